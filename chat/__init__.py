@@ -1,0 +1,1 @@
+"""Text in, text out: the command line and the terminal."""

@@ -1,0 +1,1 @@
+"""Token ids in, token ids out: scheduler, KV blocks, sampler, decoder, worker process."""

@@ -1,0 +1,1 @@
+"""Find, download, verify, read and convert model files. No torch."""
