@@ -1,0 +1,236 @@
+"""The terminal's side of the engine: starts the worker process and talks to it. No torch."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import Queue
+from typing import Any, Self
+
+from swiftchat.engine import protocol
+from swiftchat.engine.params import EngineConfig, SamplingParams
+from swiftchat.engine.protocol import EngineInfo, Event, Finished, Message, Progress
+from swiftchat.errors import DeviceError, SwiftchatError
+
+_SHUTDOWN_S = 5.0
+_LAST_WORDS_BYTES = 2000
+
+
+class Generation:
+    """One answer in the making: iterate it for its events; the last one is `Finished`.
+
+    Iterating raises the `SwiftchatError` that ended the generation, and `KeyboardInterrupt`
+    passes through without cancelling: the caller decides. After `cancel` the iteration still
+    delivers what was generated until then and ends with `Finished("interrupt", …)`.
+    """
+
+    def __init__(self, generation_id: int, events: Queue[Event | SwiftchatError],
+                 cancel: Callable[[int], None]) -> None:  # fmt: skip
+        self.id = generation_id
+        self._events = events
+        self._cancel = cancel
+        self._ended = False
+
+    def __iter__(self) -> Iterator[Event]:
+        while not self._ended:
+            event = self._events.get()
+            self._ended = isinstance(event, Finished | SwiftchatError)
+            if isinstance(event, SwiftchatError):
+                raise event
+            yield event
+
+    def cancel(self) -> None:
+        """Ask the engine to stop after the step it is in; returns at once."""
+        if not self._ended:
+            self._cancel(self.id)
+
+
+class EngineClient:
+    """A running engine worker with one model; a context manager that ends the worker.
+
+    `start` returns at once; loading goes on in the worker, and `wait_ready` waits for it.
+    When the worker dies, the generation in flight raises `DeviceError` with its signal and
+    last words, and so does every later call; the caller starts a new client.
+    """
+
+    def __init__(self, config: EngineConfig, model_path: Path) -> None:
+        self.config = config
+        self.model_path = model_path
+        self._next_id = 1
+        self._send_lock = threading.Lock()
+        self._state = threading.Condition()
+        self._info: EngineInfo | None = None
+        self._failure: SwiftchatError | None = None
+        self._progress: Progress | None = None
+        self._generations: dict[int, Queue[Event | SwiftchatError]] = {}
+        self._stats: Queue[Message | SwiftchatError] = Queue()
+        self._closing = False
+
+    def start(self) -> Self:
+        """Spawn the worker and send it the model's path."""
+        ours, theirs = socket.socketpair()
+        # Its own session: the terminal's Ctrl-C is for the chat, which sends `cancel`.
+        # Its stderr goes to a file so that a crash can be quoted and never blocks on a pipe.
+        self._stderr = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "swiftchat.engine.worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._stderr,
+            stderr=self._stderr,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._connection = Connection(ours.detach())
+        self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
+        self._reader.start()
+        with contextlib.suppress(OSError):  # already dead: the reader reports it
+            self._send({"type": "load", "path": str(self.model_path),
+                        "config": self.config.to_wire()})  # fmt: skip
+        return self
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """What was loaded, or None while loading."""
+        return self._info
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far loading is, for a status line; never blocks."""
+        return self._progress
+
+    def wait_ready(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
+        """Wait until the model is loaded; raises what went wrong in the worker."""
+        shown = None
+        while True:
+            with self._state:
+                self._state.wait_for(
+                    lambda: self._info or self._failure or self._progress is not shown, 1.0
+                )
+                shown = self._progress
+            if self._failure is not None:
+                raise self._failure
+            if self._info is not None:
+                return self._info
+            if on_progress is not None and shown is not None:
+                on_progress(shown)
+
+    def generate(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
+        """Begin one answer to the prompt's ids; may be called before the model is ready."""
+        with self._state:
+            if self._failure is not None:
+                raise self._failure
+            generation_id, self._next_id = self._next_id, self._next_id + 1
+            events: Queue[Event | SwiftchatError] = Queue()
+            self._generations[generation_id] = events
+        self._command({"type": "generate", "id": generation_id, "prompt": list(prompt),
+                       "params": params.to_wire()})  # fmt: skip
+        return Generation(generation_id, events, self._cancel)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the worker: blocks free, used and cached, tokens computed and reused."""
+        self._command({"type": "stats"})
+        answer = self._stats.get()
+        if isinstance(answer, SwiftchatError):
+            raise answer
+        return {key: value for key, value in answer.items() if key != "type"}
+
+    def close(self) -> None:
+        """End the worker: asked first, killed when it does not answer in time."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._send({"type": "shutdown"})
+        try:
+            self._process.wait(_SHUTDOWN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(_SHUTDOWN_S)
+        self._connection.close()
+        self._stderr.close()
+
+    def _cancel(self, generation_id: int) -> None:
+        with contextlib.suppress(OSError):  # a dead worker has nothing left to cancel
+            self._send({"type": "cancel", "id": generation_id})
+
+    def _command(self, message: Message) -> None:
+        try:
+            self._send(message)
+        except OSError:
+            self._reader.join(_SHUTDOWN_S)
+            raise self._failure or DeviceError("the engine process is gone") from None
+
+    def _send(self, message: Message) -> None:
+        with self._send_lock:
+            protocol.send(self._connection, message)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._dispatch(protocol.receive(self._connection))
+        except (EOFError, OSError):
+            if not self._closing:
+                self._fail(self._obituary())
+
+    def _dispatch(self, message: Message) -> None:
+        match message["type"]:
+            case "progress":
+                with self._state:
+                    self._progress = Progress(message["label"], message["done"], message["total"])
+                    self._state.notify_all()
+            case "ready":
+                with self._state:
+                    self._info = EngineInfo.from_wire(message)
+                    self._state.notify_all()
+            case "stats":
+                self._stats.put(message)
+            case "error" if message["id"] is None:
+                self._fail(protocol.error_from(message))
+            case kind:
+                ended = kind in ("finished", "error")
+                with self._state:
+                    find = self._generations.pop if ended else self._generations.__getitem__
+                    events = find(message["id"])
+                events.put(protocol.event_from(message))
+
+    def _fail(self, error: SwiftchatError) -> None:
+        """Give the error to everyone who waits, once, and to everyone who asks later."""
+        with self._state:
+            if self._failure is None:
+                self._failure = error
+            waiting, self._generations = list(self._generations.values()), {}
+            self._state.notify_all()
+        for events in waiting:
+            events.put(self._failure)
+        self._stats.put(self._failure)
+
+    def _obituary(self) -> DeviceError:
+        status = self._process.wait()
+        how = f"exit status {status}"
+        if status < 0:
+            how = f"signal {-status} ({signal.Signals(-status).name})"
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - _LAST_WORDS_BYTES))
+        words = self._stderr.read().decode(errors="replace").strip().splitlines()
+        message = f"the engine process ended: {how}"
+        return DeviceError(
+            f"{message}: {words[-1]}" if words else message,
+            "the conversation is kept; send the message again to start the engine anew",
+        )

@@ -1,0 +1,131 @@
+"""The messages between the terminal process and the engine worker. No torch, no pickle.
+
+Both directions carry msgpack maps with a `type` over a `multiprocessing` connection, which
+frames them. Down: `load generate cancel stats shutdown`. Up: `progress ready prefill tokens
+finished stats error`. A message about one generation carries its `id`.
+
+There is no message to keep, fork or drop a conversation: the worker finds by content which KV
+blocks it still has, so a prompt's ids say all (see `engine.blocks`).
+"""
+
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Self
+
+import msgpack
+
+from swiftchat.errors import SwiftchatError, error_from_wire
+
+Message = dict[str, Any]
+
+
+def send(connection: Connection, message: Message) -> None:
+    """Write one message; raises `OSError` when the other side is gone."""
+    connection.send_bytes(msgpack.packb(message))
+
+
+def receive(connection: Connection) -> Message:
+    """Read one message; raises `EOFError` or `OSError` when the other side is gone."""
+    message: Message = msgpack.unpackb(connection.recv_bytes())
+    return message
+
+
+def error_message(error: SwiftchatError, generation_id: int | None = None) -> Message:
+    return {
+        "type": "error",
+        "id": generation_id,
+        "kind": type(error).__name__,
+        "message": error.message,
+        "hint": error.hint,
+    }
+
+
+def error_from(message: Message) -> SwiftchatError:
+    return error_from_wire(message["kind"], message["message"], message["hint"])
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What the worker loaded and how: told once, when it is ready.
+
+    `load_s` counts from the `load` message to readiness, without starting Python and torch.
+    """
+
+    device: str
+    dtype: str
+    num_parameters: int
+    weights_bytes: int
+    cache_tokens: int
+    cache_bytes: int
+    ctx_size_tokens: int
+    num_threads: int
+    load_s: float
+
+    def to_wire(self) -> Message:
+        return {"type": "ready", "info": asdict(self)}
+
+    @classmethod
+    def from_wire(cls, message: Message) -> Self:
+        return cls(**message["info"])
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A long operation of the worker: `done` of `total`, in the unit the label names."""
+
+    label: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """`done` of `total` prompt tokens are in the cache."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Newly generated ids, in order, without the one that ended the generation."""
+
+    ids: list[int]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a generation ended and what it cost.
+
+    `reason` is `stop` (one of `stop_ids`), `length` (max_tokens or the context is full) or
+    `interrupt` (cancelled). `prefill_s` and `decode_s` are the engine's own time for the prompt
+    up to the first token, and for the tokens after it.
+    """
+
+    reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    prefill_s: float
+    decode_s: float
+    seed: int
+
+    def to_wire(self, generation_id: int) -> Message:
+        return {"type": "finished", "id": generation_id, "result": asdict(self)}
+
+
+Event = Prefill | Tokens | Finished
+
+
+def event_from(message: Message) -> Event | SwiftchatError:
+    """Turn a message about one generation into what `Generation` yields."""
+    match message["type"]:
+        case "prefill":
+            return Prefill(message["done"], message["total"])
+        case "tokens":
+            return Tokens(message["ids"])
+        case "finished":
+            return Finished(**message["result"])
+        case "error":
+            return error_from(message)
+    raise ValueError(f"not a message about a generation: {message['type']!r}")
