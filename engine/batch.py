@@ -1,0 +1,65 @@
+"""The rows of one forward pass, packed: tokens of prefill and decode rows side by side."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from swiftchat.engine.scheduler import Row
+
+
+@dataclass(frozen=True)
+class Span:
+    """One row's place in the batch.
+
+    Its tokens are `start : start + num_tokens` of the packed ones; they attend to all
+    `context_len` tokens in the blocks of `block_table`, of which they are the last.
+    """
+
+    start: int
+    num_tokens: int
+    context_len: int
+    block_table: list[int]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`ids`, `positions` and `slot_mapping` are int64 [num_tokens]; `logit_rows` int64 [num_logits].
+
+    Slot s is place `s % block_size` of block `s // block_size`. `logit_rows` are the packed
+    tokens whose logits are wanted, `wanted` the rows they belong to.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    logit_rows: torch.Tensor
+    spans: list[Span]
+    wanted: list[Row]
+
+    @classmethod
+    def pack(cls, rows: Seq[Row], block_size: int, device: torch.device) -> Self:
+        ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        spans: list[Span] = []
+        for row in rows:
+            sequence = row.sequence
+            first, end = sequence.num_computed, sequence.num_computed + row.num_tokens
+            table = sequence.block_table
+            spans.append(Span(len(ids), row.num_tokens, end, table))
+            ids += sequence.tokens[first:end]
+            positions += range(first, end)
+            slots += (table[p // block_size] * block_size + p % block_size
+                      for p in range(first, end))  # fmt: skip
+        ends = [(s.start + s.num_tokens - 1, row) for s, row in zip(spans, rows, strict=True)]
+        wanted = [(last, row) for last, row in ends if row.reaches_end]
+
+        def tensor(values: list[int]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        return cls(
+            tensor(ids), tensor(positions), tensor(slots),
+            tensor([last for last, _ in wanted]), spans, [row for _, row in wanted],
+        )  # fmt: skip

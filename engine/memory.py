@@ -1,0 +1,55 @@
+"""Plans what fits before anything is allocated."""
+
+from dataclasses import dataclass
+
+from swiftchat.engine.params import EngineConfig
+from swiftchat.errors import OutOfMemory, UsageError
+
+# What is left to the operating system, other programs and activations.
+_KEEP_FREE = 0.15
+_SMALLEST_CONTEXT = 256
+# The share of free memory a context nobody asked for may take.
+_UNASKED_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """The KV cache to allocate: `num_blocks` blocks, and the longest context of one sequence."""
+
+    num_blocks: int
+    ctx_size_tokens: int
+
+
+def plan_cache(config: EngineConfig, *, max_context_tokens: int, bytes_per_token: int,
+               weights_bytes: int, available_bytes: int) -> CachePlan:  # fmt: skip
+    """Choose context and cache size; the weights are still to be loaded into what is available.
+
+    Raises `UsageError` for a context longer than the model's, and `OutOfMemory`, which names
+    what is needed, what is free and the largest context that fits.
+    """
+    asked = config.ctx_size_tokens
+    if asked is not None and asked > max_context_tokens:
+        raise UsageError(
+            f"the context of {asked} tokens is longer than the model's {max_context_tokens}",
+            f"use --ctx-size {max_context_tokens} or less",
+        )
+    room_bytes = int(available_bytes * (1 - _KEEP_FREE)) - weights_bytes
+    size = config.block_size
+    fitting = max(0, room_bytes // bytes_per_token // size * size)
+    wanted = asked or max_context_tokens
+    if asked is None:
+        shared = int(fitting * _UNASKED_SHARE) // size * size
+        wanted = min(wanted, max(shared, _SMALLEST_CONTEXT))
+    blocks_wanted = -(-wanted // size)
+    if blocks_wanted * size > fitting:
+        needed_bytes = weights_bytes + blocks_wanted * size * bytes_per_token
+        raise OutOfMemory(
+            f"not enough memory: {needed_bytes / 1e9:.2f} GB needed (weights "
+            f"{weights_bytes / 1e9:.2f} GB, cache for {wanted} tokens "
+            f"{blocks_wanted * size * bytes_per_token / 1e9:.2f} GB), "
+            f"{available_bytes / 1e9:.2f} GB free",
+            f"the largest context that fits is --ctx-size {fitting}"
+            if fitting >= size else "use a smaller model",
+        )  # fmt: skip
+    tokens = config.cache_tokens or min(2 * wanted, fitting)
+    return CachePlan(max(blocks_wanted, -(-tokens // size)), wanted)

@@ -1,0 +1,136 @@
+"""The decoder's operations as torch calls: the CPU's path, and the reference for kernels.
+
+Activations are packed: one row a token. Products accumulate in fp32 whatever the dtype.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swiftchat.engine.batch import Span
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Scale each row of x [n, hidden] to root mean square 1, then by weight [hidden].
+
+    Zhang and Sennrich, 2019 (arXiv:1910.07467). The mean is taken in fp32.
+    """
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [n, in] times weight [out, in] transposed, plus bias [out]: [n, out].
+
+    One row goes through torch's matrix × vector product, which reads bf16 weights at the
+    memory's speed where its general product repacks them first.
+    """
+    if len(x) != 1:
+        return F.linear(x, weight, bias)
+    product = torch.mv(weight, x[0]) if bias is None else torch.addmv(bias, weight, x[0])
+    return product.unsqueeze(0)
+
+
+def gated_silu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up for gate_up [n, 2 * intermediate], the gate first: [n, intermediate].
+
+    SwiGLU without its products (Shazeer, 2020, arXiv:2002.05202).
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotary embedding, half-split layout, of x [n, heads, head_dim] in fp32, as x's dtype.
+
+    `angles` [n, 2, head_dim] are rows of `rope.rope_table`.
+    """
+    cos, sin = angles.unsqueeze(2).unbind(1)
+    half = x.shape[-1] // 2
+    wide = x.float()
+    swapped = torch.cat((wide[..., half:], wide[..., :half]), -1)
+    return (wide * cos).addcmul_(swapped, sin).to(x.dtype)
+
+
+def store(cache: Tensor, slots: Tensor, new: Tensor) -> None:
+    """Write new [n, kv_heads, head_dim] into the slots [n] of one layer's cache, in place."""
+    cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, new)
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """How one row reads its context; the same for every layer, so made once a forward pass.
+
+    `blocks` is None when the context lies in one stretch of the cache, beginning at slot
+    `first`: then no copy is needed. `mask` is bool [num_tokens, context_len], None when
+    everything is seen or `is_causal` says it all.
+    """
+
+    rows: slice
+    first: int
+    context_len: int
+    blocks: Tensor | None
+    mask: Tensor | None
+    is_causal: bool
+
+
+def plan_attention(spans: Sequence[Span], block_size: int, window: int | None,
+                   device: torch.device) -> list[AttentionPlan]:  # fmt: skip
+    """Plan causal attention of each span over its blocks, over the last `window` tokens if set."""
+    plans = []
+    for span in spans:
+        n, length = span.num_tokens, span.context_len
+        used = span.block_table[: -(-length // block_size)]
+        contiguous = used[-1] - used[0] == len(used) - 1 and used == sorted(used)
+        windowed = window is not None and length > window
+        mask = None
+        if windowed or (n > 1 and n != length):
+            keys = torch.arange(length, device=device)
+            queries = torch.arange(length - n, length, device=device).unsqueeze(1)
+            mask = keys <= queries
+            if window is not None:
+                mask &= keys > queries - window
+        plans.append(
+            AttentionPlan(
+                slice(span.start, span.start + n),
+                used[0] * block_size,
+                length,
+                None if contiguous else torch.tensor(used, device=device),
+                mask,
+                is_causal=mask is None and n > 1,
+            )
+        )
+    return plans
+
+
+def attention(q: Tensor, keys: Tensor, values: Tensor, plans: Sequence[AttentionPlan],
+              scale: float) -> Tensor:  # fmt: skip
+    """Grouped-query attention of q [n, heads, head_dim] over one layer's cache: same shape.
+
+    `keys` and `values` are [num_blocks, block_size, kv_heads, head_dim] and already hold the
+    rows' own tokens. Query head h reads kv head `h // (heads / kv_heads)`.
+    """
+    outputs = []
+    for plan in plans:
+        out = F.scaled_dot_product_attention(
+            q[plan.rows].transpose(0, 1).unsqueeze(0),
+            _context(keys, plan),
+            _context(values, plan),
+            attn_mask=plan.mask,
+            is_causal=plan.is_causal,
+            scale=scale,
+            enable_gqa=q.shape[1] != keys.shape[2],
+        )
+        outputs.append(out[0].transpose(0, 1))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _context(cache: Tensor, plan: AttentionPlan) -> Tensor:
+    """The context's keys or values as [1, kv_heads, context_len, head_dim]."""
+    if plan.blocks is None:
+        flat = cache.view(-1, *cache.shape[2:])[plan.first : plan.first + plan.context_len]
+    else:
+        flat = cache.index_select(0, plan.blocks).view(-1, *cache.shape[2:])[: plan.context_len]
+    return flat.transpose(0, 1).unsqueeze(0)

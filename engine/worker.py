@@ -1,0 +1,130 @@
+"""The engine's own process: `python -m swiftchat.engine.worker FD`, started by `engine.client`.
+
+FD is an inherited socket. The main thread runs the engine; a second one reads commands, so that
+a cancel is known between any two steps, and ends the process when the terminal is gone.
+"""
+
+import os
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from swiftchat.engine import protocol
+from swiftchat.engine.params import EngineConfig, SamplingParams
+from swiftchat.engine.protocol import Message, Prefill, Tokens
+from swiftchat.errors import OutOfMemory, SwiftchatError
+
+
+class Worker:
+    """Serves one engine over one connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._commands: SimpleQueue[Message] = SimpleQueue()
+
+    def run(self) -> None:
+        """Load what the first command names, then generate until told to shut down."""
+        import threading
+
+        threading.Thread(target=self._read, name="commands", daemon=True).start()
+        command = self._commands.get()
+        if command["type"] != "load":
+            raise ValueError(f"expected load, got {command['type']!r}")
+        try:
+            self._load(command)
+        except SwiftchatError as error:
+            self._send(protocol.error_message(error))
+            return
+        while self._obey():
+            self._step()
+
+    def _load(self, command: Message) -> None:
+        self._progress("starting the engine", 0, 1)
+        # Here, not at the top: importing torch takes a second that the terminal can show.
+        from swiftchat.engine.engine import Engine
+
+        path, config = Path(command["path"]), EngineConfig.from_wire(command["config"])
+        self._engine = Engine(path, config, self._progress)
+        self._send(self._engine.info.to_wire())
+
+    def _obey(self) -> bool:
+        """Carry out the commands that have come, waiting for one when idle; False: shut down."""
+        try:
+            while True:
+                command = (self._commands.get_nowait() if self._engine.has_work
+                           else self._commands.get())  # fmt: skip
+                match command["type"]:
+                    case "generate":
+                        self._generate(command)
+                    case "cancel":
+                        self._engine.cancel(command["id"])
+                    case "stats":
+                        self._send({"type": "stats", **self._engine.stats()})
+                    case "shutdown":
+                        return False
+                    case unknown:
+                        raise ValueError(f"unknown command {unknown!r}")
+        except Empty:
+            return True
+
+    def _generate(self, command: Message) -> None:
+        params = SamplingParams.from_wire(command["params"])
+        try:
+            self._engine.add(command["id"], command["prompt"], params)
+        except SwiftchatError as error:
+            self._send(protocol.error_message(error, command["id"]))
+
+    def _step(self) -> None:
+        try:
+            outcomes = self._engine.step()
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            traceback.print_exc()
+            words = str(error).strip().splitlines()
+            outcomes = self._engine.abort_all(
+                OutOfMemory(f"out of memory: {words[0] if words else error!r}",
+                            "use a smaller --ctx-size or start a new conversation")
+            )  # fmt: skip
+        for generation_id, event in outcomes:
+            match event:
+                case Tokens(ids):
+                    self._send({"type": "tokens", "id": generation_id, "ids": ids})
+                case Prefill(done, total):
+                    self._send({"type": "prefill", "id": generation_id,
+                                "done": done, "total": total})  # fmt: skip
+                case SwiftchatError():
+                    self._send(protocol.error_message(event, generation_id))
+                case finished:
+                    self._send(finished.to_wire(generation_id))
+
+    def _progress(self, label: str, done: int, total: int) -> None:
+        self._send({"type": "progress", "label": label, "done": done, "total": total})
+
+    def _send(self, message: Message) -> None:
+        protocol.send(self._connection, message)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._commands.put(protocol.receive(self._connection))
+        except (EOFError, OSError):
+            os._exit(0)  # the terminal is gone, and whoever is computing computes for nobody
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    import torch
+
+    known = (MemoryError, torch.OutOfMemoryError)
+    # torch's CPU allocator raises a plain RuntimeError.
+    return isinstance(error, known) or "DefaultCPUAllocator" in str(error)
+
+
+def main() -> None:
+    Worker(Connection(int(sys.argv[1]))).run()
+
+
+if __name__ == "__main__":
+    main()
