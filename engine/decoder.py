@@ -62,27 +62,25 @@ class Decoder:
             batch.spans, cache.block_size, self.config.sliding_window, batch.ids.device
         )
         x = weights.embed[batch.ids]
-        for index, layer in enumerate(weights.layers):
-            normed = ops.rms_norm(x, layer.attn_norm, eps)
-            x = x + self._attention(normed, layer, cache, index, batch, angles, plans)
+        for layer, kv in zip(weights.layers, cache.layers, strict=True):
+            x = self._attention(x, layer, kv, batch.slot_mapping, angles, plans)
             normed = ops.rms_norm(x, layer.mlp_norm, eps)
             inner = ops.gated_silu(ops.linear(normed, layer.gate_up, layer.gate_up_bias))
-            x = x + ops.linear(inner, layer.down, layer.down_bias)
+            x = ops.linear(inner, layer.down, layer.down_bias, residual=x)
         last = x if len(batch.logit_rows) == len(x) else x[batch.logit_rows]
         return ops.linear(ops.rms_norm(last, weights.final_norm, eps), weights.lm_head).float()
 
-    def _attention(self, x: Tensor, layer: LayerWeights, cache: KVCache, index: int, batch: Batch,
+    def _attention(self, x: Tensor, layer: LayerWeights, kv: Tensor, slots: Tensor,
                    angles: Tensor, plans: Sequence[ops.AttentionPlan]) -> Tensor:  # fmt: skip
-        config, n = self.config, len(x)
+        """Norm, attention over this layer's cache `kv`, out-projection and residual."""
+        config = self.config
         heads, kv_heads = config.num_heads, config.num_kv_heads
-        keys, values = cache.keys[index], cache.values[index]
-        qkv = ops.linear(x, layer.qkv, layer.qkv_bias).view(n, heads + 2 * kv_heads, -1)
-        qk, v = qkv.split((heads + kv_heads, kv_heads), 1)
-        q, k = ops.rotate(qk, angles).split((heads, kv_heads), 1)
-        ops.store(keys, batch.slot_mapping, k)
-        ops.store(values, batch.slot_mapping, v)
-        out = ops.attention(q, keys, values, plans, config.head_dim**-0.5)
-        return ops.linear(out.reshape(n, -1), layer.o, layer.o_bias)
+        normed = ops.rms_norm(x, layer.attn_norm, config.norm_eps)
+        qkv = ops.linear(normed, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+        ops.rotate_(qkv[:, : heads + kv_heads], angles)
+        ops.store(kv, slots, qkv[:, heads:])
+        out = ops.attention(qkv[:, :heads], kv, plans, config.head_dim**-0.5)
+        return ops.linear(out.reshape(len(x), -1), layer.o, layer.o_bias, residual=x)
 
 
 def resident_bytes(weights: DecoderWeights) -> int:

@@ -1,0 +1,164 @@
+"""Byte-pair encoding of one word, exactly as merging by rank would do it, in linear time."""
+
+import re
+from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
+
+from swiftchat.tokenizer.trie import Trie
+
+__all__ = ["BytePairEncoding"]
+
+_MOST_PAIRS_REMEMBERED = 1 << 20
+_SHORT = 24
+
+
+class BytePairEncoding:
+    """Splits a word, a string of symbols, into the tokens that merging by rank ends with.
+
+    Merging (join the adjacent pair of lowest rank, the leftmost of equals, until none is left)
+    has two properties. Any run of neighbours in its result is what merging that run alone
+    gives; and tokens of which all neighbours are `compatible` (merging the two as one text
+    gives back the two) are the result of merging the whole. So the result is the one sequence
+    of compatible tokens that spells the word, and is found without merging the word: take the
+    longest token that begins here and is compatible with the one before, else a shorter one,
+    else go back. The tokens up to a place are determined by the text up to there; a place that
+    led nowhere once is therefore dead for good, and every place is visited at most once.
+
+    The idea of compatible pairs with backtracking is that of the Rust crate `bpe` (rust-gems).
+    """
+
+    def __init__(
+        self,
+        vocab: Mapping[str, int],
+        ranks: Mapping[tuple[str, str], int],
+        *,
+        unknown: str | None = None,
+        fuse_unknown: bool = False,
+        ignore_merges: bool = False,
+    ) -> None:
+        """Build from token → id and pair → rank.
+
+        Both parts and the whole of every pair must be in `vocab`. A symbol that is not in
+        `vocab` becomes `unknown` (a run of them one, with `fuse_unknown`) or, where there is
+        none, vanishes. With `ignore_merges` a word that is a token stays whole even where
+        merging would not have reached it.
+        """
+        self._vocab = vocab
+        self._ranks = ranks
+        self._ignore_merges = ignore_merges
+        self._trie = Trie(vocab)
+        symbols = "".join(token for token in vocab if len(token) == 1)
+        # An empty class is no valid pattern; without any symbol all text is unknown.
+        outside = f"[^{re.escape(symbols)}]" if symbols else r"[\s\S]"
+        self._unknown_symbols = re.compile(outside + ("+" if fuse_unknown else ""))
+        self._unknown_id = None if unknown is None else vocab[unknown]
+        self._fits: dict[tuple[str, str], bool] = {}
+
+    def encode(self, word: str) -> list[int]:
+        """Return the ids of `word`."""
+        whole = self._vocab.get(word)
+        if whole is not None and (self._ignore_merges or self._is_compatible("", word)):
+            return [whole]
+        if self._unknown_symbols.search(word) is None:
+            return self._encode_known(word)
+        if self._unknown_id is None:
+            return self._encode_known(self._unknown_symbols.sub("", word))
+        return self._encode_around_unknown(word, self._unknown_id)
+
+    def _encode_around_unknown(self, word: str, unknown_id: int) -> list[int]:
+        ids: list[int] = []
+        start = 0
+        for match in self._unknown_symbols.finditer(word):
+            ids += self._encode_known(word[start : match.start()])
+            ids.append(unknown_id)
+            start = match.end()
+        return ids + self._encode_known(word[start:])
+
+    def _encode_known(self, word: str) -> list[int]:
+        vocab = self._vocab
+        return [vocab[token] for token in self._split(word)]
+
+    def _split(self, word: str) -> list[str]:
+        tokens: list[str] = []
+        shorter: list[list[str]] = []  # for each of `tokens`, the candidates not yet tried
+        dead = bytearray(len(word) + 1)
+        start, previous = 0, ""
+        candidates = self._trie.prefixes(word, 0)
+        while start < len(word):
+            while candidates:
+                token = candidates.pop()
+                end = start + len(token)
+                if not dead[end] and self._is_compatible(previous, token):
+                    tokens.append(token)
+                    shorter.append(candidates)
+                    start, previous = end, token
+                    candidates = self._trie.prefixes(word, end)
+                    break
+            else:
+                dead[start] = 1
+                start -= len(tokens.pop())
+                candidates = shorter.pop()
+                previous = tokens[-1] if tokens else ""
+        return tokens
+
+    def _is_compatible(self, left: str, right: str) -> bool:
+        """Whether merging `left + right` gives `left, right`; or `right`, if `left` is empty."""
+        pair = (left, right)
+        answer = self._fits.get(pair)
+        if answer is None:
+            expected = [left, right] if left else [right]
+            if len(self._fits) >= _MOST_PAIRS_REMEMBERED:
+                self._fits.clear()
+            self._fits[pair] = answer = merge(list(left + right), self._ranks) == expected
+        return answer
+
+
+def merge(symbols: list[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:
+    """Join the neighbours of lowest rank, the leftmost of equals, until none has a rank."""
+    if len(symbols) > _SHORT:
+        return _merge_long(symbols, ranks)
+    while len(symbols) > 1:
+        best, at = None, 0
+        left = symbols[0]
+        for index in range(1, len(symbols)):
+            right = symbols[index]
+            rank = ranks.get((left, right))
+            if rank is not None and (best is None or rank < best):
+                best, at = rank, index
+            left = right
+        if best is None:
+            break
+        symbols[at - 1 : at + 1] = [symbols[at - 1] + symbols[at]]
+    return symbols
+
+
+def _merge_long(symbols: list[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:
+    """`merge` with a heap, n log n; a joined symbol stays in the place of its left part."""
+    after = list(range(1, len(symbols) + 1))
+    before = list(range(-1, len(symbols) - 1))
+    heap: list[tuple[int, int, str, str]] = []
+
+    def offer(at: int) -> None:
+        if at < 0 or after[at] >= len(symbols):
+            return
+        left, right = symbols[at], symbols[after[at]]
+        rank = ranks.get((left, right))
+        if rank is not None:
+            heappush(heap, (rank, at, left, right))
+
+    for index in range(len(symbols)):
+        offer(index)
+    heapify(heap)
+    while heap:
+        _, at, left, right = heappop(heap)
+        gone = after[at]
+        # An entry is out of date once either side has grown or vanished.
+        if gone >= len(symbols) or symbols[at] != left or symbols[gone] != right:
+            continue
+        symbols[at], symbols[gone] = left + right, ""
+        after[at] = after[gone]
+        if after[at] < len(symbols):
+            before[after[at]] = at
+        offer(before[at])
+        offer(at)
+    return [symbol for symbol in symbols if symbol]

@@ -1,0 +1,31 @@
+"""Bytes written as printable characters, the alphabet of byte-level vocabularies (GPT-2)."""
+
+__all__ = ["to_bytes", "to_symbols"]
+
+
+def _alphabet() -> list[str]:
+    """The character of each byte: itself if printable in Latin-1, else the next from U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+_SYMBOLS = dict(enumerate(_alphabet()))
+_BYTES = {ord(symbol): byte for byte, symbol in _SYMBOLS.items()}
+
+
+def to_symbols(text: str) -> str:
+    """Return one symbol for each byte of `text` in UTF-8."""
+    return text.encode().decode("latin-1").translate(_SYMBOLS)
+
+
+def to_bytes(token: str) -> bytes:
+    """Return the bytes that `token` stands for.
+
+    A token with any character outside the alphabet, as added tokens may have, stands for
+    itself in UTF-8.
+    """
+    try:
+        return bytes(map(_BYTES.__getitem__, map(ord, token)))
+    except KeyError:
+        return token.encode()

@@ -1,0 +1,114 @@
+"""Cutting text into the words that are encoded one by one."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import regex
+
+from swiftchat.errors import BadModelFile
+
+__all__ = ["GPT2_PATTERN", "PrefixSpace", "Split", "Step", "cut"]
+
+GPT2_PATTERN = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+)
+BEHAVIORS = ("Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext")
+
+# A pattern that needs longer than this is one that backtracks without end.
+_SECONDS = 1.0
+_SECONDS_PER_CHARACTER = 2e-6
+
+
+@dataclass(frozen=True)
+class Split:
+    """Cut at the matches of a pattern; `behavior` says what becomes of a match.
+
+    `Isolated`: a word of its own. `Removed`: dropped. `Contiguous`: one word with the matches
+    next to it. `MergedWithPrevious`, `MergedWithNext`: part of that neighbour. With `invert`
+    match and no match change roles.
+    """
+
+    pattern: Any  # a compiled pattern of `regex`, which has no types
+    behavior: str = "Isolated"
+    invert: bool = False
+
+    def __call__(self, text: str) -> Iterable[str]:
+        if self.behavior == "Isolated" and not self.pattern.groups:
+            # Where the matches cover the text, as those of most models do, they are the words.
+            words: list[str] = self.pattern.findall(text, timeout=_time_limit(text))
+            if sum(map(len, words)) == len(text):
+                return filter(None, words)
+        return filter(None, self._words(list(self._ranges(text)), text))
+
+    def _ranges(self, text: str) -> Iterator[tuple[bool, int, int]]:
+        """Whether it is a match, its start and its end, for each part of `text` in order."""
+        start = 0
+        for match in self.pattern.finditer(text, timeout=_time_limit(text)):
+            if start < match.start():
+                yield self.invert, start, match.start()
+            yield not self.invert, match.start(), match.end()
+            start = match.end()
+        if start < len(text):
+            yield self.invert, start, len(text)
+
+    def _words(self, ranges: list[tuple[bool, int, int]], text: str) -> list[str]:
+        if self.behavior == "Isolated":
+            return [text[start:end] for _, start, end in ranges]
+        if self.behavior == "Removed":
+            return [text[start:end] for is_match, start, end in ranges if not is_match]
+        if self.behavior == "MergedWithNext":
+            mirrored = _join(reversed(ranges), contiguous=False)
+            return [text[start:end] for start, end in reversed(mirrored)]
+        joined = _join(ranges, contiguous=self.behavior == "Contiguous")
+        return [text[start:end] for start, end in joined]
+
+
+@dataclass(frozen=True)
+class PrefixSpace:
+    """Put a space before text that does not begin with one."""
+
+    def __call__(self, text: str) -> Iterable[str]:
+        return (text if text.startswith(" ") else " " + text,)
+
+
+Step = Split | PrefixSpace
+
+
+def cut(text: str, steps: Iterable[Step]) -> Iterable[str]:
+    """Return the words of `text`: each step cuts what the one before it left.
+
+    Raises `BadModelFile` when a pattern takes unreasonably long.
+    """
+    words: Iterable[str] = (text,)
+    try:
+        for number, step in enumerate(steps):
+            words = step(text) if number == 0 else [part for word in words for part in step(word)]
+    except TimeoutError:
+        raise BadModelFile(
+            "tokenizer.json: a pattern of pre_tokenizer takes without end on this text"
+        ) from None
+    return words
+
+
+def _join(
+    ranges: Iterable[tuple[bool, int, int]], *, contiguous: bool
+) -> list[tuple[int, int]]:
+    """Join each match to the part before it, unless that is a match too.
+
+    With `contiguous` join those that are alike instead.
+    """
+    joined: list[tuple[int, int]] = []
+    before: bool | None = None
+    for is_match, start, end in ranges:
+        joins = is_match == before if contiguous else is_match and before is False
+        if joins and joined:
+            joined[-1] = min(start, joined[-1][0]), max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+        before = is_match
+    return joined
+
+
+def _time_limit(text: str) -> float:
+    return _SECONDS + _SECONDS_PER_CHARACTER * len(text)

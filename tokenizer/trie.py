@@ -1,0 +1,71 @@
+"""The vocabulary as a trie: which tokens begin at a place of a text."""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+__all__ = ["Trie"]
+
+
+class _Node:
+    """The tokens `low : high` of the sorted vocabulary, which share their first `depth` symbols.
+
+    `token` is the one that ends here; `children` is None until a walk first passes.
+    """
+
+    __slots__ = ("children", "depth", "high", "low", "token")
+
+    def __init__(self, low: int, high: int, depth: int) -> None:
+        self.low, self.high, self.depth = low, high, depth
+        self.token: str | None = None
+        self.children: dict[str, _Node] | None = None
+
+
+class Trie:
+    """Tokens written as strings of symbols; for byte-level vocabularies one symbol is one byte.
+
+    A node is made when a walk first reaches it, by bisection of the sorted vocabulary. So
+    building costs one sort, and memory grows with the part of the vocabulary that texts use.
+    """
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._tokens = sorted(tokens)
+        self._root = _Node(0, len(self._tokens), 0)
+
+    def prefixes(self, text: str, start: int) -> list[str]:
+        """Return the tokens with which `text[start:]` begins, shortest first."""
+        found: list[str] = []
+        node: _Node | None = self._root
+        for index in range(start, len(text)):
+            assert node is not None
+            children = node.children
+            if children is None:
+                children = self._grow(node)
+            node = children.get(text[index])
+            if node is None:
+                break
+            if node.token is not None:
+                found.append(node.token)
+        return found
+
+    def _grow(self, node: _Node) -> dict[str, _Node]:
+        tokens, depth = self._tokens, node.depth
+        node.children = children = {}
+        low = node.low
+        while low < node.high:
+            if len(tokens[low]) == depth:  # the token that ends at `node` itself
+                low += 1
+                continue
+            symbol = tokens[low][depth]
+            high = self._end(tokens[low][: depth + 1], low, node.high)
+            children[symbol] = child = _Node(low, high, depth + 1)
+            if len(tokens[low]) == depth + 1:
+                child.token = tokens[low]
+            low = high
+        return children
+
+    def _end(self, prefix: str, low: int, high: int) -> int:
+        """The first index after `low` whose token does not begin with `prefix`."""
+        last = ord(prefix[-1])
+        if last == 0x10FFFF:
+            return high
+        return bisect_left(self._tokens, prefix[:-1] + chr(last + 1), low, high)

@@ -1,0 +1,189 @@
+"""The tensors of a model directory: found, checked against lies, mapped and read."""
+
+import difflib
+import json
+import mmap
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from swiftchat.errors import BadModelFile, FileSystemError
+from swiftchat.weights.config import ModelConfig
+from swiftchat.weights.families import expected_tensors, tensor_name
+from swiftchat.weights.safetensors_file import TensorInfo, read_header, refuse_strangers
+
+__all__ = ["Checkpoint", "TensorInfo"]
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+# bfloat16 and the 8-bit floats have no numpy type; they come as the integers of their bits.
+_NUMPY: Mapping[str, str] = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "F8_E5M2": "u1",
+    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
+}  # fmt: skip
+_FLOATS = ("BF16", "F16", "F32")
+_MAX_INDEX_BYTES = 16 * 1024 * 1024
+_PICKLES = (".bin", ".pth", ".pt", ".ckpt")
+
+
+class Checkpoint:
+    """A directory's safetensors, one file or many, as one table of tensors.
+
+    Only headers are read by `open`; `map` and `read` touch the data. `unused` lists the tensors
+    that `check` found beyond the model's own.
+    """
+
+    def __init__(self, path: Path, tensors: Mapping[str, TensorInfo]) -> None:
+        self.path = path
+        self.tensors = MappingProxyType(dict(tensors))
+        self.unused: list[str] = []
+        self._maps: dict[Path, mmap.mmap] = {}
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read the headers below the directory `path`.
+
+        `BadModelFile` names the file (and tensor) that is missing, damaged, outside the
+        directory or contradicts the index.
+        """
+        directory = Path(path).resolve()
+        try:
+            return cls(path, _all_tensors(directory))
+        except OSError as error:
+            raise FileSystemError(f"cannot read {path}: {error.strerror or error}") from error
+
+    def map(self, file: Path) -> mmap.mmap:
+        """The whole `file` as memory, private to this process and writable without harm.
+
+        Mapped once and kept until the checkpoint and every array over the mapping are gone.
+        """
+        if file not in self._maps:
+            try:
+                with file.open("rb") as opened:
+                    self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+            except OSError as error:
+                raise FileSystemError(f"cannot map {file}: {error.strerror}") from error
+        return self._maps[file]
+
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """A view of one tensor in its own dtype (BF16 as uint16); an unknown name: KeyError."""
+        info = self.tensors[name]
+        dtype = np.dtype(_NUMPY[info.dtype])
+        if not info.nbytes:
+            return np.empty(info.shape, dtype)
+        count = info.nbytes // dtype.itemsize
+        flat = np.frombuffer(self.map(info.file), dtype, count, info.offset)
+        return flat.reshape(info.shape)
+
+    def check(self, config: ModelConfig) -> None:
+        """Every tensor of `config` must be here, in its shape and a float dtype.
+
+        Raises `BadModelFile` naming the tensor, what was expected and what was found. A tied
+        `lm_head` may be absent. What is left over is listed in `unused`.
+        """
+        expected = expected_tensors(config)
+        allowed = dict(expected)
+        if config.tied_embeddings:
+            allowed[tensor_name(config, "lm_head")] = expected[tensor_name(config, "embed")]
+        for name, shape in allowed.items():
+            info = self.tensors.get(name)
+            if info is not None:
+                self._check_one(info, shape)
+            elif name in expected:
+                raise self._missing(name, shape)
+        self.unused = [name for name in self.tensors if name not in allowed]
+
+    def _check_one(self, info: TensorInfo, shape: tuple[int, ...]) -> None:
+        if info.shape != shape:
+            raise BadModelFile(
+                f"{info.file}: tensor {info.name}: expected {list(shape)}, found {list(info.shape)}"
+            )
+        if info.dtype not in _FLOATS:
+            raise BadModelFile(
+                f"{info.file}: tensor {info.name}: expected one of {', '.join(_FLOATS)}, "
+                f"found {info.dtype}"
+            )
+
+    def _missing(self, name: str, shape: tuple[int, ...]) -> BadModelFile:
+        near = difflib.get_close_matches(name, self.tensors, n=1)
+        found = f"found at most {near[0]}" if near else f"found {len(self.tensors)} other tensors"
+        return BadModelFile(f"{self.path}: no tensor {name}: expected {list(shape)}, {found}")
+
+
+def _all_tensors(directory: Path) -> dict[str, TensorInfo]:
+    if not directory.is_dir():
+        raise BadModelFile(f"{directory} is not a model directory")
+    if (directory / SINGLE).exists():
+        return read_header(_inside(directory, SINGLE))[0]
+    if (directory / INDEX).exists():
+        return _sharded(directory)
+    if any(file.suffix in _PICKLES for file in directory.iterdir()):
+        raise BadModelFile(
+            f"{directory} holds only pickled weights, which can run code when opened",
+            "use a safetensors or GGUF version of the model",
+        )
+    raise BadModelFile(f"{directory} holds neither {SINGLE} nor {INDEX}")
+
+
+def _sharded(directory: Path) -> dict[str, TensorInfo]:
+    weight_map = _weight_map(_inside(directory, INDEX))
+    tensors: dict[str, TensorInfo] = {}
+    for shard in sorted(set(weight_map.values())):
+        for name, info in read_header(_inside(directory, shard))[0].items():
+            if name in tensors:
+                raise BadModelFile(
+                    f"tensor {name} is in both {tensors[name].file.name} and {shard}"
+                )
+            tensors[name] = info
+    for name, shard in weight_map.items():
+        found = tensors[name].file.name if name in tensors else "no shard"
+        if name not in tensors or tensors[name].file != _inside(directory, shard):
+            raise BadModelFile(
+                f"{directory / INDEX}: tensor {name}: expected in {shard}, found in {found}"
+            )
+    return tensors
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    if index.stat().st_size > _MAX_INDEX_BYTES:
+        raise BadModelFile(f"{index}: larger than {_MAX_INDEX_BYTES} bytes")
+    text = index.read_bytes()
+    refuse_strangers(index, text[:512])
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadModelFile(f"{index}: not JSON") from error
+    weight_map = parsed.get("weight_map") if isinstance(parsed, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise BadModelFile(f"{index}: no weight_map")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not _is_plain_name(shard):
+            raise BadModelFile(f"{index}: tensor {name}: {str(shard)[:80]!r} is no shard name")
+    return weight_map
+
+
+def _is_plain_name(shard: str) -> bool:
+    if any(character in shard for character in "/\\:\0"):
+        return False
+    return shard.endswith(".safetensors") and not shard.startswith(".")
+
+
+def _inside(directory: Path, name: str) -> Path:
+    """The file's path, refused when a symbolic link leads out of the model's own folders."""
+    path = directory / name
+    real = Path(os.path.realpath(path))
+    # The hub's cache keeps its files in `blobs` beside `snapshots` and links to them.
+    in_hub_cache = directory.parent.name == "snapshots"
+    blobs = directory.parent.parent / "blobs"
+    if not real.is_relative_to(directory) and not (in_hub_cache and real.is_relative_to(blobs)):
+        raise BadModelFile(f"{path} is a link to a place outside the model's directory")
+    if not real.is_file():
+        raise BadModelFile(f"{path} is missing")
+    return path

@@ -1,0 +1,211 @@
+"""Quantised GGUF blocks to float32, exactly as their formats define it.
+
+Layouts are those of the block structures in ggml (`ggml-common.h`): a row is a sequence of
+blocks, a block one or two half-precision factors and packed small integers. Every function
+takes blocks as a uint8 array (blocks, block bytes) and returns float32 (blocks, elements).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["BLOCK_TYPES", "BlockType", "dequantize"]
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+# Masks and shifts as uint8, so that packed bytes stay bytes.
+_ONE, _TWO, _THREE, _FOUR, _SIX = (np.uint8(number) for number in (1, 2, 3, 4, 6))
+_LOW_4_BITS, _LOW_6_BITS = np.uint8(15), np.uint8(63)
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """`block_elements` numbers take `block_bytes` bytes and are decoded by `to_float32`."""
+
+    block_elements: int
+    block_bytes: int
+    to_float32: Callable[[Bytes], Floats]
+
+
+def dequantize(data: Bytes, type_name: str) -> Floats:
+    """Decode uint8 data (rows, row bytes) of whole blocks to float32 (rows, elements)."""
+    kind = BLOCK_TYPES[type_name]
+    blocks = data.reshape(-1, kind.block_bytes)
+    # A factor of a damaged file may be infinite or NaN; the caller checks what comes out.
+    with np.errstate(invalid="ignore", over="ignore"):
+        return kind.to_float32(blocks).reshape(data.shape[0], -1)
+
+
+def _view(blocks: Bytes, start: int, stop: int, dtype: str) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(blocks[:, start:stop]).view(dtype)
+
+
+def _half(blocks: Bytes, start: int) -> Floats:
+    """The half-precision factor at byte `start` of each block, as (blocks, 1) float32."""
+    return _view(blocks, start, start + 2, "<f2").astype(np.float32)
+
+
+def _nibbles(packed: Bytes, run: int) -> Bytes:
+    """4-bit numbers: of each `run` bytes first all low halves, then all high halves."""
+    runs = packed.reshape(len(packed), -1, 1, run)
+    shifts = np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)
+    return ((runs >> shifts) & _LOW_4_BITS).reshape(len(packed), -1)
+
+
+def _pairs(packed: Bytes) -> Bytes:
+    """2-bit numbers: of each 32 bytes first all lowest pairs of bits, then the next ones."""
+    runs = packed.reshape(len(packed), -1, 1, 32)
+    shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
+    return ((runs >> shifts) & _THREE).reshape(len(packed), -1)
+
+
+def _bit_planes(packed: Bytes) -> Bytes:
+    """Single bits of 32 bytes: all lowest bits first, (blocks, 256)."""
+    shifts = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
+    return ((packed.reshape(len(packed), 1, 32) >> shifts) & _ONE).reshape(len(packed), -1)
+
+
+def _f32(blocks: Bytes) -> Floats:
+    return _view(blocks, 0, 4, "<f4")
+
+
+def _f16(blocks: Bytes) -> Floats:
+    return _half(blocks, 0)
+
+
+def _bf16(blocks: Bytes) -> Floats:
+    return (_view(blocks, 0, 2, "<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def _q8_0(blocks: Bytes) -> Floats:
+    """half d, int8 q[32]: d·q."""
+    numbers = blocks[:, 2:].view(np.int8).astype(np.float32)
+    numbers *= _half(blocks, 0)
+    return numbers
+
+
+def _q4_0(blocks: Bytes) -> Floats:
+    """half d, 4-bit q[32]: d·(q − 8)."""
+    numbers = _nibbles(blocks[:, 2:], 16).astype(np.float32)
+    numbers -= 8
+    numbers *= _half(blocks, 0)
+    return numbers
+
+
+def _q4_1(blocks: Bytes) -> Floats:
+    """half d, half m, 4-bit q[32]: d·q + m."""
+    numbers = _nibbles(blocks[:, 4:], 16).astype(np.float32)
+    numbers *= _half(blocks, 0)
+    numbers += _half(blocks, 2)
+    return numbers
+
+
+def _fifth_bits(blocks: Bytes, start: int) -> Bytes:
+    """The 32 bits at byte `start`, lowest first, each worth 16."""
+    return np.unpackbits(blocks[:, start : start + 4], axis=1, bitorder="little") << _FOUR
+
+
+def _q5_0(blocks: Bytes) -> Floats:
+    """half d, fifth bits[32], 4-bit q[32]: d·(q − 16)."""
+    numbers = (_nibbles(blocks[:, 6:], 16) | _fifth_bits(blocks, 2)).astype(np.float32)
+    numbers -= 16
+    numbers *= _half(blocks, 0)
+    return numbers
+
+
+def _q5_1(blocks: Bytes) -> Floats:
+    """half d, half m, fifth bits[32], 4-bit q[32]: d·q + m."""
+    numbers = (_nibbles(blocks[:, 8:], 16) | _fifth_bits(blocks, 4)).astype(np.float32)
+    numbers *= _half(blocks, 0)
+    numbers += _half(blocks, 2)
+    return numbers
+
+
+def _scaled(numbers: Bytes | npt.NDArray[np.int8], scales: Floats) -> Floats:
+    """Numbers (blocks, 256) times one factor per sub-block, as (blocks, sub-blocks, size)."""
+    blocks, parts = scales.shape
+    result = numbers.reshape(blocks, parts, -1).astype(np.float32)
+    result *= scales[:, :, None]
+    return result
+
+
+def _q2_k(blocks: Bytes) -> Floats:
+    """4+4-bit scale and minimum[16], 2-bit q[256], half d, half dmin: d·scale·q − dmin·min."""
+    packed = blocks[:, :16]
+    scales = _half(blocks, 80) * (packed & _LOW_4_BITS).astype(np.float32)
+    minima = _half(blocks, 82) * (packed >> _FOUR).astype(np.float32)
+    numbers = _scaled(_pairs(blocks[:, 16:80]), scales)
+    numbers -= minima[:, :, None]
+    return numbers.reshape(len(blocks), 256)
+
+
+def _q3_k(blocks: Bytes) -> Floats:
+    """High bit[256], 2-bit q[256], 6-bit scale[16], half d: d·(scale − 32)·(q − 4)."""
+    low = _nibbles(blocks[:, 96:104], 8)
+    shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 4, 1)
+    high = ((blocks[:, 104:108].reshape(-1, 1, 4) >> shifts) & _THREE).reshape(-1, 16)
+    six_bits = (low | (high << _FOUR)).astype(np.int8) - np.int8(32)
+    scales = _half(blocks, 108) * six_bits.astype(np.float32)
+    numbers = (_pairs(blocks[:, 32:96]) | (_bit_planes(blocks[:, :32]) << _TWO)).view(np.int8)
+    return _scaled(numbers - np.int8(4), scales).reshape(len(blocks), 256)
+
+
+def _scales_and_minima(packed: Bytes) -> tuple[Bytes, Bytes]:
+    """Eight 6-bit scales and eight 6-bit minima out of the 12 bytes of Q4_K and Q5_K."""
+    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:12]
+    scales = np.concatenate(
+        [first & _LOW_6_BITS, (third & _LOW_4_BITS) | ((first >> _SIX) << _FOUR)], axis=1
+    )
+    minima = np.concatenate(
+        [second & _LOW_6_BITS, (third >> _FOUR) | ((second >> _SIX) << _FOUR)], axis=1
+    )
+    return scales, minima
+
+
+def _k_with_minima(blocks: Bytes, numbers: Bytes) -> Floats:
+    scales, minima = _scales_and_minima(blocks[:, 4:16])
+    result = _scaled(numbers, _half(blocks, 0) * scales.astype(np.float32))
+    result -= (_half(blocks, 2) * minima.astype(np.float32))[:, :, None]
+    return result.reshape(len(blocks), 256)
+
+
+def _q4_k(blocks: Bytes) -> Floats:
+    """half d, half dmin, 6-bit scale and minimum[8], 4-bit q[256]: d·scale·q − dmin·min."""
+    return _k_with_minima(blocks, _nibbles(blocks[:, 16:], 32))
+
+
+def _q5_k(blocks: Bytes) -> Floats:
+    """As Q4_K, with the fifth bits[256] before the 4-bit numbers."""
+    fifth = _bit_planes(blocks[:, 16:48]) << _FOUR
+    return _k_with_minima(blocks, _nibbles(blocks[:, 48:], 32) | fifth)
+
+
+def _q6_k(blocks: Bytes) -> Floats:
+    """4-bit q[256], upper 2 bits[256], int8 scale[16], half d: d·scale·(q − 32)."""
+    numbers = _nibbles(blocks[:, :128], 64) | (_pairs(blocks[:, 128:192]) << _FOUR)
+    scales = _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
+    return _scaled(numbers.view(np.int8) - np.int8(32), scales).reshape(len(blocks), 256)
+
+
+BLOCK_TYPES: Mapping[str, BlockType] = MappingProxyType(
+    {
+        "F32": BlockType(1, 4, _f32),
+        "F16": BlockType(1, 2, _f16),
+        "BF16": BlockType(1, 2, _bf16),
+        "Q8_0": BlockType(32, 34, _q8_0),
+        "Q4_0": BlockType(32, 18, _q4_0),
+        "Q4_1": BlockType(32, 20, _q4_1),
+        "Q5_0": BlockType(32, 22, _q5_0),
+        "Q5_1": BlockType(32, 24, _q5_1),
+        "Q2_K": BlockType(256, 84, _q2_k),
+        "Q3_K": BlockType(256, 110, _q3_k),
+        "Q4_K": BlockType(256, 144, _q4_k),
+        "Q5_K": BlockType(256, 176, _q5_k),
+        "Q6_K": BlockType(256, 210, _q6_k),
+    }
+)

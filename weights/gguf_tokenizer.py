@@ -1,0 +1,197 @@
+"""The tokenizer inside a GGUF file as a Hugging Face `tokenizer.json`."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from swiftchat.errors import BadModelFile
+
+__all__ = ["token_at", "tokenizer_json"]
+
+# Kinds of tokens in `tokenizer.ggml.token_type`.
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+
+_LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2_PATTERN = _LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def _byte_level(*, use_regex: bool) -> dict[str, Any]:
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": use_regex,
+    }
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    return _sequence(split, _byte_level(use_regex=False))
+
+
+def _sequence(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", "pretokenizers": list(steps)}
+
+
+_GPT2 = _byte_level(use_regex=True)
+_SMOLLM = _sequence({"type": "Digits", "individual_digits": True}, _GPT2)
+
+# What `tokenizer.ggml.pre` stands for. Files older than that key have the pattern of GPT-2.
+_PRE_TOKENIZERS: Mapping[str, dict[str, Any]] = MappingProxyType(
+    {
+        "default": _GPT2,
+        "gpt-2": _GPT2,
+        "llama-bpe": _split(_LLAMA3_PATTERN),
+        "llama3": _split(_LLAMA3_PATTERN),
+        "qwen2": _split(_QWEN2_PATTERN),
+        "smollm": _SMOLLM,
+    }
+)
+_WHOLE_WORDS_FIRST = ("llama-bpe", "llama3")
+_BOS_BY_DEFAULT = ("llama-bpe", "llama3")
+
+
+def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Build the `tokenizer.json` of a byte-level BPE vocabulary.
+
+    Raises `BadModelFile` when the vocabulary is of another kind, its pre-tokenizer is unknown,
+    or tokens and merges contradict each other. Placeholders for ids without a token (kind 5)
+    are left out, as they are in the original.
+    """
+    model = metadata.get("tokenizer.ggml.model")
+    if model != "gpt2":
+        raise BadModelFile(
+            f"the GGUF vocabulary is of the kind {str(model)[:40]!r}, which is not supported yet",
+            "supported: gpt2 (byte-level BPE)",
+        )
+    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
+    if pre not in _PRE_TOKENIZERS:
+        raise BadModelFile(
+            f"unknown GGUF pre-tokenizer {pre[:40]!r}",
+            f"known: {', '.join(sorted(_PRE_TOKENIZERS))}",
+        )
+    tokens, kinds = _tokens(metadata)
+    vocab = _vocab(tokens, kinds)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added_tokens(tokens, kinds),
+        "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
+        "pre_tokenizer": _PRE_TOKENIZERS[pre],
+        "post_processor": _post_processor(metadata, pre, tokens),
+        "decoder": _byte_level(use_regex=True),
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": pre in _WHOLE_WORDS_FIRST,
+            "vocab": vocab,
+            "merges": _merges(metadata, vocab),
+        },
+    }
+
+
+def token_at(metadata: Mapping[str, Any], key: str) -> str | None:
+    """The token that the metadata `key` gives by its id, or None where the key is absent."""
+    token_id = metadata.get(key)
+    if token_id is None:
+        return None
+    tokens = _strings(metadata, "tokenizer.ggml.tokens")
+    if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
+        raise BadModelFile(f"{key} is {str(token_id)[:40]}, of {len(tokens)} tokens")
+    return tokens[token_id]
+
+
+def adds_bos(metadata: Mapping[str, Any]) -> bool:
+    """Whether plain text is encoded with a leading BOS token."""
+    default = metadata.get("tokenizer.ggml.pre") in _BOS_BY_DEFAULT
+    return bool(metadata.get("tokenizer.ggml.add_bos_token", default))
+
+
+def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
+    value = metadata.get(key)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise BadModelFile(f"{key} is missing or no list of strings")
+    return value
+
+
+def _tokens(metadata: Mapping[str, Any]) -> tuple[list[str], list[Any]]:
+    tokens = _strings(metadata, "tokenizer.ggml.tokens")
+    kinds = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+        raise BadModelFile("tokenizer.ggml.token_type does not match tokenizer.ggml.tokens")
+    return tokens, kinds
+
+
+def _vocab(tokens: list[str], kinds: list[Any]) -> dict[str, int]:
+    vocab: dict[str, int] = {}
+    for token_id, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+        if kind == _UNUSED:
+            continue
+        if token in vocab:
+            raise BadModelFile(f"tokens {vocab[token]} and {token_id} are both {token[:40]!r}")
+        vocab[token] = token_id
+    if not vocab:
+        raise BadModelFile("tokenizer.ggml.tokens is empty")
+    return vocab
+
+
+def _added_tokens(tokens: list[str], kinds: list[Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": token_id,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kind != _USER_DEFINED,
+        }
+        for token_id, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token
+    ]
+
+
+def _merges(metadata: Mapping[str, Any], vocab: Mapping[str, int]) -> list[list[str]]:
+    merges = []
+    for number, text in enumerate(_strings(metadata, "tokenizer.ggml.merges")):
+        left, space, right = text.partition(" ")
+        if not space or left not in vocab or right not in vocab or left + right not in vocab:
+            raise BadModelFile(f"merge {number}, {text[:40]!r}, does not join two tokens to one")
+        merges.append([left, right])
+    return merges
+
+
+def _post_processor(metadata: Mapping[str, Any], pre: str, tokens: list[str]) -> dict[str, Any]:
+    plain = _byte_level(use_regex=True)
+    bos = token_at(metadata, "tokenizer.ggml.bos_token_id")
+    if not adds_bos(metadata) or bos is None:
+        return plain
+    bos_id = metadata["tokenizer.ggml.bos_token_id"]
+    first = {"SpecialToken": {"id": bos, "type_id": 0}}
+    second = {"SpecialToken": {"id": bos, "type_id": 1}}
+    template = {
+        "type": "TemplateProcessing",
+        "single": [first, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [
+            first,
+            {"Sequence": {"id": "A", "type_id": 0}},
+            second,
+            {"Sequence": {"id": "B", "type_id": 1}},
+        ],
+        "special_tokens": {bos: {"id": bos, "ids": [bos_id], "tokens": [bos]}},
+    }
+    return {"type": "Sequence", "processors": [plain, template]}

@@ -1,0 +1,113 @@
+"""A model directory in Hugging Face's layout, opened without touching its weights."""
+
+import dataclasses
+import json
+import math
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound
+from swiftchat.weights.checkpoint import Checkpoint
+from swiftchat.weights.config import ModelConfig, token_ids
+from swiftchat.weights.families import expected_tensors
+from swiftchat.weights.safetensors_file import refuse_strangers
+
+__all__ = ["Model"]
+
+_MAX_JSON_BYTES = 16 * 1024 * 1024
+_MAX_CARD_LINES = 200
+
+
+class Model:
+    """A directory with `config.json` and weights; made by `open`.
+
+    The end tokens of `generation_config.json`, where it names any, replace those of
+    `config.json` in `config.eos_ids`, as transformers does when it generates.
+    """
+
+    def __init__(self, path: Path, config: ModelConfig, generation_config: dict[str, Any],
+                 tokenizer_config: dict[str, Any]) -> None:  # fmt: skip
+        self.path = path
+        self.config = config
+        self.generation_config = generation_config
+        self.tokenizer_config = tokenizer_config
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read the JSON files of the directory `path`.
+
+        Raises `ModelNotFound` when there is no such directory, `BadModelFile` when it is no
+        model or a file is damaged.
+        """
+        if not path.is_dir():
+            raise ModelNotFound(f"no model directory {path}")
+        if not (path / "config.json").is_file():
+            raise BadModelFile(f"{path} is no model directory: config.json is missing")
+        config = ModelConfig.from_hf(read_json(path / "config.json"))
+        generation = _read_optional(path / "generation_config.json")
+        if generation.get("eos_token_id") is not None:
+            eos_ids = token_ids(generation, "eos_token_id", config.vocab_size)
+            config = dataclasses.replace(config, eos_ids=eos_ids)
+        return cls(path, config, generation, _read_optional(path / "tokenizer_config.json"))
+
+    def checkpoint(self) -> Checkpoint:
+        """Open the weights and check them against the config; `BadModelFile` names what fails."""
+        checkpoint = Checkpoint.open(self.path)
+        checkpoint.check(self.config)
+        return checkpoint
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """How many numbers the model has, tied embeddings counted once."""
+        return sum(math.prod(shape) for shape in expected_tensors(self.config).values())
+
+    @cached_property
+    def weights_bytes(self) -> int:
+        """Bytes of the model's tensors as they are on disk."""
+        checkpoint = self.checkpoint()
+        return sum(checkpoint.tensors[name].nbytes for name in expected_tensors(self.config))
+
+    def kv_bytes_per_token(self, dtype_bytes: int = 2) -> int:
+        """Bytes of keys and values one token of context keeps, over all layers."""
+        config = self.config
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype_bytes
+
+    @cached_property
+    def license(self) -> str | None:
+        """The `license:` of the model card's front matter (README.md), or None."""
+        card = self.path / "README.md"
+        if not card.is_file():
+            return None
+        with card.open(encoding="utf-8", errors="replace") as lines:
+            if next(lines, "").strip() != "---":
+                return None
+            for _, line in zip(range(_MAX_CARD_LINES), lines, strict=False):
+                if line.strip() == "---":
+                    return None
+                key, _, value = line.partition(":")
+                if key == "license":
+                    return value.strip().strip("\"'") or None
+        return None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Parse a JSON object of at most 16 MiB; anything else raises `BadModelFile` naming it."""
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise BadModelFile(f"{path}: larger than {_MAX_JSON_BYTES} bytes")
+        text = path.read_bytes()
+    except OSError as error:
+        raise FileSystemError(f"cannot read {path}: {error.strerror}") from error
+    refuse_strangers(path, text[:512])
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadModelFile(f"{path}: not valid JSON") from error
+    if not isinstance(parsed, dict):
+        raise BadModelFile(f"{path}: not a JSON object")
+    return parsed
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}

@@ -1,0 +1,214 @@
+"""Where models live on this machine, and how a name becomes a model directory."""
+
+import difflib
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound
+from swiftchat.weights.convert import Progress, convert
+
+__all__ = ["Store", "StoredModel", "default_store"]
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model on this machine: `modified` in seconds since 1970, `source` "local" or "hub"."""
+
+    name: str
+    path: Path
+    size_bytes: int
+    modified: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Store:
+    """Models below `root`, as `name` or `owner/name`; conversions of GGUF files below `cache`."""
+
+    root: Path
+    cache: Path
+
+    def resolve(
+        self, name_or_path: str, progress: Progress | None = None, offline: bool = False
+    ) -> Path:
+        """The directory of the model that `name_or_path` means; nothing is downloaded.
+
+        A model directory stands for itself and a GGUF file for its conversion, made on first
+        use. A name is looked up here and in the hub's cache: without regard to case, and a
+        unique beginning of its last part will do. Otherwise raises `ModelNotFound` with the
+        line that would bring the model.
+        """
+        path = Path(name_or_path).expanduser()
+        if path.suffix.lower() == ".gguf":
+            return self._converted(path, progress)
+        if (path / "config.json").is_file():
+            return path
+        if path.is_absolute() or name_or_path.startswith((".", "~")):
+            raise _no_model_at(path)
+        for models in (self._local(), _hub_models()):
+            found = _matching(name_or_path, list(models))
+            if found:
+                return found.path
+        raise self._not_found(name_or_path, offline)
+
+    def list(self) -> list[StoredModel]:
+        """Every model here and in the hub's cache, by name."""
+        return sorted([*self._local(), *_hub_models()], key=lambda model: model.name.lower())
+
+    def remove(self, name: str) -> StoredModel:
+        """Delete a model, named as `resolve` takes it but in full; returns what was deleted."""
+        wanted = name.lower()
+        found = next((model for model in self.list() if model.name.lower() == wanted), None)
+        if found is None:
+            raise self._not_found(name, offline=True)
+        try:
+            if found.source == "hub":
+                _remove_from_hub_cache(found)
+            else:
+                # Under the new name it is no model any more, even if deleting is interrupted.
+                leaving = found.path.with_name(f".{found.path.name}.removed")
+                shutil.rmtree(leaving, ignore_errors=True)
+                found.path.rename(leaving)
+                shutil.rmtree(leaving)
+        except OSError as error:
+            raise FileSystemError(f"cannot remove {found.path}: {error}") from error
+        return found
+
+    def _local(self) -> Iterator[StoredModel]:
+        for path in _folders(self.root):
+            inner = [path] if (path / "config.json").is_file() else _folders(path)
+            for model in inner:
+                if (model / "config.json").is_file():
+                    name = model.relative_to(self.root).as_posix()
+                    yield _stored(name, model, "local")
+
+    def _converted(self, path: Path, progress: Progress | None) -> Path:
+        try:
+            real = path.resolve(strict=True)
+            state = real.stat()
+        except FileNotFoundError as error:
+            raise ModelNotFound(f"no file {path}") from error
+        except OSError as error:
+            raise FileSystemError(f"cannot read {path}: {error.strerror}") from error
+        identity = f"{real}\0{state.st_size}\0{state.st_mtime_ns}"
+        key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
+        destination = self.cache / f"{real.stem}-{key}"
+        if not destination.is_dir():
+            try:
+                convert(real, destination, progress=progress)
+            except FileSystemError:
+                # Another process may have finished the same conversion since the look above.
+                if not destination.is_dir():
+                    raise
+        return destination
+
+    def _not_found(self, name: str, offline: bool) -> ModelNotFound:
+        hint = f"swiftchat download {name}"
+        if offline:
+            hint += " (needs the network)"
+        names = [model.name for model in self.list()]
+        lowered = {known.lower(): known for known in names}
+        near = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)
+        if near:
+            hint += f"; nearest here: {', '.join(lowered[match] for match in near)}"
+        return ModelNotFound(f"no model named {name!r} on this machine", hint)
+
+
+def default_store() -> Store:
+    """The store in this user's data and cache folders."""
+    return Store(
+        platformdirs.user_data_path("swiftchat") / "models",
+        platformdirs.user_cache_path("swiftchat") / "converted",
+    )
+
+
+def _no_model_at(path: Path) -> ModelNotFound | BadModelFile:
+    if path.is_dir():
+        return BadModelFile(f"{path} is no model directory: config.json is missing")
+    return ModelNotFound(f"no model at {path}")
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return sorted(
+            entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+        )
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise FileSystemError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _stored(name: str, path: Path, source: str) -> StoredModel:
+    files = [file.stat() for file in path.iterdir() if file.is_file()]
+    size_bytes = sum(file.st_size for file in files)
+    return StoredModel(name, path, size_bytes, max(file.st_mtime for file in files), source)
+
+
+def _matching(name: str, models: list[StoredModel]) -> StoredModel | None:
+    """The one model that `name` means; several possible ones raise `ModelNotFound`."""
+    wanted = name.lower()
+    rules = (
+        lambda full: full == wanted,
+        lambda full: full.rpartition("/")[2] == wanted,
+        lambda full: full.rpartition("/")[2].startswith(wanted),
+    )
+    for rule in rules:
+        found = [model for model in models if wanted and rule(model.name.lower())]
+        if len(found) > 1:
+            names = ", ".join(model.name for model in found)
+            raise ModelNotFound(f"{name!r} could be any of {names}", "give the whole name")
+        if found:
+            return found[0]
+    return None
+
+
+def _hub_models() -> Iterator[StoredModel]:
+    """Models in the hub's cache with a config and safetensors; of each the newest revision."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return
+    for repo in repos:
+        revisions = [
+            revision.snapshot_path
+            for revision in sorted(repo.revisions, key=lambda revision: -revision.last_modified)
+            if (revision.snapshot_path / "config.json").is_file()
+            and any(revision.snapshot_path.glob("*.safetensors"))
+        ]
+        if repo.repo_type == "model" and revisions:
+            main = _main_snapshot(repo.repo_id)
+            path = main if main in revisions else revisions[0]
+            yield _stored(repo.repo_id, path, "hub")
+
+
+def _main_snapshot(repo_id: str) -> Path | None:
+    """The revision the hub's library itself would take; only looks, and only on this machine."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        # Asking for one small file, because other patterns fail over files left out on purpose.
+        found = snapshot_download(repo_id, local_files_only=True, allow_patterns=["config.json"])
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    return Path(found)
+
+
+def _remove_from_hub_cache(model: StoredModel) -> None:
+    from huggingface_hub import scan_cache_dir
+
+    cache = scan_cache_dir()
+    for repo in cache.repos:
+        if repo.repo_id == model.name and repo.repo_type == "model":
+            hashes = [revision.commit_hash for revision in repo.revisions]
+            cache.delete_revisions(*hashes).execute()
