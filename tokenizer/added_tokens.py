@@ -4,9 +4,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import regex
+
 __all__ = ["AddedToken", "AddedTokens"]
 
-_WORD = re.compile(r"\w")
+_WORD = regex.compile(r"[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]")
+# str.isspace() counts these; White_Space of Unicode, which is meant here, does not.
+_NO_SPACES = "\x1c\x1d\x1e\x1f"
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,11 @@ class AddedTokens:
             if (inside and token.special) or (token.single_word and _has_neighbours(text, match)):
                 continue
             if token.lstrip:
-                start = max(len(text[:start].rstrip()), done)
+                while start > done and _is_space(text[start - 1]):
+                    start -= 1
             if token.rstrip:
-                end = len(text) - len(text[end:].lstrip())
+                while end < len(text) and _is_space(text[end]):
+                    end += 1
             if done < start:
                 yield None, done, start
             yield token.id, start, end
@@ -90,6 +96,10 @@ class _Ranges:
             return False, False
         low, high = ranges[self._index]
         return low <= start and end <= high, low < end
+
+
+def _is_space(character: str) -> bool:
+    return character.isspace() and character not in _NO_SPACES
 
 
 def _has_neighbours(text: str, match: re.Match[str]) -> bool:

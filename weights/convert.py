@@ -79,9 +79,11 @@ def convert(
 
     `dtype` None keeps a uniform source's own and takes bfloat16 for quantised weights. Numbers
     are rounded to the nearest, ties to even. `generation_defaults` go into
-    `generation_config.json` where the source says nothing of its own. The directory appears under its name when it is
-    whole; after any failure or interrupt nothing of it is left. Of two processes converting
-    the same source to one destination, one works and the other waits for it.
+    `generation_config.json` where the source says nothing of its own.
+
+    The directory appears under its name when it is whole; after any failure or interrupt
+    nothing of it is left. Of two processes converting the same source to one destination,
+    one works and the other waits for it.
 
     Raises `FileSystemError` when `destination` exists, the disk is full or cannot be written;
     `BadModelFile` when the source is damaged or a number does not fit `dtype`.

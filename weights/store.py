@@ -44,6 +44,8 @@ class Store:
         unique beginning of its last part will do. Otherwise raises `ModelNotFound` with the
         line that would bring the model.
         """
+        if not name_or_path.strip():
+            raise ModelNotFound("the model's name is empty", "swiftchat list shows what is here")
         path = Path(name_or_path).expanduser()
         if path.suffix.lower() == ".gguf":
             return self._converted(path, progress)
@@ -154,13 +156,12 @@ def _stored(name: str, path: Path, source: str) -> StoredModel:
 def _matching(name: str, models: list[StoredModel]) -> StoredModel | None:
     """The one model that `name` means; several possible ones raise `ModelNotFound`."""
     wanted = name.lower()
-    rules = (
-        lambda full: full == wanted,
-        lambda full: full.rpartition("/")[2] == wanted,
-        lambda full: full.rpartition("/")[2].startswith(wanted),
-    )
-    for rule in rules:
-        found = [model for model in models if wanted and rule(model.name.lower())]
+    last_parts = [model.name.lower().rpartition("/")[2] for model in models]
+    for found in (
+        [model for model in models if model.name.lower() == wanted],
+        [model for model, last in zip(models, last_parts, strict=True) if last == wanted],
+        [model for model, last in zip(models, last_parts, strict=True) if last.startswith(wanted)],
+    ):
         if len(found) > 1:
             names = ", ".join(model.name for model in found)
             raise ModelNotFound(f"{name!r} could be any of {names}", "give the whole name")

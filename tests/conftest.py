@@ -1,0 +1,87 @@
+"""Fixtures shared by all tests, and the count of those that could not run here."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require-gpu", action="store_true", help="fail if GPU tests cannot run")
+    parser.addoption("--no-model", action="store_true", help="leave out tests of the real model")
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu_items and not _has_gpu():
+        if config.getoption("--require-gpu"):
+            raise pytest.UsageError(f"{len(gpu_items)} GPU tests, but torch finds no GPU")
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="no GPU"))
+    real = [item for item in items if {"smollm2", "smollm2_gguf"} & set(item.fixturenames)]
+    for item in real:
+        item.add_marker(pytest.mark.model)
+        if config.getoption("--no-model"):
+            item.add_marker(pytest.mark.skip(reason="--no-model"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    num_gpu = sum("no GPU" in str(report.longrepr) for report in skipped)
+    terminalreporter.write_line(f"GPU tests that did not run: {num_gpu}")
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf(pytestconfig: pytest.Config) -> Path:
+    """The real model's GGUF file, downloaded once and kept in pytest's cache folder."""
+    from swiftchat.weights.download import DEFAULT_MODEL, fetch_default_gguf
+
+    folder = pytestconfig.cache.mkdir("swiftchat-models")  # type: ignore[union-attr]
+    file = folder / f"{DEFAULT_MODEL}.Q4_1.gguf"
+    if not file.exists():
+        fetch_default_gguf(file)
+    return file
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_gguf: Path) -> Path:
+    """The real model converted to a bf16 directory."""
+    return _converted(smollm2_gguf, "bfloat16")
+
+
+@pytest.fixture(scope="session")
+def smollm2_f32(smollm2_gguf: Path) -> Path:
+    """The real model converted to an fp32 directory."""
+    return _converted(smollm2_gguf, "float32")
+
+
+def _converted(gguf: Path, dtype: str) -> Path:
+    from swiftchat.weights.convert import convert
+
+    directory = gguf.with_name(f"{dtype}-{_sources_hash()}")
+    if not directory.exists():
+        convert(gguf, directory, dtype=dtype)
+    return directory
+
+
+def _sources_hash() -> str:
+    """Changes with the converter, so that an old conversion is never tested for a new one."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.parent.joinpath("weights").glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@pytest.fixture(autouse=True)
+def _places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test reads or writes the user's own folders."""
+    for name in ("DATA", "CONFIG", "CACHE", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / "xdg" / name.lower()))
+    yield
