@@ -148,6 +148,8 @@ def run(
     while engine.has_work:
         for key, event in engine.step():
             engine.scheduler.check_integrity()
+            if key not in prompts:
+                continue
             if isinstance(event, Tokens):
                 ids[key] += event.ids
             elif isinstance(event, Finished | SwiftchatError):

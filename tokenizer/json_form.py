@@ -130,9 +130,11 @@ def _ranks(model: Mapping[str, Any], vocab: Mapping[str, int]) -> dict[tuple[str
         _refuse("model.merges", "is missing or no list")
     pairs: list[tuple[str, ...]] = []
     for number, merge in enumerate(merges):
-        pair = tuple(merge.split(" ") if isinstance(merge, str) else merge) if isinstance(
-            merge, str | list
-        ) else ()
+        pair = (
+            tuple(merge.split(" ") if isinstance(merge, str) else merge)
+            if isinstance(merge, str | list)
+            else ()
+        )
         if len(pair) != 2:
             _refuse(f"model.merges[{number}]", "is no pair")
         pairs.append(pair)
@@ -233,7 +235,7 @@ def _split(part: Mapping[str, Any], field: str) -> Split:
     pattern = part.get("pattern")
     if not isinstance(pattern, dict) or pattern.keys() not in ({"Regex"}, {"String"}):
         _refuse(f"{field}.pattern", "is neither a Regex nor a String")
-    (form, source), = pattern.items()
+    ((form, source),) = pattern.items()
     if not isinstance(source, str) or not source or len(source) > _LONGEST_PATTERN:
         _refuse(f"{field}.pattern", "is empty, absurdly long or no string")
     behavior = part.get("behavior")

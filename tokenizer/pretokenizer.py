@@ -4,15 +4,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import regex
-
 from swiftchat.errors import BadModelFile
 
 __all__ = ["GPT2_PATTERN", "PrefixSpace", "Split", "Step", "cut"]
 
-GPT2_PATTERN = (
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-)
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 BEHAVIORS = ("Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext")
 
 # A pattern that needs longer than this is one that backtracks without end.
@@ -91,9 +87,7 @@ def cut(text: str, steps: Iterable[Step]) -> Iterable[str]:
     return words
 
 
-def _join(
-    ranges: Iterable[tuple[bool, int, int]], *, contiguous: bool
-) -> list[tuple[int, int]]:
+def _join(ranges: Iterable[tuple[bool, int, int]], *, contiguous: bool) -> list[tuple[int, int]]:
     """Join each match to the part before it, unless that is a match too.
 
     With `contiguous` join those that are alike instead.

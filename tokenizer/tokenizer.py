@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.tokenizer.added_tokens import AddedTokens
@@ -16,6 +16,9 @@ from swiftchat.tokenizer.json_form import JsonForm
 from swiftchat.tokenizer.pretokenizer import cut
 from swiftchat.tokenizer.stream import TokenStream
 from swiftchat.tokenizer.word_cache import WordCache
+
+if TYPE_CHECKING:
+    from swiftchat.tokenizer.template import ChatTemplate
 
 __all__ = ["Tokenizer"]
 
@@ -54,6 +57,7 @@ class Tokenizer:
         eos_id = ids.get(named_tokens.get("eos_token", ""))
         eos_ids = [*([] if eos_id is None else [eos_id]), *more_eos_ids]
         self.eos_ids = tuple(dict.fromkeys(eos_ids))
+        self._chat_template: ChatTemplate | None = None
         self._special_ids = frozenset(self.special_tokens.values())
         self._tokens = {token_id: token for token, token_id in ids.items()}
         self._bytes: dict[int, bytes] = {}
@@ -103,7 +107,6 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without BOS and never with a control token's id."""
-        text = _LONE_SURROGATES.sub("\ufffd", text)
         return self.encode_rendered(text, [(0, len(text))])
 
     def encode_rendered(self, text: str, content: Ranges) -> list[int]:
@@ -112,6 +115,7 @@ class Tokenizer:
         Control tokens are recognised outside the ranges `content` only, which are ascending
         and come from somebody else; elsewhere the text is encoded as one.
         """
+        text = _LONE_SURROGATES.sub("\ufffd", text)
         ids: list[int] = []
         for token_id, start, end in self._raw.cut(text, content):
             if token_id is not None:
@@ -195,17 +199,20 @@ class Tokenizer:
         """
         # Here, so that programs which use no template do not load Jinja.
         from swiftchat.tokenizer.provenance import render
+        from swiftchat.tokenizer.template import ChatTemplate
 
         if self.template is None:
             raise BadModelFile(
                 "the model has no chat template", "use --no-template to complete plain text"
             )
+        if self._chat_template is None:
+            self._chat_template = ChatTemplate(self.template)
         values = {
             **self.named_tokens,
             **variables,
             "add_generation_prompt": add_generation_prompt,
         }
-        text, content = render(self.template, messages, values, self.special_tokens)
+        text, content = render(self._chat_template, messages, values, self.special_tokens)
         return self.encode_rendered(text, content)
 
 

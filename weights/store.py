@@ -116,7 +116,7 @@ class Store:
             hint += " (needs the network)"
         names = [model.name for model in self.list()]
         lowered = {known.lower(): known for known in names}
-        near = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.3)
         if near:
             hint += f"; nearest here: {', '.join(lowered[match] for match in near)}"
         return ModelNotFound(f"no model named {name!r} on this machine", hint)

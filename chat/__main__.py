@@ -1,0 +1,3 @@
+from swiftchat.chat.cli import main
+
+main()

@@ -1,0 +1,87 @@
+"""One answer in the making: from prompt ids to pieces of text."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from swiftchat.engine.client import EngineClient
+from swiftchat.engine.params import SamplingParams
+from swiftchat.engine.protocol import Finished, Prefill, Tokens
+from swiftchat.tokenizer import StopMatcher, Tokenizer
+
+
+class Answer:
+    """Iterate for the text as it comes; afterwards the attributes say how it went.
+
+    `text` is everything delivered so far. `finish_reason` is `stop` (the model ended, or a stop
+    string was met), `length` or `interrupt`; None while going on. `result` is the engine's
+    account, None if the answer was interrupted before the engine gave it. A `KeyboardInterrupt`
+    passes through; whoever catches it calls `interrupt`.
+    """
+
+    def __init__(self, engine: EngineClient, tokenizer: Tokenizer, prompt_ids: Sequence[int],
+                 params: SamplingParams, stops: Sequence[str] = (),
+                 on_prefill: Callable[[Prefill], None] | None = None) -> None:  # fmt: skip
+        self.params = params
+        self.num_prompt_tokens = len(prompt_ids)
+        self.num_tokens = 0
+        self.text = ""
+        self.finish_reason: str | None = None
+        self.result: Finished | None = None
+        self.ttft_s: float | None = None
+        self._started = time.perf_counter()
+        self._first_token: float | None = None
+        self._last_token: float | None = None
+        self._decoder = tokenizer.stream()
+        self._stops = StopMatcher(stops)
+        self._on_prefill = on_prefill
+        self._generation = engine.generate(prompt_ids, params)
+
+    def __iter__(self) -> Iterator[str]:
+        for event in self._generation:
+            match event:
+                case Tokens(ids):
+                    self._count(len(ids))
+                    yield from self._say(self._stops.push("".join(map(self._decoder.push, ids))))
+                case Finished():
+                    self.result = event
+                    self.ttft_s = self.ttft_s or event.prefill_s
+                    yield from self._end(event.reason)
+                case Prefill() if self._on_prefill is not None:
+                    self._on_prefill(event)
+            if self._stops.stopped and self.finish_reason is None:
+                # The engine may be a step ahead; what it adds is not part of the answer.
+                self._generation.cancel()
+                self.finish_reason = "stop"
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Speed of decoding after the first token, None for fewer than two tokens."""
+        if self._first_token is None or self._last_token in (None, self._first_token):
+            return None
+        assert self._last_token is not None
+        return (self.num_tokens - 1) / (self._last_token - self._first_token)
+
+    def interrupt(self) -> str:
+        """Stop now, without waiting for the engine; return the text that was held back."""
+        self._generation.cancel()
+        return "" if self.finish_reason else "".join(self._end("interrupt"))
+
+    def _end(self, reason: str) -> Iterator[str]:
+        if self.finish_reason is None:
+            yield from self._say(self._stops.push(self._decoder.flush()))
+            yield from self._say(self._stops.flush())
+            self.finish_reason = "stop" if self._stops.stopped else reason
+
+    def _say(self, piece: str) -> Iterator[str]:
+        if piece and self.finish_reason is None:
+            self.text += piece
+            yield piece
+
+    def _count(self, num_tokens: int) -> None:
+        now = time.perf_counter()
+        if self._first_token is None:
+            self._first_token = now
+            self.ttft_s = now - self._started
+        if self.finish_reason is None:
+            self._last_token = now
+            self.num_tokens += num_tokens

@@ -1,0 +1,275 @@
+"""The command line: options, subcommands, and errors turned into text and exit codes.
+
+Only click is imported here: `swiftchat --help` and completion must be instant.
+"""
+
+import contextlib
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from swiftchat.chat.gate import visible
+from swiftchat.errors import SwiftchatError, UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# name → (module, attribute, short help); aliases have no help and stay out of the list.
+_COMMANDS: dict[str, tuple[str, str, str]] = {
+    "chat": ("swiftchat.chat.cli", "chat", "Talk to a model (what swiftchat alone does)."),
+    "download": ("swiftchat.chat.models", "download", "Download a model."),
+    "pull": ("swiftchat.chat.models", "download", ""),
+    "convert": ("swiftchat.chat.models", "convert", "Convert GGUF to a Hugging Face directory."),
+    "list": ("swiftchat.chat.models", "list_models", "List the models on this machine."),
+    "ls": ("swiftchat.chat.models", "list_models", ""),
+    "show": ("swiftchat.chat.models", "show", "Show what a model is and needs."),
+    "rm": ("swiftchat.chat.models", "rm", "Remove a model."),
+    "bench": ("swiftchat.chat.bench", "bench", "Measure a model's speed here."),
+    "config": ("swiftchat.chat.cli", "config", "Show the configuration and where it is."),
+    "completion": ("swiftchat.chat.cli", "completion", "Print shell completion."),
+}
+
+EXAMPLES = """\b
+Examples:
+  swiftchat                                   talk
+  swiftchat -p "Why is the sky blue?"         ask once
+  git diff | swiftchat -p "Review this:"      pipe
+  swiftchat -m ./model.gguf                   run a file
+  swiftchat download OWNER/NAME               bring a model from the hub
+"""
+
+
+class Commands(click.Group):
+    """Subcommands imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute, _ = _COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in _COMMANDS.items() if text])
+
+
+def _option(*names: str, env: bool = True, **settings: Any) -> Callable[[F], F]:
+    """An option with its SWIFTCHAT_* variable, the same for `swiftchat` and `swiftchat chat`."""
+    long_name = next(name for name in names if name.startswith("--"))
+    variable = "SWIFTCHAT_" + long_name.removeprefix("--").replace("-", "_").upper()
+    return click.option(*names, envvar=variable if env else None, **settings)
+
+
+_CHAT_OPTIONS = (
+    _option("-m", "--model", help="Name, OWNER/NAME, directory or .gguf file."),
+    _option("-p", "--prompt", env=False, help="Answer this once and leave; - reads stdin."),
+    _option("-i", "--interactive", env=False, is_flag=True, help="Go on talking after -p."),
+    _option("-s", "--system", help="System prompt."),
+    _option("--system-file", type=click.Path(), help="System prompt from a file."),
+    _option("-f", "--file", env=False, multiple=True, type=click.Path(),
+            help="Put a file before the prompt (repeatable)."),
+    _option("--no-template", env=False, is_flag=True, help="Complete the prompt as it stands."),
+    _option("-n", "--max-tokens", type=int, help="Longest answer."),
+    _option("--ctx-size", type=int, help="Context in tokens; default: the model's, if it fits."),
+    _option("--temp", type=float, help="Temperature; 0 is greedy."),
+    _option("--top-k", type=int, help="Only the k likeliest; 0 is off."),
+    _option("--top-p", type=float, help="Only the likeliest that sum to p; 1 is off."),
+    _option("--min-p", type=float, help="Only those p times as likely as the first; 0 is off."),
+    _option("--repeat-penalty", type=float, help="Above 1 discourages what was said; 1 is off."),
+    _option("--presence-penalty", type=float, help="Subtracted once from what was said."),
+    _option("--frequency-penalty", type=float, help="Subtracted for each time it was said."),
+    _option("--seed", type=int, help="Makes an answer repeatable."),
+    _option("--stop", env=False, multiple=True, help="End before this text (repeatable)."),
+    _option("--overflow", type=click.Choice(["error", "drop-oldest"]), default="error",
+            help="What to do when the context is full."),
+    _option("--device", default="auto", help="auto, cpu, cuda or cuda:N."),
+    _option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]),
+            help="Compute in this; default: the weights' own."),
+    _option("--threads", type=int, help="CPU threads."),
+    _option("--offline", is_flag=True, help="Never use the network."),
+    _option("--json", env=False, is_flag=True, help="One JSON object instead of text."),
+    _option("--stream-json", env=False, is_flag=True, help="JSON lines as the answer comes."),
+    _option("--stats", is_flag=True, help="Speed and token counts on stderr."),
+    _option("--color", type=click.Choice(["auto", "always", "never"]), default="auto",
+            help="Colours; NO_COLOR is honoured."),
+    _option("-q", "--quiet", is_flag=True, help="No banner, no progress."),
+    _option("-v", "--verbose", is_flag=True, help="Say more."),
+    _option("--debug", is_flag=True, help="Tracebacks."),
+)  # fmt: skip
+
+
+def chat_options(command: F) -> F:
+    for option in reversed(_CHAT_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.group(
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=EXAMPLES,
+)
+@chat_options
+@click.version_option(package_name="swiftchat", message="%(prog)s %(version)s")
+@click.pass_context
+def swiftchat(ctx: click.Context, **options: Any) -> None:
+    """Talk to open-weights language models on your own machine."""
+    if ctx.invoked_subcommand is None:
+        ctx.exit(run_chat(options))
+
+
+@click.command()
+@chat_options
+@click.pass_context
+def chat(ctx: click.Context, **options: Any) -> None:
+    """Talk to a model: interactively, or once with -p."""
+    ctx.exit(run_chat(options))
+
+
+def run_chat(options: dict[str, Any]) -> int:
+    """Answer once or open the conversation; the exit code."""
+    from swiftchat.chat.config import ChatConfig
+
+    config = ChatConfig(**options)
+    once = config.prompt is not None or config.json or config.stream_json
+    if not once and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
+        from swiftchat.chat.repl import run_repl
+
+        return run_repl(config)
+    return run_once(config)
+
+
+def run_once(config: Any) -> int:
+    from swiftchat.chat.conversation import Conversation
+    from swiftchat.chat.models import find_model
+    from swiftchat.chat.oneshot import OneShot, prompt_text
+    from swiftchat.chat.speaker import Speaker
+
+    system, text = config.system_text(), prompt_text(config)
+    path = find_model(config.model, offline=config.offline, quiet=config.quiet)
+    conversation = Conversation(system)
+    conversation.add("user", text)
+    with Speaker(path, config) as speaker:
+        exit_code = OneShot(speaker, config).run(conversation)
+        if config.interactive and sys.stdin is not None and sys.stdin.isatty():
+            from swiftchat.chat.repl import Repl
+
+            return Repl(speaker, config, conversation).run()
+    return exit_code
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def config(ctx: click.Context) -> None:
+    """Show the configuration and where it is."""
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(config_show)
+
+
+@config.command(name="path")
+def config_path_command() -> None:
+    """Print where the configuration file is (it may not exist yet)."""
+    from swiftchat.chat.config import config_path
+
+    print(config_path())
+
+
+@config.command(name="show")
+@click.pass_context
+def config_show(ctx: click.Context) -> None:
+    """Print every setting and where it comes from."""
+    root = ctx.find_root()
+    origins = {
+        click.core.ParameterSource.COMMANDLINE: "flag",
+        click.core.ParameterSource.ENVIRONMENT: "environment",
+        click.core.ParameterSource.DEFAULT_MAP: "config file",
+    }
+    for name in sorted(_option_names()):
+        value, source = root.params[name], root.get_parameter_source(name)
+        shown = "–" if value in (None, ()) else value
+        print(f"{name:18} {visible(str(shown)):24} {origins.get(source, 'default')}")  # type: ignore[arg-type]
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script for a shell."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    print(kind(swiftchat, {}, "swiftchat", "_SWIFTCHAT_COMPLETE").source())
+
+
+def _option_names() -> set[str]:
+    """The options that may stand in the configuration file: those with a variable."""
+    return {
+        param.name for param in chat.params
+        if param.name and isinstance(param, click.Option) and param.envvar
+    }  # fmt: skip
+
+
+def main() -> None:
+    """The console script: run, and turn every error into one line, a hint and an exit code."""
+    debug = "--debug" in sys.argv
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    code = 1
+    try:
+        code = _run()
+        sys.stdout.flush()
+    except SwiftchatError as error:
+        code = _tell(error.message, error.hint, error.exit_code, debug)
+    except click.ClickException as error:
+        hint = f"{error.ctx.command_path} --help" if getattr(error, "ctx", None) else ""  # type: ignore[attr-defined]
+        code = _tell(error.format_message(), hint, 2, debug=False)
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        code = 130
+    except BrokenPipeError:
+        code = 141
+    except Exception as error:  # noqa: BLE001  (the last resort: one line instead of a traceback)
+        text = f"{type(error).__name__}: {error}"
+        code = _tell(f"internal error: {text}", "--debug shows where", 1, debug)
+    if code == 141:
+        # Python would complain about the closed pipe once more while it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(code)
+
+
+def _run() -> int:
+    from swiftchat.chat.config import load_config_file
+
+    values = {} if {"--help", "-h", "--version"} & set(sys.argv) else load_config_file(_option_names())
+    result = swiftchat.main(
+        prog_name="swiftchat", standalone_mode=False, default_map={**values, "chat": values}
+    )
+    return result if isinstance(result, int) else 0
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _tell(message: str, hint: str, code: int, debug: bool) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    with contextlib.suppress(OSError, ValueError):  # nobody may be reading stderr
+        print(f"error: {visible(' '.join(message.split()))}", file=sys.stderr)
+        if hint:
+            print(f"hint: {visible(' '.join(hint.split()))}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""The slash commands of the conversation."""
+
+import difflib
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swiftchat.chat.config import read_text
+from swiftchat.chat.gate import visible
+from swiftchat.errors import UsageError
+
+if TYPE_CHECKING:
+    from swiftchat.chat.repl import Repl
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "/help": ("", "this list"),
+    "/?": ("", ""),
+    "/bye": ("", "leave (also /exit, /quit, Ctrl-D)"),
+    "/exit": ("", ""),
+    "/quit": ("", ""),
+    "/clear": ("", "begin a new conversation (also /new)"),
+    "/new": ("", ""),
+    "/system": ("[TEXT]", "show or change the system prompt"),
+    "/set": ("NAME VALUE", "change a parameter: temperature, top_k, top_p, min_p, …"),
+    "/show": ("[info|system|template|parameters]", "show what is set"),
+    "/stats": ("", "speed and tokens of the last answer, blocks of the cache"),
+    "/regen": ("", "answer the last message again (also /retry)"),
+    "/retry": ("", ""),
+    "/undo": ("[N]", "take back the last N turns"),
+    "/read": ("FILE…", "send files as a message"),
+}
+KEYS = (
+    ("Enter", "send"),
+    ("Alt-Enter, Ctrl-J", 'new line; also \\ at the end of a line, or """ around a block'),
+    ("Ctrl-C", "stop the answer, keeping what came; clear the line; twice: leave"),
+    ("Up, Down, Ctrl-R", "earlier messages, searching"),
+    ("Ctrl-X Ctrl-E", "write in $EDITOR"),
+)
+_PARAMETERS: dict[str, Callable[[str], Any]] = {
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repeat_penalty": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "seed": int,
+    "max_tokens": int,
+}
+
+
+class Commands:
+    """Runs commands on a conversation at the prompt."""
+
+    def __init__(self, repl: "Repl") -> None:
+        self._repl = repl
+        self._run: dict[str, Callable[[str], None]] = {
+            "/help": self._help, "/?": self._help, "/clear": self._clear, "/new": self._clear,
+            "/system": self._system, "/set": self._set, "/show": self._show,
+            "/stats": self._stats, "/regen": self._regen, "/retry": self._regen,
+            "/undo": self._undo, "/read": self._read,
+        }  # fmt: skip
+
+    def is_command(self, text: str) -> bool:
+        """Whether a line is for the program: `//` is a literal slash, an existing path is text."""
+        if not text.startswith("/") or text.startswith("//"):
+            return False
+        word = text.split(maxsplit=1)[0]
+        return word in COMMANDS or not (len(word) > 1 and Path(word).exists())
+
+    def run(self, text: str) -> bool:
+        """Carry out a line that `is_command`; False to leave. `UsageError` for a wrong one."""
+        name, _, argument = text.strip().partition(" ")
+        if name in ("/bye", "/exit", "/quit"):
+            return False
+        if name not in self._run:
+            near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UsageError(f"unknown command {name}", f"{hint}/help lists them")
+        self._run[name](argument.strip())
+        return True
+
+    def _help(self, argument: str) -> None:
+        rows = [(f"{name} {args}".strip(), text) for name, (args, text) in COMMANDS.items() if text]
+        width = max(len(left) for left, _ in (*rows, *KEYS))
+        for left, right in (*rows, ("", ""), *KEYS):
+            print(f"  {left:{width}}  {right}".rstrip())
+
+    def _clear(self, argument: str) -> None:
+        self._repl.conversation.messages.clear()
+        self._repl.last_answer = None
+        print("a new conversation")
+
+    def _system(self, argument: str) -> None:
+        if argument:
+            self._repl.conversation.system = argument
+            print("the system prompt is changed")
+        else:
+            print(visible(self._repl.conversation.system or "no system prompt is set"))
+
+    def _set(self, argument: str) -> None:
+        words = argument.removeprefix("parameter ").split(maxsplit=1)
+        known = ", ".join((*_PARAMETERS, "stop", "system"))
+        if len(words) != 2:
+            raise UsageError("/set needs a name and a value", f"names: {known}")
+        name, text = words
+        name = {"temp": "temperature", "num_predict": "max_tokens"}.get(name, name)
+        if name == "system":
+            return self._system(text)
+        if name == "stop":
+            self._repl.speaker.stops = [*self._repl.speaker.stops, text]
+        elif name in _PARAMETERS:
+            try:
+                value = _PARAMETERS[name](text)
+            except ValueError:
+                kind = "a number" if _PARAMETERS[name] is float else "a whole number"
+                raise UsageError(f"{name} must be {kind}, not {text!r}") from None
+            self._repl.speaker.set(name, value)
+        else:
+            raise UsageError(f"no parameter {name!r}", f"names: {known}")
+        print(f"{name} = {visible(text)}")
+        return None
+
+    def _show(self, argument: str) -> None:
+        match argument or "info":
+            case "info":
+                from swiftchat.chat.models import describe, size
+
+                facts = describe(self._repl.speaker.model, self._repl.speaker.tokenizer)
+                for key, value in facts.items():
+                    is_size = key.endswith("_bytes") and isinstance(value, int)
+                    text = size(value) if is_size else str(value)  # type: ignore[arg-type]
+                    print(f"{key.removesuffix('_bytes').replace('_', ' '):22}  {visible(text)}")
+            case "system":
+                self._system("")
+            case "template":
+                print(visible(self._repl.speaker.tokenizer.template or "no template"))
+            case "parameters":
+                params = self._repl.speaker.params
+                for name in _PARAMETERS:
+                    value = getattr(params, name)
+                    print(f"{name:18} {'–' if value is None else value}")
+                print(f"{'stop':18} {visible(repr(self._repl.speaker.stops))}")
+            case other:
+                raise UsageError(
+                    f"/show has no {other!r}", "it has info, system, template and parameters"
+                )
+
+    def _stats(self, argument: str) -> None:
+        from swiftchat.chat.oneshot import stats_line
+
+        engine = self._repl.speaker.engine
+        if self._repl.last_answer is not None and engine.info is not None:
+            print(stats_line(self._repl.last_answer, engine.info.load_s))
+        else:
+            print("no answer yet")
+        if engine.info is not None:
+            for name, value in engine.stats().items():
+                print(f"{name.replace('_', ' '):16} {value}")
+
+    def _regen(self, argument: str) -> None:
+        conversation = self._repl.conversation
+        conversation.pop_answer()
+        if not conversation.messages:
+            raise UsageError("there is nothing to answer again")
+        self._repl.answer()
+
+    def _undo(self, argument: str) -> None:
+        if argument and not (argument.isdecimal() and int(argument) > 0):
+            raise UsageError(f"/undo needs a number of turns, not {argument!r}")
+        done = self._repl.conversation.undo(int(argument or 1))
+        turns = len([m for m in self._repl.conversation.messages if m.role == "user"])
+        print(f"took back {done} turn{'' if done == 1 else 's'}; {turns} left")
+
+    def _read(self, argument: str) -> None:
+        try:
+            names = shlex.split(argument)
+        except ValueError as error:
+            raise UsageError(f"/read: {error}") from None
+        if not names:
+            raise UsageError("/read needs a file", "/read FILE…")
+        text = "\n\n".join(
+            f"{name}:\n{read_text(str(Path(name).expanduser()))}" for name in names
+        )  # fmt: skip
+        self._repl.conversation.add("user", text)
+        self._repl.answer()

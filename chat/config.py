@@ -1,0 +1,141 @@
+"""What the user asked for: flags, environment and configuration file in one frozen value."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swiftchat.engine.params import EngineConfig, SamplingParams
+from swiftchat.errors import FileSystemError, UsageError
+
+# generation_config.json's name for each sampling parameter; transformers' own names.
+_GENERATION_NAMES = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repeat_penalty": "repetition_penalty",
+}
+
+
+@dataclass(frozen=True)
+class ChatConfig:
+    """The options of `swiftchat chat`; None means that nobody said, and the model decides."""
+
+    model: str | None = None
+    prompt: str | None = None
+    interactive: bool = False
+    system: str | None = None
+    system_file: str | None = None
+    file: tuple[str, ...] = ()
+    no_template: bool = False
+    max_tokens: int | None = None
+    ctx_size: int | None = None
+    temp: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    overflow: str = "error"
+    device: str = "auto"
+    dtype: str | None = None
+    threads: int | None = None
+    offline: bool = False
+    json: bool = False
+    stream_json: bool = False
+    stats: bool = False
+    color: str = "auto"
+    quiet: bool = False
+    verbose: bool = False
+    debug: bool = False
+
+    def sampling(self, generation_config: dict[str, Any], stop_ids: tuple[int, ...],
+                 changes: dict[str, Any] | None = None) -> SamplingParams:  # fmt: skip
+        """Sampling parameters: `changes` (from `/set`) over these over the model's own."""
+        values = _from_model(generation_config)
+        asked = {
+            "temperature": self.temp,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repeat_penalty": self.repeat_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "seed": self.seed,
+            "max_tokens": self.max_tokens,
+        }
+        values |= {name: value for name, value in asked.items() if value is not None}
+        return SamplingParams(**{**values, **(changes or {}), "stop_ids": stop_ids})
+
+    def engine(self) -> EngineConfig:
+        return EngineConfig(
+            device=self.device,
+            dtype=self.dtype,
+            ctx_size_tokens=self.ctx_size,
+            num_threads=self.threads,
+        )
+
+    def system_text(self) -> str | None:
+        """The system prompt, read from `system_file` if that was given."""
+        if self.system_file is None:
+            return self.system
+        if self.system is not None:
+            raise UsageError("--system and --system-file were both given", "choose one")
+        return read_text(self.system_file)
+
+
+def _from_model(generation_config: dict[str, Any]) -> dict[str, Any]:
+    if generation_config.get("do_sample") is False:
+        return {"temperature": 0.0}
+    found: dict[str, Any] = {}
+    for ours, theirs in _GENERATION_NAMES.items():
+        value = generation_config.get(theirs)
+        # A file that says nonsense here is no reason not to run the model.
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[ours] = int(value) if ours == "top_k" else float(value)
+    try:
+        SamplingParams(**found)
+    except UsageError:
+        return {}
+    return found
+
+
+def read_text(name: str) -> str:
+    """A text file's content; bytes that are no UTF-8 are replaced, as `FileSystemError` says why
+    a file cannot be read."""
+    try:
+        return Path(name).read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        raise FileSystemError(f"cannot read {name}: {error.strerror}") from error
+
+
+def config_path() -> Path:
+    import platformdirs
+
+    return platformdirs.user_config_path("swiftchat") / "config.toml"
+
+
+def load_config_file(known: set[str]) -> dict[str, Any]:
+    """The configuration file's values by option name, or {} without one.
+
+    Raises `UsageError` for what is no TOML and for a name that is no option.
+    """
+    path = config_path()
+    if not path.is_file():
+        return {}
+    import difflib
+    import tomllib
+
+    try:
+        values = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {error}", "swiftchat config path shows where it is") from error
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
+            raise UsageError(f"{path}: unknown option {name!r}", hint)
+    return values

@@ -1,0 +1,81 @@
+"""A conversation: its messages, and what of them fits the context.
+
+Only texts are kept: the ids of a turn are rendered anew each time, and the engine recognises by
+content how far it has them already. Where re-encoding an answer gives other ids than the model
+chose, the cache is reused up to that point.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from swiftchat.errors import ContextOverflow
+
+Role = Literal["user", "assistant"]
+
+
+@dataclass(frozen=True)
+class Message:
+    """`interrupted` marks an answer that the user stopped."""
+
+    role: Role
+    content: str
+    interrupted: bool = False
+
+
+@dataclass
+class Conversation:
+    """An optional system prompt and the messages in order."""
+
+    system: str | None = None
+    messages: list[Message] = field(default_factory=list)
+
+    def add(self, role: Role, content: str, interrupted: bool = False) -> None:
+        self.messages.append(Message(role, content, interrupted))
+
+    def undo(self, num_turns: int = 1) -> int:
+        """Remove the last turns (a user message with its answer); return how many there were."""
+        for done in range(num_turns):
+            while self.messages and self.messages[-1].role == "assistant":
+                self.messages.pop()
+            if not self.messages:
+                return done
+            self.messages.pop()
+        return num_turns
+
+    def pop_answer(self) -> bool:
+        """Remove the last answer so that it can be given anew; False if there is none."""
+        if not self.messages or self.messages[-1].role != "assistant":
+            return False
+        self.messages.pop()
+        return True
+
+    def rendered(self, messages: Sequence[Message] | None = None) -> list[dict[str, str]]:
+        """The messages as a chat template wants them, the system prompt first."""
+        chosen = self.messages if messages is None else messages
+        system = [] if not self.system else [{"role": "system", "content": self.system}]
+        return [*system, *({"role": m.role, "content": m.content} for m in chosen)]
+
+    def fit(self, encode: Callable[[list[dict[str, str]]], list[int]], ctx_size_tokens: int,
+            overflow: str) -> tuple[list[int], int]:  # fmt: skip
+        """The prompt's ids, and how many of the oldest messages were left out of them.
+
+        With overflow "error" nothing is left out: `ContextOverflow` says how long it is.
+        With "drop-oldest" whole turns go, never the system prompt and never the last message.
+        """
+        ids = encode(self.rendered())
+        if len(ids) < ctx_size_tokens:
+            return ids, 0
+        if overflow == "drop-oldest":
+            for start in self._later_turns():
+                shorter = encode(self.rendered(self.messages[start:]))
+                if len(shorter) < ctx_size_tokens:
+                    return shorter, start
+        raise ContextOverflow(
+            f"the conversation has {len(ids)} tokens, the context {ctx_size_tokens}, "
+            "and an answer needs at least one",
+            "shorten it, start a new one, use a larger --ctx-size, or --overflow drop-oldest",
+        )
+
+    def _later_turns(self) -> Iterator[int]:
+        return (i for i, m in enumerate(self.messages) if i and m.role == "user")

@@ -1,0 +1,183 @@
+"""The commands about models: download, convert, list, show, rm."""
+
+import json as json_module
+import os
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from swiftchat.chat.gate import visible
+from swiftchat.chat.progress import reported
+from swiftchat.errors import ModelNotFound, UsageError
+
+
+def find_model(name: str | None, *, offline: bool, quiet: bool) -> Path:
+    """The directory of the model to run; without a name the default one, downloaded if need be."""
+    from swiftchat.weights.download import DEFAULT_MODEL, download
+    from swiftchat.weights.store import default_store
+
+    store = default_store()
+    with reported(quiet) as progress:
+        try:
+            return store.resolve(name or DEFAULT_MODEL, progress, offline)
+        except ModelNotFound:
+            if name is not None or offline:
+                raise
+        if not quiet:
+            print(f"{DEFAULT_MODEL} is not here yet: downloading it once", file=sys.stderr)
+        return download(DEFAULT_MODEL, store, token=_token(), progress=progress)
+
+
+def _token() -> str | None:
+    return os.environ.get("HF_TOKEN")
+
+
+@click.command()
+@click.argument("name", default="")
+@click.option("--revision", help="Branch, tag or commit on the hub.")
+@click.option("--include", multiple=True, help="Also files of this pattern.")
+@click.option("--exclude", multiple=True, help="No files of this pattern.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+def download(
+    name: str, revision: str | None, include: tuple[str, ...], exclude: tuple[str, ...], quiet: bool
+) -> None:
+    """Download a model from the Hugging Face hub (OWNER/NAME; default: SmolLM2-135M-Instruct).
+
+    HF_TOKEN is used where a model asks for one.
+    """
+    from swiftchat.weights import download as module
+    from swiftchat.weights.store import default_store
+
+    with reported(quiet) as progress:
+        path = module.download(
+            name or module.DEFAULT_MODEL, default_store(), revision=revision, include=include,
+            exclude=exclude, token=_token(), progress=progress,
+        )  # fmt: skip
+    print(visible(str(path)))
+
+
+@click.command()
+@click.argument("source", type=click.Path())
+@click.argument("destination", type=click.Path())
+@click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]),
+              help="Of the weights written; default: bfloat16 for GGUF, else as they are.")  # fmt: skip
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+def convert(source: str, destination: str, dtype: str | None, quiet: bool) -> None:
+    """Convert a GGUF file or a model directory to a Hugging Face directory.
+
+    Nothing stands under DESTINATION until everything is written.
+    """
+    from swiftchat.weights.convert import convert as convert_model
+
+    path = Path(source)
+    if not path.exists():
+        raise ModelNotFound(f"no file or directory {source}", "check the path")
+    with reported(quiet) as progress:
+        convert_model(path, Path(destination), dtype=dtype, progress=progress)
+    print(visible(destination))
+
+
+@click.command(name="list")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def list_models(as_json: bool) -> None:
+    """List the models on this machine."""
+    from swiftchat.weights.store import default_store
+
+    models = default_store().list()
+    if as_json:
+        rows = [
+            {"name": m.name, "path": str(m.path), "size_bytes": m.size_bytes,
+             "modified": m.modified, "source": m.source}
+            for m in models
+        ]  # fmt: skip
+        print(json_module.dumps(rows, indent=2))
+        return
+    if not models:
+        print("no models yet; try: swiftchat download", file=sys.stderr)
+        return
+    width = max(len(model.name) for model in models)
+    print(f"{'NAME':{width}}  {'SIZE':>9}  {'MODIFIED':16}  SOURCE")
+    for model in models:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.modified))
+        print(f"{visible(model.name):{width}}  {size(model.size_bytes):>9}  {when:16}  "
+              f"{model.source}")  # fmt: skip
+
+
+@click.command()
+@click.argument("name", default="")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def show(name: str, as_json: bool) -> None:
+    """Show what a model is: family, sizes, context, tokenizer, memory needed."""
+    from swiftchat.tokenizer import Tokenizer
+    from swiftchat.weights.download import DEFAULT_MODEL
+    from swiftchat.weights.model import Model
+    from swiftchat.weights.store import default_store
+
+    path = default_store().resolve(name or DEFAULT_MODEL)
+    facts = describe(Model.open(path), Tokenizer.load(path))
+    if as_json:
+        print(json_module.dumps(facts, indent=2))
+        return
+    width = max(map(len, facts))
+    for key, value in facts.items():
+        text = size(value) if key.endswith("_bytes") and isinstance(value, int) else value
+        print(f"{key.removesuffix('_bytes').replace('_', ' '):{width}}  {visible(str(text))}")
+
+
+def describe(model: "object", tokenizer: "object") -> dict[str, object]:
+    """The facts that `show` and `/show info` print."""
+    from swiftchat.tokenizer import Tokenizer
+    from swiftchat.weights.model import Model
+
+    assert isinstance(model, Model) and isinstance(tokenizer, Tokenizer)
+    config = model.config
+    kv_bytes = model.kv_bytes_per_token(4 if config.dtype == "float32" else 2)
+    cache_bytes = kv_bytes * config.max_context_tokens
+    return {
+        "name": model.path.name,
+        "path": str(model.path),
+        "family": config.family,
+        "architecture": config.architecture,
+        "parameters": model.num_parameters,
+        "dtype": config.dtype,
+        "layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "heads": f"{config.num_heads} ({config.num_kv_heads} for keys and values) "
+                 f"of {config.head_dim}",
+        "context_tokens": config.max_context_tokens,
+        "vocabulary": tokenizer.vocab_size,
+        "tokenizer": "byte-level BPE",
+        "chat_template": "yes" if tokenizer.template else "no",
+        "license": model.license or "not stated",
+        "weights_bytes": model.weights_bytes,
+        "cache_per_token_bytes": kv_bytes,
+        "cache_at_full_context_bytes": cache_bytes,
+        "memory_needed_bytes": model.weights_bytes + cache_bytes,
+    }  # fmt: skip
+
+
+@click.command()
+@click.argument("name")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def rm(name: str, yes: bool) -> None:
+    """Remove a model from this machine."""
+    from swiftchat.weights.store import default_store
+
+    store = default_store()
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("rm asks first, and stdin is no terminal", "use -y")
+        click.confirm(f"remove {visible(name)}?", abort=True, err=True)
+    removed = store.remove(name)
+    print(f"removed {visible(removed.name)} ({size(removed.size_bytes)})", file=sys.stderr)
+
+
+def size(num_bytes: float) -> str:
+    """Bytes for people, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"

@@ -1,0 +1,189 @@
+"""One prompt, one answer: `swiftchat -p`, pipes and JSON."""
+
+import json
+import sys
+import time
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+from swiftchat.chat.answer import Answer
+from swiftchat.chat.config import ChatConfig, read_text
+from swiftchat.chat.conversation import Conversation
+from swiftchat.chat.gate import visible
+from swiftchat.chat.speaker import Speaker
+from swiftchat.errors import SwiftchatError, UsageError
+
+SCHEMA = 1
+
+
+def prompt_text(config: ChatConfig) -> str:
+    """The prompt: files, then stdin, then `-p`, a blank line between; `UsageError` if empty.
+
+    stdin is read when it is asked for (`-p -`) or when it is no terminal.
+    """
+    parts = [f"{name}:\n{read_text(name)}" for name in config.file]
+    asks_stdin = config.prompt in (None, "-")
+    if asks_stdin or not _stdin_is_terminal():
+        piped = "" if sys.stdin is None else sys.stdin.buffer.read().decode("utf-8", "replace")
+        parts.append(piped.rstrip("\n") if piped.strip() else "")
+    if not asks_stdin:
+        assert config.prompt is not None
+        parts.append(config.prompt)
+    text = "\n\n".join(part for part in parts if part)
+    if not text.strip():
+        raise UsageError("the prompt is empty", 'try: swiftchat -p "Why is the sky blue?"')
+    return text
+
+
+def _stdin_is_terminal() -> bool:
+    return sys.stdin is None or sys.stdin.isatty()
+
+
+class OneShot:
+    """Answers one prompt on stdout, in the form the config asks for.
+
+    Plain output is the answer's exact bytes and one newline after it if it does not end in one;
+    to a terminal, control characters are shown as glyphs.
+    """
+
+    def __init__(self, speaker: Speaker, config: ChatConfig) -> None:
+        self.speaker = speaker
+        self.config = config
+        self.warnings: list[str] = []
+        self._gated = sys.stdout.isatty()
+
+    def run(self, conversation: Conversation) -> int:
+        """Answer the conversation's last message and add the answer to it; the exit code."""
+        started = time.perf_counter()
+        info = self.speaker.wait_ready()
+        self._event({"event": "start", "model": self._model()})
+        answer = self.speaker.answer(conversation, self._dropped, self._prefill)
+        load_s = time.perf_counter() - started
+        exit_code = 0
+        try:
+            for piece in answer:
+                self._delta(piece)
+        except KeyboardInterrupt:
+            self._delta(answer.interrupt())
+            exit_code = 130
+        except SwiftchatError as error:
+            self._end_text(answer)
+            if self.config.json or self.config.stream_json:
+                self._print_json(self._report(answer, load_s, "error"))
+            raise error
+        self._end_text(answer)
+        conversation.add("assistant", answer.text, answer.finish_reason == "interrupt")
+        if self.config.json or self.config.stream_json:
+            self._print_json(self._report(answer, load_s, answer.finish_reason or "interrupt"))
+        if self.config.stats:
+            print(stats_line(answer, info.load_s), file=sys.stderr)
+        return exit_code
+
+    def _delta(self, piece: str) -> None:
+        if not piece or self.config.json:
+            return
+        if self.config.stream_json:
+            self._event({"event": "delta", "content": piece})
+        else:
+            write(visible(piece) if self._gated else piece)
+
+    def _end_text(self, answer: Answer) -> None:
+        plain = not (self.config.json or self.config.stream_json)
+        if plain and not answer.text.endswith("\n"):
+            write("\n")
+
+    def _prefill(self, progress: Any) -> None:
+        self._event({"event": "prefill", "done": progress.done, "total": progress.total})
+
+    def _dropped(self, num_messages: int) -> None:
+        text = f"the context is full: the oldest {num_messages} messages were left out"
+        self.warnings.append(text)
+        print(f"warning: {text}", file=sys.stderr)
+
+    def _event(self, event: dict[str, Any]) -> None:
+        if self.config.stream_json:
+            self._print_json(event)
+
+    def _print_json(self, value: dict[str, Any]) -> None:
+        write(json.dumps(value, ensure_ascii=False) + "\n")
+
+    def _model(self) -> dict[str, Any]:
+        info = self.speaker.wait_ready()
+        return {
+            "id": self.speaker.name,
+            "revision": None,
+            "dtype": info.dtype,
+            "quantization": None,
+            "device": info.device,
+            "tp": 1,
+        }
+
+    def _report(self, answer: Answer, load_s: float, reason: str) -> dict[str, Any]:
+        result = answer.result
+        info = self.speaker.engine.info
+        used = answer.num_prompt_tokens + answer.num_tokens
+        speeds = _speeds(answer)
+        report = {
+            "schema": SCHEMA,
+            "id": uuid.uuid4().hex,
+            "session_id": None,
+            "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "model": self._model() if info else {"id": self.speaker.name},
+            "content": answer.text,
+            "reasoning": None,
+            "finish_reason": reason,
+            "logprobs": None,
+            "usage": {
+                "prompt_tokens": answer.num_prompt_tokens,
+                "cached_tokens": result.cached_tokens if result else 0,
+                "completion_tokens": answer.num_tokens,
+                "context_used": used,
+                "context_size": info.ctx_size_tokens if info else 0,
+            },
+            "timings": {"load_s": round(load_s, 4), "ttft_s": _rounded(answer.ttft_s), **speeds},
+            "params": {
+                "temperature": answer.params.temperature,
+                "top_k": answer.params.top_k,
+                "top_p": answer.params.top_p,
+                "min_p": answer.params.min_p,
+                "seed": result.seed if result else answer.params.seed,
+            },
+            "warnings": self.warnings,
+        }
+        return {"event": "end", **report} if self.config.stream_json else report
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _speeds(answer: Answer) -> dict[str, float | None]:
+    computed = answer.num_prompt_tokens - (answer.result.cached_tokens if answer.result else 0)
+    prompt_tps = computed / answer.ttft_s if answer.ttft_s else None
+    return {"prompt_tps": _rounded(prompt_tps), "completion_tps": _rounded(answer.tokens_per_s)}
+
+
+def stats_line(answer: Answer, load_s: float) -> str:
+    """What an answer cost, for people."""
+    speeds = _speeds(answer)
+    cached = answer.result.cached_tokens if answer.result else 0
+
+    def per_s(value: float | None) -> str:
+        return "–" if value is None else f"{value:.1f} tok/s"
+
+    return (
+        f"load {load_s:.2f} s · prompt {answer.num_prompt_tokens} tokens ({cached} cached) · "
+        f"first token {answer.ttft_s or 0:.2f} s, {per_s(speeds['prompt_tps'])} · "
+        f"answer {answer.num_tokens} tokens, {per_s(speeds['completion_tps'])} · "
+        f"{answer.finish_reason}"
+    )
+
+
+def write(text: str) -> None:
+    """Text to stdout, at once; what the terminal's encoding cannot show is replaced."""
+    encoding = sys.stdout.encoding or "utf-8"
+    if not encoding.lower().startswith("utf"):
+        text = text.encode(encoding, "replace").decode(encoding)
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,49 @@
+"""Progress of long operations on stderr, as bars on a terminal and single lines elsewhere."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from swiftchat.chat.gate import visible
+
+
+@contextmanager
+def reported(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function (label, done, total) that shows how far something is."""
+    if quiet:
+        yield lambda label, done, total: None
+    elif sys.stderr.isatty():
+        with _bars() as report:
+            yield report
+    else:
+        seen: set[str] = set()
+
+        def report_once(label: str, done: int, total: int) -> None:
+            if label not in seen:
+                seen.add(label)
+                print(f"{visible(label)} …", file=sys.stderr, flush=True)
+
+        yield report_once
+
+
+@contextmanager
+def _bars() -> Iterator[Callable[[str, int, int], None]]:
+    # Here, not at the top: rich takes 80 ms, and most commands show no progress.
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.text import Text
+
+    class Label(TextColumn):
+        def render(self, task: object) -> Text:  # plain text: labels are no markup
+            return Text(visible(task.description))  # type: ignore[attr-defined]
+
+    columns = (Label(""), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        tasks: dict[str, object] = {}
+
+        def report(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = progress.add_task(label, total=total)
+            progress.update(tasks[label], completed=done, total=total)  # type: ignore[arg-type]
+
+        yield report

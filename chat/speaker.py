@@ -1,0 +1,119 @@
+"""A model that answers: its files, its tokenizer, and the engine process that runs it."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from swiftchat.chat.answer import Answer
+from swiftchat.chat.config import ChatConfig
+from swiftchat.chat.conversation import Conversation
+from swiftchat.engine.client import EngineClient
+from swiftchat.engine.params import EngineConfig, SamplingParams
+from swiftchat.engine.protocol import EngineInfo, Prefill, Progress
+from swiftchat.errors import DeviceError, UsageError
+from swiftchat.tokenizer import Tokenizer
+from swiftchat.weights.model import Model
+
+StartEngine = Callable[[EngineConfig, Path], EngineClient]
+
+
+def start_engine(config: EngineConfig, path: Path) -> EngineClient:
+    return EngineClient(config, path).start()
+
+
+class Speaker:
+    """Loads in the background from construction on; a context manager that ends the engine.
+
+    `changes` are sampling parameters changed in the conversation, over those of the config.
+    """
+
+    def __init__(self, path: Path, config: ChatConfig, start: StartEngine = start_engine) -> None:
+        self.path = path
+        self.config = config
+        self.changes: dict[str, Any] = {}
+        self.stops = list(config.stop)
+        self._start = start
+        self._failure: Exception | None = None
+        # The engine first: its process imports torch while this one reads the vocabulary.
+        self.engine = start(config.engine(), path)
+        self._opening = threading.Thread(target=self._open, name="tokenizer", daemon=True)
+        self._opening.start()
+
+    def __enter__(self) -> "Speaker":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.engine.close()
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def model(self) -> Model:
+        self._opened()
+        return self._model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        self._opened()
+        return self._tokenizer
+
+    @property
+    def params(self) -> SamplingParams:
+        stop_ids = tuple(dict.fromkeys((*self.tokenizer.eos_ids, *self.model.config.eos_ids)))
+        return self.config.sampling(self.model.generation_config, stop_ids, self.changes)
+
+    def set(self, name: str, value: Any) -> None:
+        """Change a sampling parameter for the answers to come; `UsageError` if it cannot be."""
+        changes = {**self.changes, name: value}
+        self.config.sampling(self.model.generation_config, (), changes)
+        self.changes = changes
+
+    def wait_ready(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
+        """Wait for the engine, starting it anew if its process has died since."""
+        self._opened()
+        try:
+            return self.engine.wait_ready(on_progress)
+        except DeviceError:
+            if self.engine.info is None:  # it never ran: starting again would fail again
+                raise
+        self.engine.close()
+        self.engine = self._start(self.config.engine(), self.path)
+        return self.engine.wait_ready(on_progress)
+
+    def answer(self, conversation: Conversation, on_dropped: Callable[[int], None],
+               on_prefill: Callable[[Prefill], None] | None = None) -> Answer:  # fmt: skip
+        """Begin the answer to a conversation; `on_dropped` hears of messages left out."""
+        info = self.wait_ready()
+        ids, num_dropped = conversation.fit(
+            self._encode, info.ctx_size_tokens, self.config.overflow
+        )
+        if num_dropped:
+            on_dropped(num_dropped)
+        if not ids:
+            raise UsageError("the prompt is empty", "type something to answer")
+        return Answer(self.engine, self.tokenizer, ids, self.params, self.stops, on_prefill)
+
+    def _encode(self, messages: list[dict[str, str]]) -> list[int]:
+        tokenizer = self.tokenizer
+        if not self.config.no_template:
+            return tokenizer.apply_template(messages)
+        bos = [] if tokenizer.bos_id is None or not self._adds_bos() else [tokenizer.bos_id]
+        return bos + tokenizer.encode("".join(message["content"] for message in messages))
+
+    def _adds_bos(self) -> bool:
+        return self.model.tokenizer_config.get("add_bos_token") is True
+
+    def _open(self) -> None:
+        try:
+            self._model = Model.open(self.path)
+            self._tokenizer = Tokenizer.load(self.path)
+        except Exception as error:  # noqa: BLE001  (raised again by whoever needs the files)
+            self._failure = error
+
+    def _opened(self) -> None:
+        self._opening.join()
+        if self._failure is not None:
+            raise self._failure

@@ -1,0 +1,111 @@
+"""The real small model end to end on the CPU, against transformers on the same weights."""
+
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+import transformers
+from swiftchat.engine.engine import Engine
+from swiftchat.engine.params import EngineConfig, SamplingParams
+from swiftchat.tokenizer import Tokenizer
+
+CHATS = [
+    [{"role": "user", "content": "Why is the sky blue? One sentence."}],
+    [{"role": "user", "content": "Write a Python function that adds two numbers."}],
+    [{"role": "system", "content": "You answer in French."}, {"role": "user", "content": "Hello!"}],
+    [
+        {"role": "user", "content": "Name three colours."},
+        {"role": "assistant", "content": "Red, green and blue."},
+        {"role": "user", "content": "Now three animals, as a list."},
+    ],
+]
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2_f32: Path) -> transformers.PreTrainedModel:
+    return transformers.AutoModelForCausalLM.from_pretrained(smollm2_f32, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_f32: Path) -> Tokenizer:
+    return Tokenizer.load(smollm2_f32)
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2_f32: Path) -> Engine:
+    return Engine(smollm2_f32, EngineConfig(device="cpu"))
+
+
+@pytest.mark.parametrize("chat", range(len(CHATS)))
+def test_template_ids_equal_transformers(
+    chat: int, tokenizer: Tokenizer, smollm2_f32: Path
+) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(smollm2_f32)
+    expected = theirs.apply_chat_template(CHATS[chat], add_generation_prompt=True)["input_ids"]
+    assert tokenizer.apply_template(CHATS[chat]) == expected
+
+
+@pytest.mark.parametrize("chat", range(len(CHATS)))
+def test_logits_equal_transformers(
+    chat: int, engine: Engine, reference: transformers.PreTrainedModel, tokenizer: Tokenizer,
+    smollm2_f32: Path,
+) -> None:  # fmt: skip
+    """At most 1e-3 apart: logits reach 30, and fp32 sums of 1,536 products lose about 1e-5."""
+    ids = tokenizer.apply_template(CHATS[chat])
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0, -1]
+    bench = tiny.Bench(smollm2_f32, num_blocks=16, block_size=64)
+    assert (bench.last_logits(ids) - expected).abs().max() <= 1e-3
+
+
+@pytest.mark.parametrize("chat", range(len(CHATS)))
+def test_64_greedy_tokens_equal_transformers(
+    chat: int, engine: Engine, reference: transformers.PreTrainedModel, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.apply_template(CHATS[chat])
+    with torch.inference_mode():
+        expected = reference.generate(
+            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), do_sample=False,
+            temperature=None, top_p=None, max_new_tokens=64,
+        )[0, len(ids) :].tolist()  # fmt: skip
+    params = SamplingParams(temperature=0, max_tokens=64, stop_ids=tuple(tokenizer.eos_ids))
+    ours, _ = tiny.run(engine, {1: ids}, params)
+    assert ours[1] == [i for i in expected if i not in tokenizer.eos_ids]
+
+
+def test_all_chats_batched_equal_alone(engine: Engine, tokenizer: Tokenizer) -> None:
+    params = SamplingParams(temperature=0, max_tokens=24)
+    prompts = {i: tokenizer.apply_template(chat) for i, chat in enumerate(CHATS)}
+    alone = {i: tiny.run(engine, {i: ids}, params)[0][i] for i, ids in prompts.items()}
+    assert tiny.run(engine, prompts, params)[0] == alone
+
+
+def test_two_turns_with_reuse_equal_one_long_prompt(
+    engine: Engine, tokenizer: Tokenizer, smollm2_f32: Path
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=32, stop_ids=tuple(tokenizer.eos_ids))
+    turn = [{"role": "user", "content": "Tell me about the Moon in two sentences."}]
+    first = tokenizer.apply_template(turn)
+    answer, _ = tiny.run(engine, {1: first}, params)
+    turn += [
+        {"role": "assistant", "content": tokenizer.decode(answer[1])},
+        {"role": "user", "content": "And the Sun?"},
+    ]
+    second = tokenizer.apply_template(turn)
+    with_reuse, ends = tiny.run(engine, {2: second}, params)
+    fresh, fresh_ends = tiny.run(Engine(smollm2_f32, EngineConfig(device="cpu")), {2: second},
+                                 params)  # fmt: skip
+    assert with_reuse[2] == fresh[2]
+    assert ends[2].cached_tokens >= len(first) + len(answer[1]) - 1
+    assert fresh_ends[2].cached_tokens == 0
+
+
+def test_bf16_answers_sensibly(smollm2: Path) -> None:
+    tokenizer = Tokenizer.load(smollm2)
+    engine = Engine(smollm2, EngineConfig(device="cpu"))
+    assert engine.info.dtype == "bfloat16"
+    ids = tokenizer.apply_template([{"role": "user", "content": "What is the capital of France?"}])
+    params = SamplingParams(temperature=0, max_tokens=24, stop_ids=tuple(tokenizer.eos_ids))
+    answer, _ = tiny.run(engine, {1: ids}, params)
+    assert "Paris" in tokenizer.decode(answer[1])

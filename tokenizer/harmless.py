@@ -1,0 +1,229 @@
+"""Which chat templates surely end soon, told from their syntax tree without running them."""
+
+from collections.abc import Iterator
+
+from jinja2 import nodes
+
+__all__ = ["is_harmless"]
+
+_INPUTS = frozenset({"messages", "tools", "documents"})
+_MOST_LOOPS = 16
+_LARGEST_NUMBER = 16
+_LONGEST_ARGUMENT = 64
+
+# What may occur anywhere. Everything that can compute something large from something small is
+# missing: `*`, `**`, `range`, macros, captured blocks, lists that repeat a variable.
+_PLAIN_NODES = (
+    nodes.Template, nodes.Output, nodes.TemplateData, nodes.Name, nodes.Const, nodes.Getattr,
+    nodes.Getitem, nodes.Slice, nodes.Compare, nodes.Operand, nodes.And, nodes.Or, nodes.Not,
+    nodes.Neg, nodes.CondExpr, nodes.Test, nodes.Keyword, nodes.Add, nodes.Sub, nodes.If,
+    nodes.NSRef, nodes.Break, nodes.Continue,
+)  # fmt: skip
+_CHECKED_NODES = (
+    nodes.Assign, nodes.Call, nodes.Concat, nodes.Filter, nodes.For, nodes.List, nodes.Mod,
+    nodes.Tuple,
+)  # fmt: skip
+
+_FILTERS = frozenset({
+    "capitalize", "default", "first", "int", "last", "length", "list", "lower", "rejectattr",
+    "safe", "selectattr", "title", "trim", "upper",
+})  # fmt: skip
+# These write more than they read. They may print, but feed neither themselves nor a variable.
+_GROWING_FILTERS = frozenset({"join", "string", "tojson"})
+_FUNCTIONS = frozenset({"namespace", "raise_exception", "strftime_now"})
+_METHODS = frozenset({
+    "endswith", "get", "items", "keys", "lower", "lstrip", "rsplit", "rstrip", "split",
+    "startswith", "strip", "title", "upper", "values",
+})  # fmt: skip
+
+
+def is_harmless(tree: nodes.Template) -> bool:
+    """Whether the template ends after time and memory in proportion to what it is given.
+
+    True only for templates of a plain make: loops go over the messages, tools or documents,
+    and inner loops over a part of what the outer one stands at, so that all together take as
+    many steps as there is data; no single operation makes much out of little. What remains,
+    text that grows by `+` from turn to turn, is watched while rendering. False means "not
+    known": such a template is rendered under a time limit in a process of its own.
+    """
+    everything = list(_walk(tree))
+    if not all(isinstance(node, _PLAIN_NODES + _CHECKED_NODES) for node in everything):
+        return False
+    if not _stored(everything).isdisjoint(_FUNCTIONS | {"loop"}):
+        return False
+    if sum(isinstance(node, nodes.For) for node in everything) > _MOST_LOOPS:
+        return False
+    namespaces = _namespaces(everything)
+    return (
+        all(map(_is_plain_use, everything))
+        and _all_bare(everything, namespaces)
+        and _grows_once(everything)
+        and _loops_descend(tree, _sources(everything), ())
+    )
+
+
+def _walk(node: nodes.Node) -> Iterator[nodes.Node]:
+    yield node
+    for child in node.iter_child_nodes():
+        yield from _walk(child)
+
+
+def _is_plain_use(node: nodes.Node) -> bool:
+    match node:
+        case nodes.Filter(name=name):
+            known = name in _FILTERS or name in _GROWING_FILTERS
+            return known and node.node is not None and _has_plain_arguments(node)
+        case nodes.Call(node=nodes.Name(name="strftime_now")):
+            return _has_plain_arguments(node)
+        case nodes.Call(node=nodes.Name(name=name)):
+            return name in _FUNCTIONS and node.dyn_args is None and node.dyn_kwargs is None
+        case nodes.Call(node=nodes.Getattr(attr=name)):
+            return name in _METHODS and _has_plain_arguments(node)
+        case nodes.Call():
+            return False
+        case nodes.Mod(left=left, right=right):
+            # With a string on the left, % is formatting, which can pad without limit.
+            is_number = isinstance(left, nodes.Getattr) and left.attr in ("index", "index0")
+            is_loop = is_number and left.node == nodes.Name("loop", "load")
+            return (is_loop or _is_filter(left, "length")) and isinstance(right, nodes.Const)
+        case nodes.List(items=items):
+            return all(isinstance(item, nodes.Const) for item in items)
+        case nodes.Tuple(items=items):
+            return all(
+                isinstance(item, nodes.Const)
+                or (isinstance(item, nodes.Name) and item.ctx == "store")
+                for item in items
+            )
+        case nodes.For():
+            return not node.recursive
+    return True
+
+
+def _is_filter(node: nodes.Node, name: str) -> bool:
+    return isinstance(node, nodes.Filter) and node.name == name
+
+
+def _has_plain_arguments(node: nodes.Filter | nodes.Call) -> bool:
+    """Whether all arguments are small constants; those of `default` may be anything."""
+    if node.dyn_args is not None or node.dyn_kwargs is not None:
+        return False
+    if _is_filter(node, "default"):
+        return True
+    values = [*node.args, *(keyword.value for keyword in node.kwargs)]
+    return all(isinstance(value, nodes.Const) and _is_small(value.value) for value in values)
+
+
+def _is_small(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_ARGUMENT
+    return value is None or (isinstance(value, int) and abs(value) <= _LARGEST_NUMBER)
+
+
+def _stored(everything: list[nodes.Node]) -> set[str]:
+    return {node.name for node in everything if isinstance(node, nodes.Name) and node.ctx != "load"}
+
+
+def _namespaces(everything: list[nodes.Node]) -> set[str]:
+    return {
+        node.target.name
+        for node in everything
+        if isinstance(node, nodes.Assign)
+        and isinstance(node.target, nodes.Name)
+        and any(_is_namespace_call(part) for part in _walk(node.node))
+    }
+
+
+def _is_namespace_call(node: nodes.Node) -> bool:
+    return (
+        isinstance(node, nodes.Call)
+        and isinstance(node.node, nodes.Name)
+        and node.node.name == "namespace"
+    )
+
+
+def _all_bare(everything: list[nodes.Node], namespaces: set[str]) -> bool:
+    """Whether namespaces are only made by `set` and used for their attributes.
+
+    One that holds another twice, and so on, would print as exponentially much.
+    """
+    made = sum(map(_is_namespace_call, everything))
+    set_directly = sum(
+        isinstance(node, nodes.Assign) and _is_namespace_call(node.node) for node in everything
+    )
+    uses = sum(
+        isinstance(node, nodes.Name) and node.name in namespaces and node.ctx == "load"
+        for node in everything
+    )
+    attributes = sum(
+        isinstance(node, nodes.Getattr)
+        and isinstance(node.node, nodes.Name)
+        and node.node.name in namespaces
+        for node in everything
+    )
+    return made == set_directly and uses == attributes
+
+
+def _is_growing(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Concat) or (
+        isinstance(node, nodes.Filter) and node.name in _GROWING_FILTERS
+    )
+
+
+def _grows_once(everything: list[nodes.Node]) -> bool:
+    """Whether what makes more out of less stands alone and only in what is printed or tested."""
+    for node in everything:
+        grown = sum(map(_is_growing, _walk(node))) if _may_not_repeat(node) else 0
+        allowed = 1 if _is_growing(node) else 0
+        if grown > allowed:
+            return False
+    return True
+
+
+def _may_not_repeat(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Assign) or _is_growing(node)
+
+
+def _sources(everything: list[nodes.Node]) -> dict[str, set[str | None]]:
+    """For each variable that is set, the names its values are parts of; None for other values."""
+    sources: dict[str, set[str | None]] = {}
+    for node in everything:
+        if isinstance(node, nodes.Assign):
+            for target in _walk(node.target):
+                if isinstance(target, nodes.Name):
+                    sources.setdefault(target.name, set()).add(_root(node.node))
+    return sources
+
+
+def _root(node: nodes.Node | None) -> str | None:
+    """The name of which the expression is a part, as `messages` of `messages[1:]`."""
+    while True:
+        match node:
+            case nodes.Name(name=name):
+                return str(name)
+            case nodes.Getattr() | nodes.Getitem():
+                node = node.node
+            case nodes.Filter() if node.name in ("list", "rejectattr", "selectattr", "trim"):
+                node = node.node
+            case nodes.Call(node=nodes.Getattr(attr="items", node=base)):
+                node = base
+            case _:
+                return None
+
+
+def _loops_descend(
+    node: nodes.Node, sources: dict[str, set[str | None]], outer: tuple[str, ...]
+) -> bool:
+    """Whether every loop goes over a part of the innermost one around it, or of an input."""
+    if isinstance(node, nodes.For):
+        allowed = set(outer) if outer else set(_INPUTS)
+        root = _root(node.iter)
+        roots = sources.get(root, {root}) if root is not None else {None}
+        if root in allowed and root in sources:
+            return False  # both given and set: which one is meant is not known
+        if not roots <= allowed:
+            return False
+        targets = [part.name for part in _walk(node.target) if isinstance(part, nodes.Name)]
+        if any(target in sources or target in _INPUTS for target in targets):
+            return False
+        outer = tuple(targets)
+    return all(_loops_descend(child, sources, outer) for child in node.iter_child_nodes())
