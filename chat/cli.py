@@ -98,10 +98,7 @@ _CHAT_OPTIONS = (
     _option("--json", env=False, is_flag=True, help="One JSON object instead of text."),
     _option("--stream-json", env=False, is_flag=True, help="JSON lines as the answer comes."),
     _option("--stats", is_flag=True, help="Speed and token counts on stderr."),
-    _option("--color", type=click.Choice(["auto", "always", "never"]), default="auto",
-            help="Colours; NO_COLOR is honoured."),
     _option("-q", "--quiet", is_flag=True, help="No banner, no progress."),
-    _option("-v", "--verbose", is_flag=True, help="Say more."),
     _option("--debug", is_flag=True, help="Tracebacks."),
 )  # fmt: skip
 

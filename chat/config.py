@@ -47,9 +47,7 @@ class ChatConfig:
     json: bool = False
     stream_json: bool = False
     stats: bool = False
-    color: str = "auto"
     quiet: bool = False
-    verbose: bool = False
     debug: bool = False
 
     def sampling(self, generation_config: dict[str, Any], stop_ids: tuple[int, ...],

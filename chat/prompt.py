@@ -30,6 +30,7 @@ def build_prompt(commands: Iterable[str], history_file: Path | None,
         history=open_history(history_file),
         placeholder=[("fg:ansibrightblack", PLACEHOLDER)],
         bottom_toolbar=toolbar,
+        refresh_interval=0.5,  # loading goes on while nobody types
         **io,  # type: ignore[arg-type]
     )
 

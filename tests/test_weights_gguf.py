@@ -116,11 +116,14 @@ LIES: dict[str, tuple[bytes, str]] = {
     "2^62 tensors": (build(counts=(2**62, 0)), "tensors announced"),
     "2^62 pairs": (build(counts=(0, 2**62)), "pairs announced"),
     "more pairs than bytes": (build(counts=(0, 60_000)), "room"),
-    "more tensors than there are": (build(tensors=[tensor()], counts=(9, 0)), ""),
+    "more tensors than there are": (build(tensors=[tensor()], counts=(9, 0)), "fit|dimensions"),
     "49 bytes of array": (
-        build(counts=(0, 1))[:24] + string("k") + struct.pack("<II", ARRAY, U8) + HUGE, "elements of k",
+        build(counts=(0, 1))[:24] + string("k") + struct.pack("<II", ARRAY, U8) + HUGE,
+        "elements of k",
     ),
-    "string array of 2^62": (build([pair("k", ARRAY, struct.pack("<I", STRING) + HUGE)]), "elements"),
+    "string array of 2^62": (
+        build([pair("k", ARRAY, struct.pack("<I", STRING) + HUGE)]), "elements",
+    ),
     "string of 2^62": (build([pair("k", STRING, HUGE)]), "k has"),
     "string beyond the end": (build([pair("k", STRING, struct.pack("<Q", 5000))]), "truncated"),
     "key of 2^62": (build([HUGE]), "metadata key"),

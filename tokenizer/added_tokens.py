@@ -51,7 +51,8 @@ class AddedTokens:
         token counts only where it touches none of them, any other where it is not half in one.
         """
         if not self._tokens:
-            yield None, 0, len(text)
+            if text:
+                yield None, 0, len(text)
             return
         reader = _Ranges(content)
         done = at = 0

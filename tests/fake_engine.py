@@ -1,0 +1,151 @@
+"""A deterministic engine behind the real client's interface, and a model folder to go with it.
+
+Run as a program it opens the real conversation with this engine: `fake_engine.py FOLDER SCRIPT`,
+the script being JSON: a list of answers, each a string or {"text", "delay_s", "error"}.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from swiftchat.engine.params import EngineConfig, SamplingParams
+from swiftchat.engine.protocol import EngineInfo, Event, Finished, Prefill, Tokens
+from swiftchat.errors import DeviceError
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+START_ID, END_ID = 256, 257
+
+
+def byte_symbols() -> list[str]:
+    """GPT-2's printable stand-ins for the 256 bytes, in byte order."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
+
+
+def make_folder(folder: Path, **config: Any) -> Path:
+    """Write a model directory whose tokenizer has one token a byte, and no weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocab = {symbol: i for i, symbol in enumerate(byte_symbols())}
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+               "special": True}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None,
+        "added_tokens": [
+            {"id": START_ID, "content": "<|im_start|>", **special},
+            {"id": END_ID, "content": "<|im_end|>", **special},
+        ],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                          "use_regex": True},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
+                    "use_regex": True},
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False,
+                  "byte_fallback": False, "ignore_merges": False, "vocab": vocab, "merges": []},
+    }  # fmt: skip
+    model_config = {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 258, "hidden_size": 48,
+        "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 6,
+        "num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+        "bos_token_id": None, "eos_token_id": END_ID, "dtype": "float32", **config,
+    }  # fmt: skip
+    names = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "config.json").write_text(json.dumps(model_config))
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    return folder
+
+
+class FakeGeneration:
+    """Yields an answer's bytes as tokens, one by one."""
+
+    def __init__(self, prompt: Sequence[int], answer: dict[str, Any], params: SamplingParams,
+                 cached_tokens: int) -> None:  # fmt: skip
+        self.prompt = prompt
+        self.answer = answer
+        self.params = params
+        self.cached_tokens = cached_tokens
+        self.cancelled = False
+
+    def __iter__(self) -> Iterator[Event]:
+        yield Prefill(len(self.prompt), len(self.prompt))
+        num_said, reason = 0, "stop"
+        for token in self.answer["text"].encode():
+            if self.cancelled:
+                reason = "interrupt"
+                break
+            if num_said == self.params.max_tokens:
+                reason = "length"
+                break
+            time.sleep(self.answer.get("delay_s", 0))
+            num_said += 1
+            yield Tokens([token])
+        if "error" in self.answer:
+            raise DeviceError(self.answer["error"], "send it again")
+        yield Finished(reason, len(self.prompt), self.cached_tokens, num_said, 0.5, 0.25, 7)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class FakeEngine:
+    """Gives the scripted answers in turn and remembers what it was asked."""
+
+    def __init__(self, answers: list[Any], ctx_size_tokens: int = 256) -> None:
+        self.answers = [a if isinstance(a, dict) else {"text": a} for a in answers]
+        self.ctx_size_tokens = ctx_size_tokens
+        self.prompts: list[list[int]] = []
+        self.params: list[SamplingParams] = []
+        self.num_starts = self.num_closes = 0
+        self.info: EngineInfo | None = None
+        self.progress = None
+
+    def start(self, config: EngineConfig, path: Path) -> "FakeEngine":
+        self.config = config
+        self.num_starts += 1
+        return self
+
+    def wait_ready(self, on_progress: Any = None) -> EngineInfo:
+        self.info = EngineInfo("fake", "float32", 1000, 4000, 512, 8000, self.ctx_size_tokens, 1,
+                               0.125)  # fmt: skip
+        return self.info
+
+    def generate(self, prompt: Sequence[int], params: SamplingParams) -> FakeGeneration:
+        self.prompts.append(list(prompt))
+        self.params.append(params)
+        return FakeGeneration(prompt, self.answers.pop(0), params, cached_tokens=3)
+
+    def stats(self) -> dict[str, int]:
+        return {"free_blocks": 4}
+
+    def close(self) -> None:
+        self.num_closes += 1
+
+    def asked(self, index: int = -1) -> str:
+        """A prompt as text."""
+        names = {START_ID: b"<|im_start|>", END_ID: b"<|im_end|>"}
+        return b"".join(names.get(i) or bytes([i]) for i in self.prompts[index]).decode()
+
+
+def main() -> None:
+    from swiftchat.chat.config import ChatConfig
+    from swiftchat.chat.conversation import Conversation
+    from swiftchat.chat.repl import Repl
+    from swiftchat.chat.speaker import Speaker
+
+    config = ChatConfig()
+    engine = FakeEngine(json.loads(sys.argv[2]))
+    with Speaker(Path(sys.argv[1]), config, engine.start) as speaker:  # type: ignore[arg-type]
+        code = Repl(speaker, config, Conversation()).run()
+    assert "torch" not in sys.modules, "the terminal's process imported torch"
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

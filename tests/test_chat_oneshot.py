@@ -1,0 +1,191 @@
+"""One prompt, one answer: flags × stdin, stdout apart from stderr, exit codes."""
+
+import json
+from pathlib import Path
+
+import fake_engine
+import pytest
+from click.testing import CliRunner, Result
+from swiftchat.chat import cli
+from swiftchat.chat.speaker import Speaker
+from swiftchat.errors import SwiftchatError
+
+
+class Program:
+    """`swiftchat` with the fake engine in place of a model."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.engine = fake_engine.FakeEngine(["An answer."])
+
+        def speaker(path: Path, config: object) -> Speaker:
+            return Speaker(path, config, self.engine.start)  # type: ignore[arg-type]
+
+        monkeypatch.setattr("swiftchat.chat.speaker.Speaker", speaker)
+
+    def run(self, *args: str, stdin: str | bytes = "") -> Result:
+        return CliRunner().invoke(
+            cli.swiftchat, ["-m", str(self.folder), *args], input=stdin, standalone_mode=True
+        )
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    return Program(fake_engine.make_folder(tmp_path / "model"), monkeypatch)
+
+
+def test_the_answer_and_nothing_else_on_stdout(program: Program) -> None:
+    result = program.run("-p", "Why?")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "An answer.\n", "")
+    assert program.engine.asked() == (
+        "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_chat_is_the_same_command(program: Program) -> None:
+    result = CliRunner().invoke(
+        cli.swiftchat, ["chat", "-m", str(program.folder), "-p", "Why?"], input=""
+    )
+    assert (result.exit_code, result.stdout) == (0, "An answer.\n")
+
+
+def test_an_answer_that_ends_in_a_newline_gets_no_second(program: Program) -> None:
+    program.engine.answers = [{"text": "line\n"}]
+    assert program.run("-p", "x").stdout == "line\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "stdin", "message"),
+    [
+        ((), "from a pipe\n", "from a pipe"),
+        (("-p", "-"), "from a pipe\n", "from a pipe"),
+        (("-p", "Review:"), "a diff\n", "a diff\n\nReview:"),
+        (("-p", "Review:"), "\n", "Review:"),
+        (("-p", "x"), b"\xff\xfe caf\xe9", "\ufffd\ufffd caf\ufffd\n\nx"),
+    ],
+)
+def test_stdin_and_prompt(
+    program: Program, args: tuple[str, ...], stdin: str | bytes, message: str
+) -> None:
+    assert program.run(*args, stdin=stdin).exit_code == 0
+    assert f"<|im_start|>user\n{message}<|im_end|>" in program.engine.asked()
+
+
+def test_files_come_before_the_prompt(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("content of a")
+    program.run("-f", str(tmp_path / "a.txt"), "-p", "Sum up")
+    assert f"{tmp_path}/a.txt:\ncontent of a\n\nSum up<|im_end|>" in program.engine.asked()
+
+
+def test_the_system_prompt(program: Program, tmp_path: Path) -> None:
+    program.run("-s", "Be brief.", "-p", "x")
+    assert program.engine.asked().startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
+    (tmp_path / "s").write_text("From a file.")
+    program.engine.answers = [{"text": "y"}]
+    program.run("--system-file", str(tmp_path / "s"), "-p", "x")
+    assert "system\nFrom a file.<" in program.engine.asked()
+
+
+def test_no_template_completes_the_prompt_as_it_stands(program: Program) -> None:
+    program.run("--no-template", "-p", "Once upon")
+    assert program.engine.asked() == "Once upon"
+
+
+def test_sampling_flags_reach_the_engine(program: Program) -> None:
+    program.run(
+        "-p", "x", "--temp", "0.3", "--top-k", "5", "--top-p", "0.8", "--min-p", "0.1", "--seed",
+        "9", "-n", "4", "--repeat-penalty", "1.2", "--presence-penalty", "0.5",
+        "--frequency-penalty", "0.25", "--ctx-size", "128", "--threads", "2", "--dtype", "float32",
+    )  # fmt: skip
+    params = program.engine.params[0]
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.3, 5, 0.8, 0.1)
+    assert (params.seed, params.max_tokens, params.repeat_penalty) == (9, 4, 1.2)
+    assert (params.presence_penalty, params.frequency_penalty) == (0.5, 0.25)
+    assert params.stop_ids == (fake_engine.END_ID,)
+    config = program.engine.config
+    assert (config.ctx_size_tokens, config.num_threads, config.dtype) == (128, 2, "float32")
+
+
+def test_the_environment_stands_below_flags(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWIFTCHAT_TEMP", "0.4")
+    monkeypatch.setenv("SWIFTCHAT_TOP_K", "7")
+    program.run("-p", "x", "--top-k", "3")
+    assert (program.engine.params[0].temperature, program.engine.params[0].top_k) == (0.4, 3)
+
+
+def test_stop_strings(program: Program) -> None:
+    assert program.run("-p", "x", "--stop", "swer").stdout == "An an\n"
+
+
+def test_json_is_one_object_of_schema_1(program: Program) -> None:
+    report = json.loads(program.run("-p", "x", "--json").stdout)
+    assert report["schema"] == 1
+    assert report["content"] == "An answer." and report["finish_reason"] == "stop"
+    assert report["model"]["id"] == "model" and report["model"]["device"] == "fake"
+    assert report["usage"] == {
+        "prompt_tokens": 24, "cached_tokens": 3, "completion_tokens": 10, "context_used": 34,
+        "context_size": 256,
+    } | {"prompt_tokens": len(program.engine.prompts[0]),
+         "context_used": len(program.engine.prompts[0]) + 10}  # fmt: skip
+    assert set(report) == {
+        "schema", "id", "session_id", "created", "model", "content", "reasoning", "finish_reason",
+        "logprobs", "usage", "timings", "params", "warnings",
+    }  # fmt: skip
+    assert report["params"]["seed"] == 7
+
+
+def test_stream_json_deltas_are_the_content(program: Program) -> None:
+    lines = [json.loads(line) for line in program.run("-p", "x", "--stream-json").stdout.split("\n")
+             if line]  # fmt: skip
+    kinds = [line["event"] for line in lines]
+    assert kinds[0] == "start" and kinds[1] == "prefill" and kinds[-1] == "end"
+    deltas = "".join(line["content"] for line in lines if line["event"] == "delta")
+    assert deltas == lines[-1]["content"] == "An answer."
+
+
+def test_stats_go_to_stderr(program: Program) -> None:
+    result = program.run("-p", "x", "--stats")
+    assert result.stdout == "An answer.\n"
+    assert "answer 10 tokens" in result.stderr and "3 cached" in result.stderr
+
+
+def failure(program: Program, *args: str, stdin: str = "") -> SwiftchatError:
+    result = CliRunner().invoke(
+        cli.swiftchat, ["-m", str(program.folder), *args], input=stdin, standalone_mode=False
+    )
+    assert isinstance(result.exception, SwiftchatError), result.exception
+    return result.exception
+
+
+def test_an_empty_prompt_is_a_usage_error(program: Program) -> None:
+    for args, stdin in ((("-p", ""), ""), ((), ""), (("-p", " \n"), "\n")):
+        assert failure(program, *args, stdin=stdin).exit_code == 2
+
+
+def test_a_prompt_longer_than_the_context_is_counted_before_prefill(program: Program) -> None:
+    error = failure(program, "-p", "x" * 300)
+    assert error.exit_code == 5 and "256" in error.message and program.engine.prompts == []
+
+
+def test_a_failure_in_the_middle_keeps_what_was_said(program: Program) -> None:
+    program.engine.answers = [{"text": "Half an ans", "error": "the engine process ended"}]
+    result = CliRunner().invoke(
+        cli.swiftchat, ["-m", str(program.folder), "-p", "x"], standalone_mode=False
+    )
+    assert result.stdout == "Half an ans\n"
+    assert isinstance(result.exception, SwiftchatError) and result.exception.exit_code == 4
+
+
+def test_json_tells_of_a_failure_in_the_middle(program: Program) -> None:
+    program.engine.answers = [{"text": "Half", "error": "gone"}]
+    report = json.loads(program.run("-p", "x", "--json").stdout)
+    assert (report["content"], report["finish_reason"]) == ("Half", "error")
+
+
+def test_missing_files_and_models(program: Program, tmp_path: Path) -> None:
+    assert failure(program, "-f", str(tmp_path / "none"), "-p", "x").exit_code == 8
+    assert failure(program, "-m", str(tmp_path / "none.gguf"), "-p", "x").exit_code == 3
+    missing = failure(program, "-m", "no/such-model", "-p", "x", "--offline")
+    assert missing.exit_code == 3 and "swiftchat download" in missing.hint

@@ -1,0 +1,120 @@
+"""A tiny GGUF file of a transformers model, written with the reference package."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import transformers
+
+NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+# Bytes as GPT-2 spells them that need no translation, a few pairs of them, and three others.
+LETTERS = [chr(code) for code in range(ord("!"), ord("~") + 1)]
+MERGES = ["a b", "ab c", "Ġ a", "1 2"]
+PIECES = [*LETTERS, "Ġ", *(merge.replace(" ", "") for merge in MERGES)]
+TOKENS = [*PIECES, "<|begin|>", "<|end|>", "<user>", "[PAD102]"]
+KINDS = [1] * len(PIECES) + [3, 3, 4, 5]
+
+
+def rows_for_gguf(rows: np.ndarray, heads: int) -> np.ndarray:
+    """The order of interleaved rotary embeddings: the two halves of each head alternate."""
+    halves = np.split(rows.reshape(heads, -1, *rows.shape[1:]), 2, axis=1)
+    return np.stack(halves, axis=2).reshape(rows.shape)
+
+
+def gguf_name(name: str) -> str:
+    if name in NAMES:
+        return NAMES[name]
+    _, _, layer, rest = name.split(".", 3)
+    middle, _, kind = rest.rpartition(".")
+    return f"blk.{layer}.{NAMES[middle]}.{kind}"
+
+
+def write(
+    path: Path,
+    model: transformers.LlamaForCausalLM,
+    *,
+    quantise: gguf.GGMLQuantizationType | None = None,
+    metadata: dict[str, Any] | None = None,
+    tensors: dict[str, np.ndarray] | None = None,
+) -> None:
+    """Write `model`; `metadata` replaces (None: removes) keys, `tensors` adds more tensors."""
+    config = model.config
+    changes = metadata or {}
+    writer = gguf.GGUFWriter(path, changes.pop("general.architecture", "llama"))
+    pairs: dict[str, Any] = {
+        "general.license": "apache-2.0",
+        "llama.block_count": config.num_hidden_layers,
+        "llama.context_length": config.max_position_embeddings,
+        "llama.embedding_length": config.hidden_size,
+        "llama.feed_forward_length": config.intermediate_size,
+        "llama.attention.head_count": config.num_attention_heads,
+        "llama.attention.head_count_kv": config.num_key_value_heads,
+        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "llama.rope.freq_base": config.rope_parameters["rope_theta"],
+        "llama.rope.dimension_count": config.head_dim,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.token_type": KINDS,
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.bos_token_id": TOKENS.index("<|begin|>"),
+        "tokenizer.ggml.eos_token_id": TOKENS.index("<|end|>"),
+        "tokenizer.chat_template": "{{ messages[0]['content'] }}",
+        **changes,
+    }
+    for key, value in pairs.items():
+        if value is not None:
+            _add(writer, key, value)
+    for name, parameter in model.named_parameters():
+        _add_tensor(writer, name, parameter.detach().numpy(), config, quantise)
+    for name, array in (tensors or {}).items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_string(key, value)
+
+
+def _add_tensor(
+    writer: gguf.GGUFWriter,
+    name: str,
+    array: np.ndarray,
+    config: transformers.LlamaConfig,
+    quantise: gguf.GGMLQuantizationType | None,
+) -> None:
+    if ".q_proj." in name:
+        array = rows_for_gguf(array, config.num_attention_heads)
+    if ".k_proj." in name:
+        array = rows_for_gguf(array, config.num_key_value_heads)
+    array = np.ascontiguousarray(array)
+    if quantise is not None and array.ndim == 2:
+        writer.add_tensor(gguf_name(name), gguf.quantize(array, quantise), raw_dtype=quantise)
+    else:
+        writer.add_tensor(gguf_name(name), array)
