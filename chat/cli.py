@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from swiftchat.chat.gate import visible
-from swiftchat.errors import SwiftchatError, UsageError
+from swiftchat.errors import SwiftchatError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -118,7 +118,7 @@ def chat_options(command: F) -> F:
 @chat_options
 @click.version_option(package_name="swiftchat", message="%(prog)s %(version)s")
 @click.pass_context
-def swiftchat(ctx: click.Context, **options: Any) -> None:
+def swiftchat(ctx: click.Context, /, **options: Any) -> None:
     """Talk to open-weights language models on your own machine."""
     if ctx.invoked_subcommand is None:
         ctx.exit(run_chat(options))
@@ -127,7 +127,7 @@ def swiftchat(ctx: click.Context, **options: Any) -> None:
 @click.command()
 @chat_options
 @click.pass_context
-def chat(ctx: click.Context, **options: Any) -> None:
+def chat(ctx: click.Context, /, **options: Any) -> None:
     """Talk to a model: interactively, or once with -p."""
     ctx.exit(run_chat(options))
 
@@ -245,11 +245,18 @@ def main() -> None:
 def _run() -> int:
     from swiftchat.chat.config import load_config_file
 
-    values = {} if {"--help", "-h", "--version"} & set(sys.argv) else load_config_file(_option_names())
-    result = swiftchat.main(
-        prog_name="swiftchat", standalone_mode=False, default_map={**values, "chat": values}
-    )
-    return result if isinstance(result, int) else 0
+    if "_SWIFTCHAT_COMPLETE" in os.environ:
+        swiftchat.main(prog_name="swiftchat")
+    light = {"--help", "-h", "--version"} & set(sys.argv)
+    values = {} if light else load_config_file(_option_names())
+    # Not `swiftchat.main`: click would turn a closed pipe into exit code 1.
+    try:
+        arguments, defaults = sys.argv[1:], {**values, "chat": values}
+        with swiftchat.make_context("swiftchat", arguments, default_map=defaults) as context:
+            swiftchat.invoke(context)
+    except click.exceptions.Exit as exit_:
+        return exit_.exit_code
+    return 0
 
 
 def _leave(number: int, frame: object) -> None:

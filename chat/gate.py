@@ -9,7 +9,9 @@ shown on a terminal. Output to a pipe or file does not: there the bytes are the 
 # in a diamond, because no visible picture of them exists.
 _C0 = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)}
 _C1 = dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-_BIDI = dict.fromkeys([0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
+_BIDI = dict.fromkeys(
+    [0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD
+)
 _LINES = dict.fromkeys([0x2028, 0x2029], 0xFFFD)
 _TABLE = {**_C0, 0x7F: 0x2421, **_C1, **_BIDI, **_LINES}
 

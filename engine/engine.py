@@ -43,8 +43,12 @@ class Engine:
     ends a generation between steps. Not thread-safe: one loop owns it.
     """
 
-    def __init__(self, path: Path, config: EngineConfig,
-                 on_progress: Callable[[str, int, int], None] = lambda *_: None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: EngineConfig,
+        on_progress: Callable[[str, int, int], None] = lambda *_: None,
+    ) -> None:
         started = time.perf_counter()
         device = find_device(config.device)
         if config.num_threads is not None:
@@ -233,4 +237,4 @@ def available_bytes(device: torch.device) -> int:
     """Memory that can be taken now without swapping."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+    return int(psutil.virtual_memory().available)

@@ -13,8 +13,13 @@ from swiftchat.weights.families import tensor_name
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
-def load_weights(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype,
-                 device: torch.device, on_progress: Callable[[int, int], None]) -> DecoderWeights:
+def load_weights(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Callable[[int, int], None],
+) -> DecoderWeights:
     """Make the decoder's weights from a checked checkpoint.
 
     On the CPU, tensors of the wanted dtype are views of the mapped files: nothing is copied but

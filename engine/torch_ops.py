@@ -115,7 +115,7 @@ def attention(q: Tensor, cache: Tensor, plans: Sequence[AttentionPlan], scale: f
     kv_heads = cache.shape[2] // 2
     outputs = []
     for plan in plans:
-        keys, values = _context(cache, plan).split(kv_heads, 1)
+        keys, values = _context(cache, plan).tensor_split(2, dim=1)
         out = F.scaled_dot_product_attention(
             q[plan.rows].transpose(0, 1).unsqueeze(0),
             keys,

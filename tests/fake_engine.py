@@ -33,8 +33,13 @@ def make_folder(folder: Path, **config: Any) -> Path:
     """Write a model directory whose tokenizer has one token a byte, and no weights."""
     folder.mkdir(parents=True, exist_ok=True)
     vocab = {symbol: i for i, symbol in enumerate(byte_symbols())}
-    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-               "special": True}
+    special = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     tokenizer = {
         "version": "1.0", "truncation": None, "padding": None, "normalizer": None,
         "added_tokens": [

@@ -6,6 +6,7 @@ from pathlib import Path
 import fake_engine
 import pytest
 from click.testing import CliRunner, Result
+
 from swiftchat.chat import cli
 from swiftchat.chat.speaker import Speaker
 from swiftchat.errors import SwiftchatError
@@ -37,9 +38,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
 def test_the_answer_and_nothing_else_on_stdout(program: Program) -> None:
     result = program.run("-p", "Why?")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "An answer.\n", "")
-    assert program.engine.asked() == (
-        "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert program.engine.asked() == ("<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_chat_is_the_same_command(program: Program) -> None:

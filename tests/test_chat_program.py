@@ -12,7 +12,9 @@ import pytest
 SWIFTCHAT = [sys.executable, "-m", "swiftchat.chat"]
 
 
-def run(*args: str, env: dict[str, str] | None = None, stdin: bytes = b"") -> subprocess.CompletedProcess:
+def run(
+    *args: str, env: dict[str, str] | None = None, stdin: bytes = b""
+) -> subprocess.CompletedProcess:
     return subprocess.run(
         [*SWIFTCHAT, *args], input=stdin, capture_output=True, env={**os.environ, **(env or {})}
     )

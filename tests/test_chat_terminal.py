@@ -1,5 +1,6 @@
 """The conversation in a real terminal: a pty, and what its screen shows."""
 
+import contextlib
 import json
 import os
 import sys
@@ -22,7 +23,9 @@ class Terminal:
                  **env: str) -> None:  # fmt: skip
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
-        environment = {**os.environ, "TERM": "xterm-256color", **env}
+        # pyte does not tell where its cursor is, and prompt_toolkit would wait for that.
+        quiet = {"PROMPT_TOOLKIT_NO_CPR": "1"}
+        environment = {**os.environ, "TERM": "xterm-256color", **quiet, **env}
         self.process = pexpect.spawn(
             command, args, dimensions=(rows, columns), env=environment, timeout=20
         )
@@ -33,13 +36,11 @@ class Terminal:
 
     def look(self) -> str:
         """The screen's text after taking in what has come."""
-        while True:
-            try:
-                piece = self.process.read_nonblocking(65536, timeout=0.05)
-            except (pexpect.TIMEOUT, pexpect.EOF):
-                return "\n".join(line.rstrip() for line in self.screen.display)
+        with contextlib.suppress(pexpect.TIMEOUT, pexpect.EOF):
+            piece = self.process.read_nonblocking(65536, timeout=0.05)
             self.raw += piece
             self._stream.feed(piece)
+        return "\n".join(line.rstrip() for line in self.screen.display)
 
     def wait_for(self, wanted: str | Callable[[str], bool], seconds: float = 15) -> str:
         deadline = time.monotonic() + seconds

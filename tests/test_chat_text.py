@@ -7,6 +7,7 @@ import fake_engine
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from swiftchat.chat.answer import Answer
 from swiftchat.chat.config import ChatConfig, load_config_file
 from swiftchat.chat.conversation import Conversation
@@ -79,7 +80,7 @@ def test_an_interrupted_answer_keeps_its_text_and_what_was_held_back(folder: Pat
     pieces = iter(made)
     text = next(pieces) + next(pieces)
     assert text == "ab"
-    next(piece for piece in [""] )
+    next(piece for piece in [""])
     assert made.interrupt() == ""
     assert made.finish_reason == "interrupt" and made.text == "ab"
 

@@ -7,6 +7,7 @@ import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from swiftchat.engine.engine import Engine
 from swiftchat.engine.memory import plan_cache
 from swiftchat.engine.params import EngineConfig, SamplingParams

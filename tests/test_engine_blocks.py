@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from swiftchat.engine.blocks import ROOT, BlockAllocator, NoFreeBlock
 from swiftchat.engine.params import SamplingParams
 from swiftchat.engine.scheduler import Scheduler, Sequence, Step
@@ -81,16 +82,21 @@ class FakeCache:
         for row in step.rows:  # every row reads its whole context after all rows have written
             sequence = row.sequence
             end = sequence.num_computed + row.num_tokens
-            seen = [self.slots[sequence.block_table[p // self.size]][p % self.size]
-                    for p in range(end)]
+            seen = [
+                self.slots[sequence.block_table[p // self.size]][p % self.size] for p in range(end)
+            ]
             assert seen == sequence.tokens[:end]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     """Adds, steps, finishes and cancels at random on a small cache with few distinct tokens."""
 
-    @initialize(num_blocks=st.integers(6, 12), size=st.integers(1, 4), chunk=st.integers(1, 9),
-                max_seqs=st.integers(1, 4))
+    @initialize(
+        num_blocks=st.integers(6, 12),
+        size=st.integers(1, 4),
+        chunk=st.integers(1, 9),
+        max_seqs=st.integers(1, 4),
+    )
     def begin(self, num_blocks: int, size: int, chunk: int, max_seqs: int) -> None:
         self.allocator = BlockAllocator(num_blocks, size)
         self.scheduler = Scheduler(self.allocator, chunk, max_seqs)
@@ -144,8 +150,11 @@ TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-@given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=30),
-       st.integers(1, 5))
+@given(
+    st.lists(st.integers(0, 2), max_size=30),
+    st.lists(st.integers(0, 2), max_size=30),
+    st.integers(1, 5),
+)
 @settings(deadline=None)
 def test_find_prefix_finds_the_longest(first: list[int], second: list[int], size: int) -> None:
     allocator = BlockAllocator(40, size)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+
 from swiftchat.engine.decoder import resident_bytes
 from swiftchat.engine.engine import Engine
 from swiftchat.engine.params import EngineConfig

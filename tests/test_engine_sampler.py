@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from swiftchat.engine.params import SamplingParams
 from swiftchat.engine.philox import philox4x32, uniform
 from swiftchat.engine.sampler import penalize, sample

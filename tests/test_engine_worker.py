@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+
 from swiftchat.engine.client import EngineClient
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import Finished, Tokens

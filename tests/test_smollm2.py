@@ -6,6 +6,7 @@ import pytest
 import tiny
 import torch
 import transformers
+
 from swiftchat.engine.engine import Engine
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.tokenizer import Tokenizer

@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
 from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.tokenizer.bpe import merge
@@ -319,7 +320,7 @@ LIES: list[tuple[str, Any, str]] = [
     ("added_tokens", [{"id": 0, "content": "x"}], "added_tokens[0].id"),
     ("added_tokens", [{"id": 9999, "content": "a"}], "added_tokens[0].id"),
     ("added_tokens", [{"id": 9999, "content": 5}], "added_tokens[0].content"),
-    ("added_tokens", [{"id": 9999, "content": "x", "lstrip": 1}], "added_tokens[0].lstrip"),
+    ("added_tokens", [{"id": 9999, "content": "<x>", "lstrip": 1}], "added_tokens[0].lstrip"),
     ("normalizer", {"type": "Prepend"}, "Prepend"),
     ("normalizer", 5, "normalizer"),
     ("pre_tokenizer", {"type": "Metaspace"}, "Metaspace"),

@@ -15,7 +15,8 @@ from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.loader import load_weights
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import Finished, Tokens
-from swiftchat.engine.scheduler import Scheduler, Sequence as TokenSequence
+from swiftchat.engine.scheduler import Scheduler
+from swiftchat.engine.scheduler import Sequence as TokenSequence
 from swiftchat.errors import SwiftchatError
 from swiftchat.weights.model import Model
 
@@ -81,8 +82,13 @@ def random_ids(length: int, seed: int = 0) -> list[int]:
 class Bench:
     """A decoder with a cache and a scheduler, without the generation loop on top."""
 
-    def __init__(self, folder: Path, num_blocks: int = 64, block_size: int = BLOCK_SIZE,
-                 chunk_tokens: int = 512) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        num_blocks: int = 64,
+        block_size: int = BLOCK_SIZE,
+        chunk_tokens: int = 512,
+    ) -> None:
         model = Model.open(folder)
         self.checkpoint = model.checkpoint()
         cpu = torch.device("cpu")

@@ -70,12 +70,15 @@ class AddedTokens:
             if token.lstrip:
                 while start > done and _is_space(text[start - 1]):
                     start -= 1
+                start = max(start, done)
             if token.rstrip:
                 while end < len(text) and _is_space(text[end]):
                     end += 1
             if done < start:
                 yield None, done, start
-            yield token.id, start, end
+            # White space taken in by the token before can be all that this one consists of.
+            if start < end:
+                yield token.id, start, end
             done = end
         if done < len(text):
             yield None, done, len(text)

@@ -83,9 +83,12 @@ def _is_plain_use(node: nodes.Node) -> bool:
             return False
         case nodes.Mod(left=left, right=right):
             # With a string on the left, % is formatting, which can pad without limit.
-            is_number = isinstance(left, nodes.Getattr) and left.attr in ("index", "index0")
-            is_loop = is_number and left.node == nodes.Name("loop", "load")
-            return (is_loop or _is_filter(left, "length")) and isinstance(right, nodes.Const)
+            is_place = (
+                isinstance(left, nodes.Getattr)
+                and left.attr in ("index", "index0")
+                and left.node == nodes.Name("loop", "load")
+            )
+            return (is_place or _is_filter(left, "length")) and isinstance(right, nodes.Const)
         case nodes.List(items=items):
             return all(isinstance(item, nodes.Const) for item in items)
         case nodes.Tuple(items=items):
