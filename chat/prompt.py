@@ -16,7 +16,7 @@ PLACEHOLDER = "Send a message (/? for help)"
 
 def build_prompt(commands: Iterable[str], history_file: Path | None,
                  toolbar: Callable[[], str], **io: object) -> "PromptSession[str]":  # fmt: skip
-    """The session that reads messages; `io` are prompt_toolkit's `input` and `output`, for tests."""
+    """The session that reads messages; tests give prompt_toolkit's `input` and `output` as `io`."""
     return PromptSession(
         ">>> ",
         multiline=True,

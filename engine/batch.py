@@ -25,7 +25,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Batch:
-    """`ids`, `positions` and `slot_mapping` are int64 [num_tokens]; `logit_rows` int64 [num_logits].
+    """int64 `ids`, `positions` and `slot_mapping` [num_tokens], and `logit_rows` [num_logits].
 
     Slot s is place `s % block_size` of block `s // block_size`. `logit_rows` are the packed
     tokens whose logits are wanted, `wanted` the rows they belong to.

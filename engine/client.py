@@ -78,7 +78,7 @@ class EngineClient:
         ours, theirs = socket.socketpair()
         # Its own session: the terminal's Ctrl-C is for the chat, which sends `cancel`.
         # Its stderr goes to a file so that a crash can be quoted and never blocks on a pipe.
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "swiftchat.engine.worker", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
@@ -121,9 +121,8 @@ class EngineClient:
         shown = None
         while True:
             with self._state:
-                self._state.wait_for(
-                    lambda: self._info or self._failure or self._progress is not shown, 1.0
-                )
+                while self._progress is shown and not (self._info or self._failure):
+                    self._state.wait()
                 shown = self._progress
             if self._failure is not None:
                 raise self._failure

@@ -1,4 +1,4 @@
-"""Chat templates: equal to `transformers`, no orders from messages, and no harm from hostile ones."""
+"""Chat templates: as in `transformers`, no orders from messages, no harm from hostile ones."""
 
 import json
 import subprocess
@@ -76,7 +76,10 @@ THINKING = """{%- if tools %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
 """
-MARKED = "{% for m in messages %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endfor %}"
+MARKED = (
+    "{% for m in messages %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    "{% endfor %}"
+)
 # Not told to be harmless, so it runs in a process of its own.
 MACRO = (
     "{% macro turn(m) %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endmacro %}"
@@ -144,8 +147,8 @@ def expected(reference: Any, messages: list[dict[str, Any]], **variables: Any) -
 CONTENTS = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
     st.lists(
-        st.sampled_from(["a", "e", " ", "\n", "<think>", "</think>", "<", ">", "|", "im_end", "user",
-                         "Hello", "你好", "\U0001f600"]),
+        st.sampled_from(["a", "e", " ", "\n", "<think>", "</think>", "<", ">", "|", "im_end",
+                         "user", "Hello", "你好", "\U0001f600"]),
         max_size=8,
     ).map("".join),
 )  # fmt: skip

@@ -220,9 +220,9 @@ def _loops_descend(
     if isinstance(node, nodes.For):
         allowed = set(outer) if outer else set(_INPUTS)
         root = _root(node.iter)
-        roots = sources.get(root, {root}) if root is not None else {None}
-        if root in allowed and root in sources:
-            return False  # both given and set: which one is meant is not known
+        roots = {root} if root is None else sources.get(root, {root})
+        if root in _INPUTS:
+            roots = roots | {root}  # given, and perhaps set as well
         if not roots <= allowed:
             return False
         targets = [part.name for part in _walk(node.target) if isinstance(part, nodes.Name)]
