@@ -25,7 +25,7 @@ class EngineConfig:
     ctx_size_tokens: int | None = None
     cache_tokens: int | None = None
     block_size: int = 64
-    chunk_tokens: int = 256
+    chunk_tokens: int = 512
     max_num_seqs: int = 16
     num_threads: int | None = None
 

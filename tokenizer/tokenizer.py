@@ -69,6 +69,8 @@ class Tokenizer:
         tokens = [token for token in form.added_tokens if token.content]
         self._raw = AddedTokens((t for t in tokens if not t.normalized), str)
         self._normalized = AddedTokens((t for t in tokens if t.normalized), self._normalize)
+        # Where they are found in their normal form they are written in it, too.
+        self._tokens |= {t.id: self._normalize(t.content) for t in tokens if t.normalized}
 
     @classmethod
     def load(cls, path: Path) -> Self:
