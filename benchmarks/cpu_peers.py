@@ -32,7 +32,7 @@ def swiftchat(model: Path, threads: int) -> tuple[Callable[[], float], Callable[
     def run(prompt: list[int], length: int) -> Finished:
         fresh = [3 + next(counter), *prompt[1:]]  # nothing of it is in the cache
         params = SamplingParams(temperature=0, max_tokens=length)
-        return [event for event in client.generate(fresh, params)][-1]  # type: ignore[return-value]
+        return list(client.generate(fresh, params))[-1]  # type: ignore[return-value]
 
     def decode() -> float:
         end = run(SHORT, NUM_DECODED)

@@ -62,7 +62,7 @@ def download(
 @click.argument("source", type=click.Path())
 @click.argument("destination", type=click.Path())
 @click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]),
-              help="Of the weights written; default: bfloat16 for GGUF, else unchanged.")  # fmt: skip
+              help="Of what is written; default: bfloat16 for GGUF, else as it is.")  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def convert(source: str, destination: str, dtype: str | None, quiet: bool) -> None:
     """Convert a GGUF file or a model directory to a Hugging Face directory.
