@@ -67,6 +67,7 @@ THINKING = """{%- if tools %}
     {{- '<|im_start|>' + message.role + '\n' + content }}
     {%- if message.tool_calls %}
         {%- for call in message.tool_calls %}
+            {%- if call.function %}{%- set call = call.function %}{%- endif %}
             {{- '\n<tool_call>\n{"name": "' }}{{- call.name }}{{- '", "arguments": ' }}
             {%- if call.arguments is string %}{{- call.arguments }}
             {%- else %}{{- call.arguments | tojson }}{%- endif %}{{- '}\n</tool_call>' }}
@@ -180,7 +181,7 @@ def test_ordinary_messages_as_in_transformers(name: str) -> None:
 
 def test_tools_and_parts_as_in_transformers() -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": "<é> 'x'"}}]
-    calls = [{"name": "f", "arguments": {"x": [1, "é\n"]}}]
+    calls = [{"function": {"name": "f", "arguments": {"x": [1, "é\n"]}}}]
     messages = [
         {"role": "user", "content": "hello"},
         {"role": "assistant", "content": "", "tool_calls": calls},
@@ -254,9 +255,29 @@ def test_text_across_the_edge_of_a_message_is_one() -> None:
     assert any(ids[n : n + len(stretch)] == stretch for n in range(len(ids)))
 
 
-@pytest.mark.parametrize("name", ["chatml", "stripping", "thinking", "generation", "upper"])
-def test_usual_templates_run_here(name: str) -> None:
-    assert is_harmless(parse_template(TEMPLATES[name]))
+# What the templates of the Llama 3.1 and Qwen 2.5 families are made of.
+USUAL = [
+    "{%- if custom_tools is defined %}{%- set tools = custom_tools %}{%- endif %}"
+    "{%- if not tools is defined %}{%- set tools = none %}{%- endif %}"
+    "{%- for t in tools %}{{- t | tojson(indent=4) }}{{- '\n\n' }}{%- endfor %}",
+    "{%- for message in messages %}{%- set tool_call = message.tool_calls[0].function %}"
+    "{%- for name, value in tool_call.arguments | items %}{{- name + '=' + value }}"
+    "{%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}{%- endfor %}",
+    "{% set loop_messages = messages %}{% for message in loop_messages %}"
+    "{% set content = '<|start|>' + message['role'] + '\n\n' + message['content'] | trim %}"
+    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}"
+    "{{ content }}{% endfor %}",
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('alternate') }}{% endif %}{{ m.content }}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [*(TEMPLATES[n] for n in ("chatml", "stripping", "thinking", "generation", "upper")), *USUAL],
+)
+def test_usual_templates_run_here(source: str) -> None:
+    assert is_harmless(parse_template(source))
 
 
 def test_a_template_in_a_process_of_its_own_gives_the_same() -> None:
@@ -304,6 +325,12 @@ BOMBS = [
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "{% for a in messages[0].content %}{% for b in messages[0].content %}"
     "{% for c in messages[0].content %}{% endfor %}{% endfor %}{% endfor %}",
+    "{% for m in messages %}{% set c = m.content %}"
+    + "{% for m in c %}" * 12
+    + "{% endfor %}" * 13,
+    "{% for m in messages %}{% set m = m.content %}"
+    + "".join(f"{{% for m{n} in m %}}" for n in range(12))
+    + "{% endfor %}" * 13,
     "{{ 'x' * 10**10 }}",
     "{{ 'x'.center(10**11) }}",
     "{{ '%99999999999d' % 3 }}",

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from swiftchat.tokenizer.trie import Trie
 
@@ -148,7 +148,6 @@ def _merge_long(symbols: list[str], ranks: Mapping[tuple[str, str], int]) -> lis
 
     for index in range(len(symbols)):
         offer(index)
-    heapify(heap)
     while heap:
         _, at, left, right = heappop(heap)
         gone = after[at]

@@ -6,7 +6,8 @@ from jinja2 import nodes
 
 __all__ = ["is_harmless"]
 
-_INPUTS = frozenset({"messages", "tools", "documents"})
+# Names of Jinja's own; any other that the template does not set was given by the caller.
+_NO_INPUTS = frozenset({"caller", "kwargs", "loop", "self", "varargs"})
 _MOST_LOOPS = 16
 _LARGEST_NUMBER = 16
 _LONGEST_ARGUMENT = 64
@@ -25,11 +26,14 @@ _CHECKED_NODES = (
 )  # fmt: skip
 
 _FILTERS = frozenset({
-    "capitalize", "default", "first", "int", "last", "length", "list", "lower", "rejectattr",
-    "safe", "selectattr", "title", "trim", "upper",
+    "capitalize", "default", "first", "int", "items", "last", "length", "list", "lower", "reject",
+    "rejectattr", "safe", "select", "selectattr", "title", "trim", "upper",
 })  # fmt: skip
 # These write more than they read. They may print, but feed neither themselves nor a variable.
 _GROWING_FILTERS = frozenset({"join", "string", "tojson"})
+_PART_FILTERS = frozenset({
+    "items", "list", "reject", "rejectattr", "select", "selectattr", "trim",
+})  # fmt: skip
 _FUNCTIONS = frozenset({"namespace", "raise_exception", "strftime_now"})
 _METHODS = frozenset({
     "endswith", "get", "items", "keys", "lower", "lstrip", "rsplit", "rstrip", "split",
@@ -51,14 +55,15 @@ def is_harmless(tree: nodes.Template) -> bool:
         return False
     if not _stored(everything).isdisjoint(_FUNCTIONS | {"loop"}):
         return False
-    if sum(isinstance(node, nodes.For) for node in everything) > _MOST_LOOPS:
-        return False
     namespaces = _namespaces(everything)
+    loops = [node for node in everything if isinstance(node, nodes.For)]
+    targets = {name for loop in loops for name in _names(loop.target)}
     return (
-        all(map(_is_plain_use, everything))
+        len(loops) <= _MOST_LOOPS
+        and all(map(_is_plain_use, everything))
         and _all_bare(everything, namespaces)
         and _grows_once(everything)
-        and _loops_descend(tree, _sources(everything), ())
+        and _loops_descend(tree, _sources(everything), targets, ())
     )
 
 
@@ -187,13 +192,18 @@ def _may_not_repeat(node: nodes.Node) -> bool:
 
 
 def _sources(everything: list[nodes.Node]) -> dict[str, set[str | None]]:
-    """For each variable that is set, the names its values are parts of; None for other values."""
+    """For each variable that is set, the names its values are parts of, None for others.
+
+    Constants that are false or empty do not count.
+    """
     sources: dict[str, set[str | None]] = {}
     for node in everything:
         if isinstance(node, nodes.Assign):
             for target in _walk(node.target):
                 if isinstance(target, nodes.Name):
-                    sources.setdefault(target.name, set()).add(_root(node.node))
+                    roots = sources.setdefault(target.name, set())
+                    if not (isinstance(node.node, nodes.Const) and not node.node.value):
+                        roots.add(_root(node.node))
     return sources
 
 
@@ -205,7 +215,7 @@ def _root(node: nodes.Node | None) -> str | None:
                 return str(name)
             case nodes.Getattr() | nodes.Getitem():
                 node = node.node
-            case nodes.Filter() if node.name in ("list", "rejectattr", "selectattr", "trim"):
+            case nodes.Filter() if node.name in _PART_FILTERS:
                 node = node.node
             case nodes.Call(node=nodes.Getattr(attr="items", node=base)):
                 node = base
@@ -213,20 +223,42 @@ def _root(node: nodes.Node | None) -> str | None:
                 return None
 
 
+def _names(node: nodes.Node) -> list[str]:
+    return [part.name for part in _walk(node) if isinstance(part, nodes.Name)]
+
+
+def _is_input(name: str | None, targets: set[str], sources: dict[str, set[str | None]]) -> bool:
+    """Whether the caller gave it; a variable may be set to a part of itself."""
+    return (
+        name is not None and name not in _NO_INPUTS | targets and sources.get(name, set()) <= {name}
+    )
+
+
 def _loops_descend(
-    node: nodes.Node, sources: dict[str, set[str | None]], outer: tuple[str, ...]
+    node: nodes.Node,
+    sources: dict[str, set[str | None]],
+    targets: set[str],
+    outer: tuple[tuple[str, ...], ...],
 ) -> bool:
-    """Whether every loop goes over a part of the innermost one around it, or of an input."""
+    """Whether every loop goes over a part of the innermost one around it, or of an input.
+
+    `outer` are the targets of the loops around `node`. No two of these share a name, so that a
+    name tells which loop's it is.
+    """
     if isinstance(node, nodes.For):
-        allowed = set(outer) if outer else set(_INPUTS)
         root = _root(node.iter)
-        roots = {root} if root is None else sources.get(root, {root})
-        if root in _INPUTS:
-            roots = roots | {root}  # given, and perhaps set as well
-        if not roots <= allowed:
+        if root is None:
             return False
-        targets = [part.name for part in _walk(node.target) if isinstance(part, nodes.Name)]
-        if any(target in sources or target in _INPUTS for target in targets):
+        roots = sources.get(root, {root})
+        if outer:
+            parts = roots <= set(outer[-1])
+        else:
+            parts = all(_is_input(name, targets, sources) for name in roots)
+        inner = tuple(_names(node.target))
+        taken = {name for names in outer for name in names}
+        # A target may be set to a part of itself, as in `set call = call.function`.
+        own = all(sources.get(name, set()) <= {name} for name in inner)
+        if not (parts and own and taken.isdisjoint(inner)):
             return False
-        outer = tuple(targets)
-    return all(_loops_descend(child, sources, outer) for child in node.iter_child_nodes())
+        outer = (*outer, inner)
+    return all(_loops_descend(child, sources, targets, outer) for child in node.iter_child_nodes())
