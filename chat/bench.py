@@ -16,7 +16,7 @@ from swiftchat.chat.gate import visible
 @click.option("--prompt-tokens", default=512, show_default=True, help="Length of the prompt read.")
 @click.option("--answer-tokens", default=128, show_default=True, help="Length of the answer.")
 @click.option("--context", "contexts", multiple=True, type=int, default=(0, 1024),
-              show_default=True, help="Also decode after this many tokens (repeatable).")  # fmt: skip
+              show_default=True, help="Also decode after so many tokens (repeatable).")  # fmt: skip
 @click.option("--batch", "batches", multiple=True, type=int, default=(1, 4), show_default=True,
               help="Answers at once (repeatable).")  # fmt: skip
 @click.option("--runs", default=3, show_default=True, help="Repetitions; medians are shown.")
