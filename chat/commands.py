@@ -22,9 +22,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "/clear": ("", "begin a new conversation (also /new)"),
     "/new": ("", ""),
     "/system": ("[TEXT]", "show or change the system prompt"),
-    "/set": ("NAME VALUE", "change a parameter: temperature, top_k, top_p, min_p, …"),
-    "/show": ("[info|system|template|parameters]", "show what is set"),
-    "/stats": ("", "speed and tokens of the last answer, blocks of the cache"),
+    "/set": ("NAME VALUE", "change a parameter: temperature, top_k, …"),
+    "/show": ("[WHAT]", "info, system, template or parameters"),
+    "/stats": ("", "speed of the last answer, state of the cache"),
     "/regen": ("", "answer the last message again (also /retry)"),
     "/retry": ("", ""),
     "/undo": ("[N]", "take back the last N turns"),
@@ -32,8 +32,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 KEYS = (
     ("Enter", "send"),
-    ("Alt-Enter, Ctrl-J", 'new line; also \\ at the end of a line, or """ around a block'),
-    ("Ctrl-C", "stop the answer, keeping what came; clear the line; twice: leave"),
+    ("Alt-Enter, Ctrl-J", "new line"),
+    ("\\ at a line's end", 'go on in the next; or """ around a block'),
+    ("Ctrl-C", "stop the answer; clear the line; twice: leave"),
     ("Up, Down, Ctrl-R", "earlier messages, searching"),
     ("Ctrl-X Ctrl-E", "write in $EDITOR"),
 )
@@ -125,13 +126,11 @@ class Commands:
     def _show(self, argument: str) -> None:
         match argument or "info":
             case "info":
-                from swiftchat.chat.models import describe, size
+                from swiftchat.chat.models import describe, fact_text, label
 
                 facts = describe(self._repl.speaker.model, self._repl.speaker.tokenizer)
                 for key, value in facts.items():
-                    is_size = key.endswith("_bytes") and isinstance(value, int)
-                    text = size(value) if is_size else str(value)  # type: ignore[arg-type]
-                    print(f"{key.removesuffix('_bytes').replace('_', ' '):22}  {visible(text)}")
+                    print(f"{label(key):22}  {fact_text(key, value)}")
             case "system":
                 self._system("")
             case "template":

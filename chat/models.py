@@ -5,12 +5,17 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from swiftchat.chat.gate import visible
 from swiftchat.chat.progress import reported
 from swiftchat.errors import ModelNotFound, UsageError
+
+if TYPE_CHECKING:
+    from swiftchat.tokenizer import Tokenizer
+    from swiftchat.weights.model import Model
 
 
 def find_model(name: str | None, *, offline: bool, quiet: bool) -> Path:
@@ -122,16 +127,11 @@ def show(name: str, as_json: bool) -> None:
         return
     width = max(map(len, facts))
     for key, value in facts.items():
-        text = size(value) if key.endswith("_bytes") and isinstance(value, int) else value
-        print(f"{key.removesuffix('_bytes').replace('_', ' '):{width}}  {visible(str(text))}")
+        print(f"{label(key):{width}}  {fact_text(key, value)}")
 
 
-def describe(model: "object", tokenizer: "object") -> dict[str, object]:
+def describe(model: "Model", tokenizer: "Tokenizer") -> dict[str, object]:
     """The facts that `show` and `/show info` print."""
-    from swiftchat.tokenizer import Tokenizer
-    from swiftchat.weights.model import Model
-
-    assert isinstance(model, Model) and isinstance(tokenizer, Tokenizer)
     config = model.config
     kv_bytes = model.kv_bytes_per_token(4 if config.dtype == "float32" else 2)
     cache_bytes = kv_bytes * config.max_context_tokens
@@ -172,6 +172,18 @@ def rm(name: str, yes: bool) -> None:
         click.confirm(f"remove {visible(name)}?", abort=True, err=True)
     removed = store.remove(name)
     print(f"removed {visible(removed.name)} ({size(removed.size_bytes)})", file=sys.stderr)
+
+
+def label(key: str) -> str:
+    """A fact's name for people."""
+    return key.removesuffix("_bytes").replace("_", " ")
+
+
+def fact_text(key: str, value: object) -> str:
+    """A fact of `describe` for people."""
+    if not isinstance(value, int):
+        return visible(str(value))
+    return size(value) if key.endswith("_bytes") else f"{value:,}"
 
 
 def size(num_bytes: float) -> str:

@@ -56,6 +56,7 @@ class OneShot:
     def run(self, conversation: Conversation) -> int:
         """Answer the conversation's last message and add the answer to it; the exit code."""
         started = time.perf_counter()
+        self.speaker.prepare()
         info = self.speaker.wait_ready()
         self._event({"event": "start", "model": self._model()})
         answer = self.speaker.answer(conversation, self._dropped, self._prefill)

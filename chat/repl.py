@@ -103,7 +103,7 @@ class Repl:
 
     def _read(self) -> str:
         draft, self._draft = self._draft, ""
-        return self._prompt.prompt(default=draft)
+        return self._prompt.prompt(default=draft, pre_run=self.speaker.prepare)
 
     def _obey_or_answer(self, text: str) -> bool:
         """Carry out a command or answer a message; False to leave."""

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swiftchat.chat.answer import Answer
 from swiftchat.chat.config import ChatConfig
@@ -12,8 +12,10 @@ from swiftchat.engine.client import EngineClient
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Prefill, Progress
 from swiftchat.errors import DeviceError, UsageError
-from swiftchat.tokenizer import Tokenizer
-from swiftchat.weights.model import Model
+
+if TYPE_CHECKING:
+    from swiftchat.tokenizer import Tokenizer
+    from swiftchat.weights.model import Model
 
 StartEngine = Callable[[EngineConfig, Path], EngineClient]
 
@@ -23,8 +25,10 @@ def start_engine(config: EngineConfig, path: Path) -> EngineClient:
 
 
 class Speaker:
-    """Loads in the background from construction on; a context manager that ends the engine.
+    """Loads in the background; a context manager that ends the engine.
 
+    The engine's process starts with the construction. This process's part, the tokenizer, starts
+    with `prepare`, so that a prompt can be drawn first, or else when it is first needed.
     `changes` are sampling parameters changed in the conversation, over those of the config.
     """
 
@@ -35,10 +39,8 @@ class Speaker:
         self.stops = list(config.stop)
         self._start = start
         self._failure: Exception | None = None
-        # The engine first: its process imports torch while this one reads the vocabulary.
+        self._opening: threading.Thread | None = None
         self.engine = start(config.engine(), path)
-        self._opening = threading.Thread(target=self._open, name="tokenizer", daemon=True)
-        self._opening.start()
 
     def __enter__(self) -> "Speaker":
         return self
@@ -51,12 +53,12 @@ class Speaker:
         return self.path.name
 
     @property
-    def model(self) -> Model:
+    def model(self) -> "Model":
         self._opened()
         return self._model
 
     @property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> "Tokenizer":
         self._opened()
         return self._tokenizer
 
@@ -64,6 +66,12 @@ class Speaker:
     def params(self) -> SamplingParams:
         stop_ids = tuple(dict.fromkeys((*self.tokenizer.eos_ids, *self.model.config.eos_ids)))
         return self.config.sampling(self.model.generation_config, stop_ids, self.changes)
+
+    def prepare(self) -> None:
+        """Begin to read the tokenizer in the background; does nothing the second time."""
+        if self._opening is None:
+            self._opening = threading.Thread(target=self._open, name="tokenizer", daemon=True)
+            self._opening.start()
 
     def set(self, name: str, value: Any) -> None:
         """Change a sampling parameter for the answers to come; `UsageError` if it cannot be."""
@@ -107,6 +115,10 @@ class Speaker:
         return self.model.tokenizer_config.get("add_bos_token") is True
 
     def _open(self) -> None:
+        # Here, not at the top: numpy would delay the prompt by 0.1 s.
+        from swiftchat.tokenizer import Tokenizer
+        from swiftchat.weights.model import Model
+
         try:
             self._model = Model.open(self.path)
             self._tokenizer = Tokenizer.load(self.path)
@@ -114,6 +126,8 @@ class Speaker:
             self._failure = error
 
     def _opened(self) -> None:
+        self.prepare()
+        assert self._opening is not None
         self._opening.join()
         if self._failure is not None:
             raise self._failure

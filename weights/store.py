@@ -11,7 +11,7 @@ from pathlib import Path
 import platformdirs
 
 from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound
-from swiftchat.weights.convert import Progress, convert
+from swiftchat.weights.progress import Progress
 
 __all__ = ["Store", "StoredModel", "default_store"]
 
@@ -68,7 +68,9 @@ class Store:
         wanted = name.lower()
         found = next((model for model in self.list() if model.name.lower() == wanted), None)
         if found is None:
-            raise self._not_found(name, offline=True)
+            raise ModelNotFound(
+                f"no model named {name!r} on this machine", "swiftchat list shows what is here"
+            )
         try:
             if found.source == "hub":
                 _remove_from_hub_cache(found)
@@ -102,6 +104,9 @@ class Store:
         key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
         destination = self.cache / f"{real.stem}-{key}"
         if not destination.is_dir():
+            # Here, not at the top: looking up a name should not import numpy.
+            from swiftchat.weights.convert import convert
+
             try:
                 convert(real, destination, progress=progress)
             except FileSystemError:
