@@ -5,6 +5,7 @@ Only click is imported here: `swiftchat --help` and completion must be instant.
 
 import contextlib
 import importlib
+import io
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import click
 
 from swiftchat.chat.gate import visible
-from swiftchat.errors import SwiftchatError
+from swiftchat.errors import SwiftchatError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,6 +33,8 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "config": ("swiftchat.chat.cli", "config", "Show the configuration and where it is."),
     "completion": ("swiftchat.chat.cli", "completion", "Print shell completion."),
 }
+
+_COMPLETE = "_SWIFTCHAT_COMPLETE"  # the variable through which a shell asks for completions
 
 EXAMPLES = """\b
 Examples:
@@ -122,6 +125,12 @@ def swiftchat(ctx: click.Context, /, **options: Any) -> None:
     """Talk to open-weights language models on your own machine."""
     if ctx.invoked_subcommand is None:
         ctx.exit(run_chat(options))
+    if ctx.invoked_subcommand not in ("chat", "config"):
+        for param in ctx.command.params:
+            if param.name != "debug" and _is_given(ctx, param.name):
+                raise click.UsageError(
+                    f"{param.opts[-1]} does not go with {ctx.invoked_subcommand}"
+                )
 
 
 @click.command()
@@ -129,7 +138,17 @@ def swiftchat(ctx: click.Context, /, **options: Any) -> None:
 @click.pass_context
 def chat(ctx: click.Context, /, **options: Any) -> None:
     """Talk to a model: interactively, or once with -p."""
+    root = ctx.find_root()
+    for name in options:  # `swiftchat -m X chat` means `swiftchat chat -m X`
+        if _is_given(root, name) and not _is_given(ctx, name):
+            options[name] = root.params[name]
     ctx.exit(run_chat(options))
+
+
+def _is_given(ctx: click.Context, name: str | None) -> bool:
+    """Whether an option stands on the command line."""
+    source = ctx.get_parameter_source(name) if name else None
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def run_chat(options: dict[str, Any]) -> int:
@@ -137,12 +156,18 @@ def run_chat(options: dict[str, Any]) -> int:
     from swiftchat.chat.config import ChatConfig
 
     config = ChatConfig(**options)
-    once = config.prompt is not None or config.json or config.stream_json
-    if not once and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
-        from swiftchat.chat.repl import run_repl
+    as_json = config.json or config.stream_json
+    at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if config.interactive and (as_json or config.no_template or not at_terminal):
+        raise UsageError("-i needs a terminal and goes with neither JSON nor --no-template",
+                         "leave -i out")  # fmt: skip
+    if config.prompt is not None or as_json or config.no_template or not at_terminal:
+        if config.prompt is None and sys.stdin.isatty():
+            raise UsageError("this needs a prompt", "give it with -p, or pipe it in")
+        return run_once(config)
+    from swiftchat.chat.repl import run_repl
 
-        return run_repl(config)
-    return run_once(config)
+    return run_repl(config)
 
 
 def run_once(config: Any) -> int:
@@ -157,7 +182,7 @@ def run_once(config: Any) -> int:
     conversation.add("user", text)
     with Speaker(path, config) as speaker:
         exit_code = OneShot(speaker, config).run(conversation)
-        if config.interactive and sys.stdin is not None and sys.stdin.isatty():
+        if config.interactive:
             from swiftchat.chat.repl import Repl
 
             return Repl(speaker, config, conversation).run()
@@ -184,16 +209,21 @@ def config_path_command() -> None:
 @click.pass_context
 def config_show(ctx: click.Context) -> None:
     """Print every setting and where it comes from."""
+    from swiftchat.chat.config import defaults
+
     root = ctx.find_root()
+    unsaid = defaults(root.params["model"])
     origins = {
         click.core.ParameterSource.COMMANDLINE: "flag",
         click.core.ParameterSource.ENVIRONMENT: "environment",
         click.core.ParameterSource.DEFAULT_MAP: "config file",
     }
     for name in sorted(_option_names()):
-        value, source = root.params[name], root.get_parameter_source(name)
-        shown = "–" if value in (None, ()) else value
-        print(f"{name:18} {visible(str(shown)):24} {origins.get(source, 'default')}")  # type: ignore[arg-type]
+        source = root.get_parameter_source(name)
+        value, origin = root.params[name], origins.get(source, "default")  # type: ignore[arg-type]
+        if value is None:
+            value, origin = unsaid.get(name, (None, "default"))
+        print(f"{name:18} {visible('–' if value is None else str(value)):24} {origin}")
 
 
 @click.command()
@@ -204,7 +234,7 @@ def completion(shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None
-    print(kind(swiftchat, {}, "swiftchat", "_SWIFTCHAT_COMPLETE").source())
+    print(kind(swiftchat, {}, "swiftchat", _COMPLETE).source())
 
 
 def _option_names() -> set[str]:
@@ -217,6 +247,9 @@ def _option_names() -> set[str]:
 
 def main() -> None:
     """The console script: run, and turn every error into one line, a hint and an exit code."""
+    if sys.stdout is None:  # closed by who started this: nobody could read the answer
+        sys.exit(141)
+    _prepare_streams()
     debug = "--debug" in sys.argv
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
@@ -224,11 +257,14 @@ def main() -> None:
     try:
         code = _run()
         sys.stdout.flush()
+    except click.exceptions.Exit as done:
+        code = done.exit_code
     except SwiftchatError as error:
         code = _tell(error.message, error.hint, error.exit_code, debug)
     except click.ClickException as error:
-        hint = f"{error.ctx.command_path} --help" if getattr(error, "ctx", None) else ""  # type: ignore[attr-defined]
-        code = _tell(error.format_message(), hint, 2, debug=False)
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "swiftchat"
+        code = _tell(error.format_message(), f"{command} --help", 2, debug=False)
     except (KeyboardInterrupt, click.exceptions.Abort):
         code = 130
     except BrokenPipeError:
@@ -245,18 +281,30 @@ def main() -> None:
 def _run() -> int:
     from swiftchat.chat.config import load_config_file
 
-    if "_SWIFTCHAT_COMPLETE" in os.environ:
-        swiftchat.main(prog_name="swiftchat")
-    light = {"--help", "-h", "--version"} & set(sys.argv)
-    values = {} if light else load_config_file(_option_names())
-    # Not `swiftchat.main`: click would turn a closed pipe into exit code 1.
-    try:
-        arguments, defaults = sys.argv[1:], {**values, "chat": values}
-        with swiftchat.make_context("swiftchat", arguments, default_map=defaults) as context:
-            swiftchat.invoke(context)
-    except click.exceptions.Exit as exit_:
-        return exit_.exit_code
+    if instruction := os.environ.get(_COMPLETE):
+        from click.shell_completion import shell_complete
+
+        return shell_complete(swiftchat, {}, "swiftchat", _COMPLETE, instruction)
+    asks_help = {"--help", "-h", "--version"} & set(sys.argv)
+    values = {} if asks_help else load_config_file(_option_names())
+    default_map = {**values, "chat": values}
+    # Not click's own `main`: it would turn a closed pipe into exit status 1.
+    with swiftchat.make_context("swiftchat", sys.argv[1:], default_map=default_map) as ctx:
+        swiftchat.invoke(ctx)
     return 0
+
+
+def _prepare_streams() -> None:
+    """Replace what an ASCII or Latin-1 terminal cannot show, and streams that are closed.
+
+    A closed descriptor 0 or 2 would otherwise be given to the next file that is opened.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123  (for as long as the process lives)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
 
 
 def _leave(number: int, frame: object) -> None:
@@ -270,8 +318,7 @@ def _tell(message: str, hint: str, code: int, debug: bool) -> int:
         traceback.print_exc()
     with contextlib.suppress(OSError, ValueError):  # nobody may be reading stderr
         print(f"error: {visible(' '.join(message.split()))}", file=sys.stderr)
-        if hint:
-            print(f"hint: {visible(' '.join(hint.split()))}", file=sys.stderr)
+        print(f"hint: {visible(' '.join(hint.split())) or 'swiftchat --help'}", file=sys.stderr)
     return code
 
 

@@ -1,13 +1,14 @@
 """The slash commands of the conversation."""
 
 import difflib
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swiftchat.chat.config import read_text
 from swiftchat.chat.gate import visible
+from swiftchat.chat.oneshot import files_text, stats_line
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "/quit": ("", ""),
     "/clear": ("", "begin a new conversation (also /new)"),
     "/new": ("", ""),
-    "/system": ("[TEXT]", "show or change the system prompt"),
+    "/system": ("[TEXT]", 'show or change the system prompt; "" removes it'),
     "/set": ("NAME VALUE", "change a parameter: temperature, top_k, …"),
     "/show": ("[WHAT]", "info, system, template or parameters"),
     "/stats": ("", "speed of the last answer, state of the cache"),
@@ -49,6 +50,16 @@ _PARAMETERS: dict[str, Callable[[str], Any]] = {
     "seed": int,
     "max_tokens": int,
 }
+# What Tab offers after a command.
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "/set": (*_PARAMETERS, "stop", "system"),
+    "/show": ("info", "parameters", "system", "template"),
+}
+
+
+def _exists(path: str) -> bool:
+    # Not Path.exists: that raises for a name that is too long.
+    return len(path) > 1 and os.path.exists(path)  # noqa: PTH110
 
 
 class Commands:
@@ -68,18 +79,22 @@ class Commands:
         if not text.startswith("/") or text.startswith("//"):
             return False
         word = text.split(maxsplit=1)[0]
-        return word in COMMANDS or not (len(word) > 1 and Path(word).exists())
+        if word in COMMANDS:
+            return True
+        # Several lines that begin with a slash are pasted text, such as a comment in C.
+        return "\n" not in text.strip() and not (_exists(text.strip()) or _exists(word))
 
     def run(self, text: str) -> bool:
         """Carry out a line that `is_command`; False to leave. `UsageError` for a wrong one."""
-        name, _, argument = text.strip().partition(" ")
+        name, *rest = text.strip().split(maxsplit=1)
+        argument = "".join(rest)
         if name in ("/bye", "/exit", "/quit"):
             return False
         if name not in self._run:
             near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]}? " if near else ""
             raise UsageError(f"unknown command {name}", f"{hint}/help lists them")
-        self._run[name](argument.strip())
+        self._run[name](argument)
         return True
 
     def _help(self, argument: str) -> None:
@@ -95,7 +110,7 @@ class Commands:
 
     def _system(self, argument: str) -> None:
         if argument:
-            self._repl.conversation.system = argument
+            self._repl.conversation.system = "" if argument == '""' else argument
             print("the system prompt is changed")
         else:
             print(visible(self._repl.conversation.system or "no system prompt is set"))
@@ -147,8 +162,6 @@ class Commands:
                 )
 
     def _stats(self, argument: str) -> None:
-        from swiftchat.chat.oneshot import stats_line
-
         engine = self._repl.speaker.engine
         if self._repl.last_answer is not None and engine.info is not None:
             print(stats_line(self._repl.last_answer, engine.info.load_s))
@@ -159,11 +172,9 @@ class Commands:
                 print(f"{name.replace('_', ' '):16} {value}")
 
     def _regen(self, argument: str) -> None:
-        conversation = self._repl.conversation
-        conversation.pop_answer()
-        if not conversation.messages:
-            raise UsageError("there is nothing to answer again")
-        self._repl.answer()
+        if not self._repl.conversation.messages:
+            raise UsageError("there is nothing to answer again", "send a message first")
+        self._repl.answer_again()
 
     def _undo(self, argument: str) -> None:
         if argument and not (argument.isdecimal() and int(argument) > 0):
@@ -179,8 +190,5 @@ class Commands:
             raise UsageError(f"/read: {error}") from None
         if not names:
             raise UsageError("/read needs a file", "/read FILE…")
-        text = "\n\n".join(
-            f"{name}:\n{read_text(str(Path(name).expanduser()))}" for name in names
-        )  # fmt: skip
-        self._repl.conversation.add("user", text)
-        self._repl.answer()
+        text = files_text(str(Path(name).expanduser()) for name in names)
+        self._repl.ask(text, f"/read {argument}")

@@ -1,6 +1,7 @@
 """What the user asked for: flags, environment and configuration file in one frozen value."""
 
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,28 @@ def _from_model(generation_config: dict[str, Any]) -> dict[str, Any]:
     except UsageError:
         return {}
     return found
+
+
+def defaults(model: str | None) -> dict[str, tuple[Any, str]]:
+    """What holds for sampling where nobody said anything: (value, origin) by option name.
+
+    The origin is `model` for what generation_config.json says, if the model is on this machine.
+    """
+    from swiftchat.errors import SwiftchatError
+    from swiftchat.weights.download import DEFAULT_MODEL
+    from swiftchat.weights.model import Model
+    from swiftchat.weights.store import default_store
+
+    said: dict[str, Any] = {}
+    name = model or DEFAULT_MODEL
+    # A .gguf file would be converted first, and a listing should not do that.
+    with contextlib.suppress(SwiftchatError):
+        if not name.endswith(".gguf"):
+            path = default_store().resolve(name, offline=True)
+            said = _from_model(Model.open(path).generation_config)
+    values = {field.name: (field.default, "default") for field in fields(SamplingParams)}
+    values |= {name: (value, "model") for name, value in said.items()}
+    return {"temp" if name == "temperature" else name: value for name, value in values.items()}
 
 
 def read_text(name: str) -> str:

@@ -57,20 +57,23 @@ class Conversation:
         return [*system, *({"role": m.role, "content": m.content} for m in chosen)]
 
     def fit(self, encode: Callable[[list[dict[str, str]]], list[int]], ctx_size_tokens: int,
-            overflow: str) -> tuple[list[int], int]:  # fmt: skip
+            overflow: str, room_tokens: int = 1) -> tuple[list[int], int]:  # fmt: skip
         """The prompt's ids, and how many of the oldest messages were left out of them.
 
         With overflow "error" nothing is left out: `ContextOverflow` says how long it is.
-        With "drop-oldest" whole turns go, never the system prompt and never the last message.
+        With "drop-oldest" whole turns go until there is `room_tokens` for the answer, or as much
+        as can be had; never the system prompt and never the last message.
         """
-        ids = encode(self.rendered())
-        if len(ids) < ctx_size_tokens:
-            return ids, 0
+        ids, start = encode(self.rendered()), 0
         if overflow == "drop-oldest":
-            for start in self._later_turns():
-                shorter = encode(self.rendered(self.messages[start:]))
-                if len(shorter) < ctx_size_tokens:
-                    return shorter, start
+            shorter = ids
+            for later in self._later_turns():
+                if len(shorter) + room_tokens <= ctx_size_tokens:
+                    break
+                shorter, start = encode(self.rendered(self.messages[later:])), later
+            ids = shorter if len(shorter) < ctx_size_tokens else ids
+        if len(ids) < ctx_size_tokens:
+            return ids, start
         raise ContextOverflow(
             f"the conversation has {len(ids)} tokens, the context {ctx_size_tokens}, "
             "and an answer needs at least one",

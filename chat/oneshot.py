@@ -4,6 +4,7 @@ import json
 import sys
 import time
 import uuid
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,10 +23,10 @@ def prompt_text(config: ChatConfig) -> str:
 
     stdin is read when it is asked for (`-p -`) or when it is no terminal.
     """
-    parts = [f"{name}:\n{read_text(name)}" for name in config.file]
+    parts = [files_text(config.file)]
     asks_stdin = config.prompt in (None, "-")
-    if asks_stdin or not _stdin_is_terminal():
-        piped = "" if sys.stdin is None else sys.stdin.buffer.read().decode("utf-8", "replace")
+    if asks_stdin or not sys.stdin.isatty():
+        piped = sys.stdin.buffer.read().decode("utf-8", "replace")
         parts.append(piped.rstrip("\n") if piped.strip() else "")
     if not asks_stdin:
         assert config.prompt is not None
@@ -36,8 +37,9 @@ def prompt_text(config: ChatConfig) -> str:
     return text
 
 
-def _stdin_is_terminal() -> bool:
-    return sys.stdin is None or sys.stdin.isatty()
+def files_text(names: Iterable[str]) -> str:
+    """Files as a part of a message: each under its name, a blank line between."""
+    return "\n\n".join(f"{name}:\n{read_text(name)}" for name in names)
 
 
 class OneShot:
@@ -182,9 +184,6 @@ def stats_line(answer: Answer, load_s: float) -> str:
 
 
 def write(text: str) -> None:
-    """Text to stdout, at once; what the terminal's encoding cannot show is replaced."""
-    encoding = sys.stdout.encoding or "utf-8"
-    if not encoding.lower().startswith("utf"):
-        text = text.encode(encoding, "replace").decode(encoding)
+    """Text to stdout, at once."""
     sys.stdout.write(text)
     sys.stdout.flush()

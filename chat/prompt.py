@@ -1,28 +1,44 @@
 """The input line: keys, history and completion, on prompt_toolkit."""
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable
+import sys
+import termios
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import Condition, has_focus
+from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output.plain_text import PlainTextOutput
+from prompt_toolkit.utils import is_dumb_terminal
 
 BLOCK = '"""'
 PLACEHOLDER = "Send a message (/? for help)"
 
 
-def build_prompt(commands: Iterable[str], history_file: Path | None,
-                 toolbar: Callable[[], str], **io: object) -> "PromptSession[str]":  # fmt: skip
-    """The session that reads messages; tests give prompt_toolkit's `input` and `output` as `io`."""
+def build_prompt(commands: Iterable[str], arguments: Mapping[str, Sequence[str]],
+                 history_file: Path | None, toolbar: Callable[[], StyleAndTextTuples],
+                 **io: object) -> "PromptSession[str]":  # fmt: skip
+    """The session that reads messages.
+
+    `arguments` are the words that Tab offers after a command. `io` are prompt_toolkit's `input`
+    and `output`, for tests.
+    """
+    if is_dumb_terminal():
+        io = {"output": PlainTextOutput(sys.stdout), **io}
     return PromptSession(
         ">>> ",
         multiline=True,
         prompt_continuation="... ",
         key_bindings=_key_bindings(),
-        completer=_CommandCompleter(sorted(commands)),
+        completer=_CommandCompleter(sorted(commands), arguments),
         complete_while_typing=False,
         enable_history_search=True,
         enable_open_in_editor=True,
@@ -44,61 +60,110 @@ def open_history(file: Path | None) -> History:
         # Created here, because prompt_toolkit's own file would follow the umask.
         os.close(os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
         file.chmod(0o600)
-    except OSError:
+    except OSError as error:
+        print(f"warning: the input history is not saved: {error.strerror}", file=sys.stderr)
         return InMemoryHistory()
-    return FileHistory(str(file))
+    return _History(str(file))
+
+
+class _History(FileHistory):
+    def store_string(self, string: str) -> None:
+        # A full disk is no reason to lose the message. Bytes that are no UTF-8 come from the
+        # terminal as surrogates, which no file takes.
+        with contextlib.suppress(OSError):
+            super().store_string(string.encode("utf-8", "replace").decode())
 
 
 def is_unfinished(text: str) -> bool:
     """Whether Enter should go on with the message: an open block or a trailing backslash."""
-    return text.count(BLOCK) % 2 == 1 or text.endswith("\\")
+    return text.endswith("\\") or (text.lstrip().startswith(BLOCK) and _block(text) is None)
 
 
 def message_of(text: str) -> str:
-    """The message that was typed: continuations joined, the marks of a block taken off."""
-    text = text.replace("\\\n", "\n")
-    stripped = text.strip()
-    if len(stripped) >= 2 * len(BLOCK) and stripped.startswith(BLOCK) and stripped.endswith(BLOCK):
-        return stripped[len(BLOCK) : -len(BLOCK)].strip("\n")
-    return text
+    """The message that was typed, the marks of a block taken off."""
+    inside = _block(text)
+    return text if inside is None else inside.strip("\n")
+
+
+def _block(text: str) -> str | None:
+    """What stands between the marks of a block, None if the text is not one whole block."""
+    text = text.strip()
+    whole = len(text) >= 2 * len(BLOCK) and text.startswith(BLOCK) and text.endswith(BLOCK)
+    return text[len(BLOCK) : -len(BLOCK)] if whole else None
+
+
+# In a history search the keys keep what they do there.
+_is_typing = has_focus(DEFAULT_BUFFER)
+
+
+@Condition
+def _has_text() -> bool:
+    return bool(get_app().current_buffer.text)
 
 
 def _key_bindings() -> KeyBindings:
     keys = KeyBindings()
 
-    @keys.add("enter")
+    @keys.add("enter", filter=_is_typing)
     def _send(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
-        if is_unfinished(buffer.text):
-            buffer.insert_text("\n")
-        else:
+        if not is_unfinished(buffer.text):
             buffer.validate_and_handle()
+            return
+        if buffer.text.endswith("\\"):  # typed to go on; those inside a pasted text stay
+            buffer.cursor_position = len(buffer.text)
+            buffer.delete_before_cursor()
+        buffer.insert_text("\n")
 
-    @keys.add("escape", "enter")
-    @keys.add("c-j")
+    @keys.add("c-c", filter=_is_typing & _has_text)
+    @keys.add("<sigint>", filter=_is_typing & _has_text)
+    def _clear(event: KeyPressEvent) -> None:
+        event.current_buffer.reset()
+
+    @keys.add("escape", "enter", filter=_is_typing)
+    @keys.add("c-j", filter=_is_typing)
     def _new_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
     return keys
 
 
-class _CommandCompleter(Completer):
-    """Completes a command's name, and paths after `/read`."""
+@contextlib.contextmanager
+def typing_unseen() -> Iterator[None]:
+    """Keep what is typed meanwhile off the screen and for the next prompt; Ctrl-C still signals."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    quiet = termios.tcgetattr(descriptor)
+    quiet[0] &= ~termios.ICRNL  # Enter stays what prompt_toolkit takes for Enter
+    quiet[3] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
-    def __init__(self, commands: list[str]) -> None:
+
+class _CommandCompleter(Completer):
+    """Completes commands, what they take, and paths."""
+
+    def __init__(self, commands: list[str], arguments: Mapping[str, Sequence[str]]) -> None:
         self._commands = commands
+        self._arguments = arguments
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterable[Completion]:
-        text = document.text_before_cursor
-        if not text.startswith("/"):
-            return
-        name, space, rest = text.partition(" ")
-        if not space:
-            for command in self._commands:
-                if command.startswith(name):
-                    yield Completion(command, start_position=-len(name))
-        elif name == "/read":
-            yield from self._paths.get_completions(Document(rest.split(" ")[-1]), complete_event)
+        name, *rest = document.text_before_cursor.split(" ")
+        word = rest[-1] if rest else name
+        words = self._arguments.get(name, ()) if rest else self._commands
+        if words and name.startswith("/"):
+            fitting = [candidate for candidate in words if candidate.startswith(word)]
+            yield from (Completion(found, start_position=-len(word)) for found in fitting)
+            if fitting:
+                return
+        if name == "/read" or "/" in word or word.startswith("~"):
+            yield from self._paths.get_completions(Document(word), complete_event)

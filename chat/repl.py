@@ -2,18 +2,20 @@
 
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
+from prompt_toolkit.formatted_text import StyleAndTextTuples
+from prompt_toolkit.utils import is_dumb_terminal
+
 from swiftchat.chat.answer import Answer
-from swiftchat.chat.commands import COMMANDS, Commands
+from swiftchat.chat.commands import ARGUMENTS, COMMANDS, Commands
 from swiftchat.chat.config import ChatConfig
-from swiftchat.chat.conversation import Conversation
+from swiftchat.chat.conversation import Conversation, Message
 from swiftchat.chat.gate import visible
-from swiftchat.chat.oneshot import stats_line, write
-from swiftchat.chat.prompt import build_prompt, message_of
+from swiftchat.chat.oneshot import files_text, stats_line, write
+from swiftchat.chat.prompt import build_prompt, message_of, typing_unseen
 from swiftchat.chat.speaker import Speaker
-from swiftchat.engine.protocol import Prefill, Progress
+from swiftchat.engine.protocol import Prefill
 from swiftchat.errors import SwiftchatError
 
 _TWICE_S = 2.0
@@ -25,32 +27,38 @@ def run_repl(config: ChatConfig) -> int:
 
     conversation = Conversation(config.system_text())
     path = find_model(config.model, offline=config.offline, quiet=config.quiet)
+    before = files_text(config.file)
     with Speaker(path, config) as speaker:
-        return Repl(speaker, config, conversation).run()
+        return Repl(speaker, config, conversation, before).run()
 
 
 class Repl:
     """One conversation at the prompt.
 
-    `io` are prompt_toolkit's `input` and `output`, for tests. What was typed but could not be
-    answered comes back into the input line, so that nothing is lost.
+    `before` goes before the first message: the files of `-f`. `io` are prompt_toolkit's `input`
+    and `output`, for tests. What was typed but could not be answered comes back into the input
+    line, so that nothing is lost.
     """
 
     def __init__(self, speaker: Speaker, config: ChatConfig, conversation: Conversation,
-                 **io: object) -> None:  # fmt: skip
+                 before: str = "", **io: object) -> None:  # fmt: skip
         self.speaker = speaker
         self.config = config
         self.conversation = conversation
         self.last_answer: Answer | None = None
         self.commands = Commands(self)
+        self._before = before
         self._interrupted = float("-inf")
         self._draft = ""
-        self._prompt = build_prompt(COMMANDS, _history_file(), self._toolbar, **io)
+        self._status = StatusLine()
+        self._prompt = build_prompt(COMMANDS, ARGUMENTS, _history_file(), self._toolbar, **io)
 
     def run(self) -> int:
         """Read and answer until the user leaves; the exit code."""
         if not self.config.quiet:
             say(f"swiftchat · {self.speaker.name} · /? for help, Ctrl-D to leave")
+            for name in self.config.file if self._before else ():
+                say(f"{name} goes before the first message")
         while True:
             try:
                 text = self._read()
@@ -65,29 +73,53 @@ class Repl:
             except SwiftchatError as error:
                 self.report(error)
 
-    def answer(self) -> None:
-        """Answer the conversation's last message, streaming; Ctrl-C stops and keeps the part."""
-        message = self.conversation.messages[-1].content
+    def ask(self, message: str, typed: str) -> None:
+        """Add a message and answer it; if nothing came of it, it is taken back and typed again."""
+        before = list(self.conversation.messages)
+        self.conversation.add("user", message)
+        self._answer_or_restore(before, typed)
+
+    def answer_again(self) -> None:
+        """Give the last answer anew, with a new seed; the old one stays if nothing came of it."""
+        before = list(self.conversation.messages)
+        self.conversation.pop_answer()
+        self._answer_or_restore(before, "", new_seed=True)
+
+    def _answer_or_restore(self, before: list[Message], draft: str, new_seed: bool = False) -> None:
         try:
-            self._wait_ready()
-            answer = self.speaker.answer(self.conversation, self._dropped, _show_prefill())
+            with typing_unseen():
+                self._answer(new_seed)
         except (SwiftchatError, KeyboardInterrupt):
-            self._take_back(message)
+            if self.conversation.messages[-1].role == "user":
+                self.conversation.messages[:] = before
+                self._draft = draft
             raise
+
+    def _answer(self, new_seed: bool) -> None:
+        """Answer the conversation's last message, streaming; Ctrl-C stops and keeps the part."""
+        self._wait_ready()
+        answer = self.speaker.answer(
+            self.conversation, self._dropped, self._show_prefill, new_seed
+        )  # fmt: skip
         self.last_answer = answer
         try:
             for piece in answer:
+                self._status.clear()
                 write(visible(piece))
         except KeyboardInterrupt:
+            self._status.clear()
+            write(visible(answer.interrupt()))
+            if not answer.text:
+                raise
             self._twice()
-            write(visible(answer.interrupt()) + " ⏹ stopped")
+            write(" ⏹ stopped")
         except SwiftchatError:
+            self._status.clear()
             write("\n")
             if answer.text:
                 self.conversation.add("assistant", answer.text, interrupted=True)
-            else:
-                self._take_back(message)
             raise
+        self._status.clear()
         write("\n" if answer.text.endswith("\n") else "\n\n")
         self.conversation.add("assistant", answer.text, answer.finish_reason == "interrupt")
         if answer.finish_reason == "length":
@@ -110,13 +142,11 @@ class Repl:
         if self.commands.is_command(text):
             return self.commands.run(text)
         message = message_of(text)
-        self.conversation.add("user", message.removeprefix("/") if text[:2] == "//" else message)
-        self.answer()
+        if text.startswith("//") and "\n" not in text:
+            message = message[1:]
+        self.ask(f"{self._before}\n\n{message}" if self._before else message, text)
+        self._before = ""
         return True
-
-    def _take_back(self, message: str) -> None:
-        self.conversation.messages.pop()
-        self._draft = message
 
     def _twice(self) -> bool:
         """Whether this is the second Ctrl-C within two seconds."""
@@ -125,60 +155,69 @@ class Repl:
         return now - before < _TWICE_S
 
     def _wait_ready(self) -> None:
-        if self.speaker.engine.info is not None:
-            self.speaker.wait_ready()
-            return
-        shown = False
-
-        def show(progress: Progress) -> None:
-            nonlocal shown
-            shown = True
-            percent = 100 * progress.done // max(1, progress.total)
-            write(f"\r\x1b[K{visible(progress.label)} {percent} %")
-
+        engine = self.speaker.engine
+        was_ready = engine.info is not None
         try:
-            self.speaker.wait_ready(show)
+            self.speaker.wait_ready(
+                lambda progress: self._status.show(progress.label, progress.done, progress.total)
+            )
         finally:
-            if shown:
-                write("\r\x1b[K")
+            self._status.clear()
+        if was_ready and self.speaker.engine is not engine:
+            say("the engine process had ended and was started again")
+
+    def _show_prefill(self, progress: Prefill) -> None:
+        if progress.done < progress.total:
+            self._status.show("reading the prompt", progress.done, progress.total)
 
     def _dropped(self, num_messages: int) -> None:
         say(f"warning: the context is full: the oldest {num_messages} messages were left out")
 
-    def _toolbar(self) -> str:
+    def _toolbar(self) -> StyleAndTextTuples:
         engine, name = self.speaker.engine, visible(self.speaker.name)
         if engine.info is None:
             progress = engine.progress
             if progress is None:
-                return f" {name} · starting"
+                return [("", f" {name} · starting")]
             percent = 100 * progress.done // max(1, progress.total)
-            return f" {name} · {visible(progress.label)} {percent} %"
-        parts = [name]
-        size = engine.info.ctx_size_tokens
-        if self.last_answer is not None:
-            used = self.last_answer.num_prompt_tokens + self.last_answer.num_tokens
-            parts.append(f"ctx {used}/{size} ({100 * used // size} %)")
-            if self.last_answer.tokens_per_s:
-                parts.append(f"{self.last_answer.tokens_per_s:.0f} tok/s")
-        else:
-            parts.append(f"ctx {size}")
-        return " " + " · ".join(parts)
+            return [("", f" {name} · {visible(progress.label)} {percent} %")]
+        size, answer = engine.info.ctx_size_tokens, self.last_answer
+        used = 0 if answer is None else answer.num_prompt_tokens + answer.num_tokens
+        percent = 100 * used // size
+        style = "fg:ansired" if percent >= 95 else "fg:ansiyellow" if percent >= 80 else ""
+        speed = answer and answer.tokens_per_s
+        return [
+            ("", f" {name} · "),
+            (style, f"ctx {_thousands(used)}/{_thousands(size)} ({percent} %)"),
+            ("", f" · {speed:.0f} tok/s" if speed else ""),
+        ]
+
+
+class StatusLine:
+    """One line that is written over and then erased; nothing on a terminal that cannot."""
+
+    def __init__(self) -> None:
+        self._is_able = sys.stdout.isatty() and not is_dumb_terminal()
+        self._is_shown = False
+
+    def show(self, label: str, done: int, total: int) -> None:
+        if self._is_able:
+            self._is_shown = True
+            write(f"\r\x1b[K{visible(label)} {100 * done // max(1, total)} %")
+
+    def clear(self) -> None:
+        if self._is_shown:
+            self._is_shown = False
+            write("\r\x1b[K")
+
+
+def _thousands(num_tokens: int) -> str:
+    return str(num_tokens) if num_tokens < 1000 else f"{num_tokens / 1000:.1f}k"
 
 
 def say(text: str) -> None:
     """A line of the program's own, apart from answers: on stderr."""
     print(visible(text), file=sys.stderr, flush=True)
-
-
-def _show_prefill() -> Callable[[Prefill], None]:
-    """Progress of a long prompt in the line where the answer will begin."""
-
-    def show(progress: Any) -> None:
-        percent = 100 * progress.done // progress.total
-        done = progress.done >= progress.total
-        write("\r\x1b[K" if done else f"\r\x1b[Kreading the prompt {percent} %\r")
-
-    return show
 
 
 def _history_file() -> Any:

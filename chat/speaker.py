@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from swiftchat.chat.conversation import Conversation
 from swiftchat.engine.client import EngineClient
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Prefill, Progress
-from swiftchat.errors import DeviceError, UsageError
+from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Tokenizer
@@ -39,6 +40,7 @@ class Speaker:
         self.stops = list(config.stop)
         self._start = start
         self._failure: Exception | None = None
+        self._engine_failed = False
         self._opening: threading.Thread | None = None
         self.engine = start(config.engine(), path)
 
@@ -80,29 +82,46 @@ class Speaker:
         self.changes = changes
 
     def wait_ready(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
-        """Wait for the engine, starting it anew if its process has died since."""
+        """Wait for the engine, starting it anew if its process has died since.
+
+        A failure to load is raised, and tried again with the next call.
+        """
         self._opened()
+        if self._engine_failed:
+            self._restart()
         try:
             return self.engine.wait_ready(on_progress)
-        except DeviceError:
-            if self.engine.info is None:  # it never ran: starting again would fail again
+        except SwiftchatError:
+            if self.engine.info is None:
+                self._engine_failed = True
                 raise
-        self.engine.close()
-        self.engine = self._start(self.config.engine(), self.path)
+        self._restart()
         return self.engine.wait_ready(on_progress)
 
+    def _restart(self) -> None:
+        self.engine.close()
+        self.engine = self._start(self.config.engine(), self.path)
+        self._engine_failed = False
+
     def answer(self, conversation: Conversation, on_dropped: Callable[[int], None],
-               on_prefill: Callable[[Prefill], None] | None = None) -> Answer:  # fmt: skip
-        """Begin the answer to a conversation; `on_dropped` hears of messages left out."""
+               on_prefill: Callable[[Prefill], None] | None = None,
+               new_seed: bool = False) -> Answer:  # fmt: skip
+        """Begin the answer to a conversation; `on_dropped` hears of messages left out.
+
+        With `new_seed` a seed is drawn even where one is set, for another answer.
+        """
         info = self.wait_ready()
+        params = replace(self.params, seed=None) if new_seed else self.params
+        quarter = info.ctx_size_tokens // 4
+        room = quarter if params.max_tokens is None else min(params.max_tokens, quarter)
         ids, num_dropped = conversation.fit(
-            self._encode, info.ctx_size_tokens, self.config.overflow
+            self._encode, info.ctx_size_tokens, self.config.overflow, room
         )
         if num_dropped:
             on_dropped(num_dropped)
         if not ids:
             raise UsageError("the prompt is empty", "type something to answer")
-        return Answer(self.engine, self.tokenizer, ids, self.params, self.stops, on_prefill)
+        return Answer(self.engine, self.tokenizer, ids, params, self.stops, on_prefill)
 
     def _encode(self, messages: list[dict[str, str]]) -> list[int]:
         tokenizer = self.tokenizer

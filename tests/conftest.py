@@ -1,10 +1,15 @@
 """Fixtures shared by all tests, and the count of those that could not run here."""
 
 import hashlib
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Where this runs in the background of a shell, SIGINT is ignored, and so it would be in every
+# program that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,4 +89,5 @@ def _places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test reads or writes the user's own folders."""
     for name in ("DATA", "CONFIG", "CACHE", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / "xdg" / name.lower()))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub-home"))
     yield

@@ -1,7 +1,7 @@
 """A deterministic engine behind the real client's interface, and a model folder to go with it.
 
-Run as a program it opens the real conversation with this engine: `fake_engine.py FOLDER SCRIPT`,
-the script being JSON: a list of answers, each a string or {"text", "delay_s", "error"}.
+Run as a program it is swiftchat with this engine: `fake_engine.py FOLDER SCRIPT [OPTION…]`, the
+script being JSON: a list of answers, each a string or {"text", "delay_s", "error"}.
 """
 
 import json
@@ -139,17 +139,16 @@ class FakeEngine:
 
 
 def main() -> None:
-    from swiftchat.chat.config import ChatConfig
-    from swiftchat.chat.conversation import Conversation
-    from swiftchat.chat.repl import Repl
-    from swiftchat.chat.speaker import Speaker
+    from swiftchat.chat import cli, speaker
 
-    config = ChatConfig()
-    engine = FakeEngine(json.loads(sys.argv[2]))
-    with Speaker(Path(sys.argv[1]), config, engine.start) as speaker:  # type: ignore[arg-type]
-        code = Repl(speaker, config, Conversation()).run()
-    assert "torch" not in sys.modules, "the terminal's process imported torch"
-    sys.exit(code)
+    folder, script, *options = sys.argv[1:]
+    engine = FakeEngine(json.loads(script))
+    speaker.Speaker.__init__.__defaults__ = (engine.start,)  # in place of the real `start`
+    sys.argv = ["swiftchat", "-m", folder, *options]
+    try:
+        cli.main()
+    finally:
+        assert "torch" not in sys.modules, "the terminal's process imported torch"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ SWIFTCHAT = [sys.executable, "-m", "swiftchat.chat"]
 
 def run(
     *args: str, env: dict[str, str] | None = None, stdin: bytes = b""
-) -> subprocess.CompletedProcess:
+) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [*SWIFTCHAT, *args], input=stdin, capture_output=True, env={**os.environ, **(env or {})}
     )

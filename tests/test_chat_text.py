@@ -159,7 +159,6 @@ def test_the_configuration_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     ("typed", "message"),
     [
         ("hello", "hello"),
-        ("one \\\ntwo", "one \ntwo"),
         ('"""\na\nb\n"""', "a\nb"),
         ('"""a"""', "a"),
         ('say """a""" now', 'say """a""" now'),

@@ -15,16 +15,15 @@ from swiftchat.weights.store import Store, default_store
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(tmp_path: Path) -> Store:
     hub = tmp_path / "hub"
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
     snapshot = hub / "models--Owner--Cached-7B" / "snapshots" / ("a" * 40)
     make(snapshot)
     (snapshot / "model.safetensors").write_bytes(bytes(10))
     refs = hub / "models--Owner--Cached-7B" / "refs"
     refs.mkdir()
     (refs / "main").write_text("a" * 40)
-    store = Store(tmp_path / "models", tmp_path / "cache")
+    store = Store(tmp_path / "models", tmp_path / "cache", tmp_path / "hub")
     for name in ("Small-1B", "Small-3B", "meta/Large-70B", "other/Large"):
         make(store.root / name)
     return store
@@ -119,7 +118,9 @@ def test_gguf_is_converted_once_and_again_when_it_changed(
     calls: list[Any] = []
     convert = convert_module.convert
     monkeypatch.setattr(
-        convert_module, "convert", lambda *args, **rest: calls.append(args) or convert(*args, **rest)
+        convert_module,
+        "convert",
+        lambda *args, **rest: calls.append(args) or convert(*args, **rest),
     )
     (tmp_path / "link.gguf").symlink_to(path)
     assert store.resolve(str(tmp_path / "link.gguf")) == first
@@ -145,7 +146,7 @@ def test_list_names_everything_once(store: Store) -> None:
 
 
 def test_empty_store_lists_nothing_of_its_own(store: Store, tmp_path: Path) -> None:
-    empty = Store(tmp_path / "nowhere", tmp_path / "cache")
+    empty = Store(tmp_path / "nowhere", tmp_path / "cache", tmp_path / "hub")
     assert [model.source for model in empty.list()] == ["hub"]
 
 

@@ -29,10 +29,14 @@ class StoredModel:
 
 @dataclass(frozen=True)
 class Store:
-    """Models below `root`, as `name` or `owner/name`; conversions of GGUF files below `cache`."""
+    """Models below `root`, as `name` or `owner/name`; conversions of GGUF files below `cache`.
+
+    `hub_cache` is where the hub's library keeps its models; None: where it says itself.
+    """
 
     root: Path
     cache: Path
+    hub_cache: Path | None = None
 
     def resolve(
         self, name_or_path: str, progress: Progress | None = None, offline: bool = False
@@ -53,7 +57,7 @@ class Store:
             return path
         if path.is_absolute() or name_or_path.startswith((".", "~")):
             raise _no_model_at(path)
-        for models in (self._local(), _hub_models()):
+        for models in (self._local(), _hub_models(self.hub_cache)):
             found = _matching(name_or_path, list(models))
             if found:
                 return found.path
@@ -61,7 +65,9 @@ class Store:
 
     def list(self) -> list[StoredModel]:
         """Every model here and in the hub's cache, by name."""
-        return sorted([*self._local(), *_hub_models()], key=lambda model: model.name.lower())
+        return sorted(
+            [*self._local(), *_hub_models(self.hub_cache)], key=lambda model: model.name.lower()
+        )
 
     def remove(self, name: str) -> StoredModel:
         """Delete a model, named as `resolve` takes it but in full; returns what was deleted."""
@@ -73,7 +79,7 @@ class Store:
             )
         try:
             if found.source == "hub":
-                _remove_from_hub_cache(found)
+                _remove_from_hub_cache(found, self.hub_cache)
             else:
                 # Under the new name it is no model any more, even if deleting is interrupted.
                 leaving = found.path.with_name(f".{found.path.name}.removed")
@@ -175,13 +181,13 @@ def _matching(name: str, models: list[StoredModel]) -> StoredModel | None:
     return None
 
 
-def _hub_models() -> Iterator[StoredModel]:
+def _hub_models(hub_cache: Path | None) -> Iterator[StoredModel]:
     """Models in the hub's cache with a config and safetensors; of each the newest revision."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        repos = scan_cache_dir().repos
+        repos = scan_cache_dir(hub_cache).repos
     except CacheNotFound:
         return
     for repo in repos:
@@ -192,28 +198,30 @@ def _hub_models() -> Iterator[StoredModel]:
             and any(revision.snapshot_path.glob("*.safetensors"))
         ]
         if repo.repo_type == "model" and revisions:
-            main = _main_snapshot(repo.repo_id)
+            main = _main_snapshot(repo.repo_id, hub_cache)
             path = main if main in revisions else revisions[0]
             yield _stored(repo.repo_id, path, "hub")
 
 
-def _main_snapshot(repo_id: str) -> Path | None:
+def _main_snapshot(repo_id: str, hub_cache: Path | None) -> Path | None:
     """The revision the hub's library itself would take; only looks, and only on this machine."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         # Asking for one small file, because other patterns fail over files left out on purpose.
-        found = snapshot_download(repo_id, local_files_only=True, allow_patterns=["config.json"])
+        found = snapshot_download(
+            repo_id, cache_dir=hub_cache, local_files_only=True, allow_patterns=["config.json"]
+        )
     except (LocalEntryNotFoundError, HFValidationError):
         return None
     return Path(found)
 
 
-def _remove_from_hub_cache(model: StoredModel) -> None:
+def _remove_from_hub_cache(model: StoredModel, hub_cache: Path | None) -> None:
     from huggingface_hub import scan_cache_dir
 
-    cache = scan_cache_dir()
+    cache = scan_cache_dir(hub_cache)
     for repo in cache.repos:
         if repo.repo_id == model.name and repo.repo_type == "model":
             hashes = [revision.commit_hash for revision in repo.revisions]
