@@ -19,7 +19,8 @@ from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Event, Finished, Message, Progress
 from swiftchat.errors import DeviceError, SwiftchatError
 
-_SHUTDOWN_S = 5.0
+# How long a worker may take to end, which it does from any state, before it is killed.
+_END_S = 1.0
 _LAST_WORDS_BYTES = 2000
 
 
@@ -88,7 +89,8 @@ class EngineClient:
             start_new_session=True,
         )
         theirs.close()
-        self._connection = Connection(ours.detach())
+        self._socket = ours  # closing a file does not wake who reads it; its `shutdown` does
+        self._connection = Connection(os.dup(ours.fileno()))
         self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
         self._reader.start()
         with contextlib.suppress(OSError):  # already dead: the reader reports it
@@ -152,17 +154,18 @@ class EngineClient:
         return {key: value for key, value in answer.items() if key != "type"}
 
     def close(self) -> None:
-        """End the worker: asked first, killed when it does not answer in time."""
+        """End the worker, whatever it is doing: its end of the connection closes, and it exits."""
         self._closing = True
-        with contextlib.suppress(OSError):
-            self._send({"type": "shutdown"})
+        with contextlib.suppress(OSError):  # the worker closed it before
+            self._socket.shutdown(socket.SHUT_RDWR)
         try:
-            self._process.wait(_SHUTDOWN_S)
+            self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._reader.join(_SHUTDOWN_S)
+        self._reader.join(_END_S)
         self._connection.close()
+        self._socket.close()
         self._stderr.close()
 
     def _cancel(self, generation_id: int) -> None:
@@ -173,7 +176,7 @@ class EngineClient:
         try:
             self._send(message)
         except OSError:
-            self._reader.join(_SHUTDOWN_S)
+            self._reader.join(_END_S)
             raise self._failure or DeviceError("the engine process is gone") from None
 
     def _send(self, message: Message) -> None:

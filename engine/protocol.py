@@ -1,11 +1,12 @@
 """The messages between the terminal process and the engine worker. No torch, no pickle.
 
 Both directions carry msgpack maps with a `type` over a `multiprocessing` connection, which
-frames them. Down: `load generate cancel stats shutdown`. Up: `progress ready prefill tokens
+frames them. Down: `load generate cancel stats`. Up: `progress ready prefill tokens
 finished stats error`. A message about one generation carries its `id`.
 
-There is no message to keep, fork or drop a conversation: the worker finds by content which KV
-blocks it still has, so a prompt's ids say all (see `engine.blocks`).
+There is no message to shut down: the worker ends when the connection closes, at once and from
+any state. And there is none to keep, fork or drop a conversation: the worker finds by content
+which KV blocks it still has, so a prompt's ids say all (see `engine.blocks`).
 """
 
 from dataclasses import asdict, dataclass

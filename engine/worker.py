@@ -25,7 +25,7 @@ class Worker:
         self._commands: SimpleQueue[Message] = SimpleQueue()
 
     def run(self) -> None:
-        """Load what the first command names, then generate until told to shut down."""
+        """Load what the first command names, then generate until the terminal is gone."""
         import threading
 
         threading.Thread(target=self._read, name="commands", daemon=True).start()
@@ -37,7 +37,8 @@ class Worker:
         except SwiftchatError as error:
             self._send(protocol.error_message(error))
             return
-        while self._obey():
+        while True:
+            self._obey()
             self._step()
 
     def _load(self, command: Message) -> None:
@@ -49,8 +50,8 @@ class Worker:
         self._engine = Engine(path, config, self._progress)
         self._send(self._engine.info.to_wire())
 
-    def _obey(self) -> bool:
-        """Carry out the commands that have come, waiting for one when idle; False: shut down."""
+    def _obey(self) -> None:
+        """Carry out the commands that have come, waiting for one when idle."""
         try:
             while True:
                 command = (self._commands.get_nowait() if self._engine.has_work
@@ -62,12 +63,10 @@ class Worker:
                         self._engine.cancel(command["id"])
                     case "stats":
                         self._send({"type": "stats", **self._engine.stats()})
-                    case "shutdown":
-                        return False
                     case unknown:
                         raise ValueError(f"unknown command {unknown!r}")
         except Empty:
-            return True
+            return
 
     def _generate(self, command: Message) -> None:
         params = SamplingParams.from_wire(command["params"])

@@ -155,3 +155,12 @@ time.sleep(600)
 def test_the_client_does_not_import_torch() -> None:
     script = "import sys, swiftchat.engine.client; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_leaving_does_not_wait_for_a_worker_that_hangs(folder: Path) -> None:
+    client = EngineClient(CONFIG, folder).start()
+    client.wait_ready()
+    pid = client.pid
+    os.kill(pid, signal.SIGSTOP)
+    client.close()
+    assert gone(pid)
