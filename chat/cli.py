@@ -318,7 +318,7 @@ def _tell(message: str, hint: str, code: int, debug: bool) -> int:
         traceback.print_exc()
     with contextlib.suppress(OSError, ValueError):  # nobody may be reading stderr
         print(f"error: {visible(' '.join(message.split()))}", file=sys.stderr)
-        print(f"hint: {visible(' '.join(hint.split())) or 'swiftchat --help'}", file=sys.stderr)
+        print(f"hint: {visible(' '.join(hint.split()))}", file=sys.stderr)
     return code
 
 

@@ -23,29 +23,33 @@ class SwiftchatError(Exception):
     """A failure with one line that says what happened and one that says what to do next."""
 
     exit_code = 1
+    default_hint = "--debug shows where it happened"
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = hint or self.default_hint
 
 
 class UsageError(SwiftchatError):
     """The request itself makes no sense: an empty prompt, a contradictory option."""
 
     exit_code = 2
+    default_hint = "swiftchat --help"
 
 
 class ModelNotFound(SwiftchatError):
     """No model of that name or path; the hint is the `download` line that would bring it."""
 
     exit_code = 3
+    default_hint = "swiftchat list shows what is here"
 
 
 class DeviceError(SwiftchatError):
     """The device is missing, too old, or its worker process died."""
 
     exit_code = 4
+    default_hint = "swiftchat show NAME tells what a model needs"
 
 
 class OutOfMemory(DeviceError):
@@ -60,24 +64,28 @@ class ContextOverflow(SwiftchatError):
     """The prompt is longer than the context; nothing was cut silently."""
 
     exit_code = 5
+    default_hint = "shorten the prompt or use a larger --ctx-size"
 
 
 class DownloadError(SwiftchatError):
     """The network or the hub refused; the message tells which."""
 
     exit_code = 6
+    default_hint = "check the network and try again"
 
 
 class BadModelFile(SwiftchatError):
     """A model file is damaged, lies about its contents, or is of an unknown kind."""
 
     exit_code = 7
+    default_hint = "the file may be damaged or of an unsupported kind; bring it again"
 
 
 class FileSystemError(SwiftchatError):
     """A file could not be written or read: disk full, permission, read-only."""
 
     exit_code = 8
+    default_hint = "check the path, its permissions and the free space"
 
 
 _KINDS: dict[str, type[SwiftchatError]] = {

@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import multiprocessing
+import shutil
 import subprocess
 import traceback
 import zipfile
@@ -386,3 +387,13 @@ def test_the_real_package_holds_what_the_catalogue_says(smollm2_gguf: Path) -> N
     content = smollm2_gguf.read_bytes()
     assert len(content) == entry.size_bytes
     assert hashlib.sha256(content).hexdigest() == entry.sha256
+
+
+def test_a_full_disk_is_told_before_the_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=50_000_000)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    with pytest.raises(FileSystemError, match=r"0\.20 GB needed, 0\.05 GB free"):
+        download_module.fetch_default_gguf(tmp_path / "default.gguf")
+    assert not [file for file in tmp_path.iterdir() if file.suffix != ".lock"]

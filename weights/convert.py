@@ -21,6 +21,7 @@ from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound, Usage
 from swiftchat.weights import gguf_model
 from swiftchat.weights.checkpoint import INDEX, SINGLE
 from swiftchat.weights.config import DTYPES, ModelConfig
+from swiftchat.weights.disk import disk_full, require_space
 from swiftchat.weights.families import expected_tensors, tensor_name
 from swiftchat.weights.gguf import GgufFile
 from swiftchat.weights.gguf_tokenizer import tokenizer_json
@@ -109,7 +110,7 @@ def convert(
                 if _fingerprint_of(destination) == fingerprint:
                     return
                 raise FileSystemError(f"{destination} was made meanwhile from something else")
-            _require_space(destination, plan.total_bytes)
+            require_space(destination, plan.total_bytes)
             with _appearing(destination) as directory:
                 _write(plan, directory, shard_size_bytes, fingerprint, progress)
 
@@ -330,20 +331,6 @@ def _flush(file: Path) -> None:
         os.fsync(opened.fileno())
 
 
-def _require_space(destination: Path, needed_bytes: int) -> None:
-    free_bytes = shutil.disk_usage(destination.parent).free
-    if free_bytes < needed_bytes:
-        raise _disk_full(destination, needed_bytes, free_bytes)
-
-
-def _disk_full(destination: Path, needed_bytes: int, free_bytes: int) -> FileSystemError:
-    return FileSystemError(
-        f"not enough room for {destination}: {needed_bytes / 1e9:.2f} GB needed, "
-        f"{free_bytes / 1e9:.2f} GB free",
-        "free some space or choose another place",
-    )
-
-
 @contextmanager
 def _as_file_system_error(destination: Path, needed_bytes: int) -> Iterator[None]:
     try:
@@ -351,5 +338,5 @@ def _as_file_system_error(destination: Path, needed_bytes: int) -> Iterator[None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free_bytes = shutil.disk_usage(destination.parent).free
-            raise _disk_full(destination, needed_bytes, free_bytes) from error
+            raise disk_full(destination, needed_bytes, free_bytes) from error
         raise FileSystemError(f"cannot convert to {destination}: {error}") from error

