@@ -13,13 +13,21 @@ from swiftchat.chat.gate import visible
 
 @click.command()
 @click.option("-m", "--model", help="Name, OWNER/NAME, directory or .gguf file.")
-@click.option("--prompt-tokens", default=512, show_default=True, help="Length of the prompt read.")
-@click.option("--answer-tokens", default=128, show_default=True, help="Length of the answer.")
-@click.option("--context", "contexts", multiple=True, type=int, default=(0, 1024),
+@click.option("--prompt-tokens", type=click.IntRange(1), default=512, show_default=True,
+              help="Length of the prompt read.")  # fmt: skip
+@click.option("--answer-tokens", type=click.IntRange(2), default=128, show_default=True,
+              help="Length of the answer.")  # fmt: skip
+@click.option("--context", "contexts", multiple=True, type=click.IntRange(0), default=(0, 1024),
               show_default=True, help="Also decode after so many tokens (repeatable).")  # fmt: skip
-@click.option("--batch", "batches", multiple=True, type=int, default=(1, 4), show_default=True,
-              help="Answers at once (repeatable).")  # fmt: skip
-@click.option("--runs", default=3, show_default=True, help="Repetitions; medians are shown.")
+@click.option("--batch", "batches", multiple=True, type=click.IntRange(1), default=(1, 4),
+              show_default=True, help="Answers at once (repeatable).")  # fmt: skip
+@click.option(
+    "--runs",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Repetitions; medians are shown.",
+)
 @click.option("--device", default="auto", help="auto, cpu, cuda or cuda:N.")
 @click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]))
 @click.option("--threads", type=int, help="CPU threads.")
@@ -31,6 +39,7 @@ def bench(model: str | None, prompt_tokens: int, answer_tokens: int, contexts: S
     from swiftchat.chat.models import find_model
     from swiftchat.engine.client import EngineClient
     from swiftchat.engine.params import EngineConfig
+    from swiftchat.weights.model import Model
 
     path = find_model(model, offline=False, quiet=as_json)
     longest = max(prompt_tokens, *contexts) + answer_tokens + 8
@@ -42,7 +51,7 @@ def bench(model: str | None, prompt_tokens: int, answer_tokens: int, contexts: S
     with EngineClient(config, path) as client:
         info = client.wait_ready()
         ready_s = time.perf_counter() - started
-        runner = _Runner(client)
+        runner = _Runner(client, Model.open(path).config.vocab_size)
         runner.measure(16, 4, 1)  # the first pass reads the weights in
         results: dict[str, Any] = {
             "model": path.name, "device": info.device, "dtype": info.dtype,
@@ -61,20 +70,21 @@ def bench(model: str | None, prompt_tokens: int, answer_tokens: int, contexts: S
 class _Runner:
     """Runs generations whose prompts no other run has had, so that nothing is reused."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, vocab_size: int) -> None:
         self._client = client
+        self._vocab_size = vocab_size
         self._num_prompts = 0
 
-    def median(self, runs: int, prompt: int, answer: int, batch: int) -> dict[str, float | None]:
-        """Medians of `measure` over the runs; None where nothing was to be measured."""
+    def median(self, runs: int, prompt: int, answer: int, batch: int) -> dict[str, float]:
+        """Medians of `measure` over the runs."""
         measured = [self.measure(prompt, answer, batch) for _ in range(runs)]
-        return {
-            key: None if measured[0][key] is None else statistics.median(m[key] for m in measured)  # type: ignore[type-var]
-            for key in measured[0]
-        }
+        return {key: statistics.median(m[key] for m in measured) for key in measured[0]}
 
-    def measure(self, prompt: int, answer: int, batch: int) -> dict[str, float | None]:
-        """One run: tokens a second while reading the prompts and over all answers."""
+    def measure(self, prompt: int, answer: int, batch: int) -> dict[str, float]:
+        """One run: seconds to the first token, and tokens a second reading and answering.
+
+        An answer of one token has no speed; `decode_tps` is left out then.
+        """
         from swiftchat.engine.params import SamplingParams
         from swiftchat.engine.protocol import Finished
 
@@ -82,17 +92,16 @@ class _Runner:
         generations = [self._client.generate(self._prompt(prompt), params) for _ in range(batch)]
         ends = [event for g in generations for event in g if isinstance(event, Finished)]
         prefill_s = max(end.prefill_s for end in ends)
-        decode_s = max(end.decode_s for end in ends)
-        decoded = sum(end.completion_tokens - 1 for end in ends)
-        return {
-            "ttft_s": prefill_s,
-            "prefill_tps": prompt * batch / prefill_s,
-            "decode_tps": decoded / decode_s if decoded else None,
-        }
+        rates = {"ttft_s": prefill_s, "prefill_tps": prompt * batch / prefill_s}
+        if answer > 1:
+            decoded = sum(end.completion_tokens - 1 for end in ends)
+            rates["decode_tps"] = decoded / max(end.decode_s for end in ends)
+        return rates
 
     def _prompt(self, length: int) -> list[int]:
         self._num_prompts += 1
-        return [3 + (self._num_prompts * 7919 + i * 104729) % 30_000 for i in range(length)]
+        salt = self._num_prompts * 7919
+        return [3 + (salt + i * 104729) % (self._vocab_size - 3) for i in range(length)]
 
 
 def _table(results: dict[str, Any], prompt_tokens: int) -> str:

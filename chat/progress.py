@@ -30,20 +30,25 @@ def reported(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
 def _bars() -> Iterator[Callable[[str, int, int], None]]:
     # Here, not at the top: rich takes 80 ms, and most commands show no progress.
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-    from rich.text import Text
+    from rich.markup import escape
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TransferSpeedColumn,
+    )
 
-    class Label(TextColumn):
-        def render(self, task: object) -> Text:  # plain text: labels are no markup
-            return Text(visible(task.description))  # type: ignore[attr-defined]
-
-    columns = (Label(""), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+    )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        tasks: dict[str, object] = {}
+        tasks: dict[str, TaskID] = {}
 
         def report(label: str, done: int, total: int) -> None:
             if label not in tasks:
-                tasks[label] = progress.add_task(label, total=total)
-            progress.update(tasks[label], completed=done, total=total)  # type: ignore[arg-type]
+                tasks[label] = progress.add_task(escape(visible(label)), total=total)
+            progress.update(tasks[label], completed=done, total=total)
 
         yield report
