@@ -181,12 +181,15 @@ def run_once(config: Any) -> int:
     conversation = Conversation(system)
     conversation.add("user", text)
     with Speaker(path, config) as speaker:
-        exit_code = OneShot(speaker, config).run(conversation)
-        if config.interactive:
-            from swiftchat.chat.repl import Repl
+        one_shot = OneShot(speaker, config)
+        if not config.interactive:
+            return one_shot.run(conversation)
+        from swiftchat.chat.prompt import typing_unseen
+        from swiftchat.chat.repl import Repl
 
-            return Repl(speaker, config, conversation).run()
-    return exit_code
+        with typing_unseen():
+            one_shot.run(conversation)
+        return Repl(speaker, config, conversation).run()
 
 
 @click.group(invoke_without_command=True)
