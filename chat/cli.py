@@ -156,6 +156,7 @@ def run_chat(options: dict[str, Any]) -> int:
     from swiftchat.chat.config import ChatConfig
 
     config = ChatConfig(**options)
+    config.check()
     as_json = config.json or config.stream_json
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if config.interactive and (as_json or config.no_template or not at_terminal):
@@ -216,14 +217,14 @@ def config_show(ctx: click.Context) -> None:
 
     root = ctx.find_root()
     unsaid = defaults(root.params["model"])
-    origins = {
+    origins: dict[click.core.ParameterSource | None, str] = {
         click.core.ParameterSource.COMMANDLINE: "flag",
         click.core.ParameterSource.ENVIRONMENT: "environment",
         click.core.ParameterSource.DEFAULT_MAP: "config file",
     }
     for name in sorted(_option_names()):
         source = root.get_parameter_source(name)
-        value, origin = root.params[name], origins.get(source, "default")  # type: ignore[arg-type]
+        value, origin = root.params[name], origins.get(source, "default")
         if value is None:
             value, origin = unsaid.get(name, (None, "default"))
         print(f"{name:18} {visible('–' if value is None else str(value)):24} {origin}")

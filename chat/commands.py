@@ -123,7 +123,8 @@ class Commands:
         name, text = words
         name = {"temp": "temperature", "num_predict": "max_tokens"}.get(name, name)
         if name == "system":
-            return self._system(text)
+            self._system(text)
+            return
         if name == "stop":
             self._repl.speaker.stops = [*self._repl.speaker.stops, text]
         elif name in _PARAMETERS:
@@ -136,7 +137,6 @@ class Commands:
         else:
             raise UsageError(f"no parameter {name!r}", f"names: {known}")
         print(f"{name} = {visible(text)}")
-        return None
 
     def _show(self, argument: str) -> None:
         match argument or "info":

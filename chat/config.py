@@ -51,6 +51,13 @@ class ChatConfig:
     quiet: bool = False
     debug: bool = False
 
+    def check(self) -> None:
+        """Raise `UsageError` for what no model could do; to be asked before one is loaded."""
+        if "" in self.stop:
+            raise UsageError("a --stop text is empty", "leave it out, or give a text")
+        self.engine()
+        self.sampling({}, ())
+
     def sampling(self, generation_config: dict[str, Any], stop_ids: tuple[int, ...],
                  changes: dict[str, Any] | None = None) -> SamplingParams:  # fmt: skip
         """Sampling parameters: `changes` (from `/set`) over these over the model's own."""
@@ -125,8 +132,7 @@ def defaults(model: str | None) -> dict[str, tuple[Any, str]]:
 
 
 def read_text(name: str) -> str:
-    """A text file's content; bytes that are no UTF-8 are replaced, as `FileSystemError` says why
-    a file cannot be read."""
+    """A text file's content, bytes that are no UTF-8 replaced; `FileSystemError` if unreadable."""
     try:
         return Path(name).read_bytes().decode("utf-8", "replace")
     except OSError as error:

@@ -13,6 +13,7 @@ from swiftchat.chat.config import ChatConfig, read_text
 from swiftchat.chat.conversation import Conversation
 from swiftchat.chat.gate import visible
 from swiftchat.chat.speaker import Speaker
+from swiftchat.engine.protocol import EngineInfo, Prefill
 from swiftchat.errors import SwiftchatError, UsageError
 
 SCHEMA = 1
@@ -60,9 +61,9 @@ class OneShot:
         started = time.perf_counter()
         self.speaker.prepare()
         info = self.speaker.wait_ready()
-        self._event({"event": "start", "model": self._model()})
-        answer = self.speaker.answer(conversation, self._dropped, self._prefill)
         load_s = time.perf_counter() - started
+        self._event({"event": "start", "model": self._model(info)})
+        answer = self.speaker.answer(conversation, self._dropped, self._prefill)
         exit_code = 0
         try:
             for piece in answer:
@@ -71,14 +72,10 @@ class OneShot:
             self._delta(answer.interrupt())
             exit_code = 130
         except SwiftchatError as error:
-            self._end_text(answer)
-            if self.config.json or self.config.stream_json:
-                self._print_json(self._report(answer, load_s, "error"))
+            self._end(answer, info, load_s, "error")
             raise error
-        self._end_text(answer)
+        self._end(answer, info, load_s, answer.finish_reason or "interrupt")
         conversation.add("assistant", answer.text, answer.finish_reason == "interrupt")
-        if self.config.json or self.config.stream_json:
-            self._print_json(self._report(answer, load_s, answer.finish_reason or "interrupt"))
         if self.config.stats:
             print(stats_line(answer, info.load_s), file=sys.stderr)
         return exit_code
@@ -91,12 +88,13 @@ class OneShot:
         else:
             write(visible(piece) if self._gated else piece)
 
-    def _end_text(self, answer: Answer) -> None:
-        plain = not (self.config.json or self.config.stream_json)
-        if plain and not answer.text.endswith("\n"):
+    def _end(self, answer: Answer, info: EngineInfo, load_s: float, reason: str) -> None:
+        if self.config.json or self.config.stream_json:
+            self._print_json(self._report(answer, info, load_s, reason))
+        elif not answer.text.endswith("\n"):
             write("\n")
 
-    def _prefill(self, progress: Any) -> None:
+    def _prefill(self, progress: Prefill) -> None:
         self._event({"event": "prefill", "done": progress.done, "total": progress.total})
 
     def _dropped(self, num_messages: int) -> None:
@@ -111,8 +109,7 @@ class OneShot:
     def _print_json(self, value: dict[str, Any]) -> None:
         write(json.dumps(value, ensure_ascii=False) + "\n")
 
-    def _model(self) -> dict[str, Any]:
-        info = self.speaker.wait_ready()
+    def _model(self, info: EngineInfo) -> dict[str, Any]:
         return {
             "id": self.speaker.name,
             "revision": None,
@@ -122,9 +119,9 @@ class OneShot:
             "tp": 1,
         }
 
-    def _report(self, answer: Answer, load_s: float, reason: str) -> dict[str, Any]:
+    def _report(self, answer: Answer, info: EngineInfo, load_s: float,
+                reason: str) -> dict[str, Any]:  # fmt: skip
         result = answer.result
-        info = self.speaker.engine.info
         used = answer.num_prompt_tokens + answer.num_tokens
         speeds = _speeds(answer)
         report = {
@@ -132,7 +129,7 @@ class OneShot:
             "id": uuid.uuid4().hex,
             "session_id": None,
             "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "model": self._model() if info else {"id": self.speaker.name},
+            "model": self._model(info),
             "content": answer.text,
             "reasoning": None,
             "finish_reason": reason,
@@ -142,7 +139,7 @@ class OneShot:
                 "cached_tokens": result.cached_tokens if result else 0,
                 "completion_tokens": answer.num_tokens,
                 "context_used": used,
-                "context_size": info.ctx_size_tokens if info else 0,
+                "context_size": info.ctx_size_tokens,
             },
             "timings": {"load_s": round(load_s, 4), "ttft_s": _rounded(answer.ttft_s), **speeds},
             "params": {

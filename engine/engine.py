@@ -55,7 +55,6 @@ class Engine:
             torch.set_num_threads(config.num_threads)
         model = Model.open(path)
         checkpoint = model.checkpoint()
-        checkpoint.check(model.config)
         dtype: torch.dtype = getattr(torch, config.dtype or model.config.dtype)
         plan = plan_cache(
             config,
@@ -134,12 +133,16 @@ class Engine:
             outcomes.append((generation_id, error))
         return outcomes
 
-    @torch.inference_mode()
     def step(self) -> list[Outcome]:
         """Compute one batch; return its events in order, each with its generation's id."""
-        outcomes, self._ready = self._ready, []
-        if not self.scheduler.has_work:
-            return outcomes
+        # Computed first: if that raises, what is ready is reported by the next step.
+        computed = self._compute() if self.scheduler.has_work else []
+        ready, self._ready = self._ready, []
+        return ready + computed
+
+    @torch.inference_mode()
+    def _compute(self) -> list[Outcome]:
+        outcomes: list[Outcome] = []
         step = self.scheduler.schedule()
         self.cache.copy_blocks(step.copies)
         batch = Batch.pack(step.rows, self.config.block_size, self.device)

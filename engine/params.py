@@ -84,7 +84,9 @@ class SamplingParams:
         require("top_k", self.top_k >= 0, "0 or more")
         require("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
         require("min_p", 0 <= self.min_p <= 1, "between 0 and 1")
-        require("repeat_penalty", self.repeat_penalty > 0, "above 0")
+        require("repeat_penalty", 0.01 <= self.repeat_penalty <= 100, "between 0.01 and 100")
+        for name in ("presence_penalty", "frequency_penalty"):
+            require(name, abs(getattr(self, name)) <= 100, "between -100 and 100")
         require("seed", self.seed is None or 0 <= self.seed < 2**64, "between 0 and 2^64 - 1")
         require("max_tokens", self.max_tokens is None or self.max_tokens >= 0, "0 or more")
 

@@ -31,13 +31,14 @@ def sample(logits: Tensor, tokens: Sequence[int], num_prompt: int, params: Sampl
     logits = penalize(logits, tokens, num_prompt, params)
     if params.temperature == 0:
         return int(logits.argmax())
-    probs = torch.softmax(logits / params.temperature, 0)
+    # The largest taken off first, and no smaller divisor: neither overflows then.
+    probs = torch.softmax((logits - logits.max()) / max(params.temperature, 1e-6), 0)
     values, ids = _candidates(probs, params)
     cumulative = values.double().cumsum(0)
-    # The kept ones are a prefix: each starts below top_p of the mass, the last may cross it.
-    num_kept = 1 + int((cumulative[:-1] < params.top_p * _mass(cumulative, params)).sum())
-    if params.top_p == 1:
-        num_kept = len(values)
+    num_kept = len(values)
+    if params.top_p < 1:
+        # The kept ones are a prefix: each starts below top_p of the mass, the last may cross it.
+        num_kept = 1 + int((cumulative[:-1] < params.top_p * _mass(cumulative, params)).sum())
     point = uniform(seed, len(tokens)) * float(cumulative[num_kept - 1])
     index = int(torch.searchsorted(cumulative[:num_kept], point, right=True))
     return int(ids[min(index, num_kept - 1)])

@@ -79,9 +79,6 @@ class Scheduler:
         """Queue a sequence; the caller has checked that it fits the cache when alone."""
         self.waiting.append(sequence)
 
-    def find(self, sequence_id: int) -> Sequence | None:
-        return next((s for s in (*self.running, *self.waiting) if s.id == sequence_id), None)
-
     def schedule(self) -> Step:
         """Choose the rows of the next step and give them their blocks."""
         copies: list[tuple[int, int]] = []

@@ -158,7 +158,8 @@ def test_a_block_between_triple_quotes(chat: Callable[..., Terminal]) -> None:
 def test_commands_and_unknown_ones(chat: Callable[..., Terminal]) -> None:
     terminal = chat("Hello.", "Hello again.")
     terminal.type("/clera\r")
-    assert "did you mean /clear" in terminal.wait_for("unknown command")
+    terminal.wait_for("unknown command")
+    terminal.wait_for("did you mean /clear")
     terminal.type("/set temperature 0.1\r")
     terminal.wait_for("temperature = 0.1")
     terminal.type("/set parameter top_k 5\r")

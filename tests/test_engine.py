@@ -153,6 +153,28 @@ def test_logits_that_are_no_numbers_end_that_answer_only(folder: Path) -> None:
     assert len(generate(engine, [9, 8])) == 20
 
 
+def test_what_is_ready_survives_a_step_that_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = tiny.engine(folder)
+    engine.add(1, [5], GREEDY)
+    engine.add(2, [6], GREEDY)
+    engine.cancel(1)
+
+    def fails(*args: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(engine.decoder, "forward", fails)
+        engine.step()
+    [(key, error)] = engine.abort_all(OutOfMemory("no memory"))
+    assert key == 2 and isinstance(error, OutOfMemory)
+    [(key, event)] = engine.step()
+    assert key == 1 and isinstance(event, Finished) and event.reason == "interrupt"
+    assert engine.allocator.num_used == 0
+    assert len(generate(engine, [9, 8])) == 20
+
+
 def test_prefill_progress_counts_up_to_the_prompt(folder: Path) -> None:
     engine = tiny.engine(folder, chunk_tokens=8)
     engine.add(1, tiny.random_ids(30), GREEDY)

@@ -111,6 +111,11 @@ def test_frequencies_follow_the_probabilities(params: SamplingParams) -> None:
     assert chi2 < 20.6  # 5 degrees of freedom, p = 0.001
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-6])
+def test_a_tiny_temperature_is_as_good_as_greedy(temperature: float) -> None:
+    assert draw([0.0, 80.0, 79.0], SamplingParams(temperature=temperature)) == 1
+
+
 def test_the_token_that_crosses_top_p_is_kept() -> None:
     logits = torch.tensor([0.5, 0.3, 0.2]).log()
     params = SamplingParams(temperature=1.0, top_p=0.6)
@@ -147,7 +152,8 @@ def test_presence_and_frequency_count_generated_tokens_only() -> None:
     "wrong",
     [
         {"temperature": -1.0}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 0.0},
-        {"top_p": 1.5}, {"min_p": 2.0}, {"repeat_penalty": 0.0}, {"seed": -1},
+        {"top_p": 1.5}, {"min_p": 2.0}, {"repeat_penalty": 0.0},
+        {"repeat_penalty": 1e-30}, {"frequency_penalty": 1e30}, {"seed": -1},
         {"seed": 2**64}, {"max_tokens": -1}, {"presence_penalty": math.inf},
     ],
 )  # fmt: skip
