@@ -139,6 +139,7 @@ def typing_unseen() -> Iterator[None]:
     quiet = termios.tcgetattr(descriptor)
     quiet[0] &= ~termios.ICRNL  # Enter stays what prompt_toolkit takes for Enter
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
+    quiet[3] |= termios.NOFLSH  # else Ctrl-C would throw away what was typed before it
     termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
     try:
         yield

@@ -109,6 +109,19 @@ def test_ctrl_c_stops_the_answer_and_the_next_turn_knows_it(chat: Callable[..., 
     terminal.wait_for("Next.")
 
 
+def test_ctrl_c_in_an_answer_keeps_what_was_typed_meanwhile(chat: Callable[..., Terminal]) -> None:
+    terminal = chat({"text": "x" * 500, "delay_s": 0.02}, "Second answer.")
+    terminal.type("long\r")
+    terminal.wait_for("xxxxx")
+    terminal.type("typed meanwhile")
+    time.sleep(0.2)
+    terminal.type("\x03")
+    terminal.wait_for("stopped")
+    terminal.wait_for(">>> typed meanwhile")
+    terminal.type("\r")
+    terminal.wait_for("Second answer.")
+
+
 def test_ctrl_c_twice_leaves_with_130(chat: Callable[..., Terminal]) -> None:
     terminal = chat()
     terminal.type("\x03")
