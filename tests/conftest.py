@@ -4,8 +4,12 @@ import hashlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from swiftchat.cuda.gpu import Gpu
 
 # Where this runs in the background of a shell, SIGINT is ignored, and so it would be in every
 # program that the tests start and interrupt.
@@ -82,6 +86,17 @@ def _sources_hash() -> str:
     for file in sorted(Path(__file__).parent.parent.joinpath("weights").glob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
+
+
+@pytest.fixture(scope="session")
+def gpu() -> "Gpu":
+    """The GPU with kernels compiled anew in this session."""
+    import torch
+
+    from swiftchat.cuda.cubin_cache import CubinCache
+    from swiftchat.cuda.gpu import Gpu
+
+    return Gpu(torch.device("cuda", 0), CubinCache(None))
 
 
 @pytest.fixture(autouse=True)

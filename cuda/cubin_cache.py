@@ -1,0 +1,76 @@
+"""Compiled kernels on disk: a damaged or half-written entry is as good as none."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from swiftchat.cuda import nvrtc
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+class CubinCache:
+    """Cubins under `folder`, each preceded by its SHA-256; None keeps nothing.
+
+    A key covers everything the machine code depends on: the source, all headers beside it, the
+    options and the compiler's version. Two processes may compile the same kernel at once; the
+    last rename wins, and both are right.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    def get(self, name: str, arch: str, defines: Mapping[str, str]) -> bytes:
+        """The cubin of a kernel, compiled now if it is not there."""
+        if self.folder is None:
+            return nvrtc.compile_cubin(name, arch, defines)
+        file = self.folder / f"{name}-{arch}-{_key(name, arch, defines)}.cubin"
+        cubin = _read(file)
+        if cubin is None:
+            cubin = nvrtc.compile_cubin(name, arch, defines)
+            _write(file, cubin)
+        return cubin
+
+
+def _key(name: str, arch: str, defines: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(_headers_digest())
+    digest.update((nvrtc.KERNELS / f"{name}.cu").read_bytes())
+    # The folders of the headers are no part of what is compiled.
+    options = [o for o in nvrtc.compile_options(arch, defines) if not o.startswith("-I")]
+    digest.update("\n".join([nvrtc.version(), *options]).encode())
+    return digest.hexdigest()[:32]
+
+
+@cache
+def _headers_digest() -> bytes:
+    digest = hashlib.sha256()
+    for header in sorted(nvrtc.KERNELS.glob("*.cuh")):
+        digest.update(header.name.encode() + header.read_bytes())
+    return digest.digest()
+
+
+def _read(file: Path) -> bytes | None:
+    try:
+        entry = file.read_bytes()
+    except OSError:
+        return None
+    cubin = entry[_DIGEST_BYTES:]
+    return cubin if hashlib.sha256(cubin).digest() == entry[:_DIGEST_BYTES] else None
+
+
+def _write(file: Path, cubin: bytes) -> None:
+    """Best effort: without room or permission the next run compiles again."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".cubin-")
+    except OSError:
+        return
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(hashlib.sha256(cubin).digest() + cubin)
+        Path(temporary).replace(file)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)

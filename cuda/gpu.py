@@ -1,0 +1,170 @@
+"""One GPU and the kernels compiled for it."""
+
+import ctypes
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.cubin_cache import CubinCache
+from swiftchat.cuda.nvrtc import architecture
+from swiftchat.errors import DeviceError, OutOfMemory
+
+DTYPE_NAMES = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half", torch.float32: "float"}
+_CTYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int32, "l": ctypes.c_int64, "f": ctypes.c_float}
+
+Dims = int | tuple[int, int] | tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """What `kernels/NAME.cu` is compiled with.
+
+    Its entry point is `NAME_kernel`; `params` has a letter for each parameter: p a pointer, i an
+    int32, l an int64, f an fp32 number. `defines` are macros.
+    """
+
+    name: str
+    params: str
+    defines: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
+        return self.name, tuple(sorted(self.defines.items()))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A recorded launch: which kernel, and how many bytes it had to move."""
+
+    name: str
+    num_bytes: int
+
+
+class Gpu:
+    """One device: its numbers, its kernels, and their launches on torch's current stream.
+
+    Raises `DeviceError` for a GPU older than sm_80. With `launches` set to a list, every launch
+    is appended to it.
+    """
+
+    def __init__(self, device: torch.device, cache: CubinCache) -> None:
+        properties = torch.cuda.get_device_properties(device)
+        self.capability = (properties.major, properties.minor)
+        if self.capability < (8, 0):
+            raise DeviceError(
+                f"{properties.name} has compute capability {properties.major}."
+                f"{properties.minor}; the kernels need 8.0 or newer"
+            )
+        self.device = device
+        self.arch = architecture(self.capability)
+        self.num_sms: int = properties.multi_processor_count
+        # What one block can have, and what all blocks of a multiprocessor share.
+        self.block_shared_bytes: int = properties.shared_memory_per_block_optin
+        self.has_dependent_launch = self.capability >= (9, 0)
+        self.launches: list[Launch] | None = None
+        self._cache = cache
+        self._cubins: dict[Any, bytes] = {}
+        self._kernels: dict[Any, Kernel] = {}
+
+    def compile(self, specs: Iterable[KernelSpec],
+                on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:  # fmt: skip
+        """Compile the kernels on all cores; those in the disk cache are only read."""
+        wanted = {spec.key: spec for spec in specs if spec.key not in self._cubins}
+        with ThreadPoolExecutor() as pool:
+            jobs = {
+                key: pool.submit(self._cache.get, spec.name, self.arch, spec.defines)
+                for key, spec in wanted.items()
+            }
+            for done, (key, job) in enumerate(jobs.items(), 1):
+                self._cubins[key] = job.result()
+                on_progress(done, len(jobs))
+
+    def kernel(self, spec: KernelSpec) -> "Kernel":
+        """The loaded kernel, compiled first if it has to be."""
+        kernel = self._kernels.get(spec.key)
+        if kernel is None:
+            self.compile([spec])
+            kernel = self._kernels[spec.key] = Kernel(self, spec, self._cubins[spec.key])
+        return kernel
+
+
+class Kernel:
+    """A kernel on the GPU, ready to be launched."""
+
+    def __init__(self, gpu: Gpu, spec: KernelSpec, cubin: bytes) -> None:
+        driver = _driver()
+        self._gpu = gpu
+        self._spec = spec
+        self._types = tuple(_CTYPES[letter] for letter in spec.params)
+        torch.cuda.current_stream(gpu.device)  # makes torch's context current
+        self._module = check(driver.cuModuleLoadData(cubin))
+        entry = f"{spec.name}_kernel".encode()
+        self._function = check(driver.cuModuleGetFunction(self._module, entry))
+        self._shared_limit = 48 * 1024
+
+    def __call__(self, grid: Dims, block: int, *args: Tensor | int | float | None,
+                 shared_bytes: int = 0, num_bytes: int = 0) -> None:  # fmt: skip
+        """Launch on torch's current stream: `grid` blocks of `block` threads.
+
+        Tensors are passed as pointers, None as a null pointer. `num_bytes` is what the launch
+        must move at least. The kernel may start before its predecessor on the stream has
+        ended, and waits itself before it touches what that wrote (dependent launch, sm_90+).
+        """
+        if len(args) != len(self._types):
+            raise TypeError(f"{self._spec.name}: {len(args)} arguments, not {len(self._types)}")
+        driver = _driver()
+        if shared_bytes > self._shared_limit:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check(driver.cuFuncSetAttribute(self._function, attribute, shared_bytes))
+            self._shared_limit = shared_bytes
+        config = driver.CUlaunchConfig()
+        x, y, z = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1)[:3]
+        config.gridDimX, config.gridDimY, config.gridDimZ = x, y, z
+        config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+        config.sharedMemBytes = shared_bytes
+        config.hStream = torch.cuda.current_stream(self._gpu.device).cuda_stream
+        if self._gpu.has_dependent_launch:
+            config.attrs, config.numAttrs = [_dependent()], 1
+        values = tuple(arg.data_ptr() if isinstance(arg, Tensor) else (arg or 0) for arg in args)
+        check(driver.cuLaunchKernelEx(config, self._function, (values, self._types), 0))
+        if self._gpu.launches is not None:
+            self._gpu.launches.append(Launch(self._spec.name, num_bytes))
+
+    def attribute(self, name: str) -> int:
+        """A number of the compiled kernel: NUM_REGS, LOCAL_SIZE_BYTES, SHARED_SIZE_BYTES, …"""
+        driver = _driver()
+        which = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
+        return int(check(driver.cuFuncGetAttribute(which, self._function)))
+
+
+def check(result: Any) -> Any:
+    """The values of a driver call's (status, *values); a failed status is a `DeviceError`."""
+    status, *values = result
+    if int(status) != 0:
+        driver = _driver()
+        kind = OutOfMemory if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY else DeviceError
+        raise kind(f"the CUDA driver refused: {status.name}", "swiftchat doctor looks closer")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _driver() -> Any:  # the bindings have no stubs
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise DeviceError(f"cuda-python is missing: {error}",
+                          "pip install 'swiftchat[cuda]'") from error  # fmt: skip
+    return driver
+
+
+def _dependent() -> Any:
+    driver = _driver()
+    value = driver.CUlaunchAttributeValue()
+    value.programmaticStreamSerializationAllowed = 1
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value = value
+    return attribute

@@ -1,0 +1,47 @@
+// What every kernel shares: element types, dependent launch, 16-byte vectors.
+// Compiled with -DDTYPE=__nv_bfloat16, __half or float where a kernel has an element type T.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+using u8 = unsigned char;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+using bf16 = __nv_bfloat16;
+using half = __half;
+#ifdef DTYPE
+using T = DTYPE;
+#endif
+
+constexpr int WARP = 32;
+constexpr u32 ALL = 0xffffffffu;
+
+__device__ __forceinline__ float to_float(float v) { return v; }
+__device__ __forceinline__ float to_float(bf16 v) { return __bfloat162float(v); }
+__device__ __forceinline__ float to_float(half v) { return __half2float(v); }
+template <typename A> __device__ __forceinline__ A from_float(float v);
+template <> __device__ __forceinline__ float from_float<float>(float v) { return v; }
+template <> __device__ __forceinline__ bf16 from_float<bf16>(float v) { return __float2bfloat16(v); }
+template <> __device__ __forceinline__ half from_float<half>(float v) { return __float2half(v); }
+
+// N elements that are loaded and stored by one instruction where they fill 4, 8 or 16 bytes.
+template <typename A, int N> struct alignas(sizeof(A) * N) Vec {
+    A at[N];
+};
+
+// Dependent launch: `start_dependents` at a kernel's entry lets its successor's blocks come in as
+// soon as there is room; `wait_for_upstream` returns when all that precedes on the stream is done
+// and visible. Every thread that touches memory written upstream waits first, and nothing is
+// written before (the upstream kernel may still read it). At least one thread of every block must
+// wait, else the chain breaks for the successor's successor.
+__device__ __forceinline__ void start_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_upstream() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
