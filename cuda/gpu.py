@@ -62,8 +62,10 @@ class Gpu:
         self.device = device
         self.arch = architecture(self.capability)
         self.num_sms: int = properties.multi_processor_count
-        # What one block can have, and what all blocks of a multiprocessor share.
-        self.block_shared_bytes: int = properties.shared_memory_per_block_optin
+        limit = _driver().CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        self.block_shared_bytes = int(
+            check(_driver().cuDeviceGetAttribute(limit, device.index or 0))
+        )
         self.has_dependent_launch = self.capability >= (9, 0)
         self.launches: list[Launch] | None = None
         self._cache = cache
@@ -104,6 +106,10 @@ class Kernel:
         self._module = check(driver.cuModuleLoadData(cubin))
         entry = f"{spec.name}_kernel".encode()
         self._function = check(driver.cuModuleGetFunction(self._module, entry))
+        # The same split of L1 and shared memory for all: a multiprocessor must run empty before
+        # it can change it, and then no kernel's blocks could come in beside their predecessor's.
+        carveout = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        check(driver.cuFuncSetAttribute(self._function, carveout, 100))
         self._shared_limit = 48 * 1024
 
     def __call__(self, grid: Dims, block: int, *args: Tensor | int | float | None,

@@ -25,6 +25,19 @@ template <> __device__ __forceinline__ float from_float<float>(float v) { return
 template <> __device__ __forceinline__ bf16 from_float<bf16>(float v) { return __float2bfloat16(v); }
 template <> __device__ __forceinline__ half from_float<half>(float v) { return __float2half(v); }
 
+template <typename A, typename B> struct Same {
+    static constexpr bool value = false;
+};
+template <typename A> struct Same<A, A> {
+    static constexpr bool value = true;
+};
+template <bool CONDITION, typename A, typename B> struct Choose {
+    using type = A;
+};
+template <typename A, typename B> struct Choose<false, A, B> {
+    using type = B;
+};
+
 // N elements that are loaded and stored by one instruction where they fill 4, 8 or 16 bytes.
 template <typename A, int N> struct alignas(sizeof(A) * N) Vec {
     A at[N];

@@ -1,0 +1,17 @@
+// Activation functions, in fp32. ACTIVATION chooses one of them at compile time.
+#pragma once
+
+#define NONE 0
+#define RELU 1
+#define SILU 2
+#define GELU 3
+#define GELU_TANH 4
+
+template <int KIND> __device__ __forceinline__ float activate(float x) {
+    if constexpr (KIND == RELU) return x > 0 ? x : 0;
+    if constexpr (KIND == SILU) return x / (1 + __expf(-x));
+    if constexpr (KIND == GELU) return 0.5f * x * (1 + erff(x * 0.70710678f));
+    if constexpr (KIND == GELU_TANH)
+        return 0.5f * x * (1 + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+    return x;
+}

@@ -1,0 +1,470 @@
+// linear: a matrix times 1 to 16 vectors at the speed of the memory, with what comes before and
+// after a product in a decoder layer fused to it.
+//
+//   weight   T [rows, k]                       x   T [n, k], or with NORM fp32 [n, k]
+//   bias     T [rows] or null                  norm_weight  T [k], with NORM
+//   y        by EPILOGUE, of y = weight · x (+ bias):
+//     STORE      T or (WIDE) fp32 [n, rows]; with an ACTIVATION, of it
+//     RESIDUAL   fp32 [n, rows], in place: += y
+//     GATED      T [n, rows / 2]: activation(y[i]) * y[rows / 2 + i]
+//     ROTATE     rows are the query, key and value heads: T [n, heads * head_dim] rotated queries;
+//                rotated keys and the values go to `cache` at `slots`
+//   NORM     x is first divided by its root mean square and multiplied by norm_weight (RMSNorm)
+//
+// Design. A matrix read once is a stream: one block a multiprocessor stays for the whole kernel.
+// A producer warp keeps a ring of slots in shared memory full, each 8 rows × 2 KiB brought by bulk
+// copies; it starts before the upstream kernel has ended, because weights depend on nobody. Eight
+// consumer warps divide a slot's columns among them and multiply by tensor cores: the 8 rows are
+// the N side of m16n8k16, the vectors the M side, so that 16 vectors cost what one does. Two
+// epilogue warps take turns: they add the eight partial sums (always in the same order) and
+// finish, so that the consumers never wait for global memory. fp32 uses ordinary FMAs.
+//
+// An item of work is a tile of 8 rows over all columns of a split: `splits` > 1 divides k where
+// x would not fit (RESIDUAL only); the block that finishes a tile last adds all splits in order.
+// The 8 rows are 4 and their 4 partners `span / 2` further on: span is 8 for plain rows, rows for
+// GATED, head_dim for ROTATE.
+//
+// Grid: splits × blocks, at most one a multiprocessor; block 352; dynamic shared memory
+// linear_shared_bytes in ops/linear.py. Moves rows * k * sizeof T. Requires k * sizeof T and
+// head_dim to be multiples of 16, all pointers aligned to 16 bytes.
+// The k order within an mma is permuted alike for both operands, so that 16 bytes of a row are one
+// thread's operands of two instructions.
+// Accumulates in fp32. Test: tests/kernels/test_linear.py, relative 2^-8 (bf16), 2^-11 (fp16), 2e-6
+// (fp32): one rounding of inputs that are normalised here, one of the result.
+#include "activation.cuh"
+#include "mbarrier.cuh"
+#include "mma.cuh"
+#include "reduce.cuh"
+
+#define STORE 0
+#define RESIDUAL 1
+#define GATED 2
+#define ROTATE 3
+
+constexpr int TILE = 8;              // rows of weight
+constexpr int CHUNK_BYTES = 2048;    // of a row, at most, in a slot
+constexpr int ROW_STRIDE = CHUNK_BYTES + 64;  // 64: rows g and g + 1 lie in different banks
+constexpr int SLOT_BYTES = TILE * ROW_STRIDE;
+constexpr int CHUNK = CHUNK_BYTES / sizeof(T);
+constexpr int PIECE = 16 / sizeof(T);  // elements a thread takes of a row at a time
+constexpr int STEP = 4 * PIECE;        // columns a warp takes at a time
+constexpr int CONSUMERS = 8, EPILOGUES = 2, MAX_SLOTS = 16;
+constexpr int CONSUMER_THREADS = CONSUMERS * WARP;
+constexpr int STEPS = CHUNK / STEP / CONSUMERS;  // of a warp in a whole slot
+constexpr int THREADS = (CONSUMERS + 1 + EPILOGUES) * WARP;
+constexpr bool IS_HALF = Same<T, half>::value;
+
+struct Arguments {
+    const T* weight;
+    const T* bias;
+    const void* x;
+    const T* norm_weight;
+    void* y;
+    float eps;
+    int n, rows, k, span, splits, slots;
+    float* partial;  // [splits, n, rows] and a zeroed counter a tile, with splits > 1
+    u32* counters;
+    const float* cos_sin;  // ROTATE: [positions, head_dim], cosines first
+    const int* positions;  // [n]
+    const int* slots_of;   // [n]; below 0: the token is not stored
+    T* cache;              // [blocks, 2 * kv_heads, block_size, head_dim]
+    int heads, kv_heads, head_dim, block_bits;
+};
+
+struct Shared {
+    u64 full[MAX_SLOTS], empty[MAX_SLOTS], sums_full[EPILOGUES], sums_empty[EPILOGUES];
+    float squares[CONSUMERS][VECTORS];
+    float sums[EPILOGUES][CONSUMERS][VECTORS][TILE];
+};
+
+// This block's share: the split it works on, and its tiles first, first + step, …
+struct Share {
+    int split, first, step, tiles, begin, end;  // columns begin … end
+
+    __device__ Share(const Arguments& a) {
+        int part = ((a.k + a.splits - 1) / a.splits + CHUNK - 1) / CHUNK * CHUNK;
+        split = blockIdx.x % a.splits;
+        first = blockIdx.x / a.splits;
+        step = gridDim.x / a.splits;
+        tiles = (a.rows + TILE - 1) / TILE;
+        begin = min(split * part, a.k);
+        end = min(begin + part, a.k);
+    }
+};
+
+__device__ __forceinline__ int row_of(const Arguments& a, int tile, int r) {
+    int tiles_a_span = a.span / TILE;
+    int group = tile / tiles_a_span, within = tile % tiles_a_span;
+    return group * a.span + within * 4 + (r & 3) + (r >> 2) * (a.span / 2);
+}
+
+// Bytes from one vector in shared memory to the next: rows g and g + 1 in different banks.
+__device__ __forceinline__ int x_stride(const Share& share) {
+    int part = (share.end - share.begin) * (int)sizeof(T);
+    return (part + 127) / 128 * 128 + 64;
+}
+
+__device__ void produce(const Arguments& a, const Share& share, Shared& shared, u8* ring) {
+    int slot = 0;
+    u32 parity = 1;  // a fresh barrier passes a wait for the phase before its first
+    for (int tile = share.first; tile < share.tiles; tile += share.step) {
+        int row = min(row_of(a, tile, threadIdx.x % TILE), a.rows - 1);  // this lane's of the tile
+        const T* from = a.weight + (i64)row * a.k;
+        for (int column = share.begin; column < share.end; column += CHUNK) {
+            u32 bytes = min(CHUNK, share.end - column) * (int)sizeof(T);
+            barrier_wait(&shared.empty[slot], parity);
+            copy_rows<TILE>(ring + slot * SLOT_BYTES, ROW_STRIDE, from + column, bytes,
+                            &shared.full[slot]);
+            if (++slot == a.slots) slot = 0, parity ^= 1;
+        }
+    }
+}
+
+// RMSNorm's factor of a vector, from the consumers' partial sums of squares.
+__device__ __forceinline__ float norm_factor(const Arguments& a, const Shared& shared, int b) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < CONSUMERS; w++) sum += shared.squares[w][b];
+    return rsqrtf(sum / a.k + a.eps);
+}
+
+// Loads that are in flight together: a round trip to L2 takes longer than all of them.
+constexpr int COLUMNS = VECTORS == 1 ? 8 : 1;
+
+#if NORM
+// Calls use(b, column, four values of vector b) for this thread's columns, and leaves the sums of
+// squares in shared memory.
+template <typename Use>
+__device__ __forceinline__ void for_values(const Arguments& a, Shared& shared, Use use) {
+    constexpr int STRIDE = CONSUMER_THREADS * 4;
+    float squares[VECTORS] = {};
+    for (int first = threadIdx.x * 4; first < a.k; first += COLUMNS * STRIDE) {
+        float4 v[COLUMNS][VECTORS];
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+            for (int b = 0; b < VECTORS; b++) {
+                int column = first + j * STRIDE;
+                if (b < a.n && column < a.k)
+                    v[j][b] = __ldcg((const float4*)((const float*)a.x + (i64)b * a.k + column));
+            }
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+            for (int b = 0; b < VECTORS; b++) {
+                int column = first + j * STRIDE;
+                if (b < a.n && column < a.k) {
+                    float4 u = v[j][b];
+                    squares[b] += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
+                    use(b, column, u);
+                }
+            }
+    }
+#pragma unroll
+    for (int b = 0; b < VECTORS; b++) {
+        float sum = warp_reduce(squares[b], Sum());
+        if (threadIdx.x % WARP == 0) shared.squares[threadIdx.x / WARP][b] = sum;
+    }
+}
+
+// The normalised vectors into shared memory as T. RMSNorm's factor is one number a vector; where T
+// can hold the residual stream it is left to the epilogue, which saves a pass. fp16 cannot.
+__device__ void load_vectors(const Arguments& a, const Share&, Shared& shared, u8* to, int stride) {
+    float factors[VECTORS];
+    if constexpr (IS_HALF) {
+        for_values(a, shared, [](int, int, float4) {});
+        named_barrier<1, CONSUMER_THREADS>();
+#pragma unroll
+        for (int b = 0; b < VECTORS; b++) factors[b] = b < a.n ? norm_factor(a, shared, b) : 0;
+        named_barrier<1, CONSUMER_THREADS>();
+    }
+    for_values(a, shared, [&](int b, int i, float4 v) {
+        Vec<T, 4> w = *(const Vec<T, 4>*)(a.norm_weight + i);
+        float f = 1;
+        if constexpr (IS_HALF) f = factors[b];
+        *(Vec<T, 4>*)(to + b * stride + i * sizeof(T)) = {
+            from_float<T>(v.x * f * to_float(w.at[0])), from_float<T>(v.y * f * to_float(w.at[1])),
+            from_float<T>(v.z * f * to_float(w.at[2])), from_float<T>(v.w * f * to_float(w.at[3]))};
+    });
+    named_barrier<1, CONSUMER_THREADS>();
+}
+#else
+__device__ void load_vectors(const Arguments& a, const Share& share, Shared&, u8* to, int stride) {
+    const T* x = (const T*)a.x + share.begin;
+    int pieces = (share.end - share.begin) / PIECE;
+    for (int first = threadIdx.x; first < pieces; first += COLUMNS * CONSUMER_THREADS) {
+        uint4 v[COLUMNS][VECTORS];
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+            for (int b = 0; b < VECTORS; b++) {
+                int i = first + j * CONSUMER_THREADS;
+                if (b < a.n && i < pieces) v[j][b] = __ldcg((const uint4*)(x + (i64)b * a.k) + i);
+            }
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+            for (int b = 0; b < VECTORS; b++) {
+                int i = first + j * CONSUMER_THREADS;
+                if (b < a.n && i < pieces) *(uint4*)(to + b * stride + i * 16) = v[j][b];
+            }
+    }
+    named_barrier<1, CONSUMER_THREADS>();
+}
+#endif
+
+// Partial sums of one warp over its columns; thread (g, t) = (lane / 4, lane % 4) has 16 bytes of
+// row g at a time.
+template <typename A> struct Accumulator {
+    float sum[2][4] = {};  // of two instructions in turn: vectors g and g + 8, rows 2t and 2t + 1
+
+    __device__ __forceinline__ void add(uint4 w, const u8* x, int stride, int n) {
+        int g = threadIdx.x % WARP / 4;
+        // Vectors past the last are computed like the last and never stored.
+        uint4 low = *(const uint4*)(x + min(g, n - 1) * stride), high = {};
+        if (VECTORS > 8) high = *(const uint4*)(x + min(g + 8, n - 1) * stride);
+        multiply<A>(sum[0], low.x, high.x, low.y, high.y, w.x, w.y);
+        multiply<A>(sum[1], low.z, high.z, low.w, high.w, w.z, w.w);
+    }
+    __device__ __forceinline__ void store(float (*sums)[TILE], int n) {
+        int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+        if (g < n) *(float2*)&sums[g][2 * t] = {sum[0][0] + sum[1][0], sum[0][1] + sum[1][1]};
+        if (VECTORS > 8 && g + 8 < n)
+            *(float2*)&sums[g + 8][2 * t] = {sum[0][2] + sum[1][2], sum[0][3] + sum[1][3]};
+#pragma unroll
+        for (int i = 0; i < 4; i++) sum[0][i] = sum[1][i] = 0;
+    }
+};
+template <> struct Accumulator<float> {
+    float sum[VECTORS] = {};  // of row g, over this thread's columns
+
+    __device__ __forceinline__ void add(uint4 w, const u8* x, int stride, int n) {
+        const float* a = (const float*)&w;
+#pragma unroll
+        for (int b = 0; b < VECTORS; b++)
+            if (b < n) {
+                float4 v = *(const float4*)(x + b * stride);
+                sum[b] += a[0] * v.x + a[1] * v.y + a[2] * v.z + a[3] * v.w;
+            }
+    }
+    __device__ __forceinline__ void store(float (*sums)[TILE], int n) {
+        int lane = threadIdx.x % WARP;
+#pragma unroll
+        for (int b = 0; b < VECTORS; b++) {
+            float v = sum[b] + __shfl_xor_sync(ALL, sum[b], 1);
+            v += __shfl_xor_sync(ALL, v, 2);
+            if (b < n && lane % 4 == 0) sums[b][lane / 4] = v;
+            sum[b] = 0;
+        }
+    }
+};
+
+__device__ void consume(const Arguments& a, const Share& share, Shared& shared, const u8* ring,
+                        const u8* vectors, int stride) {
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
+    int slot = 0, item = 0;
+    u32 parity = 0;
+    Accumulator<T> sums;
+    for (int tile = share.first; tile < share.tiles; tile += share.step, item++) {
+        for (int column = share.begin; column < share.end; column += CHUNK) {
+            int width = min(CHUNK, share.end - column);
+            barrier_wait(&shared.full[slot], parity);
+            const u8* rows = ring + slot * SLOT_BYTES + g * ROW_STRIDE;
+            const u8* x = vectors + (column - share.begin) * (int)sizeof(T);
+            if (width == CHUNK) {
+#pragma unroll
+                for (int j = 0; j < STEPS; j++) {
+                    int at = ((j * CONSUMERS + warp) * STEP + t * PIECE) * (int)sizeof(T);
+                    sums.add(*(const uint4*)(rows + at), x + at, stride, a.n);
+                }
+            } else {  // what lies past the end of a row is an older slot's
+                for (int j = warp; j * STEP < width; j += CONSUMERS) {
+                    int i = j * STEP + t * PIECE, at = i < width ? i * (int)sizeof(T) : 0;
+                    uint4 zero = {};
+                    sums.add(i < width ? *(const uint4*)(rows + at) : zero, x + at, stride, a.n);
+                }
+            }
+            __syncwarp();
+            if (lane == 0) barrier_arrive(&shared.empty[slot]);
+            if (++slot == a.slots) slot = 0, parity ^= 1;
+        }
+        int buffer = item % EPILOGUES;
+        barrier_wait(&shared.sums_empty[buffer], (item / EPILOGUES & 1) ^ 1);
+        sums.store(shared.sums[buffer][warp], a.n);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&shared.sums_full[buffer]);
+    }
+}
+
+// y of vector b at weight rows `low` and its partner `high`.
+__device__ __forceinline__ void finish(const Arguments& a, int b, int low, int high, float y_low,
+                                       float y_high, const float* old) {
+    if (a.bias) {
+        y_low += to_float(a.bias[low]);
+        if (high < a.rows) y_high += to_float(a.bias[high]);
+    }
+#if EPILOGUE == STORE
+    using Y = typename Choose<WIDE, float, T>::type;
+    Y* y = (Y*)a.y + (i64)b * a.rows;
+    y[low] = from_float<Y>(activate<ACTIVATION>(y_low));
+    if (high < a.rows) y[high] = from_float<Y>(activate<ACTIVATION>(y_high));
+#elif EPILOGUE == RESIDUAL
+    float* y = (float*)a.y + (i64)b * a.rows;
+    y[low] = old[0] + y_low;
+    if (high < a.rows) y[high] = old[1] + y_high;
+#elif EPILOGUE == GATED
+    ((T*)a.y)[(i64)b * (a.rows / 2) + low] = from_float<T>(activate<ACTIVATION>(y_low) * y_high);
+#else
+    int head = low / a.head_dim, d = low % a.head_dim;
+    if (head < a.heads + a.kv_heads) {
+        const float* angles = a.cos_sin + (i64)a.positions[b] * a.head_dim;
+        float c = angles[d], s = angles[a.head_dim / 2 + d];
+        float turned = y_low * c - y_high * s;
+        y_high = y_high * c + y_low * s;
+        y_low = turned;
+    }
+    T* to = (T*)a.y + ((i64)b * a.heads + head) * a.head_dim + d;
+    if (head >= a.heads) {
+        int slot = a.slots_of[b], size = 1 << a.block_bits;
+        if (slot < 0) return;
+        i64 line = ((i64)(slot >> a.block_bits) * 2 * a.kv_heads + (head - a.heads)) * size;
+        to = a.cache + (line + (slot & (size - 1))) * a.head_dim + d;
+    }
+    to[0] = from_float<T>(y_low);
+    to[a.head_dim / 2] = from_float<T>(y_high);
+#endif
+}
+
+// Adds the sums of all splits of a tile, in order, and what the residual stream held. True for the
+// warp that comes last for the tile; the others only leave their sums.
+template <int ROUNDS>
+__device__ __forceinline__ bool combine(const Arguments& a, const Share& share, int tile, int low,
+                                        int high, float* y_low, float* y_high) {
+    constexpr int PAIRS = TILE / 2;
+    int lane = threadIdx.x % WARP;
+    i64 plane = (i64)a.n * a.rows;
+#pragma unroll
+    for (int j = 0; j < ROUNDS; j++) {
+        int b = lane / PAIRS + j * (WARP / PAIRS);
+        float* mine = a.partial + share.split * plane + (i64)b * a.rows;
+        if (b < a.n && low < a.rows) mine[low] = y_low[j];
+        if (b < a.n && high < a.rows) mine[high] = y_high[j];
+    }
+    __threadfence();
+    __syncwarp();
+    u32 earlier = 0;
+    if (lane == 0) earlier = atomicAdd(&a.counters[tile], 1);
+    if (__shfl_sync(ALL, earlier, 0) != a.splits - 1) return false;
+    __threadfence();
+    if (lane == 0) a.counters[tile] = 0;  // for the next launch
+#pragma unroll
+    for (int j = 0; j < ROUNDS; j++) {
+        int b = lane / PAIRS + j * (WARP / PAIRS);
+        if (b >= a.n) continue;
+        const float* from = (const float*)a.y;
+        y_low[j] = low < a.rows ? __ldcg(from + (i64)b * a.rows + low) : 0;
+        y_high[j] = high < a.rows ? __ldcg(from + (i64)b * a.rows + high) : 0;
+        for (int s = 0; s < a.splits; s++) {
+            from = a.partial + s * plane + (i64)b * a.rows;
+            if (low < a.rows) y_low[j] += __ldcg(from + low);
+            if (high < a.rows) y_high[j] += __ldcg(from + high);
+        }
+    }
+    return true;
+}
+
+__device__ void epilogue(const Arguments& a, const Share& share, Shared& shared, int buffer) {
+    constexpr int PAIRS = TILE / 2;
+    int lane = threadIdx.x % WARP, uses = 0;
+    for (int tile = share.first + buffer * share.step; tile < share.tiles;
+         tile += EPILOGUES * share.step, uses++) {
+        // A lane has a vector and a pair of rows; two rounds where there may be 16 vectors.
+        constexpr int ROUNDS = (VECTORS * PAIRS + WARP - 1) / WARP;
+        int low = row_of(a, tile, lane % PAIRS), high = row_of(a, tile, lane % PAIRS + PAIRS);
+        float y_low[ROUNDS], y_high[ROUNDS], old[ROUNDS][2] = {};
+#if EPILOGUE == RESIDUAL
+#pragma unroll
+        for (int j = 0; j < ROUNDS; j++) {  // only this block changes them
+            int b = lane / PAIRS + j * (WARP / PAIRS);
+            const float* y = (const float*)a.y + (i64)b * a.rows;
+            if (b < a.n && low < a.rows && a.splits == 1) {
+                old[j][0] = __ldcg(y + low);
+                if (high < a.rows) old[j][1] = __ldcg(y + high);
+            }
+        }
+#endif
+        barrier_wait(&shared.sums_full[buffer], uses & 1);
+#pragma unroll
+        for (int j = 0; j < ROUNDS; j++) {
+            int b = lane / PAIRS + j * (WARP / PAIRS);
+            y_low[j] = y_high[j] = 0;
+            if (b < a.n) {
+#pragma unroll
+                for (int w = 0; w < CONSUMERS; w++) {
+                    y_low[j] += shared.sums[buffer][w][b][lane % PAIRS];
+                    y_high[j] += shared.sums[buffer][w][b][lane % PAIRS + PAIRS];
+                }
+                if (NORM && !IS_HALF) {
+                    float factor = norm_factor(a, shared, b);
+                    y_low[j] *= factor;
+                    y_high[j] *= factor;
+                }
+            }
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&shared.sums_empty[buffer]);
+        bool last = true;
+#if EPILOGUE == RESIDUAL
+        if (a.splits > 1) last = combine<ROUNDS>(a, share, tile, low, high, y_low, y_high);
+#endif
+        if (!last) continue;
+#pragma unroll
+        for (int j = 0; j < ROUNDS; j++) {
+            int b = lane / PAIRS + j * (WARP / PAIRS);
+            if (b < a.n && low < a.rows) finish(a, b, low, high, y_low[j], y_high[j], old[j]);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, VECTORS > 8 ? 1 : 2)
+linear_kernel(const T* weight, const T* bias, const void* x, const T* norm_weight, void* y,
+              float eps, int n, int rows, int k, int span, int splits, int slots, float* partial,
+              u32* counters, const float* cos_sin, const int* positions, const int* slots_of,
+              T* cache, int heads, int kv_heads, int head_dim, int block_bits) {
+    extern __shared__ __align__(128) u8 dynamic[];
+    __shared__ Shared shared;
+    Arguments a = {weight,   bias,    x,         norm_weight, y,     eps,   n,        rows,
+                   k,        span,    splits,    slots,       partial, counters, cos_sin, positions,
+                   slots_of, cache,   heads,     kv_heads,    head_dim, block_bits};
+    Share share(a);
+    u8* ring = dynamic;
+    u8* vectors = dynamic + slots * SLOT_BYTES;
+    int warp = threadIdx.x / WARP, stride = x_stride(share);
+    start_dependents();
+    if (warp == CONSUMERS) {
+        int lane = threadIdx.x % WARP;
+        if (lane < slots) {
+            barrier_init(&shared.full[lane], COPY_ARRIVALS);
+            barrier_init(&shared.empty[lane], CONSUMERS);
+        } else if (lane >= WARP - EPILOGUES) {
+            barrier_init(&shared.sums_full[WARP - 1 - lane], CONSUMERS);
+            barrier_init(&shared.sums_empty[WARP - 1 - lane], 1);
+        }
+        barrier_init_fence();
+        __syncwarp();
+        named_arrive<2, THREADS>();
+        produce(a, share, shared, ring);  // weights only: needs nothing of the upstream kernel
+        return;
+    }
+    named_barrier<2, THREADS>();  // the barriers are ready
+    if (warp < CONSUMERS) {
+        if (NORM && threadIdx.x * 128 < k * (int)sizeof(T))  // constant as well, and cold
+            asm volatile("prefetch.global.L2 [%0];" ::"l"((const u8*)norm_weight + threadIdx.x * 128));
+        wait_for_upstream();
+        load_vectors(a, share, shared, vectors, stride);
+        consume(a, share, shared, ring, vectors, stride);
+    } else {
+        wait_for_upstream();
+        epilogue(a, share, shared, warp - CONSUMERS - 1);
+    }
+}

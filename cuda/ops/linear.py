@@ -1,0 +1,201 @@
+"""A matrix times up to 16 vectors, fused with its neighbours in a layer: `kernels/linear.cu`."""
+
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+
+MAX_VECTORS = 16
+# Slots of the ring of weights, 17 KB each. Four leave room for the next kernel's block beside; five
+# would too, but then more is in flight than L2 takes well (8B: 4.3 ms a step instead of 3.8).
+RING_SLOTS = 4
+THREADS = 352
+_SLOT_BYTES = 8 * (2048 + 64)
+_CHUNK_BYTES = 2048
+_STATIC_BYTES = 10 * 1024
+_PARAMS = "pppppfiiiiiippppppiiii"
+
+_KINDS = [
+    {"EPILOGUE": "STORE", "NORM": "0", "WIDE": "0", "ACTIVATION": "NONE"},
+    {"EPILOGUE": "STORE", "NORM": "1", "WIDE": "0", "ACTIVATION": "NONE"},
+    {"EPILOGUE": "STORE", "NORM": "1", "WIDE": "1", "ACTIVATION": "NONE"},
+    {"EPILOGUE": "STORE", "NORM": "1", "WIDE": "0", "ACTIVATION": "GELU_TANH"},
+    {"EPILOGUE": "RESIDUAL", "NORM": "0", "WIDE": "0", "ACTIVATION": "NONE"},
+    {"EPILOGUE": "GATED", "NORM": "1", "WIDE": "0", "ACTIVATION": "SILU"},
+    {"EPILOGUE": "GATED", "NORM": "1", "WIDE": "0", "ACTIVATION": "GELU"},
+    {"EPILOGUE": "ROTATE", "NORM": "1", "WIDE": "0", "ACTIVATION": "NONE"},
+]
+VARIANTS = [
+    {"DTYPE": name, "VECTORS": vectors, **kind}
+    for kind in _KINDS
+    for name in DTYPE_NAMES.values()
+    for vectors in ("1", "8", "16")
+]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMSNorm before the product: `weight` [k] of the matrix's dtype."""
+
+    weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Where the rotated queries, keys and values of a fused q k v product go.
+
+    `cos_sin` fp32 [positions, head_dim], cosines in the first half; `positions` and `slots`
+    int32 [n]; `cache` [num_blocks, 2 * num_kv_heads, block_size, head_dim]. A slot below 0 is
+    not written.
+    """
+
+    cos_sin: Tensor
+    positions: Tensor
+    slots: Tensor
+    cache: Tensor
+    num_heads: int
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Room for partial sums where the columns are split; zeroed once, left zeroed."""
+
+    partial: Tensor
+    counters: Tensor
+
+
+def linear_workspace(gpu: Gpu, max_rows: int, max_splits: int = 8) -> Workspace:
+    partial = torch.empty(max_splits * MAX_VECTORS * max_rows, device=gpu.device)
+    counters = torch.zeros(-(-max_rows // 8), dtype=torch.int32, device=gpu.device)
+    return Workspace(partial, counters)
+
+
+def linear_spec(dtype: torch.dtype, n: int, epilogue: str, *, norm: bool = False,
+                wide: bool = False, activation: str = "none") -> KernelSpec:  # fmt: skip
+    defines = {
+        "DTYPE": DTYPE_NAMES[dtype], "EPILOGUE": epilogue, "NORM": str(int(norm)),
+        "WIDE": str(int(wide)), "ACTIVATION": activation.upper(), "VECTORS": _vectors(n),
+    }  # fmt: skip
+    return KernelSpec("linear", _PARAMS, defines)
+
+
+def _vectors(n: int) -> str:
+    """The number of vectors a kernel is compiled for."""
+    return "1" if n == 1 else "8" if n <= 8 else "16"
+
+
+def linear_fits(gpu: Gpu, n: int, k: int, itemsize: int, *, splittable: bool = False) -> bool:
+    """Whether n vectors of k elements are few and short enough for this kernel."""
+    if not 1 <= n <= MAX_VECTORS or k * itemsize % 16:
+        return False
+    return _splits(gpu, n, k, itemsize) == 1 or splittable
+
+
+def linear(gpu: Gpu, x: Tensor, weight: Tensor, out: Tensor, *, bias: Tensor | None = None,
+           norm: Norm | None = None, activation: str = "none") -> None:  # fmt: skip
+    """out [n, rows] = activation(x [n, k] · weightᵀ [k, rows] + bias).
+
+    `out` has the weight's dtype, or is fp32. x has the weight's dtype, or with `norm` is fp32.
+    """
+    wide = out.dtype == torch.float32 and weight.dtype != torch.float32
+    check_tensor("out", out, (len(x), len(weight)), out.dtype, gpu)
+    spec = linear_spec(
+        weight.dtype, len(x), "STORE", norm=norm is not None, wide=wide, activation=activation
+    )
+    _launch(gpu, spec, x, weight, out, bias=bias, norm=norm)
+
+
+def linear_residual(gpu: Gpu, x: Tensor, weight: Tensor, residual: Tensor, workspace: Workspace,
+                    *, bias: Tensor | None = None) -> None:  # fmt: skip
+    """Add x [n, k] · weightᵀ + bias to the fp32 residual stream [n, rows] in place."""
+    check_tensor("residual", residual, (len(x), len(weight)), torch.float32, gpu)
+    spec = linear_spec(weight.dtype, len(x), "RESIDUAL")
+    _launch(gpu, spec, x, weight, residual, bias=bias, workspace=workspace)
+
+
+def linear_gated(gpu: Gpu, x: Tensor, weight: Tensor, out: Tensor, norm: Norm, activation: str,
+                 *, bias: Tensor | None = None) -> None:  # fmt: skip
+    """out [n, rows / 2] = activation(gate) * up, for weight's rows the gate's, then up's."""
+    rows = len(weight)
+    if rows % 8:
+        raise ValueError(f"gate and up must have a multiple of 4 rows, not {rows / 2}")
+    check_tensor("out", out, (len(x), rows // 2), weight.dtype, gpu)
+    spec = linear_spec(weight.dtype, len(x), "GATED", norm=True, activation=activation)
+    _launch(gpu, spec, x, weight, out, bias=bias, norm=norm, span=rows)
+
+
+def linear_rotate(gpu: Gpu, x: Tensor, weight: Tensor, queries: Tensor, norm: Norm,
+                  rotation: Rotation, *, bias: Tensor | None = None) -> None:  # fmt: skip
+    """Fused q k v product: rotated queries [n, heads, head_dim]; keys and values to the cache.
+
+    Half-split rotary embedding of whole heads, in fp32.
+    """
+    r, n = rotation, len(x)
+    kv_heads, head_dim = r.cache.shape[1] // 2, r.cache.shape[3]
+    if head_dim % 8:
+        raise ValueError(f"head_dim must be a multiple of 8, not {head_dim}")
+    if len(weight) != (r.num_heads + 2 * kv_heads) * head_dim:
+        raise ValueError(f"weight must have a row for each of {r.num_heads} + 2 × {kv_heads} heads")
+    check_tensor("queries", queries, (n, r.num_heads, head_dim), weight.dtype, gpu)
+    check_tensor("cache", r.cache, tuple(r.cache.shape), weight.dtype, gpu)
+    check_tensor("cos_sin", r.cos_sin, (len(r.cos_sin), head_dim), torch.float32, gpu)
+    check_tensor("positions", r.positions, (n,), torch.int32, gpu)
+    check_tensor("slots", r.slots, (n,), torch.int32, gpu)
+    spec = linear_spec(weight.dtype, n, "ROTATE", norm=True)
+    _launch(gpu, spec, x, weight, queries, bias=bias, norm=norm, span=head_dim, rotation=r)
+
+
+def _launch(gpu: Gpu, spec: KernelSpec, x: Tensor, weight: Tensor, y: Tensor, *,
+            bias: Tensor | None, norm: Norm | None = None, span: int = 8,
+            rotation: Rotation | None = None, workspace: Workspace | None = None) -> None:  # fmt: skip
+    (n, k), (rows, _), itemsize = x.shape, weight.shape, weight.itemsize
+    if not linear_fits(gpu, n, k, itemsize, splittable=workspace is not None):
+        raise ValueError(f"{n} vectors of {k} elements do not fit this kernel")
+    check_tensor("weight", weight, (rows, k), weight.dtype, gpu)
+    check_tensor("bias", bias, (rows,), weight.dtype, gpu)
+    check_tensor("x", x, (n, k), torch.float32 if norm else weight.dtype, gpu)
+    if norm:
+        check_tensor("norm.weight", norm.weight, (k,), weight.dtype, gpu)
+    splits = _splits(gpu, n, k, itemsize)
+    if workspace and splits > 1:
+        needed = splits * n * rows
+        if workspace.partial.numel() < needed or workspace.counters.numel() * 8 < rows:
+            raise ValueError(f"the workspace is too small for {rows} rows in {splits} splits")
+    vectors_bytes = n * _stride(k, itemsize, splits)
+    room = gpu.block_shared_bytes - _STATIC_BYTES - vectors_bytes
+    slots = min(RING_SLOTS, room // _SLOT_BYTES)
+    blocks = min(gpu.num_sms // splits, -(-rows // 8))
+    gpu.kernel(spec)(
+        splits * blocks, THREADS,
+        weight, bias, x, norm and norm.weight, y, norm.eps if norm else 0.0, n, rows, k, span,
+        splits, slots, *((workspace.partial, workspace.counters) if workspace else (None, None)),
+        *(_rotation_arguments(rotation) if rotation else (None, None, None, None, 0, 0, 0, 0)),
+        shared_bytes=slots * _SLOT_BYTES + vectors_bytes, num_bytes=weight.nbytes,
+    )  # fmt: skip
+
+
+def _rotation_arguments(r: Rotation) -> tuple[Tensor | int, ...]:
+    _, lines, block_size, head_dim = r.cache.shape
+    sizes = (r.num_heads, lines // 2, head_dim, block_size.bit_length() - 1)
+    return r.cos_sin, r.positions, r.slots, r.cache, *sizes
+
+
+def _splits(gpu: Gpu, n: int, k: int, itemsize: int) -> int:
+    """Into how many parts k is split, so that the vectors leave room for three slots at least."""
+    room = gpu.block_shared_bytes - _STATIC_BYTES - 3 * _SLOT_BYTES
+    splits = 1
+    while n * _stride(k, itemsize, splits) > room:
+        splits += 1
+    return splits
+
+
+def _stride(k: int, itemsize: int, splits: int) -> int:
+    """Bytes of one vector's part in shared memory, as the kernel pads them."""
+    chunk = _CHUNK_BYTES // itemsize
+    chunks = ceil(ceil(k / splits) / chunk)
+    return ceil(min(k, chunks * chunk) * itemsize / 128) * 128 + 64
