@@ -30,6 +30,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "show": ("swiftchat.chat.models", "show", "Show what a model is and needs."),
     "rm": ("swiftchat.chat.models", "rm", "Remove a model."),
     "bench": ("swiftchat.chat.bench", "bench", "Measure a model's speed here."),
+    "doctor": ("swiftchat.chat.doctor", "doctor", "Look what a GPU needs, and what is here."),
     "config": ("swiftchat.chat.cli", "config", "Show the configuration and where it is."),
     "completion": ("swiftchat.chat.cli", "completion", "Print shell completion."),
 }
@@ -97,6 +98,8 @@ _CHAT_OPTIONS = (
     _option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]),
             help="Compute in this; default: the weights' own."),
     _option("--threads", type=int, help="CPU threads."),
+    _option("--dummy", env=False, metavar="NAME|CONFIG.JSON",
+            help="Random weights in this shape; of the model only the tokenizer is used."),
     _option("--offline", is_flag=True, help="Never use the network."),
     _option("--json", env=False, is_flag=True, help="One JSON object instead of text."),
     _option("--stream-json", env=False, is_flag=True, help="JSON lines as the answer comes."),

@@ -44,6 +44,7 @@ class ChatConfig:
     device: str = "auto"
     dtype: str | None = None
     threads: int | None = None
+    dummy: str | None = None
     offline: bool = False
     json: bool = False
     stream_json: bool = False
@@ -82,6 +83,7 @@ class ChatConfig:
             dtype=self.dtype,
             ctx_size_tokens=self.ctx_size,
             num_threads=self.threads,
+            dummy=self.dummy,
         )
 
     def system_text(self) -> str | None:

@@ -1,8 +1,10 @@
 """One GPU and the kernels compiled for it."""
 
 import ctypes
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +16,7 @@ from swiftchat.cuda.nvrtc import architecture
 from swiftchat.errors import DeviceError, OutOfMemory
 
 DTYPE_NAMES = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half", torch.float32: "float"}
+OLDEST_CAPABILITY = (8, 0)
 _CTYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int32, "l": ctypes.c_int64, "f": ctypes.c_float}
 
 Dims = int | tuple[int, int] | tuple[int, int, int]
@@ -54,7 +57,7 @@ class Gpu:
     def __init__(self, device: torch.device, cache: CubinCache) -> None:
         properties = torch.cuda.get_device_properties(device)
         self.capability = (properties.major, properties.minor)
-        if self.capability < (8, 0):
+        if self.capability < OLDEST_CAPABILITY:
             raise DeviceError(
                 f"{properties.name} has compute capability {properties.major}."
                 f"{properties.minor}; the kernels need 8.0 or newer"
@@ -68,13 +71,16 @@ class Gpu:
         )
         self.has_dependent_launch = self.capability >= (9, 0)
         self.launches: list[Launch] | None = None
+        self.compile_s = 0.0  # spent compiling, or reading what was compiled before
         self._cache = cache
         self._cubins: dict[Any, bytes] = {}
         self._kernels: dict[Any, Kernel] = {}
+        self._collected: list[KernelSpec] | None = None
 
     def compile(self, specs: Iterable[KernelSpec],
                 on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:  # fmt: skip
         """Compile the kernels on all cores; those in the disk cache are only read."""
+        started = time.perf_counter()
         wanted = {spec.key: spec for spec in specs if spec.key not in self._cubins}
         with ThreadPoolExecutor() as pool:
             jobs = {
@@ -84,9 +90,22 @@ class Gpu:
             for done, (key, job) in enumerate(jobs.items(), 1):
                 self._cubins[key] = job.result()
                 on_progress(done, len(jobs))
+        self.compile_s += time.perf_counter() - started
 
-    def kernel(self, spec: KernelSpec) -> "Kernel":
+    @contextmanager
+    def collecting(self) -> Iterator[list[KernelSpec]]:
+        """Within, kernels are not launched, only listed: to compile them together."""
+        self._collected = []
+        try:
+            yield self._collected
+        finally:
+            self._collected = None
+
+    def kernel(self, spec: KernelSpec) -> "Kernel | Callable[..., None]":
         """The loaded kernel, compiled first if it has to be."""
+        if self._collected is not None:
+            self._collected.append(spec)
+            return lambda *args, **options: None
         kernel = self._kernels.get(spec.key)
         if kernel is None:
             self.compile([spec])
@@ -110,7 +129,8 @@ class Kernel:
         # it can change it, and then no kernel's blocks could come in beside their predecessor's.
         carveout = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
         check(driver.cuFuncSetAttribute(self._function, carveout, 100))
-        self._shared_limit = 48 * 1024
+        # Above this much, static and dynamic together, a kernel has to ask.
+        self._shared_limit = 48 * 1024 - self.attribute("SHARED_SIZE_BYTES")
 
     def __call__(self, grid: Dims, block: int, *args: Tensor | int | float | None,
                  shared_bytes: int = 0, num_bytes: int = 0) -> None:  # fmt: skip

@@ -4,8 +4,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Self
 
-import torch
-
 from swiftchat.engine.scheduler import Row
 
 
@@ -25,21 +23,21 @@ class Span:
 
 @dataclass(frozen=True)
 class Batch:
-    """int64 `ids`, `positions` and `slot_mapping` [num_tokens], and `logit_rows` [num_logits].
+    """`ids`, `positions` and `slot_mapping` of all tokens, and `logit_rows`.
 
     Slot s is place `s % block_size` of block `s // block_size`. `logit_rows` are the packed
     tokens whose logits are wanted, `wanted` the rows they belong to.
     """
 
-    ids: torch.Tensor
-    positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    logit_rows: torch.Tensor
+    ids: list[int]
+    positions: list[int]
+    slot_mapping: list[int]
+    logit_rows: list[int]
     spans: list[Span]
     wanted: list[Row]
 
     @classmethod
-    def pack(cls, rows: Seq[Row], block_size: int, device: torch.device) -> Self:
+    def pack(cls, rows: Seq[Row], block_size: int) -> Self:
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -55,11 +53,5 @@ class Batch:
                       for p in range(first, end))  # fmt: skip
         ends = [(s.start + s.num_tokens - 1, row) for s, row in zip(spans, rows, strict=True)]
         wanted = [(last, row) for last, row in ends if row.reaches_end]
-
-        def tensor(values: list[int]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=device)
-
-        return cls(
-            tensor(ids), tensor(positions), tensor(slots),
-            tensor([last for last, _ in wanted]), spans, [row for _, row in wanted],
-        )  # fmt: skip
+        return cls(ids, positions, slots, [last for last, _ in wanted], spans,
+                   [row for _, row in wanted])  # fmt: skip

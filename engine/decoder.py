@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from swiftchat.engine import torch_ops as ops
 from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache
-from swiftchat.engine.rope import rope_table
 from swiftchat.weights.config import ModelConfig
 
 
@@ -42,47 +41,70 @@ class DecoderWeights:
     lm_head: Tensor
 
 
-class Decoder:
-    """A model ready to run: configuration, weights and the table of rotary angles."""
+class Ops(Protocol):
+    """The operations of a layer, for one model on one device.
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, ctx_size_tokens: int) -> None:
+    `plan` brings a batch to the device; what it returns is handed to those that need it.
+    The residual stream x is fp32 [n, hidden]; everything else has the weights' dtype.
+    """
+
+    heads_first: bool  # how the cache is laid out
+
+    def plan(self, batch: Batch, cache: KVCache) -> Any: ...
+    def embed(self, plan: Any, table: Tensor) -> Tensor:
+        """Rows of the table for the batch's ids: the residual stream."""
+
+    def add_norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
+        """Add a layer's output to the stream in place; return the stream's RMSNorm."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
+    def attend(self, plan: Any, qkv: Tensor, kv: Tensor) -> Tensor:
+        """Rotate, store in this layer's cache, attend; [n, heads * head_dim]. Destroys qkv."""
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        """activation(gate) * up of [n, 2 * intermediate], the gate first."""
+
+    def last_rows(self, plan: Any, x: Tensor) -> Tensor:
+        """The rows whose logits are wanted."""
+
+    def logits(self, x: Tensor, lm_head: Tensor) -> Tensor:
+        """fp32 [n, vocab_size]."""
+
+    def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (from, to) of all layers."""
+
+
+class Decoder:
+    """A model ready to run: configuration, weights, and the operations of its device."""
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, ops: Ops) -> None:
         self.config = config
         self.weights = weights
-        table = rope_table(config.rope, config.head_dim, ctx_size_tokens)
-        self.rope_table = table.to(weights.embed.device)
+        self.ops = ops
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Compute the batch, write its keys and values to the cache, and return the logits.
 
         fp32 [len(batch.wanted), vocab_size]; only the tokens of `batch.logit_rows` have any.
         """
-        weights, eps = self.weights, self.config.norm_eps
-        angles = self.rope_table[batch.positions]
-        plans = ops.plan_attention(
-            batch.spans, cache.block_size, self.config.sliding_window, batch.ids.device
-        )
+        return self.run(self.ops.plan(batch, cache), cache)
+
+    def run(self, plan: Any, cache: KVCache) -> Tensor:
+        """`forward` for a batch that is on the device already."""
+        weights, ops = self.weights, self.ops
         # The residual stream stays in fp32: single channels of it reach 25,000 in small models,
         # where bf16 counts in steps of 128.
-        x = weights.embed[batch.ids].float()
+        x = ops.embed(plan, weights.embed)
+        delta = None
         for layer, kv in zip(weights.layers, cache.layers, strict=True):
-            normed = ops.rms_norm(x, layer.attn_norm, eps)
-            x += self._attention(normed, layer, kv, batch.slot_mapping, angles, plans)
-            normed = ops.rms_norm(x, layer.mlp_norm, eps)
-            inner = ops.gated_silu(ops.linear(normed, layer.gate_up, layer.gate_up_bias))
-            x += ops.linear(inner, layer.down, layer.down_bias)
-        last = x if len(batch.logit_rows) == len(x) else x[batch.logit_rows]
-        return ops.linear(ops.rms_norm(last, weights.final_norm, eps), weights.lm_head).float()
-
-    def _attention(self, x: Tensor, layer: LayerWeights, kv: Tensor, slots: Tensor,
-                   angles: Tensor, plans: Sequence[ops.AttentionPlan]) -> Tensor:  # fmt: skip
-        """Attention of the normed x [n, hidden] over this layer's cache `kv`, out-projected."""
-        config = self.config
-        heads, kv_heads = config.num_heads, config.num_kv_heads
-        qkv = ops.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
-        ops.rotate_(qkv[:, : heads + kv_heads], angles)
-        ops.store(kv, slots, qkv[:, heads:])
-        out = ops.attention(qkv[:, :heads], kv, plans, config.head_dim**-0.5)
-        return ops.linear(out.reshape(len(x), -1), layer.o, layer.o_bias)
+            normed = ops.add_norm_(x, delta, layer.attn_norm)
+            qkv = ops.linear(normed, layer.qkv, layer.qkv_bias)
+            delta = ops.linear(ops.attend(plan, qkv, kv), layer.o, layer.o_bias)
+            normed = ops.add_norm_(x, delta, layer.mlp_norm)
+            inner = ops.gate(ops.linear(normed, layer.gate_up, layer.gate_up_bias))
+            delta = ops.linear(inner, layer.down, layer.down_bias)
+        normed = ops.add_norm_(x, delta, weights.final_norm)
+        return ops.logits(ops.last_rows(plan, normed), weights.lm_head)
 
 
 def resident_bytes(weights: DecoderWeights) -> int:

@@ -1,5 +1,6 @@
 """The generation loop: loads a model, takes prompts, and computes them step by step."""
 
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -10,20 +11,32 @@ from typing import Any
 import psutil
 import torch
 
+from swiftchat.cuda.cubin_cache import CubinCache
+from swiftchat.cuda.gpu import OLDEST_CAPABILITY, Gpu
 from swiftchat.engine.batch import Batch
 from swiftchat.engine.blocks import BlockAllocator
+from swiftchat.engine.cuda_ops import CudaOps, kernels_cover
+from swiftchat.engine.decode_ahead import DecodeAhead
+from swiftchat.engine.decode_step import SIZES, DecodeStep
 from swiftchat.engine.decoder import Decoder, resident_bytes
-from swiftchat.engine.kv_cache import KVCache
+from swiftchat.engine.dummy import dummy_weights
+from swiftchat.engine.kv_cache import KVCache, kv_bytes_per_token
+from swiftchat.engine.lanes import Lanes
 from swiftchat.engine.loader import load_weights
-from swiftchat.engine.memory import plan_cache
+from swiftchat.engine.memory import plan_cache, workspace_bytes
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Event, Finished, Prefill, Tokens
-from swiftchat.engine.sampler import sample
+from swiftchat.engine.sampler import not_finite, sample
 from swiftchat.engine.scheduler import Row, Scheduler, Sequence
+from swiftchat.engine.torch_ops import TorchOps
 from swiftchat.errors import ContextOverflow, DeviceError, SwiftchatError, UsageError
+from swiftchat.weights.config import ModelConfig
+from swiftchat.weights.dummy import dummy_config
+from swiftchat.weights.families import expected_tensors
 from swiftchat.weights.model import Model
 
 Outcome = tuple[int, Event | SwiftchatError]
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass
@@ -40,41 +53,61 @@ class Engine:
     """One model on one device: token ids in, token ids out.
 
     `add` queues a prompt, each `step` computes one batch and returns what came of it, `cancel`
-    ends a generation between steps. Not thread-safe: one loop owns it.
+    ends a generation between steps. Not thread-safe: one loop owns it. Compiled kernels are kept
+    in the folder `cubins`, if one is given.
     """
 
     def __init__(
         self,
         path: Path,
         config: EngineConfig,
-        on_progress: Callable[[str, int, int], None] = lambda *_: None,
+        on_progress: Progress = lambda *_: None,
+        cubins: Path | None = None,
     ) -> None:
         started = time.perf_counter()
         device = find_device(config.device)
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        model = Model.open(path)
-        checkpoint = model.checkpoint()
-        dtype: torch.dtype = getattr(torch, config.dtype or model.config.dtype)
+        model = None if config.dummy else Model.open(path)
+        shape = model.config if model else dummy_config(config.dummy or "")
+        checkpoint = model.checkpoint() if model else None
+        dtype: torch.dtype = getattr(torch, config.dtype or shape.dtype)
+        gpu = find_kernels(device, config, shape, dtype, cubins)
+        chunk_tokens = config.chunk_tokens or (512 if gpu is None else 4096)
+        num_parameters = sum(math.prod(s) for s in expected_tensors(shape).values())
         plan = plan_cache(
             config,
-            max_context_tokens=model.config.max_context_tokens,
-            bytes_per_token=model.kv_bytes_per_token(dtype.itemsize),
-            weights_bytes=model.num_parameters * dtype.itemsize,
+            max_context_tokens=shape.max_context_tokens,
+            bytes_per_token=kv_bytes_per_token(shape, dtype),
+            weights_bytes=num_parameters * dtype.itemsize,
+            workspace_bytes=workspace_bytes(shape, chunk_tokens, dtype) if gpu else 0,
             available_bytes=available_bytes(device),
         )
-        weights = load_weights(
-            model.config, checkpoint, dtype, device,
-            lambda done, total: on_progress("loading layers", done, total),
-        )  # fmt: skip
+        if checkpoint:
+            weights = load_weights(
+                shape, checkpoint, dtype, device,
+                lambda done, total: on_progress("loading weights", done, total),
+            )  # fmt: skip
+        else:
+            weights = dummy_weights(shape, dtype, device)
         self.config = config
         self.device = device
         self.ctx_size_tokens = plan.ctx_size_tokens
-        self.vocab_size = model.config.vocab_size
-        self.decoder = Decoder(model.config, weights, plan.ctx_size_tokens)
-        self.cache = KVCache(model.config, plan.num_blocks, config.block_size, dtype, device)
+        self.vocab_size = shape.vocab_size
         self.allocator = BlockAllocator(plan.num_blocks, config.block_size)
-        self.scheduler = Scheduler(self.allocator, config.chunk_tokens, config.max_num_seqs)
+        self.scheduler = Scheduler(self.allocator, chunk_tokens, config.max_num_seqs)
+        self.gpu = gpu
+        ops: CudaOps | TorchOps
+        if gpu is None:
+            ops = TorchOps(shape, plan.ctx_size_tokens, device)
+        else:
+            ops = CudaOps(gpu, shape, plan.ctx_size_tokens, config.max_num_seqs)
+        self.decoder = Decoder(shape, weights, ops)
+        self.cache = KVCache(shape, plan.num_blocks, config.block_size, dtype, device,
+                             heads_first=ops.heads_first)  # fmt: skip
+        self._ahead: DecodeAhead | None = None
+        if isinstance(ops, CudaOps):
+            self._ahead = self._prepare(ops, on_progress)
         self._checkpoint = checkpoint  # keeps the files mapped
         self._generations: dict[int, _Generation] = {}
         self._ready: list[Outcome] = []
@@ -82,7 +115,7 @@ class Engine:
         self.info = EngineInfo(
             device=device_name(device),
             dtype=str(dtype).removeprefix("torch."),
-            num_parameters=model.num_parameters,
+            num_parameters=num_parameters,
             weights_bytes=resident_bytes(weights),
             cache_tokens=plan.num_blocks * config.block_size,
             cache_bytes=self.cache.num_bytes,
@@ -90,6 +123,24 @@ class Engine:
             num_threads=torch.get_num_threads(),
             load_s=time.perf_counter() - started,
         )
+
+    @torch.inference_mode()
+    def _prepare(self, ops: CudaOps, on_progress: Progress) -> DecodeAhead:
+        """Compile what a single conversation needs, on all cores, and capture its decode step."""
+        config = self.config
+        max_blocks = -(-self.ctx_size_tokens // config.block_size)
+        lanes = Lanes(ops.gpu, min(config.max_num_seqs, SIZES[-1]), max_blocks,
+                      config.block_size, self.vocab_size)  # fmt: skip
+        step = DecodeStep(self.decoder, ops, self.cache, lanes)
+        prompt = Sequence(0, [0] * 32, SamplingParams())
+        prompt.block_table = [0] * -(-32 // config.block_size)
+        batch = Batch.pack([Row(prompt, 32)], config.block_size)
+        with ops.gpu.collecting() as specs:
+            step.run(1)
+            self.decoder.forward(batch, self.cache)
+        ops.gpu.compile(specs, lambda done, total: on_progress("compiling kernels", done, total))
+        step.prepare(1)
+        return DecodeAhead(step, self.scheduler, self.ctx_size_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -127,6 +178,8 @@ class Engine:
     def abort_all(self, error: SwiftchatError) -> list[Outcome]:
         """End every generation with an error, keeping the engine usable."""
         outcomes: list[Outcome] = []
+        if self._ahead is not None:
+            self._ahead.drop()
         for generation_id, generation in list(self._generations.items()):
             self.scheduler.remove(generation.sequence)
             del self._generations[generation_id]
@@ -142,10 +195,16 @@ class Engine:
 
     @torch.inference_mode()
     def _compute(self) -> list[Outcome]:
+        if self._ahead is not None and self._ahead.is_flying:
+            return self._land(self._ahead)
         outcomes: list[Outcome] = []
         step = self.scheduler.schedule()
-        self.cache.copy_blocks(step.copies)
-        batch = Batch.pack(step.rows, self.config.block_size, self.device)
+        if self._ahead is not None:
+            seeds = [self._generations[row.sequence.id].seed for row in step.rows]
+            if self._ahead.take(step, seeds):
+                return self._land(self._ahead)
+        self.decoder.ops.copy_blocks(self.cache, step.copies)
+        batch = Batch.pack(step.rows, self.config.block_size)
         logits = self.decoder.forward(batch, self.cache)
         self._num_computed += len(batch.ids)
         for row in step.rows:
@@ -154,7 +213,20 @@ class Engine:
             if not reaches_end:
                 outcomes.append(self._prefill_progress(row))
         for row, row_logits in zip(batch.wanted, logits, strict=True):
-            outcomes += self._extend(self._generations[row.sequence.id], row_logits)
+            outcomes += self._choose(self._generations[row.sequence.id], row_logits)
+        return outcomes
+
+    def _land(self, ahead: DecodeAhead) -> list[Outcome]:
+        """Take in the tokens of a step that the GPU decoded by itself."""
+        outcomes: list[Outcome] = []
+        for sequence, token in ahead.land():
+            self._num_computed += 1
+            self.scheduler.advance(Row(sequence, 1))
+            generation = self._generations[sequence.id]
+            if token < 0:
+                outcomes.append(self._fail(generation, not_finite()))
+            else:
+                outcomes += self._extend(generation, token)
         return outcomes
 
     def stats(self) -> dict[str, Any]:
@@ -169,23 +241,31 @@ class Engine:
             "waiting": len(self.scheduler.waiting),
             "computed_tokens": self._num_computed,
             "reused_tokens": self._num_reused,
+            **({} if self.gpu is None else {"compile_s": self.gpu.compile_s}),
         }
 
     def _prefill_progress(self, row: Row) -> Outcome:
         sequence = row.sequence
         return sequence.id, Prefill(sequence.num_computed, len(sequence.tokens))
 
-    def _extend(self, generation: _Generation, logits: torch.Tensor) -> list[Outcome]:
-        """Append the next token and say so; a token or limit that ends the answer ends it."""
+    def _choose(self, generation: _Generation, logits: torch.Tensor) -> list[Outcome]:
         sequence, params = generation.sequence, generation.sequence.params
         try:
             token = sample(
                 logits, sequence.tokens, sequence.num_prompt, params, generation.seed
             )  # fmt: skip
         except SwiftchatError as error:
-            self.scheduler.remove(sequence)
-            del self._generations[sequence.id]
-            return [(sequence.id, error)]
+            return [self._fail(generation, error)]
+        return self._extend(generation, token)
+
+    def _fail(self, generation: _Generation, error: SwiftchatError) -> Outcome:
+        self.scheduler.remove(generation.sequence)
+        del self._generations[generation.sequence.id]
+        return generation.sequence.id, error
+
+    def _extend(self, generation: _Generation, token: int) -> list[Outcome]:
+        """Append the next token and say so; a token or limit that ends the answer ends it."""
+        sequence, params = generation.sequence, generation.sequence.params
         if generation.first_token is None:
             generation.first_token = time.perf_counter()
         if token in params.stop_ids:
@@ -215,6 +295,18 @@ class Engine:
         )
 
 
+def find_kernels(device: torch.device, config: EngineConfig, shape: ModelConfig,
+                 dtype: torch.dtype, cubins: Path | None) -> Gpu | None:  # fmt: skip
+    """The GPU if our kernels can run this model there; None for torch's operators."""
+    if device.type != "cuda" or not config.kernels or not kernels_cover(shape, dtype):
+        return None
+    if torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
+        return None
+    if config.block_size < 4 or config.block_size & (config.block_size - 1):
+        return None
+    return Gpu(device, CubinCache(cubins))
+
+
 def find_device(name: str) -> torch.device:
     """The torch device for `auto`, `cpu`, `cuda` or `cuda:i`; a missing one is a `DeviceError`."""
     if name == "auto":
@@ -223,7 +315,9 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UsageError(f"unknown device {name!r}", "one of auto, cpu, cuda, cuda:0 …") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", 0)
+    if device.type == "cuda" and device.index >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         raise DeviceError(
             f"no GPU {name}: {found} found by torch {torch.__version__}",

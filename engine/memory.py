@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from swiftchat.engine.params import EngineConfig
 from swiftchat.errors import OutOfMemory, UsageError
+from swiftchat.weights.config import ModelConfig
 
 # What is left to the operating system, other programs and activations.
 _KEEP_FREE = 0.15
@@ -20,8 +23,17 @@ class CachePlan:
     ctx_size_tokens: int
 
 
+def workspace_bytes(shape: ModelConfig, chunk_tokens: int, dtype: torch.dtype) -> int:
+    """What a forward pass of a whole chunk needs beside weights and cache, generously."""
+    heads = shape.num_heads + 2 * shape.num_kv_heads
+    widest = 4 * shape.hidden_size + 2 * heads * shape.head_dim + 3 * shape.intermediate_size
+    logits = 64 * shape.vocab_size * 8
+    return 2 * chunk_tokens * widest * dtype.itemsize + logits
+
+
 def plan_cache(config: EngineConfig, *, max_context_tokens: int, bytes_per_token: int,
-               weights_bytes: int, available_bytes: int) -> CachePlan:  # fmt: skip
+               weights_bytes: int, available_bytes: int,
+               workspace_bytes: int = 0) -> CachePlan:  # fmt: skip
     """Choose context and cache size; the weights are still to be loaded into what is available.
 
     Raises `UsageError` for a context longer than the model's, and `OutOfMemory`, which names
@@ -33,7 +45,7 @@ def plan_cache(config: EngineConfig, *, max_context_tokens: int, bytes_per_token
             f"the context of {asked} tokens is longer than the model's {max_context_tokens}",
             f"use --ctx-size {max_context_tokens} or less",
         )
-    room_bytes = int(available_bytes * (1 - _KEEP_FREE)) - weights_bytes
+    room_bytes = int(available_bytes * (1 - _KEEP_FREE)) - weights_bytes - workspace_bytes
     size = config.block_size
     fitting = max(0, room_bytes // bytes_per_token // size * size)
     wanted = asked or max_context_tokens
@@ -42,7 +54,7 @@ def plan_cache(config: EngineConfig, *, max_context_tokens: int, bytes_per_token
         wanted = min(wanted, max(shared, _SMALLEST_CONTEXT))
     blocks_wanted = -(-wanted // size)
     if blocks_wanted * size > fitting:
-        needed_bytes = weights_bytes + blocks_wanted * size * bytes_per_token
+        needed_bytes = weights_bytes + workspace_bytes + blocks_wanted * size * bytes_per_token
         raise OutOfMemory(
             f"not enough memory: {needed_bytes / 1e9:.2f} GB needed (weights "
             f"{weights_bytes / 1e9:.2f} GB, cache for {wanted} tokens "

@@ -17,7 +17,10 @@ class EngineConfig:
     `ctx_size_tokens` is the longest context of one sequence (None: the model's own, or what
     fits the memory if that is less). `cache_tokens` is the room for all sequences together
     (None: twice the context, so that a second conversation does not evict the first).
-    `chunk_tokens` bounds the tokens of one forward pass, and so how long a cancel waits.
+    `chunk_tokens` bounds the tokens of one forward pass, and so how long a cancel waits (None:
+    512 on the CPU, 4096 on a GPU). `kernels` false runs torch's operators on a GPU, too.
+    `dummy`, a name or a config.json, asks for random weights in that shape; the model's path
+    is not looked at then.
     """
 
     device: str = "auto"
@@ -25,20 +28,24 @@ class EngineConfig:
     ctx_size_tokens: int | None = None
     cache_tokens: int | None = None
     block_size: int = 64
-    chunk_tokens: int = 512
+    chunk_tokens: int | None = None
     max_num_seqs: int = 16
     num_threads: int | None = None
+    dummy: str | None = None
+    kernels: bool = True
 
     def __post_init__(self) -> None:
         if self.device.partition(":")[0] not in DEVICES:
             raise UsageError(f"unknown device {self.device!r}", f"one of {', '.join(DEVICES)}")
         if self.dtype is not None and self.dtype not in DTYPES:
             raise UsageError(f"unknown dtype {self.dtype!r}", f"one of {', '.join(DTYPES)}")
-        for name in ("ctx_size_tokens", "cache_tokens", "num_threads"):
+        if self.dummy == "":
+            raise UsageError("dummy is empty", "give the name of a shape or a config.json")
+        for name in ("ctx_size_tokens", "cache_tokens", "chunk_tokens", "num_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}")
-        for name in ("block_size", "chunk_tokens", "max_num_seqs"):
+        for name in ("block_size", "max_num_seqs"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
 

@@ -26,14 +26,18 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     return speeds
 
 
-def rope_table(rope: RopeConfig, head_dim: int, num_positions: int) -> torch.Tensor:
-    """Cosines and sines for the half-split layout, as fp32 [num_positions, 2, head_dim].
+def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int,
+                  device: torch.device) -> torch.Tensor:  # fmt: skip
+    """Cosines and sines of every position's angles, as fp32 [num_positions, head_dim].
 
-    Row p is `cos(p·f)` and `sin(p·f)`, each repeated for both halves of a head, the first half
-    of the sines negated: rotating x is then `x * cos + swap_halves(x) * sin`.
+    Row p is `cos(p·f)` in the first half and `sin(p·f)` in the second.
     The angles are computed in fp64: in fp32 the product loses up to 0.004 rad at position 10^5.
     """
-    positions = torch.arange(num_positions, dtype=torch.float64)
-    angles = torch.outer(positions, inverse_frequencies(rope, head_dim))
-    cos, sin = angles.cos(), angles.sin()
-    return torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)], 1).float()
+    speeds = inverse_frequencies(rope, head_dim).to(device)
+    table = torch.empty(num_positions, head_dim, device=device)
+    # In parts: fp64 temporaries of a whole table for 128k positions would take 200 MB.
+    for first in range(0, num_positions, 8192):
+        end = min(first + 8192, num_positions)
+        angles = torch.outer(torch.arange(first, end, dtype=torch.float64, device=device), speeds)
+        table[first:end] = torch.cat([angles.cos(), angles.sin()], 1)
+    return table

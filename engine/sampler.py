@@ -24,10 +24,7 @@ def sample(logits: Tensor, tokens: Sequence[int], num_prompt: int, params: Sampl
     tokens) alone. Raises `BadModelFile` when a logit is NaN or infinite.
     """
     if not torch.isfinite(logits.sum()) and not torch.isfinite(logits).all():
-        raise BadModelFile(
-            "the model computed logits that are not finite numbers",
-            "its weights may be damaged, or need --dtype float32",
-        )
+        raise not_finite()
     logits = penalize(logits, tokens, num_prompt, params)
     if params.temperature == 0:
         return int(logits.argmax())
@@ -42,6 +39,14 @@ def sample(logits: Tensor, tokens: Sequence[int], num_prompt: int, params: Sampl
     point = uniform(seed, len(tokens)) * float(cumulative[num_kept - 1])
     index = int(torch.searchsorted(cumulative[:num_kept], point, right=True))
     return int(ids[min(index, num_kept - 1)])
+
+
+def not_finite() -> BadModelFile:
+    """What is raised for logits that are NaN or infinite."""
+    return BadModelFile(
+        "the model computed logits that are not finite numbers",
+        "its weights may be damaged, or need --dtype float32",
+    )
 
 
 def penalize(logits: Tensor, tokens: Sequence[int], num_prompt: int,

@@ -119,6 +119,10 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
+    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Give a running sequence blocks for so many tokens, if nobody has to give way."""
+        return self._grow(sequence, num_tokens)
+
     def check_integrity(self) -> None:
         self.allocator.check_integrity([s.block_table for s in self.running])
         for sequence in self.running:

@@ -1,4 +1,5 @@
-"""The decoder's operations as torch calls: the CPU's path, and the reference for kernels.
+"""The decoder's operations as torch calls: for the CPU, for GPUs without kernels, and as their
+reference.
 
 Activations are packed: one row a token. Products accumulate in fp32 whatever the dtype.
 """
@@ -10,7 +11,71 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.engine.batch import Span
+from swiftchat.engine.batch import Batch, Span
+from swiftchat.engine.kv_cache import KVCache
+from swiftchat.engine.rope import cos_sin_table
+from swiftchat.weights.config import ModelConfig
+
+
+class TorchOps:
+    """The operations of one model on one device, as `decoder.Ops` describes them."""
+
+    heads_first = False
+
+    def __init__(self, config: ModelConfig, ctx_size_tokens: int, device: torch.device) -> None:
+        self._config = config
+        self._device = device
+        cos, sin = cos_sin_table(config.rope, config.head_dim, ctx_size_tokens, device).chunk(
+            2, dim=1
+        )
+        # As `rotate_` wants them: both halves of a head, the first of the sines negated.
+        self._angles = torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)], 1)
+
+    def plan(self, batch: Batch, cache: KVCache) -> "TorchPlan":
+        def tensor(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+        attention = plan_attention(
+            batch.spans, cache.block_size, self._config.sliding_window, self._device
+        )
+        return TorchPlan(
+            ids=tensor(batch.ids), slots=tensor(batch.slot_mapping),
+            angles=self._angles[tensor(batch.positions)],
+            logit_rows=tensor(batch.logit_rows), attention=attention,
+        )  # fmt: skip
+
+    def embed(self, plan: "TorchPlan", table: Tensor) -> Tensor:
+        return table[plan.ids].float()
+
+    def add_norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
+        if delta is not None:
+            x += delta
+        return rms_norm(x, weight, self._config.norm_eps)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(x, weight, bias)
+
+    def attend(self, plan: "TorchPlan", qkv: Tensor, kv: Tensor) -> Tensor:
+        config = self._config
+        heads = qkv.view(len(qkv), -1, config.head_dim)
+        rotate_(heads[:, : config.num_heads + config.num_kv_heads], plan.angles)
+        store(kv, plan.slots, heads[:, config.num_heads :])
+        out = attention(heads[:, : config.num_heads], kv, plan.attention, config.head_dim**-0.5)
+        return out.reshape(len(qkv), -1)
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        return gated_silu(gate_up)
+
+    def last_rows(self, plan: "TorchPlan", x: Tensor) -> Tensor:
+        return x if len(plan.logit_rows) == len(x) else x[plan.logit_rows]
+
+    def logits(self, x: Tensor, lm_head: Tensor) -> Tensor:
+        return linear(x, lm_head).float()
+
+    def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
+        for source, destination in copies:
+            if source != destination:
+                cache.all[:, destination] = cache.all[:, source]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -45,7 +110,8 @@ def gated_silu(gate_up: Tensor) -> Tensor:
 def rotate_(x: Tensor, angles: Tensor) -> None:
     """Rotary embedding, half-split layout, of x [n, heads, head_dim], in place, in fp32.
 
-    `angles` [n, 2, head_dim] are rows of `rope.rope_table`.
+    `angles` [n, 2, head_dim]: cosines for both halves of a head, then sines, those of the first
+    half negated.
     """
     cos, sin = angles.unsqueeze(2).unbind(1)
     half = x.shape[-1] // 2
@@ -57,6 +123,17 @@ def rotate_(x: Tensor, angles: Tensor) -> None:
 def store(cache: Tensor, slots: Tensor, new: Tensor) -> None:
     """Write new [n, 2 * kv_heads, head_dim] into the slots [n] of one layer's cache, in place."""
     cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, new)
+
+
+@dataclass(frozen=True)
+class TorchPlan:
+    """A batch on the device: int64 `ids` and `slots` [n], `logit_rows`, and `angles` [n, 2, d]."""
+
+    ids: Tensor
+    slots: Tensor
+    angles: Tensor
+    logit_rows: Tensor
+    attention: list["AttentionPlan"]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+import platformdirs
+
 from swiftchat.engine import protocol
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import Message, Prefill, Tokens
@@ -47,7 +49,8 @@ class Worker:
         from swiftchat.engine.engine import Engine
 
         path, config = Path(command["path"]), EngineConfig.from_wire(command["config"])
-        self._engine = Engine(path, config, self._progress)
+        cubins = platformdirs.user_cache_path("swiftchat") / "cubins"
+        self._engine = Engine(path, config, self._progress, cubins)
         self._send(self._engine.info.to_wire())
 
     def _obey(self) -> None:

@@ -17,6 +17,7 @@ from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import Finished, Tokens
 from swiftchat.engine.scheduler import Scheduler
 from swiftchat.engine.scheduler import Sequence as TokenSequence
+from swiftchat.engine.torch_ops import TorchOps
 from swiftchat.errors import SwiftchatError
 from swiftchat.weights.model import Model
 
@@ -95,7 +96,8 @@ class Bench:
         weights = load_weights(
             model.config, self.checkpoint, torch.float32, cpu, lambda done, total: None
         )
-        self.decoder = Decoder(model.config, weights, model.config.max_context_tokens)
+        ops = TorchOps(model.config, model.config.max_context_tokens, cpu)
+        self.decoder = Decoder(model.config, weights, ops)
         self.cache = KVCache(model.config, num_blocks, block_size, torch.float32, cpu)
         for layer in self.cache.layers:
             layer.fill_(float("nan"))  # what nobody wrote must never be read
@@ -107,8 +109,8 @@ class Bench:
     def step(self) -> dict[int, torch.Tensor]:
         """Compute one step; the logits of the sequences that reached their end, by id."""
         step = self.scheduler.schedule()
-        self.cache.copy_blocks(step.copies)
-        batch = Batch.pack(step.rows, self.allocator.block_size, torch.device("cpu"))
+        self.decoder.ops.copy_blocks(self.cache, step.copies)
+        batch = Batch.pack(step.rows, self.allocator.block_size)
         logits = self.decoder.forward(batch, self.cache)
         for row in step.rows:
             self.scheduler.advance(row)

@@ -150,9 +150,19 @@ def linear_rotate(gpu: Gpu, x: Tensor, weight: Tensor, queries: Tensor, norm: No
     _launch(gpu, spec, x, weight, queries, bias=bias, norm=norm, span=head_dim, rotation=r)
 
 
-def _launch(gpu: Gpu, spec: KernelSpec, x: Tensor, weight: Tensor, y: Tensor, *,
-            bias: Tensor | None, norm: Norm | None = None, span: int = 8,
-            rotation: Rotation | None = None, workspace: Workspace | None = None) -> None:  # fmt: skip
+def _launch(
+    gpu: Gpu,
+    spec: KernelSpec,
+    x: Tensor,
+    weight: Tensor,
+    y: Tensor,
+    *,
+    bias: Tensor | None,
+    norm: Norm | None = None,
+    span: int = 8,
+    rotation: Rotation | None = None,
+    workspace: Workspace | None = None,
+) -> None:
     (n, k), (rows, _), itemsize = x.shape, weight.shape, weight.itemsize
     if not linear_fits(gpu, n, k, itemsize, splittable=workspace is not None):
         raise ValueError(f"{n} vectors of {k} elements do not fit this kernel")
@@ -172,7 +182,8 @@ def _launch(gpu: Gpu, spec: KernelSpec, x: Tensor, weight: Tensor, y: Tensor, *,
     blocks = min(gpu.num_sms // splits, -(-rows // 8))
     gpu.kernel(spec)(
         splits * blocks, THREADS,
-        weight, bias, x, norm and norm.weight, y, norm.eps if norm else 0.0, n, rows, k, span,
+        weight, bias, x, norm.weight if norm else None, y, norm.eps if norm else 0.0,
+        n, rows, k, span,
         splits, slots, *((workspace.partial, workspace.counters) if workspace else (None, None)),
         *(_rotation_arguments(rotation) if rotation else (None, None, None, None, 0, 0, 0, 0)),
         shared_bytes=slots * _SLOT_BYTES + vectors_bytes, num_bytes=weight.nbytes,

@@ -22,7 +22,11 @@ def reference(x: Tensor, weight: Tensor, shift: Tensor | None, layer_norm: bool)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize(("n", "hidden"), [(1, 4096), (3, 2048), (7, 576), (5, 48), (2, 10_007)])
+@pytest.mark.parametrize(
+    ("n", "hidden"),
+    # Whole and part rows in registers, from one vector a thread to three; rows in passes.
+    [(1, 4096), (3, 2048), (7, 576), (5, 48), (2, 5128), (2, 8192), (2, 12_000), (2, 10_007)],
+)
 def test_norm_with_everything(gpu: Gpu, dtype, layer_norm: bool, n: int, hidden: int) -> None:
     make = Inputs(n * hidden, dtype)
     # Rows far from zero: a variance taken as x² - mean² would cancel.

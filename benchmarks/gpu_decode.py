@@ -1,0 +1,175 @@
+"""A decode step on the GPU with random weights: whole, and kernel by kernel.
+
+    python benchmarks/gpu_decode.py [--shape llama-3.1-8b] [--context 1024 ...] [--lanes 1 ...]
+
+Steps are replayed graphs timed by device events; the ceiling is the fastest read of the same
+run (cuBLAS, a vocabulary's matrix by a vector).
+"""
+
+import argparse
+import statistics
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+
+from swiftchat.cuda.gpu import Kernel
+from swiftchat.engine.engine import Engine
+from swiftchat.engine.params import EngineConfig, SamplingParams
+from swiftchat.engine.scheduler import Sequence
+
+CUBINS = Path("/tmp/swiftchat-bench-cubins")
+
+
+def replay_us(graph: torch.cuda.CUDAGraph, repeats: int = 30) -> float:
+    for _ in range(3):
+        graph.replay()
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def captured(run) -> torch.cuda.CUDAGraph:  # type: ignore[no-untyped-def]
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph
+
+
+def ceiling_bytes_per_s() -> float:
+    big = torch.randn(128256, 4096, device="cuda", dtype=torch.bfloat16)
+    vector = big[0].clone()
+    return big.nbytes / replay_us(captured(lambda: torch.mv(big, vector))) * 1e6
+
+
+def lanes_at(engine: Engine, num_lanes: int, context: int, params: SamplingParams) -> None:
+    """Put so many sequences of this length, with random keys and values, into the lanes."""
+    size = engine.config.block_size
+    sequences = []
+    for lane in range(num_lanes):
+        sequence = Sequence(lane, [5] * (context + 1), params)
+        sequence.num_computed = context
+        blocks = -(-(context + 200) // size)
+        sequence.block_table = list(range(lane * blocks, (lane + 1) * blocks))
+        assert (lane + 1) * blocks <= engine.allocator.num_blocks
+        sequences.append(sequence)
+    engine._ahead._step.lanes.reset()
+    engine._ahead._step.lanes.load(sequences, [7] * num_lanes)
+
+
+def breakdown(engine: Engine, num_lanes: int, ceiling: float) -> None:
+    """Each kernel of a step alone: all its launches of the step in one graph, in their order."""
+    calls: dict[str, list] = defaultdict(list)
+    original = Kernel.__call__
+
+    def record(self: Kernel, grid, block, *args, **options) -> None:  # type: ignore[no-untyped-def]
+        label = self._spec.name + "".join(
+            f" {self._spec.defines[key].lower()}"
+            for key in ("EPILOGUE",)
+            if key in self._spec.defines
+        )
+        calls[label].append((self, grid, block, args, options))
+        original(self, grid, block, *args, **options)
+
+    Kernel.__call__ = record  # type: ignore[method-assign]
+    engine._ahead._step.run(num_lanes)
+    Kernel.__call__ = original  # type: ignore[method-assign]
+    for label, launches in calls.items():
+        if label == "advance":
+            continue
+
+        def again(launches=launches) -> None:  # type: ignore[no-untyped-def]
+            for kernel, grid, block, args, options in launches:
+                original(kernel, grid, block, *args, **options)
+
+        repeats = max(1, 8 // len(launches))
+        us = replay_us(captured(lambda: [again() for _ in range(repeats)]), 12) / repeats  # noqa: B023
+        moved = sum(options.get("num_bytes", 0) for *_, options in launches)
+        print(f"    {label:24} {len(launches):3} x {us / len(launches):7.2f} us = {us:7.0f} us"
+              f"   {moved / us / 1e6:.2f} TB/s {moved / us * 1e6 / ceiling:4.0%}")  # fmt: skip
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", default="llama-3.1-8b")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--context", type=int, nargs="+", default=[128, 1024])
+    parser.add_argument("--lanes", type=int, nargs="+", default=[1])
+    parser.add_argument("--prefill", type=int, nargs="*", default=[])
+    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--breakdown", action="store_true")
+    args = parser.parse_args()
+    ceiling = ceiling_bytes_per_s()
+    print(f"{torch.cuda.get_device_name()}; read ceiling {ceiling / 1e12:.2f} TB/s")
+    longest = max([*args.context, *args.prefill, 1024]) + 512
+    config = EngineConfig(
+        device="cuda", dtype=args.dtype, dummy=args.shape, ctx_size_tokens=longest,
+        cache_tokens=max(args.lanes) * longest + 8192, max_num_seqs=max([*args.lanes, 16]),
+    )  # fmt: skip
+    started = time.perf_counter()
+    engine = Engine(Path(), config, cubins=CUBINS)
+    print(f"{args.shape}: ready in {time.perf_counter() - started:.2f} s, compiled in "
+          f"{engine.gpu.compile_s:.2f} s, {torch.cuda.memory_allocated() / 1e9:.1f} GB")  # fmt: skip
+    engine.cache.all.normal_()
+    step = engine._ahead._step
+    params = SamplingParams(temperature=args.temperature)
+    weights = engine.info.weights_bytes
+    if not engine.decoder.config.tied_embeddings:
+        weights -= engine.decoder.weights.embed.nbytes
+    for num_lanes in args.lanes:
+        for context in args.context:
+            lanes_at(engine, num_lanes, context, params)
+            graph = step.prepare(num_lanes)
+            us = replay_us(graph)
+            moved = weights + num_lanes * context * engine.cache.num_bytes // (
+                engine.allocator.num_blocks * config.block_size
+            )
+            print(f"  lanes {num_lanes:2} context {context:6}: {us:7.0f} us a step, "
+                  f"{num_lanes * 1e6 / us:7.1f} tok/s, {moved / us / 1e6:.2f} TB/s "
+                  f"{moved / us * 1e6 / ceiling:.0%}", flush=True)  # fmt: skip
+            if args.breakdown:
+                breakdown(engine, num_lanes, ceiling)
+    if args.prefill:
+        measure_prefill(engine, args.prefill)
+    measure_loop(engine)
+
+
+def measure_prefill(engine: Engine, lengths: list[int]) -> None:
+    for length in lengths:
+        times = []
+        for i in range(4):
+            prompt = [(7 * j + i * 1000 + 11) % engine.vocab_size for j in range(length)]
+            engine.add(i, prompt, SamplingParams(temperature=0, max_tokens=1))
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            while engine.has_work:
+                engine.step()
+            times.append(time.perf_counter() - started)
+        ms = statistics.median(times[1:]) * 1e3
+        print(f"  prefill {length}: {ms:.1f} ms, {length / ms * 1e3:.0f} tok/s", flush=True)
+
+
+def measure_loop(engine: Engine) -> None:
+    """Tokens a second through the whole generation loop, by the host's clock."""
+    engine.add(0, [11, 12, 13], SamplingParams(temperature=0.7, max_tokens=300, seed=1))
+    for _ in range(20):
+        engine.step()
+    torch.cuda.synchronize()
+    started, count = time.perf_counter(), 0
+    while engine.has_work:
+        count += len(engine.step())
+    print(f"  loop: {count / (time.perf_counter() - started):.1f} tok/s over {count} tokens")
+
+
+if __name__ == "__main__":
+    main()

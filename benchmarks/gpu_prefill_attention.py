@@ -1,0 +1,79 @@
+"""Our prefill attention beside torch's, causal, of a Llama-3.1-8B layer in bf16.
+
+    python benchmarks/gpu_prefill_attention.py
+
+TFLOP/s of the visible half of the scores: 4 · S² / 2 · heads · head_dim in the median time.
+"""
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from swiftchat.cuda.cubin_cache import CubinCache
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.prefill_attention import prefill_attention
+
+HEADS, KV_HEADS, HEAD_DIM, BLOCK = 32, 8, 128, 64
+RUNS = 20
+
+
+def median_ms(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(RUNS + 3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times[3:])
+
+
+def ours(gpu: Gpu, length: int, path: str) -> Callable[[], None]:
+    num_blocks = length // BLOCK
+    q = torch.randn(length, HEADS, HEAD_DIM, device="cuda").bfloat16()
+    cache = torch.randn(num_blocks, 2 * KV_HEADS, BLOCK, HEAD_DIM, device="cuda").bfloat16()
+    tables = torch.randperm(num_blocks, device="cuda").int()[None]
+    starts = torch.tensor([0, length], dtype=torch.int32, device="cuda")
+    return partial(
+        prefill_attention, gpu, q, cache, tables, starts, starts[1:].clone(), length,
+        HEAD_DIM**-0.5, torch.empty_like(q), path=path,
+    )  # fmt: skip
+
+
+def torchs(length: int, backend: SDPBackend) -> Callable[[], Tensor]:
+    q = torch.randn(1, HEADS, length, HEAD_DIM, device="cuda").bfloat16()
+    k, v = (torch.randn(1, KV_HEADS, length, HEAD_DIM, device="cuda").bfloat16() for _ in range(2))
+
+    def work() -> Tensor:
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    return work
+
+
+def main() -> None:
+    gpu = Gpu(torch.device("cuda", 0), CubinCache(None))
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    for length in (2048, 8192, 32768):
+        flops = 4 * length**2 / 2 * HEADS * HEAD_DIM
+        rivals = {
+            "flash": torchs(length, SDPBackend.FLASH_ATTENTION),
+            "cuDNN": torchs(length, SDPBackend.CUDNN_ATTENTION),
+            "ours mma": ours(gpu, length, "mma"),
+        }
+        if gpu.arch == "sm_90a":
+            rivals["ours wgmma"] = ours(gpu, length, "wgmma")
+        found = {name: median_ms(work) for name, work in rivals.items()}
+        print(f"{length} tokens: " + ", ".join(
+            f"{name} {ms:.3f} ms ({flops / ms / 1e9:.0f} TFLOP/s)" for name, ms in found.items()
+        ))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

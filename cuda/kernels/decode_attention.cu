@@ -1,0 +1,324 @@
+// decode_attention: softmax(scale q Kᵀ) V for one query token of each sequence, keys and values
+// read once from a paged cache.
+//
+//   q         T [num_seqs, num_heads, head_dim], q_stride elements from row to row
+//   cache     T [num_blocks, 2 * num_kv_heads, block_size, head_dim]: keys' heads, values' heads
+//   tables    int32 [num_seqs, max_blocks]: blocks of a sequence; entries of no visible token may
+//             be anything
+//   lengths   int32 [num_seqs]: tokens in the cache, the query's own included; 0: zeros are written
+//   slopes    fp32 [num_heads] or null: adds slope * (position - (length - 1)) (ALiBi; Press, 2021)
+//   out       T [num_seqs, num_heads, head_dim]
+//   counters  int32 [num_seqs, gridDim.x], zero before and after
+//   partials  fp32 scratch: [num_seqs, num_heads, num_splits] × head_dim sums, then × 2 statistics
+//   window    only the last `window` tokens are seen; 0: all
+//   softcap   scores become softcap * tanh(score / softcap); 0: they stay    (Gemma 2, 2024)
+//
+// Split over the sequence as in Flash-Decoding (Dao et al., 2023), running maximum as in Milakov
+// and Gimelshein (2018). Grid (num_kv_heads * ceil(group / ROWS), num_splits, num_seqs), block
+// NUM_WARPS * 32, dynamic shared memory NUM_WARPS * NUM_SLOTS * SLOT * 16 bytes (at most 96 KiB:
+// two blocks fit a multiprocessor). Moves the keys and values of all visible tokens once for each
+// ROWS query heads. The grid does not depend on the lengths: blocks without work end.
+//
+// A warp takes 16 tokens at a time and waits for no other: a ring of its own holds NUM_SLOTS tiles
+// of 16 keys or 16 values, requested NUM_SLOTS - 1 tiles ahead. Tokens are the 16 rows of the
+// matrix products and query heads their 8 columns (scores: K qᵀ; sums: Vᵀ wᵀ), so a group of up to
+// 8 heads wastes little. fp32 has the same layout, computed without tensor cores.
+//
+// Sums in fp32; weights are rounded to T before they meet the values. Warps, then splits, are
+// combined in a fixed order, the splits by whichever block arrives last: bits do not depend on
+// timing. Test: tests/kernels/test_decode_attention.py, relative 2^-8 (bf16), 2^-11 (fp16): the
+// rounding of weights and of the result; 2e-6 (fp32): that of scores, and the order of sums.
+//
+// Compiled with HEAD_DIM (head_dim or more, a multiple of 16; the rest is filled with zeros), ROWS
+// (query heads a block, 8 or 16), NUM_WARPS, NUM_SLOTS.
+#include "decode_splits.cuh"
+#include "decode_tiles.cuh"
+
+// How the visible tokens [begin, end) are shared out: steps of 16 tokens go round the warps of the
+// splits that are used. With few tokens those are fewer than gridDim.y: first the combination is
+// saved, then no warp waits for two steps in turn. Split 0 always has work.
+struct Share {
+    int begin, end, splits;
+    int first, stride, count;  // this warp's steps: first, first + stride, …
+
+    __device__ Share(int length, int window) {
+        begin = window > 0 ? max(0, length - window) : 0;
+        end = length;
+        int start = begin / STEP, steps = (end + STEP - 1) / STEP - start;
+        splits = min((int)gridDim.y, (steps + NUM_WARPS - 1) / NUM_WARPS);
+        if (steps <= DIRECT_STEPS) splits = 1;
+        stride = splits * NUM_WARPS;
+        int mine = blockIdx.y * NUM_WARPS + warp();
+        first = start + mine;
+        count = mine < steps ? (steps - mine - 1) / stride + 1 : 0;
+    }
+    __device__ int token(int index) const { return (first + index * stride) * STEP; }
+    __device__ bool sees(int token) const { return (u32)(token - begin) < (u32)(end - begin); }
+};
+
+// Brings the tiles of a warp's steps into its ring. Lane i keeps block numbers of coming steps: a
+// step needs 1, or 16 / block_size when blocks are smaller than a step.
+struct Loader {
+    const T* cache;
+    const int* table;
+    uint4* ring;
+    Share share;
+    int early;  // lane i's entry of the table's first 32, which were loaded along with the length
+    int kv_head, num_kv_heads, head_dim, shift;
+    int batch, next;  // lane i's entry for this batch of steps and for the next
+
+    __device__ int log_entries() const { return max(0, 4 - shift); }  // entries a step, log2
+
+    __device__ void start() {
+        batch = entry(0);
+        next = entry(WARP >> log_entries());
+    }
+
+    // Lane i's entry for the batch of steps from `index` on; never one past the last token's.
+    __device__ int entry(int index) const {
+        int per_step = log_entries(), last = (share.end - 1) >> shift;
+        int step_entry = share.token(index + (lane() >> per_step)) >> shift;
+        int which = min(step_entry + (lane() & ((1 << per_step) - 1)), last);
+        return last < WARP ? __shfl_sync(ALL, early, which) : table[which];
+    }
+
+    // Requests the keys or values of step `index`, if there is one; ends a group of copies. Keys
+    // come before the values of their step.
+    __device__ __forceinline__ void request(bool values, int index, int slot) {
+        if (index < share.count) {
+            int per_step = log_entries(), which = (index << per_step) % WARP;
+            if (!values && index && which == 0) {
+                batch = next;
+                next = entry(index + (WARP >> per_step));
+            }
+            uint4* tile = ring + slot * SLOT;
+            int head = kv_head + (values ? num_kv_heads : 0), token = share.token(index);
+            if (shift >= 4 && head_dim == HEAD_DIM)
+                request_run(tile, head, token, which);
+            else
+                request_rows(tile, head, token, which);
+        }
+        commit_copies();
+    }
+
+    // A step within one block, rows without padding: 16 rows in one piece.
+    __device__ __forceinline__ void request_run(uint4* tile, int head, int token, int which) {
+        const T* start = row_of(__shfl_sync(ALL, batch, which), head, token);
+        const uint4* from = reinterpret_cast<const uint4*>(start) + lane();
+#pragma unroll
+        for (int i = 0; i < STEP * CHUNKS / WARP; i++) {
+            int chunk = lane() + i * WARP, row = chunk / CHUNKS;
+            copy_16_async(tile + chunk_at(row, chunk % CHUNKS), from + i * WARP,
+                          share.sees(token + row));
+        }
+    }
+
+    // Any block size and head_dim.
+    __device__ void request_rows(uint4* tile, int head, int token, int which) {
+#pragma unroll 1
+        for (int chunk = lane(); chunk < STEP * CHUNKS; chunk += WARP) {
+            int row = chunk / CHUNKS, dim = chunk % CHUNKS * PER_CHUNK;
+            int block = __shfl_sync(ALL, batch, which + (row >> min(shift, 4)));
+            bool valid = share.sees(token + row) && dim < head_dim;
+            const T* from = valid ? row_of(block, head, token + row) + dim : cache;
+            copy_16_async(tile + chunk_at(row, chunk % CHUNKS), from, valid);
+        }
+    }
+
+    __device__ const T* row_of(int block, int head, int token) const {
+        u32 row = (((u32)block * 2 * num_kv_heads + head) << shift) + (token & ((1 << shift) - 1));
+        return cache + (i64)row * head_dim;
+    }
+};
+
+// Softmax in powers of two with a running maximum; a lane keeps those of its heads 2t and 2t+1,
+// the totals over its own tokens only.
+struct Softmax {
+    float factor, cap;
+    float slope[TILES][2], top[TILES][2], total[TILES][2];
+
+    __device__ Softmax(float scale, float softcap, const float* slopes, const Heads& heads) {
+        cap = softcap * LOG2E;
+        factor = LOG2E * (softcap > 0 ? 2 * scale / softcap : scale);
+#pragma unroll
+        for (int i = 0; i < TILES * 2; i++) {
+            int row = i / 2 * 8 + lane() % 4 * 2 + i % 2;
+            slope[i / 2][i % 2] =
+                slopes && row < heads.count ? slopes[heads.first + row] * LOG2E : 0.f;
+            top[i / 2][i % 2] = -infinity();
+            total[i / 2][i % 2] = 0;
+        }
+    }
+
+    __device__ float logit(float product, float slope, int token, const Share& share) const {
+        float value = product * factor;
+        // tanh(x) = 1 - 2 / (exp(2x) + 1), absolutely as exact as fp32
+        if (cap > 0) value = cap * (1 - __fdividef(2.f, exp2f(value) + 1));
+        value += slope * (token - (share.end - 1));
+        return share.sees(token) ? value : -infinity();
+    }
+
+    // Makes weights of the products of the step at `token`; `shrink` is what older sums have to
+    // be multiplied by. Every step has a visible token, so the new maximum is finite.
+    __device__ void weigh(float (&c)[TILES][4], float (&shrink)[TILES][2], int token,
+                          const Share& share) {
+        token += lane() / 4;
+#pragma unroll
+        for (int i = 0; i < TILES * 2; i++) {
+            int n = i / 2, h = i % 2;
+            float low = logit(c[n][h], slope[n][h], token, share);
+            float high = logit(c[n][h + 2], slope[n][h], token + 8, share);
+            float largest = fmaxf(top[n][h], fmaxf(low, high));
+#pragma unroll
+            for (int lanes = 4; lanes < WARP; lanes *= 2)
+                largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, lanes));
+            shrink[n][h] = exp2f(top[n][h] - largest);
+            top[n][h] = largest;
+            c[n][h] = exp2f(low - largest);
+            c[n][h + 2] = exp2f(high - largest);
+            total[n][h] = total[n][h] * shrink[n][h] + c[n][h] + c[n][h + 2];
+        }
+    }
+};
+
+// What a warp has summed over its steps.
+struct Attention {
+    Softmax softmax;
+    float sum[HEAD_DIM / 16][TILES][4];
+
+    __device__ void run(Loader& loader, const Products<T>& products) {
+#pragma unroll 1
+        for (int i = 0; i < NUM_SLOTS - 1; i++) loader.request(i % 2, i / 2, i);
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 4 * TILES; i++)
+            sum[i / (4 * TILES)][i / 4 % TILES][i % 4] = 0;
+        int slot = 0;
+        for (int index = 0; index < loader.share.count; index++) {
+            float c[TILES][4] = {}, shrink[TILES][2];
+            // Tiles alternate between keys and values; the one NUM_SLOTS - 1 ahead takes the place
+            // of the one before, which all lanes have read once they meet.
+            wait_for_copies<NUM_SLOTS - 2>();
+            __syncwarp();
+            loader.request(NUM_SLOTS % 2 == 0, index + (NUM_SLOTS - 1) / 2, before(slot));
+            products.scores(loader.ring + slot * SLOT, c);
+            softmax.weigh(c, shrink, loader.share.token(index), loader.share);
+            scale_sum(shrink);
+            slot = after(slot);
+            wait_for_copies<NUM_SLOTS - 2>();
+            __syncwarp();
+            loader.request(NUM_SLOTS % 2 == 1, index + NUM_SLOTS / 2, before(slot));
+            products.add_values(loader.ring + slot * SLOT, c, sum);
+            slot = after(slot);
+        }
+    }
+
+    __device__ static int before(int slot) { return slot ? slot - 1 : NUM_SLOTS - 1; }
+    __device__ static int after(int slot) { return slot == NUM_SLOTS - 1 ? 0 : slot + 1; }
+
+    __device__ void scale_sum(const float (&factor)[TILES][2]) {
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 4 * TILES; i++)
+            sum[i / (4 * TILES)][i / 4 % TILES][i % 4] *= factor[i / 4 % TILES][i % 2];
+    }
+};
+
+constexpr int SUM_PITCH = HEAD_DIM + 4;  // floats; lanes of a warp write to different banks
+static_assert(ROWS * SUM_PITCH * 4 <= RING * 16);
+static_assert(ROWS * MAX_SPLITS * 4 + THREADS * 16 <= NUM_WARPS * RING * 16);
+
+// What all threads of a block share besides the rings.
+struct Statistics {
+    float top[NUM_WARPS][ROWS], total[NUM_WARPS][ROWS];
+    bool is_last;
+};
+
+// Lays a warp's sums down in its ring, which it has emptied, and its maxima and totals beside.
+__device__ void publish(const Attention& attention, uint4* ring, Statistics& statistics) {
+    float* sums = reinterpret_cast<float*>(ring);
+    __syncwarp();  // every lane has read the last tile
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 4 * TILES; i++) {
+        int row = i / 4 % TILES * 8 + lane() % 4 * 2 + i % 2;
+        int dim = i / (4 * TILES) * 16 + i % 4 / 2 * 8 + lane() / 4;
+        sums[row * SUM_PITCH + dim] = attention.sum[i / (4 * TILES)][i / 4 % TILES][i % 4];
+    }
+#pragma unroll
+    for (int i = 0; i < TILES * 2; i++) {
+        int row = i / 2 * 8 + lane() % 4 * 2 + i % 2;
+        float total = attention.softmax.total[i / 2][i % 2];
+#pragma unroll
+        for (int lanes = 4; lanes < WARP; lanes *= 2) total += __shfl_xor_sync(ALL, total, lanes);
+        if (lane() < 4) {
+            statistics.top[warp()][row] = attention.softmax.top[i / 2][i % 2];
+            statistics.total[warp()][row] = total;
+        }
+    }
+}
+
+// Combines the warps of the block: into `out` where no other split has work, else into partials.
+__device__ void combine_warps(const Statistics& statistics, const Heads& heads, bool alone,
+                              const Partials& partials, T* out) {
+    int head_dim = partials.head_dim;
+    for (int item = threadIdx.x; item < heads.count * QUADS; item += THREADS) {
+        int row = item / QUADS, quad = item % QUADS;
+        if (quad * 4 >= head_dim) continue;
+        float top = statistics.top[0][row], total = 0;
+#pragma unroll
+        for (int w = 1; w < NUM_WARPS; w++) top = fmaxf(top, statistics.top[w][row]);
+        float4 sum = {};
+#pragma unroll
+        for (int w = 0; w < NUM_WARPS; w++) {
+            float factor = exp2f(statistics.top[w][row] - top);  // 0 for a warp without steps
+            const float* sums = reinterpret_cast<const float*>(shared + w * RING);
+            add_scaled(sum, factor,
+                       reinterpret_cast<const float4*>(sums + row * SUM_PITCH)[quad]);
+            total += factor * statistics.total[w][row];
+        }
+        i64 head = heads.first_row + row;
+        if (alone) {
+            store(out + head * head_dim + quad * 4, 1 / total, sum);
+        } else {
+            *partials.sum(head, blockIdx.y, quad) = sum;
+            if (quad == 0) *partials.statistic(head, blockIdx.y) = {top, total};
+        }
+    }
+}
+
+__device__ void write_zeros(const Heads& heads, int head_dim, T* out) {
+    for (int item = threadIdx.x; item < heads.count * head_dim / 4; item += THREADS)
+        store(out + heads.first_row * head_dim + item * 4, 0, float4{});
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+decode_attention_kernel(const T* q, const T* cache, const int* tables, const int* lengths,
+                        const float* slopes, T* out, int* counters, float* partial, i64 q_stride,
+                        int num_kv_heads, int group, int head_dim, int shift, int max_blocks,
+                        int window, float scale, float softcap) {
+    __shared__ Statistics statistics;
+    start_dependents();
+    Heads heads(num_kv_heads * group, group);
+    const int* table = tables + (i64)blockIdx.z * max_blocks;
+    wait_for_upstream();
+    // The length, the first block numbers and the query are loaded at once.
+    int early = lane() < max_blocks ? table[lane()] : 0, length = lengths[blockIdx.z];
+    Products<T> products(q + blockIdx.z * q_stride + heads.first * head_dim, heads.count, head_dim);
+    if (length <= 0) {
+        if (blockIdx.y == 0) write_zeros(heads, head_dim, out);
+        return;
+    }
+    Share share(length, window);
+    if (blockIdx.y >= share.splits) return;
+    Loader loader{cache, table, shared + warp() * RING, share, early,
+                  heads.kv_head, num_kv_heads, head_dim, shift};
+    loader.start();
+    Attention attention{Softmax(scale, softcap, slopes, heads)};
+    attention.run(loader, products);
+    publish(attention, loader.ring, statistics);
+    __syncthreads();
+    Partials partials(partial, num_kv_heads * group, head_dim);
+    combine_warps(statistics, heads, share.splits == 1, partials, out);
+    if (share.splits == 1) return;
+    int* counter = counters + blockIdx.z * gridDim.x + blockIdx.x;
+    if (arrives_last(counter, share.splits, statistics.is_last))
+        combine_splits(partials, heads, share.splits, out);
+}

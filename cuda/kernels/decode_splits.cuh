@@ -1,0 +1,151 @@
+// How decode_attention combines the splits of a sequence.
+#pragma once
+#include "decode_tiles.cuh"
+#include "reduce.cuh"
+
+// The query heads of a block, all of one sequence and one KV head.
+struct Heads {
+    int count;      // at most ROWS
+    int first;      // of the model's query heads
+    i64 first_row;  // of all sequences' query heads
+    int kv_head;
+
+    __device__ Heads(int num_heads, int group) {
+        int tiles = (group + ROWS - 1) / ROWS, tile = blockIdx.x % tiles;
+        kv_head = blockIdx.x / tiles;
+        count = min(ROWS, group - tile * ROWS);
+        first = kv_head * group + tile * ROWS;
+        first_row = (i64)blockIdx.z * num_heads + first;
+    }
+};
+
+__device__ __forceinline__ void add_scaled(float4& sum, float factor, const float4& value) {
+    sum.x += factor * value.x;
+    sum.y += factor * value.y;
+    sum.z += factor * value.z;
+    sum.w += factor * value.w;
+}
+
+__device__ __forceinline__ void store(T* out, float factor, const float4& v) {
+    *reinterpret_cast<Vec<T, 4>*>(out) = {from_float<T>(v.x * factor), from_float<T>(v.y * factor),
+                                          from_float<T>(v.z * factor), from_float<T>(v.w * factor)};
+}
+
+// Where the splits of a block's heads leave their results.
+struct Partials {
+    float* sums;
+    float2* statistics;  // maximum and total
+    int head_dim;
+
+    __device__ Partials(float* partials, int num_heads, int head_dim) : head_dim(head_dim) {
+        i64 rows = (i64)gridDim.z * num_heads * gridDim.y;
+        sums = partials;
+        statistics = reinterpret_cast<float2*>(partials + rows * head_dim);
+    }
+    __device__ i64 row(i64 head, int split) const { return head * gridDim.y + split; }
+    __device__ float4* sum(i64 head, int split, int quad) const {
+        return reinterpret_cast<float4*>(sums + row(head, split) * head_dim) + quad;
+    }
+    __device__ float2* statistic(i64 head, int split) const {
+        return statistics + row(head, split);
+    }
+};
+
+// Adds 1 to a counter of all blocks and returns what it was. What this block's threads wrote before
+// their last __syncthreads() is visible to whoever sees the addition, and the other way round.
+__device__ __forceinline__ int count_arrival(int* counter) {
+    int before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(__cvta_generic_to_global(counter))
+                 : "memory");
+    return before;
+}
+
+// True, in all threads, for the block that comes last of `splits`: it sees what the others wrote.
+// The counter is left at zero for the next launch.
+__device__ bool arrives_last(int* counter, int splits, bool& is_last) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        is_last = count_arrival(counter) == splits - 1;
+        if (is_last) *counter = 0;
+    }
+    __syncthreads();
+    return is_last;
+}
+
+constexpr int BATCH = 8;  // loads that a thread has under way at a time
+
+// weights[row * splits + split]: what each split's sums count in the end. A warp does a row.
+__device__ void weigh_splits(float* weights, const Partials& partials, const Heads& heads,
+                             int splits) {
+    for (int row = warp(); row < heads.count; row += NUM_WARPS) {
+        float2 found[MAX_SPLITS / WARP];
+        float top = -infinity(), total = 0;
+#pragma unroll
+        for (int i = 0; i < MAX_SPLITS / WARP; i++) {
+            int split = lane() + i * WARP;
+            found[i] = {-infinity(), 0};
+            if (split < splits) found[i] = __ldcg(partials.statistic(heads.first_row + row, split));
+        }
+#pragma unroll
+        for (int i = 0; i < MAX_SPLITS / WARP; i++) top = fmaxf(top, found[i].x);
+        top = warp_reduce(top, Max());
+#pragma unroll
+        for (int i = 0; i < MAX_SPLITS / WARP; i++) total += found[i].y * exp2f(found[i].x - top);
+        total = warp_reduce(total, Sum());
+#pragma unroll
+        for (int i = 0; i < MAX_SPLITS / WARP; i++) {
+            int split = lane() + i * WARP;
+            if (split < splits) weights[row * splits + split] = exp2f(found[i].x - top) / total;
+        }
+    }
+}
+
+// The weighted sum of every `stride`-th split from `first` on, in order.
+__device__ float4 sum_splits(const float* weights, const Partials& partials, i64 head, int quad,
+                             int first, int stride, int splits) {
+    float4 sum = {};
+    for (; first < splits; first += BATCH * stride) {
+        float4 found[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            int split = first + i * stride;
+            found[i] = split < splits ? __ldcg(partials.sum(head, split, quad)) : float4{};
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            int split = first + i * stride;
+            add_scaled(sum, split < splits ? weights[split] : 0.f, found[i]);
+        }
+    }
+    return sum;
+}
+
+// Combines the splits. Fours of the result are dealt out to the threads; where there are fewer
+// than threads, several threads share the splits of one.
+__device__ void combine_splits(const Partials& partials, const Heads& heads, int splits, T* out) {
+    float* weights = reinterpret_cast<float*>(shared);
+    float4* shares = reinterpret_cast<float4*>(weights + ROWS * MAX_SPLITS);
+    weigh_splits(weights, partials, heads, splits);
+    __syncthreads();
+    int items = heads.count * QUADS, parts = max(1, THREADS / items);
+    for (int i = threadIdx.x; i < items * parts; i += THREADS) {
+        int part = i / items, row = i % items / QUADS, quad = i % QUADS;
+        if (quad * 4 >= partials.head_dim) continue;
+        i64 head = heads.first_row + row;
+        float4 sum = sum_splits(weights + row * splits, partials, head, quad, part, parts, splits);
+        if (parts == 1)
+            store(out + head * partials.head_dim + quad * 4, 1, sum);
+        else
+            shares[i] = sum;
+    }
+    if (parts == 1) return;
+    __syncthreads();
+    int row = threadIdx.x / QUADS, quad = threadIdx.x % QUADS;
+    if (threadIdx.x >= items || quad * 4 >= partials.head_dim) return;
+    float4 sum = shares[threadIdx.x];
+    for (int part = 1; part < parts; part++)
+        add_scaled(sum, 1, shares[part * items + threadIdx.x]);
+    store(out + (heads.first_row + row) * partials.head_dim + quad * 4, 1, sum);
+}

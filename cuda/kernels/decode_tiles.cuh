@@ -1,0 +1,127 @@
+// What decode_attention keeps in shared memory, and the products of a step of 16 tokens.
+#pragma once
+#include "decode_mma.cuh"
+
+constexpr int THREADS = NUM_WARPS * WARP;
+constexpr int STEP = 16;                                // tokens a warp takes at a time
+constexpr int TILES = ROWS / 8;                         // query heads in eights
+constexpr int QUADS = HEAD_DIM / 4;                     // a row in fours
+constexpr int PER_CHUNK = 16 / sizeof(T);               // elements in 16 bytes
+constexpr int CHUNKS = HEAD_DIM / PER_CHUNK;            // a row in 16 bytes
+constexpr bool SWIZZLED = CHUNKS % 8 == 0;              // else rows have an odd number of chunks
+constexpr int PITCH = SWIZZLED ? CHUNKS : CHUNKS | 1;   // chunks from row to row
+constexpr int SLOT = STEP * PITCH;                      // chunks of a tile
+constexpr int RING = NUM_SLOTS * SLOT;                      // chunks of a warp
+constexpr int DIRECT_STEPS = 2 * NUM_WARPS;                 // so few are not worth a combination
+constexpr int MAX_SPLITS = 256;                         // at most gridDim.y
+constexpr float LOG2E = 1.44269504f;
+
+extern __shared__ uint4 shared[];
+
+// The chunk at which a tile keeps a row's chunk: eight rows of one column never share a bank.
+__device__ __forceinline__ int chunk_at(int row, int column) {
+    return SWIZZLED ? (row * PITCH + column) ^ (row & 7) : row * PITCH + column;
+}
+
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+__device__ __forceinline__ int lane() { return threadIdx.x % WARP; }
+__device__ __forceinline__ int warp() { return threadIdx.x / WARP; }
+
+// The two products of a step. Scores and weights: lane 4 g + t holds, for each eight heads, tokens
+// g, g, g+8, g+8 of heads 2t, 2t+1, 2t, 2t+1; sums likewise, with dimensions for tokens.
+template <typename A> struct Products {
+    u32 query[HEAD_DIM / 16][TILES][2];
+
+    __device__ Products(const A* q, int num_rows, int head_dim) {
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 16 * TILES * 2; i++) {
+            int row = i / 2 % TILES * 8 + lane() / 4;
+            int dim = i / (2 * TILES) * 16 + i % 2 * 8 + lane() % 4 * 2;
+            bool valid = row < num_rows && dim < head_dim;
+            query[i / (2 * TILES)][i / 2 % TILES][i % 2] =
+                valid ? *reinterpret_cast<const u32*>(q + row * head_dim + dim) : 0;
+        }
+    }
+
+    __device__ void scores(const uint4* keys, float (&score)[TILES][4]) const {
+        float odd[TILES][4] = {};  // two chains of products: half the latency
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 16; i++) {
+            u32 a[4];
+            load_matrices(a, keys + chunk_at(lane() % 16, 2 * i + lane() / 16));
+#pragma unroll
+            for (int n = 0; n < TILES; n++) mma<A>(i % 2 ? odd[n] : score[n], a, query[i][n]);
+        }
+#pragma unroll
+        for (int i = 0; i < TILES * 4; i++) score[i / 4][i % 4] += odd[i / 4][i % 4];
+    }
+
+    __device__ void add_values(const uint4* values, const float (&weight)[TILES][4],
+                               float (&sum)[HEAD_DIM / 16][TILES][4]) const {
+        u32 b[TILES][2];
+#pragma unroll
+        for (int i = 0; i < TILES * 2; i++)
+            b[i / 2][i % 2] = transpose(
+                pack<A>(weight[i / 2][i % 2 * 2], weight[i / 2][i % 2 * 2 + 1]));
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 16; i++) {
+            u32 a[4];
+            int row = lane() % 8 + lane() / 16 * 8;
+            load_matrices_transposed(a, values + chunk_at(row, 2 * i + lane() / 8 % 2));
+#pragma unroll
+            for (int n = 0; n < TILES; n++) mma<A>(sum[i][n], a, b[n]);
+        }
+    }
+};
+
+template <> struct Products<float> {
+    const float* q;
+    int num_rows, head_dim;
+
+    __device__ Products(const float* q, int num_rows, int head_dim)
+        : q(q), num_rows(num_rows), head_dim(head_dim) {}
+
+    __device__ void scores(const uint4* keys, float (&score)[TILES][4]) const {
+        const float4* tile = reinterpret_cast<const float4*>(keys);
+#pragma unroll 1
+        for (int column = 0; column < head_dim / 4; column++) {
+            float4 low = tile[chunk_at(lane() / 4, column)];
+            float4 high = tile[chunk_at(lane() / 4 + 8, column)];
+#pragma unroll
+            for (int i = 0; i < TILES * 2; i++) {
+                int row = min(i / 2 * 8 + lane() % 4 * 2 + i % 2, num_rows - 1);
+                float4 part = *reinterpret_cast<const float4*>(q + row * head_dim + column * 4);
+                score[i / 2][i % 2] +=
+                    low.x * part.x + low.y * part.y + low.z * part.z + low.w * part.w;
+                score[i / 2][i % 2 + 2] +=
+                    high.x * part.x + high.y * part.y + high.z * part.z + high.w * part.w;
+            }
+        }
+    }
+
+    __device__ void add_values(const uint4* values, const float (&weight)[TILES][4],
+                               float (&sum)[HEAD_DIM / 16][TILES][4]) const {
+        const float* tile = reinterpret_cast<const float*>(values);
+#pragma unroll
+        for (int high = 0; high < 2; high++)  // registers are indexed by constants only
+#pragma unroll 1
+            for (int token = 0; token < 8; token++) {
+                float w[TILES][2];
+#pragma unroll
+                for (int i = 0; i < TILES * 2; i++)
+                    w[i / 2][i % 2] = __shfl_sync(ALL, weight[i / 2][high * 2 + i % 2],
+                                                  token * 4 + lane() % 4);
+#pragma unroll
+                for (int i = 0; i < HEAD_DIM / 8; i++) {
+                    int dim = i * 8 + lane() / 4;
+                    float value = tile[chunk_at(high * 8 + token, dim / 4) * 4 + dim % 4];
+#pragma unroll
+                    for (int n = 0; n < TILES; n++) {
+                        sum[i / 2][n][i % 2 * 2] += value * w[n][0];
+                        sum[i / 2][n][i % 2 * 2 + 1] += value * w[n][1];
+                    }
+                }
+            }
+    }
+};
+

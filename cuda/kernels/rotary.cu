@@ -1,0 +1,112 @@
+// rotary: turns the query and key heads by their positions and stores keys and values in the cache.
+//
+//   qkv         T [n, num_heads + 2 * num_kv_heads, head_dim]; the queries are turned in place,
+//               keys and values only read
+//   cos_sin     fp32 [max_positions, rotary_dim]: cosines of a position's angles, then sines;
+//               null when rotary_dim is 0 (nothing is turned)
+//   positions   int32 [n]
+//   positions2  int32 [n] or null. With them a head has two stretches of rotary_dim elements, the
+//               second turned by positions2 (ChatGLM's 2-D positions)
+//   slots       int32 [n]; of a token with slot < 0 nothing is stored
+//   cache       T [num_blocks, 2 * num_kv_heads, 2^log2_block, head_dim], keys' heads first
+//
+// Pair i of a stretch turns by angle i (Su et al., 2021, arXiv:2104.09864). Its elements are i and
+// i + rotary_dim / 2, with INTERLEAVED 2i and 2i + 1. Elements past the stretches stay.
+//
+// Grid (n, ceil(heads / (4 * floor(128 / items)))), where items = head_dim / (2 * WIDTH); block
+// 128, no shared memory. Moves the stretches of the queries, keys and values twice, angles once.
+// A thread holds 2 * WIDTH elements, whole pairs of one place in a head, for up to 4 heads, all of
+// them loaded before the first is turned; the angles are the same for all. WIDTH elements are
+// one access: 8, 4, 2 or 1, a divisor of rotary_dim / 2 and head_dim / 2. head_dim <= 256.
+// In fp32, rounded once.
+// Test: tests/kernels/test_rotary.py, relative 2^-8 (bf16), 2^-11 (fp16), 2e-6 (fp32): one rounding
+// of the result. Values, and elements that are not turned, are equal.
+#include "vectors.cuh"
+
+constexpr int THREADS = 128, UNROLL = 4, W = WIDTH;
+
+struct Item {
+    Pack<T, W> low, high;
+};
+
+// Turns an item's pairs by W angles in a row.
+__device__ __forceinline__ void turn(Item& item, const Pack<float, W>& cos,
+                                     const Pack<float, W>& sin) {
+    float at[2 * W], low[W], high[W];
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        at[i] = item.low[i];
+        at[W + i] = item.high[i];
+    }
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        constexpr int STRIDE = INTERLEAVED ? 2 : 1, PARTNER = INTERLEAVED ? 1 : W;
+        float x = at[STRIDE * i], y = at[STRIDE * i + PARTNER];
+        at[STRIDE * i] = x * cos[i] - y * sin[i];
+        at[STRIDE * i + PARTNER] = y * cos[i] + x * sin[i];
+    }
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        low[i] = at[i];
+        high[i] = at[W + i];
+    }
+    item.low = low;
+    item.high = high;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+rotary_kernel(T* qkv, const float* cos_sin, const int* positions, const int* positions2,
+              const int* slots, T* cache, int num_heads, int num_kv_heads, int head_dim,
+              int rotary_dim, int log2_block) {
+    start_dependents();
+    int items = head_dim / (2 * W), item = threadIdx.x % items;
+    int group = threadIdx.x / items, groups = THREADS / items;
+    if (group >= groups) return;
+    i64 row = blockIdx.x;
+    int half_dim = rotary_dim / 2, in_stretch = half_dim / W;
+    bool second = positions2 && item >= in_stretch;
+    int place = second ? item - in_stretch : item;  // within its stretch
+    bool turned = place < in_stretch;
+    // Pairs of neighbours are two neighbouring accesses, and so is what is not turned.
+    int low = 2 * W * item, high = low + W;
+    if (!INTERLEAVED && turned) {
+        low = (second ? rotary_dim : 0) + place * W;
+        high = low + half_dim;
+    }
+
+    int heads = num_heads + 2 * num_kv_heads;
+    // Without an angle there is nothing to do for the queries.
+    int first = (rotary_dim ? 0 : num_heads) + blockIdx.y * UNROLL * groups + group;
+    qkv += (row * heads + first) * head_dim;
+    i64 next = (i64)groups * head_dim;  // from a head to the thread's next one
+    wait_for_upstream();
+
+    int slot = slots[row], position = 0;
+    if (turned) position = (second ? positions2 : positions)[row];
+    Item held[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        if (first + u * groups >= heads) continue;
+        held[u].low = load<W>(qkv + u * next + low);
+        held[u].high = load<W>(qkv + u * next + high);
+    }
+    Pack<float, W> cos{}, sin{};
+    if (turned) {
+        const float* angles = cos_sin + (i64)position * rotary_dim + place * W;
+        cos = load<W>(angles);
+        sin = load<W>(angles + half_dim);
+    }
+    i64 block = slot >> log2_block, kv_stride = (i64)head_dim << log2_block;
+    cache += block * 2 * num_kv_heads * kv_stride;
+    cache += (slot & ((1 << log2_block) - 1)) * head_dim;
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        int head = first + u * groups, kv_head = head - num_heads;
+        if (head >= heads) continue;
+        if (turned && kv_head < num_kv_heads) turn(held[u], cos, sin);
+        T* to = kv_head < 0 ? qkv + u * next : cache + kv_head * kv_stride;
+        if (kv_head >= 0 ? slot < 0 : !turned) continue;
+        store(to + low, held[u].low);
+        store(to + high, held[u].high);
+    }
+}

@@ -1,0 +1,169 @@
+"""Attention of one token a sequence over a paged cache: `kernels/decode_attention.cu`."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+
+# What head_dim is padded to; fp32 is not made for speed.
+_HEAD_DIMS = (64, 80, 96, 128, 256)
+_FP32_HEAD_DIMS = (64, 128, 256)
+_STEP = 16  # tokens a warp takes at a time, as in the kernel
+_SHARED_BYTES = 96 * 1024  # two blocks fit a multiprocessor, one fits any of sm_80 and newer
+_BLOCKS_PER_SM = 2
+_MAX_SPLITS = 256  # as in the kernel
+_MAX_GRID = 65_535
+# So many splits at least while there are few sequences: their lengths differ, and one long one
+# must not keep a few multiprocessors busy after all others. Chance does that for many.
+_UNEVEN_SPLITS = 4
+
+
+@dataclass(frozen=True)
+class DecodeWorkspace:
+    """Scratch memory of `decode_attention`, for any number of calls on one stream."""
+
+    counters: Tensor
+    partials: Tensor
+
+
+def decode_attention_workspace(gpu: Gpu, max_seqs: int, num_heads: int,
+                               head_dim: int) -> DecodeWorkspace:  # fmt: skip
+    """Scratch memory for up to so many sequences; the counters are zero between calls."""
+    # The splits fill the multiprocessors with blocks of at most 16 heads, or are _UNEVEN_SPLITS.
+    rows = max(16 * _BLOCKS_PER_SM * gpu.num_sms, _UNEVEN_SPLITS * max_seqs * num_heads)
+    return DecodeWorkspace(
+        torch.zeros(max_seqs * num_heads, dtype=torch.int32, device=gpu.device),
+        torch.empty(rows * (head_dim + 2), dtype=torch.float32, device=gpu.device),
+    )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How the kernel is compiled for a head_dim and for `group` query heads on each KV head."""
+
+    dtype: torch.dtype
+    padded: int  # head_dim
+    rows: int  # query heads a block
+    warps: int
+    slots: int  # tiles of 16 keys or values in a warp's ring
+    tile_bytes: int
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, head_dim: int, group: int) -> "_Layout":
+        sizes = _FP32_HEAD_DIMS if dtype == torch.float32 else _HEAD_DIMS
+        padded = next(size for size in sizes if size >= head_dim)
+        # More than 8 heads take registers that 256 dimensions do not leave.
+        rows = 16 if group > 8 and padded < 256 and dtype != torch.float32 else 8
+        chunks = padded * dtype.itemsize // 16
+        tile_bytes = _STEP * 16 * (chunks if chunks % 8 == 0 else chunks | 1)  # as in the kernel
+        warps = 4 if tile_bytes <= 8192 else 2
+        slots = min(8, _SHARED_BYTES // (warps * tile_bytes))
+        return cls(dtype, padded, rows, warps, slots, tile_bytes)
+
+    @property
+    def spec(self) -> KernelSpec:
+        defines = {
+            "DTYPE": DTYPE_NAMES[self.dtype],
+            "HEAD_DIM": str(self.padded),
+            "ROWS": str(self.rows),
+            "NUM_WARPS": str(self.warps),
+            "NUM_SLOTS": str(self.slots),
+        }
+        return KernelSpec("decode_attention", "ppppppppliiiiiiff", defines)
+
+
+def decode_attention_spec(dtype: torch.dtype, head_dim: int, group: int) -> KernelSpec:
+    """The kernel for `group` query heads on each KV head."""
+    return _Layout.of(dtype, head_dim, group).spec
+
+
+VARIANTS = [
+    dict(decode_attention_spec(dtype, head_dim, group).defines)
+    for dtype in DTYPE_NAMES
+    for head_dim in (_FP32_HEAD_DIMS if dtype == torch.float32 else _HEAD_DIMS)
+    for group in ((4,) if dtype == torch.float32 or head_dim == 256 else (4, 16))
+]
+
+
+def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
+                     context_lens: Tensor, scale: float, out: Tensor, workspace: DecodeWorkspace,
+                     *, window: int = 0, softcap: float = 0.0,
+                     alibi_slopes: Tensor | None = None) -> None:  # fmt: skip
+    """Write softmax(scale q Kᵀ) V to `out` [num_seqs, num_heads, head_dim], T like q and cache.
+
+    q has the shape of `out` and may be the first part of wider rows. The cache is
+    [num_blocks, 2 * num_kv_heads, block_size, head_dim], keys' heads first. `context_lens` int32
+    [num_seqs] counts each sequence's tokens, the query's own included; 0 gives zeros. Entries of
+    `block_tables` int32 [num_seqs, max_blocks] for no visible token are not read as blocks. Of a
+    sequence the last `window` tokens are visible (0: all); scores are capped by `softcap` (0: not),
+    and `alibi_slopes` fp32 [num_heads] times the distance to the last token is added.
+    """
+    num_seqs, num_heads, head_dim = q.shape
+    num_blocks, kv_rows, block_size, _ = cache.shape
+    num_kv_heads, max_blocks, dtype = kv_rows // 2, block_tables.shape[-1], q.dtype
+    _check_numbers(cache, num_heads, window, softcap)
+    _check_query(gpu, q)
+    check_tensor("cache", cache, (num_blocks, 2 * num_kv_heads, block_size, head_dim), dtype, gpu)
+    check_tensor("block_tables", block_tables, (num_seqs, max_blocks), "int32", gpu)
+    check_tensor("context_lens", context_lens, (num_seqs,), "int32", gpu)
+    check_tensor("alibi_slopes", alibi_slopes, (num_heads,), "float32", gpu)
+    check_tensor("out", out, (num_seqs, num_heads, head_dim), dtype, gpu)
+    if num_seqs == 0:
+        return
+    group = num_heads // num_kv_heads
+    layout = _Layout.of(dtype, head_dim, group)
+    tiles = num_kv_heads * -(-group // layout.rows)
+    visible = min(max_blocks * block_size, window + _STEP if window else 2**31)
+    splits = _num_splits(gpu, tiles * num_seqs, visible, _STEP * layout.warps)
+    _check_workspace(workspace, num_seqs * tiles, num_seqs * num_heads * splits * (head_dim + 2))
+    gpu.kernel(layout.spec)(
+        (tiles, splits, num_seqs), 32 * layout.warps, q, cache, block_tables, context_lens,
+        alibi_slopes, out, workspace.counters, workspace.partials, q.stride(0), num_kv_heads,
+        group, head_dim, block_size.bit_length() - 1, max_blocks, window, scale, softcap,
+        shared_bytes=layout.warps * layout.slots * layout.tile_bytes, num_bytes=2 * out.nbytes,
+    )  # fmt: skip
+
+
+def _num_splits(gpu: Gpu, blocks: int, max_tokens: int, block_tokens: int) -> int:
+    """How many blocks share a sequence: enough for all multiprocessors, each with work."""
+    slots = _BLOCKS_PER_SM * gpu.num_sms
+    splits = max(slots // blocks, _UNEVEN_SPLITS if blocks < 2 * slots else 1)
+    return max(1, min(splits, _MAX_SPLITS, -(-max_tokens // block_tokens)))
+
+
+def _check_numbers(cache: Tensor, num_heads: int, window: int, softcap: float) -> None:
+    num_blocks, kv_rows, block_size, head_dim = cache.shape
+    if cache.dtype not in DTYPE_NAMES:
+        raise ValueError(f"the cache must be bf16, fp16 or fp32, not {cache.dtype}")
+    if head_dim % 8 or not 8 <= head_dim <= 256:
+        raise ValueError(f"head_dim must be a multiple of 8 up to 256, not {head_dim}")
+    if block_size < 4 or block_size & (block_size - 1):
+        raise ValueError(f"block_size must be a power of two from 4 on, not {block_size}")
+    if kv_rows < 2 or kv_rows % 2 or num_heads % (kv_rows // 2):
+        raise ValueError(f"{num_heads} query heads do not divide among {kv_rows} / 2 KV heads")
+    if num_blocks * kv_rows * block_size >= 2**31:
+        raise ValueError(f"a cache of {list(cache.shape)} has 2^31 rows or more")
+    if window < 0 or softcap < 0:
+        raise ValueError(f"window and softcap must be 0 or more, not {window} and {softcap}")
+
+
+def _check_query(gpu: Gpu, q: Tensor) -> None:
+    """Rows may lie apart; each is contiguous and aligned."""
+    num_seqs, num_heads, head_dim = q.shape
+    if num_seqs > _MAX_GRID:
+        raise ValueError(f"at most {_MAX_GRID} sequences, not {num_seqs}")
+    if num_seqs:
+        check_tensor("q", q[0], (num_heads, head_dim), q.dtype, gpu)
+    if q.stride(0) * q.element_size() % 16:
+        raise ValueError(f"rows of q must be aligned to 16 bytes, not {q.stride(0)} elements apart")
+
+
+def _check_workspace(workspace: DecodeWorkspace, counters: int, partials: int) -> None:
+    if workspace.counters.numel() < counters or workspace.partials.numel() < partials:
+        raise ValueError(
+            f"the workspace has {workspace.counters.numel()} counters and "
+            f"{workspace.partials.numel()} numbers, {counters} and {partials} are needed"
+        )

@@ -1,0 +1,166 @@
+"""The decoder's operations as our kernels; the large products are cuBLAS's, through torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, takewhile
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu
+from swiftchat.cuda.ops.activation import activation
+from swiftchat.cuda.ops.copy_blocks import copy_blocks
+from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
+from swiftchat.cuda.ops.embed import embed
+from swiftchat.cuda.ops.gather_rows import gather_rows
+from swiftchat.cuda.ops.linear import linear, linear_fits
+from swiftchat.cuda.ops.norm import norm
+from swiftchat.cuda.ops.prefill_attention import prefill_attention
+from swiftchat.cuda.ops.rotary import rotary
+from swiftchat.engine.batch import Batch
+from swiftchat.engine.kv_cache import KVCache
+from swiftchat.engine.rope import cos_sin_table
+from swiftchat.weights.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class CudaPlan:
+    """A batch on the device; all int32.
+
+    `ids`, `positions` and `slots` [n]; `block_tables` [num_seqs, max_blocks] and `context_lens`
+    [num_seqs]. The first `num_decode` sequences have one token each; the others' begin at
+    `query_starts` [num_seqs - num_decode + 1] of the tokens that follow, at most
+    `max_num_tokens` a sequence. `logit_rows` None means all rows.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    block_tables: Tensor
+    context_lens: Tensor
+    num_decode: int
+    query_starts: Tensor | None = None
+    max_num_tokens: int = 1
+    logit_rows: Tensor | None = None
+
+
+def kernels_cover(config: ModelConfig, dtype: torch.dtype) -> bool:
+    """Whether there is a kernel for everything this model does; else torch's path runs it."""
+    return dtype in DTYPE_NAMES and config.head_dim % 8 == 0 and config.head_dim <= 256
+
+
+class CudaOps:
+    """The operations of one model on one GPU, as `decoder.Ops` describes them."""
+
+    heads_first = True
+
+    def __init__(self, gpu: Gpu, config: ModelConfig, ctx_size_tokens: int,
+                 max_num_seqs: int) -> None:  # fmt: skip
+        # cuBLAS may otherwise add bf16 partial sums in bf16.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        self.gpu = gpu
+        self.cos_sin = cos_sin_table(config.rope, config.head_dim, ctx_size_tokens, gpu.device)
+        self.attention_workspace = decode_attention_workspace(
+            gpu, max_num_seqs, config.num_heads, config.head_dim
+        )
+        self.scale = config.head_dim**-0.5
+        self.window = config.sliding_window or 0
+        self._config = config
+
+    def plan(self, batch: Batch, cache: KVCache) -> CudaPlan:
+        """One copy brings the whole batch. Single tokens must come first, as the scheduler
+        orders them; a single token after a longer row is computed like one."""
+        spans = batch.spans
+        num_decode = sum(1 for _ in takewhile(lambda span: span.num_tokens == 1, spans))
+        rest = spans[num_decode:]
+        used = [span.block_table[: -(-span.context_len // cache.block_size)] for span in spans]
+        width = max(len(table) for table in used)
+        parts: list[Sequence[int]] = [
+            batch.ids, batch.positions, batch.slot_mapping,
+            [block for table in used for block in table + [0] * (width - len(table))],
+            [span.context_len for span in spans],
+            list(accumulate((span.num_tokens for span in rest), initial=0)),
+            batch.logit_rows,
+        ]  # fmt: skip
+        # Each part begins at a multiple of 16 bytes.
+        padded = [[*part, *([0] * (-len(part) % 4))] for part in parts]
+        packed = torch.tensor([v for part in padded for v in part], dtype=torch.int32)
+        on_device = torch.split(packed.to(self.gpu.device), [len(part) for part in padded])
+        ids, positions, slots, tables, lens, starts, rows = (
+            tensor[: len(part)] for tensor, part in zip(on_device, parts, strict=True)
+        )
+        everything = len(batch.logit_rows) == len(batch.ids)
+        return CudaPlan(
+            ids, positions, slots, tables.view(len(spans), width), lens, num_decode, starts,
+            max((span.num_tokens for span in rest), default=0), None if everything else rows,
+        )  # fmt: skip
+
+    def embed(self, plan: CudaPlan, table: Tensor) -> Tensor:
+        x = torch.empty(len(plan.ids), table.shape[1], device=self.gpu.device)
+        embed(self.gpu, plan.ids, table, x)
+        return x
+
+    def add_norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
+        out = torch.empty_like(x, dtype=weight.dtype)
+        norm(self.gpu, x, weight, self._config.norm_eps, out, delta=delta)
+        return out
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        n, k = x.shape
+        if not linear_fits(self.gpu, n, k, x.itemsize):
+            return F.linear(x, weight, bias)
+        out = x.new_empty(n, len(weight))
+        linear(self.gpu, x, weight, out, bias=bias)
+        return out
+
+    def attend(self, plan: CudaPlan, qkv: Tensor, kv: Tensor) -> Tensor:
+        config, split = self._config, plan.num_decode
+        heads = qkv.view(len(qkv), -1, config.head_dim)
+        rotary(self.gpu, heads, self.cos_sin, plan.positions, plan.slots, kv,
+               config.num_heads, config.num_kv_heads)  # fmt: skip
+        q = heads[:, : config.num_heads]
+        out = q.new_empty(q.shape)
+        if split:
+            decode_attention(
+                self.gpu, q[:split], kv, plan.block_tables[:split], plan.context_lens[:split],
+                self.scale, out[:split], self.attention_workspace, window=self.window,
+            )  # fmt: skip
+        if split < len(plan.context_lens):
+            assert plan.query_starts is not None
+            # Slices of int32 rows need not begin at 16 bytes; these kernels read single numbers.
+            prefill_attention(
+                self.gpu, q[split:], kv, plan.block_tables[split:].clone(), plan.query_starts,
+                plan.context_lens[split:].clone(), plan.max_num_tokens, self.scale, out[split:],
+                window=self.window,
+            )  # fmt: skip
+        return out.view(len(qkv), -1)
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        activation(self.gpu, gate_up, out, self._config.activation, gated=True)
+        return out
+
+    def last_rows(self, plan: CudaPlan, x: Tensor) -> Tensor:
+        if plan.logit_rows is None:
+            return x
+        if x.shape[1] * x.itemsize % 4:
+            return x[plan.logit_rows]
+        words = x.view(torch.float32)  # the kernel only moves bytes
+        out = words.new_empty(len(plan.logit_rows), words.shape[1])
+        gather_rows(self.gpu, words, plan.logit_rows, out)
+        return out.view(x.dtype)
+
+    def logits(self, x: Tensor, lm_head: Tensor) -> Tensor:
+        if not linear_fits(self.gpu, x.shape[0], x.shape[1], x.itemsize):
+            return F.linear(x, lm_head).float()
+        out = torch.empty(len(x), len(lm_head), device=self.gpu.device)
+        linear(self.gpu, x, lm_head, out)
+        return out
+
+    def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
+        wanted = [pair for pair in copies if pair[0] != pair[1]]
+        if wanted:
+            pairs = torch.tensor(wanted, dtype=torch.int32, device=self.gpu.device)
+            copy_blocks(self.gpu, cache.all, pairs)

@@ -1,0 +1,56 @@
+"""embed against torch's indexing. Without a scale it only widens; with one, fp32 roundings."""
+
+import pytest
+import torch
+from kernel_case import DTYPES, Inputs, assert_close, poisoned
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.embed import embed
+
+pytestmark = pytest.mark.gpu
+VOCAB = 1009
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "hidden"), [(1, 4096), (3, 5000), (65, 576), (7, 30), (2, 1001)])
+def test_embed_equals_indexing(gpu: Gpu, dtype, n: int, hidden: int) -> None:
+    make = Inputs(n * hidden, dtype)
+    table, ids = make.normal(VOCAB, hidden), make.integers(0, VOCAB, n)
+    ids[-1] = VOCAB - 1
+    out = poisoned(n, hidden, dtype=torch.float32)
+    embed(gpu, ids, table, out)
+    assert torch.equal(out, table[ids].float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "hidden"), [(1, 768), (9, 2056), (4, 77)])
+def test_embed_with_scale_and_positions(gpu: Gpu, dtype, n: int, hidden: int) -> None:
+    make = Inputs(n + hidden, dtype)
+    table, ids = make.normal(VOCAB, hidden), make.integers(0, VOCAB, n)
+    places, positions = make.normal(50, hidden), make.integers(0, 50, n)
+    out = poisoned(n, hidden, dtype=torch.float32)
+    embed(gpu, ids, table, out, positions=positions, position_table=places, scale=22.625)
+    expected = table.double()[ids] * 22.625 + places.double()[positions]
+    assert_close(out, expected, 1e-6)
+
+
+def test_a_table_beyond_two_gib(gpu: Gpu) -> None:
+    rows, hidden = 2**19 + 3, 2048  # 2 bytes each: the last rows begin past 2^31 bytes
+    table = torch.full((rows, hidden), float("nan"), dtype=torch.bfloat16, device="cuda")
+    ids = torch.tensor([rows - 1, 0], dtype=torch.int32, device="cuda")
+    table[ids.long()] = Inputs(0, torch.bfloat16).normal(2, hidden)
+    out = poisoned(2, hidden, dtype=torch.float32)
+    embed(gpu, ids, table, out)
+    assert torch.equal(out, table[ids].float())
+
+
+def test_wrong_tensors_are_refused(gpu: Gpu) -> None:
+    make = Inputs(2)
+    ids, table, out = make.integers(0, 8, 4), make.normal(8, 64), make.normal(4, 64)
+    with pytest.raises(ValueError, match=r"ids must be torch\.int32"):
+        embed(gpu, ids.long(), table, out)
+    with pytest.raises(ValueError, match="out must be"):
+        embed(gpu, ids, table, make.normal(5, 64))
+    with pytest.raises(ValueError, match="together"):
+        embed(gpu, ids, table, out, positions=ids)
+    embed(gpu, ids[:0], table, out[:0])

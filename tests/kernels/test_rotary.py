@@ -1,0 +1,151 @@
+"""rotary against fp64. Tolerance: one rounding of the result. What is not turned must be equal."""
+
+import pytest
+import torch
+from kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.rotary import rotary
+
+pytestmark = pytest.mark.gpu
+POSITIONS = 500
+
+
+def angles(rotary_dim: int) -> Tensor:
+    """Cosines and sines of angles that differ for every position and pair."""
+    speeds = 100.0 ** -(torch.arange(rotary_dim // 2, device="cuda").double() / rotary_dim)
+    turns = torch.outer(torch.arange(POSITIONS, device="cuda").double(), speeds)
+    return torch.cat((turns.cos(), turns.sin()), 1).float()
+
+
+def turned(x: Tensor, table: Tensor, positions: Tensor, layout: str) -> Tensor:
+    """The fp64 x [n, heads, dim] with its first rotary_dim elements turned."""
+    rotary_dim = table.shape[1]
+    cos, sin = table.double()[positions.long()].unsqueeze(1).chunk(2, -1)
+    part, rest = x[..., :rotary_dim], x[..., rotary_dim:]
+    if layout == "half":
+        a, b = part.chunk(2, -1)
+        both = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    else:
+        a, b = part[..., ::2], part[..., 1::2]
+        both = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+    return torch.cat((both, rest), -1)
+
+
+class Case:
+    """Random heads, slots scattered over a poisoned cache, and every third token without one."""
+
+    def __init__(self, dtype: torch.dtype, n: int, heads: int, kv_heads: int, head_dim: int,
+                 block_size: int = 16) -> None:  # fmt: skip
+        make = Inputs(n * head_dim + heads, dtype)
+        self.heads, self.kv_heads = heads, kv_heads
+        self.qkv = make.normal(n, heads + 2 * kv_heads, head_dim)
+        self.before = self.qkv.clone()
+        self.positions = make.integers(0, POSITIONS, n)
+        blocks = n // block_size + 3
+        self.cache = poisoned(blocks, 2 * kv_heads, block_size, head_dim, dtype=dtype)
+        self.slots = make.permutation(blocks * block_size)[:n].contiguous()
+        if n > 2:
+            self.slots[::3] = -1
+
+    def run(self, gpu: Gpu, table: Tensor | None, **options) -> None:
+        rotary(gpu, self.qkv, table, self.positions, self.slots, self.cache, self.heads,
+               self.kv_heads, **options)  # fmt: skip
+
+    def check(self, expected: Tensor, tolerance: float) -> None:
+        """`expected` is fp64, for the heads of queries and keys; values must be the same bits."""
+        q, heads = self.heads, self.heads + self.kv_heads
+        assert_close(self.qkv[:, :q], expected[:, :q], tolerance)
+        stored = self.slots >= 0
+        flat = self.cache.transpose(1, 2).flatten(0, 1)  # [slots, 2 * kv_heads, head_dim]
+        found = flat[self.slots[stored].long()]
+        assert_close(found[:, : self.kv_heads], expected[stored, q:heads], tolerance)
+        assert torch.equal(found[:, self.kv_heads :], self.before[stored, heads:])
+        unused = torch.ones(len(flat), dtype=torch.bool, device=flat.device)
+        unused[self.slots[stored].long()] = False
+        assert flat[unused].isnan().all()
+
+    def queries_and_keys(self) -> Tensor:
+        return self.before[:, : self.heads + self.kv_heads].double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize(
+    ("n", "heads", "kv_heads", "head_dim", "rotary_dim"),
+    [
+        (1, 32, 8, 128, 128),
+        (67, 9, 3, 64, 64),  # three query heads to a key's
+        (5, 32, 32, 80, 32),  # part of a head
+        (6, 14, 2, 96, 24),  # accesses of 4
+        (4, 8, 8, 80, 20),  # of 2
+        (7, 3, 1, 72, 6),  # of 1
+        (3, 71, 1, 64, 64),  # more heads than one block takes at once
+        (9, 64, 8, 256, 64),
+        (4, 5, 5, 8, 8),
+        (3, 4, 2, 24, 22),
+        (2, 128, 8, 256, 256),
+    ],
+)
+def test_turned_and_stored(gpu: Gpu, dtype, layout: str, n: int, heads: int, kv_heads: int,
+                           head_dim: int, rotary_dim: int) -> None:  # fmt: skip
+    case, table = Case(dtype, n, heads, kv_heads, head_dim), angles(rotary_dim)
+    case.run(gpu, table, layout=layout, rotary_dim=rotary_dim)
+    expected = turned(case.queries_and_keys(), table, case.positions, layout)
+    case.check(expected, ROUNDING[dtype])
+    assert torch.equal(case.qkv[:, :heads, rotary_dim:], case.before[:, :heads, rotary_dim:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "heads", "head_dim"), [(1, 32, 128), (11, 6, 64), (4, 3, 8)])
+def test_two_positions(gpu: Gpu, dtype, n: int, heads: int, head_dim: int) -> None:
+    case, table = Case(dtype, n, heads, heads, head_dim), angles(head_dim // 2)
+    second = Inputs(5).integers(0, POSITIONS, n)
+    case.run(gpu, table, positions2=second)
+    a, b = case.queries_and_keys().chunk(2, -1)
+    expected = [turned(a, table, case.positions, "half"), turned(b, table, second, "half")]
+    case.check(torch.cat(expected, -1), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 8, 200])
+def test_without_angles_it_only_stores(gpu: Gpu, dtype, head_dim: int) -> None:
+    case = Case(dtype, 10, 12, 12, head_dim, block_size=4)
+    case.run(gpu, None)
+    case.check(case.queries_and_keys(), 0.0)
+    assert torch.equal(case.qkv, case.before)
+
+
+def test_a_cache_beyond_two_to_the_31_elements(gpu: Gpu) -> None:
+    case = Case(torch.bfloat16, 2, 4, 2, 128, block_size=64)
+    blocks = 2**31 // (4 * 64 * 128) + 2
+    case.cache = torch.empty(blocks, 4, 64, 128, dtype=torch.bfloat16, device="cuda")
+    case.slots[:] = torch.tensor([blocks * 64 - 1, 0])
+    case.run(gpu, angles(128))
+    expected = turned(case.queries_and_keys(), angles(128), case.positions, "half")
+    for token, (block, place) in enumerate([(blocks - 1, 63), (0, 0)]):
+        found = case.cache[block, :, place]
+        assert_close(found[:2], expected[token, 4:], ROUNDING[torch.bfloat16])
+        assert torch.equal(found[2:], case.before[token, 6:])
+
+
+def test_wrong_arguments_are_refused(gpu: Gpu) -> None:
+    case, table = Case(torch.float32, 4, 4, 2, 64), angles(64)
+    for match, options in [
+        ("layout", {"layout": "both"}),
+        ("rotary_dim", {"rotary_dim": 63}),
+        ("cos_sin must be", {"rotary_dim": 32}),
+        ("fit", {"rotary_dim": 0}),
+        ("positions2", {"positions2": case.positions}),
+        ("positions2 must be", {"positions2": case.positions[:2], "rotary_dim": 32}),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            case.run(gpu, angles(32) if match == "positions2 must be" else table, **options)
+    case.heads = 5
+    with pytest.raises(ValueError, match="8 heads, not 5"):
+        case.run(gpu, table)
+    with pytest.raises(ValueError, match="power of two"):
+        Case(torch.float32, 4, 4, 2, 64, block_size=12).run(gpu, table)
+    with pytest.raises(ValueError, match="multiple of 8"):
+        Case(torch.float32, 4, 4, 2, 60).run(gpu, angles(60))

@@ -1,0 +1,94 @@
+"""Dummy models: the published shapes, and weights with which a decoder's logits stay in bounds."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from swiftchat.engine.batch import Batch, Span
+from swiftchat.engine.decoder import Decoder, DecoderWeights
+from swiftchat.engine.dummy import dummy_weights
+from swiftchat.engine.kv_cache import KVCache
+from swiftchat.engine.torch_ops import TorchOps
+from swiftchat.weights.config import ModelConfig
+from swiftchat.weights.dummy import DUMMY_CONFIGS
+from swiftchat.weights.families import expected_tensors
+
+CPU = torch.device("cpu")
+NUM_TOKENS = 24
+
+
+def small(name: str, **changes: object) -> ModelConfig:
+    """Two layers of a model, of a width and vocabulary that a test can afford."""
+    shrunk = {"num_hidden_layers": 2, "vocab_size": 2000, "hidden_size": 512,
+              "intermediate_size": 1024, "bos_token_id": 0, "eos_token_id": 1}  # fmt: skip
+    return ModelConfig.from_hf({**DUMMY_CONFIGS[name], **shrunk, **changes})
+
+
+def tensors(weights: DecoderWeights) -> Iterator[torch.Tensor]:
+    yield from (weights.embed, weights.final_norm, weights.lm_head)
+    for layer in weights.layers:
+        yield from (tensor for tensor in vars(layer).values() if tensor is not None)
+
+
+@torch.inference_mode()
+def logits(config: ModelConfig, weights: DecoderWeights) -> torch.Tensor:
+    """After each of some random tokens: [NUM_TOKENS, vocab_size]."""
+    cache = KVCache(config, 1, 32, weights.embed.dtype, CPU)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(config.vocab_size, (NUM_TOKENS,), generator=generator).tolist()
+    places, span = list(range(NUM_TOKENS)), Span(0, NUM_TOKENS, NUM_TOKENS, [0])
+    batch = Batch(ids, places, places, places, [span], [])
+    return Decoder(config, weights, TorchOps(config, NUM_TOKENS, CPU)).forward(batch, cache)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("llama-3.1-70b", 70_553_706_496),
+        ("smollm2-135m", 134_515_008),
+    ],
+)
+def test_shapes_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
+    shapes = expected_tensors(ModelConfig.from_hf(DUMMY_CONFIGS[name])).values()
+    assert sum(torch.Size(shape).numel() for shape in shapes) == parameters
+
+
+def test_weights_have_the_config_s_shapes() -> None:
+    config = small("llama-3.2-1b", attention_bias=True, mlp_bias=True)
+    weights = dummy_weights(config, torch.bfloat16, CPU)
+    wanted = sum(torch.Size(shape).numel() for shape in expected_tensors(config).values())
+    assert weights.lm_head is weights.embed
+    once = {tensor.data_ptr(): tensor.numel() for tensor in tensors(weights)}
+    assert sum(once.values()) == wanted
+    assert {tensor.dtype for tensor in tensors(weights)} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("name", DUMMY_CONFIGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_are_of_ordinary_size(name: str, dtype: torch.dtype) -> None:
+    config = small(name)
+    out = logits(config, dummy_weights(config, dtype, CPU))
+    assert out.isfinite().all()
+    assert 0.3 < out.std() < 10
+    # Every token has its own logits, and none is a constant.
+    assert out.std(dim=0).min() > 0.1
+
+
+def test_size_does_not_grow_with_depth() -> None:
+    config = small("smollm2-135m", hidden_size=192, num_attention_heads=3, vocab_size=500)
+    for layers in (1, 40):
+        deep = replace(config, num_layers=layers)
+        assert 0.3 < logits(deep, dummy_weights(deep, torch.float32, CPU)).std() < 10
+
+
+def test_the_seed_decides() -> None:
+    config = small("llama-3.1-8b")
+    first, again, other = (
+        list(tensors(dummy_weights(config, torch.bfloat16, CPU, seed))) for seed in (3, 3, 4)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
