@@ -14,7 +14,7 @@ from swiftchat.cuda.ops.copy_blocks import copy_blocks
 from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
 from swiftchat.cuda.ops.embed import embed
 from swiftchat.cuda.ops.gather_rows import gather_rows
-from swiftchat.cuda.ops.linear import linear, linear_fits
+from swiftchat.cuda.ops.linear import Workspace, linear, linear_fits
 from swiftchat.cuda.ops.norm import norm
 from swiftchat.cuda.ops.prefill_attention import prefill_attention
 from swiftchat.cuda.ops.rotary import rotary
@@ -65,6 +65,7 @@ class CudaOps:
         self.attention_workspace = decode_attention_workspace(
             gpu, max_num_seqs, config.num_heads, config.head_dim
         )
+        self.linear_workspace = Workspace(gpu, config.hidden_size)
         self.scale = config.head_dim**-0.5
         self.window = config.sliding_window or 0
         self._config = config
@@ -112,7 +113,7 @@ class CudaOps:
         if not linear_fits(self.gpu, n, k, x.itemsize):
             return F.linear(x, weight, bias)
         out = x.new_empty(n, len(weight))
-        linear(self.gpu, x, weight, out, bias=bias)
+        linear(self.gpu, x, weight, out, self.linear_workspace, bias=bias)
         return out
 
     def attend(self, plan: CudaPlan, qkv: Tensor, kv: Tensor) -> Tensor:
@@ -156,7 +157,7 @@ class CudaOps:
         if not linear_fits(self.gpu, x.shape[0], x.shape[1], x.itemsize):
             return F.linear(x, lm_head).float()
         out = torch.empty(len(x), len(lm_head), device=self.gpu.device)
-        linear(self.gpu, x, lm_head, out)
+        linear(self.gpu, x, lm_head, out, self.linear_workspace)
         return out
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:

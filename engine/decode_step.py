@@ -11,12 +11,12 @@ from swiftchat.cuda.ops.linear import (
     MAX_VECTORS,
     Norm,
     Rotation,
+    Workspace,
     linear,
     linear_fits,
     linear_gated,
     linear_residual,
     linear_rotate,
-    linear_workspace,
 )
 from swiftchat.cuda.ops.penalties import penalties
 from swiftchat.cuda.ops.sample import sample, sample_workspace
@@ -53,7 +53,6 @@ class DecodeStep:
         self._logits = empty(n, config.vocab_size, dtype=torch.float32)
         self._values = empty(n, dtype=torch.float32)
         self._ids, self._sampled = (empty(n, dtype=torch.int32) for _ in range(2))
-        self._linear_workspace = linear_workspace(gpu, config.hidden_size)
         self._argmax_workspace = argmax_workspace(gpu, n)
         self._sample_workspace = sample_workspace(gpu, n, config.vocab_size)
 
@@ -126,25 +125,24 @@ class DecodeStep:
         for layer, kv in zip(weights.layers, self._cache.layers, strict=True):
             self._layer(n, x, layer, kv)
         final = Norm(weights.final_norm, self._decoder.config.norm_eps)
-        linear(gpu, x, weights.lm_head, logits, norm=final)
+        linear(gpu, x, weights.lm_head, logits, self._ops.linear_workspace, norm=final)
 
     def _layer(self, n: int, x: Tensor, layer: LayerWeights, kv: Tensor) -> None:
         lanes, ops, gpu, config = self.lanes, self._ops, self._ops.gpu, self._decoder.config
+        workspace = ops.linear_workspace
         queries, attended, inner = self._queries[:n], self._attended[:n], self._inner[:n]
         rotation = Rotation(ops.cos_sin, lanes.positions[:n], lanes.slots[:n], kv, config.num_heads)
         norm = Norm(layer.attn_norm, config.norm_eps)
-        linear_rotate(gpu, x, layer.qkv, queries, norm, rotation, bias=layer.qkv_bias)
+        linear_rotate(gpu, x, layer.qkv, queries, workspace, norm, rotation, bias=layer.qkv_bias)
         decode_attention(
             gpu, queries, kv, lanes.block_tables[:n], lanes.context_lens[:n], ops.scale, attended,
-            ops.attention_workspace, window=ops.window,
+            ops.attention_workspace, window=ops.window, settled=True,
         )  # fmt: skip
-        linear_residual(
-            gpu, attended.view(n, -1), layer.o, x, self._linear_workspace, bias=layer.o_bias
-        )
+        linear_residual(gpu, attended.view(n, -1), layer.o, x, workspace, bias=layer.o_bias)
         norm = Norm(layer.mlp_norm, config.norm_eps)
-        linear_gated(gpu, x, layer.gate_up, inner, norm, config.activation,
+        linear_gated(gpu, x, layer.gate_up, inner, workspace, norm, config.activation,
                      bias=layer.gate_up_bias)  # fmt: skip
-        linear_residual(gpu, inner, layer.down, x, self._linear_workspace, bias=layer.down_bias)
+        linear_residual(gpu, inner, layer.down, x, workspace, bias=layer.down_bias)
 
     def _plan(self, n: int) -> CudaPlan:
         lanes = self.lanes

@@ -52,16 +52,17 @@ def plan_cache(config: EngineConfig, *, max_context_tokens: int, bytes_per_token
     if asked is None:
         shared = int(fitting * _UNASKED_SHARE) // size * size
         wanted = min(wanted, max(shared, _SMALLEST_CONTEXT))
-    blocks_wanted = -(-wanted // size)
+    blocks_wanted = -(-max(wanted, config.cache_tokens or 0) // size)
     if blocks_wanted * size > fitting:
         needed_bytes = weights_bytes + workspace_bytes + blocks_wanted * size * bytes_per_token
         raise OutOfMemory(
             f"not enough memory: {needed_bytes / 1e9:.2f} GB needed (weights "
-            f"{weights_bytes / 1e9:.2f} GB, cache for {wanted} tokens "
+            f"{weights_bytes / 1e9:.2f} GB, cache for {blocks_wanted * size} tokens "
             f"{blocks_wanted * size * bytes_per_token / 1e9:.2f} GB), "
             f"{available_bytes / 1e9:.2f} GB free",
             f"the largest context that fits is --ctx-size {fitting}"
             if fitting >= size else "use a smaller model",
         )  # fmt: skip
-    tokens = config.cache_tokens or min(2 * wanted, fitting)
-    return CachePlan(max(blocks_wanted, -(-tokens // size)), wanted)
+    if config.cache_tokens is None:
+        blocks_wanted = max(blocks_wanted, min(2 * wanted, fitting) // size)
+    return CachePlan(blocks_wanted, wanted)

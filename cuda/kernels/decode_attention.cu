@@ -11,6 +11,8 @@
 //   counters  int32 [num_seqs, gridDim.x], zero before and after
 //   partials  fp32 scratch: [num_seqs, num_heads, num_splits] × head_dim sums, then × 2 statistics
 //   window    only the last `window` tokens are seen; 0: all
+//   settled   lengths, tables and all keys and values but the newest token's were written before the
+//             current chain of dependent launches began: they are read without waiting
 //   softcap   scores become softcap * tanh(score / softcap); 0: they stay    (Gemma 2, 2024)
 //
 // Split over the sequence as in Flash-Decoding (Dao et al., 2023), running maximum as in Milakov
@@ -53,6 +55,10 @@ struct Share {
         count = mine < steps ? (steps - mine - 1) / stride + 1 : 0;
     }
     __device__ int token(int index) const { return (first + index * stride) * STEP; }
+    // Whether the query's own token, the newest, is among this warp's first tiles.
+    __device__ bool begins_with_newest() const {
+        return count && count <= NUM_SLOTS / 2 && token(count - 1) + STEP >= end;
+    }
     __device__ bool sees(int token) const { return (u32)(token - begin) < (u32)(end - begin); }
 };
 
@@ -186,9 +192,12 @@ struct Attention {
     Softmax softmax;
     float sum[HEAD_DIM / 16][TILES][4];
 
-    __device__ void run(Loader& loader, const Products<T>& products) {
+    __device__ static void begin(Loader& loader) {
 #pragma unroll 1
         for (int i = 0; i < NUM_SLOTS - 1; i++) loader.request(i % 2, i / 2, i);
+    }
+
+    __device__ void run(Loader& loader, const Products<T>& products) {
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 4 * TILES; i++)
             sum[i / (4 * TILES)][i / 4 % TILES][i % 4] = 0;
@@ -293,24 +302,29 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 decode_attention_kernel(const T* q, const T* cache, const int* tables, const int* lengths,
                         const float* slopes, T* out, int* counters, float* partial, i64 q_stride,
                         int num_kv_heads, int group, int head_dim, int shift, int max_blocks,
-                        int window, float scale, float softcap) {
+                        int window, int settled, float scale, float softcap) {
     __shared__ Statistics statistics;
     start_dependents();
+    if (!settled) wait_for_upstream();
     Heads heads(num_kv_heads * group, group);
     const int* table = tables + (i64)blockIdx.z * max_blocks;
-    wait_for_upstream();
-    // The length, the first block numbers and the query are loaded at once.
+    // The length and the first block numbers are loaded at once.
     int early = lane() < max_blocks ? table[lane()] : 0, length = lengths[blockIdx.z];
-    Products<T> products(q + blockIdx.z * q_stride + heads.first * head_dim, heads.count, head_dim);
-    if (length <= 0) {
-        if (blockIdx.y == 0) write_zeros(heads, head_dim, out);
+    Share share(length, window);
+    if (length <= 0 || blockIdx.y >= share.splits) {
+        wait_for_upstream();
+        if (length <= 0 && blockIdx.y == 0) write_zeros(heads, head_dim, out);
         return;
     }
-    Share share(length, window);
-    if (blockIdx.y >= share.splits) return;
     Loader loader{cache, table, shared + warp() * RING, share, early,
                   heads.kv_head, num_kv_heads, head_dim, shift};
     loader.start();
+    // Older keys and values may be on their way while the upstream kernel makes the newest.
+    bool wait_first = share.begins_with_newest();
+    if (wait_first) wait_for_upstream();
+    Attention::begin(loader);
+    if (!wait_first) wait_for_upstream();
+    Products<T> products(q + blockIdx.z * q_stride + heads.first * head_dim, heads.count, head_dim);
     Attention attention{Softmax(scale, softcap, slopes, heads)};
     attention.run(loader, products);
     publish(attention, loader.ring, statistics);

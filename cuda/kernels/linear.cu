@@ -21,6 +21,7 @@
 //
 // An item of work is a tile of 8 rows over all columns of a split: `splits` > 1 divides k where
 // x would not fit (RESIDUAL only); the block that finishes a tile last adds all splits in order.
+// (Tiles from a queue instead of a fixed share were tried: the 1B step took 100 us longer.)
 // The 8 rows are 4 and their 4 partners `span / 2` further on: span is 8 for plain rows, rows for
 // GATED, head_dim for ROTATE.
 //
@@ -298,7 +299,7 @@ __device__ void consume(const Arguments& a, const Share& share, Shared& shared, 
 
 // y of vector b at weight rows `low` and its partner `high`.
 __device__ __forceinline__ void finish(const Arguments& a, int b, int low, int high, float y_low,
-                                       float y_high, const float* old) {
+                                       float y_high) {
     if (a.bias) {
         y_low += to_float(a.bias[low]);
         if (high < a.rows) y_high += to_float(a.bias[high]);
@@ -310,8 +311,8 @@ __device__ __forceinline__ void finish(const Arguments& a, int b, int low, int h
     if (high < a.rows) y[high] = from_float<Y>(activate<ACTIVATION>(y_high));
 #elif EPILOGUE == RESIDUAL
     float* y = (float*)a.y + (i64)b * a.rows;
-    y[low] = old[0] + y_low;
-    if (high < a.rows) y[high] = old[1] + y_high;
+    atomicAdd(&y[low], y_low);  // nobody else adds here: an addition nobody waits for
+    if (high < a.rows) atomicAdd(&y[high], y_high);
 #elif EPILOGUE == GATED
     ((T*)a.y)[(i64)b * (a.rows / 2) + low] = from_float<T>(activate<ACTIVATION>(y_low) * y_high);
 #else
@@ -335,8 +336,8 @@ __device__ __forceinline__ void finish(const Arguments& a, int b, int low, int h
 #endif
 }
 
-// Adds the sums of all splits of a tile, in order, and what the residual stream held. True for the
-// warp that comes last for the tile; the others only leave their sums.
+// Adds the sums of all splits of a tile, in order. True for the warp that comes last for the tile;
+// the others only leave their sums.
 template <int ROUNDS>
 __device__ __forceinline__ bool combine(const Arguments& a, const Share& share, int tile, int low,
                                         int high, float* y_low, float* y_high) {
@@ -361,11 +362,9 @@ __device__ __forceinline__ bool combine(const Arguments& a, const Share& share, 
     for (int j = 0; j < ROUNDS; j++) {
         int b = lane / PAIRS + j * (WARP / PAIRS);
         if (b >= a.n) continue;
-        const float* from = (const float*)a.y;
-        y_low[j] = low < a.rows ? __ldcg(from + (i64)b * a.rows + low) : 0;
-        y_high[j] = high < a.rows ? __ldcg(from + (i64)b * a.rows + high) : 0;
+        y_low[j] = y_high[j] = 0;
         for (int s = 0; s < a.splits; s++) {
-            from = a.partial + s * plane + (i64)b * a.rows;
+            const float* from = a.partial + s * plane + (i64)b * a.rows;
             if (low < a.rows) y_low[j] += __ldcg(from + low);
             if (high < a.rows) y_high[j] += __ldcg(from + high);
         }
@@ -378,22 +377,11 @@ __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared,
     int lane = threadIdx.x % WARP, uses = 0;
     for (int tile = share.first + buffer * share.step; tile < share.tiles;
          tile += EPILOGUES * share.step, uses++) {
+        barrier_wait(&shared.sums_full[buffer], uses & 1);
         // A lane has a vector and a pair of rows; two rounds where there may be 16 vectors.
         constexpr int ROUNDS = (VECTORS * PAIRS + WARP - 1) / WARP;
         int low = row_of(a, tile, lane % PAIRS), high = row_of(a, tile, lane % PAIRS + PAIRS);
-        float y_low[ROUNDS], y_high[ROUNDS], old[ROUNDS][2] = {};
-#if EPILOGUE == RESIDUAL
-#pragma unroll
-        for (int j = 0; j < ROUNDS; j++) {  // only this block changes them
-            int b = lane / PAIRS + j * (WARP / PAIRS);
-            const float* y = (const float*)a.y + (i64)b * a.rows;
-            if (b < a.n && low < a.rows && a.splits == 1) {
-                old[j][0] = __ldcg(y + low);
-                if (high < a.rows) old[j][1] = __ldcg(y + high);
-            }
-        }
-#endif
-        barrier_wait(&shared.sums_full[buffer], uses & 1);
+        float y_low[ROUNDS], y_high[ROUNDS];
 #pragma unroll
         for (int j = 0; j < ROUNDS; j++) {
             int b = lane / PAIRS + j * (WARP / PAIRS);
@@ -421,7 +409,7 @@ __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared,
 #pragma unroll
         for (int j = 0; j < ROUNDS; j++) {
             int b = lane / PAIRS + j * (WARP / PAIRS);
-            if (b < a.n && low < a.rows) finish(a, b, low, high, y_low[j], y_high[j], old[j]);
+            if (b < a.n && low < a.rows) finish(a, b, low, high, y_low[j], y_high[j]);
         }
     }
 }

@@ -72,7 +72,7 @@ class _Layout:
             "NUM_WARPS": str(self.warps),
             "NUM_SLOTS": str(self.slots),
         }
-        return KernelSpec("decode_attention", "ppppppppliiiiiiff", defines)
+        return KernelSpec("decode_attention", "ppppppppliiiiiiiff", defines)
 
 
 def decode_attention_spec(dtype: torch.dtype, head_dim: int, group: int) -> KernelSpec:
@@ -91,7 +91,8 @@ VARIANTS = [
 def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
                      context_lens: Tensor, scale: float, out: Tensor, workspace: DecodeWorkspace,
                      *, window: int = 0, softcap: float = 0.0,
-                     alibi_slopes: Tensor | None = None) -> None:  # fmt: skip
+                     alibi_slopes: Tensor | None = None,
+                     settled: bool = False) -> None:  # fmt: skip
     """Write softmax(scale q Kᵀ) V to `out` [num_seqs, num_heads, head_dim], T like q and cache.
 
     q has the shape of `out` and may be the first part of wider rows. The cache is
@@ -99,7 +100,9 @@ def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
     [num_seqs] counts each sequence's tokens, the query's own included; 0 gives zeros. Entries of
     `block_tables` int32 [num_seqs, max_blocks] for no visible token are not read as blocks. Of a
     sequence the last `window` tokens are visible (0: all); scores are capped by `softcap` (0: not),
-    and `alibi_slopes` fp32 [num_heads] times the distance to the last token is added.
+    and `alibi_slopes` fp32 [num_heads] times the distance to the last token is added. `settled` says
+    that no kernel since the stream was last idle, or since the current graph began, has written
+    anything this one reads but q and the last token's keys and values.
     """
     num_seqs, num_heads, head_dim = q.shape
     num_blocks, kv_rows, block_size, _ = cache.shape
@@ -122,7 +125,7 @@ def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
     gpu.kernel(layout.spec)(
         (tiles, splits, num_seqs), 32 * layout.warps, q, cache, block_tables, context_lens,
         alibi_slopes, out, workspace.counters, workspace.partials, q.stride(0), num_kv_heads,
-        group, head_dim, block_size.bit_length() - 1, max_blocks, window, scale, softcap,
+        group, head_dim, block_size.bit_length() - 1, max_blocks, window, int(settled), scale, softcap,
         shared_bytes=layout.warps * layout.slots * layout.tile_bytes, num_bytes=2 * out.nbytes,
     )  # fmt: skip
 

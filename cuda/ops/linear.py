@@ -13,7 +13,8 @@ MAX_VECTORS = 16
 # Slots of the ring of weights, 17 KB each. Four leave room for the next kernel's block beside; five
 # would too, but then more is in flight than L2 takes well (8B: 4.3 ms a step instead of 3.8).
 RING_SLOTS = 4
-THREADS = 352
+_MAX_SPLITS = 16
+_THREADS = 352
 _SLOT_BYTES = 8 * (2048 + 64)
 _CHUNK_BYTES = 2048
 _STATIC_BYTES = 10 * 1024
@@ -61,18 +62,12 @@ class Rotation:
     num_heads: int
 
 
-@dataclass(frozen=True)
 class Workspace:
-    """Room for partial sums where the columns are split; zeroed once, left zeroed."""
+    """Room for sums of up to `max_rows` rows whose columns are split; left as it was found."""
 
-    partial: Tensor
-    counters: Tensor
-
-
-def linear_workspace(gpu: Gpu, max_rows: int, max_splits: int = 8) -> Workspace:
-    partial = torch.empty(max_splits * MAX_VECTORS * max_rows, device=gpu.device)
-    counters = torch.zeros(-(-max_rows // 8), dtype=torch.int32, device=gpu.device)
-    return Workspace(partial, counters)
+    def __init__(self, gpu: Gpu, max_rows: int) -> None:
+        self.partial = torch.empty(_MAX_SPLITS * MAX_VECTORS * max_rows, device=gpu.device)
+        self.counters = torch.zeros(-(-max_rows // 8), dtype=torch.int32, device=gpu.device)
 
 
 def linear_spec(dtype: torch.dtype, n: int, epilogue: str, *, norm: bool = False,
@@ -96,8 +91,9 @@ def linear_fits(gpu: Gpu, n: int, k: int, itemsize: int, *, splittable: bool = F
     return _splits(gpu, n, k, itemsize) == 1 or splittable
 
 
-def linear(gpu: Gpu, x: Tensor, weight: Tensor, out: Tensor, *, bias: Tensor | None = None,
-           norm: Norm | None = None, activation: str = "none") -> None:  # fmt: skip
+def linear(gpu: Gpu, x: Tensor, weight: Tensor, out: Tensor, workspace: Workspace, *,
+           bias: Tensor | None = None, norm: Norm | None = None,
+           activation: str = "none") -> None:  # fmt: skip
     """out [n, rows] = activation(x [n, k] · weightᵀ [k, rows] + bias).
 
     `out` has the weight's dtype, or is fp32. x has the weight's dtype, or with `norm` is fp32.
@@ -107,7 +103,7 @@ def linear(gpu: Gpu, x: Tensor, weight: Tensor, out: Tensor, *, bias: Tensor | N
     spec = linear_spec(
         weight.dtype, len(x), "STORE", norm=norm is not None, wide=wide, activation=activation
     )
-    _launch(gpu, spec, x, weight, out, bias=bias, norm=norm)
+    _launch(gpu, spec, x, weight, out, workspace, bias=bias, norm=norm)
 
 
 def linear_residual(gpu: Gpu, x: Tensor, weight: Tensor, residual: Tensor, workspace: Workspace,
@@ -115,22 +111,22 @@ def linear_residual(gpu: Gpu, x: Tensor, weight: Tensor, residual: Tensor, works
     """Add x [n, k] · weightᵀ + bias to the fp32 residual stream [n, rows] in place."""
     check_tensor("residual", residual, (len(x), len(weight)), torch.float32, gpu)
     spec = linear_spec(weight.dtype, len(x), "RESIDUAL")
-    _launch(gpu, spec, x, weight, residual, bias=bias, workspace=workspace)
+    _launch(gpu, spec, x, weight, residual, workspace, bias=bias)
 
 
-def linear_gated(gpu: Gpu, x: Tensor, weight: Tensor, out: Tensor, norm: Norm, activation: str,
-                 *, bias: Tensor | None = None) -> None:  # fmt: skip
+def linear_gated(gpu: Gpu, x: Tensor, weight: Tensor, out: Tensor, workspace: Workspace,
+                 norm: Norm, activation: str, *, bias: Tensor | None = None) -> None:  # fmt: skip
     """out [n, rows / 2] = activation(gate) * up, for weight's rows the gate's, then up's."""
     rows = len(weight)
     if rows % 8:
         raise ValueError(f"gate and up must have a multiple of 4 rows, not {rows / 2}")
     check_tensor("out", out, (len(x), rows // 2), weight.dtype, gpu)
     spec = linear_spec(weight.dtype, len(x), "GATED", norm=True, activation=activation)
-    _launch(gpu, spec, x, weight, out, bias=bias, norm=norm, span=rows)
+    _launch(gpu, spec, x, weight, out, workspace, bias=bias, norm=norm, span=rows)
 
 
-def linear_rotate(gpu: Gpu, x: Tensor, weight: Tensor, queries: Tensor, norm: Norm,
-                  rotation: Rotation, *, bias: Tensor | None = None) -> None:  # fmt: skip
+def linear_rotate(gpu: Gpu, x: Tensor, weight: Tensor, queries: Tensor, workspace: Workspace,
+                  norm: Norm, rotation: Rotation, *, bias: Tensor | None = None) -> None:  # fmt: skip
     """Fused q k v product: rotated queries [n, heads, head_dim]; keys and values to the cache.
 
     Half-split rotary embedding of whole heads, in fp32.
@@ -147,7 +143,8 @@ def linear_rotate(gpu: Gpu, x: Tensor, weight: Tensor, queries: Tensor, norm: No
     check_tensor("positions", r.positions, (n,), torch.int32, gpu)
     check_tensor("slots", r.slots, (n,), torch.int32, gpu)
     spec = linear_spec(weight.dtype, n, "ROTATE", norm=True)
-    _launch(gpu, spec, x, weight, queries, bias=bias, norm=norm, span=head_dim, rotation=r)
+    _launch(gpu, spec, x, weight, queries, workspace, bias=bias, norm=norm, span=head_dim,
+            rotation=r)  # fmt: skip
 
 
 def _launch(
@@ -156,15 +153,15 @@ def _launch(
     x: Tensor,
     weight: Tensor,
     y: Tensor,
+    workspace: Workspace,
     *,
     bias: Tensor | None,
     norm: Norm | None = None,
     span: int = 8,
     rotation: Rotation | None = None,
-    workspace: Workspace | None = None,
 ) -> None:
     (n, k), (rows, _), itemsize = x.shape, weight.shape, weight.itemsize
-    if not linear_fits(gpu, n, k, itemsize, splittable=workspace is not None):
+    if not linear_fits(gpu, n, k, itemsize, splittable=spec.defines["EPILOGUE"] == "RESIDUAL"):
         raise ValueError(f"{n} vectors of {k} elements do not fit this kernel")
     check_tensor("weight", weight, (rows, k), weight.dtype, gpu)
     check_tensor("bias", bias, (rows,), weight.dtype, gpu)
@@ -172,7 +169,7 @@ def _launch(
     if norm:
         check_tensor("norm.weight", norm.weight, (k,), weight.dtype, gpu)
     splits = _splits(gpu, n, k, itemsize)
-    if workspace and splits > 1:
+    if splits > 1:
         needed = splits * n * rows
         if workspace.partial.numel() < needed or workspace.counters.numel() * 8 < rows:
             raise ValueError(f"the workspace is too small for {rows} rows in {splits} splits")
@@ -181,10 +178,10 @@ def _launch(
     slots = min(RING_SLOTS, room // _SLOT_BYTES)
     blocks = min(gpu.num_sms // splits, -(-rows // 8))
     gpu.kernel(spec)(
-        splits * blocks, THREADS,
+        splits * blocks, _THREADS,
         weight, bias, x, norm.weight if norm else None, y, norm.eps if norm else 0.0,
         n, rows, k, span,
-        splits, slots, *((workspace.partial, workspace.counters) if workspace else (None, None)),
+        splits, slots, workspace.partial, workspace.counters,
         *(_rotation_arguments(rotation) if rotation else (None, None, None, None, 0, 0, 0, 0)),
         shared_bytes=slots * _SLOT_BYTES + vectors_bytes, num_bytes=weight.nbytes,
     )  # fmt: skip

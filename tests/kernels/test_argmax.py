@@ -84,5 +84,5 @@ def test_wrong_tensors_are_refused(gpu: Gpu) -> None:
     ids, workspace = poisoned(3, dtype=torch.int32), argmax_workspace(gpu, 2)
     with pytest.raises(ValueError, match="workspace for 2"):
         argmax(gpu, logits, values, ids, workspace)
-    with pytest.raises(ValueError, match="ids must be torch.int32"):
+    with pytest.raises(ValueError, match="ids must be"):
         argmax(gpu, logits, values, values, workspace)

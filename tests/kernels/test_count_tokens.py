@@ -40,7 +40,7 @@ def test_one_id_a_row(gpu: Gpu) -> None:
 def test_wrong_tensors_are_refused(gpu: Gpu) -> None:
     counts = torch.zeros(2, 10, dtype=torch.int32, device="cuda")
     ids = torch.zeros(4, dtype=torch.int32, device="cuda")
-    with pytest.raises(ValueError, match="ids must be torch.int32"):
+    with pytest.raises(ValueError, match="ids must be"):
         count_tokens(gpu, ids.long(), counts, generated=True)
     with pytest.raises(ValueError, match="rows must be"):
         count_tokens(gpu, ids, counts, rows=ids[:2], generated=True)

@@ -4,6 +4,8 @@ Tolerances: the result is rounded once; with a norm its input is too, which sums
 terms average out to less than one rounding of the result. fp32 sums differ by their order.
 """
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
@@ -11,11 +13,18 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops import linear as op
-from swiftchat.cuda.ops.linear import Norm, Rotation, linear_workspace
+from swiftchat.cuda.ops.linear import Norm, Rotation, Workspace
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(4096, 4096), (97, 576), (1536, 48), (5000, 2056), (64, 14336), (8, 8)]
 EPS = 1e-5
+
+
+@pytest.fixture(scope="module")
+def workspace(gpu: Gpu) -> Iterator[Workspace]:
+    shared = Workspace(gpu, 4096)
+    yield shared
+    assert not shared.counters.any()
 
 
 def tolerance(dtype: torch.dtype, normed: bool = False) -> float:
@@ -30,40 +39,44 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "k"), SHAPES)
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 9, 16])
-def test_product_with_bias(gpu: Gpu, dtype, rows: int, k: int, n: int) -> None:
+def test_product_with_bias(
+    gpu: Gpu, workspace: Workspace, dtype, rows: int, k: int, n: int
+) -> None:
     if not op.linear_fits(gpu, n, k, dtype.itemsize):
         pytest.skip("too large without splits")
     make = Inputs(rows + k + n, dtype)
     x, weight, bias = make.normal(n, k), make.normal(rows, k), make.normal(rows)
     expected = x.double() @ weight.double().T + bias.double()
     out = poisoned(n, rows, dtype=dtype)
-    op.linear(gpu, x, weight, out, bias=bias)
+    op.linear(gpu, x, weight, out, workspace, bias=bias)
     assert_close(out, expected, tolerance(dtype))
     wide = poisoned(n, rows, dtype=torch.float32)
-    op.linear(gpu, x, weight, wide, bias=bias)
+    op.linear(gpu, x, weight, wide, workspace, bias=bias)
     assert_close(wide, expected, 1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "k"), [(128256, 2048), (99, 576), (4096, 8192)])
 @pytest.mark.parametrize("n", [1, 4, 11])
-def test_norm_before_the_product(gpu: Gpu, dtype, rows: int, k: int, n: int) -> None:
+def test_norm_before_the_product(
+    gpu: Gpu, workspace: Workspace, dtype, rows: int, k: int, n: int
+) -> None:
     if not op.linear_fits(gpu, n, k, dtype.itemsize):
         pytest.skip("too large")
     make = Inputs(rows + k + n, dtype)
     x = make.normal(n, k, dtype=torch.float32, scale=50)
     weight, scale = make.normal(rows, k), make.normal(k)
     out = poisoned(n, rows, dtype=torch.float32)
-    op.linear(gpu, x, weight, out, norm=Norm(scale, EPS))
+    op.linear(gpu, x, weight, out, workspace, norm=Norm(scale, EPS))
     assert_close(out, rms_norm(x, scale) @ weight.double().T, tolerance(dtype, normed=True))
 
 
-def test_fp16_norm_of_a_stream_it_cannot_hold(gpu: Gpu) -> None:
+def test_fp16_norm_of_a_stream_it_cannot_hold(gpu: Gpu, workspace: Workspace) -> None:
     make = Inputs(3, torch.float16)
     x = make.normal(2, 512, dtype=torch.float32, scale=1e5)
     weight, scale = make.normal(64, 512), make.normal(512)
     out = poisoned(2, 64, dtype=torch.float16)
-    op.linear(gpu, x, weight, out, norm=Norm(scale, EPS))
+    op.linear(gpu, x, weight, out, workspace, norm=Norm(scale, EPS))
     assert_close(out, rms_norm(x, scale) @ weight.double().T, tolerance(torch.float16, normed=True))
 
 
@@ -74,7 +87,7 @@ def test_residual_add_is_exact_and_repeatable(gpu: Gpu, dtype, rows: int, k: int
     make = Inputs(rows + k + n, dtype)
     x, weight, bias = make.normal(n, k), make.normal(rows, k), make.normal(rows)
     residual = make.normal(n, rows, dtype=torch.float32, scale=100)
-    workspace = linear_workspace(gpu, rows, max_splits=16)
+    workspace = Workspace(gpu, rows)
     workspace.partial.fill_(float("nan"))
     expected = residual.double() + x.double() @ weight.double().T + bias.double()
     found = []
@@ -90,7 +103,9 @@ def test_residual_add_is_exact_and_repeatable(gpu: Gpu, dtype, rows: int, k: int
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
 @pytest.mark.parametrize(("inner", "k", "n"), [(14336, 4096, 1), (80, 48, 5), (1536, 576, 12)])
-def test_gated_activation(gpu: Gpu, dtype, activation: str, inner: int, k: int, n: int) -> None:
+def test_gated_activation(
+    gpu: Gpu, workspace: Workspace, dtype, activation: str, inner: int, k: int, n: int
+) -> None:
     make = Inputs(inner + n, dtype)
     x = make.normal(n, k, dtype=torch.float32)
     weight, scale, bias = (
@@ -106,7 +121,7 @@ def test_gated_activation(gpu: Gpu, dtype, activation: str, inner: int, k: int, 
         "gelu_tanh": lambda v: torch.nn.functional.gelu(v, approximate="tanh"),
     }[activation]
     out = poisoned(n, inner, dtype=dtype)
-    op.linear_gated(gpu, x, weight, out, Norm(scale, EPS), activation, bias=bias)
+    op.linear_gated(gpu, x, weight, out, workspace, Norm(scale, EPS), activation, bias=bias)
     assert_close(out, function(gate) * up, tolerance(dtype, normed=True))
 
 
@@ -114,7 +129,7 @@ def test_gated_activation(gpu: Gpu, dtype, activation: str, inner: int, k: int, 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (6, 2, 8), (9, 3, 64)])
 @pytest.mark.parametrize("n", [1, 6, 13])
 def test_rotation_and_store(
-    gpu: Gpu, dtype, heads: int, kv_heads: int, head_dim: int, n: int
+    gpu: Gpu, workspace: Workspace, dtype, heads: int, kv_heads: int, head_dim: int, n: int
 ) -> None:
     make = Inputs(heads + n, dtype)
     k, num_blocks, block_size = 576, 50, 16
@@ -129,7 +144,7 @@ def test_rotation_and_store(
     cache = poisoned(num_blocks, 2 * kv_heads, block_size, head_dim, dtype=dtype)
     queries = poisoned(n, heads, head_dim, dtype=dtype)
     rotation = Rotation(cos_sin, positions, slots, cache, heads)
-    op.linear_rotate(gpu, x, weight, queries, Norm(scale, EPS), rotation, bias=bias)
+    op.linear_rotate(gpu, x, weight, queries, workspace, Norm(scale, EPS), rotation, bias=bias)
 
     qkv = (rms_norm(x, scale) @ weight.double().T + bias.double()).view(n, -1, head_dim)
     cos, sin = angles[positions].cos().unsqueeze(1), angles[positions].sin().unsqueeze(1)
@@ -143,21 +158,21 @@ def test_rotation_and_store(
     assert cache.isfinite().sum() == stored.sum() * 2 * kv_heads * head_dim
 
 
-def test_a_vector_gets_the_same_bits_alone_and_among_others(gpu: Gpu) -> None:
+def test_a_vector_gets_the_same_bits_alone_and_among_others(gpu: Gpu, workspace: Workspace) -> None:
     make = Inputs(11, torch.bfloat16)
     x, weight = make.normal(8, 4096), make.normal(512, 4096)
     together, alone = (poisoned(8, 512, dtype=torch.bfloat16) for _ in range(2))
-    op.linear(gpu, x, weight, together)
+    op.linear(gpu, x, weight, together, workspace)
     for i in range(8):
-        op.linear(gpu, x[i : i + 1], weight, alone[i : i + 1])
+        op.linear(gpu, x[i : i + 1], weight, alone[i : i + 1], workspace)
     assert torch.equal(together, alone)
 
 
-def test_what_does_not_fit_is_refused(gpu: Gpu) -> None:
+def test_what_does_not_fit_is_refused(gpu: Gpu, workspace: Workspace) -> None:
     make = Inputs(1, torch.bfloat16)
     with pytest.raises(ValueError, match="17 vectors"):
-        op.linear(gpu, make.normal(17, 64), make.normal(8, 64), make.normal(17, 8))
+        op.linear(gpu, make.normal(17, 64), make.normal(8, 64), make.normal(17, 8), workspace)
     with pytest.raises(ValueError, match="do not fit"):
-        op.linear(gpu, make.normal(1, 63), make.normal(8, 63), make.normal(1, 8))
+        op.linear(gpu, make.normal(1, 63), make.normal(8, 63), make.normal(1, 8), workspace)
     with pytest.raises(ValueError, match="out must be"):
-        op.linear(gpu, make.normal(1, 64), make.normal(8, 64), make.normal(1, 9))
+        op.linear(gpu, make.normal(1, 64), make.normal(8, 64), make.normal(1, 9), workspace)
