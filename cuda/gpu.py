@@ -65,10 +65,11 @@ class Gpu:
         self.device = device
         self.arch = architecture(self.capability)
         self.num_sms: int = properties.multi_processor_count
-        limit = _driver().CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-        self.block_shared_bytes = int(
-            check(_driver().cuDeviceGetAttribute(limit, device.index or 0))
-        )
+        driver, index = _driver(), device.index or 0
+        limit = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        self.block_shared_bytes = int(check(driver.cuDeviceGetAttribute(limit, index)))
+        limit = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
+        self.sm_shared_bytes = int(check(driver.cuDeviceGetAttribute(limit, index)))
         self.has_dependent_launch = self.capability >= (9, 0)
         self.launches: list[Launch] | None = None
         self.compile_s = 0.0  # spent compiling, or reading what was compiled before

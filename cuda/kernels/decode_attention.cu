@@ -8,7 +8,8 @@
 //   lengths   int32 [num_seqs]: tokens in the cache, the query's own included; 0: zeros are written
 //   slopes    fp32 [num_heads] or null: adds slope * (position - (length - 1)) (ALiBi; Press, 2021)
 //   out       T [num_seqs, num_heads, head_dim]
-//   counters  int32 [num_seqs, gridDim.x], zero before and after
+//   counters  int32 [num_seqs, columns], zero before and after; a column is a KV head and ROWS of
+//             its query heads
 //   partials  fp32 scratch: [num_seqs, num_heads, num_splits] × head_dim sums, then × 2 statistics
 //   window    only the last `window` tokens are seen; 0: all
 //   settled   lengths, tables and all keys and values but the newest token's were written before the
@@ -16,7 +17,7 @@
 //   softcap   scores become softcap * tanh(score / softcap); 0: they stay    (Gemma 2, 2024)
 //
 // Split over the sequence as in Flash-Decoding (Dao et al., 2023), running maximum as in Milakov
-// and Gimelshein (2018). Grid (num_kv_heads * ceil(group / ROWS), num_splits, num_seqs), block
+// and Gimelshein (2018). Grid columns * num_splits * num_seqs, or more (those end), block
 // NUM_WARPS * 32, dynamic shared memory NUM_WARPS * NUM_SLOTS * SLOT * 16 bytes (at most 96 KiB:
 // two blocks fit a multiprocessor). Moves the keys and values of all visible tokens once for each
 // ROWS query heads. The grid does not depend on the lengths: blocks without work end.
@@ -43,14 +44,14 @@ struct Share {
     int begin, end, splits;
     int first, stride, count;  // this warp's steps: first, first + stride, …
 
-    __device__ Share(int length, int window) {
+    __device__ Share(const Part& part, int length, int window) {
         begin = window > 0 ? max(0, length - window) : 0;
         end = length;
         int start = begin / STEP, steps = (end + STEP - 1) / STEP - start;
-        splits = min((int)gridDim.y, (steps + NUM_WARPS - 1) / NUM_WARPS);
+        splits = min(part.num_splits, (steps + NUM_WARPS - 1) / NUM_WARPS);
         if (steps <= DIRECT_STEPS) splits = 1;
         stride = splits * NUM_WARPS;
-        int mine = blockIdx.y * NUM_WARPS + warp();
+        int mine = part.split * NUM_WARPS + warp();
         first = start + mine;
         count = mine < steps ? (steps - mine - 1) / stride + 1 : 0;
     }
@@ -265,7 +266,7 @@ __device__ void publish(const Attention& attention, uint4* ring, Statistics& sta
 }
 
 // Combines the warps of the block: into `out` where no other split has work, else into partials.
-__device__ void combine_warps(const Statistics& statistics, const Heads& heads, bool alone,
+__device__ void combine_warps(const Statistics& statistics, const Heads& heads, bool alone, int split,
                               const Partials& partials, T* out) {
     int head_dim = partials.head_dim;
     for (int item = threadIdx.x; item < heads.count * QUADS; item += THREADS) {
@@ -287,8 +288,8 @@ __device__ void combine_warps(const Statistics& statistics, const Heads& heads, 
         if (alone) {
             store(out + head * head_dim + quad * 4, 1 / total, sum);
         } else {
-            *partials.sum(head, blockIdx.y, quad) = sum;
-            if (quad == 0) *partials.statistic(head, blockIdx.y) = {top, total};
+            *partials.sum(head, split, quad) = sum;
+            if (quad == 0) *partials.statistic(head, split) = {top, total};
         }
     }
 }
@@ -302,18 +303,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 decode_attention_kernel(const T* q, const T* cache, const int* tables, const int* lengths,
                         const float* slopes, T* out, int* counters, float* partial, i64 q_stride,
                         int num_kv_heads, int group, int head_dim, int shift, int max_blocks,
-                        int window, int settled, float scale, float softcap) {
+                        int window, int settled, int num_splits, int num_sequences, float scale, float softcap) {
     __shared__ Statistics statistics;
     start_dependents();
-    if (!settled) wait_for_upstream();
-    Heads heads(num_kv_heads * group, group);
-    const int* table = tables + (i64)blockIdx.z * max_blocks;
+    Part part(num_kv_heads * ((group + ROWS - 1) / ROWS), num_splits, num_sequences);
+    if (!settled || part.sequence >= num_sequences) wait_for_upstream();
+    if (part.sequence >= num_sequences) return;
+    Heads heads(part, num_kv_heads * group, group);
+    const int* table = tables + (i64)part.sequence * max_blocks;
     // The length and the first block numbers are loaded at once.
-    int early = lane() < max_blocks ? table[lane()] : 0, length = lengths[blockIdx.z];
-    Share share(length, window);
-    if (length <= 0 || blockIdx.y >= share.splits) {
+    int early = lane() < max_blocks ? table[lane()] : 0, length = lengths[part.sequence];
+    Share share(part, length, window);
+    if (length <= 0 || part.split >= share.splits) {
         wait_for_upstream();
-        if (length <= 0 && blockIdx.y == 0) write_zeros(heads, head_dim, out);
+        if (length <= 0 && part.split == 0) write_zeros(heads, head_dim, out);
         return;
     }
     Loader loader{cache, table, shared + warp() * RING, share, early,
@@ -324,15 +327,16 @@ decode_attention_kernel(const T* q, const T* cache, const int* tables, const int
     if (wait_first) wait_for_upstream();
     Attention::begin(loader);
     if (!wait_first) wait_for_upstream();
-    Products<T> products(q + blockIdx.z * q_stride + heads.first * head_dim, heads.count, head_dim);
+    Products<T> products(q + part.sequence * q_stride + heads.first * head_dim, heads.count,
+                         head_dim);
     Attention attention{Softmax(scale, softcap, slopes, heads)};
     attention.run(loader, products);
     publish(attention, loader.ring, statistics);
     __syncthreads();
-    Partials partials(partial, num_kv_heads * group, head_dim);
-    combine_warps(statistics, heads, share.splits == 1, partials, out);
+    Partials partials(part, partial, num_kv_heads * group, head_dim);
+    combine_warps(statistics, heads, share.splits == 1, part.split, partials, out);
     if (share.splits == 1) return;
-    int* counter = counters + blockIdx.z * gridDim.x + blockIdx.x;
+    int* counter = counters + part.sequence * part.num_columns + part.column;
     if (arrives_last(counter, share.splits, statistics.is_last))
         combine_splits(partials, heads, share.splits, out);
 }

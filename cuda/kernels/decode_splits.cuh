@@ -3,6 +3,20 @@
 #include "decode_tiles.cuh"
 #include "reduce.cuh"
 
+// Which part of the work a block does. More blocks than parts may be launched: `sequence` is then
+// num_sequences or more.
+struct Part {
+    int column, split, sequence;  // column: a KV head and eight or sixteen of its query heads
+    int num_columns, num_splits, num_sequences;
+
+    __device__ Part(int columns, int splits, int sequences)
+        : num_columns(columns), num_splits(splits), num_sequences(sequences) {
+        column = blockIdx.x % columns;
+        split = blockIdx.x / columns % splits;
+        sequence = blockIdx.x / columns / splits;
+    }
+};
+
 // The query heads of a block, all of one sequence and one KV head.
 struct Heads {
     int count;      // at most ROWS
@@ -10,12 +24,12 @@ struct Heads {
     i64 first_row;  // of all sequences' query heads
     int kv_head;
 
-    __device__ Heads(int num_heads, int group) {
-        int tiles = (group + ROWS - 1) / ROWS, tile = blockIdx.x % tiles;
-        kv_head = blockIdx.x / tiles;
+    __device__ Heads(const Part& part, int num_heads, int group) {
+        int tiles = (group + ROWS - 1) / ROWS, tile = part.column % tiles;
+        kv_head = part.column / tiles;
         count = min(ROWS, group - tile * ROWS);
         first = kv_head * group + tile * ROWS;
-        first_row = (i64)blockIdx.z * num_heads + first;
+        first_row = (i64)part.sequence * num_heads + first;
     }
 };
 
@@ -35,14 +49,15 @@ __device__ __forceinline__ void store(T* out, float factor, const float4& v) {
 struct Partials {
     float* sums;
     float2* statistics;  // maximum and total
-    int head_dim;
+    int head_dim, num_splits;
 
-    __device__ Partials(float* partials, int num_heads, int head_dim) : head_dim(head_dim) {
-        i64 rows = (i64)gridDim.z * num_heads * gridDim.y;
+    __device__ Partials(const Part& part, float* partials, int num_heads, int head_dim)
+        : head_dim(head_dim), num_splits(part.num_splits) {
+        i64 rows = (i64)part.num_sequences * num_heads * num_splits;
         sums = partials;
         statistics = reinterpret_cast<float2*>(partials + rows * head_dim);
     }
-    __device__ i64 row(i64 head, int split) const { return head * gridDim.y + split; }
+    __device__ i64 row(i64 head, int split) const { return head * num_splits + split; }
     __device__ float4* sum(i64 head, int split, int quad) const {
         return reinterpret_cast<float4*>(sums + row(head, split) * head_dim) + quad;
     }

@@ -13,7 +13,7 @@ _HEAD_DIMS = (64, 80, 96, 128, 256)
 _FP32_HEAD_DIMS = (64, 128, 256)
 _STEP = 16  # tokens a warp takes at a time, as in the kernel
 _SHARED_BYTES = 96 * 1024  # two blocks fit a multiprocessor, one fits any of sm_80 and newer
-_BLOCKS_PER_SM = 2
+_BLOCKS_PER_SM = 1
 _MAX_SPLITS = 256  # as in the kernel
 _MAX_GRID = 65_535
 # So many splits at least while there are few sequences: their lengths differ, and one long one
@@ -72,7 +72,7 @@ class _Layout:
             "NUM_WARPS": str(self.warps),
             "NUM_SLOTS": str(self.slots),
         }
-        return KernelSpec("decode_attention", "ppppppppliiiiiiiff", defines)
+        return KernelSpec("decode_attention", "ppppppppliiiiiiiiiff", defines)
 
 
 def decode_attention_spec(dtype: torch.dtype, head_dim: int, group: int) -> KernelSpec:
@@ -122,11 +122,15 @@ def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
     visible = min(max_blocks * block_size, window + _STEP if window else 2**31)
     splits = _num_splits(gpu, tiles * num_seqs, visible, _STEP * layout.warps)
     _check_workspace(workspace, num_seqs * tiles, num_seqs * num_heads * splits * (head_dim + 2))
+    # With a block for each multiprocessor and room for two on each, the blocks of the next kernel
+    # come to lie one beside each of these.
+    shared_bytes = max(layout.warps * layout.slots * layout.tile_bytes, gpu.sm_shared_bytes // 3)
     gpu.kernel(layout.spec)(
-        (tiles, splits, num_seqs), 32 * layout.warps, q, cache, block_tables, context_lens,
-        alibi_slopes, out, workspace.counters, workspace.partials, q.stride(0), num_kv_heads,
-        group, head_dim, block_size.bit_length() - 1, max_blocks, window, int(settled), scale, softcap,
-        shared_bytes=layout.warps * layout.slots * layout.tile_bytes, num_bytes=2 * out.nbytes,
+        max(tiles * splits * num_seqs, gpu.num_sms), 32 * layout.warps, q, cache, block_tables,
+        context_lens, alibi_slopes, out, workspace.counters, workspace.partials, q.stride(0),
+        num_kv_heads, group, head_dim, block_size.bit_length() - 1, max_blocks, window,
+        int(settled), splits, num_seqs, scale, softcap,
+        shared_bytes=shared_bytes, num_bytes=2 * out.nbytes,
     )  # fmt: skip
 
 

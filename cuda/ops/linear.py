@@ -176,14 +176,18 @@ def _launch(
     vectors_bytes = n * _stride(k, itemsize, splits)
     room = gpu.block_shared_bytes - _STATIC_BYTES - vectors_bytes
     slots = min(RING_SLOTS, room // _SLOT_BYTES)
-    blocks = min(gpu.num_sms // splits, -(-rows // 8))
+    # More than a third of a multiprocessor's: then two blocks share it, never three. Blocks of a
+    # kernel replace those of the one before the last, multiprocessor by multiprocessor, and so
+    # every multiprocessor has one of each, also with as many blocks as there is no work for.
+    shared_bytes = max(slots * _SLOT_BYTES + vectors_bytes, gpu.sm_shared_bytes // 3)
+    blocks = gpu.num_sms // splits
     gpu.kernel(spec)(
         splits * blocks, _THREADS,
         weight, bias, x, norm.weight if norm else None, y, norm.eps if norm else 0.0,
         n, rows, k, span,
         splits, slots, workspace.partial, workspace.counters,
         *(_rotation_arguments(rotation) if rotation else (None, None, None, None, 0, 0, 0, 0)),
-        shared_bytes=slots * _SLOT_BYTES + vectors_bytes, num_bytes=weight.nbytes,
+        shared_bytes=shared_bytes, num_bytes=weight.nbytes,
     )  # fmt: skip
 
 
