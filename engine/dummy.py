@@ -6,6 +6,9 @@ from torch import Tensor
 from swiftchat.engine.decoder import DecoderWeights, LayerWeights
 from swiftchat.weights.config import ModelConfig
 
+# As peaked as a trained model's: top-p 0.95 then keeps tens of tokens, not tens of thousands.
+_LOGIT_STD = 2.5
+
 
 def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
                   seed: int = 0) -> DecoderWeights:  # fmt: skip
@@ -13,7 +16,7 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
 
     The spread of a matrix keeps the size of what goes through it, and what the layers add to
     the residual stream together is about as large as an embedding, so that logits have a
-    standard deviation near 1 at any depth. Where embeddings serve as `lm_head` too, they have
+    standard deviation near `_LOGIT_STD` at any depth. Where embeddings serve as `lm_head` too, they have
     the spread of that.
     """
     hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
@@ -51,6 +54,6 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
         for _ in range(config.num_layers)
     ]
     final_norm = norm()
-    lm_head = matrix(config.vocab_size, hidden)
+    lm_head = matrix(config.vocab_size, hidden, _LOGIT_STD)
     embed = lm_head if config.tied_embeddings else normal((config.vocab_size, hidden), 1.0)
     return DecoderWeights(embed, layers, final_norm, lm_head)

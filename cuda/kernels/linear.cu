@@ -21,7 +21,7 @@
 //
 // An item of work is a tile of 8 rows over all columns of a split: `splits` > 1 divides k where
 // x would not fit (RESIDUAL only); the block that finishes a tile last adds all splits in order.
-// (Tiles from a queue instead of a fixed share were tried: the 1B step took 100 us longer.)
+// (Tiles from a queue instead of a fixed share were tried: the 1B step took 120 us longer.)
 // The 8 rows are 4 and their 4 partners `span / 2` further on: span is 8 for plain rows, rows for
 // GATED, head_dim for ROTATE.
 //
@@ -76,6 +76,9 @@ struct Shared {
     u64 full[MAX_SLOTS], empty[MAX_SLOTS], sums_full[EPILOGUES], sums_empty[EPILOGUES];
     float squares[CONSUMERS][VECTORS];
     float sums[EPILOGUES][CONSUMERS][VECTORS][TILE];
+#if EPILOGUE == ROTATE
+    float angles[VECTORS][256];  // rows of cos_sin; head_dim is at most 256
+#endif
 };
 
 // This block's share: the split it works on, and its tiles first, first + step, …
@@ -299,7 +302,7 @@ __device__ void consume(const Arguments& a, const Share& share, Shared& shared, 
 
 // y of vector b at weight rows `low` and its partner `high`.
 __device__ __forceinline__ void finish(const Arguments& a, int b, int low, int high, float y_low,
-                                       float y_high) {
+                                       float y_high, const Shared& shared, int slot) {
     if (a.bias) {
         y_low += to_float(a.bias[low]);
         if (high < a.rows) y_high += to_float(a.bias[high]);
@@ -318,15 +321,14 @@ __device__ __forceinline__ void finish(const Arguments& a, int b, int low, int h
 #else
     int head = low / a.head_dim, d = low % a.head_dim;
     if (head < a.heads + a.kv_heads) {
-        const float* angles = a.cos_sin + (i64)a.positions[b] * a.head_dim;
-        float c = angles[d], s = angles[a.head_dim / 2 + d];
+        float c = shared.angles[b][d], s = shared.angles[b][a.head_dim / 2 + d];
         float turned = y_low * c - y_high * s;
         y_high = y_high * c + y_low * s;
         y_low = turned;
     }
     T* to = (T*)a.y + ((i64)b * a.heads + head) * a.head_dim + d;
     if (head >= a.heads) {
-        int slot = a.slots_of[b], size = 1 << a.block_bits;
+        int size = 1 << a.block_bits;
         if (slot < 0) return;
         i64 line = ((i64)(slot >> a.block_bits) * 2 * a.kv_heads + (head - a.heads)) * size;
         to = a.cache + (line + (slot & (size - 1))) * a.head_dim + d;
@@ -373,13 +375,25 @@ __device__ __forceinline__ bool combine(const Arguments& a, const Share& share, 
 }
 
 __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared, int buffer) {
-    constexpr int PAIRS = TILE / 2;
-    int lane = threadIdx.x % WARP, uses = 0;
+    // A lane has a vector and a pair of rows; two rounds where there may be 16 vectors.
+    constexpr int PAIRS = TILE / 2, ROUNDS = (VECTORS * PAIRS + WARP - 1) / WARP;
+    int lane = threadIdx.x % WARP, uses = 0, slots[ROUNDS] = {};
+#if EPILOGUE == ROTATE
+    // Nothing has to be loaded from memory when the sums are there.
+    for (int i = buffer * WARP + lane; i < a.n * a.head_dim; i += EPILOGUES * WARP) {
+        int b = i / a.head_dim, d = i % a.head_dim;
+        shared.angles[b][d] = __ldg(a.cos_sin + (i64)__ldcg(a.positions + b) * a.head_dim + d);
+    }
+#pragma unroll
+    for (int j = 0; j < ROUNDS; j++) {
+        int b = lane / PAIRS + j * (WARP / PAIRS);
+        if (b < a.n) slots[j] = __ldcg(a.slots_of + b);
+    }
+    named_barrier<3, EPILOGUES * WARP>();
+#endif
     for (int tile = share.first + buffer * share.step; tile < share.tiles;
          tile += EPILOGUES * share.step, uses++) {
         barrier_wait(&shared.sums_full[buffer], uses & 1);
-        // A lane has a vector and a pair of rows; two rounds where there may be 16 vectors.
-        constexpr int ROUNDS = (VECTORS * PAIRS + WARP - 1) / WARP;
         int low = row_of(a, tile, lane % PAIRS), high = row_of(a, tile, lane % PAIRS + PAIRS);
         float y_low[ROUNDS], y_high[ROUNDS];
 #pragma unroll
@@ -409,7 +423,7 @@ __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared,
 #pragma unroll
         for (int j = 0; j < ROUNDS; j++) {
             int b = lane / PAIRS + j * (WARP / PAIRS);
-            if (b < a.n && low < a.rows) finish(a, b, low, high, y_low[j], y_high[j]);
+            if (b < a.n && low < a.rows) finish(a, b, low, high, y_low[j], y_high[j], shared, slots[j]);
         }
     }
 }

@@ -17,7 +17,7 @@ _MAX_SPLITS = 16
 _THREADS = 352
 _SLOT_BYTES = 8 * (2048 + 64)
 _CHUNK_BYTES = 2048
-_STATIC_BYTES = 10 * 1024
+_STATIC_BYTES = 26 * 1024  # at most, for 16 vectors with their angles
 _PARAMS = "pppppfiiiiiippppppiiii"
 
 _KINDS = [
@@ -133,8 +133,8 @@ def linear_rotate(gpu: Gpu, x: Tensor, weight: Tensor, queries: Tensor, workspac
     """
     r, n = rotation, len(x)
     kv_heads, head_dim = r.cache.shape[1] // 2, r.cache.shape[3]
-    if head_dim % 8:
-        raise ValueError(f"head_dim must be a multiple of 8, not {head_dim}")
+    if head_dim % 8 or head_dim > 256:
+        raise ValueError(f"head_dim must be a multiple of 8 up to 256, not {head_dim}")
     if len(weight) != (r.num_heads + 2 * kv_heads) * head_dim:
         raise ValueError(f"weight must have a row for each of {r.num_heads} + 2 × {kv_heads} heads")
     check_tensor("queries", queries, (n, r.num_heads, head_dim), weight.dtype, gpu)
