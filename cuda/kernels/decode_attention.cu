@@ -234,7 +234,6 @@ struct Attention {
 
 constexpr int SUM_PITCH = HEAD_DIM + 4;  // floats; lanes of a warp write to different banks
 static_assert(ROWS * SUM_PITCH * 4 <= RING * 16);
-static_assert(ROWS * MAX_SPLITS * 4 + THREADS * 16 <= NUM_WARPS * RING * 16);
 
 // What all threads of a block share besides the rings.
 struct Statistics {

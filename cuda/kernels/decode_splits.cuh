@@ -1,7 +1,6 @@
 // How decode_attention combines the splits of a sequence.
 #pragma once
 #include "decode_tiles.cuh"
-#include "reduce.cuh"
 
 // Which part of the work a block does. More blocks than parts may be launched: `sequence` is then
 // num_sequences or more.
@@ -89,78 +88,43 @@ __device__ bool arrives_last(int* counter, int splits, bool& is_last) {
     return is_last;
 }
 
-constexpr int BATCH = 8;  // loads that a thread has under way at a time
+constexpr int BATCH = 16;  // splits whose results a thread loads at a time
 
-// weights[row * splits + split]: what each split's sums count in the end. A warp does a row.
-__device__ void weigh_splits(float* weights, const Partials& partials, const Heads& heads,
-                             int splits) {
-    for (int row = warp(); row < heads.count; row += NUM_WARPS) {
-        float2 found[MAX_SPLITS / WARP];
-        float top = -infinity(), total = 0;
-#pragma unroll
-        for (int i = 0; i < MAX_SPLITS / WARP; i++) {
-            int split = lane() + i * WARP;
-            found[i] = {-infinity(), 0};
-            if (split < splits) found[i] = __ldcg(partials.statistic(heads.first_row + row, split));
-        }
-#pragma unroll
-        for (int i = 0; i < MAX_SPLITS / WARP; i++) top = fmaxf(top, found[i].x);
-        top = warp_reduce(top, Max());
-#pragma unroll
-        for (int i = 0; i < MAX_SPLITS / WARP; i++) total += found[i].y * exp2f(found[i].x - top);
-        total = warp_reduce(total, Sum());
-#pragma unroll
-        for (int i = 0; i < MAX_SPLITS / WARP; i++) {
-            int split = lane() + i * WARP;
-            if (split < splits) weights[row * splits + split] = exp2f(found[i].x - top) / total;
-        }
-    }
-}
-
-// The weighted sum of every `stride`-th split from `first` on, in order.
-__device__ float4 sum_splits(const float* weights, const Partials& partials, i64 head, int quad,
-                             int first, int stride, int splits) {
-    float4 sum = {};
-    for (; first < splits; first += BATCH * stride) {
-        float4 found[BATCH];
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            int split = first + i * stride;
-            found[i] = split < splits ? __ldcg(partials.sum(head, split, quad)) : float4{};
-        }
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            int split = first + i * stride;
-            add_scaled(sum, split < splits ? weights[split] : 0.f, found[i]);
-        }
-    }
-    return sum;
-}
-
-// Combines the splits. Fours of the result are dealt out to the threads; where there are fewer
-// than threads, several threads share the splits of one.
+// Combines the splits of a block's heads, in order. A thread has four numbers of a row, and repeats
+// what it needs of the row's statistics: one round trip to memory for up to BATCH splits.
 __device__ void combine_splits(const Partials& partials, const Heads& heads, int splits, T* out) {
-    float* weights = reinterpret_cast<float*>(shared);
-    float4* shares = reinterpret_cast<float4*>(weights + ROWS * MAX_SPLITS);
-    weigh_splits(weights, partials, heads, splits);
-    __syncthreads();
-    int items = heads.count * QUADS, parts = max(1, THREADS / items);
-    for (int i = threadIdx.x; i < items * parts; i += THREADS) {
-        int part = i / items, row = i % items / QUADS, quad = i % QUADS;
+    for (int item = threadIdx.x; item < heads.count * QUADS; item += THREADS) {
+        int row = item / QUADS, quad = item % QUADS;
         if (quad * 4 >= partials.head_dim) continue;
         i64 head = heads.first_row + row;
-        float4 sum = sum_splits(weights + row * splits, partials, head, quad, part, parts, splits);
-        if (parts == 1)
-            store(out + head * partials.head_dim + quad * 4, 1, sum);
-        else
-            shares[i] = sum;
+        float top = -infinity(), total = 0;
+        float4 sum = {};
+#pragma unroll 1
+        for (int first = 0; first < splits; first += BATCH) {
+            float2 statistic[BATCH];
+            float4 found[BATCH];
+#pragma unroll
+            for (int i = 0; i < BATCH; i++) {
+                statistic[i] = {-infinity(), 0};
+                found[i] = {};
+                if (first + i < splits) {
+                    statistic[i] = __ldcg(partials.statistic(head, first + i));
+                    found[i] = __ldcg(partials.sum(head, first + i, quad));
+                }
+            }
+            float before = top;
+#pragma unroll
+            for (int i = 0; i < BATCH; i++) top = fmaxf(top, statistic[i].x);
+            float shrink = exp2f(before - top);  // 0 the first time
+            total *= shrink;
+            sum = {sum.x * shrink, sum.y * shrink, sum.z * shrink, sum.w * shrink};
+#pragma unroll
+            for (int i = 0; i < BATCH; i++) {
+                float factor = exp2f(statistic[i].x - top);
+                total += factor * statistic[i].y;
+                add_scaled(sum, factor, found[i]);
+            }
+        }
+        store(out + head * partials.head_dim + quad * 4, 1 / total, sum);
     }
-    if (parts == 1) return;
-    __syncthreads();
-    int row = threadIdx.x / QUADS, quad = threadIdx.x % QUADS;
-    if (threadIdx.x >= items || quad * 4 >= partials.head_dim) return;
-    float4 sum = shares[threadIdx.x];
-    for (int part = 1; part < parts; part++)
-        add_scaled(sum, 1, shares[part * items + threadIdx.x]);
-    store(out + (heads.first_row + row) * partials.head_dim + quad * 4, 1, sum);
 }

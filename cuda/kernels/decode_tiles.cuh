@@ -13,7 +13,6 @@ constexpr int PITCH = SWIZZLED ? CHUNKS : CHUNKS | 1;   // chunks from row to ro
 constexpr int SLOT = STEP * PITCH;                      // chunks of a tile
 constexpr int RING = NUM_SLOTS * SLOT;                      // chunks of a warp
 constexpr int DIRECT_STEPS = 2 * NUM_WARPS;                 // so few are not worth a combination
-constexpr int MAX_SPLITS = 256;                         // at most gridDim.y
 constexpr float LOG2E = 1.44269504f;
 
 extern __shared__ uint4 shared[];
