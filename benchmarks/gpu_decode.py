@@ -111,15 +111,16 @@ def main() -> None:
     args = parser.parse_args()
     ceiling = ceiling_bytes_per_s()
     print(f"{torch.cuda.get_device_name()}; read ceiling {ceiling / 1e12:.2f} TB/s")
-    longest = max([*args.context, *args.prefill, 1024]) + 512
+    longest = min(max([*args.context, *args.prefill, 1024]) + 512, 131_072)
     config = EngineConfig(
         device="cuda", dtype=args.dtype, dummy=args.shape, ctx_size_tokens=longest,
         cache_tokens=max(args.lanes) * longest + 8192, max_num_seqs=max([*args.lanes, 16]),
     )  # fmt: skip
     started = time.perf_counter()
     engine = Engine(Path(), config, cubins=CUBINS)
-    print(f"{args.shape}: ready in {time.perf_counter() - started:.2f} s, compiled in "
-          f"{engine.gpu.compile_s:.2f} s, {torch.cuda.memory_allocated() / 1e9:.1f} GB")  # fmt: skip
+    took, memory_gb = time.perf_counter() - started, torch.cuda.memory_allocated() / 1e9
+    print(f"{args.shape}: ready in {took:.2f} s, of which {engine.gpu.compile_s:.2f} s compiling; "
+          f"{memory_gb:.1f} GB")  # fmt: skip
     engine.cache.all.normal_()
     step = engine._ahead._step
     params = SamplingParams(temperature=args.temperature)

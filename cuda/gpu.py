@@ -78,8 +78,11 @@ class Gpu:
         self._kernels: dict[Any, Kernel] = {}
         self._collected: list[KernelSpec] | None = None
 
-    def compile(self, specs: Iterable[KernelSpec],
-                on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:  # fmt: skip
+    def compile(
+        self,
+        specs: Iterable[KernelSpec],
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
         """Compile the kernels on all cores; those in the disk cache are only read."""
         started = time.perf_counter()
         wanted = {spec.key: spec for spec in specs if spec.key not in self._cubins}

@@ -11,7 +11,6 @@ from swiftchat.cuda.ops.linear import (
     MAX_VECTORS,
     Norm,
     Rotation,
-    Workspace,
     linear,
     linear_fits,
     linear_gated,

@@ -16,8 +16,8 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
 
     The spread of a matrix keeps the size of what goes through it, and what the layers add to
     the residual stream together is about as large as an embedding, so that logits have a
-    standard deviation near `_LOGIT_STD` at any depth. Where embeddings serve as `lm_head` too, they have
-    the spread of that.
+    standard deviation near `_LOGIT_STD` at any depth. Where embeddings serve as `lm_head` too,
+    they have the spread of that.
     """
     hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     q_rows = config.num_heads * head_dim

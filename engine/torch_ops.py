@@ -1,7 +1,7 @@
-"""The decoder's operations as torch calls: for the CPU, for GPUs without kernels, and as their
-reference.
+"""The decoder's operations as torch calls: for the CPU, and for GPUs our kernels do not cover.
 
-Activations are packed: one row a token. Products accumulate in fp32 whatever the dtype.
+They are also the reference for the kernels. Activations are packed: one row a token. Products
+accumulate in fp32 whatever the dtype.
 """
 
 from collections.abc import Sequence

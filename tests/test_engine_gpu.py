@@ -1,4 +1,4 @@
-"""The engine on a GPU against the CPU's: by kernels, by torch's operators, with and without graphs."""
+"""The engine on a GPU against the CPU's: kernels and torch's operators, with graphs and without."""
 
 import json
 from pathlib import Path

@@ -133,25 +133,27 @@ __device__ __forceinline__ float norm_factor(const Arguments& a, const Shared& s
 }
 
 // Loads that are in flight together: a round trip to L2 takes longer than all of them.
-constexpr int COLUMNS = VECTORS == 1 ? 8 : 1;
+constexpr int COLUMNS = VECTORS > 1 ? 1 : NORM ? 4 : 8;
 
 #if NORM
-// Calls use(b, column, four values of vector b) for this thread's columns, and leaves the sums of
-// squares in shared memory.
+// Calls use(b, column, four values of vector b, four of norm_weight) for this thread's columns, and
+// leaves the sums of squares in shared memory.
 template <typename Use>
 __device__ __forceinline__ void for_values(const Arguments& a, Shared& shared, Use use) {
     constexpr int STRIDE = CONSUMER_THREADS * 4;
     float squares[VECTORS] = {};
     for (int first = threadIdx.x * 4; first < a.k; first += COLUMNS * STRIDE) {
         float4 v[COLUMNS][VECTORS];
+        Vec<T, 4> weight[COLUMNS];
 #pragma unroll
-        for (int j = 0; j < COLUMNS; j++)
+        for (int j = 0; j < COLUMNS; j++) {
+            int column = first + j * STRIDE;
+            if (column < a.k) weight[j] = *(const Vec<T, 4>*)(a.norm_weight + column);
 #pragma unroll
-            for (int b = 0; b < VECTORS; b++) {
-                int column = first + j * STRIDE;
+            for (int b = 0; b < VECTORS; b++)
                 if (b < a.n && column < a.k)
                     v[j][b] = __ldcg((const float4*)((const float*)a.x + (i64)b * a.k + column));
-            }
+        }
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
@@ -160,7 +162,7 @@ __device__ __forceinline__ void for_values(const Arguments& a, Shared& shared, U
                 if (b < a.n && column < a.k) {
                     float4 u = v[j][b];
                     squares[b] += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
-                    use(b, column, u);
+                    use(b, column, u, weight[j]);
                 }
             }
     }
@@ -176,14 +178,13 @@ __device__ __forceinline__ void for_values(const Arguments& a, Shared& shared, U
 __device__ void load_vectors(const Arguments& a, const Share&, Shared& shared, u8* to, int stride) {
     float factors[VECTORS];
     if constexpr (IS_HALF) {
-        for_values(a, shared, [](int, int, float4) {});
+        for_values(a, shared, [](int, int, float4, Vec<T, 4>) {});
         named_barrier<1, CONSUMER_THREADS>();
 #pragma unroll
         for (int b = 0; b < VECTORS; b++) factors[b] = b < a.n ? norm_factor(a, shared, b) : 0;
         named_barrier<1, CONSUMER_THREADS>();
     }
-    for_values(a, shared, [&](int b, int i, float4 v) {
-        Vec<T, 4> w = *(const Vec<T, 4>*)(a.norm_weight + i);
+    for_values(a, shared, [&](int b, int i, float4 v, Vec<T, 4> w) {
         float f = 1;
         if constexpr (IS_HALF) f = factors[b];
         *(Vec<T, 4>*)(to + b * stride + i * sizeof(T)) = {

@@ -100,9 +100,9 @@ def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
     [num_seqs] counts each sequence's tokens, the query's own included; 0 gives zeros. Entries of
     `block_tables` int32 [num_seqs, max_blocks] for no visible token are not read as blocks. Of a
     sequence the last `window` tokens are visible (0: all); scores are capped by `softcap` (0: not),
-    and `alibi_slopes` fp32 [num_heads] times the distance to the last token is added. `settled` says
-    that no kernel since the stream was last idle, or since the current graph began, has written
-    anything this one reads but q and the last token's keys and values.
+    and `alibi_slopes` fp32 [num_heads] times the distance to the last token is added. `settled`
+    says that no kernel since the stream was last idle, or since the current graph began, has
+    written anything this one reads but q and the last token's keys and values.
     """
     num_seqs, num_heads, head_dim = q.shape
     num_blocks, kv_rows, block_size, _ = cache.shape

@@ -126,7 +126,8 @@ def linear_gated(gpu: Gpu, x: Tensor, weight: Tensor, out: Tensor, workspace: Wo
 
 
 def linear_rotate(gpu: Gpu, x: Tensor, weight: Tensor, queries: Tensor, workspace: Workspace,
-                  norm: Norm, rotation: Rotation, *, bias: Tensor | None = None) -> None:  # fmt: skip
+                  norm: Norm, rotation: Rotation, *,
+                  bias: Tensor | None = None) -> None:  # fmt: skip
     """Fused q k v product: rotated queries [n, heads, head_dim]; keys and values to the cache.
 
     Half-split rotary embedding of whole heads, in fp32.
