@@ -58,7 +58,7 @@ def lanes_at(engine: Engine, num_lanes: int, context: int, params: SamplingParam
     for lane in range(num_lanes):
         sequence = Sequence(lane, [5] * (context + 1), params)
         sequence.num_computed = context
-        blocks = -(-(context + 200) // size)
+        blocks = -(-min(context + 200, engine.ctx_size_tokens) // size)
         sequence.block_table = list(range(lane * blocks, (lane + 1) * blocks))
         assert (lane + 1) * blocks <= engine.allocator.num_blocks
         sequences.append(sequence)

@@ -59,7 +59,7 @@ class _Layout:
         rows = 16 if group > 8 and padded < 256 and dtype != torch.float32 else 8
         chunks = padded * dtype.itemsize // 16
         tile_bytes = _STEP * 16 * (chunks if chunks % 8 == 0 else chunks | 1)  # as in the kernel
-        warps = 4 if tile_bytes <= 8192 else 2
+        warps = 8 if tile_bytes <= 4096 else 4 if tile_bytes <= 8192 else 2
         slots = min(8, _SHARED_BYTES // (warps * tile_bytes))
         return cls(dtype, padded, rows, warps, slots, tile_bytes)
 
