@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _SLACK_TOKENS = 128  # of cache for each answer: the blocks it begins and ends in
 _FIRST_ID = 3  # what lies below is control tokens in most vocabularies
-_SMALLEST_VOCAB = 256
 
 
 @click.command()
@@ -87,9 +86,9 @@ def bench(model: str | None, dummy: str | None, prompt_tokens: int, answer_token
             (context, batch, runner.median(runs, max(context, 1), answer_tokens, batch))
             for context in contexts for batch in batches
         ]  # fmt: skip
-        ceiling = client.stats().get("read_ceiling_bytes_per_s")
-    costs = _Costs(shape, info) if shape is not None else None
-    flop = costs and costs.prefill_flop(prompt_tokens)
+        ceiling = client.stats(measure=True).get("read_ceiling_bytes_per_s")
+    costs = _Costs(shape, info)
+    flop = costs.prefill_flop(prompt_tokens)
     results: dict[str, Any] = {
         "model": path.name if dummy is None else dummy, "dummy": dummy is not None,
         "device": info.device, "dtype": info.dtype, "threads": info.num_threads,
@@ -97,17 +96,17 @@ def bench(model: str | None, dummy: str | None, prompt_tokens: int, answer_token
         "load_s": info.load_s, "read_ceiling_bytes_per_s": ceiling,
         "prefill": {
             "tokens": prompt_tokens, **prefill,
-            "tflop_per_s": flop and flop / prefill["prefill_s"] / 1e12,
+            "tflop_per_s": flop / prefill["prefill_s"] / 1e12,
         },
         "decode": [],
     }  # fmt: skip
     for context, batch, row in rows:
-        step_bytes = costs and costs.step_bytes(max(context, 1), answer_tokens, batch)
-        bytes_per_s = step_bytes and step_bytes / row["step_ms"] * 1e3
+        step_bytes = costs.step_bytes(max(context, 1), answer_tokens, batch)
+        bytes_per_s = step_bytes / row["step_ms"] * 1e3
         results["decode"].append({
             "context": context, "batch": batch, **row,
             "step_bytes": step_bytes, "bytes_per_s": bytes_per_s,
-            "share_of_ceiling": bytes_per_s / ceiling if bytes_per_s and ceiling else None,
+            "share_of_ceiling": bytes_per_s / ceiling if ceiling else None,
         })  # fmt: skip
     print(json_module.dumps(results, indent=2) if as_json else _table(results))
 
@@ -180,7 +179,7 @@ class _Runner:
 
     def __init__(self, client: "EngineClient", shape: "ModelConfig") -> None:
         self._client = client
-        self._vocab_size = _SMALLEST_VOCAB if shape is None else shape.vocab_size
+        self._vocab_size = shape.vocab_size
 
     def median(self, runs: int, prompt: int, answer: int, batch: int) -> dict[str, float]:
         """Medians of `measure` over the runs, and the tokens a second that follow from them."""

@@ -145,9 +145,12 @@ class EngineClient:
                        "params": params.to_wire()})  # fmt: skip
         return Generation(generation_id, events, self._cancel)
 
-    def stats(self) -> dict[str, Any]:
-        """Counters of the worker: blocks free, used and cached, tokens computed and reused."""
-        self._command({"type": "stats"})
+    def stats(self, *, measure: bool = False) -> dict[str, Any]:
+        """Counters of the worker: blocks free, used and cached, tokens computed and reused.
+
+        With `measure`, a GPU's read ceiling too; it is measured when first asked for.
+        """
+        self._command({"type": "stats", "measure": measure})
         answer = self._stats.get()
         if isinstance(answer, SwiftchatError):
             raise answer

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import OLDEST_CAPABILITY, Gpu
 from swiftchat.engine.batch import Batch
 from swiftchat.engine.blocks import BlockAllocator
+from swiftchat.engine.ceiling import read_ceiling_bytes_per_s
 from swiftchat.engine.cuda_ops import CudaOps, kernels_cover
 from swiftchat.engine.decode_ahead import DecodeAhead
 from swiftchat.engine.decode_step import SIZES, DecodeStep
@@ -112,8 +114,9 @@ class Engine:
         self._generations: dict[int, _Generation] = {}
         self._ready: list[Outcome] = []
         self._num_computed = self._num_reused = 0
+        self._read_ceiling = 0.0
         self.info = EngineInfo(
-            device=device_name(device),
+            device=device_name(device) + ("" if gpu or device.type == "cpu" else ", torch only"),
             dtype=str(dtype).removeprefix("torch."),
             num_parameters=num_parameters,
             weights_bytes=resident_bytes(weights),
@@ -229,8 +232,17 @@ class Engine:
                 outcomes += self._extend(generation, token)
         return outcomes
 
-    def stats(self) -> dict[str, Any]:
-        """Counters: blocks by state, tokens computed and reused since loading."""
+    def stats(self, measure: bool = False) -> dict[str, Any]:
+        """Counters: blocks by state, tokens computed and reused since loading.
+
+        With kernels, the seconds of compiling them, and with `measure` the GPU's read ceiling.
+        """
+        of_gpu: dict[str, Any] = {}
+        if self.gpu is not None:
+            of_gpu["compile_s"] = self.gpu.compile_s
+        if self.gpu is not None and measure:
+            self._read_ceiling = self._read_ceiling or read_ceiling_bytes_per_s(self.device)
+            of_gpu["read_ceiling_bytes_per_s"] = self._read_ceiling
         return {
             "num_blocks": self.allocator.num_blocks,
             "block_size": self.allocator.block_size,
@@ -241,7 +253,7 @@ class Engine:
             "waiting": len(self.scheduler.waiting),
             "computed_tokens": self._num_computed,
             "reused_tokens": self._num_reused,
-            **({} if self.gpu is None else {"compile_s": self.gpu.compile_s}),
+            **of_gpu,
         }
 
     def _prefill_progress(self, row: Row) -> Outcome:
@@ -297,7 +309,12 @@ class Engine:
 
 def find_kernels(device: torch.device, config: EngineConfig, shape: ModelConfig,
                  dtype: torch.dtype, cubins: Path | None) -> Gpu | None:  # fmt: skip
-    """The GPU if our kernels can run this model there; None for torch's operators."""
+    """The GPU if our kernels can run this model there; None for torch's operators.
+
+    Those also run where the bindings that launch kernels are not installed.
+    """
+    if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
+        return None
     if device.type != "cuda" or not config.kernels or not kernels_cover(shape, dtype):
         return None
     if torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:

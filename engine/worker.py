@@ -65,7 +65,7 @@ class Worker:
                     case "cancel":
                         self._engine.cancel(command["id"])
                     case "stats":
-                        self._send({"type": "stats", **self._engine.stats()})
+                        self._send({"type": "stats", **self._engine.stats(command["measure"])})
                     case unknown:
                         raise ValueError(f"unknown command {unknown!r}")
         except Empty:

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from swiftchat.chat.bench import _Costs, bench
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Event, Finished, Tokens
-from swiftchat.errors import UsageError
+from swiftchat.errors import ModelNotFound, UsageError
 from swiftchat.weights.model import Model
 
 INFO = EngineInfo("H", "float32", 1000, 200_000, 100, 76_800, 256, 1, 0.125)
@@ -48,7 +48,7 @@ class Engine:
         end = Finished("length", len(prompt), 0, length, 0.5, (length - 1) * 0.010, 0)
         return [Tokens([5]), end]
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, *, measure: bool = False) -> dict[str, Any]:
         index = min(len(Engine.started), len(Engine.extra)) - 1
         return {"free_blocks": 4, **(Engine.extra[index] if Engine.extra else {})}
 
@@ -162,15 +162,15 @@ def test_a_dummy_needs_no_model(engine, tmp_path: Path) -> None:
     assert engine.started[0].config.dummy == file
 
 
-def test_a_dummy_only_the_engine_knows(engine, tmp_path: Path) -> None:
-    found = report("--dummy", "some-shape-8b")
-    assert found["model"] == "some-shape-8b" and found["decode"][0]["step_ms"] > 0
-    assert found["prefill"]["tflop_per_s"] is found["decode"][0]["bytes_per_s"] is None
-    assert "–" in run("--dummy", "some-shape-8b").stdout
-    assert max(max(prompt) for prompt in engine.started[0].prompts) < 256
-    told = (fake_engine.make_folder(tmp_path) / "config.json").read_text()
-    engine.extra.append({"hf_config": json.loads(told)})
-    assert report("--dummy", "some-shape-8b")["decode"][0]["bytes_per_s"] > 0
+def test_a_dummy_by_name(engine) -> None:
+    found = report("--dummy", "smollm2-135m")
+    assert found["model"] == "smollm2-135m"
+    assert found["prefill"]["tflop_per_s"] > 0 and found["decode"][0]["bytes_per_s"] > 0
+
+
+def test_an_unknown_dummy_names_the_known_ones(engine) -> None:
+    error = CliRunner().invoke(bench, [*SHORT, "--dummy", "some-shape-8b"]).exception
+    assert isinstance(error, ModelNotFound) and "llama-3.1-8b" in error.hint
 
 
 def test_what_cannot_be_measured_is_refused(engine, tmp_path: Path) -> None:
