@@ -7,12 +7,15 @@ import torch
 _ROWS, _COLUMNS = 128_256, 4096
 
 
-def read_ceiling_bytes_per_s(device: torch.device) -> float:
-    """Bytes a second at which cuBLAS multiplies a matrix of 1 GB by a vector, the best of reads.
+def read_ceiling_bytes_per_s(device: torch.device) -> float | None:
+    """Bytes a second at which cuBLAS multiplies a matrix of 1 GB by a vector, a median.
 
-    Takes 1 GB for a moment, and some milliseconds.
+    Takes 1 GB for a moment, and some milliseconds; None where there is no such room.
     """
-    matrix = torch.empty(_ROWS, _COLUMNS, dtype=torch.bfloat16, device=device).normal_()
+    try:
+        matrix = torch.empty(_ROWS, _COLUMNS, dtype=torch.bfloat16, device=device).normal_()
+    except torch.OutOfMemoryError:
+        return None
     vector = matrix[0].clone()
     times_ms = []
     for _ in range(15):

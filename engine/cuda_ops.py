@@ -20,6 +20,7 @@ from swiftchat.cuda.ops.prefill_attention import prefill_attention
 from swiftchat.cuda.ops.rotary import rotary
 from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache
+from swiftchat.engine.lanes import whole_lanes
 from swiftchat.engine.rope import cos_sin_table
 from swiftchat.weights.config import ModelConfig
 
@@ -63,7 +64,7 @@ class CudaOps:
         self.gpu = gpu
         self.cos_sin = cos_sin_table(config.rope, config.head_dim, ctx_size_tokens, gpu.device)
         self.attention_workspace = decode_attention_workspace(
-            gpu, max_num_seqs, config.num_heads, config.head_dim
+            gpu, whole_lanes(max_num_seqs), config.num_heads, config.head_dim
         )
         self.linear_workspace = Workspace(gpu, config.hidden_size)
         self.scale = config.head_dim**-0.5
@@ -161,7 +162,16 @@ class CudaOps:
         return out
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
-        wanted = [pair for pair in copies if pair[0] != pair[1]]
-        if wanted:
-            pairs = torch.tensor(wanted, dtype=torch.int32, device=self.gpu.device)
+        together: list[tuple[int, int]] = []  # a launch makes its copies in no order
+        for source, destination in copies:
+            if any(destination == earlier for earlier, _ in together):
+                self._copy(cache, together)
+                together = []
+            if source != destination:
+                together.append((source, destination))
+        self._copy(cache, together)
+
+    def _copy(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
+        if copies:
+            pairs = torch.tensor(copies, dtype=torch.int32, device=self.gpu.device)
             copy_blocks(self.gpu, cache.all, pairs)

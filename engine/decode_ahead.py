@@ -7,6 +7,7 @@ import torch
 
 from swiftchat.engine.decode_step import DecodeStep
 from swiftchat.engine.scheduler import Scheduler, Sequence, Step
+from swiftchat.errors import OutOfMemory
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class DecodeAhead:
         if not self._reserve(sequences, ahead=1):
             return False
         self.drop()
+        try:
+            self._step.prepare(len(sequences))
+        except (OutOfMemory, torch.OutOfMemoryError):
+            return False  # the same without a graph takes less
         self._step.lanes.load(sequences, seeds)
         self._launch(sequences)
         return True
@@ -88,7 +93,9 @@ class DecodeAhead:
 
     def _goes_on(self, sequences: list[Sequence]) -> bool:
         """Whether all these lanes, and no others, will have a next step as far as one can know."""
-        if self._scheduler.waiting or set(sequences) != set(self._scheduler.running):
+        scheduler = self._scheduler
+        could_admit = scheduler.waiting and len(scheduler.running) < scheduler.max_num_seqs
+        if could_admit or set(sequences) != set(scheduler.running):
             return False
         for sequence in sequences:
             num_tokens = len(sequence.tokens) + 1  # with the token under way

@@ -78,6 +78,9 @@ class DecodeStep:
         state = [lanes.tokens, lanes.positions, lanes.context_lens, lanes.slots, lanes.step,
                  lanes.counts]  # fmt: skip
         saved = [tensor.clone() for tensor in state]
+        with self._ops.gpu.collecting() as specs:
+            self.run(n)
+        self._ops.gpu.compile(specs)
         self.run(n)
         for tensor, before in zip(state, saved, strict=True):
             tensor.copy_(before)

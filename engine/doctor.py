@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,16 @@ def report() -> Facts:
     facts["compile"] = _compile(archs[0] if archs else "sm_90a")
     facts["cpu"] = _cpu(has_torch=facts["torch"]["error"] is None)
     facts["can_chat"] = facts["torch"]["error"] is None
-    facts["usable_gpus"] = [gpu["index"] for gpu in facts["gpus"] if gpu["error"] is None]
+    facts["usable_gpus"] = [
+        gpu["index"] for gpu in facts["gpus"]
+        if gpu["error"] is None and (gpu["kernel_error"] is None or not _has_bindings())
+    ]  # fmt: skip
     return {**facts, "checks": [asdict(check) for check in judge(facts)]}
+
+
+def _has_bindings() -> bool:
+    """Without them a chat does not try the kernels but runs torch's operators."""
+    return find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
 
 
 def _program() -> Facts:

@@ -68,6 +68,8 @@ class Engine:
     ) -> None:
         started = time.perf_counter()
         device = find_device(config.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # for streams, events and pinned memory
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         model = None if config.dummy else Model.open(path)
@@ -114,7 +116,7 @@ class Engine:
         self._generations: dict[int, _Generation] = {}
         self._ready: list[Outcome] = []
         self._num_computed = self._num_reused = 0
-        self._read_ceiling = 0.0
+        self._read_ceiling: float | None = None
         self.info = EngineInfo(
             device=device_name(device) + ("" if gpu or device.type == "cpu" else ", torch only"),
             dtype=str(dtype).removeprefix("torch."),
@@ -242,7 +244,8 @@ class Engine:
             of_gpu["compile_s"] = self.gpu.compile_s
         if self.gpu is not None and measure:
             self._read_ceiling = self._read_ceiling or read_ceiling_bytes_per_s(self.device)
-            of_gpu["read_ceiling_bytes_per_s"] = self._read_ceiling
+            if self._read_ceiling is not None:
+                of_gpu["read_ceiling_bytes_per_s"] = self._read_ceiling
         return {
             "num_blocks": self.allocator.num_blocks,
             "block_size": self.allocator.block_size,

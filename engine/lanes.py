@@ -17,6 +17,11 @@ _FLOATS = (
 )  # fmt: skip
 
 
+def whole_lanes(num_lanes: int) -> int:
+    """So many lanes, or a few more: every row of their state begins at 16 bytes."""
+    return -(-num_lanes // 4) * 4
+
+
 class Lanes:
     """What a step reads and leaves for the next, without the host in between.
 
@@ -28,7 +33,7 @@ class Lanes:
 
     def __init__(self, gpu: Gpu, max_lanes: int, max_blocks: int, block_size: int,
                  vocab_size: int) -> None:  # fmt: skip
-        self.max_lanes = -(-max_lanes // 4) * 4  # so that every row begins at 16 bytes
+        self.max_lanes = whole_lanes(max_lanes)
         self.block_size = block_size
         names = [*_INTS, *_FLOATS]
         self._words = torch.zeros(len(names), self.max_lanes, dtype=torch.int32, device=gpu.device)
@@ -79,7 +84,7 @@ class Lanes:
                 "positions": position,
                 "context_lens": position + 1,
                 "slots": block * self.block_size + position % self.block_size,
-                "top_k": sequence.params.top_k,
+                "top_k": min(sequence.params.top_k, self.counts.shape[1]),
             }
             for name, value in values.items():
                 host[self._rows[name], lane] = value
@@ -91,6 +96,7 @@ class Lanes:
                 self._count(lane, sequence)
         self._words.copy_(host, non_blocking=True)
         signed = [seed - 2**64 if seed >= 2**63 else seed for seed in seeds]
+        # From ordinary memory, which waits for all copies above.
         self.seeds[: len(signed)] = torch.tensor(
             signed, dtype=torch.int64, device=self.seeds.device
         )

@@ -16,7 +16,7 @@ import platformdirs
 from swiftchat.engine import protocol
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import Message, Prefill, Tokens
-from swiftchat.errors import OutOfMemory, SwiftchatError
+from swiftchat.errors import DeviceError, KernelCompileError, OutOfMemory, SwiftchatError
 
 
 class Worker:
@@ -38,6 +38,12 @@ class Worker:
             self._load(command)
         except SwiftchatError as error:
             self._send(protocol.error_message(error))
+            return
+        except RuntimeError as error:  # torch's, for a device that is full, busy or broken
+            traceback.print_exc()
+            kind = OutOfMemory if _is_out_of_memory(error) else DeviceError
+            hint = "nvidia-smi shows what else uses the GPU; --device cpu does without"
+            self._send(protocol.error_message(kind(_first_line(error), hint)))
             return
         while True:
             self._obey()
@@ -81,13 +87,14 @@ class Worker:
     def _step(self) -> None:
         try:
             outcomes = self._engine.step()
+        except (OutOfMemory, KernelCompileError) as error:
+            outcomes = self._engine.abort_all(error)
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
             traceback.print_exc()
-            words = str(error).strip().splitlines()
             outcomes = self._engine.abort_all(
-                OutOfMemory(f"out of memory: {words[0] if words else error!r}",
+                OutOfMemory(f"out of memory: {_first_line(error)}",
                             "use a smaller --ctx-size or start a new conversation")
             )  # fmt: skip
         for generation_id, event in outcomes:
@@ -119,9 +126,15 @@ class Worker:
 def _is_out_of_memory(error: BaseException) -> bool:
     import torch
 
-    known = (MemoryError, torch.OutOfMemoryError)
-    # torch's CPU allocator raises a plain RuntimeError.
-    return isinstance(error, known) or "DefaultCPUAllocator" in str(error)
+    # Others than torch's GPU allocator raise a plain RuntimeError.
+    texts = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or any(text in str(error) for text in texts)
+
+
+def _first_line(error: BaseException) -> str:
+    words = str(error).strip().splitlines()
+    return words[0] if words else repr(error)
 
 
 def main() -> None:

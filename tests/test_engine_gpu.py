@@ -199,3 +199,26 @@ def test_a_context_of_100k_tokens(tmp_path: Path, cubins: Path) -> None:
     longer = prompt + first[1][:6]
     again = tiny.run(engine, {2: longer}, SamplingParams(temperature=0, max_tokens=6))[0]
     assert again[2] == first[1][6:]
+
+
+def test_numbers_nobody_expects(folder: Path, cubins: Path) -> None:
+    """Lanes that are no multiple of four, and more candidates than the vocabulary has ids."""
+    prompts = {i: tiny.random_ids(3 + i, seed=i) for i in range(7)}
+    params = SamplingParams(temperature=1, top_k=3_000_000_000, max_tokens=9, seed=4)
+    settings = {"max_num_seqs": 7, "cache_tokens": 1024}
+    on_cpu, _ = tiny.run(tiny.engine(folder, **settings), prompts, params)
+    assert tiny.run(gpu_engine(folder, cubins, **settings), prompts, params)[0] == on_cpu
+
+
+def test_copies_that_follow_each_other(tmp_path: Path, cubins: Path) -> None:
+    """The destination of one copy may be the source of an earlier one."""
+    tiny.make("llama", tmp_path)
+    engine = gpu_engine(tmp_path, cubins, cache_tokens=64)
+    cache = engine.cache.all
+    cache.normal_()
+    expected = cache.clone()
+    copies = [(6, 5), (0, 6), (2, 3), (3, 0), (4, 4)]
+    for source, destination in copies:
+        expected[:, destination] = expected[:, source]
+    engine.decoder.ops.copy_blocks(engine.cache, copies)
+    assert torch.equal(cache, expected)

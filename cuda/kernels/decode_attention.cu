@@ -38,7 +38,7 @@
 #include "decode_tiles.cuh"
 
 // How the visible tokens [begin, end) are shared out: steps of 16 tokens go round the warps of the
-// splits that are used. With few tokens those are fewer than gridDim.y: first the combination is
+// splits that are used. With few tokens those are fewer than there are: first the combination is
 // saved, then no warp waits for two steps in turn. Split 0 always has work.
 struct Share {
     int begin, end, splits;

@@ -1,5 +1,5 @@
 // Barriers in shared memory that also count bytes, and the bulk copies that complete on them.
-// Before sm_90 there are no bulk copies: `copy_row` then uses 16-byte asynchronous copies.
+// Before sm_90 there are no bulk copies: `copy_rows` then uses 16-byte asynchronous copies.
 #pragma once
 #include "common.cuh"
 

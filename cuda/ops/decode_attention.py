@@ -14,8 +14,7 @@ _FP32_HEAD_DIMS = (64, 128, 256)
 _STEP = 16  # tokens a warp takes at a time, as in the kernel
 _SHARED_BYTES = 96 * 1024  # two blocks fit a multiprocessor, one fits any of sm_80 and newer
 _BLOCKS_PER_SM = 1
-_MAX_SPLITS = 256  # as in the kernel
-_MAX_GRID = 65_535
+_MAX_SPLITS = 256
 # So many splits at least while there are few sequences: their lengths differ, and one long one
 # must not keep a few multiprocessors busy after all others. Chance does that for many.
 _UNEVEN_SPLITS = 4
@@ -160,8 +159,6 @@ def _check_numbers(cache: Tensor, num_heads: int, window: int, softcap: float) -
 def _check_query(gpu: Gpu, q: Tensor) -> None:
     """Rows may lie apart; each is contiguous and aligned."""
     num_seqs, num_heads, head_dim = q.shape
-    if num_seqs > _MAX_GRID:
-        raise ValueError(f"at most {_MAX_GRID} sequences, not {num_seqs}")
     if num_seqs:
         check_tensor("q", q[0], (num_heads, head_dim), q.dtype, gpu)
     if q.stride(0) * q.element_size() % 16:

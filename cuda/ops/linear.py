@@ -88,7 +88,8 @@ def linear_fits(gpu: Gpu, n: int, k: int, itemsize: int, *, splittable: bool = F
     """Whether n vectors of k elements are few and short enough for this kernel."""
     if not 1 <= n <= MAX_VECTORS or k * itemsize % 16:
         return False
-    return _splits(gpu, n, k, itemsize) == 1 or splittable
+    splits = _splits(gpu, n, k, itemsize)
+    return splits is not None and (splits == 1 or splittable)
 
 
 def linear(gpu: Gpu, x: Tensor, weight: Tensor, out: Tensor, workspace: Workspace, *,
@@ -169,7 +170,7 @@ def _launch(
     check_tensor("x", x, (n, k), torch.float32 if norm else weight.dtype, gpu)
     if norm:
         check_tensor("norm.weight", norm.weight, (k,), weight.dtype, gpu)
-    splits = _splits(gpu, n, k, itemsize)
+    splits = _splits(gpu, n, k, itemsize) or 1
     if splits > 1:
         needed = splits * n * rows
         if workspace.partial.numel() < needed or workspace.counters.numel() * 8 < rows:
@@ -198,13 +199,14 @@ def _rotation_arguments(r: Rotation) -> tuple[Tensor | int, ...]:
     return r.cos_sin, r.positions, r.slots, r.cache, *sizes
 
 
-def _splits(gpu: Gpu, n: int, k: int, itemsize: int) -> int:
-    """Into how many parts k is split, so that the vectors leave room for three slots at least."""
+def _splits(gpu: Gpu, n: int, k: int, itemsize: int) -> int | None:
+    """Into how many parts k is split, so that the vectors leave room for three slots at least.
+
+    None if even the most parts there may be are too long.
+    """
     room = gpu.block_shared_bytes - _STATIC_BYTES - 3 * _SLOT_BYTES
-    splits = 1
-    while n * _stride(k, itemsize, splits) > room:
-        splits += 1
-    return splits
+    fitting = (s for s in range(1, _MAX_SPLITS + 1) if n * _stride(k, itemsize, s) <= room)
+    return next(fitting, None)
 
 
 def _stride(k: int, itemsize: int, splits: int) -> int:
