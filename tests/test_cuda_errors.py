@@ -1,0 +1,53 @@
+"""What a user is told when the GPU, the driver or the compiler is not what the kernels need."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from swiftchat.cuda import gpu as gpu_module
+from swiftchat.cuda import nvrtc
+from swiftchat.cuda.cubin_cache import CubinCache
+from swiftchat.cuda.gpu import Gpu, check
+from swiftchat.errors import DeviceError, KernelCompileError, OutOfMemory
+
+
+@pytest.fixture
+def old_gpu(monkeypatch) -> None:
+    properties = SimpleNamespace(name="Old GPU", major=7, minor=5, multi_processor_count=40)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+
+@pytest.mark.usefixtures("old_gpu")
+def test_an_older_gpu_is_named_with_what_is_needed() -> None:
+    with pytest.raises(DeviceError, match=r"Old GPU has compute capability 7\.5; .* 8\.0"):
+        Gpu(torch.device("cuda", 0), CubinCache(None))
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_every_capability_has_its_architecture(capability: tuple[int, int]) -> None:
+    assert nvrtc.architecture(capability) in nvrtc.ARCHITECTURES
+
+
+def test_a_status_of_the_driver_becomes_the_error_it_means() -> None:
+    driver = gpu_module._driver()
+    assert check((driver.CUresult.CUDA_SUCCESS, 7)) == 7
+    assert check((driver.CUresult.CUDA_SUCCESS, 7, 8)) == (7, 8)
+    with pytest.raises(OutOfMemory, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        check((driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY,))
+    # What a driver says to machine code that is newer than it.
+    with pytest.raises(DeviceError, match="NO_BINARY_FOR_GPU") as caught:
+        check((driver.CUresult.CUDA_ERROR_NO_BINARY_FOR_GPU,))
+    assert "doctor" in caught.value.hint and caught.value.exit_code == 4
+
+
+def test_missing_headers_say_what_to_install(monkeypatch) -> None:
+    monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(nvrtc.Path, "exists", lambda self: False)
+    nvrtc.header_folders.cache_clear()
+    try:
+        with pytest.raises(KernelCompileError, match=r"cuda_bf16\.h") as caught:
+            nvrtc.header_folders()
+        assert "swiftchat[cuda]" in caught.value.hint
+    finally:
+        nvrtc.header_folders.cache_clear()
