@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiftchat.chat.gate import visible
-from swiftchat.chat.oneshot import files_text, stats_line
+from swiftchat.chat.oneshot import files_text, memory_line, stats_line
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -168,6 +168,7 @@ class Commands:
         else:
             print("no answer yet")
         if engine.info is not None:
+            print(visible(memory_line(engine.info)))
             for name, value in engine.stats().items():
                 print(f"{name.replace('_', ' '):16} {value}")
 

@@ -180,6 +180,15 @@ def stats_line(answer: Answer, load_s: float) -> str:
     )
 
 
+def memory_line(info: EngineInfo) -> str:
+    """What the engine took, and what for, for people."""
+    return (
+        f"{info.device}, {info.dtype} · weights {info.weights_bytes / 1e9:.2f} GB · "
+        f"cache for {info.cache_tokens} tokens {info.cache_bytes / 1e9:.2f} GB · "
+        f"context {info.ctx_size_tokens}"
+    )
+
+
 def write(text: str) -> None:
     """Text to stdout, at once."""
     sys.stdout.write(text)

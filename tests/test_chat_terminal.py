@@ -184,6 +184,7 @@ def test_commands_and_unknown_ones(chat: Callable[..., Terminal]) -> None:
     terminal.type("/regen\r")
     terminal.wait_for("Hello again.")
     terminal.type("/stats\r")
+    terminal.wait_for("cache for")
     terminal.wait_for("free blocks")
     terminal.type("/undo\r")
     terminal.wait_for("0 left")
