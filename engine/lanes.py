@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Sequence as Seq
 
 import torch
-from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.scheduler import Sequence
@@ -39,6 +38,11 @@ class Lanes:
         self._words = torch.zeros(len(names), self.max_lanes, dtype=torch.int32, device=gpu.device)
         self._host_words = self._words.cpu().pin_memory()
         self._rows = {name: row for row, name in enumerate(names)}
+        ints = (self._words[self._rows[name]] for name in _INTS)
+        self.tokens, self.positions, self.context_lens, self.slots, self.top_k = ints
+        floats = (self._words[self._rows[name]].view(torch.float32) for name in _FLOATS)
+        (self.temperature, self.top_p, self.min_p, self.repeat_penalty, self.presence_penalty,
+         self.frequency_penalty) = floats  # fmt: skip
         self.seeds = torch.zeros(self.max_lanes, dtype=torch.int64, device=gpu.device)
         max_blocks = -(-max_blocks // 4) * 4
         self.block_tables = torch.zeros(
@@ -51,14 +55,6 @@ class Lanes:
         self.num_steps = 0  # what `step` will be when all that was launched is done
         self._num_blocks = [0] * self.max_lanes  # of each table, that the device knows
         self.reset()
-
-    def __getattr__(self, name: str) -> Tensor:
-        """A row of the words by its name."""
-        rows = self.__dict__.get("_rows", {})
-        if name not in rows:
-            raise AttributeError(name)
-        row: Tensor = self._words[rows[name]]
-        return row.view(torch.float32) if name in _FLOATS else row
 
     def reset(self) -> None:
         """Nobody uses any lane, and no step was made; the device must be idle."""
