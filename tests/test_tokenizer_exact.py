@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import example, given, settings
+from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
 from swiftchat.errors import BadModelFile, ModelNotFound
@@ -104,8 +104,13 @@ class Pair:
         self.ours, self.theirs = Tokenizer.from_json(spec), reference(spec)
 
     def check(self, text: str) -> None:
-        expected = self.theirs.encode(text, add_special_tokens=False).ids
         ids = self.ours.encode(text)
+        try:
+            expected = self.theirs.encode(text, add_special_tokens=False).ids
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            reject()  # the library gives up on some overlaps of added tokens: "bad split"
         assert ids == expected, text
         assert self.ours.decode(ids) == self.theirs.decode(ids, skip_special_tokens=False)
 
