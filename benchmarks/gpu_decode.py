@@ -8,47 +8,20 @@ run (cuBLAS, a vocabulary's matrix by a vector).
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
 
 import torch
+from gpu_timing import captured, median_us, read_ceiling_bytes_per_s
 
-from swiftchat.cuda.gpu import Kernel
+from swiftchat.cuda.gpu import Launch
 from swiftchat.engine.engine import Engine
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.scheduler import Sequence
 
-CUBINS = Path("/tmp/swiftchat-bench-cubins")
-
-
-def replay_us(graph: torch.cuda.CUDAGraph, repeats: int = 30) -> float:
-    for _ in range(3):
-        graph.replay()
-    times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(times)
-
-
-def captured(run) -> torch.cuda.CUDAGraph:  # type: ignore[no-untyped-def]
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph
-
-
-def ceiling_bytes_per_s() -> float:
-    big = torch.randn(128256, 4096, device="cuda", dtype=torch.bfloat16)
-    vector = big[0].clone()
-    return big.nbytes / replay_us(captured(lambda: torch.mv(big, vector))) * 1e6
+CUBINS = Path(tempfile.gettempdir(), "swiftchat-bench-cubins")
 
 
 def lanes_at(engine: Engine, num_lanes: int, context: int, params: SamplingParams) -> None:
@@ -68,34 +41,29 @@ def lanes_at(engine: Engine, num_lanes: int, context: int, params: SamplingParam
 
 def breakdown(engine: Engine, num_lanes: int, ceiling: float) -> None:
     """Each kernel of a step alone: all its launches of the step in one graph, in their order."""
-    calls: dict[str, list] = defaultdict(list)
-    original = Kernel.__call__
-
-    def record(self: Kernel, grid, block, *args, **options) -> None:  # type: ignore[no-untyped-def]
-        label = self._spec.name + "".join(
-            f" {self._spec.defines[key].lower()}"
-            for key in ("EPILOGUE",)
-            if key in self._spec.defines
-        )
-        calls[label].append((self, grid, block, args, options))
-        original(self, grid, block, *args, **options)
-
-    Kernel.__call__ = record  # type: ignore[method-assign]
+    gpu, kinds = engine.gpu, defaultdict(list)
+    gpu.launches = []
     engine._ahead._step.run(num_lanes)
-    Kernel.__call__ = original  # type: ignore[method-assign]
-    for label, launches in calls.items():
-        if label == "advance":
-            continue
+    for launch in gpu.launches:
+        kind = f"{launch.spec.name} {launch.spec.defines.get('EPILOGUE', '').lower()}"
+        kinds[kind].append(launch)
+    gpu.launches = None
+    for kind, launches in kinds.items():
+        if not kind.startswith("advance"):
+            print_kind(kind, launches, ceiling)
 
-        def again(launches=launches) -> None:  # type: ignore[no-untyped-def]
-            for kernel, grid, block, args, options in launches:
-                original(kernel, grid, block, *args, **options)
 
-        repeats = max(1, 8 // len(launches))
-        us = replay_us(captured(lambda: [again() for _ in range(repeats)]), 12) / repeats  # noqa: B023
-        moved = sum(options.get("num_bytes", 0) for *_, options in launches)
-        print(f"    {label:24} {len(launches):3} x {us / len(launches):7.2f} us = {us:7.0f} us"
-              f"   {moved / us / 1e6:.2f} TB/s {moved / us * 1e6 / ceiling:4.0%}")  # fmt: skip
+def print_kind(kind: str, launches: list[Launch], ceiling: float) -> None:
+    repeats = max(1, 8 // len(launches))
+
+    def run() -> None:
+        for launch in launches * repeats:
+            launch.again()
+
+    us = median_us(captured(run).replay) / repeats
+    rate = sum(launch.num_bytes for launch in launches) / us * 1e6
+    print(f"    {kind:24} {len(launches):3} x {us / len(launches):7.2f} us = {us:7.0f} us"
+          f"   {rate / 1e12:.2f} TB/s {rate / ceiling:4.0%}")  # fmt: skip
 
 
 @torch.inference_mode()
@@ -109,7 +77,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--breakdown", action="store_true")
     args = parser.parse_args()
-    ceiling = ceiling_bytes_per_s()
+    ceiling = read_ceiling_bytes_per_s(torch.device("cuda", 0))
     print(f"{torch.cuda.get_device_name()}; read ceiling {ceiling / 1e12:.2f} TB/s")
     longest = min(max([*args.context, *args.prefill, 1024]) + 512, 131_072)
     config = EngineConfig(
@@ -131,7 +99,7 @@ def main() -> None:
         for context in args.context:
             lanes_at(engine, num_lanes, context, params)
             graph = step.prepare(num_lanes)
-            us = replay_us(graph)
+            us = median_us(graph.replay)
             moved = weights + num_lanes * context * engine.cache.num_bytes // (
                 engine.allocator.num_blocks * config.block_size
             )

@@ -6,11 +6,10 @@ One CUDA graph holds a launch for each layer, at least 32, every one over its ow
 larger than L2.
 """
 
-import statistics
 import sys
-from collections.abc import Callable
 
 import torch
+from gpu_timing import captured, median_us, read_ceiling_bytes_per_s
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
@@ -19,32 +18,6 @@ from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attenti
 KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 64
 TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 2
 FOOTPRINT = 2**28  # bytes that all launches of a graph read at least: five times the L2
-
-
-def median_us(run: Callable[[], None], repeats: int = 20) -> float:
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    for _ in range(3):
-        graph.replay()
-    times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(times)
-
-
-def read_ceiling() -> float:
-    """TB/s of cuBLAS for 128256 × 4096 by a vector, which reads faster than a copy."""
-    matrix = torch.randn(128256, 4096, device="cuda", dtype=torch.bfloat16)
-    vector = torch.randn(4096, device="cuda", dtype=torch.bfloat16)
-    return matrix.nbytes / median_us(lambda: torch.mv(matrix, vector)) / 1e6
 
 
 def launch_us(gpu: Gpu, context: int, group: int) -> float:
@@ -68,13 +41,13 @@ def launch_us(gpu: Gpu, context: int, group: int) -> float:
         for row in rows:
             decode_attention(gpu, q, cache, row, length, HEAD_DIM**-0.5, out, workspace)
 
-    return median_us(run) / layers
+    return median_us(captured(run).replay) / layers
 
 
 def main() -> None:
     contexts = [int(arg) for arg in sys.argv[1:]] or [128, 200, 1024, 2048, 8192, 32768, 131072]
     gpu = Gpu(torch.device("cuda", 0), CubinCache(None))
-    ceiling = read_ceiling()
+    ceiling = read_ceiling_bytes_per_s(torch.device("cuda", 0)) / 1e12
     print(f"{torch.cuda.get_device_name()}, read ceiling {ceiling:.2f} TB/s (cuBLAS)")
     for group in (4, 8):
         for context in contexts:

@@ -5,11 +5,11 @@
 TFLOP/s of the visible half of the scores: 4 · S² / 2 · heads · head_dim in the median time.
 """
 
-import statistics
 from collections.abc import Callable
 from functools import partial
 
 import torch
+from gpu_timing import median_us
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -19,19 +19,6 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.prefill_attention import prefill_attention
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 32, 8, 128, 64
-RUNS = 20
-
-
-def median_ms(work: Callable[[], object]) -> float:
-    times = []
-    for _ in range(RUNS + 3):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times[3:])
 
 
 def ours(gpu: Gpu, length: int, path: str) -> Callable[[], None]:
@@ -69,7 +56,7 @@ def main() -> None:
         }
         if gpu.arch == "sm_90a":
             rivals["ours wgmma"] = ours(gpu, length, "wgmma")
-        found = {name: median_ms(work) for name, work in rivals.items()}
+        found = {name: median_us(work) / 1e3 for name, work in rivals.items()}
         print(f"{length} tokens: " + ", ".join(
             f"{name} {ms:.3f} ms ({flops / ms / 1e9:.0f} TFLOP/s)" for name, ms in found.items()
         ))  # fmt: skip

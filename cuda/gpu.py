@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from swiftchat.cuda.cubin_cache import CubinCache
-from swiftchat.cuda.nvrtc import architecture
+from swiftchat.cuda.nvrtc import OLDEST_CAPABILITY, architecture
 from swiftchat.errors import DeviceError, OutOfMemory
 
 DTYPE_NAMES = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half", torch.float32: "float"}
-OLDEST_CAPABILITY = (8, 0)
 _CTYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int32, "l": ctypes.c_int64, "f": ctypes.c_float}
 
 Dims = int | tuple[int, int] | tuple[int, int, int]
@@ -41,10 +41,11 @@ class KernelSpec:
 
 @dataclass(frozen=True)
 class Launch:
-    """A recorded launch: which kernel, and how many bytes it had to move."""
+    """A recorded launch: of what, how many bytes it had to move at least, and how to repeat it."""
 
-    name: str
+    spec: KernelSpec
     num_bytes: int
+    again: Callable[[], None]
 
 
 class Gpu:
@@ -125,7 +126,6 @@ class Kernel:
         self._gpu = gpu
         self._spec = spec
         self._types = tuple(_CTYPES[letter] for letter in spec.params)
-        torch.cuda.current_stream(gpu.device)  # makes torch's context current
         self._module = check(driver.cuModuleLoadData(cubin))
         entry = f"{spec.name}_kernel".encode()
         self._function = check(driver.cuModuleGetFunction(self._module, entry))
@@ -162,7 +162,8 @@ class Kernel:
         values = tuple(arg.data_ptr() if isinstance(arg, Tensor) else (arg or 0) for arg in args)
         check(driver.cuLaunchKernelEx(config, self._function, (values, self._types), 0))
         if self._gpu.launches is not None:
-            self._gpu.launches.append(Launch(self._spec.name, num_bytes))
+            again = partial(self, grid, block, *args, shared_bytes=shared_bytes)
+            self._gpu.launches.append(Launch(self._spec, num_bytes, again))
 
     def attribute(self, name: str) -> int:
         """A number of the compiled kernel: NUM_REGS, LOCAL_SIZE_BYTES, SHARED_SIZE_BYTES, …"""

@@ -12,13 +12,19 @@ KERNELS = Path(__file__).parent / "kernels"
 # Everything a GPU of sm_80 or newer can be; the letter unlocks instructions of that chip alone.
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 
-_LOG = 4000  # characters of a compile log that are shown
+OLDEST_CAPABILITY = (8, 0)
+_LOG_CHARACTERS = 4000  # that are shown of a compile log
 
 
 def architecture(capability: tuple[int, int]) -> str:
     """The NVRTC architecture for a compute capability: (9, 0) → `sm_90a`."""
     major, minor = capability
     return f"sm_{major}{minor}" + ("a" if capability == (9, 0) else "")
+
+
+def has_bindings() -> bool:
+    """Whether what compiles and launches kernels from Python is installed."""
+    return all(importlib.util.find_spec(name) is not None for name in ("cuda", "cuda.bindings"))
 
 
 @cache
@@ -42,8 +48,9 @@ def compile_cubin(name: str, arch: str, defines: Mapping[str, str]) -> bytes:
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             log = bytearray(_check(nvrtc.nvrtcGetProgramLogSize(program)))
             _check(nvrtc.nvrtcGetProgramLog(program, log))
+            words = log.decode().strip("\0")[:_LOG_CHARACTERS]
             raise KernelCompileError(
-                f"kernel {name} does not compile for {arch}: {log.decode().strip(chr(0))[:_LOG]}",
+                f"kernel {name} does not compile for {arch}: {words}",
                 "swiftchat doctor shows the compiler and its headers",
             )
         cubin = bytearray(_check(nvrtc.nvrtcGetCUBINSize(program)))

@@ -70,8 +70,8 @@ class DecodeStep:
     def _capture(self, n: int) -> torch.cuda.CUDAGraph:
         """Record the step of n lanes.
 
-        It is run once before, in which time kernels are compiled and loaded. The lanes are put
-        back afterwards: only their keys and values are written, which the step itself writes
+        Its kernels are compiled together, and it is run once before, which loads them. The lanes
+        are put back afterwards; keys, values and tokens that were written, the next step writes
         again.
         """
         lanes = self.lanes

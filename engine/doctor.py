@@ -13,7 +13,6 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ Facts = dict[str, Any]
 # What looking may fail with: a missing library is an ImportError, OSError or RuntimeError,
 # depending on who looks for it.
 _FAILURES = (SwiftchatError, ImportError, OSError, RuntimeError)
-_OLDEST_CAPABILITY = (8, 0)  # of the kernels; older GPUs run torch's own operators
 _DRIVERS = {12: "525", 13: "580"}  # the first of NVIDIA's drivers for each CUDA major version
 _NVIDIA_KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
 _INSTALL_CUDA = "pip install 'swiftchat[cuda]'"
@@ -63,14 +61,10 @@ def report() -> Facts:
     facts["can_chat"] = facts["torch"]["error"] is None
     facts["usable_gpus"] = [
         gpu["index"] for gpu in facts["gpus"]
-        if gpu["error"] is None and (gpu["kernel_error"] is None or not _has_bindings())
+        # Without the bindings a chat does not try the kernels but runs torch's operators.
+        if gpu["error"] is None and (gpu["kernel_error"] is None or not nvrtc.has_bindings())
     ]  # fmt: skip
     return {**facts, "checks": [asdict(check) for check in judge(facts)]}
-
-
-def _has_bindings() -> bool:
-    """Without them a chat does not try the kernels but runs torch's operators."""
-    return find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
 
 
 def _program() -> Facts:
@@ -197,7 +191,7 @@ def _gpu(index: int) -> Facts:
         "multiprocessors": properties.multi_processor_count,
         "memory_bytes": properties.total_memory,
         "free_bytes": None,
-        "has_kernels": capability >= _OLDEST_CAPABILITY,
+        "has_kernels": capability >= nvrtc.OLDEST_CAPABILITY,
         "error": None,
         "kernel_error": None,
     }

@@ -5,22 +5,19 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
-from swiftchat.cuda.cubin_cache import CubinCache
-from swiftchat.cuda.gpu import OLDEST_CAPABILITY, Gpu
 from swiftchat.engine.batch import Batch
 from swiftchat.engine.blocks import BlockAllocator
 from swiftchat.engine.ceiling import read_ceiling_bytes_per_s
-from swiftchat.engine.cuda_ops import CudaOps, kernels_cover
+from swiftchat.engine.cuda_ops import CudaOps
 from swiftchat.engine.decode_ahead import DecodeAhead
 from swiftchat.engine.decode_step import SIZES, DecodeStep
 from swiftchat.engine.decoder import Decoder, resident_bytes
+from swiftchat.engine.device import available_bytes, device_name, find_device, find_kernels
 from swiftchat.engine.dummy import dummy_weights
 from swiftchat.engine.kv_cache import KVCache, kv_bytes_per_token
 from swiftchat.engine.lanes import Lanes
@@ -31,8 +28,7 @@ from swiftchat.engine.protocol import EngineInfo, Event, Finished, Prefill, Toke
 from swiftchat.engine.sampler import not_finite, sample
 from swiftchat.engine.scheduler import Row, Scheduler, Sequence
 from swiftchat.engine.torch_ops import TorchOps
-from swiftchat.errors import ContextOverflow, DeviceError, SwiftchatError, UsageError
-from swiftchat.weights.config import ModelConfig
+from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
 from swiftchat.weights.dummy import dummy_config
 from swiftchat.weights.families import expected_tensors
 from swiftchat.weights.model import Model
@@ -308,50 +304,3 @@ class Engine:
             decode_s=now - first_token,
             seed=generation.seed,
         )
-
-
-def find_kernels(device: torch.device, config: EngineConfig, shape: ModelConfig,
-                 dtype: torch.dtype, cubins: Path | None) -> Gpu | None:  # fmt: skip
-    """The GPU if our kernels can run this model there; None for torch's operators.
-
-    Those also run where the bindings that launch kernels are not installed.
-    """
-    if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
-        return None
-    if device.type != "cuda" or not config.kernels or not kernels_cover(shape, dtype):
-        return None
-    if torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
-        return None
-    if config.block_size < 4 or config.block_size & (config.block_size - 1):
-        return None
-    return Gpu(device, CubinCache(cubins))
-
-
-def find_device(name: str) -> torch.device:
-    """The torch device for `auto`, `cpu`, `cuda` or `cuda:i`; a missing one is a `DeviceError`."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"unknown device {name!r}", "one of auto, cpu, cuda, cuda:0 …") from None
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", 0)
-    if device.type == "cuda" and device.index >= torch.cuda.device_count():
-        found = torch.cuda.device_count()
-        raise DeviceError(
-            f"no GPU {name}: {found} found by torch {torch.__version__}",
-            "use --device cpu, or install the driver and torch's CUDA build",
-        )
-    return device
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def available_bytes(device: torch.device) -> int:
-    """Memory that can be taken now without swapping."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return int(psutil.virtual_memory().available)

@@ -18,7 +18,7 @@ class EngineConfig:
     fits the memory if that is less). `cache_tokens` is the room for all sequences together
     (None: twice the context, so that a second conversation does not evict the first).
     `chunk_tokens` bounds the tokens of one forward pass, and so how long a cancel waits (None:
-    512 on the CPU, 4096 on a GPU). `kernels` false runs torch's operators on a GPU, too.
+    512, or 4096 with our kernels). `kernels` false runs torch's operators on a GPU, too.
     `dummy`, a name or a config.json, asks for random weights in that shape; the model's path
     is not looked at then.
     """

@@ -8,9 +8,6 @@
 #include "mbarrier.cuh"
 #include "mma.cuh"
 
-constexpr float LOG2_E = 1.44269504088896f;
-#define MINUS_INFINITY __int_as_float(0xff800000)
-
 // Where a 16-byte chunk of a tile of ROWS rows lies. A panel is 64 columns of all rows; the eight
 // chunks of a panel's row are permuted by the row, so that eight rows of one column never share a
 // bank. It is what wgmma calls the 128-byte swizzle, if the tile begins at a multiple of 1024.
@@ -28,35 +25,11 @@ __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// Four 8 × 8 matrices; lane l gives the address of row l % 8 of matrix l / 8.
-template <bool TRANSPOSED>
-__device__ __forceinline__ void load_matrices(u32 (&at)[4], u32 address) {
-    if constexpr (TRANSPOSED)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(at[0]), "=r"(at[1]), "=r"(at[2]), "=r"(at[3])
-                     : "r"(address)
-                     : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(at[0]), "=r"(at[1]), "=r"(at[2]), "=r"(at[3])
-                     : "r"(address)
-                     : "memory");
-}
-
-__device__ __forceinline__ u32 pack_pair(bf16, float low, float high) {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *(u32*)&pair;
-}
-__device__ __forceinline__ u32 pack_pair(half, float low, float high) {
-    __half2 pair = __floats2half2_rn(low, high);
-    return *(u32*)&pair;
-}
-
 // Accumulators of columns 16 step … 16 step + 15 become the left operand of the next product.
 template <typename A>
 __device__ __forceinline__ void pack_operand(u32 (&a)[4], const float* s, int step) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) a[i] = pack_pair(A(), s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
+    for (int i = 0; i < 4; i++) a[i] = pair_bits(s[8 * step + 2 * i], s[8 * step + 2 * i + 1], A());
 }
 
 // 2^x; a result below the normal numbers is 0, as befits a weight of the softmax.
@@ -94,7 +67,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[N], int key, const int (&
     for (int i = 0; i < N; i++) {
         int half_row = i / 2 % 2;
         u32 place = key + i / 4 * 8 + i % 2 - begin[half_row];
-        if (place >= (u32)count[half_row]) s[i] = MINUS_INFINITY;
+        if (place >= (u32)count[half_row]) s[i] = -infinity();
     }
 }
 
@@ -113,7 +86,7 @@ __device__ __forceinline__ void soften(float (&s)[N], float factor, float (&top)
         greatest = fmaxf(greatest, __shfl_xor_sync(ALL, greatest, 1));
         greatest = fmaxf(greatest, __shfl_xor_sync(ALL, greatest, 2));
         // A row that has seen no key yet: infinity minus infinity would be NaN.
-        float base = greatest == MINUS_INFINITY ? 0.f : greatest * factor;
+        float base = greatest == -infinity() ? 0.f : greatest * factor;
         shrink[r] = exp2_fast(top[r] * factor - base);
         top[r] = greatest;
         sum[r] *= shrink[r];

@@ -25,6 +25,19 @@ template <> __device__ __forceinline__ float from_float<float>(float v) { return
 template <> __device__ __forceinline__ bf16 from_float<bf16>(float v) { return __float2bfloat16(v); }
 template <> __device__ __forceinline__ half from_float<half>(float v) { return __float2half(v); }
 
+// Two 16-bit elements in a register, the first in the lower half.
+__device__ __forceinline__ u32 pair_bits(float low, float high, bf16) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<u32*>(&pair);
+}
+__device__ __forceinline__ u32 pair_bits(float low, float high, half) {
+    __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<u32*>(&pair);
+}
+
+constexpr float LOG2_E = 1.44269504f;
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+
 template <typename A, typename B> struct Same {
     static constexpr bool value = false;
 };
@@ -42,6 +55,11 @@ template <typename A, typename B> struct Choose<false, A, B> {
 template <typename A, int N> struct alignas(sizeof(A) * N) Vec {
     A at[N];
 };
+
+// What PTX wants as an address in shared memory.
+__device__ __forceinline__ u32 shared_address(const void* p) {
+    return (u32)__cvta_generic_to_shared(p);
+}
 
 // Dependent launch: `start_dependents` at a kernel's entry lets its successor's blocks come in as
 // soon as there is room; `wait_for_upstream` returns when all that precedes on the stream is done

@@ -145,13 +145,13 @@ struct Softmax {
     float slope[TILES][2], top[TILES][2], total[TILES][2];
 
     __device__ Softmax(float scale, float softcap, const float* slopes, const Heads& heads) {
-        cap = softcap * LOG2E;
-        factor = LOG2E * (softcap > 0 ? 2 * scale / softcap : scale);
+        cap = softcap * LOG2_E;
+        factor = LOG2_E * (softcap > 0 ? 2 * scale / softcap : scale);
 #pragma unroll
         for (int i = 0; i < TILES * 2; i++) {
             int row = i / 2 * 8 + lane() % 4 * 2 + i % 2;
             slope[i / 2][i % 2] =
-                slopes && row < heads.count ? slopes[heads.first + row] * LOG2E : 0.f;
+                slopes && row < heads.count ? slopes[heads.first + row] * LOG2_E : 0.f;
             top[i / 2][i % 2] = -infinity();
             total[i / 2][i % 2] = 0;
         }

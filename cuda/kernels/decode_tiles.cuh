@@ -1,6 +1,6 @@
 // What decode_attention keeps in shared memory, and the products of a step of 16 tokens.
 #pragma once
-#include "decode_mma.cuh"
+#include "mma.cuh"
 
 constexpr int THREADS = NUM_WARPS * WARP;
 constexpr int STEP = 16;                                // tokens a warp takes at a time
@@ -13,7 +13,6 @@ constexpr int PITCH = SWIZZLED ? CHUNKS : CHUNKS | 1;   // chunks from row to ro
 constexpr int SLOT = STEP * PITCH;                      // chunks of a tile
 constexpr int RING = NUM_SLOTS * SLOT;                      // chunks of a warp
 constexpr int DIRECT_STEPS = 2 * NUM_WARPS;                 // so few are not worth a combination
-constexpr float LOG2E = 1.44269504f;
 
 extern __shared__ uint4 shared[];
 
@@ -22,9 +21,33 @@ __device__ __forceinline__ int chunk_at(int row, int column) {
     return SWIZZLED ? (row * PITCH + column) ^ (row & 7) : row * PITCH + column;
 }
 
-__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 __device__ __forceinline__ int lane() { return threadIdx.x % WARP; }
 __device__ __forceinline__ int warp() { return threadIdx.x / WARP; }
+
+// Requests 16 bytes for shared memory, past L1; zeros, and nothing is read, if not `valid`.
+__device__ __forceinline__ void copy_16_async(void* to, const void* from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     shared_address(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+// Ends a group of this thread's requests, possibly an empty one.
+__device__ __forceinline__ void commit_copies() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Returns when all but the newest PENDING groups of this thread have arrived.
+template <int PENDING> __device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// An 8 × 8 matrix of which each lane holds (g, 2t..2t+1), transposed.
+__device__ __forceinline__ u32 transpose(u32 pair) {
+    u32 result;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+    return result;
+}
 
 // The two products of a step. Scores and weights: lane 4 g + t holds, for each eight heads, tokens
 // g, g, g+8, g+8 of heads 2t, 2t+1, 2t, 2t+1; sums likewise, with dimensions for tokens.
@@ -47,9 +70,11 @@ template <typename A> struct Products {
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16; i++) {
             u32 a[4];
-            load_matrices(a, keys + chunk_at(lane() % 16, 2 * i + lane() / 16));
+            const uint4* chunk = keys + chunk_at(lane() % 16, 2 * i + lane() / 16);
+            load_matrices<false>(a, shared_address(chunk));
 #pragma unroll
-            for (int n = 0; n < TILES; n++) mma<A>(i % 2 ? odd[n] : score[n], a, query[i][n]);
+            for (int n = 0; n < TILES; n++)
+                multiply<A>(i % 2 ? odd[n] : score[n], a, query[i][n][0], query[i][n][1]);
         }
 #pragma unroll
         for (int i = 0; i < TILES * 4; i++) score[i / 4][i % 4] += odd[i / 4][i % 4];
@@ -61,14 +86,15 @@ template <typename A> struct Products {
 #pragma unroll
         for (int i = 0; i < TILES * 2; i++)
             b[i / 2][i % 2] = transpose(
-                pack<A>(weight[i / 2][i % 2 * 2], weight[i / 2][i % 2 * 2 + 1]));
+                pair_bits(weight[i / 2][i % 2 * 2], weight[i / 2][i % 2 * 2 + 1], A()));
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16; i++) {
             u32 a[4];
             int row = lane() % 8 + lane() / 16 * 8;
-            load_matrices_transposed(a, values + chunk_at(row, 2 * i + lane() / 8 % 2));
+            load_matrices<true>(a, shared_address(values + chunk_at(row, 2 * i + lane() / 8 % 2)));
 #pragma unroll
-            for (int n = 0; n < TILES; n++) mma<A>(sum[i][n], a, b[n]);
+            for (int n = 0; n < TILES; n++)
+                multiply<A>(sum[i][n], a, b[n][0], b[n][1]);
         }
     }
 };

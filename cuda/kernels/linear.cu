@@ -4,9 +4,9 @@
 //   weight   T [rows, k]                       x   T [n, k], or with NORM fp32 [n, k]
 //   bias     T [rows] or null                  norm_weight  T [k], with NORM
 //   y        by EPILOGUE, of y = weight · x (+ bias):
-//     STORE      T or (WIDE) fp32 [n, rows]; with an ACTIVATION, of it
+//     STORE      T or (WIDE) fp32 [n, rows]
 //     RESIDUAL   fp32 [n, rows], in place: += y
-//     GATED      T [n, rows / 2]: activation(y[i]) * y[rows / 2 + i]
+//     GATED      T [n, rows / 2]: ACTIVATION(y[i]) * y[rows / 2 + i]
 //     ROTATE     rows are the query, key and value heads: T [n, heads * head_dim] rotated queries;
 //                rotated keys and the values go to `cache` at `slots`
 //   NORM     x is first divided by its root mean square and multiplied by norm_weight (RMSNorm)
@@ -224,8 +224,8 @@ __device__ __forceinline__ void finish(const Arguments& a, int b, int low, int h
 #if EPILOGUE == STORE
     using Y = typename Choose<WIDE, float, T>::type;
     Y* y = (Y*)a.y + (i64)b * a.rows;
-    y[low] = from_float<Y>(activate<ACTIVATION>(y_low));
-    if (high < a.rows) y[high] = from_float<Y>(activate<ACTIVATION>(y_high));
+    y[low] = from_float<Y>(y_low);
+    if (high < a.rows) y[high] = from_float<Y>(y_high);
 #elif EPILOGUE == RESIDUAL
     float* y = (float*)a.y + (i64)b * a.rows;
     atomicAdd(&y[low], y_low);  // nobody else adds here: an addition nobody waits for

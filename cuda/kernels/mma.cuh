@@ -18,3 +18,23 @@ __device__ __forceinline__ void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+
+template <typename A>
+__device__ __forceinline__ void multiply(float* c, const u32 (&a)[4], u32 b0, u32 b1) {
+    multiply<A>(c, a[0], a[1], a[2], a[3], b0, b1);
+}
+
+// Four 8 × 8 matrices from shared memory; lane l gives the address of row l % 8 of matrix l / 8.
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(u32 (&at)[4], u32 address) {
+    if constexpr (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(at[0]), "=r"(at[1]), "=r"(at[2]), "=r"(at[3])
+                     : "r"(address)
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(at[0]), "=r"(at[1]), "=r"(at[2]), "=r"(at[3])
+                     : "r"(address)
+                     : "memory");
+}

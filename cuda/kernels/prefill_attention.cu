@@ -62,7 +62,7 @@ __device__ __forceinline__ void attend(const Arguments& a, const Work& w, u8* sh
     int begin, end;
     w.span(0, ROWS, begin, end);
     int row_begin = w.key_begin(row), row_end = min(w.key_end(row), w.context);
-    float top = MINUS_INFINITY, sum = 0, o[DIM / SHARERS] = {};
+    float top = -infinity(), sum = 0, o[DIM / SHARERS] = {};
     for (int first = begin / KEYS * KEYS; first < end; first += KEYS) {
         __syncthreads();  // the tile before has been read
         for (int e = threadIdx.x; e < KEYS * DIM; e += THREADS) {
@@ -84,13 +84,13 @@ __device__ __forceinline__ void attend(const Arguments& a, const Work& w, u8* sh
             s[i] *= a.scale;
             if (BIASED && a.softcap > 0) s[i] = a.softcap * tanhf(s[i] / a.softcap);
             if (BIASED) s[i] += w.slope * (key - w.position - row);
-            if (key < row_begin || key >= row_end) s[i] = MINUS_INFINITY;
+            if (key < row_begin || key >= row_end) s[i] = -infinity();
             greatest = fmaxf(greatest, s[i]);
         }
 #pragma unroll
         for (int offset = SHARERS / 2; offset; offset /= 2)
             greatest = fmaxf(greatest, __shfl_xor_sync(ALL, greatest, offset));
-        float base = greatest == MINUS_INFINITY ? 0.f : greatest, shrink = expf(top - base);
+        float base = greatest == -infinity() ? 0.f : greatest, shrink = expf(top - base);
         top = greatest;
         sum *= shrink;
 #pragma unroll
@@ -189,7 +189,7 @@ __device__ __forceinline__ void put_rows(u8* tile, const float (&o)[N], int row,
     float by[2] = {inverse_sum(sum[0]), inverse_sum(sum[1])};
 #pragma unroll
     for (int j = 0; j < N; j += 2) {
-        u32 pair = pack_pair(T(), o[j] * by[j / 2 % 2], o[j + 1] * by[j / 2 % 2]);
+        u32 pair = pair_bits(o[j] * by[j / 2 % 2], o[j + 1] * by[j / 2 % 2], T());
         *(u32*)(tile + chunk_offset<TILE_ROWS>(mine + j / 2 % 2 * 8, j / 4) + at) = pair;
     }
 }
@@ -263,8 +263,7 @@ __device__ __forceinline__ void attend_tile(const Arguments& a, const Work& w, u
             for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
                 for (int n = 0; n < 2; n++)
-                    multiply<T>(&s[m][8 * j + 4 * n], left[m][0], left[m][1], left[m][2],
-                                left[m][3], right[2 * n], right[2 * n + 1]);
+                    multiply<T>(&s[m][8 * j + 4 * n], left[m], right[2 * n], right[2 * n + 1]);
         }
     }
 #pragma unroll
@@ -287,8 +286,7 @@ __device__ __forceinline__ void attend_tile(const Arguments& a, const Work& w, u
             for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
                 for (int n = 0; n < 2; n++)
-                    multiply<T>(&o[m][8 * j + 4 * n], left[m][0], left[m][1], left[m][2],
-                                left[m][3], right[2 * n], right[2 * n + 1]);
+                    multiply<T>(&o[m][8 * j + 4 * n], left[m], right[2 * n], right[2 * n + 1]);
         }
     }
 }
@@ -302,7 +300,7 @@ __device__ __forceinline__ void attend(const Arguments& a, const Work& w, u8* sh
     int first = begin / KEYS * KEYS;
     float o[ROW_TILES][DIM / 2] = {}, top[ROW_TILES][2], sum[ROW_TILES][2] = {};
 #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++) top[m][0] = top[m][1] = MINUS_INFINITY;
+    for (int m = 0; m < ROW_TILES; m++) top[m][0] = top[m][1] = -infinity();
 
     find_keys(a, w, places[0], first, begin);
     find_keys(a, w, places[1], first + KEYS, begin);

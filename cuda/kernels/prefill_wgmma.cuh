@@ -98,7 +98,7 @@ __device__ __forceinline__ void consume(const Arguments& a, const Work& w, Ring&
 
     int stage = 0;
     u32 parity = 0;
-    float o[DIM / 2] = {}, sum[2] = {}, top[2] = {MINUS_INFINITY, MINUS_INFINITY};
+    float o[DIM / 2] = {}, sum[2] = {}, top[2] = {-infinity(), -infinity()};
     for (int key = begin / KEYS * KEYS; key < end; key += KEYS) {
         u32 at = tiles + stage * TILE_BYTES;
         barrier_wait(&ring.full[KEY][stage], parity);

@@ -50,7 +50,7 @@ __device__ __forceinline__ void survey(Shared& s, const Row& row, const Work& wo
     for (int j = 0; j < PER_THREAD; j++) {
         int id = first + j * THREADS;
         // Past the end -inf: no mass, and no candidate.
-        logits[j] = id < row.vocab ? row.logits[id] : __uint_as_float(0xff800000u);
+        logits[j] = id < row.vocab ? row.logits[id] : -infinity();
     }
     if (threadIdx.x < 2) s.taken[threadIdx.x] = 0;
     __syncthreads();

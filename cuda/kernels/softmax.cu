@@ -27,7 +27,7 @@ softmax_kernel(const float* logits, float* out, int vocab) {
 #pragma unroll
         for (int j = 0; j < UNROLL; j++) {
             int id = start + j * THREADS;
-            held[j] = id < vocab ? logits[id] : __uint_as_float(0xff800000u);  // -inf adds nothing
+            held[j] = id < vocab ? logits[id] : -infinity();  // adds nothing
         }
 #pragma unroll
         for (int j = 0; j < UNROLL; j++) new_top = fmaxf(new_top, held[j]);

@@ -10,14 +10,6 @@ __device__ __forceinline__ float from_bits(u32 bits, half) {
 __device__ __forceinline__ u32 to_bits(float a) { return __float_as_uint(a); }
 __device__ __forceinline__ u32 to_bits(bf16 a) { return __bfloat16_as_ushort(a); }
 __device__ __forceinline__ u32 to_bits(half a) { return __half_as_ushort(a); }
-__device__ __forceinline__ u32 pair_bits(float a, float b, bf16) {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-    return *reinterpret_cast<u32*>(&pair);
-}
-__device__ __forceinline__ u32 pair_bits(float a, float b, half) {
-    __half2 pair = __floats2half2_rn(a, b);
-    return *reinterpret_cast<u32*>(&pair);
-}
 
 // W neighbours as they lie in memory: words of 4 bytes, two 16-bit elements in each. `[i]` is one
 // of them in fp32; unpacked only there, they take few registers, and a load need not have come

@@ -1,5 +1,6 @@
 """How many elements are NaN or infinite: `kernels/count_nonfinite.cu`."""
 
+import torch
 from torch import Tensor
 
 from swiftchat.cuda.check import check_tensor
@@ -11,8 +12,8 @@ _BLOCK_BYTES = 256 * 4 * 16  # what a block reads at once
 _BLOCKS_PER_SM = 8
 
 
-def count_nonfinite_spec(dtype: object) -> KernelSpec:
-    return KernelSpec("count_nonfinite", "ppl", {"DTYPE": DTYPE_NAMES[dtype]})  # type: ignore[index]
+def count_nonfinite_spec(dtype: torch.dtype) -> KernelSpec:
+    return KernelSpec("count_nonfinite", "ppl", {"DTYPE": DTYPE_NAMES[dtype]})
 
 
 def count_nonfinite(gpu: Gpu, x: Tensor, out: Tensor) -> None:

@@ -12,7 +12,7 @@ from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 MAX_VECTORS = 16
 # Slots of the ring of weights, 17 KB each. Four leave room for the next kernel's block beside; five
 # would too, but then more is in flight than L2 takes well (8B: 4.3 ms a step instead of 3.8).
-RING_SLOTS = 4
+_RING_SLOTS = 4
 _MAX_SPLITS = 16
 _THREADS = 352
 _SLOT_BYTES = 8 * (2048 + 64)
@@ -24,7 +24,6 @@ _KINDS = [
     {"EPILOGUE": "STORE", "NORM": "0", "WIDE": "0", "ACTIVATION": "NONE"},
     {"EPILOGUE": "STORE", "NORM": "1", "WIDE": "0", "ACTIVATION": "NONE"},
     {"EPILOGUE": "STORE", "NORM": "1", "WIDE": "1", "ACTIVATION": "NONE"},
-    {"EPILOGUE": "STORE", "NORM": "1", "WIDE": "0", "ACTIVATION": "GELU_TANH"},
     {"EPILOGUE": "RESIDUAL", "NORM": "0", "WIDE": "0", "ACTIVATION": "NONE"},
     {"EPILOGUE": "GATED", "NORM": "1", "WIDE": "0", "ACTIVATION": "SILU"},
     {"EPILOGUE": "GATED", "NORM": "1", "WIDE": "0", "ACTIVATION": "GELU"},
@@ -93,17 +92,14 @@ def linear_fits(gpu: Gpu, n: int, k: int, itemsize: int, *, splittable: bool = F
 
 
 def linear(gpu: Gpu, x: Tensor, weight: Tensor, out: Tensor, workspace: Workspace, *,
-           bias: Tensor | None = None, norm: Norm | None = None,
-           activation: str = "none") -> None:  # fmt: skip
-    """out [n, rows] = activation(x [n, k] · weightᵀ [k, rows] + bias).
+           bias: Tensor | None = None, norm: Norm | None = None) -> None:  # fmt: skip
+    """out [n, rows] = x [n, k] · weightᵀ [k, rows] + bias.
 
     `out` has the weight's dtype, or is fp32. x has the weight's dtype, or with `norm` is fp32.
     """
     wide = out.dtype == torch.float32 and weight.dtype != torch.float32
     check_tensor("out", out, (len(x), len(weight)), out.dtype, gpu)
-    spec = linear_spec(
-        weight.dtype, len(x), "STORE", norm=norm is not None, wide=wide, activation=activation
-    )
+    spec = linear_spec(weight.dtype, len(x), "STORE", norm=norm is not None, wide=wide)
     _launch(gpu, spec, x, weight, out, workspace, bias=bias, norm=norm)
 
 
@@ -177,7 +173,7 @@ def _launch(
             raise ValueError(f"the workspace is too small for {rows} rows in {splits} splits")
     vectors_bytes = n * _stride(k, itemsize, splits)
     room = gpu.block_shared_bytes - _STATIC_BYTES - vectors_bytes
-    slots = min(RING_SLOTS, room // _SLOT_BYTES)
+    slots = min(_RING_SLOTS, room // _SLOT_BYTES)
     # More than a third of a multiprocessor's: then two blocks share it, never three. Blocks of a
     # kernel replace those of the one before the last, multiprocessor by multiprocessor, and so
     # every multiprocessor has one of each, also with as many blocks as there is no work for.

@@ -1,0 +1,33 @@
+"""What the GPU benchmarks share: times by device events, and the ceiling of a read."""
+
+import statistics
+from collections.abc import Callable
+
+import torch
+
+from swiftchat.engine.ceiling import read_ceiling_bytes_per_s
+
+__all__ = ["captured", "median_us", "read_ceiling_bytes_per_s"]
+
+
+def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """A graph of what `run` launches; it is run once before."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph
+
+
+def median_us(run: Callable[[], object], repeats: int = 25) -> float:
+    """Median time of a run on the device, after three that do not count."""
+    times = []
+    for _ in range(repeats + 3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(times[3:])

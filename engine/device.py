@@ -1,0 +1,61 @@
+"""Which device computes, what it has, and whether our kernels run there."""
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from swiftchat.cuda.cubin_cache import CubinCache
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.nvrtc import OLDEST_CAPABILITY, has_bindings
+from swiftchat.engine.cuda_ops import kernels_cover
+from swiftchat.engine.params import EngineConfig
+from swiftchat.errors import DeviceError, UsageError
+from swiftchat.weights.config import ModelConfig
+
+
+def find_device(name: str) -> torch.device:
+    """The torch device for `auto`, `cpu`, `cuda` or `cuda:i`; a missing one is a `DeviceError`."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"unknown device {name!r}", "one of auto, cpu, cuda, cuda:0 …") from None
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", 0)
+    if device.type == "cuda" and device.index >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise DeviceError(
+            f"no GPU {name}: {found} found by torch {torch.__version__}",
+            "use --device cpu, or install the driver and torch's CUDA build",
+        )
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that can be taken now without swapping."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return int(psutil.virtual_memory().available)
+
+
+def find_kernels(device: torch.device, config: EngineConfig, shape: ModelConfig,
+                 dtype: torch.dtype, cubins: Path | None) -> Gpu | None:  # fmt: skip
+    """The GPU if our kernels can run this model there; None for torch's operators.
+
+    Those also run where the bindings that launch kernels are not installed.
+    """
+    if device.type != "cuda" or not config.kernels or not has_bindings():
+        return None
+    if torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
+        return None
+    if not kernels_cover(shape, dtype):
+        return None
+    if config.block_size < 4 or config.block_size & (config.block_size - 1):
+        return None
+    return Gpu(device, CubinCache(cubins))
