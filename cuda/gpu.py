@@ -17,7 +17,10 @@ from swiftchat.cuda.nvrtc import OLDEST_CAPABILITY, architecture
 from swiftchat.errors import DeviceError, OutOfMemory
 
 DTYPE_NAMES = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half", torch.float32: "float"}
-_CTYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int32, "l": ctypes.c_int64, "f": ctypes.c_float}
+_CTYPES = {
+    "p": ctypes.c_void_p, "i": ctypes.c_int32, "l": ctypes.c_int64, "f": ctypes.c_float,
+    "m": None,  # a structure of the driver's
+}  # fmt: skip
 
 Dims = int | tuple[int, int] | tuple[int, int, int]
 
@@ -27,7 +30,7 @@ class KernelSpec:
     """What `kernels/NAME.cu` is compiled with.
 
     Its entry point is `NAME_kernel`; `params` has a letter for each parameter: p a pointer, i an
-    int32, l an int64, f an fp32 number. `defines` are macros.
+    int32, l an int64, f an fp32 number, m a `tensor_map`. `defines` are macros.
     """
 
     name: str
@@ -66,12 +69,12 @@ class Gpu:
         self.device = device
         self.arch = architecture(self.capability)
         self.num_sms: int = properties.multi_processor_count
-        driver, index = _driver(), device.index or 0
+        driver, index = cuda_driver(), device.index or 0
         limit = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         self.block_shared_bytes = int(check(driver.cuDeviceGetAttribute(limit, index)))
         limit = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
         self.sm_shared_bytes = int(check(driver.cuDeviceGetAttribute(limit, index)))
-        self.has_dependent_launch = self.capability >= (9, 0)
+        self.has_dependent_launch = self.has_copy_engine = self.capability >= (9, 0)
         self.launches: list[Launch] | None = None
         self.compile_s = 0.0  # spent compiling, or reading what was compiled before
         self._cache = cache
@@ -122,7 +125,7 @@ class Kernel:
     """A kernel on the GPU, ready to be launched."""
 
     def __init__(self, gpu: Gpu, spec: KernelSpec, cubin: bytes) -> None:
-        driver = _driver()
+        driver = cuda_driver()
         self._gpu = gpu
         self._spec = spec
         self._types = tuple(_CTYPES[letter] for letter in spec.params)
@@ -136,17 +139,18 @@ class Kernel:
         # Above this much, static and dynamic together, a kernel has to ask.
         self._shared_limit = 48 * 1024 - self.attribute("SHARED_SIZE_BYTES")
 
-    def __call__(self, grid: Dims, block: int, *args: Tensor | int | float | None,
+    def __call__(self, grid: Dims, block: int, *args: Any,
                  shared_bytes: int = 0, num_bytes: int = 0) -> None:  # fmt: skip
         """Launch on torch's current stream: `grid` blocks of `block` threads.
 
-        Tensors are passed as pointers, None as a null pointer. `num_bytes` is what the launch
+        Arguments are numbers, tensors (passed as pointers), None (a null pointer) and tensor maps.
+        `num_bytes` is what the launch
         must move at least. The kernel may start before its predecessor on the stream has
         ended, and waits itself before it touches what that wrote (dependent launch, sm_90+).
         """
         if len(args) != len(self._types):
             raise TypeError(f"{self._spec.name}: {len(args)} arguments, not {len(self._types)}")
-        driver = _driver()
+        driver = cuda_driver()
         if shared_bytes > self._shared_limit:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(driver.cuFuncSetAttribute(self._function, attribute, shared_bytes))
@@ -167,7 +171,7 @@ class Kernel:
 
     def attribute(self, name: str) -> int:
         """A number of the compiled kernel: NUM_REGS, LOCAL_SIZE_BYTES, SHARED_SIZE_BYTES, …"""
-        driver = _driver()
+        driver = cuda_driver()
         which = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
         return int(check(driver.cuFuncGetAttribute(which, self._function)))
 
@@ -176,13 +180,14 @@ def check(result: Any) -> Any:
     """The values of a driver call's (status, *values); a failed status is a `DeviceError`."""
     status, *values = result
     if int(status) != 0:
-        driver = _driver()
+        driver = cuda_driver()
         kind = OutOfMemory if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY else DeviceError
         raise kind(f"the CUDA driver refused: {status.name}", "swiftchat doctor looks closer")
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _driver() -> Any:  # the bindings have no stubs
+def cuda_driver() -> Any:  # it has no stubs
+    """The CUDA driver's functions; `DeviceError` where the bindings are missing."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -192,7 +197,7 @@ def _driver() -> Any:  # the bindings have no stubs
 
 
 def _dependent() -> Any:
-    driver = _driver()
+    driver = cuda_driver()
     value = driver.CUlaunchAttributeValue()
     value.programmaticStreamSerializationAllowed = 1
     attribute = driver.CUlaunchAttribute()

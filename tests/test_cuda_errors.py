@@ -30,7 +30,7 @@ def test_every_capability_has_its_architecture(capability: tuple[int, int]) -> N
 
 
 def test_a_status_of_the_driver_becomes_the_error_it_means() -> None:
-    driver = gpu_module._driver()
+    driver = gpu_module.cuda_driver()
     assert check((driver.CUresult.CUDA_SUCCESS, 7)) == 7
     assert check((driver.CUresult.CUDA_SUCCESS, 7, 8)) == (7, 8)
     with pytest.raises(OutOfMemory, match="CUDA_ERROR_OUT_OF_MEMORY"):

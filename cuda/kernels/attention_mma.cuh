@@ -32,13 +32,6 @@ __device__ __forceinline__ void pack_operand(u32 (&a)[4], const float* s, int st
     for (int i = 0; i < 4; i++) a[i] = pair_bits(s[8 * step + 2 * i], s[8 * step + 2 * i + 1], A());
 }
 
-// 2^x; a result below the normal numbers is 0, as befits a weight of the softmax.
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // cap * tanh(x / cap); exact to fp32's rounding of a number as large as cap.
 __device__ __forceinline__ float soft_cap(float x, float cap) {
     return cap - __fdividef(2 * cap, exp2_fast(x * (2 * LOG2_E / cap)) + 1);

@@ -38,6 +38,13 @@ __device__ __forceinline__ u32 pair_bits(float low, float high, half) {
 constexpr float LOG2_E = 1.44269504f;
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
+// 2^x; a result below the normal numbers is 0, as befits a weight of the softmax.
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 template <typename A, typename B> struct Same {
     static constexpr bool value = false;
 };

@@ -1,6 +1,8 @@
 // decode_attention: softmax(scale q Kᵀ) V for one query token of each sequence, keys and values
 // read once from a paged cache.
 //
+//   map       the cache as a matrix of rows of head_dim, in boxes of 128 bytes by 16 rows, or a
+//             block's rows where it has fewer; before sm_90 it is not used
 //   q         T [num_seqs, num_heads, head_dim], q_stride elements from row to row
 //   cache     T [num_blocks, 2 * num_kv_heads, block_size, head_dim]: keys' heads, values' heads
 //   tables    int32 [num_seqs, max_blocks]: blocks of a sequence; entries of no visible token may
@@ -18,14 +20,15 @@
 //
 // Split over the sequence as in Flash-Decoding (Dao et al., 2023), running maximum as in Milakov
 // and Gimelshein (2018). Grid columns * num_splits * num_seqs, or more (those end), block
-// NUM_WARPS * 32, dynamic shared memory NUM_WARPS * NUM_SLOTS * SLOT * 16 bytes (at most 96 KiB:
-// two blocks fit a multiprocessor). Moves the keys and values of all visible tokens once for each
-// ROWS query heads. The grid does not depend on the lengths: blocks without work end.
+// NUM_WARPS * 32, dynamic shared memory NUM_WARPS * NUM_SLOTS * SLOT * 16 bytes. Moves the keys and
+// values of all visible tokens once for each ROWS query heads. The grid does not depend on the
+// lengths: blocks without work end.
 //
 // A warp takes 16 tokens at a time and waits for no other: a ring of its own holds NUM_SLOTS tiles
-// of 16 keys or 16 values, requested NUM_SLOTS - 1 tiles ahead. Tokens are the 16 rows of the
-// matrix products and query heads their 8 columns (scores: K qᵀ; sums: Vᵀ wᵀ), so a group of up to
-// 8 heads wastes little. fp32 has the same layout, computed without tensor cores.
+// of 16 keys or 16 values, brought by the copy engine, and a tile's place is requested anew as soon
+// as it has been read: all of the ring is on its way while the warp waits. Tokens are the 16 rows of
+// the matrix products and query heads their 8 columns (scores: K qᵀ; sums: Vᵀ wᵀ), so a group of up
+// to 8 heads wastes little. fp32 has the same layout, computed without tensor cores.
 //
 // Sums in fp32; weights are rounded to T before they meet the values. Warps, then splits, are
 // combined in a fixed order, the splits by whichever block arrives last: bits do not depend on
@@ -42,7 +45,7 @@
 // saved, then no warp waits for two steps in turn. Split 0 always has work.
 struct Share {
     int begin, end, splits;
-    int first, stride, count;  // this warp's steps: first, first + stride, …
+    int first, stride, count;  // this warp's steps: tokens first, first + stride, …; how many
 
     __device__ Share(const Part& part, int length, int window) {
         begin = window > 0 ? max(0, length - window) : 0;
@@ -50,102 +53,117 @@ struct Share {
         int start = begin / STEP, steps = (end + STEP - 1) / STEP - start;
         splits = min(part.num_splits, (steps + NUM_WARPS - 1) / NUM_WARPS);
         if (steps <= DIRECT_STEPS) splits = 1;
-        stride = splits * NUM_WARPS;
-        int mine = part.split * NUM_WARPS + warp();
-        first = start + mine;
-        count = mine < steps ? (steps - mine - 1) / stride + 1 : 0;
+        int turn = splits * NUM_WARPS, mine = part.split * NUM_WARPS + warp();
+        first = (start + mine) * STEP;
+        stride = turn * STEP;
+        count = mine < steps ? (steps - mine - 1) / turn + 1 : 0;
     }
-    __device__ int token(int index) const { return (first + index * stride) * STEP; }
-    // Whether the query's own token, the newest, is among this warp's first tiles.
-    __device__ bool begins_with_newest() const {
-        return count && count <= NUM_SLOTS / 2 && token(count - 1) + STEP >= end;
+    __device__ int token(int index) const { return first + index * stride; }
+    // Whether the query's own token, the newest, is of this warp's step `index`.
+    __device__ bool has_newest(int index) const {
+        return index == count - 1 && token(index) + STEP >= end;
     }
     __device__ bool sees(int token) const { return (u32)(token - begin) < (u32)(end - begin); }
+    __device__ bool sees_all(int index) const {
+        return token(index) >= begin && token(index) + STEP <= end;
+    }
 };
 
-// Brings the tiles of a warp's steps into its ring. Lane i keeps block numbers of coming steps: a
-// step needs 1, or 16 / block_size when blocks are smaller than a step.
+// Brings the tiles of a warp's steps into its ring: tile 2 i has the keys of step i, tile 2 i + 1
+// its values. Lane i keeps block numbers of coming steps: a step needs 1, or 16 / block_size when
+// blocks are smaller than a step.
 struct Loader {
+    const TensorMap& map;
     const T* cache;
     const int* table;
-    uint4* ring;
+    u64* full;  // a barrier for each slot
     Share share;
     int early;  // lane i's entry of the table's first 32, which were loaded along with the length
     int kv_head, num_kv_heads, head_dim, shift;
     int batch, next;  // lane i's entry for this batch of steps and for the next
 
     __device__ int log_entries() const { return max(0, 4 - shift); }  // entries a step, log2
+    __device__ int batch_steps() const { return WARP >> log_entries(); }
 
-    __device__ void start() {
+    __device__ void begin() {
+        if (lane() < NUM_SLOTS) barrier_init(full + lane(), COPY_ARRIVALS);
+        barrier_init_fence();
+        __syncwarp();
         batch = entry(0);
-        next = entry(WARP >> log_entries());
+        next = entry(batch_steps());
     }
 
-    // Lane i's entry for the batch of steps from `index` on; never one past the last token's.
+    // Lane i's entry for the batch of steps from `index` on; always one of a visible token.
     __device__ int entry(int index) const {
         int per_step = log_entries(), last = (share.end - 1) >> shift;
         int step_entry = share.token(index + (lane() >> per_step)) >> shift;
-        int which = min(step_entry + (lane() & ((1 << per_step) - 1)), last);
+        int which = step_entry + (lane() & ((1 << per_step) - 1));
+        which = min(max(which, share.begin >> shift), last);
         return last < WARP ? __shfl_sync(ALL, early, which) : table[which];
     }
 
-    // Requests the keys or values of step `index`, if there is one; ends a group of copies. Keys
-    // come before the values of their step.
-    __device__ __forceinline__ void request(bool values, int index, int slot) {
-        if (index < share.count) {
-            int per_step = log_entries(), which = (index << per_step) % WARP;
-            if (!values && index && which == 0) {
-                batch = next;
-                next = entry(index + (WARP >> per_step));
-            }
-            uint4* tile = ring + slot * SLOT;
-            int head = kv_head + (values ? num_kv_heads : 0), token = share.token(index);
-            if (shift >= 4 && head_dim == HEAD_DIM)
-                request_run(tile, head, token, which);
-            else
-                request_rows(tile, head, token, which);
+    // Requests tile `number`, if there is one. Lanes below 16 / block_size each have a part of it.
+    __device__ __forceinline__ void request(int number, int slot) {
+        bool values = number % 2;
+        int index = number / 2, log_parts = log_entries(), log_rows = min(shift, 4);
+        if (index >= share.count) return;
+        if (!values && index && (index & (batch_steps() - 1)) == 0) {
+            batch = next;
+            next = entry(index + batch_steps());
         }
-        commit_copies();
+        int part = lane() & ((1 << log_parts) - 1);
+        int block = __shfl_sync(ALL, batch, (index << log_parts) + part & WARP - 1);
+        int token = share.token(index) + (part << log_rows);
+        int head = block * 2 * num_kv_heads + kv_head + (values ? num_kv_heads : 0);
+        int row = (head << shift) + (token & ((1 << shift) - 1));
+        copy_tile(tile(slot), row, log_rows, full + slot);
     }
 
-    // A step within one block, rows without padding: 16 rows in one piece.
-    __device__ __forceinline__ void request_run(uint4* tile, int head, int token, int which) {
-        const T* start = row_of(__shfl_sync(ALL, batch, which), head, token);
-        const uint4* from = reinterpret_cast<const uint4*>(start) + lane();
+    // Copies 16 rows of the cache, 1 << log_rows of them from lane i's `row` on, to the tile at
+    // chunk `tile`, filled up with zeros to 128 bytes, and completes one phase of `barrier`.
+    __device__ __forceinline__ void copy_tile(int tile, int row, int log_rows, u64* barrier) {
+#if __CUDA_ARCH__ >= 900
+        if (lane() == 0) barrier_expect(barrier, SLOT * 16);
+        if (lane() < STEP >> log_rows) {
+            uint4* to = shared + tile + (lane() << log_rows) * 8;
 #pragma unroll
-        for (int i = 0; i < STEP * CHUNKS / WARP; i++) {
-            int chunk = lane() + i * WARP, row = chunk / CHUNKS;
-            copy_16_async(tile + chunk_at(row, chunk % CHUNKS), from + i * WARP,
-                          share.sees(token + row));
+            for (int i = 0; i < PANELS; i++)
+                copy_box(to + i * PANEL, map, i * 8 * PER_CHUNK, row, barrier);
         }
-    }
-
-    // Any block size and head_dim.
-    __device__ void request_rows(uint4* tile, int head, int token, int which) {
+#else
 #pragma unroll 1
         for (int chunk = lane(); chunk < STEP * CHUNKS; chunk += WARP) {
-            int row = chunk / CHUNKS, dim = chunk % CHUNKS * PER_CHUNK;
-            int block = __shfl_sync(ALL, batch, which + (row >> min(shift, 4)));
-            bool valid = share.sees(token + row) && dim < head_dim;
-            const T* from = valid ? row_of(block, head, token + row) + dim : cache;
-            copy_16_async(tile + chunk_at(row, chunk % CHUNKS), from, valid);
+            int r = chunk / CHUNKS, column = chunk % CHUNKS, element = column * PER_CHUNK;
+            int from = __shfl_sync(ALL, row, r >> log_rows) + (r & ((1 << log_rows) - 1));
+            copy_16_async(shared + tile + chunk_at(r, column),
+                          cache + (i64)from * head_dim + element, element < head_dim);
         }
+        arrive_after_copies(barrier);
+#endif
     }
 
-    __device__ const T* row_of(int block, int head, int token) const {
-        u32 row = (((u32)block * 2 * num_kv_heads + head) << shift) + (token & ((1 << shift) - 1));
-        return cache + (i64)row * head_dim;
+    // Zeros for the values of tokens that are not visible, which may be anything: even NaN.
+    __device__ void clear_unseen(int index, int slot) const {
+        for (int chunk = lane(); chunk < SLOT; chunk += WARP)
+            if (!share.sees(share.token(index) + chunk / 8 % STEP))
+                shared[tile(slot) + chunk] = uint4{};
+        copy_engine_fence();
+        __syncwarp();
     }
+
+    __device__ static int tile(int slot) { return warp() * RING + slot * SLOT; }
 };
 
 // Softmax in powers of two with a running maximum; a lane keeps those of its heads 2t and 2t+1,
 // the totals over its own tokens only.
 struct Softmax {
     float factor, cap;
+    bool sloped;
     float slope[TILES][2], top[TILES][2], total[TILES][2];
 
     __device__ Softmax(float scale, float softcap, const float* slopes, const Heads& heads) {
         cap = softcap * LOG2_E;
+        sloped = slopes;
         factor = LOG2_E * (softcap > 0 ? 2 * scale / softcap : scale);
 #pragma unroll
         for (int i = 0; i < TILES * 2; i++) {
@@ -165,26 +183,40 @@ struct Softmax {
         return share.sees(token) ? value : -infinity();
     }
 
-    // Makes weights of the products of the step at `token`; `shrink` is what older sums have to
-    // be multiplied by. Every step has a visible token, so the new maximum is finite.
-    __device__ void weigh(float (&c)[TILES][4], float (&shrink)[TILES][2], int token,
-                          const Share& share) {
-        token += lane() / 4;
+    // Makes logits of the products of step `index`.
+    __device__ __forceinline__ void adjust(float (&c)[TILES][4], int index,
+                                           const Share& share) const {
+        if (share.sees_all(index) && cap == 0 && !sloped) {
+#pragma unroll
+            for (int i = 0; i < TILES * 4; i++) c[i / 4][i % 4] *= factor;
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < TILES * 4; i++) {
+            int token = share.token(index) + lane() / 4 + i % 4 / 2 * 8;
+            c[i / 4][i % 4] = logit(c[i / 4][i % 4], slope[i / 4][i % 2], token, share);
+        }
+    }
+
+    // Makes weights of logits; `shrink` is what older sums have to be multiplied by: true if by
+    // anything but 1. Every step has a visible token, so the new maximum is finite.
+    __device__ __forceinline__ bool weigh(float (&c)[TILES][4], float (&shrink)[TILES][2]) {
+        bool grows = false;
 #pragma unroll
         for (int i = 0; i < TILES * 2; i++) {
             int n = i / 2, h = i % 2;
-            float low = logit(c[n][h], slope[n][h], token, share);
-            float high = logit(c[n][h + 2], slope[n][h], token + 8, share);
-            float largest = fmaxf(top[n][h], fmaxf(low, high));
+            float largest = fmaxf(top[n][h], fmaxf(c[n][h], c[n][h + 2]));
 #pragma unroll
             for (int lanes = 4; lanes < WARP; lanes *= 2)
                 largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, lanes));
-            shrink[n][h] = exp2f(top[n][h] - largest);
+            shrink[n][h] = exp2_fast(top[n][h] - largest);
+            grows |= largest > top[n][h];
             top[n][h] = largest;
-            c[n][h] = exp2f(low - largest);
-            c[n][h + 2] = exp2f(high - largest);
+            c[n][h] = exp2_fast(c[n][h] - largest);
+            c[n][h + 2] = exp2_fast(c[n][h + 2] - largest);
             total[n][h] = total[n][h] * shrink[n][h] + c[n][h] + c[n][h + 2];
         }
+        return __any_sync(ALL, grows);
     }
 };
 
@@ -193,37 +225,41 @@ struct Attention {
     Softmax softmax;
     float sum[HEAD_DIM / 16][TILES][4];
 
+    // Fills the ring. Older keys and values may be on their way while the upstream kernel makes the
+    // newest.
     __device__ static void begin(Loader& loader) {
 #pragma unroll 1
-        for (int i = 0; i < NUM_SLOTS - 1; i++) loader.request(i % 2, i / 2, i);
-    }
-
-    __device__ void run(Loader& loader, const Products<T>& products) {
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 4 * TILES; i++)
-            sum[i / (4 * TILES)][i / 4 % TILES][i % 4] = 0;
-        int slot = 0;
-        for (int index = 0; index < loader.share.count; index++) {
-            float c[TILES][4] = {}, shrink[TILES][2];
-            // Tiles alternate between keys and values; the one NUM_SLOTS - 1 ahead takes the place
-            // of the one before, which all lanes have read once they meet.
-            wait_for_copies<NUM_SLOTS - 2>();
-            __syncwarp();
-            loader.request(NUM_SLOTS % 2 == 0, index + (NUM_SLOTS - 1) / 2, before(slot));
-            products.scores(loader.ring + slot * SLOT, c);
-            softmax.weigh(c, shrink, loader.share.token(index), loader.share);
-            scale_sum(shrink);
-            slot = after(slot);
-            wait_for_copies<NUM_SLOTS - 2>();
-            __syncwarp();
-            loader.request(NUM_SLOTS % 2 == 1, index + NUM_SLOTS / 2, before(slot));
-            products.add_values(loader.ring + slot * SLOT, c, sum);
-            slot = after(slot);
+        for (int i = 0; i < NUM_SLOTS; i++) {
+            if (loader.share.has_newest(i / 2)) wait_for_upstream();
+            loader.request(i, i);
         }
     }
 
-    __device__ static int before(int slot) { return slot ? slot - 1 : NUM_SLOTS - 1; }
-    __device__ static int after(int slot) { return slot == NUM_SLOTS - 1 ? 0 : slot + 1; }
+    // A tile's slot is requested anew as soon as all lanes have read it.
+    __device__ void run(Loader& loader, const Products<T>& products) {
+        const Share& share = loader.share;
+        int slot = 0;
+        u32 parity = 0;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 4 * TILES; i++)
+            sum[i / (4 * TILES)][i / 4 % TILES][i % 4] = 0;
+        for (int index = 0; index < share.count; index++) {
+            float c[TILES][4] = {}, shrink[TILES][2];
+            barrier_wait(loader.full + slot, parity);
+            products.scores(Loader::tile(slot), c);
+            __syncwarp();
+            loader.request(2 * index + NUM_SLOTS, slot);
+            if (++slot == NUM_SLOTS) slot = 0, parity ^= 1;
+            softmax.adjust(c, index, share);
+            if (softmax.weigh(c, shrink)) scale_sum(shrink);
+            barrier_wait(loader.full + slot, parity);
+            if (!share.sees_all(index)) loader.clear_unseen(index, slot);
+            products.add_values(Loader::tile(slot), c, sum);
+            __syncwarp();
+            loader.request(2 * index + 1 + NUM_SLOTS, slot);
+            if (++slot == NUM_SLOTS) slot = 0, parity ^= 1;
+        }
+    }
 
     __device__ void scale_sum(const float (&factor)[TILES][2]) {
 #pragma unroll
@@ -242,9 +278,8 @@ struct Statistics {
 };
 
 // Lays a warp's sums down in its ring, which it has emptied, and its maxima and totals beside.
-__device__ void publish(const Attention& attention, uint4* ring, Statistics& statistics) {
-    float* sums = reinterpret_cast<float*>(ring);
-    __syncwarp();  // every lane has read the last tile
+__device__ void publish(const Attention& attention, Statistics& statistics) {
+    float* sums = reinterpret_cast<float*>(shared + warp() * RING);
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 4 * TILES; i++) {
         int row = i / 4 % TILES * 8 + lane() % 4 * 2 + i % 2;
@@ -299,12 +334,18 @@ __device__ void write_zeros(const Heads& heads, int head_dim, T* out) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-decode_attention_kernel(const T* q, const T* cache, const int* tables, const int* lengths,
-                        const float* slopes, T* out, int* counters, float* partial, i64 q_stride,
+decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const T* cache,
+                        const int* tables, const int* lengths, const float* slopes, T* out,
+                        int* counters, float* partial, i64 q_stride,
                         int num_kv_heads, int group, int head_dim, int shift, int max_blocks,
-                        int window, int settled, int num_splits, int num_sequences, float scale, float softcap) {
+                        int window, int settled, int num_splits, int num_sequences, float scale,
+                        float softcap) {
     __shared__ Statistics statistics;
+    __shared__ u64 full[NUM_WARPS][NUM_SLOTS];
     start_dependents();
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0) prefetch_map(map);
+#endif
     Part part(num_kv_heads * ((group + ROWS - 1) / ROWS), num_splits, num_sequences);
     if (!settled || part.sequence >= num_sequences) wait_for_upstream();
     if (part.sequence >= num_sequences) return;
@@ -318,19 +359,16 @@ decode_attention_kernel(const T* q, const T* cache, const int* tables, const int
         if (length <= 0 && part.split == 0) write_zeros(heads, head_dim, out);
         return;
     }
-    Loader loader{cache, table, shared + warp() * RING, share, early,
+    Loader loader{map, cache, table, full[warp()], share, early,
                   heads.kv_head, num_kv_heads, head_dim, shift};
-    loader.start();
-    // Older keys and values may be on their way while the upstream kernel makes the newest.
-    bool wait_first = share.begins_with_newest();
-    if (wait_first) wait_for_upstream();
+    loader.begin();
     Attention::begin(loader);
-    if (!wait_first) wait_for_upstream();
+    wait_for_upstream();
     Products<T> products(q + part.sequence * q_stride + heads.first * head_dim, heads.count,
                          head_dim);
     Attention attention{Softmax(scale, softcap, slopes, heads)};
     attention.run(loader, products);
-    publish(attention, loader.ring, statistics);
+    publish(attention, statistics);
     __syncthreads();
     Partials partials(part, partial, num_kv_heads * group, head_dim);
     combine_warps(statistics, heads, share.splits == 1, part.split, partials, out);

@@ -1,46 +1,36 @@
 // What decode_attention keeps in shared memory, and the products of a step of 16 tokens.
 #pragma once
+#include "mbarrier.cuh"
 #include "mma.cuh"
 
 constexpr int THREADS = NUM_WARPS * WARP;
-constexpr int STEP = 16;                                // tokens a warp takes at a time
-constexpr int TILES = ROWS / 8;                         // query heads in eights
-constexpr int QUADS = HEAD_DIM / 4;                     // a row in fours
-constexpr int PER_CHUNK = 16 / sizeof(T);               // elements in 16 bytes
-constexpr int CHUNKS = HEAD_DIM / PER_CHUNK;            // a row in 16 bytes
-constexpr bool SWIZZLED = CHUNKS % 8 == 0;              // else rows have an odd number of chunks
-constexpr int PITCH = SWIZZLED ? CHUNKS : CHUNKS | 1;   // chunks from row to row
-constexpr int SLOT = STEP * PITCH;                      // chunks of a tile
-constexpr int RING = NUM_SLOTS * SLOT;                      // chunks of a warp
-constexpr int DIRECT_STEPS = 2 * NUM_WARPS;                 // so few are not worth a combination
+constexpr int STEP = 16;                      // tokens a warp takes at a time
+constexpr int TILES = ROWS / 8;               // query heads in eights
+constexpr int QUADS = HEAD_DIM / 4;           // a row in fours
+constexpr int PER_CHUNK = 16 / sizeof(T);     // elements in 16 bytes
+constexpr int CHUNKS = HEAD_DIM / PER_CHUNK;  // a row in 16 bytes
+constexpr int PANEL = STEP * 8;               // chunks of all rows' next 128 bytes
+constexpr int PANELS = (CHUNKS + 7) / 8;
+constexpr int SLOT = PANELS * PANEL;          // chunks of a tile
+constexpr int RING = NUM_SLOTS * SLOT;        // chunks of a warp
+constexpr int DIRECT_STEPS = 2 * NUM_WARPS;   // so few are not worth a combination
 
-extern __shared__ uint4 shared[];
+extern __shared__ __align__(1024) uint4 shared[];
 
-// The chunk at which a tile keeps a row's chunk: eight rows of one column never share a bank.
+// The chunk at which a tile keeps a row's chunk: panel by panel, within one as the copy engine's
+// 128-byte swizzle has it, so that eight rows of one column never share a bank.
 __device__ __forceinline__ int chunk_at(int row, int column) {
-    return SWIZZLED ? (row * PITCH + column) ^ (row & 7) : row * PITCH + column;
+    return column / 8 * PANEL + row * 8 + ((column ^ row) & 7);
+}
+
+// chunk_at(row, column + step) of a tile that begins at chunk `tile`, for a constant even `step`:
+// `first` is chunk_at(row, column), a column of 0 or 1. Most constants become part of instructions.
+__device__ __forceinline__ int columns_on(int tile, int first, int step) {
+    return ((tile + first) ^ (step & 7)) + step / 8 * PANEL;
 }
 
 __device__ __forceinline__ int lane() { return threadIdx.x % WARP; }
 __device__ __forceinline__ int warp() { return threadIdx.x / WARP; }
-
-// Requests 16 bytes for shared memory, past L1; zeros, and nothing is read, if not `valid`.
-__device__ __forceinline__ void copy_16_async(void* to, const void* from, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                     shared_address(to)),
-                 "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0)
-                 : "memory");
-}
-
-// Ends a group of this thread's requests, possibly an empty one.
-__device__ __forceinline__ void commit_copies() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// Returns when all but the newest PENDING groups of this thread have arrived.
-template <int PENDING> __device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
 
 // An 8 × 8 matrix of which each lane holds (g, 2t..2t+1), transposed.
 __device__ __forceinline__ u32 transpose(u32 pair) {
@@ -65,13 +55,13 @@ template <typename A> struct Products {
         }
     }
 
-    __device__ void scores(const uint4* keys, float (&score)[TILES][4]) const {
+    __device__ __forceinline__ void scores(int keys, float (&score)[TILES][4]) const {
+        int first = chunk_at(lane() % 16, lane() / 16);
         float odd[TILES][4] = {};  // two chains of products: half the latency
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16; i++) {
             u32 a[4];
-            const uint4* chunk = keys + chunk_at(lane() % 16, 2 * i + lane() / 16);
-            load_matrices<false>(a, shared_address(chunk));
+            load_matrices<false>(a, shared_address(shared + columns_on(keys, first, 2 * i)));
 #pragma unroll
             for (int n = 0; n < TILES; n++)
                 multiply<A>(i % 2 ? odd[n] : score[n], a, query[i][n][0], query[i][n][1]);
@@ -80,8 +70,9 @@ template <typename A> struct Products {
         for (int i = 0; i < TILES * 4; i++) score[i / 4][i % 4] += odd[i / 4][i % 4];
     }
 
-    __device__ void add_values(const uint4* values, const float (&weight)[TILES][4],
-                               float (&sum)[HEAD_DIM / 16][TILES][4]) const {
+    __device__ __forceinline__ void add_values(int values, const float (&weight)[TILES][4],
+                                               float (&sum)[HEAD_DIM / 16][TILES][4]) const {
+        int first = chunk_at(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
         u32 b[TILES][2];
 #pragma unroll
         for (int i = 0; i < TILES * 2; i++)
@@ -90,8 +81,7 @@ template <typename A> struct Products {
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16; i++) {
             u32 a[4];
-            int row = lane() % 8 + lane() / 16 * 8;
-            load_matrices<true>(a, shared_address(values + chunk_at(row, 2 * i + lane() / 8 % 2)));
+            load_matrices<true>(a, shared_address(shared + columns_on(values, first, 2 * i)));
 #pragma unroll
             for (int n = 0; n < TILES; n++)
                 multiply<A>(sum[i][n], a, b[n][0], b[n][1]);
@@ -106,8 +96,8 @@ template <> struct Products<float> {
     __device__ Products(const float* q, int num_rows, int head_dim)
         : q(q), num_rows(num_rows), head_dim(head_dim) {}
 
-    __device__ void scores(const uint4* keys, float (&score)[TILES][4]) const {
-        const float4* tile = reinterpret_cast<const float4*>(keys);
+    __device__ __forceinline__ void scores(int keys, float (&score)[TILES][4]) const {
+        const float4* tile = reinterpret_cast<const float4*>(shared + keys);
 #pragma unroll 1
         for (int column = 0; column < head_dim / 4; column++) {
             float4 low = tile[chunk_at(lane() / 4, column)];
@@ -124,9 +114,9 @@ template <> struct Products<float> {
         }
     }
 
-    __device__ void add_values(const uint4* values, const float (&weight)[TILES][4],
-                               float (&sum)[HEAD_DIM / 16][TILES][4]) const {
-        const float* tile = reinterpret_cast<const float*>(values);
+    __device__ __forceinline__ void add_values(int values, const float (&weight)[TILES][4],
+                                               float (&sum)[HEAD_DIM / 16][TILES][4]) const {
+        const float* tile = reinterpret_cast<const float*>(shared + values);
 #pragma unroll
         for (int high = 0; high < 2; high++)  // registers are indexed by constants only
 #pragma unroll 1

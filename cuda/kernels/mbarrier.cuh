@@ -1,5 +1,5 @@
-// Barriers in shared memory that also count bytes, and the bulk copies that complete on them.
-// Before sm_90 there are no bulk copies: `copy_rows` then uses 16-byte asynchronous copies.
+// Barriers in shared memory that also count bytes, and the copies that complete on them. Before
+// sm_90 there is no copy engine: then these are 16-byte asynchronous copies of all lanes.
 #pragma once
 #include "common.cuh"
 
@@ -42,43 +42,87 @@ __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
     } while (!done);
 }
 
-// A warp brings ROWS rows of `bytes` (a multiple of 16) to shared memory, row r to `to + r * stride`,
-// and completes one phase of `barrier`, initialised with COPY_ARRIVALS. Lane r has row r's address,
-// and every lane the one of row `lane % ROWS`. What is read once need not stay in L2.
+// What was written to shared memory before comes before what the copy engine writes later.
+__device__ __forceinline__ void copy_engine_fence() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// A phase completes after COPY_ARRIVALS arrivals and as many bytes as were expected.
 #if __CUDA_ARCH__ >= 900
 constexpr u32 COPY_ARRIVALS = 1;
+
+// Arrives, and announces `bytes` of copies.
+__device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                     shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+}
 #else
 constexpr u32 COPY_ARRIVALS = WARP;
+
+// Requests 16 bytes for shared memory, past L1; zeros, and nothing is read, if not `valid`.
+__device__ __forceinline__ void copy_16_async(void* to, const void* from, bool valid = true) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+// Arrives as soon as what this thread has requested is there.
+__device__ __forceinline__ void arrive_after_copies(u64* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
+                 : "memory");
+}
 #endif
 
-template <int ROWS>
+// How the copy engine sees a matrix: row length, number of rows, and the box it takes of them.
+struct alignas(64) TensorMap {
+    u64 opaque[16];
+};
+
+#if __CUDA_ARCH__ >= 900
+// Brings the map to where the copy engine looks for it.
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Copies the box at `column` of `row`; what lies outside the matrix is zero. One thread asks.
+__device__ __forceinline__ void copy_box(void* to, const TensorMap& map, int column, int row,
+                                         u64* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
+        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
+        : "memory");
+}
+#endif
+
+// A warp brings NUM_ROWS rows of `bytes` (a multiple of 16) to shared memory, row r to `to + r * stride`,
+// and completes one phase of `barrier`, initialised with COPY_ARRIVALS. Lane r has row r's address,
+// and every lane the one of row `lane % NUM_ROWS`. What is read once need not stay in L2.
+template <int NUM_ROWS>
 __device__ __forceinline__ void copy_rows(u8* to, int stride, const void* from, u32 bytes,
                                           u64* barrier) {
     int lane = threadIdx.x % WARP;
 #if __CUDA_ARCH__ >= 900
-    u32 address = shared_address(barrier);
-    if (lane == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address),
-                     "r"(bytes * ROWS)
-                     : "memory");
+    if (lane == 0) barrier_expect(barrier, bytes * NUM_ROWS);
     __syncwarp();
     u64 evict_first;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));
-    if (lane < ROWS)
+    if (lane < NUM_ROWS)
         asm volatile(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
             "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to + lane * stride)),
-            "l"(from), "r"(bytes), "r"(address), "l"(evict_first)
+            "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(evict_first)
             : "memory");
 #else
-    constexpr int LANES = WARP / ROWS;  // that share a row
-    u32 row = shared_address(to + lane % ROWS * stride);
-    for (u32 at = lane / ROWS * 16; at < bytes; at += LANES * 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(row + at),
-                     "l"((const u8*)from + at)
-                     : "memory");
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
-                 : "memory");
+    constexpr int LANES = WARP / NUM_ROWS;  // that share a row
+    u8* row = to + lane % NUM_ROWS * stride;
+    for (u32 at = lane / NUM_ROWS * 16; at < bytes; at += LANES * 16)
+        copy_16_async(row + at, (const u8*)from + at);
+    arrive_after_copies(barrier);
 #endif
 }
 

@@ -7,12 +7,15 @@ from torch import Tensor
 
 from swiftchat.cuda.check import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.tensor_map import tensor_map
 
 # What head_dim is padded to; fp32 is not made for speed.
 _HEAD_DIMS = (64, 80, 96, 128, 256)
 _FP32_HEAD_DIMS = (64, 128, 256)
 _STEP = 16  # tokens a warp takes at a time, as in the kernel
-_SHARED_BYTES = 96 * 1024  # two blocks fit a multiprocessor, one fits any of sm_80 and newer
+_PANEL_BYTES = _STEP * 128  # tiles consist of these, as in the kernel
+_RING_BYTES = 128 * 1024  # of all warps; more on their way is not faster
+_OTHER_SHARED_BYTES = 3 * 1024  # at most: statistics, barriers, alignment
 _BLOCKS_PER_SM = 1
 _MAX_SPLITS = 256
 # So many splits at least while there are few sequences: their lengths differ, and one long one
@@ -51,15 +54,16 @@ class _Layout:
     tile_bytes: int
 
     @classmethod
-    def of(cls, dtype: torch.dtype, head_dim: int, group: int) -> "_Layout":
+    def of(cls, dtype: torch.dtype, head_dim: int, group: int, shared_bytes: int) -> "_Layout":
+        """For blocks that can have so much shared memory."""
         sizes = _FP32_HEAD_DIMS if dtype == torch.float32 else _HEAD_DIMS
         padded = next(size for size in sizes if size >= head_dim)
         # More than 8 heads take registers that 256 dimensions do not leave.
         rows = 16 if group > 8 and padded < 256 and dtype != torch.float32 else 8
-        chunks = padded * dtype.itemsize // 16
-        tile_bytes = _STEP * 16 * (chunks if chunks % 8 == 0 else chunks | 1)  # as in the kernel
+        tile_bytes = -(-padded * dtype.itemsize // 128) * _PANEL_BYTES
         warps = 8 if tile_bytes <= 4096 else 4 if tile_bytes <= 8192 else 2
-        slots = min(8, _SHARED_BYTES // (warps * tile_bytes))
+        ring_bytes = min(_RING_BYTES, shared_bytes - _OTHER_SHARED_BYTES)
+        slots = min(8, ring_bytes // (warps * tile_bytes))
         return cls(dtype, padded, rows, warps, slots, tile_bytes)
 
     @property
@@ -71,19 +75,20 @@ class _Layout:
             "NUM_WARPS": str(self.warps),
             "NUM_SLOTS": str(self.slots),
         }
-        return KernelSpec("decode_attention", "ppppppppliiiiiiiiiff", defines)
+        return KernelSpec("decode_attention", "mppppppppliiiiiiiiiff", defines)
 
 
-def decode_attention_spec(dtype: torch.dtype, head_dim: int, group: int) -> KernelSpec:
+def decode_attention_spec(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int) -> KernelSpec:
     """The kernel for `group` query heads on each KV head."""
-    return _Layout.of(dtype, head_dim, group).spec
+    return _Layout.of(dtype, head_dim, group, gpu.block_shared_bytes).spec
 
 
 VARIANTS = [
-    dict(decode_attention_spec(dtype, head_dim, group).defines)
+    dict(_Layout.of(dtype, head_dim, group, shared_bytes).spec.defines)
     for dtype in DTYPE_NAMES
     for head_dim in (_FP32_HEAD_DIMS if dtype == torch.float32 else _HEAD_DIMS)
     for group in ((4,) if dtype == torch.float32 or head_dim == 256 else (4, 16))
+    for shared_bytes in (99 * 1024, 227 * 1024)  # sm_86, sm_89, sm_120; data centres' chips
 ]
 
 
@@ -116,18 +121,19 @@ def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
     if num_seqs == 0:
         return
     group = num_heads // num_kv_heads
-    layout = _Layout.of(dtype, head_dim, group)
+    layout = _Layout.of(dtype, head_dim, group, gpu.block_shared_bytes)
     tiles = num_kv_heads * -(-group // layout.rows)
     visible = min(max_blocks * block_size, window + _STEP if window else 2**31)
     splits = _num_splits(gpu, tiles * num_seqs, visible, _STEP * layout.warps)
     _check_workspace(workspace, num_seqs * tiles, num_seqs * num_heads * splits * (head_dim + 2))
-    # With a block for each multiprocessor and room for two on each, the blocks of the next kernel
-    # come to lie one beside each of these.
+    # With one block for each multiprocessor, and no room for two of the same kernel on one, the
+    # blocks of the next kernel come to lie one beside each of these.
     shared_bytes = max(layout.warps * layout.slots * layout.tile_bytes, gpu.sm_shared_bytes // 3)
+    rows = tensor_map(gpu, cache.view(-1, head_dim), min(block_size, _STEP))
     gpu.kernel(layout.spec)(
-        max(tiles * splits * num_seqs, gpu.num_sms), 32 * layout.warps, q, cache, block_tables,
-        context_lens, alibi_slopes, out, workspace.counters, workspace.partials, q.stride(0),
-        num_kv_heads, group, head_dim, block_size.bit_length() - 1, max_blocks, window,
+        max(tiles * splits * num_seqs, gpu.num_sms), 32 * layout.warps, rows, q, cache,
+        block_tables, context_lens, alibi_slopes, out, workspace.counters, workspace.partials,
+        q.stride(0), num_kv_heads, group, head_dim, block_size.bit_length() - 1, max_blocks, window,
         int(settled), splits, num_seqs, scale, softcap,
         shared_bytes=shared_bytes, num_bytes=2 * out.nbytes,
     )  # fmt: skip

@@ -25,7 +25,7 @@ GARBAGE = 2**31 - 9  # an entry of a block table that leads nowhere
 def _compiled(gpu: Gpu) -> None:
     """All kernels of this file at once, on all cores."""
     gpu.compile(
-        decode_attention_spec(dtype, head_dim, group)
+        decode_attention_spec(gpu, dtype, head_dim, group)
         for dtype in DTYPES
         for head_dim in (64, 80, 96, 128, 256)
         for group in (4, 16)
@@ -144,6 +144,16 @@ def test_many_sequences(gpu: Gpu, num_seqs: int) -> None:
     lengths = [(37 * i * i) % 700 for i in range(num_seqs)]
     case = make_case(torch.bfloat16, lengths, 8, 4, 64)
     assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
+
+
+@pytest.mark.parametrize("group", [4, 16])
+@pytest.mark.parametrize("length", [4097, 9001, 9217])
+def test_a_long_sequence_among_many(gpu: Gpu, length: int, group: int) -> None:
+    """So many that sequences are not split: a warp has an odd or even number of many steps."""
+    num_seqs = 2 * gpu.num_sms // 8 + 1
+    for block_size in (4, 64):
+        case = make_case(torch.bfloat16, [*[3] * num_seqs, length], 8, group, 64, block_size)
+        assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
