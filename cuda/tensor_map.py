@@ -15,9 +15,9 @@ _WIDTH_BYTES = 128  # of a box, as wide as the swizzle
 def tensor_map(gpu: Gpu, rows: Tensor, box_rows: int) -> Any:
     """A kernel's argument: contiguous `rows` [num_rows, row_size], in boxes of 128 bytes a row.
 
-    A box of `box_rows` rows lies in shared memory by the 128-byte swizzle: the eight 16-byte chunks of its row r
-    are permuted by exclusive or with r % 8. What lies outside the tensor is filled with zeros.
-    A row has a multiple of 16 bytes. Before sm_90 the argument is empty.
+    In shared memory a box of `box_rows` rows has the 128-byte swizzle: the eight 16-byte chunks
+    of its row r are permuted by exclusive or with r % 8. What lies outside the tensor is filled
+    with zeros. A row has a multiple of 16 bytes. Before sm_90 the argument is empty.
     """
     if not gpu.has_copy_engine:
         return cuda_driver().CUtensorMap()

@@ -10,9 +10,8 @@
 //   lengths   int32 [num_seqs]: tokens in the cache, the query's own included; 0: zeros are written
 //   slopes    fp32 [num_heads] or null: adds slope * (position - (length - 1)) (ALiBi; Press, 2021)
 //   out       T [num_seqs, num_heads, head_dim]
-//   counters  int32 [num_seqs, columns], zero before and after; a column is a KV head and ROWS of
-//             its query heads
-//   partials  fp32 scratch: [num_seqs, num_heads, num_splits] × head_dim sums, then × 2 statistics
+//   partials  fp32: [num_seqs, num_heads, num_splits] × head_dim sums, then × 2 statistics; all bits
+//             set before and after
 //   window    only the last `window` tokens are seen; 0: all
 //   settled   lengths, tables and all keys and values but the newest token's were written before the
 //             current chain of dependent launches began: they are read without waiting
@@ -31,9 +30,9 @@
 // to 8 heads wastes little. fp32 has the same layout, computed without tensor cores.
 //
 // Sums in fp32; weights are rounded to T before they meet the values. Warps, then splits, are
-// combined in a fixed order, the splits by whichever block arrives last: bits do not depend on
-// timing. Test: tests/kernels/test_decode_attention.py, relative 2^-8 (bf16), 2^-11 (fp16): the
-// rounding of weights and of the result; 2e-6 (fp32): that of scores, and the order of sums.
+// combined in a fixed order, the splits by the last one's block: bits do not depend on timing.
+// Test: tests/kernels/test_decode_attention.py, relative 2^-8 (bf16), 2^-11 (fp16): the rounding of
+// weights and of the result; 2e-6 (fp32): that of scores, and the order of sums.
 //
 // Compiled with HEAD_DIM (head_dim or more, a multiple of 16; the rest is filled with zeros), ROWS
 // (query heads a block, 8 or 16), NUM_WARPS, NUM_SLOTS.
@@ -274,7 +273,6 @@ static_assert(ROWS * SUM_PITCH * 4 <= RING * 16);
 // What all threads of a block share besides the rings.
 struct Statistics {
     float top[NUM_WARPS][ROWS], total[NUM_WARPS][ROWS];
-    bool is_last;
 };
 
 // Lays a warp's sums down in its ring, which it has emptied, and its maxima and totals beside.
@@ -299,33 +297,46 @@ __device__ void publish(const Attention& attention, Statistics& statistics) {
     }
 }
 
-// Combines the warps of the block: into `out` where no other split has work, else into partials.
-__device__ void combine_warps(const Statistics& statistics, const Heads& heads, bool alone, int split,
-                              const Partials& partials, T* out) {
-    int head_dim = partials.head_dim;
-    for (int item = threadIdx.x; item < heads.count * QUADS; item += THREADS) {
-        int row = item / QUADS, quad = item % QUADS;
-        if (quad * 4 >= head_dim) continue;
-        float top = statistics.top[0][row], total = 0;
+// Four numbers of a row, from all warps of the block.
+__device__ __forceinline__ Sum combine_warps(const Statistics& statistics, int row, int quad) {
+    Sum sum{statistics.top[0][row]};
 #pragma unroll
-        for (int w = 1; w < NUM_WARPS; w++) top = fmaxf(top, statistics.top[w][row]);
-        float4 sum = {};
+    for (int w = 1; w < NUM_WARPS; w++) sum.top = fmaxf(sum.top, statistics.top[w][row]);
 #pragma unroll
-        for (int w = 0; w < NUM_WARPS; w++) {
-            float factor = exp2f(statistics.top[w][row] - top);  // 0 for a warp without steps
-            const float* sums = reinterpret_cast<const float*>(shared + w * RING);
-            add_scaled(sum, factor,
-                       reinterpret_cast<const float4*>(sums + row * SUM_PITCH)[quad]);
-            total += factor * statistics.total[w][row];
-        }
-        i64 head = heads.first_row + row;
-        if (alone) {
-            store(out + head * head_dim + quad * 4, 1 / total, sum);
-        } else {
-            *partials.sum(head, split, quad) = sum;
-            if (quad == 0) *partials.statistic(head, split) = {top, total};
-        }
+    for (int w = 0; w < NUM_WARPS; w++) {  // a warp without steps has a factor of 0
+        const float* sums = reinterpret_cast<const float*>(shared + w * RING);
+        sum.add({statistics.top[w][row], statistics.total[w][row]},
+                reinterpret_cast<const float4*>(sums + row * SUM_PITCH)[quad]);
     }
+    return sum;
+}
+
+// Calls act(row, quad) for this thread's share of the heads' numbers.
+template <typename Act> __device__ void for_each_quad(const Heads& heads, int head_dim, Act act) {
+    for (int item = threadIdx.x; item < heads.count * QUADS; item += THREADS)
+        if (item % QUADS * 4 < head_dim) act(item / QUADS, item % QUADS);
+}
+
+// Combines the block's warps, and in the last split all splits. It waits for blocks with lower
+// numbers only, which have been started before it and wait for nobody.
+__device__ void combine(const Statistics& statistics, const Heads& heads, int split, int splits,
+                        const Partials& partials, T* out) {
+    int head_dim = partials.head_dim;
+    for_each_quad(heads, head_dim, [&](int row, int quad) {
+        Sum sum = combine_warps(statistics, row, quad);
+        i64 head = heads.first_row + row;
+        if (split < splits - 1) {
+            partials.leave(head, split, quad, sum);
+        } else {
+            partials.collect(head, splits - 1, quad, sum);
+            store(out + head * head_dim + quad * 4, 1 / sum.total, sum.values);
+        }
+    });
+    if (splits == 1 || split < splits - 1) return;
+    __syncthreads();  // statistics have been read by all
+    for_each_quad(heads, head_dim, [&](int row, int quad) {
+        partials.clear(heads.first_row + row, splits - 1, quad);
+    });
 }
 
 __device__ void write_zeros(const Heads& heads, int head_dim, T* out) {
@@ -336,7 +347,7 @@ __device__ void write_zeros(const Heads& heads, int head_dim, T* out) {
 extern "C" __global__ void __launch_bounds__(THREADS)
 decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const T* cache,
                         const int* tables, const int* lengths, const float* slopes, T* out,
-                        int* counters, float* partial, i64 q_stride,
+                        float* partial, i64 q_stride,
                         int num_kv_heads, int group, int head_dim, int shift, int max_blocks,
                         int window, int settled, int num_splits, int num_sequences, float scale,
                         float softcap) {
@@ -371,9 +382,5 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
     publish(attention, statistics);
     __syncthreads();
     Partials partials(part, partial, num_kv_heads * group, head_dim);
-    combine_warps(statistics, heads, share.splits == 1, part.split, partials, out);
-    if (share.splits == 1) return;
-    int* counter = counters + part.sequence * part.num_columns + part.column;
-    if (arrives_last(counter, share.splits, statistics.is_last))
-        combine_splits(partials, heads, share.splits, out);
+    combine(statistics, heads, part.split, share.splits, partials, out);
 }

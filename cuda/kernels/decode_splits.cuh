@@ -6,10 +6,10 @@
 // num_sequences or more.
 struct Part {
     int column, split, sequence;  // column: a KV head and eight or sixteen of its query heads
-    int num_columns, num_splits, num_sequences;
+    int num_splits, num_sequences;
 
     __device__ Part(int columns, int splits, int sequences)
-        : num_columns(columns), num_splits(splits), num_sequences(sequences) {
+        : num_splits(splits), num_sequences(sequences) {
         column = blockIdx.x % columns;
         split = blockIdx.x / columns % splits;
         sequence = blockIdx.x / columns / splits;
@@ -44,7 +44,69 @@ __device__ __forceinline__ void store(T* out, float factor, const float4& v) {
                                           from_float<T>(v.z * factor), from_float<T>(v.w * factor)};
 }
 
-// Where the splits of a block's heads leave their results.
+// A number that is not there yet: a NaN that no computation gives.
+constexpr u32 EMPTY = ~0u;
+
+__device__ __forceinline__ u32 never_empty(float v) {
+    u32 bits = __float_as_uint(v);
+    return bits == EMPTY ? 0x7fffffffu : bits;
+}
+
+// What a split has found for a row, or four numbers of it: read again until it is there. Every
+// number says so itself, so that one trip to memory brings it; a counter would take two more.
+__device__ __forceinline__ void put(float4* to, const float4& v) {
+    asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(
+                     __cvta_generic_to_global(to)),
+                 "r"(never_empty(v.x)), "r"(never_empty(v.y)), "r"(never_empty(v.z)),
+                 "r"(never_empty(v.w))
+                 : "memory");
+}
+__device__ __forceinline__ void put(float2* to, const float2& v) {
+    asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)),
+                 "r"(never_empty(v.x)), "r"(never_empty(v.y))
+                 : "memory");
+}
+__device__ __forceinline__ bool take(const float4* from, float4& v) {
+    u32 x, y, z, w;
+    asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
+                 : "l"(__cvta_generic_to_global(from))
+                 : "memory");
+    v = {__uint_as_float(x), __uint_as_float(y), __uint_as_float(z), __uint_as_float(w)};
+    return x != EMPTY && y != EMPTY && z != EMPTY && w != EMPTY;
+}
+__device__ __forceinline__ bool take(const float2* from, float2& v) {
+    u32 x, y;
+    asm volatile("ld.relaxed.gpu.global.v2.b32 {%0, %1}, [%2];"
+                 : "=r"(x), "=r"(y)
+                 : "l"(__cvta_generic_to_global(from))
+                 : "memory");
+    v = {__uint_as_float(x), __uint_as_float(y)};
+    return x != EMPTY && y != EMPTY;
+}
+
+// The softmax-weighted sum of some tokens' values, four numbers of a row, and its statistics.
+struct Sum {
+    float top, total;
+    float4 values;
+
+    // Adds another one, whose maximum is not above this one's.
+    __device__ __forceinline__ void add(const float2& statistic, const float4& v) {
+        float factor = exp2f(statistic.x - top);
+        total += factor * statistic.y;
+        add_scaled(values, factor, v);
+    }
+    __device__ __forceinline__ void raise(float to) {
+        float shrink = exp2f(top - to);
+        total *= shrink;
+        values = {values.x * shrink, values.y * shrink, values.z * shrink, values.w * shrink};
+        top = to;
+    }
+};
+
+constexpr int BATCH = 8;  // splits whose results a thread loads at a time
+
+// Where the splits of a sequence leave their results. Empty before and after.
 struct Partials {
     float* sums;
     float2* statistics;  // maximum and total
@@ -56,75 +118,50 @@ struct Partials {
         sums = partials;
         statistics = reinterpret_cast<float2*>(partials + rows * head_dim);
     }
-    __device__ i64 row(i64 head, int split) const { return head * num_splits + split; }
     __device__ float4* sum(i64 head, int split, int quad) const {
-        return reinterpret_cast<float4*>(sums + row(head, split) * head_dim) + quad;
+        return reinterpret_cast<float4*>(sums + (head * num_splits + split) * head_dim) + quad;
     }
     __device__ float2* statistic(i64 head, int split) const {
-        return statistics + row(head, split);
+        return statistics + head * num_splits + split;
     }
-};
 
-// Adds 1 to a counter of all blocks and returns what it was. What this block's threads wrote before
-// their last __syncthreads() is visible to whoever sees the addition, and the other way round.
-__device__ __forceinline__ int count_arrival(int* counter) {
-    int before;
-    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
-                 : "=r"(before)
-                 : "l"(__cvta_generic_to_global(counter))
-                 : "memory");
-    return before;
-}
-
-// True, in all threads, for the block that comes last of `splits`: it sees what the others wrote.
-// The counter is left at zero for the next launch.
-__device__ bool arrives_last(int* counter, int splits, bool& is_last) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        is_last = count_arrival(counter) == splits - 1;
-        if (is_last) *counter = 0;
+    __device__ void leave(i64 head, int split, int quad, const Sum& sum) const {
+        put(this->sum(head, split, quad), sum.values);
+        if (quad == 0) put(statistic(head, split), {sum.top, sum.total});
     }
-    __syncthreads();
-    return is_last;
-}
 
-constexpr int BATCH = 16;  // splits whose results a thread loads at a time
-
-// Combines the splits of a block's heads, in order. A thread has four numbers of a row, and repeats
-// what it needs of the row's statistics: one round trip to memory for up to BATCH splits.
-__device__ void combine_splits(const Partials& partials, const Heads& heads, int splits, T* out) {
-    for (int item = threadIdx.x; item < heads.count * QUADS; item += THREADS) {
-        int row = item / QUADS, quad = item % QUADS;
-        if (quad * 4 >= partials.head_dim) continue;
-        i64 head = heads.first_row + row;
-        float top = -infinity(), total = 0;
-        float4 sum = {};
+    // Adds what the first `splits` splits have left for a row, in their order.
+    __device__ void collect(i64 head, int splits, int quad, Sum& sum) const {
 #pragma unroll 1
         for (int first = 0; first < splits; first += BATCH) {
-            float2 statistic[BATCH];
-            float4 found[BATCH];
+            float2 found[BATCH];
+            float4 values[BATCH];
+            bool complete;
+            do {
+                complete = true;
 #pragma unroll
-            for (int i = 0; i < BATCH; i++) {
-                statistic[i] = {-infinity(), 0};
-                found[i] = {};
-                if (first + i < splits) {
-                    statistic[i] = __ldcg(partials.statistic(head, first + i));
-                    found[i] = __ldcg(partials.sum(head, first + i, quad));
+                for (int i = 0; i < BATCH; i++) {
+                    found[i] = {-infinity(), 0};
+                    values[i] = {};
+                    if (first + i >= splits) continue;
+                    complete &= take(statistic(head, first + i), found[i]);
+                    complete &= take(this->sum(head, first + i, quad), values[i]);
                 }
-            }
-            float before = top;
+            } while (!complete);
+            float top = sum.top;
 #pragma unroll
-            for (int i = 0; i < BATCH; i++) top = fmaxf(top, statistic[i].x);
-            float shrink = exp2f(before - top);  // 0 the first time
-            total *= shrink;
-            sum = {sum.x * shrink, sum.y * shrink, sum.z * shrink, sum.w * shrink};
+            for (int i = 0; i < BATCH; i++) top = fmaxf(top, found[i].x);
+            sum.raise(top);
 #pragma unroll
-            for (int i = 0; i < BATCH; i++) {
-                float factor = exp2f(statistic[i].x - top);
-                total += factor * statistic[i].y;
-                add_scaled(sum, factor, found[i]);
-            }
+            for (int i = 0; i < BATCH; i++) sum.add(found[i], values[i]);
         }
-        store(out + head * partials.head_dim + quad * 4, 1 / total, sum);
     }
-}
+
+    __device__ void clear(i64 head, int splits, int quad) const {
+        float empty = __uint_as_float(EMPTY);
+        for (int i = 0; i < splits; i++) {
+            *sum(head, i, quad) = {empty, empty, empty, empty};
+            if (quad == 0) *statistic(head, i) = {empty, empty};
+        }
+    }
+};

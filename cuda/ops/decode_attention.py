@@ -23,23 +23,15 @@ _MAX_SPLITS = 256
 _UNEVEN_SPLITS = 4
 
 
-@dataclass(frozen=True)
-class DecodeWorkspace:
-    """Scratch memory of `decode_attention`, for any number of calls on one stream."""
-
-    counters: Tensor
-    partials: Tensor
-
-
 def decode_attention_workspace(gpu: Gpu, max_seqs: int, num_heads: int,
-                               head_dim: int) -> DecodeWorkspace:  # fmt: skip
-    """Scratch memory for up to so many sequences; the counters are zero between calls."""
+                               head_dim: int) -> Tensor:  # fmt: skip
+    """What `decode_attention` of up to so many sequences needs, for calls one after the other.
+
+    All its bits are set, and again after every call.
+    """
     # The splits fill the multiprocessors with blocks of at most 16 heads, or are _UNEVEN_SPLITS.
     rows = max(16 * _BLOCKS_PER_SM * gpu.num_sms, _UNEVEN_SPLITS * max_seqs * num_heads)
-    return DecodeWorkspace(
-        torch.zeros(max_seqs * num_heads, dtype=torch.int32, device=gpu.device),
-        torch.empty(rows * (head_dim + 2), dtype=torch.float32, device=gpu.device),
-    )
+    return torch.full((rows * (head_dim + 2),), -1, dtype=torch.int32, device=gpu.device)
 
 
 @dataclass(frozen=True)
@@ -75,7 +67,7 @@ class _Layout:
             "NUM_WARPS": str(self.warps),
             "NUM_SLOTS": str(self.slots),
         }
-        return KernelSpec("decode_attention", "mppppppppliiiiiiiiiff", defines)
+        return KernelSpec("decode_attention", "mpppppppliiiiiiiiiff", defines)
 
 
 def decode_attention_spec(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int) -> KernelSpec:
@@ -93,7 +85,7 @@ VARIANTS = [
 
 
 def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
-                     context_lens: Tensor, scale: float, out: Tensor, workspace: DecodeWorkspace,
+                     context_lens: Tensor, scale: float, out: Tensor, workspace: Tensor,
                      *, window: int = 0, softcap: float = 0.0,
                      alibi_slopes: Tensor | None = None,
                      settled: bool = False) -> None:  # fmt: skip
@@ -125,16 +117,18 @@ def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
     tiles = num_kv_heads * -(-group // layout.rows)
     visible = min(max_blocks * block_size, window + _STEP if window else 2**31)
     splits = _num_splits(gpu, tiles * num_seqs, visible, _STEP * layout.warps)
-    _check_workspace(workspace, num_seqs * tiles, num_seqs * num_heads * splits * (head_dim + 2))
+    size = num_seqs * num_heads * splits * (head_dim + 2)
+    if workspace.numel() < size:
+        raise ValueError(f"the workspace has {workspace.numel()} numbers, {size} are needed")
     # With one block for each multiprocessor, and no room for two of the same kernel on one, the
     # blocks of the next kernel come to lie one beside each of these.
     shared_bytes = max(layout.warps * layout.slots * layout.tile_bytes, gpu.sm_shared_bytes // 3)
     rows = tensor_map(gpu, cache.view(-1, head_dim), min(block_size, _STEP))
     gpu.kernel(layout.spec)(
         max(tiles * splits * num_seqs, gpu.num_sms), 32 * layout.warps, rows, q, cache,
-        block_tables, context_lens, alibi_slopes, out, workspace.counters, workspace.partials,
-        q.stride(0), num_kv_heads, group, head_dim, block_size.bit_length() - 1, max_blocks, window,
-        int(settled), splits, num_seqs, scale, softcap,
+        block_tables, context_lens, alibi_slopes, out, workspace, q.stride(0), num_kv_heads,
+        group, head_dim, block_size.bit_length() - 1, max_blocks, window, int(settled), splits,
+        num_seqs, scale, softcap,
         shared_bytes=shared_bytes, num_bytes=2 * out.nbytes,
     )  # fmt: skip
 
@@ -169,11 +163,3 @@ def _check_query(gpu: Gpu, q: Tensor) -> None:
         check_tensor("q", q[0], (num_heads, head_dim), q.dtype, gpu)
     if q.stride(0) * q.element_size() % 16:
         raise ValueError(f"rows of q must be aligned to 16 bytes, not {q.stride(0)} elements apart")
-
-
-def _check_workspace(workspace: DecodeWorkspace, counters: int, partials: int) -> None:
-    if workspace.counters.numel() < counters or workspace.partials.numel() < partials:
-        raise ValueError(
-            f"the workspace has {workspace.counters.numel()} counters and "
-            f"{workspace.partials.numel()} numbers, {counters} and {partials} are needed"
-        )

@@ -51,7 +51,7 @@ class Case:
             gpu, self.q, self.cache, self.tables, self.lengths, self.scale, out, workspace,
             **self.options,
         )  # fmt: skip
-        assert not workspace.counters.any()
+        assert (workspace == -1).all()
         return out
 
     @property
@@ -253,6 +253,5 @@ def test_wrong_arguments_are_refused(gpu: Gpu) -> None:
     refuse("alibi_slopes must be", 0, case.q, alibi_slopes=torch.zeros(3, device="cuda"))
     refuse("0 or more", 0, case.q, window=-1)
     small = decode_attention_workspace(gpu, 2, 8, 64)
-    small.partials.resize_(10)
     with pytest.raises(ValueError, match="workspace"):
-        decode_attention(gpu, *good, 1.0, out, small)
+        decode_attention(gpu, *good, 1.0, out, small[:10])
