@@ -10,8 +10,8 @@
 //   lengths   int32 [num_seqs]: tokens in the cache, the query's own included; 0: zeros are written
 //   slopes    fp32 [num_heads] or null: adds slope * (position - (length - 1)) (ALiBi; Press, 2021)
 //   out       T [num_seqs, num_heads, head_dim]
-//   partials  fp32: [num_seqs, num_heads, num_splits] × head_dim sums, then × 2 statistics; all bits
-//             set before and after
+//   partials  fp32: [num_seqs, num_heads, num_splits, head_dim / 4] × 4 sums, then × 2 statistics;
+//             all bits set before and after
 //   window    only the last `window` tokens are seen; 0: all
 //   settled   lengths, tables and all keys and values but the newest token's were written before the
 //             current chain of dependent launches began: they are read without waiting
@@ -40,8 +40,8 @@
 #include "decode_tiles.cuh"
 
 // How the visible tokens [begin, end) are shared out: steps of 16 tokens go round the warps of the
-// splits that are used. With few tokens those are fewer than there are: first the combination is
-// saved, then no warp waits for two steps in turn. Split 0 always has work.
+// splits that are used: as few as give each warp one step, or one where a combination would take
+// longer than more steps. Every split that is used has a step.
 struct Share {
     int begin, end, splits;
     int first, stride, count;  // this warp's steps: tokens first, first + stride, …; how many
@@ -311,32 +311,22 @@ __device__ __forceinline__ Sum combine_warps(const Statistics& statistics, int r
     return sum;
 }
 
-// Calls act(row, quad) for this thread's share of the heads' numbers.
-template <typename Act> __device__ void for_each_quad(const Heads& heads, int head_dim, Act act) {
-    for (int item = threadIdx.x; item < heads.count * QUADS; item += THREADS)
-        if (item % QUADS * 4 < head_dim) act(item / QUADS, item % QUADS);
-}
-
 // Combines the block's warps, and in the last split all splits. It waits for blocks with lower
 // numbers only, which have been started before it and wait for nobody.
 __device__ void combine(const Statistics& statistics, const Heads& heads, int split, int splits,
                         const Partials& partials, T* out) {
-    int head_dim = partials.head_dim;
-    for_each_quad(heads, head_dim, [&](int row, int quad) {
-        Sum sum = combine_warps(statistics, row, quad);
+    int items = heads.count * partials.quads;
+    bool is_last = split == splits - 1;
+    // Whole warps, of which the last lanes may repeat others.
+    for (int i = threadIdx.x; i - lane() < items; i += THREADS) {
+        int item = i < items ? i : 0, row = item / partials.quads, quad = item % partials.quads;
         i64 head = heads.first_row + row;
-        if (split < splits - 1) {
-            partials.leave(head, split, quad, sum);
-        } else {
-            partials.collect(head, splits - 1, quad, sum);
-            store(out + head * head_dim + quad * 4, 1 / sum.total, sum.values);
-        }
-    });
-    if (splits == 1 || split < splits - 1) return;
-    __syncthreads();  // statistics have been read by all
-    for_each_quad(heads, head_dim, [&](int row, int quad) {
-        partials.clear(heads.first_row + row, splits - 1, quad);
-    });
+        Sum sum = combine_warps(statistics, row, quad);
+        if (is_last) partials.collect(head, i < items ? splits - 1 : 0, quad, sum);
+        if (i >= items) continue;
+        if (is_last) store(out + (head * partials.quads + quad) * 4, 1 / sum.total, sum.values);
+        else partials.leave(partials.at(head, split, quad), sum);
+    }
 }
 
 __device__ void write_zeros(const Heads& heads, int head_dim, T* out) {

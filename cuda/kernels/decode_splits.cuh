@@ -44,46 +44,52 @@ __device__ __forceinline__ void store(T* out, float factor, const float4& v) {
                                           from_float<T>(v.z * factor), from_float<T>(v.w * factor)};
 }
 
-// A number that is not there yet: a NaN that no computation gives.
+// A number that is not there yet: a NaN that no computation gives. Numbers say so themselves, so
+// that one trip to memory brings them; a counter would take two more.
 constexpr u32 EMPTY = ~0u;
 
 __device__ __forceinline__ u32 never_empty(float v) {
     u32 bits = __float_as_uint(v);
     return bits == EMPTY ? 0x7fffffffu : bits;
 }
-
-// What a split has found for a row, or four numbers of it: read again until it is there. Every
-// number says so itself, so that one trip to memory brings it; a counter would take two more.
-__device__ __forceinline__ void put(float4* to, const float4& v) {
+__device__ __forceinline__ void put(float4* to, u32 x, u32 y, u32 z, u32 w) {
     asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(
                      __cvta_generic_to_global(to)),
-                 "r"(never_empty(v.x)), "r"(never_empty(v.y)), "r"(never_empty(v.z)),
-                 "r"(never_empty(v.w))
+                 "r"(x), "r"(y), "r"(z), "r"(w)
                  : "memory");
 }
-__device__ __forceinline__ void put(float2* to, const float2& v) {
+__device__ __forceinline__ void put(float2* to, u32 x, u32 y) {
     asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)),
-                 "r"(never_empty(v.x)), "r"(never_empty(v.y))
+                 "r"(x), "r"(y)
                  : "memory");
 }
-__device__ __forceinline__ bool take(const float4* from, float4& v) {
-    u32 x, y, z, w;
-    asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
-                 : "l"(__cvta_generic_to_global(from))
-                 : "memory");
+// Loads if `wanted`, without a branch, so that many are on their way together.
+__device__ __forceinline__ void take(const float4* from, float4& v, bool wanted) {
+    u32 x = __float_as_uint(v.x), y = __float_as_uint(v.y);
+    u32 z = __float_as_uint(v.z), w = __float_as_uint(v.w);
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+        : "+r"(x), "+r"(y), "+r"(z), "+r"(w)
+        : "l"(__cvta_generic_to_global(from)), "r"((u32)wanted)
+        : "memory");
     v = {__uint_as_float(x), __uint_as_float(y), __uint_as_float(z), __uint_as_float(w)};
-    return x != EMPTY && y != EMPTY && z != EMPTY && w != EMPTY;
 }
-__device__ __forceinline__ bool take(const float2* from, float2& v) {
-    u32 x, y;
-    asm volatile("ld.relaxed.gpu.global.v2.b32 {%0, %1}, [%2];"
-                 : "=r"(x), "=r"(y)
-                 : "l"(__cvta_generic_to_global(from))
-                 : "memory");
+__device__ __forceinline__ void take(const float2* from, float2& v, bool wanted) {
+    u32 x = __float_as_uint(v.x), y = __float_as_uint(v.y);
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.relaxed.gpu.global.v2.b32 {%0, %1}, [%2]; }"
+        : "+r"(x), "+r"(y)
+        : "l"(__cvta_generic_to_global(from)), "r"((u32)wanted)
+        : "memory");
     v = {__uint_as_float(x), __uint_as_float(y)};
-    return x != EMPTY && y != EMPTY;
 }
+__device__ __forceinline__ bool is_there(const float2& a, const float4& b) {
+    return __float_as_uint(a.x) != EMPTY && __float_as_uint(a.y) != EMPTY &&
+           __float_as_uint(b.x) != EMPTY && __float_as_uint(b.y) != EMPTY &&
+           __float_as_uint(b.z) != EMPTY && __float_as_uint(b.w) != EMPTY;
+}
+
+constexpr int BATCH = 8;  // splits whose results a thread loads at a time
 
 // The softmax-weighted sum of some tokens' values, four numbers of a row, and its statistics.
 struct Sum {
@@ -104,64 +110,68 @@ struct Sum {
     }
 };
 
-constexpr int BATCH = 8;  // splits whose results a thread loads at a time
-
-// Where the splits of a sequence leave their results. Empty before and after.
+// Where the splits of a sequence leave their results: four numbers of a row, and its maximum and
+// total, which every four have for themselves. Empty before and after.
 struct Partials {
-    float* sums;
-    float2* statistics;  // maximum and total
-    int head_dim, num_splits;
+    float4* values;
+    float2* statistics;
+    int quads, num_splits;
 
     __device__ Partials(const Part& part, float* partials, int num_heads, int head_dim)
-        : head_dim(head_dim), num_splits(part.num_splits) {
-        i64 rows = (i64)part.num_sequences * num_heads * num_splits;
-        sums = partials;
-        statistics = reinterpret_cast<float2*>(partials + rows * head_dim);
+        : quads(head_dim / 4), num_splits(part.num_splits) {
+        values = reinterpret_cast<float4*>(partials);
+        i64 count = (i64)part.num_sequences * num_heads * num_splits * quads;
+        statistics = reinterpret_cast<float2*>(values + count);
     }
-    __device__ float4* sum(i64 head, int split, int quad) const {
-        return reinterpret_cast<float4*>(sums + (head * num_splits + split) * head_dim) + quad;
-    }
-    __device__ float2* statistic(i64 head, int split) const {
-        return statistics + head * num_splits + split;
+    __device__ i64 at(i64 head, int split, int quad) const {
+        return (head * num_splits + split) * quads + quad;
     }
 
-    __device__ void leave(i64 head, int split, int quad, const Sum& sum) const {
-        put(this->sum(head, split, quad), sum.values);
-        if (quad == 0) put(statistic(head, split), {sum.top, sum.total});
+    __device__ void leave(i64 at, const Sum& sum) const {
+        put(values + at, never_empty(sum.values.x), never_empty(sum.values.y),
+            never_empty(sum.values.z), never_empty(sum.values.w));
+        put(statistics + at, never_empty(sum.top), never_empty(sum.total));
     }
 
-    // Adds what the first `splits` splits have left for a row, in their order.
+    // Adds, and takes away, what the first `splits` splits have left, in their order. Whole warps
+    // call it and wait together, for lanes that wait each for itself take turns; where there is
+    // nothing to add, `splits` is 0.
     __device__ void collect(i64 head, int splits, int quad, Sum& sum) const {
-#pragma unroll 1
-        for (int first = 0; first < splits; first += BATCH) {
-            float2 found[BATCH];
-            float4 values[BATCH];
-            bool complete;
+        for (int first = 0; __any_sync(ALL, first < splits); first += BATCH) {
+            i64 here = at(head, first, quad);
+            float2 statistic[BATCH];
+            float4 found[BATCH];
+            u32 missing = 0;
+#pragma unroll
+            for (int i = 0; i < BATCH; i++) {
+                statistic[i] = {-infinity(), 0};
+                found[i] = {};
+                if (first + i < splits) missing |= 1 << i;
+            }
+            u32 mine = missing;
             do {
-                complete = true;
 #pragma unroll
                 for (int i = 0; i < BATCH; i++) {
-                    found[i] = {-infinity(), 0};
-                    values[i] = {};
-                    if (first + i >= splits) continue;
-                    complete &= take(statistic(head, first + i), found[i]);
-                    complete &= take(this->sum(head, first + i, quad), values[i]);
+                    take(statistics + here + i * quads, statistic[i], missing >> i & 1);
+                    take(values + here + i * quads, found[i], missing >> i & 1);
                 }
-            } while (!complete);
+                missing = 0;
+#pragma unroll
+                for (int i = 0; i < BATCH; i++)
+                    if (!is_there(statistic[i], found[i])) missing |= 1 << i;
+            } while (__any_sync(ALL, missing));
             float top = sum.top;
 #pragma unroll
-            for (int i = 0; i < BATCH; i++) top = fmaxf(top, found[i].x);
+            for (int i = 0; i < BATCH; i++) top = fmaxf(top, statistic[i].x);
             sum.raise(top);
 #pragma unroll
-            for (int i = 0; i < BATCH; i++) sum.add(found[i], values[i]);
-        }
-    }
-
-    __device__ void clear(i64 head, int splits, int quad) const {
-        float empty = __uint_as_float(EMPTY);
-        for (int i = 0; i < splits; i++) {
-            *sum(head, i, quad) = {empty, empty, empty, empty};
-            if (quad == 0) *statistic(head, i) = {empty, empty};
+            for (int i = 0; i < BATCH; i++) {
+                sum.add(statistic[i], found[i]);
+                if (mine >> i & 1) {
+                    put(values + here + i * quads, EMPTY, EMPTY, EMPTY, EMPTY);
+                    put(statistics + here + i * quads, EMPTY, EMPTY);
+                }
+            }
         }
     }
 };

@@ -6,14 +6,13 @@
 constexpr int THREADS = NUM_WARPS * WARP;
 constexpr int STEP = 16;                      // tokens a warp takes at a time
 constexpr int TILES = ROWS / 8;               // query heads in eights
-constexpr int QUADS = HEAD_DIM / 4;           // a row in fours
 constexpr int PER_CHUNK = 16 / sizeof(T);     // elements in 16 bytes
 constexpr int CHUNKS = HEAD_DIM / PER_CHUNK;  // a row in 16 bytes
 constexpr int PANEL = STEP * 8;               // chunks of all rows' next 128 bytes
 constexpr int PANELS = (CHUNKS + 7) / 8;
 constexpr int SLOT = PANELS * PANEL;          // chunks of a tile
 constexpr int RING = NUM_SLOTS * SLOT;        // chunks of a warp
-constexpr int DIRECT_STEPS = 2 * NUM_WARPS;   // so few are not worth a combination
+constexpr int DIRECT_STEPS = 3 * NUM_WARPS;   // so few are not worth a combination
 
 extern __shared__ __align__(1024) uint4 shared[];
 

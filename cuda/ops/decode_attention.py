@@ -31,7 +31,7 @@ def decode_attention_workspace(gpu: Gpu, max_seqs: int, num_heads: int,
     """
     # The splits fill the multiprocessors with blocks of at most 16 heads, or are _UNEVEN_SPLITS.
     rows = max(16 * _BLOCKS_PER_SM * gpu.num_sms, _UNEVEN_SPLITS * max_seqs * num_heads)
-    return torch.full((rows * (head_dim + 2),), -1, dtype=torch.int32, device=gpu.device)
+    return torch.full((rows * _partials(head_dim),), -1, dtype=torch.int32, device=gpu.device)
 
 
 @dataclass(frozen=True)
@@ -117,20 +117,28 @@ def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
     tiles = num_kv_heads * -(-group // layout.rows)
     visible = min(max_blocks * block_size, window + _STEP if window else 2**31)
     splits = _num_splits(gpu, tiles * num_seqs, visible, _STEP * layout.warps)
-    size = num_seqs * num_heads * splits * (head_dim + 2)
+    blocks = tiles * splits * num_seqs
+    if blocks > gpu.num_sms:  # two share a multiprocessor
+        layout = _Layout.of(dtype, head_dim, group, gpu.sm_shared_bytes // 2)
+    size = num_seqs * num_heads * splits * _partials(head_dim)
     if workspace.numel() < size:
         raise ValueError(f"the workspace has {workspace.numel()} numbers, {size} are needed")
-    # With one block for each multiprocessor, and no room for two of the same kernel on one, the
-    # blocks of the next kernel come to lie one beside each of these.
+    # With a block for each multiprocessor and room for two on each, the blocks of the next kernel
+    # come to lie one beside each of these.
     shared_bytes = max(layout.warps * layout.slots * layout.tile_bytes, gpu.sm_shared_bytes // 3)
     rows = tensor_map(gpu, cache.view(-1, head_dim), min(block_size, _STEP))
     gpu.kernel(layout.spec)(
-        max(tiles * splits * num_seqs, gpu.num_sms), 32 * layout.warps, rows, q, cache,
+        max(blocks, gpu.num_sms), 32 * layout.warps, rows, q, cache,
         block_tables, context_lens, alibi_slopes, out, workspace, q.stride(0), num_kv_heads,
         group, head_dim, block_size.bit_length() - 1, max_blocks, window, int(settled), splits,
         num_seqs, scale, softcap,
         shared_bytes=shared_bytes, num_bytes=2 * out.nbytes,
     )  # fmt: skip
+
+
+def _partials(head_dim: int) -> int:
+    """Numbers that a split leaves of a head: its sums, and two for every four of them."""
+    return head_dim // 4 * 6
 
 
 def _num_splits(gpu: Gpu, blocks: int, max_tokens: int, block_tokens: int) -> int:
