@@ -1,0 +1,76 @@
+"""Seconds from a checkpoint in the page cache to weights on the GPU, beside one large pinned copy.
+
+    python benchmarks/gpu_load.py [--shape llama-3.1-8b] [--folder FOLDER]
+
+Writes a checkpoint of random weights first, in shards, and removes it.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from gpu_timing import median_us
+from safetensors.torch import save_file
+
+from swiftchat.engine.loader import load_weights
+from swiftchat.weights.dummy import DUMMY_CONFIGS, dummy_config
+from swiftchat.weights.families import expected_tensors
+from swiftchat.weights.model import Model
+
+TENSORS_A_SHARD = 60
+
+
+def write_checkpoint(shape: str, folder: Path) -> int:
+    """Random weights; how many bytes."""
+    (folder / "config.json").write_text(json.dumps(dict(DUMMY_CONFIGS[shape])))
+    expected = expected_tensors(dummy_config(shape))
+    names, where, total = iter(expected), {}, 0
+    for shard in itertools.count():
+        tensors = {
+            name: torch.randn(expected[name], device="cuda", dtype=torch.bfloat16).cpu()
+            for name in itertools.islice(names, TENSORS_A_SHARD)
+        }
+        if not tensors:
+            break
+        save_file(tensors, folder / f"model-{shard}.safetensors")
+        where |= dict.fromkeys(tensors, f"model-{shard}.safetensors")
+        total += sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", default="llama-3.1-8b")
+    parser.add_argument("--folder", help="where to write; the default is for temporary files")
+    args = parser.parse_args()
+    device = torch.device("cuda", 0)
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        folder = Path(name)
+        num_bytes = write_checkpoint(args.shape, folder)
+        pinned = torch.empty(2**30, dtype=torch.uint8, pin_memory=True)
+        to = torch.empty_like(pinned, device=device)
+        rate = 2**30 / median_us(lambda: to.copy_(pinned, non_blocking=True)) / 1e3
+        print(f"{torch.cuda.get_device_name()}; a pinned copy: {rate:.1f} GB/s, "
+              f"{num_bytes / rate / 1e9:.2f} s for {num_bytes / 1e9:.1f} GB")  # fmt: skip
+        times = []
+        for _ in range(4):
+            started = time.perf_counter()
+            model = Model.open(folder)
+            load_weights(model.config, model.checkpoint(), torch.bfloat16, device, lambda *_: None)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - started)
+        rates = ", ".join(f"{seconds:.2f}" for seconds in times)
+        print(f"{args.shape}: {statistics.median(times[1:]):.2f} s of {rates}; "
+              f"{math.floor(num_bytes / statistics.median(times[1:]) / 1e9)} GB/s")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
