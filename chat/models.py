@@ -148,7 +148,7 @@ def describe(model: "Model", tokenizer: "Tokenizer") -> dict[str, object]:
                  f"of {config.head_dim}",
         "context_tokens": config.max_context_tokens,
         "vocabulary": tokenizer.vocab_size,
-        "tokenizer": "byte-level BPE",
+        "tokenizer": tokenizer.kind,
         "chat_template": "yes" if tokenizer.template else "no",
         "license": model.license or "not stated",
         "weights_bytes": model.weights_bytes,

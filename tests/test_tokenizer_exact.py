@@ -300,9 +300,9 @@ def test_lone_surrogates_are_replaced() -> None:
 
 LIES: list[tuple[str, Any, str]] = [
     ("model", None, "model"),
-    ("model.type", "Unigram", "Unigram"),
+    ("model.type", "Unigram", "model.vocab"),
     ("model.type", "WordPiece", "WordPiece"),
-    ("model.byte_fallback", True, "byte_fallback"),
+    ("model.byte_fallback", "yes", "model.byte_fallback"),
     ("model.vocab", {}, "model.vocab"),
     ("model.vocab", {"a": -1}, "model.vocab"),
     ("model.vocab", {"a": True}, "model.vocab"),
@@ -326,15 +326,15 @@ LIES: list[tuple[str, Any, str]] = [
     ("added_tokens", [{"id": 9999, "content": "a"}], "added_tokens[0].id"),
     ("added_tokens", [{"id": 9999, "content": 5}], "added_tokens[0].content"),
     ("added_tokens", [{"id": 9999, "content": "<x>", "lstrip": 1}], "added_tokens[0].lstrip"),
-    ("normalizer", {"type": "Prepend"}, "Prepend"),
+    ("normalizer", {"type": "Lowercase"}, "Lowercase"),
     ("normalizer", 5, "normalizer"),
-    ("pre_tokenizer", {"type": "Metaspace"}, "Metaspace"),
+    ("pre_tokenizer", {"type": "Metaspace"}, "pre_tokenizer.replacement"),
     ("pre_tokenizer", sequence(byte_level(), digits(True)), "pre_tokenizer.pretokenizers[1]"),
     ("pre_tokenizer", split({"Regex": "("}), "pre_tokenizer.pattern"),
     ("pre_tokenizer", split({"Regex": "a" * 100_000}), "pre_tokenizer.pattern"),
     ("pre_tokenizer", split({"Other": "a"}), "pre_tokenizer.pattern"),
     ("pre_tokenizer", split({"Regex": "a"}, "Other"), "pre_tokenizer.behavior"),
-    ("decoder", {"type": "Metaspace"}, "Metaspace"),
+    ("decoder", {"type": "WordPiece"}, "WordPiece"),
     ("decoder", None, "decoder"),
 ]
 

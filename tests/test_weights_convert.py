@@ -254,7 +254,7 @@ def test_license_and_ends_are_kept(tmp_path: Path) -> None:
         ({"llama.attention.value_length": 8}, "value_length differs"),
         ({"llama.rope.scaling.type": "yarn"}, "'yarn' is not supported"),
         ({"llama.expert_count": 8}, "mixtures of experts"),
-        ({"tokenizer.ggml.model": "llama"}, "'llama', which is not supported yet"),
+        ({"tokenizer.ggml.model": "bert"}, "'bert', which is not supported yet"),
         ({"tokenizer.ggml.pre": "klingon"}, "unknown GGUF pre-tokenizer 'klingon'"),
         ({"tokenizer.ggml.pre": ["smollm"]}, "unknown GGUF pre-tokenizer"),
         ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens is missing"),

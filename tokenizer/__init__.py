@@ -6,6 +6,11 @@ compatible, and backtracking. A text of n bytes costs O(n · longest token) what
 each pair of neighbours merged once and remembered. `bpe.py` has the reasons; the idea is that
 of the Rust crate `bpe` (rust-gems). Words already seen come from a bounded cache.
 
+SentencePiece's BPE goes the same way; its Unigram is Viterbi's algorithm over the same trie.
+A `tokenizer.model` gives the ids of the library `sentencepiece`, a `tokenizer.json` those of
+`tokenizers`. The two differ now and then for what was one vocabulary: merges cannot say that
+scores are equal, sums are rounded otherwise, rules of normalisation are looked up otherwise.
+
 Text that somebody wrote never becomes a control token: `encode` knows none, and a chat
 template's own are told from those in messages by where they come from (`provenance.py`).
 """

@@ -3,13 +3,20 @@
 import re
 from collections.abc import Mapping
 from heapq import heappop, heappush
+from typing import Protocol
 
 from swiftchat.tokenizer.trie import Trie
 
-__all__ = ["BytePairEncoding"]
+__all__ = ["BytePairEncoding", "Ranks", "merge_long"]
 
 _MOST_PAIRS_REMEMBERED = 1 << 20
 _SHORT = 24
+
+
+class Ranks(Protocol):
+    """The rank of each pair that is merged; the lowest is merged first. A dict, for one."""
+
+    def get(self, pair: tuple[str, str], /) -> float | None: ...
 
 
 class BytePairEncoding:
@@ -30,7 +37,7 @@ class BytePairEncoding:
     def __init__(
         self,
         vocab: Mapping[str, int],
-        ranks: Mapping[tuple[str, str], int],
+        ranks: Ranks,
         *,
         unknown: str | None = None,
         fuse_unknown: bool = False,
@@ -64,6 +71,16 @@ class BytePairEncoding:
         if self._unknown_id is None:
             return self._encode_known(self._unknown_symbols.sub("", word))
         return self._encode_around_unknown(word, self._unknown_id)
+
+    def split(self, word: str) -> list[str]:
+        """Return the tokens of `word`; a symbol that is in no token stays as it is."""
+        tokens: list[str] = []
+        start = 0
+        for match in self._unknown_symbols.finditer(word):
+            tokens += self._split(word[start : match.start()])
+            tokens.append(match[0])
+            start = match.end()
+        return tokens + self._split(word[start:])
 
     def _encode_around_unknown(self, word: str, unknown_id: int) -> list[int]:
         ids: list[int] = []
@@ -113,10 +130,10 @@ class BytePairEncoding:
         return answer
 
 
-def merge(symbols: list[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:
+def merge(symbols: list[str], ranks: Ranks) -> list[str]:
     """Join the neighbours of lowest rank, the leftmost of equals, until none has a rank."""
     if len(symbols) > _SHORT:
-        return _merge_long(symbols, ranks)
+        return merge_long(symbols, ranks)
     while len(symbols) > 1:
         best, at = None, 0
         left = symbols[0]
@@ -132,11 +149,11 @@ def merge(symbols: list[str], ranks: Mapping[tuple[str, str], int]) -> list[str]
     return symbols
 
 
-def _merge_long(symbols: list[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:
+def merge_long(symbols: list[str], ranks: Ranks) -> list[str]:
     """`merge` with a heap, n log n; a joined symbol stays in the place of its left part."""
     after = list(range(1, len(symbols) + 1))
     before = list(range(-1, len(symbols) - 1))
-    heap: list[tuple[int, int, str, str]] = []
+    heap: list[tuple[float, int, str, str]] = []
 
     def offer(at: int) -> None:
         if at < 0 or after[at] >= len(symbols):

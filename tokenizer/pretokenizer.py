@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from swiftchat.errors import BadModelFile
+from swiftchat.tokenizer.metaspace import Metaspace
 
-__all__ = ["GPT2_PATTERN", "PrefixSpace", "Split", "Step", "cut"]
+__all__ = ["GPT2_PATTERN", "PrefixSpace", "Split", "Step", "cut", "time_limit"]
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 BEHAVIORS = ("Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext")
@@ -32,7 +33,7 @@ class Split:
     def __call__(self, text: str) -> Iterable[str]:
         if self.behavior == "Isolated" and not self.pattern.groups:
             # Where the matches cover the text, as those of most models do, they are the words.
-            words: list[str] = self.pattern.findall(text, timeout=_time_limit(text))
+            words: list[str] = self.pattern.findall(text, timeout=time_limit(text))
             if sum(map(len, words)) == len(text):
                 return filter(None, words)
         return filter(None, self._words(list(self._ranges(text)), text))
@@ -40,7 +41,7 @@ class Split:
     def _ranges(self, text: str) -> Iterator[tuple[bool, int, int]]:
         """Whether it is a match, its start and its end, for each part of `text` in order."""
         start = 0
-        for match in self.pattern.finditer(text, timeout=_time_limit(text)):
+        for match in self.pattern.finditer(text, timeout=time_limit(text)):
             if start < match.start():
                 yield self.invert, start, match.start()
             yield not self.invert, match.start(), match.end()
@@ -68,17 +69,25 @@ class PrefixSpace:
         return (text if text.startswith(" ") else " " + text,)
 
 
-Step = Split | PrefixSpace
+Step = Split | PrefixSpace | Metaspace
 
 
-def cut(text: str, steps: Iterable[Step]) -> Iterable[str]:
+def cut(text: str, steps: Iterable[Step], at_start: bool = True) -> Iterable[str]:
     """Return the words of `text`: each step cuts what the one before it left.
 
-    Raises `BadModelFile` when a pattern takes unreasonably long.
+    `at_start` says whether nothing stands before `text`. Raises `BadModelFile` when a
+    pattern takes unreasonably long.
     """
     words: Iterable[str] = (text,)
     try:
         for number, step in enumerate(steps):
+            if isinstance(step, Metaspace):
+                words = list(words)
+                # A step may have removed what stood first.
+                at_start = at_start and text.startswith(tuple(words[:1]))
+                words = [part for place, word in enumerate(words)
+                         for part in step(word, at_start and place == 0)]  # fmt: skip
+                continue
             words = step(text) if number == 0 else [part for word in words for part in step(word)]
     except TimeoutError:
         raise BadModelFile(
@@ -104,5 +113,6 @@ def _join(ranges: Iterable[tuple[bool, int, int]], *, contiguous: bool) -> list[
     return joined
 
 
-def _time_limit(text: str) -> float:
+def time_limit(text: str) -> float:
+    """The seconds that a pattern may take on `text`."""
     return _SECONDS + _SECONDS_PER_CHARACTER * len(text)

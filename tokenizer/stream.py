@@ -13,9 +13,10 @@ class TokenStream:
     no longer become one come out as U+FFFD. What has come out never changes.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
-        """Decode by `token_bytes`, which gives the bytes of an id, none for one to be skipped."""
-        self._token_bytes = token_bytes
+    def __init__(self, reader: Callable[[], Callable[[int], bytes]]) -> None:
+        """Decode by what `reader` makes for each text: the bytes of its ids, one after another."""
+        self._reader = reader
+        self._token_bytes = reader()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
@@ -26,4 +27,5 @@ class TokenStream:
         """Return what is left at the end, U+FFFD for an unfinished character, and start anew."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
+        self._token_bytes = self._reader()
         return rest

@@ -2,18 +2,18 @@
 
 import json
 import re
-import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from swiftchat.errors import BadModelFile, ModelNotFound
-from swiftchat.tokenizer.added_tokens import AddedTokens
-from swiftchat.tokenizer.bpe import BytePairEncoding
-from swiftchat.tokenizer.byte_level import to_bytes, to_symbols
-from swiftchat.tokenizer.json_form import JsonForm
-from swiftchat.tokenizer.pretokenizer import cut
+from swiftchat.tokenizer.added_tokens import AddedToken, AddedTokens
+from swiftchat.tokenizer.form import Form
+from swiftchat.tokenizer.json_checks import MOST_IDS
+from swiftchat.tokenizer.json_form import added_token, json_form
+from swiftchat.tokenizer.sentencepiece_form import sentencepiece_form
+from swiftchat.tokenizer.sentencepiece_model import SentencePieceModel
 from swiftchat.tokenizer.stream import TokenStream
 from swiftchat.tokenizer.word_cache import WordCache
 
@@ -33,7 +33,10 @@ Ranges = Sequence[tuple[int, int]]
 
 
 class Tokenizer:
-    """A model's vocabulary; ids are those of the `tokenizers` library for the same file.
+    """A model's vocabulary; ids are those of the reference library for the same file.
+
+    That is `tokenizers` for a `tokenizer.json`, `sentencepiece` for a `tokenizer.model`.
+    `kind` names the algorithm.
 
     `special_tokens` gives the ids of the control tokens, `named_tokens` the texts of those
     that have a part to play (`bos_token`, `eos_token`, …), `bos_id` and `eos_ids` the ids of
@@ -42,16 +45,17 @@ class Tokenizer:
 
     def __init__(
         self,
-        form: JsonForm,
+        form: Form,
         named_tokens: Mapping[str, str],
         template: str | None,
         more_eos_ids: Iterable[int] = (),
     ) -> None:
-        """Build from a checked `tokenizer.json`; `load` and `from_json` are the usual ways."""
+        """Build from a checked file; `load` and `from_json` are the usual ways."""
         self.template = template
         self.named_tokens = dict(named_tokens)
         self.special_tokens = {t.content: t.id for t in form.added_tokens if t.special}
-        ids = form.vocab | {token.content: token.id for token in form.added_tokens}
+        self.kind = form.kind
+        ids = dict(form.vocab) | {token.content: token.id for token in form.added_tokens}
         self.vocab_size = max(ids.values()) + 1
         self.bos_id = ids.get(named_tokens.get("bos_token", ""))
         eos_id = ids.get(named_tokens.get("eos_token", ""))
@@ -60,34 +64,37 @@ class Tokenizer:
         self._chat_template: ChatTemplate | None = None
         self._special_ids = frozenset(self.special_tokens.values())
         self._tokens = {token_id: token for token, token_id in ids.items()}
-        self._bytes: dict[int, bytes] = {}
-        self._is_nfc = form.is_nfc
-        self._steps = form.steps
-        self._byte_level = form.byte_level
-        self._bpe = self._build_bpe(form)
-        self._cache = WordCache(self._encode_word)
+        self._form = form
+        self._cache = WordCache(form.encode_word)
         tokens = [token for token in form.added_tokens if token.content]
         self._raw = AddedTokens((t for t in tokens if not t.normalized), str)
-        self._normalized = AddedTokens((t for t in tokens if t.normalized), self._normalize)
+        self._normalized = AddedTokens((t for t in tokens if t.normalized), form.normalize)
         # Where they are found in their normal form they are written in it, too.
-        self._tokens |= {t.id: self._normalize(t.content) for t in tokens if t.normalized}
+        self._tokens |= {t.id: form.normalize(t.content) for t in tokens if t.normalized}
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load from a model directory, or a `tokenizer.json` with its neighbours.
+        """Load from a model directory, or a tokenizer's file with its neighbours.
 
-        Raises `ModelNotFound` when there is no such file, `BadModelFile` when one is broken.
+        That is `tokenizer.json`, or `tokenizer.model` where the first is missing. Raises
+        `ModelNotFound` when there is no such file, `BadModelFile` when one is broken.
         """
-        directory = path if path.is_dir() else path.parent
-        file = path / "tokenizer.json" if path.is_dir() else path
+        directory, file = path.parent, path
+        if path.is_dir():
+            directory, file = path, path / "tokenizer.json"
+            if not file.is_file() and (path / "tokenizer.model").is_file():
+                file = path / "tokenizer.model"
         if not file.is_file():
             raise ModelNotFound(f"{file.name} is missing in {directory}")
         config = _optional_object(directory / "tokenizer_config.json")
         template = directory / "chat_template.jinja"
         if template.is_file():
-            config["chat_template"] = _read(template)
+            config["chat_template"] = _read(template).decode()
         generation = _optional_object(directory / "generation_config.json")
-        return cls.from_json(_parse(file), config, generation)
+        if file.suffix == ".json":
+            return cls.from_json(_parse(file), config, generation)
+        ids = _optional_object(directory / "added_tokens.json")
+        return cls.from_sentencepiece(_read(file), config, generation, ids)
 
     @classmethod
     def from_json(
@@ -100,12 +107,35 @@ class Tokenizer:
 
         Raises `BadModelFile` naming the field that is wrong.
         """  # noqa: E501
+        return cls._with_config(json_form(spec), config or {}, generation_config)
+
+    @classmethod
+    def from_sentencepiece(
+        cls,
+        data: bytes,
+        config: Mapping[str, Any] | None = None,
+        generation_config: Mapping[str, Any] | None = None,
+        added_tokens: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Build from the bytes of a `tokenizer.model` and the parsed files beside it.
+
+        `added_tokens` is that of that name, ids by token. Raises `BadModelFile`.
+        """
         config = config or {}
+        model = SentencePieceModel.read(data)
+        own = {"bos_token": model.bos, "eos_token": model.eos}
+        form = sentencepiece_form(model, _more_tokens(model, config, added_tokens or {}))
+        return cls._with_config(form, {**own, **config}, generation_config)
+
+    @classmethod
+    def _with_config(
+        cls, form: Form, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None
+    ) -> Self:
         named = {name: text for name in _NAMED_TOKENS if (text := _token_text(config, name))}
         more_eos = (generation_config or {}).get("eos_token_id")
         more_eos_ids = more_eos if isinstance(more_eos, list) else [more_eos]
         eos_ids = [token_id for token_id in more_eos_ids if type(token_id) is int]
-        return cls(JsonForm.read(spec), named, _template_source(config), eos_ids)
+        return cls(form, named, _template_source(config), eos_ids)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without BOS and never with a control token's id."""
@@ -123,67 +153,40 @@ class Tokenizer:
             if token_id is not None:
                 ids.append(token_id)
                 continue
-            part = self._normalize(text[start:end])
-            # Normalising moves places; a part with any content in it then counts as content.
-            if part == text[start:end]:
-                ranges = _within(content, start, end)
-            else:
-                ranges = [(0, len(part))] if _within(content, start, end) else []
-            ids += self._encode_part(part, ranges)
+            part = self._form.normalize(text[start:end])
+            ranges = _moved(_within(content, start, end), text[start:end], part)
+            ids += self._encode_part(part, ranges, start == 0)
         return ids
 
-    def _encode_part(self, text: str, content: Ranges) -> Iterator[int]:
+    def _encode_part(self, text: str, content: Ranges, at_start: bool) -> Iterator[int]:
         cache = self._cache
         for token_id, start, end in self._normalized.cut(text, content):
             if token_id is not None:
                 yield token_id
                 continue
-            words = cut(text[start:end], self._steps)
+            words = self._form.words(text[start:end], at_start and start == 0)
             yield from chain.from_iterable(map(cache.__getitem__, words))
-
-    def _encode_word(self, word: str) -> list[int]:
-        return self._bpe.encode(to_symbols(word) if self._byte_level else word)
-
-    def _normalize(self, text: str) -> str:
-        return unicodedata.normalize("NFC", text) if self._is_nfc else text
-
-    def _build_bpe(self, form: JsonForm) -> BytePairEncoding:
-        """BPE over what ordinary text may become: no control token, by whatever merges."""
-        vocab, ranks = form.vocab, form.ranks
-        if not self.special_tokens.keys().isdisjoint(vocab):
-            special = self.special_tokens.keys() - {form.unknown}
-            vocab = {token: i for token, i in vocab.items() if token not in special}
-            ranks = {
-                pair: rank for pair, rank in ranks.items()
-                if special.isdisjoint((*pair, pair[0] + pair[1]))
-            }  # fmt: skip
-        return BytePairEncoding(
-            vocab,
-            ranks,
-            unknown=form.unknown,
-            fuse_unknown=form.fuse_unknown,
-            ignore_merges=form.ignore_merges,
-        )
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Return the text of `ids`; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
-        token_bytes = self._text_bytes if skip_special else self._token_bytes
-        return b"".join(map(token_bytes, ids)).decode("utf-8", "replace")
+        return b"".join(map(self._reader(skip_special), ids)).decode("utf-8", "replace")
 
     def stream(self, skip_special: bool = True) -> TokenStream:
         """Return a decoder for ids that come one at a time."""
-        return TokenStream(self._text_bytes if skip_special else self._token_bytes)
+        return TokenStream(lambda: self._reader(skip_special))
 
-    def _token_bytes(self, token_id: int) -> bytes:
-        found = self._bytes.get(token_id)
-        if found is None:
-            if token_id not in self._tokens:
+    def _reader(self, skip_special: bool) -> Callable[[int], bytes]:
+        """What gives the bytes of the ids of one text, in their order."""
+        read = self._form.reader()
+        tokens = self._tokens
+        skipped = self._special_ids if skip_special else frozenset[int]()
+
+        def token_bytes(token_id: int) -> bytes:
+            if token_id in skipped or token_id not in tokens:
                 return b""
-            self._bytes[token_id] = found = to_bytes(self._tokens[token_id])
-        return found
+            return read(tokens[token_id])
 
-    def _text_bytes(self, token_id: int) -> bytes:
-        return b"" if token_id in self._special_ids else self._token_bytes(token_id)
+        return token_bytes
 
     def apply_template(
         self,
@@ -227,13 +230,30 @@ def _within(ranges: Ranges, start: int, end: int) -> list[tuple[int, int]]:
     ]
 
 
-def _read(file: Path) -> str:
+def _moved(ranges: Ranges, before: str, after: str) -> Ranges:
+    """Where `ranges` of `before` lie in what normalising made of it.
+
+    Spaces that became ▁ and what was put in front, which goes with what it stands before, are
+    allowed for. After any other change a text with content in it counts as content.
+    """
+    if before == after or not ranges:
+        return ranges
+    added = len(after) - len(before)
+    if added >= 0 and after[added:].replace("▁", " ") == before.replace("▁", " "):
+        return [(low + added if low else 0, high + added) for low, high in ranges]
+    return [(0, len(after))]
+
+
+def _read(file: Path) -> bytes:
     try:
         if file.stat().st_size > _LARGEST_FILE:
             raise BadModelFile(f"{file.name} is absurdly large")
-        return file.read_text("utf-8")
+        data = file.read_bytes()
+        if file.suffix != ".model":
+            data.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise BadModelFile(f"{file.name} cannot be read: {error}") from None
+    return data
 
 
 def _parse(file: Path) -> Any:
@@ -250,6 +270,29 @@ def _optional_object(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadModelFile(f"{file.name} is no JSON object")
     return value
+
+
+def _more_tokens(
+    model: SentencePieceModel, config: Mapping[str, Any], ids: Mapping[str, Any]
+) -> Iterator[AddedToken]:
+    """The tokens that the files beside a `tokenizer.model` add to it or say more about."""
+    entries: dict[int, Mapping[str, Any]] = {}
+    for content, token_id in ids.items():
+        if type(token_id) is not int or not 0 <= token_id < MOST_IDS:
+            raise BadModelFile(f"added_tokens.json: {content[:40]!r} has no id from 0 on")
+        entries[token_id] = {"content": content, "special": True}
+    for key, entry in (config.get("added_tokens_decoder") or {}).items():
+        if not str(key).isdecimal() or int(key) >= MOST_IDS or not isinstance(entry, dict):
+            raise BadModelFile("tokenizer_config.json: added_tokens_decoder has a wrong entry")
+        entries[int(key)] = entry
+    unknown = model.pieces[model.unknown_id].text
+    for token_id, entry in entries.items():
+        token = added_token(token_id, entry, f"added_tokens_decoder.{token_id}")
+        if token_id < len(model.pieces) and model.pieces[token_id].text != token.content:
+            raise BadModelFile(f"tokenizer_config.json: {token_id} is another token of the model")
+        # What stands for anything unknown comes out of ordinary text.
+        if token.content and token.content != unknown:
+            yield token
 
 
 def _token_text(config: Mapping[str, Any], name: str) -> str | None:

@@ -24,7 +24,7 @@ from swiftchat.weights.config import DTYPES, ModelConfig
 from swiftchat.weights.disk import disk_full, require_space
 from swiftchat.weights.families import expected_tensors, tensor_name
 from swiftchat.weights.gguf import GgufFile
-from swiftchat.weights.gguf_tokenizer import tokenizer_json
+from swiftchat.weights.gguf_tokenizer import tokenizer_files
 from swiftchat.weights.lock import exclusive
 from swiftchat.weights.model import Model, read_json
 from swiftchat.weights.progress import Progress
@@ -127,7 +127,7 @@ def _plan_gguf(source: Path, dtype: str | None) -> _Plan:
     config_json = gguf_model.model_config_json(file, dtype)
     config = ModelConfig.from_hf(config_json)
     sources = gguf_model.tensor_sources(file, config)
-    vocabulary = tokenizer_json(file.metadata)
+    vocabulary = tokenizer_files(file.metadata)
     num_tokens = len(file.metadata["tokenizer.ggml.tokens"])
     if num_tokens > config.vocab_size:
         raise BadModelFile(f"{source}: {num_tokens} tokens, but {config.vocab_size} embeddings")
@@ -135,7 +135,7 @@ def _plan_gguf(source: Path, dtype: str | None) -> _Plan:
         "config.json": _json(config_json),
         _GENERATION: _json(gguf_model.generation_config_json(file)),
         "tokenizer_config.json": _json(gguf_model.tokenizer_config_json(file)),
-        "tokenizer.json": _json(vocabulary),
+        **vocabulary,
     }
     card = gguf_model.model_card(file)
     if card:

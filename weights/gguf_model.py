@@ -13,7 +13,7 @@ from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.dequantize import dequantize
 from swiftchat.weights.families import Family, expected_tensors, family_of_gguf, layer_tensors
 from swiftchat.weights.gguf import GgufFile, GgufTensor
-from swiftchat.weights.gguf_tokenizer import adds_bos, token_at
+from swiftchat.weights.gguf_tokenizer import adds_bos, token_at, tokenizer_class
 
 __all__ = [
     "generation_config_json", "model_card", "model_config_json", "tensor_sources",
@@ -78,7 +78,7 @@ def tokenizer_config_json(file: GgufFile) -> dict[str, Any]:
     """The `tokenizer_config.json`: special tokens by name, and the chat template."""
     metadata = file.metadata
     config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        "tokenizer_class": tokenizer_class(metadata),
         "clean_up_tokenization_spaces": False,
         "add_bos_token": adds_bos(metadata),
     }

@@ -1,12 +1,14 @@
-"""The tokenizer inside a GGUF file as a Hugging Face `tokenizer.json`."""
+"""The tokenizer inside a GGUF file as the files that a Hugging Face directory has of it."""
 
+import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.gguf_sentencepiece import SENTENCEPIECE_KINDS, tokenizer_model
 
-__all__ = ["token_at", "tokenizer_json"]
+__all__ = ["adds_bos", "token_at", "tokenizer_class", "tokenizer_files", "tokenizer_json"]
 
 # Kinds of tokens in `tokenizer.ggml.token_type`.
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
@@ -59,6 +61,25 @@ _WHOLE_WORDS_FIRST = ("llama-bpe", "llama3")
 _BOS_BY_DEFAULT = ("llama-bpe", "llama3")
 
 
+def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
+    """The content of `tokenizer.json`, or of `tokenizer.model` for SentencePiece, by name.
+
+    Each vocabulary gets the file that can say all of it: a `tokenizer.json` knows no scores of
+    a BPE, and so no ties. Raises `BadModelFile` as `tokenizer_json` and `tokenizer_model` do.
+    """
+    if metadata.get("tokenizer.ggml.model") in SENTENCEPIECE_KINDS:
+        tokens, kinds = _tokens(metadata)
+        return {"tokenizer.model": tokenizer_model(metadata, tokens, kinds)}
+    text = json.dumps(tokenizer_json(metadata), indent=2, ensure_ascii=False)
+    return {"tokenizer.json": (text + "\n").encode()}
+
+
+def tokenizer_class(metadata: Mapping[str, Any]) -> str:
+    """The class of transformers that reads the file."""
+    classes = {"llama": "LlamaTokenizer", "t5": "T5Tokenizer"}
+    return classes.get(str(metadata.get("tokenizer.ggml.model")), "PreTrainedTokenizerFast")
+
+
 def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Build the `tokenizer.json` of a byte-level BPE vocabulary.
 
@@ -70,7 +91,7 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     if model != "gpt2":
         raise BadModelFile(
             f"the GGUF vocabulary is of the kind {str(model)[:40]!r}, which is not supported yet",
-            "supported: gpt2 (byte-level BPE)",
+            "supported: gpt2 (byte-level BPE), llama and t5 (SentencePiece)",
         )
     pre = str(metadata.get("tokenizer.ggml.pre", "default"))
     if pre not in _PRE_TOKENIZERS:
@@ -117,7 +138,10 @@ def token_at(metadata: Mapping[str, Any], key: str) -> str | None:
 
 def adds_bos(metadata: Mapping[str, Any]) -> bool:
     """Whether plain text is encoded with a leading BOS token."""
-    default = metadata.get("tokenizer.ggml.pre") in _BOS_BY_DEFAULT
+    default = (
+        metadata.get("tokenizer.ggml.pre") in _BOS_BY_DEFAULT
+        or metadata.get("tokenizer.ggml.model") == "llama"
+    )
     return bool(metadata.get("tokenizer.ggml.add_bos_token", default))
 
 

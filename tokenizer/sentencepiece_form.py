@@ -1,0 +1,93 @@
+"""What a tokenizer does, out of a `tokenizer.model`."""
+
+import struct
+from collections.abc import Iterable
+from functools import partial
+
+from swiftchat.tokenizer.added_tokens import AddedToken
+from swiftchat.tokenizer.form import Form
+from swiftchat.tokenizer.metaspace import sentencepiece_reader, word_pattern
+from swiftchat.tokenizer.piece_ids import PieceIds
+from swiftchat.tokenizer.sentencepiece_bpe import SentencePieceBpe
+from swiftchat.tokenizer.sentencepiece_model import Piece, PieceKind, SentencePieceModel
+from swiftchat.tokenizer.sentencepiece_normalizer import SentencePieceNormalizer
+from swiftchat.tokenizer.unigram import UNKNOWN_PENALTY, Unigram
+
+__all__ = ["sentencepiece_form"]
+
+_SMALLEST_FLOAT32 = 2.0**-126
+_LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+
+
+def sentencepiece_form(model: SentencePieceModel, more_tokens: Iterable[AddedToken]) -> Form:
+    """Ids are those of the `sentencepiece` library for the same file.
+
+    `more_tokens` are those that stand beside the file, in `tokenizer_config.json`. They and
+    the control pieces are added tokens. A piece that is special there is none for text.
+    """
+    added = {
+        piece.text: AddedToken(number, piece.text, special=True)
+        for number, piece in enumerate(model.pieces)
+        if piece.kind == PieceKind.CONTROL
+    }
+    added |= {token.content: token for token in more_tokens}
+    special = {token.content for token in added.values() if token.special}
+    pieces = {
+        number: piece for number, piece in enumerate(model.pieces)
+        if piece.text not in special
+        and piece.kind in (PieceKind.NORMAL, PieceKind.USER_DEFINED, PieceKind.UNUSED)
+    }  # fmt: skip
+    user_defined = [piece.text for piece in pieces.values() if piece.kind == PieceKind.USER_DEFINED]
+    normalizer = SentencePieceNormalizer(model.normalizer, user_defined)
+    if model.is_unigram:
+        pieces = {n: piece for n, piece in pieces.items() if piece.kind != PieceKind.UNUSED}
+        split = _unigram(model, pieces.values()).split
+        pattern = None
+    else:
+        bpe = SentencePieceBpe(
+            {piece.text: piece.score for piece in pieces.values()},
+            user_defined,
+            {piece.text for piece in pieces.values() if piece.kind == PieceKind.UNUSED},
+        )
+        split = bpe.split
+        texts = {piece.text for piece in pieces.values()}
+        # Unknown characters on both sides of a cut would be one unknown token.
+        cuts = not bpe.has_unused and (model.byte_ids is not None or "▁" in texts)
+        pattern = word_pattern(texts) if cuts else None
+    ids = PieceIds({p.text: n for n, p in pieces.items()}, model.unknown_id, model.byte_ids)
+    spec = model.normalizer
+    return Form(
+        kind=f"SentencePiece {'Unigram' if model.is_unigram else 'BPE'}",
+        vocab={piece.text: number for number, piece in enumerate(model.pieces)},
+        added_tokens=tuple(added.values()),
+        normalize=normalizer.normalize,
+        words=lambda text, _: (text,) if pattern is None else pattern.findall(text),
+        encode_word=lambda word: ids.look_up(split(word)),
+        reader=partial(
+            sentencepiece_reader,
+            {piece.text: piece.kind for piece in model.pieces},
+            model.unknown_surface,
+            strips=spec.add_dummy_prefix or spec.remove_extra_whitespaces,
+            strips_more=spec.remove_extra_whitespaces,
+        ),
+    )
+
+
+def _unigram(model: SentencePieceModel, pieces: Iterable[Piece]) -> Unigram:
+    normal = [piece.score for piece in model.pieces if piece.kind == PieceKind.NORMAL]
+    # The library's own beginnings of the search for both, if no score goes beyond them.
+    worst = min([_LARGEST_FLOAT32, *normal])
+    best = max([_SMALLEST_FLOAT32, *normal])
+    scores = {
+        piece.text: piece.score
+        if piece.kind == PieceKind.NORMAL
+        # What a user chose is preferred to anything that spells the same.
+        else _float32(_float32(len(piece.text.encode()) * best) - _float32(0.1))
+        for piece in pieces
+    }
+    return Unigram(scores, _float32(worst - UNKNOWN_PENALTY), "f")
+
+
+def _float32(value: float) -> float:
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded

@@ -1,0 +1,83 @@
+"""The SentencePiece vocabulary inside a GGUF file as a `tokenizer.model`."""
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from swiftchat.errors import BadModelFile
+
+__all__ = ["SENTENCEPIECE_KINDS", "tokenizer_model"]
+
+# `tokenizer.ggml.model`, and what the algorithm is in sentencepiece_model.proto.
+SENTENCEPIECE_KINDS = {"t5": 1, "llama": 2}
+# Kinds of tokens; those of GGUF are those of the protobuf.
+_UNKNOWN, _BYTE = 2, 6
+_KINDS = range(1, 7)
+
+
+def tokenizer_model(
+    metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[Any]
+) -> bytes:
+    """Return the bytes of the `tokenizer.model` that the metadata were made from.
+
+    GGUF keeps pieces, scores, kinds and the switches of the normaliser; what it lacks only
+    training needs. Raises `BadModelFile` when scores or kinds do not match the tokens.
+    """
+    scores = metadata.get("tokenizer.ggml.scores", [0.0] * len(tokens))
+    if not isinstance(scores, list) or len(scores) != len(tokens):
+        raise BadModelFile("tokenizer.ggml.scores does not match tokenizer.ggml.tokens")
+    if not all(type(score) in (int, float) and math.isfinite(score) for score in scores):
+        raise BadModelFile("tokenizer.ggml.scores has something that is no number")
+    if not all(kind in _KINDS for kind in kinds):
+        raise BadModelFile("tokenizer.ggml.token_type has a kind that there is not")
+    kinds = list(kinds)
+    unknown_id = metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    if _UNKNOWN not in kinds and type(unknown_id) is int and 0 <= unknown_id < len(kinds):
+        kinds[unknown_id] = _UNKNOWN
+    model = metadata["tokenizer.ggml.model"]
+    pieces = (
+        _bytes(1, _bytes(1, token.encode()) + _float(2, score) + _number(3, kind))
+        for token, score, kind in zip(tokens, scores, kinds, strict=True)
+    )
+    trainer = _number(3, SENTENCEPIECE_KINDS[model]) + _number(35, _BYTE in kinds)
+    for field, name in ((46, "bos"), (47, "eos")):
+        token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if type(token_id) is int and 0 <= token_id < len(tokens):
+            trainer += _bytes(field, tokens[token_id].encode())
+    # The defaults are llama.cpp's.
+    normalizer = (
+        _bytes(2, _charsmap(metadata.get("tokenizer.ggml.precompiled_charsmap", [])))
+        + _number(3, bool(metadata.get("tokenizer.ggml.add_space_prefix", True)))
+        + _number(4, bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)))
+    )
+    return b"".join(pieces) + _bytes(2, trainer) + _bytes(3, normalizer)
+
+
+def _charsmap(value: object) -> bytes:
+    # Some files have it as signed bytes.
+    if not isinstance(value, list) or not all(
+        type(byte) is int and -128 <= byte < 256 for byte in value
+    ):
+        raise BadModelFile("tokenizer.ggml.precompiled_charsmap is no list of bytes")
+    return bytes(byte & 0xFF for byte in value)
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*parts, value))
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(int(value))
+
+
+def _float(field: int, value: float) -> bytes:
+    return _varint(field << 3 | 5) + struct.pack("<f", value)
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(value)) + value
