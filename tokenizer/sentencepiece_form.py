@@ -85,7 +85,8 @@ def _unigram(model: SentencePieceModel, pieces: Iterable[Piece]) -> Unigram:
         else _float32(_float32(len(piece.text.encode()) * best) - _float32(0.1))
         for piece in pieces
     }
-    return Unigram(scores, _float32(worst - UNKNOWN_PENALTY), "f")
+    unknown_score = _float32(worst - UNKNOWN_PENALTY)
+    return Unigram(scores, unknown_score, "f", word_pattern(scores))
 
 
 def _float32(value: float) -> float:

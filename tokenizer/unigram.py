@@ -1,8 +1,9 @@
 """Unigram segmentation: the sequence of pieces with the highest sum of scores."""
 
 import math
+import re
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from swiftchat.tokenizer.trie import Trie
@@ -11,6 +12,10 @@ __all__ = ["UNKNOWN_PENALTY", "Unigram"]
 
 # How much worse than the worst piece an unknown character is.
 UNKNOWN_PENALTY = 10.0
+_MOST_WORDS = 1 << 14
+_LONGEST_WORD = 32
+
+Edge = tuple[int, int, float]
 
 
 class Unigram:
@@ -28,11 +33,15 @@ class Unigram:
         scores: Mapping[str, float],
         unknown_score: float,
         precision: Literal["f", "d"],
+        words: re.Pattern[str] | None = None,
     ) -> None:
         """Take the pieces' `scores`, and that of a character without a piece of its own.
 
-        `precision` is that of the sums, as `array` calls it.
+        `precision` is that of the sums, as `array` calls it. No piece may cross a cut between
+        two matches of `words`; which pieces a word has is remembered, bounded.
         """
+        self._words = words
+        self._known: dict[str, list[Edge]] = {}
         self._scores = scores
         self._trie = Trie(scores)
         self._unknown_score = unknown_score
@@ -40,31 +49,21 @@ class Unigram:
 
     def split(self, text: str) -> Iterable[str]:
         """Return the pieces, and the characters without a piece, that spell `text`."""
-        scores, prefixes = self._scores, self._trie.prefixes
         # Rounding is what storing into the array does. It keeps the order, so a sum that is
         # not greater before it is not greater after it, and is never stored.
         best = array(self._precision, [-math.inf]) * (len(text) + 1)
         came_from = array("q", [0]) * (len(text) + 1)
         best[0] = 0.0
-        for start in range(len(text)):
-            here = best[start]
-            has_single = False
-            for piece in prefixes(text, start):
-                length = len(piece)
-                if length == 1:
-                    has_single = True
-                end = start + length
-                total, rival = here + scores[piece], best[end]
+        base = 0
+        for word in self._words.findall(text) if self._words else (text,):
+            edges = self._known.get(word)
+            for start, end, score in self._edges(word) if edges is None else edges:
+                total, rival = best[base + start] + score, best[base + end]
                 if total > rival:
-                    best[end] = total
-                    if best[end] > rival:
-                        came_from[end] = start
-            if not has_single:
-                total, rival = here + self._unknown_score, best[start + 1]
-                if total > rival:
-                    best[start + 1] = total
-                    if best[start + 1] > rival:
-                        came_from[start + 1] = start
+                    best[base + end] = total
+                    if best[base + end] > rival:
+                        came_from[base + end] = base + start
+            base += len(word)
         pieces: list[str] = []
         end = len(text)
         while end:
@@ -73,3 +72,21 @@ class Unigram:
             end = start
         pieces.reverse()
         return pieces
+
+    def _edges(self, word: str) -> Iterable[Edge]:
+        """Start, end and score of each piece in `word`, by start, and of unknown characters."""
+        if len(word) > _LONGEST_WORD:
+            return self._walk(word)
+        if len(self._known) >= _MOST_WORDS:
+            self._known.clear()
+        self._known[word] = edges = list(self._walk(word))
+        return edges
+
+    def _walk(self, word: str) -> Iterator[Edge]:
+        scores = self._scores
+        for start in range(len(word)):
+            pieces = self._trie.prefixes(word, start)
+            if not pieces or len(pieces[0]) > 1:
+                yield start, start + 1, self._unknown_score
+            for piece in pieces:
+                yield start, start + len(piece), scores[piece]
