@@ -56,7 +56,11 @@ class Charsmap:
         longer = [key for key in self.rules if len(key) > 1]
         alone = _class(key for key in self.rules if len(key) == 1)
         first, rest = _class(key[0] for key in longer), _class(key[1] for key in longer)
-        return "|".join(filter(None, (alone, first and f"{first}(?={rest})")))
+        either = "|".join(filter(None, (alone, first and f"{first}(?={rest})")))
+        ends = {key[0] for key in self.rules if len(key) == 1}.union(*(key[1:] for key in longer))
+        # `re` goes through large classes range by range; two plain characters need neither.
+        plain = either and not any(" " <= character <= "~" for character in ends)
+        return f"(?![ -~][ -~])(?:{either})" if plain else either
 
     def longest(self, text: str, start: int) -> str | None:
         """The longest key with which `text[start:]` begins."""
