@@ -1,8 +1,10 @@
 """Byte-pair encoding of one word, exactly as merging by rank would do it, in linear time."""
 
+import math
 import re
 from collections.abc import Mapping
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Protocol
 
 from swiftchat.tokenizer.trie import Trie
@@ -11,12 +13,17 @@ __all__ = ["BytePairEncoding", "Ranks", "merge_long"]
 
 _MOST_PAIRS_REMEMBERED = 1 << 20
 _SHORT = 24
+_NEVER = math.inf
 
 
 class Ranks(Protocol):
-    """The rank of each pair that is merged; the lowest is merged first. A dict, for one."""
+    """The rank of `left + separator + right`, the lowest of which is merged first.
 
-    def get(self, pair: tuple[str, str], /) -> float | None: ...
+    A dict, for one: with pairs as its keys it would take longer to build than all the rest.
+    Without a separator pairs that make the same token have the same rank.
+    """
+
+    def get(self, pair: str, default: float, /) -> float: ...
 
 
 class BytePairEncoding:
@@ -38,20 +45,22 @@ class BytePairEncoding:
         self,
         vocab: Mapping[str, int],
         ranks: Ranks,
+        separator: str = "",
         *,
         unknown: str | None = None,
         fuse_unknown: bool = False,
         ignore_merges: bool = False,
     ) -> None:
-        """Build from token → id and pair → rank.
+        """Build from token → id and `left + separator + right` → rank.
 
-        Both parts and the whole of every pair must be in `vocab`. A symbol that is not in
+        What a merge makes must be in `vocab`. A symbol that is not in
         `vocab` becomes `unknown` (a run of them one, with `fuse_unknown`) or, where there is
         none, vanishes. With `ignore_merges` a word that is a token stays whole even where
         merging would not have reached it.
         """
         self._vocab = vocab
         self._ranks = ranks
+        self._separator = separator
         self._ignore_merges = ignore_merges
         self._trie = Trie(vocab)
         symbols = "".join(token for token in vocab if len(token) == 1)
@@ -126,30 +135,30 @@ class BytePairEncoding:
             expected = [left, right] if left else [right]
             if len(self._fits) >= _MOST_PAIRS_REMEMBERED:
                 self._fits.clear()
-            self._fits[pair] = answer = merge(list(left + right), self._ranks) == expected
+            merged = merge(list(left + right), self._ranks, self._separator)
+            self._fits[pair] = answer = merged == expected
         return answer
 
 
-def merge(symbols: list[str], ranks: Ranks) -> list[str]:
+def merge(symbols: list[str], ranks: Ranks, separator: str = "") -> list[str]:
     """Join the neighbours of lowest rank, the leftmost of equals, until none has a rank."""
     if len(symbols) > _SHORT:
-        return merge_long(symbols, ranks)
-    while len(symbols) > 1:
-        best, at = None, 0
-        left = symbols[0]
-        for index in range(1, len(symbols)):
-            right = symbols[index]
-            rank = ranks.get((left, right))
-            if rank is not None and (best is None or rank < best):
-                best, at = rank, index
-            left = right
-        if best is None:
-            break
-        symbols[at - 1 : at + 1] = [symbols[at - 1] + symbols[at]]
+        return merge_long(symbols, ranks, separator)
+    rank_of = ranks.get
+    waiting = [rank_of(left + separator + right, _NEVER) for left, right in pairwise(symbols)]
+    while waiting and (best := min(waiting)) < _NEVER:
+        at = waiting.index(best)
+        joined = symbols[at] + symbols[at + 1]
+        symbols[at : at + 2] = [joined]
+        del waiting[at]
+        if at:
+            waiting[at - 1] = rank_of(symbols[at - 1] + separator + joined, _NEVER)
+        if at < len(waiting):
+            waiting[at] = rank_of(joined + separator + symbols[at + 1], _NEVER)
     return symbols
 
 
-def merge_long(symbols: list[str], ranks: Ranks) -> list[str]:
+def merge_long(symbols: list[str], ranks: Ranks, separator: str = "") -> list[str]:
     """`merge` with a heap, n log n; a joined symbol stays in the place of its left part."""
     after = list(range(1, len(symbols) + 1))
     before = list(range(-1, len(symbols) - 1))
@@ -159,8 +168,8 @@ def merge_long(symbols: list[str], ranks: Ranks) -> list[str]:
         if at < 0 or after[at] >= len(symbols):
             return
         left, right = symbols[at], symbols[after[at]]
-        rank = ranks.get((left, right))
-        if rank is not None:
+        rank = ranks.get(left + separator + right, _NEVER)
+        if rank < _NEVER:
             heappush(heap, (rank, at, left, right))
 
     for index in range(len(symbols)):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from itertools import count
+from itertools import count, repeat
 from typing import Any
 
 import regex
@@ -22,6 +22,8 @@ __all__ = ["added_token", "json_form"]
 
 _LONGEST_TOKEN = 1 << 12
 _MOST_ADDED_TOKENS = 1 << 14
+# Stands between the parts of a merge where these may contain spaces.
+_NONCHARACTER = "\U0010ffff"
 
 Encode = Callable[[str], list[int]]
 
@@ -73,27 +75,31 @@ def _bpe(
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             refuse_kind(f"model.{name}", model[name])
-    ranks = _ranks(model, vocab)
+    merges, results, separator = _merges(model, vocab)
     unknown = model.get("unk_token") or None
     if unknown is not None and (not isinstance(unknown, str) or unknown not in vocab):
         refuse("model.unk_token", f"is {short(unknown)}, which is not in model.vocab")
-    if unknown is not None and any(unknown in pair for pair in ranks):
-        refuse("model.merges", f"merge the unknown token {short(unknown)}")
     byte_ids = _byte_ids(model, vocab)
+    parts = _parts(merges, separator) if unknown is not None or byte_ids else set()
+    if unknown in parts:
+        refuse("model.merges", f"merge the unknown token {short(unknown)}")
     if byte_level and byte_ids is not None:
         refuse_kind("model.byte_fallback", "with ByteLevel")
-    if byte_ids is not None and any(vocab[part] in byte_ids for pair in ranks for part in pair):
+    if byte_ids is not None and not set(byte_ids).isdisjoint(map(vocab.get, parts)):
         refuse("model.merges", "merge tokens that stand for bytes")
-    if not special.isdisjoint(vocab):
-        special = special - {unknown or ""}
-        vocab = {token: i for token, i in vocab.items() if token not in special}
-        ranks = {
-            pair: rank for pair, rank in ranks.items()
-            if special.isdisjoint((*pair, pair[0] + pair[1]))
-        }  # fmt: skip
+    ranks = dict(zip(merges, count(), strict=False))
+    special = (special - {unknown or ""}) & vocab.keys()
+    if special:
+        vocab = {token: token_id for token, token_id in vocab.items() if token not in special}
+        if any(len(token) == 1 for token in special) or not special.isdisjoint(results):
+            for key, result in zip(merges, results, strict=True):
+                if not special.isdisjoint((result, *key.split(separator))):
+                    ranks.pop(key, None)
     whole = flag(model, "ignore_merges", "model")
     fuse = flag(model, "fuse_unk", "model")
-    bpe = BytePairEncoding(vocab, ranks, unknown=unknown, fuse_unknown=fuse, ignore_merges=whole)
+    bpe = BytePairEncoding(
+        vocab, ranks, separator, unknown=unknown, fuse_unknown=fuse, ignore_merges=whole
+    )
     if byte_ids is None:
         return bpe.encode
     ids = PieceIds(vocab, None, byte_ids)
@@ -163,29 +169,46 @@ def _vocab(model: Mapping[str, Any]) -> dict[str, int]:
     return vocab
 
 
-def _ranks(model: Mapping[str, Any], vocab: Mapping[str, int]) -> dict[tuple[str, str], int]:
-    """Rank by pair. A merge is written `"left right"` or `["left", "right"]`."""
+def _merges(model: Mapping[str, Any], vocab: Mapping[str, int]) -> tuple[list[str], list[str], str]:
+    """The merges as `left + separator + right` in their order, what they make, the separator.
+
+    A merge is written `"left right"` or `["left", "right"]`. There are hundreds of thousands,
+    so loops of Python's own only look for what is wrong. That both parts are tokens needs no
+    check: they are symbols, or another merge's result, or the merge is never used.
+    """
     merges = model.get("merges")
     if not isinstance(merges, list):
         refuse("model.merges", "is missing or no list")
-    pairs: list[tuple[str, ...]] = []
-    for number, merge in enumerate(merges):
-        pair = (
-            tuple(merge.split(" ") if isinstance(merge, str) else merge)
-            if isinstance(merge, str | list)
-            else ()
-        )
-        if len(pair) != 2:
-            refuse(f"model.merges[{number}]", "is no pair")
-        pairs.append(pair)
-    try:
-        wrong = [pair for pair in pairs if not vocab.keys() >= {*pair, pair[0] + pair[1]}]
-    except TypeError:
-        refuse("model.merges", "has a pair that is not of strings")
-    if wrong:
-        refuse("model.merges", f"join {short(wrong[0][0])} and {short(wrong[0][1])}, "
+    kinds = set(map(type, merges))
+    if kinds <= {str} and set(map(str.count, merges, repeat(" "))) <= {1}:
+        separator, keys = " ", merges
+        results = list(map(str.replace, merges, repeat(" "), repeat("")))
+    else:
+        if kinds != {list} or set(map(len, merges)) != {2}:
+            merges = [_pair(merge, number) for number, merge in enumerate(merges)]
+        try:
+            results = list(map("".join, merges))
+        except TypeError:
+            refuse("model.merges", "has a pair that is not of strings")
+        separator = " " if not any(" " in result for result in results) else _NONCHARACTER
+        keys = list(map(separator.join, merges))
+    if not all(map(vocab.__contains__, results)):
+        wrong = next(key for key, result in zip(keys, results, strict=True) if result not in vocab)
+        left, _, right = wrong.partition(separator)
+        refuse("model.merges", f"join {short(left)} and {short(right)}, "
                                 "of which one, or the result, is not in model.vocab")  # fmt: skip
-    return dict(zip(pairs, count(), strict=False))  # type: ignore[arg-type]  # checked: pairs
+    return keys, results, separator
+
+
+def _parts(merges: list[str], separator: str) -> set[str]:
+    return {part for merge in merges for part in merge.split(separator)}
+
+
+def _pair(merge: object, number: int) -> list[Any]:
+    pair = merge.split(" ") if isinstance(merge, str) else merge
+    if not isinstance(pair, list) or len(pair) != 2:
+        refuse(f"model.merges[{number}]", "is no pair")
+    return pair
 
 
 def _added_tokens(entries: Any, vocab: Mapping[str, int]) -> Iterator[AddedToken]:

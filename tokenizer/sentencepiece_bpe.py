@@ -3,19 +3,12 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 
-from swiftchat.tokenizer.bpe import BytePairEncoding, merge_long
+from swiftchat.tokenizer.bpe import BytePairEncoding, Ranks, merge_long
 
-__all__ = ["ScoreRanks", "SentencePieceBpe"]
+__all__ = ["SentencePieceBpe"]
 
-
-class ScoreRanks:
-    """Ranks of pairs by the score of their concatenation: the best score is joined first."""
-
-    def __init__(self, scores: Mapping[str, float]) -> None:
-        self._ranks = {piece: -score for piece, score in scores.items()}
-
-    def get(self, pair: tuple[str, str], /) -> float | None:
-        return self._ranks.get(pair[0] + pair[1])
+# Stands between the halves of a pair where these are wanted; no piece contains it.
+_SEPARATOR = "\U0010ffff"
 
 
 class SentencePieceBpe:
@@ -39,7 +32,8 @@ class SentencePieceBpe:
         self._unused = frozenset(piece for piece in unused if _can_be_made(piece, scores))
         gone = user_defined | (set(unused) - self._unused)
         scores = {piece: score for piece, score in scores.items() if piece not in gone}
-        self._ranks = ScoreRanks(scores)
+        # The best score is joined first.
+        self._ranks = {piece: -score for piece, score in scores.items()}
         self._user_defined = _alternatives(user_defined)
         characters = {character for piece in scores for character in piece}
         tokens = dict.fromkeys((*scores, *characters), 0)
@@ -71,12 +65,13 @@ class SentencePieceBpe:
 
     def _split_with_unused(self, text: str) -> list[str]:
         halves: dict[str, tuple[str, str]] = {}
+        recorder = _Recorder(self._ranks, self._unused, halves)
         merged: list[str] = []
         for part, is_user_defined in self._parts(text):
             if is_user_defined:
                 merged.append(part)
             else:
-                merged += merge_long(list(part), _Recorder(self._ranks, self._unused, halves))
+                merged += merge_long(list(part), recorder, _SEPARATOR)
         pieces: list[str] = []
         merged.reverse()
         while merged:
@@ -92,14 +87,16 @@ class _Recorder:
     """Ranks that write down which pair an unused piece was last made of."""
 
     def __init__(
-        self, ranks: ScoreRanks, unused: frozenset[str], halves: dict[str, tuple[str, str]]
+        self, ranks: Ranks, unused: frozenset[str], halves: dict[str, tuple[str, str]]
     ) -> None:
         self._ranks, self._unused, self._halves = ranks, unused, halves
 
-    def get(self, pair: tuple[str, str], /) -> float | None:
-        if pair[0] + pair[1] in self._unused:
-            self._halves[pair[0] + pair[1]] = pair
-        return self._ranks.get(pair)
+    def get(self, pair: str, default: float, /) -> float:
+        left, _, right = pair.partition(_SEPARATOR)
+        piece = left + right
+        if piece in self._unused:
+            self._halves[piece] = left, right
+        return self._ranks.get(piece, default)
 
 
 def _can_be_made(piece: str, scores: Mapping[str, float]) -> bool:
