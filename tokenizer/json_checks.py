@@ -80,6 +80,8 @@ def compiled(spec: Mapping[str, Any], field: str) -> Any:
     if not isinstance(source, str) or not source or len(source) > _LONGEST_PATTERN:
         refuse(f"{field}.pattern", "is empty, absurdly long or no string")
     try:
-        return regex.compile(source if form == "Regex" else regex.escape(source))
+        literal = form == "String"
+        # Oniguruma, whose dialect it is, takes ^ and $ for those of a line.
+        return regex.compile(regex.escape(source) if literal else source, regex.MULTILINE)
     except (regex.error, RecursionError, OverflowError, ValueError) as error:
         refuse(f"{field}.pattern", f"does not compile: {str(error)[:100]}")

@@ -22,9 +22,9 @@ from swiftchat.tokenizer.json_checks import (
     text,
 )
 from swiftchat.tokenizer.metaspace import Metaspace, byte_of, first_token_reader, stripping_reader
+from swiftchat.tokenizer.patterns import GPT2
 from swiftchat.tokenizer.pretokenizer import (
     BEHAVIORS,
-    GPT2_PATTERN,
     PrefixSpace,
     Split,
     Step,
@@ -117,7 +117,7 @@ def steps(spec: Any) -> tuple[list[Step], bool]:
             if flag(part, "add_prefix_space", field, default=True):
                 found.append(PrefixSpace())
             if flag(part, "use_regex", field, default=True):
-                found.append(Split(regex.compile(GPT2_PATTERN)))
+                found.append(Split(regex.compile(GPT2)))
         elif kind == "Digits":
             each = flag(part, "individual_digits", field)
             found.append(Split(regex.compile(_NUMBER), "Isolated" if each else "Contiguous"))

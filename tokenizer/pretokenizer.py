@@ -7,9 +7,8 @@ from typing import Any
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer.metaspace import Metaspace
 
-__all__ = ["GPT2_PATTERN", "PrefixSpace", "Split", "Step", "cut", "time_limit"]
+__all__ = ["PrefixSpace", "Split", "Step", "cut", "time_limit"]
 
-GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 BEHAVIORS = ("Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext")
 
 # A pattern that needs longer than this is one that backtracks without end.

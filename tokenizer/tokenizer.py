@@ -1,20 +1,28 @@
 """Text to ids and back, by the files of a model directory."""
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from swiftchat.errors import BadModelFile, ModelNotFound
+from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer.added_tokens import AddedToken, AddedTokens
+from swiftchat.tokenizer.declared_tokens import declared_tokens
 from swiftchat.tokenizer.form import Form
-from swiftchat.tokenizer.json_checks import MOST_IDS
 from swiftchat.tokenizer.json_form import added_token, json_form
+from swiftchat.tokenizer.merges_form import merges_form
+from swiftchat.tokenizer.model_files import (
+    parsed,
+    parsed_object,
+    read_files,
+    text_of,
+    vocabulary_name,
+)
 from swiftchat.tokenizer.sentencepiece_form import sentencepiece_form
 from swiftchat.tokenizer.sentencepiece_model import SentencePieceModel
 from swiftchat.tokenizer.stream import TokenStream
+from swiftchat.tokenizer.tiktoken_form import is_tiktoken, tiktoken_form
 from swiftchat.tokenizer.word_cache import WordCache
 
 if TYPE_CHECKING:
@@ -22,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Tokenizer"]
 
-_LARGEST_FILE = 1 << 28
 # What Python can hold in a string, for undecodable bytes, and UTF-8 cannot.
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 _NAMED_TOKENS = (
@@ -35,7 +42,8 @@ Ranges = Sequence[tuple[int, int]]
 class Tokenizer:
     """A model's vocabulary; ids are those of the reference library for the same file.
 
-    That is `tokenizers` for a `tokenizer.json`, `sentencepiece` for a `tokenizer.model`.
+    That is `tokenizers` for a `tokenizer.json`, `sentencepiece` for a `tokenizer.model`,
+    `tiktoken` for ranks, the class of transformers that reads `vocab.json` with `merges.txt`.
     `kind` names the algorithm.
 
     `special_tokens` gives the ids of the control tokens, `named_tokens` the texts of those
@@ -74,27 +82,43 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load from a model directory, or a tokenizer's file with its neighbours.
+        """Load from a model directory, or from a vocabulary with its neighbours.
 
-        That is `tokenizer.json`, or `tokenizer.model` where the first is missing. Raises
-        `ModelNotFound` when there is no such file, `BadModelFile` when one is broken.
+        That is the first there is of `tokenizer.json`, `tokenizer.model` (SentencePiece's, or
+        ranks as Meta's), `vocab.json` with `merges.txt`, and `*.tiktoken`. Raises
+        `ModelNotFound` when there is none, `BadModelFile` when one is broken, or needs a
+        pattern that is not known.
         """
-        directory, file = path.parent, path
-        if path.is_dir():
-            directory, file = path, path / "tokenizer.json"
-            if not file.is_file() and (path / "tokenizer.model").is_file():
-                file = path / "tokenizer.model"
-        if not file.is_file():
-            raise ModelNotFound(f"{file.name} is missing in {directory}")
-        config = _optional_object(directory / "tokenizer_config.json")
-        template = directory / "chat_template.jinja"
-        if template.is_file():
-            config["chat_template"] = _read(template).decode()
-        generation = _optional_object(directory / "generation_config.json")
-        if file.suffix == ".json":
-            return cls.from_json(_parse(file), config, generation)
-        ids = _optional_object(directory / "added_tokens.json")
-        return cls.from_sentencepiece(_read(file), config, generation, ids)
+        return cls.from_files(read_files(path))
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> Self:
+        """Build from the content of the files, by name, that a model directory has.
+
+        As `swiftchat.weights.gguf_tokenizer.tokenizer_files` makes them of a GGUF file. Raises
+        like `load`.
+        """
+        name = vocabulary_name(files)
+        config = {
+            **parsed_object(files, "special_tokens_map.json"),
+            **parsed_object(files, "tokenizer_config.json"),
+        }
+        if "chat_template.jinja" in files:
+            config["chat_template"] = text_of(files, "chat_template.jinja")
+        generation = parsed_object(files, "generation_config.json")
+        ids = parsed_object(files, "added_tokens.json")
+        if is_tiktoken(files[name]):
+            form, own = tiktoken_form(files[name], name, config, ids)
+        elif name == "vocab.json":
+            merges = text_of(files, "merges.txt")
+            form, own = merges_form(parsed(files, name), merges, config, ids)
+        elif name.endswith(".json"):
+            return cls.from_json(parsed(files, name), config, generation)
+        elif name.endswith(".tiktoken"):
+            raise BadModelFile(f"{name} does not begin with a token in base64 and its rank")
+        else:
+            return cls.from_sentencepiece(files[name], config, generation, ids)
+        return cls._with_config(form, {**own, **config}, generation)
 
     @classmethod
     def from_json(
@@ -244,49 +268,12 @@ def _moved(ranges: Ranges, before: str, after: str) -> Ranges:
     return [(0, len(after))]
 
 
-def _read(file: Path) -> bytes:
-    try:
-        if file.stat().st_size > _LARGEST_FILE:
-            raise BadModelFile(f"{file.name} is absurdly large")
-        data = file.read_bytes()
-        if file.suffix != ".model":
-            data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadModelFile(f"{file.name} cannot be read: {error}") from None
-    return data
-
-
-def _parse(file: Path) -> Any:
-    try:
-        return json.loads(_read(file))
-    except (ValueError, RecursionError) as error:
-        raise BadModelFile(f"{file.name} is no JSON: {error}") from None
-
-
-def _optional_object(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    value = _parse(file)
-    if not isinstance(value, dict):
-        raise BadModelFile(f"{file.name} is no JSON object")
-    return value
-
-
 def _more_tokens(
     model: SentencePieceModel, config: Mapping[str, Any], ids: Mapping[str, Any]
 ) -> Iterator[AddedToken]:
     """The tokens that the files beside a `tokenizer.model` add to it or say more about."""
-    entries: dict[int, Mapping[str, Any]] = {}
-    for content, token_id in ids.items():
-        if type(token_id) is not int or not 0 <= token_id < MOST_IDS:
-            raise BadModelFile(f"added_tokens.json: {content[:40]!r} has no id from 0 on")
-        entries[token_id] = {"content": content, "special": True}
-    for key, entry in (config.get("added_tokens_decoder") or {}).items():
-        if not str(key).isdecimal() or int(key) >= MOST_IDS or not isinstance(entry, dict):
-            raise BadModelFile("tokenizer_config.json: added_tokens_decoder has a wrong entry")
-        entries[int(key)] = entry
     unknown = model.pieces[model.unknown_id].text
-    for token_id, entry in entries.items():
+    for token_id, entry in declared_tokens(config, ids).items():
         token = added_token(token_id, entry, f"added_tokens_decoder.{token_id}")
         if token_id < len(model.pieces) and model.pieces[token_id].text != token.content:
             raise BadModelFile(f"tokenizer_config.json: {token_id} is another token of the model")
