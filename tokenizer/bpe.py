@@ -12,7 +12,8 @@ from swiftchat.tokenizer.trie import Trie
 __all__ = ["BytePairEncoding", "Ranks", "merge_long"]
 
 _MOST_PAIRS_REMEMBERED = 1 << 20
-_SHORT = 24
+# Up to here merging at once is quicker than looking for what merging would give.
+_SHORT = 32
 _NEVER = math.inf
 
 
@@ -105,20 +106,28 @@ class BytePairEncoding:
         return [vocab[token] for token in self._split(word)]
 
     def _split(self, word: str) -> list[str]:
+        if len(word) <= _SHORT:
+            return merge(list(word), self._ranks, self._separator)
+        fits, prefixes = self._fits, self._trie.prefixes
         tokens: list[str] = []
         shorter: list[list[str]] = []  # for each of `tokens`, the candidates not yet tried
         dead = bytearray(len(word) + 1)
         start, previous = 0, ""
-        candidates = self._trie.prefixes(word, 0)
+        candidates = prefixes(word, 0)
         while start < len(word):
             while candidates:
                 token = candidates.pop()
                 end = start + len(token)
-                if not dead[end] and self._is_compatible(previous, token):
+                if dead[end]:
+                    continue
+                fit = fits.get((previous, token))
+                if fit is None:
+                    fit = self._is_compatible(previous, token)
+                if fit:
                     tokens.append(token)
                     shorter.append(candidates)
                     start, previous = end, token
-                    candidates = self._trie.prefixes(word, end)
+                    candidates = prefixes(word, end)
                     break
             else:
                 dead[start] = 1

@@ -90,7 +90,9 @@ def _bpe(
     ranks = dict(zip(merges, count(), strict=False))
     special = (special - {unknown or ""}) & vocab.keys()
     if special:
-        vocab = {token: token_id for token, token_id in vocab.items() if token not in special}
+        vocab = dict(vocab)
+        for token in special:
+            del vocab[token]
         if any(len(token) == 1 for token in special) or not special.isdisjoint(results):
             for key, result in zip(merges, results, strict=True):
                 if not special.isdisjoint((result, *key.split(separator))):

@@ -182,14 +182,16 @@ class Tokenizer:
             ids += self._encode_part(part, ranges, start == 0)
         return ids
 
-    def _encode_part(self, text: str, content: Ranges, at_start: bool) -> Iterator[int]:
-        cache = self._cache
+    def _encode_part(self, text: str, content: Ranges, at_start: bool) -> list[int]:
+        ids: list[int] = []
+        look_up = self._cache.__getitem__
         for token_id, start, end in self._normalized.cut(text, content):
             if token_id is not None:
-                yield token_id
+                ids.append(token_id)
                 continue
             words = self._form.words(text[start:end], at_start and start == 0)
-            yield from chain.from_iterable(map(cache.__getitem__, words))
+            ids += chain.from_iterable(map(look_up, words))
+        return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Return the text of `ids`; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""

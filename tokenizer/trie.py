@@ -1,7 +1,8 @@
 """The vocabulary as a trie: which tokens begin at a place of a text."""
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Collection
+from functools import cached_property
 
 __all__ = ["Trie"]
 
@@ -23,26 +24,30 @@ class _Node:
 class Trie:
     """Tokens written as strings of symbols; for byte-level vocabularies one symbol is one byte.
 
-    A node is made when a walk first reaches it, by bisection of the sorted vocabulary. So
-    building costs one sort, and memory grows with the part of the vocabulary that texts use.
+    The vocabulary is sorted at the first walk, and a node made when a walk first reaches it, by
+    bisection. So memory grows with the part of the vocabulary that texts use.
     """
 
-    def __init__(self, tokens: Iterable[str]) -> None:
-        self._tokens = sorted(tokens)
-        self._root = _Node(0, len(self._tokens), 0)
+    def __init__(self, tokens: Collection[str]) -> None:
+        self._unsorted = tokens
+        self._longest = max(map(len, tokens), default=0)
+        self._root = _Node(0, len(tokens), 0)
+
+    @cached_property
+    def _tokens(self) -> list[str]:
+        return sorted(self._unsorted)
 
     def prefixes(self, text: str, start: int) -> list[str]:
         """Return the tokens with which `text[start:]` begins, shortest first."""
         found: list[str] = []
-        node: _Node | None = self._root
-        for index in range(start, len(text)):
-            assert node is not None
+        node = self._root
+        for symbol in text[start : start + self._longest]:
             children = node.children
             if children is None:
                 children = self._grow(node)
-            node = children.get(text[index])
-            if node is None:
+            if symbol not in children:
                 break
+            node = children[symbol]
             if node.token is not None:
                 found.append(node.token)
         return found
