@@ -1,5 +1,7 @@
 """What all readers of `tokenizer.json` check with."""
 
+import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Never
 
@@ -12,6 +14,8 @@ __all__ = ["MOST_IDS", "compiled", "flag", "parts", "refuse", "refuse_kind", "sh
 MOST_IDS = 1 << 24
 _LONGEST_PATTERN = 1 << 12
 _MOST_STEPS = 64
+# All counts of a pattern multiplied; those of real ones make 12.
+_MOST_REPEATS = 1 << 10
 
 
 def refuse(field: str, what: str) -> Never:
@@ -79,9 +83,21 @@ def compiled(spec: Mapping[str, Any], field: str) -> Any:
     ((form, source),) = pattern.items()
     if not isinstance(source, str) or not source or len(source) > _LONGEST_PATTERN:
         refuse(f"{field}.pattern", "is empty, absurdly long or no string")
+    literal = form == "String"
+    if not literal and _needs_much_memory(source):
+        refuse(f"{field}.pattern", "repeats absurdly often or calls itself")
     try:
-        literal = form == "String"
         # Oniguruma, whose dialect it is, takes ^ and $ for those of a line.
         return regex.compile(regex.escape(source) if literal else source, regex.MULTILINE)
     except (regex.error, RecursionError, OverflowError, ValueError) as error:
         refuse(f"{field}.pattern", f"does not compile: {str(error)[:100]}")
+
+
+def _needs_much_memory(pattern: str) -> bool:
+    """Whether matching could fill the memory before its time is over."""
+    counts = (max(int(count), 1) for count in re.findall(r"\{(?:\d*,)?(\d{1,9})", pattern))
+    # Only `regex` knows these calls; Oniguruma, whose dialect it is, has others.
+    return (
+        math.prod(counts) > _MOST_REPEATS
+        or re.search(r"\(\?(?:R|&|P>|[-+]?\d)", pattern) is not None
+    )
