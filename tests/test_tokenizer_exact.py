@@ -48,6 +48,13 @@ PRE_TOKENIZERS: dict[str, Any] = {
     "smollm": sequence(digits(True), byte_level()),
     "smollm with prefix space": sequence(digits(True), byte_level(add_prefix_space=True)),
     "runs of digits": sequence(digits(False), byte_level()),
+    "falcon": sequence(
+        {"type": "Punctuation", "behavior": "Contiguous"},
+        byte_level(),
+        split({"Regex": "[0-9][0-9][0-9]"}),
+    ),
+    "symbols split": sequence(RAW, split({"Regex": r"Ġ\w|Ċ+"}, "MergedWithNext")),
+    "ends of lines": sequence(split({"Regex": r"^\s*a|\s+$"}), byte_level()),
     "no pattern": RAW,
     "null": None,
     "three splits": sequence(
@@ -329,7 +336,8 @@ LIES: list[tuple[str, Any, str]] = [
     ("normalizer", {"type": "Lowercase"}, "Lowercase"),
     ("normalizer", 5, "normalizer"),
     ("pre_tokenizer", {"type": "Metaspace"}, "pre_tokenizer.replacement"),
-    ("pre_tokenizer", sequence(byte_level(), digits(True)), "pre_tokenizer.pretokenizers[1]"),
+    ("pre_tokenizer", sequence(byte_level(), byte_level()), "pre_tokenizer.pretokenizers[1]"),
+    ("pre_tokenizer", {"type": "Punctuation", "behavior": "?"}, "pre_tokenizer.behavior"),
     ("pre_tokenizer", split({"Regex": "("}), "pre_tokenizer.pattern"),
     ("pre_tokenizer", split({"Regex": "a" * 100_000}), "pre_tokenizer.pattern"),
     ("pre_tokenizer", split({"Other": "a"}), "pre_tokenizer.pattern"),

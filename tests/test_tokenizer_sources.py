@@ -182,6 +182,32 @@ def test_a_gguf_file_by_way_of_its_metadata(tmp_path: Path) -> None:
     assert "swiftchat convert model.gguf" in str(caught.value.hint)
 
 
+def _pre_tokenizer_names() -> list[str]:
+    with pytest.raises(BadModelFile) as caught:
+        gguf_tokenizer.tokenizer_json({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "?"})
+    return str(caught.value.hint).removeprefix("known: ").split(", ")
+
+
+@pytest.mark.parametrize("pre", _pre_tokenizer_names())
+def test_gguf_pre_tokenizers_cut_as_the_library_does(pre: str) -> None:
+    metadata = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": list(VOCAB), "tokenizer.ggml.merges": MERGES,
+    }  # fmt: skip
+    files = gguf_tokenizer.tokenizer_files(metadata)
+    theirs = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+    ours = Tokenizer.from_files(files)
+
+    @settings(max_examples=80, deadline=None)
+    @given(TEXTS)
+    def check(text: str) -> None:
+        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids
+
+    check()
+    for text in CORPUS:
+        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids
+
+
 def test_the_two_packages_name_the_same_patterns() -> None:
     written = {source for source in vars(gguf_tokenizer).values() if isinstance(source, str)}
     assert {patterns.LLAMA3, patterns.QWEN2, patterns.O200K} <= written

@@ -15,7 +15,7 @@ from swiftchat.tokenizer.json_checks import MOST_IDS, flag, refuse, refuse_kind,
 from swiftchat.tokenizer.json_steps import normalizer, reader, steps
 from swiftchat.tokenizer.metaspace import word_pattern
 from swiftchat.tokenizer.piece_ids import PieceIds
-from swiftchat.tokenizer.pretokenizer import Split, cut
+from swiftchat.tokenizer.pretokenizer import Split, Symbols, cut
 from swiftchat.tokenizer.unigram import UNKNOWN_PENALTY, Unigram
 
 __all__ = ["added_token", "json_form"]
@@ -45,7 +45,8 @@ def json_form(spec: Any) -> Form:
     vocab = {piece: n for n, piece in enumerate(pieces)} if pieces else _vocab(model)
     added = tuple(_added_tokens(spec.get("added_tokens"), vocab))
     special = {token.content for token in added if token.special}
-    stages, byte_level = steps(spec.get("pre_tokenizer"))
+    stages, makes_symbols = steps(spec.get("pre_tokenizer"))
+    byte_level = makes_symbols or Symbols() in stages
     read = reader(spec.get("decoder"))
     if kind == "Unigram":
         encode = _unigram(model, pieces, vocab, special)
@@ -63,7 +64,7 @@ def json_form(spec: Any) -> Form:
         added_tokens=added,
         normalize=normalizer(spec.get("normalizer")),
         words=lambda text, at_start: cut(text, stages, at_start),
-        encode_word=(lambda word: encode(to_symbols(word))) if byte_level else encode,
+        encode_word=(lambda word: encode(to_symbols(word))) if makes_symbols else encode,
         reader=read,
     )
 

@@ -28,12 +28,15 @@ from swiftchat.tokenizer.pretokenizer import (
     PrefixSpace,
     Split,
     Step,
+    Symbols,
     time_limit,
 )
 
 __all__ = ["normalizer", "reader", "steps"]
 
 _NUMBER = r"\p{N}"
+# Unicode's, and what else ASCII has of the kind.
+_PUNCTUATION = r"[\p{P}$+<=>^`|~]"
 _UNICODE_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 _PREPEND_SCHEMES = ("always", "first", "never")
 # White_Space of Unicode; str.strip() would take \x1c to \x1f as well.
@@ -105,14 +108,19 @@ def _replacement(part: dict[str, Any], field: str) -> Change:
 
 
 def steps(spec: Any) -> tuple[list[Step], bool]:
-    """The pre-tokenizer's steps, and whether they end in the byte level."""
+    """The pre-tokenizer's steps, and whether the words they give are still to become symbols.
+
+    Where ByteLevel is not the last, as for Falcon, those after it cut symbols.
+    """
     found: list[Step] = []
     byte_level = False
     for field, part in parts(spec, "pre_tokenizer", "pretokenizers"):
-        if byte_level:
-            refuse(field, "comes after ByteLevel, which must be the last")
+        if byte_level and Symbols() not in found:
+            found.append(Symbols())
         kind = part.get("type")
         if kind == "ByteLevel":
+            if byte_level:
+                refuse(field, "is the second of its kind")
             byte_level = True
             if flag(part, "add_prefix_space", field, default=True):
                 found.append(PrefixSpace())
@@ -123,21 +131,27 @@ def steps(spec: Any) -> tuple[list[Step], bool]:
             found.append(Split(regex.compile(_NUMBER), "Isolated" if each else "Contiguous"))
         elif kind == "Split":
             found.append(_split(part, field))
+        elif kind == "Punctuation":
+            found.append(Split(regex.compile(_PUNCTUATION), _behavior(part, field, "Isolated")))
         elif kind == "Metaspace":
             found.append(_metaspace(part, field))
         elif kind == "WhitespaceSplit":
             found.append(Split(regex.compile(f"[{_WHITE_SPACE}]"), "Removed"))
         else:
             refuse_kind(f"{field}.type", kind)
-    return found, byte_level
+    return found, byte_level and Symbols() not in found
+
+
+def _behavior(part: dict[str, Any], field: str, default: str | None = None) -> str:
+    behavior = part.get("behavior", default)
+    if behavior not in BEHAVIORS:
+        refuse(f"{field}.behavior", f"is {short(behavior)}, none of {', '.join(BEHAVIORS)}")
+    return str(behavior)
 
 
 def _split(part: dict[str, Any], field: str) -> Split:
     pattern = compiled(part, field)
-    behavior = part.get("behavior")
-    if behavior not in BEHAVIORS:
-        refuse(f"{field}.behavior", f"is {short(behavior)}, none of {', '.join(BEHAVIORS)}")
-    return Split(pattern, behavior, flag(part, "invert", field))
+    return Split(pattern, _behavior(part, field), flag(part, "invert", field))
 
 
 def _metaspace(part: dict[str, Any], field: str) -> Metaspace:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from swiftchat.errors import BadModelFile
+from swiftchat.tokenizer.byte_level import to_symbols
 from swiftchat.tokenizer.metaspace import Metaspace
 
-__all__ = ["PrefixSpace", "Split", "Step", "cut", "time_limit"]
+__all__ = ["PrefixSpace", "Split", "Step", "Symbols", "cut", "time_limit"]
 
 BEHAVIORS = ("Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext")
 
@@ -68,7 +69,15 @@ class PrefixSpace:
         return (text if text.startswith(" ") else " " + text,)
 
 
-Step = Split | PrefixSpace | Metaspace
+@dataclass(frozen=True)
+class Symbols:
+    """Write the bytes of text as the symbols of byte-level vocabularies."""
+
+    def __call__(self, text: str) -> Iterable[str]:
+        return (to_symbols(text),)
+
+
+Step = Split | PrefixSpace | Symbols | Metaspace
 
 
 def cut(text: str, steps: Iterable[Step], at_start: bool = True) -> Iterable[str]:
