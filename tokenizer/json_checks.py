@@ -27,7 +27,7 @@ def refuse_kind(field: str, kind: object) -> Never:
     """Raise `BadModelFile` about something sound that is not supported."""
     raise BadModelFile(
         f"tokenizer.json: {field} {short(kind)} is not supported yet",
-        "supported: byte-level BPE (GPT-2, Llama 3, Qwen 2, SmolLM2), SentencePiece BPE "
+        "supported: byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM2), SentencePiece BPE "
         "(Llama 2, Mistral, Gemma, Phi 3) and Unigram (T5)",
     )
 

@@ -38,7 +38,7 @@ _SAMPLE_BYTES = 1 << 20
 _GENERATION = "generation_config.json"
 _COPIED = (
     _GENERATION, "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
-    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "qwen.tiktoken",
     "chat_template.jinja", "chat_template.json", "README.md", "LICENSE", "LICENSE.txt",
 )  # fmt: skip
 
