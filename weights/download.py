@@ -35,7 +35,8 @@ _CONNECT_TIMEOUT_S = 5.0
 _PIP_TIMEOUT_S = 3600
 _CHUNK_BYTES = 1 << 20
 _DEFAULT_FILES = (
-    "*.safetensors", "*.json", "tokenizer.model", "merges.txt", "*.tiktoken", "*.jinja", "README.md", "LICENSE*",
+    "*.safetensors", "*.json", "tokenizer.model", "merges.txt", "*.tiktoken", "*.jinja",
+    "README.md", "LICENSE*",
 )  # fmt: skip
 # A second copy of the weights that some repositories carry in their author's own layout.
 _SKIPPED_FILES = ("consolidated*",)
