@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.tokenizer.sentencepiece_model import SentencePieceModel
+from swiftchat.tokenizer.unigram import score_as_tokenizers_reads_it
 from swiftchat.weights.gguf_tokenizer import tokenizer_files
 
 CORPUS = [
@@ -144,6 +145,28 @@ def test_unused_pieces_and_ties(name: str, data: st.DataObject) -> None:
     theirs = sentencepiece.SentencePieceProcessor(model_proto=file)
     for text in (*CORPUS, data.draw(TEXTS)):
         assert ours.encode(text) == theirs.encode(text)
+
+
+def test_sums_of_a_long_text_are_rounded_and_taken_back() -> None:
+    """Ties in float32, which change with what came before, and beyond 100,000 begin anew."""
+    pieces = ["<unk>", "▁", "a", "b", "aa", "ab", "ba", "aab", "baa", "bab", "▁a", "▁b"]
+    drawn = random.Random(3)
+    scores = [0.0] + [-drawn.choice((3.1, 5.7, 6.2, 8.8)) * 1.1 for _ in pieces[1:]]
+    file = vocabulary_file("t5", pieces, scores, [2] + [1] * (len(pieces) - 1))
+    ours = Tokenizer.from_sentencepiece(file)
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=file)
+    text = "".join(drawn.choices("ab ?", weights=(9, 9, 3, 1), k=60_000))
+    assert ours.encode(text) == theirs.encode(text)
+    text = "".join(drawn.choices("ab", k=30_000))
+    assert ours.encode(text) == theirs.encode(text)
+
+
+@pytest.mark.parametrize("score", [-0.85, -0.95, -1.15])
+def test_the_score_of_a_user_defined_piece(score: float) -> None:
+    file = vocabulary_file("t5", ["<unk>", "a", "b", "c", "abc", "ab"],
+                           [0.0, -1.0, -1.0, -1.0, score, 0.0], [2, 1, 1, 1, 1, 4])  # fmt: skip
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=file)
+    assert Tokenizer.from_sentencepiece(file).encode("abc") == theirs.encode("abc")
 
 
 def vocabulary_file(
@@ -301,6 +324,21 @@ def test_tokenizer_json(name: str) -> None:
         assert "".join(map(stream.push, ids)) + stream.flush() == ours.decode(ids)
 
     check()
+
+
+@given(st.lists(st.floats(-20, -1e-9), min_size=4, max_size=4))
+def test_scores_are_read_as_the_library_reads_them(scores: list[float]) -> None:
+    """Its parser is off by a bit, which decides between "a aa" and "aa a"."""
+    names = ["<unk>", "a", "aa", "aaa", "b"]
+    model = {"type": "Unigram", "unk_id": 0, "vocab": list(zip(names, [0.0, *scores], strict=True))}
+    spec = json.loads(json.dumps({"version": "1.0", "model": model}))
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(spec | {"added_tokens": []}))
+    read = json.loads(theirs.to_str())["model"]["vocab"]
+    assert [score_as_tokenizers_reads_it(score) for score in scores] == [s for _, s in read[1:]]
+    spec["decoder"] = metaspace("never", False)
+    ours = Tokenizer.from_json(spec)
+    for length in range(20):
+        assert ours.encode("a" * length) == theirs.encode("a" * length).ids
 
 
 def test_control_tokens_are_text() -> None:

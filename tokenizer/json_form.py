@@ -16,7 +16,7 @@ from swiftchat.tokenizer.json_steps import normalizer, reader, steps
 from swiftchat.tokenizer.metaspace import word_pattern
 from swiftchat.tokenizer.piece_ids import PieceIds
 from swiftchat.tokenizer.pretokenizer import Split, Symbols, cut
-from swiftchat.tokenizer.unigram import UNKNOWN_PENALTY, Unigram
+from swiftchat.tokenizer.unigram import UNKNOWN_PENALTY, Unigram, score_as_tokenizers_reads_it
 
 __all__ = ["added_token", "json_form"]
 
@@ -116,9 +116,10 @@ def _unigram(
     if unknown is not None and (type(unknown) is not int or not 0 <= unknown < len(vocab)):
         refuse("model.unk_id", f"is {short(unknown)}, of {len(vocab)} tokens")
     byte_ids = _byte_ids(model, vocab)
+    scores = {piece: score_as_tokenizers_reads_it(score) for piece, score in scores.items()}
     worst = min(scores.values())
     scores = {piece: score for piece, score in scores.items() if piece not in special}
-    unigram = Unigram(scores, worst - UNKNOWN_PENALTY, "d")
+    unigram = Unigram(scores, worst - UNKNOWN_PENALTY)
     # The unknown token written out is as unknown as any, and one with its neighbours.
     ids = {piece: vocab[piece] for piece in scores if vocab[piece] != unknown}
     pieces = PieceIds(ids, unknown, byte_ids)

@@ -37,18 +37,28 @@ class Metaspace:
         return filter(None, re.findall(f"{symbol}[^{symbol}]*|[^{symbol}]+", text))
 
 
-def word_pattern(tokens: Iterable[str]) -> re.Pattern[str] | None:
+def word_pattern(tokens: Iterable[str], *, around_loners: bool = False) -> re.Pattern[str] | None:
     """A pattern whose matches can be merged one by one, or None where there is no such cut.
 
     Cutting where no token has these two characters next to each other changes nothing. In most
-    vocabularies ▁ stands at the beginning of tokens only, in some at the end only.
+    vocabularies ▁ stands at the beginning of tokens only, in some at the end only. A loner is
+    a character that is in no token with another; most Chinese ones are, where that is not the
+    model's language. Cutting there parts what is unknown, too.
     """
     inside = {token for token in tokens if "▁" in token}
+    social = {character for token in tokens if len(token) > 1 for character in token} - {"▁"}
+    if around_loners and social:
+        members = "".join(map(re.escape, sorted(social)))
+        loner, others = f"[^▁{members}]", f"[{members}]"
+    else:
+        loner, others = "", "[^▁]"
     if not any(re.search("[^▁]▁", token) for token in inside):
-        return re.compile("▁+[^▁]*|[^▁]+")
-    if not any(re.search("▁[^▁]", token) for token in inside):
-        return re.compile("[^▁]+▁*|▁+")
-    return None
+        words = f"▁+{others}*|{others}+"
+    elif not any(re.search("▁[^▁]", token) for token in inside):
+        words = f"{others}+▁*|▁+"
+    else:
+        return None
+    return re.compile(f"{words}|{loner}" if loner else words)
 
 
 def byte_of(token: str) -> bytes | None:

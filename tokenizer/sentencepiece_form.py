@@ -11,11 +11,11 @@ from swiftchat.tokenizer.piece_ids import PieceIds
 from swiftchat.tokenizer.sentencepiece_bpe import SentencePieceBpe
 from swiftchat.tokenizer.sentencepiece_model import Piece, PieceKind, SentencePieceModel
 from swiftchat.tokenizer.sentencepiece_normalizer import SentencePieceNormalizer
-from swiftchat.tokenizer.unigram import UNKNOWN_PENALTY, Unigram
+from swiftchat.tokenizer.sentencepiece_unigram import SentencePieceUnigram
+from swiftchat.tokenizer.unigram import UNKNOWN_PENALTY
 
 __all__ = ["sentencepiece_form"]
 
-_SMALLEST_FLOAT32 = 2.0**-126
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
@@ -53,7 +53,7 @@ def sentencepiece_form(model: SentencePieceModel, more_tokens: Iterable[AddedTok
         texts = {piece.text for piece in pieces.values()}
         # Unknown characters on both sides of a cut would be one unknown token.
         cuts = not bpe.has_unused and (model.byte_ids is not None or "▁" in texts)
-        pattern = word_pattern(texts) if cuts else None
+        pattern = word_pattern(texts, around_loners=model.byte_ids is not None) if cuts else None
     ids = PieceIds({p.text: n for n, p in pieces.items()}, model.unknown_id, model.byte_ids)
     spec = model.normalizer
     return Form(
@@ -73,20 +73,17 @@ def sentencepiece_form(model: SentencePieceModel, more_tokens: Iterable[AddedTok
     )
 
 
-def _unigram(model: SentencePieceModel, pieces: Iterable[Piece]) -> Unigram:
+def _unigram(model: SentencePieceModel, pieces: Iterable[Piece]) -> SentencePieceUnigram:
     normal = [piece.score for piece in model.pieces if piece.kind == PieceKind.NORMAL]
-    # The library's own beginnings of the search for both, if no score goes beyond them.
-    worst = min([_LARGEST_FLOAT32, *normal])
-    best = max([_SMALLEST_FLOAT32, *normal])
     scores = {
         piece.text: piece.score
         if piece.kind == PieceKind.NORMAL
         # What a user chose is preferred to anything that spells the same.
-        else _float32(_float32(len(piece.text.encode()) * best) - _float32(0.1))
+        else _float32(0.1 * (len(piece.text.encode()) - 1))
         for piece in pieces
     }
-    unknown_score = _float32(worst - UNKNOWN_PENALTY)
-    return Unigram(scores, unknown_score, "f", word_pattern(scores))
+    unknown_score = _float32(min([_LARGEST_FLOAT32, *normal]) - UNKNOWN_PENALTY)
+    return SentencePieceUnigram(scores, unknown_score, word_pattern(scores, around_loners=True))
 
 
 def _float32(value: float) -> float:

@@ -1,92 +1,99 @@
 """Unigram segmentation: the sequence of pieces with the highest sum of scores."""
 
 import math
-import re
-from array import array
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
 
 from swiftchat.tokenizer.trie import Trie
 
-__all__ = ["UNKNOWN_PENALTY", "Unigram"]
+__all__ = ["UNKNOWN_PENALTY", "Unigram", "score_as_tokenizers_reads_it"]
 
 # How much worse than the worst piece an unknown character is.
 UNKNOWN_PENALTY = 10.0
-_MOST_WORDS = 1 << 14
-_LONGEST_WORD = 32
-
-Edge = tuple[int, int, float]
 
 
 class Unigram:
-    """Viterbi's algorithm over the pieces that begin at each place, O(text · longest piece).
+    """Viterbi's algorithm over the pieces that begin at each place, O(word · longest piece).
 
     Of two ways equally good the one found first wins, which is the one with the longest last
-    piece. Sums are rounded as the reference rounds them, or ties would fall differently:
-    SentencePiece from 0.2.2 on adds in float32 from the beginning of the text, so that a text
-    cannot be cut into words first; `tokenizers` adds in float64, word by word.
-    (Kudo 2018, "Subword Regularization"; `EncodeOptimized` of SentencePiece.)
+    piece. Sums are float64 and begin with the word, as in `tokenizers`; `SentencePieceUnigram`
+    adds otherwise.
+    (Kudo 2018, "Subword Regularization"; `Unigram::encode_optimized` of `tokenizers`.)
     """
 
-    def __init__(
-        self,
-        scores: Mapping[str, float],
-        unknown_score: float,
-        precision: Literal["f", "d"],
-        words: re.Pattern[str] | None = None,
-    ) -> None:
-        """Take the pieces' `scores`, and that of a character without a piece of its own.
-
-        `precision` is that of the sums, as `array` calls it. No piece may cross a cut between
-        two matches of `words`; which pieces a word has is remembered, bounded.
-        """
-        self._words = words
-        self._known: dict[str, list[Edge]] = {}
+    def __init__(self, scores: Mapping[str, float], unknown_score: float) -> None:
+        """Take the pieces' `scores`, and that of a character without a piece of its own."""
         self._scores = scores
         self._trie = Trie(scores)
         self._unknown_score = unknown_score
-        self._precision = precision
 
-    def split(self, text: str) -> Iterable[str]:
-        """Return the pieces, and the characters without a piece, that spell `text`."""
-        # Rounding is what storing into the array does. It keeps the order, so a sum that is
-        # not greater before it is not greater after it, and is never stored.
-        best = array(self._precision, [-math.inf]) * (len(text) + 1)
-        came_from = array("q", [0]) * (len(text) + 1)
-        best[0] = 0.0
-        base = 0
-        for word in self._words.findall(text) if self._words else (text,):
-            edges = self._known.get(word)
-            for start, end, score in self._edges(word) if edges is None else edges:
-                total, rival = best[base + start] + score, best[base + end]
-                if total > rival:
-                    best[base + end] = total
-                    if best[base + end] > rival:
-                        came_from[base + end] = base + start
-            base += len(word)
-        pieces: list[str] = []
-        end = len(text)
-        while end:
-            start = came_from[end]
-            pieces.append(text[start:end])
-            end = start
-        pieces.reverse()
-        return pieces
-
-    def _edges(self, word: str) -> Iterable[Edge]:
+    def edges(self, word: str) -> Iterator[tuple[int, int, float]]:
         """Start, end and score of each piece in `word`, by start, and of unknown characters."""
-        if len(word) > _LONGEST_WORD:
-            return self._walk(word)
-        if len(self._known) >= _MOST_WORDS:
-            self._known.clear()
-        self._known[word] = edges = list(self._walk(word))
-        return edges
-
-    def _walk(self, word: str) -> Iterator[Edge]:
-        scores = self._scores
+        scores, prefixes = self._scores, self._trie.prefixes
         for start in range(len(word)):
-            pieces = self._trie.prefixes(word, start)
+            pieces = prefixes(word, start)
             if not pieces or len(pieces[0]) > 1:
                 yield start, start + 1, self._unknown_score
             for piece in pieces:
                 yield start, start + len(piece), scores[piece]
+
+    def split(self, word: str) -> list[str]:
+        """Return the pieces, and the characters without a piece, that spell `word`."""
+        best = [-math.inf] * (len(word) + 1)
+        best[0] = 0.0
+        came_from = [0] * (len(word) + 1)
+        for start, end, score in self.edges(word):
+            total = best[start] + score
+            if total > best[end]:
+                best[end], came_from[end] = total, start
+        return way_back(word, came_from)
+
+    def split_surely(self, word: str, error: float) -> list[str] | None:
+        """Return what `split` does, or None if it is not the best by more than rounding.
+
+        Each addition may be wrong by up to `error`, so of two sums at a place each by that
+        times the number of characters before it.
+        """
+        best = [-math.inf] * (len(word) + 1)
+        second = best.copy()
+        best[0] = 0.0
+        came_from = [0] * (len(word) + 1)
+        for start, end, score in self.edges(word):
+            total = best[start] + score
+            if total > best[end]:
+                second[end] = best[end]
+                best[end], came_from[end] = total, start
+            elif total > second[end]:
+                second[end] = total
+        end = len(word)
+        while end:
+            if best[end] - second[end] <= 2 * error * end:
+                return None
+            end = came_from[end]
+        return way_back(word, came_from)
+
+
+def way_back(word: str, came_from: list[int]) -> list[str]:
+    """The pieces of `word`, of which each begins where its end `came_from`."""
+    pieces: list[str] = []
+    end = len(word)
+    while end:
+        start = came_from[end]
+        pieces.append(word[start:end])
+        end = start
+    pieces.reverse()
+    return pieces
+
+
+def score_as_tokenizers_reads_it(score: float) -> float:
+    """The number that `tokenizers` makes of this one's shortest spelling, which is near it.
+
+    Its JSON parser takes the digits for an integer and divides it by a power of ten, each
+    rounded. As all files have the shortest spelling, ties like "-- -" and "- --" depend on it.
+    (`f64_from_parts` of serde_json without `float_roundtrip`.)
+    """
+    sign, digits, exponent = Decimal(repr(score)).as_tuple()
+    number = float(int("".join(map(str, digits))))
+    power = float(f"1e{abs(int(exponent))}")
+    number = number * power if int(exponent) >= 0 else number / power
+    return -number if sign else number
