@@ -1,7 +1,7 @@
 """Spaces as ▁: where words are cut, and how spaces come back in decoding."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from swiftchat.tokenizer.sentencepiece_model import PieceKind
@@ -102,14 +102,16 @@ def first_token_reader(symbol: str, strips: bool) -> Callable[[str], bytes]:
 def sentencepiece_reader(
     kinds: dict[str, PieceKind],
     unknown_surface: str,
+    surfaces: Mapping[str, str],
     *,
     strips: bool,
     strips_more: bool,
 ) -> Callable[[str], bytes]:
     """Read pieces as `SentencePieceProcessor::Decode` does.
 
-    With `strips` the space of the dummy prefix, one ▁ of the first piece, is left out; with
-    `strips_more` also one of each that follows until there is text.
+    The pieces among `surfaces` stand for something else than they are called. With `strips`
+    the space of the dummy prefix, one ▁ of the first piece, is left out; with `strips_more` also
+    one of each that follows until there is text.
     """
     at_start = strips
 
@@ -124,6 +126,9 @@ def sentencepiece_reader(
         if kind == PieceKind.UNKNOWN:
             at_start = False
             return unknown_surface.encode()
+        if token in surfaces:
+            at_start = False
+            return surfaces[token].encode()
         text = token
         if at_start:
             text = text.removeprefix("▁")

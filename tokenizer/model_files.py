@@ -11,7 +11,12 @@ __all__ = ["parsed", "parsed_object", "read_files", "text_of", "vocabulary_name"
 
 _LARGEST_FILE_BYTES = 1 << 28
 # A directory may have several vocabularies; the first says the most.
-_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_VOCABULARIES = (
+    "tokenizer.json",
+    # SentencePiece's, as most models call it, as T5 and as ChatGLM-6B does.
+    "tokenizer.model", "spiece.model", "ice_text.model",
+    "vocab.json",
+)  # fmt: skip
 _NEIGHBOURS = (
     "added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt",
     "special_tokens_map.json", "tokenizer_config.json",

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from swiftchat.tokenizer.added_tokens import AddedToken
+from swiftchat.tokenizer.chatglm import SpacePieces
 from swiftchat.tokenizer.form import Form
 from swiftchat.tokenizer.metaspace import sentencepiece_reader, word_pattern
 from swiftchat.tokenizer.piece_ids import PieceIds
@@ -54,19 +55,22 @@ def sentencepiece_form(model: SentencePieceModel, more_tokens: Iterable[AddedTok
         # Unknown characters on both sides of a cut would be one unknown token.
         cuts = not bpe.has_unused and (model.byte_ids is not None or "▁" in texts)
         pattern = word_pattern(texts, around_loners=model.byte_ids is not None) if cuts else None
-    ids = PieceIds({p.text: n for n, p in pieces.items()}, model.unknown_id, model.byte_ids)
+    ids_of_text = {piece.text: number for number, piece in pieces.items()}
+    ids = PieceIds(ids_of_text, model.unknown_id, model.byte_ids)
     spec = model.normalizer
+    spaces = SpacePieces(ids_of_text)
     return Form(
         kind=f"SentencePiece {'Unigram' if model.is_unigram else 'BPE'}",
         vocab={piece.text: number for number, piece in enumerate(model.pieces)},
         added_tokens=tuple(added.values()),
-        normalize=normalizer.normalize,
+        normalize=lambda text: normalizer.normalize(spaces.write(text)),
         words=lambda text, _: (text,) if pattern is None else pattern.findall(text),
         encode_word=lambda word: ids.look_up(split(word)),
         reader=partial(
             sentencepiece_reader,
             {piece.text: piece.kind for piece in model.pieces},
             model.unknown_surface,
+            spaces.surfaces,
             strips=spec.add_dummy_prefix or spec.remove_extra_whitespaces,
             strips_more=spec.remove_extra_whitespaces,
         ),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer.added_tokens import AddedToken, AddedTokens
+from swiftchat.tokenizer.chatglm import chatglm_tokens
 from swiftchat.tokenizer.declared_tokens import declared_tokens
 from swiftchat.tokenizer.form import Form
 from swiftchat.tokenizer.json_form import added_token, json_form
@@ -275,6 +276,7 @@ def _more_tokens(
 ) -> Iterator[AddedToken]:
     """The tokens that the files beside a `tokenizer.model` add to it or say more about."""
     unknown = model.pieces[model.unknown_id].text
+    yield from chatglm_tokens(model, config)
     for token_id, entry in declared_tokens(config, ids).items():
         token = added_token(token_id, entry, f"added_tokens_decoder.{token_id}")
         if token_id < len(model.pieces) and model.pieces[token_id].text != token.content:
