@@ -108,7 +108,7 @@ def test_trained_models(name: str) -> None:
 def test_any_ids_decode_and_stream_alike(name: str) -> None:
     ours, theirs = pair(name)
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=120, deadline=None)
     @given(st.lists(st.integers(0, theirs.vocab_size() - 1), max_size=10))
     def check(ids: list[int]) -> None:
         text = ours.decode(ids, skip_special=True)
@@ -132,7 +132,7 @@ def test_unused_pieces_and_ties(name: str, data: st.DataObject) -> None:
     model = SentencePieceModel.read(trained(name))
     drawn = random.Random(data.draw(st.integers(0, 1000)))
     kinds = [piece.kind for piece in model.pieces]
-    may = [n for n, kind in enumerate(kinds) if kind == 1 and len(model.pieces[n].text) > 1]
+    may = [n for n, kind in enumerate(kinds) if kind == 1]
     unused = set(drawn.sample(may, data.draw(st.sampled_from([0, 3, len(may) // 3]))))
     scores = [-float(drawn.randrange(1, 9)) for _ in kinds]
     file = vocabulary_file(
@@ -372,29 +372,29 @@ def test_tokens_beside_the_file() -> None:
 
 
 HOSTILE = {
-    "a": "a" * 1_000_000,
-    "spaces": " " * 1_000_000,
-    "marks": "e" + "\u0301" * 500_000,
-    "unknown": "\U0001f600" * 250_000,
-    "bytes": random.Random(0).randbytes(700_000).decode("utf-8", "replace"),
-    "letters": "".join(random.Random(1).choices("abtheor ", k=1_000_000)),
-    "control tokens": "<s>" * 300_000,
-    "user-defined": "<us" * 300_000,
+    "a": "a" * 250_000,
+    "spaces": " " * 250_000,
+    "marks": "e" + "\u0301" * 125_000,
+    "unknown": "\U0001f600" * 60_000,
+    "bytes": random.Random(0).randbytes(180_000).decode("utf-8", "replace"),
+    "letters": "".join(random.Random(1).choices("abtheor ", k=250_000)),
+    "control tokens": "<s>" * 80_000,
+    "user-defined": "<us" * 80_000,
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("kind", ["bpe bytes", "bpe user-defined", "unigram user-defined"])
-def test_a_hostile_megabyte(kind: str, name: str) -> None:
+def test_a_hostile_quarter_of_a_megabyte(kind: str, name: str) -> None:
     ours = pair(kind)[0]
     start = time.process_time()
     ids = ours.encode(HOSTILE[name])
-    # About 1 s, 2 s for Unigram; what is not linear takes hours.
-    assert time.process_time() - start < 8
+    # A fifth of a second; what is not linear takes minutes.
+    assert time.process_time() - start < 3
     assert not set(ours.special_tokens.values()) & set(ids)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_broken_files_are_refused(data: st.DataObject) -> None:
     good = trained("unigram nmt_nfkc")

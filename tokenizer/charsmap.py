@@ -2,7 +2,7 @@
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import regex
 
@@ -10,64 +10,92 @@ from swiftchat.errors import BadModelFile
 
 __all__ = ["Charsmap"]
 
-_MOST_RULES = 1 << 20
-_LONGEST_KEY_BYTES = 64
+# Characters; the rules of NFKC have up to 4.
+_LONGEST_KEY = 32
 # From this many bytes on `tokenizers` takes a grapheme apart instead of looking it up.
 _LONG_GRAPHEME_BYTES = 6
 _GRAPHEMES = regex.compile(r"\X")
 
 
 class Charsmap:
-    """Replacements by key, one or several characters long."""
+    """Replacements by key, one or several characters long.
+
+    They lie in a double array, as Darts-clone writes it, over the bytes of the keys, and are
+    looked up where they lie. There are some 200,000 of them in 200 kB.
+    """
 
     def __init__(self, blob: bytes) -> None:
-        """Unpack the rules; raises `BadModelFile` when `blob` is not in their format.
+        """Take the rules; raises `BadModelFile` when `blob` is not in their format.
 
         It is the size of a trie, the trie, and the replacements, each ended by a zero byte;
         the trie's values are their places. Nothing at all stands for no rules.
         """
-        self.rules: dict[str, str] = {}
-        if blob:
-            self._unpack(blob)
-        self._longest = max(map(len, self.rules), default=0)
+        size = struct.unpack("<I", blob[:4])[0] if len(blob) >= 4 else 0
+        if blob and (size % 4 or not 0 < size <= len(blob) - 4):
+            raise BadModelFile("the tokenizer's charsmap is cut off")
+        self._units: tuple[int, ...] = struct.unpack(f"<{size // 4}I", blob[4 : 4 + size])
+        self._texts = blob[4 + size :]
+        self._alone: dict[str, str] = {}
         self._graphemes: dict[str, str] = {}
 
-    def _unpack(self, blob: bytes) -> None:
-        size = struct.unpack("<I", blob[:4])[0] if len(blob) >= 4 else 0
-        if size % 4 or not 0 < size <= len(blob) - 4:
-            raise BadModelFile("the tokenizer's charsmap is cut off")
-        units = struct.unpack(f"<{size // 4}I", blob[4 : 4 + size])
-        texts = blob[4 + size :]
-        for key, place in _keys(units):
-            if place >= len(texts):
+    def _keys(self, text: bytes) -> Iterator[tuple[int, str]]:
+        """Length in bytes and replacement of the keys with which `text` begins, shortest first.
+
+        Raises `BadModelFile` where the trie leads out of itself.
+        """
+        units = self._units
+        place = _base(0, units[0]) if units else 0
+        for length, byte in enumerate(text if units else b"", start=1):
+            place ^= byte
+            if place >= len(units):
                 raise BadModelFile("the tokenizer's charsmap points outside itself")
-            end = texts.find(b"\0", place)
-            try:
-                self.rules[key.decode()] = texts[place : end if end >= 0 else None].decode()
-            except UnicodeDecodeError:
-                raise BadModelFile("the tokenizer's charsmap is no UTF-8") from None
+            unit = units[place]
+            if unit & 0x8000_00FF != byte:
+                return
+            place = _base(place, unit)
+            if unit >> 8 & 1:
+                yield length, self._text(place)
+
+    def _text(self, leaf: int) -> str:
+        place = self._units[leaf] & 0x7FFF_FFFF if leaf < len(self._units) else len(self._texts)
+        if place >= len(self._texts):
+            raise BadModelFile("the tokenizer's charsmap points outside itself")
+        end = self._texts.find(b"\0", place)
+        return _decoded(self._texts[place : end if end >= 0 else None])
 
     def pattern(self) -> str:
         """A regular expression for where a key may begin; `longest` says whether one does.
 
         A character begins one if it is a key itself, or the first of a longer key and followed
-        by one that is in a longer key. What plain text is made of is passed over at C speed.
+        by one that is second in such a key. What plain text is made of is passed over at C speed.
         """
-        longer = [key for key in self.rules if len(key) > 1]
-        alone = _class(key for key in self.rules if len(key) == 1)
-        first, rest = _class(key[0] for key in longer), _class(key[1] for key in longer)
+        if not self._units:
+            return ""
+        children = _children(self._units)
+        firsts = _characters(0, self._units, children)
+        after = {node: _characters(node, self._units, children) for node in set(firsts.values())}
+        keys = {first for first, node in firsts.items() if self._units[node] >> 8 & 1}
+        longer = {first for first, node in firsts.items() if after[node]}
+        self._alone = {key: next(self._keys(key.encode()))[1] for key in keys - longer}
+        seconds = {second for found in after.values() for second in found}
+        alone, rest = _class(keys), _class(seconds)
+        first = _class(longer)
         either = "|".join(filter(None, (alone, first and f"{first}(?={rest})")))
-        ends = {key[0] for key in self.rules if len(key) == 1}.union(*(key[1:] for key in longer))
         # `re` goes through large classes range by range; two plain characters need neither.
-        plain = either and not any(" " <= character <= "~" for character in ends)
+        plain = either and not any(" " <= character <= "~" for character in keys | seconds)
         return f"(?![ -~][ -~])(?:{either})" if plain else either
 
-    def longest(self, text: str, start: int) -> str | None:
-        """The longest key with which `text[start:]` begins."""
-        for end in range(min(start + self._longest, len(text)), start, -1):
-            if text[start:end] in self.rules:
-                return text[start:end]
-        return None
+    def longest(self, text: str, start: int) -> tuple[int, str] | None:
+        """The end of the longest key with which `text[start:]` begins, and what replaces it."""
+        alone = self._alone.get(text[start])
+        if alone is not None:
+            return start + 1, alone
+        data = text[start : start + _LONGEST_KEY].encode()
+        keys = list(self._keys(data))
+        if not keys:
+            return None
+        length, replacement = keys[-1]
+        return start + len(_decoded(data[:length])), replacement
 
     def replace_graphemes(self, text: str) -> str:
         """Replace as `tokenizers` does, which is not what SentencePiece does.
@@ -83,47 +111,67 @@ class Charsmap:
             part = known.get(grapheme)
             if part is None:
                 part = self._replaced(grapheme)
-                if len(grapheme) <= _LONGEST_KEY_BYTES:
+                if len(grapheme) <= _LONGEST_KEY:
                     known[grapheme] = part
             parts.append(part)
         return "".join(parts)
 
     def _replaced(self, grapheme: str) -> str:
-        if len(grapheme.encode()) < _LONG_GRAPHEME_BYTES:
-            for end in range(1, len(grapheme) + 1):
-                if grapheme[:end] in self.rules:
-                    return self.rules[grapheme[:end]]
-        return "".join(self.rules.get(character, character) for character in grapheme)
+        data = grapheme.encode()
+        if len(data) < _LONG_GRAPHEME_BYTES:
+            for _, replacement in self._keys(data):
+                return replacement
+        return "".join(map(self._replaced_alone, grapheme))
+
+    def _replaced_alone(self, character: str) -> str:
+        return next((new for _, new in self._keys(character.encode())), character)
 
 
-def _class(characters: Iterator[str] | set[str]) -> str:
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise BadModelFile("the tokenizer's charsmap is no UTF-8") from None
+
+
+def _class(characters: Iterable[str]) -> str:
     members = "".join(map(re.escape, sorted(set(characters))))
     return members and f"[{members}]"
 
 
-def _keys(units: tuple[int, ...]) -> Iterator[tuple[bytes, int]]:
-    """Keys and values of a double array as Darts-clone writes it.
+def _base(place: int, unit: int) -> int:
+    """Where the children of the unit lie: there, xor their label."""
+    return place ^ (unit >> 10 << ((unit & 0x200) >> 6))
 
-    The children of a node lie at its base xor their label. So each unit tells its parent's
-    base, and one pass over the units finds all children: O(units), where trying every label
-    at every node would take 256 times that.
+
+def _children(units: tuple[int, ...]) -> dict[int, list[int]]:
+    """The units that are children, by the base of their parent.
+
+    Each tells it: its place xor its label. A label of zero is a value.
     """
     children: dict[int, list[int]] = {}
-    for index, unit in enumerate(units):
-        # A label of zero is a value, which its parent knows of; index 0 is the root.
-        if index and unit < 0x8000_0000 and unit & 0xFF:
-            children.setdefault(index ^ (unit & 0xFF), []).append(index)
-    waiting = [(0, b"")]
-    seen = 0
+    for place, unit in enumerate(units):
+        if place and unit < 0x8000_0000 and unit & 0xFF:
+            children.setdefault(place ^ (unit & 0xFF), []).append(place)
+    return children
+
+
+def _characters(
+    node: int, units: tuple[int, ...], children: dict[int, list[int]]
+) -> dict[str, int]:
+    """The characters that go on from `node`, and where they lead to."""
+    found: dict[str, int] = {}
+    waiting = [(child, b"") for child in children.get(_base(node, units[node]), ())]
     while waiting:
-        node, key = waiting.pop()
-        unit = units[node]
-        base = node ^ ((unit >> 10) << ((unit & 0x200) >> 6))
-        if unit >> 8 & 1 and base < len(units):
-            yield key, units[base] & 0x7FFF_FFFF
-        # Units nobody made may lead in circles.
-        seen += 1
-        if seen > _MOST_RULES or len(key) > _LONGEST_KEY_BYTES:
-            raise BadModelFile("the tokenizer's charsmap has absurdly many or long rules")
-        waiting += [(child, key + bytes((units[child] & 0xFF,)))
-                    for child in children.get(base, ())]  # fmt: skip
+        place, before = waiting.pop()
+        so_far = before + bytes((units[place] & 0xFF,))
+        if len(so_far) == _utf8_length(so_far[0]):
+            found[_decoded(so_far)] = place
+        else:
+            below = children.get(_base(place, units[place]), ())
+            waiting += [(child, so_far) for child in below]
+    return found
+
+
+def _utf8_length(first: int) -> int:
+    return 1 if first < 0x80 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4

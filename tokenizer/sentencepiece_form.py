@@ -55,7 +55,8 @@ def sentencepiece_form(model: SentencePieceModel, more_tokens: Iterable[AddedTok
         # Unknown characters on both sides of a cut would be one unknown token.
         cuts = not bpe.has_unused and (model.byte_ids is not None or "▁" in texts)
         pattern = word_pattern(texts, around_loners=model.byte_ids is not None) if cuts else None
-    ids_of_text = {piece.text: number for number, piece in pieces.items()}
+    # What is unused is taken apart again, or unknown.
+    ids_of_text = {p.text: n for n, p in pieces.items() if p.kind != PieceKind.UNUSED}
     ids = PieceIds(ids_of_text, model.unknown_id, model.byte_ids)
     spec = model.normalizer
     spaces = SpacePieces(ids_of_text)

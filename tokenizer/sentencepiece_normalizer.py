@@ -63,17 +63,17 @@ class SentencePieceNormalizer:
             at = match.start()
             found = match[0]
             if found in self._user_defined:
-                new = found
+                end, new = match.end(), found
             else:
                 key = self._charsmap.longest(text, at)
                 if key is None:
                     at += 1
                     continue
-                found, new = key, self._charsmap.rules[key]
+                end, new = key
             if done < at:
                 yield text[done:at], True
             yield new, False
-            done = at = at + len(found)
+            done = at = end
         if done < len(text):
             yield text[done:], True
 
