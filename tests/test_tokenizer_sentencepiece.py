@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import random
+import re
 import time
 from functools import cache
 from typing import Any
@@ -39,6 +40,12 @@ TRAINED: dict[str, dict[str, Any]] = {
     "bpe suffix": {"model_type": "bpe", "vocab_size": 220, "treat_whitespace_as_suffix": True},
     "bpe whole": {"model_type": "bpe", "vocab_size": 240, "split_by_whitespace": False,
                   "max_sentencepiece_length": 24},
+    "bpe digits": {"model_type": "bpe", "vocab_size": 500, "byte_fallback": True,
+                   "split_digits": True, "allow_whitespace_only_pieces": True,
+                   "remove_extra_whitespaces": False, "normalization_rule_name": "nfkc"},
+    "unigram digits": {"model_type": "unigram", "vocab_size": 430, "byte_fallback": True,
+                       "split_digits": True, "allow_whitespace_only_pieces": True,
+                       "remove_extra_whitespaces": False, "normalization_rule_name": "identity"},
     "unigram nmt_nfkc": {"model_type": "unigram", "vocab_size": 180},
     "unigram bytes": {"model_type": "unigram", "vocab_size": 430, "byte_fallback": True,
                       "normalization_rule_name": "nfkc_cf", "remove_extra_whitespaces": False},
@@ -270,6 +277,21 @@ def unigram_json(name: str, **changes: Any) -> dict[str, Any]:
     return spec | changes
 
 
+def unigram_of_tokenizers() -> Any:
+    """Trained by that library, whose scores have all the digits of a float64."""
+    library = tokenizers.Tokenizer(tokenizers.models.Unigram())
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    library.decoder = tokenizers.decoders.Metaspace()
+    library.train_from_iterator(
+        CORPUS * 5,
+        tokenizers.trainers.UnigramTrainer(
+            vocab_size=150, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
+        ),
+    )
+    spec = json.loads(library.to_str())
+    return spec | {"added_tokens": added(len(spec["model"]["vocab"]))}
+
+
 JSON_FORMS: dict[str, Any] = {
     "llama, legacy": lambda: bpe_json(),
     "llama, tokens after normalisation": lambda: bpe_json(added_tokens=added(500, normalized=True)),
@@ -296,6 +318,7 @@ JSON_FORMS: dict[str, Any] = {
         decoder=metaspace("never", True),
     ),
     "unigram bytes": lambda: unigram_json("unigram bytes"),
+    "unigram of tokenizers": unigram_of_tokenizers,
 }  # fmt: skip
 
 
@@ -303,8 +326,9 @@ JSON_FORMS: dict[str, Any] = {
 def test_tokenizer_json(name: str) -> None:
     spec = JSON_FORMS[name]()
     theirs = tokenizers.Tokenizer.from_str(json.dumps(spec))
-    for token in spec["added_tokens"]:
-        token["id"] = theirs.token_to_id(token["content"])
+    spec["added_tokens"] = [
+        token | {"id": theirs.token_to_id(token["content"])} for token in spec["added_tokens"]
+    ]
     ours = Tokenizer.from_json(spec)
     special = set(ours.special_tokens.values())
 
@@ -339,6 +363,25 @@ def test_scores_are_read_as_the_library_reads_them(scores: list[float]) -> None:
     ours = Tokenizer.from_json(spec)
     for length in range(20):
         assert ours.encode("a" * length) == theirs.encode("a" * length).ids
+
+
+def test_a_template_is_encoded_alike_from_both_files() -> None:
+    """The dummy prefix comes after every control token, as in Llama 2's first tokenizer.json."""
+    from_json = Tokenizer.from_json(bpe_json())
+    from_model, theirs = pair("bpe bytes")
+    parts = ["<s>", "</s>", "the", " the", " ", "  ", "\n", "你好"]
+
+    def reference(part: str) -> list[int]:
+        return [theirs.piece_to_id(part)] if part in parts[:2] else theirs.encode(part)
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.lists(st.sampled_from(parts)).map("".join))
+    def check(text: str) -> None:
+        ids = from_model.encode_rendered(text, [])
+        assert ids == from_json.encode_rendered(text, [])
+        assert ids == [n for part in re.split("(<s>|</s>)", text) for n in reference(part)]
+
+    check()
 
 
 def test_control_tokens_are_text() -> None:
@@ -404,6 +447,13 @@ def test_broken_files_are_refused(data: st.DataObject) -> None:
     broken = good[:at] if what == "cut" else good[:at] + bytes((flipped,)) + good[at + 1 :]
     with contextlib.suppress(BadModelFile):
         Tokenizer.from_sentencepiece(broken).encode("the e\u0301 words")
+
+
+def test_a_message_in_many_parts_is_read_in_linear_time() -> None:
+    start = time.process_time()
+    parts = b"\x12\x02\x18\x02" * 300_000  # trainer_spec { model_type: BPE }
+    assert not SentencePieceModel.read(trained("unigram bytes") + parts).is_unigram
+    assert time.process_time() - start < 5
 
 
 LIES: list[tuple[dict[str, Any], str]] = [

@@ -18,14 +18,16 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """
     at = 0
     while at < len(data):
-        key, at = _varint(data, at)
+        # Almost all keys and lengths are of one byte.
+        key, at = (data[at], at + 1) if data[at] < 0x80 else _varint(data, at)
         number, wire = key >> 3, key & 7
         if wire == _VARINT:
             value, at = _varint(data, at)
             yield number, value
             continue
         if wire == _BYTES:
-            size, at = _varint(data, at)
+            short = at < len(data) and data[at] < 0x80
+            size, at = (data[at], at + 1) if short else _varint(data, at)
         elif wire in (_FIXED64, _FIXED32):
             size = 8 if wire == _FIXED64 else 4
         else:

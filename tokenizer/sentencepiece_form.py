@@ -23,6 +23,11 @@ _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 def sentencepiece_form(model: SentencePieceModel, more_tokens: Iterable[AddedToken]) -> Form:
     """Ids are those of the `sentencepiece` library for the same file.
 
+    The text between two control tokens is a text of its own, with a dummy prefix of its own, as
+    for llama.cpp, for Llama 2's own code and its first tokenizer.json. (transformers 5 turns the
+    file into a tokenizer.json that has the prefix at the very beginning only, unless
+    `tokenizer_config.json` says `legacy`. Where it has saved that one, that one is read.)
+
     `more_tokens` are those that stand beside the file, in `tokenizer_config.json`. They and
     the control pieces are added tokens. A piece that is special there is none for text.
     """

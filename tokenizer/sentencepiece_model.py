@@ -4,6 +4,7 @@ import math
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer.protobuf import fields
@@ -27,8 +28,10 @@ class PieceKind(IntEnum):
     BYTE = 6
 
 
-@dataclass(frozen=True)
-class Piece:
+_KINDS = {int(kind): kind for kind in PieceKind}
+
+
+class Piece(NamedTuple):
     text: str
     score: float = 0.0
     kind: PieceKind = PieceKind.NORMAL
@@ -66,7 +69,8 @@ class SentencePieceModel:
     def read(cls, data: bytes) -> "SentencePieceModel":
         """Check the file's bytes; raises `BadModelFile` naming what is wrong."""
         pieces: list[Piece] = []
-        trainer = normalizer = b""
+        trainer: list[bytes] = []
+        normalizer: list[bytes] = []
         for number, value in fields(data):
             if number == 1:
                 pieces.append(_piece(_message(value, "a piece"), len(pieces)))
@@ -74,14 +78,16 @@ class SentencePieceModel:
                     _refuse("has absurdly many pieces")
             # A message that comes in several parts is their concatenation.
             elif number == 2:
-                trainer += _message(value, "trainer_spec")
+                trainer.append(_message(value, "trainer_spec"))
             elif number == 3:
-                normalizer += _message(value, "normalizer_spec")
+                normalizer.append(_message(value, "normalizer_spec"))
             elif number == 5 and any(n == 2 and v for n, v in fields(_message(value, "field 5"))):
                 _refuse("has a denormalizer, which is not supported")
         # The defaults are those of sentencepiece_model.proto.
-        training: dict[int, int | bytes] = {3: _UNIGRAM, 24: 0, 35: 0, **dict(fields(trainer))}
-        rules: dict[int, int | bytes] = {2: b"", 3: 1, 4: 1, 5: 1, **dict(fields(normalizer))}
+        training: dict[int, int | bytes] = {3: _UNIGRAM, 24: 0, 35: 0}
+        training.update(fields(b"".join(trainer)))
+        rules: dict[int, int | bytes] = {2: b"", 3: 1, 4: 1, 5: 1}
+        rules.update(fields(b"".join(normalizer)))
         model_type = _number(training[3], "model_type")
         if model_type not in (_UNIGRAM, _BPE):
             raise BadModelFile(
@@ -140,9 +146,9 @@ def _piece(data: bytes, number: int) -> Piece:
     if not math.isfinite(score):
         _refuse(f"the score of piece {number} is no number")
     kind = _number(values.get(3, PieceKind.NORMAL), f"the type of piece {number}")
-    if kind not in tuple(PieceKind):
+    if kind not in _KINDS:
         _refuse(f"the type of piece {number} is {kind}")
-    return Piece(text, score, PieceKind(kind))
+    return Piece(text, score, _KINDS[kind])
 
 
 def _unknown_id(pieces: list[Piece]) -> int:
