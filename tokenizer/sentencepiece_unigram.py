@@ -4,12 +4,14 @@ import math
 import re
 from array import array
 from collections.abc import Mapping
+from functools import lru_cache
 
 from swiftchat.tokenizer.unigram import Unigram, way_back
 
 __all__ = ["SentencePieceUnigram"]
 
 _MOST_WORDS = 1 << 16
+_MOST_UNSURE = 1 << 10
 _LONGEST_WORD = 32
 # Sums beyond this are taken back to zero.
 _RESET = 100_000.0
@@ -38,6 +40,8 @@ class SentencePieceUnigram:
         No piece crosses a cut between two matches of `words`; None is no cut at all.
         """
         self._unigram = Unigram(scores, unknown_score)
+        # For the few words that are split again each time, as lines of dashes.
+        self._edges = lru_cache(_MOST_UNSURE)(lambda word: tuple(self._unigram.edges(word)))
         self._scores = scores
         self._unknown_score = unknown_score
         self._longest = max(map(len, scores), default=1)
@@ -94,7 +98,8 @@ class SentencePieceUnigram:
         best[0] = total
         came_from = [0] * (len(word) + 1)
         last = -1
-        for start, end, score in self._unigram.edges(word):
+        short = len(word) <= _LONGEST_WORD
+        for start, end, score in self._edges(word) if short else self._unigram.edges(word):
             if start != last:
                 last = start
                 if abs(best[start]) > _RESET:
