@@ -135,8 +135,13 @@ def _decoded(data: bytes) -> str:
 
 
 def _class(characters: Iterable[str]) -> str:
-    members = "".join(map(re.escape, sorted(set(characters))))
-    return members and f"[{members}]"
+    members = sorted(set(characters))
+    low = "".join(re.escape(member) for member in members if member <= "\uffff")
+    high = "".join(re.escape(member) for member in members if member > "\uffff")
+    # `re` goes through members above 0xFFFF one by one: only for such characters.
+    parts = (low and f"[{low}]", high and f"(?=[\U00010000-\U0010ffff])[{high}]")
+    either = "|".join(filter(None, parts))
+    return either and f"(?:{either})"
 
 
 def _base(place: int, unit: int) -> int:

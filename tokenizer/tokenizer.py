@@ -86,9 +86,9 @@ class Tokenizer:
         """Load from a model directory, or from a vocabulary with its neighbours.
 
         That is the first there is of `tokenizer.json`, `tokenizer.model` (SentencePiece's, or
-        ranks as Meta's), `spiece.model`, `ice_text.model`, `vocab.json` with `merges.txt`, and `*.tiktoken`. Raises
-        `ModelNotFound` when there is none, `BadModelFile` when one is broken, or needs a
-        pattern that is not known.
+        ranks as Meta's), `spiece.model`, `ice_text.model`, `vocab.json` with `merges.txt`, and
+        `*.tiktoken`. Raises `ModelNotFound` when there is none, `BadModelFile` when one is
+        broken, or needs a pattern that is not known.
         """
         return cls.from_files(read_files(path))
 
