@@ -18,7 +18,7 @@ _PLAIN_NODES = (
     nodes.Template, nodes.Output, nodes.TemplateData, nodes.Name, nodes.Const, nodes.Getattr,
     nodes.Getitem, nodes.Slice, nodes.Compare, nodes.Operand, nodes.And, nodes.Or, nodes.Not,
     nodes.Neg, nodes.CondExpr, nodes.Test, nodes.Keyword, nodes.Add, nodes.Sub, nodes.If,
-    nodes.NSRef, nodes.Break, nodes.Continue,
+    nodes.NSRef, nodes.Break, nodes.Continue, nodes.Scope,
 )  # fmt: skip
 _CHECKED_NODES = (
     nodes.Assign, nodes.Call, nodes.Concat, nodes.Filter, nodes.For, nodes.List, nodes.Mod,

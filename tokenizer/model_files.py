@@ -7,7 +7,7 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile, ModelNotFound
 
-__all__ = ["parsed", "parsed_object", "read_files", "text_of", "vocabulary_name"]
+__all__ = ["MORE_TEMPLATES", "parsed", "parsed_object", "read_files", "text_of", "vocabulary_name"]
 
 _LARGEST_FILE_BYTES = 1 << 28
 # A directory may have several vocabularies; the first says the most.
@@ -21,6 +21,8 @@ _NEIGHBOURS = (
     "added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt",
     "special_tokens_map.json", "tokenizer_config.json",
 )  # fmt: skip
+MORE_TEMPLATES = "additional_chat_templates/"  # a folder of *.jinja
+_MOST_TEMPLATES = 64
 
 
 def read_files(path: Path) -> dict[str, bytes]:
@@ -46,12 +48,16 @@ def read_files(path: Path) -> dict[str, bytes]:
         if not names:
             raise ModelNotFound(f"tokenizer.json is missing in {path}")
     names += [name for name in _NEIGHBOURS if (directory / name).is_file()]
+    templates = sorted((directory / MORE_TEMPLATES).glob("*.jinja"))
+    if len(templates) > _MOST_TEMPLATES:
+        raise BadModelFile(f"{MORE_TEMPLATES} has absurdly many files")
+    names += [MORE_TEMPLATES + file.name for file in templates]
     return {name: _read(directory / name) for name in names}
 
 
 def vocabulary_name(files: Mapping[str, bytes]) -> str:
     """Which of `files` is the vocabulary; raises `ModelNotFound` where none is."""
-    others = [name for name in files if name not in _NEIGHBOURS]
+    others = [n for n in files if n not in _NEIGHBOURS and not n.startswith(MORE_TEMPLATES)]
     for name in (*_VOCABULARIES, *sorted(others)):
         if name in files:
             return name

@@ -1,16 +1,28 @@
-"""Which parts of a rendered template come from the messages, so that they cannot give orders."""
+"""Which parts of a rendered template come from the caller, so that they cannot give orders."""
 
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from swiftchat.tokenizer.template import ChatTemplate
 
 __all__ = ["render"]
 
-# Fields that templates compare with; nothing is written around their values.
+# Values of these fields are compared with by templates.
 _COMPARED = frozenset({"role", "type"})
+# What a template may build control tokens from, as in `'<|' + message.role + '|>'`, and the
+# names it looks up.
+_WORDS = frozenset({
+    "assistant", "developer", "function", "ipython", "model", "observation", "system", "tool",
+    "user",
+    "array", "audio", "boolean", "image", "image_url", "integer", "json", "null", "number",
+    "object", "string", "text", "video",
+    "arguments", "content", "description", "documents", "enum", "items", "id", "messages",
+    "name", "parameters", "properties", "reasoning_content", "required", "return", "role",
+    "thinking", "title", "tool_call_id", "tool_calls", "tools", "type",
+})  # fmt: skip
+_WRITTEN = frozenset({"messages", "tools", "documents"})
 _MARK_LENGTH = 12
 
 Ranges = list[tuple[int, int]]
@@ -18,39 +30,46 @@ Ranges = list[tuple[int, int]]
 
 def render(
     template: ChatTemplate,
-    messages: Sequence[Mapping[str, Any]],
-    variables: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    own: Mapping[str, Any],
     special_tokens: Iterable[str],
 ) -> tuple[str, Ranges]:
-    """Return the conversation as text and the ranges of it that come from the messages.
+    """Return the conversation as text and the ranges of it that come from `inputs`.
 
-    The messages are rendered as they are, and again with marks nobody can guess around what
-    they contain. Where the second text without the marks is the first, the marks tell what
-    comes from where. A template that looks at the contents may not come to the same text, so
-    there are three ways to put the marks: around each text; around each text stripped of
-    white space, for templates that strip it; and around the control tokens in it alone. If
-    all fail, every control token that a message could have part in counts as from a message.
+    `inputs` are `messages`, `tools` and whatever else the caller gives; `own` are variables that
+    count as the template's, such as `bos_token`. The inputs are rendered as they are, and again
+    with marks nobody can guess around their texts. Where the second text without the marks is
+    the first, the marks tell what comes from where. A template that looks at the contents may
+    not come to the same text, so there are three ways to put the marks: around each text; around
+    each text stripped of white space, for templates that strip it; and around the control tokens
+    in it alone. If all fail, every control token that a text could have part in counts as from
+    the caller.
 
     Raises `BadModelFile` when the template fails.
     """
     marks = _Marks()
     guard = _Guard(special_tokens)
+    texts: list[str] = []
+
+    def as_it_is(text: str) -> str:
+        texts.append(text)
+        return text
+
     ways: tuple[Callable[[str], str], ...] = (
-        str,
+        as_it_is,
         lambda text: marks.write(text, [(0, len(text))]),
         lambda text: marks.write(text.strip(), [(0, len(text.strip()))]),
         lambda text: marks.write(text, guard.dangers(text)),
     )
-    conversations = [[_map_texts(message, way) for message in messages] for way in ways]
     # `tools` and `documents` are always there, as in `transformers`.
-    given = {"tools": None, "documents": None, **_map_texts(variables, str)}
-    plain, *marked = template.render([{**given, "messages": each} for each in conversations])
+    given = {"tools": None, "documents": None, **own}
+    plain, *marked = template.render([{**given, **_changed(inputs, way, guard)} for way in ways])
     assert plain is not None
     for text in marked:
         found = None if text is None else marks.read(text)
         if found is not None and found[0] == plain:
             return found
-    return plain, guard.suspects(plain, list(_texts(messages)))
+    return plain, guard.suspects(plain, texts)
 
 
 class _Marks:
@@ -88,34 +107,34 @@ class _Marks:
         return "".join(parts), ranges
 
 
-def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy of `value`, made of JSON's types, with every text but the compared ones changed."""
-    if isinstance(value, str):
-        return change(str.__str__(value))
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {
-            str(key): item if key in _COMPARED and isinstance(item, str)
-            else _map_texts(item, change)
-            for key, item in value.items()
-        }  # fmt: skip
-    if isinstance(value, list | tuple):
-        return [_map_texts(item, change) for item in value]
-    raise TypeError(f"a template cannot be given a {type(value).__name__}")
+def _changed(
+    inputs: Mapping[str, Any], change: Callable[[str], str], guard: "_Guard"
+) -> dict[str, Any]:
+    """A copy of what the caller gives, made of JSON's types, with its texts changed.
 
+    What templates compare with and look up stays as it is while it cannot be part of a control
+    token: the roles and types of messages, the keys of objects, variables such as
+    `reasoning_effort`.
+    """
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in the messages but the compared ones."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            if key not in _COMPARED or not isinstance(item, str):
-                yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
+    def text_of(text: str, is_compared: bool) -> str:
+        is_safe = is_compared and (text in _WORDS or not guard.dangers(text))
+        return text if is_safe else change(text)
+
+    def copy(value: Any, is_compared: bool) -> Any:
+        if isinstance(value, str):
+            return text_of(str.__str__(value), is_compared)
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        if isinstance(value, Mapping):
+            return {
+                text_of(str(key), True): copy(item, key in _COMPARED) for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [copy(item, is_compared) for item in value]
+        raise TypeError(f"a template cannot be given a {type(value).__name__}")
+
+    return {name: copy(value, name not in _WRITTEN) for name, value in inputs.items()}
 
 
 class _Guard:

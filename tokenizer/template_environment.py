@@ -22,7 +22,9 @@ __all__ = [
     "render_variants",
 ]
 
-_MOST_CHARACTERS = 1 << 24
+# What a template may write of its own, and how often what it was given.
+_FREE_CHARACTERS = 1 << 20
+_MOST_COPIES = 4
 
 # What a template can make Python raise, by refusing, by mistake or by intent.
 TEMPLATE_ERRORS = (
@@ -40,13 +42,14 @@ class NotHarmless(Exception):
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks the assistant's text for training: as if not there."""
+    """`{% generation %}`, which marks the assistant's text for training: a scope, no more."""
 
     tags = {"generation"}  # noqa: RUF012  # declared so by Jinja
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
 
 
 class _Namespace(Namespace):
@@ -67,6 +70,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"+"})
     deadline = float("inf")
+    most_characters = _FREE_CHARACTERS
     may_join_lists = True
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -74,8 +78,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         if not self.may_join_lists and isinstance(left, list | tuple):
             raise NotHarmless
         result = super().call_binop(context, operator, left, right)
-        if isinstance(result, str | list | tuple) and len(result) > _MOST_CHARACTERS:
-            raise TooMuch("the chat template makes too much text")
+        if isinstance(result, str | list | tuple):
+            self.check_size(len(result))
         return result
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -96,6 +100,10 @@ class _Environment(ImmutableSandboxedEnvironment):
     def check_time(self) -> None:
         if time.monotonic() > self.deadline:
             raise TooMuch("the chat template takes too long")
+
+    def check_size(self, num_characters: int) -> None:
+        if num_characters > self.most_characters:
+            raise TooMuch("the chat template makes too much text")
 
 
 def parse_template(source: str) -> nodes.Template:
@@ -138,13 +146,14 @@ def render_variants(
 def _render(
     template: jinja2.Template, environment: _Environment, variables: Mapping[str, Any]
 ) -> str:
+    given = len(json.dumps(variables, ensure_ascii=False))
+    environment.most_characters = _FREE_CHARACTERS + _MOST_COPIES * given
     pieces: list[str] = []
     size = 0
     for piece in template.generate(**variables):
         environment.check_time()
         size += len(piece)
-        if size > _MOST_CHARACTERS:
-            raise TooMuch("the chat template makes too much text")
+        environment.check_size(size)
         pieces.append(piece)
     return "".join(pieces)
 

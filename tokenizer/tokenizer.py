@@ -20,9 +20,11 @@ from swiftchat.tokenizer.model_files import (
     text_of,
     vocabulary_name,
 )
+from swiftchat.tokenizer.prompt import Prompt, Stretch, stretches_between
 from swiftchat.tokenizer.sentencepiece_form import sentencepiece_form
 from swiftchat.tokenizer.sentencepiece_model import SentencePieceModel
 from swiftchat.tokenizer.stream import TokenStream
+from swiftchat.tokenizer.template_files import named_templates, template_files
 from swiftchat.tokenizer.tiktoken_form import is_tiktoken, tiktoken_form
 from swiftchat.tokenizer.word_cache import WordCache
 
@@ -49,18 +51,20 @@ class Tokenizer:
 
     `special_tokens` gives the ids of the control tokens, `named_tokens` the texts of those
     that have a part to play (`bos_token`, `eos_token`, …), `bos_id` and `eos_ids` the ids of
-    two of them, `template` the source of the chat template, `vocab_size` the highest id + 1.
+    two of them, `templates` the sources of the chat templates by name, `template` that of the
+    usual one, `vocab_size` the highest id + 1.
     """
 
     def __init__(
         self,
         form: Form,
         named_tokens: Mapping[str, str],
-        template: str | None,
+        templates: Mapping[str, str],
         more_eos_ids: Iterable[int] = (),
     ) -> None:
         """Build from a checked file; `load` and `from_json` are the usual ways."""
-        self.template = template
+        self.templates = dict(templates)
+        self.template = self.templates.get("default")
         self.named_tokens = dict(named_tokens)
         self.special_tokens = {t.content: t.id for t in form.added_tokens if t.special}
         self.kind = form.kind
@@ -70,7 +74,7 @@ class Tokenizer:
         eos_id = ids.get(named_tokens.get("eos_token", ""))
         eos_ids = [*([] if eos_id is None else [eos_id]), *more_eos_ids]
         self.eos_ids = tuple(dict.fromkeys(eos_ids))
-        self._chat_template: ChatTemplate | None = None
+        self._chat_templates: dict[str, ChatTemplate] = {}
         self._special_ids = frozenset(self.special_tokens.values())
         self._tokens = {token_id: token for token, token_id in ids.items()}
         self._form = form
@@ -104,8 +108,10 @@ class Tokenizer:
             **parsed_object(files, "special_tokens_map.json"),
             **parsed_object(files, "tokenizer_config.json"),
         }
-        if "chat_template.jinja" in files:
-            config["chat_template"] = text_of(files, "chat_template.jinja")
+        if templates := template_files(files):
+            config["chat_template"] = [
+                {"name": name, "template": source} for name, source in templates.items()
+            ]
         generation = parsed_object(files, "generation_config.json")
         ids = parsed_object(files, "added_tokens.json")
         if is_tiktoken(files[name]):
@@ -160,7 +166,7 @@ class Tokenizer:
         more_eos = (generation_config or {}).get("eos_token_id")
         more_eos_ids = more_eos if isinstance(more_eos, list) else [more_eos]
         eos_ids = [token_id for token_id in more_eos_ids if type(token_id) is int]
-        return cls(form, named, _template_source(config), eos_ids)
+        return cls(form, named, named_templates(config), eos_ids)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without BOS and never with a control token's id."""
@@ -175,13 +181,17 @@ class Tokenizer:
         text = _LONE_SURROGATES.sub("\ufffd", text)
         ids: list[int] = []
         for token_id, start, end in self._raw.cut(text, content):
-            if token_id is not None:
-                ids.append(token_id)
-                continue
-            part = self._form.normalize(text[start:end])
-            ranges = _moved(_within(content, start, end), text[start:end], part)
-            ids += self._encode_part(part, ranges, start == 0)
+            ids += self._encode_cut(text, content, token_id, start, end)
         return ids
+
+    def _encode_cut(
+        self, text: str, content: Ranges, token_id: int | None, start: int, end: int
+    ) -> list[int]:
+        if token_id is not None:
+            return [token_id]
+        part = self._form.normalize(text[start:end])
+        ranges = _moved(_within(content, start, end), text[start:end], part)
+        return self._encode_part(part, ranges, start == 0)
 
     def _encode_part(self, text: str, content: Ranges, at_start: bool) -> list[int]:
         ids: list[int] = []
@@ -219,33 +229,91 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        template: str | None = None,
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> list[int]:
         """Return the ids of a conversation as the model's chat template writes it.
 
         Equal to what `transformers` gives, except that a control token which somebody wrote
-        into a message is ordinary text. Each message has a `role` and a `content`; `variables`
-        are passed on to the template. Raises `BadModelFile` when there is no template or it
-        is broken, hostile or refuses these messages.
+        into a message, a tool or another variable is ordinary text. Each message has a `role`
+        and a `content`; `variables` are passed on to the template, `tools` among them.
+        `template` is a source to use instead of the model's own; of those with names,
+        `tool_use` is taken where there are tools, else `default`. Raises `BadModelFile` when
+        there is no template or it is broken, hostile or refuses these messages.
+        """
+        return self.prompt(
+            messages, template=template, add_generation_prompt=add_generation_prompt, **variables
+        ).ids
+
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        earlier: Prompt | None = None,
+        template: str | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> Prompt:
+        """As `apply_template`, with the ids of `earlier` as far as both begin with the same text.
+
+        So an answer in ids that encoding would not choose keeps them in the turns after it.
         """
         # Here, so that programs which use no template do not load Jinja.
+        from swiftchat.tokenizer.messages import for_template
         from swiftchat.tokenizer.provenance import render
         from swiftchat.tokenizer.template import ChatTemplate
 
-        if self.template is None:
-            raise BadModelFile(
-                "the model has no chat template", "use --no-template to complete plain text"
-            )
-        if self._chat_template is None:
-            self._chat_template = ChatTemplate(self.template)
-        values = {
-            **self.named_tokens,
-            **variables,
-            "add_generation_prompt": add_generation_prompt,
+        source = self._chosen(variables.get("tools")) if template is None else template
+        if source not in self._chat_templates:
+            self._chat_templates[source] = ChatTemplate(source)
+        inputs = {**variables, "messages": for_template(messages)}
+        own = {name: text for name, text in self.named_tokens.items() if name not in inputs} | {
+            "add_generation_prompt": add_generation_prompt
         }
-        text, content = render(self._chat_template, messages, values, self.special_tokens)
-        return self.encode_rendered(text, content)
+        text, content = render(self._chat_templates[source], inputs, own, self.special_tokens)
+        return self._prompt(text, content, earlier)
+
+    def continued(self, prompt: Prompt, ids: Sequence[int]) -> Prompt:
+        """Return `prompt` with the answer `ids` after it, to be the `earlier` of the next turn.
+
+        An answer with control tokens in it is left out: no message can be told to have them.
+        """
+        if not ids or not self._special_ids.isdisjoint(ids):
+            return prompt
+        stream = self.stream(skip_special=False)
+        for token_id in prompt.ids:
+            stream.push(token_id)
+        text = "".join(map(stream.push, ids)) + stream.flush()
+        return prompt.extended(text, ids)
+
+    def _prompt(self, text: str, content: Ranges, earlier: Prompt | None) -> Prompt:
+        text = _LONE_SURROGATES.sub("\ufffd", text)
+        old = iter(() if earlier is None else earlier.stretches)
+        stretches: list[Stretch] = []
+        for cuts in stretches_between(self._raw.cut(text, content), self._special_ids):
+            part = text[cuts[0][1] : cuts[-1][2]]
+            is_control = cuts[0][0] in self._special_ids
+            kept = next(old, None)
+            if kept is None or (kept.text, kept.is_control) != (part, is_control):
+                old = iter(())
+                ids = chain.from_iterable(self._encode_cut(text, content, *cut) for cut in cuts)
+                kept = Stretch(part, tuple(ids), is_control)
+            stretches.append(kept)
+        return Prompt(tuple(stretches))
+
+    def _chosen(self, tools: object) -> str:
+        """The source of the model's own template."""
+        name = "tool_use" if tools is not None and "tool_use" in self.templates else "default"
+        if name in self.templates:
+            return self.templates[name]
+        names = ", ".join(sorted(self.templates))
+        raise BadModelFile(
+            f"the model has no default chat template, only {names}"
+            if names
+            else "the model has no chat template",
+            "choose one with --template, or use --no-template to complete plain text",
+        )
 
 
 def _within(ranges: Ranges, start: int, end: int) -> list[tuple[int, int]]:
@@ -293,15 +361,4 @@ def _token_text(config: Mapping[str, Any], name: str) -> str | None:
         value = value.get("content")
     if value is not None and not isinstance(value, str):
         raise BadModelFile(f"tokenizer_config.json: {name} is no string")
-    return value
-
-
-def _template_source(config: Mapping[str, Any]) -> str | None:
-    """The chat template; of several named ones, the one called `default`."""
-    value = config.get("chat_template")
-    if isinstance(value, list):
-        named = [entry for entry in value if isinstance(entry, dict)]
-        value = next((e.get("template") for e in named if e.get("name") == "default"), None)
-    if value is not None and not isinstance(value, str):
-        raise BadModelFile("tokenizer_config.json: chat_template is no string")
     return value
