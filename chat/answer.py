@@ -6,23 +6,26 @@ from collections.abc import Callable, Iterator, Sequence
 from swiftchat.engine.client import EngineClient
 from swiftchat.engine.params import SamplingParams
 from swiftchat.engine.protocol import Finished, Prefill, Tokens
-from swiftchat.tokenizer import StopMatcher, Tokenizer
+from swiftchat.tokenizer import Prompt, StopMatcher, Tokenizer
 
 
 class Answer:
     """Iterate for the text as it comes; afterwards the attributes say how it went.
 
-    `text` is everything delivered so far. `finish_reason` is `stop` (the model ended, or a stop
-    string was met), `length` or `interrupt`; None while going on. `result` is the engine's
+    `text` is everything delivered so far, `ids` what the model said, which may be more.
+    `finish_reason` is `stop` (the model ended, or a stop string was met), `length` or
+    `interrupt`; None while going on. `result` is the engine's
     account, None if the answer was interrupted before the engine gave it. A `KeyboardInterrupt`
     passes through; whoever catches it calls `interrupt`.
     """
 
-    def __init__(self, engine: EngineClient, tokenizer: Tokenizer, prompt_ids: Sequence[int],
+    def __init__(self, engine: EngineClient, tokenizer: Tokenizer, prompt: Prompt,
                  params: SamplingParams, stops: Sequence[str] = (),
                  on_prefill: Callable[[Prefill], None] | None = None) -> None:  # fmt: skip
         self.params = params
-        self.num_prompt_tokens = len(prompt_ids)
+        self.prompt = prompt
+        self.num_prompt_tokens = len(prompt)
+        self.ids: list[int] = []
         self.num_tokens = 0
         self.text = ""
         self.finish_reason: str | None = None
@@ -34,12 +37,13 @@ class Answer:
         self._decoder = tokenizer.stream()
         self._stops = StopMatcher(stops)
         self._on_prefill = on_prefill
-        self._generation = engine.generate(prompt_ids, params)
+        self._generation = engine.generate(prompt.ids, params)
 
     def __iter__(self) -> Iterator[str]:
         for event in self._generation:
             match event:
                 case Tokens(ids):
+                    self.ids += ids
                     self._count(len(ids))
                     yield from self._say(self._stops.push("".join(map(self._decoder.push, ids))))
                 case Finished():

@@ -29,6 +29,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "ls": ("swiftchat.chat.models", "list_models", ""),
     "show": ("swiftchat.chat.models", "show", "Show what a model is and needs."),
     "rm": ("swiftchat.chat.models", "rm", "Remove a model."),
+    "tokens": ("swiftchat.chat.tokens", "tokens", "Count the tokens of a text."),
     "bench": ("swiftchat.chat.bench", "bench", "Measure a model's speed here."),
     "doctor": ("swiftchat.chat.doctor", "doctor", "Look what a GPU needs, and what is here."),
     "config": ("swiftchat.chat.cli", "config", "Show the configuration and where it is."),
@@ -81,6 +82,8 @@ _CHAT_OPTIONS = (
     _option("-f", "--file", env=False, multiple=True, type=click.Path(),
             help="Put a file before the prompt (repeatable)."),
     _option("--no-template", env=False, is_flag=True, help="Complete the prompt as it stands."),
+    _option("--template", metavar="NAME|FILE",
+            help="Chat template: one of the model's, a built-in one (chatml, llama-2 …), a file."),
     _option("-n", "--max-tokens", type=int, help="Longest answer."),
     _option("--ctx-size", type=int, help="Context in tokens; default: the model's, if it fits."),
     _option("--temp", type=float, help="Temperature; 0 is greedy."),
@@ -294,7 +297,7 @@ def _run() -> int:
         return shell_complete(swiftchat, {}, "swiftchat", _COMPLETE, instruction)
     asks_help = {"--help", "-h", "--version"} & set(sys.argv)
     values = {} if asks_help else load_config_file(_option_names())
-    default_map = {**values, "chat": values}
+    default_map = {**values, "chat": values, "tokens": values}
     # Not click's own `main`: it would turn a closed pipe into exit status 1.
     with swiftchat.make_context("swiftchat", sys.argv[1:], default_map=default_map) as ctx:
         swiftchat.invoke(ctx)

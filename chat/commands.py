@@ -149,7 +149,9 @@ class Commands:
             case "system":
                 self._system("")
             case "template":
-                print(visible(self._repl.speaker.tokenizer.template or "no template"))
+                choice = self._repl.speaker.template
+                source = choice.source or self._repl.speaker.tokenizer.template
+                print(visible(source or "no template"))
             case "parameters":
                 params = self._repl.speaker.params
                 for name in _PARAMETERS:

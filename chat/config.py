@@ -29,6 +29,7 @@ class ChatConfig:
     system_file: str | None = None
     file: tuple[str, ...] = ()
     no_template: bool = False
+    template: str | None = None
     max_tokens: int | None = None
     ctx_size: int | None = None
     temp: float | None = None
@@ -56,6 +57,8 @@ class ChatConfig:
         """Raise `UsageError` for what no model could do; to be asked before one is loaded."""
         if "" in self.stop:
             raise UsageError("a --stop text is empty", "leave it out, or give a text")
+        if self.no_template and self.template is not None:
+            raise UsageError("--template and --no-template were both given", "choose one")
         self.engine()
         self.sampling({}, ())
 

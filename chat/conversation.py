@@ -1,16 +1,20 @@
 """A conversation: its messages, and what of them fits the context.
 
-Only texts are kept: the ids of a turn are rendered anew each time, and the engine recognises by
-content how far it has them already. Where re-encoding an answer gives other ids than the model
-chose, the cache is reused up to that point.
+Each turn is rendered anew. As far as that gives the text of the last turn and its answer, it has
+their ids, which need not be those that encoding would choose; the engine recognises by content
+how far it has them already.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from swiftchat.errors import ContextOverflow
 
+if TYPE_CHECKING:
+    from swiftchat.chat.answer import Answer
+
+Ids = TypeVar("Ids", bound=Sized)
 Role = Literal["user", "assistant"]
 
 
@@ -25,10 +29,11 @@ class Message:
 
 @dataclass
 class Conversation:
-    """An optional system prompt and the messages in order."""
+    """An optional system prompt and the messages in order; `last_answer` has ids to keep."""
 
     system: str | None = None
     messages: list[Message] = field(default_factory=list)
+    last_answer: "Answer | None" = None
 
     def add(self, role: Role, content: str, interrupted: bool = False) -> None:
         self.messages.append(Message(role, content, interrupted))
@@ -56,8 +61,8 @@ class Conversation:
         system = [] if not self.system else [{"role": "system", "content": self.system}]
         return [*system, *({"role": m.role, "content": m.content} for m in chosen)]
 
-    def fit(self, encode: Callable[[list[dict[str, str]]], list[int]], ctx_size_tokens: int,
-            overflow: str, room_tokens: int = 1) -> tuple[list[int], int]:  # fmt: skip
+    def fit(self, encode: Callable[[list[dict[str, str]]], Ids], ctx_size_tokens: int,
+            overflow: str, room_tokens: int = 1) -> tuple[Ids, int]:  # fmt: skip
         """The prompt's ids, and how many of the oldest messages were left out of them.
 
         With overflow "error" nothing is left out: `ContextOverflow` says how long it is.

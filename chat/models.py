@@ -132,6 +132,9 @@ def show(name: str, as_json: bool) -> None:
 
 def describe(model: "Model", tokenizer: "Tokenizer") -> dict[str, object]:
     """The facts that `show` and `/show info` print."""
+    from swiftchat.chat.template_choice import template_fact
+    from swiftchat.weights.families import family_of
+
     config = model.config
     kv_bytes = model.kv_bytes_per_token(4 if config.dtype == "float32" else 2)
     cache_bytes = kv_bytes * config.max_context_tokens
@@ -149,7 +152,7 @@ def describe(model: "Model", tokenizer: "Tokenizer") -> dict[str, object]:
         "context_tokens": config.max_context_tokens,
         "vocabulary": tokenizer.vocab_size,
         "tokenizer": tokenizer.kind,
-        "chat_template": "yes" if tokenizer.template else "no",
+        "chat_template": template_fact(tokenizer, family_of(config.architecture).model_type),
         "license": model.license or "not stated",
         "weights_bytes": model.weights_bytes,
         "cache_per_token_bytes": kv_bytes,

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from swiftchat.chat.answer import Answer
 from swiftchat.chat.config import ChatConfig
 from swiftchat.chat.conversation import Conversation
+from swiftchat.chat.template_choice import TemplateChoice, choose_template
 from swiftchat.engine.client import EngineClient
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Prefill, Progress
 from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
-    from swiftchat.tokenizer import Tokenizer
+    from swiftchat.tokenizer import Prompt, Tokenizer
     from swiftchat.weights.model import Model
 
 StartEngine = Callable[[EngineConfig, Path], EngineClient]
@@ -66,8 +67,17 @@ class Speaker:
 
     @property
     def params(self) -> SamplingParams:
-        stop_ids = tuple(dict.fromkeys((*self.tokenizer.eos_ids, *self.model.config.eos_ids)))
+        control = self.tokenizer.special_tokens
+        ends = [control[end] for end in self.template.ends if end in control]
+        stop_ids = (*self.tokenizer.eos_ids, *self.model.config.eos_ids, *ends)
+        stop_ids = tuple(dict.fromkeys(stop_ids))
         return self.config.sampling(self.model.generation_config, stop_ids, self.changes)
+
+    @property
+    def template(self) -> TemplateChoice:
+        """The chat template; with `--no-template` one that writes and ends nothing."""
+        self._opened()
+        return self._template
 
     def prepare(self) -> None:
         """Begin to read the tokenizer in the background; does nothing the second time."""
@@ -114,21 +124,33 @@ class Speaker:
         params = replace(self.params, seed=None) if new_seed else self.params
         quarter = info.ctx_size_tokens // 4
         room = quarter if params.max_tokens is None else min(params.max_tokens, quarter)
-        ids, num_dropped = conversation.fit(
-            self._encode, info.ctx_size_tokens, self.config.overflow, room
+        encode = self._plain if self.config.no_template else self._encoder(conversation.last_answer)
+        prompt, num_dropped = conversation.fit(
+            encode, info.ctx_size_tokens, self.config.overflow, room
         )
         if num_dropped:
             on_dropped(num_dropped)
-        if not ids:
+        if not len(prompt):
             raise UsageError("the prompt is empty", "type something to answer")
-        return Answer(self.engine, self.tokenizer, ids, params, self.stops, on_prefill)
+        text_ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
+        stops = [*self.stops, *text_ends]
+        answer = Answer(self.engine, self.tokenizer, prompt, params, stops, on_prefill)
+        conversation.last_answer = answer
+        return answer
 
-    def _encode(self, messages: list[dict[str, str]]) -> list[int]:
+    def _encoder(self, last: Answer | None) -> Callable[[list[dict[str, str]]], "Prompt"]:
+        """Renders by the template, with the ids of the last answer as far as it repeats it."""
+        tokenizer, source = self.tokenizer, self.template.source
+        earlier = None if last is None else tokenizer.continued(last.prompt, last.ids)
+        return lambda messages: tokenizer.prompt(messages, earlier=earlier, template=source)
+
+    def _plain(self, messages: list[dict[str, str]]) -> "Prompt":
+        from swiftchat.tokenizer.prompt import Prompt, Stretch
+
         tokenizer = self.tokenizer
-        if not self.config.no_template:
-            return tokenizer.apply_template(messages)
         bos = [] if tokenizer.bos_id is None or not self._adds_bos() else [tokenizer.bos_id]
-        return bos + tokenizer.encode("".join(message["content"] for message in messages))
+        text = "".join(message["content"] for message in messages)
+        return Prompt((Stretch(text, (*bos, *tokenizer.encode(text)), False),))
 
     def _adds_bos(self) -> bool:
         return self.model.tokenizer_config.get("add_bos_token") is True
@@ -141,8 +163,17 @@ class Speaker:
         try:
             self._model = Model.open(self.path)
             self._tokenizer = Tokenizer.load(self.path)
+            self._template = self._chosen_template()
         except Exception as error:  # noqa: BLE001  (raised again by whoever needs the files)
             self._failure = error
+
+    def _chosen_template(self) -> TemplateChoice:
+        from swiftchat.weights.families import family_of
+
+        if self.config.no_template:
+            return TemplateChoice("none")
+        model_type = family_of(self._model.config.architecture).model_type
+        return choose_template(self.config.template, self._tokenizer, model_type)
 
     def _opened(self) -> None:
         self.prepare()

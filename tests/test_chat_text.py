@@ -17,6 +17,7 @@ from swiftchat.chat.speaker import Speaker
 from swiftchat.engine.params import SamplingParams
 from swiftchat.errors import ContextOverflow, UsageError
 from swiftchat.tokenizer import Tokenizer
+from swiftchat.tokenizer.prompt import Prompt, Stretch
 
 
 @given(st.text())
@@ -45,7 +46,9 @@ def folder(tmp_path: Path) -> Path:
 def answer(folder: Path, text: str, stops: tuple[str, ...] = (), **params: object) -> Answer:
     engine = fake_engine.FakeEngine([text])
     sampling = SamplingParams(**params)  # type: ignore[arg-type]
-    return Answer(engine, Tokenizer.load(folder), [1, 2], sampling, stops)  # type: ignore[arg-type]
+    return Answer(
+        engine, Tokenizer.load(folder), Prompt((Stretch("x", (1, 2), False),)), sampling, stops
+    )  # type: ignore[arg-type]
 
 
 def test_an_answer_is_its_pieces_and_splits_no_character(folder: Path) -> None:

@@ -45,8 +45,9 @@ template's own are told from those in messages by where they come from (`provena
 Files are not believed: `swiftchat.errors.BadModelFile` names the field that is wrong.
 """
 
+from swiftchat.tokenizer.prompt import Prompt
 from swiftchat.tokenizer.stop import StopMatcher
 from swiftchat.tokenizer.stream import TokenStream
 from swiftchat.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["StopMatcher", "TokenStream", "Tokenizer"]
+__all__ = ["Prompt", "StopMatcher", "TokenStream", "Tokenizer"]

@@ -208,6 +208,10 @@ class Tokenizer:
         """Return the text of `ids`; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
         return b"".join(map(self._reader(skip_special), ids)).decode("utf-8", "replace")
 
+    def pieces(self, ids: Iterable[int]) -> list[bytes]:
+        """Return the bytes that each of the ids of one text stands for, control tokens' too."""
+        return list(map(self._reader(skip_special=False), ids))
+
     def stream(self, skip_special: bool = True) -> TokenStream:
         """Return a decoder for ids that come one at a time."""
         return TokenStream(lambda: self._reader(skip_special))
