@@ -1,7 +1,7 @@
 """A deterministic engine behind the real client's interface, and a model folder to go with it.
 
 Run as a program it is swiftchat with this engine: `fake_engine.py FOLDER SCRIPT [OPTION…]`, the
-script being JSON: a list of answers, each a string or {"text", "delay_s", "error"}.
+script being JSON: a list of answers, each a string or {"text" or "ids", "delay_s", "error"}.
 """
 
 import json
@@ -29,10 +29,13 @@ def byte_symbols() -> list[str]:
     return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
 
 
-def make_folder(folder: Path, **config: Any) -> Path:
-    """Write a model directory whose tokenizer has one token a byte, and no weights."""
+def make_folder(
+    folder: Path, template: str | None = TEMPLATE, merges: tuple[str, ...] = (), **config: Any
+) -> Path:
+    """Write a model directory without weights; a token is a byte, or a pair of `merges`."""
     folder.mkdir(parents=True, exist_ok=True)
     vocab = {symbol: i for i, symbol in enumerate(byte_symbols())}
+    vocab |= {pair.replace(" ", ""): END_ID + 1 + i for i, pair in enumerate(merges)}
     special = {
         "single_word": False,
         "lstrip": False,
@@ -52,7 +55,8 @@ def make_folder(folder: Path, **config: Any) -> Path:
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
                     "use_regex": True},
         "model": {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False,
-                  "byte_fallback": False, "ignore_merges": False, "vocab": vocab, "merges": []},
+                  "byte_fallback": False, "ignore_merges": False, "vocab": vocab,
+                  "merges": list(merges)},
     }  # fmt: skip
     model_config = {
         "architectures": ["LlamaForCausalLM"], "vocab_size": 258, "hidden_size": 48,
@@ -60,7 +64,7 @@ def make_folder(folder: Path, **config: Any) -> Path:
         "num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
         "bos_token_id": None, "eos_token_id": END_ID, "dtype": "float32", **config,
     }  # fmt: skip
-    names = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    names = {"eos_token": "<|im_end|>", "chat_template": template}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "config.json").write_text(json.dumps(model_config))
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
@@ -68,7 +72,7 @@ def make_folder(folder: Path, **config: Any) -> Path:
 
 
 class FakeGeneration:
-    """Yields an answer's bytes as tokens, one by one."""
+    """Yields an answer's bytes, or its ids, as tokens, one by one."""
 
     def __init__(self, prompt: Sequence[int], answer: dict[str, Any], params: SamplingParams,
                  cached_tokens: int) -> None:  # fmt: skip
@@ -81,7 +85,7 @@ class FakeGeneration:
     def __iter__(self) -> Iterator[Event]:
         yield Prefill(len(self.prompt), len(self.prompt))
         num_said, reason = 0, "stop"
-        for token in self.answer["text"].encode():
+        for token in self.answer.get("ids") or self.answer["text"].encode():
             if self.cancelled:
                 reason = "interrupt"
                 break

@@ -90,6 +90,72 @@ def test_no_template_completes_the_prompt_as_it_stands(program: Program) -> None
     assert program.engine.asked() == "Once upon"
 
 
+ASKED = "Q: x\nA: "
+SOURCE = "{% for m in messages %}Q: {{ m.content }}\n{% endfor %}A: "
+
+
+def test_a_template_from_a_file_or_by_name(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(SOURCE)
+    program.run("--template", str(tmp_path / "own.jinja"), "-p", "x")
+    assert program.engine.asked() == ASKED
+    program.engine.answers = [{"text": "Fine.\nUSER: and then"}]
+    result = program.run("--template", "vicuna", "-p", "x")
+    assert program.engine.asked().endswith(" USER: x ASSISTANT:") and result.stdout == "Fine.\n"
+
+
+def test_a_template_from_the_configuration(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.jinja").write_text(SOURCE)
+    monkeypatch.setenv("SWIFTCHAT_TEMPLATE", str(tmp_path / "own.jinja"))
+    program.run("-p", "x")
+    assert program.engine.asked() == ASKED
+    assert "template" in cli._option_names()
+
+
+def test_a_model_without_a_template_gets_its_familys(tmp_path: Path, program: Program) -> None:
+    fake_engine.make_folder(program.folder, template=None)
+    program.run("-p", "x")
+    assert program.engine.asked() == ("<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n")
+    spec = json.loads((program.folder / "tokenizer.json").read_text())
+    spec["added_tokens"][0]["content"] = "<|other|>"
+    (program.folder / "tokenizer.json").write_text(json.dumps(spec))
+    error = failure(program, "-p", "x")
+    assert error.exit_code == 7 and "--template" in error.hint and "chatml" in error.hint
+    program.run("--template", "alpaca", "-p", "x")
+    assert program.engine.asked().endswith("### Instruction:\nx\n\n### Response:\n")
+    program.engine.answers = [{"text": "y"}]
+    assert program.run("--no-template", "-p", "x").stdout == "y\n"
+
+
+def test_of_several_templates_one_is_chosen_by_name(program: Program) -> None:
+    file = program.folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config["chat_template"] = [
+        {"name": "default", "template": fake_engine.TEMPLATE}, {"name": "qa", "template": SOURCE}
+    ]  # fmt: skip
+    file.write_text(json.dumps(config))
+    program.run("--template", "qa", "-p", "x")
+    assert program.engine.asked() == ASKED
+    program.engine.answers = [{"text": "y"}]
+    program.run("-p", "x")
+    assert program.engine.asked().startswith("<|im_start|>user")
+
+
+def test_templates_that_are_none(program: Program, tmp_path: Path) -> None:
+    broken, binary, long = (tmp_path / name for name in ("a.jinja", "b.jinja", "c.jinja"))
+    broken.write_text("{% for %}")
+    binary.write_bytes(b"\xff")
+    long.write_text("x" * (1 << 21))
+    for name, code in (
+        ("no-such-name", 2), (str(tmp_path / "none.jinja"), 8), (str(tmp_path), 8),
+        (str(broken), 7), (str(binary), 7), (str(long), 7),
+    ):  # fmt: skip
+        assert failure(program, "--template", name, "-p", "x").exit_code == code, name
+    assert "chatml" in failure(program, "--template", "no-such-name", "-p", "x").hint
+    assert failure(program, "--template", "chatml", "--no-template", "-p", "x").exit_code == 2
+
+
 def test_sampling_flags_reach_the_engine(program: Program) -> None:
     program.run(
         "-p", "x", "--temp", "0.3", "--top-k", "5", "--top-p", "0.8", "--min-p", "0.1", "--seed",

@@ -273,6 +273,30 @@ def test_the_history_file_is_private(chat: Callable[..., Terminal]) -> None:
     assert "secret" in file.read_text()
 
 
+HOSTILE = [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ cycler.__init__.__globals__.os.system('touch escaped') }}",
+    "{{ 10**(10**8) }}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% set x = 'xx' %}" + "{% set x = x ~ x %}" * 60,
+]
+
+
+@pytest.mark.parametrize("source", HOSTILE)
+def test_a_hostile_template_ends_soon_with_7(
+    program: Program, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine.make_folder(program.folder, template=source)
+    monkeypatch.chdir(tmp_path)
+    started = time.monotonic()
+    result = program.run("-p", "x")
+    assert time.monotonic() - started < 5  # 2 s, and starting on a busy machine
+    lines = result.stderr.decode().splitlines()
+    assert (result.returncode, result.stdout, len(lines)) == (7, b"", 2)
+    assert lines[0].startswith("error: the chat template cannot be used")
+    assert not (tmp_path / "escaped").exists()
+
+
 class FailingEngine(fake_engine.FakeEngine):
     """Fails to load the first time."""
 

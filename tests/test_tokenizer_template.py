@@ -390,7 +390,39 @@ def test_where_the_template_comes_from(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).template == "plain"
     (tmp_path / "chat_template.jinja").write_text("own file")
     assert Tokenizer.load(tmp_path / "tokenizer.json").template == "own file"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("rag file")
+    assert Tokenizer.load(tmp_path).templates == {"default": "own file", "rag": "rag file"}
     assert ours(CHATML).eos_ids == (1, 2)
+
+
+def test_tools_choose_the_template_for_them() -> None:
+    named = [{"name": "tool_use", "template": "hello"}, {"name": "default", "template": "user"}]
+    tokenizer = Tokenizer.from_json(SPEC, {"chat_template": named})
+    chat = [{"role": "user", "content": "x"}]
+    assert tokenizer.decode(tokenizer.apply_template(chat)) == "user"
+    assert tokenizer.decode(tokenizer.apply_template(chat, tools=[])) == "hello"
+    assert tokenizer.decode(tokenizer.apply_template(chat, template="the")) == "the"
+    without_default = Tokenizer.from_json(SPEC, {"chat_template": named[:1]})
+    with pytest.raises(BadModelFile, match="only tool_use"):
+        without_default.apply_template(chat)
+
+
+@pytest.mark.parametrize("value", [7, {"default": "x"}, [7], [{"name": "x"}], [{"template": "x"}]])
+def test_what_is_no_template(value: Any) -> None:
+    with pytest.raises(BadModelFile, match="chat_template"):
+        Tokenizer.from_json(SPEC, {"chat_template": value})
+
+
+def test_a_template_writes_in_proportion_to_what_it_is_given() -> None:
+    """Five times what it was given is too much, beyond a free megabyte; once is not."""
+    chat = [{"role": "user", "content": "x " * (1 << 20)}]
+    once, often = (
+        "{% for m in messages %}" + "{{ m.content }}" * times + "{% endfor %}" for times in (1, 9)
+    )
+    assert len(ChatTemplate(once).render([{"messages": chat}])[0] or "") == 1 << 21
+    with pytest.raises(BadModelFile, match="too much text"):
+        ChatTemplate(often).render([{"messages": chat}])
 
 
 def test_jinja_is_loaded_only_for_templates() -> None:
