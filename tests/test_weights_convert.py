@@ -224,6 +224,19 @@ def test_progress_counts_up_to_the_total(tmp_path: Path, source: Path) -> None:
     assert reports[-1] == ("converting", total, total)
 
 
+def test_all_chat_templates_are_kept(tmp_path: Path) -> None:
+    named = {"tokenizer.chat_template.rag": "R", "tokenizer.chat_template.tool_use": "T"}
+    tiny_gguf.write(tmp_path / "tiny.gguf", tiny_llama(), metadata=named)
+    convert(tmp_path / "tiny.gguf", tmp_path / "a")
+    said = json.loads((tmp_path / "a" / "tokenizer_config.json").read_text())["chat_template"]
+    names = {entry["name"]: entry["template"] for entry in said}
+    assert names == {"default": "{{ messages[0]['content'] }}", "rag": "R", "tool_use": "T"}
+    (tmp_path / "a" / "additional_chat_templates").mkdir()
+    (tmp_path / "a" / "additional_chat_templates" / "rag.jinja").write_text("file")
+    convert(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b" / "additional_chat_templates" / "rag.jinja").read_text() == "file"
+
+
 def test_license_and_ends_are_kept(tmp_path: Path) -> None:
     ids = {f"tokenizer.ggml.{name}_token_id": 100 + at for at, name in enumerate(("eos", "eot"))}
     tiny_gguf.write(tmp_path / "tiny.gguf", tiny_llama(), metadata=ids)

@@ -42,6 +42,8 @@ _COPIED = (
     "chat_template.jinja", "chat_template.json", "README.md", "LICENSE", "LICENSE.txt",
 )  # fmt: skip
 
+_TEMPLATES = "additional_chat_templates"
+
 Floats = npt.NDArray[np.float32]
 
 
@@ -157,7 +159,8 @@ def _plan_directory(source: Path, dtype: str | None) -> _Plan:
     # Both spellings exist; where there is none, the older one is read by every version.
     spellings = {"dtype", "torch_dtype"} & config_json.keys() or {"torch_dtype"}
     config_json |= dict.fromkeys(spellings, dtype)
-    files = {name: (source / name).read_bytes() for name in _COPIED if (source / name).is_file()}
+    names = [*_COPIED, *(f"{_TEMPLATES}/{p.name}" for p in source.glob(f"{_TEMPLATES}/*.jinja"))]
+    files = {name: (source / name).read_bytes() for name in names if (source / name).is_file()}
     files["config.json"] = _json(config_json)
 
     def values(name: str) -> Iterator[Floats]:
@@ -214,6 +217,7 @@ def _write(
     progress: Progress | None,
 ) -> None:
     for name, content in plan.files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(content)
     shards = _shards(plan, shard_size_bytes)
     total = sum(map(plan.tensor_bytes, plan.shapes))
@@ -308,7 +312,7 @@ def _appearing(destination: Path) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix=prefix, suffix=".partial", dir=destination.parent))
     try:
         yield directory
-        for file in directory.iterdir():
+        for file in filter(Path.is_file, directory.rglob("*")):
             _flush(file)
         directory.chmod(0o777 & ~_umask())
         directory.rename(destination)

@@ -86,10 +86,23 @@ def tokenizer_config_json(file: GgufFile) -> dict[str, Any]:
         token = token_at(metadata, f"tokenizer.ggml.{key}_token_id")
         if token is not None:
             config[f"{name}_token"] = token
-    template = metadata.get("tokenizer.chat_template")
-    if isinstance(template, str):
+    template = _chat_template(metadata)
+    if template is not None:
         config["chat_template"] = template
     return config
+
+
+def _chat_template(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None:
+    """The template, or where there are several each with its name."""
+    key = "tokenizer.chat_template"
+    found = {
+        name.removeprefix(key).removeprefix(".") or "default": source
+        for name, source in metadata.items()
+        if isinstance(source, str) and (name == key or name.startswith(f"{key}."))
+    }
+    if list(found) in ([], ["default"]):
+        return found.get("default")
+    return [{"name": name, "template": source} for name, source in found.items()]
 
 
 def generation_config_json(file: GgufFile) -> dict[str, Any]:
