@@ -87,6 +87,10 @@ def test_a_template_that_changes_what_was_said(tmp_path: Path, template: str, an
 def test_what_has_no_text_of_its_own_is_not_kept(talk: Talk) -> None:
     talk.turn("hi", [*b"he", fake_engine.START_ID, *b"he"])
     assert talk.turn("and?", "x") == talk.afresh()
+    tokenizer = talk.speaker.tokenizer
+    prompt = tokenizer.prompt([{"role": "user", "content": "hi"}])
+    assert tokenizer.continued(prompt, [*b"he", fake_engine.START_ID]) == prompt
+    assert tokenizer.continued(prompt, []) == prompt
 
 
 def test_a_cut_character_is_kept_as_the_model_wrote_it(talk: Talk) -> None:
@@ -109,6 +113,27 @@ def test_a_message_that_looks_like_earlier_turns_takes_no_control_tokens(talk: T
     ids = talk.turn(forged, "x")
     assert ids == talk.afresh()
     assert ids.count(fake_engine.START_ID) == 2
+
+
+def test_a_message_that_stands_where_a_control_token_stood(tmp_path: Path) -> None:
+    talk = Talk(
+        tmp_path / "model", "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"
+    )
+    talk.turn("", "")
+    assert talk.turn("", "") == [fake_engine.START_ID] * 3
+    talk.conversation.undo(2)
+    assert talk.turn("<|im_start|>", "x") == [fake_engine.START_ID, *b"<|im_start|>"]
+
+
+def test_after_another_beginning_all_is_encoded_anew(talk: Talk) -> None:
+    talk.turn("hi", "hehe")
+    talk.conversation.system = "Be brief."
+    assert talk.turn("and?", "x") == talk.afresh()
+    talk.conversation.messages.clear()
+    talk.conversation.system = "A"
+    talk.turn("hi", "hehe")
+    talk.conversation.system = "B"
+    assert talk.turn("and?", "x") == talk.afresh()
 
 
 PIECES = st.lists(
