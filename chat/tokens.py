@@ -44,7 +44,8 @@ def tokens(file: str, model: str | None, show: bool, with_ids: bool, as_json: bo
         print(json_module.dumps(report, ensure_ascii=False))
         return
     if show:
-        print(coloured(pieces) if _has_colours() else separated(pieces))
+        shown = coloured(pieces) if _has_colours() else separated(pieces)
+        print(shown, end="" if shown.endswith("\n") else "\n")
     if with_ids:
         print(*ids)
     print(len(ids), file=sys.stderr if show or with_ids else sys.stdout)

@@ -44,6 +44,7 @@ def test_ids_and_pieces_leave_the_count_to_stderr(folder: Path) -> None:
     assert (result.stdout, result.stderr) == (b"258 259 105\n", b"3\n")
     result = run(folder, "-", "--show", stdin="he h\n你".encode())
     assert result.stdout.decode() == "he|·h|⏎\n|\\xe4|\\xbd|\\xa0\n"
+    assert run(folder, "-", "--show", stdin=b"he\n").stdout.decode() == "he|⏎\n"
 
 
 def test_json(folder: Path) -> None:

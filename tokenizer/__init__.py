@@ -41,8 +41,9 @@ A GGUF file is read by `swiftchat.weights`, which this package does not import:
 `Tokenizer.from_files(tokenizer_files(GgufFile.open(path).metadata))`.
 
 Text that somebody wrote never becomes a control token: `encode` knows none, and a chat
-template's own are told from those in messages by where they come from (`provenance.py`).
-Files are not believed: `swiftchat.errors.BadModelFile` names the field that is wrong.
+template's own are told from those in messages, tools and other variables by where they come
+from (`provenance.py`). Files are not believed: `swiftchat.errors.BadModelFile` names the field that
+is wrong.
 """
 
 from swiftchat.tokenizer.prompt import Prompt

@@ -91,5 +91,5 @@ class ChatTemplate:
 def _refuse(reason: str) -> Never:
     raise BadModelFile(
         f"the chat template cannot be used: {reason[:300]}",
-        "use --no-template to complete plain text",
+        "choose another with --template, or use --no-template to complete plain text",
     )
