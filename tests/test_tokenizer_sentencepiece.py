@@ -137,6 +137,13 @@ def test_metadata_of_gguf_say_all(name: str) -> None:
         assert ours.encode(text) == theirs.encode(text)
 
 
+@pytest.mark.parametrize("unknown", [{}, {"unknown_token_id": 1}])
+def test_padding_that_gguf_calls_unknown(unknown: dict[str, int]) -> None:
+    tokens = ["a", "<unk>", "▁", "[PAD1]", "[PAD2]"]
+    file = vocabulary_file("llama", tokens, [0.0] * 5, [1, 2, 1, 2, 2], **unknown)
+    assert Tokenizer.from_sentencepiece(file).encode("a[PAD1]") == [2, 0, 1]
+
+
 def test_tokens_beside_the_file() -> None:
     data = trained("bpe user-defined")
     usr = pair("bpe user-defined")[1].piece_to_id("<usr>")

@@ -12,7 +12,7 @@ __all__ = ["SENTENCEPIECE_KINDS", "tokenizer_model"]
 # `tokenizer.ggml.model`, and what the algorithm is in sentencepiece_model.proto.
 SENTENCEPIECE_KINDS = {"t5": 1, "llama": 2}
 # Kinds of tokens; those of GGUF are those of the protobuf.
-_UNKNOWN, _BYTE = 2, 6
+_UNKNOWN, _UNUSED, _BYTE = 2, 5, 6
 _KINDS = range(1, 7)
 
 
@@ -31,9 +31,11 @@ def tokenizer_model(
         raise BadModelFile("tokenizer.ggml.scores has something that is no number")
     if not all(kind in _KINDS for kind in kinds):
         raise BadModelFile("tokenizer.ggml.token_type has a kind that there is not")
-    kinds = list(kinds)
-    unknown_id = metadata.get("tokenizer.ggml.unknown_token_id", 0)
-    if _UNKNOWN not in kinds and type(unknown_id) is int and 0 <= unknown_id < len(kinds):
+    # One token is what anything unknown becomes; padding is often called unknown, too.
+    first = kinds.index(_UNKNOWN) if _UNKNOWN in kinds else 0
+    unknown_id = metadata.get("tokenizer.ggml.unknown_token_id", first)
+    kinds = [_UNUSED if kind == _UNKNOWN else kind for kind in kinds]
+    if type(unknown_id) is int and 0 <= unknown_id < len(kinds):
         kinds[unknown_id] = _UNKNOWN
     model = metadata["tokenizer.ggml.model"]
     pieces = (
