@@ -42,12 +42,9 @@ argmax_kernel(const float* logits, float* values, int* ids, u64* workspace, int 
     }
     best = block_reduce<THREADS>(best, Max(), scratch);
     if (threadIdx.x) return;
-    u64* joined = workspace + 2 * row;
-    u32* arrived = (u32*)(joined + 1);
+    u64 *joined = workspace + 2 * row, *arrived = joined + 1;
     atomicMax(joined, best);
-    __threadfence();  // the maximum before the arrival
-    if (atomicAdd(arrived, 1u) + 1 != gridDim.x) return;
-    __threadfence();
+    if (count_arrival(arrived) + 1 != gridDim.x) return;
     best = atomicExch(joined, 0ull);
     *arrived = 0;
     values[row] = best == BAD ? __uint_as_float(0x7fc00000u) : key_logit(best);

@@ -34,3 +34,32 @@ __device__ __forceinline__ A block_reduce(A value, Op op, A* scratch) {
     for (int i = 1; i < WARPS; i++) value = op(value, scratch[i]);
     return value;
 }
+
+// The sums of N values a thread, in one pass; `scratch` as above, for each of them.
+template <int THREADS, int N>
+__device__ __forceinline__ void block_sums(u64 (&values)[N], u64 (*scratch)[THREADS / WARP]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) values[i] = warp_reduce(values[i], Sum());
+    __syncthreads();  // whoever read the scratch of an earlier call is done
+    if (threadIdx.x % WARP == 0)
+#pragma unroll
+        for (int i = 0; i < N; i++) scratch[i][threadIdx.x / WARP] = values[i];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        values[i] = 0;
+#pragma unroll
+        for (int w = 0; w < THREADS / WARP; w++) values[i] += scratch[i][w];
+    }
+}
+
+// Adds 1 to a counter of all blocks and returns what it was. What this block's threads wrote before
+// their last __syncthreads() is visible to whoever sees the addition, and the other way round.
+__device__ __forceinline__ u64 count_arrival(u64* counter) {
+    u64 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], 1;"
+                 : "=l"(before)
+                 : "l"(__cvta_generic_to_global(counter))
+                 : "memory");
+    return before;
+}

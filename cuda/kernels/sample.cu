@@ -43,15 +43,9 @@ __device__ __forceinline__ u64 random_bits(u64 seed, u32 position) {
 }
 
 // A block's part: its tokens' mass and candidates, and a histogram where they are too many to list.
-__device__ __forceinline__ void survey(Shared& s, const Row& row, const Work& work) {
-    float logits[PER_THREAD];
+__device__ __forceinline__ void survey(Shared& s, const Row& row, const Work& work,
+                                       const float (&logits)[PER_THREAD]) {
     int first = blockIdx.x * CHUNK + threadIdx.x;
-#pragma unroll
-    for (int j = 0; j < PER_THREAD; j++) {
-        int id = first + j * THREADS;
-        // Past the end -inf: no mass, and no candidate.
-        logits[j] = id < row.vocab ? row.logits[id] : -infinity();
-    }
     if (threadIdx.x < 2) s.taken[threadIdx.x] = 0;
     __syncthreads();
     u64 sum = 0, near_sum = 0;
@@ -67,11 +61,11 @@ __device__ __forceinline__ void survey(Shared& s, const Row& row, const Work& wo
         if (0 <= near && near < SEGMENT) work.list(blockIdx.x, 0)[near] = key;
         if (0 <= far && far < SEGMENT) work.list(blockIdx.x, 1)[far] = key;
     }
-    sum = block_reduce<THREADS>(sum, Sum(), s.scratch);
-    near_sum = block_reduce<THREADS>(near_sum, Sum(), s.scratch);
+    u64 sums[2] = {sum, near_sum};
+    block_sums<THREADS>(sums, s.scratch);
     if (threadIdx.x == 0) {
-        work.masses[blockIdx.x] = sum;
-        work.nearby[blockIdx.x] = near_sum;
+        work.masses[blockIdx.x] = sums[0];
+        work.nearby[blockIdx.x] = sums[1];
         work.counts[blockIdx.x] = (u64)s.taken[0] << 32 | (u32)s.taken[1];
     }
     if (max(s.taken[0], s.taken[1]) <= SEGMENT) return;
@@ -92,7 +86,7 @@ __device__ __forceinline__ void survey(Shared& s, const Row& row, const Work& wo
 // Nothing truncates: the first id at which the masses of all reach the drawn one.
 __device__ __forceinline__ void draw_by_id(Shared& s, const Row& row, const Work& work, int* out) {
     int thread = threadIdx.x, blocks = gridDim.x;
-    s.masses[thread] = block_scan(thread < blocks ? __ldcg(work.masses + thread) : 0, s.scratch);
+    s.masses[thread] = block_scan(thread < blocks ? __ldcg(work.masses + thread) : 0, s.scratch[0]);
     __syncthreads();
     u64 target = drawn_mass(row, s.masses[blocks - 1]);
     int block = first_at_least(s.masses, blocks, target);
@@ -104,7 +98,7 @@ __device__ __forceinline__ void draw_by_id(Shared& s, const Row& row, const Work
         mass[j] = first + j < row.vocab ? mass_of(row, row.logits[first + j]) : 0;
         sum += mass[j];
     }
-    u64 before = block_scan(sum, s.scratch) - sum;
+    u64 before = block_scan(sum, s.scratch[0]) - sum;
 #pragma unroll
     for (int j = 0; j < PER_THREAD; j++) {
         if (before < target && target <= before + mass[j]) *out = first + j;
@@ -112,13 +106,13 @@ __device__ __forceinline__ void draw_by_id(Shared& s, const Row& row, const Work
     }
 }
 
-// Puts all n near or far candidates of the row into the list.
+// Puts all n near or far candidates of the row into the list; `count` says how many this thread's
+// chunk has.
 __device__ __forceinline__ void load_candidates(Shared& s, const Work& work, u64* list, int far,
-                                                int n) {
+                                                int n, u64 count) {
     constexpr int EACH = LIST / THREADS;
     int thread = threadIdx.x, blocks = gridDim.x;
-    u64 counts = thread < blocks ? __ldcg(work.counts + thread) : 0;
-    s.counts[thread] = (u32)block_scan(far ? num_far(counts) : num_near(counts), s.scratch);
+    s.counts[thread] = (u32)block_scan(far ? num_far(count) : num_near(count), s.scratch[0]);
     __syncthreads();
     u64 keys[EACH];
 #pragma unroll
@@ -138,16 +132,15 @@ __device__ __forceinline__ void load_candidates(Shared& s, const Work& work, u64
 // more of the other tokens: they bound the mass that top-p is a share of, and the least and the
 // greatest must lead to the same token.
 __device__ __forceinline__ bool draw_from_candidates(Shared& s, const Row& row, const Work& work,
-                                                     u64 total, u64 counts, int* out) {
+                                                     u64 total, u64 near_mass, u64 counts,
+                                                     u64 count, int* out) {
     int thread = threadIdx.x, n = num_near(counts);
     bool limited = row.top_k < row.vocab;
-    u64 near_mass = thread < gridDim.x ? __ldcg(work.nearby + thread) : 0;
-    near_mass = block_reduce<THREADS>(near_mass, Sum(), s.scratch);
     bool enough = limited ? n >= row.top_k : near_mass >= kept_mass(row, total);
     if ((enough ? n : n + num_far(counts)) > LIST) return false;
-    load_candidates(s, work, s.list, 0, n);
+    load_candidates(s, work, s.list, 0, n, count);
     if (!enough) {
-        load_candidates(s, work, s.list + n, 1, num_far(counts));
+        load_candidates(s, work, s.list + n, 1, num_far(counts), count);
         n += num_far(counts);
     }
     rank_list(s, row, n, row.top_k);
@@ -171,14 +164,14 @@ __device__ __forceinline__ bool draw_from_candidates(Shared& s, const Row& row, 
 __device__ __forceinline__ void draw_by_rank(Shared& s, const Row& row, const Work& work,
                                              int* out) {
     int thread = threadIdx.x;
-    bool mine = thread < gridDim.x;
-    u64 total = block_reduce<THREADS>(mine ? __ldcg(work.masses + thread) : 0, Sum(), s.scratch);
-    u64 counts = mine ? __ldcg(work.counts + thread) : 0;
+    Chunk chunk(work, thread < gridDim.x);
+    u64 sums[3] = {chunk.mass, chunk.near_mass, chunk.count};
     // A list that is not whole counts as too long.
-    if (num_near(counts) > SEGMENT) counts += (u64)(LIST + 1) << 32;
-    if (num_far(counts) > SEGMENT) counts += LIST + 1;
-    counts = block_reduce<THREADS>(counts, Sum(), s.scratch);
-    if (!draw_from_candidates(s, row, work, total, counts, out))
+    if (num_near(chunk.count) > SEGMENT) sums[2] += (u64)(LIST + 1) << 32;
+    if (num_far(chunk.count) > SEGMENT) sums[2] += LIST + 1;
+    block_sums<THREADS>(sums, s.scratch);
+    u64 total = sums[0], counts = sums[2];
+    if (!draw_from_candidates(s, row, work, total, sums[1], counts, chunk.count, out))
         draw_from_row(s, row, work, total, out);
     // There may be a histogram: none for the next call.
     if (max(num_near(counts), num_far(counts)) > LIST) work.mass[thread] = work.count[thread] = 0;
@@ -191,8 +184,17 @@ sample_kernel(const float* logits, const float* values, const int* ids, const fl
     __shared__ Shared s;
     start_dependents();
     wait_for_upstream();
-    int r = blockIdx.y, k = top_k[r], greedy = ids[r];
-    float heat = temperature[r];
+    // All that has to come from memory is asked for at once.
+    int r = blockIdx.y, k = top_k[r], greedy = ids[r], position = positions[r];
+    float heat = temperature[r], top = values[r], mass_share = top_p[r], least_share = min_p[r];
+    u64 seed = seeds[r];
+    float chunk[PER_THREAD];
+#pragma unroll
+    for (int j = 0; j < PER_THREAD; j++) {
+        int id = blockIdx.x * CHUNK + threadIdx.x + j * THREADS;
+        // Past the end -inf: no mass, and no candidate.
+        chunk[j] = id < vocab ? logits[(i64)r * vocab + id] : -infinity();
+    }
     if (heat == 0 || greedy < 0) {
         if (blockIdx.x == 0 && threadIdx.x == 0) out[r] = greedy;
         return;
@@ -200,22 +202,20 @@ sample_kernel(const float* logits, const float* values, const int* ids, const fl
     Row row;
     row.logits = logits + (i64)r * vocab;
     row.vocab = vocab;
-    row.max = values[r];
+    row.max = top;
     row.sharpness = __fdiv_rn(1.f, fmaxf(heat, 1e-6f));
     row.scale = row.sharpness * (BINS / REACH);
     row.top_k = 0 < k && k < vocab ? k : vocab;
-    row.top_p = top_p[r];
-    row.floor = __float2ull_ru(min_p[r] * (float)ONE);
-    row.uniform = random_bits(seeds[r], (u32)positions[r]);
+    row.top_p = mass_share;
+    row.floor = __float2ull_ru(least_share * (float)ONE);
+    row.uniform = random_bits(seed, (u32)position);
     row.whole = row.top_k == vocab && row.floor == 0 && row.top_p >= 1;
     Work work(workspace + r * work_size, gridDim.x);
-    survey(s, row, work);
+    survey(s, row, work, chunk);
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence();  // the block's part before its arrival
-        s.last = atomicAdd(work.arrived, 1ull) + 1 == gridDim.x;
+        s.last = count_arrival(work.arrived) + 1 == gridDim.x;
         if (s.last) *work.arrived = 0;
-        __threadfence();
     }
     __syncthreads();
     if (!s.last) return;

@@ -45,6 +45,16 @@ struct Work {
         return keys + (2 * block + far) * SEGMENT;
     }
 };
+// What the last block knows of a chunk, a thread each; they come from memory together.
+struct Chunk {
+    u64 mass, near_mass, count;
+    __device__ Chunk(const Work& work, bool is_there) : mass(0), near_mass(0), count(0) {
+        if (!is_there) return;
+        mass = __ldcg(work.masses + threadIdx.x);
+        near_mass = __ldcg(work.nearby + threadIdx.x);
+        count = __ldcg(work.counts + threadIdx.x);
+    }
+};
 __device__ __forceinline__ int num_near(u64 count) { return (int)(count >> 32); }
 __device__ __forceinline__ int num_far(u64 count) { return (int)(u32)count; }
 
@@ -57,7 +67,7 @@ struct Shared {
     Histogram histogram;
     u64 masses[BINS];  // the bins' masses, then each one's and all before it
     u32 counts[BINS];
-    u64 scratch[THREADS / WARP];
+    u64 scratch[3][THREADS / WARP];
     u64 before_count, before_mass;  // of the bin that `pick` chose, and its members
     int members, bin, taken[2], choice[2];
     bool last;
@@ -190,7 +200,7 @@ __device__ __forceinline__ void rank_list(Shared& s, const Row& row, int n, int 
         mass[j] = i < n && i < top_k ? mass_of(row, key_logit(s.list[i])) : 0;
         sum += mass[j];
     }
-    u64 before = block_scan(sum, s.scratch) - sum;
+    u64 before = block_scan(sum, s.scratch[0]) - sum;
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
         before += mass[j];

@@ -78,8 +78,8 @@ __device__ __forceinline__ void tally(Shared& s, const Row& row, const Work& wor
         }
     }
     __syncthreads();
-    u64 counts = block_scan(s.histogram.count[thread], s.scratch);
-    u64 masses = block_scan(bin_mass(s.histogram, thread), s.scratch);
+    u64 counts = block_scan(s.histogram.count[thread], s.scratch[0]);
+    u64 masses = block_scan(bin_mass(s.histogram, thread), s.scratch[0]);
     s.counts[thread] = thread == REST ? row.vocab : (u32)counts;
     s.masses[thread] = thread == REST ? total : masses;
     __syncthreads();
@@ -111,8 +111,8 @@ __device__ __forceinline__ void narrow(Shared& s, const Row& row, Window& window
         lowest = min(lowest, key);
         highest = max(highest, key);
     });
-    window.high = block_reduce<THREADS>(highest, Max(), s.scratch);
-    window.low = ~block_reduce<THREADS>(~lowest, Max(), s.scratch);
+    window.high = block_reduce<THREADS>(highest, Max(), s.scratch[0]);
+    window.low = ~block_reduce<THREADS>(~lowest, Max(), s.scratch[0]);
     window.top = key_logit(window.high);
     float range = window.top - key_logit(window.low);
     window.equal = range == 0;
@@ -129,8 +129,8 @@ __device__ __forceinline__ void narrow(Shared& s, const Row& row, Window& window
     });
     __syncthreads();
     u64 members = s.histogram.count[threadIdx.x], own = bin_mass(s.histogram, threadIdx.x);
-    count += block_scan(members, s.scratch);
-    mass += block_scan(own, s.scratch);
+    count += block_scan(members, s.scratch[0]);
+    mass += block_scan(own, s.scratch[0]);
     pick(s, by_count, target, count, mass, members, own);
     window.bin = s.bin;
 }
