@@ -111,7 +111,7 @@ struct Loader {
             next = entry(index + batch_steps());
         }
         int part = lane() & ((1 << log_parts) - 1);
-        int block = __shfl_sync(ALL, batch, (index << log_parts) + part & WARP - 1);
+        int block = __shfl_sync(ALL, batch, ((index << log_parts) + part) & (WARP - 1));
         int token = share.token(index) + (part << log_rows);
         int head = block * 2 * num_kv_heads + kv_head + (values ? num_kv_heads : 0);
         int row = (head << shift) + (token & ((1 << shift) - 1));
