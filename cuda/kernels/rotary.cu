@@ -1,7 +1,10 @@
-// rotary: turns the query and key heads by their positions and stores keys and values in the cache.
+// rotary: normalises query and key heads, turns them by their positions, and stores keys and values
+// in the cache.
 //
-//   qkv         T [n, num_heads + 2 * num_kv_heads, head_dim]; the queries are turned in place,
+//   qkv         T [n, num_heads + 2 * num_kv_heads, head_dim]; the queries are changed in place,
 //               keys and values only read
+//   q_norm, k_norm  T [head_dim], with QK_NORM: each head is divided by its root mean square and
+//               multiplied by these (RMSNorm; Qwen3, 2025); eps is added to the mean square
 //   cos_sin     fp32 [max_positions, rotary_dim]: cosines of a position's angles, then sines;
 //               null when rotary_dim is 0 (nothing is turned)
 //   positions   int32 [n]
@@ -18,7 +21,9 @@
 // A thread holds 2 * WIDTH elements, whole pairs of one place in a head, for up to 4 heads, all of
 // them loaded before the first is turned; the angles are the same for all. WIDTH elements are
 // one access: 8, 4, 2 or 1, a divisor of rotary_dim / 2 and head_dim / 2. head_dim <= 256.
-// In fp32, rounded once.
+// With QK_NORM neighbouring lanes that hold a head add their squares: head_dim / (2 * WIDTH) must
+// be a power of two up to 32. In fp32, rounded once.
+// Compiled with INTERLEAVED, QK_NORM, WIDTH.
 // Test: tests/kernels/test_rotary.py, relative 2^-8 (bf16), 2^-11 (fp16), 2e-6 (fp32): one rounding
 // of the result. Values, and elements that are not turned, are equal.
 #include "vectors.cuh"
@@ -29,15 +34,33 @@ struct Item {
     Pack<T, W> low, high;
 };
 
-// Turns an item's pairs by W angles in a row.
-__device__ __forceinline__ void turn(Item& item, const Pack<float, W>& cos,
-                                     const Pack<float, W>& sin) {
-    float at[2 * W], low[W], high[W];
+// The weights of a head's norm, at an item's place.
+struct NormWeight {
+    Pack<T, W> low, high;
+};
+
+// Divides a head, of which `items` neighbouring lanes hold a part, by its root mean square.
+__device__ __forceinline__ void normalise(float (&at)[2 * W], bool is_query,
+                                          const NormWeight& query, const NormWeight& key,
+                                          int items, float eps) {
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * W; i++) squares += at[i] * at[i];
+    u32 lane = threadIdx.x % WARP, first = lane & ~(items - 1);
+    u32 sharers = (items == WARP ? ALL : (1u << items) - 1) << first;
+    for (int lanes = 1; lanes < items; lanes *= 2)
+        squares += __shfl_xor_sync(sharers, squares, lanes);
+    float factor = rsqrtf(squares / (2 * W * items) + eps);
 #pragma unroll
     for (int i = 0; i < W; i++) {
-        at[i] = item.low[i];
-        at[W + i] = item.high[i];
+        at[i] *= factor * (is_query ? query.low[i] : key.low[i]);
+        at[W + i] *= factor * (is_query ? query.high[i] : key.high[i]);
     }
+}
+
+// Turns an item's pairs by W angles in a row.
+__device__ __forceinline__ void turn(float (&at)[2 * W], const Pack<float, W>& cos,
+                                     const Pack<float, W>& sin) {
 #pragma unroll
     for (int i = 0; i < W; i++) {
         constexpr int STRIDE = INTERLEAVED ? 2 : 1, PARTNER = INTERLEAVED ? 1 : W;
@@ -45,6 +68,17 @@ __device__ __forceinline__ void turn(Item& item, const Pack<float, W>& cos,
         at[STRIDE * i] = x * cos[i] - y * sin[i];
         at[STRIDE * i + PARTNER] = y * cos[i] + x * sin[i];
     }
+}
+
+__device__ __forceinline__ void unpack(const Item& item, float (&at)[2 * W]) {
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        at[i] = item.low[i];
+        at[W + i] = item.high[i];
+    }
+}
+__device__ __forceinline__ void pack(const float (&at)[2 * W], Item& item) {
+    float low[W], high[W];
 #pragma unroll
     for (int i = 0; i < W; i++) {
         low[i] = at[i];
@@ -55,9 +89,9 @@ __device__ __forceinline__ void turn(Item& item, const Pack<float, W>& cos,
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-rotary_kernel(T* qkv, const float* cos_sin, const int* positions, const int* positions2,
-              const int* slots, T* cache, int num_heads, int num_kv_heads, int head_dim,
-              int rotary_dim, int log2_block) {
+rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, const int* positions,
+              const int* positions2, const int* slots, T* cache, int num_heads, int num_kv_heads,
+              int head_dim, int rotary_dim, int log2_block, float eps) {
     start_dependents();
     int items = head_dim / (2 * W), item = threadIdx.x % items;
     int group = threadIdx.x / items, groups = THREADS / items;
@@ -75,10 +109,14 @@ rotary_kernel(T* qkv, const float* cos_sin, const int* positions, const int* pos
     }
 
     int heads = num_heads + 2 * num_kv_heads;
-    // Without an angle there is nothing to do for the queries.
-    int first = (rotary_dim ? 0 : num_heads) + blockIdx.y * UNROLL * groups + group;
+    // Without angle or norm there is nothing to do for the queries.
+    int first = (QK_NORM || rotary_dim ? 0 : num_heads) + blockIdx.y * UNROLL * groups + group;
     qkv += (row * heads + first) * head_dim;
     i64 next = (i64)groups * head_dim;  // from a head to the thread's next one
+#if QK_NORM  // constants, which depend on nobody
+    NormWeight q_weight{load<W>(q_norm + low), load<W>(q_norm + high)};
+    NormWeight k_weight{load<W>(k_norm + low), load<W>(k_norm + high)};
+#endif
     wait_for_upstream();
 
     int slot = slots[row], position = 0;
@@ -103,9 +141,17 @@ rotary_kernel(T* qkv, const float* cos_sin, const int* positions, const int* pos
     for (int u = 0; u < UNROLL; u++) {
         int head = first + u * groups, kv_head = head - num_heads;
         if (head >= heads) continue;
-        if (turned && kv_head < num_kv_heads) turn(held[u], cos, sin);
+        if (kv_head < num_kv_heads && (QK_NORM || turned)) {
+            float at[2 * W];
+            unpack(held[u], at);
+#if QK_NORM
+            normalise(at, kv_head < 0, q_weight, k_weight, items, eps);
+#endif
+            if (turned) turn(at, cos, sin);
+            pack(at, held[u]);
+        }
         T* to = kv_head < 0 ? qkv + u * next : cache + kv_head * kv_stride;
-        if (kv_head >= 0 ? slot < 0 : !turned) continue;
+        if (kv_head >= 0 ? slot < 0 : !(QK_NORM || turned)) continue;
         store(to + low, held[u].low);
         store(to + high, held[u].high);
     }

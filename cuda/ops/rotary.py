@@ -1,4 +1,6 @@
-"""Rotary position embedding, and the store to the KV cache: `kernels/rotary.cu`."""
+"""Heads normalised, turned by their positions, and stored in the cache: `kernels/rotary.cu`."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,29 +12,46 @@ _THREADS, _UNROLL = 128, 4
 _LAYOUTS = ("half", "interleaved")
 
 VARIANTS = [
-    {"DTYPE": name, "INTERLEAVED": interleaved, "WIDTH": width}
+    {"DTYPE": name, "INTERLEAVED": interleaved, "QK_NORM": norm, "WIDTH": width}
     for name in DTYPE_NAMES.values()
-    for interleaved in ("0", "1")
+    for interleaved, norm in (("0", "0"), ("1", "0"), ("0", "1"))
     for width in ("8", "4", "2", "1")
 ]
 
 
+@dataclass(frozen=True)
+class HeadNorm:
+    """RMSNorm of every query and key head; weights T [head_dim]."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
 def rotary_spec(dtype: torch.dtype, head_dim: int, rotary_dim: int,
-                layout: str = "half") -> KernelSpec:  # fmt: skip
+                layout: str = "half", normed: bool = False) -> KernelSpec:  # fmt: skip
     defines = {
         "DTYPE": DTYPE_NAMES[dtype],
         "INTERLEAVED": str(_LAYOUTS.index(layout)),
+        "QK_NORM": str(int(normed)),
         "WIDTH": str(_width(head_dim, rotary_dim)),
     }
-    return KernelSpec("rotary", "ppppppiiiii", defines)
+    return KernelSpec("rotary", "ppppppppiiiiif", defines)
+
+
+def head_norm_fits(head_dim: int, rotary_dim: int) -> bool:
+    """Whether `rotary` can normalise heads of this size."""
+    lanes = head_dim // (2 * _width(head_dim, rotary_dim))
+    return lanes <= 32 and lanes & (lanes - 1) == 0
 
 
 def rotary(gpu: Gpu, qkv: Tensor, cos_sin: Tensor | None, positions: Tensor, slots: Tensor,
            cache: Tensor, num_heads: int, num_kv_heads: int, *, layout: str = "half",
-           rotary_dim: int | None = None, positions2: Tensor | None = None) -> None:  # fmt: skip
-    """Turn the queries of qkv in place; store turned keys, and values, in one layer's cache.
+           rotary_dim: int | None = None, positions2: Tensor | None = None,
+           norm: HeadNorm | None = None) -> None:  # fmt: skip
+    """Normalise, with `norm`, and turn queries and keys; store keys and values in the cache.
 
-    qkv is T [n, num_heads + 2 * num_kv_heads, head_dim], its keys are not written back. The
+    qkv is T [n, num_heads + 2 * num_kv_heads, head_dim]: queries change in place, keys do not. The
     cache is T [num_blocks, 2 * num_kv_heads, block_size, head_dim], slots int32 [n]; a token
     with a slot below 0 is not stored. cos_sin is fp32 [max_positions, rotary_dim], in a row the
     cosines of the angles, then their sines; None (rotary_dim 0) only stores. Element i of a
@@ -52,6 +71,11 @@ def rotary(gpu: Gpu, qkv: Tensor, cos_sin: Tensor | None, positions: Tensor, slo
     check_tensor("qkv", qkv, (n, heads, head_dim), qkv.dtype, gpu)
     if cos_sin is not None:
         check_tensor("cos_sin", cos_sin, (cos_sin.shape[0], rotary_dim), "float32", gpu)
+    if norm is not None:
+        if not head_norm_fits(head_dim, rotary_dim):
+            raise ValueError(f"heads of {head_dim}, {rotary_dim} turned, cannot be normalised")
+        check_tensor("norm.query", norm.query, (head_dim,), qkv.dtype, gpu)
+        check_tensor("norm.key", norm.key, (head_dim,), qkv.dtype, gpu)
     check_tensor("positions", positions, (n,), "int32", gpu)
     check_tensor("positions2", positions2, (n,), "int32", gpu)
     check_tensor("slots", slots, (n,), "int32", gpu)
@@ -60,13 +84,14 @@ def rotary(gpu: Gpu, qkv: Tensor, cos_sin: Tensor | None, positions: Tensor, slo
     if n == 0:
         return
     groups = _THREADS // (head_dim // (2 * _width(head_dim, rotary_dim)))
-    wanted = heads if rotary_dim else 2 * num_kv_heads
+    wanted = heads if rotary_dim or norm else 2 * num_kv_heads
     turned = rotary_dim * (1 if positions2 is None else 2)
     moved = 2 * (num_heads * turned + 2 * num_kv_heads * head_dim) * qkv.element_size()
-    gpu.kernel(rotary_spec(qkv.dtype, head_dim, rotary_dim, layout))(
+    gpu.kernel(rotary_spec(qkv.dtype, head_dim, rotary_dim, layout, norm is not None))(
         (n, -(-wanted // (_UNROLL * groups))), _THREADS,
-        qkv, cos_sin, positions, positions2, slots, cache, num_heads, num_kv_heads, head_dim,
-        rotary_dim, block_size.bit_length() - 1, num_bytes=n * (moved + 4 * turned),
+        qkv, norm and norm.query, norm and norm.key, cos_sin, positions, positions2, slots, cache,
+        num_heads, num_kv_heads, head_dim, rotary_dim, block_size.bit_length() - 1,
+        norm.eps if norm else 0.0, num_bytes=n * (moved + 4 * turned),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.rotary import rotary
+from swiftchat.cuda.ops.rotary import HeadNorm, rotary
 
 pytestmark = pytest.mark.gpu
 POSITIONS = 500
@@ -98,6 +98,28 @@ def test_turned_and_stored(gpu: Gpu, dtype, layout: str, n: int, heads: int, kv_
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("n", "heads", "kv_heads", "head_dim", "rotary_dim"),
+    [(1, 32, 8, 128, 128), (67, 9, 3, 64, 64), (5, 8, 2, 256, 256), (3, 6, 6, 128, 32),
+     (4, 7, 1, 16, 6), (2, 5, 5, 64, 0)],
+)  # fmt: skip
+def test_normed_heads(gpu: Gpu, dtype, n: int, heads: int, kv_heads: int, head_dim: int,
+                      rotary_dim: int) -> None:  # fmt: skip
+    case, make = Case(dtype, n, heads, kv_heads, head_dim), Inputs(head_dim, dtype)
+    case.qkv[0] *= 100
+    case.qkv[:, 1] /= 100  # so small that eps counts
+    case.before = case.qkv.clone()
+    norm = HeadNorm(make.normal(head_dim) / 4 + 1, make.normal(head_dim) / 4 + 1, 1e-4)
+    table = angles(rotary_dim) if rotary_dim else None
+    case.run(gpu, table, rotary_dim=rotary_dim, norm=norm)
+    x = case.queries_and_keys()
+    x *= (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+    x[:, :heads] *= norm.query.double()
+    x[:, heads:] *= norm.key.double()
+    case.check(x if table is None else turned(x, table, case.positions, "half"), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "heads", "head_dim"), [(1, 32, 128), (11, 6, 64), (4, 3, 8)])
 def test_two_positions(gpu: Gpu, dtype, n: int, heads: int, head_dim: int) -> None:
     case, table = Case(dtype, n, heads, heads, head_dim), angles(head_dim // 2)
@@ -142,6 +164,12 @@ def test_wrong_arguments_are_refused(gpu: Gpu) -> None:
     ]:
         with pytest.raises(ValueError, match=match):
             case.run(gpu, angles(32) if match == "positions2 must be" else table, **options)
+    odd = Case(torch.float32, 4, 4, 2, 96)
+    ones = torch.ones(96, device="cuda")
+    with pytest.raises(ValueError, match="cannot be normalised"):
+        odd.run(gpu, angles(96), norm=HeadNorm(ones, ones, 1e-6))
+    with pytest.raises(ValueError, match="key must be"):
+        case.run(gpu, table, norm=HeadNorm(ones[:64].clone(), ones, 1e-6))
     case.heads = 5
     with pytest.raises(ValueError, match="8 heads, not 5"):
         case.run(gpu, table)
