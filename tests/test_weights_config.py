@@ -104,7 +104,8 @@ def test_absent_keys_mean_what_transformers_takes(name: str) -> None:
         ("eos_token_id", list(range(97)) * 3),
         ("torch_dtype", "int8"),
         ("dtype", ["bfloat16"]),
-        ("hidden_act", "gelu"),
+        ("hidden_act", "mish"),
+        ("hidden_act", ["silu"]),
         ("partial_rotary_factor", 0.5),
         ("architectures", []),
         ("architectures", "LlamaForCausalLM"),
@@ -125,8 +126,8 @@ def test_absurd_rope_field_is_named(field: str, value: object) -> None:
 
 
 def test_unknown_rope_scaling_names_itself() -> None:
-    with pytest.raises(BadModelFile, match="yarn"):
-        ModelConfig.from_hf({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+    with pytest.raises(BadModelFile, match="mrope"):
+        ModelConfig.from_hf({**LLAMA, "rope_scaling": {"rope_type": "mrope", "factor": 4.0}})
 
 
 def test_unknown_architecture_names_itself_the_nearest_and_all() -> None:

@@ -1,0 +1,73 @@
+"""Every family against transformers on the same random weights, in fp32.
+
+Tolerance 1e-4 relative to the largest logit: fp32 sums of up to 200 products in another order.
+"""
+
+import pytest
+import tiny
+import torch
+import transformers
+
+from swiftchat.engine.params import SamplingParams
+from swiftchat.engine.scheduler import Sequence
+
+NUM_TOKENS = 24
+# Longer than the original context of the model that is stretched: below it, transformers would
+# take other angles for the same tokens.
+SHORTEST = 5
+
+
+@pytest.fixture(scope="module", params=list(tiny.FAMILIES))
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp(request.param)
+    return folder, tiny.make(request.param, folder)
+
+
+def assert_close(ours: torch.Tensor, reference: torch.Tensor) -> None:
+    assert ours.isfinite().all()
+    assert (ours - reference).abs().max() <= 1e-4 * reference.abs().max()
+
+
+@torch.inference_mode()
+def expected(reference: transformers.PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    return reference(torch.tensor([ids])).logits[0]
+
+
+def test_prefill_in_chunks_equals_transformers(family) -> None:
+    folder, reference = family
+    bench = tiny.Bench(folder, chunk_tokens=7)
+    for length in (SHORTEST, NUM_TOKENS):
+        ids = tiny.random_ids(length, seed=length)
+        assert_close(bench.last_logits(ids), expected(reference, ids)[-1])
+
+
+def test_token_by_token_equals_transformers(family) -> None:
+    folder, reference = family
+    ids = tiny.random_ids(NUM_TOKENS, seed=1)
+    ours = tiny.Bench(folder).logits(ids)
+    assert_close(ours[SHORTEST - 1 :], expected(reference, ids)[SHORTEST - 1 :])
+
+
+def test_with_history_and_in_a_batch_equals_transformers(family) -> None:
+    """One prompt goes on from what the cache has, two are computed from their beginnings."""
+    folder, reference = family
+    bench = tiny.Bench(folder)
+    first = tiny.random_ids(NUM_TOKENS, seed=2)
+    bench.last_logits(first)
+    prompts = {i: tiny.random_ids(SHORTEST + 7 * i, seed=i) for i in (1, 2)}
+    prompts[3] = first[:13] + tiny.random_ids(NUM_TOKENS - 13, seed=3)
+    for i, ids in prompts.items():
+        bench.scheduler.add(Sequence(i, list(ids), SamplingParams()))
+    logits = bench.step()
+    for i, ids in prompts.items():
+        assert_close(logits[i], expected(reference, ids)[-1])
+
+
+def test_greedy_ids_equal_transformers(family) -> None:
+    folder, reference = family
+    ids = tiny.random_ids(SHORTEST, seed=4)
+    ours, _ = tiny.run(tiny.engine(folder), {1: ids}, SamplingParams(temperature=0, max_tokens=6))
+    for _ in range(len(ours[1])):
+        ids.append(int(expected(reference, ids)[-1].argmax()))
+    assert ours[1] == ids[SHORTEST:]
+    assert len(ours[1]) == 6 or ours[1][-1] == 2
