@@ -1,6 +1,5 @@
 """The decoder's operations as our kernels; the large products are cuBLAS's, through torch."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
@@ -50,18 +49,11 @@ class CudaPlan:
 def kernels_cover(config: ModelConfig, dtype: torch.dtype) -> bool:
     """Whether there is a kernel for everything this model does; else torch's path runs it.
 
-    The kernels do what Llama does: the fields of `ModelConfig` that have defaults say in what a
-    model differs, and they know of none of them. Partial and interleaved rotations, and scaled
-    ones, are in the order of the weights and the table of angles.
+    The kernels do what Llama does. Of rotary embeddings that is much: partial, interleaved and
+    scaled ones are in the order of the weights and the table of angles.
     """
-    plain = all(
-        getattr(config, field.name) == field.default
-        for field in dataclasses.fields(config)
-        if field.default is not dataclasses.MISSING
-    )
     return (
-        plain
-        and config.rope is not None
+        config.like_llama
         and dtype in DTYPE_NAMES
         and config.head_dim % 8 == 0
         and config.head_dim <= 256

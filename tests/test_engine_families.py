@@ -3,13 +3,20 @@
 Tolerance 1e-4 relative to the largest logit: fp32 sums of up to 200 products in another order.
 """
 
+from pathlib import Path
+
 import pytest
 import tiny
 import torch
 import transformers
 
+from swiftchat.engine.cuda_ops import kernels_cover
+from swiftchat.engine.dummy import dummy_weights
 from swiftchat.engine.params import SamplingParams
 from swiftchat.engine.scheduler import Sequence
+from swiftchat.errors import UsageError
+from swiftchat.weights.families import FAMILIES
+from swiftchat.weights.model import Model
 
 NUM_TOKENS = 24
 # Longer than the original context of the model that is stretched: below it, transformers would
@@ -17,7 +24,7 @@ NUM_TOKENS = 24
 SHORTEST = 5
 
 
-@pytest.fixture(scope="module", params=list(tiny.FAMILIES))
+@pytest.fixture(scope="module", params=[*tiny.FAMILIES, *tiny.REPACKED])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp(request.param)
     return folder, tiny.make(request.param, folder)
@@ -71,3 +78,28 @@ def test_greedy_ids_equal_transformers(family) -> None:
         ids.append(int(expected(reference, ids)[-1].argmax()))
     assert ours[1] == ids[SHORTEST:]
     assert len(ours[1]) == 6 or ours[1][-1] == 2
+
+
+@pytest.mark.parametrize("name", [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED])
+def test_kernels_run_only_what_computes_like_llama(name: str, tmp_path: Path) -> None:
+    tiny.make(name, tmp_path)
+    config = Model.open(tmp_path).config
+    like_llama = name in tiny.VARIANTS or name in tiny.LIKE_LLAMA
+    assert config.like_llama == like_llama
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert kernels_cover(config, dtype) == like_llama
+    assert not kernels_cover(config, torch.float64)
+
+
+def test_every_family_is_tested(tmp_path: Path) -> None:
+    tested = set()
+    for name in [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED]:
+        tiny.make(name, tmp_path)
+        tested.add(Model.open(tmp_path).config.architecture)
+    assert tested == set(FAMILIES)
+
+
+def test_random_weights_are_refused_where_they_would_lack_tensors(tmp_path: Path) -> None:
+    tiny.make("gemma2", tmp_path)
+    with pytest.raises(UsageError, match="gemma2"):
+        dummy_weights(Model.open(tmp_path).config, torch.float32, torch.device("cpu"))

@@ -1,11 +1,13 @@
 """Tiny random models of every family, made with transformers, and runs of the engine on them."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from swiftchat.engine.batch import Batch
 from swiftchat.engine.blocks import BlockAllocator
@@ -122,12 +124,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                      "head_dim": 8, "norm_topk_prob": True},
     ),
 }  # fmt: skip
+# Those of them that compute what Llama does, so that the GPU's kernels run them.
+LIKE_LLAMA = ("qwen2", "qwen2-yarn", "phi3", "phi3-short-context", "phi3-long-context", "glm",
+              "internlm2", "chatglm3")  # fmt: skip
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 _MODELS = {"GPT2": "GPT2LMHeadModel"}
 
 
 def make(variant: str, folder: Path) -> transformers.PreTrainedModel:
     """Save a random fp32 model of this variant in `folder` and return it."""
+    if variant in REPACKED:
+        return REPACKED[variant](folder)
     family, changes = VARIANTS.get(variant) or FAMILIES[variant]
     name = _CONFIGS.get(family, f"{family}Config")
     config = getattr(transformers, name)(**{**_SIZES, "pad_token_id": 0, **changes})
@@ -145,6 +152,85 @@ def make(variant: str, folder: Path) -> transformers.PreTrainedModel:
             torch.nn.init.normal_(parameter, std=0.2)
     model.save_pretrained(folder)
     return model
+
+
+def make_internlm2(folder: Path) -> transformers.PreTrainedModel:
+    """InternLM2 is Llama with its queries, keys and values in one tensor, by groups of heads."""
+    model = make("llama", folder)
+    tensors = dict(model.state_dict())
+    renamed = {"model.tok_embeddings.weight": tensors.pop("model.embed_tokens.weight")}
+    renamed["output.weight"] = tensors.pop("lm_head.weight")
+    renamed["model.norm.weight"] = tensors.pop("model.norm.weight")
+    for i in range(3):
+        here = f"model.layers.{i}."
+        q, k, v = (
+            tensors.pop(f"{here}self_attn.{name}_proj.weight").view(2, -1, 8, 48) for name in "qkv"
+        )
+        renamed[f"{here}attention.wqkv.weight"] = torch.cat([q, k, v], 1).reshape(-1, 48)
+        for ours, theirs in {
+            "attention.wo": "self_attn.o_proj",
+            "feed_forward.w1": "mlp.gate_proj",
+            "feed_forward.w3": "mlp.up_proj",
+            "feed_forward.w2": "mlp.down_proj",
+            "attention_norm": "input_layernorm",
+            "ffn_norm": "post_attention_layernorm",
+        }.items():
+            renamed[f"{here}{ours}.weight"] = tensors.pop(f"{here}{theirs}.weight")
+    assert not tensors
+    rope = {"type": "dynamic", "factor": 2.0}
+    _write(folder, "InternLM2ForCausalLM", renamed, bias=False, rope_scaling=rope)
+    return model
+
+
+def make_chatglm(folder: Path) -> transformers.PreTrainedModel:
+    """ChatGLM2 and 3 compute what transformers' Glm does, under other names."""
+    model = make("glm", folder)
+    tensors = dict(model.state_dict())
+    start = "transformer."
+    renamed = {f"{start}embedding.word_embeddings.weight": tensors.pop("model.embed_tokens.weight")}
+    renamed[f"{start}output_layer.weight"] = tensors.pop("lm_head.weight")
+    renamed[f"{start}encoder.final_layernorm.weight"] = tensors.pop("model.norm.weight")
+    renamed[f"{start}rotary_pos_emb.inv_freq"] = torch.zeros(2)
+    for i in range(3):
+        here, there = f"model.layers.{i}.", f"{start}encoder.layers.{i}."
+        for kind in ("weight", "bias"):
+            parts = [tensors.pop(f"{here}self_attn.{name}_proj.{kind}") for name in "qkv"]
+            renamed[f"{there}self_attention.query_key_value.{kind}"] = torch.cat(parts)
+        for ours, theirs in {
+            "self_attention.dense": "self_attn.o_proj",
+            "mlp.dense_h_to_4h": "mlp.gate_up_proj",
+            "mlp.dense_4h_to_h": "mlp.down_proj",
+            "input_layernorm": "input_layernorm",
+            "post_attention_layernorm": "post_attention_layernorm",
+        }.items():
+            renamed[f"{there}{ours}.weight"] = tensors.pop(f"{here}{theirs}.weight")
+    assert not tensors
+    _write(
+        folder, "ChatGLMModel", renamed, padded_vocab_size=VOCAB_SIZE, num_layers=3,
+        ffn_hidden_size=80, kv_channels=8, seq_length=256, add_qkv_bias=True, rmsnorm=True,
+        layernorm_epsilon=model.config.rms_norm_eps, multi_query_attention=True,
+        multi_query_group_num=2, post_layer_norm=True, add_bias_linear=False,
+    )  # fmt: skip
+    return model
+
+
+def _write(folder: Path, architecture: str, tensors: dict[str, torch.Tensor], **own: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    known = {"hidden_size", "num_attention_heads", "bos_token_id", "eos_token_id"}
+    if architecture != "ChatGLMModel":
+        known |= {*_SIZES, "rms_norm_eps"}
+    kept = {key: value for key, value in config.items() if key in known}
+    (folder / "config.json").write_text(
+        json.dumps({**kept, **own, "architectures": [architecture]})
+    )
+    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
+
+
+# Families transformers does not have, made of those it has.
+REPACKED: dict[str, Callable[[Path], transformers.PreTrainedModel]] = {
+    "internlm2": make_internlm2,
+    "chatglm3": make_chatglm,
+}
 
 
 def random_ids(length: int, seed: int = 0) -> list[int]:

@@ -1,7 +1,7 @@
 """What a model is: the numbers of its `config.json`, every one checked before it is believed."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Self
 
 from swiftchat.errors import BadModelFile
@@ -107,6 +107,16 @@ class ModelConfig:
     num_experts: int = 0
     experts_per_token: int = 0
     normalized_experts: bool = False
+
+    @property
+    def like_llama(self) -> bool:
+        """Whether the model computes what Llama does: every field with a default has that one."""
+        plain = all(
+            getattr(self, field.name) == field.default
+            for field in fields(self)
+            if field.default is not MISSING
+        )
+        return plain and self.rope is not None
 
     @property
     def attention_scale(self) -> float:
