@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.cuda_ops import kernels_cover
 from swiftchat.engine.dummy import dummy_weights
@@ -78,6 +79,21 @@ def test_greedy_ids_equal_transformers(family) -> None:
         ids.append(int(expected(reference, ids)[-1].argmax()))
     assert ours[1] == ids[SHORTEST:]
     assert len(ours[1]) == 6 or ours[1][-1] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix"), [("gpt2", "transformer."), ("bloom", "transformer."), ("opt", "model.")]
+)
+def test_names_without_their_prefix_are_understood(name: str, prefix: str, tmp_path: Path) -> None:
+    """As in the files first published, which have masks of the attention beside."""
+    reference = tiny.make(name, tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = {key.removeprefix(prefix): tensor for key, tensor in load_file(file).items()}
+    save_file({**tensors, "h.0.attn.bias": torch.ones(1, 1, 4, 4)}, file)
+    ids = tiny.random_ids(9)
+    bench = tiny.Bench(tmp_path)
+    assert_close(bench.last_logits(ids), expected(reference, ids)[-1])
+    assert bench.checkpoint.unused == ["h.0.attn.bias"]
 
 
 @pytest.mark.parametrize("name", [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED])

@@ -45,6 +45,7 @@ _GLM_DEFAULTS = _frozen(
     head_dim=128,
     attention_bias=True,
     partial_rotary_factor=0.5,
+    eos_token_id=[151_329, 151_336, 151_338],
 )
 _GEMMA_DEFAULTS = _frozen(
     max_position_embeddings=8192,
