@@ -47,8 +47,17 @@ class CudaPlan:
 
 
 def kernels_cover(config: ModelConfig, dtype: torch.dtype) -> bool:
-    """Whether there is a kernel for everything this model does; else torch's path runs it."""
-    return dtype in DTYPE_NAMES and config.head_dim % 8 == 0 and config.head_dim <= 256
+    """Whether there is a kernel for everything this model does; else torch's path runs it.
+
+    The kernels do what Llama does. Of rotary embeddings that is much: partial, interleaved and
+    scaled ones are in the order of the weights and the table of angles.
+    """
+    return (
+        config.like_llama
+        and dtype in DTYPE_NAMES
+        and config.head_dim % 8 == 0
+        and config.head_dim <= 256
+    )
 
 
 class CudaOps:
@@ -62,12 +71,13 @@ class CudaOps:
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.gpu = gpu
+        assert config.rope is not None  # `kernels_cover` asks for one
         self.cos_sin = cos_sin_table(config.rope, config.head_dim, ctx_size_tokens, gpu.device)
         self.attention_workspace = decode_attention_workspace(
             gpu, whole_lanes(max_num_seqs), config.num_heads, config.head_dim
         )
         self.linear_workspace = Workspace(gpu, config.hidden_size)
-        self.scale = config.head_dim**-0.5
+        self.scale = config.attention_scale
         self.window = config.sliding_window or 0
         self._config = config
 
@@ -117,7 +127,7 @@ class CudaOps:
         linear(self.gpu, x, weight, out, self.linear_workspace, bias=bias)
         return out
 
-    def attend(self, plan: CudaPlan, qkv: Tensor, kv: Tensor) -> Tensor:
+    def attend(self, plan: CudaPlan, layer: int, qkv: Tensor, kv: Tensor) -> Tensor:
         config, split = self._config, plan.num_decode
         heads = qkv.view(len(qkv), -1, config.head_dim)
         rotary(self.gpu, heads, self.cos_sin, plan.positions, plan.slots, kv,

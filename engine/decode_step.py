@@ -126,6 +126,7 @@ class DecodeStep:
         embed(gpu, lanes.tokens[:n], weights.embed, x)
         for layer, kv in zip(weights.layers, self._cache.layers, strict=True):
             self._layer(n, x, layer, kv)
+        assert weights.final_norm is not None  # see `kernels_cover`
         final = Norm(weights.final_norm, self._decoder.config.norm_eps)
         linear(gpu, x, weights.lm_head, logits, self._ops.linear_workspace, norm=final)
 
@@ -134,6 +135,7 @@ class DecodeStep:
         workspace = ops.linear_workspace
         queries, attended, inner = self._queries[:n], self._attended[:n], self._inner[:n]
         rotation = Rotation(ops.cos_sin, lanes.positions[:n], lanes.slots[:n], kv, config.num_heads)
+        assert layer.attn_norm is not None and layer.mlp_norm is not None
         norm = Norm(layer.attn_norm, config.norm_eps)
         linear_rotate(gpu, x, layer.qkv, queries, workspace, norm, rotation, bias=layer.qkv_bias)
         decode_attention(

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache
+from swiftchat.engine.mixture import Experts, mixture
+from swiftchat.engine.norms import layer_norm, norm_heads_
 from swiftchat.weights.config import ModelConfig
 
 
@@ -16,29 +18,49 @@ from swiftchat.weights.config import ModelConfig
 class LayerWeights:
     """One layer's tensors; matrices are [out, in].
 
-    `qkv` stacks the query, key and value rows, `gate_up` the gate and up rows.
+    `qkv` stacks the query, key and value rows, `gate_up` the gate and up rows, or has only the
+    latter where there is no gate; it and `down` are empty where there are `experts`. `attn_norm`
+    and `mlp_norm` come before a branch, the `…_out_norm`s after it; None: no norm.
     """
 
-    attn_norm: Tensor
+    attn_norm: Tensor | None
     qkv: Tensor
     qkv_bias: Tensor | None
     o: Tensor
     o_bias: Tensor | None
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     gate_up: Tensor
     gate_up_bias: Tensor | None
     down: Tensor
     down_bias: Tensor | None
+    attn_norm_bias: Tensor | None = None
+    mlp_norm_bias: Tensor | None = None
+    attn_out_norm: Tensor | None = None
+    mlp_out_norm: Tensor | None = None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """`embed` and `lm_head` are [vocab_size, hidden_size]; the same tensor when tied."""
+    """`embed` and `lm_head` are [vocab_size, hidden_size]; the same tensor when tied.
+
+    `positions` [positions, hidden_size] are added to the embeddings. `project_in` and
+    `project_out` stand between embeddings of another width and the layers.
+    """
 
     embed: Tensor
     layers: Sequence[LayerWeights]
-    final_norm: Tensor
+    final_norm: Tensor | None
     lm_head: Tensor
+    positions: Tensor | None = None
+    project_in: Tensor | None = None
+    embed_norm: Tensor | None = None
+    embed_norm_bias: Tensor | None = None
+    final_norm_bias: Tensor | None = None
+    project_out: Tensor | None = None
+    lm_head_bias: Tensor | None = None
 
 
 class Ops(Protocol):
@@ -58,11 +80,14 @@ class Ops(Protocol):
         """Add a layer's output to the stream in place; return the stream's RMSNorm."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
-    def attend(self, plan: Any, qkv: Tensor, kv: Tensor) -> Tensor:
+    def attend(self, plan: Any, layer: int, qkv: Tensor, kv: Tensor) -> Tensor:
         """Rotate, store in this layer's cache, attend; [n, heads * head_dim]. Destroys qkv."""
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        """activation(gate) * up of [n, 2 * intermediate], the gate first."""
+        """activation(gate) * up of [n, 2 * intermediate], the gate first.
+
+        Without a gate, the activation of [n, intermediate].
+        """
 
     def last_rows(self, plan: Any, x: Tensor) -> Tensor:
         """The rows whose logits are wanted."""
@@ -94,22 +119,90 @@ class Decoder:
         weights, ops = self.weights, self.ops
         # The residual stream stays in fp32: single channels of it reach 25,000 in small models,
         # where bf16 counts in steps of 128.
-        x = ops.embed(plan, weights.embed)
+        x = self._embedded(plan)
         delta = None
-        for layer, kv in zip(weights.layers, cache.layers, strict=True):
-            normed = ops.add_norm_(x, delta, layer.attn_norm)
-            qkv = ops.linear(normed, layer.qkv, layer.qkv_bias)
-            delta = ops.linear(ops.attend(plan, qkv, kv), layer.o, layer.o_bias)
-            normed = ops.add_norm_(x, delta, layer.mlp_norm)
-            inner = ops.gate(ops.linear(normed, layer.gate_up, layer.gate_up_bias))
-            delta = ops.linear(inner, layer.down, layer.down_bias)
-        normed = ops.add_norm_(x, delta, weights.final_norm)
-        return ops.logits(ops.last_rows(plan, normed), weights.lm_head)
+        for i, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
+            normed = self._normed(x, delta, layer.attn_norm, layer.attn_norm_bias)
+            if self.config.parallel_residual:
+                same = self.config.shared_norm
+                read = (
+                    normed if same else self._normed(x, None, layer.mlp_norm, layer.mlp_norm_bias)
+                )
+                delta = self._attention(plan, i, layer, normed, kv) + self._ffn(layer, read)
+                continue
+            delta = self._attention(plan, i, layer, normed, kv)
+            normed = self._normed(x, delta, layer.mlp_norm, layer.mlp_norm_bias)
+            delta = self._ffn(layer, normed)
+        rows = ops.last_rows(plan, self._normed(x, delta, weights.final_norm,
+                                                weights.final_norm_bias))  # fmt: skip
+        return self._logits(rows)
+
+    def _embedded(self, plan: Any) -> Tensor:
+        """The residual stream before the first layer."""
+        weights, ops, config = self.weights, self.ops, self.config
+        x = ops.embed(plan, weights.embed)
+        if config.embedding_scale != 1.0:
+            # Models are trained with the factor in the dtype of their weights.
+            x *= torch.tensor(config.embedding_scale, dtype=weights.embed.dtype).item()
+        if weights.project_in is not None:
+            x = ops.linear(x.to(weights.embed.dtype), weights.project_in, None).float()
+        if weights.positions is not None:
+            x += weights.positions[plan.positions].float()
+        if weights.embed_norm is not None:
+            x = self._normed(x, None, weights.embed_norm, weights.embed_norm_bias).float()
+        return x
+
+    def _normed(
+        self, x: Tensor, delta: Tensor | None, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        """Add `delta` to the stream x in place; what the next branch reads of it."""
+        if weight is not None and self.config.norm == "rms":
+            return self.ops.add_norm_(x, delta, weight)
+        if delta is not None:
+            x += delta
+        if weight is None:
+            return x.to(self.weights.embed.dtype)
+        normed = layer_norm(x, weight, bias, self.config.norm_eps)
+        if self.config.norm_order == "post":
+            x.copy_(normed)
+        return normed
+
+    def _attention(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: Tensor) -> Tensor:
+        ops = self.ops
+        qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            norm_heads_(qkv, layer.q_norm, layer.k_norm, self.config)
+        out = ops.linear(ops.attend(plan, i, qkv, kv), layer.o, layer.o_bias)
+        return self._out(out, layer.attn_out_norm)
+
+    def _ffn(self, layer: LayerWeights, x: Tensor) -> Tensor:
+        ops = self.ops
+        if layer.experts is not None:
+            return mixture(x, layer.experts, self.config, self._expert)
+        inner = ops.gate(ops.linear(x, layer.gate_up, layer.gate_up_bias))
+        return self._out(ops.linear(inner, layer.down, layer.down_bias), layer.mlp_out_norm)
+
+    def _expert(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        return self.ops.linear(self.ops.gate(self.ops.linear(x, gate_up, None)), down, None)
+
+    def _out(self, delta: Tensor, weight: Tensor | None) -> Tensor:
+        return delta if weight is None else self.ops.add_norm_(delta.float(), None, weight)
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        weights = self.weights
+        if weights.project_out is not None:
+            rows = self.ops.linear(rows, weights.project_out, None)
+        logits = self.ops.logits(rows, weights.lm_head)
+        if weights.lm_head_bias is not None:
+            logits += weights.lm_head_bias
+        cap = self.config.logit_softcap
+        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
 
 
 def resident_bytes(weights: DecoderWeights) -> int:
     """Bytes of all weights, a tensor that serves twice counted once."""
-    tensors = [weights.embed, weights.final_norm, weights.lm_head]
+    tensors = [tensor for tensor in vars(weights).values() if isinstance(tensor, torch.Tensor)]
     for layer in weights.layers:
         tensors += [t for t in vars(layer).values() if isinstance(t, torch.Tensor)]
+        tensors += layer.experts.tensors if layer.experts is not None else []
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())

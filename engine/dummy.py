@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.decoder import DecoderWeights, LayerWeights
+from swiftchat.errors import UsageError
 from swiftchat.weights.config import ModelConfig
 
 # As peaked as a trained model's: top-p 0.95 then keeps a few tokens, not tens of thousands.
@@ -18,7 +19,14 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
     the residual stream together is about as large as an embedding, so that logits have a
     standard deviation near `_LOGIT_STD` at any depth. Where embeddings serve as `lm_head` too,
     they have the spread of that.
+
+    Raises `UsageError` for a model that has other tensors than Llama's.
     """
+    if not config.like_llama:
+        raise UsageError(
+            f"no random weights for models of the family {config.family}",
+            "--dummy knows those that compute what Llama does",
+        )
     hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     q_rows = config.num_heads * head_dim
     qkv_rows = q_rows + 2 * config.num_kv_heads * head_dim

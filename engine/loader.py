@@ -11,11 +11,19 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
+from swiftchat.engine.arrange import arrange
 from swiftchat.engine.decoder import DecoderWeights, LayerWeights
+from swiftchat.engine.mixture import Experts
 from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig
-from swiftchat.weights.families import expected_tensors, tensor_name
+from swiftchat.weights.families import (
+    expected_tensors,
+    first_tensors,
+    last_tensors,
+    layer_tensors,
+    tensor_name,
+)
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
@@ -55,7 +63,7 @@ def load_weights(
         on_progress(done_bytes, total_bytes)
         return _stack(checkpoint, names).to(dtype)
 
-    return _assemble(config, place)
+    return arrange(config, _assemble(config, place))
 
 
 def stream_weights(
@@ -74,7 +82,7 @@ def stream_weights(
     stream_in(
         copies, device, lambda done: on_progress(done, total_bytes), num_readers, staging_bytes
     )
-    return weights
+    return arrange(config, weights)
 
 
 def _file_bytes(config: ModelConfig, checkpoint: Checkpoint) -> int:
@@ -82,30 +90,65 @@ def _file_bytes(config: ModelConfig, checkpoint: Checkpoint) -> int:
 
 
 def _assemble(config: ModelConfig, place: Place) -> DecoderWeights:
-    def placed(canonical: Sequence[str], layer: int | None = None) -> Tensor:
-        return place([tensor_name(config, name, layer) for name in canonical])
+    """The weights in the order of the files; `arrange` brings them into the decoder's."""
+    named = set(layer_tensors(config)) | set(first_tensors(config)) | set(last_tensors(config))
 
-    def optional(present: bool, canonical: Sequence[str], layer: int) -> Tensor | None:
-        return placed(canonical, layer) if present else None
+    def optional(*canonical: str, layer: int | None = None) -> Tensor | None:
+        """The named tensors that this model has, stacked; None where it has none of them."""
+        names = [tensor_name(config, name, layer) for name in canonical if name in named]
+        return place(names) if names else None
 
-    layers = [
-        LayerWeights(
-            attn_norm=placed(["attn_norm"], i),
-            qkv=placed(["q", "k", "v"], i),
-            qkv_bias=optional(config.attention_bias, ["q_bias", "k_bias", "v_bias"], i),
-            o=placed(["o"], i),
-            o_bias=optional(config.output_bias, ["o_bias"], i),
-            mlp_norm=placed(["mlp_norm"], i),
-            gate_up=placed(["gate", "up"], i),
-            gate_up_bias=optional(config.mlp_bias, ["gate_bias", "up_bias"], i),
-            down=placed(["down"], i),
-            down_bias=optional(config.mlp_bias, ["down_bias"], i),
+    def placed(*canonical: str, layer: int | None = None) -> Tensor:
+        tensor = optional(*canonical, layer=layer)
+        return torch.empty(0) if tensor is None else tensor
+
+    def expert(i: int, e: int, *canonical: str) -> Tensor:
+        return place([tensor_name(config, name, i, e) for name in canonical])
+
+    def layer_weights(i: int) -> LayerWeights:
+        experts = None
+        if config.num_experts:
+            each = range(config.num_experts)
+            experts = Experts(
+                placed("router", layer=i),
+                [expert(i, e, "expert_gate", "expert_up") for e in each],
+                [expert(i, e, "expert_down") for e in each],
+            )
+        return LayerWeights(
+            attn_norm=optional("attn_norm", layer=i),
+            attn_norm_bias=optional("attn_norm_bias", layer=i),
+            qkv=placed("qkv", "q", "k", "v", layer=i),
+            qkv_bias=optional("qkv_bias", "q_bias", "k_bias", "v_bias", layer=i),
+            q_norm=optional("q_norm", layer=i),
+            k_norm=optional("k_norm", layer=i),
+            o=placed("o", layer=i),
+            o_bias=optional("o_bias", layer=i),
+            attn_out_norm=optional("attn_out_norm", layer=i),
+            mlp_norm=optional("mlp_norm", layer=i),
+            mlp_norm_bias=optional("mlp_norm_bias", layer=i),
+            gate_up=placed("gate_up", "gate", "up", layer=i),
+            gate_up_bias=optional("gate_up_bias", "gate_bias", "up_bias", layer=i),
+            down=placed("down", layer=i),
+            down_bias=optional("down_bias", layer=i),
+            mlp_out_norm=optional("mlp_out_norm", layer=i),
+            experts=experts,
         )
-        for i in range(config.num_layers)
-    ]
-    embed = placed(["embed"])
-    lm_head = embed if config.tied_embeddings else placed(["lm_head"])
-    return DecoderWeights(embed, layers, placed(["final_norm"]), lm_head)
+
+    layers = [layer_weights(i) for i in range(config.num_layers)]
+    embed = placed("embed")
+    return DecoderWeights(
+        embed=embed,
+        positions=optional("positions"),
+        project_in=optional("project_in"),
+        embed_norm=optional("embed_norm"),
+        embed_norm_bias=optional("embed_norm_bias"),
+        layers=layers,
+        final_norm=optional("final_norm"),
+        final_norm_bias=optional("final_norm_bias"),
+        project_out=optional("project_out"),
+        lm_head=embed if config.tied_embeddings else placed("lm_head"),
+        lm_head_bias=optional("lm_head_bias"),
+    )
 
 
 def _stack(checkpoint: Checkpoint, names: Sequence[str]) -> Tensor:

@@ -4,8 +4,10 @@ They are also the reference for the kernels. Activations are packed: one row a t
 accumulate in fp32 whatever the dtype.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +15,18 @@ from torch import Tensor
 
 from swiftchat.engine.batch import Batch, Span
 from swiftchat.engine.kv_cache import KVCache
+from swiftchat.engine.norms import rms_norm
 from swiftchat.engine.rope import cos_sin_table
-from swiftchat.weights.config import ModelConfig
+from swiftchat.weights.config import ModelConfig, RopeConfig
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "silu": F.silu,
+        "relu": F.relu,
+        "gelu": F.gelu,
+        "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    }
+)
 
 
 class TorchOps:
@@ -25,23 +37,31 @@ class TorchOps:
     def __init__(self, config: ModelConfig, ctx_size_tokens: int, device: torch.device) -> None:
         self._config = config
         self._device = device
-        cos, sin = cos_sin_table(config.rope, config.head_dim, ctx_size_tokens, device).chunk(
-            2, dim=1
-        )
-        # As `rotate_` wants them: both halves of a head, the first of the sines negated.
-        self._angles = torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)], 1)
+        self._norm_offset = float(config.norm_unit_offset)
+        self._activation = ACTIVATIONS[config.activation]
+        self._angles = [
+            _signed_angles(rope, config.head_dim, ctx_size_tokens, device)
+            for rope in (config.rope, config.local_rope)
+            if rope is not None
+        ]
+        self._slopes = alibi_slopes(config.num_heads).to(device) if config.alibi else None
 
     def plan(self, batch: Batch, cache: KVCache) -> "TorchPlan":
         def tensor(values: list[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int64, device=self._device)
 
-        attention = plan_attention(
-            batch.spans, cache.block_size, self._config.sliding_window, self._device
-        )
+        def reading(window: int | None) -> list[AttentionPlan]:
+            return plan_attention(
+                batch.spans, cache.block_size, window, self._device, self._slopes
+            )  # fmt: skip
+
+        config, positions = self._config, tensor(batch.positions)
+        attention = reading(config.sliding_window)
         return TorchPlan(
-            ids=tensor(batch.ids), slots=tensor(batch.slot_mapping),
-            angles=self._angles[tensor(batch.positions)],
+            ids=tensor(batch.ids), slots=tensor(batch.slot_mapping), positions=positions,
+            angles=[table[positions] for table in self._angles],
             logit_rows=tensor(batch.logit_rows), attention=attention,
+            full_attention=reading(None) if config.full_layers else attention,
         )  # fmt: skip
 
     def embed(self, plan: "TorchPlan", table: Tensor) -> Tensor:
@@ -50,21 +70,31 @@ class TorchOps:
     def add_norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
         if delta is not None:
             x += delta
-        return rms_norm(x, weight, self._config.norm_eps)
+        return rms_norm(x, weight, self._config.norm_eps, self._norm_offset)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, weight, bias)
 
-    def attend(self, plan: "TorchPlan", qkv: Tensor, kv: Tensor) -> Tensor:
+    def attend(self, plan: "TorchPlan", layer: int, qkv: Tensor, kv: Tensor) -> Tensor:
         config = self._config
         heads = qkv.view(len(qkv), -1, config.head_dim)
-        rotate_(heads[:, : config.num_heads + config.num_kv_heads], plan.angles)
+        full = layer in config.full_layers
+        if plan.angles and layer not in config.unrotated_layers:
+            # Of two tables, the second is for the layers that have a window.
+            windowed = config.sliding_window is not None and not full
+            angles = plan.angles[-1 if windowed else 0]
+            rotate_(heads[:, : config.num_heads + config.num_kv_heads], angles)
         store(kv, plan.slots, heads[:, config.num_heads :])
-        out = attention(heads[:, : config.num_heads], kv, plan.attention, config.head_dim**-0.5)
+        out = attention(
+            heads[:, : config.num_heads], kv, plan.full_attention if full else plan.attention,
+            config.attention_scale, config.attention_softcap,
+        )  # fmt: skip
         return out.reshape(len(qkv), -1)
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        return gated_silu(gate_up)
+        if self._config.gated:
+            return gated(gate_up, self._activation)
+        return self._activation(gate_up)
 
     def last_rows(self, plan: "TorchPlan", x: Tensor) -> Tensor:
         return x if len(plan.logit_rows) == len(x) else x[plan.logit_rows]
@@ -76,14 +106,6 @@ class TorchOps:
         for source, destination in copies:
             if source != destination:
                 cache.all[:, destination] = cache.all[:, source]
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale each fp32 row of x [n, hidden] to root mean square 1, then by weight [hidden].
-
-    Zhang and Sennrich, 2019 (arXiv:1910.07467), in fp32; the result has the weight's dtype.
-    """
-    return F.rms_norm(x, weight.shape, eps=eps).mul_(weight).to(weight.dtype)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -98,13 +120,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product.unsqueeze(0)
 
 
-def gated_silu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up for gate_up [n, 2 * intermediate], the gate first: [n, intermediate].
+def gated(gate_up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """activation(gate) * up for gate_up [n, 2 * intermediate], the gate first: [n, intermediate].
 
-    SwiGLU without its products (Shazeer, 2020, arXiv:2002.05202).
+    With silu, SwiGLU without its products (Shazeer, 2020, arXiv:2002.05202).
     """
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
+    return activation(gate).mul_(up)
+
+
+def _signed_angles(
+    rope: RopeConfig, head_dim: int, num_positions: int, device: torch.device
+) -> Tensor:
+    """The table as `rotate_` wants it: both halves of a head, the first of the sines negated."""
+    cos, sin = cos_sin_table(rope, head_dim, num_positions, device).chunk(2, dim=1)
+    return torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)], 1)
 
 
 def rotate_(x: Tensor, angles: Tensor) -> None:
@@ -127,13 +157,19 @@ def store(cache: Tensor, slots: Tensor, new: Tensor) -> None:
 
 @dataclass(frozen=True)
 class TorchPlan:
-    """A batch on the device: int64 `ids` and `slots` [n], `logit_rows`, and `angles` [n, 2, d]."""
+    """A batch on the device: int64 `ids`, `positions` and `slots` [n], and `logit_rows`.
+
+    `angles` [n, 2, d] for each table there is; `full_attention` is for the layers without a
+    window.
+    """
 
     ids: Tensor
+    positions: Tensor
     slots: Tensor
-    angles: Tensor
+    angles: list[Tensor]
     logit_rows: Tensor
     attention: list["AttentionPlan"]
+    full_attention: list["AttentionPlan"]
 
 
 @dataclass(frozen=True)
@@ -142,7 +178,8 @@ class AttentionPlan:
 
     `blocks` is None when the context lies in one stretch of the cache, beginning at slot
     `first`: then no copy is needed. `mask` is bool [num_tokens, context_len], None when
-    everything is seen or `is_causal` says it all.
+    everything is seen or `is_causal` says it all; with ALiBi it is fp32 [heads, num_tokens,
+    context_len] and to be added.
     """
 
     rows: slice
@@ -154,8 +191,12 @@ class AttentionPlan:
 
 
 def plan_attention(spans: Sequence[Span], block_size: int, window: int | None,
-                   device: torch.device) -> list[AttentionPlan]:  # fmt: skip
-    """Plan causal attention of each span over its blocks, over the last `window` tokens if set."""
+                   device: torch.device, slopes: Tensor | None = None,
+                   ) -> list[AttentionPlan]:  # fmt: skip
+    """Plan causal attention of each span over its blocks, over the last `window` tokens if set.
+
+    `slopes` [heads] are ALiBi's.
+    """
     plans = []
     for span in spans:
         n, length = span.num_tokens, span.context_len
@@ -163,12 +204,16 @@ def plan_attention(spans: Sequence[Span], block_size: int, window: int | None,
         contiguous = used[-1] - used[0] == len(used) - 1 and used == sorted(used)
         windowed = window is not None and length > window
         mask = None
-        if windowed or (n > 1 and n != length):
+        if slopes is not None or windowed or (n > 1 and n != length):
             keys = torch.arange(length, device=device)
             queries = torch.arange(length - n, length, device=device).unsqueeze(1)
             mask = keys <= queries
             if window is not None:
                 mask &= keys > queries - window
+            if slopes is not None:
+                # Against the query's own place: near it the numbers are small and so exact.
+                biases = slopes.view(-1, 1, 1) * (keys - queries)
+                mask = biases.masked_fill_(~mask, float("-inf"))
         plans.append(
             AttentionPlan(
                 slice(span.start, span.start + n),
@@ -182,28 +227,64 @@ def plan_attention(spans: Sequence[Span], block_size: int, window: int | None,
     return plans
 
 
-def attention(q: Tensor, cache: Tensor, plans: Sequence[AttentionPlan], scale: float) -> Tensor:
+def alibi_slopes(num_heads: int) -> Tensor:
+    """How fast each head's scores fall with distance, fp32 [heads]: Press et al., 2021
+    (arXiv:2108.12409).
+
+    A geometric sequence for a power of two; other numbers take every second slope of the next
+    power in addition.
+    """
+    power = 2 ** (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    between = [2.0 ** (-4.0 * (i + 1) / power) for i in range(0, 2 * (num_heads - power), 2)]
+    return torch.tensor(slopes + between)
+
+
+def attention(q: Tensor, cache: Tensor, plans: Sequence[AttentionPlan], scale: float,
+              softcap: float | None = None) -> Tensor:  # fmt: skip
     """Grouped-query attention of q [n, heads, head_dim] over one layer's cache: same shape.
 
     `cache` is [num_blocks, block_size, 2 * kv_heads, head_dim], the keys' heads before the
     values', and already holds the rows' own tokens. Query head h reads kv head
-    `h // (heads / kv_heads)`.
+    `h // (heads / kv_heads)`. Scores x become softcap·tanh(x / softcap), if set.
     """
     kv_heads = cache.shape[2] // 2
     outputs = []
     for plan in plans:
         keys, values = _context(cache, plan).tensor_split(2, dim=1)
-        out = F.scaled_dot_product_attention(
-            q[plan.rows].transpose(0, 1).unsqueeze(0),
-            keys,
-            values,
-            attn_mask=plan.mask,
-            is_causal=plan.is_causal,
-            scale=scale,
-            enable_gqa=q.shape[1] != kv_heads,
-        )
+        rows = q[plan.rows].transpose(0, 1).unsqueeze(0)
+        if softcap is not None:
+            out = _capped(rows, keys, values, plan, scale, softcap)
+        else:
+            mask = plan.mask
+            out = F.scaled_dot_product_attention(
+                rows,
+                keys,
+                values,
+                attn_mask=mask.to(q.dtype)
+                if mask is not None and mask.is_floating_point()
+                else mask,
+                is_causal=plan.is_causal,
+                scale=scale,
+                enable_gqa=q.shape[1] != kv_heads,
+            )
         outputs.append(out[0].transpose(0, 1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _capped(q: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float,
+            softcap: float) -> Tensor:  # fmt: skip
+    """What torch's attention does, with soft-capped scores: [1, heads, n, head_dim]."""
+    n, kv_heads = q.shape[2], keys.shape[1]
+    grouped = q.view(1, kv_heads, -1, *q.shape[2:])
+    scores = (grouped @ keys.unsqueeze(2).transpose(-1, -2)).float().mul_(scale / softcap)
+    scores = scores.tanh_().mul_(softcap)
+    mask = plan.mask
+    if plan.is_causal:
+        mask = torch.ones(n, plan.context_len, dtype=torch.bool, device=q.device).tril_()
+    if mask is not None:
+        scores = scores.masked_fill_(~mask, float("-inf"))
+    return (scores.softmax(-1).to(values.dtype) @ values.unsqueeze(2)).view(q.shape)
 
 
 def _context(cache: Tensor, plan: AttentionPlan) -> Tensor:

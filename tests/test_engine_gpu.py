@@ -22,7 +22,7 @@ PATHS = {
 }
 
 
-@pytest.fixture(scope="module", params=list(tiny.VARIANTS))
+@pytest.fixture(scope="module", params=[*tiny.VARIANTS, *tiny.LIKE_LLAMA])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
     tiny.make(request.param, path)
@@ -54,6 +54,20 @@ def test_greedy_ids_equal_the_cpus_in_fp32(folder: Path, cubins: Path, path: str
     alone = [tiny.run(engine, {i: prompt}, GREEDY)[0][i] for i, prompt in prompts.items()]
     assert alone == list(on_cpu.values())
     assert engine.allocator.num_used == 0
+
+
+@pytest.mark.parametrize("name", [n for n in tiny.FAMILIES if n not in tiny.LIKE_LLAMA])
+def test_what_the_kernels_do_not_cover_runs_torchs_operators(
+    name: str, tmp_path: Path, cubins: Path
+) -> None:
+    tiny.make(name, tmp_path)
+    prompts = {i: tiny.random_ids(5 + 13 * i, seed=i) for i in range(3)}
+    settings = {"device": "cuda", "dtype": "float32", "block_size": tiny.BLOCK_SIZE}
+    engine = Engine(tmp_path, EngineConfig(**settings), cubins=cubins)
+    assert engine.gpu is None
+    params = SamplingParams(temperature=0, max_tokens=12)
+    on_cpu, _ = tiny.run(tiny.engine(tmp_path), prompts, params)
+    assert tiny.run(engine, prompts, params)[0] == on_cpu
 
 
 def test_many_lanes_equal_few(folder: Path, cubins: Path) -> None:

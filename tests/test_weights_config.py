@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.config import ModelConfig, RopeConfig
-from swiftchat.weights.families import expected_tensors, tensor_name
+from swiftchat.weights.families import FAMILIES, expected_tensors, tensor_name
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -56,23 +56,124 @@ def test_old_and_new_rope_spellings_agree() -> None:
     assert ModelConfig.from_hf({**LLAMA, "rope_scaling": linear}).rope.factor == 2.0
 
 
-@pytest.mark.parametrize("name", ["Llama", "Mistral"])
-def test_absent_keys_mean_what_transformers_takes(name: str) -> None:
+OWN_CONFIGS = {"Gemma3ForCausalLM": "Gemma3TextConfig", "GPT2LMHeadModel": "GPT2Config"}
+THEIRS = [name for name in FAMILIES if not name.startswith(("ChatGLM", "InternLM2"))]
+
+
+@pytest.mark.parametrize("architecture", THEIRS)
+def test_absent_keys_mean_what_transformers_takes(architecture: str) -> None:
+    name = OWN_CONFIGS.get(architecture, architecture.replace("ForCausalLM", "Config"))
     sizes = {
-        key: LLAMA[key]
-        for key in LLAMA
-        if key.endswith(("_size", "_layers", "_heads")) and key != "num_key_value_heads"
-    }
-    sizes |= {"hidden_size": 64, "num_attention_heads": 16}
-    theirs = getattr(transformers, f"{name}Config")(**sizes)
-    ours = ModelConfig.from_hf({**sizes, "architectures": [f"{name}ForCausalLM"]})
-    assert ours.num_kv_heads == theirs.num_key_value_heads
-    assert ours.max_context_tokens == theirs.max_position_embeddings
-    assert ours.norm_eps == theirs.rms_norm_eps
+        "vocab_size": 152_000, "hidden_size": 4096, "num_hidden_layers": 12,
+        "num_attention_heads": 64, "intermediate_size": 128,
+    }  # fmt: skip
+    theirs = getattr(transformers, name)(**sizes)
+    ours = ModelConfig.from_hf({**sizes, "architectures": [architecture]})
+    rope = getattr(theirs, "rope_parameters", None) or {}
+    nested = rope.get("full_attention", rope)
+    assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", None) or ours.num_heads
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 64)
+    if architecture != "BloomForCausalLM":  # has no longest context; what it was trained with
+        assert ours.max_context_tokens == theirs.max_position_embeddings
+    eps = [
+        value for key, value in vars(theirs).items()
+        if key in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+    ]  # fmt: skip
+    assert [ours.norm_eps] == (eps or [1e-5])
+    if ours.rope is not None:
+        assert ours.rope.theta == nested.get("rope_theta", 10_000.0)
+        whole = ours.rope.rotary_dim or ours.head_dim
+        assert whole == getattr(
+            theirs, "rotary_dim", int(ours.head_dim * nested.get("partial_rotary_factor", 1.0))
+        )
+    if ours.local_rope is not None:
+        assert ours.local_rope.theta == rope["sliding_attention"]["rope_theta"]
+    kinds = getattr(theirs, "layer_types", None)
+    windowed = getattr(theirs, "sliding_window", None) is not None
+    if windowed and kinds:
+        full = {i for i, kind in enumerate(kinds) if kind == "full_attention"}
+        assert ours.full_layers == full
     assert ours.sliding_window == getattr(theirs, "sliding_window", None)
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
-    assert (ours.bos_id, ours.eos_ids) == (theirs.bos_token_id, (theirs.eos_token_id,))
+    ends = theirs.eos_token_id
+    assert (ours.bos_id, ours.eos_ids) == (
+        theirs.bos_token_id,
+        tuple(ends if isinstance(ends, list) else [ends] if ends is not None else []),
+    )
     assert ours.tied_embeddings == theirs.tie_word_embeddings
+
+
+def absent_keys(architecture: str, **changes: Any) -> dict[str, Any]:
+    return {**LLAMA, "architectures": [architecture], "hidden_act": "gelu_pytorch_tanh", **changes}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "field", "value"),
+    [
+        ("LlamaForCausalLM", "attn_logit_softcapping", 30.0),
+        ("LlamaForCausalLM", "num_local_experts", 8),
+        ("LlamaForCausalLM", "alibi", True),
+        ("LlamaForCausalLM", "logit_scale", 0.0625),
+        ("LlamaForCausalLM", "rotary_dim", 4),
+        ("LlamaForCausalLM", "layer_types", ["full_attention", "chunked_attention"] * 2),
+        ("LlamaForCausalLM", "layer_types", ["full_attention"]),
+        ("LlamaForCausalLM", "rope_parameters", {"partial_rotary_factor": 0.5}),
+        ("Qwen2ForCausalLM", "use_parallel_residual", True),
+        ("Qwen2ForCausalLM", "layer_types", ["sliding_attention"] * 3),
+        ("Qwen3ForCausalLM", "use_sliding_window", "no"),
+        ("SmolLM3ForCausalLM", "no_rope_layers", [1, 0]),
+        ("SmolLM3ForCausalLM", "no_rope_layers", [1, 0, 2]),
+        ("StableLmForCausalLM", "qk_layernorm", True),
+        ("Phi3ForCausalLM", "partial_rotary_factor", 0.4),
+        ("Phi3ForCausalLM", "rope_scaling", {"type": "longrope", "long_factor": [1.0]}),
+        ("Gemma2ForCausalLM", "hidden_activation", "gelu"),
+        ("Gemma3ForCausalLM", "use_bidirectional_attention", True),
+        ("GPT2LMHeadModel", "scale_attn_by_inverse_layer_idx", True),
+        ("GPT2LMHeadModel", "activation_function", "mish"),
+        ("OPTForCausalLM", "layer_norm_elementwise_affine", False),
+        ("BloomForCausalLM", "apply_residual_connection_post_layernorm", True),
+        ("FalconForCausalLM", "alibi", True),
+        ("FalconForCausalLM", "num_ln_in_parallel_attn", 3),
+        ("MixtralForCausalLM", "num_experts_per_tok", 9),
+        ("MixtralForCausalLM", "num_local_experts", 2**20),
+        ("Qwen3MoeForCausalLM", "mlp_only_layers", [0]),
+        ("Qwen3MoeForCausalLM", "decoder_sparse_step", 2),
+        ("ChatGLMModel", "position_encoding_2d", True),
+        ("ChatGLMModel", "rmsnorm", False),
+        ("ChatGLMModel", "num_attention_heads", "6"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(
+    architecture: str, field: str, value: object
+) -> None:
+    usual = {
+        "rope_parameters": "partial_rotary_factor", "rope_scaling": "factor",
+        "hidden_activation": "hidden_act", "activation_function": "hidden_act",
+    }  # fmt: skip
+    spelled = {"padded_vocab_size": 97, "num_layers": 3, "ffn_hidden_size": 80, "kv_channels": 8}
+    known = ModelConfig.from_hf(absent_keys(architecture, **spelled))
+    assert known.architecture == architecture
+    with pytest.raises(BadModelFile, match=usual.get(field, field)):
+        ModelConfig.from_hf(absent_keys(architecture, **spelled, **{field: value}))
+
+
+def test_older_spellings_mean_the_same() -> None:
+    """As published years ago, and as transformers writes them now."""
+    gemma = absent_keys("Gemma3ForCausalLM", rope_theta=1e6, rope_local_base_freq=5e3,
+                        rope_scaling={"rope_type": "linear", "factor": 8.0})  # fmt: skip
+    config = ModelConfig.from_hf(gemma)
+    assert config.rope == RopeConfig(1e6, "linear", 8.0)
+    assert config.local_rope == RopeConfig(5e3)
+    neox = absent_keys("GPTNeoXForCausalLM", rotary_pct=0.5, rotary_emb_base=5e4)
+    assert ModelConfig.from_hf(neox).rope == RopeConfig(5e4, rotary_dim=4)
+    falcon = absent_keys("FalconForCausalLM", n_head=12, n_layer=2, n_head_kv=3,
+                         new_decoder_architecture=True)  # fmt: skip
+    config = ModelConfig.from_hf(falcon)
+    assert (config.num_heads, config.num_layers, config.num_kv_heads) == (12, 2, 3)
+    su = {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    phi = absent_keys("Phi3ForCausalLM", rope_scaling=su, original_max_position_embeddings=64)
+    rope = ModelConfig.from_hf(phi).rope
+    assert rope is not None and rope.scaling == "longrope"
+    assert rope.magnitude == pytest.approx(math.sqrt(1 + math.log(4) / math.log(64)))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +205,8 @@ def test_absent_keys_mean_what_transformers_takes(name: str) -> None:
         ("eos_token_id", list(range(97)) * 3),
         ("torch_dtype", "int8"),
         ("dtype", ["bfloat16"]),
-        ("hidden_act", "gelu"),
+        ("hidden_act", "mish"),
+        ("hidden_act", ["silu"]),
         ("partial_rotary_factor", 0.5),
         ("architectures", []),
         ("architectures", "LlamaForCausalLM"),
@@ -125,8 +227,8 @@ def test_absurd_rope_field_is_named(field: str, value: object) -> None:
 
 
 def test_unknown_rope_scaling_names_itself() -> None:
-    with pytest.raises(BadModelFile, match="yarn"):
-        ModelConfig.from_hf({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+    with pytest.raises(BadModelFile, match="mrope"):
+        ModelConfig.from_hf({**LLAMA, "rope_scaling": {"rope_type": "mrope", "factor": 4.0}})
 
 
 def test_unknown_architecture_names_itself_the_nearest_and_all() -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.config import ModelConfig
-from swiftchat.weights.families import expected_tensors, tensor_name
+from swiftchat.weights.families import FAMILIES, expected_tensors, tensor_name
 from swiftchat.weights.safetensors_file import TensorInfo, read_header, refuse_strangers
 
 __all__ = ["Checkpoint", "TensorInfo"]
@@ -86,8 +86,15 @@ class Checkpoint:
         """Every tensor of `config` must be here, in its shape and a float dtype.
 
         Raises `BadModelFile` naming the tensor, what was expected and what was found. A tied
-        `lm_head` may be absent. What is left over is listed in `unused`.
+        `lm_head` may be absent. What is left over is listed in `unused`. Names without the
+        prefix that all names of the family have get it here, as the oldest files lack it.
         """
+        prefix = FAMILIES[config.architecture].prefix
+        if prefix and not any(name.startswith(prefix) for name in self.tensors):
+            bare = {name.removeprefix(prefix): name for name in expected_tensors(config)}
+            self.tensors = MappingProxyType(
+                {bare.get(name, name): info for name, info in self.tensors.items()}
+            )
         expected = expected_tensors(config)
         allowed = dict(expected)
         if config.tied_embeddings:

@@ -1,11 +1,22 @@
 """What a model is: the numbers of its `config.json`, every one checked before it is believed."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Self
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.config_fields import (
+    Fields,
+    bad,
+    flag,
+    integer,
+    number,
+    optional_integer,
+    optional_number,
+)
 from swiftchat.weights.families import family_of
+from swiftchat.weights.refusals import refuse_unread
+from swiftchat.weights.rope_config import MAX_CONTEXT, RopeConfig
 
 __all__ = ["ModelConfig", "RopeConfig"]
 
@@ -17,55 +28,13 @@ _MAX_HEADS = 4096
 _MAX_HEAD_DIM = 4096
 _MAX_WIDTH = 2**20
 _MAX_VOCAB = 2**24
-_MAX_CONTEXT = 2**30
+_MAX_EXPERTS = 2**16  # in all layers
 
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """How the angles of rotary position embeddings are computed.
-
-    `scaling` is "none"; "linear" (every frequency divided by `factor`); or "llama3", which
-    divides low frequencies by `factor`, keeps high ones and interpolates between the wave
-    lengths `original_context_tokens / low_freq_factor` and `… / high_freq_factor`.
-    """
-
-    theta: float = 10_000.0
-    scaling: str = "none"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context_tokens: int = 8192
-
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> Self:
-        """Read `rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
-        rope = _mapping(config, "rope_parameters")
-        if rope is None:
-            rope = dict(_mapping(config, "rope_scaling") or {})
-            rope.setdefault("rope_theta", config.get("rope_theta", 10_000.0))
-        theta = _number(rope, "rope_theta", above=0.0, below=1e12, default=10_000.0)
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        share = config.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0))
-        if share not in (1, None):
-            raise _bad("partial_rotary_factor", "1 (rotary embeddings over whole heads)", share)
-        if kind in ("default", None):
-            return cls(theta)
-        if kind == "linear":
-            return cls(theta, "linear", _number(rope, "factor", above=0.0, below=1e6))
-        if kind != "llama3":
-            raise BadModelFile(
-                f"unknown rope scaling {str(kind)[:80]!r} in config.json",
-                "known: default, linear, llama3",
-            )
-        low = _number(rope, "low_freq_factor", above=0.0, below=1e6)
-        return cls(
-            theta,
-            "llama3",
-            _number(rope, "factor", above=0.0, below=1e6),
-            low,
-            _number(rope, "high_freq_factor", above=low, below=1e6),
-            _integer(rope, "original_max_position_embeddings", 1, _MAX_CONTEXT),
-        )
+# What transformers calls them, and what they are.
+_ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu", "relu": "relu",
+    "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,6 +43,22 @@ class ModelConfig:
 
     `architecture` is the Hugging Face class name and `family` its entry in the family table.
     `sliding_window` None means full attention. `dtype` is the one the weights were saved in.
+    The fields with defaults are those in which a family differs from Llama:
+
+    `norm` is "rms" or "layer", with a bias if `norm_bias`; `norm_unit_offset`: one is to be
+    added to its weights. `norm_order` says what is normed: "pre" a branch's input, "output" its
+    output, "sandwich" both, "post" the residual stream after the branch is added.
+    `parallel_residual`: attention and FFN read the same stream, `shared_norm` by one norm too.
+    `gated`: the FFN has a gate. `qk_norm`: RMSNorm of queries and keys, of each "head" or of
+    the whole "width". `query_scalar`: scores are divided by its root, None: `head_dim`.
+
+    `rope` None: no rotary embedding. `full_layers` see everything in spite of
+    `sliding_window`; the others take `local_rope`, if there is one; `unrotated_layers` none.
+    `learned_positions` rows are added to the embeddings, the first belonging to position
+    `-position_offset`. `alibi`: scores fall with distance. `embedding_size`, where it is not
+    None, is projected to and from `hidden_size`. `attention_softcap` and `logit_softcap` c
+    make x into c·tanh(x/c). `num_experts` 0: a plain FFN; else each token takes
+    `experts_per_token` experts, and `normalized_experts` makes their shares add up to one.
     """
 
     family: str
@@ -88,7 +73,7 @@ class ModelConfig:
     max_context_tokens: int
     norm_eps: float
     activation: str
-    rope: RopeConfig
+    rope: RopeConfig | None
     attention_bias: bool
     output_bias: bool
     mlp_bias: bool
@@ -97,6 +82,47 @@ class ModelConfig:
     bos_id: int | None
     eos_ids: tuple[int, ...]
     dtype: str
+    norm: str = "rms"
+    norm_bias: bool = False
+    norm_unit_offset: bool = False
+    norm_order: str = "pre"
+    final_norm: bool = True
+    embedding_norm: bool = False
+    parallel_residual: bool = False
+    shared_norm: bool = False
+    gated: bool = True
+    qk_norm: str | None = None
+    query_scalar: float | None = None
+    local_rope: RopeConfig | None = None
+    full_layers: frozenset[int] = frozenset()
+    unrotated_layers: frozenset[int] = frozenset()
+    learned_positions: int = 0
+    position_offset: int = 0
+    alibi: bool = False
+    embedding_scale: float = 1.0
+    embedding_size: int | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    lm_head_bias: bool = False
+    num_experts: int = 0
+    experts_per_token: int = 0
+    normalized_experts: bool = False
+
+    @property
+    def like_llama(self) -> bool:
+        """Whether the model computes what Llama does: every field with a default has that one."""
+        plain = all(
+            getattr(self, field.name) == field.default
+            for field in fields(self)
+            if field.default is not MISSING
+        )
+        return plain and self.rope is not None
+
+    @property
+    def attention_scale(self) -> float:
+        """What the products of queries and keys are multiplied by."""
+        scalar = self.head_dim if self.query_scalar is None else self.query_scalar
+        return float(scalar**-0.5)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Self:
@@ -105,38 +131,63 @@ class ModelConfig:
             raise BadModelFile("config.json is not a JSON object")
         architecture = _architecture(config)
         family = family_of(architecture)
-        config = {**family.defaults, **config}
-        _refuse_unsupported(config)
-        hidden = _integer(config, "hidden_size", 1, _MAX_WIDTH)
-        heads = _integer(config, "num_attention_heads", 1, _MAX_HEADS)
-        kv_heads = _optional_integer(config, "num_key_value_heads", 1, heads) or heads
-        if heads % kv_heads:
-            raise _bad("num_key_value_heads", f"a divisor of {heads} heads", kv_heads)
-        vocab_size = _integer(config, "vocab_size", 1, _MAX_VOCAB)
-        bias = _flag(config, "attention_bias")
-        return cls(
+        config = family.in_usual_words(config)
+        refuse_unread(config, family.reads)
+        facts = dict(family.facts(config))
+
+        def fact(name: str, read: Callable[[], Any]) -> Any:
+            return facts.pop(name) if name in facts else read()
+
+        hidden = integer(config, "hidden_size", 1, _MAX_WIDTH)
+        heads = integer(config, "num_attention_heads", 1, _MAX_HEADS)
+        kv_heads = fact("num_kv_heads", lambda: _kv_heads(config, heads))
+        layers = integer(config, "num_hidden_layers", 1, _MAX_LAYERS)
+        vocab_size = integer(config, "vocab_size", 1, _MAX_VOCAB)
+        head_dim = _head_dim(config, hidden, heads)
+        bias = fact("attention_bias", lambda: flag(config, "attention_bias"))
+        window, full_layers = _windows(config, layers, facts.pop("layer_types", None))
+        made = cls(
             family=family.name,
             architecture=architecture,
             vocab_size=vocab_size,
             hidden_size=hidden,
-            intermediate_size=_integer(config, "intermediate_size", 1, _MAX_WIDTH),
-            num_layers=_integer(config, "num_hidden_layers", 1, _MAX_LAYERS),
+            intermediate_size=fact(
+                "intermediate_size",
+                lambda: integer(config, "intermediate_size", 1, _MAX_WIDTH),
+            ),
+            num_layers=layers,
             num_heads=heads,
             num_kv_heads=kv_heads,
-            head_dim=_head_dim(config, hidden, heads),
-            max_context_tokens=_integer(config, "max_position_embeddings", 1, _MAX_CONTEXT),
-            norm_eps=_number(config, "rms_norm_eps", above=0.0, below=1.0),
-            activation="silu",
-            rope=RopeConfig.from_hf(config),
+            head_dim=head_dim,
+            max_context_tokens=integer(config, "max_position_embeddings", 1, MAX_CONTEXT),
+            norm_eps=fact("norm_eps", lambda: number(config, "rms_norm_eps", above=0.0, below=1.0)),
+            activation=fact("activation", lambda: _activation(config)),
+            rope=fact(
+                "rope",
+                lambda: RopeConfig.from_hf(config, head_dim, interleaved=family.interleaved_rope),
+            ),
             attention_bias=bias,
-            output_bias=bias,
-            mlp_bias=_flag(config, "mlp_bias"),
-            tied_embeddings=_flag(config, "tie_word_embeddings"),
-            sliding_window=_optional_integer(config, "sliding_window", 1, _MAX_CONTEXT),
-            bos_id=_optional_integer(config, "bos_token_id", 0, vocab_size - 1),
+            output_bias=fact("output_bias", lambda: bias),
+            mlp_bias=fact("mlp_bias", lambda: flag(config, "mlp_bias")),
+            tied_embeddings=fact("tied_embeddings", lambda: flag(config, "tie_word_embeddings")),
+            sliding_window=window,
+            full_layers=full_layers,
+            bos_id=optional_integer(config, "bos_token_id", 0, vocab_size - 1),
             eos_ids=token_ids(config, "eos_token_id", vocab_size),
             dtype=_dtype(config),
+            query_scalar=fact(
+                "query_scalar",
+                lambda: optional_number(config, "query_pre_attn_scalar", above=0.0, below=1e6),
+            ),
+            attention_softcap=optional_number(
+                config, "attn_logit_softcapping", above=0.0, below=1e6
+            ),
+            logit_softcap=optional_number(config, "final_logit_softcapping", above=0.0, below=1e6),
+            **facts,
         )
+        if made.num_experts * layers > _MAX_EXPERTS:
+            raise bad("num_experts", f"at most {_MAX_EXPERTS} in all layers", made.num_experts)
+        return made
 
 
 def token_ids(config: Mapping[str, Any], name: str, vocab_size: int) -> tuple[int, ...]:
@@ -146,98 +197,75 @@ def token_ids(config: Mapping[str, Any], name: str, vocab_size: int) -> tuple[in
         return ()
     values = value if isinstance(value, list) else [value]
     if len(values) > 256:
-        raise _bad(name, "at most 256 token ids", f"a list of {len(values)}")
-    return tuple(_integer({name: item}, name, 0, vocab_size - 1) for item in values)
+        raise bad(name, "at most 256 token ids", f"a list of {len(values)}")
+    return tuple(integer({name: item}, name, 0, vocab_size - 1) for item in values)
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
+def _architecture(config: Fields) -> str:
     names = config.get("architectures")
     if not (isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)):
-        raise _bad("architectures", "a list with one name", names)
+        raise bad("architectures", "a list with one name", names)
     return names[0]
 
 
-def _refuse_unsupported(config: Mapping[str, Any]) -> None:
-    if config.get("quantization_config") is not None:
-        raise BadModelFile(
-            "config.json has a quantization_config: quantised safetensors cannot be read yet",
-            "use the unquantised model or a GGUF file of it",
-        )
-    activation = config.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise _bad("hidden_act", "'silu'", activation)
+def _activation(config: Fields) -> str:
+    value = config.get("hidden_act", "silu")
+    if not isinstance(value, str) or value not in _ACTIVATIONS:
+        raise bad("hidden_act", f"one of {', '.join(_ACTIVATIONS)}", value)
+    return _ACTIVATIONS[value]
 
 
-def _head_dim(config: Mapping[str, Any], hidden: int, heads: int) -> int:
-    head_dim = _optional_integer(config, "head_dim", 2, _MAX_HEAD_DIM)
+def _kv_heads(config: Fields, heads: int) -> int:
+    kv_heads = optional_integer(config, "num_key_value_heads", 1, heads) or heads
+    if heads % kv_heads:
+        raise bad("num_key_value_heads", f"a divisor of {heads} heads", kv_heads)
+    return kv_heads
+
+
+def _windows(
+    config: Fields, num_layers: int, usual: list[str] | None
+) -> tuple[int | None, frozenset[int]]:
+    """The sliding window, and the layers it does not hold for.
+
+    `layer_types` says which; where it is absent, `usual` does, or the window is every layer's.
+    """
+    window = optional_integer(config, "sliding_window", 1, MAX_CONTEXT)
+    if not flag({"use_sliding_window": True, **config}, "use_sliding_window"):
+        window = None
+    kinds = config.get("layer_types")
+    kinds = usual if kinds is None else kinds
+    if kinds is None:
+        return window, frozenset()
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise bad("layer_types", f"a list of {num_layers} names", kinds)
+    for kind in kinds:
+        if kind not in known:
+            raise bad("layer_types", f"of {' and '.join(known)}", kind)
+    full = frozenset(i for i, kind in enumerate(kinds) if kind == "full_attention")
+    if len(full) == num_layers:
+        return None, frozenset()
+    if window is None:
+        raise bad("sliding_window", "a number, as layer_types has sliding_attention", "none")
+    return window, full
+
+
+def _head_dim(config: Fields, hidden: int, heads: int) -> int:
+    head_dim = optional_integer(config, "head_dim", 2, _MAX_HEAD_DIM)
     if head_dim is None:
         if hidden % heads:
-            raise _bad("hidden_size", f"a multiple of {heads} heads", hidden)
+            raise bad("hidden_size", f"a multiple of {heads} heads", hidden)
         head_dim = hidden // heads
     if head_dim % 2 or not 2 <= head_dim <= _MAX_HEAD_DIM:
-        raise _bad("head_dim", f"an even number between 2 and {_MAX_HEAD_DIM}", head_dim)
+        raise bad("head_dim", f"an even number between 2 and {_MAX_HEAD_DIM}", head_dim)
     return head_dim
 
 
-def _dtype(config: Mapping[str, Any]) -> str:
+def _dtype(config: Fields) -> str:
     name = "dtype" if config.get("dtype") is not None else "torch_dtype"
     value = config.get(name)
     if value is None:
         return "float32"
     if value not in DTYPES:
-        raise _bad(name, f"one of {', '.join(DTYPES)}", value)
+        raise bad(name, f"one of {', '.join(DTYPES)}", value)
     return str(value)
-
-
-def _bad(name: str, wanted: str, found: object) -> BadModelFile:
-    if found is None:
-        return BadModelFile(f"config.json: {name} is missing; it must be {wanted}")
-    if isinstance(found, int) and found.bit_length() > 64:
-        shown = "a huge number"
-    else:
-        plain = isinstance(found, bool | int | float | str)
-        shown = repr(found) if plain else type(found).__name__
-    shown = shown if len(shown) <= 80 else shown[:79] + "…"
-    return BadModelFile(f"config.json: {name} must be {wanted}, not {shown}")
-
-
-def _mapping(config: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    value = config.get(name)
-    if value is None or isinstance(value, Mapping):
-        return value
-    raise _bad(name, "an object", value)
-
-
-def _flag(config: Mapping[str, Any], name: str) -> bool:
-    value = config.get(name)
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    raise _bad(name, "true or false", value)
-
-
-def _integer(config: Mapping[str, Any], name: str, low: int, high: int) -> int:
-    value = config.get(name)
-    # A bool is an int in Python, and never a size.
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise _bad(name, f"an integer from {low} to {high}", value)
-    return value
-
-
-def _optional_integer(config: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
-    return None if config.get(name) is None else _integer(config, name, low, high)
-
-
-def _number(
-    config: Mapping[str, Any],
-    name: str,
-    *,
-    above: float,
-    below: float,
-    default: float | None = None,
-) -> float:
-    value = config.get(name, default)
-    valid = isinstance(value, int | float) and not isinstance(value, bool)
-    # NaN compares false with everything, so it does not pass either.
-    if not valid or not above < value < below:
-        raise _bad(name, f"a number above {above:g} and below {below:g}", value)
-    return float(value)

@@ -1,137 +1,21 @@
 """The model families this program knows: how each names its tensors and what it assumes."""
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.classic_families import CLASSIC_FAMILIES
+from swiftchat.weights.family import Family
+from swiftchat.weights.gated_families import GATED_FAMILIES
 
 if TYPE_CHECKING:
     from swiftchat.weights.config import ModelConfig
 
 __all__ = ["FAMILIES", "Family", "expected_tensors", "family_of", "family_of_gguf", "tensor_name"]
 
-# Canonical names in the order `convert` writes a layer: what one fused matrix product reads
-# together (q k v, gate up) lies together in the file.
-LAYER_TENSORS = ("q", "k", "v", "o", "gate", "up", "down", "attn_norm", "mlp_norm")
-_ATTENTION_BIASES = ("q_bias", "k_bias", "v_bias")
-_MLP_BIASES = ("gate_bias", "up_bias", "down_bias")
-
-
-@dataclass(frozen=True)
-class Family:
-    """One architecture as data.
-
-    `tensors` maps a canonical name to the Hugging Face name, `gguf_tensors` to the GGUF name;
-    `{i}` stands for the layer. `defaults` are the values transformers takes for absent keys of
-    `config.json`. `permuted` names what GGUF stores with the rows of each head reordered for
-    interleaved rotary embeddings.
-    """
-
-    name: str
-    model_type: str
-    gguf_arch: str
-    tensors: Mapping[str, str]
-    gguf_tensors: Mapping[str, str]
-    defaults: Mapping[str, Any]
-    permuted: frozenset[str] = frozenset()
-
-
-_LLAMA_LAYER = {
-    "q": "self_attn.q_proj.weight",
-    "k": "self_attn.k_proj.weight",
-    "v": "self_attn.v_proj.weight",
-    "o": "self_attn.o_proj.weight",
-    "gate": "mlp.gate_proj.weight",
-    "up": "mlp.up_proj.weight",
-    "down": "mlp.down_proj.weight",
-    "attn_norm": "input_layernorm.weight",
-    "mlp_norm": "post_attention_layernorm.weight",
-    "q_bias": "self_attn.q_proj.bias",
-    "k_bias": "self_attn.k_proj.bias",
-    "v_bias": "self_attn.v_proj.bias",
-    "o_bias": "self_attn.o_proj.bias",
-    "gate_bias": "mlp.gate_proj.bias",
-    "up_bias": "mlp.up_proj.bias",
-    "down_bias": "mlp.down_proj.bias",
-}
-_LLAMA_TENSORS = MappingProxyType(
-    {
-        "embed": "model.embed_tokens.weight",
-        "final_norm": "model.norm.weight",
-        "lm_head": "lm_head.weight",
-        **{name: f"model.layers.{{i}}.{rest}" for name, rest in _LLAMA_LAYER.items()},
-    }
-)
-_GGUF_LAYER = {
-    "q": "attn_q.weight",
-    "k": "attn_k.weight",
-    "v": "attn_v.weight",
-    "o": "attn_output.weight",
-    "gate": "ffn_gate.weight",
-    "up": "ffn_up.weight",
-    "down": "ffn_down.weight",
-    "attn_norm": "attn_norm.weight",
-    "mlp_norm": "ffn_norm.weight",
-    "q_bias": "attn_q.bias",
-    "k_bias": "attn_k.bias",
-    "v_bias": "attn_v.bias",
-    "o_bias": "attn_output.bias",
-    "gate_bias": "ffn_gate.bias",
-    "up_bias": "ffn_up.bias",
-    "down_bias": "ffn_down.bias",
-}
-_GGUF_TENSORS = MappingProxyType(
-    {
-        "embed": "token_embd.weight",
-        "final_norm": "output_norm.weight",
-        "lm_head": "output.weight",
-        **{name: f"blk.{{i}}.{rest}" for name, rest in _GGUF_LAYER.items()},
-    }
-)
-_LLAMA_PERMUTED = frozenset({"q", "k", "q_bias", "k_bias"})
-
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {
-        "LlamaForCausalLM": Family(
-            name="llama",
-            model_type="llama",
-            gguf_arch="llama",
-            tensors=_LLAMA_TENSORS,
-            gguf_tensors=_GGUF_TENSORS,
-            defaults=MappingProxyType(
-                {
-                    "max_position_embeddings": 2048,
-                    "rms_norm_eps": 1e-6,
-                    "bos_token_id": 1,
-                    "eos_token_id": 2,
-                }
-            ),
-            permuted=_LLAMA_PERMUTED,
-        ),
-        "MistralForCausalLM": Family(
-            name="mistral",
-            model_type="mistral",
-            # GGUF files of Mistral models call themselves llama; they become Llama directories.
-            gguf_arch="",
-            tensors=_LLAMA_TENSORS,
-            gguf_tensors=_GGUF_TENSORS,
-            defaults=MappingProxyType(
-                {
-                    "max_position_embeddings": 4096 * 32,
-                    "rms_norm_eps": 1e-6,
-                    "num_key_value_heads": 8,
-                    "sliding_window": 4096,
-                    "bos_token_id": 1,
-                    "eos_token_id": 2,
-                }
-            ),
-            permuted=_LLAMA_PERMUTED,
-        ),
-    }
-)
+FAMILIES: Mapping[str, Family] = MappingProxyType({**GATED_FAMILIES, **CLASSIC_FAMILIES})
 
 
 def _unknown(what: str, found: str, known: list[str]) -> BadModelFile:
@@ -155,21 +39,94 @@ def family_of_gguf(arch: str) -> tuple[str, Family]:
     return known[arch], FAMILIES[known[arch]]
 
 
-def tensor_name(config: "ModelConfig", canonical: str, layer: int | None = None) -> str:
+def tensor_name(
+    config: "ModelConfig", canonical: str, layer: int | None = None, expert: int | None = None
+) -> str:
     """The Hugging Face name of a canonical tensor; `layer` only for the tensors of a layer."""
-    return FAMILIES[config.architecture].tensors[canonical].format(i=layer)
+    family = FAMILIES[config.architecture]
+    names = family.tensors
+    if config.parallel_residual and not config.shared_norm and canonical in family.two_norm_tensors:
+        names = family.two_norm_tensors
+    return names[canonical].format(i=layer, e=expert)
 
 
 def layer_tensors(config: "ModelConfig") -> list[str]:
-    """Canonical names of what each layer of `config` has, in the order `convert` writes them."""
-    names = list(LAYER_TENSORS)
+    """Canonical names of what each layer of `config` has, in the order `convert` writes them.
+
+    What one fused matrix product reads together (q k v, gate up) lies together in the file.
+    """
+    family = FAMILIES[config.architecture].tensors
+    qkv = ["qkv"] if "qkv" in family else ["q", "k", "v"]
+    inner = ["gate", "up"] if config.gated else ["up"]
+    inner = ["gate_up"] if "gate_up" in family else inner
+    if config.num_experts:
+        matrices = [*qkv, "o", "router", "expert_gate", "expert_up", "expert_down"]
+    else:
+        matrices = [*qkv, "o", *inner, "down"]
+    norms = _layer_norms(config)
+    biases = [f"{name}_bias" for name in norms] if config.norm_bias else []
+    if config.qk_norm:
+        norms += ["q_norm", "k_norm"]
     if config.attention_bias:
-        names += _ATTENTION_BIASES
+        biases += [f"{name}_bias" for name in qkv]
     if config.output_bias:
-        names.append("o_bias")
+        biases.append("o_bias")
     if config.mlp_bias:
-        names += _MLP_BIASES
+        biases += [f"{name}_bias" for name in [*inner, "down"]]
+    return [*matrices, *norms, *biases]
+
+
+def _layer_norms(config: "ModelConfig") -> list[str]:
+    before = ["attn_norm"] if config.shared_norm else ["attn_norm", "mlp_norm"]
+    after = ["attn_out_norm", "mlp_out_norm"]
+    return {"pre": before, "post": before, "output": after, "sandwich": before + after}[
+        config.norm_order
+    ]
+
+
+def first_tensors(config: "ModelConfig") -> list[str]:
+    """Canonical names of what comes before the layers."""
+    names = ["embed"]
+    if config.learned_positions:
+        names.append("positions")
+    if config.embedding_size is not None:
+        names.append("project_in")
+    if config.embedding_norm:
+        names += ["embed_norm", "embed_norm_bias"]
     return names
+
+
+def last_tensors(config: "ModelConfig") -> list[str]:
+    """Canonical names of what comes after the layers; no `lm_head` with tied embeddings."""
+    names = ["final_norm"] if config.final_norm else []
+    if config.final_norm and config.norm_bias:
+        names.append("final_norm_bias")
+    if config.embedding_size is not None:
+        names.append("project_out")
+    if not config.tied_embeddings:
+        names.append("lm_head")
+    if config.lm_head_bias:
+        names.append("lm_head_bias")
+    return names
+
+
+def canonical_tensors(
+    config: "ModelConfig",
+) -> Iterator[tuple[str, int | None, int | None]]:
+    """Canonical name, layer and expert of every tensor, in the order `convert` writes them."""
+    for name in first_tensors(config):
+        yield name, None, None
+    names = layer_tensors(config)
+    experts = [name for name in names if name.startswith("expert_")]
+    for layer in range(config.num_layers):
+        for name in names:
+            if name not in experts:
+                yield name, layer, None
+        for expert in range(config.num_experts):
+            for name in experts:
+                yield name, layer, expert
+    for name in last_tensors(config):
+        yield name, None, None
 
 
 def expected_tensors(config: "ModelConfig") -> dict[str, tuple[int, ...]]:
@@ -178,39 +135,44 @@ def expected_tensors(config: "ModelConfig") -> dict[str, tuple[int, ...]]:
     In the order `convert` writes them. With tied embeddings `lm_head` is not among them.
     """
     shapes = canonical_shapes(config)
-    wanted = {tensor_name(config, "embed"): shapes["embed"]}
-    names = layer_tensors(config)
-    for layer in range(config.num_layers):
-        for name in names:
-            wanted[tensor_name(config, name, layer)] = shapes[name]
-    wanted[tensor_name(config, "final_norm")] = shapes["final_norm"]
-    if not config.tied_embeddings:
-        wanted[tensor_name(config, "lm_head")] = shapes["lm_head"]
-    return wanted
+    return {
+        tensor_name(config, name, layer, expert): shapes[name]
+        for name, layer, expert in canonical_tensors(config)
+    }
 
 
 def canonical_shapes(config: "ModelConfig") -> dict[str, tuple[int, ...]]:
-    """Shape of every canonical tensor, present in `config` or not."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    """Shape of every canonical tensor as it lies in the file, present in `config` or not."""
+    hidden, inner, width = config.hidden_size, config.intermediate_size, config.embedding_size
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    return {
-        "embed": (config.vocab_size, hidden),
-        "final_norm": (hidden,),
-        "lm_head": (config.vocab_size, hidden),
+    by_head = config.qk_norm == "head"
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed": (config.vocab_size, width or hidden),
+        "positions": (config.learned_positions, hidden),
+        "project_in": (hidden, width or hidden),
+        "project_out": (width or hidden, hidden),
+        "lm_head": (config.vocab_size, width or hidden),
+        "lm_head_bias": (config.vocab_size,),
         "q": (q_rows, hidden),
         "k": (kv_rows, hidden),
         "v": (kv_rows, hidden),
+        "qkv": (q_rows + 2 * kv_rows, hidden),
         "o": (hidden, q_rows),
         "gate": (inner, hidden),
         "up": (inner, hidden),
+        "gate_up": (2 * inner, hidden),
         "down": (hidden, inner),
-        "attn_norm": (hidden,),
-        "mlp_norm": (hidden,),
-        "q_bias": (q_rows,),
-        "k_bias": (kv_rows,),
-        "v_bias": (kv_rows,),
-        "o_bias": (hidden,),
-        "gate_bias": (inner,),
-        "up_bias": (inner,),
-        "down_bias": (hidden,),
+        "router": (config.num_experts, hidden),
+        "expert_gate": (inner, hidden),
+        "expert_up": (inner, hidden),
+        "expert_down": (hidden, inner),
+        "q_norm": (config.head_dim if by_head else q_rows,),
+        "k_norm": (config.head_dim if by_head else kv_rows,),
     }
+    matrices = ("q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down")
+    shapes |= {f"{name}_bias": shapes[name][:1] for name in matrices}
+    for norm in ("embed_norm", "attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm",
+                 "final_norm"):  # fmt: skip
+        shapes |= {norm: (hidden,), f"{norm}_bias": (hidden,)}
+    transposed = FAMILIES[config.architecture].transposed
+    return shapes | {name: shapes[name][::-1] for name in transposed}

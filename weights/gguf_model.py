@@ -237,6 +237,7 @@ def _llama3_scaling(file: GgufFile, config: ModelConfig, original: Any) -> dict[
     if factor == 1.0:
         return None
     exponents = np.arange(0, config.head_dim, 2) / config.head_dim
+    assert config.rope is not None  # as in every family GGUF files are read of
     waves = 2 * math.pi * config.rope.theta**exponents
     for low, high, context in (_LLAMA3_ROPE, _fitted(found, waves, factor, original)):
         if np.allclose(_llama3_divisors(waves, factor, low, high, context), found, rtol=1e-4):
