@@ -158,11 +158,12 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
-    if config.get("quantization_config") is not None:
-        raise BadModelFile(
-            "config.json has a quantization_config: quantised safetensors cannot be read yet",
-            "use the unquantised model or a GGUF file of it",
-        )
+    for field in ("quantization_config", "compression_config"):
+        if config.get(field) is not None:
+            raise BadModelFile(
+                f"config.json has a {field}: quantised weights are not computed with yet",
+                "swiftchat convert MODEL NEW makes a plain model of it",
+            )
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise _bad("hidden_act", "'silu'", activation)
