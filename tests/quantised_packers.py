@@ -32,6 +32,13 @@ def lines(numbers: np.ndarray, bits: int) -> np.ndarray:
     return np.stack([words(line, bits) for line in numbers.tolist()])
 
 
+def unpacked(packed: torch.Tensor, bits: int) -> np.ndarray:
+    """The numbers of `lines`, for widths that divide 32."""
+    streams = [int.from_bytes(line.tobytes(), "little") for line in packed.numpy()]
+    count = packed.shape[1] * 32 // bits
+    return np.array([[s >> bits * at & 2**bits - 1 for at in range(count)] for s in streams])
+
+
 def tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 

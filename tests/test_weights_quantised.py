@@ -74,3 +74,24 @@ def test_layers_of_two_schemes(tmp_path: Path) -> None:
     plain = packers.opened(tmp_path, tensors, settings)
     assert np.array_equal(plain["a.weight"].values(), expected.numpy())
     assert np.array_equal(plain["b.weight"].values(), other.numpy())
+
+
+def test_columns_in_the_order_of_activations(tmp_path: Path) -> None:
+    """Older compressed-tensors (actorder group): the group of each column is in the file."""
+    settings, pack = FORMS["compressed-int4"]
+    (tensors, expected), order = pack(torch.randn(32, 64)), torch.randperm(64)
+    q = packers.unpacked(tensors["weight_packed"], 4)[:, order]
+    tensors["weight_packed"] = packers.tensor(packers.lines(q, 4))
+    tensors["weight_g_idx"] = (torch.arange(64) // 16)[order].int()
+    plain = packers.opened(tmp_path, packers.under("a", tensors), settings)
+    assert np.array_equal(plain["a.weight"].values(), expected[:, order].numpy())
+
+
+def test_layers_that_gptq_left_alone_by_pattern(tmp_path: Path) -> None:
+    settings, pack = FORMS["gptq-3"]
+    settings = {**settings, "dynamic": {"-:.*b.*": {}}}
+    tensors, expected = pack(torch.randn(32, 64))
+    alone = torch.randn(3, 3)
+    plain = packers.opened(tmp_path, packers.under("a", tensors) | {"b.weight": alone}, settings)
+    assert np.array_equal(plain["a.weight"].values(), expected.numpy())
+    assert np.array_equal(plain["b.weight"].values(), alone.numpy())

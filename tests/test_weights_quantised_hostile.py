@@ -45,13 +45,13 @@ KINDS = {
         ("gptq-2", {"desc_act": True}, r"no tensor model.layers.0.self_attn.q_proj.g_idx"),
         ("gptq-2", {"checkpoint_format": "marlin"}, "checkpoint_format must be one of gptq"),
         ("gptq-2", {"checkpoint_format": "gptq", "format": "gptq_v2"}, "format must be gptq, as"),
-        ("gptq-2", {"dynamic": {"+:a": {"bits": 8}}}, "the field dynamic is unknown"),
+        ("gptq-2", {"dynamic": {"+:a": {"bits": 8}}}, "dynamic must be patterns that begin"),
         ("fp8-blocks", {"weight_block_size": None}, "weight_scale_inv: expected one number or 64"),
         ("fp8-blocks", {"weight_block_size": [0, 1]}, "weight_block_size must be two sizes"),
         ("fp8-blocks", {"weight_block_size": [64, 64]}, r"the shape \[1, 1\], found \[2, 3\]"),
         ("fp8-blocks", {"expert_dtype": "fp4"}, "expert_dtype must be one of fp8"),
         ("compressed-int4", {"format": "marlin-24"}, "format must be one of pack-quantized"),
-        ("compressed-int4", {"quantization_status": "frozen"}, "quantization_status must be"),
+        ("compressed-int4", {"quantization_status": "calibration"}, "quantization_status must be"),
         ("compressed-int4", {"config_groups": {}}, "config_groups: expected 1 to 64, found 0"),
         ("compressed-int4", {"config_groups": {"a": {"weights": {"num_bits": 3}}}}, "num_bits"),
         ("compressed-int4", {"config_groups": {"a": {"weights": {"num_bits": 4}}}}, "fit 0 of"),
@@ -183,7 +183,7 @@ def test_random_tables_of_tensors_end_in_one_error() -> None:
     random = np.random.default_rng(0)
     dtypes = {"I32": "<i4", "F16": "<f2", "U8": "u1", "I8": "i1", "F8_E4M3": "u1", "F32": "<f4"}
     decoded = 0
-    for _ in range(2000):
+    for _ in range(600):
         settings, pack = FORMS[str(random.choice(list(FORMS)))]
         table = {}
         for part, tensor in packers.under("a", pack(torch.randn(64, 64))[0]).items():
@@ -205,4 +205,13 @@ def test_random_tables_of_tensors_end_in_one_error() -> None:
                     decoded += 1
         except BadModelFile:
             continue
-    assert decoded > 100
+    assert decoded > 30
+
+
+def test_columns_in_another_order_need_their_index(tmp_path: Path) -> None:
+    settings, pack = FORMS["compressed-int4"]
+    weights = settings["config_groups"]["group_0"]["weights"]
+    group = {"targets": ["Linear"], "weights": {**weights, "actorder": "group"}}
+    tensors = packers.under("a", pack(torch.randn(32, 64))[0])
+    with pytest.raises(BadModelFile, match=r"no tensor a.weight_g_idx"):
+        packers.opened(tmp_path, tensors, {**settings, "config_groups": {"group_0": group}})

@@ -22,7 +22,16 @@ _INERT = {
     "modules_to_fuse", "exllama_config", "meta", "sym", "desc_act", "lm_head", "pack_dtype",
     "_load_in_4bit", "_load_in_8bit",
 }  # fmt: skip
-_READ = {"bits", "w_bit", "group_size", "q_group_size", "zero_point", "version", "format"}
+_READ = {
+    "bits",
+    "w_bit",
+    "group_size",
+    "q_group_size",
+    "zero_point",
+    "version",
+    "format",
+    "checkpoint_format",
+}
 
 
 def tensors(settings: Settings, source: Source) -> dict[str, PackedTensor]:
@@ -37,6 +46,7 @@ def tensors(settings: Settings, source: Source) -> dict[str, PackedTensor]:
         raise settings.bad(size, "-1 or a size", 0)
     settings.text("version", ("gemm",), "gemm")
     settings.text("format", ("gemm",), "gemm")
+    settings.text("checkpoint_format", ("gemm",), "gemm")
     settings.text("pack_dtype", ("int32",), "int32")
     if settings.flag("desc_act", False):
         raise settings.bad("desc_act", "false", True)

@@ -29,9 +29,10 @@ _FORMATS = (
 _INERT = {"quant_method", "ignore", "global_compression_ratio", "kv_cache_scheme", "version"}
 _READ = {"config_groups", "format", "quantization_status", "sparsity_config"}
 _INERT_OF_GROUP = {"targets", "input_activations", "output_activations"}
-_INERT_OF_WEIGHTS = {"observer", "observer_kwargs", "scale_dtype", "zp_dtype", "actorder"}
+_INERT_OF_WEIGHTS = {"observer", "observer_kwargs", "scale_dtype", "zp_dtype"}
 _READ_OF_WEIGHTS = {
     "num_bits", "type", "symmetric", "group_size", "strategy", "block_structure", "dynamic",
+    "actorder",
 }  # fmt: skip
 
 
@@ -44,6 +45,7 @@ class _Scheme:
     symmetric: bool
     group_size: int | None
     block: tuple[int, int] | None
+    reordered: bool
 
 
 def tensors(settings: Settings, source: Source) -> dict[str, PackedTensor]:
@@ -54,7 +56,7 @@ def tensors(settings: Settings, source: Source) -> dict[str, PackedTensor]:
     """
     settings.refuse_others(_INERT | _READ)
     settings.text("format", _FORMATS)
-    settings.text("quantization_status", ("compressed",), "compressed")
+    settings.text("quantization_status", ("compressed", "frozen"), "compressed")
     sparsity = settings.nested("sparsity_config")
     if sparsity.fields:
         sparsity.text("format", ("dense",))
@@ -101,7 +103,11 @@ def _scheme(weights: Settings) -> _Scheme:
             raise weights.bad("group_size", "a size, as the strategy is group", size)
         block = 1, size
     symmetric = weights.flag("symmetric", True)
-    return _Scheme(floats, bits, symmetric, size if strategy == "group" else None, block)
+    order = weights.fields.get("actorder") or "weight"
+    if order not in ("weight", "static", "group", "dynamic", True):
+        raise weights.bad("actorder", "one of weight, static, group, dynamic", order)
+    reordered = order in ("group", "dynamic", True)
+    return _Scheme(floats, bits, symmetric, size if strategy == "group" else None, block, reordered)
 
 
 def _block(weights: Settings) -> tuple[int, int]:
@@ -172,7 +178,7 @@ def _packed_tensor(
         parts["zero"] = source.require(
             f"{module}.weight_zero_point", ("I32",), (packed_rows, groups)
         )
-    if f"{module}.weight_g_idx" in source.tensors:
+    if f"{module}.weight_g_idx" in source.tensors or scheme.reordered:
         parts["g_idx"] = source.require(f"{module}.weight_g_idx", ("I32", "I64"), (columns,))
 
     def decode(start: int, stop: int) -> Floats:

@@ -21,7 +21,8 @@ _SCALES = ("weight_scale_inv", "weight_scale")
 # `activation_scheme` and the bounds of activations concern what is multiplied with the weights.
 _INERT = {
     "quant_method", "activation_scheme", "activation_scale_ub", "modules_to_not_convert",
-    "ignored_layers", "kv_cache_scheme", "dequantize",
+    "modules_to_convert", "ignored_layers", "kv_cache_scheme", "dequantize",
+    "is_checkpoint_fp8_serialized",
 }  # fmt: skip
 _READ = {"weight_block_size", "fmt", "scale_fmt", "expert_dtype"}
 

@@ -28,6 +28,7 @@ _INERT = {
 }  # fmt: skip
 _READ = {
     "bits", "group_size", "desc_act", "static_groups", "checkpoint_format", "format", "pack_dtype",
+    "method", "dynamic",
 }  # fmt: skip
 
 
@@ -35,6 +36,7 @@ def tensors(settings: Settings, source: Source) -> dict[str, PackedTensor]:
     """Every `….qweight` and its parts as `….weight`.
 
     The first format stores zeros less one, modulo 2^bits; `gptq_v2` stores them as they are.
+    (Some kernels read all ones as 2^bits, which no tool writes: zeros are below it.)
     """
     settings.refuse_others(_INERT | _READ)
     bits = settings.integer("bits", _BITS, "2, 3, 4 or 8")
@@ -42,6 +44,11 @@ def tensors(settings: Settings, source: Source) -> dict[str, PackedTensor]:
     if group_size == 0:
         raise settings.bad("group_size", "-1 or a size", 0)
     settings.text("pack_dtype", ("int32",), "int32")
+    settings.text("method", ("gptq",), "gptq")
+    for pattern in settings.nested("dynamic").fields:
+        # "-:" leaves layers as they are, which their tensors tell; all else changes their bits.
+        if not pattern.startswith("-:"):
+            raise settings.bad("dynamic", "patterns that begin with -:", pattern)
     offset = 1 if _format(settings) == "gptq" else 0
     reordered = settings.flag("desc_act", False) and not settings.flag("static_groups", False)
     ordered = not reordered or group_size == -1
