@@ -9,7 +9,7 @@ weight[r, c] = scales[g, r]·(q[c, r] − zero[g, r]), g = c // group_size.
 import numpy as np
 import numpy.typing as npt
 
-from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, Words, unpack
+from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, Words, spread, unpack
 from swiftchat.weights.quantised_settings import Settings
 
 __all__ = ["tensors"]
@@ -71,11 +71,11 @@ def _tensor(source: Source, module: str, group_size: int) -> PackedTensor:
 
     def decode(start: int, stop: int) -> Floats:
         begin, end = start // 8, -(-stop // 8)
-        index = np.arange(columns) // group_size
         result = _numbers(source.words(parts["qweight"])[:, begin:end]).astype(np.float32)
         zeros = _numbers(source.words(parts["qzeros"])[:, begin:end]).astype(np.float32)
-        result -= zeros[:, index]
-        result *= source.floats(parts["scales"])[:, 8 * begin : 8 * end].T[:, index]
+        result -= spread(zeros, group_size, columns)
+        scales = source.floats(parts["scales"])[:, 8 * begin : 8 * end].T
+        result *= spread(scales, group_size, columns)
         return result[start - 8 * begin : stop - 8 * begin]
 
     return PackedTensor("awq", (rows, columns), parts, decode)
@@ -84,4 +84,4 @@ def _tensor(source: Source, module: str, group_size: int) -> PackedTensor:
 def _numbers(words: Words) -> npt.NDArray[np.uint8]:
     """[columns, n] words as the numbers of [8·n, columns]."""
     packed = unpack(words, 4).reshape(len(words), -1, 8)
-    return packed[:, :, _PLACE].reshape(len(words), -1).T
+    return np.ascontiguousarray(packed[:, :, _PLACE].reshape(len(words), -1).T)

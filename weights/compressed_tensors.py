@@ -8,14 +8,13 @@ as int8 or 8-bit float, with `weight_scale` and `weight_zero_point` for each ten
 of columns or block. weight = scale·(q − zero).
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.fp8 import FLOAT8, scaled_tensor
-from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, unpack
+from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, spread, unpack
 from swiftchat.weights.quantised_settings import Settings
 
 __all__ = ["tensors"]
@@ -181,17 +180,19 @@ def _packed_tensor(
     if f"{module}.weight_g_idx" in source.tensors or scheme.reordered:
         parts["g_idx"] = source.require(f"{module}.weight_g_idx", ("I32", "I64"), (columns,))
 
+    order = parts.get("g_idx")
+
     def decode(start: int, stop: int) -> Floats:
-        index = _group_of_column(source, parts.get("g_idx"), columns, groups)
         numbers = unpack(source.words(parts["packed"])[start:stop], bits)[:, :columns]
         result = numbers.astype(np.float32)
         if scheme.symmetric:
             result -= np.float32(1 << (bits - 1))
         else:
             zeros = unpack(source.words(parts["zero"]).T, bits)[:, start:stop].T
-            result -= zeros.astype(np.float32)[:, index]
+            result -= _by_column(source, order, zeros.astype(np.float32), columns)
         scales = source.floats(parts["scale"]).reshape(-1, groups)
-        result *= scales[start:stop, index] if len(scales) > 1 else scales[:, index]
+        scales = scales[start:stop] if len(scales) > 1 else scales
+        result *= _by_column(source, order, scales, columns)
         return result
 
     return PackedTensor("compressed-tensors", shape, parts, decode)
@@ -203,16 +204,12 @@ def _scale(source: Source, name: str, rows: int, groups: int) -> str:
     return source.require(name, FLOATS, shape or ())
 
 
-def _group_of_column(
-    source: Source, name: str | None, columns: int, groups: int
-) -> "np.typing.NDArray[np.int64]":
-    index = source.read(name).astype(np.int64) if name is not None else np.array([-1])
+def _by_column(source: Source, order: str | None, table: Floats, columns: int) -> Floats:
+    groups = table.shape[1]
     # -1 stands for columns in their own order.
-    if (index == -1).all():
-        return np.arange(columns) // math.ceil(columns / groups)
-    if index.min() < 0 or index.max() >= groups:
-        raise source.bad(str(name), f"groups from 0 to {groups - 1}", "others")
-    return index
+    if order is None or (source.read(order) == -1).all():
+        return spread(table, columns // groups, columns)
+    return table[:, source.index(order, groups)]
 
 
 def _whole(source: Source, module: str, schemes: list[_Scheme]) -> PackedTensor:

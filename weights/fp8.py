@@ -9,7 +9,7 @@ weight[r, c] = e4m3(byte[r, c])·scale[r // height, c // width].
 import numpy as np
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, blockwise
+from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, spread
 from swiftchat.weights.quantised_settings import Settings
 
 __all__ = ["FLOAT8", "scaled_tensor", "tensors"]
@@ -104,18 +104,19 @@ def scaled_tensor(
     parts = {"weight": name, "scale": scale}
     if zero is not None:
         parts["zero"] = source.require(zero, ("I8",), shape)
-    table = -(-rows // block[0]), -(-columns // block[1])
-    spread = block
+    height, width = block
+    table = -(-rows // height), -(-columns // width)
 
     def decode(start: int, stop: int) -> Floats:
         stored = source.read(name)[start:stop]
+        block_of_row = np.arange(start, stop) // height
         kind = FLOAT8.get(source.tensors[name].dtype)
         result = stored.astype(np.float32) if kind is None else kind[stored]
         if zero is not None:
             zeros = source.read(zero).astype(np.float32).reshape(table)
-            result -= blockwise(zeros, start, stop, columns, spread)
+            result -= spread(zeros[block_of_row], width, columns)
         scales = source.floats(scale).reshape(table)
-        result *= blockwise(scales, start, stop, columns, spread)
+        result *= spread(scales[block_of_row], width, columns)
         return result
 
     return PackedTensor(form, (rows, columns), parts, decode)

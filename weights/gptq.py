@@ -6,11 +6,13 @@ int32 [columns·bits/32, rows], `scales` [groups, rows], `qzeros` int32 [groups,
 3 bits run on across words. weight[r, c] = scales[g, r]·(q[c, r] − zero[g, r]), g = g_idx[c].
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, unpack
+from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, spread, unpack
 from swiftchat.weights.quantised_settings import Settings
 
 __all__ = ["tensors"]
@@ -91,22 +93,19 @@ def _tensor(
             f"no tensor {module}.g_idx: desc_act is set, and only it tells the order of columns"
         )
 
-    def group_of_column() -> npt.NDArray[np.int64]:
+    def by_column(table: npt.NDArray[Any]) -> Floats:
+        by_row = np.ascontiguousarray(table.T).astype(np.float32)
         if "g_idx" not in parts:
-            return np.arange(columns) // group_size
-        index = source.read(parts["g_idx"]).astype(np.int64)
-        if index.min() < 0 or index.max() >= groups:
-            raise source.bad(parts["g_idx"], f"groups from 0 to {groups - 1}", "others")
-        return index
+            return spread(by_row, group_size, columns)
+        return by_row[:, source.index(parts["g_idx"], groups)]
 
     def decode(start: int, stop: int) -> Floats:
-        index = group_of_column()
         numbers = unpack(source.words(parts["qweight"])[:, start:stop].T, bits)
         zeros = unpack(source.words(parts["qzeros"]), bits)[:, start:stop]
         zeros = (zeros + np.uint8(offset)) & np.uint8((1 << bits) - 1)
         result = numbers.astype(np.float32)
-        result -= zeros.T.astype(np.float32)[:, index]
-        result *= source.floats(parts["scales"])[:, start:stop].T[:, index]
+        result -= by_column(zeros)
+        result *= by_column(source.floats(parts["scales"])[:, start:stop])
         return result
 
     return PackedTensor("gptq", (rows, columns), parts, decode)

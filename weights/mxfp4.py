@@ -8,25 +8,19 @@ Formats: OCP Microscaling Formats (MX) Specification 1.0, sections 5.3.3 and 5.4
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from swiftchat.weights.packed import Floats, PackedTensor, Source
 from swiftchat.weights.quantised_settings import Settings
 
-__all__ = ["e8m0", "tensors", "unpack_e2m1"]
+__all__ = ["tensors"]
 
 _BLOCK = 32
 _INERT = {"quant_method", "modules_to_not_convert", "dequantize"}
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-# By byte: the number in its low half, then the one in its high half.
-_PAIRS = np.stack([np.tile(_E2M1, 16), np.repeat(_E2M1, 16)], axis=1)
 
 
-def unpack_e2m1(packed: "np.typing.NDArray[np.uint8]") -> Floats:
-    """[…, n] bytes as […, 2·n] numbers."""
-    return _PAIRS[packed].reshape(*packed.shape[:-1], -1)
-
-
-def e8m0(exponents: "np.typing.NDArray[np.uint8]") -> Floats:
+def _e8m0(exponents: npt.NDArray[np.uint8]) -> Floats:
     """2^(byte − 127); 255 is not a number."""
     powers = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
     return np.where(exponents == 255, np.float32(np.nan), powers).astype(np.float32)
@@ -42,14 +36,20 @@ def _tensor(source: Source, name: str) -> PackedTensor:
     blocks = f"{name}_blocks"
     experts, rows, groups, _ = source.shape(blocks, ("U8",), 4)
     source.require(blocks, ("U8",), (experts, rows, groups, _BLOCK // 2))
+    shape = (experts, groups * _BLOCK, rows)
     scales = source.require(f"{name}_scales", ("U8",), (experts, rows, groups))
 
     def decode(start: int, stop: int) -> Floats:
-        numbers = unpack_e2m1(source.read(blocks)[start:stop])
-        with np.errstate(over="ignore"):
-            numbers *= e8m0(source.read(scales)[start:stop])[..., None]
-        matrices = numbers.reshape(stop - start, rows, groups * _BLOCK)
-        return np.ascontiguousarray(matrices.transpose(0, 2, 1))
+        result = np.empty((stop - start, *shape[1:]), np.float32)
+        for expert, matrix in zip(range(start, stop), result, strict=True):
+            # Bytes are exchanged before they become floats, of which there are eight times more.
+            packed = np.ascontiguousarray(source.read(blocks)[expert].reshape(rows, -1).T)
+            pairs = matrix.reshape(-1, 2, rows)
+            pairs[:, 0] = _E2M1[packed & np.uint8(15)]
+            pairs[:, 1] = _E2M1[packed >> np.uint8(4)]
+            with np.errstate(over="ignore"):
+                by_group = matrix.reshape(groups, _BLOCK, rows)
+                by_group *= _e8m0(source.read(scales)[expert]).T[:, None]
+        return result
 
-    shape = (experts, groups * _BLOCK, rows)
     return PackedTensor("mxfp4", shape, {"blocks": blocks, "scales": scales}, decode)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.safetensors_file import TensorInfo
 
-__all__ = ["FLOATS", "PackedTensor", "Source", "blockwise", "unpack"]
+__all__ = ["FLOATS", "PackedTensor", "Source", "spread", "unpack"]
 
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
@@ -86,6 +86,13 @@ class Source:
         """A float tensor (F16, BF16, F32, F64) as float32; only F64 is rounded."""
         return _float32(self.read(name), self._info(name, _ANY_FLOAT).dtype)
 
+    def index(self, name: str, groups: int) -> npt.NDArray[np.int64]:
+        """An integer tensor that says for each column which of `groups` groups it is in."""
+        index = self.read(name).astype(np.int64)
+        if index.min() < 0 or index.max() >= groups:
+            raise self.bad(name, f"groups from 0 to {groups - 1}", "others")
+        return index
+
     def words(self, name: str) -> Words:
         """An I32 tensor as the unsigned integers of its bits."""
         return self.read(name).view("<u4")
@@ -127,11 +134,13 @@ def unpack(words: Words, bits: int) -> npt.NDArray[np.uint8]:
     [..., n] words become [..., n·32 // bits] numbers; numbers may lie across two words, and n
     must then be a multiple of `bits`.
     """
+    words = np.ascontiguousarray(words)
+    if 8 % bits == 0:
+        # Low bytes come first in memory too, so that words need not be put together.
+        packed = words.view(np.uint8)[..., None]
+        numbers = (packed >> np.arange(0, 8, bits, dtype=np.uint8)) & np.uint8((1 << bits) - 1)
+        return numbers.reshape(*words.shape[:-1], -1)
     mask = np.uint32((1 << bits) - 1)
-    if 32 % bits == 0:
-        shifts = np.arange(0, 32, bits, dtype=np.uint32)
-        numbers = (words[..., None] >> shifts) & mask
-        return numbers.astype(np.uint8).reshape(*words.shape[:-1], -1)
     groups = words.reshape(*words.shape[:-1], -1, bits)
     found = np.empty((*groups.shape[:-1], 32), np.uint8)
     for at in range(32):
@@ -143,11 +152,9 @@ def unpack(words: Words, bits: int) -> npt.NDArray[np.uint8]:
     return found.reshape(*words.shape[:-1], -1)
 
 
-def blockwise(table: Floats, start: int, stop: int, columns: int, block: tuple[int, int]) -> Floats:
-    """`table` holds one number for each block [rows, columns] of a matrix; spread over rows.
+def spread(table: Floats, size: int, columns: int) -> Floats:
+    """One number for each `size` columns, [rows, groups], as [rows, columns].
 
-    The result broadcasts with [stop − start, columns] and says for each row `start` … `stop`
-    which number applies.
+    The last group may be cut short; one that is as wide as the matrix is left to broadcasting.
     """
-    rows = table[np.arange(start, stop) // block[0]]
-    return rows if table.shape[1] == 1 else rows[:, np.arange(columns) // block[1]]
+    return table if table.shape[1] == 1 else np.repeat(table, size, axis=1)[:, :columns]
