@@ -5,6 +5,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import torch
 
 from swiftchat.weights.dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.gguf import GgufFile
@@ -12,6 +13,11 @@ from swiftchat.weights.gguf import GgufFile
 
 def reference(data: np.ndarray, type_name: str) -> np.ndarray:
     plain = {"F32": np.float32, "F16": np.float16}.get(type_name)
+    if type_name == "Q8_K":  # the package has its size only: float d, int8 q[256], 16 int16 sums
+        d, q = data.reshape(-1, 292)[:, :4], data.reshape(-1, 292)[:, 4:260]
+        numbers = torch.from_numpy(q.view(np.int8).copy()).float()
+        factors = torch.from_numpy(d.copy().view(np.float32))
+        return (numbers * factors).numpy().reshape(len(data), -1)
     with np.errstate(all="ignore"):
         typed = data.view(plain) if plain else data
         return gguf.dequantize(typed, gguf.GGMLQuantizationType[type_name])

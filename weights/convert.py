@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound, UsageError
-from swiftchat.weights import gguf_model
-from swiftchat.weights.checkpoint import INDEX, SINGLE
+from swiftchat.weights import gguf_model, quantised
+from swiftchat.weights.checkpoint import INDEX, SINGLE, Checkpoint
 from swiftchat.weights.config import DTYPES, ModelConfig
 from swiftchat.weights.disk import disk_full, require_space
 from swiftchat.weights.families import expected_tensors, tensor_name
@@ -151,17 +151,14 @@ def _plan_gguf(source: Path, dtype: str | None) -> _Plan:
 
 
 def _plan_directory(source: Path, dtype: str | None) -> _Plan:
+    settings = quantised.settings_in(source)
+    if settings is not None:
+        return _plan_quantised(source, dtype, settings)
     model = Model.open(source)
     checkpoint = model.checkpoint()
     own = {wire: name for name, wire in _SAFETENSORS_NAMES.items()}
     dtype = dtype or own[checkpoint.tensors[tensor_name(model.config, "embed")].dtype]
-    config_json = read_json(source / "config.json")
-    # Both spellings exist; where there is none, the older one is read by every version.
-    spellings = {"dtype", "torch_dtype"} & config_json.keys() or {"torch_dtype"}
-    config_json |= dict.fromkeys(spellings, dtype)
-    names = [*_COPIED, *(f"{_TEMPLATES}/{p.name}" for p in source.glob(f"{_TEMPLATES}/*.jinja"))]
-    files = {name: (source / name).read_bytes() for name in names if (source / name).is_file()}
-    files["config.json"] = _json(config_json)
+    files = _copied_files(source, read_json(source / "config.json"), dtype)
 
     def values(name: str) -> Iterator[Floats]:
         flat = checkpoint.read(name).reshape(-1)
@@ -173,6 +170,28 @@ def _plan_directory(source: Path, dtype: str | None) -> _Plan:
                 yield chunk.astype(np.float32)
 
     return _Plan(files, expected_tensors(model.config), dtype, values)
+
+
+def _plan_quantised(source: Path, dtype: str | None, settings: Mapping[str, Any]) -> _Plan:
+    config_json = read_json(source / "config.json")
+    config_json = {k: v for k, v in config_json.items() if k not in quantised.FIELDS}
+    config = ModelConfig.from_hf(config_json)
+    checkpoint = Checkpoint.open(source)
+    plain = quantised.plain_tensors(settings, checkpoint.tensors, checkpoint.read)
+    chosen = quantised.select(plain, expected_tensors(config))
+    dtype = dtype or config.dtype
+    files = _copied_files(source, config_json, dtype)
+    shapes = {name: tensor.shape for name, tensor in chosen.items()}
+    return _Plan(files, shapes, dtype, lambda name: chosen[name].pieces())
+
+
+def _copied_files(source: Path, config_json: dict[str, Any], dtype: str) -> dict[str, bytes]:
+    # Both spellings exist; where there is none, the older one is read by every version.
+    spellings = {"dtype", "torch_dtype"} & config_json.keys() or {"torch_dtype"}
+    config_json |= dict.fromkeys(spellings, dtype)
+    names = [*_COPIED, *(f"{_TEMPLATES}/{p.name}" for p in source.glob(f"{_TEMPLATES}/*.jinja"))]
+    files = {name: (source / name).read_bytes() for name in names if (source / name).is_file()}
+    return {**files, "config.json": _json(config_json)}
 
 
 def _with_generation_defaults(plan: _Plan, defaults: Mapping[str, Any]) -> _Plan:

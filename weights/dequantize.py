@@ -22,6 +22,12 @@ Floats = npt.NDArray[np.float32]
 _ONE, _TWO, _THREE, _FOUR, _SIX = (np.uint8(number) for number in (1, 2, 3, 4, 6))
 _LOW_4_BITS, _LOW_6_BITS = np.uint8(15), np.uint8(63)
 
+# `kvalues_iq4nl` and `kvalues_mxfp4` of ggml.
+_IQ4_NUMBERS = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
+)
+_DOUBLE_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+
 
 @dataclass(frozen=True)
 class BlockType:
@@ -126,7 +132,7 @@ def _q5_1(blocks: Bytes) -> Floats:
     return numbers
 
 
-def _scaled(numbers: Bytes | npt.NDArray[np.int8], scales: Floats) -> Floats:
+def _scaled(numbers: Bytes | npt.NDArray[np.int8] | Floats, scales: Floats) -> Floats:
     """Numbers (blocks, 256) times one factor per sub-block, as (blocks, sub-blocks, size)."""
     blocks, parts = scales.shape
     result = numbers.reshape(blocks, parts, -1).astype(np.float32)
@@ -192,6 +198,56 @@ def _q6_k(blocks: Bytes) -> Floats:
     return _scaled(numbers.view(np.int8) - np.int8(32), scales).reshape(len(blocks), 256)
 
 
+def _q8_k(blocks: Bytes) -> Floats:
+    """float d, int8 q[256], sums of q that only products need: d·q."""
+    numbers = blocks[:, 4:260].view(np.int8).astype(np.float32)
+    numbers *= _view(blocks, 0, 4, "<f4")
+    return numbers
+
+
+def _iq4_nl(blocks: Bytes) -> Floats:
+    """half d, 4-bit q[32]: d·table[q]."""
+    return _half(blocks, 0) * _IQ4_NUMBERS[_nibbles(blocks[:, 2:], 16)]
+
+
+def _iq4_xs(blocks: Bytes) -> Floats:
+    """half d, upper 2 bits and lower 4 of scale[8], 4-bit q[256]: d·(scale − 32)·table[q]."""
+    upper = _view(blocks, 2, 4, "<u2") >> np.arange(0, 16, 2, dtype=np.uint16)
+    lower = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8)) & _LOW_4_BITS
+    six_bits = lower.reshape(-1, 8) | ((upper.astype(np.uint8) & _THREE) << _FOUR)
+    scales = _half(blocks, 0) * (six_bits.view(np.int8) - np.int8(32)).astype(np.float32)
+    return _scaled(_IQ4_NUMBERS[_nibbles(blocks[:, 8:], 16)], scales).reshape(len(blocks), 256)
+
+
+def _mxfp4(blocks: Bytes) -> Floats:
+    """Exponent e, 4-bit q[32]: 2^(e − 128)·table[q], the table being twice the e2m1 numbers."""
+    factors = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
+    return factors * _DOUBLE_E2M1[_nibbles(blocks[:, 1:], 16)]
+
+
+def _digits(packed: Bytes, run: int, count: int) -> Bytes:
+    """Base-3 digits: of each `run` bytes first all highest digits, then the next, `count` each.
+
+    A byte b stands for the fraction b/256; times 3 the whole part is its first digit.
+    """
+    powers = np.array([3**digit for digit in range(count)], np.uint8).reshape(1, 1, count, 1)
+    fractions = packed.reshape(len(packed), -1, 1, run) * powers
+    return ((fractions.astype(np.uint16) * 3) >> 8).astype(np.uint8).reshape(len(packed), -1)
+
+
+def _tq1_0(blocks: Bytes) -> Floats:
+    """Five digits a byte[48], four digits a byte[4], half d: d·(digit − 1)."""
+    digits = [_digits(blocks[:, :32], 32, 5), _digits(blocks[:, 32:48], 16, 5)]
+    numbers = np.concatenate([*digits, _digits(blocks[:, 48:52], 4, 4)], axis=1)
+    return _half(blocks, 52) * (numbers.view(np.int8) - np.int8(1)).astype(np.float32)
+
+
+def _tq2_0(blocks: Bytes) -> Floats:
+    """2-bit q[256], half d: d·(q − 1)."""
+    numbers = _pairs(blocks[:, :64]).view(np.int8) - np.int8(1)
+    return _half(blocks, 64) * numbers.astype(np.float32)
+
+
 BLOCK_TYPES: Mapping[str, BlockType] = MappingProxyType(
     {
         "F32": BlockType(1, 4, _f32),
@@ -207,5 +263,11 @@ BLOCK_TYPES: Mapping[str, BlockType] = MappingProxyType(
         "Q4_K": BlockType(256, 144, _q4_k),
         "Q5_K": BlockType(256, 176, _q5_k),
         "Q6_K": BlockType(256, 210, _q6_k),
+        "Q8_K": BlockType(256, 292, _q8_k),
+        "IQ4_NL": BlockType(32, 18, _iq4_nl),
+        "IQ4_XS": BlockType(256, 136, _iq4_xs),
+        "TQ1_0": BlockType(256, 54, _tq1_0),
+        "TQ2_0": BlockType(256, 66, _tq2_0),
+        "MXFP4": BlockType(32, 17, _mxfp4),
     }
 )

@@ -50,11 +50,12 @@ def refuse_unread(config: Fields, reads: Collection[str]) -> None:
 
     What a family ignores must not be what makes its answers wrong.
     """
-    if config.get("quantization_config") is not None:
-        raise BadModelFile(
-            "config.json has a quantization_config: quantised safetensors cannot be read yet",
-            "use the unquantised model or a GGUF file of it",
-        )
+    for field in ("quantization_config", "compression_config"):
+        if config.get(field) is not None:
+            raise BadModelFile(
+                f"config.json has a {field}: quantised weights are not computed with yet",
+                "swiftchat convert MODEL NEW makes a plain model of it",
+            )
     rope = mapping(config, "rope_parameters") or mapping(config, "rope_scaling") or {}
     for name, values in NEUTRAL.items():
         value = rope.get(name) if config.get(name) is None else config[name]

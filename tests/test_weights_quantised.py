@@ -1,0 +1,97 @@
+"""convert makes a plain model of a quantised one that computes the same."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import quantised_packers as packers
+import tiny
+import torch
+import transformers
+from quantised_models import FORMS, compressed, compressed_int4, compressed_int8, quantised_model
+
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.convert import convert
+from swiftchat.weights.model import Model
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_computes_what_the_dequantised_weights_compute(tmp_path: Path, form: str) -> None:
+    reference = quantised_model(tmp_path / "in", *FORMS[form])
+    convert(tmp_path / "in", tmp_path / "out")
+    ids = tiny.random_ids(30)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0]
+        assert torch.equal(again(torch.tensor([ids])).logits[0], expected)
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    found = tiny.Bench(tmp_path / "out").last_logits(ids)
+    # The engine adds up in another order: a few fp32 roundings of logits of some tens.
+    torch.testing.assert_close(found, expected[-1], rtol=1e-4, atol=1e-4)
+
+
+def test_settings_in_the_files_of_older_tools(tmp_path: Path) -> None:
+    for name, form in (("quantize_config.json", "gptq-3"), ("quant_config.json", "awq")):
+        settings, pack = FORMS[form]
+        source = tmp_path / form
+        reference = quantised_model(source, settings, pack)
+        config = json.loads((source / "config.json").read_text())
+        del config["quantization_config"]
+        (source / "config.json").write_text(json.dumps(config))
+        settings = {key: value for key, value in settings.items() if key != "quant_method"}
+        if form == "awq":
+            settings = {"w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}
+        (source / name).write_text(json.dumps(settings))
+        convert(source, tmp_path / f"{form}-out")
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / f"{form}-out").eval()
+        ids = torch.tensor([tiny.random_ids(9)])
+        assert torch.equal(again(ids).logits, reference(ids).logits)
+        assert not (tmp_path / f"{form}-out" / name).exists()
+
+
+def test_the_older_name_of_compressed_tensors(tmp_path: Path) -> None:
+    settings, pack = FORMS["compressed-int4"]
+    quantised_model(tmp_path / "in", settings, pack)
+    config = json.loads((tmp_path / "in" / "config.json").read_text())
+    config["compression_config"] = config.pop("quantization_config")
+    del config["compression_config"]["quant_method"]
+    (tmp_path / "in" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadModelFile, match="compression_config: quantised weights"):
+        Model.open(tmp_path / "in")
+    convert(tmp_path / "in", tmp_path / "out", dtype="bfloat16")
+    assert Model.open(tmp_path / "out").config.dtype == "bfloat16"
+
+
+def test_layers_of_two_schemes(tmp_path: Path) -> None:
+    """Mixed precision: each layer's tensors tell which scheme it belongs to."""
+    settings = compressed("mixed-precision", num_bits=8, strategy="channel")
+    int4 = FORMS["compressed-int4"][0]["config_groups"]["group_0"]
+    settings["config_groups"]["group_1"] = {**int4, "format": "pack-quantized"}
+    weight = torch.randn(32, 64)
+    (first, expected), (second, other) = compressed_int4(weight), compressed_int8(weight)
+    tensors = packers.under("a", first) | packers.under("b", second)
+    plain = packers.opened(tmp_path, tensors, settings)
+    assert np.array_equal(plain["a.weight"].values(), expected.numpy())
+    assert np.array_equal(plain["b.weight"].values(), other.numpy())
+
+
+def test_columns_in_the_order_of_activations(tmp_path: Path) -> None:
+    """Older compressed-tensors (actorder group): the group of each column is in the file."""
+    settings, pack = FORMS["compressed-int4"]
+    (tensors, expected), order = pack(torch.randn(32, 64)), torch.randperm(64)
+    q = packers.unpacked(tensors["weight_packed"], 4)[:, order]
+    tensors["weight_packed"] = packers.tensor(packers.lines(q, 4))
+    tensors["weight_g_idx"] = (torch.arange(64) // 16)[order].int()
+    plain = packers.opened(tmp_path, packers.under("a", tensors), settings)
+    assert np.array_equal(plain["a.weight"].values(), expected[:, order].numpy())
+
+
+def test_layers_that_gptq_left_alone_by_pattern(tmp_path: Path) -> None:
+    settings, pack = FORMS["gptq-3"]
+    settings = {**settings, "dynamic": {"-:.*b.*": {}}}
+    tensors, expected = pack(torch.randn(32, 64))
+    alone = torch.randn(3, 3)
+    plain = packers.opened(tmp_path, packers.under("a", tensors) | {"b.weight": alone}, settings)
+    assert np.array_equal(plain["a.weight"].values(), expected.numpy())
+    assert np.array_equal(plain["b.weight"].values(), alone.numpy())

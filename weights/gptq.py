@@ -1,0 +1,111 @@
+"""GPTQ: integers of 2, 3, 4 or 8 bits, packed along the columns of a matrix.
+
+Layout (AutoGPTQ's `QuantLinear`), for a matrix of `rows` outputs and `columns` inputs: `qweight`
+int32 [columns·bits/32, rows], `scales` [groups, rows], `qzeros` int32 [groups, rows·bits/32],
+`g_idx` int32 [columns], the group of each column. Numbers lie low bits first, and those of
+3 bits run on across words. weight[r, c] = scales[g, r]·(q[c, r] − zero[g, r]), g = g_idx[c].
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, spread, unpack
+from swiftchat.weights.quantised_settings import Settings
+
+__all__ = ["tensors"]
+
+_BITS = (2, 3, 4, 8)
+_MAX_GROUP = 2**20
+# How the model was quantised, or which program should run it: nothing that changes a number.
+_INERT = {
+    "quant_method", "sym", "damp_percent", "damp_auto_increment", "true_sequential", "mse", "meta",
+    "model_name_or_path", "model_file_base_name", "tokenizer", "dataset", "batch_size",
+    "pad_token_id", "use_cuda_fp16", "use_exllama", "exllama_config", "disable_exllama", "backend",
+    "max_input_length", "model_seqlen", "block_name_to_quantize", "cache_block_outputs",
+    "module_name_preceding_first_block", "modules_in_block_to_quantize", "act_group_aware",
+    "lm_head", "quantizer", "modules_to_not_convert", "_load_in_4bit", "_load_in_8bit",
+}  # fmt: skip
+_READ = {
+    "bits", "group_size", "desc_act", "static_groups", "checkpoint_format", "format", "pack_dtype",
+    "method", "dynamic",
+}  # fmt: skip
+
+
+def tensors(settings: Settings, source: Source) -> dict[str, PackedTensor]:
+    """Every `….qweight` and its parts as `….weight`.
+
+    The first format stores zeros less one, modulo 2^bits; `gptq_v2` stores them as they are.
+    (Some kernels read all ones as 2^bits, which no tool writes: zeros are below it.)
+    """
+    settings.refuse_others(_INERT | _READ)
+    bits = settings.integer("bits", _BITS, "2, 3, 4 or 8")
+    group_size = settings.integer("group_size", range(-1, _MAX_GROUP), "-1 or a size")
+    if group_size == 0:
+        raise settings.bad("group_size", "-1 or a size", 0)
+    settings.text("pack_dtype", ("int32",), "int32")
+    settings.text("method", ("gptq",), "gptq")
+    for pattern in settings.nested("dynamic").fields:
+        # "-:" leaves layers as they are, which their tensors tell; all else changes their bits.
+        if not pattern.startswith("-:"):
+            raise settings.bad("dynamic", "patterns that begin with -:", pattern)
+    offset = 1 if _format(settings) == "gptq" else 0
+    reordered = settings.flag("desc_act", False) and not settings.flag("static_groups", False)
+    ordered = not reordered or group_size == -1
+    return {
+        f"{module}.weight": _tensor(source, module, bits, group_size, offset, ordered)
+        for module in source.ending(".qweight")
+    }
+
+
+def _format(settings: Settings) -> str:
+    known = ("gptq", "gptq_v2")
+    named = [
+        settings.text(name, known)
+        for name in ("checkpoint_format", "format")
+        if settings.fields.get(name)
+    ]
+    if len(set(named)) > 1:
+        raise settings.bad("format", f"{named[0]}, as checkpoint_format is", named[1])
+    return named[0] if named else "gptq"
+
+
+def _tensor(
+    source: Source, module: str, bits: int, group_size: int, offset: int, ordered: bool
+) -> PackedTensor:
+    words, rows = source.shape(f"{module}.qweight", ("I32",), 2)
+    columns = words * 32 // bits
+    if words * 32 % bits or rows * bits % 32:
+        raise source.bad(f"{module}.qweight", f"whole words of {bits} bits", f"{[words, rows]}")
+    group_size = columns if group_size == -1 else group_size
+    groups = -(-columns // group_size)
+    parts = {
+        "qweight": f"{module}.qweight",
+        "scales": source.require(f"{module}.scales", FLOATS, (groups, rows)),
+        "qzeros": source.require(f"{module}.qzeros", ("I32",), (groups, rows * bits // 32)),
+    }
+    if f"{module}.g_idx" in source.tensors:
+        parts["g_idx"] = source.require(f"{module}.g_idx", ("I32",), (columns,))
+    elif not ordered:
+        raise BadModelFile(
+            f"no tensor {module}.g_idx: desc_act is set, and only it tells the order of columns"
+        )
+
+    def by_column(table: npt.NDArray[Any]) -> Floats:
+        by_row = np.ascontiguousarray(table.T).astype(np.float32)
+        if "g_idx" not in parts:
+            return spread(by_row, group_size, columns)
+        return by_row[:, source.index(parts["g_idx"], groups)]
+
+    def decode(start: int, stop: int) -> Floats:
+        numbers = unpack(source.words(parts["qweight"])[:, start:stop].T, bits)
+        zeros = unpack(source.words(parts["qzeros"]), bits)[:, start:stop]
+        zeros = (zeros + np.uint8(offset)) & np.uint8((1 << bits) - 1)
+        result = numbers.astype(np.float32)
+        result -= by_column(zeros)
+        result *= by_column(source.floats(parts["scales"])[:, start:stop])
+        return result
+
+    return PackedTensor("gptq", (rows, columns), parts, decode)
