@@ -161,6 +161,8 @@ def _server(hub: FakeHub, role: str, storage_url: str) -> ThreadingHTTPServer:
             repo, _, revision = asked.partition("/revision/")
             if asked == f"{hub.repo}/tree/{hub.commit}":
                 self._send(200, json.dumps(hub.tree()).encode(), {})
+            elif repo != hub.repo and repo.lower() == hub.repo.lower():
+                self._send(307, b"", {"Location": self.path.replace(repo, hub.repo)})
             elif repo != hub.repo:
                 self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
             elif revision not in ("", "main", hub.commit):

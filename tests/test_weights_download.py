@@ -607,6 +607,25 @@ def test_an_alias_is_its_repository(
     assert found.bring(None) == store.resolve("qwen3:8b")
 
 
+def test_the_owners_spelling_is_kept(hub: FakeHub, store: Store) -> None:
+    path = download("Owner/MODEL", store, token=TOKEN)
+    assert path.parts[-3] == "models--owner--model" and store.resolve("OWNER/model") == path
+    assert hub.log[1].authorization == f"Bearer {TOKEN}"
+
+
+def test_a_password_in_the_hubs_address_is_not_shown(
+    hub: FakeHub, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = constants.ENDPOINT.replace("//", "//me:secret@")
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    for fault in (Fault(status=403, headers={"X-Error-Code": "GatedRepo"}), Fault(status=500)):
+        hub.faults["model.safetensors"] = fault
+        with pytest.raises(DownloadError) as caught:
+            download(REPO, store)
+        assert "secret" not in "".join(traceback.format_exception(caught.value))
+        assert "secret" not in caught.value.hint
+
+
 def test_an_unknown_alias_names_the_nearest(hub: FakeHub, store: Store) -> None:
     with pytest.raises(ModelNotFound) as caught:
         download("qwen3:9b", store)

@@ -180,7 +180,7 @@ class Hub:
         """The error for an answer of 400 and above; `X-Error-Code` is the hub's own word."""
         status, code = response.status_code, response.headers.get("X-Error-Code", "")
         host = urlsplit(response.url).hostname or "the hub"
-        page = f"{self.endpoint}/{repo}"
+        page = f"{_without_password(self.endpoint)}/{repo}"
         if code == "GatedRepo":
             who = "with the token's account" if self.token else "and set HF_TOKEN"
             return DownloadError(
@@ -214,6 +214,11 @@ class Hub:
         if status >= 500 or status == 408:
             return HubUnreachable(f"{host} failed (HTTP {status})", "try again later")
         return DownloadError(f"{host} refused (HTTP {status})", "try again later")
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _causes(error: BaseException) -> set[str]:

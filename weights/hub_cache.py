@@ -91,12 +91,11 @@ class HubCache:
             blob = self._blobs / file.digest
             if not blob.exists():
                 self._fetch(hub, listing, file, report)
-                self._verify(file, self._part(file))
+                self._verify(file, self._part(file), report)
                 self._part(file).replace(blob)
                 (self._blobs / f"{file.digest}{_DAMAGED}").unlink(missing_ok=True)
             else:
-                report("verifying", 0)
-                self._verify(file, blob)
+                self._verify(file, blob, report)
             done_bytes += file.size_bytes
         report("downloading", 0)
 
@@ -110,10 +109,11 @@ class HubCache:
         while (before := part.stat().st_size) < file.size_bytes:
             try:
                 self._append(hub, listing, file, report)
-            except HubUnreachable:
+            except HubUnreachable as error:
                 cuts += 1
                 if part.stat().st_size <= before or cuts > _MAX_CUTS:
-                    raise
+                    hint = f"{error.hint}; what has come is kept"
+                    raise HubUnreachable(error.message, hint) from None
 
     def _append(
         self, hub: Hub, listing: Listing, file: HubFile, report: Callable[[str, int], None]
@@ -131,8 +131,8 @@ class HubCache:
             if out.tell() < file.size_bytes:
                 raise HubUnreachable(f"the hub sent only the beginning of {file.name}")
 
-    def _verify(self, file: HubFile, path: Path) -> None:
-        if not file.has_digest_of(path):
+    def _verify(self, file: HubFile, path: Path, report: Callable[[str, int], None]) -> None:
+        if not file.has_digest_of(path, lambda done_bytes: report("verifying", done_bytes)):
             kind = "SHA-256" if len(file.digest) == 64 else "git digest"
             raise self._set_aside(file, path, f"its {kind} is not {file.digest}")
 

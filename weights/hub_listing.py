@@ -4,7 +4,7 @@ import fnmatch
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -23,6 +23,7 @@ _SECOND_COPIES = ("consolidated*",)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _GIT_DIGEST, _SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
 _MAX_FILES = 100_000
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,16 @@ class HubFile:
     size_bytes: int
     digest: str
 
-    def has_digest_of(self, path: Path) -> bool:
-        """Read `path` and tell whether it is this file."""
+    def has_digest_of(self, path: Path, report: Callable[[int], None]) -> bool:
+        """Read `path` and tell whether it is this file; `report` is given the bytes read."""
         if path.stat().st_size != self.size_bytes:
             return False
         hasher = self._hasher()
         with path.open("rb") as file:
-            return hashlib.file_digest(file, lambda: hasher).hexdigest() == self.digest
+            while chunk := file.read(_CHUNK_BYTES):
+                hasher.update(chunk)
+                report(file.tell())
+        return hasher.hexdigest() == self.digest
 
     def is_content(self, content: bytes) -> bool:
         """Tell whether these bytes are this file."""
@@ -78,6 +82,9 @@ class Listing:
         if not isinstance(siblings, list) or len(siblings) > _MAX_FILES:
             raise _bad(repo, "siblings", f"a list of at most {_MAX_FILES} files", type(siblings))
         files = {file.name: file for file in (_file(repo, entry) for entry in siblings)}
+        name = said.get("id")
+        if isinstance(name, str) and name.lower() == repo.lower():
+            repo = name  # spelled as its owner does
         return cls(repo, revision, commit, _license(said), files)
 
 
