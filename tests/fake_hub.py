@@ -6,6 +6,7 @@ hub's library can be pointed at it. `log` has one line for each request.
 
 import hashlib
 import json
+import random
 import sys
 import threading
 import time
@@ -16,7 +17,26 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
+from huggingface_hub import constants
+
 COMMIT = "c0ffee" + "0" * 34
+WEIGHTS = random.Random(0).randbytes(1_000_000)
+MODEL = {
+    "config.json": b"{}",
+    "tokenizer.json": b'{"a": 1}',
+    "model.safetensors": WEIGHTS,
+    "README.md": b"# Model",
+    "additional_chat_templates/tools.jinja": b"{{ tools }}",
+    "model.gguf": b"GGUF",
+    "pytorch_model.bin": b"pickle",
+    "original/consolidated.00.pth": b"pickle",
+    "consolidated.safetensors": b"again",
+    "onnx/model.onnx": b"onnx",
+    "onnx/config.json": b"[]",
+    "odd[1].json": b"1",
+}
+_PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
 
 @dataclass
@@ -127,6 +147,18 @@ def serving(hub: FakeHub) -> Iterator[str]:
             server.server_close()
         for thread in threads:
             thread.join()
+
+
+@contextmanager
+def in_use(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """Serve `hub` as this process's hub, without a token or proxy, and with a stall of a second."""
+    for name in (*_PROXIES, "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nonexistent/token")
+    with serving(hub) as url:
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        yield hub
 
 
 def _server(hub: FakeHub, role: str, storage_url: str) -> ThreadingHTTPServer:
