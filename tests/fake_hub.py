@@ -46,6 +46,7 @@ class Request:
     path: str
     range: str | None
     authorization: str | None
+    encoding: str | None
 
 
 @dataclass
@@ -178,7 +179,7 @@ def _server(hub: FakeHub, role: str, storage_url: str) -> ThreadingHTTPServer:
             path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
             hub.log.append(
                 Request(role, self.command, path, self.headers.get("Range"),
-                        self.headers.get("Authorization"))
+                        self.headers.get("Authorization"), self.headers.get("Accept-Encoding"))
             )  # fmt: skip
             if role == "storage":
                 self._content(path.removeprefix("/"))
@@ -231,7 +232,7 @@ def _server(hub: FakeHub, role: str, storage_url: str) -> ThreadingHTTPServer:
                 self._send(416, b"", headers)
                 return
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-            self._send(206, content[start:], headers, fault)
+            self._send(206, content[start:], headers | fault.headers, fault)
 
         def _refused(self, fault: Fault) -> bool:
             time.sleep(fault.delay_s)

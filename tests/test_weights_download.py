@@ -102,6 +102,12 @@ def test_of_several_copies_of_the_weights_only_the_indexed_comes(
     assert [name for name in found if name.endswith(".safetensors")] == shards
 
 
+def test_without_an_index_the_authors_own_copy_stays_there(hub: FakeHub, store: Store) -> None:
+    hub.files["other.safetensors"] = hub.files.pop("model.safetensors")
+    found = names(download(REPO, store))
+    assert [name for name in found if name.endswith(".safetensors")] == ["other.safetensors"]
+
+
 def by_the_library(cache: Path) -> Path:
     """Download with the hub's library; in a process, as it keeps its address from its import."""
     script = (
@@ -207,11 +213,38 @@ def test_a_connection_that_always_breaks_ends(hub: FakeHub, store: Store) -> Non
 def test_a_server_without_ranges_begins_again(hub: FakeHub, store: Store) -> None:
     hub.faults["model.safetensors"] = Fault(cut_after=500_000, no_ranges=True, times=1)
     blobs(store).mkdir(parents=True)
-    (blobs(store) / f"{SHA256}.swiftchat-part").write_bytes(b"x" * 700_000)
-    with pytest.raises(DownloadError):
+    part = blobs(store) / f"{SHA256}.swiftchat-part"
+    part.write_bytes(b"x" * 700_000)
+    with pytest.raises(DownloadError, match="broke"):
         download(REPO, store)
+    assert part.stat().st_size <= 500_000 and WEIGHTS.startswith(part.read_bytes())
     hub.faults["model.safetensors"] = Fault(no_ranges=True)
     assert (download(REPO, store) / "model.safetensors").read_bytes() == WEIGHTS
+    assert {request.encoding for request in hub.log if request.server == "storage"} == {"identity"}
+
+
+def test_another_part_than_asked_is_refused(hub: FakeHub, store: Store) -> None:
+    blobs(store).mkdir(parents=True)
+    (blobs(store) / f"{SHA256}.swiftchat-part").write_bytes(WEIGHTS[:700])
+    hub.faults["model.safetensors"] = Fault(headers={"Content-Range": "bytes 5-9/10"})
+    with pytest.raises(DownloadError, match=r"another part of model\.safetensors"):
+        download(REPO, store)
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_directory_becomes_a_model_last(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    linked: list[str] = []
+
+    def fail(link: Path, target: str) -> None:
+        linked.append(link.name)
+        if len(linked) == len(DEFAULT):
+            raise OSError(errno.EIO, "Input/output error")
+        link.symlink_to(target)
+
+    monkeypatch.setattr("swiftchat.weights.hub_cache._symlink", fail)
+    with pytest.raises(FileSystemError, match="Input/output error"):
+        download(REPO, store)
+    assert linked[-1] == "config.json" and store.list() == []
 
 
 def test_parts_that_nobody_wants_are_swept(hub: FakeHub, store: Store) -> None:

@@ -78,16 +78,49 @@ def test_a_commit_that_is_none_is_refused(hub: FakeHub, store: Store, commit: st
         download(REPO, store)
 
 
-@pytest.mark.parametrize("shard", ["../../evil.safetensors", "/etc/passwd", "gone.safetensors", 3])
+@pytest.mark.parametrize(
+    "shard",
+    ["../../evil.safetensors", "/etc/passwd", "gone.safetensors", "onnx/a.safetensors",
+     "README.md", 3],
+)  # fmt: skip
 def test_an_index_that_names_other_files_is_refused_before_the_weights(
     hub: FakeHub, store: Store, shard: object
 ) -> None:
     hub.files["model-1.safetensors"] = hub.files.pop("model.safetensors")
+    hub.files["onnx/a.safetensors"] = b"listed, but not in the top folder"
     index = {"weight_map": {"a": "model-1.safetensors", "b": shard}}
     hub.files["model.safetensors.index.json"] = json.dumps(index).encode()
-    with pytest.raises(BadModelFile, match=r"tensor b: .* is no file of the model"):
+    with pytest.raises(BadModelFile, match=r"tensor b: .* is no weights file of the model"):
         download(REPO, store)
     assert hub.ranges("model-1.safetensors") == []
+
+
+@pytest.mark.parametrize("said", ["[]", "{}", '{"weight_map": 1}', "[" * 100_000])
+def test_an_index_that_is_none_is_refused(hub: FakeHub, store: Store, said: str) -> None:
+    hub.files["model-1.safetensors"] = hub.files.pop("model.safetensors")
+    hub.files["model.safetensors.index.json"] = said.encode()
+    with pytest.raises(BadModelFile, match="safetensors index"):
+        download(REPO, store)
+    assert hub.ranges("model-1.safetensors") == []
+
+
+def test_an_index_that_is_another_is_refused(hub: FakeHub, store: Store) -> None:
+    hub.files["model-1.safetensors"] = hub.files.pop("model.safetensors")
+    right = json.dumps({"weight_map": {"a": "model-1.safetensors"}}).encode()
+    hub.files["model.safetensors.index.json"] = right
+    hub.faults["model.safetensors.index.json"] = Fault(sends=right.replace(b'"a"', b'"b"'))
+    with pytest.raises(BadModelFile, match="is not what the hub lists"):
+        download(REPO, store)
+    assert hub.ranges("model-1.safetensors") == []
+
+
+@pytest.mark.usefixtures("hub")
+def test_an_endless_listing_is_not_read_to_its_end(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swiftchat.weights.hub._MAX_LISTING_BYTES", 500)
+    with pytest.raises(BadModelFile, match="larger than 500 bytes"):
+        download(REPO, store)
 
 
 def test_a_link_in_the_repository_stays_a_text(hub: FakeHub, store: Store) -> None:
@@ -176,8 +209,10 @@ def test_a_hub_that_is_not_there(
     store: Store, monkeypatch: pytest.MonkeyPatch, endpoint: str, complaint: str
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", endpoint.format(port=closed_port()))
-    with pytest.raises(DownloadError, match=complaint):
+    with pytest.raises(DownloadError, match=complaint) as caught:
         download(REPO, store, token=TOKEN)
+    # Nothing of what the HTTP library says, which may quote addresses and headers.
+    assert "requests.exceptions" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.usefixtures("hub")

