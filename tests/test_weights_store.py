@@ -1,6 +1,7 @@
 """Store: how names and paths become model directories."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import tiny_gguf
 import transformers
 
 from swiftchat.errors import BadModelFile, ModelNotFound
+from swiftchat.weights import aliases
 from swiftchat.weights import convert as convert_module
 from swiftchat.weights.model import Model
 from swiftchat.weights.store import Store, default_store
@@ -72,7 +74,17 @@ def test_unknown_name_is_not_found(store: Store, spelled: str) -> None:
 def test_hint_brings_the_model_and_names_the_nearest(store: Store) -> None:
     with pytest.raises(ModelNotFound) as caught:
         store.resolve("smal-1b")
-    assert caught.value.hint.startswith("swiftchat download smal-1b; nearest here: Small-1B")
+    assert caught.value.hint.startswith("swiftchat download OWNER/NAME; nearest here: Small-1B")
+    with pytest.raises(ModelNotFound) as caught:
+        store.resolve("owner/cached-8b")
+    hint = caught.value.hint
+    assert hint == "swiftchat download owner/cached-8b; nearest here: Owner/Cached-7B"
+    with pytest.raises(ModelNotFound) as caught:
+        store.resolve("qwen3:8b")
+    assert caught.value.hint.startswith("swiftchat download qwen3:8b")
+    with pytest.raises(ModelNotFound) as caught:
+        store.resolve("qwen3:9b")
+    assert "nearest short names: qwen3:0.6b" in caught.value.hint
     with pytest.raises(ModelNotFound) as caught:
         store.resolve("zzz", offline=True)
     assert "needs the network" in caught.value.hint
@@ -164,6 +176,31 @@ def test_remove_takes_one_model_by_its_whole_name(store: Store) -> None:
 def test_remove_from_the_hubs_cache(store: Store) -> None:
     assert store.remove("Owner/Cached-7B").source == "hub"
     assert [model.source for model in store.list()] == ["local"] * 4
+
+
+def test_an_alias_means_its_model_alone(store: Store) -> None:
+    make(store.root / "SmolLM2-135M-Instruct-tuned")
+    with pytest.raises(ModelNotFound):
+        store.resolve("smollm2:135m")
+    mine = make(store.root / "SmolLM2-135M-Instruct")
+    assert store.resolve("SmolLM2:135M") == mine and store.has("smollm2:135m")
+    hub = store.hub_folder() / "models--Qwen--Qwen3-8B" / "snapshots" / ("b" * 40)
+    (make(hub) / "model.safetensors").write_bytes(b"x")
+    assert store.resolve("qwen3:8b") == hub
+    assert store.remove("qwen3:8b").name == "Qwen/Qwen3-8B"
+    assert not hub.exists()
+    with pytest.raises(ModelNotFound):
+        store.resolve("qwen3:8b")
+
+
+def test_aliases_are_unique_and_name_repositories() -> None:
+    names = aliases.known_names()
+    repositories = [aliases.repository_of(name) or "" for name in names]
+    assert len(set(repositories)) == len(names) > 40
+    for name, repository in zip(names, repositories, strict=True):
+        assert re.fullmatch(r"[a-z0-9.-]+(:[a-z0-9.-]+)?", name)
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+", repository)
+        assert aliases.alias_of(repository.upper()) == name
 
 
 def test_default_store_lies_in_the_users_folders(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Where models live on this machine, and how a name becomes a model directory."""
 
-import difflib
 import hashlib
 import os
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 import platformdirs
 
 from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound
+from swiftchat.weights.aliases import known_names, nearest, repository_of
 from swiftchat.weights.progress import Progress
 
 __all__ = ["Store", "StoredModel", "default_store"]
@@ -44,9 +44,9 @@ class Store:
         """The directory of the model that `name_or_path` means; nothing is downloaded.
 
         A model directory stands for itself and a GGUF file for its conversion, made on first
-        use. A name is looked up here and in the hub's cache: without regard to case, and a
-        unique beginning of its last part will do. Otherwise raises `ModelNotFound` with the
-        line that would bring the model.
+        use. A name is looked up here and in the hub's cache: without regard to case, an alias
+        as its model, and a unique beginning of its last part will do. Otherwise raises
+        `ModelNotFound` with the line that would bring the model.
         """
         if not name_or_path.strip():
             raise ModelNotFound("the model's name is empty", "swiftchat list shows what is here")
@@ -58,7 +58,7 @@ class Store:
         if path.is_absolute() or name_or_path.startswith((".", "~")):
             raise _no_model_at(path)
         for models in (self._local(), _hub_models(self.hub_cache)):
-            found = _matching(name_or_path, list(models))
+            found = _named(name_or_path, list(models))
             if found:
                 return found.path
         raise self._not_found(name_or_path, offline)
@@ -70,15 +70,17 @@ class Store:
         )
 
     def remove(self, name: str) -> StoredModel:
-        """Delete a model, named as `resolve` takes it but in full; returns what was deleted."""
-        wanted = name.lower()
-        found = next((model for model in self.list() if model.name.lower() == wanted), None)
+        """Delete a model, named by its alias or in full; returns what was deleted.
+
+        What an interrupted download left in the hub's cache is deleted like a model.
+        """
+        found = _exactly(name, self.list()) or self._unfinished(name)
         if found is None:
             raise ModelNotFound(
                 f"no model named {name!r} on this machine", "swiftchat list shows what is here"
             )
         try:
-            if found.source == "hub":
+            if found.source == "hub" and found.path.parent.name == "snapshots":
                 _remove_from_hub_cache(found, self.hub_cache)
             else:
                 # Under the new name it is no model any more, even if deleting is interrupted.
@@ -89,6 +91,29 @@ class Store:
         except OSError as error:
             raise FileSystemError(f"cannot remove {found.path}: {error}") from error
         return found
+
+    def has(self, name: str) -> bool:
+        """Whether the model of this whole name or alias is on this machine."""
+        return _exactly(name, self.list()) is not None
+
+    def hub_folder(self) -> Path:
+        """Where the hub's library keeps its models."""
+        if self.hub_cache is not None:
+            return self.hub_cache
+        from huggingface_hub import constants
+
+        return Path(constants.HF_HUB_CACHE)
+
+    def _unfinished(self, name: str) -> StoredModel | None:
+        """The hub's folder for `name` where no model is in it yet, or only without weights."""
+        repo = repository_of(name) or name
+        wanted = f"models--{repo.replace('/', '--')}".lower()
+        for folder in _folders(self.hub_folder()):
+            if folder.name.lower() == wanted:
+                blobs = [file for file in (folder / "blobs").glob("*") if file.is_file()]
+                size_bytes = sum(file.stat().st_size for file in blobs)
+                return StoredModel(repo, folder, size_bytes, folder.stat().st_mtime, "hub")
+        return None
 
     def _local(self) -> Iterator[StoredModel]:
         for path in _folders(self.root):
@@ -122,14 +147,16 @@ class Store:
         return destination
 
     def _not_found(self, name: str, offline: bool) -> ModelNotFound:
-        hint = f"swiftchat download {name}"
+        known = name.count("/") == 1 or repository_of(name) is not None
+        hint = f"swiftchat download {name if known else 'OWNER/NAME'}"
         if offline:
             hint += " (needs the network)"
-        names = [model.name for model in self.list()]
-        lowered = {known.lower(): known for known in names}
-        near = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.3)
-        if near:
-            hint += f"; nearest here: {', '.join(lowered[match] for match in near)}"
+        here = nearest(name, [model.name for model in self.list()])
+        if here:
+            hint += f"; nearest here: {', '.join(here)}"
+        aliases = [] if known else nearest(name, known_names())
+        if aliases:
+            hint += f"; nearest short names: {', '.join(aliases)}"
         return ModelNotFound(f"no model named {name!r} on this machine", hint)
 
 
@@ -162,6 +189,19 @@ def _stored(name: str, path: Path, source: str) -> StoredModel:
     files = [file.stat() for file in path.iterdir() if file.is_file()]
     size_bytes = sum(file.st_size for file in files)
     return StoredModel(name, path, size_bytes, max(file.st_mtime for file in files), source)
+
+
+def _exactly(name: str, models: list[StoredModel]) -> StoredModel | None:
+    """The model of that whole name; an alias also means a local model named as its repository."""
+    repo = repository_of(name)
+    wanted = {name.lower()} if repo is None else {repo.lower(), repo.lower().rpartition("/")[2]}
+    return next((model for model in models if model.name.lower() in wanted), None)
+
+
+def _named(name: str, models: list[StoredModel]) -> StoredModel | None:
+    if repository_of(name) is not None:
+        return _exactly(name, models)
+    return _matching(name, models)
 
 
 def _matching(name: str, models: list[StoredModel]) -> StoredModel | None:
