@@ -18,10 +18,10 @@ import transformers
 from safetensors.torch import load_file
 
 from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound, UsageError
-from swiftchat.weights import convert as convert_module
 from swiftchat.weights import safetensors_file
 from swiftchat.weights.convert import convert
 from swiftchat.weights.model import Model
+from swiftchat.weights.rounding import to_bfloat16
 from swiftchat.weights.safetensors_file import read_header
 
 LLAMA3_ROPE = {
@@ -167,7 +167,7 @@ def test_rounding_to_bfloat16_is_torchs() -> None:
     numbers = numbers[np.abs(numbers) < 3.38e38]
     ties = (np.arange(2000, dtype=np.uint32) << 15 | 0x3F800000).view(np.float32)
     for array in (numbers, ties):
-        ours = convert_module._to_bfloat16(array)
+        ours = to_bfloat16(array)
         assert ours is not None
         theirs = torch.from_numpy(array).to(torch.bfloat16).view(torch.uint16).numpy()
         assert np.array_equal(ours, theirs)
@@ -218,10 +218,13 @@ def test_order_and_alignment_of_tensors(tmp_path: Path, source: Path) -> None:
 def test_progress_counts_up_to_the_total(tmp_path: Path, source: Path) -> None:
     reports: list[tuple[str, int, int]] = []
     convert(source, tmp_path / "out", progress=lambda *report: reports.append(report))
-    done = [report[1] for report in reports]
     total = sum(info.nbytes for info in read_header(tmp_path / "out/model.safetensors")[0].values())
-    assert done == sorted(done)
-    assert reports[-1] == ("converting", total, total)
+    written = sum(f.stat().st_size for f in (tmp_path / "out").iterdir())
+    written -= (tmp_path / "out" / "swiftchat.json").stat().st_size
+    for label, expected in (("converting", total), ("checking", written)):
+        done = [report[1] for report in reports if report[0] == label]
+        assert done == sorted(done)
+        assert (label, expected, expected) in reports
 
 
 def test_all_chat_templates_are_kept(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import expected_tensors, tensor_name
+from swiftchat.weights.mapped import give_back
 from swiftchat.weights.safetensors_file import TensorInfo, read_header, refuse_strangers
 from swiftchat.weights.torch_file import read_tensors
 
@@ -125,12 +126,6 @@ class Checkpoint:
         near = difflib.get_close_matches(name, self.tensors, n=1)
         found = f"found at most {near[0]}" if near else f"found {len(self.tensors)} other tensors"
         return BadModelFile(f"{self.path}: no tensor {name}: expected {list(shape)}, {found}")
-
-
-def give_back(mapped: mmap.mmap) -> None:
-    """Let the system take back the unwritten memory of a mapping, where it knows how."""
-    if hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _all_tensors(directory: Path) -> dict[str, TensorInfo]:

@@ -77,9 +77,7 @@ def _directory(path: Path, file: BinaryIO, size: int) -> tuple[int, int, int]:
     return begin, length, count
 
 
-def _entry(
-    path: Path, file: BinaryIO, directory: bytes, at: int, size: int
-) -> tuple[Entry, int]:
+def _entry(path: Path, file: BinaryIO, directory: bytes, at: int, size: int) -> tuple[Entry, int]:
     (
         signature, _, _, flags, method, _, _, _, packed, nbytes,
         name_length, extra_length, comment_length, _, _, _, local,
