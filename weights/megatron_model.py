@@ -142,9 +142,7 @@ def _stages(directory: Path) -> list[list[Path]]:
         for rank in range(1 + max(rank for _, rank in ranks)):
             folder = ranks.get((stage, rank))
             if folder is None:
-                raise BadModelFile(
-                    f"{directory}: the part of rank {rank}, stage {stage} is missing"
-                )
+                raise BadModelFile(f"{directory}: rank {rank} of stage {stage} is missing")
             file = next((folder / name for name in _FILES if (folder / name).is_file()), None)
             if file is None:
                 raise BadModelFile(f"{folder}: {_FILES[0]} is missing")
@@ -169,6 +167,7 @@ class _Parts:
 
     def __init__(self, stages: Sequence[Sequence[Checkpoint]]) -> None:
         self._stages = stages
+        self.where = stages[0][0].path.parent.parent
         self._layers: list[tuple[Sequence[Checkpoint], str]] = []
         for row in stages:
             # Each stage counts its layers from 0.
@@ -188,9 +187,8 @@ class _Parts:
                 full = f"{prefix}{name}{ending}"
                 if full in row[0].tensors:
                     return _alike(row, full)
-        where = self._stages[0][0].path.parent.parent
         shown = "" if layer is None else f" of layer {layer}"
-        raise BadModelFile(f"{where}: no tensor {names[0]}{ending}{shown} in any part")
+        raise BadModelFile(f"{self.where}: no tensor {names[0]}{ending}{shown} in any part")
 
 
 def _alike(row: Sequence[Checkpoint], name: str) -> list[Array]:
@@ -213,7 +211,13 @@ def _merged(canonical: str, layer: int | None, config: ModelConfig, model: _Part
     ending = ".bias" if bias else ".weight"
     if name in _QKV:
         arrays = model.everywhere("qkv", layer, ending)
-        return Merged([_heads(array, _QKV[name], config) for array in arrays])
+        group_rows = (config.num_heads // config.num_kv_heads + 2) * config.head_dim
+        if len(arrays[0]) % group_rows:
+            raise BadModelFile(
+                f"{model.where}: query_key_value of layer {layer}: expected whole groups of "
+                f"{group_rows} rows in each part, found {len(arrays[0])}"
+            )
+        return Merged([_heads(array, _QKV[name], config.head_dim, group_rows) for array in arrays])
     if name in ("gate", "up"):
         arrays = model.everywhere("gate_up", layer, ending)
         first = 0 if name == "gate" else 1
@@ -226,15 +230,11 @@ def _merged(canonical: str, layer: int | None, config: ModelConfig, model: _Part
     return Merged(arrays[:1]) if bias else Merged(arrays, columns=True)
 
 
-def _heads(array: Array, chosen: slice, config: ModelConfig) -> Array:
-    """A view of the queries, keys or values in one part of a query-key-value matrix."""
-    group_heads = config.num_heads // config.num_kv_heads + 2
-    if len(array) % (group_heads * config.head_dim):
-        raise BadModelFile(
-            f"query_key_value: expected whole groups of {group_heads * config.head_dim} rows, "
-            f"found {len(array)}"
-        )
-    return array.reshape(-1, group_heads, config.head_dim, *array.shape[1:])[:, chosen]
+def _heads(array: Array, chosen: slice, head_dim: int, group_rows: int) -> Array:
+    """The queries, keys or values in one part of a query-key-value matrix (a view) or bias."""
+    groups = len(array) // group_rows
+    found = array.reshape(groups, group_rows // head_dim, head_dim, *array.shape[1:])[:, chosen]
+    return found.reshape(-1) if array.ndim == 1 else found
 
 
 def _first_rows(arrays: Sequence[Array], rows: int) -> list[Array]:
