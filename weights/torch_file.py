@@ -28,7 +28,11 @@ _STORAGES: Mapping[str, str] = {
 }  # fmt: skip
 _DENSE = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor")
 _PARAMETER = "torch._utils._rebuild_parameter"
-_OTHER_TENSORS = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "torch.serialization.")
+_OTHER_TENSORS = (
+    "torch._utils._rebuild_",
+    "torch._tensor._rebuild_",
+    "torch.serialization._get_layout",
+)
 # What stands beside the tensors in checkpoints of trainers: never made, only passed over.
 _BYSTANDERS = frozenset(
     {
