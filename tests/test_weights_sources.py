@@ -13,27 +13,22 @@ import tiny_gguf
 import torch
 import transformers
 from safetensors.torch import load_file
+from tiny_llama import tiny_llama
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert import convert
 from swiftchat.weights.model import Model
+from swiftchat.weights.store import Store
 
 Write = Callable[[Path, transformers.LlamaForCausalLM], Path]
 
 
-def tiny_llama(**changes: Any) -> transformers.LlamaForCausalLM:
-    sizes = {
-        "vocab_size": 104, "hidden_size": 64, "intermediate_size": 96,
-        "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
-        "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2,
-        "initializer_range": 0.2, "rms_norm_eps": 1e-5,
-    }  # fmt: skip
-    torch.manual_seed(5)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**sizes, **changes})).eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias") or "norm" in name:
-            torch.nn.init.normal_(parameter, mean=1.0, std=0.1)
-    return model.requires_grad_(False)
+def model_of(**changes: Any) -> transformers.LlamaForCausalLM:
+    """Every size divides by 4, for as many parts."""
+    sizes = {"vocab_size": 104, "num_hidden_layers": 4, "num_attention_heads": 8,
+             "num_key_value_heads": 4, "max_position_embeddings": 4096,
+             "rms_norm_eps": 1e-5}  # fmt: skip
+    return tiny_llama(**{**sizes, **changes}).requires_grad_(False)
 
 
 def write_gguf(folder: Path, model: transformers.LlamaForCausalLM) -> Path:
@@ -81,7 +76,7 @@ SOURCES: dict[str, Write] = {
 def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, torch.Tensor]:
     """The model and the engine's logits of the directory transformers writes."""
     folder = tmp_path_factory.mktemp("reference")
-    model = tiny_llama()
+    model = model_of()
     model.save_pretrained(folder / "in")
     convert(folder / "in", folder / "out")
     return model, tiny.Bench(folder / "out").last_logits(list(range(3, 60)))
@@ -114,9 +109,9 @@ def test_bin_files_run_as_they_are(
     assert torch.equal(tiny.Bench(source).last_logits(list(range(3, 60))), expected)
 
 
-@pytest.mark.parametrize("write", [layouts.write_bin, layouts.write_megatron])
+@pytest.mark.parametrize("write", [layouts.write_bin, layouts.write_megatron, layouts.write_meta])
 def test_tied_embeddings_are_written_once(tmp_path: Path, write: Callable[..., None]) -> None:
-    model = tiny_llama(tie_word_embeddings=True)
+    model = model_of(tie_word_embeddings=True)
     write(tmp_path / "in", model)
     convert(tmp_path / "in", tmp_path / "out")
     found = load_file(tmp_path / "out" / "model.safetensors")
@@ -124,8 +119,19 @@ def test_tied_embeddings_are_written_once(tmp_path: Path, write: Callable[..., N
     assert Model.open(tmp_path / "out").config.tied_embeddings
 
 
+def test_split_gguf_behind_links_of_the_hubs_cache(tmp_path: Path) -> None:
+    first = write_split(tmp_path / "in", model_of())
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    for number, file in enumerate(sorted(first.parent.glob("*-of-00003.gguf"))):
+        file.rename(tmp_path / "blobs" / f"{number:064}")
+        (tmp_path / "snapshot" / file.name).symlink_to(tmp_path / "blobs" / f"{number:064}")
+    store = Store(tmp_path / "models", tmp_path / "cache")
+    Model.open(store.resolve(str(tmp_path / "snapshot" / first.name))).checkpoint()
+
+
 def test_megatron_with_biases(tmp_path: Path) -> None:
-    model = tiny_llama(attention_bias=True, mlp_bias=True)
+    model = model_of(attention_bias=True, mlp_bias=True)
     layouts.write_megatron(tmp_path / "in", model, tp=2, pp=2)
     convert(tmp_path / "in", tmp_path / "out", dtype="bfloat16")
     found = load_file(tmp_path / "out" / "model.safetensors")
@@ -157,7 +163,7 @@ def test_megatron_with_biases(tmp_path: Path) -> None:
 def test_config_out_of_params(
     tmp_path: Path, params: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    layouts.write_meta(tmp_path / "in", tiny_llama(), params=params)
+    layouts.write_meta(tmp_path / "in", model_of(), params=params)
     (tmp_path / "in" / "tokenizer.model").write_bytes(b"any")
     convert(tmp_path / "in", tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -196,12 +202,12 @@ def change(file: Path, **tensors: torch.Tensor | None) -> None:
     ],
 )
 def test_params_that_lie(tmp_path: Path, params: dict[str, Any], complaint: str) -> None:
-    layouts.write_meta(tmp_path / "in", tiny_llama(), 2, params=params)
+    layouts.write_meta(tmp_path / "in", model_of(), 2, params=params)
     refused(tmp_path / "in", complaint)
 
 
 def test_parts_that_lie(tmp_path: Path) -> None:
-    layouts.write_meta(tmp_path / "in", tiny_llama(), 2)
+    layouts.write_meta(tmp_path / "in", model_of(), 2)
     second = tmp_path / "in" / "consolidated.01.pth"
     name = "layers.1.feed_forward.w2.weight"
     original = torch.load(second)[name]
@@ -211,6 +217,9 @@ def test_parts_that_lie(tmp_path: Path) -> None:
     refused(tmp_path / "in", "01.pth.*strides")
     change(second, **{name: original[:, :5].clone()})
     refused(tmp_path / "in", rf"01.pth: tensor {name}: .*\[64, 48\], found \[64, 5\]")
+    for odd in (torch.tensor(1.0), torch.ones(0, 3), torch.ones(2, 3, 4)):
+        change(second, **{name: odd})
+        refused(tmp_path / "in", f"01.pth: tensor {name}: expected a vector or matrix")
     change(second, **{name: original.to(torch.int32)})
     refused(tmp_path / "in", f"01.pth: tensor {name}: expected one of .*, found I32")
     change(second, **{name: original, "vision.weight": torch.ones(2)})
@@ -234,12 +243,12 @@ def test_parts_that_lie(tmp_path: Path) -> None:
     ],
 )
 def test_args_that_lie(tmp_path: Path, args: dict[str, Any], complaint: str) -> None:
-    layouts.write_megatron(tmp_path / "in", tiny_llama(), 2, 2, args=args)
+    layouts.write_megatron(tmp_path / "in", model_of(), 2, 2, args=args)
     refused(tmp_path / "in", complaint)
 
 
 def test_missing_parts_of_megatron(tmp_path: Path) -> None:
-    layouts.write_megatron(tmp_path / "in", tiny_llama(), 2, 2)
+    layouts.write_megatron(tmp_path / "in", model_of(), 2, 2)
     iteration = tmp_path / "in" / "iter_0000010"
     (iteration / "mp_rank_01_001" / "model_optim_rng.pt").unlink()
     refused(tmp_path / "in", "mp_rank_01_001: model_optim_rng.pt is missing")
@@ -260,11 +269,11 @@ def test_missing_parts_of_megatron(tmp_path: Path) -> None:
     ],
 )
 def test_split_gguf_that_lies(tmp_path: Path, changes: dict[str, int], complaint: str) -> None:
-    refused(write_split(tmp_path / "in", tiny_llama(), changes=changes), complaint)
+    refused(write_split(tmp_path / "in", model_of(), changes=changes), complaint)
 
 
 def test_missing_file_of_a_split_gguf(tmp_path: Path) -> None:
-    first = write_split(tmp_path / "in", tiny_llama())
+    first = write_split(tmp_path / "in", model_of())
     third = first.with_name("tiny-00003-of-00003.gguf")
     content = third.read_bytes()
     third.unlink()
@@ -281,7 +290,7 @@ def test_payload_in_a_part_never_runs(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path.touch, (tmp_path / "ran",))
 
-    layouts.write_meta(tmp_path / "in", tiny_llama())
+    layouts.write_meta(tmp_path / "in", model_of())
     change(tmp_path / "in" / "consolidated.00.pth", extra=Payload())  # type: ignore[arg-type]
     refused(tmp_path / "in", "nothing was run")
     assert not (tmp_path / "ran").exists()

@@ -157,8 +157,8 @@ def _args(file: Path, content: Any) -> Mapping[str, Any]:
     if not isinstance(args, dict) or not isinstance(content.get("model"), dict):
         raise BadModelFile(f"{file}: expected args and one model, as Megatron-LM saves them")
     version = content.get("checkpoint_version")
-    if not isinstance(version, int | float) or version < 2:
-        raise BadModelFile(f"{file}: expected checkpoint_version 2 or 3, found {str(version)[:40]}")
+    if not isinstance(version, int | float) or not 2 <= version < 4:
+        raise BadModelFile(f"{file}: expected checkpoint_version 2 or 3")
     return args
 
 
@@ -220,9 +220,8 @@ def _merged(canonical: str, layer: int | None, config: ModelConfig, model: _Part
         return Merged([_heads(array, _QKV[name], config.head_dim, group_rows) for array in arrays])
     if name in ("gate", "up"):
         arrays = model.everywhere("gate_up", layer, ending)
-        first = 0 if name == "gate" else 1
-        halves = [array[first * len(array) // 2 :][: len(array) // 2] for array in arrays]
-        return Merged(halves)
+        half = len(arrays[0]) // 2
+        return Merged([array[:half] if name == "gate" else array[half:] for array in arrays])
     if name not in ("o", "down"):
         raise BadModelFile(f"Megatron-LM's layout of Llama has no {canonical}")
     arrays = model.everywhere(name, layer, ending)

@@ -69,6 +69,8 @@ class Merged:
         """The shape of the whole: (rows, columns), or (elements,) of a vector."""
         first = self.parts[0]
         if self.columns:
+            if first.ndim != 2:
+                return first.shape
             return (len(first), sum(part.shape[1] for part in self.parts))
         size = sum(part.size for part in self.parts)
         return (size,) if self._is_vector else (size // first.shape[-1], first.shape[-1])
@@ -94,6 +96,11 @@ def part_of(checkpoint: Checkpoint, name: str) -> Array:
         raise BadModelFile(
             f"{checkpoint.path}: tensor {name}: expected one of {', '.join(WIRE_NAMES.values())}, "
             f"found {info.dtype}"
+        )
+    if len(info.shape) not in (1, 2) or not info.nbytes:
+        raise BadModelFile(
+            f"{checkpoint.path}: tensor {name}: expected a vector or matrix, "
+            f"found {list(info.shape)}"
         )
     return checkpoint.read(name)
 

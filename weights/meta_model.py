@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig
@@ -36,6 +38,7 @@ _NAMES: Mapping[str, str] = MappingProxyType(
         "mlp_norm": "layers.{i}.ffn_norm.weight",
     }
 )
+_ROWS = 1024
 _WHOLE = ("attn_norm", "mlp_norm", "final_norm")
 _COLUMNS = ("o", "down")
 _COPIED = ("tokenizer.model", "LICENSE", "LICENSE.txt", "README.md")
@@ -154,7 +157,7 @@ def _config_json(
         "hidden_act": "silu",
         "rope_theta": params.get("rope_theta", 10_000.0),
         "rope_scaling": _rope_scaling(params),
-        "tie_word_embeddings": _NAMES["lm_head"] not in parts[0].tensors,
+        "tie_word_embeddings": _are_tied(parts),
         "bos_token_id": 128_000 if llama3 else 1,
         "eos_token_id": 128_001 if llama3 else 2,
         "torch_dtype": dtype,
@@ -165,6 +168,22 @@ def _config_json(
         config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral",
                    "sliding_window": params["sliding_window"]}  # fmt: skip
     return config
+
+
+def _are_tied(parts: Sequence[Checkpoint]) -> bool:
+    """Whether the output matrix is the embeddings again, as in Llama 3.2; it may be left out."""
+    for checkpoint in parts:
+        if _NAMES["lm_head"] not in checkpoint.tensors:
+            return True
+        embed, head = (part_of(checkpoint, _NAMES[name]) for name in ("embed", "lm_head"))
+        # Rows at a time: where they are not tied the first ones differ.
+        if embed.shape != head.shape or not all(
+            np.array_equal(embed[at : at + _ROWS], head[at : at + _ROWS])
+            for at in range(0, len(embed), _ROWS)
+        ):
+            return False
+        checkpoint.forget()
+    return True
 
 
 def _context_tokens(params: Mapping[str, Any], llama3: bool) -> int:

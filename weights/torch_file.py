@@ -19,7 +19,8 @@ from swiftchat.weights.zip_entries import Entry, zip_entries
 __all__ = ["read_content", "read_tensors", "tensors_of"]
 
 _MAX_DIMENSIONS = 8
-_MAX_DEPTH = 64
+_MAX_DEPTH = 16
+_MAX_NAME = 500
 _STORAGES: Mapping[str, str] = {
     "torch.FloatStorage": "F32", "torch.HalfStorage": "F16", "torch.BFloat16Storage": "BF16",
     "torch.DoubleStorage": "F64", "torch.LongStorage": "I64", "torch.IntStorage": "I32",
@@ -86,7 +87,7 @@ def read_content(path: Path) -> Any:
 def tensors_of(path: Path, content: Any, prefix: str = "") -> dict[str, TensorInfo]:
     """The tensors anywhere below `content`, named by the keys that lead to them, with dots."""
     found: dict[str, TensorInfo] = {}
-    for name, info in _walk(path, content, prefix, set()):
+    for name, info in _walk(path, content, prefix, 0, set()):
         if name in found:
             raise BadModelFile(f"{path}: tensor {name} is there twice")
         found[name] = dataclasses.replace(info, name=name)
@@ -94,18 +95,23 @@ def tensors_of(path: Path, content: Any, prefix: str = "") -> dict[str, TensorIn
 
 
 def _walk(
-    path: Path, content: Any, prefix: str, seen: set[int]
+    path: Path, content: Any, prefix: str, depth: int, seen: set[int]
 ) -> Iterator[tuple[str, TensorInfo]]:
     if isinstance(content, TensorInfo):
+        if len(prefix) > _MAX_NAME:
+            raise BadModelFile(f"{path}: a tensor's name of {len(prefix)} characters")
         yield prefix, content
     elif isinstance(content, dict):
         # A table within itself never ends, and one that is shared can take as long.
-        if id(content) in seen or prefix.count(".") > _MAX_DEPTH:
+        if id(content) in seen or depth > _MAX_DEPTH:
             raise BadModelFile(f"{path}: tables within tables at {prefix[:80]}")
+        if len(prefix) > _MAX_NAME:
+            raise BadModelFile(f"{path}: a name longer than {_MAX_NAME} characters")
         seen.add(id(content))
         for key, value in content.items():
             if isinstance(key, str):
-                yield from _walk(path, value, f"{prefix}.{key}" if prefix else key, seen)
+                yield from _walk(path, value, f"{prefix}.{key}" if prefix else key,
+                                 depth + 1, seen)  # fmt: skip
 
 
 def _refuse_other_formats(path: Path, start: bytes) -> None:
@@ -164,12 +170,15 @@ class _Reader:
 
     def storage(self, identity: Any) -> _Storage:
         tag, kind, key, _, count = identity
+        # Anything but plain values is not shown: tuples of tuples take for ever to print.
         if tag != "storage" or not isinstance(kind, Global) or kind.name not in _STORAGES:
-            raise BadModelFile(f"{self._path}: a storage of the unknown kind {str(kind)[:80]}")
+            raise BadModelFile(f"{self._path}: a storage of an unknown kind")
+        if not isinstance(key, str) or not _is_count(count):
+            raise BadModelFile(f"{self._path}: a storage without a name or size")
         dtype = _STORAGES[kind.name]
         entry = self._entries.get(f"{self._prefix}data/{key}")
         if entry is None:
-            raise BadModelFile(f"{self._path}: storage {str(key)[:40]} is not in the archive")
+            raise BadModelFile(f"{self._path}: storage {key[:40]} is not in the archive")
         if count * ITEM_BYTES[dtype] != entry.nbytes:
             raise BadModelFile(
                 f"{self._path}: storage {key}: expected {count} numbers of {dtype}, "
@@ -194,7 +203,7 @@ class _Reader:
 
     def _tensor(self, storage: Any, first: Any, shape: Any, strides: Any) -> TensorInfo:
         counts = (first, *shape, *strides)
-        if not isinstance(storage, _Storage) or not all(type(n) is int and n >= 0 for n in counts):
+        if not isinstance(storage, _Storage) or not all(map(_is_count, counts)):
             raise BadModelFile(f"{self._path}: a tensor without a storage or with odd sizes")
         if len(shape) > _MAX_DIMENSIONS or len(shape) != len(strides):
             raise BadModelFile(f"{self._path}: a tensor with {len(shape)} dimensions")
@@ -215,6 +224,10 @@ class _Reader:
             )
         offset = storage.offset + first * size
         return TensorInfo("", self._path, storage.dtype, tuple(shape), offset, nbytes)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
 
 
 def _refuse_overlaps(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
