@@ -2,6 +2,7 @@
 
 import json as json_module
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from swiftchat.errors import ModelNotFound, UsageError
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Tokenizer
+    from swiftchat.weights.convert import Outline
     from swiftchat.weights.download import Offer
     from swiftchat.weights.model import Model
 
@@ -92,20 +94,53 @@ def _offered(name: str, found: "Offer") -> str:
 @click.argument("destination", type=click.Path())
 @click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]),
               help="Of what is written; default: bfloat16 for GGUF, else as it is.")  # fmt: skip
+@click.option("--shard-size", default="5GB", show_default=True,
+              help="Largest weight file, as 500MB or 5GB.")  # fmt: skip
+@click.option("--only", multiple=True, help="Only tensors of this pattern of names.")
+@click.option("--skip", multiple=True, help="No tensors of this pattern of names.")
+@click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
-def convert(source: str, destination: str, dtype: str | None, quiet: bool) -> None:
-    """Convert a GGUF file or a model directory to a Hugging Face directory.
+def convert(
+    source: str, destination: str, dtype: str | None, shard_size: str, only: tuple[str, ...],
+    skip: tuple[str, ...], dry_run: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Convert a model to a Hugging Face directory.
 
-    Nothing stands under DESTINATION until everything is written.
+    SOURCE is a GGUF file (of several, the first), a directory with safetensors or .bin files,
+    Meta's with consolidated.*.pth, or Megatron-LM's. Nothing stands under DESTINATION until
+    everything is written and read back.
     """
     from swiftchat.weights.convert import convert as convert_model
+    from swiftchat.weights.convert import outline
 
-    path = Path(source)
+    path, shard_size_bytes = Path(source), bytes_of(shard_size)
     if not path.exists():
         raise ModelNotFound(f"no file or directory {source}", "check the path")
+    if dry_run:
+        planned = outline(
+            path, dtype=dtype, shard_size_bytes=shard_size_bytes, only=only, skip=skip
+        )
+        _print_outline(planned)
+        return
+    start = time.monotonic()
     with reported(quiet) as progress:
-        convert_model(path, Path(destination), dtype=dtype, progress=progress)
+        convert_model(
+            path, Path(destination), dtype=dtype, shard_size_bytes=shard_size_bytes, only=only,
+            skip=skip, progress=progress,
+        )  # fmt: skip
+    if not quiet:
+        written = sum(file.stat().st_size for file in Path(destination).rglob("*"))
+        seconds = time.monotonic() - start
+        print(f"{size(written)} in {seconds:.1f} s ({size(written / seconds)}/s), read back "
+              "and right", file=sys.stderr)  # fmt: skip
     print(visible(destination))
+
+
+def _print_outline(planned: "Outline") -> None:
+    for name, num_bytes in sorted(planned.files.items()):
+        print(f"{size(num_bytes):>9}  {visible(name)}")
+    print(f"{size(sum(planned.files.values())):>9}  in all: {planned.num_tensors} tensors of "
+          f"{planned.dtype}; memory needed: at most {size(planned.peak_bytes)}")  # fmt: skip
 
 
 @click.command(name="list")
@@ -243,3 +278,12 @@ def size(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.1f} TB"
+
+
+def bytes_of(text: str) -> float:
+    """The bytes that "500MB" or "5GB" means; `UsageError` for anything else."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?) ?([kMGT]?)B?", text)
+    num_bytes = float(found[1]) * 1000.0 ** " kMGT".index(found[2] or " ") if found else 0.0
+    if not num_bytes:
+        raise UsageError(f"{text!r} is no size", "as 500MB or 5GB")
+    return num_bytes

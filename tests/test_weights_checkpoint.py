@@ -238,7 +238,7 @@ def test_links_of_the_hubs_cache_are_followed(tmp_path: Path) -> None:
         Checkpoint.open(snapshot)
 
 
-def test_pickles_are_never_opened(tmp_path: Path) -> None:
+def test_payload_in_a_torch_file_never_runs(tmp_path: Path) -> None:
     class Payload:
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path.touch, (tmp_path / "ran",))
@@ -247,6 +247,36 @@ def test_pickles_are_never_opened(tmp_path: Path) -> None:
     with pytest.raises(BadModelFile, match="pickle"):
         Checkpoint.open(tmp_path)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"a": "two.bin"}, "tensor a: expected in two.bin, found in no shard"),
+        ({"a": "../one.bin"}, "no shard name"),
+        ({"a": "one.safetensors"}, "no shard name"),
+        ({"a": "copy.bin", "x": "one.bin"}, "in both"),
+        ({"a": "outside.bin"}, "outside the model"),
+        ({"a": "page.bin"}, "page.bin: a web page"),
+    ],
+)
+def test_lying_index_of_torch_files_is_named(
+    tmp_path: Path, change: dict[str, str], complaint: str
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name, shard in (("a", "one"), ("b", "two"), ("a", "copy")):
+        torch.save({name: torch.ones(2)}, folder / f"{shard}.bin")
+    torch.save({"a": torch.ones(2)}, tmp_path / "elsewhere.bin")
+    (folder / "outside.bin").symlink_to(tmp_path / "elsewhere.bin")
+    (folder / "page.bin").write_bytes(b"<html></html>")
+    weight_map = {"a": "one.bin", "b": "two.bin"}
+    index = folder / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    assert Checkpoint.open(folder).tensors.keys() == {"a", "b"}
+    index.write_text(json.dumps({"weight_map": {**weight_map, **change}}))
+    with pytest.raises(BadModelFile, match=complaint):
+        Checkpoint.open(folder)
 
 
 def tiny_tensors(config: ModelConfig) -> dict[str, torch.Tensor]:

@@ -15,12 +15,16 @@ import numpy.typing as npt
 from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import FAMILIES, expected_tensors, tensor_name
+from swiftchat.weights.mapped import give_back
 from swiftchat.weights.safetensors_file import TensorInfo, read_header, refuse_strangers
+from swiftchat.weights.torch_file import read_tensors
 
 __all__ = ["Checkpoint", "TensorInfo"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_TORCH_SINGLE = "pytorch_model.bin"
+_TORCH_INDEX = "pytorch_model.bin.index.json"
 
 # bfloat16 and the 8-bit floats have no numpy type; they come as the integers of their bits.
 _NUMPY: Mapping[str, str] = {
@@ -30,11 +34,10 @@ _NUMPY: Mapping[str, str] = {
 }  # fmt: skip
 _FLOATS = ("BF16", "F16", "F32")
 _MAX_INDEX_BYTES = 16 * 1024 * 1024
-_PICKLES = (".bin", ".pth", ".pt", ".ckpt")
 
 
 class Checkpoint:
-    """A directory's safetensors, one file or many, as one table of tensors.
+    """A directory's safetensors or files of torch.save, one or many, as one table of tensors.
 
     Only headers are read by `open`; `map` and `read` touch the data. `unused` lists the tensors
     that `check` found beyond the model's own.
@@ -82,6 +85,14 @@ class Checkpoint:
         flat = np.frombuffer(self.map(info.file), dtype, count, info.offset)
         return flat.reshape(info.shape)
 
+    def forget(self) -> None:
+        """Give back the memory of what was read; the arrays stay valid.
+
+        Only where nobody has written to a mapping: what was written is lost.
+        """
+        for mapped in self._maps.values():
+            give_back(mapped)
+
     def check(self, config: ModelConfig) -> None:
         """Every tensor of `config` must be here, in its shape and a float dtype.
 
@@ -127,23 +138,25 @@ class Checkpoint:
 def _all_tensors(directory: Path) -> dict[str, TensorInfo]:
     if not directory.is_dir():
         raise BadModelFile(f"{directory} is not a model directory")
-    if (directory / SINGLE).exists():
-        return read_header(_inside(directory, SINGLE))[0]
-    if (directory / INDEX).exists():
-        return _sharded(directory)
-    if any(file.suffix in _PICKLES for file in directory.iterdir()):
-        raise BadModelFile(
-            f"{directory} holds only pickled weights, which can run code when opened",
-            "use a safetensors or GGUF version of the model",
-        )
-    raise BadModelFile(f"{directory} holds neither {SINGLE} nor {INDEX}")
+    for single, index in ((SINGLE, INDEX), (_TORCH_SINGLE, _TORCH_INDEX)):
+        if (directory / single).exists():
+            return _tensors_in(_inside(directory, single))
+        if (directory / index).exists():
+            return _sharded(directory, index)
+    raise BadModelFile(
+        f"{directory} holds none of {SINGLE}, {INDEX}, {_TORCH_SINGLE}, {_TORCH_INDEX}"
+    )
 
 
-def _sharded(directory: Path) -> dict[str, TensorInfo]:
-    weight_map = _weight_map(_inside(directory, INDEX))
+def _tensors_in(file: Path) -> dict[str, TensorInfo]:
+    return read_tensors(file) if file.suffix == ".bin" else read_header(file)[0]
+
+
+def _sharded(directory: Path, index: str) -> dict[str, TensorInfo]:
+    weight_map = _weight_map(_inside(directory, index))
     tensors: dict[str, TensorInfo] = {}
     for shard in sorted(set(weight_map.values())):
-        for name, info in read_header(_inside(directory, shard))[0].items():
+        for name, info in _tensors_in(_inside(directory, shard)).items():
             if name in tensors:
                 raise BadModelFile(
                     f"tensor {name} is in both {tensors[name].file.name} and {shard}"
@@ -153,7 +166,7 @@ def _sharded(directory: Path) -> dict[str, TensorInfo]:
         found = tensors[name].file.name if name in tensors else "no shard"
         if name not in tensors or tensors[name].file != _inside(directory, shard):
             raise BadModelFile(
-                f"{directory / INDEX}: tensor {name}: expected in {shard}, found in {found}"
+                f"{directory / index}: tensor {name}: expected in {shard}, found in {found}"
             )
     return tensors
 
@@ -171,15 +184,15 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadModelFile(f"{index}: no weight_map")
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or not _is_plain_name(shard):
+        if not isinstance(shard, str) or not _is_plain_name(shard, index.suffixes[0]):
             raise BadModelFile(f"{index}: tensor {name}: {str(shard)[:80]!r} is no shard name")
     return weight_map
 
 
-def _is_plain_name(shard: str) -> bool:
+def _is_plain_name(shard: str, suffix: str) -> bool:
     if any(character in shard for character in "/\\:\0"):
         return False
-    return shard.endswith(".safetensors") and not shard.startswith(".")
+    return shard.endswith(suffix) and not shard.startswith(".")
 
 
 def _inside(directory: Path, name: str) -> Path:

@@ -8,7 +8,7 @@ import itertools
 import math
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound
 from swiftchat.weights.dequantize import BLOCK_TYPES
+from swiftchat.weights.mapped import give_back
 from swiftchat.weights.safetensors_file import refuse_strangers
 
 __all__ = ["GgufFile", "GgufTensor"]
@@ -52,24 +53,33 @@ _TYPE_NAMES: Mapping[int, str] = {
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor: `shape` is row-major (Hugging Face's order), `offset` absolute in bytes."""
+    """One tensor: `shape` is row-major (Hugging Face's order), `offset` absolute in bytes.
+
+    `part` counts the files of a split model from 0.
+    """
 
     name: str
     shape: tuple[int, ...]
     type_name: str
     offset: int
     nbytes: int
+    part: int = 0
 
 
 class GgufFile:
-    """The metadata and the tensor table of one file; the data stays mapped from the disk."""
+    """The metadata and the tensor table of a model; the data stays mapped from the disk.
+
+    `data` has the mappings of its files, `paths`: one, or several where it is split.
+    """
 
     def __init__(self, path: Path, metadata: Mapping[str, Any],
-                 tensors: Mapping[str, GgufTensor], data: mmap.mmap) -> None:  # fmt: skip
+                 tensors: Mapping[str, GgufTensor], data: Sequence[mmap.mmap],
+                 paths: Sequence[Path]) -> None:  # fmt: skip
         self.path = path
         self.metadata = MappingProxyType(dict(metadata))
         self.tensors = MappingProxyType(dict(tensors))
-        self._data = data
+        self.data = tuple(data)
+        self.paths = tuple(paths)
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -89,13 +99,18 @@ class GgufFile:
             raise FileSystemError(f"cannot read {path}: {error.strerror}") from error
         header = _Header(path, data)
         metadata, tensors = header.parse()
-        return cls(path, metadata, tensors, data)
+        return cls(path, metadata, tensors, [data], [path])
 
     def rows(self, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
         """The tensor's bytes as (rows, bytes of a row), a view of the mapped file."""
-        flat = np.frombuffer(self._data, np.uint8, tensor.nbytes, tensor.offset)
+        flat = np.frombuffer(self.data[tensor.part], np.uint8, tensor.nbytes, tensor.offset)
         rows = math.prod(tensor.shape[:-1])
         return flat.reshape(rows, tensor.nbytes // rows)
+
+    def forget(self) -> None:
+        """Give back the memory of what was read; the arrays stay valid."""
+        for mapped in self.data:
+            give_back(mapped)
 
 
 def _refuse_other_files(path: Path, start: bytes) -> None:

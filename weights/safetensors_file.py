@@ -4,6 +4,7 @@ Layout (from the format's published description): an unsigned 64-bit little-endi
 length, a JSON object naming dtype, shape and byte range of every tensor, then the data.
 """
 
+import hashlib
 import itertools
 import json
 import math
@@ -164,18 +165,25 @@ def header_bytes(tensors: Sequence[Announced], metadata: Mapping[str, str]) -> b
 
 
 class Writer:
-    """Writes the data of announced tensors one after the other; made by `create`."""
+    """Writes the data of announced tensors one after the other; made by `create`.
 
-    def __init__(self, file: BinaryIO, tensors: Sequence[Announced]) -> None:
+    `digest` is the SHA-256 of all that was written so far, header included.
+    """
+
+    def __init__(self, file: BinaryIO, tensors: Sequence[Announced], header: bytes) -> None:
         self._file = file
         self._due = list(reversed(tensors))
+        self.digest = hashlib.sha256(header)
+        file.write(header)
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
         """Append the next tensor; name, shape and item size must be the announced ones."""
         due, dtype, shape = self._due.pop()
         if (name, array.shape, array.itemsize) != (due, shape, ITEM_BYTES[dtype]):
             raise ValueError(f"{name} {array.shape} {array.dtype} written, {due} {shape} due")
-        self._file.write(np.ascontiguousarray(array).data)
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        self.digest.update(data)
+        self._file.write(data)
 
     def finish(self) -> None:
         """Flush to the disk; every announced tensor must have been written."""
@@ -190,7 +198,6 @@ def create(
 ) -> Iterator[Writer]:
     """Write a new safetensors file holding `tensors`, (name, dtype, shape) in order of data."""
     with path.open("xb") as file:
-        file.write(header_bytes(tensors, metadata))
-        writer = Writer(file, tensors)
+        writer = Writer(file, tensors, header_bytes(tensors, metadata))
         yield writer
         writer.finish()

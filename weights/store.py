@@ -139,7 +139,8 @@ class Store:
             from swiftchat.weights.convert import convert
 
             try:
-                convert(real, destination, progress=progress)
+                # By its own name, which tells the other files of a split model.
+                convert(path, destination, progress=progress)
             except FileSystemError:
                 # Another process may have finished the same conversion since the look above.
                 if not destination.is_dir():

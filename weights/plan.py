@@ -1,0 +1,103 @@
+"""What a conversion will write, known before the first byte is."""
+
+import dataclasses
+import fnmatch
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from swiftchat.errors import UsageError
+from swiftchat.weights.safetensors_file import ITEM_BYTES, Announced
+
+__all__ = ["GENERATION", "WIRE_NAMES", "Floats", "Plan", "json_bytes"]
+
+GENERATION = "generation_config.json"
+WIRE_NAMES: Mapping[str, str] = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the destination will hold: small files as bytes, tensors in the order of writing.
+
+    `shapes` is by Hugging Face name; `values(name)` yields the tensor's numbers, flat.
+    `sources` are the files it is made from, and `forget` gives back the memory of what was
+    read of them so far.
+    """
+
+    files: Mapping[str, bytes]
+    shapes: Mapping[str, tuple[int, ...]]
+    dtype: str
+    values: Callable[[str], Iterator[Floats]]
+    sources: Sequence[Path]
+    forget: Callable[[], None]
+
+    def tensor_bytes(self, name: str) -> int:
+        """Bytes of one tensor as it will be written."""
+        return math.prod(self.shapes[name]) * ITEM_BYTES[WIRE_NAMES[self.dtype]]
+
+    @property
+    def tensors_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(map(self.tensor_bytes, self.shapes))
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of tensors and small files, without the headers of the weight files."""
+        return self.tensors_bytes + sum(map(len, self.files.values()))
+
+    def announced(self, names: Sequence[str]) -> list[Announced]:
+        """Name, dtype and shape of each as the header of a weight file says them."""
+        return [(name, WIRE_NAMES[self.dtype], self.shapes[name]) for name in names]
+
+    def shards(self, most_bytes: float) -> list[list[str]]:
+        """The names in order, cut into files of at most `most_bytes`, or of one larger tensor."""
+        shards: list[list[str]] = [[]]
+        filled = 0
+        for name in self.shapes:
+            nbytes = self.tensor_bytes(name)
+            if shards[-1] and filled + nbytes > most_bytes:
+                shards.append([])
+                filled = 0
+            shards[-1].append(name)
+            filled += nbytes
+        return shards
+
+    def selected(self, only: Sequence[str], skip: Sequence[str]) -> "Plan":
+        """The plan with those tensors alone that match a pattern of `only` and none of `skip`.
+
+        Patterns are as in a shell; no `only` means all. `UsageError` for a pattern that matches
+        no tensor, and when none is left.
+        """
+        for pattern in (*only, *skip):
+            if not fnmatch.filter(self.shapes, pattern):
+                raise UsageError(
+                    f"no tensor matches {pattern!r}", f"tensors: {', '.join([*self.shapes][:3])} …"
+                )
+
+        def chosen(name: str) -> bool:
+            wanted = not only or any(fnmatch.fnmatchcase(name, pattern) for pattern in only)
+            return wanted and not any(fnmatch.fnmatchcase(name, pattern) for pattern in skip)
+
+        shapes = {name: shape for name, shape in self.shapes.items() if chosen(name)}
+        if not shapes:
+            raise UsageError("--only and --skip leave no tensor")
+        return dataclasses.replace(self, shapes=shapes)
+
+    def with_generation_defaults(self, defaults: Mapping[str, Any]) -> "Plan":
+        """The plan with these in `generation_config.json` where it has none of its own."""
+        own = json.loads(self.files.get(GENERATION, b"{}"))
+        files = {**self.files, GENERATION: json_bytes({**defaults, **own})}
+        return dataclasses.replace(self, files=files)
+
+
+def json_bytes(content: Mapping[str, Any]) -> bytes:
+    """The text of a JSON file."""
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
