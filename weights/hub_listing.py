@@ -14,8 +14,8 @@ from swiftchat.errors import BadModelFile
 __all__ = ["HubFile", "Listing", "chosen", "shard_names"]
 
 _DEFAULT_FILES = (
-    "*.safetensors", "*.json", "*.model", "*.tiktoken", "merges.txt", "vocab.txt", "*.jinja", "README.md",
-    "LICENSE*",
+    "*.safetensors", "*.json", "*.model", "*.tiktoken", "merges.txt", "vocab.txt", "*.jinja",
+    "README.md", "LICENSE*",
 )  # fmt: skip
 _DEFAULT_FOLDERS = ("additional_chat_templates/*.jinja",)
 # A second copy of the weights that some repositories carry in their author's own layout.
