@@ -14,8 +14,8 @@ from swiftchat.errors import BadModelFile
 __all__ = ["HubFile", "Listing", "chosen", "shard_names"]
 
 _DEFAULT_FILES = (
-    "*.json", "*.model", "*.tiktoken", "merges.txt", "vocab.txt", "*.jinja", "README.md",
-    "LICENSE*",
+    "*.safetensors", "*.json", "*.model", "*.tiktoken", "merges.txt", "vocab.txt", "*.jinja",
+    "README.md", "LICENSE*",
 )  # fmt: skip
 _DEFAULT_FOLDERS = ("additional_chat_templates/*.jinja",)
 # A second copy of the weights that some repositories carry in their author's own layout.
@@ -151,9 +151,8 @@ def chosen(
 
 
 def _is_needed(name: str, shards: list[str] | None) -> bool:
-    if name.endswith(".safetensors"):
-        in_top = "/" not in name and not _matches(name, _SECOND_COPIES)
-        return in_top if shards is None else name in shards
+    if shards is not None and name.endswith(".safetensors"):
+        return name in shards
     in_top = "/" not in name and not _matches(name, _SECOND_COPIES)
     return (in_top and _matches(name, _DEFAULT_FILES)) or _matches(name, _DEFAULT_FOLDERS)
 
