@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import quantised_packers as packers
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from quantised_models import AWQ, FORMS, FP8, Packed, awq, fp8_row, quantised_model
 
 from swiftchat.errors import BadModelFile
@@ -215,3 +217,27 @@ def test_columns_in_another_order_need_their_index(tmp_path: Path) -> None:
     tensors = packers.under("a", pack(torch.randn(32, 64))[0])
     with pytest.raises(BadModelFile, match=r"no tensor a.weight_g_idx"):
         packers.opened(tmp_path, tensors, {**settings, "config_groups": {"group_0": group}})
+
+
+FIELDS = sorted({field for settings, _ in FORMS.values() for field in settings} | {
+    "weight_block_size", "checkpoint_format", "dynamic", "sparsity_config", "static_groups",
+    "weights", "num_bits", "strategy", "group_0", "block_structure", "actorder", "symmetric",
+})  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
+    | st.sampled_from(["gptq", "compressed-tensors", "block", "group", "2x2", "xx", "float"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(form=st.sampled_from(sorted(FORMS)), field=st.sampled_from(FIELDS), value=JSON)
+def test_any_json_is_read_or_refused(form: str, field: str, value: Any) -> None:
+    """No tensor is there, so that settings which can be end in "no tensor is quantised"."""
+    settings = {**FORMS[form][0], field: value}
+    if field == "weights":
+        settings["config_groups"] = {"group_0": {"weights": value}}
+        del settings[field]
+    with pytest.raises(BadModelFile):
+        plain_tensors(settings, {}, lambda name: np.zeros(0))

@@ -93,11 +93,14 @@ def _tensor(
             f"no tensor {module}.g_idx: desc_act is set, and only it tells the order of columns"
         )
 
+    in_order = np.arange(columns) // group_size
+
     def by_column(table: npt.NDArray[Any]) -> Floats:
         by_row = np.ascontiguousarray(table.T).astype(np.float32)
-        if "g_idx" not in parts:
+        index = source.index(parts["g_idx"], groups) if "g_idx" in parts else in_order
+        if np.array_equal(index, in_order):
             return spread(by_row, group_size, columns)
-        return by_row[:, source.index(parts["g_idx"], groups)]
+        return by_row[:, index]
 
     def decode(start: int, stop: int) -> Floats:
         numbers = unpack(source.words(parts["qweight"])[:, start:stop].T, bits)
