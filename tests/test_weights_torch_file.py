@@ -273,8 +273,8 @@ _BOMBS = {
     "a storage named by tuples of tuples": b"(X\7\0\0\0storagectorch\nFloatStorage\n"
         + b"(t" + b"q\x00h\x00\x86" * 100 + b"X\3\0\0\0cpuK\1tQ.",
     "tables 300000 deep": b"}q\0" + b"}q\1X\0\0\0\0h\0sq\0" * 150_000 + b".",
-    "long names, deep": b"}q\0X\1\0\0\0ah\0s0"
-        + b"}X" + struct.pack("<I", 1_000_000) + b"x" * 1_000_000 + b"}X\1\0\0\0b}ss.",
+    "a name of a million letters": b"}X" + struct.pack("<I", 1_000_000) + b"x" * 1_000_000
+        + b"}X\1\0\0\0b}ss.",
     "sizes of a million digits": b"ctorch._utils\n_rebuild_tensor_v2\n("
         + b"(X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0" + b"0X\3\0\0\0cpuK\2tQK\0("
         + (b"\x8b" + struct.pack("<i", 1_900_000) + b"\x7f" * 1_900_000) * 8
