@@ -100,6 +100,32 @@ def test_every_layout_gives_the_same_model(
         assert torch.equal(again(ids).logits, model(ids).logits)
 
 
+def test_metas_rotation_of_its_rows_is_ours_of_the_converted(tmp_path: Path) -> None:
+    """Scores by complex numbers over neighbouring pairs, as Meta computes them, against halves."""
+    model = model_of()
+    layouts.write_meta(tmp_path / "in", model)
+    convert(tmp_path / "in", tmp_path / "out")
+    meta = torch.load(tmp_path / "in" / "consolidated.00.pth")
+    ours = load_file(tmp_path / "out" / "model.safetensors")
+    x = torch.randn(6, 64)
+    angles = torch.arange(6)[:, None] / 10000.0 ** (torch.arange(0, 8, 2) / 8)
+    turn = torch.polar(torch.ones_like(angles), angles)[:, None]
+    cos, sin = (f(torch.cat([angles, angles], 1))[:, None] for f in (torch.cos, torch.sin))
+
+    def by_pairs(name: str) -> torch.Tensor:
+        heads = (x @ meta[f"layers.2.attention.{name}.weight"].T).view(6, -1, 4, 2)
+        return torch.view_as_real(torch.view_as_complex(heads) * turn).flatten(2)
+
+    def by_halves(name: str) -> torch.Tensor:
+        heads = (x @ ours[f"model.layers.2.self_attn.{name}.weight"].T).view(6, -1, 8)
+        first, second = heads.chunk(2, -1)
+        return heads * cos + torch.cat([-second, first], -1) * sin
+
+    expected = torch.einsum("ihd,jhd->hij", by_pairs("wq")[:, ::2], by_pairs("wk"))
+    found = torch.einsum("ihd,jhd->hij", by_halves("q_proj")[:, ::2], by_halves("k_proj"))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("name", ["bin", "sharded bin"])
 def test_bin_files_run_as_they_are(
     tmp_path: Path, reference: tuple[Any, torch.Tensor], name: str

@@ -64,7 +64,8 @@ def convert(
     converting the same source to one destination, one works and the other waits for it.
 
     Raises `FileSystemError` when `destination` exists, the disk is full or cannot be written;
-    `BadModelFile` when the source is damaged or a number does not fit `dtype`.
+    `BadModelFile` when the source is damaged or a number does not fit `dtype`; `UsageError`
+    for an unknown dtype and for patterns that match nothing.
     """
     if destination.exists():
         raise FileSystemError(f"{destination} exists already", "choose another name or remove it")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig
-from swiftchat.weights.families import canonical_tensors, expected_tensors
+from swiftchat.weights.families import canonical_tensors, expected_tensors, tensor_name
 from swiftchat.weights.plan import WIRE_NAMES, Floats, Plan
 
 __all__ = ["Merged", "by_rows", "halves_apart", "merged_plan", "part_of"]
@@ -117,10 +117,11 @@ def merged_plan(
     `merge(canonical name, layer)` gives a tensor. `BadModelFile` names the first whose shape is
     not that of `config`, with expected and found.
     """
+    shapes = expected_tensors(config)
     merged = {}
-    for (canonical, layer, _), (name, shape) in zip(
-        canonical_tensors(config), expected_tensors(config).items(), strict=True
-    ):
+    for canonical, layer, _ in canonical_tensors(config):
+        name = tensor_name(config, canonical, layer)
+        shape = shapes[name]
         tensor = merge(canonical, layer)
         if tensor.shape != shape:
             raise BadModelFile(
@@ -135,6 +136,6 @@ def merged_plan(
             checkpoint.forget()
 
     return Plan(
-        files, expected_tensors(config), dtype, lambda name: merged[name].values(),
+        files, shapes, dtype, lambda name: merged[name].values(),
         [checkpoint.path for checkpoint in parts], forget,
     )  # fmt: skip

@@ -171,7 +171,10 @@ def default_store() -> Store:
 
 def _no_model_at(path: Path) -> ModelNotFound | BadModelFile:
     if path.is_dir():
-        return BadModelFile(f"{path} is no model directory: config.json is missing")
+        return BadModelFile(
+            f"{path} is no model directory: config.json is missing",
+            f"if it has Meta's or Megatron-LM's files: swiftchat convert {path} DESTINATION",
+        )
     return ModelNotFound(f"no model at {path}")
 
 
