@@ -159,6 +159,18 @@ def test_what_the_model_needs_must_be_there(tmp_path: Path) -> None:
         select(plain, {"b.weight": (4,)})
 
 
+def test_a_bias_that_the_model_does_not_have_must_be_zero(tmp_path: Path) -> None:
+    tensors = {"a.weight": torch.ones(4, 4).char(), "a.SCB": torch.ones(4), "b.bias": torch.ones(4)}
+    for bias in (torch.zeros(4), torch.tensor([0, 0, 0, 0.5])):
+        tensors["a.bias"] = bias.half()
+        plain = packers.opened(tmp_path, tensors, {"quant_method": "bitsandbytes"})
+        if not bias.any():
+            assert list(select(plain, {"a.weight": (4, 4)})) == ["a.weight"]
+    with pytest.raises(BadModelFile, match=r"tensor a.bias is not zero"):
+        select(plain, {"a.weight": (4, 4)})
+    assert "a.bias" in select(plain, {"a.weight": (4, 4), "a.bias": (4,)})
+
+
 def test_numbers_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
     def pack(weight: torch.Tensor) -> Packed:
         tensors, values = fp8_row(weight)

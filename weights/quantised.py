@@ -97,7 +97,10 @@ def _unknown(method: str) -> BadModelFile:
 def select(
     plain: Mapping[str, PackedTensor], expected: Mapping[str, tuple[int, ...]]
 ) -> dict[str, PackedTensor]:
-    """The tensors of `expected`; `BadModelFile` names one that is missing or misshapen."""
+    """The tensors of `expected`; `BadModelFile` names one that is missing or misshapen.
+
+    Tools add biases of zeros to layers without; one that is not zero is refused, not dropped.
+    """
     for name, shape in expected.items():
         if name not in plain:
             near = difflib.get_close_matches(name, plain, n=1)
@@ -108,4 +111,9 @@ def select(
                 f"tensor {name}: expected {list(shape)}, found {list(plain[name].shape)} "
                 f"({plain[name].form})"
             )
+    for name, tensor in plain.items():
+        weight = f"{name.removesuffix('.bias')}.weight"
+        unexpected = name.endswith(".bias") and name not in expected and weight in expected
+        if unexpected and tensor.values().any():
+            raise BadModelFile(f"tensor {name} is not zero, but the model has no such bias")
     return {name: plain[name] for name in expected}
