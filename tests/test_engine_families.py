@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+import tiny_gguf
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -15,8 +16,9 @@ from swiftchat.engine.cuda_ops import kernels_cover
 from swiftchat.engine.dummy import dummy_weights
 from swiftchat.engine.params import SamplingParams
 from swiftchat.engine.scheduler import Sequence
-from swiftchat.errors import UsageError
-from swiftchat.weights.families import FAMILIES
+from swiftchat.errors import BadModelFile, UsageError
+from swiftchat.weights.convert import convert
+from swiftchat.weights.families import FAMILIES, family_of_gguf
 from swiftchat.weights.model import Model
 
 NUM_TOKENS = 24
@@ -119,3 +121,27 @@ def test_random_weights_are_refused_where_they_would_lack_tensors(tmp_path: Path
     tiny.make("gemma2", tmp_path)
     with pytest.raises(UsageError, match="gemma2"):
         dummy_weights(Model.open(tmp_path).config, torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "smollm3", "phi3", "olmo2"])
+def test_gguf_files_give_the_same_logits(name: str, tmp_path: Path) -> None:
+    reference = tiny.make(name, tmp_path / "theirs")
+    window = getattr(reference.config, "sliding_window", None)
+    tiny_gguf.write(
+        tmp_path / "model.gguf", reference, arch=name,
+        metadata={f"{name}.attention.sliding_window": window,
+                  "tokenizer.ggml.tokens": tiny_gguf.TOKENS[: tiny.VOCAB_SIZE],
+                  "tokenizer.ggml.token_type": [1] * tiny.VOCAB_SIZE,
+                  "tokenizer.ggml.merges": tiny_gguf.MERGES[:2],
+                  "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2},
+    )  # fmt: skip
+    convert(tmp_path / "model.gguf", tmp_path / "ours", dtype="float32")
+    ids = tiny.random_ids(NUM_TOKENS)
+    assert_close(tiny.Bench(tmp_path / "ours").last_logits(ids), expected(reference, ids)[-1])
+
+
+@pytest.mark.parametrize("arch", ["gemma2", "gpt2", "stablelm"])
+def test_gguf_of_families_whose_numbers_differ_there_is_refused(arch: str) -> None:
+    """GGUF has one added to Gemma's norms, and its own order of fused projections."""
+    with pytest.raises(BadModelFile, match=arch):
+        family_of_gguf(arch)

@@ -77,7 +77,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-windows": ("Qwen2", {**_WINDOWS, "max_window_layers": 1}),
     "qwen2-yarn": ("Qwen2", {"rope_parameters": _YARN}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
-    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),  # the fourth is not rotated
     "phi3": ("Phi3", {"sliding_window": 11}),
     "phi3-short-context": (
         "Phi3", {"rope_parameters": _SU, "original_max_position_embeddings": 256}

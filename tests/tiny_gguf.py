@@ -20,7 +20,14 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
+# Whose queries and keys the reference converter reorders.
+PERMUTED = ("llama", "smollm3")
 # Bytes as GPT-2 spells them that need no translation, a few pairs of them, and three others.
 LETTERS = [chr(code) for code in range(ord("!"), ord("~") + 1)]
 MERGES = ["a b", "ab c", "Ġ a", "1 2"]
@@ -35,37 +42,43 @@ def rows_for_gguf(rows: np.ndarray, heads: int) -> np.ndarray:
     return np.stack(halves, axis=2).reshape(rows.shape)
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, arch: str = "llama") -> str:
+    if arch == "olmo2":  # has norms after its branches only
+        name = name.replace("post_attention_layernorm", "post_attention_norm")
     if name in NAMES:
         return NAMES[name]
     _, _, layer, rest = name.split(".", 3)
     middle, _, kind = rest.rpartition(".")
-    return f"blk.{layer}.{NAMES[middle]}.{kind}"
+    return f"blk.{layer}.{NAMES.get(middle, middle)}.{kind}"
 
 
 def write(
     path: Path,
-    model: transformers.LlamaForCausalLM,
+    model: transformers.PreTrainedModel,
     *,
     quantise: gguf.GGMLQuantizationType | None = None,
     metadata: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
+    arch: str = "llama",
 ) -> None:
     """Write `model`; `metadata` replaces (None: removes) keys, `tensors` adds more tensors."""
     config = model.config
     changes = metadata or {}
-    writer = gguf.GGUFWriter(path, changes.pop("general.architecture", "llama"))
+    writer = gguf.GGUFWriter(path, changes.pop("general.architecture", arch))
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     pairs: dict[str, Any] = {
         "general.license": "apache-2.0",
-        "llama.block_count": config.num_hidden_layers,
-        "llama.context_length": config.max_position_embeddings,
-        "llama.embedding_length": config.hidden_size,
-        "llama.feed_forward_length": config.intermediate_size,
-        "llama.attention.head_count": config.num_attention_heads,
-        "llama.attention.head_count_kv": config.num_key_value_heads,
-        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "llama.rope.freq_base": config.rope_parameters["rope_theta"],
-        "llama.rope.dimension_count": config.head_dim,
+        f"{arch}.block_count": config.num_hidden_layers,
+        f"{arch}.context_length": config.max_position_embeddings,
+        f"{arch}.embedding_length": config.hidden_size,
+        f"{arch}.feed_forward_length": config.intermediate_size,
+        f"{arch}.attention.head_count": config.num_attention_heads,
+        f"{arch}.attention.head_count_kv": config.num_key_value_heads,
+        f"{arch}.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        f"{arch}.rope.freq_base": config.rope_parameters["rope_theta"],
+        f"{arch}.rope.dimension_count": head_dim,
+        f"{arch}.attention.key_length": head_dim,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.tokens": TOKENS,
@@ -80,7 +93,7 @@ def write(
         if value is not None:
             _add(writer, key, value)
     for name, parameter in model.named_parameters():
-        _add_tensor(writer, name, parameter.detach().numpy(), config, quantise)
+        _add_tensor(writer, name, parameter.detach().numpy(), config, quantise, arch)
     for name, array in (tensors or {}).items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()
@@ -108,13 +121,14 @@ def _add_tensor(
     array: np.ndarray,
     config: transformers.LlamaConfig,
     quantise: gguf.GGMLQuantizationType | None,
+    arch: str,
 ) -> None:
-    if ".q_proj." in name:
+    if ".q_proj." in name and arch in PERMUTED:
         array = rows_for_gguf(array, config.num_attention_heads)
-    if ".k_proj." in name:
+    if ".k_proj." in name and arch in PERMUTED:
         array = rows_for_gguf(array, config.num_key_value_heads)
     array = np.ascontiguousarray(array)
     if quantise is not None and array.ndim == 2:
-        writer.add_tensor(gguf_name(name), gguf.quantize(array, quantise), raw_dtype=quantise)
+        writer.add_tensor(gguf_name(name, arch), gguf.quantize(array, quantise), raw_dtype=quantise)
     else:
-        writer.add_tensor(gguf_name(name), array)
+        writer.add_tensor(gguf_name(name, arch), array)

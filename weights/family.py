@@ -32,8 +32,7 @@ class Family:
 
     `qkv_in_groups`: the file's rows are, for each key head, its query heads, itself and its
     value head. `transposed` matrices are [in, out] in the file. `permuted` names what GGUF
-    stores with the rows of each head reordered for interleaved rotary embeddings;
-    `gguf_norm_offset` is what GGUF has added to the norms' weights.
+    stores with the rows of each head reordered for interleaved rotary embeddings.
     """
 
     name: str
@@ -51,7 +50,6 @@ class Family:
     qkv_in_groups: bool = False
     transposed: frozenset[str] = frozenset()
     permuted: frozenset[str] = frozenset()
-    gguf_norm_offset: float = 0.0
 
     def in_usual_words(self, config: Fields) -> dict[str, Any]:
         """The parsed `config.json` with absent keys filled in and this family's spellings read."""

@@ -195,10 +195,8 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
         "StableLmForCausalLM": Family(
             name="stablelm",
             model_type="stablelm",
-            gguf_arch="stablelm",
             facts=gated_facts.stablelm,
             tensors=LLAMA_TENSORS,
-            gguf_tensors=GGUF_TENSORS,
             fields=_frozen(rms_norm_eps="layer_norm_eps"),
             reads=_PARTIAL | {"use_parallel_residual"},
             defaults=_frozen(
@@ -268,21 +266,15 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
         "GemmaForCausalLM": Family(
             name="gemma",
             model_type="gemma",
-            gguf_arch="gemma",
             facts=gated_facts.gemma,
             tensors=LLAMA_TENSORS,
-            gguf_tensors=GGUF_TENSORS,
-            gguf_norm_offset=1.0,
             defaults=_frozen(**_GEMMA_DEFAULTS, num_key_value_heads=16),
         ),
         "Gemma2ForCausalLM": Family(
             name="gemma2",
             model_type="gemma2",
-            gguf_arch="gemma2",
             facts=gated_facts.gemma2,
             tensors=like_llama(SANDWICH),
-            gguf_tensors=GGUF_TENSORS,
-            gguf_norm_offset=1.0,
             fields=_frozen(hidden_act="hidden_activation"),
             reads=_GEMMA_READS,
             defaults=_frozen(
@@ -292,11 +284,8 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Gemma3ForCausalLM": Family(
             name="gemma3",
             model_type="gemma3_text",
-            gguf_arch="gemma3",
             facts=gated_facts.gemma3,
             tensors=like_llama(SANDWICH),
-            gguf_tensors=GGUF_TENSORS,
-            gguf_norm_offset=1.0,
             fields=_frozen(
                 hidden_act="hidden_activation", sliding_window_pattern="_sliding_window_pattern"
             ),

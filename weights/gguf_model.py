@@ -11,7 +11,12 @@ import numpy.typing as npt
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.dequantize import dequantize
-from swiftchat.weights.families import Family, expected_tensors, family_of_gguf, layer_tensors
+from swiftchat.weights.families import (
+    Family,
+    canonical_tensors,
+    expected_tensors,
+    family_of_gguf,
+)
 from swiftchat.weights.gguf import GgufFile, GgufTensor
 from swiftchat.weights.gguf_tokenizer import adds_bos, token_at, tokenizer_class
 
@@ -21,6 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 _ROPE_FACTORS = "rope_freqs.weight"
+_LONGROPE_FACTORS = "rope_factors_long.weight"
 _CHUNK_ELEMENTS = 1 << 20
 _END_TOKENS = ("eos", "eot", "eom")
 
@@ -60,6 +66,7 @@ def model_config_json(file: GgufFile, dtype: str) -> dict[str, Any]:
         "rms_norm_eps": _shortest(get("attention.layer_norm_rms_epsilon")),
         "hidden_act": "silu",
         "rope_theta": _shortest(get("rope.freq_base", 10_000.0)),
+        "sliding_window": get("attention.sliding_window"),
         "attention_bias": family.gguf_tensors["q_bias"].format(i=0) in file.tensors,
         "mlp_bias": family.gguf_tensors["up_bias"].format(i=0) in file.tensors,
         "tie_word_embeddings": family.gguf_tensors["lm_head"] not in file.tensors,
@@ -135,7 +142,7 @@ def tensor_sources(file: GgufFile, config: ModelConfig) -> dict[str, tuple[GgufT
     _, family = family_of_gguf(str(file.metadata.get("general.architecture")))
     shapes = expected_tensors(config)
     sources = {}
-    for canonical, layer in _canonical(config):
+    for canonical, layer, _ in canonical_tensors(config):
         name = family.tensors[canonical].format(i=layer)
         gguf_name = family.gguf_tensors[canonical].format(i=layer)
         tensor = file.tensors.get(gguf_name)
@@ -173,16 +180,6 @@ def _halves_apart(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
     return split.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _canonical(config: ModelConfig) -> Iterator[tuple[str, int | None]]:
-    yield "embed", None
-    for layer in range(config.num_layers):
-        for name in layer_tensors(config):
-            yield name, layer
-    yield "final_norm", None
-    if not config.tied_embeddings:
-        yield "lm_head", None
-
-
 def _checked(file: GgufFile, config: Mapping[str, Any]) -> ModelConfig:
     try:
         return ModelConfig.from_hf(config)
@@ -214,6 +211,8 @@ def _token_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _rope_scaling(file: GgufFile, config: ModelConfig) -> dict[str, Any] | None:
     prefix = f"{file.metadata['general.architecture']}.rope.scaling"
     kind = file.metadata.get(f"{prefix}.type", "none")
+    if _LONGROPE_FACTORS in file.tensors:
+        kind = "longrope"
     if _ROPE_FACTORS in file.tensors:
         return _llama3_scaling(file, config, file.metadata.get(f"{prefix}.original_context_length"))
     if kind == "none":
