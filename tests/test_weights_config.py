@@ -9,9 +9,12 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swiftchat.engine.arrange import head_order
+from swiftchat.engine.rope import inverse_frequencies
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.config import ModelConfig, RopeConfig
 from swiftchat.weights.families import FAMILIES, expected_tensors, tensor_name
+from swiftchat.weights.refusals import NEUTRAL
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -247,6 +250,43 @@ FIELDS = [
     *LLAMA, "head_dim", "rope_theta", "rope_scaling", "rope_parameters", "sliding_window",
     "attention_bias", "mlp_bias", "tie_word_embeddings", "dtype", "hidden_act",
 ]  # fmt: skip
+
+
+OF_FAMILIES = sorted({
+    key for family in FAMILIES.values() for key in (*family.fields.values(), *family.defaults)
+} | {*NEUTRAL, "layer_types"})  # fmt: skip
+small_values = json_values | st.sampled_from([0, 1, 2, 4, 8, 0.5, True, False, [], [1, 1, 1]])
+stretched = st.fixed_dictionaries({
+    "rope_type": st.sampled_from(["yarn", "longrope", "dynamic", "linear", "llama3"]),
+    "factor": small_values, "original_max_position_embeddings": small_values,
+}, optional={"rope_theta": small_values, "short_factor": small_values, "mscale": small_values,
+             "long_factor": small_values, "partial_rotary_factor": small_values},
+)  # fmt: skip
+
+
+@given(
+    st.sampled_from(sorted(FAMILIES)),
+    st.dictionaries(st.sampled_from(OF_FAMILIES), small_values, max_size=4),
+    st.none() | stretched,
+)
+@settings(max_examples=400, deadline=None)
+def test_any_json_gives_a_config_of_any_family_or_bad_model_file(
+    architecture: str, changes: dict[str, Any], rope: dict[str, Any] | None
+) -> None:
+    sizes = {"padded_vocab_size": 97, "num_layers": 3, "ffn_hidden_size": 80, "kv_channels": 8}
+    config = absent_keys(architecture, **sizes, rope_parameters=rope) | changes
+    try:
+        made = ModelConfig.from_hf(json.loads(json.dumps(config)))
+    except BadModelFile:
+        return
+    assert made.num_heads % made.num_kv_heads == 0
+    assert len(expected_tensors(made)) > made.num_layers
+    for each in (made.rope, made.local_rope):
+        if each is not None:
+            assert inverse_frequencies(each, made.head_dim, 9).shape == (made.head_dim // 2,)
+    if made.rope is not None:
+        order = head_order(made)
+        assert order is None or sorted(order.tolist()) == list(range(made.head_dim))
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), json_values, min_size=1, max_size=3))

@@ -15,12 +15,17 @@ if TYPE_CHECKING:
 
 __all__ = ["FAMILIES", "Family", "expected_tensors", "family_of", "family_of_gguf", "tensor_name"]
 
+_SUFFIX = "ForCausalLM"
+
 FAMILIES: Mapping[str, Family] = MappingProxyType({**GATED_FAMILIES, **CLASSIC_FAMILIES})
 
 
 def _unknown(what: str, found: str, known: list[str]) -> BadModelFile:
-    nearest = difflib.get_close_matches(found, known, n=1, cutoff=0.0)
-    hint = f"nearest known: {nearest[0]}; known: {', '.join(known)}" if nearest else ""
+    # Without what nearly all names end with, and would be near by.
+    short = {name.removesuffix(_SUFFIX).lower(): name for name in known}
+    own = found[:80].removesuffix(_SUFFIX).lower()
+    nearest = difflib.get_close_matches(own, short, n=1, cutoff=0.0)
+    hint = f"nearest known: {short[nearest[0]]}; known: {', '.join(known)}" if nearest else ""
     return BadModelFile(f"unknown {what} {found[:80]!r}", hint)
 
 

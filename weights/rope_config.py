@@ -97,6 +97,7 @@ def _llama3(rope: Fields) -> dict[str, Any]:
 
 def _yarn(config: Fields, rope: Fields) -> dict[str, Any]:
     """Peng et al., 2023 (arXiv:2309.00071)."""
+    number(rope, "rope_theta", above=1.0, below=1e12)  # its logarithm is divided by
     original, factor = _stretch(config, rope)
     magnitude = optional_number(rope, "attention_factor", above=0.0, below=1e3)
     if magnitude is None:

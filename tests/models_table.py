@@ -1,0 +1,65 @@
+"""The table of docs/models.md, out of the families and of what the tests' models show.
+
+Run as a program, it writes the page anew: `python tests/models_table.py`.
+"""
+
+import tempfile
+from pathlib import Path
+
+import tiny
+
+from swiftchat.weights.families import FAMILIES
+from swiftchat.weights.model import Model
+
+PAGE = Path(__file__).parent.parent / "docs" / "models.md"
+_HEAD = """# Models
+
+Each family is a table entry (`weights/gated_families.py`, `weights/classic_families.py`) read by
+one decoder. For every one of them `tests/test_engine_families.py` and
+`tests/test_engine_decoder.py` compare logits with transformers' in fp32, on the CPU: by prefill
+in chunks, token by token, with history and in a batch, at most 1e-4 of the largest apart.
+
+"kernels" are those of `cuda/`; "torch" means torch's operators, on the GPU too. "partly": some
+models of the family need what the kernels do not do, such as windows in only some layers.
+
+| family | architecture | safetensors | GGUF | on a GPU |
+|---|---|---|---|---|
+"""
+_TAIL = """
+What differs from other programs:
+
+- **LongRoPE** (Phi-3, Phi-4) has one set of divisors for contexts up to the original one and one
+  for longer ones. The context the engine is started with (`--ctx-size`) decides, not the length
+  of the text, because keys that are cached cannot change their angles.
+- **Dynamic NTK scaling** changes nothing up to `max_position_embeddings`, which is the longest
+  context there is.
+- **Gemma 1** always takes the approximate GELU it was trained with, also where its file says
+  "gelu".
+- A key of `config.json` that changes the mathematics and that the family does not read is
+  refused by name (`weights/refusals.py`).
+
+Not supported: ChatGLM-6B (two-dimensional positions, a prompt that attends both ways), GPT-OSS
+(attention sinks), Falcon with ALiBi, StableLM with normed queries and keys, the vision models of
+Gemma 3, multi-head latent attention.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    covered: dict[str, set[bool]] = {name: set() for name in FAMILIES}
+    with tempfile.TemporaryDirectory() as folder:
+        for variant in [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED]:
+            tiny.make(variant, Path(folder))
+            config = Model.open(Path(folder)).config
+            covered[config.architecture].add(config.like_llama)
+    words = {frozenset({True}): "kernels", frozenset({False}): "torch"}
+    rows = []
+    for architecture, family in FAMILIES.items():
+        gguf = f"`{family.gguf_arch}`" if family.gguf_arch else "—"
+        gpu = words.get(frozenset(covered[architecture]), "partly kernels")
+        rows.append(f"| {family.name} | `{architecture}` | yes | {gguf} | {gpu} |")
+    return _HEAD + "\n".join(rows) + "\n" + _TAIL
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
