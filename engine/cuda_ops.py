@@ -1,7 +1,7 @@
 """The decoder's operations as our kernels; the large products are cuBLAS's, through torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 
 import torch
@@ -17,7 +17,7 @@ from swiftchat.cuda.ops.gather_rows import gather_rows
 from swiftchat.cuda.ops.linear import Workspace, linear, linear_fits
 from swiftchat.cuda.ops.norm import norm
 from swiftchat.cuda.ops.prefill_attention import prefill_attention
-from swiftchat.cuda.ops.rotary import rotary
+from swiftchat.cuda.ops.rotary import head_norm_fits, rotary
 from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.lanes import whole_lanes
@@ -49,11 +49,15 @@ class CudaPlan:
 def kernels_cover(config: ModelConfig, dtype: torch.dtype) -> bool:
     """Whether there is a kernel for everything this model does; else torch's path runs it.
 
-    The kernels do what Llama does. Of rotary embeddings that is much: partial, interleaved and
-    scaled ones are in the order of the weights and the table of angles.
+    The kernels do what Llama does, and norm query and key heads. Of rotary embeddings that is
+    much: partial, interleaved and scaled ones are in the order of the weights and the table of
+    angles.
     """
+    size = config.head_dim
+    norms = config.qk_norm is None or (config.qk_norm == "head" and head_norm_fits(size, size))
     return (
-        config.like_llama
+        norms
+        and replace(config, qk_norm=None).like_llama
         and dtype in DTYPE_NAMES
         and config.head_dim % 8 == 0
         and config.head_dim <= 256

@@ -18,6 +18,7 @@ from swiftchat.cuda.ops.linear import (
     linear_rotate,
 )
 from swiftchat.cuda.ops.penalties import penalties
+from swiftchat.cuda.ops.rotary import HeadNorm, rotary
 from swiftchat.cuda.ops.sample import sample, sample_workspace
 from swiftchat.engine.cuda_ops import CudaOps, CudaPlan
 from swiftchat.engine.decoder import Decoder, LayerWeights
@@ -31,8 +32,9 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 class DecodeStep:
     """The decode steps of one model, for all numbers of lanes.
 
-    Few vectors go through five kernels a layer, each fused with its neighbours; more lanes than
-    those take use the decoder's own operations. Either way the result is a CUDA graph.
+    Few vectors go through five kernels a layer, six where heads are normed, each fused with its
+    neighbours; more lanes than those take use the decoder's own operations. Either way the
+    result is a CUDA graph.
     """
 
     def __init__(self, decoder: Decoder, ops: CudaOps, cache: KVCache, lanes: Lanes) -> None:
@@ -46,7 +48,8 @@ class DecodeStep:
             return torch.empty(shape, dtype=dtype, device=gpu.device)
 
         self._x = empty(few, config.hidden_size, dtype=torch.float32)
-        self._queries = empty(few, config.num_heads, config.head_dim)
+        heads = config.num_heads + (2 * config.num_kv_heads if config.qk_norm else 0)
+        self._queries = empty(few, heads, config.head_dim)
         self._attended = empty(few, config.num_heads, config.head_dim)
         self._inner = empty(few, config.intermediate_size)
         self._logits = empty(n, config.vocab_size, dtype=torch.float32)
@@ -134,10 +137,25 @@ class DecodeStep:
         lanes, ops, gpu, config = self.lanes, self._ops, self._ops.gpu, self._decoder.config
         workspace = ops.linear_workspace
         queries, attended, inner = self._queries[:n], self._attended[:n], self._inner[:n]
-        rotation = Rotation(ops.cos_sin, lanes.positions[:n], lanes.slots[:n], kv, config.num_heads)
         assert layer.attn_norm is not None and layer.mlp_norm is not None
         norm = Norm(layer.attn_norm, config.norm_eps)
-        linear_rotate(gpu, x, layer.qkv, queries, workspace, norm, rotation, bias=layer.qkv_bias)
+        if layer.q_norm is None or layer.k_norm is None:
+            rotation = Rotation(
+                ops.cos_sin, lanes.positions[:n], lanes.slots[:n], kv, config.num_heads
+            )
+            linear_rotate(
+                gpu, x, layer.qkv, queries, workspace, norm, rotation, bias=layer.qkv_bias
+            )
+        else:
+            linear(
+                gpu, x, layer.qkv, queries.view(n, -1), workspace, bias=layer.qkv_bias, norm=norm
+            )
+            rotary(
+                gpu, queries, ops.cos_sin, lanes.positions[:n], lanes.slots[:n], kv,
+                config.num_heads, config.num_kv_heads,
+                norm=HeadNorm(layer.q_norm, layer.k_norm, config.norm_eps),
+            )  # fmt: skip
+            queries = queries[:, : config.num_heads]
         decode_attention(
             gpu, queries, kv, lanes.block_tables[:n], lanes.context_lens[:n], ops.scale, attended,
             ops.attention_workspace, window=ops.window, settled=True,

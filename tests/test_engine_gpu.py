@@ -22,7 +22,7 @@ PATHS = {
 }
 
 
-@pytest.fixture(scope="module", params=[*tiny.VARIANTS, *tiny.LIKE_LLAMA])
+@pytest.fixture(scope="module", params=[*tiny.VARIANTS, *tiny.ON_KERNELS])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
     tiny.make(request.param, path)
@@ -56,7 +56,7 @@ def test_greedy_ids_equal_the_cpus_in_fp32(folder: Path, cubins: Path, path: str
     assert engine.allocator.num_used == 0
 
 
-@pytest.mark.parametrize("name", [n for n in tiny.FAMILIES if n not in tiny.LIKE_LLAMA])
+@pytest.mark.parametrize("name", [n for n in tiny.FAMILIES if n not in tiny.ON_KERNELS])
 def test_what_the_kernels_do_not_cover_runs_torchs_operators(
     name: str, tmp_path: Path, cubins: Path
 ) -> None:
