@@ -7,7 +7,9 @@ import tempfile
 from pathlib import Path
 
 import tiny
+import torch
 
+from swiftchat.engine.cuda_ops import kernels_cover
 from swiftchat.weights.families import FAMILIES
 from swiftchat.weights.model import Model
 
@@ -51,7 +53,7 @@ def page() -> str:
         for variant in [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED]:
             tiny.make(variant, Path(folder))
             config = Model.open(Path(folder)).config
-            covered[config.architecture].add(config.like_llama)
+            covered[config.architecture].add(kernels_cover(config, torch.bfloat16))
     words = {frozenset({True}): "kernels", frozenset({False}): "torch"}
     rows = []
     for architecture, family in FAMILIES.items():
