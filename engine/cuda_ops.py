@@ -1,7 +1,7 @@
 """The decoder's operations as our kernels; the large products are cuBLAS's, through torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, takewhile
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu
 from swiftchat.cuda.ops.activation import activation
+from swiftchat.cuda.ops.add_normed import add_normed
 from swiftchat.cuda.ops.copy_blocks import copy_blocks
 from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
 from swiftchat.cuda.ops.embed import embed
@@ -17,11 +18,13 @@ from swiftchat.cuda.ops.gather_rows import gather_rows
 from swiftchat.cuda.ops.linear import Workspace, linear, linear_fits
 from swiftchat.cuda.ops.norm import norm
 from swiftchat.cuda.ops.prefill_attention import prefill_attention
-from swiftchat.cuda.ops.rotary import head_norm_fits, rotary
+from swiftchat.cuda.ops.rotary import HeadNorm, head_norm_fits, rotary
 from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.lanes import whole_lanes
+from swiftchat.engine.norms import norm_heads_
 from swiftchat.engine.rope import cos_sin_table
+from swiftchat.engine.torch_ops import alibi_slopes
 from swiftchat.weights.config import ModelConfig
 
 
@@ -49,15 +52,11 @@ class CudaPlan:
 def kernels_cover(config: ModelConfig, dtype: torch.dtype) -> bool:
     """Whether there is a kernel for everything this model does; else torch's path runs it.
 
-    The kernels do what Llama does, and norm query and key heads. Of rotary embeddings that is
-    much: partial, interleaved and scaled ones are in the order of the weights and the table of
-    angles.
+    Partial, interleaved and scaled rotary embeddings are in the order of the weights and the
+    table of angles, and so nothing of their own.
     """
-    size = config.head_dim
-    norms = config.qk_norm is None or (config.qk_norm == "head" and head_norm_fits(size, size))
     return (
-        norms
-        and replace(config, qk_norm=None).like_llama
+        config.num_experts == 0
         and dtype in DTYPE_NAMES
         and config.head_dim % 8 == 0
         and config.head_dim <= 256
@@ -75,14 +74,19 @@ class CudaOps:
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.gpu = gpu
-        assert config.rope is not None  # `kernels_cover` asks for one
-        self.cos_sin = cos_sin_table(config.rope, config.head_dim, ctx_size_tokens, gpu.device)
+        self._angles = [
+            cos_sin_table(rope, config.head_dim, ctx_size_tokens, gpu.device)
+            for rope in (config.rope, config.local_rope)
+            if rope is not None
+        ]
+        self.alibi_slopes = alibi_slopes(config.num_heads).to(gpu.device) if config.alibi else None
         self.attention_workspace = decode_attention_workspace(
             gpu, whole_lanes(max_num_seqs), config.num_heads, config.head_dim
         )
         self.linear_workspace = Workspace(gpu, config.hidden_size)
         self.scale = config.attention_scale
-        self.window = config.sliding_window or 0
+        self.softcap = config.attention_softcap or 0.0
+        self.norm_offset = float(config.norm_unit_offset)
         self._config = config
 
     def plan(self, batch: Batch, cache: KVCache) -> CudaPlan:
@@ -118,10 +122,17 @@ class CudaOps:
         embed(self.gpu, plan.ids, table, x)
         return x
 
-    def add_norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
+    def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         out = torch.empty_like(x, dtype=weight.dtype)
-        norm(self.gpu, x, weight, self._config.norm_eps, out, delta=delta)
+        norm(
+            self.gpu, x, weight, self._config.norm_eps, out, delta=delta, shift=bias,
+            layer_norm=self._config.norm == "layer", offset=self.norm_offset,
+        )  # fmt: skip
         return out
+
+    def add_normed_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
+        eps = self._config.norm_eps
+        add_normed(self.gpu, x, delta, weight, eps, offset=self.norm_offset)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         n, k = x.shape
@@ -131,17 +142,40 @@ class CudaOps:
         linear(self.gpu, x, weight, out, self.linear_workspace, bias=bias)
         return out
 
-    def attend(self, plan: CudaPlan, layer: int, qkv: Tensor, kv: Tensor) -> Tensor:
-        config, split = self._config, plan.num_decode
+    def cos_sin(self, layer: int) -> Tensor | None:
+        """The angles a layer rotates by, fp32 [positions, head_dim]; None: it does not."""
+        if not self._angles or layer in self._config.unrotated_layers:
+            return None
+        # Of two tables, the second is for the layers that have a window.
+        return self._angles[-1 if self.window(layer) else 0]
+
+    def window(self, layer: int) -> int:
+        """How many of the last tokens a layer sees; 0: all."""
+        return self._config.window(layer) or 0
+
+    def head_norm(self, norms: tuple[Tensor, Tensor] | None) -> HeadNorm | None:
+        """What `rotary` norms queries and keys by; None: nothing, or it cannot."""
+        size = self._config.head_dim
+        if norms is None or self._config.qk_norm != "head" or not head_norm_fits(size, size):
+            return None
+        return HeadNorm(*norms, self._config.norm_eps, self.norm_offset)
+
+    def attend(self, plan: CudaPlan, layer: int, qkv: Tensor, kv: Tensor,
+               norms: tuple[Tensor, Tensor] | None) -> Tensor:  # fmt: skip
+        config, split, window = self._config, plan.num_decode, self.window(layer)
+        head_norm = self.head_norm(norms)
+        if norms is not None and head_norm is None:
+            norm_heads_(qkv, *norms, config)
         heads = qkv.view(len(qkv), -1, config.head_dim)
-        rotary(self.gpu, heads, self.cos_sin, plan.positions, plan.slots, kv,
-               config.num_heads, config.num_kv_heads)  # fmt: skip
+        rotary(self.gpu, heads, self.cos_sin(layer), plan.positions, plan.slots, kv,
+               config.num_heads, config.num_kv_heads, norm=head_norm)  # fmt: skip
         q = heads[:, : config.num_heads]
         out = q.new_empty(q.shape)
         if split:
             decode_attention(
                 self.gpu, q[:split], kv, plan.block_tables[:split], plan.context_lens[:split],
-                self.scale, out[:split], self.attention_workspace, window=self.window,
+                self.scale, out[:split], self.attention_workspace, window=window,
+                softcap=self.softcap, alibi_slopes=self.alibi_slopes,
             )  # fmt: skip
         if split < len(plan.context_lens):
             assert plan.query_starts is not None
@@ -149,13 +183,14 @@ class CudaOps:
             prefill_attention(
                 self.gpu, q[split:], kv, plan.block_tables[split:].clone(), plan.query_starts,
                 plan.context_lens[split:].clone(), plan.max_num_tokens, self.scale, out[split:],
-                window=self.window,
+                window=window, softcap=self.softcap, alibi_slopes=self.alibi_slopes,
             )  # fmt: skip
         return out.view(len(qkv), -1)
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        activation(self.gpu, gate_up, out, self._config.activation, gated=True)
+        gated = self._config.gated
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // (2 if gated else 1))
+        activation(self.gpu, gate_up, out, self._config.activation, gated=gated)
         return out
 
     def last_rows(self, plan: CudaPlan, x: Tensor) -> Tensor:

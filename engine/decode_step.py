@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from swiftchat.cuda.ops.add_normed import add_normed
 from swiftchat.cuda.ops.advance import advance
 from swiftchat.cuda.ops.argmax import argmax, argmax_workspace
 from swiftchat.cuda.ops.decode_attention import decode_attention
@@ -18,23 +19,46 @@ from swiftchat.cuda.ops.linear import (
     linear_rotate,
 )
 from swiftchat.cuda.ops.penalties import penalties
-from swiftchat.cuda.ops.rotary import HeadNorm, rotary
+from swiftchat.cuda.ops.rotary import head_norm_fits, rotary
 from swiftchat.cuda.ops.sample import sample, sample_workspace
 from swiftchat.engine.cuda_ops import CudaOps, CudaPlan
 from swiftchat.engine.decoder import Decoder, LayerWeights
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.lanes import Lanes
+from swiftchat.weights.config import ModelConfig
 
 # Numbers of lanes that have a graph; the others use the next larger one.
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
+def near_llama(config: ModelConfig) -> bool:
+    """Whether the fused kernels do all a model does.
+
+    They cannot take LayerNorm into a product, nor what stands beside a layer's two branches.
+    """
+    size = config.head_dim
+    return (
+        config.norm == "rms"
+        and config.norm_order in ("pre", "sandwich")
+        and config.gated
+        and not config.parallel_residual
+        and not config.embedding_norm
+        and not config.learned_positions
+        and not config.lm_head_bias
+        and not config.alibi
+        and config.num_experts == 0
+        and config.embedding_size is None
+        and (config.qk_norm is None or (config.qk_norm == "head" and head_norm_fits(size, size)))
+    )
+
+
 class DecodeStep:
     """The decode steps of one model, for all numbers of lanes.
 
-    Few vectors go through five kernels a layer, six where heads are normed, each fused with its
-    neighbours; more lanes than those take use the decoder's own operations. Either way the
-    result is a CUDA graph.
+    Few vectors of a model near Llama go through five kernels a layer, each fused with its
+    neighbours; norms of heads and of branches' outputs are one more each. More lanes than those
+    take, and other models, use the decoder's own operations. Either way the result is a CUDA
+    graph.
     """
 
     def __init__(self, decoder: Decoder, ops: CudaOps, cache: KVCache, lanes: Lanes) -> None:
@@ -48,10 +72,14 @@ class DecodeStep:
             return torch.empty(shape, dtype=dtype, device=gpu.device)
 
         self._x = empty(few, config.hidden_size, dtype=torch.float32)
-        heads = config.num_heads + (2 * config.num_kv_heads if config.qk_norm else 0)
-        self._queries = empty(few, heads, config.head_dim)
+        self._norm_eps = config.norm_eps
+        # A layer that does not rotate in its product leaves keys and values beside the queries.
+        heads = config.num_heads + 2 * config.num_kv_heads
+        self._queries = empty(few, config.num_heads, config.head_dim)
+        self._heads = empty(few, heads, config.head_dim)
         self._attended = empty(few, config.num_heads, config.head_dim)
         self._inner = empty(few, config.intermediate_size)
+        self._sums = torch.zeros(few, config.hidden_size, device=gpu.device)  # zero between uses
         self._logits = empty(n, config.vocab_size, dtype=torch.float32)
         self._values = empty(n, dtype=torch.float32)
         self._ids, self._sampled = (empty(n, dtype=torch.int32) for _ in range(2))
@@ -117,7 +145,8 @@ class DecodeStep:
         itemsize = self._decoder.weights.embed.itemsize
         attended = config.num_heads * config.head_dim
         return (
-            config.intermediate_size % 4 == 0
+            near_llama(config)
+            and config.intermediate_size % 4 == 0
             and linear_fits(gpu, n, config.hidden_size, itemsize)
             and linear_fits(gpu, n, attended, itemsize, splittable=True)
             and linear_fits(gpu, n, config.intermediate_size, itemsize, splittable=True)
@@ -126,45 +155,57 @@ class DecodeStep:
     def _fused(self, n: int, logits: Tensor) -> None:
         lanes, gpu, weights = self.lanes, self._ops.gpu, self._decoder.weights
         x = self._x[:n]
-        embed(gpu, lanes.tokens[:n], weights.embed, x)
-        for layer, kv in zip(weights.layers, self._cache.layers, strict=True):
-            self._layer(n, x, layer, kv)
-        assert weights.final_norm is not None  # see `kernels_cover`
-        final = Norm(weights.final_norm, self._decoder.config.norm_eps)
-        linear(gpu, x, weights.lm_head, logits, self._ops.linear_workspace, norm=final)
+        embed(gpu, lanes.tokens[:n], weights.embed, x, scale=self._decoder.embedding_scale)
+        for i, (layer, kv) in enumerate(zip(weights.layers, self._cache.layers, strict=True)):
+            self._layer(n, x, i, layer, kv)
+        norm = self._norm(weights.final_norm)
+        linear(gpu, x, weights.lm_head, logits, self._ops.linear_workspace, norm=norm)
+        self._decoder.cap_(logits)
 
-    def _layer(self, n: int, x: Tensor, layer: LayerWeights, kv: Tensor) -> None:
+    def _layer(self, n: int, x: Tensor, i: int, layer: LayerWeights, kv: Tensor) -> None:
         lanes, ops, gpu, config = self.lanes, self._ops, self._ops.gpu, self._decoder.config
-        workspace = ops.linear_workspace
-        queries, attended, inner = self._queries[:n], self._attended[:n], self._inner[:n]
-        assert layer.attn_norm is not None and layer.mlp_norm is not None
-        norm = Norm(layer.attn_norm, config.norm_eps)
-        if layer.q_norm is None or layer.k_norm is None:
-            rotation = Rotation(
-                ops.cos_sin, lanes.positions[:n], lanes.slots[:n], kv, config.num_heads
-            )
-            linear_rotate(
-                gpu, x, layer.qkv, queries, workspace, norm, rotation, bias=layer.qkv_bias
-            )
-        else:
-            linear(
-                gpu, x, layer.qkv, queries.view(n, -1), workspace, bias=layer.qkv_bias, norm=norm
-            )
-            rotary(
-                gpu, queries, ops.cos_sin, lanes.positions[:n], lanes.slots[:n], kv,
-                config.num_heads, config.num_kv_heads,
-                norm=HeadNorm(layer.q_norm, layer.k_norm, config.norm_eps),
-            )  # fmt: skip
-            queries = queries[:, : config.num_heads]
+        attended, inner = self._attended[:n], self._inner[:n]
+        queries = self._rotated(n, x, i, layer, kv)
         decode_attention(
             gpu, queries, kv, lanes.block_tables[:n], lanes.context_lens[:n], ops.scale, attended,
-            ops.attention_workspace, window=ops.window, settled=True,
+            ops.attention_workspace, window=ops.window(i), softcap=ops.softcap, settled=True,
         )  # fmt: skip
-        linear_residual(gpu, attended.view(n, -1), layer.o, x, workspace, bias=layer.o_bias)
-        norm = Norm(layer.mlp_norm, config.norm_eps)
-        linear_gated(gpu, x, layer.gate_up, inner, workspace, norm, config.activation,
+        self._add(x, attended.view(n, -1), layer.o, layer.o_bias, layer.attn_out_norm)
+        norm = self._norm(layer.mlp_norm)
+        linear_gated(gpu, x, layer.gate_up, inner, ops.linear_workspace, norm, config.activation,
                      bias=layer.gate_up_bias)  # fmt: skip
-        linear_residual(gpu, inner, layer.down, x, workspace, bias=layer.down_bias)
+        self._add(x, inner, layer.down, layer.down_bias, layer.mlp_out_norm)
+
+    def _norm(self, weight: Tensor | None) -> Norm:
+        assert weight is not None  # see `near_llama`
+        return Norm(weight, self._norm_eps, self._ops.norm_offset)
+
+    def _rotated(self, n: int, x: Tensor, i: int, layer: LayerWeights, kv: Tensor) -> Tensor:
+        """The queries, ready for attention; keys and values are in the cache."""
+        lanes, ops, gpu, heads = self.lanes, self._ops, self._ops.gpu, self._heads[:n]
+        config, norm, cos_sin = self._decoder.config, self._norm(layer.attn_norm), ops.cos_sin(i)
+        positions, slots = lanes.positions[:n], lanes.slots[:n]
+        if layer.head_norms is None and cos_sin is not None:
+            rotation = Rotation(cos_sin, positions, slots, kv, config.num_heads)
+            linear_rotate(gpu, x, layer.qkv, self._queries[:n], ops.linear_workspace, norm,
+                          rotation, bias=layer.qkv_bias)  # fmt: skip
+            return self._queries[:n]
+        linear(gpu, x, layer.qkv, heads.view(n, -1), ops.linear_workspace, bias=layer.qkv_bias,
+               norm=norm)  # fmt: skip
+        rotary(gpu, heads, cos_sin, positions, slots, kv, config.num_heads, config.num_kv_heads,
+               norm=ops.head_norm(layer.head_norms))  # fmt: skip
+        return heads[:, : config.num_heads]
+
+    def _add(self, x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor | None,
+             norm: Tensor | None) -> None:  # fmt: skip
+        """Add the product of a branch's last matrix to the stream x, normed where it is to be."""
+        gpu, workspace = self._ops.gpu, self._ops.linear_workspace
+        if norm is None:
+            linear_residual(gpu, branch, weight, x, workspace, bias=bias)
+            return
+        sums = self._sums[: len(x)]
+        linear_residual(gpu, branch, weight, sums, workspace, bias=bias)
+        add_normed(gpu, x, sums, norm, self._norm_eps, offset=self._ops.norm_offset, sums=True)
 
     def _plan(self, n: int) -> CudaPlan:
         lanes = self.lanes

@@ -10,7 +10,6 @@ from torch import Tensor
 from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.mixture import Experts, mixture
-from swiftchat.engine.norms import layer_norm, norm_heads_
 from swiftchat.weights.config import ModelConfig
 
 
@@ -40,6 +39,13 @@ class LayerWeights:
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     experts: Experts | None = None
+
+    @property
+    def head_norms(self) -> tuple[Tensor, Tensor] | None:
+        """The weights of the queries' and the keys' norm, where there are such."""
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return self.q_norm, self.k_norm
 
 
 @dataclass(frozen=True)
@@ -76,12 +82,19 @@ class Ops(Protocol):
     def embed(self, plan: Any, table: Tensor) -> Tensor:
         """Rows of the table for the batch's ids: the residual stream."""
 
-    def add_norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
-        """Add a layer's output to the stream in place; return the stream's RMSNorm."""
+    def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Add a branch's output to the stream in place; return the stream's norm."""
+
+    def add_normed_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
+        """Add the RMSNorm of a branch's output to the stream in place."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
-    def attend(self, plan: Any, layer: int, qkv: Tensor, kv: Tensor) -> Tensor:
-        """Rotate, store in this layer's cache, attend; [n, heads * head_dim]. Destroys qkv."""
+    def attend(self, plan: Any, layer: int, qkv: Tensor, kv: Tensor,
+               norms: tuple[Tensor, Tensor] | None) -> Tensor:  # fmt: skip
+        """Rotate, store in this layer's cache, attend; [n, heads * head_dim]. Destroys qkv.
+
+        Queries and keys are first normed by `norms`, one weight for each, if there are any.
+        """
 
     def gate(self, gate_up: Tensor) -> Tensor:
         """activation(gate) * up of [n, 2 * intermediate], the gate first.
@@ -106,6 +119,9 @@ class Decoder:
         self.config = config
         self.weights = weights
         self.ops = ops
+        # Models are trained with the factor in the dtype of their weights.
+        factor = torch.tensor(config.embedding_scale, dtype=weights.embed.dtype)
+        self.embedding_scale = float(factor)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Compute the batch, write its keys and values to the cache, and return the logits.
@@ -130,20 +146,20 @@ class Decoder:
                 )
                 delta = self._attention(plan, i, layer, normed, kv) + self._ffn(layer, read)
                 continue
-            delta = self._attention(plan, i, layer, normed, kv)
+            out = self._attention(plan, i, layer, normed, kv)
+            delta = self._to_add(x, out, layer.attn_out_norm)
             normed = self._normed(x, delta, layer.mlp_norm, layer.mlp_norm_bias)
-            delta = self._ffn(layer, normed)
+            delta = self._to_add(x, self._ffn(layer, normed), layer.mlp_out_norm)
         rows = ops.last_rows(plan, self._normed(x, delta, weights.final_norm,
                                                 weights.final_norm_bias))  # fmt: skip
         return self._logits(rows)
 
     def _embedded(self, plan: Any) -> Tensor:
         """The residual stream before the first layer."""
-        weights, ops, config = self.weights, self.ops, self.config
+        weights, ops = self.weights, self.ops
         x = ops.embed(plan, weights.embed)
-        if config.embedding_scale != 1.0:
-            # Models are trained with the factor in the dtype of their weights.
-            x *= torch.tensor(config.embedding_scale, dtype=weights.embed.dtype).item()
+        if self.embedding_scale != 1.0:
+            x *= self.embedding_scale
         if weights.project_in is not None:
             x = ops.linear(x.to(weights.embed.dtype), weights.project_in, None).float()
         if weights.positions is not None:
@@ -156,13 +172,11 @@ class Decoder:
         self, x: Tensor, delta: Tensor | None, weight: Tensor | None, bias: Tensor | None
     ) -> Tensor:
         """Add `delta` to the stream x in place; what the next branch reads of it."""
-        if weight is not None and self.config.norm == "rms":
-            return self.ops.add_norm_(x, delta, weight)
-        if delta is not None:
-            x += delta
         if weight is None:
+            if delta is not None:
+                x += delta
             return x.to(self.weights.embed.dtype)
-        normed = layer_norm(x, weight, bias, self.config.norm_eps)
+        normed = self.ops.norm_(x, delta, weight, bias)
         if self.config.norm_order == "post":
             x.copy_(normed)
         return normed
@@ -170,23 +184,25 @@ class Decoder:
     def _attention(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: Tensor) -> Tensor:
         ops = self.ops
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            norm_heads_(qkv, layer.q_norm, layer.k_norm, self.config)
-        out = ops.linear(ops.attend(plan, i, qkv, kv), layer.o, layer.o_bias)
-        return self._out(out, layer.attn_out_norm)
+        out = ops.attend(plan, i, qkv, kv, layer.head_norms)
+        return ops.linear(out, layer.o, layer.o_bias)
 
     def _ffn(self, layer: LayerWeights, x: Tensor) -> Tensor:
         ops = self.ops
         if layer.experts is not None:
             return mixture(x, layer.experts, self.config, self._expert)
         inner = ops.gate(ops.linear(x, layer.gate_up, layer.gate_up_bias))
-        return self._out(ops.linear(inner, layer.down, layer.down_bias), layer.mlp_out_norm)
+        return ops.linear(inner, layer.down, layer.down_bias)
 
     def _expert(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         return self.ops.linear(self.ops.gate(self.ops.linear(x, gate_up, None)), down, None)
 
-    def _out(self, delta: Tensor, weight: Tensor | None) -> Tensor:
-        return delta if weight is None else self.ops.add_norm_(delta.float(), None, weight)
+    def _to_add(self, x: Tensor, out: Tensor, weight: Tensor | None) -> Tensor | None:
+        """What the next norm is to add to the stream x; None where a branch's own norm did."""
+        if weight is None:
+            return out
+        self.ops.add_normed_(x, out, weight)
+        return None
 
     def _logits(self, rows: Tensor) -> Tensor:
         weights = self.weights
@@ -195,8 +211,12 @@ class Decoder:
         logits = self.ops.logits(rows, weights.lm_head)
         if weights.lm_head_bias is not None:
             logits += weights.lm_head_bias
+        return self.cap_(logits)
+
+    def cap_(self, logits: Tensor) -> Tensor:
+        """Soft-cap the logits in place, where the model does."""
         cap = self.config.logit_softcap
-        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 def resident_bytes(weights: DecoderWeights) -> int:

@@ -63,7 +63,7 @@ def load_weights(
         on_progress(done_bytes, total_bytes)
         return _stack(checkpoint, names).to(dtype)
 
-    return arrange(config, _assemble(config, place))
+    return arrange(config, assemble(config, place))
 
 
 def stream_weights(
@@ -77,7 +77,7 @@ def stream_weights(
 ) -> DecoderWeights:
     """`load_weights` for a GPU: allocate everything, then let `stream_in` fill it."""
     copies: list[Copy] = []
-    weights = _assemble(config, lambda names: _allocate(checkpoint, names, dtype, device, copies))
+    weights = assemble(config, lambda names: _allocate(checkpoint, names, dtype, device, copies))
     total_bytes = _file_bytes(config, checkpoint)
     stream_in(
         copies, device, lambda done: on_progress(done, total_bytes), num_readers, staging_bytes
@@ -89,8 +89,11 @@ def _file_bytes(config: ModelConfig, checkpoint: Checkpoint) -> int:
     return sum(checkpoint.tensors[name].nbytes for name in expected_tensors(config))
 
 
-def _assemble(config: ModelConfig, place: Place) -> DecoderWeights:
-    """The weights in the order of the files; `arrange` brings them into the decoder's."""
+def assemble(config: ModelConfig, place: Place) -> DecoderWeights:
+    """The weights in the order of the files; `arrange` brings them into the decoder's.
+
+    `place` makes one tensor of those with the given names, their rows under each other.
+    """
     named = set(layer_tensors(config)) | set(first_tensors(config)) | set(last_tensors(config))
 
     def optional(*canonical: str, layer: int | None = None) -> Tensor | None:

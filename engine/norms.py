@@ -1,4 +1,4 @@
-"""The norms of the decoder, as torch calls: statistics in fp32, results in the weight's dtype."""
+"""The norms of the decoder, as torch calls, in fp32."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,7 +12,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     Zhang and Sennrich, 2019 (arXiv:1910.07467). `offset` is added to the weight.
     """
     scale = weight.float() + offset if offset else weight
-    return F.rms_norm(x, weight.shape, eps=eps).mul_(scale).to(weight.dtype)
+    return F.rms_norm(x, weight.shape, eps=eps).mul_(scale)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -21,7 +21,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     Ba et al., 2016 (arXiv:1607.06450).
     """
     shift = None if bias is None else bias.float()
-    return F.layer_norm(x, weight.shape, weight.float(), shift, eps).to(weight.dtype)
+    return F.layer_norm(x, weight.shape, weight.float(), shift, eps)
 
 
 def norm_heads_(qkv: Tensor, q_norm: Tensor, k_norm: Tensor, config: ModelConfig) -> None:

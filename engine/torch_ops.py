@@ -15,7 +15,7 @@ from torch import Tensor
 
 from swiftchat.engine.batch import Batch, Span
 from swiftchat.engine.kv_cache import KVCache
-from swiftchat.engine.norms import rms_norm
+from swiftchat.engine.norms import layer_norm, norm_heads_, rms_norm
 from swiftchat.engine.rope import cos_sin_table
 from swiftchat.weights.config import ModelConfig, RopeConfig
 
@@ -67,22 +67,30 @@ class TorchOps:
     def embed(self, plan: "TorchPlan", table: Tensor) -> Tensor:
         return table[plan.ids].float()
 
-    def add_norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
+    def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         if delta is not None:
             x += delta
-        return rms_norm(x, weight, self._config.norm_eps, self._norm_offset)
+        eps = self._config.norm_eps
+        if self._config.norm == "layer":
+            return layer_norm(x, weight, bias, eps).to(weight.dtype)
+        return rms_norm(x, weight, eps, self._norm_offset).to(weight.dtype)
+
+    def add_normed_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
+        x += rms_norm(delta.float(), weight, self._config.norm_eps, self._norm_offset)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, weight, bias)
 
-    def attend(self, plan: "TorchPlan", layer: int, qkv: Tensor, kv: Tensor) -> Tensor:
+    def attend(self, plan: "TorchPlan", layer: int, qkv: Tensor, kv: Tensor,
+               norms: tuple[Tensor, Tensor] | None) -> Tensor:  # fmt: skip
         config = self._config
+        if norms is not None:
+            norm_heads_(qkv, *norms, config)
         heads = qkv.view(len(qkv), -1, config.head_dim)
         full = layer in config.full_layers
         if plan.angles and layer not in config.unrotated_layers:
             # Of two tables, the second is for the layers that have a window.
-            windowed = config.sliding_window is not None and not full
-            angles = plan.angles[-1 if windowed else 0]
+            angles = plan.angles[0 if config.window(layer) is None else -1]
             rotate_(heads[:, : config.num_heads + config.num_kv_heads], angles)
         store(kv, plan.slots, heads[:, config.num_heads :])
         out = attention(

@@ -124,10 +124,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                      "head_dim": 8, "norm_topk_prob": True},
     ),
 }  # fmt: skip
-# Those of them that compute what Llama does, and those that the GPU's kernels run.
+# Those of them that compute what Llama does, and those that the GPU's kernels do not run.
 LIKE_LLAMA = ("qwen2", "qwen2-yarn", "phi3", "phi3-short-context", "phi3-long-context", "glm",
               "internlm2", "chatglm3")  # fmt: skip
-ON_KERNELS = (*LIKE_LLAMA, "qwen3")
+NOT_ON_KERNELS = ("mixtral", "qwen3-moe", "qwen3-moe-normalized")
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 _MODELS = {"GPT2": "GPT2LMHeadModel"}
 

@@ -124,6 +124,10 @@ class ModelConfig:
         scalar = self.head_dim if self.query_scalar is None else self.query_scalar
         return float(scalar**-0.5)
 
+    def window(self, layer: int) -> int | None:
+        """How many of the last tokens a layer sees; None: all."""
+        return None if layer in self.full_layers else self.sliding_window
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Self:
         """Read a parsed `config.json`; `BadModelFile` names the first field that cannot be."""

@@ -9,7 +9,7 @@
 //     GATED      T [n, rows / 2]: ACTIVATION(y[i]) * y[rows / 2 + i]
 //     ROTATE     rows are the query, key and value heads: T [n, heads * head_dim] rotated queries;
 //                rotated keys and the values go to `cache` at `slots`
-//   NORM     x is first divided by its root mean square and multiplied by norm_weight (RMSNorm)
+//   NORM     x is first divided by its root mean square and multiplied by norm_weight + offset (RMSNorm)
 //
 // Design. A matrix read once is a stream: one block a multiprocessor stays for the whole kernel.
 // A producer warp keeps a ring of slots in shared memory full, each 8 rows × 2 KiB brought by bulk
@@ -98,11 +98,13 @@ __device__ void load_vectors(const Arguments& a, const Share&, Shared& shared, u
         named_barrier<1, CONSUMER_THREADS>();
     }
     for_values(a, shared, [&](int b, int i, float4 v, Vec<T, 4> w) {
-        float f = 1;
+        float f = 1, gain[4];
         if constexpr (IS_HALF) f = factors[b];
+#pragma unroll
+        for (int j = 0; j < 4; j++) gain[j] = to_float(w.at[j]) + a.offset;
         *(Vec<T, 4>*)(to + b * stride + i * sizeof(T)) = {
-            from_float<T>(v.x * f * to_float(w.at[0])), from_float<T>(v.y * f * to_float(w.at[1])),
-            from_float<T>(v.z * f * to_float(w.at[2])), from_float<T>(v.w * f * to_float(w.at[3]))};
+            from_float<T>(v.x * f * gain[0]), from_float<T>(v.y * f * gain[1]),
+            from_float<T>(v.z * f * gain[2]), from_float<T>(v.w * f * gain[3])};
     });
     named_barrier<1, CONSUMER_THREADS>();
 }
@@ -344,14 +346,14 @@ __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared,
 
 extern "C" __global__ void __launch_bounds__(THREADS, VECTORS > 8 ? 1 : 2)
 linear_kernel(const T* weight, const T* bias, const void* x, const T* norm_weight, void* y,
-              float eps, int n, int rows, int k, int span, int splits, int slots, float* partial,
-              u32* counters, const float* cos_sin, const int* positions, const int* slots_of,
-              T* cache, int heads, int kv_heads, int head_dim, int block_bits) {
+              float eps, float offset, int n, int rows, int k, int span, int splits, int slots,
+              float* partial, u32* counters, const float* cos_sin, const int* positions,
+              const int* slots_of, T* cache, int heads, int kv_heads, int head_dim, int block_bits) {
     extern __shared__ __align__(128) u8 dynamic[];
     __shared__ Shared shared;
-    Arguments a = {weight,   bias,    x,         norm_weight, y,     eps,   n,        rows,
-                   k,        span,    splits,    slots,       partial, counters, cos_sin, positions,
-                   slots_of, cache,   heads,     kv_heads,    head_dim, block_bits};
+    Arguments a = {weight,  bias,     x,       norm_weight, y,       eps,      offset,  n,
+                   rows,    k,        span,    splits,      slots,   partial,  counters, cos_sin,
+                   positions, slots_of, cache, heads,       kv_heads, head_dim, block_bits};
     Share share(a);
     u8* ring = dynamic;
     u8* vectors = dynamic + slots * SLOT_BYTES;

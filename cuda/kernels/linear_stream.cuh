@@ -26,7 +26,7 @@ struct Arguments {
     const void* x;
     const T* norm_weight;
     void* y;
-    float eps;
+    float eps, offset;
     int n, rows, k, span, splits, slots;
     float* partial;  // [splits, n, rows] and a zeroed counter a tile, with splits > 1
     u32* counters;

@@ -7,8 +7,8 @@
 //   shift   T [hidden] or null: LayerNorm's own bias
 //   out     T [n, hidden]
 //
-// LAYER_NORM 0: out = x / sqrt(mean(x²) + eps) * weight       (Zhang and Sennrich, 2019)
-// LAYER_NORM 1: out = (x - mean) / sqrt(var + eps) * weight + shift     (Ba et al., 2016)
+// LAYER_NORM 0: out = x / sqrt(mean(x²) + eps) * (weight + offset)    (Zhang and Sennrich, 2019)
+// LAYER_NORM 1: out = (x - mean) / sqrt(var + eps) * (weight + offset) + shift    (Ba et al., 2016)
 //
 // VECTORS > 0: a thread keeps up to VECTORS times 8 columns of its row in registers, so that the
 // row is read once; needs hidden % 8 == 0 and hidden <= 8 * VECTORS * BLOCK.
@@ -29,7 +29,7 @@ struct Arguments {
     const T *delta, *bias, *weight, *shift;
     T* out;
     int hidden;
-    float eps;
+    float eps, offset;
 };
 
 __device__ __forceinline__ float row_scale(float squares, const Arguments& a, float* scratch) {
@@ -111,7 +111,7 @@ template <int V> __device__ __forceinline__ void norm_in_registers(const Argumen
         if (column(v) >= a.hidden) continue;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            value[v][i] *= scale * weight[v][i];
+            value[v][i] *= scale * (weight[v][i] + a.offset);
             if (LAYER_NORM) value[v][i] += shift[v][i];
         }
         Pack<T, 8> out;
@@ -142,17 +142,17 @@ __device__ __forceinline__ void norm_in_passes(const Arguments& a, i64 row, floa
     }
     float scale = row_scale(squares, a, scratch);
     for (int i = threadIdx.x; i < a.hidden; i += THREADS) {
-        float value = (a.x[row + i] - mean) * scale * to_float(a.weight[i]);
+        float value = (a.x[row + i] - mean) * scale * (to_float(a.weight[i]) + a.offset);
         a.out[row + i] = from_float<T>(a.shift ? value + to_float(a.shift[i]) : value);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 norm_kernel(float* x, const T* delta, const T* bias, const T* weight, const T* shift, T* out,
-            int hidden, float eps) {
+            int hidden, float eps, float offset) {
     __shared__ float scratch[THREADS / WARP];
     start_dependents();
-    Arguments a{x, delta, bias, weight, shift, out, hidden, eps};
+    Arguments a{x, delta, bias, weight, shift, out, hidden, eps, offset};
     i64 row = (i64)blockIdx.x * hidden;
 #if VECTORS
     norm_in_registers<VECTORS>(a, row, scratch);

@@ -4,7 +4,8 @@
 //   qkv         T [n, num_heads + 2 * num_kv_heads, head_dim]; the queries are changed in place,
 //               keys and values only read
 //   q_norm, k_norm  T [head_dim], with QK_NORM: each head is divided by its root mean square and
-//               multiplied by these (RMSNorm; Qwen3, 2025); eps is added to the mean square
+//               multiplied by these, plus offset (RMSNorm; Qwen3, 2025); eps is added to the mean
+//               square
 //   cos_sin     fp32 [max_positions, rotary_dim]: cosines of a position's angles, then sines;
 //               null when rotary_dim is 0 (nothing is turned)
 //   positions   int32 [n]
@@ -42,7 +43,7 @@ struct NormWeight {
 // Divides a head, of which `items` neighbouring lanes hold a part, by its root mean square.
 __device__ __forceinline__ void normalise(float (&at)[2 * W], bool is_query,
                                           const NormWeight& query, const NormWeight& key,
-                                          int items, float eps) {
+                                          int items, float eps, float offset) {
     float squares = 0;
 #pragma unroll
     for (int i = 0; i < 2 * W; i++) squares += at[i] * at[i];
@@ -53,8 +54,8 @@ __device__ __forceinline__ void normalise(float (&at)[2 * W], bool is_query,
     float factor = rsqrtf(squares / (2 * W * items) + eps);
 #pragma unroll
     for (int i = 0; i < W; i++) {
-        at[i] *= factor * (is_query ? query.low[i] : key.low[i]);
-        at[W + i] *= factor * (is_query ? query.high[i] : key.high[i]);
+        at[i] *= factor * ((is_query ? query.low[i] : key.low[i]) + offset);
+        at[W + i] *= factor * ((is_query ? query.high[i] : key.high[i]) + offset);
     }
 }
 
@@ -91,7 +92,7 @@ __device__ __forceinline__ void pack(const float (&at)[2 * W], Item& item) {
 extern "C" __global__ void __launch_bounds__(THREADS)
 rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, const int* positions,
               const int* positions2, const int* slots, T* cache, int num_heads, int num_kv_heads,
-              int head_dim, int rotary_dim, int log2_block, float eps) {
+              int head_dim, int rotary_dim, int log2_block, float eps, float offset) {
     start_dependents();
     int items = head_dim / (2 * W), item = threadIdx.x % items;
     int group = threadIdx.x / items, groups = THREADS / items;
@@ -145,7 +146,7 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
             float at[2 * W];
             unpack(held[u], at);
 #if QK_NORM
-            normalise(at, kv_head < 0, q_weight, k_weight, items, eps);
+            normalise(at, kv_head < 0, q_weight, k_weight, items, eps, offset);
 #endif
             if (turned) turn(at, cos, sin);
             pack(at, held[u]);

@@ -18,7 +18,7 @@ _THREADS = 352
 _SLOT_BYTES = 8 * (2048 + 64)
 _CHUNK_BYTES = 2048
 _STATIC_BYTES = 26 * 1024  # at most, for 16 vectors with their angles
-_PARAMS = "pppppfiiiiiippppppiiii"
+_PARAMS = "pppppffiiiiiippppppiiii"
 
 _KINDS = [
     {"EPILOGUE": "STORE", "NORM": "0", "WIDE": "0", "ACTIVATION": "NONE"},
@@ -27,6 +27,7 @@ _KINDS = [
     {"EPILOGUE": "RESIDUAL", "NORM": "0", "WIDE": "0", "ACTIVATION": "NONE"},
     {"EPILOGUE": "GATED", "NORM": "1", "WIDE": "0", "ACTIVATION": "SILU"},
     {"EPILOGUE": "GATED", "NORM": "1", "WIDE": "0", "ACTIVATION": "GELU"},
+    {"EPILOGUE": "GATED", "NORM": "1", "WIDE": "0", "ACTIVATION": "GELU_TANH"},
     {"EPILOGUE": "ROTATE", "NORM": "1", "WIDE": "0", "ACTIVATION": "NONE"},
 ]
 VARIANTS = [
@@ -39,10 +40,11 @@ VARIANTS = [
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm before the product: `weight` [k] of the matrix's dtype."""
+    """RMSNorm before the product: `weight` [k] of its dtype, to which `offset` is added."""
 
     weight: Tensor
     eps: float
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,8 @@ def _launch(
     blocks = gpu.num_sms // splits
     gpu.kernel(spec)(
         splits * blocks, _THREADS,
-        weight, bias, x, norm.weight if norm else None, y, norm.eps if norm else 0.0,
+        weight, bias, x, norm.weight if norm else None, y,
+        norm.eps if norm else 0.0, norm.offset if norm else 0.0,
         n, rows, k, span,
         splits, slots, workspace.partial, workspace.counters,
         *(_rotation_arguments(rotation) if rotation else (None, None, None, None, 0, 0, 0, 0)),

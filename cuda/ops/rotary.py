@@ -21,11 +21,12 @@ VARIANTS = [
 
 @dataclass(frozen=True)
 class HeadNorm:
-    """RMSNorm of every query and key head; weights T [head_dim]."""
+    """RMSNorm of every query and key head; weights T [head_dim], to which `offset` is added."""
 
     query: Tensor
     key: Tensor
     eps: float
+    offset: float = 0.0
 
 
 def rotary_spec(dtype: torch.dtype, head_dim: int, rotary_dim: int,
@@ -36,7 +37,7 @@ def rotary_spec(dtype: torch.dtype, head_dim: int, rotary_dim: int,
         "QK_NORM": str(int(normed)),
         "WIDTH": str(_width(head_dim, rotary_dim)),
     }
-    return KernelSpec("rotary", "ppppppppiiiiif", defines)
+    return KernelSpec("rotary", "ppppppppiiiiiff", defines)
 
 
 def head_norm_fits(head_dim: int, rotary_dim: int) -> bool:
@@ -91,7 +92,7 @@ def rotary(gpu: Gpu, qkv: Tensor, cos_sin: Tensor | None, positions: Tensor, slo
         (n, -(-wanted // (_UNROLL * groups))), _THREADS,
         qkv, norm and norm.query, norm and norm.key, cos_sin, positions, positions2, slots, cache,
         num_heads, num_kv_heads, head_dim, rotary_dim, block_size.bit_length() - 1,
-        norm.eps if norm else 0.0, num_bytes=n * (moved + 4 * turned),
+        norm.eps if norm else 0.0, norm.offset if norm else 0.0, num_bytes=n * (moved + 4 * turned),
     )  # fmt: skip
 
 

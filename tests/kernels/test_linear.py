@@ -71,6 +71,20 @@ def test_norm_before_the_product(
     assert_close(out, rms_norm(x, scale) @ weight.double().T, tolerance(dtype, normed=True))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 5])
+def test_an_offset_is_added_to_the_norms_weight(
+    gpu: Gpu, workspace: Workspace, dtype, n: int
+) -> None:
+    make = Inputs(n, dtype)
+    x, scale = make.normal(n, 2304, dtype=torch.float32), make.normal(2304)
+    weight = make.normal(99, 2304)
+    out = poisoned(n, 99, dtype=torch.float32)
+    op.linear(gpu, x, weight, out, workspace, norm=Norm(scale, EPS, offset=1.0))
+    expected = rms_norm(x, scale.double() + 1) @ weight.double().T
+    assert_close(out, expected, tolerance(dtype, normed=True))
+
+
 def test_fp16_norm_of_a_stream_it_cannot_hold(gpu: Gpu, workspace: Workspace) -> None:
     make = Inputs(3, torch.float16)
     x = make.normal(2, 512, dtype=torch.float32, scale=1e5)

@@ -41,6 +41,16 @@ def test_norm_with_everything(gpu: Gpu, dtype, layer_norm: bool, n: int, hidden:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [2304, 10_007])
+def test_an_offset_is_added_to_the_weight(gpu: Gpu, dtype, hidden: int) -> None:
+    make = Inputs(hidden, dtype)
+    x, weight = make.normal(3, hidden, dtype=torch.float32), make.normal(hidden)
+    out = poisoned(3, hidden, dtype=dtype)
+    norm(gpu, x, weight, EPS, out, offset=1.0)
+    assert_close(out, reference(x, weight.double() + 1, None, False), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_norm_alone_leaves_x_as_it_is(gpu: Gpu, dtype) -> None:
     make = Inputs(1, dtype)
     x, weight = make.normal(9, 1000, dtype=torch.float32), make.normal(1000)

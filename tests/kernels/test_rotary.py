@@ -109,13 +109,13 @@ def test_normed_heads(gpu: Gpu, dtype, n: int, heads: int, kv_heads: int, head_d
     case.qkv[0] *= 100
     case.qkv[:, 1] /= 100  # so small that eps counts
     case.before = case.qkv.clone()
-    norm = HeadNorm(make.normal(head_dim) / 4 + 1, make.normal(head_dim) / 4 + 1, 1e-4)
+    norm = HeadNorm(make.normal(head_dim) / 4 + 1, make.normal(head_dim) / 4 + 1, 1e-4, 0.5)
     table = angles(rotary_dim) if rotary_dim else None
     case.run(gpu, table, rotary_dim=rotary_dim, norm=norm)
     x = case.queries_and_keys()
     x *= (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
-    x[:, :heads] *= norm.query.double()
-    x[:, heads:] *= norm.key.double()
+    x[:, :heads] *= norm.query.double() + norm.offset
+    x[:, heads:] *= norm.key.double() + norm.offset
     case.check(x if table is None else turned(x, table, case.positions, "half"), ROUNDING[dtype])
 
 
