@@ -21,19 +21,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-model", action="store_true", help="leave out tests of the real model")
 
 
-def _has_gpu() -> bool:
+def _num_gpus() -> int:
     import torch
 
-    return torch.cuda.is_available()
+    return torch.cuda.device_count()
+
+
+def _gpus_needed(item: pytest.Item) -> int:
+    several = item.get_closest_marker("gpus")
+    if several:
+        return int(several.args[0])
+    return 1 if item.get_closest_marker("gpu") else 0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu_items and not _has_gpu():
-        if config.getoption("--require-gpu"):
-            raise pytest.UsageError(f"{len(gpu_items)} GPU tests, but torch finds no GPU")
-        for item in gpu_items:
-            item.add_marker(pytest.mark.skip(reason="no GPU"))
+    needs = {item: needed for item in items if (needed := _gpus_needed(item))}
+    found = _num_gpus() if needs else 0
+    lacking = [item for item, needed in needs.items() if needed > found]
+    if lacking and config.getoption("--require-gpu"):
+        raise pytest.UsageError(f"torch finds {found} GPUs, too few for {len(lacking)} tests")
+    for item in lacking:
+        reason = f"{needs[item]} GPUs needed, {found} found" if found else "no GPU"
+        item.add_marker(pytest.mark.skip(reason=reason))
     real = [item for item in items if {"smollm2", "smollm2_gguf"} & set(item.fixturenames)]
     for item in real:
         item.add_marker(pytest.mark.model)
@@ -43,7 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
-    num_gpu = sum("no GPU" in str(report.longrepr) for report in skipped)
+    lacking = ("no GPU", "GPUs needed")
+    num_gpu = sum(any(why in str(report.longrepr) for why in lacking) for report in skipped)
     terminalreporter.write_line(f"GPU tests that did not run: {num_gpu}")
 
 

@@ -1,6 +1,7 @@
 // How decode_attention combines the splits of a sequence.
 #pragma once
 #include "decode_tiles.cuh"
+#include "empty.cuh"
 
 // Which part of the work a block does. More blocks than parts may be launched: `sequence` is then
 // num_sequences or more.
@@ -44,14 +45,6 @@ __device__ __forceinline__ void store(T* out, float factor, const float4& v) {
                                           from_float<T>(v.z * factor), from_float<T>(v.w * factor)};
 }
 
-// A number that is not there yet: a NaN that no computation gives. Numbers say so themselves, so
-// that one trip to memory brings them; a counter would take two more.
-constexpr u32 EMPTY = ~0u;
-
-__device__ __forceinline__ u32 never_empty(float v) {
-    u32 bits = __float_as_uint(v);
-    return bits == EMPTY ? 0x7fffffffu : bits;
-}
 __device__ __forceinline__ void put(float4* to, u32 x, u32 y, u32 z, u32 w) {
     asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(
                      __cvta_generic_to_global(to)),

@@ -7,6 +7,8 @@
 //     STORE      T or (WIDE) fp32 [n, rows]
 //     RESIDUAL   fp32 [n, rows], in place: += y
 //     GATED      T [n, rows / 2]: ACTIVATION(y[i]) * y[rows / 2 + i]
+//     SEND       fp32 [n, rows] to each of `world` ranks: y is u64 [world], addresses in their inboxes
+//                (all_reduce.cu, all_gather.cu)
 //     ROTATE     rows are the query, key and value heads: T [n, heads * head_dim] rotated queries;
 //                rotated keys and the values go to `cache` at `slots`
 //   NORM     x is first divided by its root mean square and multiplied by norm_weight + offset (RMSNorm)
@@ -20,7 +22,7 @@
 // finish, so that the consumers never wait for global memory. fp32 uses ordinary FMAs.
 //
 // An item of work is a tile of 8 rows over all columns of a split: `splits` > 1 divides k where
-// x would not fit (RESIDUAL only); the block that finishes a tile last adds all splits in order.
+// x would not fit (RESIDUAL and SEND); the block that finishes a tile last adds all splits in order.
 // (Tiles from a queue instead of a fixed share were tried: the 1B step took 120 us longer.)
 // The 8 rows are 4 and their 4 partners `span / 2` further on: span is 8 for plain rows, rows for
 // GATED, head_dim for ROTATE.
@@ -35,6 +37,7 @@
 #include "activation.cuh"
 #include "linear_stream.cuh"
 #include "mma.cuh"
+#include "peers.cuh"
 #include "reduce.cuh"
 
 // RMSNorm's factor of a vector, from the consumers' partial sums of squares.
@@ -232,6 +235,12 @@ __device__ __forceinline__ void finish(const Arguments& a, int b, int low, int h
     float* y = (float*)a.y + (i64)b * a.rows;
     atomicAdd(&y[low], y_low);  // nobody else adds here: an addition nobody waits for
     if (high < a.rows) atomicAdd(&y[high], y_high);
+#elif EPILOGUE == SEND
+    for (int r = 0; r < a.world; r++) {
+        float* to = ((float* const*)a.y)[r] + (i64)b * a.rows;
+        send(to + low, never_empty(y_low));
+        if (high < a.rows) send(to + high, never_empty(y_high));
+    }
 #elif EPILOGUE == GATED
     ((T*)a.y)[(i64)b * (a.rows / 2) + low] = from_float<T>(activate<ACTIVATION>(y_low) * y_high);
 #else
@@ -332,7 +341,7 @@ __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared,
         __syncwarp();
         if (lane == 0) barrier_arrive(&shared.sums_empty[buffer]);
         bool last = true;
-#if EPILOGUE == RESIDUAL
+#if EPILOGUE == RESIDUAL || EPILOGUE == SEND
         if (a.splits > 1) last = combine<ROUNDS>(a, share, tile, low, high, y_low, y_high);
 #endif
         if (!last) continue;
@@ -348,12 +357,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, VECTORS > 8 ? 1 : 2)
 linear_kernel(const T* weight, const T* bias, const void* x, const T* norm_weight, void* y,
               float eps, float offset, int n, int rows, int k, int span, int splits, int slots,
               float* partial, u32* counters, const float* cos_sin, const int* positions,
-              const int* slots_of, T* cache, int heads, int kv_heads, int head_dim, int block_bits) {
+              const int* slots_of, T* cache, int heads, int kv_heads, int head_dim, int block_bits,
+              int world) {
     extern __shared__ __align__(128) u8 dynamic[];
     __shared__ Shared shared;
     Arguments a = {weight,  bias,     x,       norm_weight, y,       eps,      offset,  n,
                    rows,    k,        span,    splits,      slots,   partial,  counters, cos_sin,
-                   positions, slots_of, cache, heads,       kv_heads, head_dim, block_bits};
+                   positions, slots_of, cache, heads,       kv_heads, head_dim, block_bits, world};
     Share share(a);
     u8* ring = dynamic;
     u8* vectors = dynamic + slots * SLOT_BYTES;

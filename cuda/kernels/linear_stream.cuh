@@ -6,6 +6,7 @@
 #define RESIDUAL 1
 #define GATED 2
 #define ROTATE 3
+#define SEND 4
 
 constexpr int TILE = 8;              // rows of weight
 constexpr int CHUNK_BYTES = 2048;    // of a row, at most, in a slot
@@ -35,6 +36,7 @@ struct Arguments {
     const int* slots_of;   // [n]; below 0: the token is not stored
     T* cache;              // [blocks, 2 * kv_heads, block_size, head_dim]
     int heads, kv_heads, head_dim, block_bits;
+    int world;  // SEND: how many addresses y has
 };
 
 struct Shared {

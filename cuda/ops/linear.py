@@ -8,6 +8,7 @@ from torch import Tensor
 
 from swiftchat.cuda.check import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.inbox import Inbox
 
 MAX_VECTORS = 16
 # Slots of the ring of weights, 17 KB each. Four leave room for the next kernel's block beside; five
@@ -17,14 +18,17 @@ _MAX_SPLITS = 16
 _THREADS = 352
 _SLOT_BYTES = 8 * (2048 + 64)
 _CHUNK_BYTES = 2048
+_SPLITTABLE = ("RESIDUAL", "SEND")
 _STATIC_BYTES = 26 * 1024  # at most, for 16 vectors with their angles
-_PARAMS = "pppppffiiiiiippppppiiii"
+_PARAMS = "pppppffiiiiiippppppiiiii"
 
 _KINDS = [
     {"EPILOGUE": "STORE", "NORM": "0", "WIDE": "0", "ACTIVATION": "NONE"},
     {"EPILOGUE": "STORE", "NORM": "1", "WIDE": "0", "ACTIVATION": "NONE"},
     {"EPILOGUE": "STORE", "NORM": "1", "WIDE": "1", "ACTIVATION": "NONE"},
     {"EPILOGUE": "RESIDUAL", "NORM": "0", "WIDE": "0", "ACTIVATION": "NONE"},
+    {"EPILOGUE": "SEND", "NORM": "0", "WIDE": "0", "ACTIVATION": "NONE"},
+    {"EPILOGUE": "SEND", "NORM": "1", "WIDE": "0", "ACTIVATION": "NONE"},
     {"EPILOGUE": "GATED", "NORM": "1", "WIDE": "0", "ACTIVATION": "SILU"},
     {"EPILOGUE": "GATED", "NORM": "1", "WIDE": "0", "ACTIVATION": "GELU"},
     {"EPILOGUE": "GATED", "NORM": "1", "WIDE": "0", "ACTIVATION": "GELU_TANH"},
@@ -113,6 +117,15 @@ def linear_residual(gpu: Gpu, x: Tensor, weight: Tensor, residual: Tensor, works
     _launch(gpu, spec, x, weight, residual, workspace, bias=bias)
 
 
+def linear_send(gpu: Gpu, x: Tensor, weight: Tensor, inbox: Inbox, workspace: Workspace, *,
+                bias: Tensor | None = None, norm: Norm | None = None) -> None:  # fmt: skip
+    """Send x [n, k] · weightᵀ + bias in fp32 to every rank's inbox, as this rank's part."""
+    inbox.check_part(len(x) * len(weight), gpu)
+    spec = linear_spec(weight.dtype, len(x), "SEND", norm=norm is not None)
+    _launch(gpu, spec, x, weight, inbox.addresses, workspace, bias=bias, norm=norm,
+            world=inbox.world)  # fmt: skip
+
+
 def linear_gated(gpu: Gpu, x: Tensor, weight: Tensor, out: Tensor, workspace: Workspace,
                  norm: Norm, activation: str, *, bias: Tensor | None = None) -> None:  # fmt: skip
     """out [n, rows / 2] = activation(gate) * up, for weight's rows the gate's, then up's."""
@@ -159,9 +172,10 @@ def _launch(
     norm: Norm | None = None,
     span: int = 8,
     rotation: Rotation | None = None,
+    world: int = 0,
 ) -> None:
     (n, k), (rows, _), itemsize = x.shape, weight.shape, weight.itemsize
-    if not linear_fits(gpu, n, k, itemsize, splittable=spec.defines["EPILOGUE"] == "RESIDUAL"):
+    if not linear_fits(gpu, n, k, itemsize, splittable=spec.defines["EPILOGUE"] in _SPLITTABLE):
         raise ValueError(f"{n} vectors of {k} elements do not fit this kernel")
     check_tensor("weight", weight, (rows, k), weight.dtype, gpu)
     check_tensor("bias", bias, (rows,), weight.dtype, gpu)
@@ -188,6 +202,7 @@ def _launch(
         n, rows, k, span,
         splits, slots, workspace.partial, workspace.counters,
         *(_rotation_arguments(rotation) if rotation else (None, None, None, None, 0, 0, 0, 0)),
+        world,
         shared_bytes=shared_bytes, num_bytes=weight.nbytes,
     )  # fmt: skip
 

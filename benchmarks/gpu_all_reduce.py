@@ -1,0 +1,128 @@
+"""All-reduce of a decode step's sizes between the GPUs of this machine, in a CUDA graph.
+
+Ours (with the residual add, and with the norm after it), NCCL's and torch's symmetric memory, each
+alone in a graph of many, one after the other in one run; µs an exchange, the slowest rank's median.
+NVLink multicast stays off.
+
+    python benchmarks/gpu_all_reduce.py --world 2
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from swiftchat.cuda.cubin_cache import CubinCache
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.inbox import PeerMemory
+from swiftchat.cuda.ops.all_reduce import all_reduce
+from swiftchat.cuda.ops.norm import norm
+
+REPEATS, ROUNDS = 100, 15
+
+
+def timed(work: Callable[[int], None]) -> float:
+    """Median µs of one call of `work`, of graphs with many of them."""
+    for i in range(4):
+        work(i)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(REPEATS):
+            work(i)
+    times = []
+    for _ in range(ROUNDS):
+        dist.barrier()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        graph.replay()  # so that all ranks are in step before the clock starts
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(1e3 * start.elapsed_time(end) / REPEATS)
+    return statistics.median(times)
+
+
+def measure(rank: int, world: int, folder: str, sizes: list[int]) -> None:
+    os.environ.update(NCCL_NVLS_ENABLE="0", TORCH_SYMM_MEM_DISABLE_MULTICAST="1",
+                      MASTER_ADDR="127.0.0.1", NCCL_SOCKET_IFNAME="lo")  # fmt: skip
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    store = dist.FileStore(f"{folder}/store", world)
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=world, device_id=device)
+    gpu = Gpu(device, CubinCache(None))
+
+    def exchange(mine: bytes) -> list[bytes]:
+        everybodys: list[bytes] = [b""] * world
+        dist.all_gather_object(everybodys, mine)
+        return everybodys
+
+    memory = PeerMemory(gpu, 16 * world * max(sizes), rank, exchange)
+    inboxes = [memory.inbox(max(sizes)) for _ in range(2)]
+    dist.barrier()
+    found: dict[str, dict[str, float]] = {}
+    for numbers in sizes:
+        x = torch.zeros(1, numbers, device=device)
+        part = torch.randn(1, numbers, device=device).bfloat16()
+        weight, out = torch.ones_like(part[0]), torch.empty_like(part)
+        other = part.clone()
+
+        def with_norm(i: int, x=x, part=part, weight=weight, out=out) -> None:  # type: ignore[no-untyped-def]
+            all_reduce(gpu, x, inboxes[i % 2], part)
+            norm(gpu, x, weight, 1e-5, out)
+
+        row = {
+            "ours": timed(lambda i, x=x, part=part: all_reduce(gpu, x, inboxes[i % 2], part)),  # type: ignore[misc]
+            "ours + norm": timed(with_norm),
+            "nccl": timed(lambda i, other=other: dist.all_reduce(other)),  # type: ignore[misc]
+        }
+        for name, time in symmetric(part, world).items():
+            row[name] = time
+        found[f"{2 * numbers} bytes of bf16"] = row
+    slowest = [None] * world
+    dist.all_gather_object(slowest, found)
+    if rank == 0:
+        merged = {
+            size: {name: max(of[size][name] for of in slowest) for name in row}  # type: ignore[index]
+            for size, row in found.items()
+        }
+        print(json.dumps({"world": world, "gpu": torch.cuda.get_device_name(), "us": merged},
+                         indent=1), flush=True)  # fmt: skip
+    memory.close()
+    dist.destroy_process_group()
+
+
+def symmetric(part: torch.Tensor, world: int) -> dict[str, float]:
+    """Torch's symmetric memory, one-shot and two-shot."""
+    import torch.distributed._symmetric_memory as symm_mem
+
+    group = dist.group.WORLD
+    assert group is not None
+    shared = symm_mem.empty(part.numel(), dtype=part.dtype, device=part.device)
+    symm_mem.rendezvous(shared, group.group_name)
+    shared.copy_(part.view(-1))
+    name = group.group_name
+    return {
+        "one-shot": timed(lambda i: torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", name)),
+        "two-shot": timed(lambda i: torch.ops.symm_mem.two_shot_all_reduce_(shared, "sum", name)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--world", type=int, default=torch.cuda.device_count())
+    parser.add_argument("--numbers", type=int, nargs="+", default=[4096, 8192, 65536])
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(measure, (args.world, str(Path(folder)), args.numbers), nprocs=args.world)
+
+
+if __name__ == "__main__":
+    main()
