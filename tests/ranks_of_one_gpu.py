@@ -1,4 +1,8 @@
-"""Ranks of a group on one GPU, each with its stream: they wait for each other as GPUs do."""
+"""Ranks of a group on one GPU, each with its stream: they wait for each other as GPUs do.
+
+Only a few ranks with small parts: the blocks of all of them, and of each one's next kernel, must
+find room side by side.
+"""
 
 from collections.abc import Callable, Sequence
 

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("world", [2, 3, 4, 8])
-@pytest.mark.parametrize(("n", "hidden"), [(1, 4096), (3, 576), (16, 8192), (1, 4)])
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize(("n", "hidden"), [(1, 4096), (3, 576), (16, 1024), (1, 4)])
 def test_parts_are_added_in_order(gpu: Gpu, dtype, world: int, n: int, hidden: int) -> None:
     """Many rounds over two inboxes in turn: nobody may run ahead or read an old part."""
     make, rounds = Inputs(n * hidden + world, dtype), 6
@@ -37,6 +37,23 @@ def test_parts_are_added_in_order(gpu: Gpu, dtype, world: int, n: int, hidden: i
     for stream in streams:
         assert torch.equal(stream, expected)
     assert all(are_empty(box) for box in boxes)
+
+
+@pytest.mark.parametrize("world", [2, 3, 5, 8])
+def test_any_number_of_ranks(gpu: Gpu, world: int) -> None:
+    """One after the other, the parts of all others being there: few GPUs run eight at once."""
+    make, numbers = Inputs(world), 1000
+    parts = [make.normal(1, numbers) for _ in range(world)]
+    before, total = make.normal(1, numbers), torch.zeros(1, numbers, device="cuda")
+    for part in parts:
+        total += part
+    for rank, box in enumerate(inboxes(world, numbers)):
+        box.own.copy_(torch.cat(parts))
+        box.own[rank].view(torch.int32).fill_(-1)
+        stream = before.clone()
+        all_reduce(gpu, stream, box, parts[rank])
+        assert torch.equal(stream, before + total)
+        assert are_empty([box])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
