@@ -1,9 +1,8 @@
 // all_gather: joins the columns that ranks have computed of the same rows, on every rank alike.
 //
-//   inbox  fp32 [world, stride]: of rank r the columns [n, width], EMPTY where nothing has come; left
-//          EMPTY. `linear` sends them.
-//   out    fp32 [n, columns]: row by row the ranks' columns in their order; columns <= world * width,
-//          and what the last rank sends past them is ignored
+//   inbox  fp32 [world, stride]: of rank r its columns [n, width], EMPTY where nothing has come; left
+//          EMPTY. `linear` sends them. The last rank has columns - (world - 1) * width of them.
+//   out    fp32 [n, columns]: row by row the ranks' columns in their order
 //
 // Grid (ceil(width / 512), world, n), block 128, no shared memory. width, columns and stride are
 // multiples of 4. Reads and clears 4 * n * columns bytes and writes as many. The protocol is
@@ -18,8 +17,9 @@ all_gather_kernel(float* inbox, float* out, i64 stride, int width, int columns) 
     start_dependents();
     int i = (blockIdx.x * THREADS + threadIdx.x) * 4, column = blockIdx.y * width + i;
     wait_for_upstream();  // `out` may still be read there
-    if (i >= width || column >= columns) return;
-    float* from = inbox + blockIdx.y * stride + (i64)blockIdx.z * width + i;
+    int own_width = min(width, columns - (int)blockIdx.y * width);
+    if (i >= own_width) return;
+    float* from = inbox + blockIdx.y * stride + (i64)blockIdx.z * own_width + i;
     Bits4 v = receive(from);
     while (!is_there(v)) v = receive(from);
     clear(from);

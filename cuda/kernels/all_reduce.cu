@@ -1,7 +1,9 @@
-// all_reduce: adds the sum of all ranks' parts to the residual stream, on every rank alike.
+// all_reduce: adds the sum of all ranks' parts to the residual stream, or makes it the stream, on
+// every rank alike.
 //
 //   y          T [numbers], this rank's part, with SEND; without, `linear` has sent it already
-//   x          fp32 [numbers], in place: x += the parts, added in the order of the ranks
+//   x          fp32 [numbers], in place: x += the parts, added in the order of the ranks; or = if not
+//              `adds`
 //   inbox      fp32 [world, stride], EMPTY where nothing has come; left EMPTY
 //   addresses  u64 [world]: where this rank's part goes in each rank's inbox, as seen from here
 //
@@ -20,15 +22,21 @@
 
 constexpr int THREADS = 128;
 
-__device__ __forceinline__ Bits4 await(const float* from) {
-    Bits4 v = receive(from);
-    while (!is_there(v)) v = receive(from);
-    return v;
+// The parts of all ranks, when they are all there.
+__device__ __forceinline__ void await_all(Bits4 (&parts)[WORLD], const float* from, i64 stride) {
+    bool there;
+    do {
+        there = true;
+#pragma unroll
+        for (int r = 0; r < WORLD; r++) parts[r] = receive(from + r * stride);
+#pragma unroll
+        for (int r = 0; r < WORLD; r++) there &= is_there(parts[r]);
+    } while (!there);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 all_reduce_kernel(const T* y, float* x, float* inbox, float* const* addresses, i64 stride,
-                  int numbers, int rank) {
+                  int numbers, int rank, int adds) {
     start_dependents();
     int i = (blockIdx.x * THREADS + threadIdx.x) * 4;
     bool inside = i < numbers;
@@ -46,15 +54,15 @@ all_reduce_kernel(const T* y, float* x, float* inbox, float* const* addresses, i
     }
 #endif
     if (inside) {
-        await(inbox + rank * stride + i);  // from here on x is settled
-        float4 sum = __ldcg((const float4*)(x + i));
+        while (!is_there(receive(inbox + rank * stride + i)))
+            ;  // from here on x is settled
+        float4 sum = {};
+        if (adds) sum = __ldcg((const float4*)(x + i));
         Bits4 parts[WORLD];
-#pragma unroll
-        for (int r = 0; r < WORLD; r++) parts[r] = receive(inbox + r * stride + i);
+        await_all(parts, inbox + i, stride);
         float total[4] = {};
 #pragma unroll
         for (int r = 0; r < WORLD; r++) {
-            if (!is_there(parts[r])) parts[r] = await(inbox + r * stride + i);
 #pragma unroll
             for (int j = 0; j < 4; j++) total[j] += __uint_as_float(parts[r].at[j]);
             clear(inbox + r * stride + i);

@@ -1,7 +1,7 @@
 // embed: the rows of the embedding table for the tokens of a step, as the residual stream.
 //
-//   ids             int32 [n], 0 <= id < rows of the table
-//   table           T [vocab, hidden]
+//   ids             int32 [n]
+//   table           T [rows, hidden]: of the ids from first_id on; others give zeros
 //   positions       int32 [n]; null without a position table
 //   position_table  T [max_positions, hidden] or null: learned positions, added
 //   out             fp32 [n, hidden] = table[ids] * scale (+ position_table[positions])
@@ -17,12 +17,14 @@ constexpr int THREADS = 128, UNROLL = 4;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 embed_kernel(const int* ids, const T* table, const int* positions, const T* position_table,
-             float* out, int hidden, float scale) {
+             float* out, int hidden, int first_id, int rows, float scale) {
     start_dependents();
     i64 row = blockIdx.x;
     int first = (blockIdx.y * UNROLL * THREADS + threadIdx.x) * WIDTH;
     wait_for_upstream();
-    const T* word = table + (i64)ids[row] * hidden;
+    int id = ids[row] - first_id;
+    bool known = 0 <= id && id < rows;
+    const T* word = table + (i64)id * hidden;
     const T* place = position_table ? position_table + (i64)positions[row] * hidden : nullptr;
     Pack<T, WIDTH> words[UNROLL], places[UNROLL];
 #pragma unroll
@@ -30,7 +32,8 @@ embed_kernel(const int* ids, const T* table, const int* positions, const T* posi
         int column = first + u * THREADS * WIDTH;
         places[u] = {};
         if (column >= hidden) continue;
-        words[u] = load<WIDTH>(word + column);
+        words[u] = {};
+        if (known) words[u] = load<WIDTH>(word + column);
         if (place) places[u] = load<WIDTH>(place + column);
     }
 #pragma unroll

@@ -15,7 +15,7 @@ VARIANTS: list[dict[str, str]] = [{}]
 def all_gather(gpu: Gpu, out: Tensor, inbox: Inbox, width: int) -> None:
     """Write to out, fp32 [n, columns], what `linear_send` of every rank sent to this inbox.
 
-    Each rank sent [n, width]; what the last one sent past the columns of `out` is ignored.
+    Each rank sent [n, width], the last one the rest of the columns.
     """
     n, columns = out.shape
     if width % 4 or columns % 4:

@@ -18,14 +18,16 @@ VARIANTS = [
 
 def all_reduce_spec(dtype: torch.dtype, world: int, send: bool) -> KernelSpec:
     defines = {"DTYPE": DTYPE_NAMES[dtype], "SEND": str(int(send)), "WORLD": str(world)}
-    return KernelSpec("all_reduce", "pppplii", defines)
+    return KernelSpec("all_reduce", "ppppliii", defines)
 
 
-def all_reduce(gpu: Gpu, x: Tensor, inbox: Inbox, y: Tensor | None = None) -> None:
+def all_reduce(gpu: Gpu, x: Tensor, inbox: Inbox, y: Tensor | None = None, *,
+               adds: bool = True) -> None:  # fmt: skip
     """Add all ranks' parts to x, fp32 [n, hidden], in place: the same bits on every rank.
 
-    y [n, hidden] is this rank's part; None: `linear_send` has sent it to this inbox. Every rank
-    must call this in the same order, with another exchange before the same inbox comes again.
+    y [n, hidden] is this rank's part; None: `linear_send` has sent it to this inbox. Without
+    `adds`, x is not read and becomes the sum. Every rank must call this in the same order, with
+    another exchange before the same inbox comes again.
     """
     n, hidden = x.shape
     numbers = n * hidden
@@ -39,5 +41,5 @@ def all_reduce(gpu: Gpu, x: Tensor, inbox: Inbox, y: Tensor | None = None) -> No
         return
     gpu.kernel(all_reduce_spec(dtype, inbox.world, y is not None))(
         -(-numbers // (4 * _THREADS)), _THREADS, y, x, inbox.own, inbox.addresses,
-        inbox.own.stride(0), numbers, inbox.rank, num_bytes=2 * x.nbytes,
+        inbox.own.stride(0), numbers, inbox.rank, int(adds), num_bytes=2 * x.nbytes,
     )  # fmt: skip

@@ -15,15 +15,18 @@ VARIANTS = [
 
 def embed_spec(dtype: torch.dtype, hidden: int) -> KernelSpec:
     return KernelSpec(
-        "embed", "pppppif", {"DTYPE": DTYPE_NAMES[dtype], "WIDTH": str(_width(hidden))}
+        "embed", "pppppiiif", {"DTYPE": DTYPE_NAMES[dtype], "WIDTH": str(_width(hidden))}
     )
 
 
 def embed(gpu: Gpu, ids: Tensor, table: Tensor, out: Tensor, *, positions: Tensor | None = None,
-          position_table: Tensor | None = None, scale: float = 1.0) -> None:  # fmt: skip
+          position_table: Tensor | None = None, scale: float = 1.0,
+          first_id: int = 0) -> None:  # fmt: skip
     """Write table[ids] * scale (+ position_table[positions]) to `out`, fp32 [n, hidden].
 
-    ids and positions are int32 [n] and inside their tables [rows, hidden]; that is not checked.
+    ids and positions are int32 [n]. The table [rows, hidden] begins with the embedding of
+    `first_id`; ids that are not in it give zeros. Positions are inside their table [rows,
+    hidden]; that is not checked.
     """
     (n,) = ids.shape
     vocab, hidden = table.shape
@@ -42,7 +45,8 @@ def embed(gpu: Gpu, ids: Tensor, table: Tensor, out: Tensor, *, positions: Tenso
         return
     chunks = -(-hidden // (_PER_BLOCK * _width(hidden)))
     gpu.kernel(embed_spec(table.dtype, hidden))(
-        (n, chunks), 128, ids, table, positions, position_table, out, hidden, scale,
+        (n, chunks), 128, ids, table, positions, position_table, out, hidden, first_id,
+        vocab, scale,
         num_bytes=num_bytes,
     )  # fmt: skip
 

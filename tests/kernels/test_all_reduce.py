@@ -54,6 +54,11 @@ def test_any_number_of_ranks(gpu: Gpu, world: int) -> None:
         all_reduce(gpu, stream, box, parts[rank])
         assert torch.equal(stream, before + total)
         assert are_empty([box])
+        box.own.copy_(torch.cat(parts))
+        box.own[rank].view(torch.int32).fill_(-1)
+        stream = torch.full_like(before, float("nan"))
+        all_reduce(gpu, stream, box, parts[rank], adds=False)
+        assert torch.equal(stream, total)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -23,6 +23,16 @@ def test_embed_equals_indexing(gpu: Gpu, dtype, n: int, hidden: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_ids_of_other_ranks_give_zeros(gpu: Gpu, dtype) -> None:
+    table = Inputs(3, dtype).normal(40, 576)
+    ids = torch.tensor([99, 100, 139, 140, 0, 2**31 - 1], dtype=torch.int32, device="cuda")
+    out = poisoned(6, 576, dtype=torch.float32)
+    embed(gpu, ids, table, out, first_id=100)
+    assert torch.equal(out[1:3], table[[0, 39]].float())
+    assert not out[[0, 3, 4, 5]].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "hidden"), [(1, 768), (9, 2056), (4, 77)])
 def test_embed_with_scale_and_positions(gpu: Gpu, dtype, n: int, hidden: int) -> None:
     make = Inputs(n + hidden, dtype)
