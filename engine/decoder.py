@@ -10,6 +10,8 @@ from torch import Tensor
 from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.mixture import Experts, mixture
+from swiftchat.engine.norms import norm_widths_
+from swiftchat.engine.ranks import Alone, Ranks
 from swiftchat.weights.config import ModelConfig
 
 
@@ -80,7 +82,10 @@ class Ops(Protocol):
 
     def plan(self, batch: Batch, cache: KVCache) -> Any: ...
     def embed(self, plan: Any, table: Tensor) -> Tensor:
-        """Rows of the table for the batch's ids: the residual stream."""
+        """Rows of the table for the batch's ids: the residual stream.
+
+        Zeros for ids that are another rank's.
+        """
 
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Add a branch's output to the stream in place; return the stream's norm."""
@@ -113,12 +118,18 @@ class Ops(Protocol):
 
 
 class Decoder:
-    """A model ready to run: configuration, weights, and the operations of its device."""
+    """A model ready to run: configuration, weights, and the operations of its device.
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, ops: Ops) -> None:
+    One of several `ranks` has the configuration and weights of its share of the model.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: DecoderWeights, ops: Ops, ranks: Ranks | None = None
+    ) -> None:
         self.config = config
         self.weights = weights
         self.ops = ops
+        self.ranks: Ranks = Alone() if ranks is None else ranks
         # Models are trained with the factor in the dtype of their weights.
         factor = torch.tensor(config.embedding_scale, dtype=weights.embed.dtype)
         self.embedding_scale = float(factor)
@@ -128,10 +139,11 @@ class Decoder:
 
         fp32 [len(batch.wanted), vocab_size]; only the tokens of `batch.logit_rows` have any.
         """
-        return self.run(self.ops.plan(batch, cache), cache)
+        logits = self.run(self.ops.plan(batch, cache), cache)
+        return self.ranks.gather(logits, self.config.vocab_size)
 
     def run(self, plan: Any, cache: KVCache) -> Tensor:
-        """`forward` for a batch that is on the device already."""
+        """`forward` for a batch that is on the device already; the logits of this rank only."""
         weights, ops = self.weights, self.ops
         # The residual stream stays in fp32: single channels of it reach 25,000 in small models,
         # where bf16 counts in steps of 128.
@@ -144,7 +156,8 @@ class Decoder:
                 read = (
                     normed if same else self._normed(x, None, layer.mlp_norm, layer.mlp_norm_bias)
                 )
-                delta = self._attention(plan, i, layer, normed, kv) + self._ffn(layer, read)
+                both = self._attention(plan, i, layer, normed, kv) + self._ffn(layer, read)
+                delta = self.ranks.all_reduce(both)
                 continue
             out = self._attention(plan, i, layer, normed, kv)
             delta = self._to_add(x, out, layer.attn_out_norm)
@@ -157,7 +170,7 @@ class Decoder:
     def _embedded(self, plan: Any) -> Tensor:
         """The residual stream before the first layer."""
         weights, ops = self.weights, self.ops
-        x = ops.embed(plan, weights.embed)
+        x = self.ranks.all_reduce(ops.embed(plan, weights.embed))
         if self.embedding_scale != 1.0:
             x *= self.embedding_scale
         if weights.project_in is not None:
@@ -182,12 +195,18 @@ class Decoder:
         return normed
 
     def _attention(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: Tensor) -> Tensor:
+        """What this rank's heads add to the attention's output."""
         ops = self.ops
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
-        out = ops.attend(plan, i, qkv, kv, layer.head_norms)
+        norms = layer.head_norms
+        if norms is not None and self.config.qk_norm == "width" and self.ranks.size > 1:
+            norm_widths_(qkv, *norms, self.config, self.ranks)
+            norms = None
+        out = ops.attend(plan, i, qkv, kv, norms)
         return ops.linear(out, layer.o, layer.o_bias)
 
     def _ffn(self, layer: LayerWeights, x: Tensor) -> Tensor:
+        """What this rank adds to the FFN's output."""
         ops = self.ops
         if layer.experts is not None:
             return mixture(x, layer.experts, self.config, self._expert)
@@ -197,8 +216,12 @@ class Decoder:
     def _expert(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         return self.ops.linear(self.ops.gate(self.ops.linear(x, gate_up, None)), down, None)
 
-    def _to_add(self, x: Tensor, out: Tensor, weight: Tensor | None) -> Tensor | None:
-        """What the next norm is to add to the stream x; None where a branch's own norm did."""
+    def _to_add(self, x: Tensor, partial: Tensor, weight: Tensor | None) -> Tensor | None:
+        """What the next norm is to add to the stream x, of what each rank has of it.
+
+        None where a branch's own norm did.
+        """
+        out = self.ranks.all_reduce(partial)
         if weight is None:
             return out
         self.ops.add_normed_(x, out, weight)

@@ -10,6 +10,7 @@ from swiftchat.engine.decoder import DecoderWeights
 from swiftchat.engine.loader import assemble
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import FAMILIES, canonical_tensors, expected_tensors, tensor_name
+from swiftchat.weights.tensor_parallel import Part, Share
 
 # As peaked as a trained model's: top-p 0.95 then keeps a few tokens, not tens of thousands.
 _LOGIT_STD = 4.0
@@ -17,25 +18,41 @@ _BRANCH_ENDS = ("o", "down", "expert_down")
 
 
 def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
-                  seed: int = 0) -> DecoderWeights:  # fmt: skip
+                  seed: int = 0, share: Share | None = None) -> DecoderWeights:  # fmt: skip
     """Weights generated on the device, the same for the same seed, dtype and kind of device.
+
+    With `share` those of one rank: each tensor is generated whole, by itself, and then cut, so
+    that all ranks together have what one has.
 
     The spread of a matrix keeps the size of what goes through it, and what the layers add to
     the residual stream together is about as large as an embedding, so that logits have a
     standard deviation near `_LOGIT_STD` at any depth. Where embeddings serve as `lm_head` too,
     they have the spread of that.
     """
-    generator = torch.Generator(device).manual_seed(seed)
+    share = share or Share(config)
+    generator = torch.Generator(device)
     kinds = {tensor_name(config, *place): place[0] for place in canonical_tensors(config)}
     shapes = expected_tensors(config)
 
-    def random(names: Sequence[str]) -> Tensor:
-        rows = sum(shapes[name][0] for name in names)
-        tensor = torch.empty((rows, *shapes[names[0]][1:]), dtype=dtype, device=device)
-        mean, std = _spread(config, kinds[names[0]], shapes[names[0]])
-        return tensor.normal_(mean, std, generator=generator)
+    numbers = {name: number for number, name in enumerate(shapes)}
 
-    return arrange(config, assemble(config, random))
+    def random(wanted: Sequence[tuple[str, Part]]) -> Tensor:
+        names = [name for name, _ in wanted]
+        rows = [shapes[name][0] for name in names]
+        tensor = torch.empty((sum(rows), *shapes[names[0]][1:]), dtype=dtype, device=device)
+        mean, std = _spread(config, kinds[names[0]], shapes[names[0]])
+        generator.manual_seed(len(numbers) * seed + numbers[names[0]])
+        tensor.normal_(mean, std, generator=generator)
+        if share.size == 1:
+            return tensor
+        cut = [
+            whole.narrow(part.axis, first, end - first)
+            for whole, (_, part) in zip(tensor.split(rows), wanted, strict=True)
+            for first, end in part.spans
+        ]
+        return torch.cat(cut, wanted[0][1].axis)
+
+    return arrange(share.local, assemble(share, random))
 
 
 def _spread(config: ModelConfig, kind: str, shape: tuple[int, ...]) -> tuple[float, float]:

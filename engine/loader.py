@@ -1,12 +1,8 @@
 """Brings a checkpoint's tensors to the device: mapped, not read, on the CPU; streamed to a GPU."""
 
-import contextlib
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from queue import SimpleQueue
 
 import torch
 from torch import Tensor
@@ -14,27 +10,39 @@ from torch import Tensor
 from swiftchat.engine.arrange import arrange
 from swiftchat.engine.decoder import DecoderWeights, LayerWeights
 from swiftchat.engine.mixture import Experts
-from swiftchat.errors import BadModelFile, FileSystemError
+from swiftchat.engine.streaming import STAGING_BYTES, Copy, stream_in
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig
-from swiftchat.weights.families import (
-    expected_tensors,
-    first_tensors,
-    last_tensors,
-    layer_tensors,
-    tensor_name,
-)
+from swiftchat.weights.families import tensor_name
+from swiftchat.weights.safetensors_file import TensorInfo
+from swiftchat.weights.tensor_parallel import Part, Share, Span
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
-# Pinning memory takes longer than copying it, so buffers are few and small; at 16 MiB a copy to
-# the GPU still takes some thirty times as long as its call.
-_STAGING_BYTES = 16 * 2**20
-_BUFFERS_PER_READER = 2  # one is filled while the other travels
-_MAX_READERS = 8  # a thread reads 4 to 8 GB/s out of the page cache; PCIe 5 takes some 50
 
-# `place(names)` gives the named tensors of the checkpoint, stacked, on the device.
-Place = Callable[[Sequence[str]], Tensor]
+@dataclass(frozen=True)
+class Piece:
+    """What is wanted of a tensor in a file."""
+
+    info: TensorInfo
+    part: Part
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.part.shape(self.info.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return torch.Size(self.shape).numel() * _DTYPES[self.info.dtype].itemsize
+
+    def rows(self, span: Span) -> tuple[int, int]:
+        """First byte and end in the file of these rows."""
+        row_bytes = self.info.nbytes // max(1, self.info.shape[0])
+        return (self.info.offset + span[0] * row_bytes, self.info.offset + span[1] * row_bytes)
+
+
+# `place(wanted)` gives these parts of the named tensors, together, on the device.
+Place = Callable[[Sequence[tuple[str, Part]]], Tensor]
 
 
 def load_weights(
@@ -43,27 +51,30 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Callable[[int, int], None],
+    share: Share | None = None,
 ) -> DecoderWeights:
-    """Make the decoder's weights from a checked checkpoint.
+    """Make the decoder's weights from a checked checkpoint; with `share`, those of one rank.
 
     On the CPU, tensors of the wanted dtype are views of the mapped files: nothing is copied but
     matrices that one product reads together (q k v, gate up) and that do not lie together in
-    the file; the checkpoint must stay open. On a GPU the files are read once and not mapped.
-    `on_progress` gets (bytes done, bytes in all), counted in the files.
+    the file, and columns; the checkpoint must stay open. On a GPU the files are read once and
+    not mapped. `on_progress` gets (bytes done, bytes in all), counted in the files.
 
     Raises `BadModelFile` when a file on its way to a GPU cannot be read to its end.
     """
     if device.type != "cpu":
-        return stream_weights(config, checkpoint, dtype, device, on_progress)
-    done_bytes, total_bytes = 0, _file_bytes(config, checkpoint)
+        return stream_weights(config, checkpoint, dtype, device, on_progress, share=share)
+    share = share or Share(config)
+    done_bytes, total_bytes = 0, _wanted_bytes(share, checkpoint)
 
-    def place(names: Sequence[str]) -> Tensor:
+    def place(wanted: Sequence[tuple[str, Part]]) -> Tensor:
         nonlocal done_bytes
-        done_bytes += sum(checkpoint.tensors[name].nbytes for name in names)
+        pieces = _pieces(checkpoint, wanted)
+        done_bytes += sum(piece.nbytes for piece in pieces)
         on_progress(done_bytes, total_bytes)
-        return _stack(checkpoint, names).to(dtype)
+        return _stack(checkpoint, pieces).to(dtype)
 
-    return arrange(config, assemble(config, place))
+    return arrange(share.local, assemble(share, place))
 
 
 def stream_weights(
@@ -73,32 +84,44 @@ def stream_weights(
     device: torch.device,
     on_progress: Callable[[int, int], None],
     num_readers: int | None = None,
-    staging_bytes: int = _STAGING_BYTES,
+    staging_bytes: int = STAGING_BYTES,
+    share: Share | None = None,
 ) -> DecoderWeights:
     """`load_weights` for a GPU: allocate everything, then let `stream_in` fill it."""
+    share = share or Share(config)
     copies: list[Copy] = []
-    weights = assemble(config, lambda names: _allocate(checkpoint, names, dtype, device, copies))
-    total_bytes = _file_bytes(config, checkpoint)
+    weights = assemble(
+        share, lambda wanted: _allocate(_pieces(checkpoint, wanted), dtype, device, copies)
+    )
+    total_bytes = _wanted_bytes(share, checkpoint)
     stream_in(
         copies, device, lambda done: on_progress(done, total_bytes), num_readers, staging_bytes
     )
-    return arrange(config, weights)
+    return arrange(share.local, weights)
 
 
-def _file_bytes(config: ModelConfig, checkpoint: Checkpoint) -> int:
-    return sum(checkpoint.tensors[name].nbytes for name in expected_tensors(config))
+def _wanted_bytes(share: Share, checkpoint: Checkpoint) -> int:
+    nbytes = {name: info.nbytes for name, info in checkpoint.tensors.items()}
+    if checkpoint.sliced:
+        return sum(nbytes[name] for name in share.shapes())
+    return share.weights_bytes(nbytes)
 
 
-def assemble(config: ModelConfig, place: Place) -> DecoderWeights:
+def assemble(share: Share, place: Place) -> DecoderWeights:
     """The weights in the order of the files; `arrange` brings them into the decoder's.
 
-    `place` makes one tensor of those with the given names, their rows under each other.
+    `place` makes one tensor of those with the given names, of each the part that `share` has:
+    rows under each other, columns side by side.
     """
-    named = set(layer_tensors(config)) | set(first_tensors(config)) | set(last_tensors(config))
+    config = share.config
+    parts = {name: part for name, part in share.parts.items() if part is not None}
+
+    def wanted(canonical: str, layer: int | None, expert: int | None = None) -> tuple[str, Part]:
+        return tensor_name(config, canonical, layer, expert), parts[canonical]
 
     def optional(*canonical: str, layer: int | None = None) -> Tensor | None:
-        """The named tensors that this model has, stacked; None where it has none of them."""
-        names = [tensor_name(config, name, layer) for name in canonical if name in named]
+        """The named tensors that this rank has, stacked; None where it has none of them."""
+        names = [wanted(name, layer) for name in canonical if name in parts]
         return place(names) if names else None
 
     def placed(*canonical: str, layer: int | None = None) -> Tensor:
@@ -106,7 +129,7 @@ def assemble(config: ModelConfig, place: Place) -> DecoderWeights:
         return torch.empty(0) if tensor is None else tensor
 
     def expert(i: int, e: int, *canonical: str) -> Tensor:
-        return place([tensor_name(config, name, i, e) for name in canonical])
+        return place([wanted(name, i, e) for name in canonical])
 
     def layer_weights(i: int) -> LayerWeights:
         experts = None
@@ -154,25 +177,42 @@ def assemble(config: ModelConfig, place: Place) -> DecoderWeights:
     )
 
 
-def _stack(checkpoint: Checkpoint, names: Sequence[str]) -> Tensor:
-    """The named tensors under each other; a view of the file where they lie so already."""
-    infos = [checkpoint.tensors[name] for name in names]
-    first = infos[0]
-    end = first.offset
-    for info in infos:
-        if (info.file, info.offset, info.dtype) != (first.file, end, first.dtype):
-            return torch.cat([_view(checkpoint, name) for name in names])
-        end += info.nbytes
-    rows = sum(info.shape[0] for info in infos)
-    return _view(checkpoint, names[0], (rows, *first.shape[1:]))
+def _pieces(checkpoint: Checkpoint, wanted: Sequence[tuple[str, Part]]) -> list[Piece]:
+    """Where the wanted parts are; in files cut by rank, each is the whole tensor there."""
+    infos = [checkpoint.tensors[name] for name, _ in wanted]
+    if checkpoint.sliced:
+        return [Piece(info, Part(0, ((0, info.shape[0]),))) for info in infos]
+    return [Piece(info, part) for info, (_, part) in zip(infos, wanted, strict=True)]
 
 
-def _view(checkpoint: Checkpoint, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-    info = checkpoint.tensors[name]
-    shape = info.shape if shape is None else shape
+def _stack(checkpoint: Checkpoint, pieces: Sequence[Piece]) -> Tensor:
+    """The pieces together; a view of the file where they lie so already."""
+    first = pieces[0]
+    if first.part.axis == 0 and _lie_together(pieces):
+        rows = sum(piece.shape[0] for piece in pieces)
+        start, _ = first.rows(first.part.spans[0])
+        return _view(checkpoint, first.info, start, (rows, *first.shape[1:]))
+    cut = []
+    for piece in pieces:
+        axis, info = piece.part.axis, piece.info
+        whole = _view(checkpoint, info, info.offset, info.shape)
+        cut += [whole.narrow(axis, start, end - start) for start, end in piece.part.spans]
+    return torch.cat(cut, first.part.axis)
+
+
+def _lie_together(pieces: Sequence[Piece]) -> bool:
+    """Whether all the rows are one stretch of one file, in one dtype."""
+    if len({(piece.info.file, piece.info.dtype) for piece in pieces}) > 1:
+        return False
+    runs = [piece.rows(span) for piece in pieces for span in piece.part.spans]
+    return all(before[1] == after[0] for before, after in itertools.pairwise(runs))
+
+
+def _view(checkpoint: Checkpoint, info: TensorInfo, offset: int, shape: tuple[int, ...]) -> Tensor:
+    """Numbers of `info`'s file and dtype from byte `offset` on."""
     dtype = _DTYPES[info.dtype]
     flat = torch.frombuffer(
-        checkpoint.map(info.file), dtype=torch.uint8, offset=info.offset,
+        checkpoint.map(info.file), dtype=torch.uint8, offset=offset,
         count=torch.Size(shape).numel() * dtype.itemsize,
     )  # fmt: skip
     if flat.data_ptr() % dtype.itemsize:  # an odd header length in somebody else's file
@@ -180,135 +220,22 @@ def _view(checkpoint: Checkpoint, name: str, shape: tuple[int, ...] | None = Non
     return flat.view(dtype).view(shape)
 
 
-@dataclass(frozen=True)
-class Copy:
-    """Bytes of a file for a flat tensor on the device; `dtype` is the file's."""
-
-    file: Path
-    offset: int
-    nbytes: int
-    dtype: torch.dtype
-    target: Tensor
-
-
-def _allocate(checkpoint: Checkpoint, names: Sequence[str], dtype: torch.dtype,
-              device: torch.device, copies: list[Copy]) -> Tensor:  # fmt: skip
-    """Memory for the named tensors under each other; how to fill it is appended to `copies`."""
-    infos = [checkpoint.tensors[name] for name in names]
-    rows = sum(info.shape[0] for info in infos)
-    stacked = torch.empty((rows, *infos[0].shape[1:]), dtype=dtype, device=device)
-    row = 0
-    for info in infos:
-        part = stacked[row : row + info.shape[0]].view(-1)
-        copies.append(Copy(info.file, info.offset, info.nbytes, _DTYPES[info.dtype], part))
-        row += info.shape[0]
-    return stacked
-
-
-def stream_in(
-    copies: Sequence[Copy],
-    device: torch.device,
-    on_progress: Callable[[int], None],
-    num_readers: int | None = None,
-    staging_bytes: int = _STAGING_BYTES,
-) -> None:
-    """Carry out the copies: threads read files into staging buffers that travel meanwhile.
-
-    Files are read rather than mapped: a read takes no page faults, whose locks threads would
-    fight for, and one that fails is an error rather than a SIGBUS. `on_progress` gets the bytes
-    done so far, in the calling thread. When this returns or raises, no thread is left and the
-    device has finished. `staging_bytes` must be a multiple of 4. Raises `BadModelFile` for
-    what cannot be read.
-    """
-    readers = num_readers or min(_MAX_READERS, os.cpu_count() or 1)
-    free: SimpleQueue[_Staging] = SimpleQueue()
-    with contextlib.ExitStack() as stack:
-        opened = {file: stack.enter_context(_open(file)) for file in {c.file for c in copies}}
-        buffers = [_Staging(device, staging_bytes) for _ in range(readers * _BUFFERS_PER_READER)]
-        for buffer in buffers:
-            stack.callback(buffer.wait)
-            free.put(buffer)
-
-        def carry(copy: Copy) -> int:
-            buffer = free.get()
-            try:
-                buffer.wait()
-                _read(copy, opened[copy.file], buffer.host)
-                buffer.send(copy)
-            finally:
-                free.put(buffer)
-            return copy.nbytes
-
-        pool = ThreadPoolExecutor(readers, "reader")
-        stack.callback(pool.shutdown, cancel_futures=True)
-        done_bytes = 0
-        for job in [pool.submit(carry, piece) for piece in _pieces(copies, staging_bytes)]:
-            done_bytes += job.result()
-            on_progress(done_bytes)
-
-
-class _Staging:
-    """A buffer of this machine's memory and, on a GPU, the stream on which it is emptied."""
-
-    def __init__(self, device: torch.device, nbytes: int) -> None:
-        self._device = device
-        self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            # What the targets' memory was used for before must be over.
-            self._stream.wait_stream(torch.cuda.current_stream(device))
-        with self._streaming():
-            pinned = self._stream is not None
-            self.host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
-
-    def wait(self) -> None:
-        """Until what was sent last has arrived, and the buffer may be filled again."""
-        if self._stream is not None:
-            self._stream.synchronize()
-
-    def send(self, copy: Copy) -> None:
-        """Begin to bring the buffer's content to the copy's target, in the target's dtype."""
-        with self._streaming():
-            source = self.host[: copy.nbytes].view(copy.dtype)
-            if copy.dtype != copy.target.dtype:  # the GPU converts; torch would do it here
-                source = source.to(self._device, non_blocking=True)
-            copy.target.copy_(source, non_blocking=True)
-
-    def _streaming(self) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-
-
-def _pieces(copies: Iterable[Copy], most_bytes: int) -> Iterator[Copy]:
-    """The copies cut into pieces of at most `most_bytes`."""
-    for copy in copies:
-        size = copy.dtype.itemsize
-        for start in range(0, copy.nbytes, most_bytes):
-            nbytes = min(most_bytes, copy.nbytes - start)
-            target = copy.target[start // size : (start + nbytes) // size]
-            yield Copy(copy.file, copy.offset + start, nbytes, copy.dtype, target)
-
-
-@contextlib.contextmanager
-def _open(file: Path) -> Iterator[int]:
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise FileSystemError(f"cannot read {file}: {error.strerror}") from error
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _read(copy: Copy, descriptor: int, buffer: Tensor) -> None:
-    """The bytes of `copy` into the buffer; the GIL is free meanwhile."""
-    rest = buffer.numpy().data[: copy.nbytes]
-    offset = copy.offset
-    while rest:
-        try:
-            count = os.preadv(descriptor, [rest], offset)
-        except OSError as error:
-            raise BadModelFile(f"cannot read {copy.file}: {error.strerror}") from error
-        if not count:
-            raise BadModelFile(f"{copy.file} ends at byte {offset}, before its tensors do")
-        rest, offset = rest[count:], offset + count
+def _allocate(pieces: Sequence[Piece], dtype: torch.dtype, device: torch.device,
+              copies: list[Copy]) -> Tensor:  # fmt: skip
+    """Memory for the pieces together; how to fill it is appended to `copies`."""
+    axis = pieces[0].part.axis
+    shape = list(pieces[0].shape)
+    shape[axis] = sum(piece.shape[axis] for piece in pieces)
+    together = torch.empty(shape, dtype=dtype, device=device)
+    at = 0
+    for piece in pieces:
+        info, stored = piece.info, _DTYPES[piece.info.dtype]
+        for span in piece.part.spans:
+            target = together.narrow(axis, at, span[1] - span[0])
+            at += span[1] - span[0]
+            if axis == 0:
+                start, end = piece.rows(span)
+                copies.append(Copy(info.file, start, end - start, stored, target.view(-1)))
+            else:
+                copies.append(Copy(info.file, info.offset, info.nbytes, stored, target, span))
+    return together

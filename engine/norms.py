@@ -1,8 +1,10 @@
 """The norms of the decoder, as torch calls, in fp32."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swiftchat.engine.ranks import Ranks
 from swiftchat.weights.config import ModelConfig
 
 
@@ -36,3 +38,19 @@ def norm_heads_(qkv: Tensor, q_norm: Tensor, k_norm: Tensor, config: ModelConfig
         rows = part.float().reshape(-1, len(weight))
         part.copy_(rms_norm(rows, weight, config.norm_eps, offset).view(part.shape))
         start += part.shape[1]
+
+
+def norm_widths_(qkv: Tensor, q_norm: Tensor, k_norm: Tensor, config: ModelConfig,
+                 ranks: Ranks) -> None:  # fmt: skip
+    """`norm_heads_` over all heads together, of which each of the ranks has some, in place.
+
+    Their squares' mean is that of the ranks' means: all have equally many heads, and each head
+    is on equally many of them.
+    """
+    offset = float(config.norm_unit_offset)
+    k_start, k_end = len(q_norm), len(q_norm) + len(k_norm)
+    q, k = qkv[:, :k_start], qkv[:, k_start:k_end]
+    own = torch.stack([part.float().square().mean(1) for part in (q, k)])
+    scales = (ranks.all_reduce(own) / ranks.size + config.norm_eps).rsqrt()
+    for part, scale, weight in zip((q, k), scales, (q_norm, k_norm), strict=True):
+        part.copy_(part.float() * scale.unsqueeze(1) * (weight.float() + offset))

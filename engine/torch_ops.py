@@ -18,6 +18,7 @@ from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.norms import layer_norm, norm_heads_, rms_norm
 from swiftchat.engine.rope import cos_sin_table
 from swiftchat.weights.config import ModelConfig, RopeConfig
+from swiftchat.weights.tensor_parallel import Share
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -30,11 +31,16 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 
 
 class TorchOps:
-    """The operations of one model on one device, as `decoder.Ops` describes them."""
+    """The operations of one model on one device, as `decoder.Ops` describes them.
+
+    With `share` those of one rank, and `config` is `share.local`.
+    """
 
     heads_first = False
 
-    def __init__(self, config: ModelConfig, ctx_size_tokens: int, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, ctx_size_tokens: int, device: torch.device,
+                 share: Share | None = None) -> None:  # fmt: skip
+        share = share or Share(config)
         self._config = config
         self._device = device
         self._norm_offset = float(config.norm_unit_offset)
@@ -44,7 +50,10 @@ class TorchOps:
             for rope in (config.rope, config.local_rope)
             if rope is not None
         ]
-        self._slopes = alibi_slopes(config.num_heads).to(device) if config.alibi else None
+        self._slopes: Tensor | None = None
+        if config.alibi:
+            self._slopes = alibi_slopes(share.config.num_heads)[slice(*share.heads)].to(device)
+        self._first_id = share.vocabulary[0]
 
     def plan(self, batch: Batch, cache: KVCache) -> "TorchPlan":
         def tensor(values: list[int]) -> Tensor:
@@ -65,7 +74,12 @@ class TorchOps:
         )  # fmt: skip
 
     def embed(self, plan: "TorchPlan", table: Tensor) -> Tensor:
-        return table[plan.ids].float()
+        if len(table) == self._config.vocab_size:
+            return table[plan.ids].float()
+        # Of the other ranks' ids this one has nothing to add to the sum.
+        own = plan.ids - self._first_id
+        others = (own < 0) | (own >= len(table))
+        return table[own.masked_fill_(others, 0)].float().masked_fill_(others.unsqueeze(1), 0.0)
 
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         if delta is not None:

@@ -11,9 +11,10 @@ import tiny
 import torch
 from torch import Tensor
 
-from swiftchat.engine import loader
+from swiftchat.engine import streaming
 from swiftchat.engine.decoder import DecoderWeights
-from swiftchat.engine.loader import Copy, load_weights, stream_in, stream_weights
+from swiftchat.engine.loader import load_weights, stream_weights
+from swiftchat.engine.streaming import Copy, stream_in
 from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.convert import convert
 from swiftchat.weights.model import Model
@@ -143,7 +144,7 @@ def test_a_disk_that_fails(llama: Path, monkeypatch) -> None:
             raise OSError(5, "Input/output error")
         return real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(loader.os, "preadv", failing)
+    monkeypatch.setattr(streaming.os, "preadv", failing)
     with pytest.raises(BadModelFile, match=r"model\.safetensors: Input/output error"):
         stream_weights(
             model.config, model.checkpoint(), torch.float32, CPU, lambda *_: None, 2, 4096
@@ -153,7 +154,7 @@ def test_a_disk_that_fails(llama: Path, monkeypatch) -> None:
 def test_short_reads_are_continued(llama: Path, monkeypatch) -> None:
     real = os.preadv
     monkeypatch.setattr(
-        loader.os, "preadv", lambda fd, views, offset: real(fd, [views[0][:999]], offset)
+        streaming.os, "preadv", lambda fd, views, offset: real(fd, [views[0][:999]], offset)
     )
     assert_streams_as_mapped(llama, torch.float32)
 

@@ -17,11 +17,13 @@ from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.loader import load_weights
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import Finished, Tokens
+from swiftchat.engine.ranks import Ranks
 from swiftchat.engine.scheduler import Scheduler
 from swiftchat.engine.scheduler import Sequence as TokenSequence
 from swiftchat.engine.torch_ops import TorchOps
 from swiftchat.errors import SwiftchatError
 from swiftchat.weights.model import Model
+from swiftchat.weights.tensor_parallel import Share
 
 VOCAB_SIZE = 97
 BLOCK_SIZE = 4
@@ -132,13 +134,16 @@ _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 _MODELS = {"GPT2": "GPT2LMHeadModel"}
 
 
-def make(variant: str, folder: Path) -> transformers.PreTrainedModel:
-    """Save a random fp32 model of this variant in `folder` and return it."""
+def make(variant: str, folder: Path, **sizes: Any) -> transformers.PreTrainedModel:
+    """Save a random fp32 model of this variant in `folder` and return it.
+
+    `sizes` go before the variant's own, but for those transformers does not have.
+    """
     if variant in REPACKED:
         return REPACKED[variant](folder)
     family, changes = VARIANTS.get(variant) or FAMILIES[variant]
     name = _CONFIGS.get(family, f"{family}Config")
-    config = getattr(transformers, name)(**{**_SIZES, "pad_token_id": 0, **changes})
+    config = getattr(transformers, name)(**{**_SIZES, "pad_token_id": 0, **changes, **sizes})
     torch.manual_seed(20)
     # Eager attention honours the sliding window everywhere.
     config._attn_implementation = "eager"
@@ -248,16 +253,19 @@ class Bench:
         num_blocks: int = 64,
         block_size: int = BLOCK_SIZE,
         chunk_tokens: int = 512,
+        share: Share | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         model = Model.open(folder)
-        self.checkpoint = model.checkpoint()
+        config = model.config if share is None else share.local
+        self.checkpoint = model.checkpoint(share)
         cpu = torch.device("cpu")
         weights = load_weights(
-            model.config, self.checkpoint, torch.float32, cpu, lambda done, total: None
+            model.config, self.checkpoint, torch.float32, cpu, lambda done, total: None, share
         )
-        ops = TorchOps(model.config, model.config.max_context_tokens, cpu)
-        self.decoder = Decoder(model.config, weights, ops)
-        self.cache = KVCache(model.config, num_blocks, block_size, torch.float32, cpu)
+        ops = TorchOps(config, config.max_context_tokens, cpu, share)
+        self.decoder = Decoder(config, weights, ops, ranks)
+        self.cache = KVCache(config, num_blocks, block_size, torch.float32, cpu)
         for layer in self.cache.layers:
             layer.fill_(float("nan"))  # what nobody wrote must never be read
         self.allocator = BlockAllocator(num_blocks, block_size)

@@ -16,7 +16,9 @@ from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import FAMILIES, expected_tensors, tensor_name
 from swiftchat.weights.mapped import give_back
+from swiftchat.weights.rank_files import other_ranks, rank_file, read_rank_file, sliced_for
 from swiftchat.weights.safetensors_file import TensorInfo, read_header, refuse_strangers
+from swiftchat.weights.tensor_parallel import Share
 from swiftchat.weights.torch_file import read_tensors
 
 __all__ = ["Checkpoint", "TensorInfo"]
@@ -40,25 +42,34 @@ class Checkpoint:
     """A directory's safetensors or files of torch.save, one or many, as one table of tensors.
 
     Only headers are read by `open`; `map` and `read` touch the data. `unused` lists the tensors
-    that `check` found beyond the model's own.
+    that `check` found beyond the model's own. `sliced`: the files hold one rank's parts already.
     """
 
-    def __init__(self, path: Path, tensors: Mapping[str, TensorInfo]) -> None:
+    def __init__(
+        self, path: Path, tensors: Mapping[str, TensorInfo], sliced: Share | None = None
+    ) -> None:
         self.path = path
         self.tensors = MappingProxyType(dict(tensors))
+        self.sliced = sliced
         self.unused: list[str] = []
         self._maps: dict[Path, mmap.mmap] = {}
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Read the headers below the directory `path`.
+    def open(cls, path: Path, share: Share | None = None) -> Self:
+        """Read the headers below the directory `path`; of files cut by rank those of `share`.
 
         `BadModelFile` names the file (and tensor) that is missing, damaged, outside the
-        directory or contradicts the index.
+        directory or contradicts the index; `UsageError` that files are cut for other ranks.
         """
         directory = Path(path).resolve()
         try:
-            return cls(path, _all_tensors(directory))
+            size = sliced_for(directory)
+            if size is None:
+                return cls(path, _all_tensors(directory))
+            if share is None or share.size != size:
+                raise other_ranks(path, size, share)
+            file = _inside(directory, rank_file(share.rank, size))
+            return cls(path, read_rank_file(file, share), share)
         except OSError as error:
             raise FileSystemError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -106,7 +117,7 @@ class Checkpoint:
             self.tensors = MappingProxyType(
                 {bare.get(name, name): info for name, info in self.tensors.items()}
             )
-        expected = expected_tensors(config)
+        expected = self.sliced.shapes() if self.sliced else expected_tensors(config)
         allowed = dict(expected)
         if config.tied_embeddings:
             allowed[tensor_name(config, "lm_head")] = expected[tensor_name(config, "embed")]

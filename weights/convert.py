@@ -1,5 +1,6 @@
 """A model of any known source made into a Hugging Face directory, all of it or nothing."""
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -9,9 +10,10 @@ from typing import Any
 
 from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
 from swiftchat.weights.appearing import appearing, as_file_system_error
-from swiftchat.weights.checkpoint import INDEX, SINGLE
+from swiftchat.weights.checkpoint import INDEX
 from swiftchat.weights.config import DTYPES
 from swiftchat.weights.disk import require_space
+from swiftchat.weights.layout import Layout, announced_bytes, by_rank, in_shards
 from swiftchat.weights.lock import exclusive
 from swiftchat.weights.manifest import MANIFEST, manifest, self_check
 from swiftchat.weights.plan import Plan, json_bytes
@@ -49,6 +51,7 @@ def convert(
     shard_size_bytes: float = _DEFAULT_SHARD_BYTES,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
+    tp: int | None = None,
     progress: Progress | None = None,
     generation_defaults: Mapping[str, Any] | None = None,
 ) -> None:
@@ -57,7 +60,8 @@ def convert(
     `dtype` None keeps a uniform source's own and takes bfloat16 for quantised weights. Numbers
     are rounded to the nearest, ties to even. `only` and `skip` are patterns of Hugging Face's
     tensor names. `generation_defaults` go into `generation_config.json` where the source says
-    nothing of its own.
+    nothing of its own. With `tp` the weights are cut for so many ranks, a file for each, which
+    only this program reads and only with so many ranks.
 
     The directory appears under its name when it is whole, has been read back and agrees with
     what was written; after any failure or interrupt nothing of it is left. Of two processes
@@ -65,7 +69,7 @@ def convert(
 
     Raises `FileSystemError` when `destination` exists, the disk is full or cannot be written;
     `BadModelFile` when the source is damaged or a number does not fit `dtype`; `UsageError`
-    for an unknown dtype and for patterns that match nothing.
+    for an unknown dtype, patterns that match nothing and ranks that cannot share the model.
     """
     if destination.exists():
         raise FileSystemError(f"{destination} exists already", "choose another name or remove it")
@@ -73,22 +77,24 @@ def convert(
     destination = Path(os.path.abspath(destination))  # noqa: PTH100 - resolve() would follow links
     if generation_defaults:
         plan = plan.with_generation_defaults(generation_defaults)
+    layout = _layout(plan, shard_size_bytes, tp)
+    total_bytes = layout.tensors_bytes + sum(map(len, plan.files.values()))
 
     def waiting() -> None:
         if progress:
-            progress("waiting for another process", 0, plan.total_bytes)
+            progress("waiting for another process", 0, total_bytes)
 
-    with as_file_system_error(destination, plan.total_bytes):
-        fingerprint = _fingerprint(plan)
+    with as_file_system_error(destination, total_bytes):
+        fingerprint = _fingerprint(plan, tp)
         destination.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(destination, waiting):
             if destination.exists():
                 if _fingerprint_of(destination) == fingerprint:
                     return
                 raise FileSystemError(f"{destination} was made meanwhile from something else")
-            require_space(destination, plan.total_bytes)
+            require_space(destination, total_bytes)
             with appearing(destination) as directory:
-                _write(plan, directory, shard_size_bytes, fingerprint, progress)
+                _write(plan, layout, directory, fingerprint, progress)
 
 
 def outline(
@@ -98,21 +104,21 @@ def outline(
     shard_size_bytes: float = _DEFAULT_SHARD_BYTES,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
+    tp: int | None = None,
 ) -> Outline:
     """What `convert` would write with these arguments; raises what it raises before it writes."""
     plan = _planned(source, dtype, only, skip)
-    files = {name: len(content) for name, content in plan.files.items()}
-    shards = _named_shards(plan, shard_size_bytes)
-    for file, names in shards.items():
-        header = header_bytes(plan.announced(names), _metadata(_fingerprint(plan)))
-        files[file] = len(header) + sum(map(plan.tensor_bytes, names))
-    if len(shards) > 1:
-        files[INDEX] = len(_index(plan, shards))
-    # The widest dtype a source has is float32; its pages count while they are read.
+    layout, fingerprint = _layout(plan, shard_size_bytes, tp), _fingerprint(plan, tp)
+    files = {name: len(content) for name, content in _small_files(plan, layout).items()}
+    for file, tensors in layout.files.items():
+        header = header_bytes(tensors, _metadata(layout, file, fingerprint))
+        files[file] = len(header) + sum(map(announced_bytes, tensors))
+    # The widest dtype a source has is float32; its pages count while they are read. Parts of
+    # columns are brought together before they are written.
     largest_bytes = max(map(plan.tensor_bytes, plan.shapes))
-    as_read_bytes = largest_bytes * (1 if plan.dtype == "float32" else 2)
+    copies = (1 if plan.dtype == "float32" else 2) + (tp is not None)
     return Outline(
-        files, len(plan.shapes), plan.dtype, largest_bytes + as_read_bytes + _STANDING_BYTES
+        files, len(plan.shapes), plan.dtype, largest_bytes * (1 + copies) + _STANDING_BYTES
     )
 
 
@@ -125,9 +131,19 @@ def _planned(source: Path, dtype: str | None, only: Sequence[str], skip: Sequenc
     return plan.selected(only, skip) if only or skip else plan
 
 
-def _fingerprint(plan: Plan) -> str:
-    """A name for source, dtype and tensors: sizes and both ends of the files, hashed."""
+def _layout(plan: Plan, shard_size_bytes: float, tp: int | None) -> Layout:
+    return in_shards(plan, shard_size_bytes) if tp is None else by_rank(plan, tp)
+
+
+def _small_files(plan: Plan, layout: Layout) -> Mapping[str, bytes]:
+    return {**plan.files, **({INDEX: layout.index} if layout.index else {})}
+
+
+def _fingerprint(plan: Plan, tp: int | None) -> str:
+    """A name for source, dtype, tensors and ranks: sizes and both ends of the files, hashed."""
     digest = hashlib.sha256(plan.dtype.encode())
+    if tp is not None:
+        digest.update(f"tp {tp}".encode())
     digest.update(json_bytes(dict(plan.shapes)))
     for path in plan.sources:
         size = path.stat().st_size
@@ -146,52 +162,35 @@ def _fingerprint_of(destination: Path) -> str | None:
     return None
 
 
-def _metadata(fingerprint: str) -> dict[str, str]:
-    return {"format": "pt", "swiftchat_source": fingerprint}
-
-
-def _named_shards(plan: Plan, shard_size_bytes: float) -> dict[str, list[str]]:
-    shards = plan.shards(shard_size_bytes)
-    if len(shards) == 1:
-        return {SINGLE: shards[0]}
-    return {
-        f"model-{number:05}-of-{len(shards):05}.safetensors": names
-        for number, names in enumerate(shards, 1)
-    }
-
-
-def _index(plan: Plan, shards: Mapping[str, Sequence[str]]) -> bytes:
-    weight_map = {name: file for file, names in shards.items() for name in names}
-    return json_bytes({"metadata": {"total_size": plan.tensors_bytes}, "weight_map": weight_map})
+def _metadata(layout: Layout, file: str, fingerprint: str) -> dict[str, str]:
+    return {"format": "pt", "swiftchat_source": fingerprint, **layout.metadata[file]}
 
 
 def _write(
-    plan: Plan,
-    directory: Path,
-    shard_size_bytes: float,
-    fingerprint: str,
-    progress: Progress | None,
+    plan: Plan, layout: Layout, directory: Path, fingerprint: str, progress: Progress | None
 ) -> None:
-    shards = _named_shards(plan, shard_size_bytes)
-    small = dict(plan.files)
-    if len(shards) > 1:
-        small[INDEX] = _index(plan, shards)
     digests = {}
-    for name, content in small.items():
+    for name, content in _small_files(plan, layout).items():
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(content)
         digests[name] = hashlib.sha256(content).hexdigest()
     done = 0
-    for file, names in shards.items():
-        announced = plan.announced(names)
-        with create(directory / file, announced, _metadata(fingerprint)) as writer:
-            for name in names:
-                writer.write(name, rounded(name, plan.shapes[name], plan.dtype, plan.values(name)))
-                plan.forget()
-                done += plan.tensor_bytes(name)
-                if progress:
-                    progress("converting", done, plan.tensors_bytes)
-        digests[file] = writer.digest.hexdigest()
-    weights = {file: plan.announced(names) for file, names in shards.items()}
-    self_check(directory, digests, weights, progress)
-    (directory / MANIFEST).write_bytes(manifest(directory, digests, fingerprint))
+    with contextlib.ExitStack() as stack:
+        # All at once: of a tensor that is decoded several files may get a part.
+        writers = {
+            file: stack.enter_context(
+                create(directory / file, tensors, _metadata(layout, file, fingerprint))
+            )
+            for file, tensors in layout.files.items()
+        }
+        for name, shape in plan.shapes.items():
+            tensor = rounded(name, shape, plan.dtype, plan.values(name))
+            for file, piece in layout.pieces(name, tensor):
+                writers[file].write(name, piece)
+            plan.forget()
+            done += plan.tensor_bytes(name)
+            if progress:
+                progress("converting", done, plan.tensors_bytes)
+    digests |= {file: writer.digest.hexdigest() for file, writer in writers.items()}
+    self_check(directory, digests, layout.files, progress)
+    (directory / MANIFEST).write_bytes(manifest(directory, digests, fingerprint, layout.tp))

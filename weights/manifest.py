@@ -15,13 +15,19 @@ MANIFEST = "swiftchat.json"
 _CHUNK_BYTES = 1 << 22
 
 
-def manifest(directory: Path, digests: Mapping[str, str], fingerprint: str) -> bytes:
-    """The manifest of `directory`: size and SHA-256 of every file, and a name for the source."""
+def manifest(
+    directory: Path, digests: Mapping[str, str], fingerprint: str, tp: int | None
+) -> bytes:
+    """The manifest of `directory`: size and SHA-256 of every file, and a name for the source.
+
+    With `tp` it says for how many ranks the weights are cut.
+    """
     files = {
         name: {"bytes": (directory / name).stat().st_size, "sha256": digest}
         for name, digest in digests.items()
     }
-    return json_bytes({"source": fingerprint, "files": files})
+    ranks = {} if tp is None else {"tp": tp}
+    return json_bytes({"source": fingerprint, **ranks, "files": files})
 
 
 def self_check(

@@ -12,6 +12,7 @@ from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig, token_ids
 from swiftchat.weights.families import expected_tensors
 from swiftchat.weights.safetensors_file import refuse_strangers
+from swiftchat.weights.tensor_parallel import Share
 
 __all__ = ["Model"]
 
@@ -51,9 +52,12 @@ class Model:
             config = dataclasses.replace(config, eos_ids=eos_ids)
         return cls(path, config, generation, _read_optional(path / "tokenizer_config.json"))
 
-    def checkpoint(self) -> Checkpoint:
-        """Open the weights and check them against the config; `BadModelFile` names what fails."""
-        checkpoint = Checkpoint.open(self.path)
+    def checkpoint(self, share: Share | None = None) -> Checkpoint:
+        """Open the weights and check them against the config; `BadModelFile` names what fails.
+
+        `share` says which rank wants them; `UsageError` when they are cut for other ranks.
+        """
+        checkpoint = Checkpoint.open(self.path, share)
         checkpoint.check(self.config)
         return checkpoint
 

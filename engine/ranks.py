@@ -1,0 +1,67 @@
+"""What the ranks of one model tell each other while they compute: sums, and pieces put together."""
+
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Ranks(Protocol):
+    """The ranks that compute one model in lockstep, seen from one of them.
+
+    Each calls the same methods in the same order with tensors of the same shapes, and gets the
+    same numbers to the bit.
+    """
+
+    size: int
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of every rank's x. May be x itself, changed in place."""
+
+    def gather(self, x: Tensor, width: int) -> Tensor:
+        """The columns of every rank's x side by side, `width` in all.
+
+        Each rank has an equal number of them, rounded up; the last may have fewer.
+        """
+
+
+class Alone:
+    """One rank that has the whole model: nobody to wait for."""
+
+    size = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, x: Tensor, width: int) -> Tensor:
+        return x
+
+
+class GlooRanks:
+    """Processes on this machine's CPU, which meet over the loopback interface alone.
+
+    `store` is a store of `torch.distributed`, where they find each other; its `FileStore` needs
+    no port. Raises `RuntimeError` when the others do not come or answer within `timeout_s`.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout_s: float = 60.0) -> None:
+        gloo: Any = dist.ProcessGroupGloo  # of which torch's stubs do not say all
+        options = gloo._Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        # Left to itself it listens where this machine's name leads to.
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        self.size = size
+        self._group = gloo(store, rank, size, options)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        self._group.allreduce([x]).wait()
+        return x
+
+    def gather(self, x: Tensor, width: int) -> Tensor:
+        each = -(-width // self.size)
+        parts = [torch.empty(len(x), each, dtype=x.dtype) for _ in range(self.size)]
+        self._group.allgather([parts], [F.pad(x, (0, each - x.shape[1]))]).wait()
+        return torch.cat(parts, 1)[:, :width]

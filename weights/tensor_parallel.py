@@ -1,0 +1,255 @@
+"""Which part of every tensor each of several ranks needs, so that a layer takes two sums over them.
+
+Shoeybi et al., 2019 (arXiv:1909.08053): what makes queries, keys, values and an FFN's inner numbers
+is divided by rows, and what reads them by columns, so each rank makes a part of a sum. Key heads of
+which there are fewer than ranks are on several. Of experts every rank has a part of each, as of a
+plain FFN: whatever the router chooses, all ranks have the same to do.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from swiftchat.errors import UsageError
+from swiftchat.weights.config import ModelConfig
+from swiftchat.weights.families import (
+    FAMILIES,
+    canonical_shapes,
+    canonical_tensors,
+    first_tensors,
+    last_tensors,
+    layer_tensors,
+    tensor_name,
+)
+
+__all__ = ["Part", "Share", "share_of", "tp_choices"]
+
+Span = tuple[int, int]
+
+# Read by their columns; all others that are divided by their rows.
+_BY_COLUMNS = frozenset({"o", "down", "expert_down"})
+# Added to a sum over the ranks, and therefore by one of them only.
+_ONCE = frozenset({"o_bias", "down_bias"})
+_WHOLE = frozenset(
+    {"positions", "project_in", "project_out", "router"}
+    | {
+        name + bias
+        for name in ("embed_norm", "attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm",
+                     "final_norm")
+        for bias in ("", "_bias")
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a rank needs of a stored tensor: the rows (`axis` 0) or columns (1) in `spans`.
+
+    A span is (first, end). The spans lie in the file in their order.
+    """
+
+    axis: int
+    spans: tuple[Span, ...]
+
+    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
+        """The shape of this part of a tensor of shape `whole`."""
+        length = sum(end - first for first, end in self.spans)
+        return (*whole[: self.axis], length, *whole[self.axis + 1 :])
+
+
+@dataclass(frozen=True)
+class Share:
+    """What `rank` of `size` has of the model `config`; one of one has it all.
+
+    Made by `share_of`, which refuses what cannot be divided. Spans are (first, end).
+    """
+
+    config: ModelConfig
+    size: int = 1
+    rank: int = 0
+
+    @property
+    def heads(self) -> Span:
+        """The query heads."""
+        return self._of(self.config.num_heads)
+
+    @property
+    def kv_heads(self) -> Span:
+        """The heads of keys and values; where there are fewer than ranks, one, as its neighbours.
+
+        They are those that `heads` read.
+        """
+        kv_heads = self.config.num_kv_heads
+        if kv_heads >= self.size:
+            return self._of(kv_heads)
+        head = self.rank * kv_heads // self.size
+        return (head, head + 1)
+
+    @property
+    def inner(self) -> Span:
+        """The inner numbers of an FFN, or of every expert."""
+        return self._of(self.config.intermediate_size)
+
+    @property
+    def vocabulary(self) -> Span:
+        """The token ids whose embeddings and logits this rank has; the last rank may have fewer.
+
+        Not padded, so that files stay what they are and no padding can be chosen; all but the
+        last being equal, logits put side by side need only their end cut off.
+        """
+        each = -(-self.config.vocab_size // self.size)
+        return (self.rank * each, min((self.rank + 1) * each, self.config.vocab_size))
+
+    @cached_property
+    def local(self) -> ModelConfig:
+        """What this rank computes, as a model: with its heads and inner numbers only.
+
+        What all ranks have in common stays as it is, and so does `vocab_size`.
+        """
+        if self.size == 1:
+            return self.config
+        return dataclasses.replace(
+            self.config,
+            num_heads=_length(self.heads),
+            num_kv_heads=_length(self.kv_heads),
+            intermediate_size=_length(self.inner),
+        )
+
+    @cached_property
+    def parts(self) -> Mapping[str, Part | None]:
+        """The part of every tensor by canonical name; None: this rank does without."""
+        shapes = canonical_shapes(self.config)
+        return {name: self._part(name, shapes[name]) for name in _canonical_names(self.config)}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor this rank has, by Hugging Face name, in the order of the files."""
+        whole, found = canonical_shapes(self.config), {}
+        for canonical, layer, expert in canonical_tensors(self.config):
+            part = self.parts[canonical]
+            if part is not None:
+                name = tensor_name(self.config, canonical, layer, expert)
+                found[name] = part.shape(whole[canonical])
+        return found
+
+    def weights_bytes(self, nbytes: Mapping[str, int]) -> int:
+        """Of tensors that have `nbytes` in all, by Hugging Face name, the bytes of this rank."""
+        whole, total = canonical_shapes(self.config), 0
+        for canonical, layer, expert in canonical_tensors(self.config):
+            part = self.parts[canonical]
+            if part is not None:
+                size = nbytes[tensor_name(self.config, canonical, layer, expert)]
+                shape = whole[canonical]
+                total += size * math.prod(part.shape(shape)) // math.prod(shape)
+        return total
+
+    def _of(self, length: int) -> Span:
+        each = length // self.size
+        return (self.rank * each, (self.rank + 1) * each)
+
+    def _part(self, canonical: str, shape: tuple[int, ...]) -> Part | None:
+        whole = Part(0, ((0, shape[0]),))
+        if self.size == 1 or canonical in _WHOLE:
+            return whole
+        if canonical in _ONCE:
+            return whole if self.rank == 0 else None
+        if canonical in ("q_norm", "k_norm") and self.config.qk_norm == "head":
+            return whole
+        transposed = canonical in FAMILIES[self.config.architecture].transposed
+        axis = int((canonical in _BY_COLUMNS) != transposed)
+        return Part(axis, tuple(self._spans(canonical)))
+
+    def _spans(self, canonical: str) -> Sequence[Span]:
+        inner, width = self.inner, self.config.intermediate_size
+        queries, keys = (self._rows(heads) for heads in (self.heads, self.kv_heads))
+        match canonical.removesuffix("_bias"):
+            case "embed" | "lm_head":
+                return [self.vocabulary]
+            case "q" | "q_norm" | "o":
+                return [queries]
+            case "k" | "k_norm" | "v":
+                return [keys]
+            case "qkv":
+                return self._fused_qkv(queries, keys)
+            case "gate" | "up" | "down" | "expert_gate" | "expert_up" | "expert_down":
+                return [inner]
+            case "gate_up":
+                return [inner, _moved(inner, width)]
+        raise _no_rule(self.config, canonical)
+
+    def _fused_qkv(self, queries: Span, keys: Span) -> Sequence[Span]:
+        """The rows of queries, keys and values in one tensor, in the order of the file."""
+        config, size = self.config, self.config.head_dim
+        if not FAMILIES[config.architecture].qkv_in_groups:
+            k_start = config.num_heads * size
+            v_start = k_start + config.num_kv_heads * size
+            return [queries, _moved(keys, k_start), _moved(keys, v_start)]
+        per_group = config.num_heads // config.num_kv_heads
+        first, end = self.kv_heads
+        start, group_rows = first * (per_group + 2) * size, (per_group + 2) * size
+        if config.num_kv_heads >= self.size:
+            return [(start, start + (end - first) * group_rows)]
+        # A part of one group's query heads, and then its key and value head.
+        inside = _moved(queries, start - first * per_group * size)
+        return [inside, (start + per_group * size, start + group_rows)]
+
+    def _rows(self, heads: Span) -> Span:
+        return (heads[0] * self.config.head_dim, heads[1] * self.config.head_dim)
+
+
+def share_of(config: ModelConfig, size: int, rank: int) -> Share:
+    """What `rank` of `size` has; `UsageError` names the number that cannot be divided so."""
+    complaint = _complaint(config, size)
+    if complaint:
+        known = ", ".join(map(str, tp_choices(config)))
+        raise UsageError(complaint, f"this model can be divided with --tp {known}")
+    if not 0 <= rank < size:
+        raise UsageError(f"rank {rank} is none of --tp {size}")
+    return Share(config, size, rank)
+
+
+def tp_choices(config: ModelConfig) -> tuple[int, ...]:
+    """The numbers of ranks that this model can be divided into, 1 the first."""
+    return tuple(n for n in range(1, config.num_heads + 1) if _complaint(config, n) is None)
+
+
+def _complaint(config: ModelConfig, size: int) -> str | None:
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    inner, vocab_size = config.intermediate_size, config.vocab_size
+    if size < 1:
+        return f"--tp {size} is less than 1"
+    if size == 1:
+        return None
+    if heads % size:
+        return f"num_attention_heads {heads} is not divisible by --tp {size}: heads stay whole"
+    if kv_heads % size and size % kv_heads:
+        return (
+            f"num_key_value_heads {kv_heads} is not divisible by --tp {size}, "
+            "nor can each be on as many ranks as the others"
+        )
+    if inner % size:
+        return f"intermediate_size {inner} is not divisible by --tp {size}"
+    if (size - 1) * -(-vocab_size // size) >= vocab_size:
+        return f"vocab_size {vocab_size} leaves nothing for the last rank of --tp {size}"
+    try:
+        _ = Share(config, size).parts
+    except UsageError as error:
+        return error.message
+    return None
+
+
+def _canonical_names(config: ModelConfig) -> list[str]:
+    return [*first_tensors(config), *layer_tensors(config), *last_tensors(config)]
+
+
+def _no_rule(config: ModelConfig, canonical: str) -> UsageError:
+    return UsageError(f"models of the family {config.family} are not divided yet: {canonical}")
+
+
+def _length(span: Span) -> int:
+    return span[1] - span[0]
+
+
+def _moved(span: Span, by: int) -> Span:
+    return (span[0] + by, span[1] + by)
