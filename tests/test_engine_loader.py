@@ -18,6 +18,7 @@ from swiftchat.engine.streaming import Copy, stream_in
 from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.convert import convert
 from swiftchat.weights.model import Model
+from swiftchat.weights.tensor_parallel import Share, share_of
 
 CPU = torch.device("cpu")
 VARIANTS = ("llama", "llama-tied", "llama-biases", "llama-mha")
@@ -54,18 +55,24 @@ def tensors(weights: DecoderWeights) -> dict[str, Tensor | None]:
         "embed": weights.embed, "final_norm": weights.final_norm, "lm_head": weights.lm_head,
     }  # fmt: skip
     for i, layer in enumerate(weights.layers):
-        found |= {f"{i}.{name}": value for name, value in vars(layer).items()}
+        found |= {f"{i}.{name}": value for name, value in vars(layer).items() if name != "experts"}
+        if layer.experts is not None:
+            found |= {f"{i}.expert.{n}": t for n, t in enumerate(layer.experts.tensors)}
+            found |= {f"{i}.{name}": None for name in ("gate_up", "down")}  # which are empty
     return found
 
 
-def assert_streams_as_mapped(folder: Path, dtype: torch.dtype, **settings: int) -> None:
+def assert_streams_as_mapped(
+    folder: Path, dtype: torch.dtype, share: Share | None = None, **settings: int
+) -> None:
     model = Model.open(folder)
-    checkpoint = model.checkpoint()
+    checkpoint = model.checkpoint(share)
     steps: list[tuple[int, int]] = []
     streamed = stream_weights(
-        model.config, checkpoint, dtype, CPU, lambda *step: steps.append(step), **settings
-    )
-    mapped = load_weights(model.config, checkpoint, dtype, CPU, lambda done, total: None)
+        model.config, checkpoint, dtype, CPU, lambda *step: steps.append(step), share=share,
+        **settings,
+    )  # fmt: skip
+    mapped = load_weights(model.config, checkpoint, dtype, CPU, lambda done, total: None, share)
     ours, theirs = tensors(streamed), tensors(mapped)
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
@@ -77,7 +84,10 @@ def assert_streams_as_mapped(folder: Path, dtype: torch.dtype, **settings: int) 
         assert other.is_contiguous(), name
         assert torch.equal(other.view(torch.uint8), tensor.contiguous().view(torch.uint8)), name
     assert (streamed.lm_head is streamed.embed) == model.config.tied_embeddings
-    assert steps == sorted(steps) and steps[-1] == (model.weights_bytes, model.weights_bytes)
+    sizes = {name: info.nbytes for name, info in checkpoint.tensors.items()}
+    whole = Share(model.config) if share is None else share
+    expected = sum(sizes.values()) if checkpoint.sliced else whole.weights_bytes(sizes)
+    assert steps == sorted(steps) and steps[-1] == (expected, expected)
 
 
 def with_odd_offsets(folder: Path) -> None:
@@ -116,6 +126,42 @@ def test_odd_offsets(llama: Path, dtype: torch.dtype) -> None:
     with_odd_offsets(llama)
     assert all(info.offset % 2 for info in Model.open(llama).checkpoint().tensors.values())
     assert_streams_as_mapped(llama, dtype, staging_bytes=1000)
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "llama-biases", "gpt2", "bloom", "phi3", "mixtral"])
+@pytest.mark.parametrize("staging_bytes", [100, 4096])
+def test_parts_are_streamed_as_they_are_mapped(
+    name: str, staging_bytes: int, tmp_path: Path
+) -> None:
+    """Also where a buffer holds less than a row."""
+    tiny.make(name, tmp_path / "whole")
+    convert(tmp_path / "whole", tmp_path / "sliced", tp=2)
+    for folder in (tmp_path / "whole", tmp_path / "sliced"):
+        for rank in range(2):
+            share = share_of(Model.open(folder).config, 2, rank)
+            for dtype in (torch.bfloat16, torch.float32):
+                assert_streams_as_mapped(
+                    folder, dtype, share, staging_bytes=staging_bytes, num_readers=2
+                )
+
+
+def test_of_a_part_no_more_is_in_memory_than_the_part(llama: Path) -> None:
+    """Rows that one product reads are the file's own; the others are copied, and only they."""
+    model = Model.open(llama)
+    checkpoint, share = model.checkpoint(), share_of(model.config, 2, 1)
+    weights = load_weights(model.config, checkpoint, torch.float32, CPU, lambda *_: None, share)
+    mapped = checkpoint.map(llama / "model.safetensors")
+    start = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()
+
+    def in_file(tensor: Tensor) -> bool:
+        return start <= tensor.data_ptr() < start + len(mapped)
+
+    layer = weights.layers[0]
+    assert in_file(weights.embed) and in_file(weights.lm_head)
+    for tensor in (layer.qkv, layer.o, layer.gate_up, layer.down):
+        assert not in_file(tensor) and tensor.untyped_storage().nbytes() == tensor.nbytes
+    assert layer.o.shape == (48, 24) and layer.down.shape == (48, 40)
+    assert weights.embed.shape == (48, 48)  # of 97 ids the first rank has one more
 
 
 def test_an_engine_on_streamed_weights_answers_the_same(llama: Path, monkeypatch) -> None:

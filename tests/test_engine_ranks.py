@@ -3,15 +3,21 @@
 Tolerance 1e-5 relative to the largest logit: the same products, added up in another order.
 """
 
+import ipaddress
+import multiprocessing
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import tiny
 import torch
 from lockstep import ThreadRanks, in_lockstep
 
 from swiftchat.engine.params import SamplingParams
+from swiftchat.engine.ranks import GlooRanks
 from swiftchat.engine.scheduler import Sequence
+from swiftchat.weights.convert import convert
 from swiftchat.weights.model import Model
 from swiftchat.weights.tensor_parallel import share_of
 
@@ -80,3 +86,48 @@ def test_four_ranks_with_shared_key_heads_equal_one(name: str, tmp_path: Path) -
     """One or two key heads, where the family has groups: each is on four ranks or two."""
     tiny.make(name, tmp_path, **EIGHT_HEADS)
     assert_ranks_equal_one(tmp_path, 4)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "falcon-40b"])
+def test_ranks_on_files_cut_beforehand_equal_one(name: str, tmp_path: Path) -> None:
+    tiny.make(name, tmp_path / "whole", **EIGHT_HEADS)
+    convert(tmp_path / "whole", tmp_path / "sliced", tp=4)
+    assert_ranks_equal_one(tmp_path / "whole", 4, sliced=tmp_path / "sliced")
+
+
+def _rank_process(rank: int, folder: Path, meeting: Path, results: Any) -> None:
+    share = share_of(Model.open(folder).config, 2, rank)
+    torch.set_num_threads(1)
+    ranks = GlooRanks(torch.distributed.FileStore(str(meeting), 2), rank, 2)
+    ids, logits = greedy(tiny.Bench(folder, share=share, ranks=ranks))
+    results.put((rank, ids, logits.numpy(), _listening_elsewhere()))
+
+
+def _listening_elsewhere() -> list[str]:
+    """Addresses that this process listens at and that are not loopback."""
+    connections = psutil.Process().net_connections("inet")
+    hosts = [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
+    assert hosts
+    return [host for host in hosts if not ipaddress.ip_address(host).is_loopback]
+
+
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    """With norms over all heads, a key head they share, and unequal vocabularies."""
+    tiny.make("olmo2", tmp_path, num_key_value_heads=1)
+    ids, logits = greedy(tiny.Bench(tmp_path))
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    processes = [
+        context.Process(target=_rank_process, args=(rank, tmp_path, tmp_path / "meet", results))
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    found = [results.get() for _ in processes]
+    for process in processes:
+        process.join(30)
+        assert process.exitcode == 0
+    for _, rank_ids, rank_logits, elsewhere in found:
+        assert rank_ids == ids and elsewhere == []
+        assert abs(rank_logits - logits.numpy()).max() <= 1e-5 * logits.abs().max()
+    assert (found[0][2] == found[1][2]).all()  # to the bit: they choose the same without a word
