@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from swiftchat.weights.tensor_parallel import share_of, tp_choices
+
 if TYPE_CHECKING:
     from swiftchat.weights.model import Model
 
 _CONTEXTS = (4096, 32768)
+_MOST_RANKS = 8  # of one machine
 _KEEP_FREE = 0.15  # what the engine leaves alone: `engine.memory`, which needs torch
 _NVIDIA_SMI_TIMEOUT_S = 10
 
@@ -27,20 +30,24 @@ class Place:
 def memory_facts(model: "Model") -> dict[str, Any]:
     """Weights by dtype, cache for each token, and both together at several contexts, in bytes."""
     by_dtype: dict[str, int] = {}
-    for tensor in model.checkpoint().tensors.values():
-        by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + tensor.nbytes
+    for dtype, nbytes in model.stored.values():
+        by_dtype[dtype] = by_dtype.get(dtype, 0) + nbytes
     per_token = cache_bytes_per_token(model)
-    longest = model.config.max_context_tokens
-    contexts = [context for context in _CONTEXTS if context < longest] + [longest]
     return {
         "weights_bytes": model.weights_bytes,
         "weights_bytes_by_dtype": dict(sorted(by_dtype.items())),
         "cache_per_token_bytes": per_token,
-        "memory_at_context": [
-            {"context_tokens": context, "bytes": model.weights_bytes + context * per_token}
-            for context in contexts
-        ],
+        "memory_at_context": _at_contexts(model, model.weights_bytes, per_token),
     }
+
+
+def _at_contexts(model: "Model", weights_bytes: int, per_token: int) -> list[dict[str, int]]:
+    longest = model.config.max_context_tokens
+    contexts = [context for context in _CONTEXTS if context < longest] + [longest]
+    return [
+        {"context_tokens": context, "bytes": weights_bytes + context * per_token}
+        for context in contexts
+    ]
 
 
 def cache_bytes_per_token(model: "Model") -> int:
@@ -52,13 +59,49 @@ def fits(model: "Model", places: list[Place]) -> list[dict[str, Any]]:
 
     The engine's workspace, some hundred MB for large models, is not counted.
     """
+    per_token = cache_bytes_per_token(model)
+    return [
+        {
+            **asdict(place),
+            "largest_context_tokens": _longest(model, place, model.weights_bytes, per_token),
+        }
+        for place in places
+    ]
+
+
+def fits_divided(model: "Model", gpus: list[Place], tp: int | None = None) -> list[dict[str, Any]]:
+    """For each number of ranks, or `tp` alone, what each GPU holds and what fits in this machine's.
+
+    The longest context is None where there are not so many GPUs, and 0 where they are too small.
+    Raises `UsageError` when the model cannot be divided into `tp`.
+    """
+    config, sizes = model.config, {name: nbytes for name, (_, nbytes) in model.stored.items()}
+    most = max(_MOST_RANKS, len(gpus))
+    choices = [n for n in tp_choices(config) if n <= most] if tp is None else [tp]
+    roomiest = sorted(gpus, key=lambda place: -place.free_bytes)
     rows = []
-    for place in places:
-        room_bytes = int(place.free_bytes * (1 - _KEEP_FREE)) - model.weights_bytes
-        longest = max(0, room_bytes // cache_bytes_per_token(model))
-        tokens = min(longest, model.config.max_context_tokens)
-        rows.append({**asdict(place), "largest_context_tokens": tokens})
+    for n in choices:
+        share = share_of(config, n, 0)  # of which no other rank has more
+        weights_bytes = share.weights_bytes(sizes)
+        per_token = cache_bytes_per_token(model) // config.num_kv_heads * share.local.num_kv_heads
+        fitting = None
+        if n <= len(gpus):
+            fitting = _longest(model, roomiest[n - 1], weights_bytes, per_token)
+        rows.append(
+            {
+                "tp": n,
+                "weights_bytes": weights_bytes,
+                "cache_per_token_bytes": per_token,
+                "memory_at_context": _at_contexts(model, weights_bytes, per_token),
+                "largest_context_tokens": fitting,
+            }
+        )
     return rows
+
+
+def _longest(model: "Model", place: Place, weights_bytes: int, per_token: int) -> int:
+    room_bytes = int(place.free_bytes * (1 - _KEEP_FREE)) - weights_bytes
+    return min(max(0, room_bytes // per_token), model.config.max_context_tokens)
 
 
 def places() -> list[Place]:

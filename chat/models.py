@@ -98,17 +98,19 @@ def _offered(name: str, found: "Offer") -> str:
               help="Largest weight file, as 500MB or 5GB.")  # fmt: skip
 @click.option("--only", multiple=True, help="Only tensors of this pattern of names.")
 @click.option("--skip", multiple=True, help="No tensors of this pattern of names.")
+@click.option("--tp", type=int, default=1, metavar="N",
+              help="Cut for N GPUs, a file for each; runs with this --tp only.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def convert(
     source: str, destination: str, dtype: str | None, shard_size: str, only: tuple[str, ...],
-    skip: tuple[str, ...], dry_run: bool, quiet: bool,
+    skip: tuple[str, ...], tp: int, dry_run: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Convert a model to a Hugging Face directory.
 
     SOURCE is a GGUF file (of several, the first), a directory with safetensors or .bin files,
     Meta's with consolidated.*.pth, or Megatron-LM's. Nothing stands under DESTINATION until
-    everything is written and read back.
+    everything is written and read back. Without --tp the result serves any number of GPUs.
     """
     from swiftchat.weights.convert import convert as convert_model
     from swiftchat.weights.convert import outline
@@ -118,7 +120,7 @@ def convert(
         raise ModelNotFound(f"no file or directory {source}", "check the path")
     if dry_run:
         planned = outline(
-            path, dtype=dtype, shard_size_bytes=shard_size_bytes, only=only, skip=skip
+            path, dtype=dtype, shard_size_bytes=shard_size_bytes, only=only, skip=skip, tp=tp
         )
         _print_outline(planned)
         return
@@ -126,7 +128,7 @@ def convert(
     with reported(quiet) as progress:
         convert_model(
             path, Path(destination), dtype=dtype, shard_size_bytes=shard_size_bytes, only=only,
-            skip=skip, progress=progress,
+            skip=skip, tp=tp, progress=progress,
         )  # fmt: skip
     if not quiet:
         written = sum(file.stat().st_size for file in Path(destination).rglob("*"))
@@ -172,10 +174,11 @@ def list_models(as_json: bool) -> None:
 
 @click.command()
 @click.argument("name", default="")
+@click.option("--tp", type=int, metavar="N", help="Memory of each of N GPUs; default: all choices.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def show(name: str, as_json: bool) -> None:
+def show(name: str, tp: int | None, as_json: bool) -> None:
     """Show what a model is: family, sizes, context, tokenizer, memory needed, where it fits."""
-    from swiftchat.chat.fit import fits, places
+    from swiftchat.chat.fit import fits, fits_divided, places
     from swiftchat.tokenizer import Tokenizer
     from swiftchat.weights.model import Model
     from swiftchat.weights.package_index import DEFAULT_MODEL
@@ -184,13 +187,18 @@ def show(name: str, as_json: bool) -> None:
     path = default_store().resolve(name or DEFAULT_MODEL)
     model = Model.open(path)
     facts = describe(model, Tokenizer.load(path))
-    facts["fits"] = fits(model, places())
+    found = places()
+    facts["fits"] = fits(model, found)
+    facts["each_of_several_gpus"] = fits_divided(model, found[1:], tp)
     if as_json:
         print(json_module.dumps(facts, indent=2))
         return
     width = max(map(len, facts))
     for key, value in facts.items():
-        print(f"{label(key):{width}}  {fact_text(key, value)}")
+        first, *more = fact_text(key, value).splitlines() or [""]
+        print(f"{label(key):{width}}  {first}")
+        for line in more:
+            print(f"{'':{width}}  {line}")
 
 
 def describe(model: "Model", tokenizer: "Tokenizer") -> dict[str, object]:
@@ -255,14 +263,28 @@ def fact_text(key: str, value: object) -> str:
         case "weights_bytes_by_dtype", dict():
             return visible(", ".join(f"{dtype} {size(count)}" for dtype, count in value.items()))
         case "memory_at_context", list():
-            return ", ".join(
-                f"{size(row['bytes'])} at {row['context_tokens']:,} tokens" for row in value
-            )
+            return _at_contexts_text(value)
+        case "each_of_several_gpus", list():
+            return "\n".join(map(_divided_text, value))
         case "fits", list():
             return visible("; ".join(map(_fit_text, value)))
         case _, int():
             return size(value) if key.endswith("_bytes") else f"{value:,}"
     return visible(str(value))
+
+
+def _at_contexts_text(rows: list[dict[str, int]]) -> str:
+    return ", ".join(f"{size(row['bytes'])} at {row['context_tokens']:,} tokens" for row in rows)
+
+
+def _divided_text(row: dict[str, Any]) -> str:
+    tokens = row["largest_context_tokens"]
+    if tokens is None:
+        fit = f"needs {row['tp']} GPUs" if row["tp"] > 1 else "needs a GPU"
+    else:
+        fit = f"up to {tokens:,} tokens here" if tokens else "too small here"
+    needed = _at_contexts_text(row["memory_at_context"])
+    return f"--tp {row['tp']}: {size(row['weights_bytes'])} weights, {needed}; {fit}"
 
 
 def _fit_text(row: dict[str, Any]) -> str:

@@ -190,6 +190,41 @@ def test_show_tells_memory_and_what_fits(tmp_path: Path) -> None:
     assert "up to 256 tokens" in text and "too small" in text and "\x1b" not in text
 
 
+def test_show_tells_what_each_of_several_gpus_holds(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")
+    fake_smi(tmp_path, "0, A, 9, 9\\n1, B, 9, 0\\n2, C, 9, 8")
+    paths = f"{tmp_path}:{os.environ['PATH']}"
+    facts = json.loads(run("show", str(folder), "--json", PATH=paths).stdout)
+    one, two = facts["each_of_several_gpus"]
+    assert (one["tp"], two["tp"]) == (1, 2)
+    assert one["weights_bytes"] == facts["weights_bytes"]
+    assert one["memory_at_context"] == facts["memory_at_context"]
+    assert two["cache_per_token_bytes"] * 2 == one["cache_per_token_bytes"]
+    norms = 5 * 48 * 2  # which both have
+    assert two["weights_bytes"] == (one["weights_bytes"] - norms) // 2 + norms
+    assert (one["largest_context_tokens"], two["largest_context_tokens"]) == (256, 256)
+    text = run("show", str(folder), PATH=paths).stdout.decode()
+    assert "each of several gpus" in text and text.count("up to 256 tokens here") == 2
+    assert "needs 2 GPUs" in run("show", str(folder), "--tp", "2").stdout.decode()
+    refused = run("show", str(folder), "--tp", "4")
+    assert refused.returncode == 2 and b"num_attention_heads 6 is not divisible" in refused.stderr
+    assert b"--tp 1, 2" in refused.stderr
+
+
+def test_show_of_files_cut_beforehand(tmp_path: Path) -> None:
+    folder, cut, whole = make_model(tmp_path / "model"), tmp_path / "cut", tmp_path / "whole"
+    assert run("convert", str(folder), str(whole)).returncode == 0
+    assert run("convert", str(folder), str(cut), "--tp", "2").returncode == 0
+    assert (cut / "model-tp1-of-2.safetensors").exists()
+    of_cut, of_whole = (
+        json.loads(run("show", str(path), "--tp", "2", "--json").stdout) for path in (cut, whole)
+    )
+    for key in ("weights_bytes", "weights_bytes_by_dtype", "each_of_several_gpus"):
+        assert of_cut[key] == of_whole[key]
+    planned = run("convert", str(folder), str(tmp_path / "x"), "--tp", "2", "--dry-run").stdout
+    assert b"model-tp0-of-2.safetensors" in planned
+
+
 def fake_smi(folder: Path, rows: str) -> None:
     tool = folder / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\nprintf '{rows}\\n'\n")

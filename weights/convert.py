@@ -51,7 +51,7 @@ def convert(
     shard_size_bytes: float = _DEFAULT_SHARD_BYTES,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
-    tp: int | None = None,
+    tp: int = 1,
     progress: Progress | None = None,
     generation_defaults: Mapping[str, Any] | None = None,
 ) -> None:
@@ -60,8 +60,8 @@ def convert(
     `dtype` None keeps a uniform source's own and takes bfloat16 for quantised weights. Numbers
     are rounded to the nearest, ties to even. `only` and `skip` are patterns of Hugging Face's
     tensor names. `generation_defaults` go into `generation_config.json` where the source says
-    nothing of its own. With `tp` the weights are cut for so many ranks, a file for each, which
-    only this program reads and only with so many ranks.
+    nothing of its own. With `tp` not 1 the weights are cut for so many ranks, a file for each,
+    which only this program reads and only with so many ranks.
 
     The directory appears under its name when it is whole, has been read back and agrees with
     what was written; after any failure or interrupt nothing of it is left. Of two processes
@@ -104,7 +104,7 @@ def outline(
     shard_size_bytes: float = _DEFAULT_SHARD_BYTES,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
-    tp: int | None = None,
+    tp: int = 1,
 ) -> Outline:
     """What `convert` would write with these arguments; raises what it raises before it writes."""
     plan = _planned(source, dtype, only, skip)
@@ -116,7 +116,7 @@ def outline(
     # The widest dtype a source has is float32; its pages count while they are read. Parts of
     # columns are brought together before they are written.
     largest_bytes = max(map(plan.tensor_bytes, plan.shapes))
-    copies = (1 if plan.dtype == "float32" else 2) + (tp is not None)
+    copies = (1 if plan.dtype == "float32" else 2) + (tp != 1)
     return Outline(
         files, len(plan.shapes), plan.dtype, largest_bytes * (1 + copies) + _STANDING_BYTES
     )
@@ -131,18 +131,18 @@ def _planned(source: Path, dtype: str | None, only: Sequence[str], skip: Sequenc
     return plan.selected(only, skip) if only or skip else plan
 
 
-def _layout(plan: Plan, shard_size_bytes: float, tp: int | None) -> Layout:
-    return in_shards(plan, shard_size_bytes) if tp is None else by_rank(plan, tp)
+def _layout(plan: Plan, shard_size_bytes: float, tp: int) -> Layout:
+    return in_shards(plan, shard_size_bytes) if tp == 1 else by_rank(plan, tp)
 
 
 def _small_files(plan: Plan, layout: Layout) -> Mapping[str, bytes]:
     return {**plan.files, **({INDEX: layout.index} if layout.index else {})}
 
 
-def _fingerprint(plan: Plan, tp: int | None) -> str:
+def _fingerprint(plan: Plan, tp: int) -> str:
     """A name for source, dtype, tensors and ranks: sizes and both ends of the files, hashed."""
     digest = hashlib.sha256(plan.dtype.encode())
-    if tp is not None:
+    if tp != 1:
         digest.update(f"tp {tp}".encode())
     digest.update(json_bytes(dict(plan.shapes)))
     for path in plan.sources:

@@ -28,14 +28,14 @@ class Layout:
 
     `metadata` is what the header of each says of its own, `parts` where a tensor goes: the file
     and the part of it, None the whole. `index` is the index of the files, if there is one, `tp`
-    the number of ranks they are for, if they are.
+    the number of ranks they are for.
     """
 
     files: Mapping[str, Sequence[Announced]]
     metadata: Mapping[str, Mapping[str, str]]
     parts: Mapping[str, Sequence[tuple[str, Part | None]]]
     index: bytes | None = None
-    tp: int | None = None
+    tp: int = 1
 
     @property
     def tensors_bytes(self) -> int:

@@ -15,18 +15,16 @@ MANIFEST = "swiftchat.json"
 _CHUNK_BYTES = 1 << 22
 
 
-def manifest(
-    directory: Path, digests: Mapping[str, str], fingerprint: str, tp: int | None
-) -> bytes:
+def manifest(directory: Path, digests: Mapping[str, str], fingerprint: str, tp: int = 1) -> bytes:
     """The manifest of `directory`: size and SHA-256 of every file, and a name for the source.
 
-    With `tp` it says for how many ranks the weights are cut.
+    It says for how many ranks the weights are cut, where they are.
     """
     files = {
         name: {"bytes": (directory / name).stat().st_size, "sha256": digest}
         for name, digest in digests.items()
     }
-    ranks = {} if tp is None else {"tp": tp}
+    ranks = {} if tp == 1 else {"tp": tp}
     return json_bytes({"source": fingerprint, **ranks, "files": files})
 
 

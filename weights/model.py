@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -11,8 +12,9 @@ from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig, token_ids
 from swiftchat.weights.families import expected_tensors
-from swiftchat.weights.safetensors_file import refuse_strangers
-from swiftchat.weights.tensor_parallel import Share
+from swiftchat.weights.rank_files import sliced_for
+from swiftchat.weights.safetensors_file import ITEM_BYTES, refuse_strangers
+from swiftchat.weights.tensor_parallel import Share, share_of
 
 __all__ = ["Model"]
 
@@ -68,9 +70,19 @@ class Model:
 
     @cached_property
     def weights_bytes(self) -> int:
-        """Bytes of the model's tensors as they are on disk."""
-        checkpoint = self.checkpoint()
-        return sum(checkpoint.tensors[name].nbytes for name in expected_tensors(self.config))
+        """Bytes of the model's tensors in the dtypes they have on disk."""
+        return sum(nbytes for _, nbytes in self.stored.values())
+
+    @cached_property
+    def stored(self) -> Mapping[str, tuple[str, int]]:
+        """Dtype and bytes of every tensor by name; whole, also where files are cut for ranks."""
+        size = sliced_for(self.path)
+        # The first rank has something of every tensor.
+        tensors = self.checkpoint(share_of(self.config, size, 0) if size else None).tensors
+        return {
+            name: (tensors[name].dtype, math.prod(shape) * ITEM_BYTES[tensors[name].dtype])
+            for name, shape in expected_tensors(self.config).items()
+        }
 
     def kv_bytes_per_token(self, dtype_bytes: int = 2) -> int:
         """Bytes of keys and values one token of context keeps, over all layers."""
