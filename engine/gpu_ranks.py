@@ -42,6 +42,7 @@ class GpuRanks:
                  timeout_s: float) -> None:  # fmt: skip
         self.size, self.rank = size, rank
         self.inboxes: Inboxes | None = None
+        self._memory: PeerMemory | None = None
         self._device = device
         torch.cuda.set_device(device)
         torch_stores: Any = dist  # whose stubs do not have them
@@ -58,6 +59,8 @@ class GpuRanks:
         return x
 
     def gather(self, x: Tensor, width: int) -> Tensor:
+        if not len(x):
+            return x.new_empty(0, width)
         each = -(-width // self.size)
         mine = F.pad(x, (0, each - x.shape[1])).contiguous()
         parts = x.new_empty(self.size, *mine.shape)
@@ -85,7 +88,6 @@ class GpuRanks:
             return
         row, logits = MAX_VECTORS * config.hidden_size, MAX_VECTORS * each
         num_bytes = 4 * self.size * (3 * row + logits)
-        # Kept as long as the process: others may still write to it.
         self._memory = PeerMemory(gpu, num_bytes, self.rank, self.exchange)
         embedding, attention, ffn = (self._memory.inbox(row) for _ in range(3))
         box = self._memory.inbox(logits)
@@ -99,3 +101,9 @@ class GpuRanks:
         except (RuntimeError, AssertionError) as error:
             raise DeviceError(f"GPUs {others} cannot be asked: {error}") from error
         return all(reach)
+
+    def close(self) -> None:
+        """Let go of the other ranks, which have done what this one has."""
+        if self._memory is not None:
+            self._memory.close()
+        self._group.abort()

@@ -107,9 +107,9 @@ class LockstepEngine:
                     "cubins": str(cubins) if cubins else None,
                 }
             )
-            ranks = connect(config, store, 0)
+            self._ranks = connect(config, store, 0)
         self._repeater = Repeater(
-            path, config, lambda *progress: slowest.report(0, *progress), cubins, ranks
+            path, config, lambda *progress: slowest.report(0, *progress), cubins, self._ranks
         )
         self.info = self._repeater.engine.info
 
@@ -144,7 +144,8 @@ class LockstepEngine:
         return self._repeater.engine.stats(measure)
 
     def close(self) -> None:
-        """End the other ranks."""
+        """End the other ranks, which have ended what they were told."""
+        self._ranks.close()
         self._followers.close()
 
     def _together(self, call: Message) -> list[Outcome]:

@@ -34,6 +34,9 @@ class Ranks(Protocol):
     def least(self, number: int) -> int:
         """The least of every rank's number."""
 
+    def close(self) -> None:
+        """Let go of the others; nothing may be called after."""
+
 
 class Alone:
     """One rank that has the whole model: nobody to wait for."""
@@ -51,6 +54,9 @@ class Alone:
 
     def least(self, number: int) -> int:
         return number
+
+    def close(self) -> None:
+        return
 
 
 class GlooRanks:
@@ -86,6 +92,9 @@ class GlooRanks:
 
     def least(self, number: int) -> int:
         return min(int.from_bytes(n, "big", signed=True) for n in self.exchange(_bytes_of(number)))
+
+    def close(self) -> None:
+        self._group.abort()
 
     def exchange(self, mine: bytes) -> list[bytes]:
         """Every rank's bytes, equally many, in the order of the ranks."""

@@ -55,6 +55,9 @@ class ThreadRanks:
     def least(self, number: int) -> int:
         return int(torch.stack(self._exchange(torch.tensor(number))).min())
 
+    def close(self) -> None:
+        self._meeting.abort()
+
     def _exchange(self, x: Tensor) -> list[Tensor]:
         self._turn += 1
         return self._meeting.exchange(self._turn, self.rank, x)

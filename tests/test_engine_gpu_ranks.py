@@ -1,6 +1,7 @@
 """Several GPUs against the CPU, on tiny random models in fp32: the same ids."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ WIDE = {"num_attention_heads": 8, "n_head": 8, "hidden_size": 64, "n_embd": 64, 
 
 
 def lost(error: SwiftchatError) -> None:
-    print(error)
+    print(error, file=sys.__stderr__, flush=True)
     os._exit(1)  # this rank waits for the other for ever
 
 
