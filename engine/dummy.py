@@ -47,7 +47,7 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
             return tensor
         cut = [
             whole.narrow(part.axis, first, end - first)
-            for whole, (_, part) in zip(tensor.split(rows), wanted, strict=True)
+            for whole, (_, part) in zip(torch.split(tensor, rows), wanted, strict=True)
             for first, end in part.spans
         ]
         return torch.cat(cut, wanted[0][1].axis)
