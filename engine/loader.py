@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swiftchat.engine.arrange import arrange
 from swiftchat.engine.decoder import DecoderWeights, LayerWeights
-from swiftchat.engine.mixture import Experts
+from swiftchat.engine.mixture import Expert, Experts
 from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig
@@ -22,6 +22,7 @@ from swiftchat.weights.families import (
     first_tensors,
     last_tensors,
     layer_tensors,
+    num_parts,
     tensor_name,
 )
 
@@ -94,29 +95,51 @@ def assemble(config: ModelConfig, place: Place) -> DecoderWeights:
 
     `place` makes one tensor of those with the given names, their rows under each other.
     """
-    named = set(layer_tensors(config)) | set(first_tensors(config)) | set(last_tensors(config))
+    outside = [*first_tensors(config), *last_tensors(config)]
 
     def optional(*canonical: str, layer: int | None = None) -> Tensor | None:
         """The named tensors that this model has, stacked; None where it has none of them."""
-        names = [tensor_name(config, name, layer) for name in canonical if name in named]
+        known = outside if layer is None else layer_tensors(config, layer)
+        parts = [(name, num_parts(config, name)) for name in canonical if name in known]
+        names = [
+            tensor_name(config, name, layer, part)
+            for name, count in parts
+            for part in ([None] if count is None else range(count))
+        ]
         return place(names) if names else None
 
     def placed(*canonical: str, layer: int | None = None) -> Tensor:
         tensor = optional(*canonical, layer=layer)
         return torch.empty(0) if tensor is None else tensor
 
-    def expert(i: int, e: int, *canonical: str) -> Tensor:
-        return place([tensor_name(config, name, i, e) for name in canonical])
+    def one_by_one(i: int) -> Iterator[Expert]:
+        def part(e: int, *canonical: str) -> Tensor:
+            return place([tensor_name(config, name, i, e) for name in canonical])
+
+        for e in range(config.num_experts):
+            yield Expert(part(e, "expert_gate", "expert_up"), part(e, "expert_down"))
+
+    def together(i: int) -> Iterator[Expert]:
+        gate_up, down = placed("experts_gate_up", layer=i), placed("experts_down", layer=i)
+        biases = [optional(f"experts_{name}_bias", layer=i) for name in ("gate_up", "down")]
+        for e in range(config.num_experts):
+            yield Expert(gate_up[e], down[e], *(None if b is None else b[e] for b in biases))
+
+    def experts(i: int) -> Experts:
+        fused = "experts_gate_up" in layer_tensors(config, i)
+        shared = None
+        if config.shared_expert_size:
+            gate_up = placed("shared_gate", "shared_up", layer=i)
+            shared = Expert(gate_up, placed("shared_down", layer=i))
+        return Experts(
+            router=placed("router", layer=i),
+            router_bias=optional("router_bias", layer=i),
+            each=list(together(i) if fused else one_by_one(i)),
+            shared=shared,
+            shared_router=optional("shared_router", layer=i),
+        )
 
     def layer_weights(i: int) -> LayerWeights:
-        experts = None
-        if config.num_experts:
-            each = range(config.num_experts)
-            experts = Experts(
-                placed("router", layer=i),
-                [expert(i, e, "expert_gate", "expert_up") for e in each],
-                [expert(i, e, "expert_down") for e in each],
-            )
         return LayerWeights(
             attn_norm=optional("attn_norm", layer=i),
             attn_norm_bias=optional("attn_norm_bias", layer=i),
@@ -134,7 +157,8 @@ def assemble(config: ModelConfig, place: Place) -> DecoderWeights:
             down=placed("down", layer=i),
             down_bias=optional("down_bias", layer=i),
             mlp_out_norm=optional("mlp_out_norm", layer=i),
-            experts=experts,
+            sinks=optional("sinks", layer=i),
+            experts=experts(i) if "router" in layer_tensors(config, i) else None,
         )
 
     layers = [layer_weights(i) for i in range(config.num_layers)]

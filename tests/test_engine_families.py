@@ -163,14 +163,15 @@ def test_the_page_about_models_is_up_to_date() -> None:
 def test_bfloat16_stays_near_fp32(family) -> None:
     """Relative error of the logits at most 10 %; up to 6 % were seen.
 
-    Some ten roundings to 8 bits a layer, with weights ten times as large as trained ones.
+    Some ten roundings to 8 bits a layer, with weights ten times as large as trained ones. Of
+    five prompts the median counts: where two experts are nearly as good, rounding chooses.
     """
     folder, reference = family
-    ids = tiny.random_ids(NUM_TOKENS, seed=6)
+    prompts = {seed: tiny.random_ids(NUM_TOKENS, seed=seed) for seed in range(5)}
     engine = tiny.engine(folder, dtype="bfloat16")
     forward, seen = engine.decoder.forward, []
     engine.decoder.forward = lambda *args: seen.append(forward(*args)) or seen[-1]  # type: ignore[method-assign]
-    tiny.run(engine, {1: ids}, SamplingParams(temperature=0, max_tokens=1))
-    exact = expected(reference, ids)[-1]
-    error = torch.linalg.norm(seen[0][0] - exact) / torch.linalg.norm(exact)
-    assert error <= 0.1
+    tiny.run(engine, prompts, SamplingParams(temperature=0, max_tokens=1))
+    exact = torch.stack([expected(reference, ids)[-1] for ids in prompts.values()])
+    errors = torch.linalg.norm(torch.cat(seen) - exact, dim=1) / torch.linalg.norm(exact, dim=1)
+    assert errors.median() <= 0.1

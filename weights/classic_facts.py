@@ -129,8 +129,13 @@ def falcon(config: Fields) -> Mapping[str, Any]:
     parallel = grouped or flag(config, "parallel_attn")
     if grouped and not flag(config, "parallel_attn"):
         raise bad("parallel_attn", "true with new_decoder_architecture", False)
+    hidden, alibi = integer(config, "hidden_size", 1, _MAX_WIDTH), flag(config, "alibi")
     return {
         **_LAYER_NORM,
+        **({"rope": None} if alibi else {}),
+        "alibi": alibi,
+        # It is added to the products of queries and keys before they are scaled.
+        "alibi_scale": (hidden / heads) ** -0.5 if alibi else 1.0,
         "attention_bias": bias,
         "output_bias": bias,
         "mlp_bias": bias,
