@@ -57,6 +57,8 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype) -> bool:
     """
     return (
         config.num_experts == 0
+        and not config.attention_sinks
+        and config.prefix_lm is None
         and dtype in DTYPE_NAMES
         and config.head_dim % 8 == 0
         and config.head_dim <= 256

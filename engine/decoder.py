@@ -179,8 +179,9 @@ class Decoder:
                 x += delta
             return x.to(self.weights.embed.dtype)
         normed = self.ops.norm_(x, delta, weight, bias)
-        if self.config.norm_order == "post":
+        if self.config.norm_order in ("post", "stream"):
             x.copy_(normed)
+            x *= self.config.stream_scale
         return normed
 
     def _attention(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: Tensor) -> Tensor:

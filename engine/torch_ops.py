@@ -49,7 +49,7 @@ class TorchOps:
         self._slopes = alibi_slopes(config).to(device) if config.alibi else None
 
     def plan(self, batch: Batch, cache: KVCache) -> "TorchPlan":
-        def tensor(values: list[int]) -> Tensor:
+        def tensor(values: Sequence[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int64, device=self._device)
 
         def reading(window: int | None) -> list[AttentionPlan]:
@@ -59,9 +59,14 @@ class TorchOps:
 
         config, positions = self._config, tensor(batch.positions)
         attention = reading(config.sliding_window)
+        if config.rope is not None and config.rope.two_dimensional:
+            first, second = zip(*batch.places(), strict=True)
+            angles = [_halves(t[tensor(first)], t[tensor(second)]) for t in self._angles]
+        else:
+            angles = [table[positions] for table in self._angles]
         return TorchPlan(
             ids=tensor(batch.ids), slots=tensor(batch.slot_mapping), positions=positions,
-            angles=[table[positions] for table in self._angles],
+            angles=angles,
             logit_rows=tensor(batch.logit_rows), attention=attention,
             full_attention=reading(None) if config.full_layers else attention,
         )  # fmt: skip
@@ -153,6 +158,12 @@ def _signed_angles(
     return torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)], 1)
 
 
+def _halves(first: Tensor, second: Tensor) -> Tensor:
+    """Of two [n, 2, head_dim] as `rotate_` takes them, each for its half of the pairs."""
+    ours, theirs = (angles.view(len(angles), 2, 2, 2, -1) for angles in (first, second))
+    return torch.cat([ours[..., :1, :], theirs[..., 1:, :]], -2).view(first.shape)
+
+
 def rotate_(x: Tensor, angles: Tensor) -> None:
     """Rotary embedding, half-split layout, of x [n, heads, head_dim], in place, in fp32.
 
@@ -219,11 +230,12 @@ def plan_attention(spans: Sequence[Span], block_size: int, window: int | None,
         used = span.block_table[: -(-length // block_size)]
         contiguous = used[-1] - used[0] == len(used) - 1 and used == sorted(used)
         windowed = window is not None and length > window
+        both_ways = span.both_ways.length
         mask = None
-        if slopes is not None or windowed or (n > 1 and n != length):
+        if slopes is not None or windowed or (n > 1 and (n != length or both_ways > 1)):
             keys = torch.arange(length, device=device)
             queries = torch.arange(length - n, length, device=device).unsqueeze(1)
-            mask = keys <= queries
+            mask = (keys <= queries) | (keys < both_ways)
             if window is not None:
                 mask &= keys > queries - window
             if slopes is not None:

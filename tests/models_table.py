@@ -20,7 +20,8 @@ Each family is a table entry (`weights/gated_families.py`, `weights/mixture_fami
 `weights/classic_families.py`) read by one decoder. For every one of them
 `tests/test_engine_families.py` and `tests/test_engine_decoder.py` compare logits with
 transformers' in fp32, on the CPU: by prefill in chunks, token by token, with history and in a
-batch, at most 1e-4 of the largest apart.
+batch, at most 1e-4 of the largest apart. ChatGLM-6B, which transformers does not have, is compared
+with a reference of its own in fp64.
 
 "kernels" are those of `cuda/`; "torch" means torch's operators, on the GPU too. "partly": some
 models of the family need what the kernels do not do, such as windows in only some layers.
@@ -43,9 +44,10 @@ What differs from other programs:
 - **GPT-OSS** as published has experts in MXFP4: `swiftchat convert` makes a plain model of it.
 - A key of `config.json` that changes the mathematics and that the family does not read is
   refused by name (`weights/refusals.py`).
+- **ChatGLM-6B** reads its prompt in both directions, all of it in one go. Nothing of it is
+  reused when the conversation grows; only the same prompt is found in the cache.
 
-Not supported: ChatGLM-6B (two-dimensional positions, a prompt that attends both ways), the
-vision models of Gemma 3, multi-head latent attention.
+Not supported: the vision models of Gemma 3, multi-head latent attention.
 """
 
 

@@ -152,7 +152,6 @@ def absent_keys(architecture: str, **changes: Any) -> dict[str, Any]:
         ("GptOssForCausalLM", "num_experts_per_tok", 129),
         ("GptOssForCausalLM", "sliding_window", 0),
         ("GptOssForCausalLM", "layer_types", ["full_attention"] * 4),
-        ("ChatGLMModel", "position_encoding_2d", True),
         ("ChatGLMModel", "rmsnorm", False),
         ("ChatGLMModel", "num_attention_heads", "6"),
     ],
@@ -169,6 +168,38 @@ def test_what_is_not_understood_is_refused_by_name(
     assert known.architecture == architecture
     with pytest.raises(BadModelFile, match=usual.get(field, field)):
         ModelConfig.from_hf(absent_keys(architecture, **spelled, **{field: value}))
+
+
+CHATGLM_6B = {
+    "architectures": ["ChatGLMModel"], "vocab_size": 97, "hidden_size": 48, "num_layers": 3,
+    "num_attention_heads": 3, "inner_hidden_size": 80, "position_encoding_2d": True,
+    "bos_token_id": 1, "eos_token_id": 2, "gmask_token_id": 0, "mask_token_id": 5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("position_encoding_2d", False),
+        ("quantization_bit", 4),
+        ("pre_seq_len", 128),
+        ("hidden_size", 42),
+        ("num_layers", 10**9),
+        ("gmask_token_id", 97),
+        ("mask_token_id", None),
+        ("bos_token_id", "1"),
+        ("max_sequence_length", 0),
+        ("layernorm_epsilon", math.nan),
+    ],
+)
+def test_a_chatglm_6b_that_is_not_understood_is_refused_by_name(field: str, value: object) -> None:
+    assert ModelConfig.from_hf(CHATGLM_6B).family == "chatglm-6b"
+    usual = {
+        "num_layers": "num_hidden_layers", "max_sequence_length": "max_position_embeddings",
+        "layernorm_epsilon": "rms_norm_eps",
+    }  # fmt: skip
+    with pytest.raises(BadModelFile, match=usual.get(field, field)):
+        ModelConfig.from_hf({**CHATGLM_6B, field: value})
 
 
 def test_older_spellings_mean_the_same() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import tiny_chatglm
 import torch
 import transformers
 from safetensors.torch import save_file
@@ -149,7 +150,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 LIKE_LLAMA = ("qwen2", "qwen2-yarn", "phi3", "phi3-short-context", "phi3-long-context", "glm",
               "internlm2", "chatglm3")  # fmt: skip
 NOT_ON_KERNELS = ("mixtral", "qwen3-moe", "qwen3-moe-normalized", "qwen3-moe-mixed", "qwen2-moe",
-                  "gpt-oss")  # fmt: skip
+                  "gpt-oss", "chatglm-6b")  # fmt: skip
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 _MODELS = {"GPT2": "GPT2LMHeadModel"}
 
@@ -249,10 +250,11 @@ def _write(folder: Path, architecture: str, tensors: dict[str, torch.Tensor], **
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
 
 
-# Families transformers does not have, made of those it has.
-REPACKED: dict[str, Callable[[Path], transformers.PreTrainedModel]] = {
+# Families transformers does not have: made of those it has, or with a reference of our own.
+REPACKED: dict[str, Callable[[Path], Any]] = {
     "internlm2": make_internlm2,
     "chatglm3": make_chatglm,
+    "chatglm-6b": lambda folder: tiny_chatglm.make(folder, VOCAB_SIZE),
 }
 
 

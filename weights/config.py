@@ -15,6 +15,7 @@ from swiftchat.weights.config_fields import (
     optional_number,
 )
 from swiftchat.weights.families import family_of
+from swiftchat.weights.prefix_lm import PrefixLM
 from swiftchat.weights.refusals import refuse_unread
 from swiftchat.weights.rope_config import MAX_CONTEXT, RopeConfig
 
@@ -29,6 +30,8 @@ _MAX_HEAD_DIM = 4096
 _MAX_WIDTH = 2**20
 _MAX_VOCAB = 2**24
 _MAX_EXPERTS = 2**16  # in all layers
+
+_CHATGLM, _CHATGLM_6B = "ChatGLMModel", "ChatGLMForConditionalGeneration"
 
 # What transformers calls them, and what they are.
 _ACTIVATIONS = {
@@ -47,7 +50,8 @@ class ModelConfig:
 
     `norm` is "rms" or "layer", with a bias if `norm_bias`; `norm_unit_offset`: one is to be
     added to its weights. `norm_order` says what is normed: "pre" a branch's input, "output" its
-    output, "sandwich" both, "post" the residual stream after the branch is added.
+    output, "sandwich" both, "post" the residual stream after the branch is added, "stream" the
+    residual stream before the branch, which goes on `stream_scale` times as large.
     `parallel_residual`: attention and FFN read the same stream, `shared_norm` by one norm too.
     `gated`: the FFN has a gate; `interleaved_gate`: its rows and those of up alternate;
     `gate_limit`: both are clamped there, and up is one more. `qk_norm`: norm of queries and
@@ -64,7 +68,7 @@ class ModelConfig:
     `experts_per_token` experts of width `expert_size`, and `normalized_experts` makes their
     shares add up to one; `expert_bias`: router and experts have biases. Every token also takes a
     shared expert of width `shared_expert_size`, if that is not 0. `dense_layers` have a plain FFN
-    all the same.
+    all the same. `prefix_lm`: prompts attend both ways.
     """
 
     family: str
@@ -92,6 +96,7 @@ class ModelConfig:
     norm_bias: bool = False
     norm_unit_offset: bool = False
     norm_order: str = "pre"
+    stream_scale: float = 1.0
     final_norm: bool = True
     embedding_norm: bool = False
     parallel_residual: bool = False
@@ -121,6 +126,7 @@ class ModelConfig:
     expert_bias: bool = False
     shared_expert_size: int = 0
     dense_layers: frozenset[int] = frozenset()
+    prefix_lm: PrefixLM | None = None
 
     @property
     def like_llama(self) -> bool:
@@ -223,6 +229,9 @@ def _architecture(config: Fields) -> str:
     names = config.get("architectures")
     if not (isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)):
         raise bad("architectures", "a list with one name", names)
+    if names[0] in (_CHATGLM, _CHATGLM_6B):
+        # Both generations call themselves either; only the first has this key.
+        return _CHATGLM_6B if "position_encoding_2d" in config else _CHATGLM
     return names[0]
 
 

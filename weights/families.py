@@ -104,9 +104,7 @@ def layer_tensors(config: "ModelConfig", layer: int) -> list[str]:
 def _layer_norms(config: "ModelConfig") -> list[str]:
     before = ["attn_norm"] if config.shared_norm else ["attn_norm", "mlp_norm"]
     after = ["attn_out_norm", "mlp_out_norm"]
-    return {"pre": before, "post": before, "output": after, "sandwich": before + after}[
-        config.norm_order
-    ]
+    return {"output": after, "sandwich": before + after}.get(config.norm_order, before)
 
 
 def first_tensors(config: "ModelConfig") -> list[str]:

@@ -92,8 +92,6 @@ def glm4(config: Fields) -> Mapping[str, Any]:
 
 def chatglm(config: Fields) -> Mapping[str, Any]:
     """ChatGLM2, ChatGLM3 and GLM-4-9B as first published."""
-    if config.get("position_encoding_2d") is not None:
-        raise bad("position_encoding_2d", "absent: ChatGLM-6B is not supported", "present")
     for name, wanted in (("rmsnorm", True), ("post_layer_norm", True), ("add_bias_linear", False)):
         if config.get(name, wanted) is not wanted:
             raise bad(name, str(wanted).lower(), config[name])
