@@ -30,6 +30,8 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     }
 )
 
+_MOST_SCORES = 2**25  # that are held at once, in fp32, where torch's attention cannot be had
+
 
 class TorchOps:
     """The operations of one model on one device, as `decoder.Ops` describes them."""
@@ -304,23 +306,31 @@ def attention(q: Tensor, cache: Tensor, plans: Sequence[AttentionPlan], scale: f
 
 def _by_hand(q: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float,
              softcap: float | None, sinks: Tensor | None) -> Tensor:  # fmt: skip
-    """What torch's attention does, with soft-capped scores and sinks: [1, heads, n, head_dim]."""
+    """What torch's attention does, with soft-capped scores and sinks: [1, heads, n, head_dim].
+
+    Some queries at a time, so that their scores stay small.
+    """
     n, kv_heads = q.shape[2], keys.shape[1]
     grouped = q.view(1, kv_heads, -1, *q.shape[2:])
-    scores = (grouped @ keys.unsqueeze(2).transpose(-1, -2)).float().mul_(scale)
-    if softcap is not None:
-        scores = scores.div_(softcap).tanh_().mul_(softcap)
     mask = plan.mask
     if plan.is_causal:
         mask = torch.ones(n, plan.context_len, dtype=torch.bool, device=q.device).tril_()
-    if mask is not None:
-        scores = scores.masked_fill_(~mask, float("-inf"))
-    if sinks is not None:
-        sink = sinks.float().view(1, kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
-        shares = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
-    else:
-        shares = scores.softmax(-1)
-    return (shares.to(values.dtype) @ values.unsqueeze(2)).view(q.shape)
+    step = max(1, _MOST_SCORES // (q.shape[1] * plan.context_len))
+    outputs = []
+    for first in range(0, n, step):
+        rows = slice(first, first + step)
+        scores = (grouped[..., rows, :] @ keys.unsqueeze(2).transpose(-1, -2)).float().mul_(scale)
+        if softcap is not None:
+            scores = scores.div_(softcap).tanh_().mul_(softcap)
+        if mask is not None:
+            scores.masked_fill_(~mask[rows], float("-inf"))
+        if sinks is not None:
+            sink = sinks.float().view(1, kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            shares = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
+        else:
+            shares = scores.softmax(-1)
+        outputs.append(shares.to(values.dtype) @ values.unsqueeze(2))
+    return torch.cat(outputs, -2).view(q.shape)
 
 
 def _context(cache: Tensor, plan: AttentionPlan) -> Tensor:

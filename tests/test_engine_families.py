@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from swiftchat.engine import torch_ops
 from swiftchat.engine.cuda_ops import kernels_cover
 from swiftchat.engine.engine import Engine
 from swiftchat.engine.params import EngineConfig, SamplingParams
@@ -72,6 +73,16 @@ def test_with_history_and_in_a_batch_equals_transformers(family) -> None:
     logits = bench.step()
     for i, ids in prompts.items():
         assert_close(logits[i], expected(reference, ids)[-1])
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt-oss"])
+@pytest.mark.parametrize("most", [1, 300])
+def test_scores_held_a_few_at_a_time(
+    name: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_ops, "_MOST_SCORES", most)
+    reference, ids = tiny.make(name, tmp_path), tiny.random_ids(NUM_TOKENS, seed=7)
+    assert_close(tiny.Bench(tmp_path).last_logits(ids), expected(reference, ids)[-1])
 
 
 def test_greedy_ids_equal_transformers(family) -> None:
