@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+import tqdm
 from torch import Tensor
 
 from swiftchat.engine import streaming
@@ -38,8 +39,9 @@ def llama(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test leaves a thread or an open file behind."""
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # a thread of the models' maker
     threads, files = set(threading.enumerate()), num_open_files()
     yield
     assert set(threading.enumerate()) <= threads
@@ -81,8 +83,10 @@ def assert_streams_as_mapped(
             assert tensor is other, name
             continue
         assert (other.shape, other.dtype) == (tensor.shape, dtype), name
-        assert other.is_contiguous(), name
-        assert torch.equal(other.view(torch.uint8), tensor.contiguous().view(torch.uint8)), name
+        # Experts of one tensor are views, as they lie in the file.
+        assert other.is_contiguous() or (".expert." in name and other.t().is_contiguous()), name
+        ours_bits, bits = (t.contiguous().view(torch.uint8) for t in (other, tensor))
+        assert torch.equal(ours_bits, bits), name
     assert (streamed.lm_head is streamed.embed) == model.config.tied_embeddings
     sizes = {name: info.nbytes for name, info in checkpoint.tensors.items()}
     whole = Share(model.config) if share is None else share
@@ -130,7 +134,15 @@ def test_odd_offsets(llama: Path, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("name", "staging_bytes"),
-    [("llama-tied", 100), ("gpt2", 100), ("bloom", 4096), ("phi3", 4096), ("mixtral", 4096)],
+    [
+        ("llama-tied", 100),
+        ("gpt2", 100),
+        ("bloom", 4096),
+        ("phi3", 4096),
+        ("mixtral", 4096),
+        ("gpt-oss", 100),
+        ("gpt-oss", 4096),
+    ],
 )
 def test_parts_are_streamed_as_they_are_mapped(
     name: str, staging_bytes: int, tmp_path: Path
