@@ -26,6 +26,7 @@ from swiftchat.engine.norms import norm_heads_
 from swiftchat.engine.rope import cos_sin_table
 from swiftchat.engine.torch_ops import alibi_slopes
 from swiftchat.weights.config import ModelConfig
+from swiftchat.weights.tensor_parallel import Share
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,13 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype) -> bool:
 
 
 class CudaOps:
-    """The operations of one model on one GPU, as `decoder.Ops` describes them."""
+    """The operations of a model, or a rank's share of it, on one GPU, as `decoder.Ops` has them."""
 
     heads_first = True
 
-    def __init__(self, gpu: Gpu, config: ModelConfig, ctx_size_tokens: int,
+    def __init__(self, gpu: Gpu, share: Share, ctx_size_tokens: int,
                  max_num_seqs: int) -> None:  # fmt: skip
+        config = share.local
         # cuBLAS may otherwise add bf16 partial sums in bf16.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
@@ -81,7 +83,10 @@ class CudaOps:
             for rope in (config.rope, config.local_rope)
             if rope is not None
         ]
-        self.alibi_slopes = alibi_slopes(config).to(gpu.device) if config.alibi else None
+        self.alibi_slopes: Tensor | None = None
+        if config.alibi:
+            slopes = alibi_slopes(share.config)[slice(*share.heads)]
+            self.alibi_slopes = slopes.to(gpu.device)
         self.attention_workspace = decode_attention_workspace(
             gpu, whole_lanes(max_num_seqs), config.num_heads, config.head_dim
         )
@@ -89,6 +94,7 @@ class CudaOps:
         self.scale = config.attention_scale
         self.softcap = config.attention_softcap or 0.0
         self.norm_offset = float(config.norm_unit_offset)
+        self.first_id = share.vocabulary[0]  # of the embeddings that are here
         self._config = config
 
     def plan(self, batch: Batch, cache: KVCache) -> CudaPlan:
@@ -121,7 +127,7 @@ class CudaOps:
 
     def embed(self, plan: CudaPlan, table: Tensor) -> Tensor:
         x = torch.empty(len(plan.ids), table.shape[1], device=self.gpu.device)
-        embed(self.gpu, plan.ids, table, x)
+        embed(self.gpu, plan.ids, table, x, first_id=self.first_id)
         return x
 
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:

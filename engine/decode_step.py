@@ -3,8 +3,11 @@
 import torch
 from torch import Tensor
 
+from swiftchat.cuda.inbox import Inbox
 from swiftchat.cuda.ops.add_normed import add_normed
 from swiftchat.cuda.ops.advance import advance
+from swiftchat.cuda.ops.all_gather import all_gather
+from swiftchat.cuda.ops.all_reduce import all_reduce
 from swiftchat.cuda.ops.argmax import argmax, argmax_workspace
 from swiftchat.cuda.ops.decode_attention import decode_attention
 from swiftchat.cuda.ops.embed import embed
@@ -17,12 +20,14 @@ from swiftchat.cuda.ops.linear import (
     linear_gated,
     linear_residual,
     linear_rotate,
+    linear_send,
 )
 from swiftchat.cuda.ops.penalties import penalties
 from swiftchat.cuda.ops.rotary import head_norm_fits, rotary
 from swiftchat.cuda.ops.sample import sample, sample_workspace
 from swiftchat.engine.cuda_ops import CudaOps, CudaPlan
 from swiftchat.engine.decoder import Decoder, LayerWeights
+from swiftchat.engine.gpu_ranks import GpuRanks, Inboxes
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.lanes import Lanes
 from swiftchat.weights.config import ModelConfig
@@ -58,12 +63,14 @@ class DecodeStep:
     Few vectors of a model near Llama go through five kernels a layer, each fused with its
     neighbours; norms of heads and of branches' outputs are one more each. More lanes than those
     take, and other models, use the decoder's own operations. Either way the result is a CUDA
-    graph.
+    graph. One of several ranks sends its parts of the sums to the others out of the products.
     """
 
     def __init__(self, decoder: Decoder, ops: CudaOps, cache: KVCache, lanes: Lanes) -> None:
         config, weights = decoder.config, decoder.weights
         self._decoder, self._ops, self._cache, self.lanes = decoder, ops, cache, lanes
+        ranks = decoder.ranks
+        self._inboxes: Inboxes | None = ranks.inboxes if isinstance(ranks, GpuRanks) else None
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         n, gpu = lanes.max_lanes, ops.gpu
         dtype, few = weights.embed.dtype, min(n, MAX_VECTORS)
@@ -71,7 +78,9 @@ class DecodeStep:
         def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=gpu.device)
 
-        self._x = empty(few, config.hidden_size, dtype=torch.float32)
+        self._x, self._part = (
+            empty(few, config.hidden_size, dtype=torch.float32) for _ in range(2)
+        )
         self._norm_eps = config.norm_eps
         # A layer that does not rotate in its product leaves keys and values beside the queries.
         heads = config.num_heads + 2 * config.num_kv_heads
@@ -128,7 +137,8 @@ class DecodeStep:
         if self._is_fused(n):
             self._fused(n, logits)
         else:
-            logits.copy_(self._decoder.run(self._plan(n), self._cache))
+            own = self._decoder.run(self._plan(n), self._cache)
+            logits.copy_(self._decoder.ranks.gather(own, logits.shape[1]))
         penalties(gpu, logits, lanes.counts[:n], lanes.repeat_penalty[:n],
                   lanes.presence_penalty[:n], lanes.frequency_penalty[:n])  # fmt: skip
         values, ids, sampled = self._values[:n], self._ids[:n], self._sampled[:n]
@@ -146,6 +156,7 @@ class DecodeStep:
         attended = config.num_heads * config.head_dim
         return (
             near_llama(config)
+            and (self._decoder.ranks.size == 1 or self._inboxes is not None)
             and config.intermediate_size % 4 == 0
             and linear_fits(gpu, n, config.hidden_size, itemsize)
             and linear_fits(gpu, n, attended, itemsize, splittable=True)
@@ -155,12 +166,25 @@ class DecodeStep:
     def _fused(self, n: int, logits: Tensor) -> None:
         lanes, gpu, weights = self.lanes, self._ops.gpu, self._decoder.weights
         x = self._x[:n]
-        embed(gpu, lanes.tokens[:n], weights.embed, x, scale=self._decoder.embedding_scale)
+        part = x if self._inboxes is None else self._part[:n]
+        embed(gpu, lanes.tokens[:n], weights.embed, part, scale=self._decoder.embedding_scale,
+              first_id=self._ops.first_id)  # fmt: skip
+        if self._inboxes is not None:
+            all_reduce(gpu, x, self._inboxes.embedding, part, adds=False)
         for i, (layer, kv) in enumerate(zip(weights.layers, self._cache.layers, strict=True)):
             self._layer(n, x, i, layer, kv)
         norm = self._norm(weights.final_norm)
-        linear(gpu, x, weights.lm_head, logits, self._ops.linear_workspace, norm=norm)
+        self._head(x, norm, logits)
         self._decoder.cap_(logits)
+
+    def _head(self, x: Tensor, norm: Norm, logits: Tensor) -> None:
+        gpu, workspace = self._ops.gpu, self._ops.linear_workspace
+        weight = self._decoder.weights.lm_head
+        if self._inboxes is None:
+            linear(gpu, x, weight, logits, workspace, norm=norm)
+            return
+        linear_send(gpu, x, weight, self._inboxes.logits, workspace, norm=norm)
+        all_gather(gpu, logits, self._inboxes.logits, self._inboxes.vocab_each)
 
     def _layer(self, n: int, x: Tensor, i: int, layer: LayerWeights, kv: Tensor) -> None:
         lanes, ops, gpu, config = self.lanes, self._ops, self._ops.gpu, self._decoder.config
@@ -170,11 +194,14 @@ class DecodeStep:
             gpu, queries, kv, lanes.block_tables[:n], lanes.context_lens[:n], ops.scale, attended,
             ops.attention_workspace, window=ops.window(i), softcap=ops.softcap, settled=True,
         )  # fmt: skip
-        self._add(x, attended.view(n, -1), layer.o, layer.o_bias, layer.attn_out_norm)
+        boxes = self._inboxes
+        of_attention, of_ffn = (None, None) if boxes is None else (boxes.attention, boxes.ffn)
+        self._add(x, attended.view(n, -1), layer.o, layer.o_bias, layer.attn_out_norm,
+                  of_attention)  # fmt: skip
         norm = self._norm(layer.mlp_norm)
         linear_gated(gpu, x, layer.gate_up, inner, ops.linear_workspace, norm, config.activation,
                      bias=layer.gate_up_bias)  # fmt: skip
-        self._add(x, inner, layer.down, layer.down_bias, layer.mlp_out_norm)
+        self._add(x, inner, layer.down, layer.down_bias, layer.mlp_out_norm, of_ffn)
 
     def _norm(self, weight: Tensor | None) -> Norm:
         assert weight is not None  # see `near_llama`
@@ -197,15 +224,21 @@ class DecodeStep:
         return heads[:, : config.num_heads]
 
     def _add(self, x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor | None,
-             norm: Tensor | None) -> None:  # fmt: skip
-        """Add the product of a branch's last matrix to the stream x, normed where it is to be."""
+             norm: Tensor | None, inbox: Inbox | None) -> None:  # fmt: skip
+        """Add the product of a branch's last matrix to the stream x, normed where it is to be.
+
+        With an inbox, the sum of all ranks' products.
+        """
         gpu, workspace = self._ops.gpu, self._ops.linear_workspace
-        if norm is None:
-            linear_residual(gpu, branch, weight, x, workspace, bias=bias)
-            return
-        sums = self._sums[: len(x)]
-        linear_residual(gpu, branch, weight, sums, workspace, bias=bias)
-        add_normed(gpu, x, sums, norm, self._norm_eps, offset=self._ops.norm_offset, sums=True)
+        to = x if norm is None else self._sums[: len(x)]  # these are zero
+        if inbox is None:
+            linear_residual(gpu, branch, weight, to, workspace, bias=bias)
+        else:
+            linear_send(gpu, branch, weight, inbox, workspace, bias=bias)
+            all_reduce(gpu, to, inbox)
+        if norm is not None:
+            offset = self._ops.norm_offset
+            add_normed(gpu, x, to, norm, self._norm_eps, offset=offset, sums=True)
 
     def _plan(self, n: int) -> CudaPlan:
         lanes = self.lanes

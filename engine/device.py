@@ -14,8 +14,11 @@ from swiftchat.errors import DeviceError, UsageError
 from swiftchat.weights.config import ModelConfig
 
 
-def find_device(name: str) -> torch.device:
-    """The torch device for `auto`, `cpu`, `cuda` or `cuda:i`; a missing one is a `DeviceError`."""
+def find_device(name: str, rank: int = 0) -> torch.device:
+    """The torch device for `auto`, `cpu`, `cuda` or `cuda:i`; a missing one is a `DeviceError`.
+
+    Of several ranks each has a GPU, counted from that one on; on the CPU they share it.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -24,6 +27,8 @@ def find_device(name: str) -> torch.device:
         raise UsageError(f"unknown device {name!r}", "one of auto, cpu, cuda, cuda:0 …") from None
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", 0)
+    if device.type == "cuda" and rank:
+        device = torch.device("cuda", (device.index or 0) + rank)
     if device.type == "cuda" and device.index >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         raise DeviceError(
@@ -37,11 +42,11 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def available_bytes(device: torch.device) -> int:
-    """Memory that can be taken now without swapping."""
+def available_bytes(device: torch.device, num_sharers: int = 1) -> int:
+    """Memory that can be taken now without swapping; the CPU's is shared by so many ranks."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return int(psutil.virtual_memory().available)
+    return int(psutil.virtual_memory().available) // num_sharers
 
 
 def find_kernels(device: torch.device, config: EngineConfig, shape: ModelConfig,

@@ -19,12 +19,14 @@ from swiftchat.engine.decode_step import SIZES, DecodeStep
 from swiftchat.engine.decoder import Decoder, resident_bytes
 from swiftchat.engine.device import available_bytes, device_name, find_device, find_kernels
 from swiftchat.engine.dummy import dummy_weights
+from swiftchat.engine.gpu_ranks import GpuRanks
 from swiftchat.engine.kv_cache import KVCache, kv_bytes_per_token
 from swiftchat.engine.lanes import Lanes
 from swiftchat.engine.loader import load_weights
 from swiftchat.engine.memory import plan_cache, workspace_bytes
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Event, Finished, Prefill, Tokens
+from swiftchat.engine.ranks import Alone, Ranks
 from swiftchat.engine.sampler import not_finite, sample
 from swiftchat.engine.scheduler import Row, Scheduler, Sequence
 from swiftchat.engine.torch_ops import TorchOps
@@ -33,6 +35,7 @@ from swiftchat.weights.dummy import dummy_config
 from swiftchat.weights.families import expected_tensors
 from swiftchat.weights.model import Model
 from swiftchat.weights.prefix_lm import BACKWARDS_ONLY
+from swiftchat.weights.tensor_parallel import share_of
 
 Outcome = tuple[int, Event | SwiftchatError]
 Progress = Callable[[str, int, int], None]
@@ -53,7 +56,8 @@ class Engine:
 
     `add` queues a prompt, each `step` computes one batch and returns what came of it, `cancel`
     ends a generation between steps. Not thread-safe: one loop owns it. Compiled kernels are kept
-    in the folder `cubins`, if one is given.
+    in the folder `cubins`, if one is given. One of several `ranks` has a share of the model and
+    makes the same calls as the others (`engine.lockstep`).
     """
 
     def __init__(
@@ -62,35 +66,41 @@ class Engine:
         config: EngineConfig,
         on_progress: Progress = lambda *_: None,
         cubins: Path | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         started = time.perf_counter()
-        device = find_device(config.device)
+        self._ranks = ranks = ranks or Alone()
+        device = find_device(config.device, ranks.rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # for streams, events and pinned memory
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
+        if config.num_threads is not None or ranks.size > 1:
+            torch.set_num_threads(
+                config.num_threads or max(1, torch.get_num_threads() // ranks.size)
+            )
         model = None if config.dummy else Model.open(path)
-        shape = model.config if model else dummy_config(config.dummy or "")
-        checkpoint = model.checkpoint() if model else None
+        whole = model.config if model else dummy_config(config.dummy or "")
+        share = share_of(whole, ranks.size, ranks.rank)
+        shape = share.local
+        checkpoint = model.checkpoint(share) if model else None
         dtype: torch.dtype = getattr(torch, config.dtype or shape.dtype)
         gpu = find_kernels(device, config, shape, dtype, cubins)
         chunk_tokens = config.chunk_tokens or (512 if gpu is None else 4096)
-        num_parameters = sum(math.prod(s) for s in expected_tensors(shape).values())
+        own_parameters = sum(math.prod(s) for s in share.shapes().values())
         plan = plan_cache(
             config,
             max_context_tokens=shape.max_context_tokens,
             bytes_per_token=kv_bytes_per_token(shape, dtype),
-            weights_bytes=num_parameters * dtype.itemsize,
+            weights_bytes=own_parameters * dtype.itemsize,
             workspace_bytes=workspace_bytes(shape, chunk_tokens, dtype) if gpu else 0,
-            available_bytes=available_bytes(device),
+            available_bytes=ranks.least(available_bytes(device, ranks.size)),
         )
         if checkpoint:
             weights = load_weights(
-                shape, checkpoint, dtype, device,
-                lambda done, total: on_progress("loading weights", done, total),
+                whole, checkpoint, dtype, device,
+                lambda done, total: on_progress("loading weights", done, total), share,
             )  # fmt: skip
         else:
-            weights = dummy_weights(shape, dtype, device)
+            weights = dummy_weights(whole, dtype, device, share=share)
         self.config = config
         self.device = device
         self.ctx_size_tokens = plan.ctx_size_tokens
@@ -100,10 +110,12 @@ class Engine:
         self.gpu = gpu
         ops: CudaOps | TorchOps
         if gpu is None:
-            ops = TorchOps(shape, plan.ctx_size_tokens, device)
+            ops = TorchOps(shape, plan.ctx_size_tokens, device, share)
         else:
-            ops = CudaOps(gpu, shape, plan.ctx_size_tokens, config.max_num_seqs)
-        self.decoder = Decoder(shape, weights, ops)
+            ops = CudaOps(gpu, share, plan.ctx_size_tokens, config.max_num_seqs)
+            if isinstance(ranks, GpuRanks):
+                ranks.open_inboxes(gpu, whole)
+        self.decoder = Decoder(shape, weights, ops, ranks)
         self.cache = KVCache(shape, plan.num_blocks, config.block_size, dtype, device,
                              heads_first=ops.heads_first)  # fmt: skip
         self._ahead: DecodeAhead | None = None
@@ -117,13 +129,14 @@ class Engine:
         self.info = EngineInfo(
             device=device_name(device) + ("" if gpu or device.type == "cpu" else ", torch only"),
             dtype=str(dtype).removeprefix("torch."),
-            num_parameters=num_parameters,
+            num_parameters=sum(math.prod(s) for s in expected_tensors(whole).values()),
             weights_bytes=resident_bytes(weights),
             cache_tokens=plan.num_blocks * config.block_size,
             cache_bytes=self.cache.num_bytes,
             ctx_size_tokens=plan.ctx_size_tokens,
             num_threads=torch.get_num_threads(),
             load_s=time.perf_counter() - started,
+            tp=ranks.size,
         )
 
     @torch.inference_mode()
@@ -149,7 +162,21 @@ class Engine:
         return bool(self._ready) or self.scheduler.has_work
 
     def add(self, generation_id: int, prompt: list[int], params: SamplingParams) -> None:
-        """Queue a prompt; raises `UsageError` or `ContextOverflow` and then queues nothing."""
+        """Queue a prompt; raises what `check` does and then queues nothing."""
+        self.check(prompt)
+        seed = secrets.randbits(32) if params.seed is None else params.seed
+        prefix_lm = self.decoder.config.prefix_lm
+        both_ways = BACKWARDS_ONLY if prefix_lm is None else prefix_lm.both_ways(prompt)
+        sequence = Sequence(generation_id, list(prompt), params, both_ways)
+        generation = _Generation(sequence, seed, time.perf_counter())
+        self._generations[generation_id] = generation
+        if params.max_tokens == 0:
+            self._ready.append((generation_id, self._finish(generation, "length")))
+        else:
+            self.scheduler.add(sequence)
+
+    def check(self, prompt: list[int]) -> None:
+        """Raise `UsageError` or `ContextOverflow` for a prompt that cannot be answered."""
         if not prompt:
             raise UsageError("the prompt is empty")
         bad = next((i for i in prompt if not 0 <= i < self.vocab_size), None)
@@ -161,16 +188,6 @@ class Engine:
                 "and an answer needs at least one",
                 "shorten it, or choose a larger --ctx-size if the model has one",
             )
-        seed = secrets.randbits(32) if params.seed is None else params.seed
-        prefix_lm = self.decoder.config.prefix_lm
-        both_ways = BACKWARDS_ONLY if prefix_lm is None else prefix_lm.both_ways(prompt)
-        sequence = Sequence(generation_id, list(prompt), params, both_ways)
-        generation = _Generation(sequence, seed, time.perf_counter())
-        self._generations[generation_id] = generation
-        if params.max_tokens == 0:
-            self._ready.append((generation_id, self._finish(generation, "length")))
-        else:
-            self.scheduler.add(sequence)
 
     def cancel(self, generation_id: int) -> None:
         """End a generation; the next step reports it. One that already ended is left alone."""
@@ -270,7 +287,8 @@ class Engine:
             )  # fmt: skip
         except SwiftchatError as error:
             return [self._fail(generation, error)]
-        return self._extend(generation, token)
+        # Among ranks rank 0's: not every operator of torch gives the same bits on every GPU.
+        return self._extend(generation, self._ranks.first(token))
 
     def _fail(self, generation: _Generation, error: SwiftchatError) -> Outcome:
         self.scheduler.remove(generation.sequence)

@@ -20,7 +20,8 @@ class EngineConfig:
     `chunk_tokens` bounds the tokens of one forward pass, and so how long a cancel waits (None:
     512, or 4096 with our kernels). `kernels` false runs torch's operators on a GPU, too.
     `dummy`, a name or a config.json, asks for random weights in that shape; the model's path
-    is not looked at then.
+    is not looked at then. `tp` ranks compute the model together, each on a GPU of its own from
+    `device` on (tensor parallelism).
     """
 
     device: str = "auto"
@@ -33,6 +34,7 @@ class EngineConfig:
     num_threads: int | None = None
     dummy: str | None = None
     kernels: bool = True
+    tp: int = 1
 
     def __post_init__(self) -> None:
         if self.device.partition(":")[0] not in DEVICES:
@@ -45,7 +47,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}")
-        for name in ("block_size", "max_num_seqs"):
+        for name in ("block_size", "max_num_seqs", "tp"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
 

@@ -61,6 +61,7 @@ class EngineInfo:
     ctx_size_tokens: int
     num_threads: int
     load_s: float
+    tp: int = 1
 
     def to_wire(self) -> Message:
         return {"type": "ready", "info": asdict(self)}

@@ -17,6 +17,7 @@ class Ranks(Protocol):
     """
 
     size: int
+    rank: int
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of every rank's x. May be x itself, changed in place."""
@@ -27,17 +28,29 @@ class Ranks(Protocol):
         Each rank has an equal number of them, rounded up; the last may have fewer.
         """
 
+    def first(self, number: int) -> int:
+        """Rank 0's number."""
+
+    def least(self, number: int) -> int:
+        """The least of every rank's number."""
+
 
 class Alone:
     """One rank that has the whole model: nobody to wait for."""
 
-    size = 1
+    size, rank = 1, 0
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
 
     def gather(self, x: Tensor, width: int) -> Tensor:
         return x
+
+    def first(self, number: int) -> int:
+        return number
+
+    def least(self, number: int) -> int:
+        return number
 
 
 class GlooRanks:
@@ -53,7 +66,7 @@ class GlooRanks:
         options._timeout = timedelta(seconds=timeout_s)
         # Left to itself it listens where this machine's name leads to.
         options._devices = [gloo.create_device(hostname="127.0.0.1")]
-        self.size = size
+        self.size, self.rank = size, rank
         self._group = gloo(store, rank, size, options)
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -65,3 +78,21 @@ class GlooRanks:
         parts = [torch.empty(len(x), each, dtype=x.dtype) for _ in range(self.size)]
         self._group.allgather([parts], [F.pad(x, (0, each - x.shape[1]))]).wait()
         return torch.cat(parts, 1)[:, :width]
+
+    def first(self, number: int) -> int:
+        told = torch.tensor([number])
+        self._group.broadcast([told]).wait()
+        return int(told)
+
+    def least(self, number: int) -> int:
+        return min(int.from_bytes(n, "big", signed=True) for n in self.exchange(_bytes_of(number)))
+
+    def exchange(self, mine: bytes) -> list[bytes]:
+        """Every rank's bytes, equally many, in the order of the ranks."""
+        parts = [torch.empty(len(mine), dtype=torch.uint8) for _ in range(self.size)]
+        self._group.allgather([parts], [torch.tensor(list(mine), dtype=torch.uint8)]).wait()
+        return [bytes(part.tolist()) for part in parts]
+
+
+def _bytes_of(number: int) -> bytes:
+    return number.to_bytes(8, "big", signed=True)

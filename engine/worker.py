@@ -4,8 +4,10 @@ FD is an inherited socket. The main thread runs the engine; a second one reads c
 a cancel is known between any two steps, and ends the process when the terminal is gone.
 """
 
+import contextlib
 import os
 import sys
+import threading
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,12 +26,11 @@ class Worker:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._sending = threading.Lock()
         self._commands: SimpleQueue[Message] = SimpleQueue()
 
     def run(self) -> None:
         """Load what the first command names, then generate until the terminal is gone."""
-        import threading
-
         threading.Thread(target=self._read, name="commands", daemon=True).start()
         command = self._commands.get()
         if command["type"] != "load":
@@ -53,11 +54,22 @@ class Worker:
         self._progress("starting the engine", 0, 1)
         # Here, not at the top: importing torch takes a second that the terminal can show.
         from swiftchat.engine.engine import Engine
+        from swiftchat.engine.lockstep import LockstepEngine
 
         path, config = Path(command["path"]), EngineConfig.from_wire(command["config"])
         cubins = platformdirs.user_cache_path("swiftchat") / "cubins"
-        self._engine = Engine(path, config, self._progress, cubins)
+        self._engine: Engine | LockstepEngine
+        if config.tp == 1:
+            self._engine = Engine(path, config, self._progress, cubins)
+        else:
+            self._engine = LockstepEngine(path, config, self._progress, cubins, self._give_up)
         self._send(self._engine.info.to_wire())
+
+    def _give_up(self, error: SwiftchatError) -> None:
+        """Tell the error and end, whatever the main thread waits for."""
+        with contextlib.suppress(OSError):  # the terminal is gone as well
+            self._send(protocol.error_message(error))
+        os._exit(1)
 
     def _obey(self) -> None:
         """Carry out the commands that have come, waiting for one when idle."""
@@ -113,7 +125,8 @@ class Worker:
         self._send({"type": "progress", "label": label, "done": done, "total": total})
 
     def _send(self, message: Message) -> None:
-        protocol.send(self._connection, message)
+        with self._sending:
+            protocol.send(self._connection, message)
 
     def _read(self) -> None:
         try:

@@ -35,8 +35,8 @@ class ThreadRanks:
     """One thread's view of a meeting, as `engine.ranks.Ranks` describes it."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
-        self.size = meeting.size
-        self._meeting, self._rank, self._turn = meeting, rank, 0
+        self.size, self.rank = meeting.size, rank
+        self._meeting, self._turn = meeting, 0
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return torch.stack(self._exchange(x)).sum(0)
@@ -49,9 +49,15 @@ class ThreadRanks:
         assert together.shape[1] == width
         return together
 
+    def first(self, number: int) -> int:
+        return int(self._exchange(torch.tensor(number))[0])
+
+    def least(self, number: int) -> int:
+        return int(torch.stack(self._exchange(torch.tensor(number))).min())
+
     def _exchange(self, x: Tensor) -> list[Tensor]:
         self._turn += 1
-        return self._meeting.exchange(self._turn, self._rank, x)
+        return self._meeting.exchange(self._turn, self.rank, x)
 
 
 def in_lockstep(size: int, run: Callable[[int, ThreadRanks], T]) -> list[T]:

@@ -1,0 +1,92 @@
+"""Decoding on several GPUs against one: start-up, ms a token, and how much quicker than one GPU.
+
+    python benchmarks/gpu_tp.py --shape llama-3.1-8b --tp 1 2 4 [--context 128 1024] [--json FILE]
+
+Random weights; each number of GPUs in a process of its own, one after the other in one run.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from swiftchat.engine.params import EngineConfig, SamplingParams
+
+ANSWER_TOKENS, RUNS = 160, 3
+
+
+def measure(tp: int, shape: str, contexts: list[int], batch: int, result: Connection) -> None:
+    from swiftchat.engine.engine import Engine
+    from swiftchat.engine.lockstep import LockstepEngine
+    from swiftchat.engine.protocol import Tokens
+
+    def lost(error: Exception) -> None:
+        print(f"lost: {error}", flush=True)
+        os._exit(1)
+
+    config = EngineConfig(device="cuda", dummy=shape, tp=tp, ctx_size_tokens=8192,
+                          cache_tokens=8192 * batch)  # fmt: skip
+    started = time.perf_counter()
+    engine: Any = Engine(Path(), config) if tp == 1 else LockstepEngine(
+        Path(), config, lambda *_: None, None, lost)  # fmt: skip
+    found = {"start_s": time.perf_counter() - started, "device": engine.info.device,
+             "gb_a_gpu": engine.info.weights_bytes / 1e9}  # fmt: skip
+    params = SamplingParams(temperature=0.7, top_p=0.95, max_tokens=ANSWER_TOKENS, seed=1)
+    for context in contexts:
+        steps, prefills = [], []
+        for run in range(RUNS):
+            began = time.perf_counter()
+            for i in range(batch):
+                prompt = [(7 * j + 131 * run + 17 * i + context) % 32000 for j in range(context)]
+                engine.add(batch * run + i, prompt, params)
+            first, count, latest = None, 0, began
+            while engine.has_work:
+                outcomes = engine.step()
+                if any(isinstance(event, Tokens) for _, event in outcomes):
+                    latest = time.perf_counter()
+                    count += 1
+                    first = first or (latest, count)
+            assert first is not None
+            prefills.append(first[0] - began)
+            steps.append((latest - first[0]) / (count - first[1]))
+        found[f"ms a step at {context}"] = 1e3 * statistics.median(steps)
+        found[f"ms to first token at {context}"] = 1e3 * statistics.median(prefills)
+    result.send(found)
+    os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="llama-3.1-8b")
+    parser.add_argument("--tp", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--context", type=int, nargs="+", default=[128, 1024])
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    results = {}
+    context = multiprocessing.get_context("spawn")
+    for tp in args.tp:
+        receiving, sending = context.Pipe(duplex=False)
+        process = context.Process(
+            target=measure, args=(tp, args.shape, args.context, args.batch, sending)
+        )
+        process.start()
+        sending.close()
+        try:
+            results[tp] = receiving.recv()
+        except EOFError:
+            results[tp] = {"failed": process.exitcode}
+        process.join()
+        print(tp, json.dumps(results[tp]), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps({"shape": args.shape, "batch": args.batch, "tp": results},
+                                        indent=1))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""A rank other than 0: `python -m swiftchat.engine.follower FD RANK PARENT`, by `followers`.
+
+It repeats what rank 0 does with its engine, told over the inherited socket FD, and ends when the
+process PARENT is gone: a thread reads the socket, and where the kernel can, it sends a signal too.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from swiftchat.engine import protocol
+from swiftchat.engine.followers import SILENCE_S
+from swiftchat.engine.params import EngineConfig
+from swiftchat.engine.protocol import Message
+from swiftchat.errors import DeviceError, SwiftchatError
+
+if TYPE_CHECKING:
+    from swiftchat.engine.lockstep import Repeater
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Follower:
+    """One rank's engine behind a connection to rank 0."""
+
+    def __init__(self, connection: Connection, rank: int) -> None:
+        self._connection, self._rank = connection, rank
+        self._sending = threading.Lock()
+        self._commands: SimpleQueue[Message] = SimpleQueue()
+
+    def run(self) -> None:
+        """Load what the first message names, then repeat what is told until rank 0 is gone."""
+        for work in (self._read, self._say_alive):
+            threading.Thread(target=work, daemon=True).start()
+        try:
+            engine = self._load(self._commands.get())
+        except SwiftchatError as error:
+            self._send(protocol.error_message(error))
+            return
+        except RuntimeError as error:  # torch's
+            self._send(protocol.error_message(DeviceError(str(error).strip().split("\n")[0])))
+            raise
+        self._send({"type": "ready"})
+        while True:
+            engine.repeat(self._commands.get())
+
+    def _load(self, message: Message) -> "Repeater":
+        # Here, not at the top: torch takes a second, and this rank already says that it lives.
+        from swiftchat.engine.lockstep import Repeater, connect
+
+        config = EngineConfig.from_wire(message["config"])
+        ranks = connect(config, Path(message["store"]), self._rank)
+        cubins = Path(message["cubins"]) if message["cubins"] else None
+        return Repeater(Path(message["path"]), config, self._progress, cubins, ranks)
+
+    def _progress(self, label: str, done: int, total: int) -> None:
+        self._send({"type": "progress", "label": label, "done": done, "total": total})
+
+    def _say_alive(self) -> None:
+        while True:
+            self._send({"type": "alive"})
+            time.sleep(SILENCE_S / 8)
+
+    def _send(self, message: Message) -> None:
+        with self._sending:
+            protocol.send(self._connection, message)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._commands.put(protocol.receive(self._connection))
+        except (EOFError, OSError):
+            os._exit(0)  # rank 0 is gone, and the main thread may be waiting for it
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel end this process when the thread that started it ends, where it can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # gone before that
+        os._exit(0)
+
+
+def main() -> None:
+    _end_with(int(sys.argv[3]))
+    Follower(Connection(int(sys.argv[1])), int(sys.argv[2])).run()
+
+
+if __name__ == "__main__":
+    main()
