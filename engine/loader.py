@@ -84,9 +84,9 @@ def stream_weights(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Callable[[int, int], None],
+    share: Share | None = None,
     num_readers: int | None = None,
     staging_bytes: int = STAGING_BYTES,
-    share: Share | None = None,
 ) -> DecoderWeights:
     """`load_weights` for a GPU: allocate everything, then let `stream_in` fill it."""
     share = share or Share(config)

@@ -193,7 +193,7 @@ def test_a_file_cut_off_meanwhile(llama: Path) -> None:
     last = sorted(shards.glob("*.safetensors"))[1]
     os.truncate(last, last.stat().st_size - 1)
     with pytest.raises(BadModelFile, match=f"{last.name} ends at byte"):
-        stream_weights(model.config, checkpoint, torch.float32, CPU, lambda *_: None, 3, 4096)
+        stream_weights(model.config, checkpoint, torch.float32, CPU, lambda *_: None, None, 3, 4096)
 
 
 def test_a_disk_that_fails(llama: Path, monkeypatch) -> None:
@@ -207,7 +207,7 @@ def test_a_disk_that_fails(llama: Path, monkeypatch) -> None:
     monkeypatch.setattr(streaming.os, "preadv", failing)
     with pytest.raises(BadModelFile, match=r"model\.safetensors: Input/output error"):
         stream_weights(
-            model.config, model.checkpoint(), torch.float32, CPU, lambda *_: None, 2, 4096
+            model.config, model.checkpoint(), torch.float32, CPU, lambda *_: None, None, 2, 4096
         )
 
 
@@ -234,7 +234,7 @@ def test_a_reporter_that_fails_ends_it(llama: Path) -> None:
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        stream_weights(model.config, model.checkpoint(), torch.float32, CPU, gone, 4, 256)
+        stream_weights(model.config, model.checkpoint(), torch.float32, CPU, gone, None, 4, 256)
 
 
 def test_a_tensor_without_numbers_takes_no_read(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_streaming_to_a_gpu(folder: Path, dtype: torch.dtype) -> None:
     device = torch.device("cuda", 0)
     for staging_bytes in (4096, 2**24):
         streamed = stream_weights(
-            model.config, model.checkpoint(), dtype, device, lambda *_: None, 4, staging_bytes
+            model.config, model.checkpoint(), dtype, device, lambda *_: None, None, 4, staging_bytes
         )
         for name, tensor in tensors(mapped).items():
             other = tensors(streamed)[name]
