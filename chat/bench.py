@@ -240,11 +240,8 @@ class _Costs:
 
     def prefill_flop(self, tokens: int) -> float:
         """Multiplications and additions for a prompt; logits only of its last token."""
-        from swiftchat.weights.families import canonical_shapes, layer_tensors
-
-        shape, sizes = self.shape, canonical_shapes(self.shape)
-        matrices = [sizes[name] for name in layer_tensors(shape) if len(sizes[name]) == 2]
-        a_token = 2 * shape.num_layers * sum(rows * columns for rows, columns in matrices)
+        shape = self.shape
+        a_token = 2 * (self._layers() + shape.experts_per_token * self._layers(of_an_expert=True))
         # Each query with each key it sees, and each weight with its value.
         a_pair = 4 * shape.num_layers * shape.num_heads * shape.head_dim
         seen = sum(map(self._seen, range(1, tokens + 1)))
@@ -255,10 +252,26 @@ class _Costs:
         shape, info = self.shape, self.info
         item_bytes = 4 if info.dtype == "float32" else 2
         # Of a table of its own only a row a token is looked up.
-        table_bytes = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
+        table = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
         contexts = [self._seen(prompt + i) for i in range(1, answer)]
         kv_bytes = info.cache_bytes / info.cache_tokens * statistics.mean(contexts)
-        return info.weights_bytes - table_bytes * item_bytes + batch * kv_bytes
+        unused = shape.num_experts - shape.experts_per_token  # where all tokens choose the same
+        left_out = table + unused * self._layers(of_an_expert=True)
+        return info.weights_bytes - left_out * item_bytes + batch * kv_bytes
+
+    def _layers(self, of_an_expert: bool = False) -> int:
+        """Numbers in all layers' matrices: in those for every token, or in those of one expert."""
+        from swiftchat.weights.families import canonical_shapes, layer_tensors
+
+        sizes = canonical_shapes(self.shape)
+        return sum(
+            sizes[name][-2] * sizes[name][-1]
+            for layer in range(self.shape.num_layers)
+            for name in layer_tensors(self.shape, layer)
+            if name.startswith("expert") == of_an_expert
+            and not name.endswith("_bias")
+            and len(sizes[name]) > 1
+        )
 
     def _seen(self, context: int) -> int:
         window = self.shape.sliding_window

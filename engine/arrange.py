@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.decoder import DecoderWeights, LayerWeights
+from swiftchat.engine.mixture import Experts
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import FAMILIES
 
 # Fields of `LayerWeights` by the canonical names of the matrices they hold in the file.
 _FIELDS = {"qkv": "qkv", "o": "o", "up": "gate_up", "down": "down"}
+_EXPERT_FIELDS = {"experts_gate_up": "gate_up", "experts_down": "down"}
 
 
 def arrange(config: ModelConfig, weights: DecoderWeights) -> DecoderWeights:
@@ -32,10 +34,12 @@ def arrange(config: ModelConfig, weights: DecoderWeights) -> DecoderWeights:
 def _layer(
     config: ModelConfig, layer: LayerWeights, rows: Tensor | None, order: Tensor | None
 ) -> LayerWeights:
-    changes: dict[str, Tensor | None] = {}
-    for name in FAMILIES[config.architecture].transposed:
+    changes: dict[str, Tensor | Experts | None] = {}
+    for name in FAMILIES[config.architecture].transposed & _FIELDS.keys():
         field = _FIELDS[name]
         changes[field] = getattr(layer, field).t().contiguous()
+    if layer.experts is not None:
+        changes["experts"] = _experts(config, layer.experts)
     if rows is not None:
         index = rows.to(layer.qkv.device)
         changes["qkv"] = changes.get("qkv", layer.qkv)[index]  # type: ignore[index]
@@ -47,6 +51,17 @@ def _layer(
             heads = weight.view(-1, config.head_dim)
             changes[field] = heads[:, order.to(weight.device)].reshape(-1)
     return dataclasses.replace(layer, **changes) if changes else layer  # type: ignore[arg-type]
+
+
+def _experts(config: ModelConfig, experts: Experts) -> Experts:
+    """Transposed ones as views: they are nearly all of a model, and seldom used."""
+    names = FAMILIES[config.architecture].transposed & _EXPERT_FIELDS.keys()
+    fields = [_EXPERT_FIELDS[name] for name in names]
+    each = [
+        dataclasses.replace(expert, **{field: getattr(expert, field).t() for field in fields})
+        for expert in experts.each
+    ]
+    return dataclasses.replace(experts, each=each)
 
 
 def qkv_rows(config: ModelConfig) -> Tensor | None:

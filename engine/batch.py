@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from swiftchat.engine.scheduler import Row
+from swiftchat.weights.prefix_lm import BACKWARDS_ONLY, BothWays
 
 
 @dataclass(frozen=True)
@@ -12,13 +13,15 @@ class Span:
     """One row's place in the batch.
 
     Its tokens are `start : start + num_tokens` of the packed ones; they attend to all
-    `context_len` tokens in the blocks of `block_table`, of which they are the last.
+    `context_len` tokens in the blocks of `block_table`, of which they are the last, the first
+    ones of the context in both directions.
     """
 
     start: int
     num_tokens: int
     context_len: int
     block_table: list[int]
+    both_ways: BothWays = BACKWARDS_ONLY
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,14 @@ class Batch:
     spans: list[Span]
     wanted: list[Row]
 
+    def places(self) -> list[tuple[int, int]]:
+        """Both positions of every token, for models that have two."""
+        return [
+            span.both_ways.place(position)
+            for span in self.spans
+            for position in self.positions[span.start : span.start + span.num_tokens]
+        ]
+
     @classmethod
     def pack(cls, rows: Seq[Row], block_size: int) -> Self:
         ids: list[int] = []
@@ -46,7 +57,7 @@ class Batch:
             sequence = row.sequence
             first, end = sequence.num_computed, sequence.num_computed + row.num_tokens
             table = sequence.block_table
-            spans.append(Span(len(ids), row.num_tokens, end, table))
+            spans.append(Span(len(ids), row.num_tokens, end, table, sequence.both_ways))
             ids += sequence.tokens[first:end]
             positions += range(first, end)
             slots += (table[p // block_size] * block_size + p % block_size

@@ -7,7 +7,9 @@ its content is known and may be asked for again, until the block is needed for s
 
 What a block holds is named by (parent, tokens), where `parent` is the serial number of the
 published block before it and ROOT for the first. Serials are never reused, so a name stands for
-exactly one token sequence from position 0 on: there are no hash collisions to fear. Sequences
+exactly one token sequence from position 0 on: there are no hash collisions to fear. Where a
+prompt attends both ways, what a block holds depends on all of it; the first block's parent is then
+the prompt itself instead of ROOT, so that only the same prompt finds it again. Sequences
 with a common prefix therefore share its blocks whoever they belong to, and undo, regenerate and
 branches of a conversation need no operation of their own.
 """
@@ -17,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 ROOT = 0
+Parent = int | tuple[int, ...]
 
 
 class NoFreeBlock(Exception):
@@ -33,14 +36,14 @@ class Prefix:
     """
 
     blocks: list[int]
-    parent: int
+    parent: Parent
     tail: int | None
     tail_tokens: int
 
 
 @dataclass(frozen=True)
 class _Content:
-    parent: int
+    parent: Parent
     tokens: tuple[int, ...]
     serial: int
 
@@ -54,8 +57,8 @@ class BlockAllocator:
         self._free = set(range(num_blocks))
         self._ref_counts = [0] * num_blocks
         self._contents: dict[int, _Content] = {}
-        self._by_content: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._children: dict[int, set[int]] = {}
+        self._by_content: dict[tuple[Parent, tuple[int, ...]], int] = {}
+        self._children: dict[Parent, set[int]] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._next_serial = ROOT + 1
 
@@ -116,7 +119,7 @@ class BlockAllocator:
             else:
                 self._free.add(block)
 
-    def publish(self, block: int, parent: int, tokens: Sequence[int]) -> int:
+    def publish(self, block: int, parent: Parent, tokens: Sequence[int]) -> int:
         """Declare what a used block holds and return the serial its successors name as parent.
 
         When another block already holds the same, that one's serial is returned and this block
@@ -133,10 +136,10 @@ class BlockAllocator:
         self._children.setdefault(parent, set()).add(block)
         return serial
 
-    def find_prefix(self, tokens: Sequence[int]) -> Prefix:
+    def find_prefix(self, tokens: Sequence[int], root: Parent = ROOT) -> Prefix:
         """Find the longest prefix of the tokens that is still in the cache; takes nothing."""
         blocks: list[int] = []
-        parent, size = ROOT, self.block_size
+        parent, size = root, self.block_size
         while (start := len(blocks) * size) + size <= len(tokens):
             block = self._by_content.get((parent, tuple(tokens[start : start + size])))
             if block is None:
@@ -165,7 +168,7 @@ class BlockAllocator:
         assert cached <= self._contents.keys(), "a cached block has no content"
         assert not free & self._contents.keys(), "a free block has content"
         assert {(c.parent, c.tokens): b for b, c in self._contents.items()} == self._by_content
-        children: dict[int, set[int]] = {}
+        children: dict[Parent, set[int]] = {}
         for block, content in self._contents.items():
             children.setdefault(content.parent, set()).add(block)
         assert children == self._children

@@ -58,6 +58,8 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype) -> bool:
     """
     return (
         config.num_experts == 0
+        and not config.attention_sinks
+        and config.prefix_lm is None
         and dtype in DTYPE_NAMES
         and config.head_dim % 8 == 0
         and config.head_dim <= 256
@@ -83,7 +85,7 @@ class CudaOps:
         ]
         self.alibi_slopes: Tensor | None = None
         if config.alibi:
-            slopes = alibi_slopes(share.config.num_heads)[slice(*share.heads)]
+            slopes = alibi_slopes(share.config)[slice(*share.heads)]
             self.alibi_slopes = slopes.to(gpu.device)
         self.attention_workspace = decode_attention_workspace(
             gpu, whole_lanes(max_num_seqs), config.num_heads, config.head_dim
@@ -167,7 +169,8 @@ class CudaOps:
         return HeadNorm(*norms, self._config.norm_eps, self.norm_offset)
 
     def attend(self, plan: CudaPlan, layer: int, qkv: Tensor, kv: Tensor,
-               norms: tuple[Tensor, Tensor] | None) -> Tensor:  # fmt: skip
+               norms: tuple[Tensor, Tensor] | None, sinks: Tensor | None) -> Tensor:  # fmt: skip
+        assert sinks is None  # see `kernels_cover`
         config, split, window = self._config, plan.num_decode, self.window(layer)
         head_norm = self.head_norm(norms)
         if norms is not None and head_norm is None:

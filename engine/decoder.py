@@ -9,7 +9,7 @@ from torch import Tensor
 
 from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache
-from swiftchat.engine.mixture import Experts, mixture
+from swiftchat.engine.mixture import Expert, Experts, mixture
 from swiftchat.engine.norms import norm_widths_
 from swiftchat.engine.ranks import Alone, Ranks
 from swiftchat.weights.config import ModelConfig
@@ -21,7 +21,8 @@ class LayerWeights:
 
     `qkv` stacks the query, key and value rows, `gate_up` the gate and up rows, or has only the
     latter where there is no gate; it and `down` are empty where there are `experts`. `attn_norm`
-    and `mlp_norm` come before a branch, the `…_out_norm`s after it; None: no norm.
+    and `mlp_norm` come before a branch, the `…_out_norm`s after it; None: no norm. `sinks`
+    [heads] are scores without a value.
     """
 
     attn_norm: Tensor | None
@@ -40,6 +41,7 @@ class LayerWeights:
     mlp_out_norm: Tensor | None = None
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
+    sinks: Tensor | None = None
     experts: Experts | None = None
 
     @property
@@ -95,7 +97,7 @@ class Ops(Protocol):
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
     def attend(self, plan: Any, layer: int, qkv: Tensor, kv: Tensor,
-               norms: tuple[Tensor, Tensor] | None) -> Tensor:  # fmt: skip
+               norms: tuple[Tensor, Tensor] | None, sinks: Tensor | None) -> Tensor:  # fmt: skip
         """Rotate, store in this layer's cache, attend; [n, heads * head_dim]. Destroys qkv.
 
         Queries and keys are first normed by `norms`, one weight for each, if there are any.
@@ -190,8 +192,9 @@ class Decoder:
                 x += delta
             return x.to(self.weights.embed.dtype)
         normed = self.ops.norm_(x, delta, weight, bias)
-        if self.config.norm_order == "post":
+        if self.config.norm_order in ("post", "stream"):
             x.copy_(normed)
+            x *= self.config.stream_scale
         return normed
 
     def _attention(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: Tensor) -> Tensor:
@@ -202,7 +205,7 @@ class Decoder:
         if norms is not None and self.config.qk_norm == "width" and self.ranks.size > 1:
             norm_widths_(qkv, *norms, self.config, self.ranks)
             norms = None
-        out = ops.attend(plan, i, qkv, kv, norms)
+        out = ops.attend(plan, i, qkv, kv, norms, layer.sinks)
         return ops.linear(out, layer.o, layer.o_bias)
 
     def _ffn(self, layer: LayerWeights, x: Tensor) -> Tensor:
@@ -213,8 +216,9 @@ class Decoder:
         inner = ops.gate(ops.linear(x, layer.gate_up, layer.gate_up_bias))
         return ops.linear(inner, layer.down, layer.down_bias)
 
-    def _expert(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        return self.ops.linear(self.ops.gate(self.ops.linear(x, gate_up, None)), down, None)
+    def _expert(self, x: Tensor, expert: Expert) -> Tensor:
+        inner = self.ops.gate(self.ops.linear(x, expert.gate_up, expert.gate_up_bias))
+        return self.ops.linear(inner, expert.down, expert.down_bias)
 
     def _to_add(self, x: Tensor, partial: Tensor, weight: Tensor | None) -> Tensor | None:
         """What the next norm is to add to the stream x, of what each rank has of it.

@@ -14,7 +14,7 @@ from swiftchat.weights.tensor_parallel import Part, Share
 
 # As peaked as a trained model's: top-p 0.95 then keeps a few tokens, not tens of thousands.
 _LOGIT_STD = 4.0
-_BRANCH_ENDS = ("o", "down", "expert_down")
+_BRANCH_ENDS = ("o", "down", "expert_down", "experts_down", "shared_down")
 
 
 def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
@@ -68,5 +68,7 @@ def _spread(config: ModelConfig, kind: str, shape: tuple[int, ...]) -> tuple[flo
         return 0.0, _LOGIT_STD * config.hidden_size**-0.5
     if kind in ("embed", "positions"):
         return 0.0, 1.0
-    fan_in = shape[0] if kind in FAMILIES[config.architecture].transposed else shape[-1]
+    if kind == "sinks":
+        return 0.0, 1.0
+    fan_in = shape[-2] if kind in FAMILIES[config.architecture].transposed else shape[-1]
     return 0.0, of_branch * float(fan_in) ** -0.5

@@ -34,6 +34,7 @@ from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
 from swiftchat.weights.dummy import dummy_config
 from swiftchat.weights.families import expected_tensors
 from swiftchat.weights.model import Model
+from swiftchat.weights.prefix_lm import BACKWARDS_ONLY
 from swiftchat.weights.tensor_parallel import share_of
 
 Outcome = tuple[int, Event | SwiftchatError]
@@ -164,7 +165,9 @@ class Engine:
         """Queue a prompt; raises what `check` does and then queues nothing."""
         self.check(prompt)
         seed = secrets.randbits(32) if params.seed is None else params.seed
-        sequence = Sequence(generation_id, list(prompt), params)
+        prefix_lm = self.decoder.config.prefix_lm
+        both_ways = BACKWARDS_ONLY if prefix_lm is None else prefix_lm.both_ways(prompt)
+        sequence = Sequence(generation_id, list(prompt), params, both_ways)
         generation = _Generation(sequence, seed, time.perf_counter())
         self._generations[generation_id] = generation
         if params.max_tokens == 0:

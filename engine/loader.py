@@ -1,7 +1,8 @@
 """Brings a checkpoint's tensors to the device: mapped, not read, on the CPU; streamed to a GPU."""
 
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +10,11 @@ from torch import Tensor
 
 from swiftchat.engine.arrange import arrange
 from swiftchat.engine.decoder import DecoderWeights, LayerWeights
-from swiftchat.engine.mixture import Experts
+from swiftchat.engine.mixture import Expert, Experts
 from swiftchat.engine.streaming import STAGING_BYTES, Copy, stream_in
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig
-from swiftchat.weights.families import tensor_name
+from swiftchat.weights.families import first_tensors, last_tensors, layer_tensors, tensor_name
 from swiftchat.weights.safetensors_file import TensorInfo
 from swiftchat.weights.tensor_parallel import Part, Share, Span
 
@@ -83,9 +84,9 @@ def stream_weights(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Callable[[int, int], None],
+    share: Share | None = None,
     num_readers: int | None = None,
     staging_bytes: int = STAGING_BYTES,
-    share: Share | None = None,
 ) -> DecoderWeights:
     """`load_weights` for a GPU: allocate everything, then let `stream_in` fill it."""
     share = share or Share(config)
@@ -113,33 +114,53 @@ def assemble(share: Share, place: Place) -> DecoderWeights:
     `place` makes one tensor of those with the given names, of each the part that `share` has:
     rows under each other, columns side by side.
     """
-    config = share.config
-    parts = {name: part for name, part in share.parts.items() if part is not None}
-
-    def wanted(canonical: str, layer: int | None, expert: int | None = None) -> tuple[str, Part]:
-        return tensor_name(config, canonical, layer, expert), parts[canonical]
+    config, parts = share.config, share.parts
+    outside = [*first_tensors(config), *last_tensors(config)]
 
     def optional(*canonical: str, layer: int | None = None) -> Tensor | None:
         """The named tensors that this rank has, stacked; None where it has none of them."""
-        names = [wanted(name, layer) for name in canonical if name in parts]
-        return place(names) if names else None
+        known = outside if layer is None else layer_tensors(config, layer)
+        wanted = [
+            (tensor_name(config, name, layer, number), part)
+            for name in canonical
+            if name in known and (part := parts[name]) is not None
+            for number in share.numbers(name)
+        ]
+        return place(wanted) if wanted else None
 
     def placed(*canonical: str, layer: int | None = None) -> Tensor:
         tensor = optional(*canonical, layer=layer)
         return torch.empty(0) if tensor is None else tensor
 
-    def expert(i: int, e: int, *canonical: str) -> Tensor:
-        return place([wanted(name, i, e) for name in canonical])
+    def one_by_one(i: int) -> Iterator[Expert]:
+        def matrix(e: int, *canonical: str) -> Tensor:
+            pairs = [(tensor_name(config, name, i, e), parts[name]) for name in canonical]
+            return place([(name, part) for name, part in pairs if part is not None])
+
+        for e in range(config.num_experts):
+            yield Expert(matrix(e, "expert_gate", "expert_up"), matrix(e, "expert_down"))
+
+    def together(i: int) -> Iterator[Expert]:
+        gate_up, down = placed("experts_gate_up", layer=i), placed("experts_down", layer=i)
+        biases = [optional(f"experts_{name}_bias", layer=i) for name in ("gate_up", "down")]
+        for e in range(config.num_experts):
+            yield Expert(gate_up[e], down[e], *(None if b is None else b[e] for b in biases))
+
+    def experts(i: int) -> Experts:
+        fused = "experts_gate_up" in layer_tensors(config, i)
+        shared = None
+        if config.shared_expert_size:
+            gate_up = placed("shared_gate", "shared_up", layer=i)
+            shared = Expert(gate_up, placed("shared_down", layer=i))
+        return Experts(
+            router=placed("router", layer=i),
+            router_bias=optional("router_bias", layer=i),
+            each=list(together(i) if fused else one_by_one(i)),
+            shared=shared,
+            shared_router=optional("shared_router", layer=i),
+        )
 
     def layer_weights(i: int) -> LayerWeights:
-        experts = None
-        if config.num_experts:
-            each = range(config.num_experts)
-            experts = Experts(
-                placed("router", layer=i),
-                [expert(i, e, "expert_gate", "expert_up") for e in each],
-                [expert(i, e, "expert_down") for e in each],
-            )
         return LayerWeights(
             attn_norm=optional("attn_norm", layer=i),
             attn_norm_bias=optional("attn_norm_bias", layer=i),
@@ -157,7 +178,8 @@ def assemble(share: Share, place: Place) -> DecoderWeights:
             down=placed("down", layer=i),
             down_bias=optional("down_bias", layer=i),
             mlp_out_norm=optional("mlp_out_norm", layer=i),
-            experts=experts,
+            sinks=optional("sinks", layer=i),
+            experts=experts(i) if "router" in layer_tensors(config, i) else None,
         )
 
     layers = [layer_weights(i) for i in range(config.num_layers)]
@@ -237,5 +259,9 @@ def _allocate(pieces: Sequence[Piece], dtype: torch.dtype, device: torch.device,
                 start, end = piece.rows(span)
                 copies.append(Copy(info.file, start, end - start, stored, target.view(-1)))
             else:
-                copies.append(Copy(info.file, info.offset, info.nbytes, stored, target, span))
+                # As a matrix, whatever comes before and after the axis that is cut.
+                inside = math.prod(info.shape[axis + 1 :])
+                columns = (span[0] * inside, span[1] * inside)
+                rows = target.view(math.prod(info.shape[:axis]), -1)
+                copies.append(Copy(info.file, info.offset, info.nbytes, stored, rows, columns))
     return together

@@ -5,33 +5,58 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from swiftchat.weights.config import ModelConfig
 
 
 @dataclass(frozen=True)
+class Expert:
+    """An FFN: tensors as in `LayerWeights`, but its matrices may be views of transposed ones."""
+
+    gate_up: Tensor
+    down: Tensor
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those there are."""
+        return [tensor for tensor in vars(self).values() if tensor is not None]
+
+
+@dataclass(frozen=True)
 class Experts:
-    """The FFNs of one layer: `router` [num_experts, hidden]; `gate_up` and `down` by expert."""
+    """The FFNs of one layer: `router` [num_experts, hidden] and its bias choose among `each`.
+
+    All tokens go through `shared`; `shared_router` [1, hidden] says how much of it counts.
+    """
 
     router: Tensor
-    gate_up: Sequence[Tensor]
-    down: Sequence[Tensor]
+    each: Sequence[Expert]
+    router_bias: Tensor | None = None
+    shared: Expert | None = None
+    shared_router: Tensor | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
         """All of them."""
-        return [self.router, *self.gate_up, *self.down]
+        routers = [self.router, self.router_bias, self.shared_router]
+        experts = [*self.each, *([] if self.shared is None else [self.shared])]
+        inside = [tensor for expert in experts for tensor in expert.tensors]
+        return [tensor for tensor in routers if tensor is not None] + inside
 
 
 def mixture(x: Tensor, experts: Experts, config: ModelConfig,
-            ffn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:  # fmt: skip
+            ffn: Callable[[Tensor, Expert], Tensor]) -> Tensor:  # fmt: skip
     """What the chosen experts make of x [n, hidden], weighted and added up: fp32, same shape.
 
     A token's shares are the softmax over all experts (Shazeer et al., 2017, arXiv:1701.06538,
     without its noise), the largest `experts_per_token` of them, in a tie those of the lowest
-    experts. Each expert's tokens are computed together: `ffn(rows, gate_up, down)`.
+    experts. Normalised, they are the softmax over those chosen. Each expert's tokens are
+    computed together.
     """
-    scores = torch.nn.functional.linear(x, experts.router).float()
+    scores = linear(x, experts.router, experts.router_bias).float()
     shares, chosen = scores.softmax(-1).sort(dim=-1, descending=True, stable=True)
     shares, chosen = (t[:, : config.experts_per_token] for t in (shares, chosen))
     if config.normalized_experts:
@@ -39,6 +64,9 @@ def mixture(x: Tensor, experts: Experts, config: ModelConfig,
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in sorted(set(chosen.flatten().tolist())):
         rows, places = (chosen == expert).nonzero(as_tuple=True)
-        made = ffn(x[rows], experts.gate_up[expert], experts.down[expert])
+        made = ffn(x[rows], experts.each[expert])
         out.index_add_(0, rows, made.float() * shares[rows, places].unsqueeze(1))
+    if experts.shared is not None and experts.shared_router is not None:
+        share = linear(x, experts.shared_router).float().sigmoid()
+        out += ffn(x, experts.shared).float() * share
     return out

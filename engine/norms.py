@@ -27,16 +27,19 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 
 
 def norm_heads_(qkv: Tensor, q_norm: Tensor, k_norm: Tensor, config: ModelConfig) -> None:
-    """RMSNorm of queries and keys in qkv [n, (heads + 2 * kv_heads) * head_dim], in place.
+    """Norm queries and keys in qkv [n, (heads + 2 * kv_heads) * head_dim], in place.
 
-    Weights of `head_dim` numbers norm every head by itself, longer ones all heads together.
+    Each head by itself, or for `qk_norm` "width" all together. Weights are [head_dim], the same
+    for every head, or those of all heads.
     """
-    offset = float(config.norm_unit_offset)
+    normalize = F.rms_norm if config.norm == "rms" else F.layer_norm
     start = 0
     for weight, heads in ((q_norm, config.num_heads), (k_norm, config.num_kv_heads)):
         part = qkv[:, start : start + heads * config.head_dim]
-        rows = part.float().reshape(-1, len(weight))
-        part.copy_(rms_norm(rows, weight, config.norm_eps, offset).view(part.shape))
+        width = part.shape[1] if config.qk_norm == "width" else config.head_dim
+        rows = part.float().reshape(len(part), -1, width)
+        scale = weight.float().view(-1, width) + float(config.norm_unit_offset)
+        part.copy_((normalize(rows, (width,), eps=config.norm_eps) * scale).view(part.shape))
         start += part.shape[1]
 
 

@@ -16,11 +16,14 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int,
     original context (Meta's Llama 3.1 reference code). `yarn` blends likewise, but by the place
     of a pair among the others (arXiv:2309.00071). `longrope` divides each speed by a number of
     its own, of the longer list when there are more positions than in the original context. Pairs
-    that are not rotated have speed 0 and come last.
+    that are not rotated have speed 0 and come last. In two dimensions the second half of the
+    pairs has the speeds of the first.
     """
     rotated = rope.rotary_dim or head_dim
     exponents = torch.arange(0, rotated, 2, dtype=torch.float64) / rotated
     speeds = _scaled(rope, rope.theta**-exponents, rotated, num_positions or 0)
+    if rope.two_dimensional:
+        return speeds.repeat(2)
     return torch.nn.functional.pad(speeds, (0, (head_dim - rotated) // 2))
 
 

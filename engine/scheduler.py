@@ -4,8 +4,9 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from swiftchat.engine.blocks import ROOT, BlockAllocator, NoFreeBlock
+from swiftchat.engine.blocks import ROOT, BlockAllocator, NoFreeBlock, Parent
 from swiftchat.engine.params import SamplingParams
+from swiftchat.weights.prefix_lm import BACKWARDS_ONLY, BothWays
 
 
 @dataclass(eq=False)
@@ -15,21 +16,28 @@ class Sequence:
     Keys and values of `tokens[:num_computed]` are in the blocks of `block_table`. The newest
     token is never computed before the next step, so `num_computed < len(tokens)` while running.
     `num_published` counts the leading full blocks whose content the allocator knows, and
-    `parent` is the serial of the last of those.
+    `parent` is the serial of the last of those, or the `root` where there are none.
     """
 
     id: int
     tokens: list[int]
     params: SamplingParams
+    both_ways: BothWays = BACKWARDS_ONLY
     num_prompt: int = field(init=False)
     num_computed: int = 0
     num_cached: int = 0
     block_table: list[int] = field(default_factory=list)
     num_published: int = 0
-    parent: int = ROOT
+    parent: Parent = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.tokens)
+        self.parent = self.root
+
+    @property
+    def root(self) -> Parent:
+        """What the content of the first block depends on, beside its own tokens."""
+        return tuple(self.tokens[: self.both_ways.length]) or ROOT
 
     @property
     def num_generated(self) -> int:
@@ -87,10 +95,10 @@ class Scheduler:
         # Sequences that only need their next token come first: nobody's answer stalls
         # because somebody else's long prompt is being read.
         for sequence in sorted(self.running, key=lambda s: len(s.tokens) - s.num_computed > 1):
-            if budget == 0:
+            if budget <= 0:
                 break
             budget -= self._add_row(rows, sequence, budget)
-        while self.waiting and budget and len(self.running) < self.max_num_seqs:
+        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
             if not self._admit(sequence, copies):
                 break
@@ -133,7 +141,9 @@ class Scheduler:
         """Append the sequence's row and return its number of tokens (0: no blocks for it)."""
         if sequence not in self.running:  # preempted for an earlier row of this step
             return 0
-        num_tokens = min(budget, len(sequence.tokens) - sequence.num_computed)
+        # What attends both ways is computed in one go, however long it is.
+        least = sequence.both_ways.length - sequence.num_computed
+        num_tokens = min(max(budget, least), len(sequence.tokens) - sequence.num_computed)
         while not self._grow(sequence, sequence.num_computed + num_tokens):
             victim = self.running[-1]
             if not may_preempt or victim is sequence or any(r.sequence is victim for r in rows):
@@ -145,7 +155,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence, copies: list[tuple[int, int]]) -> bool:
         """Give a waiting sequence the cached prefix of its tokens; False when there is no room."""
         # The last token is always computed: its logits are what the sequence waits for.
-        prefix = self.allocator.find_prefix(sequence.tokens[:-1])
+        prefix = self.allocator.find_prefix(sequence.tokens[:-1], sequence.root)
         size = self.allocator.block_size
         needed = -(-len(sequence.tokens) // size) - len(prefix.blocks)
         reusable = sum(self.allocator.is_cached(block) for block in prefix.blocks)
@@ -192,4 +202,4 @@ class Scheduler:
         self.allocator.release(sequence.block_table)
         sequence.block_table = []
         sequence.num_computed = sequence.num_published = 0
-        sequence.parent = ROOT
+        sequence.parent = sequence.root

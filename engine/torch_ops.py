@@ -26,8 +26,12 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
         "relu": F.relu,
         "gelu": F.gelu,
         "gelu_tanh": partial(F.gelu, approximate="tanh"),
+        # An approximation of GELU too (Hendrycks and Gimpel, 2016, arXiv:1606.08415).
+        "gelu_sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
     }
 )
+
+_MOST_SCORES = 2**25  # that are held at once, in fp32, where torch's attention cannot be had
 
 
 class TorchOps:
@@ -52,11 +56,11 @@ class TorchOps:
         ]
         self._slopes: Tensor | None = None
         if config.alibi:
-            self._slopes = alibi_slopes(share.config.num_heads)[slice(*share.heads)].to(device)
+            self._slopes = alibi_slopes(share.config)[slice(*share.heads)].to(device)
         self._first_id = share.vocabulary[0]
 
     def plan(self, batch: Batch, cache: KVCache) -> "TorchPlan":
-        def tensor(values: list[int]) -> Tensor:
+        def tensor(values: Sequence[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int64, device=self._device)
 
         def reading(window: int | None) -> list[AttentionPlan]:
@@ -66,9 +70,14 @@ class TorchOps:
 
         config, positions = self._config, tensor(batch.positions)
         attention = reading(config.sliding_window)
+        if config.rope is not None and config.rope.two_dimensional:
+            first, second = zip(*batch.places(), strict=True)
+            angles = [_halves(t[tensor(first)], t[tensor(second)]) for t in self._angles]
+        else:
+            angles = [table[positions] for table in self._angles]
         return TorchPlan(
             ids=tensor(batch.ids), slots=tensor(batch.slot_mapping), positions=positions,
-            angles=[table[positions] for table in self._angles],
+            angles=angles,
             logit_rows=tensor(batch.logit_rows), attention=attention,
             full_attention=reading(None) if config.full_layers else attention,
         )  # fmt: skip
@@ -96,7 +105,7 @@ class TorchOps:
         return linear(x, weight, bias)
 
     def attend(self, plan: "TorchPlan", layer: int, qkv: Tensor, kv: Tensor,
-               norms: tuple[Tensor, Tensor] | None) -> Tensor:  # fmt: skip
+               norms: tuple[Tensor, Tensor] | None, sinks: Tensor | None) -> Tensor:  # fmt: skip
         config = self._config
         if norms is not None:
             norm_heads_(qkv, *norms, config)
@@ -109,14 +118,21 @@ class TorchOps:
         store(kv, plan.slots, heads[:, config.num_heads :])
         out = attention(
             heads[:, : config.num_heads], kv, plan.full_attention if full else plan.attention,
-            config.attention_scale, config.attention_softcap,
+            config.attention_scale, config.attention_softcap, sinks,
         )  # fmt: skip
         return out.reshape(len(qkv), -1)
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        if self._config.gated:
-            return gated(gate_up, self._activation)
-        return self._activation(gate_up)
+        config = self._config
+        if not config.gated:
+            return self._activation(gate_up)
+        if config.interleaved_gate:
+            gate, up = gate_up[:, 0::2], gate_up[:, 1::2]
+        else:
+            gate, up = gate_up.chunk(2, dim=-1)
+        if config.gate_limit is not None:
+            gate, up = clamped(gate, up, config.gate_limit)
+        return self._activation(gate).mul_(up)
 
     def last_rows(self, plan: "TorchPlan", x: Tensor) -> Tensor:
         return x if len(plan.logit_rows) == len(x) else x[plan.logit_rows]
@@ -134,21 +150,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [n, in] times weight [out, in] transposed, plus bias [out]: [n, out].
 
     One row goes through torch's matrix × vector product: on the CPU its general product takes
-    1.4 times as long for bf16 weights.
+    1.4 times as long for bf16 weights. For transposed ones it is the faster of the two.
     """
-    if len(x) != 1:
+    if len(x) != 1 or not weight.is_contiguous():
         return F.linear(x, weight, bias)
     product = torch.mv(weight, x[0]) if bias is None else torch.addmv(bias, weight, x[0])
     return product.unsqueeze(0)
 
 
-def gated(gate_up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """activation(gate) * up for gate_up [n, 2 * intermediate], the gate first: [n, intermediate].
+def clamped(gate: Tensor, up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    """The gate at most `limit`; up within it on both sides, and one more.
 
-    With silu, SwiGLU without its products (Shazeer, 2020, arXiv:2002.05202).
+    As the SwiGLU of OpenAI's gpt-oss reference code has it.
     """
-    gate, up = gate_up.chunk(2, dim=-1)
-    return activation(gate).mul_(up)
+    return gate.clamp(max=limit), up.clamp(-limit, limit).add_(1)
 
 
 def _signed_angles(
@@ -157,6 +172,12 @@ def _signed_angles(
     """The table as `rotate_` wants it: both halves of a head, the first of the sines negated."""
     cos, sin = cos_sin_table(rope, head_dim, num_positions, device).chunk(2, dim=1)
     return torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)], 1)
+
+
+def _halves(first: Tensor, second: Tensor) -> Tensor:
+    """Of two [n, 2, head_dim] as `rotate_` takes them, each for its half of the pairs."""
+    ours, theirs = (angles.view(len(angles), 2, 2, 2, -1) for angles in (first, second))
+    return torch.cat([ours[..., :1, :], theirs[..., 1:, :]], -2).view(first.shape)
 
 
 def rotate_(x: Tensor, angles: Tensor) -> None:
@@ -225,11 +246,12 @@ def plan_attention(spans: Sequence[Span], block_size: int, window: int | None,
         used = span.block_table[: -(-length // block_size)]
         contiguous = used[-1] - used[0] == len(used) - 1 and used == sorted(used)
         windowed = window is not None and length > window
+        both_ways = span.both_ways.length
         mask = None
-        if slopes is not None or windowed or (n > 1 and n != length):
+        if slopes is not None or windowed or (n > 1 and (n != length or both_ways > 1)):
             keys = torch.arange(length, device=device)
             queries = torch.arange(length - n, length, device=device).unsqueeze(1)
-            mask = keys <= queries
+            mask = (keys <= queries) | (keys < both_ways)
             if window is not None:
                 mask &= keys > queries - window
             if slopes is not None:
@@ -249,34 +271,36 @@ def plan_attention(spans: Sequence[Span], block_size: int, window: int | None,
     return plans
 
 
-def alibi_slopes(num_heads: int) -> Tensor:
+def alibi_slopes(config: ModelConfig) -> Tensor:
     """How fast each head's scores fall with distance, fp32 [heads]: Press et al., 2021
-    (arXiv:2108.12409).
+    (arXiv:2108.12409), times `alibi_scale`.
 
     A geometric sequence for a power of two; other numbers take every second slope of the next
     power in addition.
     """
+    num_heads = config.num_heads
     power = 2 ** (num_heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
     between = [2.0 ** (-4.0 * (i + 1) / power) for i in range(0, 2 * (num_heads - power), 2)]
-    return torch.tensor(slopes + between)
+    return torch.tensor(slopes + between) * config.alibi_scale
 
 
 def attention(q: Tensor, cache: Tensor, plans: Sequence[AttentionPlan], scale: float,
-              softcap: float | None = None) -> Tensor:  # fmt: skip
+              softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:  # fmt: skip
     """Grouped-query attention of q [n, heads, head_dim] over one layer's cache: same shape.
 
     `cache` is [num_blocks, block_size, 2 * kv_heads, head_dim], the keys' heads before the
     values', and already holds the rows' own tokens. Query head h reads kv head
-    `h // (heads / kv_heads)`. Scores x become softcap·tanh(x / softcap), if set.
+    `h // (heads / kv_heads)`. Scores x become softcap·tanh(x / softcap), if set. `sinks` [heads]
+    are one more score of each head, whose value is 0 (Xiao et al., 2023, arXiv:2309.17453).
     """
     kv_heads = cache.shape[2] // 2
     outputs = []
     for plan in plans:
         keys, values = _context(cache, plan).tensor_split(2, dim=1)
         rows = q[plan.rows].transpose(0, 1).unsqueeze(0)
-        if softcap is not None:
-            out = _capped(rows, keys, values, plan, scale, softcap)
+        if softcap is not None or sinks is not None:
+            out = _by_hand(rows, keys, values, plan, scale, softcap, sinks)
         else:
             mask = plan.mask
             out = F.scaled_dot_product_attention(
@@ -294,19 +318,33 @@ def attention(q: Tensor, cache: Tensor, plans: Sequence[AttentionPlan], scale: f
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def _capped(q: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float,
-            softcap: float) -> Tensor:  # fmt: skip
-    """What torch's attention does, with soft-capped scores: [1, heads, n, head_dim]."""
+def _by_hand(q: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float,
+             softcap: float | None, sinks: Tensor | None) -> Tensor:  # fmt: skip
+    """What torch's attention does, with soft-capped scores and sinks: [1, heads, n, head_dim].
+
+    Some queries at a time, so that their scores stay small.
+    """
     n, kv_heads = q.shape[2], keys.shape[1]
     grouped = q.view(1, kv_heads, -1, *q.shape[2:])
-    scores = (grouped @ keys.unsqueeze(2).transpose(-1, -2)).float().mul_(scale / softcap)
-    scores = scores.tanh_().mul_(softcap)
     mask = plan.mask
     if plan.is_causal:
         mask = torch.ones(n, plan.context_len, dtype=torch.bool, device=q.device).tril_()
-    if mask is not None:
-        scores = scores.masked_fill_(~mask, float("-inf"))
-    return (scores.softmax(-1).to(values.dtype) @ values.unsqueeze(2)).view(q.shape)
+    step = max(1, _MOST_SCORES // (q.shape[1] * plan.context_len))
+    outputs = []
+    for first in range(0, n, step):
+        rows = slice(first, first + step)
+        scores = (grouped[..., rows, :] @ keys.unsqueeze(2).transpose(-1, -2)).float().mul_(scale)
+        if softcap is not None:
+            scores = scores.div_(softcap).tanh_().mul_(softcap)
+        if mask is not None:
+            scores.masked_fill_(~mask[rows], float("-inf"))
+        if sinks is not None:
+            sink = sinks.float().view(1, kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            shares = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
+        else:
+            shares = scores.softmax(-1)
+        outputs.append(shares.to(values.dtype) @ values.unsqueeze(2))
+    return torch.cat(outputs, -2).view(q.shape)
 
 
 def _context(cache: Tensor, plan: AttentionPlan) -> Tensor:

@@ -16,10 +16,12 @@ from swiftchat.weights.model import Model
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 _HEAD = """# Models
 
-Each family is a table entry (`weights/gated_families.py`, `weights/classic_families.py`) read by
-one decoder. For every one of them `tests/test_engine_families.py` and
-`tests/test_engine_decoder.py` compare logits with transformers' in fp32, on the CPU: by prefill
-in chunks, token by token, with history and in a batch, at most 1e-4 of the largest apart.
+Each family is a table entry (`weights/gated_families.py`, `weights/mixture_families.py`,
+`weights/classic_families.py`) read by one decoder. For every one of them
+`tests/test_engine_families.py` and `tests/test_engine_decoder.py` compare logits with
+transformers' in fp32, on the CPU: by prefill in chunks, token by token, with history and in a
+batch, at most 1e-4 of the largest apart. ChatGLM-6B, which transformers does not have, is compared
+with a reference of its own in fp64.
 
 "kernels" are those of `cuda/`; "torch" means torch's operators, on the GPU too. "partly": some
 models of the family need what the kernels do not do, such as windows in only some layers.
@@ -37,12 +39,15 @@ What differs from other programs:
   context there is.
 - **Gemma 1** always takes the approximate GELU it was trained with, also where its file says
   "gelu".
+- **Falcon's ALiBi** (falcon-rw) is computed in fp32 from the distance. Transformers rounds each
+  key's share to bf16, by its place in the text.
+- **GPT-OSS** as published has experts in MXFP4: `swiftchat convert` makes a plain model of it.
 - A key of `config.json` that changes the mathematics and that the family does not read is
   refused by name (`weights/refusals.py`).
+- **ChatGLM-6B** reads its prompt in both directions, all of it in one go. Nothing of it is
+  reused when the conversation grows; only the same prompt is found in the cache.
 
-Not supported: ChatGLM-6B (two-dimensional positions, a prompt that attends both ways), GPT-OSS
-(attention sinks), Falcon with ALiBi, StableLM with normed queries and keys, the vision models of
-Gemma 3, multi-head latent attention.
+Not supported: the vision models of Gemma 3, multi-head latent attention.
 """
 
 

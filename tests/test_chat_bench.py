@@ -155,6 +155,24 @@ def test_a_window_bounds_what_is_read(tmp_path: Path) -> None:
     assert costs.step_bytes(10, 9, 1) == pytest.approx(200_000 + 4 * 768)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("MixtralForCausalLM", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+     ("GptOssForCausalLM", {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 8,
+                            "layer_types": ["full_attention"] * 2})],
+)  # fmt: skip
+def test_the_experts_that_are_used_are_counted(tmp_path: Path, family: str, changes) -> None:
+    folder = fake_engine.make_folder(
+        tmp_path, architectures=[family], tie_word_embeddings=True, **changes
+    )
+    costs = _Costs(Model.open(folder).config, INFO)
+    expert = 3 * 80 * 48
+    matrices = 2 * (2 * 48 * 48 + 2 * 16 * 48 + 8 * 48 + 2 * expert)
+    assert costs.prefill_flop(1) == 2 * matrices + 4 * 2 * 6 * 8 + 2 * 258 * 48
+    unused_bytes = 4 * 2 * 6 * expert
+    assert costs.step_bytes(1, 2, 1) == pytest.approx(200_000 - unused_bytes + 2 * 768)
+
+
 def test_a_dummy_needs_no_model(engine, tmp_path: Path) -> None:
     file = str(fake_engine.make_folder(tmp_path) / "config.json")
     found = report("--dummy", file)

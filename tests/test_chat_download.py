@@ -20,6 +20,7 @@ from swiftchat.chat import fit
 from swiftchat.chat.models import describe, fact_text, label
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.config import ModelConfig
+from swiftchat.weights.convert import convert
 from swiftchat.weights.families import expected_tensors
 from swiftchat.weights.model import Model
 from swiftchat.weights.safetensors_file import create
@@ -205,21 +206,25 @@ def test_show_tells_what_each_of_several_gpus_holds(tmp_path: Path) -> None:
     assert (one["largest_context_tokens"], two["largest_context_tokens"]) == (256, 256)
     text = run("show", str(folder), PATH=paths).stdout.decode()
     assert "each of several gpus" in text and text.count("up to 256 tokens here") == 2
-    assert "needs 2 GPUs" in run("show", str(folder), "--tp", "2").stdout.decode()
     refused = run("show", str(folder), "--tp", "4")
     assert refused.returncode == 2 and b"num_attention_heads 6 is not divisible" in refused.stderr
     assert b"--tp 1, 2" in refused.stderr
+    (row,) = fit.fits_divided(Model.open(folder), [], tp=2)
+    assert row == {**two, "largest_context_tokens": None}
+    assert fact_text("each_of_several_gpus", [row]).endswith("needs 2 GPUs")
 
 
 def test_show_of_files_cut_beforehand(tmp_path: Path) -> None:
-    folder, cut, whole = make_model(tmp_path / "model"), tmp_path / "cut", tmp_path / "whole"
-    assert run("convert", str(folder), str(whole)).returncode == 0
+    folder, cut = make_model(tmp_path / "model"), tmp_path / "cut"
     assert run("convert", str(folder), str(cut), "--tp", "2").returncode == 0
     assert (cut / "model-tp1-of-2.safetensors").exists()
+    convert(folder, tmp_path / "whole")
     of_cut, of_whole = (
-        json.loads(run("show", str(path), "--tp", "2", "--json").stdout) for path in (cut, whole)
-    )
-    for key in ("weights_bytes", "weights_bytes_by_dtype", "each_of_several_gpus"):
+        {**describe(Model.open(path), Tokenizer.load(path)),
+         "divided": fit.fits_divided(Model.open(path), [])}
+        for path in (cut, tmp_path / "whole")
+    )  # fmt: skip
+    for key in ("weights_bytes", "weights_bytes_by_dtype", "memory_at_context", "divided"):
         assert of_cut[key] == of_whole[key]
     planned = run("convert", str(folder), str(tmp_path / "x"), "--tp", "2", "--dry-run").stdout
     assert b"model-tp0-of-2.safetensors" in planned

@@ -14,6 +14,7 @@ from swiftchat.engine.torch_ops import TorchOps
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.dummy import DUMMY_CONFIGS
 from swiftchat.weights.families import expected_tensors
+from swiftchat.weights.tensor_parallel import share_of
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 24
@@ -92,3 +93,21 @@ def test_the_seed_decides() -> None:
     )
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_ranks_have_together_what_one_has() -> None:
+    config = small("llama-3.2-1b", attention_bias=True, mlp_bias=True)
+    whole = dummy_weights(config, torch.float32, CPU)
+    first, second = (
+        dummy_weights(config, torch.float32, CPU, share=share_of(config, 2, rank))
+        for rank in range(2)
+    )
+    assert torch.equal(torch.cat([first.embed, second.embed]), whole.embed)
+    for one, two, both in zip(first.layers, second.layers, whole.layers, strict=True):
+        assert torch.equal(torch.cat([one.o, two.o], 1), both.o)
+        assert torch.equal(torch.cat([one.down, two.down], 1), both.down)
+        gates_and_ups = [half for rank in (one, two) for half in rank.gate_up.chunk(2)]
+        assert torch.equal(torch.cat([gates_and_ups[i] for i in (0, 2, 1, 3)]), both.gate_up)
+        assert two.o_bias is None and torch.equal(one.o_bias, both.o_bias)
+        assert torch.equal(two.attn_norm, both.attn_norm)
+        assert two.qkv_bias.shape == (both.qkv_bias.shape[0] // 2,)

@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from swiftchat.engine import torch_ops
 from swiftchat.engine.cuda_ops import kernels_cover
 from swiftchat.engine.engine import Engine
 from swiftchat.engine.params import EngineConfig, SamplingParams
@@ -72,6 +73,16 @@ def test_with_history_and_in_a_batch_equals_transformers(family) -> None:
     logits = bench.step()
     for i, ids in prompts.items():
         assert_close(logits[i], expected(reference, ids)[-1])
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt-oss"])
+@pytest.mark.parametrize("most", [1, 300])
+def test_scores_held_a_few_at_a_time(
+    name: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_ops, "_MOST_SCORES", most)
+    reference, ids = tiny.make(name, tmp_path), tiny.random_ids(NUM_TOKENS, seed=7)
+    assert_close(tiny.Bench(tmp_path).last_logits(ids), expected(reference, ids)[-1])
 
 
 def test_greedy_ids_equal_transformers(family) -> None:
@@ -163,14 +174,15 @@ def test_the_page_about_models_is_up_to_date() -> None:
 def test_bfloat16_stays_near_fp32(family) -> None:
     """Relative error of the logits at most 10 %; up to 6 % were seen.
 
-    Some ten roundings to 8 bits a layer, with weights ten times as large as trained ones.
+    Some ten roundings to 8 bits a layer, with weights ten times as large as trained ones. Of
+    five prompts the median counts: where two experts are nearly as good, rounding chooses.
     """
     folder, reference = family
-    ids = tiny.random_ids(NUM_TOKENS, seed=6)
+    prompts = {seed: tiny.random_ids(NUM_TOKENS, seed=seed) for seed in range(5)}
     engine = tiny.engine(folder, dtype="bfloat16")
     forward, seen = engine.decoder.forward, []
     engine.decoder.forward = lambda *args: seen.append(forward(*args)) or seen[-1]  # type: ignore[method-assign]
-    tiny.run(engine, {1: ids}, SamplingParams(temperature=0, max_tokens=1))
-    exact = expected(reference, ids)[-1]
-    error = torch.linalg.norm(seen[0][0] - exact) / torch.linalg.norm(exact)
-    assert error <= 0.1
+    tiny.run(engine, prompts, SamplingParams(temperature=0, max_tokens=1))
+    exact = torch.stack([expected(reference, ids)[-1] for ids in prompts.values()])
+    errors = torch.linalg.norm(torch.cat(seen) - exact, dim=1) / torch.linalg.norm(exact, dim=1)
+    assert errors.median() <= 0.1

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+import tqdm
 from torch import Tensor
 
 from swiftchat.engine import streaming
@@ -38,8 +39,9 @@ def llama(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test leaves a thread or an open file behind."""
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # a thread of the models' maker
     threads, files = set(threading.enumerate()), num_open_files()
     yield
     assert set(threading.enumerate()) <= threads
@@ -81,8 +83,10 @@ def assert_streams_as_mapped(
             assert tensor is other, name
             continue
         assert (other.shape, other.dtype) == (tensor.shape, dtype), name
-        assert other.is_contiguous(), name
-        assert torch.equal(other.view(torch.uint8), tensor.contiguous().view(torch.uint8)), name
+        # Experts of one tensor are views, as they lie in the file.
+        assert other.is_contiguous() or (".expert." in name and other.t().is_contiguous()), name
+        ours_bits, bits = (t.contiguous().view(torch.uint8) for t in (other, tensor))
+        assert torch.equal(ours_bits, bits), name
     assert (streamed.lm_head is streamed.embed) == model.config.tied_embeddings
     sizes = {name: info.nbytes for name, info in checkpoint.tensors.items()}
     whole = Share(model.config) if share is None else share
@@ -128,8 +132,18 @@ def test_odd_offsets(llama: Path, dtype: torch.dtype) -> None:
     assert_streams_as_mapped(llama, dtype, staging_bytes=1000)
 
 
-@pytest.mark.parametrize("name", ["llama-tied", "llama-biases", "gpt2", "bloom", "phi3", "mixtral"])
-@pytest.mark.parametrize("staging_bytes", [100, 4096])
+@pytest.mark.parametrize(
+    ("name", "staging_bytes"),
+    [
+        ("llama-tied", 100),
+        ("gpt2", 100),
+        ("bloom", 4096),
+        ("phi3", 4096),
+        ("mixtral", 4096),
+        ("gpt-oss", 100),
+        ("gpt-oss", 4096),
+    ],
+)
 def test_parts_are_streamed_as_they_are_mapped(
     name: str, staging_bytes: int, tmp_path: Path
 ) -> None:
@@ -179,7 +193,7 @@ def test_a_file_cut_off_meanwhile(llama: Path) -> None:
     last = sorted(shards.glob("*.safetensors"))[1]
     os.truncate(last, last.stat().st_size - 1)
     with pytest.raises(BadModelFile, match=f"{last.name} ends at byte"):
-        stream_weights(model.config, checkpoint, torch.float32, CPU, lambda *_: None, 3, 4096)
+        stream_weights(model.config, checkpoint, torch.float32, CPU, lambda *_: None, None, 3, 4096)
 
 
 def test_a_disk_that_fails(llama: Path, monkeypatch) -> None:
@@ -193,7 +207,7 @@ def test_a_disk_that_fails(llama: Path, monkeypatch) -> None:
     monkeypatch.setattr(streaming.os, "preadv", failing)
     with pytest.raises(BadModelFile, match=r"model\.safetensors: Input/output error"):
         stream_weights(
-            model.config, model.checkpoint(), torch.float32, CPU, lambda *_: None, 2, 4096
+            model.config, model.checkpoint(), torch.float32, CPU, lambda *_: None, None, 2, 4096
         )
 
 
@@ -220,7 +234,7 @@ def test_a_reporter_that_fails_ends_it(llama: Path) -> None:
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        stream_weights(model.config, model.checkpoint(), torch.float32, CPU, gone, 4, 256)
+        stream_weights(model.config, model.checkpoint(), torch.float32, CPU, gone, None, 4, 256)
 
 
 def test_a_tensor_without_numbers_takes_no_read(tmp_path: Path) -> None:
@@ -250,7 +264,7 @@ def test_streaming_to_a_gpu(folder: Path, dtype: torch.dtype) -> None:
     device = torch.device("cuda", 0)
     for staging_bytes in (4096, 2**24):
         streamed = stream_weights(
-            model.config, model.checkpoint(), dtype, device, lambda *_: None, 4, staging_bytes
+            model.config, model.checkpoint(), dtype, device, lambda *_: None, None, 4, staging_bytes
         )
         for name, tensor in tensors(mapped).items():
             other = tensors(streamed)[name]

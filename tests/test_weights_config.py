@@ -92,11 +92,12 @@ def test_absent_keys_mean_what_transformers_takes(architecture: str) -> None:
     if ours.local_rope is not None:
         assert ours.local_rope.theta == rope["sliding_attention"]["rope_theta"]
     kinds = getattr(theirs, "layer_types", None)
-    windowed = getattr(theirs, "sliding_window", None) is not None
+    windowed = bool(getattr(theirs, "sliding_window", None))
     if windowed and kinds:
         full = {i for i, kind in enumerate(kinds) if kind == "full_attention"}
         assert ours.full_layers == full
-    assert ours.sliding_window == getattr(theirs, "sliding_window", None)
+    # Transformers' Qwen2-MoE has 0 where there is none, and the layers' kinds all the same.
+    assert ours.sliding_window == (getattr(theirs, "sliding_window", None) or None)
     ends = theirs.eos_token_id
     assert (ours.bos_id, ours.eos_ids) == (
         theirs.bos_token_id,
@@ -125,7 +126,7 @@ def absent_keys(architecture: str, **changes: Any) -> dict[str, Any]:
         ("Qwen3ForCausalLM", "use_sliding_window", "no"),
         ("SmolLM3ForCausalLM", "no_rope_layers", [1, 0]),
         ("SmolLM3ForCausalLM", "no_rope_layers", [1, 0, 2]),
-        ("StableLmForCausalLM", "qk_layernorm", True),
+        ("StableLmForCausalLM", "qk_layernorm", "yes"),
         ("Phi3ForCausalLM", "partial_rotary_factor", 0.4),
         ("Phi3ForCausalLM", "rope_scaling", {"type": "longrope", "long_factor": [1.0]}),
         ("Gemma2ForCausalLM", "hidden_activation", "gelu"),
@@ -134,13 +135,23 @@ def absent_keys(architecture: str, **changes: Any) -> dict[str, Any]:
         ("GPT2LMHeadModel", "activation_function", "mish"),
         ("OPTForCausalLM", "layer_norm_elementwise_affine", False),
         ("BloomForCausalLM", "apply_residual_connection_post_layernorm", True),
-        ("FalconForCausalLM", "alibi", True),
+        ("FalconForCausalLM", "alibi", 1),
         ("FalconForCausalLM", "num_ln_in_parallel_attn", 3),
         ("MixtralForCausalLM", "num_experts_per_tok", 9),
         ("MixtralForCausalLM", "num_local_experts", 2**20),
-        ("Qwen3MoeForCausalLM", "mlp_only_layers", [0]),
-        ("Qwen3MoeForCausalLM", "decoder_sparse_step", 2),
-        ("ChatGLMModel", "position_encoding_2d", True),
+        ("Qwen3MoeForCausalLM", "mlp_only_layers", [3]),
+        ("Qwen3MoeForCausalLM", "mlp_only_layers", [0] * 4),
+        ("Qwen3MoeForCausalLM", "mlp_only_layers", {"0": True}),
+        ("Qwen3MoeForCausalLM", "decoder_sparse_step", 0),
+        ("Qwen3MoeForCausalLM", "moe_intermediate_size", 0),
+        ("Qwen2MoeForCausalLM", "shared_expert_intermediate_size", -1),
+        ("Qwen2MoeForCausalLM", "qkv_bias", 1),
+        ("GptOssForCausalLM", "swiglu_limit", 0),
+        ("GptOssForCausalLM", "swiglu_limit", math.nan),
+        ("GptOssForCausalLM", "swiglu_alpha", 1.5),
+        ("GptOssForCausalLM", "num_experts_per_tok", 129),
+        ("GptOssForCausalLM", "sliding_window", 0),
+        ("GptOssForCausalLM", "layer_types", ["full_attention"] * 4),
         ("ChatGLMModel", "rmsnorm", False),
         ("ChatGLMModel", "num_attention_heads", "6"),
     ],
@@ -157,6 +168,38 @@ def test_what_is_not_understood_is_refused_by_name(
     assert known.architecture == architecture
     with pytest.raises(BadModelFile, match=usual.get(field, field)):
         ModelConfig.from_hf(absent_keys(architecture, **spelled, **{field: value}))
+
+
+CHATGLM_6B = {
+    "architectures": ["ChatGLMModel"], "vocab_size": 97, "hidden_size": 48, "num_layers": 3,
+    "num_attention_heads": 3, "inner_hidden_size": 80, "position_encoding_2d": True,
+    "bos_token_id": 1, "eos_token_id": 2, "gmask_token_id": 0, "mask_token_id": 5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("position_encoding_2d", False),
+        ("quantization_bit", 4),
+        ("pre_seq_len", 128),
+        ("hidden_size", 42),
+        ("num_layers", 10**9),
+        ("gmask_token_id", 97),
+        ("mask_token_id", None),
+        ("bos_token_id", "1"),
+        ("max_sequence_length", 0),
+        ("layernorm_epsilon", math.nan),
+    ],
+)
+def test_a_chatglm_6b_that_is_not_understood_is_refused_by_name(field: str, value: object) -> None:
+    assert ModelConfig.from_hf(CHATGLM_6B).family == "chatglm-6b"
+    usual = {
+        "num_layers": "num_hidden_layers", "max_sequence_length": "max_position_embeddings",
+        "layernorm_epsilon": "rms_norm_eps",
+    }  # fmt: skip
+    with pytest.raises(BadModelFile, match=usual.get(field, field)):
+        ModelConfig.from_hf({**CHATGLM_6B, field: value})
 
 
 def test_older_spellings_mean_the_same() -> None:

@@ -10,6 +10,8 @@ import tiny
 import torch
 import transformers
 from quantised_models import FORMS, compressed, compressed_int4, compressed_int8, quantised_model
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert import convert
@@ -95,3 +97,31 @@ def test_layers_that_gptq_left_alone_by_pattern(tmp_path: Path) -> None:
     plain = packers.opened(tmp_path, packers.under("a", tensors) | {"b.weight": alone}, settings)
     assert np.array_equal(plain["a.weight"].values(), expected.numpy())
     assert np.array_equal(plain["b.weight"].values(), alone.numpy())
+
+
+def test_gpt_oss_as_it_is_published(tmp_path: Path) -> None:
+    """Only the experts' matrices are packed; converted, they lie as transformers has them."""
+    source = tmp_path / "in"
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_attention_heads": 8}
+    reference = tiny.make("gpt-oss", source, **sizes)
+    tensors, plain = load_file(source / "model.safetensors"), reference.state_dict()
+    generator = torch.Generator().manual_seed(3)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape
+        shape = (experts, rows, columns // 32)
+        blocks = torch.randint(256, (*shape, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(120, 126, shape, dtype=torch.uint8, generator=generator)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        plain[name].copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+    save_file(tensors, source / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    method = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (source / "config.json").write_text(json.dumps({**config, "quantization_config": method}))
+    convert(source, tmp_path / "out", dtype="float32")
+    ids = tiny.random_ids(16)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0]
+    ours = tiny.Bench(tmp_path / "out").logits(ids)
+    assert (ours - expected).abs().max() <= 1e-4 * expected.abs().max()
+    theirs = transformers.GptOssForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    assert all(theirs[name].equal(tensor) for name, tensor in plain.items())

@@ -25,7 +25,8 @@ from swiftchat.weights.families import (
 from swiftchat.weights.model import Model
 from swiftchat.weights.tensor_parallel import Part, Share, share_of, tp_choices
 
-ONE_OF_EACH_LAYOUT = ("llama-tied", "phi3", "gpt2", "bloom", "falcon-40b", "olmo2", "mixtral")
+ONE_OF_EACH_LAYOUT = ("llama-tied", "phi3", "gpt2", "bloom", "falcon-40b", "olmo2", "mixtral",
+                      "gpt-oss")  # fmt: skip
 
 
 def published(name: str, **changes: Any) -> ModelConfig:
@@ -70,10 +71,10 @@ def test_a_tensor_without_a_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     """A family with a new kind of tensor must not be divided by chance."""
     module = "swiftchat.weights.tensor_parallel"
     known = published("llama-3.2-1b")
-    shapes = {**canonical_shapes(known), "sinks": (32,)}
+    shapes = {**canonical_shapes(known), "extra": (32,)}
     monkeypatch.setattr(f"{module}.canonical_shapes", lambda config: shapes)
-    monkeypatch.setattr(f"{module}.last_tensors", lambda config: ["final_norm", "sinks"])
-    with pytest.raises(UsageError, match="family llama are not divided yet: sinks"):
+    monkeypatch.setattr(f"{module}.last_tensors", lambda config: ["final_norm", "extra"])
+    with pytest.raises(UsageError, match="family llama are not divided yet: extra"):
         share_of(known, 2, 0)
     assert tp_choices(known) == (1,)
 
@@ -88,7 +89,7 @@ def test_the_ranks_have_every_number_between_them(name: str, tmp_path: Path) -> 
     """Once each, but for what all have and for key heads of which there are too few."""
     tiny.make(name, tmp_path)
     config = Model.open(tmp_path).config
-    assert 2 in tp_choices(config)
+    assert len(tp_choices(config)) > 1
     for tp in tp_choices(config):
         shares = [share_of(config, tp, rank) for rank in range(tp)]
         copies = max(1, tp // config.num_kv_heads)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import tiny_chatglm
 import torch
 import transformers
 from safetensors.torch import save_file
@@ -91,6 +92,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2", {}),
     "stablelm": ("StableLm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
     "stablelm-parallel": ("StableLm", {"use_parallel_residual": True}),
+    "stablelm-2-12b": ("StableLm", {"use_parallel_residual": True, "qk_layernorm": True}),
     "glm": ("Glm", {"head_dim": 8}),
     "glm4": ("Glm4", {"head_dim": 8}),
     "gemma": ("Gemma", {"head_dim": 16, "num_key_value_heads": 1}),
@@ -117,6 +119,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
     ),
     "falcon-serial": ("Falcon", {"multi_query": False, "parallel_attn": False, "bias": True}),
+    "falcon-rw": (
+        "Falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True,
+                   # With more heads than four there are slopes that bf16 rounds.
+                   "num_attention_heads": 4, "hidden_size": 32},
+    ),
+    "gpt-oss": (
+        "GptOss", {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 8,
+                   "sliding_window": 7, "swiglu_limit": 1.5,
+                   "rope_parameters": {**_YARN, "truncate": False, "factor": 32.0}},
+    ),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": None}),
     "qwen3-moe": (
         "Qwen3Moe", {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
@@ -126,11 +138,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Moe", {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
                      "head_dim": 8, "norm_topk_prob": True},
     ),
+    "qwen3-moe-mixed": (
+        "Qwen3Moe", {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                     "head_dim": 8, "mlp_only_layers": [1], "num_hidden_layers": 5,
+                     "decoder_sparse_step": 2},
+    ),
+    "qwen2-moe": (
+        "Qwen2Moe", {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                     "shared_expert_intermediate_size": 40, **_WINDOWS, "max_window_layers": 2,
+                     "mlp_only_layers": [1]},
+    ),
 }  # fmt: skip
 # Those of them that compute what Llama does, and those that the GPU's kernels do not run.
 LIKE_LLAMA = ("qwen2", "qwen2-yarn", "phi3", "phi3-short-context", "phi3-long-context", "glm",
               "internlm2", "chatglm3")  # fmt: skip
-NOT_ON_KERNELS = ("mixtral", "qwen3-moe", "qwen3-moe-normalized")
+NOT_ON_KERNELS = ("mixtral", "qwen3-moe", "qwen3-moe-normalized", "qwen3-moe-mixed", "qwen2-moe",
+                  "gpt-oss", "chatglm-6b")  # fmt: skip
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 _MODELS = {"GPT2": "GPT2LMHeadModel"}
 
@@ -146,8 +169,8 @@ def make(variant: str, folder: Path, **sizes: Any) -> transformers.PreTrainedMod
     name = _CONFIGS.get(family, f"{family}Config")
     config = getattr(transformers, name)(**{**_SIZES, "pad_token_id": 0, **changes, **sizes})
     torch.manual_seed(20)
-    # Eager attention honours the sliding window everywhere.
-    config._attn_implementation = "eager"
+    # Eager attention honours the sliding window everywhere, but adds Falcon's ALiBi twice.
+    config._attn_implementation = "sdpa" if changes.get("alibi") else "eager"
     model = getattr(transformers, _MODELS.get(family, f"{family}ForCausalLM"))(config).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -233,10 +256,11 @@ def _write(folder: Path, architecture: str, tensors: dict[str, torch.Tensor], **
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
 
 
-# Families transformers does not have, made of those it has.
-REPACKED: dict[str, Callable[[Path], transformers.PreTrainedModel]] = {
+# Families transformers does not have: made of those it has, or with a reference of our own.
+REPACKED: dict[str, Callable[[Path], Any]] = {
     "internlm2": make_internlm2,
     "chatglm3": make_chatglm,
+    "chatglm-6b": lambda folder: tiny_chatglm.make(folder, VOCAB_SIZE),
 }
 
 

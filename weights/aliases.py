@@ -25,6 +25,8 @@ _REPOSITORIES: Mapping[str, str] = MappingProxyType(
         "gpt2:medium": "openai-community/gpt2-medium",
         "gpt2:large": "openai-community/gpt2-large",
         "gpt2:xl": "openai-community/gpt2-xl",
+        "gpt-oss:20b": "openai/gpt-oss-20b",
+        "gpt-oss:120b": "openai/gpt-oss-120b",
         "llama3.1:8b": "meta-llama/Llama-3.1-8B-Instruct",
         "llama3.1:70b": "meta-llama/Llama-3.1-70B-Instruct",
         "llama3.2:1b": "meta-llama/Llama-3.2-1B-Instruct",

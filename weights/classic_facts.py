@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from swiftchat.weights.config_fields import Fields, bad, flag, integer
+from swiftchat.weights.prefix_lm import PrefixLM
 from swiftchat.weights.rope_config import MAX_CONTEXT, RopeConfig
 
 _MAX_HEADS = 4096
+_MAX_LAYERS = 2048
 _MAX_WIDTH = 2**20
+_MAX_VOCAB = 2**24
 _LAYER_NORM = {"norm": "layer", "norm_bias": True, "gated": False}
 _ALL_BIASES = {"attention_bias": True, "output_bias": True, "mlp_bias": True}
 
@@ -129,8 +132,13 @@ def falcon(config: Fields) -> Mapping[str, Any]:
     parallel = grouped or flag(config, "parallel_attn")
     if grouped and not flag(config, "parallel_attn"):
         raise bad("parallel_attn", "true with new_decoder_architecture", False)
+    hidden, alibi = integer(config, "hidden_size", 1, _MAX_WIDTH), flag(config, "alibi")
     return {
         **_LAYER_NORM,
+        **({"rope": None} if alibi else {}),
+        "alibi": alibi,
+        # It is added to the products of queries and keys before they are scaled.
+        "alibi_scale": (hidden / heads) ** -0.5 if alibi else 1.0,
         "attention_bias": bias,
         "output_bias": bias,
         "mlp_bias": bias,
@@ -138,4 +146,31 @@ def falcon(config: Fields) -> Mapping[str, Any]:
         "intermediate_size": _inner(config, "ffn_hidden_size"),
         "parallel_residual": parallel,
         "shared_norm": parallel and not (grouped and norms == 2),
+    }
+
+
+def chatglm_6b(config: Fields) -> Mapping[str, Any]:
+    for name, wanted in (("position_encoding_2d", True), ("quantization_bit", 0),
+                         ("pre_seq_len", None)):  # fmt: skip
+        if config.get(name, wanted) != wanted:
+            raise bad(name, repr(wanted), config[name])
+    heads, hidden = _heads(config), integer(config, "hidden_size", 4, _MAX_WIDTH)
+    if hidden % (4 * heads):
+        raise bad("hidden_size", f"a multiple of 4 · {heads} heads", hidden)
+    layers, vocab_size = (
+        integer(config, "num_hidden_layers", 1, _MAX_LAYERS),
+        integer(config, "vocab_size", 1, _MAX_VOCAB),
+    )
+    start, *masks = (
+        integer(config, f"{name}_token_id", 0, vocab_size - 1) for name in ("bos", "gmask", "mask")
+    )
+    return {
+        **_LAYER_NORM,
+        **_ALL_BIASES,
+        "activation": "gelu_tanh",
+        "num_kv_heads": heads,
+        "norm_order": "stream",
+        "stream_scale": (2 * layers) ** 0.5,
+        "rope": RopeConfig(rotary_dim=hidden // heads // 2, two_dimensional=True),
+        "prefix_lm": PrefixLM(start, tuple(masks)),
     }

@@ -1,6 +1,7 @@
 """The families that grew from GPT: LayerNorm, an FFN without a gate, biases nearly everywhere.
 
-Facts and defaults are those of the models' classes in transformers.
+Facts and defaults are those of the models' classes in transformers; ChatGLM-6B's of the code its
+makers publish with the weights.
 """
 
 from collections.abc import Mapping
@@ -318,7 +319,7 @@ CLASSIC_FAMILIES: Mapping[str, Family] = MappingProxyType(
             facts=classic_facts.falcon,
             prefix="transformer.",
             qkv_in_groups=True,
-            reads=frozenset({"parallel_attn"}),
+            reads=frozenset({"parallel_attn", "alibi"}),
             fields=_defaults(
                 hidden_size="n_embed",
                 num_hidden_layers="n_layer",
@@ -353,6 +354,34 @@ CLASSIC_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 tie_word_embeddings=True,
                 bos_token_id=11,
                 eos_token_id=11,
+            ),
+        ),
+        "ChatGLMForConditionalGeneration": Family(
+            # The first generation; see `ChatGLMModel` for the others.
+            name="chatglm-6b",
+            model_type="chatglm",
+            facts=classic_facts.chatglm_6b,
+            prefix="transformer.",
+            qkv_in_groups=True,
+            fields=_defaults(
+                num_hidden_layers="num_layers",
+                intermediate_size="inner_hidden_size",
+                max_position_embeddings="max_sequence_length",
+                rms_norm_eps="layernorm_epsilon",
+            ),
+            tensors=table(
+                {
+                    name: rest.replace("self_attention.", "attention.")
+                    for name, rest in _ATTENTION_AND_FFN.items()
+                },
+                embed="transformer.word_embeddings.weight",
+                final_norm="transformer.final_layernorm.weight",
+                final_norm_bias="transformer.final_layernorm.bias",
+                lm_head="lm_head.weight",
+                layer="transformer.layers.{i}.",
+            ),
+            defaults=_defaults(
+                position_encoding_2d=True, max_sequence_length=2048, layernorm_epsilon=1e-5
             ),
         ),
     }

@@ -15,6 +15,7 @@ from swiftchat.weights.config_fields import (
     optional_number,
 )
 from swiftchat.weights.families import family_of
+from swiftchat.weights.prefix_lm import PrefixLM
 from swiftchat.weights.refusals import refuse_unread
 from swiftchat.weights.rope_config import MAX_CONTEXT, RopeConfig
 
@@ -29,6 +30,8 @@ _MAX_HEAD_DIM = 4096
 _MAX_WIDTH = 2**20
 _MAX_VOCAB = 2**24
 _MAX_EXPERTS = 2**16  # in all layers
+
+_CHATGLM, _CHATGLM_6B = "ChatGLMModel", "ChatGLMForConditionalGeneration"
 
 # What transformers calls them, and what they are.
 _ACTIVATIONS = {
@@ -47,18 +50,25 @@ class ModelConfig:
 
     `norm` is "rms" or "layer", with a bias if `norm_bias`; `norm_unit_offset`: one is to be
     added to its weights. `norm_order` says what is normed: "pre" a branch's input, "output" its
-    output, "sandwich" both, "post" the residual stream after the branch is added.
+    output, "sandwich" both, "post" the residual stream after the branch is added, "stream" the
+    residual stream before the branch, which goes on `stream_scale` times as large.
     `parallel_residual`: attention and FFN read the same stream, `shared_norm` by one norm too.
-    `gated`: the FFN has a gate. `qk_norm`: RMSNorm of queries and keys, of each "head" or of
-    the whole "width". `query_scalar`: scores are divided by its root, None: `head_dim`.
+    `gated`: the FFN has a gate; `interleaved_gate`: its rows and those of up alternate;
+    `gate_limit`: both are clamped there, and up is one more. `qk_norm`: norm of queries and
+    keys, of each "head", of all "heads" with weights of their own, or of the whole "width".
+    `query_scalar`: scores are divided by its root, None: `head_dim`. `attention_sinks`: each
+    head has a score that is nobody's.
 
-    `rope` None: no rotary embedding. `full_layers` see everything in spite of
-    `sliding_window`; the others take `local_rope`, if there is one; `unrotated_layers` none.
-    `learned_positions` rows are added to the embeddings, the first belonging to position
-    `-position_offset`. `alibi`: scores fall with distance. `embedding_size`, where it is not
-    None, is projected to and from `hidden_size`. `attention_softcap` and `logit_softcap` c
-    make x into c·tanh(x/c). `num_experts` 0: a plain FFN; else each token takes
-    `experts_per_token` experts, and `normalized_experts` makes their shares add up to one.
+    `rope` None: no rotary embedding. `full_layers` see everything in spite of `sliding_window`;
+    the others take `local_rope`, if there is one; `unrotated_layers` none. `learned_positions`
+    rows are added to the embeddings, the first belonging to position `-position_offset`. `alibi`:
+    scores fall with distance, `alibi_scale` times as much as elsewhere. `embedding_size`, where
+    it is not None, is projected to and from `hidden_size`. `attention_softcap` and
+    `logit_softcap` c make x into c·tanh(x/c). `num_experts` 0: a plain FFN; else each token takes
+    `experts_per_token` experts of width `expert_size`, and `normalized_experts` makes their
+    shares add up to one; `expert_bias`: router and experts have biases. Every token also takes a
+    shared expert of width `shared_expert_size`, if that is not 0. `dense_layers` have a plain FFN
+    all the same. `prefix_lm`: prompts attend both ways.
     """
 
     family: str
@@ -86,11 +96,14 @@ class ModelConfig:
     norm_bias: bool = False
     norm_unit_offset: bool = False
     norm_order: str = "pre"
+    stream_scale: float = 1.0
     final_norm: bool = True
     embedding_norm: bool = False
     parallel_residual: bool = False
     shared_norm: bool = False
     gated: bool = True
+    interleaved_gate: bool = False
+    gate_limit: float | None = None
     qk_norm: str | None = None
     query_scalar: float | None = None
     local_rope: RopeConfig | None = None
@@ -99,6 +112,8 @@ class ModelConfig:
     learned_positions: int = 0
     position_offset: int = 0
     alibi: bool = False
+    alibi_scale: float = 1.0
+    attention_sinks: bool = False
     embedding_scale: float = 1.0
     embedding_size: int | None = None
     attention_softcap: float | None = None
@@ -107,6 +122,11 @@ class ModelConfig:
     num_experts: int = 0
     experts_per_token: int = 0
     normalized_experts: bool = False
+    expert_size: int = 0
+    expert_bias: bool = False
+    shared_expert_size: int = 0
+    dense_layers: frozenset[int] = frozenset()
+    prefix_lm: PrefixLM | None = None
 
     @property
     def like_llama(self) -> bool:
@@ -209,6 +229,9 @@ def _architecture(config: Fields) -> str:
     names = config.get("architectures")
     if not (isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)):
         raise bad("architectures", "a list with one name", names)
+    if names[0] in (_CHATGLM, _CHATGLM_6B):
+        # Both generations call themselves either; only the first has this key.
+        return _CHATGLM_6B if "position_encoding_2d" in config else _CHATGLM
     return names[0]
 
 

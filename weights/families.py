@@ -9,6 +9,7 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.classic_families import CLASSIC_FAMILIES
 from swiftchat.weights.family import Family
 from swiftchat.weights.gated_families import GATED_FAMILIES
+from swiftchat.weights.mixture_families import MIXTURE_FAMILIES
 
 if TYPE_CHECKING:
     from swiftchat.weights.config import ModelConfig
@@ -17,7 +18,9 @@ __all__ = ["FAMILIES", "Family", "expected_tensors", "family_of", "family_of_ggu
 
 _SUFFIX = "ForCausalLM"
 
-FAMILIES: Mapping[str, Family] = MappingProxyType({**GATED_FAMILIES, **CLASSIC_FAMILIES})
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {**GATED_FAMILIES, **MIXTURE_FAMILIES, **CLASSIC_FAMILIES}
+)
 
 
 def _unknown(what: str, found: str, known: list[str]) -> BadModelFile:
@@ -45,29 +48,45 @@ def family_of_gguf(arch: str) -> tuple[str, Family]:
 
 
 def tensor_name(
-    config: "ModelConfig", canonical: str, layer: int | None = None, expert: int | None = None
+    config: "ModelConfig", canonical: str, layer: int | None = None, part: int | None = None
 ) -> str:
-    """The Hugging Face name of a canonical tensor; `layer` only for the tensors of a layer."""
+    """The Hugging Face name of a canonical tensor; `layer` only for the tensors of a layer.
+
+    `part` is the expert, or the head, of what the file keeps one by one.
+    """
     family = FAMILIES[config.architecture]
     names = family.tensors
     if config.parallel_residual and not config.shared_norm and canonical in family.two_norm_tensors:
         names = family.two_norm_tensors
-    return names[canonical].format(i=layer, e=expert)
+    return names[canonical].format(i=layer, e=part, h=part)
 
 
-def layer_tensors(config: "ModelConfig") -> list[str]:
-    """Canonical names of what each layer of `config` has, in the order `convert` writes them.
+def num_parts(config: "ModelConfig", canonical: str) -> int | None:
+    """How many tensors of the file make up this one; None where it is a tensor itself."""
+    name = FAMILIES[config.architecture].tensors[canonical]
+    if "{e}" in name:
+        return config.num_experts
+    heads = config.num_heads if canonical.startswith("q") else config.num_kv_heads
+    return heads if "{h}" in name else None
+
+
+def layer_tensors(config: "ModelConfig", layer: int) -> list[str]:
+    """Canonical names of what a layer of `config` has, in the order `convert` writes them.
 
     What one fused matrix product reads together (q k v, gate up) lies together in the file.
     """
     family = FAMILIES[config.architecture].tensors
     qkv = ["qkv"] if "qkv" in family else ["q", "k", "v"]
     inner = ["gate", "up"] if config.gated else ["up"]
-    inner = ["gate_up"] if "gate_up" in family else inner
-    if config.num_experts:
-        matrices = [*qkv, "o", "router", "expert_gate", "expert_up", "expert_down"]
-    else:
-        matrices = [*qkv, "o", *inner, "down"]
+    ffn = [*(["gate_up"] if "gate_up" in family else inner), "down"]
+    biased = [*ffn] if config.mlp_bias else []
+    if config.num_experts and layer not in config.dense_layers:
+        experts = ["expert_gate", "expert_up", "expert_down"]
+        experts = ["experts_gate_up", "experts_down"] if "experts_gate_up" in family else experts
+        shared = ["shared_router", "shared_gate", "shared_up", "shared_down"]
+        ffn = ["router", *experts, *(shared if config.shared_expert_size else [])]
+        biased = ["router", *experts] if config.expert_bias else []
+    matrices = [*qkv, "o", *ffn]
     norms = _layer_norms(config)
     biases = [f"{name}_bias" for name in norms] if config.norm_bias else []
     if config.qk_norm:
@@ -76,17 +95,16 @@ def layer_tensors(config: "ModelConfig") -> list[str]:
         biases += [f"{name}_bias" for name in qkv]
     if config.output_bias:
         biases.append("o_bias")
-    if config.mlp_bias:
-        biases += [f"{name}_bias" for name in [*inner, "down"]]
+    biases += [f"{name}_bias" for name in biased]
+    if config.attention_sinks:
+        biases.append("sinks")
     return [*matrices, *norms, *biases]
 
 
 def _layer_norms(config: "ModelConfig") -> list[str]:
     before = ["attn_norm"] if config.shared_norm else ["attn_norm", "mlp_norm"]
     after = ["attn_out_norm", "mlp_out_norm"]
-    return {"pre": before, "post": before, "output": after, "sandwich": before + after}[
-        config.norm_order
-    ]
+    return {"output": after, "sandwich": before + after}.get(config.norm_order, before)
 
 
 def first_tensors(config: "ModelConfig") -> list[str]:
@@ -118,18 +136,18 @@ def last_tensors(config: "ModelConfig") -> list[str]:
 def canonical_tensors(
     config: "ModelConfig",
 ) -> Iterator[tuple[str, int | None, int | None]]:
-    """Canonical name, layer and expert of every tensor, in the order `convert` writes them."""
+    """Canonical name, layer and part of every tensor, in the order `convert` writes them."""
     for name in first_tensors(config):
         yield name, None, None
-    names = layer_tensors(config)
-    experts = [name for name in names if name.startswith("expert_")]
     for layer in range(config.num_layers):
-        for name in names:
-            if name not in experts:
+        counts = {name: num_parts(config, name) for name in layer_tensors(config, layer)}
+        for name, count in counts.items():
+            if count is None:
                 yield name, layer, None
-        for expert in range(config.num_experts):
-            for name in experts:
-                yield name, layer, expert
+        for part in range(max((count or 0 for count in counts.values()), default=0)):
+            for name, count in counts.items():
+                if part < (count or 0):
+                    yield name, layer, part
     for name in last_tensors(config):
         yield name, None, None
 
@@ -141,8 +159,8 @@ def expected_tensors(config: "ModelConfig") -> dict[str, tuple[int, ...]]:
     """
     shapes = canonical_shapes(config)
     return {
-        tensor_name(config, name, layer, expert): shapes[name]
-        for name, layer, expert in canonical_tensors(config)
+        tensor_name(config, name, layer, part): shapes[name]
+        for name, layer, part in canonical_tensors(config)
     }
 
 
@@ -150,7 +168,8 @@ def canonical_shapes(config: "ModelConfig") -> dict[str, tuple[int, ...]]:
     """Shape of every canonical tensor as it lies in the file, present in `config` or not."""
     hidden, inner, width = config.hidden_size, config.intermediate_size, config.embedding_size
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    by_head = config.qk_norm == "head"
+    by_head = config.qk_norm != "width"
+    experts, narrow, shared = config.num_experts, config.expert_size, config.shared_expert_size
     shapes: dict[str, tuple[int, ...]] = {
         "embed": (config.vocab_size, width or hidden),
         "positions": (config.learned_positions, hidden),
@@ -167,17 +186,27 @@ def canonical_shapes(config: "ModelConfig") -> dict[str, tuple[int, ...]]:
         "up": (inner, hidden),
         "gate_up": (2 * inner, hidden),
         "down": (hidden, inner),
-        "router": (config.num_experts, hidden),
-        "expert_gate": (inner, hidden),
-        "expert_up": (inner, hidden),
-        "expert_down": (hidden, inner),
+        "router": (experts, hidden),
+        "expert_gate": (narrow, hidden),
+        "expert_up": (narrow, hidden),
+        "expert_down": (hidden, narrow),
+        "experts_gate_up": (experts, 2 * narrow, hidden),
+        "experts_down": (experts, hidden, narrow),
+        "shared_router": (1, hidden),
+        "shared_gate": (shared, hidden),
+        "shared_up": (shared, hidden),
+        "shared_down": (hidden, shared),
+        "sinks": (config.num_heads,),
         "q_norm": (config.head_dim if by_head else q_rows,),
         "k_norm": (config.head_dim if by_head else kv_rows,),
     }
-    matrices = ("q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down")
-    shapes |= {f"{name}_bias": shapes[name][:1] for name in matrices}
+    matrices = ("q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "router",
+                "experts_gate_up", "experts_down")  # fmt: skip
+    shapes |= {f"{name}_bias": shapes[name][:-1] for name in matrices}
     for norm in ("embed_norm", "attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm",
                  "final_norm"):  # fmt: skip
         shapes |= {norm: (hidden,), f"{norm}_bias": (hidden,)}
     transposed = FAMILIES[config.architecture].transposed
-    return shapes | {name: shapes[name][::-1] for name in transposed}
+    return shapes | {
+        name: (*shapes[name][:-2], shapes[name][-1], shapes[name][-2]) for name in transposed
+    }

@@ -22,13 +22,14 @@ class Family:
     """One architecture as data.
 
     `tensors` maps a canonical name to the Hugging Face name, `gguf_tensors` to the GGUF name;
-    `{i}` stands for the layer and `{e}` for the expert. Where it has `qkv` or `gate_up`, the
-    file keeps those in one tensor. `prefix` is what the names begin with and some files leave
-    out; `two_norm_tensors` are the names that differ where attention and FFN have a norm each
-    of the same stream. `defaults` are the values transformers takes for absent keys of
-    `config.json`, `fields` its spelling of the usual keys, `facts` gives the fields of
-    `ModelConfig` that this family fixes or reads in its own way. `reads` are keys of
-    `refusals.NEUTRAL` that it understands or, as transformers, has no use for.
+    `{i}` stands for the layer, `{e}` for the expert and `{h}` for the head. Where it has `qkv`,
+    `gate_up` or `experts_…`, the file keeps those in one tensor. `prefix` is what the names
+    begin with and some files leave out; `two_norm_tensors` are the names that differ where
+    attention and FFN have a norm each of the same stream. `defaults` are the values
+    transformers takes for absent keys of `config.json`, `fields` its spelling of the usual
+    keys, `facts` gives the fields of `ModelConfig` that this family fixes or reads in its own
+    way. `reads` are keys of `refusals.NEUTRAL` that it understands or, as transformers, has no
+    use for.
 
     `qkv_in_groups`: the file's rows are, for each key head, its query heads, itself and its
     value head. `transposed` matrices are [in, out] in the file. `permuted` names what GGUF

@@ -50,6 +50,12 @@ def like_llama(changes: Mapping[str, str], without: tuple[str, ...] = ()) -> Map
 LLAMA_TENSORS = like_llama({})
 FUSED_FFN = ("gate", "up", "gate_bias", "up_bias")
 FUSED_QKV = ("q", "k", "v", "q_bias", "k_bias", "v_bias")
+QWEN_EXPERTS = {
+    "router": "mlp.gate.weight",
+    "expert_gate": "mlp.experts.{e}.gate_proj.weight",
+    "expert_up": "mlp.experts.{e}.up_proj.weight",
+    "expert_down": "mlp.experts.{e}.down_proj.weight",
+}
 SANDWICH = {
     "attn_out_norm": "post_attention_layernorm.weight",
     "mlp_norm": "pre_feedforward_layernorm.weight",

@@ -7,6 +7,7 @@ from swiftchat.weights.config_fields import Fields, bad, flag, integer, number
 from swiftchat.weights.rope_config import RopeConfig
 
 _MAX_LAYERS = 2048
+_MAX_WIDTH = 2**20
 _NO_BIASES = {"attention_bias": False, "mlp_bias": False}
 
 
@@ -74,6 +75,7 @@ def stablelm(config: Fields) -> Mapping[str, Any]:
         "norm_bias": True,
         "parallel_residual": parallel,
         "shared_norm": parallel,
+        "qk_norm": "heads" if flag(config, "qk_layernorm") else None,
         "attention_bias": flag(config, "use_qkv_bias"),
         "output_bias": False,
         "mlp_bias": False,
@@ -90,8 +92,6 @@ def glm4(config: Fields) -> Mapping[str, Any]:
 
 def chatglm(config: Fields) -> Mapping[str, Any]:
     """ChatGLM2, ChatGLM3 and GLM-4-9B as first published."""
-    if config.get("position_encoding_2d") is not None:
-        raise bad("position_encoding_2d", "absent: ChatGLM-6B is not supported", "present")
     for name, wanted in (("rmsnorm", True), ("post_layer_norm", True), ("add_bias_linear", False)):
         if config.get(name, wanted) is not wanted:
             raise bad(name, str(wanted).lower(), config[name])
@@ -159,18 +159,62 @@ def mixture(config: Fields) -> Mapping[str, Any]:
     return {
         **_NO_BIASES,
         "num_experts": experts,
+        "expert_size": integer(config, "intermediate_size", 1, _MAX_WIDTH),
         "experts_per_token": integer(config, "num_experts_per_tok", 1, experts),
         "normalized_experts": True,
     }
 
 
 def qwen3_moe(config: Fields) -> Mapping[str, Any]:
-    if config.get("mlp_only_layers") not in (None, []):
-        raise bad("mlp_only_layers", "empty", config["mlp_only_layers"])
-    integer(config, "decoder_sparse_step", 1, 1)
     return {
         **mixture(config),
         "attention_bias": flag(config, "attention_bias"),
+        "dense_layers": _dense_layers(config),
+        "expert_size": integer(config, "moe_intermediate_size", 1, _MAX_WIDTH),
         "normalized_experts": flag(config, "norm_topk_prob"),
         "qk_norm": "head",
+    }
+
+
+def qwen2_moe(config: Fields) -> Mapping[str, Any]:
+    count = _num_layers(config)
+    late = integer(config, "max_window_layers", 0, 2**30)
+    windowed = flag(config, "use_sliding_window") and config.get("sliding_window") is not None
+    # Every second of the first layers, and not the last ones as in Qwen2.
+    kinds = ["full_attention" if i % 2 or i >= late else "sliding_attention" for i in range(count)]
+    return {
+        **qwen3_moe(config),
+        "qk_norm": None,
+        "attention_bias": flag(config, "qkv_bias"),
+        "output_bias": False,
+        "shared_expert_size": integer(config, "shared_expert_intermediate_size", 1, _MAX_WIDTH),
+        "layer_types": kinds if windowed else None,
+    }
+
+
+def _dense_layers(config: Fields) -> frozenset[int]:
+    """Every layer but each n-th, and those that are listed."""
+    count, step = _num_layers(config), integer(config, "decoder_sparse_step", 1, 2**30)
+    listed = config.get("mlp_only_layers")
+    listed = [] if listed is None else listed
+    if not isinstance(listed, list) or len(listed) > count:
+        raise bad("mlp_only_layers", f"a list of at most {count} numbers", listed)
+    dense = {integer({"mlp_only_layers": i}, "mlp_only_layers", 0, count - 1) for i in listed}
+    return frozenset(dense | {i for i in range(count) if (i + 1) % step})
+
+
+def gpt_oss(config: Fields) -> Mapping[str, Any]:
+    # What the experts' gate is, whatever `hidden_act` says.
+    alpha = number(config, "swiglu_alpha", above=0.0, below=1e3)
+    if alpha != 1.702:
+        raise bad("swiglu_alpha", "1.702", alpha)
+    return {
+        **mixture(config),
+        "attention_bias": flag(config, "attention_bias"),
+        "attention_sinks": True,
+        "expert_bias": True,
+        "activation": "gelu_sigmoid",
+        "interleaved_gate": True,
+        "gate_limit": number(config, "swiglu_limit", above=0.0, below=1e6),
+        "layer_types": _every_nth_full(config, 2),
     }

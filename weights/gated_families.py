@@ -15,6 +15,7 @@ from swiftchat.weights.family_names import (
     FUSED_QKV,
     GGUF_TENSORS,
     LLAMA_TENSORS,
+    QWEN_EXPERTS,
     SANDWICH,
     like_llama,
     table,
@@ -196,9 +197,14 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
             name="stablelm",
             model_type="stablelm",
             facts=gated_facts.stablelm,
-            tensors=LLAMA_TENSORS,
+            tensors=like_llama(
+                {
+                    "q_norm": "self_attn.q_layernorm.norms.{h}.weight",
+                    "k_norm": "self_attn.k_layernorm.norms.{h}.weight",
+                }
+            ),
             fields=_frozen(rms_norm_eps="layer_norm_eps"),
-            reads=_PARTIAL | {"use_parallel_residual"},
+            reads=_PARTIAL | {"use_parallel_residual", "qk_layernorm"},
             defaults=_frozen(
                 max_position_embeddings=4096,
                 layer_norm_eps=1e-5,
@@ -326,19 +332,10 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
             model_type="qwen3_moe",
             facts=gated_facts.qwen3_moe,
             reads=frozenset({"num_local_experts", "num_experts", "moe_intermediate_size"}),
-            fields=_frozen(
-                intermediate_size="moe_intermediate_size", num_local_experts="num_experts"
-            ),
-            tensors=like_llama(
-                {
-                    "router": "mlp.gate.weight",
-                    "expert_gate": "mlp.experts.{e}.gate_proj.weight",
-                    "expert_up": "mlp.experts.{e}.up_proj.weight",
-                    "expert_down": "mlp.experts.{e}.down_proj.weight",
-                },
-                without=("gate", "up", "down"),
-            ),
+            fields=_frozen(num_local_experts="num_experts"),
+            tensors=like_llama(QWEN_EXPERTS),
             defaults=_frozen(
+                intermediate_size=6144,
                 max_position_embeddings=32768,
                 rms_norm_eps=1e-6,
                 num_key_value_heads=4,

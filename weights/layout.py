@@ -71,10 +71,10 @@ def by_rank(plan: Plan, size: int) -> Layout:
     parts: dict[str, list[tuple[str, Part | None]]] = {name: [] for name in plan.shapes}
     for rank in range(size):
         share, file = share_of(config, size, rank), rank_file(rank, size)
-        announced = []
+        announced, own = [], share.shapes()
         for name, shape in plan.shapes.items():
             part = share.parts[canonical[name]]
-            if part is not None:
+            if part is not None and name in own:
                 parts[name].append((file, part))
                 announced.append((name, WIRE_NAMES[plan.dtype], part.shape(shape)))
         files[file], metadata[file] = announced, rank_metadata(rank, size)

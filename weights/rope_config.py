@@ -37,7 +37,8 @@ class RopeConfig:
     multiplied by `magnitude`.
 
     The first `rotary_dim` numbers of a head are rotated, None: all. `interleaved`: a pair are
-    neighbours, else one is half of `rotary_dim` after the other.
+    neighbours, else one is half of `rotary_dim` after the other. `two_dimensional`: they are
+    half of the head, and its other half is rotated likewise by a second position.
     """
 
     theta: float = 10_000.0
@@ -48,6 +49,7 @@ class RopeConfig:
     original_context_tokens: int = 8192
     rotary_dim: int | None = None
     interleaved: bool = False
+    two_dimensional: bool = False
     magnitude: float = 1.0
     slow_turns: float = 1.0
     fast_turns: float = 32.0

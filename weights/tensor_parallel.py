@@ -8,7 +8,7 @@ plain FFN: whatever the router chooses, all ranks have the same to do.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +21,7 @@ from swiftchat.weights.families import (
     first_tensors,
     last_tensors,
     layer_tensors,
+    num_parts,
     tensor_name,
 )
 
@@ -29,11 +30,11 @@ __all__ = ["Part", "Share", "share_of", "tp_choices"]
 Span = tuple[int, int]
 
 # Read by their columns; all others that are divided by their rows.
-_BY_COLUMNS = frozenset({"o", "down", "expert_down"})
+_BY_COLUMNS = frozenset({"o", "down", "expert_down", "experts_down", "shared_down"})
 # Added to a sum over the ranks, and therefore by one of them only.
-_ONCE = frozenset({"o_bias", "down_bias"})
+_ONCE = frozenset({"o_bias", "down_bias", "experts_down_bias"})
 _WHOLE = frozenset(
-    {"positions", "project_in", "project_out", "router"}
+    {"positions", "project_in", "project_out", "router", "router_bias", "shared_router"}
     | {
         name + bias
         for name in ("embed_norm", "attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm",
@@ -45,7 +46,7 @@ _WHOLE = frozenset(
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank needs of a stored tensor: the rows (`axis` 0) or columns (1) in `spans`.
+    """What a rank needs of a stored tensor: along `axis`, the `spans`.
 
     A span is (first, end). The spans lie in the file in their order.
     """
@@ -89,7 +90,7 @@ class Share:
 
     @property
     def inner(self) -> Span:
-        """The inner numbers of an FFN, or of every expert."""
+        """The inner numbers of a plain FFN."""
         return self._of(self.config.intermediate_size)
 
     @property
@@ -115,6 +116,8 @@ class Share:
             num_heads=_length(self.heads),
             num_kv_heads=_length(self.kv_heads),
             intermediate_size=_length(self.inner),
+            expert_size=_length(self._of(self.config.expert_size)),
+            shared_expert_size=_length(self._of(self.config.shared_expert_size)),
         )
 
     @cached_property
@@ -123,26 +126,41 @@ class Share:
         shapes = canonical_shapes(self.config)
         return {name: self._part(name, shapes[name]) for name in _canonical_names(self.config)}
 
+    def numbers(self, canonical: str) -> Sequence[int | None]:
+        """Of a tensor that the files keep one by one, for each expert or head, those it has.
+
+        Only None for any other.
+        """
+        count = num_parts(self.config, canonical)
+        if count is None:
+            return [None]
+        heads = {"q_norm": self.heads, "k_norm": self.kv_heads}
+        return range(*heads.get(canonical, (0, count)))
+
+    def _own_tensors(self) -> Iterator[tuple[str, str, Part]]:
+        """Hugging Face name, canonical name and part of every tensor this rank has."""
+        own = {
+            name: (part, set(self.numbers(name)))
+            for name, part in self.parts.items()
+            if part is not None
+        }
+        for canonical, layer, number in canonical_tensors(self.config):
+            part, numbers = own.get(canonical, (None, set()))
+            if part is not None and number in numbers:
+                yield tensor_name(self.config, canonical, layer, number), canonical, part
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor this rank has, by Hugging Face name, in the order of the files."""
-        whole, found = canonical_shapes(self.config), {}
-        for canonical, layer, expert in canonical_tensors(self.config):
-            part = self.parts[canonical]
-            if part is not None:
-                name = tensor_name(self.config, canonical, layer, expert)
-                found[name] = part.shape(whole[canonical])
-        return found
+        whole = canonical_shapes(self.config)
+        return {name: part.shape(whole[kind]) for name, kind, part in self._own_tensors()}
 
     def weights_bytes(self, nbytes: Mapping[str, int]) -> int:
         """Of tensors that have `nbytes` in all, by Hugging Face name, the bytes of this rank."""
-        whole, total = canonical_shapes(self.config), 0
-        for canonical, layer, expert in canonical_tensors(self.config):
-            part = self.parts[canonical]
-            if part is not None:
-                size = nbytes[tensor_name(self.config, canonical, layer, expert)]
-                shape = whole[canonical]
-                total += size * math.prod(part.shape(shape)) // math.prod(shape)
-        return total
+        whole = canonical_shapes(self.config)
+        return sum(
+            nbytes[name] * math.prod(part.shape(whole[kind])) // math.prod(whole[kind])
+            for name, kind, part in self._own_tensors()
+        )
 
     def _of(self, length: int) -> Span:
         each = length // self.size
@@ -154,14 +172,18 @@ class Share:
             return whole
         if canonical in _ONCE:
             return whole if self.rank == 0 else None
-        if canonical in ("q_norm", "k_norm") and self.config.qk_norm == "head":
+        if canonical in ("q_norm", "k_norm") and self.config.qk_norm != "width":
             return whole
+        spans = tuple(self._spans(canonical))
+        if len(shape) == 1 or canonical.endswith("_bias"):
+            return Part(len(shape) - 1, spans)
         transposed = canonical in FAMILIES[self.config.architecture].transposed
-        axis = int((canonical in _BY_COLUMNS) != transposed)
-        return Part(axis, tuple(self._spans(canonical)))
+        by_last = (canonical in _BY_COLUMNS) != transposed
+        return Part(len(shape) - (1 if by_last else 2), spans)
 
     def _spans(self, canonical: str) -> Sequence[Span]:
-        inner, width = self.inner, self.config.intermediate_size
+        config = self.config
+        inner, narrow = self.inner, self._of(config.expert_size)
         queries, keys = (self._rows(heads) for heads in (self.heads, self.kv_heads))
         match canonical.removesuffix("_bias"):
             case "embed" | "lm_head":
@@ -172,11 +194,24 @@ class Share:
                 return [keys]
             case "qkv":
                 return self._fused_qkv(queries, keys)
-            case "gate" | "up" | "down" | "expert_gate" | "expert_up" | "expert_down":
+            case "sinks":
+                return [self.heads]
+            case "gate" | "up" | "down":
                 return [inner]
             case "gate_up":
-                return [inner, _moved(inner, width)]
+                return self._gates_and_ups(inner, config.intermediate_size)
+            case "expert_gate" | "expert_up" | "expert_down" | "experts_down":
+                return [narrow]
+            case "experts_gate_up":
+                return self._gates_and_ups(narrow, config.expert_size)
+            case "shared_gate" | "shared_up" | "shared_down":
+                return [self._of(config.shared_expert_size)]
         raise _no_rule(self.config, canonical)
+
+    def _gates_and_ups(self, inner: Span, width: int) -> Sequence[Span]:
+        if self.config.interleaved_gate:
+            return [(2 * inner[0], 2 * inner[1])]
+        return [inner, _moved(inner, width)]
 
     def _fused_qkv(self, queries: Span, keys: Span) -> Sequence[Span]:
         """The rows of queries, keys and values in one tensor, in the order of the file."""
@@ -216,7 +251,7 @@ def tp_choices(config: ModelConfig) -> tuple[int, ...]:
 
 def _complaint(config: ModelConfig, size: int) -> str | None:
     heads, kv_heads = config.num_heads, config.num_kv_heads
-    inner, vocab_size = config.intermediate_size, config.vocab_size
+    vocab_size, names = config.vocab_size, _canonical_names(config)
     if size < 1:
         return f"--tp {size} is less than 1"
     if size == 1:
@@ -228,8 +263,13 @@ def _complaint(config: ModelConfig, size: int) -> str | None:
             f"num_key_value_heads {kv_heads} is not divisible by --tp {size}, "
             "nor can each be on as many ranks as the others"
         )
-    if inner % size:
-        return f"intermediate_size {inner} is not divisible by --tp {size}"
+    for field, used in (
+        ("intermediate_size", "down" in names),
+        ("expert_size", True),
+        ("shared_expert_size", True),
+    ):
+        if used and getattr(config, field) % size:
+            return f"{field} {getattr(config, field)} is not divisible by --tp {size}"
     if (size - 1) * -(-vocab_size // size) >= vocab_size:
         return f"vocab_size {vocab_size} leaves nothing for the last rank of --tp {size}"
     try:
@@ -240,7 +280,10 @@ def _complaint(config: ModelConfig, size: int) -> str | None:
 
 
 def _canonical_names(config: ModelConfig) -> list[str]:
-    return [*first_tensors(config), *layer_tensors(config), *last_tensors(config)]
+    of_layers = {
+        name: None for layer in range(config.num_layers) for name in layer_tensors(config, layer)
+    }
+    return [*first_tensors(config), *of_layers, *last_tensors(config)]
 
 
 def _no_rule(config: ModelConfig, canonical: str) -> UsageError:
