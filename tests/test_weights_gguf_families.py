@@ -9,12 +9,15 @@ import gguf
 import gguf_models
 import numpy as np
 import pytest
+import sentencepiece
+import sentencepiece_models
 import tiny
 import torch
 import transformers
 from safetensors.torch import load_file
 
 from swiftchat.errors import BadModelFile
+from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.convert import convert
 from swiftchat.weights.families import expected_tensors
 from swiftchat.weights.gguf_archs import GGUF_ARCHS
@@ -215,6 +218,53 @@ def test_other_forms_of_a_mixtral(form: Any, tmp_path: Path) -> None:
     found = load_file(tmp_path / "ours" / "model.safetensors")
     for key, tensor in load_file(tmp_path / "theirs" / "model.safetensors").items():
         assert torch.equal(found[key], tensor), key
+
+
+def sentencepiece_keys(name: str) -> dict[str, Any]:
+    """TextModel._set_vocab_sentencepiece: pieces, scores, kinds; what is not in the model after."""
+    model = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_models.trained(name))
+    pieces = range(model.vocab_size())
+    kinds = {"control": 3, "unknown": 2, "unused": 5, "byte": 6}
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": [model.id_to_piece(i) for i in pieces],
+        "tokenizer.ggml.scores": [model.get_score(i) for i in pieces],
+        "tokenizer.ggml.token_type": [
+            next((kind for say, kind in kinds.items() if getattr(model, f"is_{say}")(i)), 1)
+            for i in pieces
+        ],
+        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.bos_token_id": model.bos_id(),
+        "tokenizer.ggml.eos_token_id": model.eos_id(),
+        "tokenizer.ggml.padding_token_id": None,
+        "tokenizer.ggml.unknown_token_id": model.unk_id(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("arch", "vocabulary", "prefix"),
+    [("gemma2", "bpe no prefix", False), ("llama", "bpe bytes", True)],
+)
+def test_sentencepiece_vocabulary(arch: str, vocabulary: str, prefix: bool, tmp_path: Path) -> None:
+    """Gemma's files say that no space comes first, and transformers' own class does so too."""
+    keys = sentencepiece_keys(vocabulary) | {"tokenizer.ggml.add_space_prefix": prefix}
+    variant = next(variant for variant, of, _ in CASES.values() if of == arch)
+    count = len(keys["tokenizer.ggml.tokens"])
+    tiny.make(variant, tmp_path / "theirs")
+    embeddings = {"token_embd.weight": np.zeros((count, 48), np.float32)}
+    if arch == "llama":
+        embeddings["output.weight"] = embeddings["token_embd.weight"]
+    path = tmp_path / "model.gguf"
+    gguf_models.write(path, tmp_path / "theirs", arch, metadata=keys, tensors=embeddings)
+    convert(path, tmp_path / "ours")
+    own = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_models.trained(vocabulary))
+    ours = Tokenizer.load(tmp_path / "ours")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    for text in ("the quick  brown fox", "isn't 12345", "Größe 你好 q"):
+        wanted = own.encode(text)
+        assert ours.encode(text) == wanted
+        assert theirs(text, add_special_tokens=False)["input_ids"] == wanted
 
 
 def read_config(path: Path, arch: str, **metadata: Any) -> dict[str, Any]:
