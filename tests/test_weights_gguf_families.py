@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_converter
 import gguf_models
 import numpy as np
 import pytest
 import sentencepiece
 import sentencepiece_models
 import tiny
+import tiny_gguf
 import torch
 import transformers
+from gguf_models import CASES, loaded, made, write_case
 from safetensors.torch import load_file
 
 from swiftchat.errors import BadModelFile
@@ -25,49 +28,6 @@ from swiftchat.weights.gguf_model import model_config_json
 from swiftchat.weights.gguf_split import open_gguf
 from swiftchat.weights.model import Model
 
-# What a name stands for: model of `tiny`, architecture, and what its config.json says instead,
-# because a GGUF file does not say what it said.
-_HEAD = {"query_pre_attn_scalar": 8}
-_NO_FACTOR = {
-    "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
-    "short_factor": [1.0, 1.1, 1.5], "long_factor": [1.0, 2.0, 7.5],
-}  # fmt: skip
-CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "llama": ("llama", "llama", {}),
-    "llama-biases": ("llama-biases", "llama", {}),
-    "llama-wide-heads": ("llama-wide-heads", "llama", {}),
-    "llama-linear-rope": ("linear-rope", "llama", {}),
-    "mistral": ("mistral", "llama", {}),
-    "mixtral": ("mixtral", "llama", {}),
-    "qwen2": ("qwen2", "qwen2", {}),
-    "qwen2-yarn": ("qwen2-yarn", "qwen2", {}),
-    "qwen3": ("qwen3", "qwen3", {}),
-    "qwen3moe": ("qwen3-moe-normalized", "qwen3moe", {}),
-    "smollm3": ("smollm3", "smollm3", {}),
-    "phi3": ("phi3", "phi3", {}),
-    "phi3-longrope": ("phi3-long-context", "phi3", {"rope_parameters": _NO_FACTOR}),
-    "olmo2": ("olmo2", "olmo2", {}),
-    "internlm2": ("internlm2", "internlm2", {}),
-    "stablelm": ("stablelm", "stablelm", {}),
-    "stablelm-parallel": ("stablelm-parallel", "stablelm", {}),
-    "glm": ("glm", "chatglm", {}),
-    "chatglm3": ("chatglm3", "chatglm", {}),
-    "glm4": ("glm4", "glm4", {}),
-    "gemma": ("gemma", "gemma", {}),
-    "gemma2": ("gemma2", "gemma2", _HEAD),
-    "gemma3": ("gemma3", "gemma3", _HEAD),
-    "gpt2": ("gpt2", "gpt2", {}),
-    "gptneox": ("gpt-neox", "gptneox", {}),
-    "gptneox-serial": ("gpt-neox-serial", "gptneox", {}),
-    "phi2": ("phi", "phi2", {}),
-    "starcoder2": ("starcoder2", "starcoder2", {"sliding_window": None}),
-    "bloom": ("bloom", "bloom", {"seq_length": 256}),
-    "falcon-7b": ("falcon-7b", "falcon", {"max_position_embeddings": 2048}),
-    "falcon-40b": ("falcon-40b", "falcon", {"max_position_embeddings": 2048}),
-    "falcon-11b": ("falcon-11b", "falcon", {"max_position_embeddings": 2048}),
-}
-# Keys that llama.cpp's loader reads and its converter does not write.
-_MORE_KEYS = {"gemma3": {"attention.sliding_window_pattern": 3}}
 # These become models of another class, with the same mathematics.
 _BECOMES = {
     "mistral": ("llama", "LlamaForCausalLM"),
@@ -76,36 +36,15 @@ _BECOMES = {
 }
 
 
-def made(name: str, folder: Path) -> transformers.PreTrainedModel:
-    """The model of a case, saved in `folder`."""
-    variant, _, changes = CASES[name]
-    reference = tiny.make(variant, folder)
-    if not changes:
-        return reference
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
-    return loaded(folder)
-
-
-def loaded(folder: Path) -> transformers.PreTrainedModel:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-    return model.eval()
-
-
 @torch.inference_mode()
 def logits(model: transformers.PreTrainedModel) -> torch.Tensor:
     return model(torch.tensor([tiny.random_ids(12)])).logits[0]
 
 
-def write(name: str, path: Path, folder: Path, **changes: Any) -> None:
-    metadata = _MORE_KEYS.get(name, {}) | changes.pop("metadata", {})
-    gguf_models.write(path, folder, CASES[name][1], metadata=metadata, **changes)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_facts_tensors_and_logits_come_back(name: str, tmp_path: Path) -> None:
     reference = made(name, tmp_path / "theirs")
-    write(name, tmp_path / "model.gguf", tmp_path / "theirs")
+    write_case(name, tmp_path / "model.gguf", tmp_path / "theirs")
     convert(tmp_path / "model.gguf", tmp_path / "ours")
     theirs, ours = Model.open(tmp_path / "theirs").config, Model.open(tmp_path / "ours").config
     family, architecture = _BECOMES.get(name, (theirs.family, theirs.architecture))
@@ -128,14 +67,14 @@ def test_facts_tensors_and_logits_come_back(name: str, tmp_path: Path) -> None:
 
 
 def test_every_architecture_is_tested() -> None:
-    assert {arch for _, arch, _ in CASES.values()} == set(GGUF_ARCHS) == set(gguf_models.ARCHS)
+    assert {arch for _, arch, _ in CASES.values()} == set(GGUF_ARCHS) == set(gguf_converter.ARCHS)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral", "falcon-40b"])
 def test_f16_comes_back(name: str, tmp_path: Path) -> None:
     made(name, tmp_path / "theirs")
     kind = gguf.GGMLQuantizationType.F16
-    write(name, tmp_path / "model.gguf", tmp_path / "theirs", raw_type=kind)
+    write_case(name, tmp_path / "model.gguf", tmp_path / "theirs", raw_type=kind)
     convert(tmp_path / "model.gguf", tmp_path / "ours")
     found = load_file(tmp_path / "ours" / "model.safetensors")
     for key, tensor in load_file(tmp_path / "theirs" / "model.safetensors").items():
@@ -159,7 +98,7 @@ def test_quantised_blocks_come_back(name: str, tmp_path: Path) -> None:
         model = transformers.MixtralForCausalLM(config)
     model.save_pretrained(tmp_path / "theirs")
     kind = gguf.GGMLQuantizationType.Q8_0
-    write(name, tmp_path / "model.gguf", tmp_path / "theirs", raw_type=kind)
+    write_case(name, tmp_path / "model.gguf", tmp_path / "theirs", raw_type=kind)
     convert(tmp_path / "model.gguf", tmp_path / "ours", dtype="float32")
     found = load_file(tmp_path / "ours" / "model.safetensors")
     for key, tensor in load_file(tmp_path / "theirs" / "model.safetensors").items():
@@ -198,7 +137,7 @@ def projections(folder: Path, i: int) -> tuple[list[str], dict[str, np.ndarray]]
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     names = [f"model.layers.{i}.self_attn.{name}_proj.weight" for name in "qkv"]
-    own = gguf_models.ARCHS["llama"][1](config, {name: tensors[name].numpy() for name in names})
+    own = gguf_converter.ARCHS["llama"][1](config, {name: tensors[name].numpy() for name in names})
     fused = np.concatenate([array for _, array in own])
     return [f"blk.{i}.attn_{name}.weight" for name in "qkv"], {f"blk.{i}.attn_qkv.weight": fused}
 
@@ -213,7 +152,7 @@ def test_other_forms_of_a_mixtral(form: Any, tmp_path: Path) -> None:
         without += left_out
         tensors |= put_in
     path = tmp_path / "model.gguf"
-    write("mixtral", path, tmp_path / "theirs", without=tuple(without), tensors=tensors)
+    write_case("mixtral", path, tmp_path / "theirs", without=tuple(without), tensors=tensors)
     convert(path, tmp_path / "ours")
     found = load_file(tmp_path / "ours" / "model.safetensors")
     for key, tensor in load_file(tmp_path / "theirs" / "model.safetensors").items():
@@ -277,7 +216,7 @@ def read_config(path: Path, arch: str, **metadata: Any) -> dict[str, Any]:
     }  # fmt: skip
     for key, value in (sizes | metadata).items():
         if value is not None:
-            gguf_models.tiny_gguf.add(writer, f"{arch}.{key}", value)
+            tiny_gguf.add(writer, f"{arch}.{key}", value)
     writer.add_tensor("token_embd.weight", np.zeros((97, 48), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -337,57 +276,8 @@ def test_older_and_newer_keys_of_rope(tmp_path: Path) -> None:
 def test_own_magnitude_of_longrope_is_kept(tmp_path: Path) -> None:
     made("phi3-longrope", tmp_path / "theirs")
     path = tmp_path / "model.gguf"
-    write("phi3-longrope", path, tmp_path / "theirs", metadata={"rope.scaling.attn_factor": 1.5})
+    write_case(
+        "phi3-longrope", path, tmp_path / "theirs", metadata={"rope.scaling.attn_factor": 1.5}
+    )
     convert(path, tmp_path / "ours")
     assert Model.open(tmp_path / "ours").config.rope.magnitude == 1.5
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "complaint"),
-    [
-        ("mixtral", {"metadata": {"expert_count": 5}},
-         r"blk.0.ffn_gate_inp.weight: expected \[5, 48\], found \[4, 48\]"),
-        ("mixtral", {"metadata": {"expert_count": 10**9}}, "num_local_experts"),
-        ("mixtral", {"metadata": {"expert_count": "many"}}, "num_local_experts"),
-        ("mixtral", {"metadata": {"expert_used_count": 5}}, "num_experts_per_tok"),
-        ("mixtral", {"metadata": {"expert_count": None}}, r"blk.0.ffn_gate.weight: expected"),
-        ("mixtral", {"without": ("blk.1.ffn_up_exps.weight",)},
-         r"blk.1.ffn_up_exps.weight: expected \[4, 80, 48\], found nothing"),
-        ("mixtral", {"tensors": {"blk.2.ffn_down_exps.weight": np.zeros((4, 80, 48), np.float32)}},
-         r"blk.2.ffn_down_exps.weight: expected \[4, 48, 80\], found \[4, 80, 48\]"),
-        ("mixtral", {"tensors": {"blk.0.ffn_up_exps.weight": np.zeros((3, 80, 48), np.float32)}},
-         r"blk.0.ffn_up_exps.weight: expected \[4, 80, 48\], found \[3, 80, 48\]"),
-        ("mixtral", {"tensors": {"blk.0.ffn_up_exps.weight": np.zeros((320, 48), np.float32)}},
-         r"blk.0.ffn_up_exps.weight: expected \[4, 80, 48\], found \[320, 48\]"),
-        ("qwen3moe", {"metadata": {"expert_feed_forward_length": 25}},
-         r"blk.0.ffn_gate_exps.weight: expected \[5, 25, 48\], found \[5, 24, 48\]"),
-        ("qwen3moe", {"metadata": {"expert_used_count": None}}, "expert_used_count is missing"),
-        ("gemma", {"metadata": {"attention.layer_norm_rms_epsilon": None}}, "eps is missing"),
-        ("gpt2", {"metadata": {"context_length": None}}, "max_position_embeddings is missing"),
-        ("qwen3moe", {"tensors": {"blk.0.ffn_up_shexp.weight": np.zeros((80, 48), np.float32)}},
-         "ffn_up_shexp.weight: expected none"),
-        ("stablelm", {"tensors": {"blk.0.attn_q_norm.weight": np.zeros((6, 8), np.float32)}},
-         "attn_q_norm.weight: expected none"),
-        ("gemma3", {"metadata": {"attention.sliding_window_pattern": "often"}}, "or a flag"),
-        ("gemma3", {"metadata": {"attention.sliding_window_pattern": [True]}}, "or a flag"),
-        ("gemma2", {"metadata": {"attn_logit_softcapping": -1.0}}, "attn_logit_softcapping"),
-        ("gptneox", {"metadata": {"rope.dimension_count": 9}}, "rotary|share"),
-        ("llama", {"metadata": {"rope.dimension_count": 4}}, "partial_rotary_factor must be"),
-        ("llama", {"metadata": {"attention.key_length": "8"}}, "value_length differs"),
-        ("gpt2", {"metadata": {"feed_forward_length": 100}},
-         r"blk.0.ffn_up.weight: expected \[100, 48\], found \[192, 48\]"),
-        ("falcon-40b", {"metadata": {"attention.head_count_kv": 4}}, "num_kv_heads|divisor"),
-        ("bloom", {"tensors": {"blk.0.attn_qkv.weight": np.zeros((96, 48), np.float32)}},
-         r"blk.0.attn_qkv.weight: expected \[144, 48\], found \[96, 48\]"),
-        ("phi3-longrope", {"without": ("rope_factors_short.weight",)},
-         "rope_factors_short.weight: expected one dimension, found nothing"),
-        ("phi3-longrope", {"tensors": {"rope_factors_long.weight": np.ones(5, np.float32)}},
-         "long_factor must be a list of 3"),
-    ],
-)  # fmt: skip
-def test_lie_is_named(name: str, changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
-    made(name, tmp_path / "theirs")
-    write(name, tmp_path / "model.gguf", tmp_path / "theirs", **changes)
-    with pytest.raises(BadModelFile, match=complaint):
-        convert(tmp_path / "model.gguf", tmp_path / "ours")
-    assert not (tmp_path / "ours").exists()
