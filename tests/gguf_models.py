@@ -34,6 +34,10 @@ _NO_FACTOR = {
     "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
     "short_factor": [1.0, 1.1, 1.5], "long_factor": [1.0, 2.0, 7.5],
 }  # fmt: skip
+_ONE_STRETCHED = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "llama", {}),
     "llama-biases": ("llama-biases", "llama", {}),
@@ -58,6 +62,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma": ("gemma", "gemma", {}),
     "gemma2": ("gemma2", "gemma2", _HEAD),
     "gemma3": ("gemma3", "gemma3", _HEAD),
+    "gemma3-stretched": ("gemma3", "gemma3", _HEAD | {"rope_parameters": _ONE_STRETCHED}),
     "gpt2": ("gpt2", "gpt2", {}),
     "gptneox": ("gpt-neox", "gptneox", {}),
     "gptneox-serial": ("gpt-neox-serial", "gptneox", {}),
@@ -69,7 +74,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "falcon-11b": ("falcon-11b", "falcon", {"max_position_embeddings": 2048}),
 }
 # Keys that llama.cpp's loader reads and its converter does not write.
-_MORE_KEYS = {"gemma3": {"attention.sliding_window_pattern": 3}}
+_THIRD = {"attention.sliding_window_pattern": 3}
+_MORE_KEYS = {"gemma3": _THIRD, "gemma3-stretched": _THIRD}
 
 
 def made(name: str, folder: Path) -> transformers.PreTrainedModel:
