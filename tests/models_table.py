@@ -11,7 +11,17 @@ import torch
 
 from swiftchat.engine.cuda_ops import kernels_cover
 from swiftchat.weights.families import FAMILIES
+from swiftchat.weights.gguf_archs import GGUF_ARCHS
 from swiftchat.weights.model import Model
+
+# Whose GGUF files become models of another family, which computes the same.
+_AS_ANOTHER = {
+    "llama": "`llama`",
+    "mistral": "`llama`, becomes llama",
+    "mixtral": "`llama` with experts",
+    "internlm2": "`internlm2`, becomes llama",
+    "chatglm": "`chatglm`, becomes glm",
+}
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 _HEAD = """# Models
@@ -25,6 +35,10 @@ with a reference of its own in fp64.
 
 "kernels" are those of `cuda/`; "torch" means torch's operators, on the GPU too. "partly": some
 models of the family need what the kernels do not do, such as windows in only some layers.
+
+GGUF files are read of the architectures named (`weights/gguf_archs.py`); of GPT-J and OPT
+llama.cpp's converter writes none. `tests/test_weights_gguf_families.py` writes each as that does
+and compares facts, tensors and logits of what comes out.
 
 | family | architecture | safetensors | GGUF | on a GPU |
 |---|---|---|---|---|
@@ -42,6 +56,9 @@ What differs from other programs:
 - **Falcon's ALiBi** (falcon-rw) is computed in fp32 from the distance. Transformers rounds each
   key's share to bf16, by its place in the text.
 - **GPT-OSS** as published has experts in MXFP4: `swiftchat convert` makes a plain model of it.
+- **GGUF** does not say all that `config.json` did: windows of StarCoder2 and Mistral, the
+  context of Falcon (2048), the number Gemma's scores are divided by (known by the layers of the
+  published models). What llama.cpp assumes then is assumed here.
 - A key of `config.json` that changes the mathematics and that the family does not read is
   refused by name (`weights/refusals.py`).
 - **ChatGLM-6B** reads its prompt in both directions, all of it in one go. Nothing of it is
@@ -62,7 +79,8 @@ def page() -> str:
     words = {frozenset({True}): "kernels", frozenset({False}): "torch"}
     rows = []
     for architecture, family in FAMILIES.items():
-        gguf = f"`{family.gguf_arch}`" if family.gguf_arch else "—"
+        archs = [name for name, arch in GGUF_ARCHS.items() if arch.architecture == architecture]
+        gguf = _AS_ANOTHER.get(family.name, ", ".join(f"`{name}`" for name in archs) or "—")
         gpu = words.get(frozenset(covered[architecture]), "partly kernels")
         rows.append(f"| {family.name} | `{architecture}` | yes | {gguf} | {gpu} |")
     return _HEAD + "\n".join(rows) + "\n" + _TAIL

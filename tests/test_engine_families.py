@@ -8,7 +8,6 @@ from pathlib import Path
 import models_table
 import pytest
 import tiny
-import tiny_gguf
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -18,9 +17,7 @@ from swiftchat.engine.cuda_ops import kernels_cover
 from swiftchat.engine.engine import Engine
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.scheduler import Sequence
-from swiftchat.errors import BadModelFile
-from swiftchat.weights.convert import convert
-from swiftchat.weights.families import FAMILIES, family_of_gguf
+from swiftchat.weights.families import FAMILIES
 from swiftchat.weights.model import Model
 
 NUM_TOKENS = 24
@@ -140,30 +137,6 @@ def test_random_weights_of_every_family_answer(name: str, tmp_path: Path) -> Non
     engine.decoder.forward = lambda *args: found.append(forward(*args)) or found[-1]  # type: ignore[method-assign]
     ids, _ = tiny.run(engine, {1: tiny.random_ids(9)}, SamplingParams(temperature=0, max_tokens=3))
     assert ids[1] and 0.5 < torch.cat(found).std() < 20
-
-
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "smollm3", "phi3", "olmo2"])
-def test_gguf_files_give_the_same_logits(name: str, tmp_path: Path) -> None:
-    reference = tiny.make(name, tmp_path / "theirs")
-    window = getattr(reference.config, "sliding_window", None)
-    tiny_gguf.write(
-        tmp_path / "model.gguf", reference, arch=name,
-        metadata={f"{name}.attention.sliding_window": window,
-                  "tokenizer.ggml.tokens": tiny_gguf.TOKENS[: tiny.VOCAB_SIZE],
-                  "tokenizer.ggml.token_type": [1] * tiny.VOCAB_SIZE,
-                  "tokenizer.ggml.merges": tiny_gguf.MERGES[:2],
-                  "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2},
-    )  # fmt: skip
-    convert(tmp_path / "model.gguf", tmp_path / "ours", dtype="float32")
-    ids = tiny.random_ids(NUM_TOKENS)
-    assert_close(tiny.Bench(tmp_path / "ours").last_logits(ids), expected(reference, ids)[-1])
-
-
-@pytest.mark.parametrize("arch", ["gemma2", "gpt2", "stablelm"])
-def test_gguf_of_families_whose_numbers_differ_there_is_refused(arch: str) -> None:
-    """GGUF has one added to Gemma's norms, and its own order of fused projections."""
-    with pytest.raises(BadModelFile, match=arch):
-        family_of_gguf(arch)
 
 
 def test_the_page_about_models_is_up_to_date() -> None:

@@ -57,7 +57,15 @@ def test_placeholders_are_left_out() -> None:
         ("gpt-2", ["a", "1234", "!!"]),
         ("default", ["a", "1234", "!!"]),
         ("llama-bpe", ["a", "123", "4", "!!"]),
+        ("falcon3", ["a", "123", "4", "!!"]),
+        ("chatglm-bpe", ["a", "123", "4", "!!"]),
+        ("glm4", ["a", "123", "4", "!!"]),
         ("qwen2", ["a", "1", "2", "3", "4", "!!"]),
+        ("stablelm2", ["a", "1", "2", "3", "4", "!!"]),
+        ("starcoder", ["a", "1", "2", "3", "4", "!!"]),
+        ("falcon", ["a", "123", "4", "!!"]),
+        ("bloom", ["a1234", "!!"]),
+        ("llama4", ["a", "123", "4", "!!"]),
     ],
 )
 def test_pre_tokenizers_split_as_their_models_do(pre: str, pieces: list[str]) -> None:

@@ -98,7 +98,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", {"head_dim": 16, "num_key_value_heads": 1}),
     "gemma2": ("Gemma2", {"head_dim": 8, "sliding_window": 9, "query_pre_attn_scalar": 24}),
     "gemma3": (
-        "Gemma3", {"head_dim": 8, "sliding_window": 9, "_sliding_window_pattern": 3,
+        # Of the usual pattern, three layers would see only windows.
+        "Gemma3", {"head_dim": 8, "sliding_window": 9, "sliding_window_pattern": 3,
                    "query_pre_attn_scalar": 24, "final_logit_softcapping": 5.0},
     ),
     "gpt2": ("GPT2", _GPT),

@@ -1,4 +1,4 @@
-"""A tiny GGUF file of a transformers model, written with the reference package."""
+"""A tiny GGUF file of a Llama of transformers, written with the reference package."""
 
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,7 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.qkv_proj": "attn_qkv",
-    "mlp.gate_up_proj": "ffn_up",
-    "post_feedforward_layernorm": "post_ffw_norm",
 }
-# Whose queries and keys the reference converter reorders.
-PERMUTED = ("llama", "smollm3")
 # Bytes as GPT-2 spells them that need no translation, a few pairs of them, and three others.
 LETTERS = [chr(code) for code in range(ord("!"), ord("~") + 1)]
 MERGES = ["a b", "ab c", "Ġ a", "1 2"]
@@ -42,9 +35,7 @@ def rows_for_gguf(rows: np.ndarray, heads: int) -> np.ndarray:
     return np.stack(halves, axis=2).reshape(rows.shape)
 
 
-def gguf_name(name: str, arch: str = "llama") -> str:
-    if arch == "olmo2":  # has norms after its branches only
-        name = name.replace("post_attention_layernorm", "post_attention_norm")
+def gguf_name(name: str) -> str:
     if name in NAMES:
         return NAMES[name]
     _, _, layer, rest = name.split(".", 3)
@@ -59,26 +50,25 @@ def write(
     quantise: gguf.GGMLQuantizationType | None = None,
     metadata: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
-    arch: str = "llama",
 ) -> None:
     """Write `model`; `metadata` replaces (None: removes) keys, `tensors` adds more tensors."""
     config = model.config
     changes = metadata or {}
-    writer = gguf.GGUFWriter(path, changes.pop("general.architecture", arch))
+    writer = gguf.GGUFWriter(path, changes.pop("general.architecture", "llama"))
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     pairs: dict[str, Any] = {
         "general.license": "apache-2.0",
-        f"{arch}.block_count": config.num_hidden_layers,
-        f"{arch}.context_length": config.max_position_embeddings,
-        f"{arch}.embedding_length": config.hidden_size,
-        f"{arch}.feed_forward_length": config.intermediate_size,
-        f"{arch}.attention.head_count": config.num_attention_heads,
-        f"{arch}.attention.head_count_kv": config.num_key_value_heads,
-        f"{arch}.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        f"{arch}.rope.freq_base": config.rope_parameters["rope_theta"],
-        f"{arch}.rope.dimension_count": head_dim,
-        f"{arch}.attention.key_length": head_dim,
+        "llama.block_count": config.num_hidden_layers,
+        "llama.context_length": config.max_position_embeddings,
+        "llama.embedding_length": config.hidden_size,
+        "llama.feed_forward_length": config.intermediate_size,
+        "llama.attention.head_count": config.num_attention_heads,
+        "llama.attention.head_count_kv": config.num_key_value_heads,
+        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "llama.rope.freq_base": config.rope_parameters["rope_theta"],
+        "llama.rope.dimension_count": head_dim,
+        "llama.attention.key_length": head_dim,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.tokens": TOKENS,
@@ -91,9 +81,9 @@ def write(
     }
     for key, value in pairs.items():
         if value is not None:
-            _add(writer, key, value)
+            add(writer, key, value)
     for name, parameter in model.named_parameters():
-        _add_tensor(writer, name, parameter.detach().numpy(), config, quantise, arch)
+        _add_tensor(writer, name, parameter.detach().numpy(), config, quantise)
     for name, array in (tensors or {}).items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()
@@ -102,7 +92,7 @@ def write(
     writer.close()
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, list):
         writer.add_array(key, value)
     elif isinstance(value, bool):
@@ -121,14 +111,13 @@ def _add_tensor(
     array: np.ndarray,
     config: transformers.LlamaConfig,
     quantise: gguf.GGMLQuantizationType | None,
-    arch: str,
 ) -> None:
-    if ".q_proj." in name and arch in PERMUTED:
+    if ".q_proj." in name:
         array = rows_for_gguf(array, config.num_attention_heads)
-    if ".k_proj." in name and arch in PERMUTED:
+    if ".k_proj." in name:
         array = rows_for_gguf(array, config.num_key_value_heads)
     array = np.ascontiguousarray(array)
     if quantise is not None and array.ndim == 2:
-        writer.add_tensor(gguf_name(name, arch), gguf.quantize(array, quantise), raw_dtype=quantise)
+        writer.add_tensor(gguf_name(name), gguf.quantize(array, quantise), raw_dtype=quantise)
     else:
-        writer.add_tensor(gguf_name(name, arch), array)
+        writer.add_tensor(gguf_name(name), array)

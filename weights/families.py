@@ -14,7 +14,7 @@ from swiftchat.weights.mixture_families import MIXTURE_FAMILIES
 if TYPE_CHECKING:
     from swiftchat.weights.config import ModelConfig
 
-__all__ = ["FAMILIES", "Family", "expected_tensors", "family_of", "family_of_gguf", "tensor_name"]
+__all__ = ["FAMILIES", "Family", "expected_tensors", "family_of", "tensor_name", "unknown"]
 
 _SUFFIX = "ForCausalLM"
 
@@ -23,7 +23,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 )
 
 
-def _unknown(what: str, found: str, known: list[str]) -> BadModelFile:
+def unknown(what: str, found: str, known: list[str]) -> BadModelFile:
+    """The error about a name that is not `known`; its hint has the nearest that is."""
     # Without what nearly all names end with, and would be near by.
     short = {name.removesuffix(_SUFFIX).lower(): name for name in known}
     own = found[:80].removesuffix(_SUFFIX).lower()
@@ -35,16 +36,8 @@ def _unknown(what: str, found: str, known: list[str]) -> BadModelFile:
 def family_of(architecture: str) -> Family:
     """The family of a Hugging Face architecture name; an unknown one raises `BadModelFile`."""
     if architecture not in FAMILIES:
-        raise _unknown("architecture", architecture, sorted(FAMILIES))
+        raise unknown("architecture", architecture, sorted(FAMILIES))
     return FAMILIES[architecture]
-
-
-def family_of_gguf(arch: str) -> tuple[str, Family]:
-    """Architecture name and family of a GGUF `general.architecture`; unknown: `BadModelFile`."""
-    known = {family.gguf_arch: name for name, family in FAMILIES.items() if family.gguf_arch}
-    if arch not in known:
-        raise _unknown("GGUF architecture", arch, sorted(known))
-    return known[arch], FAMILIES[known[arch]]
 
 
 def tensor_name(

@@ -21,26 +21,22 @@ def no_facts(config: Fields) -> Mapping[str, Any]:
 class Family:
     """One architecture as data.
 
-    `tensors` maps a canonical name to the Hugging Face name, `gguf_tensors` to the GGUF name;
-    `{i}` stands for the layer, `{e}` for the expert and `{h}` for the head. Where it has `qkv`,
-    `gate_up` or `experts_…`, the file keeps those in one tensor. `prefix` is what the names
-    begin with and some files leave out; `two_norm_tensors` are the names that differ where
-    attention and FFN have a norm each of the same stream. `defaults` are the values
-    transformers takes for absent keys of `config.json`, `fields` its spelling of the usual
-    keys, `facts` gives the fields of `ModelConfig` that this family fixes or reads in its own
-    way. `reads` are keys of `refusals.NEUTRAL` that it understands or, as transformers, has no
-    use for.
+    `tensors` maps a canonical name to the Hugging Face name; `{i}` stands for the layer, `{e}`
+    for the expert and `{h}` for the head. Where it has `qkv`, `gate_up` or `experts_…`, the file
+    keeps those in one tensor. `prefix` is what the names begin with and some files leave out;
+    `two_norm_tensors` are the names that differ where attention and FFN have a norm each of the
+    same stream. `defaults` are the values transformers takes for absent keys of `config.json`,
+    `fields` its spelling of the usual keys, `facts` gives the fields of `ModelConfig` that this
+    family fixes or reads in its own way. `reads` are keys of `refusals.NEUTRAL` that it
+    understands or, as transformers, has no use for.
 
     `qkv_in_groups`: the file's rows are, for each key head, its query heads, itself and its
-    value head. `transposed` matrices are [in, out] in the file. `permuted` names what GGUF
-    stores with the rows of each head reordered for interleaved rotary embeddings.
+    value head. `transposed` matrices are [in, out] in the file.
     """
 
     name: str
     model_type: str
     tensors: Mapping[str, str]
-    gguf_arch: str = ""
-    gguf_tensors: Mapping[str, str] = field(default_factory=_empty)
     defaults: Mapping[str, Any] = field(default_factory=_empty)
     fields: Mapping[str, str] = field(default_factory=_empty)
     facts: Callable[[Fields], Mapping[str, Any]] = no_facts
@@ -50,7 +46,6 @@ class Family:
     interleaved_rope: bool = False
     qkv_in_groups: bool = False
     transposed: frozenset[str] = frozenset()
-    permuted: frozenset[str] = frozenset()
 
     def in_usual_words(self, config: Fields) -> dict[str, Any]:
         """The parsed `config.json` with absent keys filled in and this family's spellings read."""

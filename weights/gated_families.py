@@ -13,15 +13,12 @@ from swiftchat.weights.family import Family
 from swiftchat.weights.family_names import (
     FUSED_FFN,
     FUSED_QKV,
-    GGUF_TENSORS,
     LLAMA_TENSORS,
     QWEN_EXPERTS,
     SANDWICH,
     like_llama,
     table,
 )
-
-_PERMUTED = frozenset({"q", "k", "q_bias", "k_bias"})
 
 
 def _frozen(**values: Any) -> Mapping[str, Any]:
@@ -70,19 +67,13 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
         "LlamaForCausalLM": Family(
             name="llama",
             model_type="llama",
-            gguf_arch="llama",
             tensors=LLAMA_TENSORS,
-            gguf_tensors=GGUF_TENSORS,
             defaults=_LLAMA_DEFAULTS,
-            permuted=_PERMUTED,
         ),
         "MistralForCausalLM": Family(
-            # GGUF files of Mistral models call themselves llama; they become Llama directories.
             name="mistral",
             model_type="mistral",
             tensors=LLAMA_TENSORS,
-            gguf_tensors=GGUF_TENSORS,
-            permuted=_PERMUTED,
             defaults=_frozen(
                 max_position_embeddings=4096 * 32,
                 rms_norm_eps=1e-6,
@@ -95,28 +86,21 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Qwen2ForCausalLM": Family(
             name="qwen2",
             model_type="qwen2",
-            gguf_arch="qwen2",
             tensors=LLAMA_TENSORS,
-            gguf_tensors=GGUF_TENSORS,
             defaults=_QWEN_DEFAULTS,
             facts=gated_facts.qwen2,
         ),
         "Qwen3ForCausalLM": Family(
             name="qwen3",
             model_type="qwen3",
-            gguf_arch="qwen3",
             tensors=LLAMA_TENSORS,
-            gguf_tensors=GGUF_TENSORS,
             defaults=_frozen(**_QWEN_DEFAULTS, head_dim=128),
             facts=gated_facts.qwen3,
         ),
         "SmolLM3ForCausalLM": Family(
             name="smollm3",
             model_type="smollm3",
-            gguf_arch="smollm3",
             tensors=LLAMA_TENSORS,
-            gguf_tensors=GGUF_TENSORS,
-            permuted=_PERMUTED,
             facts=gated_facts.smollm3,
             reads=frozenset({"no_rope_layers"}),
             defaults=_frozen(
@@ -134,14 +118,12 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Phi3ForCausalLM": Family(
             name="phi3",
             model_type="phi3",
-            gguf_arch="phi3",
             facts=gated_facts.no_biases,
             reads=_PARTIAL,
             tensors=like_llama(
                 {"qkv": "self_attn.qkv_proj.weight", "gate_up": "mlp.gate_up_proj.weight"},
                 without=(*FUSED_QKV, *FUSED_FFN),
             ),
-            gguf_tensors=GGUF_TENSORS,
             defaults=_frozen(
                 max_position_embeddings=4096,
                 rms_norm_eps=1e-5,
@@ -152,7 +134,6 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Olmo2ForCausalLM": Family(
             name="olmo2",
             model_type="olmo2",
-            gguf_arch="olmo2",
             facts=gated_facts.olmo2,
             tensors=like_llama(
                 {
@@ -160,7 +141,6 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "mlp_out_norm": "post_feedforward_layernorm.weight",
                 }
             ),
-            gguf_tensors=GGUF_TENSORS,
             defaults=_frozen(max_position_embeddings=2048, rms_norm_eps=1e-5, eos_token_id=50_279),
         ),
         "InternLM2ForCausalLM": Family(

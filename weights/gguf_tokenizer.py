@@ -95,28 +95,29 @@ _FALCON = _sequence(
     _byte_level(use_regex=False),
 )
 
+_LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral")
 # What `tokenizer.ggml.pre` stands for. Files older than that key have the pattern of GPT-2.
 _PRE_TOKENIZERS: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo"), _GPT2),
         **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"),
                         _GPT2_AND_DIGITS),
-        **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "chatglm-bpe", "glm4"),
+        **dict.fromkeys((*_LLAMA3, "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"),
                         _split(_LLAMA3_PATTERN)),
         **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), _split(_QWEN2_PATTERN)),
         "qwen35": _split(_QWEN35_PATTERN),
-        "gpt-4o": _split(_GPT4O_PATTERN),
+        **dict.fromkeys(("gpt-4o", "llama4"), _split(_GPT4O_PATTERN)),
         "tekken": _split(_TEKKEN_PATTERN),
         "deepseek-llm": _split(*_DEEPSEEK_LLM_PATTERNS),
         "deepseek-coder": _split(*_DEEPSEEK_CODER_PATTERNS),
         "deepseek-v3": _split(*_DEEPSEEK3_PATTERNS),
         "falcon": _FALCON,
-        "bloom": _split(_BLOOM_PATTERN),
+        **dict.fromkeys(("bloom", "gpt3-finnish", "poro-chat"), _split(_BLOOM_PATTERN)),
     }
 )  # fmt: skip
 _NFC = ("qwen2", "deepseek-r1-qwen", "stablelm2", "mpt", "olmo", "command-r")
-_WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")
-_BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3", "tekken")
+_WHOLE_WORDS_FIRST = (*_LLAMA3, "tekken")
+_BOS_BY_DEFAULT = (*_LLAMA3, "tekken")
 
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
@@ -135,6 +136,9 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
 def tokenizer_class(metadata: Mapping[str, Any]) -> str:
     """The class of transformers that reads the file."""
     classes = {"llama": "LlamaTokenizer", "t5": "T5Tokenizer"}
+    if str(metadata.get("general.architecture")).startswith("gemma"):
+        # Llama's puts a space before the text, whatever the vocabulary says.
+        classes["llama"] = "GemmaTokenizer"
     return classes.get(str(metadata.get("tokenizer.ggml.model")), "PreTrainedTokenizerFast")
 
 

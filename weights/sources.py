@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights import gguf_model, megatron_model, meta_model, quantised
+from swiftchat.weights import (
+    gguf_archs,
+    gguf_model,
+    gguf_tensors,
+    megatron_model,
+    meta_model,
+    quantised,
+)
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import expected_tensors, tensor_name
@@ -50,7 +57,7 @@ def _gguf(source: Path, dtype: str | None) -> Plan:
         dtype = kept.get(types.pop(), "bfloat16") if len(types) == 1 else "bfloat16"
     config_json = gguf_model.model_config_json(file, dtype)
     config = ModelConfig.from_hf(config_json)
-    sources = gguf_model.tensor_sources(file, config)
+    sources = gguf_tensors.tensor_sources(file, gguf_archs.arch_of(file)[0], config)
     vocabulary = tokenizer_files(file.metadata)
     num_tokens = len(file.metadata["tokenizer.ggml.tokens"])
     if num_tokens > config.vocab_size:
@@ -66,8 +73,7 @@ def _gguf(source: Path, dtype: str | None) -> Plan:
         files["README.md"] = card.encode()
 
     def values(name: str) -> Iterator[Floats]:
-        tensor, heads = sources[name]
-        return gguf_model.values(file, tensor, heads)
+        return gguf_tensors.values(file, sources[name])
 
     return Plan(files, expected_tensors(config), dtype, values, file.paths, file.forget)
 
