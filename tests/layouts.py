@@ -15,7 +15,7 @@ Llama = transformers.LlamaForCausalLM
 State = dict[str, torch.Tensor]
 
 
-def write_bin(folder: Path, model: Llama, shards: int = 1) -> None:
+def write_bin(folder: Path, model: Llama, shards: int = 1, *, zipped: bool = True) -> None:
     """`pytorch_model.bin`, one or several with their index, as `save_pretrained` once did."""
     model.config.architectures = ["LlamaForCausalLM"]
     model.config.save_pretrained(folder)
@@ -23,7 +23,8 @@ def write_bin(folder: Path, model: Llama, shards: int = 1) -> None:
     if model.config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     if shards == 1:
-        torch.save(state, folder / "pytorch_model.bin")
+        file = folder / "pytorch_model.bin"
+        torch.save(state, file, _use_new_zipfile_serialization=zipped)
         return
     names = list(state)
     weight_map = {}

@@ -58,6 +58,7 @@ SOURCES: dict[str, Write] = {
     "safetensors": into_folder(lambda folder, model: model.save_pretrained(folder)),
     "sharded safetensors": into_folder(write_sharded),
     "bin": into_folder(layouts.write_bin),
+    "bin of before torch 1.6": into_folder(layouts.write_bin, zipped=False),
     "sharded bin": into_folder(layouts.write_bin, shards=3),
     "meta": into_folder(layouts.write_meta),
     "meta, 2 parts": into_folder(layouts.write_meta, parts=2),
@@ -126,7 +127,7 @@ def test_metas_rotation_of_its_rows_is_ours_of_the_converted(tmp_path: Path) -> 
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["bin", "sharded bin"])
+@pytest.mark.parametrize("name", ["bin", "bin of before torch 1.6", "sharded bin"])
 def test_bin_files_run_as_they_are(
     tmp_path: Path, reference: tuple[Any, torch.Tensor], name: str
 ) -> None:
