@@ -260,8 +260,8 @@ def test_parts_that_lie(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        ({"swiglu": False}, "not like Llama.*swiglu"),
-        ({"normalization": "LayerNorm"}, "normalization"),
+        ({"swiglu": False}, r"not like GPT-2 \(swiglu is not set\).*normalization"),
+        ({"normalization": "LayerNorm"}, "not like Llama.*normalization"),
         ({"num_experts": 8}, "num_experts"),
         ({"num_layers": 6}, "no tensor self_attention.linear_qkv.weight of layer 4"),
         ({"num_query_groups": 8}, "groups of 24 rows in each part, found 64"),

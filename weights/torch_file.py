@@ -43,7 +43,7 @@ _BYSTANDERS = frozenset(
         "argparse.Namespace", "types.SimpleNamespace", "torch.Size", "torch.device",
         "_codecs.encode", "numpy.ndarray", "numpy.dtype", "numpy.core.multiarray._reconstruct",
         "numpy.core.multiarray.scalar", "numpy._core.multiarray._reconstruct",
-        "numpy._core.multiarray.scalar", "pathlib.PosixPath",
+        "numpy._core.multiarray.scalar", "pathlib.PosixPath", "_io.BytesIO",
     }
 )  # fmt: skip
 _DTYPES = frozenset(
