@@ -1,11 +1,13 @@
 """Every layout GPT-2 comes in gives the same tensors and, in the engine, the same logits."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gpt2_layouts
 import pytest
+import tensorflow_files
 import tiny
 import torch
 import transformers
@@ -23,6 +25,8 @@ def megatron(*sizes: int, **options: Any) -> Write:
 
 SOURCES: dict[str, Write] = {
     "safetensors": lambda folder, model: model.save_pretrained(folder),
+    "tensorflow": tensorflow_files.write_openai_gpt2,
+    "tensorflow, 3 files": partial(tensorflow_files.write_openai_gpt2, files=3),
     "megatron": megatron(),
     "megatron, no version, tp 2": megatron(2, version=None),
     "megatron, version 0, tp 4, padded": megatron(4, version=0, padded_vocab=224),

@@ -19,7 +19,7 @@ from swiftchat.weights.safetensors_file import ITEM_BYTES, TensorInfo, refuse_st
 from swiftchat.weights.torch_row_file import row_entries
 from swiftchat.weights.zip_entries import Entry, zip_entries
 
-__all__ = ["read_content", "read_tensors", "tensors_of"]
+__all__ = ["read_content", "read_tensors", "refuse_overlaps", "tensors_of"]
 
 _MAX_DIMENSIONS = 8
 _MAX_DEPTH = 16
@@ -63,7 +63,7 @@ def read_tensors(path: Path) -> dict[str, TensorInfo]:
     tensors = tensors_of(path, read_content(path))
     if not tensors:
         raise BadModelFile(f"{path} holds no tensors")
-    _refuse_overlaps(path, tensors)
+    refuse_overlaps(path, tensors)
     return tensors
 
 
@@ -252,7 +252,7 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _refuse_overlaps(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
+def refuse_overlaps(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
     """Two names for one tensor are ordinary (tied embeddings); anything else shared is not."""
     ordered = sorted((t for t in tensors.values() if t.nbytes), key=lambda t: (t.offset, t.nbytes))
     for before, after in itertools.pairwise(ordered):
