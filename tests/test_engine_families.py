@@ -5,7 +5,6 @@ Tolerance 1e-4 relative to the largest logit: fp32 sums of up to 200 products in
 
 from pathlib import Path
 
-import models_table
 import pytest
 import tiny
 import tiny_gguf
@@ -153,11 +152,6 @@ def test_gguf_of_families_whose_numbers_differ_there_is_refused(arch: str) -> No
     """GGUF has one added to Gemma's norms, and its own order of fused projections."""
     with pytest.raises(BadModelFile, match=arch):
         family_of_gguf(arch)
-
-
-def test_the_page_about_models_is_up_to_date() -> None:
-    """If not: `python tests/models_table.py`."""
-    assert models_table.PAGE.read_text(encoding="utf-8") == models_table.page()
 
 
 def test_bfloat16_stays_near_fp32(family) -> None:

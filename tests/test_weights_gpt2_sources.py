@@ -1,40 +1,18 @@
 """Every layout GPT-2 comes in gives the same tensors and, in the engine, the same logits."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gpt2_layouts
 import pytest
-import tensorflow_files
 import tiny
 import torch
 import transformers
 from safetensors.torch import load_file
+from source_tables import GPT2
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert import convert
-
-Write = Callable[[Path, transformers.GPT2LMHeadModel], None]
-
-
-def megatron(*sizes: int, **options: Any) -> Write:
-    return lambda folder, model: gpt2_layouts.write_megatron_gpt2(folder, model, *sizes, **options)
-
-
-SOURCES: dict[str, Write] = {
-    "safetensors": lambda folder, model: model.save_pretrained(folder),
-    "tensorflow": tensorflow_files.write_openai_gpt2,
-    "tensorflow, 3 files": partial(tensorflow_files.write_openai_gpt2, files=3),
-    "megatron": megatron(),
-    "megatron, no version, tp 2": megatron(2, version=None),
-    "megatron, version 0, tp 4, padded": megatron(4, version=0, padded_vocab=224),
-    "megatron, version 1, tp 2": megatron(2, version=1.0),
-    "megatron, version 2, tp 2, pp 2": megatron(2, 2, version=2.0),
-    "megatron, version 3, tp 4, pp 4": megatron(4, 4, version=3.0),
-    "megatron core, tp 2, pp 2, padded": megatron(2, 2, core=True, padded_vocab=128),
-}
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +24,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, torch.Tens
     return model, tiny.Bench(folder).last_logits(list(range(3, 60)))
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", GPT2)
 def test_every_layout_gives_the_same_model(
     tmp_path: Path, reference: tuple[Any, torch.Tensor], name: str
 ) -> None:
     model, expected = reference
-    SOURCES[name](tmp_path / "in", model)
+    GPT2[name](tmp_path / "in", model)
     convert(tmp_path / "in", tmp_path / "out")
     found = load_file(tmp_path / "out" / "model.safetensors")
     named = dict(model.named_parameters())
