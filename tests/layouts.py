@@ -38,7 +38,9 @@ def write_bin(folder: Path, model: Llama, shards: int = 1, *, zipped: bool = Tru
 
 
 def _interleaved(matrix: torch.Tensor, heads: int) -> torch.Tensor:
-    return torch.from_numpy(rows_for_gguf(matrix.numpy(), heads))
+    # numpy has no bfloat16, but moves its bits as well.
+    bits = matrix.view(torch.int16 if matrix.element_size() == 2 else torch.int32)
+    return torch.from_numpy(rows_for_gguf(bits.numpy(), heads)).view(matrix.dtype)
 
 
 def write_meta(
@@ -162,7 +164,7 @@ class _MegatronPart:
 
     def _vocab(self, name: str) -> torch.Tensor:
         rows = self._state[name]
-        padding = torch.full((self._padded_vocab - len(rows), rows.shape[1]), 7.0)
+        padding = rows.new_full((self._padded_vocab - len(rows), rows.shape[1]), 7.0)
         return self._mine(torch.cat([rows, padding]), 0)
 
     def _layer(self, local: int, layer: int, core: bool) -> State:
