@@ -22,9 +22,10 @@ one decoder. For every one of them `tests/test_engine_families.py` and
 `tests/test_engine_decoder.py` compare logits with transformers' in fp32, on the CPU: by prefill
 in chunks, token by token, with history and in a batch, at most 1e-4 of the largest apart.
 
-Under a kind of file stand the devices on which tests run the family from it (`tests/proofs.py`
-reads that from the tests' parameters); GPU tests run where there is one. On a device that is not
-named the same code runs untested: what `convert` writes are safetensors, whatever they came from.
+Under a kind of file, and under ways to divide a model, stand the devices on which tests run the
+family so (`tests/proofs.py` reads that from the tests' parameters); GPU tests run where there is
+one. On a device that is not named the same code runs untested: what `convert` writes are
+safetensors, whatever they came from.
 
 "kernels" are those of `cuda/`; "torch" means torch's operators, on the GPU too. "partly": some
 models of the family need what the kernels do not do, such as windows in only some layers.

@@ -9,6 +9,7 @@ from typing import Any
 import test_engine_families
 import test_engine_gpu
 import test_engine_gpu_sources
+import test_engine_ranks
 import test_weights_bin_families
 import test_weights_gpt2_sources
 import test_weights_quantised
@@ -40,6 +41,10 @@ BY_FAMILY: dict[str, dict[str, Iterable[str]]] = {
     "GGUF": {
         # `convert` of Llama's is the table below.
         "CPU": [*parameters(test_engine_families.test_gguf_files_give_the_same_logits), "llama"],
+    },
+    "two ranks": {"CPU": parameters(test_engine_ranks.test_two_ranks_equal_one)},
+    "files cut for ranks": {
+        "CPU": parameters(test_engine_ranks.test_ranks_on_files_cut_beforehand_equal_one)
     },
 }
 
