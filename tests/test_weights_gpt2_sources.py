@@ -91,3 +91,10 @@ def test_unknown_version_is_named(tmp_path: Path, version: Any) -> None:
     content = torch.load(file, weights_only=False)
     torch.save({**content, "checkpoint_version": version}, file)
     refused(tmp_path / "in", "mp_rank_00/model_optim_rng.pt: expected checkpoint_version")
+
+
+@pytest.mark.parametrize("content", [[1], {"model": {}}, {"args": {}, "model": [1]}])
+def test_a_part_of_another_kind_is_named(tmp_path: Path, content: Any) -> None:
+    gpt2_layouts.write_megatron_gpt2(tmp_path / "in", gpt2_layouts.tiny_gpt2(), 2)
+    torch.save(content, tmp_path / "in" / "mp_rank_01" / "model_optim_rng.pt")
+    refused(tmp_path / "in", "mp_rank_01/model_optim_rng.pt: expected args and one model")

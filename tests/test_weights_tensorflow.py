@@ -65,6 +65,8 @@ def test_the_checkpoint_that_is_named_is_taken(tmp_path: Path) -> None:
     for name in ("../in/model.ckpt", "gone", ""):
         (tmp_path / "in" / "checkpoint").write_text(f'model_checkpoint_path: "{name}"\n')
         refused(tmp_path / "in", "none of the checkpoints here")
+    (tmp_path / "in" / "checkpoint").unlink()
+    refused(tmp_path / "in", "2 checkpoints, and checkpoint is missing")
 
 
 # Lies

@@ -75,8 +75,9 @@ def open_parts(source: Path) -> tuple[Mapping[str, Any], float, "Parts"]:
         row = []
         for file in files:
             content = read_content(file)
-            facts = facts or _facts(file, content)
-            row.append(Checkpoint(file, tensors_of(file, content.get("model"))))
+            said = _facts(file, content)
+            facts = facts or said
+            row.append(Checkpoint(file, tensors_of(file, content["model"])))
         tables.append(row)
     if facts is None:
         raise BadModelFile(f"{source}: no parts")

@@ -81,8 +81,10 @@ def plan(source: Path, dtype: str | None) -> Plan:
 def _index(source: Path) -> Path:
     found = sorted(source.glob("*.index"))
     newest = source / _NEWEST
-    if len(found) == 1 or not newest.is_file():
-        return found[-1]
+    if len(found) == 1:
+        return found[0]
+    if not newest.is_file():
+        raise BadModelFile(f"{source}: {len(found)} checkpoints, and {_NEWEST} is missing")
     # A line of a text message: model_checkpoint_path: "NAME"
     text = newest.read_bytes()[:4096].decode(errors="replace")
     match = re.search(r'^model_checkpoint_path:\s*"([^"]*)"', text, re.MULTILINE)

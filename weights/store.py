@@ -204,7 +204,7 @@ def _no_model_at(path: Path) -> ModelNotFound | BadModelFile:
     if path.is_dir():
         return BadModelFile(
             f"{path} is no model directory: config.json is missing",
-            f"if it has Meta's or Megatron-LM's files: swiftchat convert {path} DESTINATION",
+            f"with Meta's, Megatron-LM's or OpenAI's files: swiftchat convert {path} DESTINATION",
         )
     return ModelNotFound(f"no model at {path}")
 

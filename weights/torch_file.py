@@ -253,7 +253,10 @@ def _is_count(value: object) -> bool:
 
 
 def refuse_overlaps(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
-    """Two names for one tensor are ordinary (tied embeddings); anything else shared is not."""
+    """Raise `BadModelFile` where two tensors of one file share bytes without being the same.
+
+    Two names for one tensor are ordinary (tied embeddings).
+    """
     ordered = sorted((t for t in tensors.values() if t.nbytes), key=lambda t: (t.offset, t.nbytes))
     for before, after in itertools.pairwise(ordered):
         same = (before.offset, before.nbytes) == (after.offset, after.nbytes)
