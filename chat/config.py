@@ -126,11 +126,10 @@ def defaults(model: str | None) -> dict[str, tuple[Any, str]]:
 
     said: dict[str, Any] = {}
     name = model or DEFAULT_MODEL
-    # A .gguf file would be converted first, and a listing should not do that.
+    # Not `resolve`, which may convert a model first: a listing should not do that.
     with contextlib.suppress(SwiftchatError):
-        if not name.endswith(".gguf"):
-            path = default_store().resolve(name, offline=True)
-            said = _from_model(Model.open(path).generation_config)
+        path = default_store().find(name, offline=True)
+        said = _from_model(Model.open(path).generation_config)
     values = {field.name: (field.default, "default") for field in fields(SamplingParams)}
     values |= {name: (value, "model") for name, value in said.items()}
     return {"temp" if name == "temperature" else name: value for name, value in values.items()}

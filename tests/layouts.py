@@ -15,7 +15,7 @@ Llama = transformers.LlamaForCausalLM
 State = dict[str, torch.Tensor]
 
 
-def write_bin(folder: Path, model: Llama, shards: int = 1) -> None:
+def write_bin(folder: Path, model: Llama, shards: int = 1, *, zipped: bool = True) -> None:
     """`pytorch_model.bin`, one or several with their index, as `save_pretrained` once did."""
     model.config.architectures = ["LlamaForCausalLM"]
     model.config.save_pretrained(folder)
@@ -23,7 +23,8 @@ def write_bin(folder: Path, model: Llama, shards: int = 1) -> None:
     if model.config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     if shards == 1:
-        torch.save(state, folder / "pytorch_model.bin")
+        file = folder / "pytorch_model.bin"
+        torch.save(state, file, _use_new_zipfile_serialization=zipped)
         return
     names = list(state)
     weight_map = {}
@@ -37,7 +38,9 @@ def write_bin(folder: Path, model: Llama, shards: int = 1) -> None:
 
 
 def _interleaved(matrix: torch.Tensor, heads: int) -> torch.Tensor:
-    return torch.from_numpy(rows_for_gguf(matrix.numpy(), heads))
+    # numpy has no bfloat16, but moves its bits as well.
+    bits = matrix.view(torch.int16 if matrix.element_size() == 2 else torch.int32)
+    return torch.from_numpy(rows_for_gguf(bits.numpy(), heads)).view(matrix.dtype)
 
 
 def write_meta(
@@ -161,7 +164,7 @@ class _MegatronPart:
 
     def _vocab(self, name: str) -> torch.Tensor:
         rows = self._state[name]
-        padding = torch.full((self._padded_vocab - len(rows), rows.shape[1]), 7.0)
+        padding = rows.new_full((self._padded_vocab - len(rows), rows.shape[1]), 7.0)
         return self._mine(torch.cat([rows, padding]), 0)
 
     def _layer(self, local: int, layer: int, core: bool) -> State:

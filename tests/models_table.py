@@ -1,4 +1,4 @@
-"""The table of docs/models.md, out of the families and of what the tests' models show.
+"""The tables of docs/models.md, out of the families and of what the tests do with them.
 
 Run as a program, it writes the page anew: `python tests/models_table.py`.
 """
@@ -8,20 +8,11 @@ from pathlib import Path
 
 import tiny
 import torch
+from proofs import BY_FAMILY, BY_LAYOUT, parameters
 
 from swiftchat.engine.cuda_ops import kernels_cover
 from swiftchat.weights.families import FAMILIES
-from swiftchat.weights.gguf_archs import GGUF_ARCHS
 from swiftchat.weights.model import Model
-
-# Whose GGUF files become models of another family, which computes the same.
-_AS_ANOTHER = {
-    "llama": "`llama`",
-    "mistral": "`llama`, becomes llama",
-    "mixtral": "`llama` with experts",
-    "internlm2": "`internlm2`, becomes llama",
-    "chatglm": "`chatglm`, becomes glm",
-}
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 _HEAD = """# Models
@@ -33,15 +24,24 @@ transformers' in fp32, on the CPU: by prefill in chunks, token by token, with hi
 batch, at most 1e-4 of the largest apart. ChatGLM-6B, which transformers does not have, is compared
 with a reference of its own in fp64.
 
+Under a kind of file, and under ways to divide a model, stand the devices on which tests run the
+family so (`tests/proofs.py` reads that from the tests' parameters); GPU tests run where there is
+one. On a device that is not named the same code runs untested: what `convert` writes are
+safetensors, whatever they came from.
+
 "kernels" are those of `cuda/`; "torch" means torch's operators, on the GPU too. "partly": some
 models of the family need what the kernels do not do, such as windows in only some layers.
 
-GGUF files are read of the architectures named (`weights/gguf_archs.py`); of GPT-J and OPT
-llama.cpp's converter writes none. `tests/test_weights_gguf_families.py` writes each as that does
-and compares facts, tensors and logits of what comes out.
+GGUF files are read of the architectures in `weights/gguf_archs.py`; of GPT-J and OPT llama.cpp's
+converter writes none. `tests/test_weights_gguf_families.py` writes each as that does and compares
+facts, tensors and logits of what comes out; Mistral becomes Llama there, InternLM2 too, ChatGLM2
+and 3 become GLM, and Mixtral is `llama` with experts.
 
-| family | architecture | safetensors | GGUF | on a GPU |
-|---|---|---|---|---|
+"""
+_LAYOUTS = """
+One Llama and one GPT-2, written in each of these layouts and converted, give the tensors bit for
+bit and the engine's logits. The quantised ones compute what their decoded weights compute.
+
 """
 _TAIL = """
 What differs from other programs:
@@ -70,20 +70,41 @@ Not supported: the vision models of Gemma 3, multi-head latent attention.
 
 def page() -> str:
     """The whole page."""
+    architectures: dict[str, str] = {}
     covered: dict[str, set[bool]] = {name: set() for name in FAMILIES}
     with tempfile.TemporaryDirectory() as folder:
         for variant in [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED]:
             tiny.make(variant, Path(folder))
             config = Model.open(Path(folder)).config
+            architectures[variant] = config.architecture
             covered[config.architecture].add(kernels_cover(config, torch.bfloat16))
     words = {frozenset({True}): "kernels", frozenset({False}): "torch"}
     rows = []
     for architecture, family in FAMILIES.items():
-        archs = [name for name, arch in GGUF_ARCHS.items() if arch.architecture == architecture]
-        gguf = _AS_ANOTHER.get(family.name, ", ".join(f"`{name}`" for name in archs) or "—")
+        by_source = [
+            _devices(
+                {d: any(architectures[v] == architecture for v in vs) for d, vs in tests.items()}
+            )
+            for tests in BY_FAMILY.values()
+        ]
         gpu = words.get(frozenset(covered[architecture]), "partly kernels")
-        rows.append(f"| {family.name} | `{architecture}` | yes | {gguf} | {gpu} |")
-    return _HEAD + "\n".join(rows) + "\n" + _TAIL
+        rows.append([family.name, f"`{architecture}`", *by_source, gpu])
+    families = _table(["family", "architecture", *BY_FAMILY, "on a GPU by"], rows)
+    layouts = [
+        [model, name, _devices({d: name in parameters(test) for d, test in tests.items()})]
+        for model, tests in BY_LAYOUT.items()
+        for name in parameters(tests["CPU"])
+    ]
+    return _HEAD + families + _LAYOUTS + _table(["model", "layout", "tested on"], layouts) + _TAIL
+
+
+def _devices(tested: dict[str, bool]) -> str:
+    return ", ".join(device for device, is_tested in tested.items() if is_tested) or "—"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Tolerance 1e-4 relative to the largest logit: fp32 sums of up to 200 products in
 
 from pathlib import Path
 
-import models_table
 import pytest
 import tiny
 import torch
@@ -137,11 +136,6 @@ def test_random_weights_of_every_family_answer(name: str, tmp_path: Path) -> Non
     engine.decoder.forward = lambda *args: found.append(forward(*args)) or found[-1]  # type: ignore[method-assign]
     ids, _ = tiny.run(engine, {1: tiny.random_ids(9)}, SamplingParams(temperature=0, max_tokens=3))
     assert ids[1] and 0.5 < torch.cat(found).std() < 20
-
-
-def test_the_page_about_models_is_up_to_date() -> None:
-    """If not: `python tests/models_table.py`."""
-    assert models_table.PAGE.read_text(encoding="utf-8") == models_table.page()
 
 
 def test_bfloat16_stays_near_fp32(family) -> None:

@@ -1,15 +1,22 @@
 """The real small model end to end on the CPU, against transformers on the same weights."""
 
+import dataclasses
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import layouts
 import pytest
 import tiny
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from swiftchat.engine.engine import Engine
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.tokenizer import Tokenizer
+from swiftchat.weights.convert import convert
+from swiftchat.weights.model import Model
 
 CHATS = [
     [{"role": "user", "content": "Why is the sky blue? One sentence."}],
@@ -100,6 +107,32 @@ def test_two_turns_with_reuse_equal_one_long_prompt(
     assert with_reuse[2] == fresh[2]
     assert ends[2].cached_tokens >= len(first) + len(answer[1]) - 1
     assert fresh_ends[2].cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("write", "options"),
+    [
+        (layouts.write_bin, {"zipped": False}),
+        (layouts.write_meta, {"parts": 3, "embed_rows": True}),
+        (layouts.write_megatron, {"tp": 3, "pp": 2}),
+    ],
+)
+def test_other_layouts_are_the_same_model(
+    smollm2: Path, tmp_path: Path, write: Callable[..., None], options: dict[str, int]
+) -> None:
+    """The same tensors and, but for ends and context, the same config: so the same logits."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(smollm2).requires_grad_(False)
+    write(tmp_path / "in", model, **options)
+    convert(tmp_path / "in", tmp_path / "out")
+    found, expected = (load_file(p / "model.safetensors") for p in (tmp_path / "out", smollm2))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    unsaid = {"bos_id": None, "eos_ids": (), "max_context_tokens": 0}
+    ours, theirs = (
+        dataclasses.replace(Model.open(p).config, **unsaid) for p in (tmp_path / "out", smollm2)
+    )
+    assert ours == theirs
+    shutil.rmtree(tmp_path)
 
 
 def test_bf16_answers_sensibly(smollm2: Path) -> None:

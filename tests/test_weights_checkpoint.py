@@ -232,6 +232,9 @@ def test_links_of_the_hubs_cache_are_followed(tmp_path: Path) -> None:
     safetensors.torch.save_file({"a": torch.ones(2)}, blobs / "00ff")
     (snapshot / "model.safetensors").symlink_to("../../blobs/00ff")
     assert list(Checkpoint.open(snapshot).tensors) == ["a"]
+    (snapshot / "fp16").mkdir()
+    (snapshot / "fp16" / "model.safetensors").symlink_to("../../../blobs/00ff")
+    assert list(Checkpoint.open(snapshot / "fp16").tensors) == ["a"]
     (snapshot / "model.safetensors").unlink()
     (snapshot / "model.safetensors").symlink_to(tmp_path.parent)
     with pytest.raises(BadModelFile, match="outside"):

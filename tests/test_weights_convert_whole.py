@@ -3,8 +3,10 @@
 import errno
 import multiprocessing
 import os
+import random
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +72,7 @@ def test_full_disk_says_needed_and_free_and_leaves_nothing(
 ) -> None:
     target = tmp_path / "target"
     fail_after(monkeypatch, 5, OSError(errno.ENOSPC, "No space left on device"))
-    with pytest.raises(FileSystemError, match=r"GB needed, .* GB free") as caught:
+    with pytest.raises(FileSystemError, match=r"MB needed, .* MB free") as caught:
         convert(source, target / "out")
     assert caught.value.exit_code == 8
     assert left_in(target) == []
@@ -133,6 +135,39 @@ def test_killed_process_leaves_nothing_under_the_name(tmp_path: Path, source: Pa
         child.join(30)
         assert child.exitcode == -signal.SIGKILL
         assert not (target / "out").exists()
+    convert(source, target / "out")
+    assert left_in(target) == ["out"]
+    Model.open(target / "out").checkpoint()
+
+
+def test_killed_at_random_points(tmp_path: Path, source: Path) -> None:
+    """Thirty kills, at moments spread over the time that a conversion takes."""
+    target, context = tmp_path / "target", multiprocessing.get_context("fork")
+
+    def seconds_until(end: float | None) -> float:
+        child = context.Process(target=convert, args=(source, target / "out"))
+        start = time.monotonic()
+        child.start()
+        child.join(30 if end is None else end)
+        child.kill()
+        child.join(30)
+        return time.monotonic() - start
+
+    whole = seconds_until(None)
+    shutil.rmtree(target)
+    moments, killed = random.Random(7), 0
+    for _ in range(200):
+        seconds_until(moments.uniform(0, whole))
+        if (target / "out").exists():
+            # It was quicker this time; then it is whole.
+            Model.open(target / "out").checkpoint()
+            shutil.rmtree(target / "out")
+        else:
+            killed += 1
+            assert {name.split(".")[1] for name in left_in(target)} <= {"out"}
+        if killed == 30:
+            break
+    assert killed == 30
     convert(source, target / "out")
     assert left_in(target) == ["out"]
     Model.open(target / "out").checkpoint()

@@ -141,11 +141,36 @@ def test_the_hubs_library_makes_and_finds_the_same_cache(
     assert [request.path for request in hub.log] == [f"/api/models/{REPO}/revision/main"]
 
 
-def test_repository_of_pickles_is_refused(hub: FakeHub, store: Store) -> None:
+def test_files_of_torch_come_where_there_is_nothing_else(
+    hub: FakeHub, store: Store, tmp_path: Path
+) -> None:
     del hub.files["model.safetensors"], hub.files["consolidated.safetensors"]
-    with pytest.raises(BadModelFile, match="no safetensors") as caught:
+    found = names(download(REPO, store))
+    assert [name for name in found if name.endswith(".bin")] == ["pytorch_model.bin"]
+    content = hub.files.pop("pytorch_model.bin")
+    shards = [f"pytorch_model-0000{i}-of-00002.bin" for i in (1, 2)]
+    weight_map = {f"layer.{i}": shard for i, shard in enumerate(shards)}
+    hub.files |= {
+        "pytorch_model.bin.index.json": json.dumps({"weight_map": weight_map}).encode(),
+        "training_args.bin": b"settings", **dict.fromkeys(shards, content),
+    }  # fmt: skip
+    other = Store(store.root, store.cache, tmp_path / "other")
+    found = names(download(REPO, other))
+    assert [name for name in found if name.endswith(".bin")] == shards
+    weight_map["layer.2"] = "training_args.json"
+    hub.files["pytorch_model.bin.index.json"] = json.dumps({"weight_map": weight_map}).encode()
+    with pytest.raises(BadModelFile, match=r"the bin index: tensor layer.2: 'training_args.json"):
         download(REPO, store)
-    assert "--include" in caught.value.hint
+
+
+def test_repository_without_weights_is_refused(hub: FakeHub, store: Store) -> None:
+    for name in ("model.safetensors", "consolidated.safetensors", "pytorch_model.bin"):
+        del hub.files[name]
+    with pytest.raises(BadModelFile, match=r"no safetensors and no pytorch_model.bin") as caught:
+        download(REPO, store)
+    assert (
+        "--include model.gguf" in caught.value.hint or "for example model.gguf" in caught.value.hint
+    )
 
 
 # Interrupted (fault 20)
@@ -342,7 +367,7 @@ def test_a_disk_that_fills_up_is_told_and_the_part_kept(hub: FakeHub, store: Sto
     results = context.Queue()
     child = context.Process(target=fetch, args=(results,))
     child.start()
-    assert "GB needed" in results.get(timeout=20)
+    assert "1.00 MB needed" not in (said := results.get(timeout=20)) and "MB needed" in said
     child.join(20)
     assert (blobs(store) / f"{SHA256}.swiftchat-part").stat().st_size <= 500_000
     assert (download(REPO, store) / "model.safetensors").read_bytes() == WEIGHTS

@@ -1,6 +1,7 @@
 """convert makes a plain model of a quantised one that computes the same."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,37 @@ def test_settings_in_the_files_of_older_tools(tmp_path: Path) -> None:
         ids = torch.tensor([tiny.random_ids(9)])
         assert torch.equal(again(ids).logits, reference(ids).logits)
         assert not (tmp_path / f"{form}-out" / name).exists()
+
+
+@pytest.mark.parametrize("name", ["gptq_model-4bit-128g", "model-4bit-128g", "a-7B-GPTQ-3bit--1g"])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_names_that_older_tools_of_gptq_gave(tmp_path: Path, name: str, shards: int) -> None:
+    folder = tmp_path / "in"
+    reference = quantised_model(folder, *FORMS["gptq-3"])
+    tensors = list(load_file(folder / "model.safetensors").items())
+    (folder / "model.safetensors").unlink()
+    weight_map = {}
+    for shard in range(shards):
+        part = f"-{shard + 1:05}-of-{shards:05}" if shards > 1 else ""
+        file = f"{name}{part}.safetensors"
+        save_file(dict(tensors[shard::shards]), folder / file)
+        weight_map |= dict.fromkeys(dict(tensors[shard::shards]), file)
+    if shards > 1:
+        index = folder / f"{name}.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": weight_map}))
+    convert(folder, tmp_path / "out")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ids = torch.tensor([tiny.random_ids(9)])
+    assert torch.equal(again(ids).logits, reference(ids).logits)
+
+
+def test_two_models_of_gptq_in_one_folder_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    quantised_model(folder, *FORMS["gptq-3"])
+    (folder / "model.safetensors").rename(folder / "model-3bit-128g.safetensors")
+    shutil.copy(folder / "model-3bit-128g.safetensors", folder / "model-3bit-32g.safetensors")
+    with pytest.raises(BadModelFile, match=r"model-3bit-128g.safetensors or model-3bit-32g"):
+        convert(folder, tmp_path / "out")
 
 
 def test_the_older_name_of_compressed_tensors(tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import layouts
 import pytest
 import tiny_gguf
+import torch
 import transformers
+from tiny_llama import loaded, logits, tiny_llama
 
 from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.weights import aliases
@@ -140,6 +143,59 @@ def test_gguf_is_converted_once_and_again_when_it_changed(
     os.utime(path, (1, 1))
     assert store.resolve(str(path)) != first
     assert len(calls) == 1
+
+
+def snapshot_of_bin_files(store: Store, model: transformers.PreTrainedModel) -> Path:
+    """In the hub's cache as its library makes it: links to files named by their digests."""
+    repo = store.hub_folder() / "models--Owner--Old-Model"
+    snapshot = repo / "snapshots" / ("d" * 40)
+    layouts.write_bin(snapshot, model, shards=2)
+    (repo / "blobs").mkdir()
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("d" * 40)
+    for number, file in enumerate(sorted(snapshot.iterdir())):
+        blob = file.rename(repo / "blobs" / f"{number:064}")
+        file.symlink_to(os.path.relpath(blob, snapshot))
+    return snapshot
+
+
+def test_hubs_model_of_bin_files_is_converted_once(store: Store) -> None:
+    model = tiny_llama()
+    snapshot = snapshot_of_bin_files(store, model)
+    assert "Owner/Old-Model" in [model.name for model in store.list()]
+    labels: list[str] = []
+    found = store.resolve("old-model", progress=lambda label, *_: labels.append(label))
+    assert found.parent == store.cache and "converting" in labels
+    assert torch.equal(logits(loaded(found)), logits(model))
+    labels.clear()
+    assert (
+        store.resolve("Owner/Old-Model", progress=lambda label, *_: labels.append(label)) == found
+    )
+    assert labels == []
+    store.remove("Owner/Old-Model")
+    assert not snapshot.exists() and not found.exists()
+
+
+def test_hubs_model_of_bin_files_beside_safetensors_is_taken_as_it_is(store: Store) -> None:
+    snapshot = snapshot_of_bin_files(store, tiny_llama())
+    (snapshot / "model.safetensors").write_bytes(b"x")
+    assert store.resolve("old-model") == snapshot
+
+
+def test_a_link_out_of_the_hubs_cache_is_refused(store: Store, tmp_path: Path) -> None:
+    snapshot = snapshot_of_bin_files(store, tiny_llama())
+    shard = snapshot / "pytorch_model-00001-of-00002.bin"
+    (tmp_path / "elsewhere").write_bytes(shard.read_bytes())
+    (snapshot.parent.parent / "blobs2").mkdir()
+    (snapshot.parent.parent / "blobs2" / "x").write_bytes(shard.read_bytes())
+    for target in (tmp_path / "elsewhere", "../../../../elsewhere", "../../blobs2/x",
+                   "../../blobs/../../../elsewhere"):  # fmt: skip
+        shard.unlink()
+        shard.symlink_to(target)
+        with pytest.raises(BadModelFile, match="a link to a place outside") as caught:
+            store.resolve("old-model")
+        assert caught.value.exit_code == 7
+    assert not store.cache.exists() or list(store.cache.iterdir()) == []
 
 
 def test_gguf_that_is_missing_is_not_found(store: Store, tmp_path: Path) -> None:

@@ -20,13 +20,12 @@ from swiftchat.weights.rank_files import other_ranks, rank_file, read_rank_file,
 from swiftchat.weights.safetensors_file import TensorInfo, read_header, refuse_strangers
 from swiftchat.weights.tensor_parallel import Share
 from swiftchat.weights.torch_file import read_tensors
+from swiftchat.weights.weight_files import INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE
 
 __all__ = ["Checkpoint", "TensorInfo"]
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-_TORCH_SINGLE = "pytorch_model.bin"
-_TORCH_INDEX = "pytorch_model.bin.index.json"
+# How older tools of GPTQ named their files, by bits and size of groups.
+_GPTQ = "*-[2348]bit*.safetensors"
 
 # bfloat16 and the 8-bit floats have no numpy type; they come as the integers of their bits.
 _NUMPY: Mapping[str, str] = {
@@ -149,14 +148,24 @@ class Checkpoint:
 def _all_tensors(directory: Path) -> dict[str, TensorInfo]:
     if not directory.is_dir():
         raise BadModelFile(f"{directory} is not a model directory")
-    for single, index in ((SINGLE, INDEX), (_TORCH_SINGLE, _TORCH_INDEX)):
+    for single, index in ((SINGLE, INDEX), (TORCH_SINGLE, TORCH_INDEX)):
         if (directory / single).exists():
-            return _tensors_in(_inside(directory, single))
+            return _single(directory, single)
         if (directory / index).exists():
             return _sharded(directory, index)
+    for pattern, read in ((f"{_GPTQ}.index.json", _sharded), (_GPTQ, _single)):
+        names = sorted(path.name for path in directory.glob(pattern))
+        if len(names) > 1:
+            raise BadModelFile(f"{directory}: {names[0]} or {names[1]}? One model is expected")
+        if names:
+            return read(directory, names[0])
     raise BadModelFile(
-        f"{directory} holds none of {SINGLE}, {INDEX}, {_TORCH_SINGLE}, {_TORCH_INDEX}"
+        f"{directory} holds none of {SINGLE}, {INDEX}, {TORCH_SINGLE}, {TORCH_INDEX}"
     )
+
+
+def _single(directory: Path, name: str) -> dict[str, TensorInfo]:
+    return _tensors_in(_inside(directory, name))
 
 
 def _tensors_in(file: Path) -> dict[str, TensorInfo]:
@@ -194,8 +203,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     weight_map = parsed.get("weight_map") if isinstance(parsed, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadModelFile(f"{index}: no weight_map")
+    suffix = Path(index.name.removesuffix(".index.json")).suffix
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or not _is_plain_name(shard, index.suffixes[0]):
+        if not isinstance(shard, str) or not _is_plain_name(shard, suffix):
             raise BadModelFile(f"{index}: tensor {name}: {str(shard)[:80]!r} is no shard name")
     return weight_map
 
@@ -211,9 +221,8 @@ def _inside(directory: Path, name: str) -> Path:
     path = directory / name
     real = Path(os.path.realpath(path))
     # The hub's cache keeps its files in `blobs` beside `snapshots` and links to them.
-    in_hub_cache = directory.parent.name == "snapshots"
-    blobs = directory.parent.parent / "blobs"
-    if not real.is_relative_to(directory) and not (in_hub_cache and real.is_relative_to(blobs)):
+    blobs = [p.parent / "blobs" for p in directory.parents if p.name == "snapshots"]
+    if not any(map(real.is_relative_to, (directory, *blobs))):
         raise BadModelFile(f"{path} is a link to a place outside the model's directory")
     if not real.is_file():
         raise BadModelFile(f"{path} is missing")

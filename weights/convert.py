@@ -10,7 +10,6 @@ from typing import Any
 
 from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
 from swiftchat.weights.appearing import appearing, as_file_system_error
-from swiftchat.weights.checkpoint import INDEX
 from swiftchat.weights.config import DTYPES
 from swiftchat.weights.disk import require_space
 from swiftchat.weights.layout import Layout, announced_bytes, by_rank, in_shards
@@ -21,6 +20,7 @@ from swiftchat.weights.progress import Progress
 from swiftchat.weights.rounding import rounded
 from swiftchat.weights.safetensors_file import create, header_bytes, read_header
 from swiftchat.weights.sources import plan_of
+from swiftchat.weights.weight_files import INDEX
 
 __all__ = ["Outline", "convert", "outline"]
 

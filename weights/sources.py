@@ -11,6 +11,7 @@ from swiftchat.weights import (
     gguf_tensors,
     megatron_model,
     meta_model,
+    openai_gpt2,
     quantised,
 )
 from swiftchat.weights.checkpoint import Checkpoint
@@ -36,8 +37,9 @@ def plan_of(source: Path, dtype: str | None) -> Plan:
     """What a conversion of `source` to `dtype` would write.
 
     `source` is a GGUF file (the first, where it is split), a Hugging Face directory, Meta's
-    (`params.json`, `consolidated.*.pth`) or Megatron-LM's (`mp_rank_*` below). Raises
-    `BadModelFile` when headers, configs or tables of tensors cannot be true.
+    (`params.json`, `consolidated.*.pth`), Megatron-LM's (`mp_rank_*` below) or OpenAI's of GPT-2
+    (`hparams.json`, `model.ckpt.*`). Raises `BadModelFile` when headers, configs or tables of
+    tensors cannot be true.
     """
     if source.is_file():
         return _gguf(source, dtype)
@@ -46,6 +48,8 @@ def plan_of(source: Path, dtype: str | None) -> Plan:
             return meta_model.plan(source, dtype)
         if megatron_model.is_megatron(source):
             return megatron_model.plan(source, dtype)
+        if openai_gpt2.is_openai_gpt2(source):
+            return openai_gpt2.plan(source, dtype)
     return _directory(source, dtype)
 
 

@@ -12,6 +12,7 @@ import platformdirs
 from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound
 from swiftchat.weights.aliases import known_names, nearest, repository_of
 from swiftchat.weights.progress import Progress
+from swiftchat.weights.weight_files import TORCH_SHARDS
 
 __all__ = ["Store", "StoredModel", "default_store"]
 
@@ -29,7 +30,7 @@ class StoredModel:
 
 @dataclass(frozen=True)
 class Store:
-    """Models below `root`, as `name` or `owner/name`; conversions of GGUF files below `cache`.
+    """Models below `root`, as `name` or `owner/name`; what is converted on first use in `cache`.
 
     `hub_cache` is where the hub's library keeps its models; None: where it says itself.
     """
@@ -41,19 +42,30 @@ class Store:
     def resolve(
         self, name_or_path: str, progress: Progress | None = None, offline: bool = False
     ) -> Path:
-        """The directory of the model that `name_or_path` means; nothing is downloaded.
+        """The directory of the model that `name_or_path` means (see `find`), ready to run.
 
-        A model directory stands for itself and a GGUF file for its conversion, made on first
-        use. A name is looked up here and in the hub's cache: without regard to case, an alias
-        as its model, and a unique beginning of its last part will do. Otherwise raises
-        `ModelNotFound` with the line that would bring the model.
+        For a GGUF file, and a model in the hub's cache that has only .bin files, that is its
+        conversion, made on first use.
+        """
+        path = self.find(name_or_path, offline)
+        if path.suffix.lower() == ".gguf":
+            return _converted(path, self.cache / _conversion_of_file(path), progress)
+        if _is_hubs(path) and not any(path.glob("*.safetensors")):
+            return _converted(path, self.cache / _conversion_of_snapshot(path), progress)
+        return path
+
+    def find(self, name_or_path: str, offline: bool = False) -> Path:
+        """Where the model that `name_or_path` means is; nothing is downloaded or converted.
+
+        A model directory and a GGUF file stand for themselves. A name is looked up here and in
+        the hub's cache: without regard to case, an alias as its model, and a unique beginning of
+        its last part will do. Otherwise raises `ModelNotFound` with the line that would bring the
+        model.
         """
         if not name_or_path.strip():
             raise ModelNotFound("the model's name is empty", "swiftchat list shows what is here")
         path = Path(name_or_path).expanduser()
-        if path.suffix.lower() == ".gguf":
-            return self._converted(path, progress)
-        if (path / "config.json").is_file():
+        if path.suffix.lower() == ".gguf" or (path / "config.json").is_file():
             return path
         if path.is_absolute() or name_or_path.startswith((".", "~")):
             raise _no_model_at(path)
@@ -80,8 +92,11 @@ class Store:
                 f"no model named {name!r} on this machine", "swiftchat list shows what is here"
             )
         try:
-            if found.source == "hub" and found.path.parent.name == "snapshots":
+            if found.source == "hub" and _is_hubs(found.path):
                 _remove_from_hub_cache(found, self.hub_cache)
+                conversion = self.cache / _conversion_of_snapshot(found.path)
+                if conversion.is_dir():
+                    shutil.rmtree(conversion)
             else:
                 # Under the new name it is no model any more, even if deleting is interrupted.
                 leaving = found.path.with_name(f".{found.path.name}.removed")
@@ -123,30 +138,6 @@ class Store:
                     name = model.relative_to(self.root).as_posix()
                     yield _stored(name, model, "local")
 
-    def _converted(self, path: Path, progress: Progress | None) -> Path:
-        try:
-            real = path.resolve(strict=True)
-            state = real.stat()
-        except FileNotFoundError as error:
-            raise ModelNotFound(f"no file {path}") from error
-        except OSError as error:
-            raise FileSystemError(f"cannot read {path}: {error.strerror}") from error
-        identity = f"{real}\0{state.st_size}\0{state.st_mtime_ns}"
-        key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
-        destination = self.cache / f"{real.stem}-{key}"
-        if not destination.is_dir():
-            # Here, not at the top: looking up a name should not import numpy.
-            from swiftchat.weights.convert import convert
-
-            try:
-                # By its own name, which tells the other files of a split model.
-                convert(path, destination, progress=progress)
-            except FileSystemError:
-                # Another process may have finished the same conversion since the look above.
-                if not destination.is_dir():
-                    raise
-        return destination
-
     def _not_found(self, name: str, offline: bool) -> ModelNotFound:
         known = name.count("/") == 1 or repository_of(name) is not None
         hint = f"swiftchat download {name if known else 'OWNER/NAME'}"
@@ -169,11 +160,51 @@ def default_store() -> Store:
     )
 
 
+def _is_hubs(path: Path) -> bool:
+    return path.parent.name == "snapshots"
+
+
+def _conversion_of_snapshot(path: Path) -> str:
+    # The hub names a snapshot by its commit; its files never change.
+    return _keyed(path.parent.parent.name, str(path))
+
+
+def _conversion_of_file(path: Path) -> str:
+    try:
+        real = path.resolve(strict=True)
+        state = real.stat()
+    except FileNotFoundError as error:
+        raise ModelNotFound(f"no file {path}") from error
+    except OSError as error:
+        raise FileSystemError(f"cannot read {path}: {error.strerror}") from error
+    return _keyed(real.stem, f"{real}\0{state.st_size}\0{state.st_mtime_ns}")
+
+
+def _keyed(name: str, identity: str) -> str:
+    """A folder's name that no other `identity` leads to."""
+    return f"{name}-{hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]}"
+
+
+def _converted(source: Path, destination: Path, progress: Progress | None) -> Path:
+    if not destination.is_dir():
+        # Here, not at the top: looking up a name should not import numpy.
+        from swiftchat.weights.convert import convert
+
+        try:
+            # By its own name, which tells the other files of a split model.
+            convert(source, destination, progress=progress)
+        except FileSystemError:
+            # Another process may have finished the same conversion since the look above.
+            if not destination.is_dir():
+                raise
+    return destination
+
+
 def _no_model_at(path: Path) -> ModelNotFound | BadModelFile:
     if path.is_dir():
         return BadModelFile(
             f"{path} is no model directory: config.json is missing",
-            f"if it has Meta's or Megatron-LM's files: swiftchat convert {path} DESTINATION",
+            f"with Meta's, Megatron-LM's or OpenAI's files: swiftchat convert {path} DESTINATION",
         )
     return ModelNotFound(f"no model at {path}")
 
@@ -226,7 +257,7 @@ def _matching(name: str, models: list[StoredModel]) -> StoredModel | None:
 
 
 def _hub_models(hub_cache: Path | None) -> Iterator[StoredModel]:
-    """Models in the hub's cache with a config and safetensors; of each the newest revision."""
+    """Models in the hub's cache with config and weights; of each the revision its library takes."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -239,7 +270,7 @@ def _hub_models(hub_cache: Path | None) -> Iterator[StoredModel]:
             revision.snapshot_path
             for revision in sorted(repo.revisions, key=lambda revision: -revision.last_modified)
             if (revision.snapshot_path / "config.json").is_file()
-            and any(revision.snapshot_path.glob("*.safetensors"))
+            and any(map(any, map(revision.snapshot_path.glob, ("*.safetensors", TORCH_SHARDS))))
         ]
         if repo.repo_type == "model" and revisions:
             main = _main_snapshot(repo.repo_id, hub_cache)

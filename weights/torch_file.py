@@ -1,22 +1,25 @@
 """Files of `torch.save` (.bin, .pth, .pt): nothing in them runs, their tensors are mapped.
 
 Such a file is an uncompressed zip archive: `data.pkl` says what there is, and each
-`data/KEY` holds the numbers of one storage. The pickle is read as data.
+`data/KEY` holds the numbers of one storage. The pickle is read as data. (What torch wrote before
+version 1.6 is `torch_row_file`'s.)
 """
 
 import dataclasses
+import io
 import itertools
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from swiftchat.errors import BadModelFile, FileSystemError
-from swiftchat.weights.inert_pickle import Global, Inert, load
+from swiftchat.weights.inert_pickle import MAX_BYTES, Global, Inert, load
 from swiftchat.weights.safetensors_file import ITEM_BYTES, TensorInfo, refuse_strangers
+from swiftchat.weights.torch_row_file import row_entries
 from swiftchat.weights.zip_entries import Entry, zip_entries
 
-__all__ = ["read_content", "read_tensors", "tensors_of"]
+__all__ = ["read_content", "read_tensors", "refuse_overlaps", "tensors_of"]
 
 _MAX_DIMENSIONS = 8
 _MAX_DEPTH = 16
@@ -40,7 +43,7 @@ _BYSTANDERS = frozenset(
         "argparse.Namespace", "types.SimpleNamespace", "torch.Size", "torch.device",
         "_codecs.encode", "numpy.ndarray", "numpy.dtype", "numpy.core.multiarray._reconstruct",
         "numpy.core.multiarray.scalar", "numpy._core.multiarray._reconstruct",
-        "numpy._core.multiarray.scalar", "pathlib.PosixPath",
+        "numpy._core.multiarray.scalar", "pathlib.PosixPath", "_io.BytesIO",
     }
 )  # fmt: skip
 _DTYPES = frozenset(
@@ -60,7 +63,7 @@ def read_tensors(path: Path) -> dict[str, TensorInfo]:
     tensors = tensors_of(path, read_content(path))
     if not tensors:
         raise BadModelFile(f"{path} holds no tensors")
-    _refuse_overlaps(path, tensors)
+    refuse_overlaps(path, tensors)
     return tensors
 
 
@@ -71,17 +74,19 @@ def read_content(path: Path) -> Any:
     """
     try:
         with path.open("rb") as file:
-            _refuse_other_formats(path, file.read(512))
-            entries = zip_entries(path)
-            prefix = _prefix(path, entries)
-            order = entries.get(f"{prefix}byteorder")
-            if order is not None and _bytes(file, order, 16).strip() != b"little":
-                raise BadModelFile(f"{path}: written on a big-endian machine")
-            pickled = _bytes(file, entries[f"{prefix}data.pkl"], None)
+            start = file.read(512)
+            refuse_strangers(path, start)
+            if start.startswith(b"PK\3\4"):
+                pickled, storages = _zipped(path, file)
+            elif start.startswith(b"\x80"):
+                item_bytes = {kind: ITEM_BYTES[dtype] for kind, dtype in _STORAGES.items()}
+                pickled, storages = row_entries(path, file, _knows, item_bytes)
+            else:
+                raise _other_format(path, start)
     except OSError as error:
         raise FileSystemError(f"cannot read {path}: {error.strerror or error}") from error
-    reader = _Reader(path, prefix, entries)
-    return load(pickled, str(path), _knows, reader.call, reader.storage)
+    reader = _Reader(path, storages)
+    return load(io.BytesIO(pickled), str(path), _knows, reader.call, reader.storage)
 
 
 def tensors_of(path: Path, content: Any, prefix: str = "") -> dict[str, TensorInfo]:
@@ -114,14 +119,28 @@ def _walk(
                                  depth + 1, seen)  # fmt: skip
 
 
-def _refuse_other_formats(path: Path, start: bytes) -> None:
-    refuse_strangers(path, start)
-    if start.startswith(b"PK\3\4"):
-        return
+def _other_format(path: Path, start: bytes) -> BadModelFile:
     what = "not a file of torch.save"
-    if start.startswith(b"\x80") or start[257:262] == b"ustar":
-        what = "in the format torch.save had before version 1.6, which is not read"
-    raise BadModelFile(f"{path}: {what}", "use a safetensors or GGUF version of the model")
+    if start[257:262] == b"ustar":
+        what = "in the first format of torch.save, an archive of tar, which is not read"
+    return BadModelFile(f"{path}: {what}", "use a safetensors or GGUF version of the model")
+
+
+def _zipped(path: Path, file: BinaryIO) -> tuple[bytes, dict[str, Entry]]:
+    """The pickle, and where each storage lies by its key."""
+    entries = zip_entries(path)
+    prefix = _prefix(path, entries)
+    order = entries.get(f"{prefix}byteorder")
+    if order is not None and _bytes(file, order, 16).strip() != b"little":
+        raise BadModelFile(f"{path}: written on a big-endian machine")
+    # One byte beyond what `load` accepts is enough for it to refuse.
+    pickled = _bytes(file, entries[f"{prefix}data.pkl"], 1 + MAX_BYTES)
+    folder = f"{prefix}data/"
+    return pickled, {
+        name.removeprefix(folder): entry
+        for name, entry in entries.items()
+        if name.startswith(folder)
+    }
 
 
 def _prefix(path: Path, entries: Mapping[str, Entry]) -> str:
@@ -132,11 +151,9 @@ def _prefix(path: Path, entries: Mapping[str, Entry]) -> str:
     return found[0].removesuffix("data.pkl")
 
 
-def _bytes(file: Any, entry: Entry, most: int | None) -> bytes:
+def _bytes(file: BinaryIO, entry: Entry, most: int) -> bytes:
     file.seek(entry.offset)
-    # One byte beyond what `load` accepts is enough for it to refuse.
-    content: bytes = file.read(min(entry.nbytes, most or 1 + 16 * 1024 * 1024))
-    return content
+    return file.read(min(entry.nbytes, most))
 
 
 def _knows(name: str) -> bool:
@@ -161,24 +178,25 @@ class _Storage:
 
 
 class _Reader:
-    """Finds storages in the archive and makes tensors of the calls in the pickle."""
+    """Finds storages in the file and makes tensors of the calls in the pickle."""
 
-    def __init__(self, path: Path, prefix: str, entries: Mapping[str, Entry]) -> None:
+    def __init__(self, path: Path, storages: Mapping[str, Entry]) -> None:
         self._path = path
-        self._prefix = prefix
-        self._entries = entries
+        self._storages = storages
 
     def storage(self, identity: Any) -> _Storage:
-        tag, kind, key, _, count = identity
+        tag, kind, key, _, count, *view = identity
         # Anything but plain values is not shown: tuples of tuples take for ever to print.
         if tag != "storage" or not isinstance(kind, Global) or kind.name not in _STORAGES:
             raise BadModelFile(f"{self._path}: a storage of an unknown kind")
         if not isinstance(key, str) or not _is_count(count):
             raise BadModelFile(f"{self._path}: a storage without a name or size")
         dtype = _STORAGES[kind.name]
-        entry = self._entries.get(f"{self._prefix}data/{key}")
+        entry = self._storages.get(key)
         if entry is None:
-            raise BadModelFile(f"{self._path}: storage {key[:40]} is not in the archive")
+            raise BadModelFile(f"{self._path}: storage {key[:40]} is not in the file")
+        if view not in ([], [None]):
+            raise BadModelFile(f"{self._path}: storage {key[:40]} is part of another")
         if count * ITEM_BYTES[dtype] != entry.nbytes:
             raise BadModelFile(
                 f"{self._path}: storage {key}: expected {count} numbers of {dtype}, "
@@ -192,14 +210,18 @@ class _Reader:
         if name == _PARAMETER:
             return arguments[0]
         if name == _ORDERED:
-            if arguments:
-                raise BadModelFile(f"{self._path}: an OrderedDict written in an unknown way")
-            return {}
+            return self._table(*arguments)
         if name.startswith(_OTHER_TENSORS):
             raise BadModelFile(
                 f"{self._path}: a tensor of {name}: only dense ones with ordinary strides are read"
             )
         return Inert(name, arguments)
+
+    def _table(self, pairs: Any = ()) -> dict[str, Any]:
+        """An OrderedDict, which Python 2 wrote as a list of keys and values."""
+        if not all(isinstance(pair, list) and isinstance(pair[0], str) for pair in pairs):
+            raise BadModelFile(f"{self._path}: an OrderedDict written in an unknown way")
+        return dict(pairs)
 
     def _tensor(self, storage: Any, first: Any, shape: Any, strides: Any) -> TensorInfo:
         counts = (first, *shape, *strides)
@@ -230,8 +252,11 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _refuse_overlaps(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
-    """Two names for one tensor are ordinary (tied embeddings); anything else shared is not."""
+def refuse_overlaps(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
+    """Raise `BadModelFile` where two tensors of one file share bytes without being the same.
+
+    Two names for one tensor are ordinary (tied embeddings).
+    """
     ordered = sorted((t for t in tensors.values() if t.nbytes), key=lambda t: (t.offset, t.nbytes))
     for before, after in itertools.pairwise(ordered):
         same = (before.offset, before.nbytes) == (after.offset, after.nbytes)

