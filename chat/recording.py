@@ -49,7 +49,8 @@ class Recording:
             self._message = self._conversation.add("assistant", "", None)
             self._message.model = self._conversation.settings.get("model")
             params = asdict(self._answer.params)
-            self._message.params = {k: v for k, v in params.items() if k != "stop_ids"}
+            del params["stop_ids"]
+            self._message.params = {k: v for k, v in params.items() if v is not None}
         self._message.content = self._begun + self._answer.text
         self._conversation.unsaved[self._message] = None
         return self._message
