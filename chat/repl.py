@@ -149,8 +149,8 @@ class Repl:
         self._status.clear()
         if begun and not answer.text:
             raise UsageError("the model has nothing to add", "/regen answers anew")
-        write("\n" if answer.text.endswith("\n") else "\n\n")
         recording.end(answer.finish_reason)
+        write("\n" if answer.text.endswith("\n") else "\n\n")
         if answer.finish_reason == "length":
             say("the answer ends here: its limit of tokens is reached (/continue, /set max_tokens)")
         if self.config.stats and self.speaker.engine.info:

@@ -137,7 +137,10 @@ def test_our_own_json_comes_back_whole(program: Program) -> None:
         one.pop("id"), one.pop("name")
         one["tip"] = numbers[one["tip"]]
         for message in one["messages"]:
-            message["id"], message["parent"] = numbers[message["id"]], numbers.get(message["parent"])
+            message["id"], message["parent"] = (
+                numbers[message["id"]],
+                numbers.get(message["parent"]),
+            )
     assert first == second and first["settings"]["temp"] == 0.5
 
 

@@ -121,7 +121,9 @@ def test_an_unanswered_question_is_asked_again_not_twice() -> None:
 
 def test_titles_are_first_words() -> None:
     conversation = Conversation()
-    conversation.add("user", "\n  Why is the sky   blue, and why are sunsets red, and the sea green?")
+    conversation.add(
+        "user", "\n  Why is the sky   blue, and why are sunsets red, and the sea green?"
+    )
     assert conversation.title == "Why is the sky blue, and why are sunsets red, and…"
     other = Conversation()
     other.add("user", "x" * 80)

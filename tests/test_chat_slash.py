@@ -114,7 +114,7 @@ def test_editing_a_question_brings_it_back_to_be_typed(chat: Chat) -> None:
 def test_editing_an_answer_in_the_editor(chat: Chat, tmp_path: Path,
                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     editor = tmp_path / "editor"
-    editor.write_text("#!/bin/sh\nsed -i s/wrong/right/ \"$1\"\n")
+    editor.write_text('#!/bin/sh\nsed -i s/wrong/right/ "$1"\n')
     editor.chmod(0o755)
     monkeypatch.setenv("VISUAL", str(editor))
     chat.say("q", "the wrong word")
@@ -308,5 +308,3 @@ def test_with_nothing_said_there_is_nothing_to_do(chat: Chat, line: str) -> None
     with pytest.raises(UsageError):
         chat.say(line)
     assert not sessions_path().exists()
-
-
