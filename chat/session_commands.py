@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from swiftchat.chat.sessions import Sessions
 
 SHORT_ID = 8
+_WIDTHS = {"ID": SHORT_ID, "USED": 16, "MESSAGES": 8}
 _NONE_YET = "no conversations yet; every chat is kept as it goes"
 
 
@@ -174,8 +175,10 @@ def print_table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Non
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in titles:
+        # Where there is no room, what is for people to read goes before what is to be typed.
+        may_shrink = title in ("MODEL", "TITLE")
         table.add_column(title, no_wrap=True, overflow="ellipsis",
-                         min_width=SHORT_ID if title == "ID" else None)  # fmt: skip
+                         min_width=None if may_shrink else _WIDTHS[title])  # fmt: skip
     for row in rows:
         table.add_row(*(Text(" ".join(visible(cell).split())) for cell in row))
     Console(highlight=False).print(table)

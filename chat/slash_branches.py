@@ -13,7 +13,7 @@ from swiftchat.errors import UsageError
 if TYPE_CHECKING:
     from swiftchat.chat.repl import Repl
 
-_PREVIEW = 60
+_PREVIEW = 36
 
 
 def undo(repl: "Repl", argument: str) -> None:
@@ -88,10 +88,16 @@ def branches(repl: "Repl", argument: str) -> None:
         theirs = _path(leaf)
         is_current = leaf is repl.conversation.tip
         shown = leaf if is_current else theirs[min(_common(path, theirs), len(theirs) - 1)]
-        text = " ".join(shown.content.split())
-        preview = text if len(text) <= _PREVIEW else f"{text[:_PREVIEW]}…"
+        preview = _short(shown.content, _PREVIEW)
+        if shown is not leaf:  # several branches may differ from the path in the same message
+            preview += f" … {_short(leaf.content, _PREVIEW)}"
         mark = "*" if is_current else " "
         print(visible(f"{mark}{number:3}  {len(theirs):3} messages  {shown.role}: {preview}"))
+
+
+def _short(text: str, most: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]}…"
 
 
 def _path(leaf: Message) -> list[Message]:

@@ -194,7 +194,7 @@ OWN = {"swiftchat": 1, "messages": [{"id": "a", "role": "user", "content": "x"}]
      {**OWN, "messages": [{"role": "root", "content": "x"}]}],
 )  # fmt: skip
 def test_a_file_that_is_no_conversation_is_refused(value: object) -> None:
-    with pytest.raises(UsageError, match="f.json"):
+    with pytest.raises(UsageError, match=r"f\.json"):
         loaded(value)
 
 
@@ -236,7 +236,7 @@ def test_a_role_brings_its_options_and_system_prompt(program: Program, tmp_path:
      "---\n: :\n  - {\n---\n", "---\nsystem: a\n---\nb", "---\n!!python/object:os.system x\n---\n"],
 )  # fmt: skip
 def test_a_role_that_is_wrong_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="r.md"):
+    with pytest.raises(UsageError, match=r"r\.md"):
         role_of(text, ["temp", "system"], "r.md")
 
 

@@ -1,7 +1,6 @@
 """Commands of the conversation, in one process: what they change, and what the model is asked."""
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -298,7 +297,7 @@ def test_an_explicit_save_that_fails_says_so(chat: Chat) -> None:
     with pytest.raises(FileSystemError):
         chat.say("/save name")
     assert chat.repl.conversation.name is None
-    os.unlink(sessions_path().parent)
+    sessions_path().parent.unlink()
     assert "swiftchat --session name" in chat.say("/save name")
     assert chat.kept().name == "name"
 
