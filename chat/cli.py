@@ -10,12 +10,17 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from swiftchat.chat.gate import visible
 from swiftchat.errors import SwiftchatError, UsageError
+
+if TYPE_CHECKING:
+    from swiftchat.chat.autosave import Autosave
+    from swiftchat.chat.config import ChatConfig
+    from swiftchat.chat.conversation import Conversation
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,6 +34,11 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "ls": ("swiftchat.chat.models", "list_models", ""),
     "show": ("swiftchat.chat.models", "show", "Show what a model is and needs."),
     "rm": ("swiftchat.chat.models", "rm", "Remove a model."),
+    "sessions": (
+        "swiftchat.chat.session_commands",
+        "sessions",
+        "List, search, export, import conversations.",
+    ),
     "tokens": ("swiftchat.chat.tokens", "tokens", "Count the tokens of a text."),
     "bench": ("swiftchat.chat.bench", "bench", "Measure a model's speed here."),
     "doctor": ("swiftchat.chat.doctor", "doctor", "Look what a GPU needs, and what is here."),
@@ -43,6 +53,7 @@ Examples:
   swiftchat                                   talk
   swiftchat -p "Why is the sky blue?"         ask once
   git diff | swiftchat -p "Review this:"      pipe
+  swiftchat -c                                go on with the last conversation
   swiftchat -m ./model.gguf                   run a file
   swiftchat download OWNER/NAME               bring a model from the hub
 """
@@ -81,6 +92,12 @@ _CHAT_OPTIONS = (
     _option("--system-file", type=click.Path(), help="System prompt from a file."),
     _option("-f", "--file", env=False, multiple=True, type=click.Path(),
             help="Put a file before the prompt (repeatable)."),
+    _option("-c", "--continue", "continue_", env=False, is_flag=True,
+            help="Go on with the last conversation."),
+    _option("--session", env=False, metavar="ID|NAME", help="Go on with this conversation."),
+    _option("--no-save", is_flag=True, help="Do not keep this conversation."),
+    _option("--role", env=False, metavar="NAME",
+            help="System prompt and options from roles/NAME.md in the configuration folder."),
     _option("--no-template", env=False, is_flag=True, help="Complete the prompt as it stands."),
     _option("--template", metavar="NAME|FILE",
             help="Chat template: one of the model's, a built-in one (chatml, llama-2 …), a file."),
@@ -130,7 +147,7 @@ def chat_options(command: F) -> F:
 def swiftchat(ctx: click.Context, /, **options: Any) -> None:
     """Talk to open-weights language models on your own machine."""
     if ctx.invoked_subcommand is None:
-        ctx.exit(run_chat(options))
+        ctx.exit(run_chat(ctx, options))
     if ctx.invoked_subcommand not in ("chat", "config"):
         for param in ctx.command.params:
             if param.name != "debug" and _is_given(ctx, param.name):
@@ -148,7 +165,7 @@ def chat(ctx: click.Context, /, **options: Any) -> None:
     for name in options:  # `swiftchat -m X chat` means `swiftchat chat -m X`
         if _is_given(root, name) and not _is_given(ctx, name):
             options[name] = root.params[name]
-    ctx.exit(run_chat(options))
+    ctx.exit(run_chat(ctx, options))
 
 
 def _is_given(ctx: click.Context, name: str | None) -> bool:
@@ -157,12 +174,22 @@ def _is_given(ctx: click.Context, name: str | None) -> bool:
     return source is click.core.ParameterSource.COMMANDLINE
 
 
-def run_chat(options: dict[str, Any]) -> int:
+def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
     """Answer once or open the conversation; the exit code."""
     from swiftchat.chat.config import ChatConfig
+    from swiftchat.chat.start import autosave_for, conversation_for
 
-    config = ChatConfig(**options)
-    config.check()
+    ChatConfig(**options).check()
+    with contextlib.closing(autosave_for(options)) as autosave:
+        conversation = conversation_for(ctx, options, _option_names())
+        config = ChatConfig(**options)
+        config.check()
+        conversation.system = config.system_text()
+        return _answer_or_talk(config, conversation, autosave)
+
+
+def _answer_or_talk(config: "ChatConfig", conversation: "Conversation",
+                    autosave: "Autosave") -> int:  # fmt: skip
     as_json = config.json or config.stream_json
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if config.interactive and (as_json or config.no_template or not at_terminal):
@@ -171,32 +198,36 @@ def run_chat(options: dict[str, Any]) -> int:
     if config.prompt is not None or as_json or config.no_template or not at_terminal:
         if config.prompt is None and sys.stdin.isatty():
             raise UsageError("this needs a prompt", "give it with -p, or pipe it in")
-        return run_once(config)
+        return run_once(config, conversation, autosave)
     from swiftchat.chat.repl import run_repl
 
-    return run_repl(config)
+    return run_repl(config, conversation, autosave)
 
 
-def run_once(config: Any) -> int:
-    from swiftchat.chat.conversation import Conversation
+def run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Autosave") -> int:
+    from swiftchat.chat.conversation import title_of
     from swiftchat.chat.models import find_model
     from swiftchat.chat.oneshot import OneShot, prompt_text
     from swiftchat.chat.speaker import Speaker
 
-    system, text = config.system_text(), prompt_text(config)
+    text = prompt_text(config)
     path = find_model(config.model, offline=config.offline, quiet=config.quiet)
-    conversation = Conversation(system)
+    asked = text if config.prompt in (None, "-") else config.prompt
+    conversation.title = conversation.title or title_of(asked or text)
     conversation.add("user", text)
     with Speaker(path, config) as speaker:
-        one_shot = OneShot(speaker, config)
+        one_shot = OneShot(speaker, config, autosave)
         if not config.interactive:
-            return one_shot.run(conversation)
+            try:
+                return one_shot.run(conversation)
+            finally:
+                autosave.finish(conversation)
         from swiftchat.chat.prompt import typing_unseen
         from swiftchat.chat.repl import Repl
 
         with typing_unseen():
             one_shot.run(conversation)
-        return Repl(speaker, config, conversation).run()
+        return Repl(speaker, config, conversation, "", autosave).run()
 
 
 @click.group(invoke_without_command=True)

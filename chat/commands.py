@@ -2,13 +2,17 @@
 
 import difflib
 import os
-import shlex
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from swiftchat.chat.conversation import Conversation
 from swiftchat.chat.gate import visible
-from swiftchat.chat.oneshot import files_text, memory_line, stats_line
+from swiftchat.chat.oneshot import memory_line, stats_line
+from swiftchat.chat.slash_attach import ATTACH_COMMANDS, run_shell
+from swiftchat.chat.slash_branches import BRANCH_COMMANDS
+from swiftchat.chat.slash_models import MODEL_COMMANDS
+from swiftchat.chat.slash_sessions import SESSION_COMMANDS, change_to
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,11 +30,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "/set": ("NAME VALUE", "change a parameter: temperature, top_k, …"),
     "/show": ("[WHAT]", "info, system, template or parameters"),
     "/stats": ("", "speed of the last answer, state of the cache"),
-    "/regen": ("", "answer the last message again (also /retry)"),
-    "/retry": ("", ""),
-    "/undo": ("[N]", "take back the last N turns"),
-    "/read": ("FILE…", "send files as a message"),
 }
+_GROUPS = {**BRANCH_COMMANDS, **SESSION_COMMANDS, **MODEL_COMMANDS, **ATTACH_COMMANDS}
+COMMANDS |= {name: (arguments, text) for name, (arguments, text, _) in _GROUPS.items()}
+COMMANDS["!CMD"] = ("", "run a command in the shell")
 KEYS = (
     ("Enter", "send"),
     ("Alt-Enter, Ctrl-J", "new line"),
@@ -70,12 +73,14 @@ class Commands:
         self._run: dict[str, Callable[[str], None]] = {
             "/help": self._help, "/?": self._help, "/clear": self._clear, "/new": self._clear,
             "/system": self._system, "/set": self._set, "/show": self._show,
-            "/stats": self._stats, "/regen": self._regen, "/retry": self._regen,
-            "/undo": self._undo, "/read": self._read,
+            "/stats": self._stats,
         }  # fmt: skip
+        self._run |= {name: partial(run, repl) for name, (_, _, run) in _GROUPS.items()}
 
     def is_command(self, text: str) -> bool:
         """Whether a line is for the program: `//` is a literal slash, an existing path is text."""
+        if text.startswith("!") and "\n" not in text.strip():
+            return True
         if not text.startswith("/") or text.startswith("//"):
             return False
         word = text.split(maxsplit=1)[0]
@@ -86,6 +91,9 @@ class Commands:
 
     def run(self, text: str) -> bool:
         """Carry out a line that `is_command`; False to leave. `UsageError` for a wrong one."""
+        if text.startswith("!"):
+            run_shell(self._repl, text[1:].strip())
+            return True
         name, *rest = text.strip().split(maxsplit=1)
         argument = "".join(rest)
         if name in ("/bye", "/exit", "/quit"):
@@ -104,9 +112,10 @@ class Commands:
             print(f"  {left:{width}}  {right}".rstrip())
 
     def _clear(self, argument: str) -> None:
-        self._repl.conversation.messages.clear()
-        self._repl.last_answer = None
-        print("a new conversation")
+        repl = self._repl
+        goes_back = repl.conversation.tree and repl.autosave.keeps
+        change_to(repl, Conversation(repl.conversation.system))
+        print("a new conversation" + ("; /resume goes back" if goes_back else ""))
 
     def _system(self, argument: str) -> None:
         if argument:
@@ -173,25 +182,3 @@ class Commands:
             print(visible(memory_line(engine.info)))
             for name, value in engine.stats().items():
                 print(f"{name.replace('_', ' '):16} {value}")
-
-    def _regen(self, argument: str) -> None:
-        if not self._repl.conversation.messages:
-            raise UsageError("there is nothing to answer again", "send a message first")
-        self._repl.answer_again()
-
-    def _undo(self, argument: str) -> None:
-        if argument and not (argument.isdecimal() and int(argument) > 0):
-            raise UsageError(f"/undo needs a number of turns, not {argument!r}")
-        done = self._repl.conversation.undo(int(argument or 1))
-        turns = len([m for m in self._repl.conversation.messages if m.role == "user"])
-        print(f"took back {done} turn{'' if done == 1 else 's'}; {turns} left")
-
-    def _read(self, argument: str) -> None:
-        try:
-            names = shlex.split(argument)
-        except ValueError as error:
-            raise UsageError(f"/read: {error}") from None
-        if not names:
-            raise UsageError("/read needs a file", "/read FILE…")
-        text = files_text(str(Path(name).expanduser()) for name in names)
-        self._repl.ask(text, f"/read {argument}")

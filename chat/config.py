@@ -8,6 +8,11 @@ from typing import Any
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.errors import FileSystemError, UsageError
 
+# The options that belong to a conversation: one that goes on later goes on with them.
+_OF_CONVERSATION = (
+    "model", "template", "max_tokens", "temp", "top_k", "top_p", "min_p", "repeat_penalty",
+    "presence_penalty", "frequency_penalty", "seed",
+)  # fmt: skip
 # generation_config.json's name for each sampling parameter; transformers' own names.
 _GENERATION_NAMES = {
     "temperature": "temperature",
@@ -16,6 +21,10 @@ _GENERATION_NAMES = {
     "min_p": "min_p",
     "repeat_penalty": "repetition_penalty",
 }
+
+
+# Where an option is not called like the sampling parameter.
+_OPTIONS = {"temperature": "temp"}
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,10 @@ class ChatConfig:
     system: str | None = None
     system_file: str | None = None
     file: tuple[str, ...] = ()
+    continue_: bool = False
+    session: str | None = None
+    no_save: bool = False
+    role: str | None = None
     no_template: bool = False
     template: str | None = None
     max_tokens: int | None = None
@@ -59,6 +72,11 @@ class ChatConfig:
             raise UsageError("a --stop text is empty", "leave it out, or give a text")
         if self.no_template and self.template is not None:
             raise UsageError("--template and --no-template were both given", "choose one")
+        if self.continue_ and self.session is not None:
+            raise UsageError("--continue and --session were both given", "choose one")
+        if self.no_template and (self.continue_ or self.session is not None):
+            raise UsageError("--no-template completes one text and continues nothing",
+                             "leave it out, or leave --continue and --session out")  # fmt: skip
         self.engine()
         self.sampling({}, ())
 
@@ -80,6 +98,18 @@ class ChatConfig:
         values |= {name: value for name, value in asked.items() if value is not None}
         return SamplingParams(**{**values, **(changes or {}), "stop_ids": stop_ids})
 
+    def settings(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """The options that belong to a conversation, with `changes` (from `/set`) over them.
+
+        Files are named so that they are found from any folder.
+        """
+        changed = {_OPTIONS.get(name, name): value for name, value in changes.items()}
+        asked = {name: getattr(self, name) for name in _OF_CONVERSATION} | changed
+        for name in ("model", "template"):
+            if asked[name] and Path(asked[name]).exists():
+                asked[name] = str(Path(asked[name]).absolute())
+        return {name: value for name, value in asked.items() if value is not None}
+
     def engine(self) -> EngineConfig:
         return EngineConfig(
             device=self.device,
@@ -96,6 +126,13 @@ class ChatConfig:
         if self.system is not None:
             raise UsageError("--system and --system-file were both given", "choose one")
         return read_text(self.system_file)
+
+
+def sampling_changes(settings: dict[str, Any]) -> dict[str, Any]:
+    """What of a conversation's settings `/set` could have set, by the parameters' names."""
+    names = {option: name for name, option in _OPTIONS.items()}
+    sampling = {name for name in _OF_CONVERSATION if name not in ("model", "template")}
+    return {names.get(name, name): settings[name] for name in settings if name in sampling}
 
 
 def _from_model(generation_config: dict[str, Any]) -> dict[str, Any]:
@@ -132,7 +169,7 @@ def defaults(model: str | None) -> dict[str, tuple[Any, str]]:
         said = _from_model(Model.open(path).generation_config)
     values = {field.name: (field.default, "default") for field in fields(SamplingParams)}
     values |= {name: (value, "model") for name, value in said.items()}
-    return {"temp" if name == "temperature" else name: value for name, value in values.items()}
+    return {_OPTIONS.get(name, name): value for name, value in values.items()}
 
 
 def read_text(name: str) -> str:

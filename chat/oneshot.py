@@ -9,9 +9,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from swiftchat.chat.answer import Answer
+from swiftchat.chat.autosave import Autosave
 from swiftchat.chat.config import ChatConfig, read_text
 from swiftchat.chat.conversation import Conversation
 from swiftchat.chat.gate import visible
+from swiftchat.chat.recording import Recording
 from swiftchat.chat.speaker import Speaker
 from swiftchat.engine.protocol import EngineInfo, Prefill
 from swiftchat.errors import SwiftchatError, UsageError
@@ -50,32 +52,39 @@ class OneShot:
     to a terminal, control characters are shown as glyphs.
     """
 
-    def __init__(self, speaker: Speaker, config: ChatConfig) -> None:
+    def __init__(self, speaker: Speaker, config: ChatConfig, autosave: Autosave) -> None:
         self.speaker = speaker
         self.config = config
+        self.autosave = autosave
         self.warnings: list[str] = []
+        self._session_id: str | None = None
         self._gated = sys.stdout.isatty()
 
     def run(self, conversation: Conversation) -> int:
         """Answer the conversation's last message and add the answer to it; the exit code."""
         started = time.perf_counter()
         self.speaker.prepare()
+        conversation.settings = self.speaker.settings
+        self.autosave.save(conversation)
+        self._session_id = conversation.id if self.autosave.keeps else None
         info = self.speaker.wait_ready()
         load_s = time.perf_counter() - started
         self._event({"event": "start", "model": self._model(info)})
         answer = self.speaker.answer(conversation, self._dropped, self._prefill)
+        recording = Recording(self.autosave, conversation, answer)
         exit_code = 0
         try:
-            for piece in answer:
+            for piece in recording:
                 self._delta(piece)
         except KeyboardInterrupt:
             self._delta(answer.interrupt())
             exit_code = 130
         except SwiftchatError as error:
+            recording.end("error")
             self._end(answer, info, load_s, "error")
             raise error
+        recording.end(answer.finish_reason)
         self._end(answer, info, load_s, answer.finish_reason or "interrupt")
-        conversation.add("assistant", answer.text, answer.finish_reason == "interrupt")
         if self.config.stats:
             print(stats_line(answer, info.load_s), file=sys.stderr)
         return exit_code
@@ -127,7 +136,7 @@ class OneShot:
         report = {
             "schema": SCHEMA,
             "id": uuid.uuid4().hex,
-            "session_id": None,
+            "session_id": self._session_id,
             "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "model": self._model(info),
             "content": answer.text,

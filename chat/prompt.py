@@ -144,7 +144,8 @@ def typing_unseen() -> Iterator[None]:
     try:
         yield
     finally:
-        termios.tcsetattr(descriptor, termios.TCSANOW, before)
+        with contextlib.suppress(termios.error):  # the terminal may have been closed
+            termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
 
 class _CommandCompleter(Completer):

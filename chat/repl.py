@@ -8,28 +8,30 @@ from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.utils import is_dumb_terminal
 
 from swiftchat.chat.answer import Answer
+from swiftchat.chat.autosave import Autosave
 from swiftchat.chat.commands import ARGUMENTS, COMMANDS, Commands
 from swiftchat.chat.config import ChatConfig
-from swiftchat.chat.conversation import Conversation, Message
+from swiftchat.chat.conversation import Conversation, Message, title_of
 from swiftchat.chat.gate import visible
 from swiftchat.chat.oneshot import files_text, stats_line, write
 from swiftchat.chat.prompt import build_prompt, message_of, typing_unseen
+from swiftchat.chat.recording import Recording
+from swiftchat.chat.slash_sessions import show_end
 from swiftchat.chat.speaker import Speaker
 from swiftchat.engine.protocol import Prefill
-from swiftchat.errors import SwiftchatError
+from swiftchat.errors import SwiftchatError, UsageError
 
 _TWICE_S = 2.0
 
 
-def run_repl(config: ChatConfig) -> int:
+def run_repl(config: ChatConfig, conversation: Conversation, autosave: Autosave) -> int:
     """Find the model, begin to load it, and talk; the exit code."""
     from swiftchat.chat.models import find_model
 
-    conversation = Conversation(config.system_text())
     path = find_model(config.model, offline=config.offline, quiet=config.quiet)
     before = files_text(config.file)
     with Speaker(path, config) as speaker:
-        return Repl(speaker, config, conversation, before).run()
+        return Repl(speaker, config, conversation, before, autosave).run()
 
 
 class Repl:
@@ -37,28 +39,40 @@ class Repl:
 
     `before` goes before the first message: the files of `-f`. `io` are prompt_toolkit's `input`
     and `output`, for tests. What was typed but could not be answered comes back into the input
-    line, so that nothing is lost.
+    line (`draft`), so that nothing is lost. `attached` goes before the next message.
     """
 
     def __init__(self, speaker: Speaker, config: ChatConfig, conversation: Conversation,
-                 before: str = "", **io: object) -> None:  # fmt: skip
+                 before: str = "", autosave: Autosave | None = None,
+                 **io: object) -> None:  # fmt: skip
         self.speaker = speaker
         self.config = config
         self.conversation = conversation
+        self.autosave = autosave or Autosave(None, say)
+        self.attached = [before] if before else []
+        self.draft = ""
+        self.shell_output = ""
         self.last_answer: Answer | None = None
         self.commands = Commands(self)
-        self._before = before
         self._interrupted = float("-inf")
-        self._draft = ""
         self._status = StatusLine()
         self._prompt = build_prompt(COMMANDS, ARGUMENTS, _history_file(), self._toolbar, **io)
 
     def run(self) -> int:
-        """Read and answer until the user leaves; the exit code."""
+        """Read and answer until the user leaves; the exit code. Whatever ends it, all is saved."""
         if not self.config.quiet:
             say(f"swiftchat · {self.speaker.name} · /? for help, Ctrl-D to leave")
-            for name in self.config.file if self._before else ():
+            for name in self.config.file if self.attached else ():
                 say(f"{name} goes before the first message")
+        if self.conversation.tree:
+            show_end(self)
+        try:
+            return self._talk()
+        finally:
+            self.autosave.finish(self.conversation)
+            self.speaker.close()  # which need not be the one it began with
+
+    def _talk(self) -> int:
         while True:
             try:
                 text = self._read()
@@ -75,35 +89,48 @@ class Repl:
 
     def ask(self, message: str, typed: str) -> None:
         """Add a message and answer it; if nothing came of it, it is taken back and typed again."""
-        before = list(self.conversation.messages)
+        before = self.conversation.tip
+        self.conversation.title = self.conversation.title or title_of(typed)
         self.conversation.add("user", message)
         self._answer_or_restore(before, typed)
 
     def answer_again(self) -> None:
         """Give the last answer anew, with a new seed; the old one stays if nothing came of it."""
-        before = list(self.conversation.messages)
+        before = self.conversation.tip
         self.conversation.pop_answer()
         self._answer_or_restore(before, "", new_seed=True)
 
-    def _answer_or_restore(self, before: list[Message], draft: str, new_seed: bool = False) -> None:
+    def go_on(self) -> None:
+        """Go on with the last answer; as it was it stays in a branch of its own."""
+        before = self.conversation.tip
+        assert before is not None
+        self.conversation.pop_answer()
+        self._answer_or_restore(before, "", begun=before.content)
+
+    def _answer_or_restore(self, before: Message | None, draft: str, new_seed: bool = False,
+                           begun: str = "") -> None:  # fmt: skip
         try:
             with typing_unseen():
-                self._answer(new_seed)
+                self._answer(new_seed, begun)
         except (SwiftchatError, KeyboardInterrupt):
-            if self.conversation.messages[-1].role == "user":
-                self.conversation.messages[:] = before
-                self._draft = draft
+            if self.conversation.tip and self.conversation.tip.role == "user":
+                self.conversation.tip = before
+                self.draft = draft
+                self.autosave.save(self.conversation)
             raise
 
-    def _answer(self, new_seed: bool) -> None:
+    def _answer(self, new_seed: bool, begun: str) -> None:
         """Answer the conversation's last message, streaming; Ctrl-C stops and keeps the part."""
+        self.conversation.settings = self.speaker.settings
+        self.autosave.save(self.conversation)
         self._wait_ready()
         answer = self.speaker.answer(
-            self.conversation, self._dropped, self._show_prefill, new_seed
+            self.conversation, self._dropped, self._show_prefill, new_seed, begun
         )  # fmt: skip
         self.last_answer = answer
+        recording = Recording(self.autosave, self.conversation, answer, begun)
         try:
-            for piece in answer:
+            for piece in recording:
                 self._status.clear()
                 write(visible(piece))
         except KeyboardInterrupt:
@@ -117,15 +144,24 @@ class Repl:
             self._status.clear()
             write("\n")
             if answer.text:
-                self.conversation.add("assistant", answer.text, interrupted=True)
+                recording.end("error")
             raise
         self._status.clear()
+        if begun and not answer.text:
+            raise UsageError("the model has nothing to add", "/regen answers anew")
+        recording.end(answer.finish_reason)
         write("\n" if answer.text.endswith("\n") else "\n\n")
-        self.conversation.add("assistant", answer.text, answer.finish_reason == "interrupt")
         if answer.finish_reason == "length":
-            say("the answer ends here: its limit of tokens is reached (/set max_tokens)")
+            say("the answer ends here: its limit of tokens is reached (/continue, /set max_tokens)")
         if self.config.stats and self.speaker.engine.info:
             say(stats_line(answer, self.speaker.engine.info.load_s))
+
+    def show_status(self, label: str = "", done: int = 0, total: int = 1) -> None:
+        """Write how far something is over the line before; without a label, erase it."""
+        if label:
+            self._status.show(label, done, total)
+        else:
+            self._status.clear()
 
     def report(self, error: SwiftchatError) -> None:
         """Show an error and its hint; the conversation goes on."""
@@ -134,7 +170,7 @@ class Repl:
             say(f"hint: {' '.join(error.hint.split())}")
 
     def _read(self) -> str:
-        draft, self._draft = self._draft, ""
+        draft, self.draft = self.draft, ""
         return self._prompt.prompt(default=draft, pre_run=self.speaker.prepare)
 
     def _obey_or_answer(self, text: str) -> bool:
@@ -144,8 +180,8 @@ class Repl:
         message = message_of(text)
         if text.startswith("//") and "\n" not in text:
             message = message[1:]
-        self.ask(f"{self._before}\n\n{message}" if self._before else message, text)
-        self._before = ""
+        self.ask("\n\n".join((*self.attached, message)), text)
+        self.attached = []
         return True
 
     def _twice(self) -> bool:
@@ -186,10 +222,12 @@ class Repl:
         percent = 100 * used // size
         style = "fg:ansired" if percent >= 95 else "fg:ansiyellow" if percent >= 80 else ""
         speed = answer and answer.tokens_per_s
+        topic = self.conversation.name or self.conversation.title
         return [
             ("", f" {name} · "),
             (style, f"ctx {_thousands(used)}/{_thousands(size)} ({percent} %)"),
             ("", f" · {speed:.0f} tok/s" if speed else ""),
+            ("", f" · {visible(topic)}" if topic else ""),
         ]
 
 

@@ -49,7 +49,14 @@ class Speaker:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.engine.close()
+
+    def other(self, path: Path, name: str) -> "Speaker":
+        """Another model, with what was asked for here; this one should be closed before."""
+        return Speaker(path, replace(self.config, model=name), self._start)
 
     @property
     def name(self) -> str:
@@ -72,6 +79,14 @@ class Speaker:
         stop_ids = (*self.tokenizer.eos_ids, *self.model.config.eos_ids, *ends)
         stop_ids = tuple(dict.fromkeys(stop_ids))
         return self.config.sampling(self.model.generation_config, stop_ids, self.changes)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was asked for, as options: a conversation that goes on later goes on with them."""
+        from swiftchat.weights.package_index import DEFAULT_MODEL
+
+        stop = {"stop": list(self.stops)} if self.stops else {}
+        return {"model": DEFAULT_MODEL} | self.config.settings(self.changes) | stop
 
     @property
     def template(self) -> TemplateChoice:
@@ -115,16 +130,18 @@ class Speaker:
 
     def answer(self, conversation: Conversation, on_dropped: Callable[[int], None],
                on_prefill: Callable[[Prefill], None] | None = None,
-               new_seed: bool = False) -> Answer:  # fmt: skip
+               new_seed: bool = False, begun: str = "") -> Answer:  # fmt: skip
         """Begin the answer to a conversation; `on_dropped` hears of messages left out.
 
-        With `new_seed` a seed is drawn even where one is set, for another answer.
+        With `new_seed` a seed is drawn even where one is set, for another answer. With `begun` the
+        answer goes on from this text, and has only what comes after it.
         """
         info = self.wait_ready()
         params = replace(self.params, seed=None) if new_seed else self.params
         quarter = info.ctx_size_tokens // 4
         room = quarter if params.max_tokens is None else min(params.max_tokens, quarter)
-        encode = self._plain if self.config.no_template else self._encoder(conversation.last_answer)
+        last = conversation.last_answer
+        encode = self._plain if self.config.no_template else self.encoder(last, begun)
         prompt, num_dropped = conversation.fit(
             encode, info.ctx_size_tokens, self.config.overflow, room
         )
@@ -138,11 +155,15 @@ class Speaker:
         conversation.last_answer = answer
         return answer
 
-    def _encoder(self, last: Answer | None) -> Callable[[list[dict[str, str]]], "Prompt"]:
+    def encoder(
+        self, last: Answer | None = None, begun: str = ""
+    ) -> Callable[[list[dict[str, str]]], "Prompt"]:
         """Renders by the template, with the ids of the last answer as far as it repeats it."""
         tokenizer, source = self.tokenizer, self.template.source
         earlier = None if last is None else tokenizer.continued(last.prompt, last.ids)
-        return lambda messages: tokenizer.prompt(messages, earlier=earlier, template=source)
+        return lambda messages: tokenizer.prompt(
+            messages, earlier=earlier, template=source, begun=begun
+        )
 
     def _plain(self, messages: list[dict[str, str]]) -> "Prompt":
         from swiftchat.tokenizer.prompt import Prompt, Stretch

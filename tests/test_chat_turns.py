@@ -67,7 +67,7 @@ def test_an_answer_that_is_taken_back_or_given_anew(talk: Talk) -> None:
     assert talk.turn("and?", "he he") == second
     talk.conversation.undo(2)
     assert talk.turn("hi", "he") == first
-    talk.conversation.messages.clear()
+    talk.conversation.tip = None
     other = talk.turn("hello", "x")
     assert other == talk.afresh()
 
@@ -129,7 +129,7 @@ def test_after_another_beginning_all_is_encoded_anew(talk: Talk) -> None:
     talk.turn("hi", "hehe")
     talk.conversation.system = "Be brief."
     assert talk.turn("and?", "x") == talk.afresh()
-    talk.conversation.messages.clear()
+    talk.conversation.tip = None
     talk.conversation.system = "A"
     talk.turn("hi", "hehe")
     talk.conversation.system = "B"

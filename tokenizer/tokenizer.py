@@ -257,11 +257,14 @@ class Tokenizer:
         earlier: Prompt | None = None,
         template: str | None = None,
         add_generation_prompt: bool = True,
+        begun: str = "",
         **variables: Any,
     ) -> Prompt:
         """As `apply_template`, with the ids of `earlier` as far as both begin with the same text.
 
         So an answer in ids that encoding would not choose keeps them in the turns after it.
+        `begun` is the beginning of the answer: it is encoded with what the template writes before
+        it, and nothing closes it, so that the model goes on there.
         """
         # Here, so that programs which use no template do not load Jinja.
         from swiftchat.tokenizer.messages import for_template
@@ -276,7 +279,9 @@ class Tokenizer:
             "add_generation_prompt": add_generation_prompt
         }
         text, content = render(self._chat_templates[source], inputs, own, self.special_tokens)
-        return self._prompt(text, content, earlier)
+        if begun:
+            content = [*content, (len(text), len(text) + len(begun))]
+        return self._prompt(text + begun, content, earlier)
 
     def continued(self, prompt: Prompt, ids: Sequence[int]) -> Prompt:
         """Return `prompt` with the answer `ids` after it, to be the `earlier` of the next turn.
