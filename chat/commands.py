@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swiftchat.chat.answer_commands import ANSWER_ARGUMENTS, ANSWER_COMMANDS, AnswerCommands
 from swiftchat.chat.gate import visible
 from swiftchat.chat.oneshot import files_text, memory_line, stats_line
 from swiftchat.errors import UsageError
@@ -30,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "/retry": ("", ""),
     "/undo": ("[N]", "take back the last N turns"),
     "/read": ("FILE…", "send files as a message"),
+    **ANSWER_COMMANDS,
 }
 KEYS = (
     ("Enter", "send"),
@@ -54,6 +56,7 @@ _PARAMETERS: dict[str, Callable[[str], Any]] = {
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "/set": (*_PARAMETERS, "stop", "system"),
     "/show": ("info", "parameters", "system", "template"),
+    **ANSWER_ARGUMENTS,
 }
 
 
@@ -72,6 +75,7 @@ class Commands:
             "/system": self._system, "/set": self._set, "/show": self._show,
             "/stats": self._stats, "/regen": self._regen, "/retry": self._regen,
             "/undo": self._undo, "/read": self._read,
+            **AnswerCommands(repl).run,
         }  # fmt: skip
 
     def is_command(self, text: str) -> bool:

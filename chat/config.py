@@ -41,6 +41,7 @@ class ChatConfig:
     frequency_penalty: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    think: str = "auto"
     overflow: str = "error"
     device: str = "auto"
     dtype: str | None = None
@@ -49,6 +50,10 @@ class ChatConfig:
     offline: bool = False
     json: bool = False
     stream_json: bool = False
+    raw: bool = False
+    extract: bool = False
+    color: str = "auto"
+    accessible: bool = False
     stats: bool = False
     quiet: bool = False
     debug: bool = False
@@ -59,6 +64,8 @@ class ChatConfig:
             raise UsageError("a --stop text is empty", "leave it out, or give a text")
         if self.no_template and self.template is not None:
             raise UsageError("--template and --no-template were both given", "choose one")
+        if self.extract and (self.json or self.stream_json or self.raw or self.interactive):
+            raise UsageError("-x gives code alone", "leave out --json, --stream-json, --raw and -i")
         self.engine()
         self.sampling({}, ())
 

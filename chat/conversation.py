@@ -20,11 +20,12 @@ Role = Literal["user", "assistant"]
 
 @dataclass(frozen=True)
 class Message:
-    """`interrupted` marks an answer that the user stopped."""
+    """`interrupted` marks an answer that the user stopped; `reasoning` came before it."""
 
     role: Role
     content: str
     interrupted: bool = False
+    reasoning: str | None = None
 
 
 @dataclass
@@ -35,8 +36,9 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     last_answer: "Answer | None" = None
 
-    def add(self, role: Role, content: str, interrupted: bool = False) -> None:
-        self.messages.append(Message(role, content, interrupted))
+    def add(self, role: Role, content: str, interrupted: bool = False,
+            reasoning: str | None = None) -> None:  # fmt: skip
+        self.messages.append(Message(role, content, interrupted, reasoning))
 
     def undo(self, num_turns: int = 1) -> int:
         """Remove the last turns (a user message with its answer); return how many there were."""
@@ -56,10 +58,13 @@ class Conversation:
         return True
 
     def rendered(self, messages: Sequence[Message] | None = None) -> list[dict[str, str]]:
-        """The messages as a chat template wants them, the system prompt first."""
+        """The messages as a chat template wants them, the system prompt first.
+
+        Reasoning goes with its answer; whether the model sees it again is the template's choice.
+        """
         chosen = self.messages if messages is None else messages
         system = [] if not self.system else [{"role": "system", "content": self.system}]
-        return [*system, *({"role": m.role, "content": m.content} for m in chosen)]
+        return [*system, *map(_rendered, chosen)]
 
     def fit(self, encode: Callable[[list[dict[str, str]]], Ids], ctx_size_tokens: int,
             overflow: str, room_tokens: int = 1) -> tuple[Ids, int]:  # fmt: skip
@@ -87,3 +92,10 @@ class Conversation:
 
     def _later_turns(self) -> Iterator[int]:
         return (i for i, m in enumerate(self.messages) if i and m.role == "user")
+
+
+def _rendered(message: Message) -> dict[str, str]:
+    fields = {"role": message.role, "content": message.content}
+    return (
+        fields if message.reasoning is None else {**fields, "reasoning_content": message.reasoning}
+    )

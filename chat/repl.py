@@ -1,18 +1,20 @@
 """The conversation in the terminal: read, answer, command, repeat."""
 
+import os
 import sys
 import time
 from typing import Any
 
 from prompt_toolkit.formatted_text import StyleAndTextTuples
-from prompt_toolkit.utils import is_dumb_terminal
 
 from swiftchat.chat.answer import Answer
+from swiftchat.chat.answer_view import open_view, preload, write
 from swiftchat.chat.commands import ARGUMENTS, COMMANDS, Commands
 from swiftchat.chat.config import ChatConfig
 from swiftchat.chat.conversation import Conversation, Message
 from swiftchat.chat.gate import visible
-from swiftchat.chat.oneshot import files_text, stats_line, write
+from swiftchat.chat.look import choose_look, is_accessible
+from swiftchat.chat.oneshot import files_text, stats_line
 from swiftchat.chat.prompt import build_prompt, message_of, typing_unseen
 from swiftchat.chat.speaker import Speaker
 from swiftchat.engine.protocol import Prefill
@@ -50,8 +52,11 @@ class Repl:
         self._before = before
         self._interrupted = float("-inf")
         self._draft = ""
-        self._status = StatusLine()
-        self._prompt = build_prompt(COMMANDS, ARGUMENTS, _history_file(), self._toolbar, **io)
+        self._look = choose_look(config, os.environ, at_terminal=True)
+        self._is_accessible = is_accessible(config, os.environ)
+        self._status = StatusLine(not self._is_accessible)
+        toolbar = None if self._is_accessible else self._toolbar
+        self._prompt = build_prompt(COMMANDS, ARGUMENTS, _history_file(), toolbar, **io)
 
     def run(self) -> int:
         """Read and answer until the user leaves; the exit code."""
@@ -97,31 +102,36 @@ class Repl:
 
     def _answer(self, new_seed: bool) -> None:
         """Answer the conversation's last message, streaming; Ctrl-C stops and keeps the part."""
+        preload(self._look)  # while the engine loads
         self._wait_ready()
         answer = self.speaker.answer(
             self.conversation, self._dropped, self._show_prefill, new_seed
         )  # fmt: skip
         self.last_answer = answer
+        view, note = open_view(self._look, answer, self.speaker.name), ""
         try:
             for piece in answer:
                 self._status.clear()
-                write(visible(piece))
+                view.push(piece)
         except KeyboardInterrupt:
             self._status.clear()
-            write(visible(answer.interrupt()))
+            view.push(answer.interrupt())
             if not answer.text:
+                view.close()
                 raise
             self._twice()
-            write(" ⏹ stopped")
+            note = "⏹ stopped"
         except SwiftchatError:
             self._status.clear()
-            write("\n")
+            view.close()
             if answer.text:
-                self.conversation.add("assistant", answer.text, interrupted=True)
+                self.conversation.add("assistant", answer.text, True, answer.reasoning)
             raise
         self._status.clear()
-        write("\n" if answer.text.endswith("\n") else "\n\n")
-        self.conversation.add("assistant", answer.text, answer.finish_reason == "interrupt")
+        view.close(note)
+        write("\n")
+        interrupted = answer.finish_reason == "interrupt"
+        self.conversation.add("assistant", answer.text, interrupted, answer.reasoning)
         if answer.finish_reason == "length":
             say("the answer ends here: its limit of tokens is reached (/set max_tokens)")
         if self.config.stats and self.speaker.engine.info:
@@ -194,10 +204,10 @@ class Repl:
 
 
 class StatusLine:
-    """One line that is written over and then erased; nothing on a terminal that cannot."""
+    """One line that is written over and then erased; nothing where that cannot or may not be."""
 
-    def __init__(self) -> None:
-        self._is_able = sys.stdout.isatty() and not is_dumb_terminal()
+    def __init__(self, may_erase: bool) -> None:
+        self._is_able = sys.stdout.isatty() and may_erase
         self._is_shown = False
 
     def show(self, label: str, done: int, total: int) -> None:
