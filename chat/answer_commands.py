@@ -4,11 +4,10 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from swiftchat.chat.answer_view import write
+from swiftchat.chat.answer_view import show, write
 from swiftchat.chat.clipboard import copy
 from swiftchat.chat.code_blocks import code_blocks
 from swiftchat.chat.conversation import Message
-from swiftchat.chat.gate import visible
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,7 +63,10 @@ class AnswerCommands:
 
     def _reasoning(self, argument: str) -> None:
         reasoning = self._last_answer().reasoning
-        print(visible(reasoning or "the model did not think before it answered"))
+        if reasoning is None:
+            print("the model did not think before it answered")
+        else:
+            show(self._repl.look, reasoning, self._repl.speaker.name)
 
     def _think(self, argument: str) -> None:
         speaker = self._repl.speaker

@@ -18,8 +18,8 @@ class AnswerView(Protocol):
     def close(self, note: str = "") -> None: ...
 
 
-def open_view(look: Look, answer: "Answer", name: str) -> AnswerView:
-    """The view of an answer that `name` gives."""
+def open_view(look: Look, answer: "Answer | None", name: str) -> AnswerView:
+    """The view of an answer that `name` gives; `answer` is asked what its reasoning took."""
     if look.is_rendered:
         from swiftchat.chat.rendered_view import RenderedView
 
@@ -31,12 +31,22 @@ def preload(look: Look) -> None:
     """Import what a view will need: a tenth of a second that no answer should wait for."""
     if look.is_rendered:
         import swiftchat.chat.rendered_view  # noqa: F401
+        from swiftchat.chat.highlight import Highlighter
+
+        Highlighter("python")  # the most likely one
 
 
 def write(text: str) -> None:
     """Text to stdout, at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def show(look: Look, text: str, name: str) -> None:
+    """Show a text that is complete, as an answer of `name` would be."""
+    view = open_view(look, None, name)
+    view.push(text)
+    view.close()
 
 
 class PlainView:

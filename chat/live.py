@@ -3,8 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from rich.cells import cell_len, chop_cells
+from rich.console import Console
+from rich.text import Text
 
 Size = tuple[int, int]  # columns, rows
+_CONSOLE = Console(width=80)  # rich asks it how wide a tab is
 _MOST_ROWS = 12
 
 
@@ -23,17 +26,18 @@ class LiveRegion:
         self._rewraps = rewraps
         self._shown: list[int] = []  # how wide the rows are that stand there now
 
-    def draw(self, staying: Sequence[str], tail: Sequence[str], title: str = "",
-             style: str = "") -> None:  # fmt: skip
+    def draw(self, staying: Sequence[str], tail: Sequence[str], title: str = "", style: str = "",
+             by_words: bool = True) -> None:  # fmt: skip
         """Write rows that stay, with their escapes, then the last rows of `tail`, plain text.
 
-        `title` stands over the tail, `style` is the escape sequence of both. Rows of the tail are
-        cut at the screen's width; no more of them are shown than half the screen holds.
+        `title` stands over the tail, `style` is the escape sequence of both. Lines of the tail
+        are wrapped, `by_words` or where a row is full; no more rows of them are shown than half
+        the screen holds.
         """
         columns, lines = self._size()
         most = max(1, min(_MOST_ROWS, lines // 2))
-        above = folded([title], columns - 1, 1) if title else []
-        rows = above + folded(tail, columns - 1, most - len(above))
+        above = last_rows([title], columns - 1, 1, by_words) if title else []
+        rows = above + last_rows(tail, columns - 1, most - len(above), by_words)
         written = self._erasing(columns) + "".join(f"{row}\n" for row in staying)
         if rows:
             # A terminal that thinks a character wider than we do must not begin a new row.
@@ -44,20 +48,26 @@ class LiveRegion:
             self._write(written)
 
     def _erasing(self, columns: int) -> str:
+        """Row by row: from tmux's first row on, erasing all at once would keep it in the history."""
         if not self._shown:
             return ""
         num_rows = len(self._shown)
         if self._rewraps:
             num_rows = sum(max(1, -(-width // columns)) for width in self._shown)
-        up = f"\x1b[{num_rows - 1}A" if num_rows > 1 else ""
-        return f"\r{up}\x1b[J"
+        return "\r\x1b[K" + "\x1b[A\x1b[K" * (num_rows - 1)
 
 
-def folded(lines: Sequence[str], columns: int, most: int) -> list[str]:
+def last_rows(lines: Sequence[str], columns: int, most: int, by_words: bool) -> list[str]:
     """The last rows of some lines of plain text; [] if there is nothing to be seen."""
     rows: list[str] = []
     for line in reversed(lines):
-        rows = (chop_cells(line.expandtabs(4), max(1, columns)) or [""]) + rows
+        rows = _wrapped(line.expandtabs(4), max(1, columns), by_words) + rows
         if len(rows) >= most:
             break
     return rows[-most:] if most > 0 and any(rows) else []
+
+
+def _wrapped(line: str, columns: int, by_words: bool) -> list[str]:
+    if by_words:
+        return [row.plain for row in Text(line).wrap(_CONSOLE, columns, overflow="fold")] or [""]
+    return chop_cells(line, columns) or [""]

@@ -17,7 +17,7 @@ from swiftchat.chat.markdown_parse import Container, Kind, Leaf, parse_blocks
 # More than this is never parsed at once; what is still unfinished then is cut there.
 _MOST_CHARS = 16_384
 _MOST_LINES = 300
-_MOST_ROWS = 100  # of a table that are held back to find how wide its columns are
+_MOST_CELLS = 300  # of a table that are held back to find how wide its columns are
 _LONGEST_LINE = 4096  # a longer one is shown as it stands
 _MARKS = re.compile(r"[ \t]*(?:>|[-*+](?=[ \t])|\d{1,9}[.)](?=[ \t]))")
 _MOST_MARKS = 30  # of quotes and lists in one line; more is no Markdown that anybody meant
@@ -168,7 +168,7 @@ class BlockStream:
         """Hold an unfinished table's rows back, up to a number of them."""
         table = self._table
         table.add(leaf.rows, self._lines[leaf.start : leaf.end])
-        if is_over or len(table.rows) > _MOST_ROWS:
+        if is_over or len(table.rows) * len(table.head) > _MOST_CELLS:
             leaf.rows = [table.head, *table.rows]
             yield self._block(leaf, "", starts=not table.has_part, ends=is_over)
             self._last = table.last

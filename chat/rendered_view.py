@@ -43,7 +43,7 @@ class RenderedView:
     nothing is drawn that does not stay. `out`, `size` and `clock` are for tests.
     """
 
-    def __init__(self, look: Look, answer: "Answer", name: str, out: Callable[[str], None] = write,
+    def __init__(self, look: Look, answer: "Answer | None", name: str, out: Callable[[str], None] = write,
                  size: Callable[[], Size] = terminal_size,
                  clock: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
         self._look = look
@@ -100,14 +100,14 @@ class RenderedView:
             thought = self._thought.strip("\n").split("\n")[-_TAIL_LINES:]
             self._region.draw(waiting, thought, "Thinking…", self._ansi.dim)
         else:
-            self._region.draw(waiting, self._blocks.tail(_TAIL_LINES))
+            in_fence = self._blocks.is_in_fence
+            self._region.draw(waiting, self._blocks.tail(_TAIL_LINES), by_words=not in_fence)
 
 
-def folded_reasoning(answer: "Answer") -> str:
-    return (
-        f"…done thinking ({answer.num_reasoning_tokens} tok, {answer.reasoning_s:.1f} s · "
-        "/reasoning shows it)"
-    )
+def folded_reasoning(answer: "Answer | None") -> str:
+    if answer is None:
+        return "…done thinking"
+    return f"…done thinking ({answer.num_reasoning_tokens} tok, {answer.reasoning_s:.1f} s)"
 
 
 class Ansi:

@@ -52,7 +52,7 @@ class Repl:
         self._before = before
         self._interrupted = float("-inf")
         self._draft = ""
-        self._look = choose_look(config, os.environ, at_terminal=True)
+        self.look = choose_look(config, os.environ, at_terminal=True)
         self._is_accessible = is_accessible(config, os.environ)
         self._status = StatusLine(not self._is_accessible)
         toolbar = None if self._is_accessible else self._toolbar
@@ -102,13 +102,13 @@ class Repl:
 
     def _answer(self, new_seed: bool) -> None:
         """Answer the conversation's last message, streaming; Ctrl-C stops and keeps the part."""
-        preload(self._look)  # while the engine loads
+        preload(self.look)  # while the engine loads
         self._wait_ready()
         answer = self.speaker.answer(
             self.conversation, self._dropped, self._show_prefill, new_seed
         )  # fmt: skip
         self.last_answer = answer
-        view, note = open_view(self._look, answer, self.speaker.name), ""
+        view, note = open_view(self.look, answer, self.speaker.name), ""
         try:
             for piece in answer:
                 self._status.clear()
