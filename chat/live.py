@@ -48,7 +48,7 @@ class LiveRegion:
             self._write(written)
 
     def _erasing(self, columns: int) -> str:
-        """Row by row: from tmux's first row on, erasing all at once would keep it in the history."""
+        # Row by row: what is erased at once, tmux keeps if it began at the screen's first row.
         if not self._shown:
             return ""
         num_rows = len(self._shown)

@@ -135,6 +135,8 @@ class BlockStream:
             is_last = self._num_done + 1 == len(leaves)
             closed_by_blank = blank_last and leaf.end < len(self._lines) and leaf.kind != "code"
             is_over = is_end or not is_last or leaf.is_closed or closed_by_blank
+            if not is_end and self._may_become_table(leaf):
+                break
             if leaf.kind == "fence":
                 yield from self._take_fence(leaf, is_over)
             elif leaf.kind == "table":
@@ -163,6 +165,14 @@ class BlockStream:
         else:
             self._last = self._lines[leaf.end - 1].number
             del self._lines[leaf.start + 1 : leaf.end]
+            # With no bars in it, the line is no table's head whatever code comes.
+            opening = self._lines[leaf.start]
+            self._lines[leaf.start] = opening._replace(text=opening.text.replace("|", " "))
+
+    def _may_become_table(self, leaf: Leaf) -> bool:
+        """Whether it is a line that the next one could make a table's head, whatever else it is."""
+        is_last_line = leaf.end == len(self._lines) and leaf.end - leaf.start == 1
+        return is_last_line and "|" in self._lines[-1].text and leaf.kind in ("heading", "fence")
 
     def _take_table(self, leaf: Leaf, is_over: bool) -> Iterator[Block]:
         """Hold an unfinished table's rows back, up to a number of them."""
@@ -190,7 +200,10 @@ class BlockStream:
         """Forget the lines that say nothing about those to come."""
         if self._num_done < len(leaves):
             leaf = leaves[self._num_done]
-            if self._num_done and leaf.stands_alone:
+            first = self._lines[leaf.first_line].text.expandtabs(4)
+            # So far to the right it is code, unless what came before made it something else.
+            is_indented = first.startswith(" " * 4)
+            if self._num_done and leaf.stands_alone and not is_indented:
                 item = next((c for c in leaf.path if c.kind == "item"), None)
                 self._order = item.order if item and not item.is_first else None
                 self._forget(leaf.first_line)

@@ -43,8 +43,8 @@ class RenderedView:
     nothing is drawn that does not stay. `out`, `size` and `clock` are for tests.
     """
 
-    def __init__(self, look: Look, answer: "Answer | None", name: str, out: Callable[[str], None] = write,
-                 size: Callable[[], Size] = terminal_size,
+    def __init__(self, look: Look, answer: "Answer | None", name: str,
+                 out: Callable[[str], None] = write, size: Callable[[], Size] = terminal_size,
                  clock: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
         self._look = look
         self._answer = answer
