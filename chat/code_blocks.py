@@ -13,5 +13,6 @@ def code_blocks(text: str) -> list[CodeBlock]:
     # Here, not at the top: the prompt must not wait for the parser.
     from swiftchat.chat.markdown_parse import parse_blocks
 
-    fences = [block for block in parse_blocks(text.split("\n")) if block.kind == "fence"]
+    lines = text.removesuffix("\n").split("\n")
+    fences = [block for block in parse_blocks(lines) if block.kind == "fence"]
     return [CodeBlock(block.info.strip().split(" ")[0], block.content) for block in fences]

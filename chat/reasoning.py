@@ -78,9 +78,9 @@ class ReasoningSplitter:
     def __init__(self, form: ReasoningForm | None, prompt_end: str = "") -> None:
         self._form = form
         self._held = ""
-        self._is_first = True
         self.is_thinking = form is not None and prompt_end.rstrip().endswith(form.opens)
         self.is_answering = form is None
+        self._is_first = not self.is_thinking
 
     def push(self, text: str) -> Iterator[str]:
         """Give what is certain now: `Thought`s and the answer's pieces."""
