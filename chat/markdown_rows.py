@@ -27,6 +27,7 @@ class MarkdownRows:
         self.num_fences = 0
         self._marks = marks
         self._highlighter = Highlighter("")
+        self._outside_fence = ""  # what stands left of the open one
         self._table = TableRows(marks)
         self._overlong = ""  # the part of a long line that does not fill a row yet
         self._console = Console(width=80)  # rich asks it how wide a tab is
@@ -35,6 +36,8 @@ class MarkdownRows:
         """A block's rows, at most `width` cells wide, the blank one before it included."""
         first, others = self._prefixes(block, width)
         inside = max(1, width - first.cell_len)
+        if block.kind == "fence":
+            self._outside_fence = others.plain
         rows = self._inside(block, inside)
         rows = [(others if i else first) + row for i, row in enumerate(rows)]
         for row in rows:
@@ -42,6 +45,11 @@ class MarkdownRows:
         if block.gap is None:
             return rows
         return [Text(" ".join([self._bar] * block.gap), "dim"), *rows]
+
+    def unfinished_code(self, line: str, width: int) -> str:
+        """An incomplete line of the open fence, where it will stand when it is complete."""
+        outside = self._outside_fence
+        return outside + _indent(width - len(outside)) + line.removeprefix(outside)
 
     @property
     def _bar(self) -> str:
@@ -99,7 +107,7 @@ class MarkdownRows:
             return [Text(f"[{self.num_fences}] {language}"[:width], "dim")]
         if not block.content:
             return [Text("end of code")] if block.ends and self._marks else []
-        indent = Text("  " if width > 8 else "")
+        indent = Text(_indent(width))
         rows = _folded(self._highlighter.styled(block.content), width - len(indent))
         return [indent + row for row in rows]
 
@@ -107,6 +115,10 @@ class MarkdownRows:
         rows = chop_cells(self._overlong + block.content.expandtabs(4), width) or [""]
         self._overlong = "" if block.ends else rows.pop()
         return [Text(row) for row in rows]
+
+
+def _indent(width: int) -> str:
+    return "  " if width > 8 else ""
 
 
 def _folded(text: Text, width: int) -> list[Text]:

@@ -100,8 +100,10 @@ class RenderedView:
             thought = self._thought.strip("\n").split("\n")[-_TAIL_LINES:]
             self._region.draw(waiting, thought, "Thinking…", self._ansi.dim)
         else:
-            in_fence = self._blocks.is_in_fence
-            self._region.draw(waiting, self._blocks.tail(_TAIL_LINES), by_words=not in_fence)
+            tail, in_fence = self._blocks.tail(_TAIL_LINES), self._blocks.is_in_fence
+            if in_fence and tail[-1]:
+                tail[-1] = self._rows.unfinished_code(tail[-1], self._size()[0])
+            self._region.draw(waiting, tail, by_words=not in_fence)
 
 
 def folded_reasoning(answer: "Answer | None") -> str:

@@ -275,6 +275,14 @@ def test_a_tail_stays_small_and_is_drawn_at_most_twenty_times_a_second() -> None
     assert 50 <= len(times) <= 61
 
 
+def test_an_incomplete_line_of_code_stands_where_it_will_stay() -> None:
+    screen = Screen()
+    screen.view.push("1. item\n   ```\n   one\n   tw")
+    assert screen.lines()[-2:] == ["     one", "     tw"]
+    screen.view.push("o\n")
+    assert screen.lines()[-2:] == ["     two", ""]
+
+
 @pytest.mark.parametrize("columns", [30, 59, 61, 120])
 def test_a_resize_while_answering_leaves_nothing_twice(columns: int) -> None:
     screen = Screen(60, 24)
