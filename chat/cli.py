@@ -197,9 +197,14 @@ def run_once(config: Any) -> int:
     conversation.add("user", text)
     with Speaker(path, config) as speaker:
         one_shot = OneShot(speaker, config)
-        if not config.interactive:
+        if not config.interactive and not (sys.stdin.isatty() and sys.stdout.isatty()):
             return one_shot.run(conversation)
+        # Here, not at the top, and while the engine loads: it takes a tenth of a second.
         from swiftchat.chat.prompt import typing_unseen
+
+        if not config.interactive:
+            with typing_unseen():
+                return one_shot.run(conversation)
         from swiftchat.chat.repl import Repl
 
         with typing_unseen():

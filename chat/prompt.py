@@ -45,7 +45,7 @@ def build_prompt(commands: Iterable[str], arguments: Mapping[str, Sequence[str]]
         enable_open_in_editor=True,
         enable_suspend=True,
         history=open_history(history_file),
-        placeholder=[("fg:ansibrightblack", PLACEHOLDER)],
+        placeholder=[("fg:ansibrightblack", PLACEHOLDER)] if toolbar else None,
         bottom_toolbar=toolbar,
         refresh_interval=0.5 if toolbar else 0,  # loading goes on while nobody types
         **io,  # type: ignore[arg-type]

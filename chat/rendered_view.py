@@ -2,9 +2,11 @@
 
 import os
 import shutil
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.color import ColorSystem
@@ -60,22 +62,24 @@ class RenderedView:
         self._waiting = [f"{visible(name)}:"] if look.form == "accessible" else []  # to be written
 
     def push(self, piece: str) -> None:
-        if isinstance(piece, Thought):
-            self._think(piece)
-        elif piece:
-            self._fold()
-            for block in self._blocks.push(visible(piece)):
-                self._add(self._rows.of(block, self._size()[0]))
-        if self._clock() - self._drawn >= _EVERY_S and (self._look.is_live or self._waiting):
-            self._draw()
+        with _uninterrupted():
+            if isinstance(piece, Thought):
+                self._think(piece)
+            elif piece:
+                self._fold()
+                for block in self._blocks.push(visible(piece)):
+                    self._add(self._rows.of(block, self._size()[0]))
+            if self._clock() - self._drawn >= _EVERY_S and (self._look.is_live or self._waiting):
+                self._draw()
 
     def close(self, note: str = "") -> None:
-        self._fold()
-        for block in self._blocks.finish():
-            self._add(self._rows.of(block, self._size()[0]))
-        self._add([Text(note)] if note else [])
-        self._region.draw(self._waiting, [])
-        self._waiting = []
+        with _uninterrupted():
+            self._fold()
+            for block in self._blocks.finish():
+                self._add(self._rows.of(block, self._size()[0]))
+            self._add([Text(note)] if note else [])
+            self._region.draw(self._waiting, [])
+            self._waiting = []
 
     def _think(self, piece: str) -> None:
         if not self._is_thinking and not self._look.is_live:
@@ -104,6 +108,19 @@ class RenderedView:
             if in_fence and tail[-1]:
                 tail[-1] = self._rows.unfinished_code(tail[-1], self._size()[0])
             self._region.draw(waiting, tail, by_words=not in_fence)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait for the end: in the middle of a drawing it would lose lines."""
+    caught: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if caught and callable(before):
+        before(signal.SIGINT, None)
 
 
 def folded_reasoning(answer: "Answer | None") -> str:
