@@ -1,6 +1,8 @@
 """How answers look, by options and environment; and the clipboard."""
 
 import base64
+import subprocess
+import sys
 
 import pytest
 
@@ -64,3 +66,11 @@ def test_elsewhere_the_desktops_clipboard(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(pyperclip, "copy", fail)
     with pytest.raises(UsageError, match="no clipboard"):
         copy("text", {}, copied.append)
+
+
+def test_the_prompt_does_not_wait_for_what_renders() -> None:
+    script = "import sys, swiftchat.chat.repl; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    loaded = {name.partition(".")[0] for name in modules.stdout.split()}
+    assert "prompt_toolkit" in loaded
+    assert not loaded & {"rich", "markdown_it", "pygments", "pyperclip"}
