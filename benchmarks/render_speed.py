@@ -4,7 +4,8 @@
 
 Prints for each text the number of pieces, and the CPU time of all, of the median and of the
 slowest, in milliseconds; wall time would count whatever else runs. A piece is a token of about
-four characters; they come as if a hundred a second did, so every fifth draws. Limits: 16 ms for ordinary text, 100 ms for hostile.
+four characters; they come as if a hundred a second did, so every fifth draws. Limits: 16 ms for
+ordinary text, 100 ms for hostile.
 """
 
 import argparse

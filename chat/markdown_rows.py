@@ -103,8 +103,9 @@ class MarkdownRows:
             language = block.info.strip().split(" ")[0] if block.info.strip() else ""
             self._highlighter = Highlighter(language)
             if self._marks:
-                return [Text(f"code {self.num_fences}{', ' if language else ''}{language}:")]
-            return [Text(f"[{self.num_fences}] {language}"[:width], "dim")]
+                name = f"code {self.num_fences}{', ' if language else ''}{language}:"
+                return _folded(Text(name), width)
+            return _folded(Text(f"[{self.num_fences}] {language}", "dim"), width)[:1]
         if not block.content:
             return [Text("end of code")] if block.ends and self._marks else []
         indent = Text(_indent(width))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pyte
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -151,6 +151,7 @@ def test_the_blocks_are_those_of_the_whole_text(text: str) -> None:
 
 
 @settings(max_examples=50, deadline=None)
+@example("```你好，世界你好，世界", 20)
 @given(TEXTS, st.integers(20, 400))
 def test_no_row_is_wider_than_the_screen(text: str, columns: int) -> None:
     rows, stream = MarkdownRows(), BlockStream()
