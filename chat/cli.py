@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from swiftchat.chat.autosave import Autosave
     from swiftchat.chat.config import ChatConfig
     from swiftchat.chat.conversation import Conversation
+    from swiftchat.chat.oneshot import OneShot
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -112,6 +113,8 @@ _CHAT_OPTIONS = (
     _option("--frequency-penalty", type=float, help="Subtracted for each time it was said."),
     _option("--seed", type=int, help="Makes an answer repeatable."),
     _option("--stop", env=False, multiple=True, help="End before this text (repeatable)."),
+    _option("--think", type=click.Choice(["auto", "on", "off"]), default="auto",
+            help="Whether the model thinks first, if its template asks."),
     _option("--overflow", type=click.Choice(["error", "drop-oldest"]), default="error",
             help="What to do when the context is full."),
     _option("--device", default="auto", help="auto, cpu, cuda or cuda:N."),
@@ -123,6 +126,11 @@ _CHAT_OPTIONS = (
     _option("--offline", is_flag=True, help="Never use the network."),
     _option("--json", env=False, is_flag=True, help="One JSON object instead of text."),
     _option("--stream-json", env=False, is_flag=True, help="JSON lines as the answer comes."),
+    _option("-x", "--extract", env=False, is_flag=True, help="Only the answer's code blocks."),
+    _option("--raw", is_flag=True, help="The model's own text: no Markdown, reasoning in place."),
+    _option("--color", type=click.Choice(["auto", "always", "never"]), default="auto",
+            help="always renders and colours even into a pipe."),
+    _option("--accessible", is_flag=True, help="For screen readers: nothing is drawn over."),
     _option("--stats", is_flag=True, help="Speed and token counts on stderr."),
     _option("-q", "--quiet", is_flag=True, help="No banner, no progress."),
     _option("--debug", is_flag=True, help="Tracebacks."),
@@ -195,7 +203,8 @@ def _answer_or_talk(config: "ChatConfig", conversation: "Conversation",
     if config.interactive and (as_json or config.no_template or not at_terminal):
         raise UsageError("-i needs a terminal and goes with neither JSON nor --no-template",
                          "leave -i out")  # fmt: skip
-    if config.prompt is not None or as_json or config.no_template or not at_terminal:
+    asks_once = config.prompt is not None or as_json or config.no_template or config.extract
+    if asks_once or not at_terminal:
         if config.prompt is None and sys.stdin.isatty():
             raise UsageError("this needs a prompt", "give it with -p, or pipe it in")
         return run_once(config, conversation, autosave)
@@ -217,17 +226,26 @@ def run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Auto
     conversation.add("user", text)
     with Speaker(path, config) as speaker:
         one_shot = OneShot(speaker, config, autosave)
-        if not config.interactive:
-            try:
-                return one_shot.run(conversation)
-            finally:
-                autosave.finish(conversation)
+        if not config.interactive and not (sys.stdin.isatty() and sys.stdout.isatty()):
+            return _once(one_shot, conversation)
+        # Here, not at the top, and while the engine loads: it takes a tenth of a second.
         from swiftchat.chat.prompt import typing_unseen
+
+        if not config.interactive:
+            with typing_unseen():
+                return _once(one_shot, conversation)
         from swiftchat.chat.repl import Repl
 
         with typing_unseen():
             one_shot.run(conversation)
         return Repl(speaker, config, conversation, "", autosave).run()
+
+
+def _once(one_shot: "OneShot", conversation: "Conversation") -> int:
+    try:
+        return one_shot.run(conversation)
+    finally:
+        one_shot.autosave.finish(conversation)
 
 
 @click.group(invoke_without_command=True)

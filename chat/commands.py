@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from swiftchat.chat.answer_commands import ANSWER_ARGUMENTS, ANSWER_COMMANDS, AnswerCommands
 from swiftchat.chat.conversation import Conversation
 from swiftchat.chat.gate import visible
 from swiftchat.chat.oneshot import memory_line, stats_line
@@ -30,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "/set": ("NAME VALUE", "change a parameter: temperature, top_k, …"),
     "/show": ("[WHAT]", "info, system, template or parameters"),
     "/stats": ("", "speed of the last answer, state of the cache"),
+    **ANSWER_COMMANDS,
 }
 _GROUPS = {**BRANCH_COMMANDS, **SESSION_COMMANDS, **MODEL_COMMANDS, **ATTACH_COMMANDS}
 COMMANDS |= {name: (arguments, text) for name, (arguments, text, _) in _GROUPS.items()}
@@ -57,6 +59,7 @@ _PARAMETERS: dict[str, Callable[[str], Any]] = {
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "/set": (*_PARAMETERS, "stop", "system"),
     "/show": ("info", "parameters", "system", "template"),
+    **ANSWER_ARGUMENTS,
 }
 
 
@@ -73,7 +76,7 @@ class Commands:
         self._run: dict[str, Callable[[str], None]] = {
             "/help": self._help, "/?": self._help, "/clear": self._clear, "/new": self._clear,
             "/system": self._system, "/set": self._set, "/show": self._show,
-            "/stats": self._stats,
+            "/stats": self._stats, **AnswerCommands(repl).run,
         }  # fmt: skip
         self._run |= {name: partial(run, repl) for name, (_, _, run) in _GROUPS.items()}
 

@@ -54,6 +54,7 @@ class ChatConfig:
     frequency_penalty: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    think: str = "auto"
     overflow: str = "error"
     device: str = "auto"
     dtype: str | None = None
@@ -62,6 +63,10 @@ class ChatConfig:
     offline: bool = False
     json: bool = False
     stream_json: bool = False
+    raw: bool = False
+    extract: bool = False
+    color: str = "auto"
+    accessible: bool = False
     stats: bool = False
     quiet: bool = False
     debug: bool = False
@@ -77,6 +82,8 @@ class ChatConfig:
         if self.no_template and (self.continue_ or self.session is not None):
             raise UsageError("--no-template completes one text and continues nothing",
                              "leave it out, or leave --continue and --session out")  # fmt: skip
+        if self.extract and (self.json or self.stream_json or self.raw or self.interactive):
+            raise UsageError("-x gives code alone", "leave out --json, --stream-json, --raw and -i")
         self.engine()
         self.sampling({}, ())
 

@@ -159,7 +159,8 @@ class Conversation:
         """The messages as a chat template wants them, the system prompt first.
 
         Neighbours of one role, as other programs write them, are one message: many templates
-        refuse two questions in a row.
+        refuse two questions in a row. Reasoning goes with its answer; whether the model sees it
+        again is the template's choice.
         """
         found = [] if not self.system else [{"role": "system", "content": self.system}]
         for message in self.messages if messages is None else messages:
@@ -167,6 +168,8 @@ class Conversation:
                 found[-1]["content"] += f"\n\n{message.content}"
             else:
                 found.append({"role": message.role, "content": message.content})
+            if message.reasoning is not None:
+                found[-1]["reasoning_content"] = message.reasoning
         return found
 
     def fit(self, encode: Callable[[list[dict[str, str]]], Ids], ctx_size_tokens: int,

@@ -1,6 +1,7 @@
 """One prompt, one answer: `swiftchat -p`, pipes and JSON."""
 
 import json
+import os
 import sys
 import time
 import uuid
@@ -9,10 +10,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from swiftchat.chat.answer import Answer
+from swiftchat.chat.answer_view import AnswerView, open_view, preload, write
 from swiftchat.chat.autosave import Autosave
 from swiftchat.chat.config import ChatConfig, read_text
 from swiftchat.chat.conversation import Conversation
-from swiftchat.chat.gate import visible
+from swiftchat.chat.look import choose_look
+from swiftchat.chat.reasoning import Thought
 from swiftchat.chat.recording import Recording
 from swiftchat.chat.speaker import Speaker
 from swiftchat.engine.protocol import EngineInfo, Prefill
@@ -48,8 +51,8 @@ def files_text(names: Iterable[str]) -> str:
 class OneShot:
     """Answers one prompt on stdout, in the form the config asks for.
 
-    Plain output is the answer's exact bytes and one newline after it if it does not end in one;
-    to a terminal, control characters are shown as glyphs.
+    Into a pipe that is the answer's exact bytes and one newline after it if it does not end in
+    one; a terminal gets it rendered. With `--extract` it is the code in it alone.
     """
 
     def __init__(self, speaker: Speaker, config: ChatConfig, autosave: Autosave) -> None:
@@ -58,7 +61,7 @@ class OneShot:
         self.autosave = autosave
         self.warnings: list[str] = []
         self._session_id: str | None = None
-        self._gated = sys.stdout.isatty()
+        self._view: AnswerView | None = None
 
     def run(self, conversation: Conversation) -> int:
         """Answer the conversation's last message and add the answer to it; the exit code."""
@@ -67,11 +70,15 @@ class OneShot:
         conversation.settings = self.speaker.settings
         self.autosave.save(conversation)
         self._session_id = conversation.id if self.autosave.keeps else None
+        look = choose_look(self.config, os.environ, sys.stdout.isatty())
+        preload(look)  # while the engine loads
         info = self.speaker.wait_ready()
         load_s = time.perf_counter() - started
         self._event({"event": "start", "model": self._model(info)})
         answer = self.speaker.answer(conversation, self._dropped, self._prefill)
         recording = Recording(self.autosave, conversation, answer)
+        if not (self.config.json or self.config.stream_json or self.config.extract):
+            self._view = open_view(look, answer, self.speaker.name)
         exit_code = 0
         try:
             for piece in recording:
@@ -90,18 +97,24 @@ class OneShot:
         return exit_code
 
     def _delta(self, piece: str) -> None:
-        if not piece or self.config.json:
-            return
-        if self.config.stream_json:
-            self._event({"event": "delta", "content": piece})
-        else:
-            write(visible(piece) if self._gated else piece)
+        if self._view is not None:
+            self._view.push(piece)
+        elif piece:
+            kind = "reasoning" if isinstance(piece, Thought) else "delta"
+            self._event({"event": kind, "content": piece})
 
     def _end(self, answer: Answer, info: EngineInfo, load_s: float, reason: str) -> None:
         if self.config.json or self.config.stream_json:
             self._print_json(self._report(answer, info, load_s, reason))
-        elif not answer.text.endswith("\n"):
-            write("\n")
+        elif self.config.extract:
+            from swiftchat.chat.code_blocks import code_blocks
+
+            code = [block.code for block in code_blocks(answer.text)]
+            write("".join(code))
+            if not code:
+                print("warning: the answer has no code block", file=sys.stderr)
+        elif self._view is not None:
+            self._view.close()
 
     def _prefill(self, progress: Prefill) -> None:
         self._event({"event": "prefill", "done": progress.done, "total": progress.total})
@@ -140,7 +153,7 @@ class OneShot:
             "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "model": self._model(info),
             "content": answer.text,
-            "reasoning": None,
+            "reasoning": answer.reasoning,
             "finish_reason": reason,
             "logprobs": None,
             "usage": {
@@ -196,9 +209,3 @@ def memory_line(info: EngineInfo) -> str:
         f"cache for {info.cache_tokens} tokens {info.cache_bytes / 1e9:.2f} GB · "
         f"context {info.ctx_size_tokens}"
     )
-
-
-def write(text: str) -> None:
-    """Text to stdout, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()

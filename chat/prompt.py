@@ -24,17 +24,18 @@ PLACEHOLDER = "Send a message (/? for help)"
 
 
 def build_prompt(commands: Iterable[str], arguments: Mapping[str, Sequence[str]],
-                 history_file: Path | None, toolbar: Callable[[], StyleAndTextTuples],
+                 history_file: Path | None, toolbar: Callable[[], StyleAndTextTuples] | None,
                  **io: object) -> "PromptSession[str]":  # fmt: skip
     """The session that reads messages.
 
-    `arguments` are the words that Tab offers after a command. `io` are prompt_toolkit's `input`
-    and `output`, for tests.
+    `arguments` are the words that Tab offers after a command. Without a `toolbar` nothing is
+    drawn that nobody typed, and the input line says whose it is. `io` are prompt_toolkit's
+    `input` and `output`, for tests.
     """
     if is_dumb_terminal():
         io = {"output": PlainTextOutput(sys.stdout), **io}
     return PromptSession(
-        ">>> ",
+        ">>> " if toolbar else "You >>> ",
         multiline=True,
         prompt_continuation="... ",
         key_bindings=_key_bindings(),
@@ -44,9 +45,9 @@ def build_prompt(commands: Iterable[str], arguments: Mapping[str, Sequence[str]]
         enable_open_in_editor=True,
         enable_suspend=True,
         history=open_history(history_file),
-        placeholder=[("fg:ansibrightblack", PLACEHOLDER)],
+        placeholder=[("fg:ansibrightblack", PLACEHOLDER)] if toolbar else None,
         bottom_toolbar=toolbar,
-        refresh_interval=0.5,  # loading goes on while nobody types
+        refresh_interval=0.5 if toolbar else 0,  # loading goes on while nobody types
         **io,  # type: ignore[arg-type]
     )
 

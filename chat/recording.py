@@ -52,6 +52,7 @@ class Recording:
             del params["stop_ids"]
             self._message.params = {k: v for k, v in params.items() if v is not None}
         self._message.content = self._begun + self._answer.text
+        self._message.reasoning = self._answer.reasoning
         self._conversation.unsaved[self._message] = None
         return self._message
 

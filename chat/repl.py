@@ -1,19 +1,21 @@
 """The conversation in the terminal: read, answer, command, repeat."""
 
+import os
 import sys
 import time
 from typing import Any
 
 from prompt_toolkit.formatted_text import StyleAndTextTuples
-from prompt_toolkit.utils import is_dumb_terminal
 
 from swiftchat.chat.answer import Answer
+from swiftchat.chat.answer_view import open_view, preload, write
 from swiftchat.chat.autosave import Autosave
 from swiftchat.chat.commands import ARGUMENTS, COMMANDS, Commands
 from swiftchat.chat.config import ChatConfig
 from swiftchat.chat.conversation import Conversation, Message, title_of
 from swiftchat.chat.gate import visible
-from swiftchat.chat.oneshot import files_text, stats_line, write
+from swiftchat.chat.look import choose_look, is_accessible
+from swiftchat.chat.oneshot import files_text, stats_line
 from swiftchat.chat.prompt import build_prompt, message_of, typing_unseen
 from swiftchat.chat.recording import Recording
 from swiftchat.chat.slash_sessions import show_end
@@ -55,8 +57,11 @@ class Repl:
         self.last_answer: Answer | None = None
         self.commands = Commands(self)
         self._interrupted = float("-inf")
-        self._status = StatusLine()
-        self._prompt = build_prompt(COMMANDS, ARGUMENTS, _history_file(), self._toolbar, **io)
+        self.look = choose_look(config, os.environ, at_terminal=True)
+        self._is_accessible = is_accessible(config, os.environ)
+        self._status = StatusLine(not self._is_accessible)
+        toolbar = None if self._is_accessible else self._toolbar
+        self._prompt = build_prompt(COMMANDS, ARGUMENTS, _history_file(), toolbar, **io)
 
     def run(self) -> int:
         """Read and answer until the user leaves; the exit code. Whatever ends it, all is saved."""
@@ -123,34 +128,38 @@ class Repl:
         """Answer the conversation's last message, streaming; Ctrl-C stops and keeps the part."""
         self.conversation.settings = self.speaker.settings
         self.autosave.save(self.conversation)
+        preload(self.look)  # while the engine loads
         self._wait_ready()
         answer = self.speaker.answer(
             self.conversation, self._dropped, self._show_prefill, new_seed, begun
         )  # fmt: skip
         self.last_answer = answer
         recording = Recording(self.autosave, self.conversation, answer, begun)
+        view, note = open_view(self.look, answer, self.speaker.name), ""
         try:
             for piece in recording:
                 self._status.clear()
-                write(visible(piece))
+                view.push(piece)
         except KeyboardInterrupt:
             self._status.clear()
-            write(visible(answer.interrupt()))
-            if not answer.text:
+            view.push(answer.interrupt())
+            if not (answer.text or answer.reasoning):
+                view.close()
                 raise
             self._twice()
-            write(" ⏹ stopped")
+            note = "⏹ stopped"
         except SwiftchatError:
             self._status.clear()
-            write("\n")
-            if answer.text:
+            view.close()
+            if answer.text or answer.reasoning:
                 recording.end("error")
             raise
         self._status.clear()
+        view.close(note)
         if begun and not answer.text:
             raise UsageError("the model has nothing to add", "/regen answers anew")
         recording.end(answer.finish_reason)
-        write("\n" if answer.text.endswith("\n") else "\n\n")
+        write("\n")
         if answer.finish_reason == "length":
             say("the answer ends here: its limit of tokens is reached (/continue, /set max_tokens)")
         if self.config.stats and self.speaker.engine.info:
@@ -232,10 +241,10 @@ class Repl:
 
 
 class StatusLine:
-    """One line that is written over and then erased; nothing on a terminal that cannot."""
+    """One line that is written over and then erased; nothing where that cannot or may not be."""
 
-    def __init__(self) -> None:
-        self._is_able = sys.stdout.isatty() and not is_dumb_terminal()
+    def __init__(self, may_erase: bool) -> None:
+        self._is_able = sys.stdout.isatty() and may_erase
         self._is_shown = False
 
     def show(self, label: str, done: int, total: int) -> None:

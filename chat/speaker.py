@@ -1,5 +1,6 @@
 """A model that answers: its files, its tokenizer, and the engine process that runs it."""
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from swiftchat.chat.answer import Answer
 from swiftchat.chat.config import ChatConfig
 from swiftchat.chat.conversation import Conversation
+from swiftchat.chat.reasoning import ReasoningForm, reasoning_form
 from swiftchat.chat.template_choice import TemplateChoice, choose_template
 from swiftchat.engine.client import EngineClient
 from swiftchat.engine.params import EngineConfig, SamplingParams
@@ -18,6 +20,11 @@ from swiftchat.errors import SwiftchatError, UsageError
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Prompt, Tokenizer
     from swiftchat.weights.model import Model
+
+# What chat templates call it: Qwen3, SmolLM3 and GLM-4.5 the first, DeepSeek-V3.1 and Granite the
+# second.
+_SWITCHES = ("enable_thinking", "thinking")
+_ASKS_SWITCH = re.compile(r"(?<![.\w'\"])(?:enable_)?thinking\b")  # not a message's field
 
 StartEngine = Callable[[EngineConfig, Path], EngineClient]
 
@@ -32,6 +39,7 @@ class Speaker:
     The engine's process starts with the construction. This process's part, the tokenizer, starts
     with `prepare`, so that a prompt can be drawn first, or else when it is first needed.
     `changes` are sampling parameters changed in the conversation, over those of the config.
+    `think` is `on`, `off`, or `auto` for what the template does by itself.
     """
 
     def __init__(self, path: Path, config: ChatConfig, start: StartEngine = start_engine) -> None:
@@ -39,6 +47,7 @@ class Speaker:
         self.config = config
         self.changes: dict[str, Any] = {}
         self.stops = list(config.stop)
+        self.think = config.think
         self._start = start
         self._failure: Exception | None = None
         self._engine_failed = False
@@ -151,7 +160,8 @@ class Speaker:
             raise UsageError("the prompt is empty", "type something to answer")
         text_ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
         stops = [*self.stops, *text_ends]
-        answer = Answer(self.engine, self.tokenizer, prompt, params, stops, on_prefill)
+        answer = Answer(self.engine, self.tokenizer, prompt, params, stops, on_prefill,
+                        self._reasoning_form())  # fmt: skip
         conversation.last_answer = answer
         return answer
 
@@ -161,9 +171,24 @@ class Speaker:
         """Renders by the template, with the ids of the last answer as far as it repeats it."""
         tokenizer, source = self.tokenizer, self.template.source
         earlier = None if last is None else tokenizer.continued(last.prompt, last.ids)
+        variables = {} if self.think == "auto" else dict.fromkeys(_SWITCHES, self.think == "on")
         return lambda messages: tokenizer.prompt(
-            messages, earlier=earlier, template=source, begun=begun
+            messages, earlier=earlier, template=source, begun=begun, **variables
         )
+
+    @property
+    def can_switch_thinking(self) -> bool:
+        """Whether the chat template asks if it should make the model think."""
+        return _ASKS_SWITCH.search(self._template_source()) is not None
+
+    def _reasoning_form(self) -> ReasoningForm | None:
+        """How to tell reasoning apart; not where the model's text is wanted as it is."""
+        if self.config.raw or self.config.no_template:
+            return None
+        return reasoning_form(self._template_source(), self.tokenizer.special_tokens)
+
+    def _template_source(self) -> str:
+        return self.template.source or self.tokenizer.template or ""
 
     def _plain(self, messages: list[dict[str, str]]) -> "Prompt":
         from swiftchat.tokenizer.prompt import Prompt, Stretch

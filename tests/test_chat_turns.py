@@ -34,7 +34,8 @@ class Talk:
         self.engine.answers.append({"ids": ids or None, "text": ""})
         self.conversation.add("user", message)
         made = self.speaker.answer(self.conversation, lambda n: None)
-        self.conversation.add("assistant", "".join(made))
+        list(made)
+        self.conversation.add("assistant", made.text, reasoning=made.reasoning)
         return self.engine.prompts[-1]
 
     def afresh(self) -> list[int]:
