@@ -88,7 +88,8 @@ class Conversation:
             message = message.parent
         return path[::-1]
 
-    def add(self, role: Role, content: str, finish_reason: str | None = "stop") -> Message:
+    def add(self, role: Role, content: str, finish_reason: str | None = "stop",
+            reasoning: str | None = None) -> Message:  # fmt: skip
         """Go on from the tip with a message, which is the tip then.
 
         What was asked here before and never answered is asked again, not twice.
@@ -97,7 +98,8 @@ class Conversation:
             self.tip = asked
             return asked
         reason = finish_reason if role == "assistant" else None
-        message = self.tip = self.put(Message(role, content, self.tip, finish_reason=reason))
+        message = self.put(Message(role, content, self.tip, finish_reason=reason))
+        message.reasoning, self.tip = reasoning, message
         self.title = self.title or (title_of(content) if role == "user" else "")
         return message
 

@@ -214,7 +214,7 @@ def test_a_damaged_file_is_set_aside_and_told(path: Path, damage: object) -> Non
         conversation.add("user", "more")
         store.save(conversation)
         assert shape(store.load(conversation.id)) == shape(conversation), "of it all is in memory"
-    aside = [file for file in path.parent.iterdir() if "damaged" in file.name]
+    aside = sorted(path.parent.glob("*.damaged-*"), key=lambda file: len(file.name))
     assert len(warnings) == 1 and "set aside" in warnings[0] and str(aside[0]) in warnings[0]
     assert aside[0].read_bytes() == bytes_before
     with opened(path) as store:
