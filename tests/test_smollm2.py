@@ -13,7 +13,9 @@ import transformers
 from safetensors.torch import load_file
 
 from swiftchat.engine.engine import Engine
+from swiftchat.engine.lockstep import LockstepEngine
 from swiftchat.engine.params import EngineConfig, SamplingParams
+from swiftchat.errors import SwiftchatError
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.convert import convert
 from swiftchat.weights.model import Model
@@ -143,3 +145,25 @@ def test_bf16_answers_sensibly(smollm2: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=24, stop_ids=tuple(tokenizer.eos_ids))
     answer, _ = tiny.run(engine, {1: ids}, params)
     assert "Paris" in tokenizer.decode(answer[1])
+
+
+@pytest.mark.timeout(120)
+def test_three_processes_say_what_one_does(
+    smollm2_f32: Path, engine: Engine, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Nine heads and three key heads: --tp 3, from the model's files and from files cut for it."""
+    convert(smollm2_f32, tmp_path / "cut", dtype="float32", tp=3)
+    prompts = {1: tokenizer.apply_template(CHATS[0]), 2: tokenizer.apply_template(CHATS[3])}
+    params = SamplingParams(temperature=0, max_tokens=16)
+    expected, _ = tiny.run(engine, prompts, params)
+
+    def lost(error: SwiftchatError) -> None:
+        raise error
+
+    for path in (smollm2_f32, tmp_path / "cut"):
+        config = EngineConfig(device="cpu", tp=3, ctx_size_tokens=256)
+        ranks = LockstepEngine(path, config, lambda *_: None, None, lost)
+        try:
+            assert tiny.run(ranks, prompts, params)[0] == expected
+        finally:
+            ranks.close()
