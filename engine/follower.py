@@ -2,6 +2,7 @@
 
 It repeats what rank 0 does with its engine, told over the inherited socket FD, and ends when the
 process PARENT is gone: a thread reads the socket, and where the kernel can, it sends a signal too.
+What fails here is told to rank 0, which then ends all.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,7 +21,7 @@ from swiftchat.engine import protocol
 from swiftchat.engine.followers import SILENCE_S
 from swiftchat.engine.params import EngineConfig
 from swiftchat.engine.protocol import Message
-from swiftchat.errors import DeviceError, SwiftchatError
+from swiftchat.errors import SwiftchatError
 
 if TYPE_CHECKING:
     from swiftchat.engine.lockstep import Repeater
@@ -41,24 +43,30 @@ class Follower:
             threading.Thread(target=work, daemon=True).start()
         try:
             engine = self._load(self._commands.get())
+            self._send({"type": "ready"})
+            while True:
+                engine.repeat(self._commands.get())
         except SwiftchatError as error:
-            self._send(protocol.error_message(error))
-            return
-        except RuntimeError as error:  # torch's
-            self._send(protocol.error_message(DeviceError(str(error).strip().split("\n")[0])))
-            raise
-        self._send({"type": "ready"})
-        while True:
-            engine.repeat(self._commands.get())
+            self._complain(error)
+        except (MemoryError, RuntimeError) as error:  # torch's
+            from swiftchat.engine.device import device_error
+
+            self._complain(device_error(error))
 
     def _load(self, message: Message) -> "Repeater":
         # Here, not at the top: torch takes a second, and this rank already says that it lives.
         from swiftchat.engine.lockstep import Repeater, connect
 
         config = EngineConfig.from_wire(message["config"])
-        ranks = connect(config, Path(message["store"]), self._rank)
+        ranks = connect(config, message["meeting"], self._rank)
         cubins = Path(message["cubins"]) if message["cubins"] else None
         return Repeater(Path(message["path"]), config, self._progress, cubins, ranks)
+
+    def _complain(self, error: SwiftchatError) -> None:
+        """Tell it, and stay: where several fail, rank 0 shall tell the cause from what follows."""
+        traceback.print_exc()
+        self._send(protocol.error_message(error))
+        threading.Event().wait()
 
     def _progress(self, label: str, done: int, total: int) -> None:
         self._send({"type": "progress", "label": label, "done": done, "total": total})

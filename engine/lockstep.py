@@ -7,18 +7,19 @@ ranks need of each other within a call (sums, logits) passes between the devices
 
 import os
 import secrets
-import tempfile
+import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from swiftchat.engine.device import find_device
+from swiftchat.engine.device import device_error, find_device
 from swiftchat.engine.engine import Engine, Outcome, Progress
-from swiftchat.engine.followers import Followers
+from swiftchat.engine.followers import COMPLAINT_S, Followers
 from swiftchat.engine.gpu_ranks import GpuRanks
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import Message, Tokens
@@ -27,24 +28,28 @@ from swiftchat.errors import DeviceError, SwiftchatError
 
 __all__ = ["LockstepEngine", "Repeater", "connect"]
 
+_WELL_AHEAD = 0.1  # of what there is to do
 _LOAD_S = 300.0  # that ranks may come one after the other to where they wait for all
 
 
-def connect(config: EngineConfig, store: Path, rank: int) -> Ranks:
-    """Meet the other ranks through the file `store`, on this machine and without an open port.
+def connect(config: EngineConfig, meeting: int, rank: int) -> Ranks:
+    """Meet the other ranks, on this machine and without an open port.
 
-    The file has done its work when this returns.
+    That is in the file with the descriptor `meeting`, inherited from rank 0, which is in no
+    folder: it is gone when all ranks are, whatever ended them. It stays open: NCCL's own threads
+    look into it later.
     """
+    assert config.tp != "auto"  # `with_ranks` comes before
     device = find_device(config.device, rank)
     stores: Any = dist  # whose stubs do not have them
-    meeting = stores.FileStore(str(store), config.tp)
+    store = stores.FileStore(f"/proc/self/fd/{meeting}", config.tp)
     ranks: Ranks
     if device.type == "cpu":
-        ranks = GlooRanks(meeting, rank, config.tp, _LOAD_S)
+        ranks = GlooRanks(store, rank, config.tp, _LOAD_S)
     else:
         # NVLink multicast stays off, and what NCCL listens on is this machine's alone.
         os.environ.update(NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="lo")
-        ranks = GpuRanks(meeting, rank, config.tp, device, _LOAD_S)
+        ranks = GpuRanks(store, rank, config.tp, device, _LOAD_S)
     ranks.least(0)  # all are here
     return ranks
 
@@ -67,7 +72,7 @@ class Repeater:
                 self.engine.cancel(call["id"])
             case "step":
                 if call["digest"] != self.digest:
-                    raise DeviceError("the ranks have chosen different tokens")
+                    raise DeviceError("other tokens were chosen here than on rank 0")
                 return self._step()
         return []
 
@@ -94,23 +99,27 @@ class LockstepEngine:
         cubins: Path | None,
         on_loss: Callable[[SwiftchatError], None],
     ) -> None:
-        slowest = _Slowest(on_progress)
-        self._followers = Followers(config.tp, on_loss, slowest.report)
-        with tempfile.TemporaryDirectory(prefix="swiftchat-") as folder:
-            store = Path(folder) / "store"
+        if not hasattr(os, "memfd_create"):
+            raise DeviceError("several ranks need Linux", "leave --tp out")
+        assert config.tp != "auto"  # `with_ranks` comes before
+        slowest = Slowest(on_progress, config.tp)
+        meeting = os.memfd_create("swiftchat-ranks", 0)
+        self._followers = Followers(config.tp, meeting, on_loss, slowest.report)
+        with self._in_company():
             self._followers.tell(
                 {
                     "type": "load",
                     "path": str(path),
                     "config": config.to_wire(),
-                    "store": str(store),
+                    "meeting": meeting,
                     "cubins": str(cubins) if cubins else None,
                 }
             )
-            self._ranks = connect(config, store, 0)
-        self._repeater = Repeater(
-            path, config, lambda *progress: slowest.report(0, *progress), cubins, self._ranks
-        )
+            self._ranks = connect(config, meeting, 0)
+            self._repeater = Repeater(
+                path, config, lambda *progress: slowest.report(0, *progress), cubins, self._ranks
+            )
+            self._followers.wait_ready()
         self.info = self._repeater.engine.info
 
     @property
@@ -149,19 +158,42 @@ class LockstepEngine:
         self._followers.close()
 
     def _together(self, call: Message) -> list[Outcome]:
-        self._followers.tell(call)
-        return self._repeater.repeat(call)
+        with self._in_company():
+            self._followers.tell(call)
+            return self._repeater.repeat(call)
+
+    @contextmanager
+    def _in_company(self) -> Iterator[None]:
+        """Around what all ranks do: what fails on rank 0 ends them, and is raised as an error."""
+        try:
+            try:
+                yield
+            except (MemoryError, RuntimeError) as error:  # torch's
+                found = device_error(error)
+                raise type(found)(f"rank 0: {found.message}", found.hint) from error
+        except SwiftchatError as error:
+            if type(error) is DeviceError:
+                # Perhaps another rank failed first; then the watcher tells that one meanwhile.
+                time.sleep(2 * COMPLAINT_S)
+            self._followers.close()
+            raise
 
 
-class _Slowest:
-    """Of all ranks' progress, tells that of the one that is furthest behind."""
+class Slowest:
+    """Of all ranks' progress, tells how far the one is that is furthest behind.
 
-    def __init__(self, on_progress: Progress) -> None:
-        self._on_progress = on_progress
+    It is named where another is well ahead of it. Ranks that have said nothing are at 0.
+    """
+
+    def __init__(self, on_progress: Progress, size: int) -> None:
+        self._on_progress, self._size = on_progress, size
         self._shares: dict[str, dict[int, float]] = {}
 
     def report(self, rank: int, label: str, done: int, total: int) -> None:
-        shares = self._shares.setdefault(label, {})
+        all_at_0 = dict.fromkeys(range(self._size), 0.0)
+        shares = self._shares.setdefault(label, all_at_0)
         shares[rank] = done / max(1, total)
-        if rank == min(shares, key=lambda other: shares[other]):
-            self._on_progress(f"{label} (rank {rank})", done, total)
+        last = min(shares, key=lambda other: shares[other])
+        if max(shares.values()) > shares[last] + _WELL_AHEAD:
+            label += f", waiting for rank {last}"
+        self._on_progress(label, int(100 * shares[last]), 100)

@@ -1,0 +1,36 @@
+"""What became of a process that this one has started: stopped, or how it ended."""
+
+import os
+import signal
+from typing import IO
+
+_LAST_WORDS_BYTES = 2000
+
+
+def stop_signal(pid: int) -> str | None:
+    """The signal that holds this child where it is, as long as it does; None where it runs.
+
+    A child that ended is none that is held. Where the system cannot be asked, None.
+    """
+    if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+        return None
+    try:
+        # WNOWAIT: that it was stopped stays known, and its end is left to who waits for that.
+        found = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if found is None else _signal_name(found.si_status)
+
+
+def how_it_ended(status: int, output: IO[bytes]) -> str:
+    """`subprocess`'s status in words, and the last line the child wrote to its `output`."""
+    how = f"signal {-status} ({_signal_name(-status)})" if status < 0 else f"exit status {status}"
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - _LAST_WORDS_BYTES))
+    words = output.read().decode(errors="replace").strip().splitlines()
+    return f"{how}: {words[-1]}" if words else how
+
+
+def _signal_name(number: int) -> str:
+    names = {known.value: known.name for known in signal.Signals}
+    return names.get(number, "unknown")  # one of the real-time signals
