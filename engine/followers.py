@@ -26,21 +26,29 @@ COMPLAINT_S = 1.0
 _TICK_S = 0.5
 _HINT = "the conversation is kept; send the message again to start the engine anew"
 
-OnProgress = Callable[[int, str, int, int], None]
+_WELL_AHEAD = 0.1  # of what there is to do
+
+OnProgress = Callable[[str, int, int], None]  # label, done, total
 
 
 class Followers:
-    """Ranks 1 … size - 1, a process each, with the descriptor `meeting`; they end with this one.
+    """Ranks 1 … size - 1, a process each; they end when this one does.
 
     The first that dies, fails, is stopped or falls silent is told to `on_loss`, on a thread of
-    its own, as an error that names the rank, when all have been ended; there is no going on.
-    `on_progress` hears, on that thread too, (rank, label, done, total).
+    its own, as an error that names the rank, when all have been ended: nothing can be computed
+    from then on, and rank 0 may be waiting for that one for ever. `on_progress` hears, on that
+    thread too, how far they are. `meeting` is the descriptor of an empty file that all have.
+
+    Needs no torch, so that they begin while rank 0 imports it. `DeviceError` if this is no Linux.
     """
 
-    def __init__(self, size: int, meeting: int, on_loss: Callable[[SwiftchatError], None],
+    def __init__(self, size: int, on_loss: Callable[[SwiftchatError], None],
                  on_progress: OnProgress) -> None:  # fmt: skip
-        self._on_loss, self._on_progress = on_loss, on_progress
-        self._ranks = [_Follower(rank, meeting) for rank in range(1, size)]
+        if not hasattr(os, "memfd_create"):
+            raise DeviceError("several ranks need Linux", "leave --tp out")
+        self.meeting = os.memfd_create("swiftchat-ranks", 0)
+        self._on_loss, self._slowest = on_loss, Slowest(on_progress, size)
+        self._ranks = [_Follower(rank, self.meeting) for rank in range(1, size)]
         self._all_ready = threading.Event()
         self._closing = False
         self._watcher = threading.Thread(target=self._watch, name="followers", daemon=True)
@@ -50,6 +58,10 @@ class Followers:
         """Send a message to all; of one that is gone the watcher hears by itself."""
         for follower in self._ranks:
             follower.send(message)
+
+    def report(self, rank: int, label: str, done: int, total: int) -> None:
+        """Tell how far a rank is; others do so themselves, rank 0's is told here."""
+        self._slowest.report(rank, label, done, total)
 
     def wait_ready(self) -> None:
         """Wait until all have loaded; for ever, if `on_loss` returns from a loss."""
@@ -68,6 +80,7 @@ class Followers:
         self._watcher.join()
         for follower in self._ranks:
             follower.close()
+        os.close(self.meeting)
 
     def _watch(self) -> None:
         by_connection = {follower.connection: follower for follower in self._ranks}
@@ -96,7 +109,7 @@ class Followers:
         match message["type"]:
             case "progress":
                 label, done, total = message["label"], message["done"], message["total"]
-                self._on_progress(follower.rank, label, done, total)
+                self.report(follower.rank, label, done, total)
             case "ready":
                 follower.is_ready = True
                 if all(other.is_ready for other in self._ranks):
@@ -164,3 +177,23 @@ class _Follower:
     def close(self) -> None:
         self.connection.close()
         self._output.close()
+
+
+class Slowest:
+    """Of all ranks' progress, tells how far the one is that is furthest behind.
+
+    It is named where another is well ahead of it. Ranks that have said nothing are at 0.
+    """
+
+    def __init__(self, on_progress: OnProgress, size: int) -> None:
+        self._on_progress, self._size = on_progress, size
+        self._shares: dict[str, dict[int, float]] = {}
+
+    def report(self, rank: int, label: str, done: int, total: int) -> None:
+        all_at_0 = dict.fromkeys(range(self._size), 0.0)
+        shares = self._shares.setdefault(label, all_at_0)
+        shares[rank] = done / max(1, total)
+        last = min(shares, key=lambda other: shares[other])
+        if max(shares.values()) > shares[last] + _WELL_AHEAD:
+            label += f", waiting for rank {last}"
+        self._on_progress(label, int(100 * shares[last]), 100)

@@ -5,11 +5,12 @@ makes it; schedules, draws and ends follow from the calls alone, and are the sam
 ranks need of each other within a call (sums, logits) passes between the devices.
 """
 
+import functools
 import os
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +24,12 @@ from swiftchat.engine.followers import COMPLAINT_S, Followers
 from swiftchat.engine.gpu_ranks import GpuRanks
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import Message, Tokens
+from swiftchat.engine.rank_count import require_gpus
 from swiftchat.engine.ranks import GlooRanks, Ranks
 from swiftchat.errors import DeviceError, SwiftchatError
 
 __all__ = ["LockstepEngine", "Repeater", "connect"]
 
-_WELL_AHEAD = 0.1  # of what there is to do
 _LOAD_S = 300.0  # that ranks may come one after the other to where they wait for all
 
 
@@ -39,7 +40,7 @@ def connect(config: EngineConfig, meeting: int, rank: int) -> Ranks:
     folder: it is gone when all ranks are, whatever ended them. It stays open: NCCL's own threads
     look into it later.
     """
-    assert config.tp != "auto"  # `with_ranks` comes before
+    assert config.tp != "auto"  # `num_ranks` comes before
     device = find_device(config.device, rank)
     stores: Any = dist  # whose stubs do not have them
     store = stores.FileStore(f"/proc/self/fd/{meeting}", config.tp)
@@ -85,41 +86,35 @@ class Repeater:
 
 
 class LockstepEngine:
-    """Rank 0's engine, used like `Engine`; the other ranks are processes that it starts and ends.
+    """Rank 0's engine, used like `Engine`; the other ranks are `followers`, which it ends.
 
-    `on_loss` is called, on another thread, when a rank fails or dies: nothing can be computed
-    from then on, and this rank may wait for that one for ever.
+    They are as many as the config has ranks beside this one, and have been told nothing yet.
     """
 
     def __init__(
         self,
         path: Path,
         config: EngineConfig,
-        on_progress: Progress,
         cubins: Path | None,
-        on_loss: Callable[[SwiftchatError], None],
+        followers: Followers,
     ) -> None:
-        if not hasattr(os, "memfd_create"):
-            raise DeviceError("several ranks need Linux", "leave --tp out")
-        assert config.tp != "auto"  # `with_ranks` comes before
-        slowest = Slowest(on_progress, config.tp)
-        meeting = os.memfd_create("swiftchat-ranks", 0)
-        self._followers = Followers(config.tp, meeting, on_loss, slowest.report)
+        self._followers = followers
         with self._in_company():
-            self._followers.tell(
+            require_gpus(config)
+            followers.tell(
                 {
                     "type": "load",
                     "path": str(path),
                     "config": config.to_wire(),
-                    "meeting": meeting,
+                    "meeting": followers.meeting,
                     "cubins": str(cubins) if cubins else None,
                 }
             )
-            self._ranks = connect(config, meeting, 0)
+            self._ranks = connect(config, followers.meeting, 0)
             self._repeater = Repeater(
-                path, config, lambda *progress: slowest.report(0, *progress), cubins, self._ranks
+                path, config, functools.partial(followers.report, 0), cubins, self._ranks
             )
-            self._followers.wait_ready()
+            followers.wait_ready()
         self.info = self._repeater.engine.info
 
     @property
@@ -177,23 +172,3 @@ class LockstepEngine:
                 time.sleep(2 * COMPLAINT_S)
             self._followers.close()
             raise
-
-
-class Slowest:
-    """Of all ranks' progress, tells how far the one is that is furthest behind.
-
-    It is named where another is well ahead of it. Ranks that have said nothing are at 0.
-    """
-
-    def __init__(self, on_progress: Progress, size: int) -> None:
-        self._on_progress, self._size = on_progress, size
-        self._shares: dict[str, dict[int, float]] = {}
-
-    def report(self, rank: int, label: str, done: int, total: int) -> None:
-        all_at_0 = dict.fromkeys(range(self._size), 0.0)
-        shares = self._shares.setdefault(label, all_at_0)
-        shares[rank] = done / max(1, total)
-        last = min(shares, key=lambda other: shares[other])
-        if max(shares.values()) > shares[last] + _WELL_AHEAD:
-            label += f", waiting for rank {last}"
-        self._on_progress(label, int(100 * shares[last]), 100)

@@ -16,62 +16,68 @@ if TYPE_CHECKING:
 
 # The context that is to fit on the GPUs that `auto` chooses, if none was asked for.
 _CONTEXT_TOKENS = 4096
+_CHUNK_TOKENS = 4096  # the engine's with kernels, which take the most memory
 
 
-def with_ranks(config: EngineConfig, path: Path) -> EngineConfig:
-    """The config with a number of ranks that the model and this machine allow.
+def num_ranks(config: EngineConfig, path: Path) -> int:
+    """How many ranks are asked for, if the model can be divided so; without torch.
 
-    Raises `UsageError` where the model cannot be divided so, `DeviceError` where there are too
-    few GPUs, and for `auto` `OutOfMemory` where all of them together are too small.
+    Raises `UsageError` where it cannot. For `auto` torch is needed after all, and `OutOfMemory`
+    raised where all GPUs together are too small.
     """
     if config.tp == 1:
-        return config
+        return 1
     shape = dummy_config(config.dummy) if config.dummy else Model.open(path).config
-    if config.tp != "auto":
-        share_of(shape, config.tp, 0)
-    # Here, not at the top: what cannot be divided is refused before torch is imported.
+    if config.tp == "auto":
+        return _fewest(config, shape)
+    share_of(shape, config.tp, 0)
+    return config.tp
+
+
+def require_gpus(config: EngineConfig) -> None:
+    """Raise `DeviceError` where there are fewer GPUs than ranks."""
+    import torch
+
     from swiftchat.engine.device import find_device
 
-    device = find_device(config.device)
-    if device.type == "cpu":
-        return replace(config, tp=1 if config.tp == "auto" else config.tp)
-    num_gpus = _num_gpus(device)
-    if config.tp == "auto":
-        return replace(config, tp=_fewest(config, shape, device, num_gpus))
-    if config.tp > num_gpus:
+    first = find_device(config.device)
+    assert config.tp != "auto"  # `num_ranks` comes before
+    if first.type == "cuda" and config.tp > _num_gpus(first):
+        found = f"{torch.cuda.device_count()} found"
         raise DeviceError(
-            f"--tp {config.tp} needs {config.tp} GPUs from {device} on: {num_gpus} found",
-            f"use --tp {max(n for n in tp_choices(shape) if n <= num_gpus)} or less",
+            f"--tp {config.tp} needs {config.tp} GPUs from {first} on: {found}",
+            f"use --tp {_num_gpus(first)} or less, or --tp auto",
         )
-    return config
 
 
 def _num_gpus(first: "torch.device") -> int:
+    """How many there are from this one on."""
     import torch
 
     return torch.cuda.device_count() - (first.index or 0)
 
 
-def _fewest(config: EngineConfig, shape: ModelConfig, first: "torch.device",
-            num_gpus: int) -> int:  # fmt: skip
+def _fewest(config: EngineConfig, shape: ModelConfig) -> int:
     """The fewest GPUs, from the first on, each of which has room for its share and a context."""
     import torch
 
-    from swiftchat.engine.device import available_bytes
+    from swiftchat.engine.device import available_bytes, find_device
     from swiftchat.engine.memory import plan_share
 
+    first = find_device(config.device)
+    if first.type == "cpu":
+        return 1
     dtype: torch.dtype = getattr(torch, config.dtype or shape.dtype)
     context = config.ctx_size_tokens or min(_CONTEXT_TOKENS, shape.max_context_tokens)
-    asked = replace(config, ctx_size_tokens=context)
+    asked, start = replace(config, ctx_size_tokens=context), first.index or 0
     free_bytes: list[int] = []
-    for n in (n for n in tp_choices(shape) if n <= num_gpus):
+    for n in (n for n in tp_choices(shape) if n <= _num_gpus(first)):
         # Not of more GPUs than needed: asking one takes some of its memory.
-        indices = range(len(free_bytes), n)
-        start = first.index or 0
-        free_bytes += [available_bytes(torch.device("cuda", start + i)) for i in indices]
+        indices = range(start + len(free_bytes), start + n)
+        free_bytes += [available_bytes(torch.device("cuda", index)) for index in indices]
+        share, chunk_tokens = share_of(shape, n, 0), config.chunk_tokens or _CHUNK_TOKENS
         try:
-            plan_share(asked, share_of(shape, n, 0), dtype, config.chunk_tokens or 4096,
-                       min(free_bytes))  # fmt: skip
+            plan_share(asked, share, dtype, chunk_tokens, min(free_bytes))
         except OutOfMemory as error:
             refusal = OutOfMemory(f"on {n} GPUs: {error.message}", error.hint)
         else:

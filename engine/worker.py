@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import traceback
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -16,9 +17,10 @@ from queue import Empty, SimpleQueue
 import platformdirs
 
 from swiftchat.engine import protocol
+from swiftchat.engine.followers import Followers
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import Message, Prefill, Tokens
-from swiftchat.engine.rank_count import with_ranks
+from swiftchat.engine.rank_count import num_ranks
 from swiftchat.errors import KernelCompileError, OutOfMemory, SwiftchatError
 
 
@@ -59,17 +61,20 @@ class Worker:
     def _load(self, command: Message) -> None:
         self._progress("starting the engine", 0, 1)
         path, asked = Path(command["path"]), EngineConfig.from_wire(command["config"])
-        config = with_ranks(asked, path)
+        tp = num_ranks(asked, path)
+        config = replace(asked, tp=tp)
+        if tp > 1:  # they import torch while this process does
+            followers = Followers(tp, self._give_up, self._progress)
         # Here, not at the top: importing torch takes a second that the terminal can show.
         from swiftchat.engine.engine import Engine
         from swiftchat.engine.lockstep import LockstepEngine
 
         cubins = platformdirs.user_cache_path("swiftchat") / "cubins"
         self._engine: Engine | LockstepEngine
-        if config.tp == 1:
+        if tp == 1:
             self._engine = Engine(path, config, self._progress, cubins)
         else:
-            self._engine = LockstepEngine(path, config, self._progress, cubins, self._give_up)
+            self._engine = LockstepEngine(path, config, cubins, followers)
         self._send(self._engine.info.to_wire())
 
     def _give_up(self, error: SwiftchatError) -> None:

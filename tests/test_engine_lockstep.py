@@ -1,0 +1,287 @@
+"""Several ranks as real processes: the same ids, and what becomes of them when one fails."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import fake_engine
+import psutil
+import pytest
+import tiny
+from worker_processes import (
+    ENDLESS,
+    GREEDY,
+    all_ranks,
+    answers,
+    collect,
+    fault_in_rank,
+    followers,
+    gone,
+    wait_until,
+)
+
+from swiftchat.chat.config import ChatConfig
+from swiftchat.chat.conversation import Conversation
+from swiftchat.chat.speaker import Speaker
+from swiftchat.engine.client import EngineClient
+from swiftchat.engine.followers import Slowest
+from swiftchat.engine.params import EngineConfig, SamplingParams
+from swiftchat.engine.protocol import Tokens
+from swiftchat.errors import BadModelFile, DeviceError, OutOfMemory, UsageError
+
+EIGHT_HEADS = {"num_attention_heads": 8, "n_head": 8, "hidden_size": 64, "n_embd": 64}
+TWO = EngineConfig(device="cpu", dtype="float32", num_threads=1, tp=2, block_size=tiny.BLOCK_SIZE)
+LONG = tiny.random_ids(240)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, max_tokens=20, seed=7)
+TOLD_S = 5.0
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="several ranks need Linux"),
+    pytest.mark.timeout(60),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    tiny.make("llama-biases", path, **EIGHT_HEADS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path):
+    with EngineClient(TWO, folder) as running:
+        running.wait_ready()
+        yield running
+
+
+def assert_as_one(client: EngineClient, folder: Path) -> None:
+    """Greedy and drawn, alone and together, whole and in chunks: the ids of one rank."""
+    prompts = [tiny.random_ids(1 + 13 * i, seed=i) for i in range(4)]
+    for params in (GREEDY, SAMPLED):
+        one, _ = tiny.run(tiny.engine(folder), dict(enumerate(prompts)), params)
+        assert answers(client, prompts, params) == list(one.values())
+        assert answers(client, prompts[2:3], params) == [one[2]]
+
+
+def test_two_ranks_answer_as_one(pair: EngineClient, folder: Path) -> None:
+    assert pair.info is not None and pair.info.tp == 2
+    assert_as_one(pair, folder)
+
+
+@pytest.mark.parametrize(("name", "tp"), [("gemma2", 2), ("gpt-neox", 4)])
+def test_ranks_of_other_families_answer_as_one(name: str, tp: int, tmp_path: Path) -> None:
+    tiny.make(name, tmp_path, **EIGHT_HEADS)
+    with EngineClient(replace(TWO, tp=tp, chunk_tokens=16), tmp_path) as client:
+        assert_as_one(client, tmp_path)
+
+
+def test_a_second_turn_reuses_the_first(pair: EngineClient, folder: Path) -> None:
+    prompt = tiny.random_ids(40, seed=3)
+    first, _ = collect(pair.generate(prompt, GREEDY))
+    longer = [*prompt, *first, 5, 6]
+    ids, end = collect(pair.generate(longer, GREEDY))
+    assert end.cached_tokens == len(longer) - 3
+    assert tiny.run(tiny.engine(folder), {1: longer}, GREEDY)[0][1] == ids
+
+
+def test_a_cancelled_answer_leaves_the_ranks_together(pair: EngineClient) -> None:
+    expected = collect(pair.generate([9, 9], GREEDY))[0]
+    generation = pair.generate([9, 9], ENDLESS)
+    for event in generation:
+        if isinstance(event, Tokens):
+            generation.cancel()
+    assert collect(pair.generate([9, 9], GREEDY))[0] == expected
+    assert pair.stats()["used_blocks"] == 0
+
+
+def test_only_loopback_is_listened_on(pair: EngineClient) -> None:
+    processes = [psutil.Process(pid) for pid in all_ranks(pair, 2).values()]
+    sockets = [found for process in processes for found in process.net_connections("inet")]
+    listening = [found.laddr.ip for found in sockets if found.status == psutil.CONN_LISTEN]
+    assert len(listening) >= 2  # gloo's
+    assert set(listening) <= {"127.0.0.1", "::1"}
+
+
+def when_loading(client: EngineClient) -> None:
+    return
+
+
+def when_reading(client: EngineClient) -> None:
+    client.wait_ready()
+    client.generate(LONG, ENDLESS)
+
+
+def when_answering(client: EngineClient) -> None:
+    client.wait_ready()
+    events = iter(client.generate([5], ENDLESS))
+    while not isinstance(next(events), Tokens):
+        pass
+
+
+def assert_told(client: EngineClient, kind: type[DeviceError], words: str) -> None:
+    """Within some seconds the client has an error, whatever it waits for."""
+    began = time.monotonic()
+    with pytest.raises(kind, match=words):
+        client.wait_ready()
+        while True:
+            collect(client.generate([5], ENDLESS))
+    assert time.monotonic() - began < TOLD_S
+
+
+@pytest.mark.parametrize(
+    ("when", "tp"), [(when_loading, 4), (when_reading, 2), (when_answering, 4)]
+)
+def test_a_killed_rank_is_named(when, tp: int, folder: Path) -> None:
+    with EngineClient(replace(TWO, tp=tp), folder) as client:
+        pids = all_ranks(client, tp)
+        when(client)
+        os.kill(pids[tp - 1], signal.SIGKILL)
+        assert_told(client, DeviceError, rf"rank {tp - 1} ended: signal 9 \(SIGKILL\)")
+        wait_until(lambda: all(map(gone, pids.values())))
+
+
+@pytest.mark.parametrize(("when", "rank"), [(when_loading, 1), (when_answering, 1),
+                                            (when_answering, 0)])  # fmt: skip
+def test_a_stopped_rank_is_named(when, rank: int, folder: Path) -> None:
+    with EngineClient(TWO, folder) as client:
+        pids = all_ranks(client, 2)
+        when(client)
+        os.kill(pids[rank], signal.SIGSTOP)
+        who = "rank 1" if rank else "the engine process"
+        assert_told(client, DeviceError, f"{who} was stopped: SIGSTOP")
+        wait_until(lambda: all(map(gone, pids.values())))
+
+
+def test_a_killed_worker_takes_its_ranks_along(folder: Path) -> None:
+    with EngineClient(TWO, folder) as client:
+        pids = all_ranks(client, 2)
+        when_answering(client)
+        os.kill(pids[0], signal.SIGKILL)
+        assert_told(client, DeviceError, "SIGKILL")
+        wait_until(lambda: all(map(gone, pids.values())))
+
+
+_OTHER_TOKENS = """
+import zlib
+plain = zlib.crc32
+zlib.crc32 = lambda data, value=0: plain(data, value) ^ 1
+"""
+_FULL_WHEN_LOADING = """
+import swiftchat.engine.memory as memory
+def full(*_): raise RuntimeError("DefaultCPUAllocator: can't allocate memory\\nat 0x0")
+memory.plan_share = full
+"""
+_DAMAGED = """
+import swiftchat.errors, swiftchat.weights.model
+def damaged(*_): raise swiftchat.errors.BadModelFile("model.safetensors is too short")
+swiftchat.weights.model.Model.checkpoint = damaged
+"""
+_FULL_WHEN_ANSWERING = """
+import swiftchat.engine.sampler as sampler
+def full(*_): raise MemoryError("all is taken")
+sampler.sample = full
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "fault", "kind", "words"),
+    [
+        (1, _OTHER_TOKENS, DeviceError, "rank 1: other tokens were chosen here than on rank 0"),
+        (1, _FULL_WHEN_LOADING, OutOfMemory, "rank 1: DefaultCPUAllocator: can't allocate memory"),
+        (1, _DAMAGED, BadModelFile, "rank 1: model.safetensors is too short"),
+        (1, _FULL_WHEN_ANSWERING, OutOfMemory, "rank 1: all is taken"),
+        (0, _FULL_WHEN_ANSWERING, OutOfMemory, "rank 0: all is taken"),
+    ],
+)
+def test_what_fails_on_one_rank_is_told_with_its_number(
+    rank: int, fault: str, kind: type[DeviceError], words: str,
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    fault_in_rank(monkeypatch, tmp_path / "fault", rank, fault)
+    with EngineClient(TWO, folder) as client:
+        pids = all_ranks(client, 2)
+        assert_told(client, kind, words)
+        wait_until(lambda: all(map(gone, pids.values())))
+
+
+def test_what_cannot_be_divided_is_refused_before_a_rank_starts(folder: Path) -> None:
+    with EngineClient(replace(TWO, tp=3), folder) as client:
+        with pytest.raises(UsageError, match="num_attention_heads 8 is not divisible by --tp 3"):
+            client.wait_ready()
+        assert gone(client.pid) or not followers(client.pid)
+
+
+def test_auto_is_one_rank_on_the_cpu(folder: Path) -> None:
+    with EngineClient(replace(TWO, tp="auto"), folder) as client:
+        assert client.wait_ready().tp == 1
+
+
+@pytest.fixture
+def talker(tmp_path: Path) -> list[str]:
+    """Options for a chat whose greedy answer is longer than any test, on two ranks."""
+    model = fake_engine.make_folder(tmp_path / "model", max_position_embeddings=50000)
+    config = str(model / "config.json")
+    return ["-m", str(model), "--dummy", config, "--device", "cpu", "--tp", "2", "--temp", "0"]
+
+
+def test_the_next_message_starts_the_ranks_anew(tmp_path: Path) -> None:
+    model = fake_engine.make_folder(tmp_path / "model")
+    config = ChatConfig(dummy=str(model / "config.json"), device="cpu", tp=2, max_tokens=50, temp=0)
+    conversation = Conversation()
+    conversation.add("user", "hello")
+    with Speaker(model, config) as speaker:
+        speaker.wait_ready()
+        pids = all_ranks(speaker.engine, 2)
+        os.kill(pids[1], signal.SIGKILL)
+        wait_until(lambda: gone(pids[0]))
+        text = "".join(speaker.answer(conversation, lambda _: None))
+        assert text
+        assert not set(all_ranks(speaker.engine, 2).values()) & set(pids.values())
+
+
+def test_ranks_end_with_the_terminal(talker: list[str]) -> None:
+    """However it ends."""
+    command = [sys.executable, "-m", "swiftchat.chat", *talker, "-p", "hello"]
+    signals = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGHUP: 129}
+    for number, status in signals.items():
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as terminal:
+            assert terminal.stdout is not None
+            terminal.stdout.read(1)  # it answers
+            (worker,) = psutil.Process(terminal.pid).children()
+            ranks = [worker.pid, *followers(worker.pid).values()]
+            assert len(ranks) == 2
+            terminal.send_signal(number)
+            assert terminal.wait(TOLD_S) == status
+        wait_until(lambda pids=ranks: all(map(gone, pids)))
+
+
+def test_json_tells_the_number_of_ranks(talker: list[str]) -> None:
+    command = [sys.executable, "-m", "swiftchat.chat", *talker, "-p", "hello", "-n", "3", "--json"]
+    report = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    assert report["model"]["tp"] == 2
+
+
+def test_starting_and_stopping_leaves_nothing() -> None:
+    script = Path(__file__).parent.parent / "benchmarks" / "start_stop.py"
+    subprocess.run([sys.executable, str(script), "--cycles", "5"], check=True)
+
+
+def test_progress_is_that_of_the_last_rank() -> None:
+    told: list[tuple[str, int, int]] = []
+    slowest = Slowest(lambda *progress: told.append(progress), 2)
+    for rank, done in ((0, 1), (0, 50), (1, 30), (1, 45), (1, 80)):
+        slowest.report(rank, "loading weights", done, 100)
+    behind = "loading weights, waiting for rank"
+    assert told == [
+        ("loading weights", 0, 100),
+        (f"{behind} 1", 0, 100),
+        (f"{behind} 1", 30, 100),
+        ("loading weights", 45, 100),
+        (f"{behind} 0", 50, 100),
+    ]
