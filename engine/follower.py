@@ -42,7 +42,7 @@ class Follower:
         for work in (self._read, self._say_alive):
             threading.Thread(target=work, daemon=True).start()
         try:
-            engine = self._load(self._commands.get())
+            engine = self._load()
             self._send({"type": "ready"})
             while True:
                 engine.repeat(self._commands.get())
@@ -53,10 +53,12 @@ class Follower:
 
             self._complain(device_error(error))
 
-    def _load(self, message: Message) -> "Repeater":
+    def _load(self) -> "Repeater":
         # Here, not at the top: torch takes a second, and this rank already says that it lives.
+        # And before what to load is known: rank 0 tells that when it has imported torch itself.
         from swiftchat.engine.lockstep import Repeater, connect
 
+        message = self._commands.get()
         config = EngineConfig.from_wire(message["config"])
         ranks = connect(config, message["meeting"], self._rank)
         cubins = Path(message["cubins"]) if message["cubins"] else None

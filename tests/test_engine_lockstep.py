@@ -1,11 +1,13 @@
 """Several ranks as real processes: the same ids, and what becomes of them when one fails."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +18,9 @@ import tiny
 from worker_processes import (
     ENDLESS,
     GREEDY,
+    WIDE,
     all_ranks,
-    answers,
+    assert_as_one,
     collect,
     fault_in_rank,
     followers,
@@ -30,14 +33,13 @@ from swiftchat.chat.conversation import Conversation
 from swiftchat.chat.speaker import Speaker
 from swiftchat.engine.client import EngineClient
 from swiftchat.engine.followers import Slowest
-from swiftchat.engine.params import EngineConfig, SamplingParams
+from swiftchat.engine.params import EngineConfig
 from swiftchat.engine.protocol import Tokens
-from swiftchat.errors import BadModelFile, DeviceError, OutOfMemory, UsageError
+from swiftchat.engine.rank_count import num_ranks
+from swiftchat.errors import BadModelFile, DeviceError, OutOfMemory, SwiftchatError, UsageError
 
-EIGHT_HEADS = {"num_attention_heads": 8, "n_head": 8, "hidden_size": 64, "n_embd": 64}
 TWO = EngineConfig(device="cpu", dtype="float32", num_threads=1, tp=2, block_size=tiny.BLOCK_SIZE)
 LONG = tiny.random_ids(240)
-SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, max_tokens=20, seed=7)
 TOLD_S = 5.0
 
 pytestmark = [
@@ -49,7 +51,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("llama")
-    tiny.make("llama-biases", path, **EIGHT_HEADS)
+    tiny.make("llama-biases", path, **WIDE)
     return path
 
 
@@ -60,25 +62,9 @@ def pair(folder: Path):
         yield running
 
 
-def assert_as_one(client: EngineClient, folder: Path) -> None:
-    """Greedy and drawn, alone and together, whole and in chunks: the ids of one rank."""
-    prompts = [tiny.random_ids(1 + 13 * i, seed=i) for i in range(4)]
-    for params in (GREEDY, SAMPLED):
-        one, _ = tiny.run(tiny.engine(folder), dict(enumerate(prompts)), params)
-        assert answers(client, prompts, params) == list(one.values())
-        assert answers(client, prompts[2:3], params) == [one[2]]
-
-
 def test_two_ranks_answer_as_one(pair: EngineClient, folder: Path) -> None:
     assert pair.info is not None and pair.info.tp == 2
-    assert_as_one(pair, folder)
-
-
-@pytest.mark.parametrize(("name", "tp"), [("gemma2", 2), ("gpt-neox", 4)])
-def test_ranks_of_other_families_answer_as_one(name: str, tp: int, tmp_path: Path) -> None:
-    tiny.make(name, tmp_path, **EIGHT_HEADS)
-    with EngineClient(replace(TWO, tp=tp, chunk_tokens=16), tmp_path) as client:
-        assert_as_one(client, tmp_path)
+    assert_as_one(pair, folder, 20)
 
 
 def test_a_second_turn_reuses_the_first(pair: EngineClient, folder: Path) -> None:
@@ -124,47 +110,56 @@ def when_answering(client: EngineClient) -> None:
         pass
 
 
-def assert_told(client: EngineClient, kind: type[DeviceError], words: str) -> None:
-    """Within some seconds the client has an error, whatever it waits for."""
-    began = time.monotonic()
+def assert_told(client: EngineClient, kind: type[SwiftchatError], words: str) -> None:
+    """The client has an error, whatever it waits for."""
     with pytest.raises(kind, match=words):
         client.wait_ready()
         while True:
             collect(client.generate([5], ENDLESS))
+
+
+def assert_lost(client: EngineClient, pids: Iterable[int], words: str) -> None:
+    """Within some seconds the client has an error, and then all processes are gone."""
+    began = time.monotonic()
+    assert_told(client, DeviceError, words)
+    wait_until(lambda: all(map(gone, pids)))
     assert time.monotonic() - began < TOLD_S
 
 
-@pytest.mark.parametrize(
-    ("when", "tp"), [(when_loading, 4), (when_reading, 2), (when_answering, 4)]
-)
-def test_a_killed_rank_is_named(when, tp: int, folder: Path) -> None:
-    with EngineClient(replace(TWO, tp=tp), folder) as client:
-        pids = all_ranks(client, tp)
-        when(client)
-        os.kill(pids[tp - 1], signal.SIGKILL)
-        assert_told(client, DeviceError, rf"rank {tp - 1} ended: signal 9 \(SIGKILL\)")
-        wait_until(lambda: all(map(gone, pids.values())))
-
-
-@pytest.mark.parametrize(("when", "rank"), [(when_loading, 1), (when_answering, 1),
-                                            (when_answering, 0)])  # fmt: skip
-def test_a_stopped_rank_is_named(when, rank: int, folder: Path) -> None:
-    with EngineClient(TWO, folder) as client:
-        pids = all_ranks(client, 2)
-        when(client)
-        os.kill(pids[rank], signal.SIGSTOP)
-        who = "rank 1" if rank else "the engine process"
-        assert_told(client, DeviceError, f"{who} was stopped: SIGSTOP")
-        wait_until(lambda: all(map(gone, pids.values())))
-
-
-def test_a_killed_worker_takes_its_ranks_along(folder: Path) -> None:
-    with EngineClient(TWO, folder) as client:
-        pids = all_ranks(client, 2)
+def test_four_ranks_answer_as_one_until_one_is_killed(tmp_path: Path) -> None:
+    """The others, which lose their connections to it, are not blamed."""
+    tiny.make("gpt-neox", tmp_path, **WIDE)
+    with EngineClient(replace(TWO, tp=4, chunk_tokens=16), tmp_path) as client:
+        pids = all_ranks(client, 4)
+        assert_as_one(client, tmp_path, 20)
         when_answering(client)
-        os.kill(pids[0], signal.SIGKILL)
-        assert_told(client, DeviceError, "SIGKILL")
-        wait_until(lambda: all(map(gone, pids.values())))
+        os.kill(pids[3], signal.SIGKILL)
+        assert_lost(client, pids.values(), r"rank 3 ended: signal 9 \(SIGKILL\)")
+
+
+@pytest.mark.parametrize("when", [when_loading, when_reading])
+def test_a_killed_rank_is_named(when, folder: Path) -> None:
+    with EngineClient(TWO, folder) as client:
+        pids = all_ranks(client, 2)
+        when(client)
+        os.kill(pids[1], signal.SIGKILL)
+        assert_lost(client, pids.values(), r"rank 1 ended: signal 9 \(SIGKILL\)")
+
+
+def test_a_stopped_rank_is_named(folder: Path) -> None:
+    """At three moments; at once, for it is noticed only after some seconds."""
+    cases = ((when_loading, 1, "rank 1"), (when_answering, 1, "rank 1"),
+             (when_answering, 0, "the engine process"))  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(EngineClient(TWO, folder)) for _ in cases]
+        all_pids = []
+        for client, (when, rank, _) in zip(clients, cases, strict=True):
+            pids = all_ranks(client, 2)
+            when(client)
+            os.kill(pids[rank], signal.SIGSTOP)
+            all_pids.append(pids.values())
+        for client, pids_of_one, (_, _, who) in zip(clients, all_pids, cases, strict=True):
+            assert_lost(client, pids_of_one, f"{who} was stopped: SIGSTOP")
 
 
 _OTHER_TOKENS = """
@@ -195,12 +190,12 @@ sampler.sample = full
         (1, _OTHER_TOKENS, DeviceError, "rank 1: other tokens were chosen here than on rank 0"),
         (1, _FULL_WHEN_LOADING, OutOfMemory, "rank 1: DefaultCPUAllocator: can't allocate memory"),
         (1, _DAMAGED, BadModelFile, "rank 1: model.safetensors is too short"),
-        (1, _FULL_WHEN_ANSWERING, OutOfMemory, "rank 1: all is taken"),
         (0, _FULL_WHEN_ANSWERING, OutOfMemory, "rank 0: all is taken"),
     ],
+    ids=["other tokens", "no memory to load", "damaged file", "no memory to answer"],
 )
 def test_what_fails_on_one_rank_is_told_with_its_number(
-    rank: int, fault: str, kind: type[DeviceError], words: str,
+    rank: int, fault: str, kind: type[SwiftchatError], words: str,
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     fault_in_rank(monkeypatch, tmp_path / "fault", rank, fault)
@@ -218,19 +213,10 @@ def test_what_cannot_be_divided_is_refused_before_a_rank_starts(folder: Path) ->
 
 
 def test_auto_is_one_rank_on_the_cpu(folder: Path) -> None:
-    with EngineClient(replace(TWO, tp="auto"), folder) as client:
-        assert client.wait_ready().tp == 1
+    assert num_ranks(replace(TWO, tp="auto"), folder) == 1
 
 
-@pytest.fixture
-def talker(tmp_path: Path) -> list[str]:
-    """Options for a chat whose greedy answer is longer than any test, on two ranks."""
-    model = fake_engine.make_folder(tmp_path / "model", max_position_embeddings=50000)
-    config = str(model / "config.json")
-    return ["-m", str(model), "--dummy", config, "--device", "cpu", "--tp", "2", "--temp", "0"]
-
-
-def test_the_next_message_starts_the_ranks_anew(tmp_path: Path) -> None:
+def test_ranks_start_anew_with_a_message_and_end_with_the_worker(tmp_path: Path) -> None:
     model = fake_engine.make_folder(tmp_path / "model")
     config = ChatConfig(dummy=str(model / "config.json"), device="cpu", tp=2, max_tokens=50, temp=0)
     conversation = Conversation()
@@ -240,36 +226,37 @@ def test_the_next_message_starts_the_ranks_anew(tmp_path: Path) -> None:
         pids = all_ranks(speaker.engine, 2)
         os.kill(pids[1], signal.SIGKILL)
         wait_until(lambda: gone(pids[0]))
-        text = "".join(speaker.answer(conversation, lambda _: None))
-        assert text
-        assert not set(all_ranks(speaker.engine, 2).values()) & set(pids.values())
+        assert "".join(speaker.answer(conversation, lambda _: None))
+        pids = all_ranks(speaker.engine, 2)
+        when_answering(speaker.engine)
+        os.kill(pids[0], signal.SIGKILL)
+        assert_lost(speaker.engine, pids.values(), "the engine process ended: signal 9")
 
 
-def test_ranks_end_with_the_terminal(talker: list[str]) -> None:
-    """However it ends."""
-    command = [sys.executable, "-m", "swiftchat.chat", *talker, "-p", "hello"]
-    signals = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGHUP: 129}
-    for number, status in signals.items():
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as terminal:
-            assert terminal.stdout is not None
-            terminal.stdout.read(1)  # it answers
-            (worker,) = psutil.Process(terminal.pid).children()
-            ranks = [worker.pid, *followers(worker.pid).values()]
-            assert len(ranks) == 2
-            terminal.send_signal(number)
-            assert terminal.wait(TOLD_S) == status
-        wait_until(lambda pids=ranks: all(map(gone, pids)))
-
-
-def test_json_tells_the_number_of_ranks(talker: list[str]) -> None:
-    command = [sys.executable, "-m", "swiftchat.chat", *talker, "-p", "hello", "-n", "3", "--json"]
-    report = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-    assert report["model"]["tp"] == 2
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGKILL, -9), (signal.SIGHUP, 129)],  # SIGTERM goes the same way as this
+)
+def test_ranks_end_with_the_terminal(number: int, status: int, tmp_path: Path) -> None:
+    model = fake_engine.make_folder(tmp_path / "model", max_position_embeddings=50000)
+    config = str(model / "config.json")
+    options = ["-m", str(model), "--dummy", config, "--device", "cpu", "--tp", "2", "--temp", "0"]
+    command = [sys.executable, "-m", "swiftchat.chat", *options, "--stream-json", "-p", "hello"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as terminal:
+        assert terminal.stdout is not None
+        assert json.loads(terminal.stdout.readline())["model"]["tp"] == 2
+        assert b"delta" in terminal.stdout.readline()
+        (worker,) = psutil.Process(terminal.pid).children()
+        pids = [worker.pid, *followers(worker.pid).values()]
+        assert len(pids) == 2
+        terminal.send_signal(number)
+        assert terminal.wait(TOLD_S) == status
+    wait_until(lambda: all(map(gone, pids)))
 
 
 def test_starting_and_stopping_leaves_nothing() -> None:
     script = Path(__file__).parent.parent / "benchmarks" / "start_stop.py"
-    subprocess.run([sys.executable, str(script), "--cycles", "5"], check=True)
+    subprocess.run([sys.executable, str(script), "--cycles", "4"], check=True)
 
 
 def test_progress_is_that_of_the_last_rank() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import tiny
 
 from swiftchat.engine.client import EngineClient, Generation
 from swiftchat.engine.params import SamplingParams
@@ -14,6 +15,8 @@ from swiftchat.engine.protocol import Finished, Tokens
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
 ENDLESS = SamplingParams(temperature=0)
+# What makes a tiny model divisible by four, with rows that GPUs exchange through inboxes.
+WIDE = {"num_attention_heads": 8, "n_head": 8, "hidden_size": 64, "n_embd": 64, "vocab_size": 128}
 
 
 def gone(pid: int) -> bool:
@@ -46,6 +49,19 @@ def answers(
     """Ids for prompts that are answered together."""
     generations = [client.generate(prompt, params) for prompt in prompts]
     return [collect(generation)[0] for generation in generations]
+
+
+def assert_as_one(client: EngineClient, folder: Path, num_tokens: int) -> None:
+    """Greedy and drawn, alone and together: the ids of one rank on the CPU."""
+    prompts = [tiny.random_ids(1 + 13 * i, seed=i) for i in range(4)]
+    one = tiny.engine(folder)
+    for params in (
+        SamplingParams(temperature=0, max_tokens=num_tokens),
+        SamplingParams(temperature=0.9, top_p=0.9, max_tokens=num_tokens, seed=7),
+    ):
+        expected, _ = tiny.run(one, dict(enumerate(prompts)), params)
+        assert answers(client, prompts, params) == list(expected.values())
+        assert answers(client, prompts[2:3], params) == [expected[2]]
 
 
 def followers(worker: int) -> dict[int, int]:
