@@ -1,10 +1,13 @@
-"""What became of a process that this one has started: stopped, or how it ended."""
+"""A process and the one that started it: whether the child was stopped, and how either ends."""
 
+import ctypes
 import os
 import signal
+import sys
 from typing import IO
 
 _LAST_WORDS_BYTES = 2000
+_PR_SET_PDEATHSIG = 1
 
 
 def stop_signal(pid: int) -> str | None:
@@ -29,6 +32,14 @@ def how_it_ended(status: int, output: IO[bytes]) -> str:
     output.seek(max(0, size - _LAST_WORDS_BYTES))
     words = output.read().decode(errors="replace").strip().splitlines()
     return f"{how}: {words[-1]}" if words else how
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends, where it can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # gone before that
+        os._exit(0)
 
 
 def _signal_name(number: int) -> str:

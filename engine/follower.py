@@ -5,9 +5,7 @@ process PARENT is gone: a thread reads the socket, and where the kernel can, it 
 What fails here is told to rank 0, which then ends all.
 """
 
-import ctypes
 import os
-import signal
 import sys
 import threading
 import time
@@ -18,6 +16,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from swiftchat.engine import protocol
+from swiftchat.engine.child import end_with
 from swiftchat.engine.followers import SILENCE_S
 from swiftchat.engine.params import EngineConfig
 from swiftchat.engine.protocol import Message
@@ -25,8 +24,6 @@ from swiftchat.errors import SwiftchatError
 
 if TYPE_CHECKING:
     from swiftchat.engine.lockstep import Repeater
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Follower:
@@ -90,16 +87,8 @@ class Follower:
             os._exit(0)  # rank 0 is gone, and the main thread may be waiting for it
 
 
-def _end_with(parent: int) -> None:
-    """Have the kernel end this process when the thread that started it ends, where it can."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # gone before that
-        os._exit(0)
-
-
 def main() -> None:
-    _end_with(int(sys.argv[3]))
+    end_with(int(sys.argv[3]))
     Follower(Connection(int(sys.argv[1])), int(sys.argv[2])).run()
 
 
