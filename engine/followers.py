@@ -71,11 +71,16 @@ class Followers:
     def pids(self) -> list[int]:
         return [follower.process.pid for follower in self._ranks]
 
-    def close(self) -> None:
-        """End them, and wait until they are gone."""
+    def kill(self) -> None:
+        """End them, stopped ones too, without waiting for one that a driver may hold."""
         self._closing = True
         for follower in self._ranks:
             follower.process.kill()  # it holds nothing that is to be written
+
+    def close(self) -> None:
+        """End them, and wait until they are gone."""
+        self.kill()
+        for follower in self._ranks:
             follower.process.wait()
         self._watcher.join()
         for follower in self._ranks:
@@ -121,9 +126,7 @@ class Followers:
 
     def _lose(self, error: SwiftchatError) -> None:
         if not self._closing:
-            self._closing = True
-            for follower in self._ranks:
-                follower.process.kill()  # stopped ones, too
+            self.kill()
             self._on_loss(error)
 
 

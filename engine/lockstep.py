@@ -170,5 +170,5 @@ class LockstepEngine:
             if type(error) is DeviceError:
                 # Perhaps another rank failed first; then the watcher tells that one meanwhile.
                 time.sleep(2 * COMPLAINT_S)
-            self._followers.close()
+            self._followers.kill()
             raise
