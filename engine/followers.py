@@ -51,8 +51,7 @@ class Followers:
         self._ranks = [_Follower(rank, self.meeting) for rank in range(1, size)]
         self._all_ready = threading.Event()
         self._closing = False
-        self._watcher = threading.Thread(target=self._watch, name="followers", daemon=True)
-        self._watcher.start()
+        threading.Thread(target=self._watch, name="followers", daemon=True).start()
 
     def tell(self, message: Message) -> None:
         """Send a message to all; of one that is gone the watcher hears by itself."""
@@ -67,25 +66,11 @@ class Followers:
         """Wait until all have loaded; for ever, if `on_loss` returns from a loss."""
         self._all_ready.wait()
 
-    @property
-    def pids(self) -> list[int]:
-        return [follower.process.pid for follower in self._ranks]
-
     def kill(self) -> None:
         """End them, stopped ones too, without waiting for one that a driver may hold."""
         self._closing = True
         for follower in self._ranks:
             follower.process.kill()  # it holds nothing that is to be written
-
-    def close(self) -> None:
-        """End them, and wait until they are gone."""
-        self.kill()
-        for follower in self._ranks:
-            follower.process.wait()
-        self._watcher.join()
-        for follower in self._ranks:
-            follower.close()
-        os.close(self.meeting)
 
     def _watch(self) -> None:
         by_connection = {follower.connection: follower for follower in self._ranks}
@@ -138,7 +123,7 @@ class _Follower:
         self.silent_s, self.is_ready = 0.0, False
         self.complaint: SwiftchatError | None = None
         self._stopped_s = self._complaining_s = 0.0
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (as long as this process)
         ours, theirs = socket.socketpair()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "swiftchat.engine.follower", str(theirs.fileno()),
@@ -176,10 +161,6 @@ class _Follower:
         except subprocess.TimeoutExpired:
             return DeviceError(f"rank {self.rank} has closed its connection", _HINT)
         return DeviceError(f"rank {self.rank} ended: {how_it_ended(status, self._output)}", _HINT)
-
-    def close(self) -> None:
-        self.connection.close()
-        self._output.close()
 
 
 class Slowest:

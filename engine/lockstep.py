@@ -86,9 +86,10 @@ class Repeater:
 
 
 class LockstepEngine:
-    """Rank 0's engine, used like `Engine`; the other ranks are `followers`, which it ends.
+    """Rank 0's engine, used like `Engine`; the other ranks are `followers`.
 
-    They are as many as the config has ranks beside this one, and have been told nothing yet.
+    They are as many as the config has ranks beside this one, and have been told nothing yet. They
+    are ended when something fails here, and otherwise end with this process.
     """
 
     def __init__(
@@ -110,21 +111,15 @@ class LockstepEngine:
                     "cubins": str(cubins) if cubins else None,
                 }
             )
-            self._ranks = connect(config, followers.meeting, 0)
-            self._repeater = Repeater(
-                path, config, functools.partial(followers.report, 0), cubins, self._ranks
-            )
+            ranks = connect(config, followers.meeting, 0)
+            report = functools.partial(followers.report, 0)
+            self._repeater = Repeater(path, config, report, cubins, ranks)
             followers.wait_ready()
         self.info = self._repeater.engine.info
 
     @property
     def has_work(self) -> bool:
         return self._repeater.engine.has_work
-
-    @property
-    def pids(self) -> list[int]:
-        """The processes of the other ranks."""
-        return self._followers.pids
 
     def add(self, generation_id: int, prompt: list[int], params: SamplingParams) -> None:
         """As `Engine.add`; a seed nobody chose is drawn here, for all ranks."""
@@ -146,11 +141,6 @@ class LockstepEngine:
 
     def stats(self, measure: bool = False) -> dict[str, Any]:
         return self._repeater.engine.stats(measure)
-
-    def close(self) -> None:
-        """End the other ranks, which have ended what they were told."""
-        self._ranks.close()
-        self._followers.close()
 
     def _together(self, call: Message) -> list[Outcome]:
         with self._in_company():

@@ -15,6 +15,7 @@ import fake_engine
 import psutil
 import pytest
 import tiny
+import torch
 from worker_processes import (
     ENDLESS,
     GREEDY,
@@ -30,12 +31,14 @@ from worker_processes import (
 
 from swiftchat.chat.config import ChatConfig
 from swiftchat.chat.conversation import Conversation
+from swiftchat.chat.oneshot import memory_line
 from swiftchat.chat.speaker import Speaker
+from swiftchat.engine import device
 from swiftchat.engine.client import EngineClient
 from swiftchat.engine.followers import Slowest
 from swiftchat.engine.params import EngineConfig
-from swiftchat.engine.protocol import Tokens
-from swiftchat.engine.rank_count import num_ranks
+from swiftchat.engine.protocol import EngineInfo, Tokens
+from swiftchat.engine.rank_count import num_ranks, require_gpus
 from swiftchat.errors import BadModelFile, DeviceError, OutOfMemory, SwiftchatError, UsageError
 
 TWO = EngineConfig(device="cpu", dtype="float32", num_threads=1, tp=2, block_size=tiny.BLOCK_SIZE)
@@ -214,6 +217,36 @@ def test_what_cannot_be_divided_is_refused_before_a_rank_starts(folder: Path) ->
 
 def test_auto_is_one_rank_on_the_cpu(folder: Path) -> None:
     assert num_ranks(replace(TWO, tp="auto"), folder) == 1
+
+
+def pretend_gpus(monkeypatch: pytest.MonkeyPatch, free_bytes: list[int]) -> None:
+    monkeypatch.setattr(device, "find_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free_bytes))
+    monkeypatch.setattr(device, "available_bytes", lambda gpu: free_bytes[gpu.index])
+
+
+@pytest.mark.parametrize(
+    ("free_gb", "tp"), [([24] * 8, 1), ([17, 24], 2), ([12] * 8, 2), ([10] * 8, 4), ([4.2] * 8, 8)]
+)
+def test_auto_is_the_fewest_gpus_that_hold_it(
+    free_gb: list[float], tp: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Llama 3.1 8B: 16.1 GB of weights, 0.5 for 4096 tokens, 1.2 to work in; 15 % stay free."""
+    pretend_gpus(monkeypatch, [int(gb * 1e9) for gb in free_gb])
+    assert num_ranks(EngineConfig(dummy="llama-3.1-8b", tp="auto"), Path()) == tp
+
+
+def test_too_few_gpus_are_told_with_found_and_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, [10**10] * 2)
+    with pytest.raises(OutOfMemory, match=r"on 2 GPUs: .* needed"):
+        num_ranks(EngineConfig(dummy="llama-3.1-70b", tp="auto"), Path())
+    with pytest.raises(DeviceError, match="--tp 4 needs 4 GPUs from cuda:0 on: 2 found"):
+        require_gpus(EngineConfig(tp=4))
+
+
+def test_stats_tell_the_number_of_ranks() -> None:
+    info = EngineInfo("H200", "bfloat16", 1, 8 * 10**9, 4096, 10**9, 2048, 1, 0.5, tp=2)
+    assert memory_line(info).startswith("2 × H200, bfloat16 · weights 8.00 GB each · ")
 
 
 def test_ranks_start_anew_with_a_message_and_end_with_the_worker(tmp_path: Path) -> None:
