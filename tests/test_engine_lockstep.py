@@ -47,7 +47,7 @@ TOLD_S = 5.0
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="several ranks need Linux"),
-    pytest.mark.timeout(60),
+    pytest.mark.timeout(120),
 ]
 
 
