@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swiftchat.chat.gate import visible
+from swiftchat.chat.num_ranks import RankCount
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
     from swiftchat.engine.client import EngineClient
-    from swiftchat.engine.params import EngineConfig
+    from swiftchat.engine.params import EngineConfig, NumRanks
     from swiftchat.engine.protocol import EngineInfo, Finished
     from swiftchat.weights.config import ModelConfig
 
@@ -47,17 +48,23 @@ _FIRST_ID = 3  # what lies below is control tokens in most vocabularies
     help="Repetitions; medians are shown.",
 )
 @click.option("--device", default="auto", help="auto, cpu, cuda or cuda:N.")
+@click.option(
+    "--tp",
+    type=RankCount(),
+    default=1,
+    help="Divide the model among so many GPUs; auto: the fewest that hold it.",
+)
 @click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]))
 @click.option("--threads", type=int, help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def bench(model: str | None, dummy: str | None, prompt_tokens: int, answer_tokens: int,
-          contexts: Sequence[int], batches: Sequence[int], runs: int, device: str,
+          contexts: Sequence[int], batches: Sequence[int], runs: int, device: str, tp: "NumRanks",
           dtype: str | None, threads: int | None, as_json: bool) -> None:  # fmt: skip
     """Measure a model's speed on this machine: loading, reading a prompt, answering.
 
     An answer's speed is that of its tokens after the first. TB/s is what a step must read at
     least (weights, and keys and values of all contexts), also as a share of what the device
-    reads at most.
+    reads at most; of several GPUs, on each.
     """
     from swiftchat.chat.models import find_model
     from swiftchat.engine.params import EngineConfig
@@ -66,7 +73,7 @@ def bench(model: str | None, dummy: str | None, prompt_tokens: int, answer_token
         raise UsageError("--model and --dummy were both given", "choose one")
     longest = max(prompt_tokens, *contexts) + answer_tokens
     engine_config = EngineConfig(
-        device=device, dtype=dtype, num_threads=threads, dummy=dummy,
+        device=device, tp=tp, dtype=dtype, num_threads=threads, dummy=dummy,
         cache_tokens=(max(batches) + 1) * (longest + _SLACK_TOKENS),
         max_num_seqs=max(EngineConfig.max_num_seqs, *batches),
     )  # fmt: skip
@@ -91,7 +98,7 @@ def bench(model: str | None, dummy: str | None, prompt_tokens: int, answer_token
     flop = costs.prefill_flop(prompt_tokens)
     results: dict[str, Any] = {
         "model": path.name if dummy is None else dummy, "dummy": dummy is not None,
-        "device": info.device, "dtype": info.dtype, "threads": info.num_threads,
+        "device": info.device, "tp": info.tp, "dtype": info.dtype, "threads": info.num_threads,
         "parameters": info.num_parameters, "weights_bytes": info.weights_bytes, **start,
         "load_s": info.load_s, "read_ceiling_bytes_per_s": ceiling,
         "prefill": {
@@ -248,7 +255,7 @@ class _Costs:
         return tokens * a_token + a_pair * seen + 2 * shape.vocab_size * shape.hidden_size
 
     def step_bytes(self, prompt: int, answer: int, batch: int) -> float:
-        """Bytes of a decode step, the mean over an answer's tokens after the first."""
+        """Bytes that a rank reads in a decode step, the mean over the tokens after the first."""
         shape, info = self.shape, self.info
         item_bytes = 4 if info.dtype == "float32" else 2
         # Of a table of its own only a row a token is looked up.
@@ -257,7 +264,8 @@ class _Costs:
         kv_bytes = info.cache_bytes / info.cache_tokens * statistics.mean(contexts)
         unused = shape.num_experts - shape.experts_per_token  # where all tokens choose the same
         left_out = table + unused * self._layers(of_an_expert=True)
-        return info.weights_bytes - left_out * item_bytes + batch * kv_bytes
+        # Weights and cache are a rank's, and every rank has a part of what is left out.
+        return info.weights_bytes - left_out * item_bytes / info.tp + batch * kv_bytes
 
     def _layers(self, of_an_expert: bool = False) -> int:
         """Numbers in all layers' matrices: in those for every token, or in those of one expert."""
@@ -283,7 +291,7 @@ def _table(results: dict[str, Any]) -> str:
     cold_s, warm_s = results["compile_cold_s"], results["compile_warm_s"]
     ceiling = results["read_ceiling_bytes_per_s"]
     lines = [
-        f"{visible(results['model'])} · {visible(results['device'])} · {results['dtype']} · "
+        f"{visible(results['model'])} · {visible(_devices(results))} · {results['dtype']} · "
         f"{results['threads']} threads · weights {results['weights_bytes'] / 1e6:.0f} MB",
         f"start {results['start_s']:.2f} s, of which loading {results['load_s']:.2f} s",
         *([f"compiling kernels {_number(cold_s, 2)} s, from the cache {_number(warm_s, 2)} s"]
@@ -302,6 +310,11 @@ def _table(results: dict[str, Any]) -> str:
             f"{f'{share:.0%}' if share else '–':>11}"
         )
     return "\n".join(lines)
+
+
+def _devices(results: dict[str, Any]) -> str:
+    tp, device = results["tp"], results["device"]
+    return device if tp == 1 else f"{tp} × {device}"
 
 
 def _number(value: float | None, digits: int) -> str:

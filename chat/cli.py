@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from swiftchat.chat.gate import visible
+from swiftchat.chat.num_ranks import RankCount
 from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ _CHAT_OPTIONS = (
     _option("--overflow", type=click.Choice(["error", "drop-oldest"]), default="error",
             help="What to do when the context is full."),
     _option("--device", default="auto", help="auto, cpu, cuda or cuda:N."),
+    _option("--tp", type=RankCount(), default=1,
+            help="Divide the model among so many GPUs; auto: the fewest that hold it."),
     _option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]),
             help="Compute in this; default: the weights' own."),
     _option("--threads", type=int, help="CPU threads."),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from swiftchat.engine.params import EngineConfig, SamplingParams
+from swiftchat.engine.params import EngineConfig, NumRanks, SamplingParams
 from swiftchat.errors import FileSystemError, UsageError
 
 # The options that belong to a conversation: one that goes on later goes on with them.
@@ -57,6 +57,7 @@ class ChatConfig:
     think: str = "auto"
     overflow: str = "error"
     device: str = "auto"
+    tp: NumRanks = 1
     dtype: str | None = None
     threads: int | None = None
     dummy: str | None = None
@@ -124,6 +125,7 @@ class ChatConfig:
             ctx_size_tokens=self.ctx_size,
             num_threads=self.threads,
             dummy=self.dummy,
+            tp=self.tp,
         )
 
     def system_text(self) -> str | None:

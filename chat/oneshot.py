@@ -138,7 +138,7 @@ class OneShot:
             "dtype": info.dtype,
             "quantization": None,
             "device": info.device,
-            "tp": 1,
+            "tp": info.tp,
         }
 
     def _report(self, answer: Answer, info: EngineInfo, load_s: float,
@@ -204,8 +204,11 @@ def stats_line(answer: Answer, load_s: float) -> str:
 
 def memory_line(info: EngineInfo) -> str:
     """What the engine took, and what for, for people."""
+    devices, each = info.device, ""
+    if info.tp > 1:
+        devices, each = f"{info.tp} × {info.device}", " each"
     return (
-        f"{info.device}, {info.dtype} · weights {info.weights_bytes / 1e9:.2f} GB · "
-        f"cache for {info.cache_tokens} tokens {info.cache_bytes / 1e9:.2f} GB · "
+        f"{devices}, {info.dtype} · weights {info.weights_bytes / 1e9:.2f} GB{each} · "
+        f"cache for {info.cache_tokens} tokens {info.cache_bytes / 1e9:.2f} GB{each} · "
         f"context {info.ctx_size_tokens}"
     )

@@ -66,7 +66,8 @@ class Repl:
     def run(self) -> int:
         """Read and answer until the user leaves; the exit code. Whatever ends it, all is saved."""
         if not self.config.quiet:
-            say(f"swiftchat · {self.speaker.name} · /? for help, Ctrl-D to leave")
+            tp = "" if self.config.tp == 1 else f" · --tp {self.config.tp}"
+            say(f"swiftchat · {self.speaker.name}{tp} · /? for help, Ctrl-D to leave")
             for name in self.config.file if self.attached else ():
                 say(f"{name} goes before the first message")
         if self.conversation.tree:

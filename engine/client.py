@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -11,17 +10,23 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import Queue
-from typing import Any, Self
+from queue import Empty, Queue
+from typing import Any, Self, TypeVar
 
 from swiftchat.engine import protocol
+from swiftchat.engine.child import how_it_ended, stop_signal
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Event, Finished, Message, Progress
 from swiftchat.errors import DeviceError, SwiftchatError
 
 # How long a worker may take to end, which it does from any state, before it is killed.
 _END_S = 1.0
-_LAST_WORDS_BYTES = 2000
+# How often who waits for a worker looks whether it was stopped, and how often it must be so:
+# somebody may hold and release both processes.
+_LOOK_S, _LOOKS = 1.0, 3
+_HINT = "the conversation is kept; send the message again to start the engine anew"
+
+T = TypeVar("T")
 
 
 class Generation:
@@ -32,16 +37,16 @@ class Generation:
     delivers what was generated until then and ends with `Finished("interrupt", …)`.
     """
 
-    def __init__(self, generation_id: int, events: Queue[Event | SwiftchatError],
+    def __init__(self, generation_id: int, next_event: Callable[[], Event | SwiftchatError],
                  cancel: Callable[[int], None]) -> None:  # fmt: skip
         self.id = generation_id
-        self._events = events
+        self._next_event = next_event
         self._cancel = cancel
         self._ended = False
 
     def __iter__(self) -> Iterator[Event]:
         while not self._ended:
-            event = self._events.get()
+            event = self._next_event()
             self._ended = isinstance(event, Finished | SwiftchatError)
             if isinstance(event, SwiftchatError):
                 raise event
@@ -57,8 +62,8 @@ class EngineClient:
     """A running engine worker with one model; a context manager that ends the worker.
 
     `start` returns at once; loading goes on in the worker, and `wait_ready` waits for it.
-    When the worker dies, the generation in flight raises `DeviceError` with its signal and
-    last words, and so does every later call; the caller starts a new client.
+    When the worker dies or is stopped, the generation in flight raises `DeviceError` with its
+    signal and last words, and so does every later call; the caller starts a new client.
     """
 
     def __init__(self, config: EngineConfig, model_path: Path) -> None:
@@ -73,6 +78,7 @@ class EngineClient:
         self._generations: dict[int, Queue[Event | SwiftchatError]] = {}
         self._stats: Queue[Message | SwiftchatError] = Queue()
         self._closing = False
+        self._times_stopped = 0  # looks in a row that found the worker stopped
 
     def start(self) -> Self:
         """Spawn the worker and send it the model's path."""
@@ -124,7 +130,8 @@ class EngineClient:
         while True:
             with self._state:
                 while self._progress is shown and not (self._info or self._failure):
-                    self._state.wait()
+                    if not self._state.wait(_LOOK_S):
+                        self._look()
                 shown = self._progress
             if self._failure is not None:
                 raise self._failure
@@ -143,7 +150,7 @@ class EngineClient:
             self._generations[generation_id] = events
         self._command({"type": "generate", "id": generation_id, "prompt": list(prompt),
                        "params": params.to_wire()})  # fmt: skip
-        return Generation(generation_id, events, self._cancel)
+        return Generation(generation_id, lambda: self._next(events), self._cancel)
 
     def stats(self, *, measure: bool = False) -> dict[str, Any]:
         """Counters of the worker: blocks free, used and cached, tokens computed and reused.
@@ -151,7 +158,7 @@ class EngineClient:
         With `measure`, a GPU's read ceiling too; it is measured when first asked for.
         """
         self._command({"type": "stats", "measure": measure})
-        answer = self._stats.get()
+        answer = self._next(self._stats)
         if isinstance(answer, SwiftchatError):
             raise answer
         return {key: value for key, value in answer.items() if key != "type"}
@@ -170,6 +177,20 @@ class EngineClient:
         self._connection.close()
         self._socket.close()
         self._stderr.close()
+
+    def _next(self, events: Queue[T]) -> T:
+        while True:
+            with contextlib.suppress(Empty):
+                return events.get(timeout=_LOOK_S)
+            self._look()
+
+    def _look(self) -> None:
+        """End a worker that was stopped: a process that says nothing does not end by itself."""
+        number = stop_signal(self.pid)
+        self._times_stopped = self._times_stopped + 1 if number else 0
+        if self._times_stopped == _LOOKS:
+            self._fail(DeviceError(f"the engine process was stopped: {number}", _HINT))
+            self._process.kill()
 
     def _cancel(self, generation_id: int) -> None:
         with contextlib.suppress(OSError):  # a dead worker has nothing left to cancel
@@ -227,15 +248,5 @@ class EngineClient:
         self._stats.put(self._failure)
 
     def _obituary(self) -> DeviceError:
-        status = self._process.wait()
-        how = f"exit status {status}"
-        if status < 0:
-            how = f"signal {-status} ({signal.Signals(-status).name})"
-        size = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, size - _LAST_WORDS_BYTES))
-        words = self._stderr.read().decode(errors="replace").strip().splitlines()
-        message = f"the engine process ended: {how}"
-        return DeviceError(
-            f"{message}: {words[-1]}" if words else message,
-            "the conversation is kept; send the message again to start the engine anew",
-        )
+        how = how_it_ended(self._process.wait(), self._stderr)
+        return DeviceError(f"the engine process ended: {how}", _HINT)

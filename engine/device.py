@@ -10,7 +10,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.nvrtc import OLDEST_CAPABILITY, has_bindings
 from swiftchat.engine.cuda_ops import kernels_cover
 from swiftchat.engine.params import EngineConfig
-from swiftchat.errors import DeviceError, UsageError
+from swiftchat.errors import DeviceError, OutOfMemory, UsageError
 from swiftchat.weights.config import ModelConfig
 
 
@@ -36,6 +36,20 @@ def find_device(name: str, rank: int = 0) -> torch.device:
             "use --device cpu, or install the driver and torch's CUDA build",
         )
     return device
+
+
+def device_error(error: BaseException, hint: str = "") -> DeviceError:
+    """An error of torch's as one of ours: `OutOfMemory`, or for any other `DeviceError`."""
+    words = str(error).strip().splitlines()
+    kind = OutOfMemory if _is_out_of_memory(error) else DeviceError
+    return kind(words[0] if words else repr(error), hint)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # Others than torch's GPU allocator raise a plain RuntimeError.
+    texts = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or any(text in str(error) for text in texts)
 
 
 def device_name(device: torch.device) -> str:

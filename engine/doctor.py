@@ -20,6 +20,7 @@ import platformdirs
 import psutil
 
 from swiftchat.cuda import nvrtc
+from swiftchat.engine import links
 from swiftchat.errors import SwiftchatError
 
 Facts = dict[str, Any]
@@ -52,9 +53,16 @@ def report() -> Facts:
         "cubin_cache": _cubin_cache(),
         "gpus": [],
         "peer_access": [],
+        "links": [],
+        "all_reduce": None,
     }
     if facts["torch"]["error"] is None:
         facts["gpus"], facts["peer_access"] = _gpus()
+    count = len(facts["gpus"])
+    if count > 1:
+        facts["links"] = links.link_names(count)
+    if count > 1 and all(map(all, facts["peer_access"])):
+        facts["all_reduce"] = links.measure(min(count, links.MOST_GPUS))
     archs = [gpu["architecture"] for gpu in facts["gpus"] if gpu["has_kernels"]]
     facts["compile"] = _compile(archs[0] if archs else "sm_90a")
     facts["cpu"] = _cpu(has_torch=facts["torch"]["error"] is None)
@@ -236,7 +244,8 @@ def judge(facts: Facts) -> list[Check]:
         _judge_torch(facts),
         _judge_driver(facts),
         *_judge_gpus(facts),
-        *_judge_peers(facts["peer_access"]),
+        *_judge_peers(facts["peer_access"], facts["links"]),
+        _judge_all_reduce(facts),
         _judge_compiler(facts["compiler"]),
         _judge_compile(facts),
         Check("kernels for", "ok", ", ".join(facts["compiler"]["architectures"])),
@@ -319,17 +328,37 @@ def _judge_gpu(gpu: Facts, architectures: list[str]) -> Check:
     return Check(name, "ok", f"{text}; a kernel ran")
 
 
-def _judge_peers(peers: list[list[bool]]) -> list[Check]:
+def _judge_peers(peers: list[list[bool]], names: list[list[str]]) -> list[Check]:
+    """A row for each GPU: + or the link's name to those whose memory it reaches, - to others."""
     if len(peers) < 2:
         return []
-    width = len(str(len(peers)))
+    known = names or [["+"] * len(peers)] * len(peers)
+    cells = [
+        [name if peer else "-" for peer, name in zip(*rows, strict=True)]
+        for rows in zip(peers, known, strict=True)
+    ]
+    width = max(len(str(len(peers))), *(len(cell) for row in cells for cell in row))
     lines = ["from\\to " + " ".join(f"{i:{width}}" for i in range(len(peers)))]
-    for i, row in enumerate(peers):
-        lines.append(f"{i:7} " + " ".join(f"{'+' if peer else '-':>{width}}" for peer in row))
+    for i, row in enumerate(cells):
+        lines.append(f"{i:7} " + " ".join(f"{cell:>{width}}" for cell in row))
     if all(map(all, peers)):
         return [Check("peer access", "ok", "\n".join(lines))]
     return [Check("peer access", "note", "\n".join(lines),
-                  "GPUs marked - cannot read each other's memory and share no model")]  # fmt: skip
+                  "GPUs marked - do not reach each other's memory: a model divided among them "
+                  "goes through NCCL, slower")]  # fmt: skip
+
+
+def _judge_all_reduce(facts: Facts) -> Check:
+    name, count, measured = "all-reduce", len(facts["gpus"]), facts["all_reduce"]
+    if count < 2:
+        return Check(name, "ok", f"for --tp with two or more GPUs: {count} here")
+    if measured is None:
+        return Check(name, "note", "not measured: it goes through NCCL", "see peer access")
+    what = f"{measured['bytes'] // 1024} KiB among {measured['gpus']} GPUs"
+    if measured["error"] is not None:
+        hint = "use --tp 1, and look with nvidia-smi at the GPUs and who uses them"
+        return Check(name, "problem", f"{what}: {measured['error']}", hint)
+    return Check(name, "ok", f"{what} in {measured['us']:.1f} µs")
 
 
 def _judge_compiler(compiler: Facts) -> Check:

@@ -20,10 +20,10 @@ from swiftchat.engine.decoder import Decoder, resident_bytes
 from swiftchat.engine.device import available_bytes, device_name, find_device, find_kernels
 from swiftchat.engine.dummy import dummy_weights
 from swiftchat.engine.gpu_ranks import GpuRanks
-from swiftchat.engine.kv_cache import KVCache, kv_bytes_per_token
+from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.lanes import Lanes
 from swiftchat.engine.loader import load_weights
-from swiftchat.engine.memory import plan_cache, workspace_bytes
+from swiftchat.engine.memory import plan_share
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Event, Finished, Prefill, Tokens
 from swiftchat.engine.ranks import Alone, Ranks
@@ -85,15 +85,10 @@ class Engine:
         dtype: torch.dtype = getattr(torch, config.dtype or shape.dtype)
         gpu = find_kernels(device, config, shape, dtype, cubins)
         chunk_tokens = config.chunk_tokens or (512 if gpu is None else 4096)
-        own_parameters = sum(math.prod(s) for s in share.shapes().values())
-        plan = plan_cache(
-            config,
-            max_context_tokens=shape.max_context_tokens,
-            bytes_per_token=kv_bytes_per_token(shape, dtype),
-            weights_bytes=own_parameters * dtype.itemsize,
-            workspace_bytes=workspace_bytes(shape, chunk_tokens, dtype) if gpu else 0,
-            available_bytes=ranks.least(available_bytes(device, ranks.size)),
-        )
+        plan = plan_share(
+            config, share, dtype, chunk_tokens if gpu else None,
+            ranks.least(available_bytes(device, ranks.size)),
+        )  # fmt: skip
         if checkpoint:
             weights = load_weights(
                 whole, checkpoint, dtype, device,

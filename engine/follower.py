@@ -2,29 +2,28 @@
 
 It repeats what rank 0 does with its engine, told over the inherited socket FD, and ends when the
 process PARENT is gone: a thread reads the socket, and where the kernel can, it sends a signal too.
+What fails here is told to rank 0, which then ends all.
 """
 
-import ctypes
 import os
-import signal
 import sys
 import threading
 import time
+import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from swiftchat.engine import protocol
+from swiftchat.engine.child import end_with
 from swiftchat.engine.followers import SILENCE_S
 from swiftchat.engine.params import EngineConfig
 from swiftchat.engine.protocol import Message
-from swiftchat.errors import DeviceError, SwiftchatError
+from swiftchat.errors import SwiftchatError
 
 if TYPE_CHECKING:
     from swiftchat.engine.lockstep import Repeater
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Follower:
@@ -40,25 +39,33 @@ class Follower:
         for work in (self._read, self._say_alive):
             threading.Thread(target=work, daemon=True).start()
         try:
-            engine = self._load(self._commands.get())
+            engine = self._load()
+            self._send({"type": "ready"})
+            while True:
+                engine.repeat(self._commands.get())
         except SwiftchatError as error:
-            self._send(protocol.error_message(error))
-            return
-        except RuntimeError as error:  # torch's
-            self._send(protocol.error_message(DeviceError(str(error).strip().split("\n")[0])))
-            raise
-        self._send({"type": "ready"})
-        while True:
-            engine.repeat(self._commands.get())
+            self._complain(error)
+        except (MemoryError, RuntimeError) as error:  # torch's
+            from swiftchat.engine.device import device_error
 
-    def _load(self, message: Message) -> "Repeater":
+            self._complain(device_error(error))
+
+    def _load(self) -> "Repeater":
         # Here, not at the top: torch takes a second, and this rank already says that it lives.
+        # And before what to load is known: rank 0 tells that when it has imported torch itself.
         from swiftchat.engine.lockstep import Repeater, connect
 
+        message = self._commands.get()
         config = EngineConfig.from_wire(message["config"])
-        ranks = connect(config, Path(message["store"]), self._rank)
+        ranks = connect(config, message["meeting"], self._rank)
         cubins = Path(message["cubins"]) if message["cubins"] else None
         return Repeater(Path(message["path"]), config, self._progress, cubins, ranks)
+
+    def _complain(self, error: SwiftchatError) -> None:
+        """Tell it, and stay: where several fail, rank 0 shall tell the cause from what follows."""
+        traceback.print_exc()
+        self._send(protocol.error_message(error))
+        threading.Event().wait()
 
     def _progress(self, label: str, done: int, total: int) -> None:
         self._send({"type": "progress", "label": label, "done": done, "total": total})
@@ -80,16 +87,8 @@ class Follower:
             os._exit(0)  # rank 0 is gone, and the main thread may be waiting for it
 
 
-def _end_with(parent: int) -> None:
-    """Have the kernel end this process when the thread that started it ends, where it can."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # gone before that
-        os._exit(0)
-
-
 def main() -> None:
-    _end_with(int(sys.argv[3]))
+    end_with(int(sys.argv[3]))
     Follower(Connection(int(sys.argv[1])), int(sys.argv[2])).run()
 
 

@@ -5,23 +5,26 @@ makes it; schedules, draws and ends follow from the calls alone, and are the sam
 ranks need of each other within a call (sums, logits) passes between the devices.
 """
 
+import functools
 import os
 import secrets
-import tempfile
+import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from swiftchat.engine.device import find_device
+from swiftchat.engine.device import device_error, find_device
 from swiftchat.engine.engine import Engine, Outcome, Progress
-from swiftchat.engine.followers import Followers
+from swiftchat.engine.followers import COMPLAINT_S, Followers
 from swiftchat.engine.gpu_ranks import GpuRanks
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import Message, Tokens
+from swiftchat.engine.rank_count import require_gpus
 from swiftchat.engine.ranks import GlooRanks, Ranks
 from swiftchat.errors import DeviceError, SwiftchatError
 
@@ -30,21 +33,24 @@ __all__ = ["LockstepEngine", "Repeater", "connect"]
 _LOAD_S = 300.0  # that ranks may come one after the other to where they wait for all
 
 
-def connect(config: EngineConfig, store: Path, rank: int) -> Ranks:
-    """Meet the other ranks through the file `store`, on this machine and without an open port.
+def connect(config: EngineConfig, meeting: int, rank: int) -> Ranks:
+    """Meet the other ranks, on this machine and without an open port.
 
-    The file has done its work when this returns.
+    That is in the file with the descriptor `meeting`, inherited from rank 0, which is in no
+    folder: it is gone when all ranks are, whatever ended them. It stays open: NCCL's own threads
+    look into it later.
     """
+    assert config.tp != "auto"  # `num_ranks` comes before
     device = find_device(config.device, rank)
     stores: Any = dist  # whose stubs do not have them
-    meeting = stores.FileStore(str(store), config.tp)
+    store = stores.FileStore(f"/proc/self/fd/{meeting}", config.tp)
     ranks: Ranks
     if device.type == "cpu":
-        ranks = GlooRanks(meeting, rank, config.tp, _LOAD_S)
+        ranks = GlooRanks(store, rank, config.tp, _LOAD_S)
     else:
         # NVLink multicast stays off, and what NCCL listens on is this machine's alone.
         os.environ.update(NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="lo")
-        ranks = GpuRanks(meeting, rank, config.tp, device, _LOAD_S)
+        ranks = GpuRanks(store, rank, config.tp, device, _LOAD_S)
     ranks.least(0)  # all are here
     return ranks
 
@@ -67,7 +73,7 @@ class Repeater:
                 self.engine.cancel(call["id"])
             case "step":
                 if call["digest"] != self.digest:
-                    raise DeviceError("the ranks have chosen different tokens")
+                    raise DeviceError("other tokens were chosen here than on rank 0")
                 return self._step()
         return []
 
@@ -80,47 +86,40 @@ class Repeater:
 
 
 class LockstepEngine:
-    """Rank 0's engine, used like `Engine`; the other ranks are processes that it starts and ends.
+    """Rank 0's engine, used like `Engine`; the other ranks are `followers`.
 
-    `on_loss` is called, on another thread, when a rank fails or dies: nothing can be computed
-    from then on, and this rank may wait for that one for ever.
+    They are as many as the config has ranks beside this one, and have been told nothing yet. They
+    are ended when something fails here, and otherwise end with this process.
     """
 
     def __init__(
         self,
         path: Path,
         config: EngineConfig,
-        on_progress: Progress,
         cubins: Path | None,
-        on_loss: Callable[[SwiftchatError], None],
+        followers: Followers,
     ) -> None:
-        slowest = _Slowest(on_progress)
-        self._followers = Followers(config.tp, on_loss, slowest.report)
-        with tempfile.TemporaryDirectory(prefix="swiftchat-") as folder:
-            store = Path(folder) / "store"
-            self._followers.tell(
+        self._followers = followers
+        with self._in_company():
+            require_gpus(config)
+            followers.tell(
                 {
                     "type": "load",
                     "path": str(path),
                     "config": config.to_wire(),
-                    "store": str(store),
+                    "meeting": followers.meeting,
                     "cubins": str(cubins) if cubins else None,
                 }
             )
-            self._ranks = connect(config, store, 0)
-        self._repeater = Repeater(
-            path, config, lambda *progress: slowest.report(0, *progress), cubins, self._ranks
-        )
+            ranks = connect(config, followers.meeting, 0)
+            report = functools.partial(followers.report, 0)
+            self._repeater = Repeater(path, config, report, cubins, ranks)
+            followers.wait_ready()
         self.info = self._repeater.engine.info
 
     @property
     def has_work(self) -> bool:
         return self._repeater.engine.has_work
-
-    @property
-    def pids(self) -> list[int]:
-        """The processes of the other ranks."""
-        return self._followers.pids
 
     def add(self, generation_id: int, prompt: list[int], params: SamplingParams) -> None:
         """As `Engine.add`; a seed nobody chose is drawn here, for all ranks."""
@@ -143,25 +142,23 @@ class LockstepEngine:
     def stats(self, measure: bool = False) -> dict[str, Any]:
         return self._repeater.engine.stats(measure)
 
-    def close(self) -> None:
-        """End the other ranks, which have ended what they were told."""
-        self._ranks.close()
-        self._followers.close()
-
     def _together(self, call: Message) -> list[Outcome]:
-        self._followers.tell(call)
-        return self._repeater.repeat(call)
+        with self._in_company():
+            self._followers.tell(call)
+            return self._repeater.repeat(call)
 
-
-class _Slowest:
-    """Of all ranks' progress, tells that of the one that is furthest behind."""
-
-    def __init__(self, on_progress: Progress) -> None:
-        self._on_progress = on_progress
-        self._shares: dict[str, dict[int, float]] = {}
-
-    def report(self, rank: int, label: str, done: int, total: int) -> None:
-        shares = self._shares.setdefault(label, {})
-        shares[rank] = done / max(1, total)
-        if rank == min(shares, key=lambda other: shares[other]):
-            self._on_progress(f"{label} (rank {rank})", done, total)
+    @contextmanager
+    def _in_company(self) -> Iterator[None]:
+        """Around what all ranks do: what fails on rank 0 ends them, and is raised as an error."""
+        try:
+            try:
+                yield
+            except (MemoryError, RuntimeError) as error:  # torch's
+                found = device_error(error)
+                raise type(found)(f"rank 0: {found.message}", found.hint) from error
+        except SwiftchatError as error:
+            if type(error) is DeviceError:
+                # Perhaps another rank failed first; then the watcher tells that one meanwhile.
+                time.sleep(2 * COMPLAINT_S)
+            self._followers.kill()
+            raise

@@ -1,12 +1,15 @@
 """Plans what fits before anything is allocated."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 
+from swiftchat.engine.kv_cache import kv_bytes_per_token
 from swiftchat.engine.params import EngineConfig
 from swiftchat.errors import OutOfMemory, UsageError
 from swiftchat.weights.config import ModelConfig
+from swiftchat.weights.tensor_parallel import Share
 
 # What is left to the operating system, other programs and activations.
 _KEEP_FREE = 0.15
@@ -29,6 +32,24 @@ def workspace_bytes(shape: ModelConfig, chunk_tokens: int, dtype: torch.dtype) -
     widest = 4 * shape.hidden_size + 2 * heads * shape.head_dim + 3 * shape.intermediate_size
     logits = 64 * shape.vocab_size * 8
     return 2 * chunk_tokens * widest * dtype.itemsize + logits
+
+
+def plan_share(config: EngineConfig, share: Share, dtype: torch.dtype, chunk_tokens: int | None,
+               available_bytes: int) -> CachePlan:  # fmt: skip
+    """`plan_cache` for one rank's share of a model.
+
+    `chunk_tokens` is the longest forward pass where our kernels run, which need a workspace.
+    """
+    shape = share.local
+    num_parameters = sum(math.prod(size) for size in share.shapes().values())
+    return plan_cache(
+        config,
+        max_context_tokens=shape.max_context_tokens,
+        bytes_per_token=kv_bytes_per_token(shape, dtype),
+        weights_bytes=num_parameters * dtype.itemsize,
+        workspace_bytes=workspace_bytes(shape, chunk_tokens, dtype) if chunk_tokens else 0,
+        available_bytes=available_bytes,
+    )
 
 
 def plan_cache(config: EngineConfig, *, max_context_tokens: int, bytes_per_token: int,

@@ -2,12 +2,13 @@
 
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from swiftchat.errors import UsageError
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("bfloat16", "float16", "float32")
+NumRanks = int | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class EngineConfig:
     512, or 4096 with our kernels). `kernels` false runs torch's operators on a GPU, too.
     `dummy`, a name or a config.json, asks for random weights in that shape; the model's path
     is not looked at then. `tp` ranks compute the model together, each on a GPU of its own from
-    `device` on (tensor parallelism).
+    `device` on (tensor parallelism); `auto` is the fewest whose memory holds it.
     """
 
     device: str = "auto"
@@ -34,7 +35,7 @@ class EngineConfig:
     num_threads: int | None = None
     dummy: str | None = None
     kernels: bool = True
-    tp: int = 1
+    tp: NumRanks = 1
 
     def __post_init__(self) -> None:
         if self.device.partition(":")[0] not in DEVICES:
@@ -47,7 +48,9 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}")
-        for name in ("block_size", "max_num_seqs", "tp"):
+        if self.tp != "auto" and self.tp < 1:
+            raise UsageError(f"tp must be at least 1 or auto, not {self.tp}")
+        for name in ("block_size", "max_num_seqs"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
 

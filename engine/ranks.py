@@ -1,5 +1,7 @@
 """What the ranks of one model tell each other while they compute: sums, and pieces put together."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -8,12 +10,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from swiftchat.errors import DeviceError
+
 
 class Ranks(Protocol):
     """The ranks that compute one model in lockstep, seen from one of them.
 
     Each calls the same methods in the same order with tensors of the same shapes, and gets the
-    same numbers to the bit.
+    same numbers to the bit. Raises `DeviceError` where another is gone, if that can be noticed.
     """
 
     size: int
@@ -63,7 +67,7 @@ class GlooRanks:
     """Processes on this machine's CPU, which meet over the loopback interface alone.
 
     `store` is a store of `torch.distributed`, where they find each other; its `FileStore` needs
-    no port. Raises `RuntimeError` when the others do not come or answer within `timeout_s`.
+    no port. Raises `DeviceError` when the others do not come or answer within `timeout_s`.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout_s: float = 60.0) -> None:
@@ -73,21 +77,25 @@ class GlooRanks:
         # Left to itself it listens where this machine's name leads to.
         options._devices = [gloo.create_device(hostname="127.0.0.1")]
         self.size, self.rank = size, rank
-        self._group = gloo(store, rank, size, options)
+        with _lost_sight():
+            self._group = gloo(store, rank, size, options)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        self._group.allreduce([x]).wait()
+        with _lost_sight():
+            self._group.allreduce([x]).wait()
         return x
 
     def gather(self, x: Tensor, width: int) -> Tensor:
         each = -(-width // self.size)
         parts = [torch.empty(len(x), each, dtype=x.dtype) for _ in range(self.size)]
-        self._group.allgather([parts], [F.pad(x, (0, each - x.shape[1]))]).wait()
+        with _lost_sight():
+            self._group.allgather([parts], [F.pad(x, (0, each - x.shape[1]))]).wait()
         return torch.cat(parts, 1)[:, :width]
 
     def first(self, number: int) -> int:
         told = torch.tensor([number])
-        self._group.broadcast([told]).wait()
+        with _lost_sight():
+            self._group.broadcast([told]).wait()
         return int(told)
 
     def least(self, number: int) -> int:
@@ -99,8 +107,19 @@ class GlooRanks:
     def exchange(self, mine: bytes) -> list[bytes]:
         """Every rank's bytes, equally many, in the order of the ranks."""
         parts = [torch.empty(len(mine), dtype=torch.uint8) for _ in range(self.size)]
-        self._group.allgather([parts], [torch.tensor(list(mine), dtype=torch.uint8)]).wait()
+        with _lost_sight():
+            self._group.allgather([parts], [torch.tensor(list(mine), dtype=torch.uint8)]).wait()
         return [bytes(part.tolist()) for part in parts]
+
+
+@contextmanager
+def _lost_sight() -> Iterator[None]:
+    """Turn gloo's errors, which speak of sockets, into one that says what they mean."""
+    try:
+        yield
+    except RuntimeError as error:
+        words = str(error).strip().splitlines()[0]
+        raise DeviceError(f"no answer from the other ranks: {words}") from error
 
 
 def _bytes_of(number: int) -> bytes:

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import traceback
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -16,9 +17,11 @@ from queue import Empty, SimpleQueue
 import platformdirs
 
 from swiftchat.engine import protocol
+from swiftchat.engine.followers import Followers
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import Message, Prefill, Tokens
-from swiftchat.errors import DeviceError, KernelCompileError, OutOfMemory, SwiftchatError
+from swiftchat.engine.rank_count import num_ranks
+from swiftchat.errors import KernelCompileError, OutOfMemory, SwiftchatError
 
 
 class Worker:
@@ -41,28 +44,37 @@ class Worker:
             self._send(protocol.error_message(error))
             return
         except RuntimeError as error:  # torch's, for a device that is full, busy or broken
+            from swiftchat.engine.device import device_error
+
             traceback.print_exc()
-            kind = OutOfMemory if _is_out_of_memory(error) else DeviceError
             hint = "nvidia-smi shows what else uses the GPU; --device cpu does without"
-            self._send(protocol.error_message(kind(_first_line(error), hint)))
+            self._send(protocol.error_message(device_error(error, hint)))
             return
-        while True:
-            self._obey()
-            self._step()
+        try:
+            while True:
+                self._obey()
+                self._step()
+        except SwiftchatError as error:  # after which there is no going on
+            traceback.print_exc()
+            self._give_up(error)
 
     def _load(self, command: Message) -> None:
         self._progress("starting the engine", 0, 1)
+        path, asked = Path(command["path"]), EngineConfig.from_wire(command["config"])
+        tp = num_ranks(asked, path)
+        config = replace(asked, tp=tp)
+        if tp > 1:  # they import torch while this process does
+            followers = Followers(tp, self._give_up, self._progress)
         # Here, not at the top: importing torch takes a second that the terminal can show.
         from swiftchat.engine.engine import Engine
         from swiftchat.engine.lockstep import LockstepEngine
 
-        path, config = Path(command["path"]), EngineConfig.from_wire(command["config"])
         cubins = platformdirs.user_cache_path("swiftchat") / "cubins"
         self._engine: Engine | LockstepEngine
-        if config.tp == 1:
+        if tp == 1:
             self._engine = Engine(path, config, self._progress, cubins)
         else:
-            self._engine = LockstepEngine(path, config, self._progress, cubins, self._give_up)
+            self._engine = LockstepEngine(path, config, cubins, followers)
         self._send(self._engine.info.to_wire())
 
     def _give_up(self, error: SwiftchatError) -> None:
@@ -102,13 +114,14 @@ class Worker:
         except (OutOfMemory, KernelCompileError) as error:
             outcomes = self._engine.abort_all(error)
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            from swiftchat.engine.device import device_error
+
+            hint = "use a smaller --ctx-size or start a new conversation"
+            found = device_error(error, hint)
+            if not isinstance(found, OutOfMemory):
                 raise
             traceback.print_exc()
-            outcomes = self._engine.abort_all(
-                OutOfMemory(f"out of memory: {_first_line(error)}",
-                            "use a smaller --ctx-size or start a new conversation")
-            )  # fmt: skip
+            outcomes = self._engine.abort_all(OutOfMemory(f"out of memory: {found.message}", hint))
         for generation_id, event in outcomes:
             match event:
                 case Tokens(ids):
@@ -134,20 +147,6 @@ class Worker:
                 self._commands.put(protocol.receive(self._connection))
         except (EOFError, OSError):
             os._exit(0)  # the terminal is gone, and whoever is computing computes for nobody
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    import torch
-
-    # Others than torch's GPU allocator raise a plain RuntimeError.
-    texts = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
-    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return known or any(text in str(error) for text in texts)
-
-
-def _first_line(error: BaseException) -> str:
-    words = str(error).strip().splitlines()
-    return words[0] if words else repr(error)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ import copy
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from swiftchat.chat import doctor as terminal
 from swiftchat.cuda import nvrtc
-from swiftchat.engine import doctor
+from swiftchat.engine import doctor, links
 from swiftchat.errors import DeviceError, UsageError
 
 GPU = {
@@ -31,7 +32,8 @@ WELL: dict[str, Any] = {
                  "architectures": ["sm_80", "sm_90a"]},
     "compile": {"kernel": "norm", "architecture": "sm_90a", "seconds": 0.1, "error": None},
     "cubin_cache": {"folder": "/cache", "entries": 3, "bytes": 10**6},
-    "gpus": [GPU], "peer_access": [[True]], "can_chat": True, "usable_gpus": [0],
+    "gpus": [GPU], "peer_access": [[True]], "links": [], "all_reduce": None,
+    "can_chat": True, "usable_gpus": [0],
 }  # fmt: skip
 
 
@@ -122,6 +124,53 @@ def test_the_peer_matrix() -> None:
     head, first, second, hint = terminal.table([vars(check)]).split("\n")
     assert head.index("0") == first.index("+") == second.index("+") and "hint: " in hint
     assert head.index("1") == first.index("-") == second.rindex("+")
+
+
+TOPOLOGY = """\
+\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV18\tNODE\t0-15\t0\t\tN/A
+GPU1\tNV18\t X \tSYS\t16-31\t1\t\tN/A
+NIC0\tNODE\tSYS\t X 
+
+Legend:
+"""  # noqa: W291  (so nvidia-smi writes it)
+
+
+def test_the_links_between_gpus() -> None:
+    names = links.parse_topology(TOPOLOGY, 2)
+    assert names == [["X", "NV18"], ["NV18", "X"]]
+    assert links.parse_topology(TOPOLOGY, 1) == []  # of GPUs that are hidden from torch
+    check = judged(machine(peer_access=[[True] * 2] * 2, links=names), "peer access")
+    assert [line.split() for line in check.text.split("\n")[1:]] == [
+        ["0", "X", "NV18"], ["1", "NV18", "X"]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("count", "measured", "state", "words"),
+    [
+        (0, None, "ok", "0 here"),
+        (1, None, "ok", "1 here"),
+        (2, None, "note", "NCCL"),
+        (2, {"us": 3.91, "error": None}, "ok", "8 KiB among 2 GPUs in 3.9 µs"),
+        (2, {"us": None, "error": "GPU 1 hangs"}, "problem", "GPU 1 hangs"),
+    ],
+)
+def test_the_all_reduce(count: int, measured: Any, state: str, words: str) -> None:
+    sizes = {"gpus": 2, "bytes": 8192}
+    facts = machine(gpus=[GPU] * count, all_reduce=measured and {**sizes, **measured})
+    check = judged(facts, "all-reduce")
+    assert check.state == state and words in check.text
+
+
+def test_measuring_without_gpus_ends_with_an_error() -> None:
+    assert "GPU 0: status 1" in links.measure(1)["error"]
+
+
+def test_measuring_that_hangs_is_ended() -> None:
+    began = time.monotonic()
+    assert links.measure(1, limit_s=0.05)["error"] == "GPU 0 was not ready after 0 s"
+    assert time.monotonic() - began < 2
 
 
 @pytest.mark.parametrize(
@@ -217,6 +266,12 @@ def test_an_examination_that_dies_is_told(monkeypatch, script: str) -> None:
     monkeypatch.setattr(subprocess, "run", lambda command, **settings: run(dying, **settings))
     with pytest.raises(DeviceError, match=r"SIGSEGV|broken"):
         terminal.examine()
+
+
+@pytest.mark.gpus(2)
+def test_two_gpus_add_up() -> None:
+    measured = links.measure(2)
+    assert measured["error"] is None and 1 < measured["us"] < 100
 
 
 @pytest.mark.gpu

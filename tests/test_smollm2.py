@@ -11,11 +11,11 @@ import tiny
 import torch
 import transformers
 from safetensors.torch import load_file
+from worker_processes import answers
 
+from swiftchat.engine.client import EngineClient
 from swiftchat.engine.engine import Engine
-from swiftchat.engine.lockstep import LockstepEngine
 from swiftchat.engine.params import EngineConfig, SamplingParams
-from swiftchat.errors import SwiftchatError
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.convert import convert
 from swiftchat.weights.model import Model
@@ -157,13 +157,7 @@ def test_three_processes_say_what_one_does(
     params = SamplingParams(temperature=0, max_tokens=16)
     expected, _ = tiny.run(engine, prompts, params)
 
-    def lost(error: SwiftchatError) -> None:
-        raise error
-
     for path in (smollm2_f32, tmp_path / "cut"):
         config = EngineConfig(device="cpu", tp=3, ctx_size_tokens=256)
-        ranks = LockstepEngine(path, config, lambda *_: None, None, lost)
-        try:
-            assert tiny.run(ranks, prompts, params)[0] == expected
-        finally:
-            ranks.close()
+        with EngineClient(config, path) as client:
+            assert answers(client, list(prompts.values()), params) == list(expected.values())

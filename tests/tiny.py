@@ -16,7 +16,6 @@ from swiftchat.engine.decoder import Decoder
 from swiftchat.engine.engine import Engine
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.loader import load_weights
-from swiftchat.engine.lockstep import LockstepEngine
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import Finished, Tokens
 from swiftchat.engine.ranks import Ranks
@@ -339,7 +338,7 @@ def engine(folder: Path, **config: Any) -> Engine:
 
 
 def run(
-    engine: Engine | LockstepEngine, prompts: dict[int, Sequence[int]], params: SamplingParams
+    engine: Engine, prompts: dict[int, Sequence[int]], params: SamplingParams
 ) -> tuple[dict[int, list[int]], dict[int, Finished | SwiftchatError]]:
     """Generate for all prompts together; ids and ends by generation id."""
     ids: dict[int, list[int]] = {key: [] for key in prompts}
@@ -348,8 +347,7 @@ def run(
         engine.add(key, list(prompt), params)
     while engine.has_work:
         for key, event in engine.step():
-            if isinstance(engine, Engine):
-                engine.scheduler.check_integrity()
+            engine.scheduler.check_integrity()
             if key not in prompts:
                 continue
             if isinstance(event, Tokens):

@@ -1,0 +1,85 @@
+"""How many ranks compute a model, known before any of them is started."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swiftchat.engine.params import EngineConfig
+from swiftchat.errors import DeviceError, OutOfMemory
+from swiftchat.weights.config import ModelConfig
+from swiftchat.weights.dummy import dummy_config
+from swiftchat.weights.model import Model
+from swiftchat.weights.tensor_parallel import share_of, tp_choices
+
+if TYPE_CHECKING:
+    import torch
+
+# The context that is to fit on the GPUs that `auto` chooses, if none was asked for.
+_CONTEXT_TOKENS = 4096
+_CHUNK_TOKENS = 4096  # the engine's with kernels, which take the most memory
+
+
+def num_ranks(config: EngineConfig, path: Path) -> int:
+    """How many ranks are asked for, if the model can be divided so; without torch.
+
+    Raises `UsageError` where it cannot. For `auto` torch is needed after all, and `OutOfMemory`
+    raised where all GPUs together are too small.
+    """
+    if config.tp == 1:
+        return 1
+    shape = dummy_config(config.dummy) if config.dummy else Model.open(path).config
+    if config.tp == "auto":
+        return _fewest(config, shape)
+    share_of(shape, config.tp, 0)
+    return config.tp
+
+
+def require_gpus(config: EngineConfig) -> None:
+    """Raise `DeviceError` where there are fewer GPUs than ranks."""
+    import torch
+
+    from swiftchat.engine.device import find_device
+
+    first = find_device(config.device)
+    assert config.tp != "auto"  # `num_ranks` comes before
+    if first.type == "cuda" and config.tp > _num_gpus(first):
+        found = f"{torch.cuda.device_count()} found"
+        raise DeviceError(
+            f"--tp {config.tp} needs {config.tp} GPUs from {first} on: {found}",
+            f"use --tp {_num_gpus(first)} or less, or --tp auto",
+        )
+
+
+def _num_gpus(first: "torch.device") -> int:
+    """How many there are from this one on."""
+    import torch
+
+    return torch.cuda.device_count() - (first.index or 0)
+
+
+def _fewest(config: EngineConfig, shape: ModelConfig) -> int:
+    """The fewest GPUs, from the first on, each of which has room for its share and a context."""
+    import torch
+
+    from swiftchat.engine.device import available_bytes, find_device
+    from swiftchat.engine.memory import plan_share
+
+    first = find_device(config.device)
+    if first.type == "cpu":
+        return 1
+    dtype: torch.dtype = getattr(torch, config.dtype or shape.dtype)
+    context = config.ctx_size_tokens or min(_CONTEXT_TOKENS, shape.max_context_tokens)
+    asked, start = replace(config, ctx_size_tokens=context), first.index or 0
+    free_bytes: list[int] = []
+    for n in (n for n in tp_choices(shape) if n <= _num_gpus(first)):
+        # Not of more GPUs than needed: asking one takes some of its memory.
+        indices = range(start + len(free_bytes), start + n)
+        free_bytes += [available_bytes(torch.device("cuda", index)) for index in indices]
+        share, chunk_tokens = share_of(shape, n, 0), config.chunk_tokens or _CHUNK_TOKENS
+        try:
+            plan_share(asked, share, dtype, chunk_tokens, min(free_bytes))
+        except OutOfMemory as error:
+            refusal = OutOfMemory(f"on {n} GPUs: {error.message}", error.hint)
+        else:
+            return n
+    raise refusal
