@@ -22,7 +22,7 @@ from swiftchat.engine.dummy import dummy_weights
 from swiftchat.engine.gpu_ranks import GpuRanks
 from swiftchat.engine.kv_cache import KVCache, kv_bytes_per_token
 from swiftchat.engine.lanes import Lanes
-from swiftchat.engine.loader import load_weights
+from swiftchat.engine.loader import load_weights, resident_estimate
 from swiftchat.engine.memory import plan_cache, workspace_bytes
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Event, Finished, Prefill, Tokens
@@ -85,12 +85,14 @@ class Engine:
         dtype: torch.dtype = getattr(torch, config.dtype or shape.dtype)
         gpu = find_kernels(device, config, shape, dtype, cubins)
         chunk_tokens = config.chunk_tokens or (512 if gpu is None else 4096)
-        own_parameters = sum(math.prod(s) for s in share.shapes().values())
+        weights_bytes = sum(math.prod(s) for s in share.shapes().values()) * dtype.itemsize
+        if checkpoint and checkpoint.packed:
+            weights_bytes = resident_estimate(whole, checkpoint, dtype)
         plan = plan_cache(
             config,
             max_context_tokens=shape.max_context_tokens,
             bytes_per_token=kv_bytes_per_token(shape, dtype),
-            weights_bytes=own_parameters * dtype.itemsize,
+            weights_bytes=weights_bytes,
             workspace_bytes=workspace_bytes(shape, chunk_tokens, dtype) if gpu else 0,
             available_bytes=ranks.least(available_bytes(device, ranks.size)),
         )

@@ -191,7 +191,8 @@ def _e4m3_codes(numbers: Floats) -> Array:
     units = np.rint(np.ldexp(size, 3 - exponent)).astype(np.int32)
     # Sixteen units are the first number of the next power, as they should be.
     codes = np.where(size == 0, 0, ((exponent + 7) << 3) + units - 8)
-    return (codes | np.signbit(numbers) * 128).astype(np.uint8)
+    signed: Array = (codes | np.signbit(numbers) * 128).astype(np.uint8)
+    return signed
 
 
 def _words(codes: Array, bits: int) -> Array:
