@@ -100,11 +100,18 @@ def _offered(name: str, found: "Offer") -> str:
 @click.option("--skip", multiple=True, help="No tensors of this pattern of names.")
 @click.option("--tp", type=int, default=1, metavar="N",
               help="Cut for N GPUs, a file for each; runs with this --tp only.")  # fmt: skip
+@click.option("--quantize", type=click.Choice(["int8", "int4", "fp8"]),
+              help="Round the matrices of the layers to this form.")  # fmt: skip
+@click.option("--group-size", type=click.Choice(["32", "64", "128"]), default="32",
+              show_default=True, help="Columns of int4 that share a factor.")  # fmt: skip
+@click.option("--keep", multiple=True, metavar="PATTERN",
+              help="Do not quantise tensors of this pattern of names.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def convert(
     source: str, destination: str, dtype: str | None, shard_size: str, only: tuple[str, ...],
-    skip: tuple[str, ...], tp: int, dry_run: bool, quiet: bool,
+    skip: tuple[str, ...], tp: int, quantize: str | None, group_size: str, keep: tuple[str, ...],
+    dry_run: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Convert a model to a Hugging Face directory.
 
@@ -114,21 +121,26 @@ def convert(
     """
     from swiftchat.weights.convert import convert as convert_model
     from swiftchat.weights.convert import outline
+    from swiftchat.weights.quantise import Quantisation
 
+    if keep and quantize is None:
+        raise UsageError("--keep says what --quantize leaves alone", "add --quantize")
+    quantisation = Quantisation(quantize, int(group_size), keep) if quantize else None
     path, shard_size_bytes = Path(source), bytes_of(shard_size)
     if not path.exists():
         raise ModelNotFound(f"no file or directory {source}", "check the path")
     if dry_run:
         planned = outline(
-            path, dtype=dtype, shard_size_bytes=shard_size_bytes, only=only, skip=skip, tp=tp
-        )
+            path, dtype=dtype, shard_size_bytes=shard_size_bytes, only=only, skip=skip, tp=tp,
+            quantisation=quantisation,
+        )  # fmt: skip
         _print_outline(planned)
         return
     start = time.monotonic()
     with reported(quiet) as progress:
         convert_model(
             path, Path(destination), dtype=dtype, shard_size_bytes=shard_size_bytes, only=only,
-            skip=skip, tp=tp, progress=progress,
+            skip=skip, tp=tp, quantisation=quantisation, progress=progress,
         )  # fmt: skip
     if not quiet:
         written = sum(file.stat().st_size for file in Path(destination).rglob("*"))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from swiftchat.engine.decoder import DecoderWeights, LayerWeights
 from swiftchat.engine.mixture import Experts
+from swiftchat.engine.quantised import Weight, reordered
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import FAMILIES
 
@@ -34,15 +35,15 @@ def arrange(config: ModelConfig, weights: DecoderWeights) -> DecoderWeights:
 def _layer(
     config: ModelConfig, layer: LayerWeights, rows: Tensor | None, order: Tensor | None
 ) -> LayerWeights:
-    changes: dict[str, Tensor | Experts | None] = {}
+    changes: dict[str, Weight | Experts | None] = {}
     for name in FAMILIES[config.architecture].transposed & _FIELDS.keys():
         field = _FIELDS[name]
         changes[field] = getattr(layer, field).t().contiguous()
     if layer.experts is not None:
         changes["experts"] = _experts(config, layer.experts)
     if rows is not None:
-        index = rows.to(layer.qkv.device)
-        changes["qkv"] = changes.get("qkv", layer.qkv)[index]  # type: ignore[index]
+        index = rows.to(layer.qkv.device) if isinstance(layer.qkv, Tensor) else rows
+        changes["qkv"] = reordered(changes.get("qkv", layer.qkv), index)  # type: ignore[arg-type]
         if layer.qkv_bias is not None:
             changes["qkv_bias"] = layer.qkv_bias[index]
     if order is not None and layer.q_norm is not None and layer.k_norm is not None:

@@ -23,6 +23,7 @@ from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.lanes import whole_lanes
 from swiftchat.engine.norms import norm_heads_
+from swiftchat.engine.quantised import Weight, plain
 from swiftchat.engine.rope import cos_sin_table
 from swiftchat.engine.torch_ops import alibi_slopes
 from swiftchat.weights.config import ModelConfig
@@ -142,12 +143,13 @@ class CudaOps:
         eps = self._config.norm_eps
         add_normed(self.gpu, x, delta, weight, eps, offset=self.norm_offset)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        matrix = plain(weight)
         n, k = x.shape
         if not linear_fits(self.gpu, n, k, x.itemsize):
-            return F.linear(x, weight, bias)
-        out = x.new_empty(n, len(weight))
-        linear(self.gpu, x, weight, out, self.linear_workspace, bias=bias)
+            return F.linear(x, matrix, bias)
+        out = x.new_empty(n, len(matrix))
+        linear(self.gpu, x, matrix, out, self.linear_workspace, bias=bias)
         return out
 
     def cos_sin(self, layer: int) -> Tensor | None:

@@ -30,6 +30,7 @@ from swiftchat.engine.decoder import Decoder, LayerWeights
 from swiftchat.engine.gpu_ranks import GpuRanks, Inboxes
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.lanes import Lanes
+from swiftchat.engine.quantised import plain
 from swiftchat.weights.config import ModelConfig
 
 # Numbers of lanes that have a graph; the others use the next larger one.
@@ -196,12 +197,12 @@ class DecodeStep:
         )  # fmt: skip
         boxes = self._inboxes
         of_attention, of_ffn = (None, None) if boxes is None else (boxes.attention, boxes.ffn)
-        self._add(x, attended.view(n, -1), layer.o, layer.o_bias, layer.attn_out_norm,
+        self._add(x, attended.view(n, -1), plain(layer.o), layer.o_bias, layer.attn_out_norm,
                   of_attention)  # fmt: skip
         norm = self._norm(layer.mlp_norm)
-        linear_gated(gpu, x, layer.gate_up, inner, ops.linear_workspace, norm, config.activation,
-                     bias=layer.gate_up_bias)  # fmt: skip
-        self._add(x, inner, layer.down, layer.down_bias, layer.mlp_out_norm, of_ffn)
+        linear_gated(gpu, x, plain(layer.gate_up), inner, ops.linear_workspace, norm,
+                     config.activation, bias=layer.gate_up_bias)  # fmt: skip
+        self._add(x, inner, plain(layer.down), layer.down_bias, layer.mlp_out_norm, of_ffn)
 
     def _norm(self, weight: Tensor | None) -> Norm:
         assert weight is not None  # see `near_llama`
@@ -214,11 +215,11 @@ class DecodeStep:
         positions, slots = lanes.positions[:n], lanes.slots[:n]
         if layer.head_norms is None and cos_sin is not None:
             rotation = Rotation(cos_sin, positions, slots, kv, config.num_heads)
-            linear_rotate(gpu, x, layer.qkv, self._queries[:n], ops.linear_workspace, norm,
+            linear_rotate(gpu, x, plain(layer.qkv), self._queries[:n], ops.linear_workspace, norm,
                           rotation, bias=layer.qkv_bias)  # fmt: skip
             return self._queries[:n]
-        linear(gpu, x, layer.qkv, heads.view(n, -1), ops.linear_workspace, bias=layer.qkv_bias,
-               norm=norm)  # fmt: skip
+        linear(gpu, x, plain(layer.qkv), heads.view(n, -1), ops.linear_workspace,
+               bias=layer.qkv_bias, norm=norm)  # fmt: skip
         rotary(gpu, heads, cos_sin, positions, slots, kv, config.num_heads, config.num_kv_heads,
                norm=ops.head_norm(layer.head_norms))  # fmt: skip
         return heads[:, : config.num_heads]

@@ -11,13 +11,14 @@ from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.mixture import Expert, Experts, mixture
 from swiftchat.engine.norms import norm_widths_
+from swiftchat.engine.quantised import Weight, tensors_of
 from swiftchat.engine.ranks import Alone, Ranks
 from swiftchat.weights.config import ModelConfig
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer's tensors; matrices are [out, in].
+    """One layer's tensors; matrices are [out, in], and may be packed.
 
     `qkv` stacks the query, key and value rows, `gate_up` the gate and up rows, or has only the
     latter where there is no gate; it and `down` are empty where there are `experts`. `attn_norm`
@@ -26,14 +27,14 @@ class LayerWeights:
     """
 
     attn_norm: Tensor | None
-    qkv: Tensor
+    qkv: Weight
     qkv_bias: Tensor | None
-    o: Tensor
+    o: Weight
     o_bias: Tensor | None
     mlp_norm: Tensor | None
-    gate_up: Tensor
+    gate_up: Weight
     gate_up_bias: Tensor | None
-    down: Tensor
+    down: Weight
     down_bias: Tensor | None
     attn_norm_bias: Tensor | None = None
     mlp_norm_bias: Tensor | None = None
@@ -95,7 +96,7 @@ class Ops(Protocol):
     def add_normed_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
         """Add the RMSNorm of a branch's output to the stream in place."""
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor: ...
     def attend(self, plan: Any, layer: int, qkv: Tensor, kv: Tensor,
                norms: tuple[Tensor, Tensor] | None, sinks: Tensor | None) -> Tensor:  # fmt: skip
         """Rotate, store in this layer's cache, attend; [n, heads * head_dim]. Destroys qkv.
@@ -251,5 +252,7 @@ def resident_bytes(weights: DecoderWeights) -> int:
     tensors = [tensor for tensor in vars(weights).values() if isinstance(tensor, torch.Tensor)]
     for layer in weights.layers:
         tensors += [t for t in vars(layer).values() if isinstance(t, torch.Tensor)]
+        for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            tensors += tensors_of(matrix)
         tensors += layer.experts.tensors if layer.experts is not None else []
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())

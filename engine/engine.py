@@ -22,7 +22,7 @@ from swiftchat.engine.dummy import dummy_weights
 from swiftchat.engine.gpu_ranks import GpuRanks
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.lanes import Lanes
-from swiftchat.engine.loader import load_weights
+from swiftchat.engine.loader import load_weights, resident_estimate
 from swiftchat.engine.memory import plan_share
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Event, Finished, Prefill, Tokens
@@ -88,6 +88,7 @@ class Engine:
         plan = plan_share(
             config, share, dtype, chunk_tokens if gpu else None,
             ranks.least(available_bytes(device, ranks.size)),
+            resident_estimate(whole, checkpoint, dtype) if checkpoint and checkpoint.packed else None,
         )  # fmt: skip
         if checkpoint:
             weights = load_weights(

@@ -11,10 +11,18 @@ from torch import Tensor
 from swiftchat.engine.arrange import arrange
 from swiftchat.engine.decoder import DecoderWeights, LayerWeights
 from swiftchat.engine.mixture import Expert, Experts
+from swiftchat.engine.quantised import Weight, packed_weight, plain
 from swiftchat.engine.streaming import STAGING_BYTES, Copy, stream_in
+from swiftchat.errors import UsageError
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig
-from swiftchat.weights.families import first_tensors, last_tensors, layer_tensors, tensor_name
+from swiftchat.weights.families import (
+    expected_tensors,
+    first_tensors,
+    last_tensors,
+    layer_tensors,
+    tensor_name,
+)
 from swiftchat.weights.safetensors_file import TensorInfo
 from swiftchat.weights.tensor_parallel import Part, Share, Span
 
@@ -43,7 +51,7 @@ class Piece:
 
 
 # `place(wanted)` gives these parts of the named tensors, together, on the device.
-Place = Callable[[Sequence[tuple[str, Part]]], Tensor]
+Place = Callable[[Sequence[tuple[str, Part]]], Weight]
 
 
 def load_weights(
@@ -59,17 +67,30 @@ def load_weights(
     On the CPU, tensors of the wanted dtype are views of the mapped files: nothing is copied but
     matrices that one product reads together (q k v, gate up) and that do not lie together in
     the file, and columns; the checkpoint must stay open. On a GPU the files are read once and
-    not mapped. `on_progress` gets (bytes done, bytes in all), counted in the files.
+    not mapped. Quantised matrices stay packed where `engine.quantised` has their form.
+    `on_progress` gets (bytes done, bytes in all), counted in the files.
 
     Raises `BadModelFile` when a file on its way to a GPU cannot be read to its end.
     """
+    if checkpoint.packed and device.type != "cpu":
+        raise UsageError(
+            f"{checkpoint.path} has quantised weights, which only the CPU computes with yet",
+            "use --device cpu, or make a plain model of it: swiftchat convert MODEL NEW",
+        )
     if device.type != "cpu":
         return stream_weights(config, checkpoint, dtype, device, on_progress, share=share)
     share = share or Share(config)
     done_bytes, total_bytes = 0, _wanted_bytes(share, checkpoint)
 
-    def place(wanted: Sequence[tuple[str, Part]]) -> Tensor:
+    def place(wanted: Sequence[tuple[str, Part]]) -> Weight:
         nonlocal done_bytes
+        if any(name in checkpoint.packed for name, _ in wanted):
+            names = [name for name, _ in wanted]
+            done_bytes += sum(map(checkpoint.nbytes, names))
+            on_progress(done_bytes, total_bytes)
+            weight = _packed(checkpoint, names, dtype)
+            checkpoint.forget()
+            return weight
         pieces = _pieces(checkpoint, wanted)
         done_bytes += sum(piece.nbytes for piece in pieces)
         on_progress(done_bytes, total_bytes)
@@ -101,7 +122,39 @@ def stream_weights(
     return arrange(share.local, weights)
 
 
+def resident_estimate(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    """Bytes that the weights of a checkpoint with `packed` tensors will take on the CPU."""
+    return sum(
+        checkpoint.nbytes(name)
+        if name in checkpoint.packed and checkpoint.packed[name].kept is not None
+        else math.prod(shape) * dtype.itemsize
+        for name, shape in expected_tensors(config).items()
+    )
+
+
+def _packed(checkpoint: Checkpoint, names: Sequence[str], dtype: torch.dtype) -> Weight:
+    """Matrices under each other as they are packed; decoded, where no form here is theirs all."""
+    packed = [checkpoint.packed.get(name) for name in names]
+    forms = [tensor.kept for tensor in packed if tensor is not None and tensor.kept is not None]
+    if len(forms) == len(names):
+        weight = packed_weight([kept() for kept in forms], dtype)
+        if weight is not None:
+            return weight
+
+    def decoded(name: str) -> Tensor:
+        if name not in checkpoint.packed:
+            info = checkpoint.tensors[name]
+            return _view(checkpoint, info, info.offset, info.shape).to(dtype)
+        tensor = checkpoint.packed[name]
+        pieces = [torch.from_numpy(piece).to(dtype) for piece in tensor.pieces()]
+        return torch.cat(pieces).view(tensor.shape)
+
+    return torch.cat([decoded(name) for name in names])
+
+
 def _wanted_bytes(share: Share, checkpoint: Checkpoint) -> int:
+    if checkpoint.packed:
+        return sum(map(checkpoint.nbytes, expected_tensors(share.config)))
     nbytes = {name: info.nbytes for name, info in checkpoint.tensors.items()}
     if checkpoint.sliced:
         return sum(nbytes[name] for name in share.shapes())
@@ -119,6 +172,10 @@ def assemble(share: Share, place: Place) -> DecoderWeights:
 
     def optional(*canonical: str, layer: int | None = None) -> Tensor | None:
         """The named tensors that this rank has, stacked; None where it has none of them."""
+        weight = matrix(*canonical, layer=layer)
+        return None if weight is None else plain(weight)
+
+    def matrix(*canonical: str, layer: int | None = None) -> Weight | None:
         known = outside if layer is None else layer_tensors(config, layer)
         wanted = [
             (tensor_name(config, name, layer, number), part)
@@ -132,13 +189,17 @@ def assemble(share: Share, place: Place) -> DecoderWeights:
         tensor = optional(*canonical, layer=layer)
         return torch.empty(0) if tensor is None else tensor
 
+    def branch(*canonical: str, layer: int) -> Weight:
+        weight = matrix(*canonical, layer=layer)
+        return torch.empty(0) if weight is None else weight
+
     def one_by_one(i: int) -> Iterator[Expert]:
-        def matrix(e: int, *canonical: str) -> Tensor:
+        def one(e: int, *canonical: str) -> Weight:
             pairs = [(tensor_name(config, name, i, e), parts[name]) for name in canonical]
             return place([(name, part) for name, part in pairs if part is not None])
 
         for e in range(config.num_experts):
-            yield Expert(matrix(e, "expert_gate", "expert_up"), matrix(e, "expert_down"))
+            yield Expert(one(e, "expert_gate", "expert_up"), one(e, "expert_down"))
 
     def together(i: int) -> Iterator[Expert]:
         gate_up, down = placed("experts_gate_up", layer=i), placed("experts_down", layer=i)
@@ -150,8 +211,8 @@ def assemble(share: Share, place: Place) -> DecoderWeights:
         fused = "experts_gate_up" in layer_tensors(config, i)
         shared = None
         if config.shared_expert_size:
-            gate_up = placed("shared_gate", "shared_up", layer=i)
-            shared = Expert(gate_up, placed("shared_down", layer=i))
+            gate_up = branch("shared_gate", "shared_up", layer=i)
+            shared = Expert(gate_up, branch("shared_down", layer=i))
         return Experts(
             router=placed("router", layer=i),
             router_bias=optional("router_bias", layer=i),
@@ -164,18 +225,18 @@ def assemble(share: Share, place: Place) -> DecoderWeights:
         return LayerWeights(
             attn_norm=optional("attn_norm", layer=i),
             attn_norm_bias=optional("attn_norm_bias", layer=i),
-            qkv=placed("qkv", "q", "k", "v", layer=i),
+            qkv=branch("qkv", "q", "k", "v", layer=i),
             qkv_bias=optional("qkv_bias", "q_bias", "k_bias", "v_bias", layer=i),
             q_norm=optional("q_norm", layer=i),
             k_norm=optional("k_norm", layer=i),
-            o=placed("o", layer=i),
+            o=branch("o", layer=i),
             o_bias=optional("o_bias", layer=i),
             attn_out_norm=optional("attn_out_norm", layer=i),
             mlp_norm=optional("mlp_norm", layer=i),
             mlp_norm_bias=optional("mlp_norm_bias", layer=i),
-            gate_up=placed("gate_up", "gate", "up", layer=i),
+            gate_up=branch("gate_up", "gate", "up", layer=i),
             gate_up_bias=optional("gate_up_bias", "gate_bias", "up_bias", layer=i),
-            down=placed("down", layer=i),
+            down=branch("down", layer=i),
             down_bias=optional("down_bias", layer=i),
             mlp_out_norm=optional("mlp_out_norm", layer=i),
             sinks=optional("sinks", layer=i),

@@ -35,18 +35,19 @@ def workspace_bytes(shape: ModelConfig, chunk_tokens: int, dtype: torch.dtype) -
 
 
 def plan_share(config: EngineConfig, share: Share, dtype: torch.dtype, chunk_tokens: int | None,
-               available_bytes: int) -> CachePlan:  # fmt: skip
+               available_bytes: int, packed_bytes: int | None = None) -> CachePlan:  # fmt: skip
     """`plan_cache` for one rank's share of a model.
 
-    `chunk_tokens` is the longest forward pass where our kernels run, which need a workspace.
+    `chunk_tokens` is the longest forward pass where our kernels run, which need a workspace;
+    `packed_bytes` is what weights take that do not all have `dtype`.
     """
     shape = share.local
-    num_parameters = sum(math.prod(size) for size in share.shapes().values())
+    plain_bytes = sum(math.prod(size) for size in share.shapes().values()) * dtype.itemsize
     return plan_cache(
         config,
         max_context_tokens=shape.max_context_tokens,
         bytes_per_token=kv_bytes_per_token(shape, dtype),
-        weights_bytes=num_parameters * dtype.itemsize,
+        weights_bytes=plain_bytes if packed_bytes is None else packed_bytes,
         workspace_bytes=workspace_bytes(shape, chunk_tokens, dtype) if chunk_tokens else 0,
         available_bytes=available_bytes,
     )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from swiftchat.engine.quantised import Weight, tensors_of
 from swiftchat.weights.config import ModelConfig
 
 
@@ -14,15 +15,15 @@ from swiftchat.weights.config import ModelConfig
 class Expert:
     """An FFN: tensors as in `LayerWeights`, but its matrices may be views of transposed ones."""
 
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Weight
+    down: Weight
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
         """Those there are."""
-        return [tensor for tensor in vars(self).values() if tensor is not None]
+        return [tensor for weight in vars(self).values() for tensor in tensors_of(weight)]
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """`swiftchat convert` as a process: what it prints, and its exit codes."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -86,3 +87,19 @@ def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="is no size"):
         bytes_of(text)
     assert [bytes_of(size) for size in ("1", "2kB", "1.5 GB", "3T")] == [1, 2e3, 1.5e9, 3e12]
+
+
+def test_quantize_writes_a_quantised_directory_or_says_why_not(tmp_path: Path) -> None:
+    tiny_llama().save_pretrained(tmp_path / "in")
+    done = run(tmp_path / "in", tmp_path / "out", "--quantize", "int4", "--keep", "*.o_proj.*")
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "model.layers.1.self_attn.o_proj" in config["quantization_config"]["ignore"]
+    refused = run(
+        tmp_path / "in", tmp_path / "no", "--quantize", "int4", "--group-size", "128", "-q"
+    )
+    assert refused.returncode == 7
+    assert "model.layers.0.self_attn.q_proj.weight" in refused.stderr
+    assert run(tmp_path / "in", tmp_path / "no", "--keep", "*").returncode == 2
+    assert run(tmp_path / "in", tmp_path / "no", "--quantize", "int3").returncode == 2
+    assert left_in(tmp_path) == ["in", "out"]

@@ -91,8 +91,7 @@ def test_the_older_name_of_compressed_tensors(tmp_path: Path) -> None:
     config["compression_config"] = config.pop("quantization_config")
     del config["compression_config"]["quant_method"]
     (tmp_path / "in" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(BadModelFile, match="compression_config: quantised weights"):
-        Model.open(tmp_path / "in")
+    assert Model.open(tmp_path / "in").checkpoint().packed
     convert(tmp_path / "in", tmp_path / "out", dtype="bfloat16")
     assert Model.open(tmp_path / "out").config.dtype == "bfloat16"
 

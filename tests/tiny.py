@@ -280,17 +280,18 @@ class Bench:
         chunk_tokens: int = 512,
         share: Share | None = None,
         ranks: Ranks | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         model = Model.open(folder)
         config = model.config if share is None else share.local
         self.checkpoint = model.checkpoint(share)
         cpu = torch.device("cpu")
         weights = load_weights(
-            model.config, self.checkpoint, torch.float32, cpu, lambda done, total: None, share
+            model.config, self.checkpoint, dtype, cpu, lambda done, total: None, share
         )
         ops = TorchOps(config, config.max_context_tokens, cpu, share)
         self.decoder = Decoder(config, weights, ops, ranks)
-        self.cache = KVCache(config, num_blocks, block_size, torch.float32, cpu)
+        self.cache = KVCache(config, num_blocks, block_size, dtype, cpu)
         for layer in self.cache.layers:
             layer.fill_(float("nan"))  # what nobody wrote must never be read
         self.allocator = BlockAllocator(num_blocks, block_size)

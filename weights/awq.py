@@ -9,6 +9,7 @@ weight[r, c] = scales[g, r]·(q[c, r] − zero[g, r]), g = c // group_size.
 import numpy as np
 import numpy.typing as npt
 
+from swiftchat.weights.kept import Int4
 from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, Words, spread, unpack
 from swiftchat.weights.quantised_settings import Settings
 
@@ -78,7 +79,14 @@ def _tensor(source: Source, module: str, group_size: int) -> PackedTensor:
         result *= spread(scales, group_size, columns)
         return result[start - 8 * begin : stop - 8 * begin]
 
-    return PackedTensor("awq", (rows, columns), parts, decode)
+    def kept() -> Int4:
+        codes = _numbers(source.words(parts["qweight"]))
+        zeros = _numbers(source.words(parts["qzeros"])).astype(np.float32)
+        scale = np.ascontiguousarray(source.factors(parts["scales"]).T)
+        return Int4(codes[:, 0::2] | codes[:, 1::2] << np.uint8(4), scale, zeros)
+
+    fits = kept if columns % 2 == 0 else None
+    return PackedTensor("awq", (rows, columns), parts, decode, fits)
 
 
 def _numbers(words: Words) -> npt.NDArray[np.uint8]:

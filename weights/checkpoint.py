@@ -16,6 +16,8 @@ from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import FAMILIES, expected_tensors, tensor_name
 from swiftchat.weights.mapped import give_back
+from swiftchat.weights.packed import PackedTensor
+from swiftchat.weights.quantised import plain_tensors, select
 from swiftchat.weights.rank_files import other_ranks, rank_file, read_rank_file, sliced_for
 from swiftchat.weights.safetensors_file import TensorInfo, read_header, refuse_strangers
 from swiftchat.weights.tensor_parallel import Share
@@ -42,6 +44,7 @@ class Checkpoint:
 
     Only headers are read by `open`; `map` and `read` touch the data. `unused` lists the tensors
     that `check` found beyond the model's own. `sliced`: the files hold one rank's parts already.
+    `packed`: the model's tensors that are quantised, which are in `tensors` in parts.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Checkpoint:
         self.path = path
         self.tensors = MappingProxyType(dict(tensors))
         self.sliced = sliced
+        self.packed: Mapping[str, PackedTensor] = {}
         self.unused: list[str] = []
         self._maps: dict[Path, mmap.mmap] = {}
 
@@ -127,6 +131,24 @@ class Checkpoint:
             elif name in expected:
                 raise self._missing(name, shape)
         self.unused = [name for name in self.tensors if name not in allowed]
+
+    def check_quantised(self, config: ModelConfig, settings: Mapping[str, Any]) -> None:
+        """`check` for files whose matrices are quantised as `settings` say; fills `packed`.
+
+        Raises `BadModelFile` as `quantised.plain_tensors` and `select` do.
+        """
+        plain = plain_tensors(settings, self.tensors, self.read)
+        chosen = select(plain, expected_tensors(config))
+        for name, tensor in chosen.items():
+            if tensor.form == "plain":
+                self._check_one(self.tensors[name], tensor.shape)
+        self.packed = {name: tensor for name, tensor in chosen.items() if tensor.form != "plain"}
+
+    def nbytes(self, name: str) -> int:
+        """Bytes in the files of a tensor of the model, all its parts if it is packed."""
+        packed = self.packed.get(name)
+        parts = [name] if packed is None else packed.parts.values()
+        return sum(self.tensors[part].nbytes for part in parts)
 
     def _check_one(self, info: TensorInfo, shape: tuple[int, ...]) -> None:
         if info.shape != shape:

@@ -14,6 +14,7 @@ import numpy as np
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.fp8 import FLOAT8, scaled_tensor
+from swiftchat.weights.kept import Int4, Int8
 from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, spread, unpack
 from swiftchat.weights.quantised_settings import Settings
 
@@ -195,7 +196,19 @@ def _packed_tensor(
         result *= _by_column(source, order, scales, columns)
         return result
 
-    return PackedTensor("compressed-tensors", shape, parts, decode)
+    def kept() -> Int4 | Int8:
+        scale = np.broadcast_to(source.factors(parts["scale"]).reshape(-1, groups), (rows, groups))
+        codes = source.read(parts["packed"]).view(np.uint8)
+        if bits == 8:
+            return Int8((codes[:, :columns] ^ np.uint8(128)).view(np.int8), scale[:, 0])
+        zeros = np.full((rows, groups), 8, np.float32)
+        if not scheme.symmetric:
+            zeros = unpack(source.words(parts["zero"]).T, bits)[:, :rows].T.astype(np.float32)
+        return Int4(codes[:, : columns // 2], scale, zeros)
+
+    whole_rows = bits == 8 and groups == 1 and scheme.symmetric
+    fits = order is None and (whole_rows or (bits == 4 and columns % 2 == 0))
+    return PackedTensor("compressed-tensors", shape, parts, decode, kept if fits else None)
 
 
 def _scale(source: Source, name: str, rows: int, groups: int) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +13,18 @@ from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
 from swiftchat.weights.appearing import appearing, as_file_system_error
 from swiftchat.weights.config import DTYPES
 from swiftchat.weights.disk import require_space
-from swiftchat.weights.layout import Layout, announced_bytes, by_rank, in_shards
+from swiftchat.weights.layout import Layout, by_rank, in_shards
 from swiftchat.weights.lock import exclusive
 from swiftchat.weights.manifest import MANIFEST, manifest, self_check
 from swiftchat.weights.plan import Plan, json_bytes
 from swiftchat.weights.progress import Progress
-from swiftchat.weights.rounding import rounded
-from swiftchat.weights.safetensors_file import create, header_bytes, read_header
+from swiftchat.weights.quantise import Quantisation
+from swiftchat.weights.safetensors_file import (
+    announced_bytes,
+    create,
+    header_bytes,
+    read_header,
+)
 from swiftchat.weights.sources import plan_of
 from swiftchat.weights.weight_files import INDEX
 
@@ -52,6 +58,7 @@ def convert(
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
     tp: int = 1,
+    quantisation: Quantisation | None = None,
     progress: Progress | None = None,
     generation_defaults: Mapping[str, Any] | None = None,
 ) -> None:
@@ -61,7 +68,8 @@ def convert(
     are rounded to the nearest, ties to even. `only` and `skip` are patterns of Hugging Face's
     tensor names. `generation_defaults` go into `generation_config.json` where the source says
     nothing of its own. With `tp` not 1 the weights are cut for so many ranks, a file for each,
-    which only this program reads and only with so many ranks.
+    which only this program reads and only with so many ranks. `quantisation` is done to the
+    matrices of the layers; their factors have `dtype`, as all the rest.
 
     The directory appears under its name when it is whole, has been read back and agrees with
     what was written; after any failure or interrupt nothing of it is left. Of two processes
@@ -73,7 +81,7 @@ def convert(
     """
     if destination.exists():
         raise FileSystemError(f"{destination} exists already", "choose another name or remove it")
-    plan = _planned(source, dtype, only, skip)
+    plan = _planned(source, dtype, only, skip, quantisation)
     destination = Path(os.path.abspath(destination))  # noqa: PTH100 - resolve() would follow links
     if generation_defaults:
         plan = plan.with_generation_defaults(generation_defaults)
@@ -105,30 +113,40 @@ def outline(
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
     tp: int = 1,
+    quantisation: Quantisation | None = None,
 ) -> Outline:
     """What `convert` would write with these arguments; raises what it raises before it writes."""
-    plan = _planned(source, dtype, only, skip)
+    plan = _planned(source, dtype, only, skip, quantisation)
     layout, fingerprint = _layout(plan, shard_size_bytes, tp), _fingerprint(plan, tp)
     files = {name: len(content) for name, content in _small_files(plan, layout).items()}
     for file, tensors in layout.files.items():
         header = header_bytes(tensors, _metadata(layout, file, fingerprint))
         files[file] = len(header) + sum(map(announced_bytes, tensors))
+    return Outline(files, sum(map(len, layout.files.values())), plan.dtype, _peak_bytes(plan, tp))
+
+
+def _peak_bytes(plan: Plan, tp: int) -> int:
     # The widest dtype a source has is float32; its pages count while they are read. Parts of
     # columns are brought together before they are written.
     largest_bytes = max(map(plan.tensor_bytes, plan.shapes))
     copies = (1 if plan.dtype == "float32" else 2) + (tp != 1)
-    return Outline(
-        files, len(plan.shapes), plan.dtype, largest_bytes * (1 + copies) + _STANDING_BYTES
-    )
+    # What is quantised is there as float32, its pages too, and as a byte for each number.
+    numbers = max((math.prod(plan.shapes[name]) for name in plan.quantised), default=0)
+    return max(largest_bytes * (1 + copies), 10 * numbers) + _STANDING_BYTES
 
 
-def _planned(source: Path, dtype: str | None, only: Sequence[str], skip: Sequence[str]) -> Plan:
+def _planned(
+    source: Path, dtype: str | None, only: Sequence[str], skip: Sequence[str],
+    quantisation: Quantisation | None,
+) -> Plan:  # fmt: skip
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"unknown dtype {dtype!r}", f"one of {', '.join(DTYPES)}")
     if not source.exists():
         raise ModelNotFound(f"no model at {source}")
     plan = plan_of(source, dtype)
-    return plan.selected(only, skip) if only or skip else plan
+    if only or skip:
+        plan = plan.selected(only, skip)
+    return plan if quantisation is None else plan.quantised_as(quantisation)
 
 
 def _layout(plan: Plan, shard_size_bytes: float, tp: int) -> Layout:
@@ -142,6 +160,8 @@ def _small_files(plan: Plan, layout: Layout) -> Mapping[str, bytes]:
 def _fingerprint(plan: Plan, tp: int) -> str:
     """A name for source, dtype, tensors and ranks: sizes and both ends of the files, hashed."""
     digest = hashlib.sha256(plan.dtype.encode())
+    if plan.quantisation is not None:
+        digest.update(plan.files["config.json"])
     if tp != 1:
         digest.update(f"tp {tp}".encode())
     digest.update(json_bytes(dict(plan.shapes)))
@@ -183,10 +203,10 @@ def _write(
             )
             for file, tensors in layout.files.items()
         }
-        for name, shape in plan.shapes.items():
-            tensor = rounded(name, shape, plan.dtype, plan.values(name))
-            for file, piece in layout.pieces(name, tensor):
-                writers[file].write(name, piece)
+        for name in plan.shapes:
+            for stored, tensor in plan.arrays(name):
+                for file, piece in layout.pieces(stored, tensor):
+                    writers[file].write(stored, piece)
             plan.forget()
             done += plan.tensor_bytes(name)
             if progress:

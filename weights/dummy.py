@@ -7,7 +7,7 @@ from typing import Any
 
 from swiftchat.errors import ModelNotFound
 from swiftchat.weights.config import ModelConfig
-from swiftchat.weights.model import read_json
+from swiftchat.weights.json_file import read_json
 
 _SHARED = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-5,
            "torch_dtype": "bfloat16"}  # fmt: skip

@@ -9,6 +9,7 @@ weight[r, c] = e4m3(byte[r, c])·scale[r // height, c // width].
 import numpy as np
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.kept import Float8, Int8
 from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, spread
 from swiftchat.weights.quantised_settings import Settings
 
@@ -119,4 +120,15 @@ def scaled_tensor(
         result *= spread(scales[block_of_row], width, columns)
         return result
 
-    return PackedTensor(form, (rows, columns), parts, decode)
+    def kept() -> Float8 | Int8:
+        by_row = np.broadcast_to(source.factors(scale).reshape(-1), (rows,))
+        codes = source.read(name)
+        if codes.dtype == np.int8:
+            return Int8(codes, by_row)
+        if (codes & np.uint8(127) == 127).any():
+            raise source.bad(name, "finite numbers", "others")
+        return Float8(codes, by_row)
+
+    fits = zero is None and width >= columns and height in (1, rows)
+    fits = fits and source.tensors[name].dtype in ("F8_E4M3", "I8")
+    return PackedTensor(form, (rows, columns), parts, decode, kept if fits else None)

@@ -6,12 +6,14 @@ int32 [columns·bits/32, rows], `scales` [groups, rows], `qzeros` int32 [groups,
 3 bits run on across words. weight[r, c] = scales[g, r]·(q[c, r] − zero[g, r]), g = g_idx[c].
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.kept import Int4
 from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, spread, unpack
 from swiftchat.weights.quantised_settings import Settings
 
@@ -111,4 +113,17 @@ def _tensor(
         result *= by_column(source.floats(parts["scales"])[:, start:stop])
         return result
 
-    return PackedTensor("gptq", (rows, columns), parts, decode)
+    def kept() -> Int4:
+        codes = unpack(np.ascontiguousarray(source.words(parts["qweight"]).T), bits)
+        zeros = unpack(source.words(parts["qzeros"]), bits)[:, :rows].T
+        zero = ((zeros + np.uint8(offset)) & np.uint8(15)).astype(np.float32)
+        scale = np.ascontiguousarray(source.factors(parts["scales"]).T)
+        return Int4(codes[:, 0::2] | codes[:, 1::2] << np.uint8(4), scale, zero)
+
+    fits = bits == 4 and columns % group_size == 0 and _in_order(source, parts, in_order)
+    return PackedTensor("gptq", (rows, columns), parts, decode, kept if fits else None)
+
+
+def _in_order(source: Source, parts: Mapping[str, str], in_order: npt.NDArray[Any]) -> bool:
+    """Whether each column is in the group that its place says."""
+    return "g_idx" not in parts or np.array_equal(source.read(parts["g_idx"]), in_order)

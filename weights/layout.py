@@ -1,7 +1,6 @@
 """Which file of a conversion gets what of each tensor."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,15 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from swiftchat.errors import UsageError
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import canonical_tensors, tensor_name
 from swiftchat.weights.plan import WIRE_NAMES, Plan, json_bytes
 from swiftchat.weights.rank_files import rank_file, rank_metadata
-from swiftchat.weights.safetensors_file import ITEM_BYTES, Announced
+from swiftchat.weights.safetensors_file import Announced, announced_bytes
 from swiftchat.weights.tensor_parallel import Part, share_of
 from swiftchat.weights.weight_files import SINGLE
 
-__all__ = ["Layout", "announced_bytes", "by_rank", "in_shards"]
+__all__ = ["Layout", "by_rank", "in_shards"]
 
 Array = npt.NDArray[Any]
 
@@ -53,10 +53,11 @@ def in_shards(plan: Plan, most_bytes: float) -> Layout:
     shards = plan.shards(most_bytes)
     names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
     files = dict(zip(names if len(shards) > 1 else [SINGLE], shards, strict=True))
-    file_of = {name: file for file, tensors in files.items() for name in tensors}
+    announced = {file: plan.announced(names) for file, names in files.items()}
+    file_of = {name: file for file, tensors in announced.items() for name, _, _ in tensors}
     content = {"metadata": {"total_size": plan.tensors_bytes}, "weight_map": file_of}
     return Layout(
-        {file: plan.announced(tensors) for file, tensors in files.items()},
+        announced,
         {file: {} for file in files},
         {name: [(file, None)] for name, file in file_of.items()},
         json_bytes(content) if len(files) > 1 else None,
@@ -65,6 +66,8 @@ def in_shards(plan: Plan, most_bytes: float) -> Layout:
 
 def by_rank(plan: Plan, size: int) -> Layout:
     """A file for each of `size` ranks; `UsageError` when the model cannot be divided so."""
+    if plan.quantisation is not None:
+        raise UsageError("quantised weights are not cut for ranks yet", "leave out --tp")
     config = ModelConfig.from_hf(json.loads(plan.files["config.json"]))
     canonical = {tensor_name(config, *names): names[0] for names in canonical_tensors(config)}
     files, metadata = {}, {}
@@ -79,12 +82,6 @@ def by_rank(plan: Plan, size: int) -> Layout:
                 announced.append((name, WIRE_NAMES[plan.dtype], part.shape(shape)))
         files[file], metadata[file] = announced, rank_metadata(rank, size)
     return Layout(files, metadata, parts, tp=size)
-
-
-def announced_bytes(tensor: Announced) -> int:
-    """Bytes of one tensor's numbers."""
-    _, dtype, shape = tensor
-    return math.prod(shape) * ITEM_BYTES[dtype]
 
 
 def _cut(tensor: Array, part: Part) -> Array:

@@ -15,8 +15,8 @@ import numpy as np
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig
+from swiftchat.weights.json_file import read_json
 from swiftchat.weights.merging import Merged, halves_apart, merged_plan, part_of
-from swiftchat.weights.model import read_json
 from swiftchat.weights.plan import GENERATION, WIRE_NAMES, Plan, json_bytes
 from swiftchat.weights.torch_file import read_tensors
 

@@ -1,24 +1,24 @@
 """A model directory in Hugging Face's layout, opened without touching its weights."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound
+from swiftchat.errors import BadModelFile, ModelNotFound, UsageError
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig, token_ids
 from swiftchat.weights.families import expected_tensors
+from swiftchat.weights.json_file import read_json
+from swiftchat.weights.quantised import FIELDS, settings_in
 from swiftchat.weights.rank_files import sliced_for
-from swiftchat.weights.safetensors_file import ITEM_BYTES, refuse_strangers
+from swiftchat.weights.safetensors_file import ITEM_BYTES
 from swiftchat.weights.tensor_parallel import Share, share_of
 
 __all__ = ["Model"]
 
-_MAX_JSON_BYTES = 16 * 1024 * 1024
 _MAX_CARD_LINES = 200
 
 
@@ -26,15 +26,18 @@ class Model:
     """A directory with `config.json` and weights; made by `open`.
 
     The end tokens of `generation_config.json`, where it names any, replace those of
-    `config.json` in `config.eos_ids`, as transformers does when it generates.
+    `config.json` in `config.eos_ids`, as transformers does when it generates. `quantised`: how
+    the weights are, by the settings of who quantised them; None: they are plain.
     """
 
     def __init__(self, path: Path, config: ModelConfig, generation_config: dict[str, Any],
-                 tokenizer_config: dict[str, Any]) -> None:  # fmt: skip
+                 tokenizer_config: dict[str, Any],
+                 quantised: Mapping[str, Any] | None = None) -> None:  # fmt: skip
         self.path = path
         self.config = config
         self.generation_config = generation_config
         self.tokenizer_config = tokenizer_config
+        self.quantised = quantised
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -47,20 +50,31 @@ class Model:
             raise ModelNotFound(f"no model directory {path}")
         if not (path / "config.json").is_file():
             raise BadModelFile(f"{path} is no model directory: config.json is missing")
-        config = ModelConfig.from_hf(read_json(path / "config.json"))
+        quantised = settings_in(path)
+        config_json = read_json(path / "config.json")
+        config = ModelConfig.from_hf({k: v for k, v in config_json.items() if k not in FIELDS})
         generation = _read_optional(path / "generation_config.json")
         if generation.get("eos_token_id") is not None:
             eos_ids = token_ids(generation, "eos_token_id", config.vocab_size)
             config = dataclasses.replace(config, eos_ids=eos_ids)
-        return cls(path, config, generation, _read_optional(path / "tokenizer_config.json"))
+        tokenizer = _read_optional(path / "tokenizer_config.json")
+        return cls(path, config, generation, tokenizer, quantised)
 
     def checkpoint(self, share: Share | None = None) -> Checkpoint:
         """Open the weights and check them against the config; `BadModelFile` names what fails.
 
         `share` says which rank wants them; `UsageError` when they are cut for other ranks.
         """
+        if self.quantised is not None and share is not None and share.size > 1:
+            raise UsageError(
+                f"{self.path} has quantised weights, which are not shared among ranks yet",
+                "leave out --tp, or make a plain model of it: swiftchat convert MODEL NEW",
+            )
         checkpoint = Checkpoint.open(self.path, share)
-        checkpoint.check(self.config)
+        if self.quantised is None:
+            checkpoint.check(self.config)
+        else:
+            checkpoint.check_quantised(self.config, self.quantised)
         return checkpoint
 
     @cached_property
@@ -78,11 +92,16 @@ class Model:
         """Dtype and bytes of every tensor by name; whole, also where files are cut for ranks."""
         size = sliced_for(self.path)
         # The first rank has something of every tensor.
-        tensors = self.checkpoint(share_of(self.config, size, 0) if size else None).tensors
-        return {
-            name: (tensors[name].dtype, math.prod(shape) * ITEM_BYTES[tensors[name].dtype])
-            for name, shape in expected_tensors(self.config).items()
-        }
+        checkpoint = self.checkpoint(share_of(self.config, size, 0) if size else None)
+        tensors = checkpoint.tensors
+
+        def stored(name: str, shape: tuple[int, ...]) -> tuple[str, int]:
+            if name in checkpoint.packed:
+                return checkpoint.packed[name].form, checkpoint.nbytes(name)
+            dtype = tensors[name].dtype
+            return dtype, math.prod(shape) * ITEM_BYTES[dtype]
+
+        return {name: stored(name, s) for name, s in expected_tensors(self.config).items()}
 
     def kv_bytes_per_token(self, dtype_bytes: int = 2) -> int:
         """Bytes of keys and values one token of context keeps, over all layers."""
@@ -105,24 +124,6 @@ class Model:
                 if key == "license":
                     return value.strip().strip("\"'") or None
         return None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Parse a JSON object of at most 16 MiB; anything else raises `BadModelFile` naming it."""
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise BadModelFile(f"{path}: larger than {_MAX_JSON_BYTES} bytes")
-        text = path.read_bytes()
-    except OSError as error:
-        raise FileSystemError(f"cannot read {path}: {error.strerror}") from error
-    refuse_strangers(path, text[:512])
-    try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadModelFile(f"{path}: not valid JSON") from error
-    if not isinstance(parsed, dict):
-        raise BadModelFile(f"{path}: not a JSON object")
-    return parsed
 
 
 def _read_optional(path: Path) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import canonical_tensors, expected_tensors, tensor_name
+from swiftchat.weights.json_file import read_json
 from swiftchat.weights.merging import by_rows
-from swiftchat.weights.model import read_json
 from swiftchat.weights.plan import WIRE_NAMES, Floats, Plan, json_bytes
 from swiftchat.weights.tensorflow_file import read_bundle
 

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.kept import Kept
 from swiftchat.weights.safetensors_file import TensorInfo
 
-__all__ = ["FLOATS", "PackedTensor", "Source", "spread", "unpack"]
+__all__ = ["FLOATS", "PackedTensor", "Source", "as_float32", "spread", "unpack"]
 
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
@@ -31,13 +32,15 @@ class PackedTensor:
 
     `parts` names the file's tensors by the part they play, for those who want the packed form.
     `rows(start, stop)` decodes that range of the first axis to float32, whole where `shape` is
-    (); `start` must be a multiple of 64 unless the tensor has more than two axes.
+    (); `start` must be a multiple of 64 unless the tensor has more than two axes. `kept` gives it
+    as the engine computes with it packed, where there is such a form without loss.
     """
 
     form: str
     shape: Shape
     parts: Mapping[str, str]
     rows: Callable[[int, int], Floats]
+    kept: Callable[[], Kept] | None = None
 
     def values(self) -> Floats:
         """The whole tensor as float32 of `shape`; never rounded but where float32 itself is."""
@@ -84,7 +87,14 @@ class Source:
 
     def floats(self, name: str) -> Floats:
         """A float tensor (F16, BF16, F32, F64) as float32; only F64 is rounded."""
-        return _float32(self.read(name), self._info(name, _ANY_FLOAT).dtype)
+        return as_float32(self.read(name), self._info(name, _ANY_FLOAT).dtype)
+
+    def factors(self, name: str) -> Floats:
+        """A float tensor as float32; `BadModelFile` when a number of it is not finite."""
+        found = self.floats(name)
+        if not np.isfinite(found).all():
+            raise self.bad(name, "finite factors", "others")
+        return found
 
     def index(self, name: str, groups: int) -> npt.NDArray[np.int64]:
         """An integer tensor that says for each column which of `groups` groups it is in."""
@@ -102,7 +112,7 @@ class Source:
 
         def rows(start: int, stop: int) -> Floats:
             info = self._info(name, _ANY_FLOAT)
-            return _float32(self.read(name).reshape(info.shape or 1)[start:stop], info.dtype)
+            return as_float32(self.read(name).reshape(info.shape or 1)[start:stop], info.dtype)
 
         return PackedTensor("plain", self.tensors[name].shape, {"plain": name}, rows)
 
@@ -121,7 +131,8 @@ class Source:
         return info
 
 
-def _float32(array: npt.NDArray[Any], dtype: str) -> Floats:
+def as_float32(array: npt.NDArray[Any], dtype: str) -> Floats:
+    """An array as files have it (BF16 as the integers of its bits) as float32."""
     if dtype == "BF16":
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     with np.errstate(over="ignore"):

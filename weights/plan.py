@@ -3,24 +3,23 @@
 import dataclasses
 import fnmatch
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import UsageError
-from swiftchat.weights.safetensors_file import ITEM_BYTES, Announced
+from swiftchat.weights.config import ModelConfig
+from swiftchat.weights.families import tensor_name
+from swiftchat.weights.quantise import Quantisation
+from swiftchat.weights.rounding import WIRE_NAMES, Floats, rounded
+from swiftchat.weights.safetensors_file import Announced, announced_bytes
 
 __all__ = ["GENERATION", "WIRE_NAMES", "Floats", "Plan", "json_bytes"]
 
 GENERATION = "generation_config.json"
-WIRE_NAMES: Mapping[str, str] = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-
-Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Plan:
 
     `shapes` is by Hugging Face name; `values(name)` yields the tensor's numbers, flat.
     `sources` are the files it is made from, and `forget` gives back the memory of what was
-    read of them so far.
+    read of them so far. The tensors `quantised` are written in the form `quantisation`.
     """
 
     files: Mapping[str, bytes]
@@ -38,10 +37,28 @@ class Plan:
     values: Callable[[str], Iterator[Floats]]
     sources: Sequence[Path]
     forget: Callable[[], None]
+    quantisation: Quantisation | None = None
+    quantised: frozenset[str] = frozenset()
 
     def tensor_bytes(self, name: str) -> int:
         """Bytes of one tensor as it will be written."""
-        return math.prod(self.shapes[name]) * ITEM_BYTES[WIRE_NAMES[self.dtype]]
+        return sum(map(announced_bytes, self.stored(name)))
+
+    def stored(self, name: str) -> list[Announced]:
+        """Name, dtype and shape of what the weight files have of the tensor `name`."""
+        shape = self.shapes[name]
+        if self.quantisation is not None and name in self.quantised:
+            return self.quantisation.announced(name, shape, self.dtype)
+        return [(name, WIRE_NAMES[self.dtype], shape)]
+
+    def arrays(self, name: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """What `stored` announces, with its numbers; see `rounded` for what is refused."""
+        shape = self.shapes[name]
+        if self.quantisation is not None and name in self.quantised:
+            matrix = rounded(name, shape, "float32", self.values(name))
+            yield from self.quantisation.arrays(name, matrix, self.dtype)
+        else:
+            yield name, rounded(name, shape, self.dtype, self.values(name))
 
     @property
     def tensors_bytes(self) -> int:
@@ -55,7 +72,7 @@ class Plan:
 
     def announced(self, names: Sequence[str]) -> list[Announced]:
         """Name, dtype and shape of each as the header of a weight file says them."""
-        return [(name, WIRE_NAMES[self.dtype], self.shapes[name]) for name in names]
+        return [tensor for name in names for tensor in self.stored(name)]
 
     def shards(self, most_bytes: float) -> list[list[str]]:
         """The names in order, cut into files of at most `most_bytes`, or of one larger tensor."""
@@ -90,6 +107,24 @@ class Plan:
         if not shapes:
             raise UsageError("--only and --skip leave no tensor")
         return dataclasses.replace(self, shapes=shapes)
+
+    def quantised_as(self, quantisation: Quantisation) -> "Plan":
+        """The plan with the matrices of the layers in that form; raises what `chosen` does."""
+        config_json = json.loads(self.files["config.json"])
+        config = ModelConfig.from_hf(config_json)
+        names = quantisation.chosen(config, self.shapes)
+        plain = [
+            name.removesuffix(".weight")
+            for name, shape in self.shapes.items()
+            if name not in names and name.endswith(".weight") and len(shape) == 2
+        ]
+        head = tensor_name(config, "lm_head").removesuffix(".weight")
+        plain = list(dict.fromkeys([*plain, head]))
+        config_json["quantization_config"] = quantisation.settings(plain)
+        files = {**self.files, "config.json": json_bytes(config_json)}
+        return dataclasses.replace(
+            self, files=files, quantisation=quantisation, quantised=frozenset(names)
+        )
 
     def with_generation_defaults(self, defaults: Mapping[str, Any]) -> "Plan":
         """The plan with these in `generation_config.json` where it has none of its own."""

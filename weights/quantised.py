@@ -7,7 +7,7 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
-from swiftchat.weights.model import read_json
+from swiftchat.weights.json_file import read_json
 from swiftchat.weights.packed import PackedTensor, Read, Source
 from swiftchat.weights.quantised_settings import Settings, shortened
 from swiftchat.weights.safetensors_file import TensorInfo

@@ -8,9 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.plan import Floats
 
-__all__ = ["rounded", "to_bfloat16"]
+__all__ = ["WIRE_NAMES", "Floats", "rounded", "to_bfloat16"]
+
+Floats = npt.NDArray[np.float32]
+
+# As safetensors spells them.
+WIRE_NAMES: Mapping[str, str] = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 def rounded(

@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
 
-__all__ = ["ITEM_BYTES", "TensorInfo", "Writer", "create", "header_bytes", "read_header"]
+__all__ = ["ITEM_BYTES", "TensorInfo", "Writer", "announced_bytes", "create", "header_bytes",
+           "read_header"]  # fmt: skip
 
 ITEM_BYTES: Mapping[str, int] = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -162,6 +163,12 @@ def header_bytes(tensors: Sequence[Announced], metadata: Mapping[str, str]) -> b
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT_BYTES)
     return struct.pack("<Q", len(text)) + text
+
+
+def announced_bytes(tensor: Announced) -> int:
+    """Bytes of one tensor's numbers."""
+    _, dtype, shape = tensor
+    return math.prod(shape) * ITEM_BYTES[dtype]
 
 
 class Writer:

@@ -19,8 +19,9 @@ from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import expected_tensors, tensor_name
 from swiftchat.weights.gguf_split import open_gguf
 from swiftchat.weights.gguf_tokenizer import tokenizer_files
+from swiftchat.weights.json_file import read_json
 from swiftchat.weights.merging import by_rows
-from swiftchat.weights.model import Model, read_json
+from swiftchat.weights.model import Model
 from swiftchat.weights.plan import GENERATION, WIRE_NAMES, Floats, Plan, json_bytes
 
 __all__ = ["plan_of"]

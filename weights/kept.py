@@ -1,0 +1,45 @@
+"""Packed matrices as an engine keeps them: the forms that sources map to without loss.
+
+Matrices are [rows, columns], outputs by inputs; every factor is finite.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Float8", "Int4", "Int8", "Kept"]
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Int4:
+    """weight[r, c] = scale[r, g]·(q[r, c] − zero[r, g]), g = c // (columns // groups).
+
+    `codes` uint8 [rows, columns/2] has two numbers a byte, the lower column in the low half;
+    `scale` and `zero`, which is whole and from 0 to 15, are [rows, groups].
+    """
+
+    codes: npt.NDArray[np.uint8]
+    scale: Floats
+    zero: Floats
+
+
+@dataclass(frozen=True)
+class Int8:
+    """weight[r, c] = scale[r]·codes[r, c]; `codes` int8 [rows, columns], `scale` [rows]."""
+
+    codes: npt.NDArray[np.int8]
+    scale: Floats
+
+
+@dataclass(frozen=True)
+class Float8:
+    """weight[r, c] = scale[r]·e4m3(codes[r, c]); `codes` uint8 [rows, columns], `scale` [rows]."""
+
+    codes: npt.NDArray[np.uint8]
+    scale: Floats
+
+
+Kept = Int4 | Int8 | Float8

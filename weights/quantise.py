@@ -1,0 +1,205 @@
+"""Matrices rounded to fewer bits for `convert`, as the package compressed-tensors keeps them.
+
+int8: a factor for each row, numbers from −127 to 127. int4: a factor and a zero for each group of
+columns. fp8: e4m3 numbers, a factor for each row. `compressed_tensors` says how the parts lie.
+"""
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from swiftchat.errors import BadModelFile, UsageError
+from swiftchat.weights.config import ModelConfig
+from swiftchat.weights.families import FAMILIES, canonical_tensors, tensor_name
+from swiftchat.weights.packed import as_float32
+from swiftchat.weights.rounding import WIRE_NAMES, Floats, rounded
+from swiftchat.weights.safetensors_file import Announced
+
+__all__ = ["FORMS", "GROUP_SIZES", "Quantisation"]
+
+FORMS = ("int8", "int4", "fp8")
+GROUP_SIZES = (32, 64, 128)
+
+Array = npt.NDArray[Any]
+
+# Matrices of the layers by canonical name; embeddings, head, routers and norms stay as they are.
+_MATRICES = frozenset(
+    ("q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "expert_gate", "expert_up",
+     "expert_down", "shared_gate", "shared_up", "shared_down")
+)  # fmt: skip
+_ROWS = 512  # at a time, so that what comes between is small
+_LARGEST_E4M3 = 448.0
+# Above zero in each dtype of factors: rows of zeros have one too.
+_SMALLEST = {"bfloat16": 2.0**-126, "float16": 2.0**-24, "float32": 2.0**-126}
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """What is done to the matrices of the layers: a form, and the width of int4's groups.
+
+    Tensors that match a pattern of `keep` stay as they are. Raises `UsageError` for an unknown
+    form or size of groups.
+    """
+
+    form: str
+    group_size: int = 32
+    keep: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise UsageError(f"unknown form {self.form!r}", f"one of {', '.join(FORMS)}")
+        if self.group_size not in GROUP_SIZES:
+            sizes = ", ".join(map(str, GROUP_SIZES))
+            raise UsageError(f"groups of {self.group_size} are not known", f"one of {sizes}")
+
+    def chosen(self, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+        """The names, among those of `shapes`, that are to be quantised.
+
+        `BadModelFile` names a matrix that groups do not divide, `UsageError` a pattern that
+        matches none, and that there is nothing to quantise.
+        """
+        apart = FAMILIES[config.architecture].transposed
+        names = [
+            name
+            for canonical, layer, part in canonical_tensors(config)
+            if canonical in _MATRICES - apart
+            and (name := tensor_name(config, canonical, layer, part)) in shapes
+        ]
+        for pattern in self.keep:
+            if not fnmatch.filter(shapes, pattern):
+                raise UsageError(f"--keep {pattern!r} matches no tensor")
+        kept = {name for name in names for pattern in self.keep if fnmatch.fnmatch(name, pattern)}
+        chosen = [name for name in names if name not in kept]
+        if not chosen:
+            raise UsageError(f"no matrix of a {config.architecture} is left to be quantised")
+        for name in chosen:
+            if self.form == "int4" and shapes[name][1] % self.group_size:
+                raise BadModelFile(
+                    f"tensor {name}: expected columns in groups of {self.group_size}, "
+                    f"found {shapes[name][1]}",
+                    "choose another --group-size, or --keep the tensor",
+                )
+        return chosen
+
+    def settings(self, plain: Sequence[str]) -> dict[str, Any]:
+        """The `quantization_config` that tells others; `plain` names the matrices left alone."""
+        weights: dict[str, Any] = {
+            "num_bits": 4 if self.form == "int4" else 8,
+            "type": "float" if self.form == "fp8" else "int",
+            "symmetric": self.form != "int4",
+            "strategy": "group" if self.form == "int4" else "channel",
+            "dynamic": False,
+        }
+        if self.form == "int4":
+            weights["group_size"] = self.group_size
+        group = {
+            "targets": ["Linear"], "weights": weights,
+            "input_activations": None, "output_activations": None,
+        }  # fmt: skip
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized" if self.form == "fp8" else "pack-quantized",
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": group},
+            "ignore": list(plain),
+        }
+
+    def announced(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Announced]:
+        """The tensors of the file for the matrix `name`, whose factors have `dtype`."""
+        module, (rows, columns) = name.removesuffix(".weight"), shape
+        wire = WIRE_NAMES[dtype]
+        if self.form == "fp8":
+            return [
+                (name, "F8_E4M3", shape),
+                (f"{module}.weight_scale", wire, (rows, 1)),
+            ]
+        bits = 4 if self.form == "int4" else 8
+        groups = columns // self.group_size if self.form == "int4" else 1
+        tensors: list[Announced] = [
+            (f"{module}.weight_packed", "I32", (rows, -(-columns * bits // 32))),
+            (f"{module}.weight_scale", wire, (rows, groups)),
+            (f"{module}.weight_shape", "I64", (2,)),
+        ]
+        if self.form == "int4":
+            tensors.append((f"{module}.weight_zero_point", "I32", (-(-rows // 8), groups)))
+        return tensors
+
+    def arrays(self, name: str, matrix: Floats, dtype: str) -> Iterator[tuple[str, Array]]:
+        """The tensors that `announced` names, in its order, for the numbers of `matrix`."""
+        codes = np.empty(matrix.shape, np.uint8)
+        scales, zeros = [], []
+        for start in range(0, len(matrix), _ROWS):
+            rows = matrix[start : start + _ROWS]
+            found, scale, zero = self._rounded(name, rows, dtype)
+            codes[start : start + _ROWS] = found
+            scales.append(scale)
+            zeros.append(zero)
+        bits = 4 if self.form == "int4" else 8
+        parts: list[Array] = [codes if self.form == "fp8" else _words(codes, bits)]
+        parts.append(np.concatenate(scales))
+        parts.append(np.array(matrix.shape, np.int64))
+        parts.append(_words(np.concatenate(zeros).T, bits).T)
+        names = self.announced(name, matrix.shape, dtype)
+        for (stored, _, _), array in zip(names, parts[: len(names)], strict=True):
+            yield stored, array
+
+    def _rounded(self, name: str, rows: Floats, dtype: str) -> tuple[Array, Array, Array]:
+        """Codes, factors and zeros of some rows; divided is by factors that are rounded already."""
+
+        def stored(scale: Floats) -> tuple[Array, Floats]:
+            scale = np.maximum(scale, _SMALLEST[dtype])
+            array = rounded(f"{name}_scale", scale.shape, dtype, [scale.reshape(-1)])
+            return array, as_float32(array, WIRE_NAMES[dtype])
+
+        if self.form == "int4":
+            return _int4_codes(rows.reshape(len(rows), -1, self.group_size), stored)
+        largest = np.abs(rows).max(1, keepdims=True)
+        none = np.empty((0, 1), np.uint8)
+        if self.form == "fp8":
+            array, scale = stored(largest / np.float32(_LARGEST_E4M3))
+            return _e4m3_codes(rows / scale), array, none
+        array, scale = stored(largest / np.float32(127))
+        codes = np.clip(np.rint(rows / scale), -127, 127) + 128
+        return codes.astype(np.uint8), array, none
+
+
+def _int4_codes(
+    groups: Floats, stored: Callable[[Floats], tuple[Array, Floats]]
+) -> tuple[Array, Array, Array]:
+    """Codes from 0 to 15 of [rows, groups, size], so that zero is among what they can mean."""
+    low, high = np.minimum(groups.min(2), 0), np.maximum(groups.max(2), 0)
+    array, scale = stored((high - low) / np.float32(15))
+    zero = np.clip(np.rint(-low / scale), 0, 15)
+    codes = np.rint(groups / scale[..., None])
+    codes += zero[..., None]
+    codes = np.clip(codes, 0, 15).astype(np.uint8)
+    return codes.reshape(len(codes), -1), array, zero.astype(np.uint8)
+
+
+def _e4m3_codes(numbers: Floats) -> Array:
+    """The bytes of the nearest e4m3 numbers, ties to even; beyond the largest: the largest.
+
+    Numbers from 2^e to 2^(e + 1) lie 2^(e − 3) apart, those below 2^−6 as far as those above:
+    counted in such units, a number has 8 to 15 of them, or fewer where it is that small.
+    """
+    size = np.minimum(np.abs(numbers), np.float32(_LARGEST_E4M3))
+    exponent = np.maximum(np.frexp(size)[1] - 1, -6)
+    units = np.rint(np.ldexp(size, 3 - exponent)).astype(np.int32)
+    # Sixteen units are the first number of the next power, as they should be.
+    codes = np.where(size == 0, 0, ((exponent + 7) << 3) + units - 8)
+    signed: Array = (codes | np.signbit(numbers) * 128).astype(np.uint8)
+    return signed
+
+
+def _words(codes: Array, bits: int) -> Array:
+    """int32 words of codes along the last axis, low bits first, zeros up to a whole word."""
+    spare = -codes.shape[-1] % (32 // bits)
+    padded = np.pad(codes, ((0, 0), (0, spare))) if spare else codes
+    if bits == 4:
+        padded = padded[:, 0::2] | padded[:, 1::2] << np.uint8(4)
+    words: Array = np.ascontiguousarray(padded).view("<i4")
+    return words
