@@ -210,6 +210,8 @@ class Speaker:
             self._model = Model.open(self.path)
             self._tokenizer = Tokenizer.load(self.path)
             self._template = self._chosen_template()
+            # jinja2: the first answer would have to wait for it.
+            import swiftchat.tokenizer.template  # noqa: F401
         except Exception as error:  # noqa: BLE001  (raised again by whoever needs the files)
             self._failure = error
 
