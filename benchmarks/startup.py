@@ -4,8 +4,9 @@
 
 The prompt is timed in a pty, from the start of the process to the byte that completes `>>>`.
 What one answer costs is a whole `swiftchat -p` less what the engine itself takes for the same
-prompt: from starting the worker to its end, in a process that has imported all it needs. The runs of both alternate, and of each the median and the least are printed: on a
-machine that does other things the least is nearer to what the program is to blame for.
+prompt, from starting the worker to its end, in a process that has imported all it needs. The runs
+of both alternate, and of each the median and the least are printed: on a machine that does other
+things the least is nearer to what the program is to blame for.
 """
 
 import os

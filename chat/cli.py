@@ -208,7 +208,10 @@ def _answer_or_talk(config: "ChatConfig", conversation: "Conversation",
         if config.prompt is None and sys.stdin.isatty():
             raise UsageError("this needs a prompt", "give it with -p, or pipe it in")
         return run_once(config, conversation, autosave)
-    from swiftchat.chat.repl import run_repl
+    from swiftchat.chat.typed_ahead import typing_unseen
+
+    with typing_unseen():  # some type as soon as they have pressed Enter
+        from swiftchat.chat.repl import run_repl
 
     return run_repl(config, conversation, autosave)
 
@@ -218,6 +221,7 @@ def run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Auto
     from swiftchat.chat.models import find_model
     from swiftchat.chat.oneshot import OneShot, prompt_text
     from swiftchat.chat.speaker import Speaker
+    from swiftchat.chat.typed_ahead import typing_unseen
 
     text = prompt_text(config)
     path = find_model(config.model, offline=config.offline, quiet=config.quiet)
@@ -228,15 +232,12 @@ def run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Auto
         one_shot = OneShot(speaker, config, autosave)
         if not config.interactive and not (sys.stdin.isatty() and sys.stdout.isatty()):
             return _once(one_shot, conversation)
-        # Here, not at the top, and while the engine loads: it takes a tenth of a second.
-        from swiftchat.chat.prompt import typing_unseen
-
-        if not config.interactive:
-            with typing_unseen():
+        with typing_unseen(one_shot.pause):
+            if not config.interactive:
                 return _once(one_shot, conversation)
-        from swiftchat.chat.repl import Repl
+            # While the engine loads: it takes a tenth of a second.
+            from swiftchat.chat.repl import Repl
 
-        with typing_unseen():
             one_shot.run(conversation)
         return Repl(speaker, config, conversation, "", autosave).run()
 

@@ -3,8 +3,7 @@
 import contextlib
 import os
 import sys
-import termios
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
@@ -127,26 +126,6 @@ def _key_bindings() -> KeyBindings:
         event.current_buffer.insert_text("\n")
 
     return keys
-
-
-@contextlib.contextmanager
-def typing_unseen() -> Iterator[None]:
-    """Keep what is typed meanwhile off the screen and for the next prompt; Ctrl-C still signals."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
-    quiet = termios.tcgetattr(descriptor)
-    quiet[0] &= ~termios.ICRNL  # Enter stays what prompt_toolkit takes for Enter
-    quiet[3] &= ~(termios.ECHO | termios.ICANON)
-    quiet[3] |= termios.NOFLSH  # else Ctrl-C would throw away what was typed before it
-    termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(termios.error):  # the terminal may have been closed
-            termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
 
 class _CommandCompleter(Completer):

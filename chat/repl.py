@@ -8,7 +8,7 @@ from typing import Any
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 
 from swiftchat.chat.answer import Answer
-from swiftchat.chat.answer_view import open_view, preload, write
+from swiftchat.chat.answer_view import AnswerView, open_view, preload, write
 from swiftchat.chat.autosave import Autosave
 from swiftchat.chat.commands import ARGUMENTS, COMMANDS, Commands
 from swiftchat.chat.config import ChatConfig
@@ -16,10 +16,11 @@ from swiftchat.chat.conversation import Conversation, Message, title_of
 from swiftchat.chat.gate import visible
 from swiftchat.chat.look import choose_look, is_accessible
 from swiftchat.chat.oneshot import files_text, stats_line
-from swiftchat.chat.prompt import build_prompt, message_of, typing_unseen
+from swiftchat.chat.prompt import build_prompt, message_of
 from swiftchat.chat.recording import Recording
 from swiftchat.chat.slash_sessions import show_end
 from swiftchat.chat.speaker import Speaker
+from swiftchat.chat.typed_ahead import typing_unseen
 from swiftchat.engine.protocol import Prefill
 from swiftchat.errors import SwiftchatError, UsageError
 
@@ -60,6 +61,7 @@ class Repl:
         self.look = choose_look(config, os.environ, at_terminal=True)
         self._is_accessible = is_accessible(config, os.environ)
         self._status = StatusLine(not self._is_accessible)
+        self._view: AnswerView | None = None  # of the last answer
         toolbar = None if self._is_accessible else self._toolbar
         self._prompt = build_prompt(COMMANDS, ARGUMENTS, _history_file(), toolbar, **io)
 
@@ -115,7 +117,7 @@ class Repl:
     def _answer_or_restore(self, before: Message | None, draft: str, new_seed: bool = False,
                            begun: str = "") -> None:  # fmt: skip
         try:
-            with typing_unseen():
+            with typing_unseen(self._pause):
                 self._answer(new_seed, begun)
         except (SwiftchatError, KeyboardInterrupt):
             if self.conversation.tip and self.conversation.tip.role == "user":
@@ -136,6 +138,7 @@ class Repl:
         self.last_answer = answer
         recording = Recording(self.autosave, self.conversation, answer, begun)
         view, note = open_view(self.look, answer, self.speaker.name), ""
+        self._view = view
         try:
             for piece in recording:
                 self._status.clear()
@@ -192,6 +195,11 @@ class Repl:
         self.ask("\n\n".join((*self.attached, message)), text)
         self.attached = []
         return True
+
+    def _pause(self) -> None:
+        self._status.clear()
+        if self._view is not None:
+            self._view.pause()
 
     def _twice(self) -> bool:
         """Whether this is the second Ctrl-C within two seconds."""
