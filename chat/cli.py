@@ -131,6 +131,8 @@ _CHAT_OPTIONS = (
     _option("--color", type=click.Choice(["auto", "always", "never"]), default="auto",
             help="always renders and colours even into a pipe."),
     _option("--accessible", is_flag=True, help="For screen readers: nothing is drawn over."),
+    _option("--editing-mode", type=click.Choice(["emacs", "vi"]), default="emacs",
+            help="Keys of the input line."),
     _option("--stats", is_flag=True, help="Speed and token counts on stderr."),
     _option("-q", "--quiet", is_flag=True, help="No banner, no progress."),
     _option("--debug", is_flag=True, help="Tracebacks."),

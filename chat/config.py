@@ -67,6 +67,7 @@ class ChatConfig:
     extract: bool = False
     color: str = "auto"
     accessible: bool = False
+    editing_mode: str = "emacs"
     stats: bool = False
     quiet: bool = False
     debug: bool = False

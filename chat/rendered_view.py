@@ -125,8 +125,8 @@ def _uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-    for number in caught:
-        signal.raise_signal(number)
+    for waiting in caught:
+        signal.raise_signal(waiting)
 
 
 def folded_reasoning(answer: "Answer | None") -> str:

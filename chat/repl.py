@@ -10,13 +10,15 @@ from prompt_toolkit.formatted_text import StyleAndTextTuples
 from swiftchat.chat.answer import Answer
 from swiftchat.chat.answer_view import AnswerView, open_view, preload, write
 from swiftchat.chat.autosave import Autosave
-from swiftchat.chat.commands import ARGUMENTS, COMMANDS, Commands
+from swiftchat.chat.commands import COMMANDS, Commands
 from swiftchat.chat.config import ChatConfig
 from swiftchat.chat.conversation import Conversation, Message, title_of
 from swiftchat.chat.gate import visible
-from swiftchat.chat.look import choose_look, is_accessible
+from swiftchat.chat.look import choose_look, is_accessible, is_dumb
+from swiftchat.chat.message import message_of
 from swiftchat.chat.oneshot import files_text, stats_line
-from swiftchat.chat.prompt import build_prompt, message_of
+from swiftchat.chat.plain_prompt import PlainPrompt
+from swiftchat.chat.prompt import InputLine
 from swiftchat.chat.recording import Recording
 from swiftchat.chat.slash_sessions import show_end
 from swiftchat.chat.speaker import Speaker
@@ -62,8 +64,7 @@ class Repl:
         self._is_accessible = is_accessible(config, os.environ)
         self._status = StatusLine(not self._is_accessible)
         self._view: AnswerView | None = None  # of the last answer
-        toolbar = None if self._is_accessible else self._toolbar
-        self._prompt = build_prompt(COMMANDS, ARGUMENTS, _history_file(), toolbar, **io)
+        self._prompt = self._input_line(io)
 
     def run(self) -> int:
         """Read and answer until the user leaves; the exit code. Whatever ends it, all is saved."""
@@ -180,6 +181,13 @@ class Repl:
         say(f"error: {' '.join(error.message.split())}")
         if error.hint:
             say(f"hint: {' '.join(error.hint.split())}")
+
+    def _input_line(self, io: dict[str, object]) -> InputLine | PlainPrompt:
+        if is_dumb(os.environ) and not io:
+            return PlainPrompt()
+        toolbar = None if self._is_accessible else self._toolbar
+        is_vi = self.config.editing_mode == "vi"
+        return InputLine(COMMANDS, self.commands.words, _history_file(), toolbar, is_vi, **io)
 
     def _read(self) -> str:
         draft, self.draft = self.draft, ""
