@@ -51,7 +51,7 @@ class InputLine:
             enable_open_in_editor=True,
             enable_suspend=True,
             history=open_history(history_file, self._pastes),
-            placeholder=[("fg:ansibrightblack", PLACEHOLDER)] if toolbar else None,
+            placeholder=_placeholder if toolbar else None,
             bottom_toolbar=toolbar,
             refresh_interval=0.5 if toolbar else 0,  # loading goes on while nobody types
             **io,  # type: ignore[arg-type]
@@ -61,6 +61,11 @@ class InputLine:
         """The next message, beginning with `default`; `EOFError` at Ctrl-D on an empty line."""
         typed = self._session.prompt(default=self._pastes.folded(default), pre_run=pre_run)
         return self._pastes.unfolded(typed)
+
+
+def _placeholder() -> StyleAndTextTuples:
+    # In a search the line is empty, too, but shows what was found.
+    return [] if get_app().layout.is_searching else [("fg:ansibrightblack", PLACEHOLDER)]
 
 
 def open_history(file: Path | None, pastes: Pastes) -> History:
