@@ -17,6 +17,7 @@ from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
+from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
 
 from swiftchat.chat.gate import visible
 from swiftchat.chat.message import is_unfinished
@@ -37,12 +38,13 @@ class InputLine:
                  history_file: Path | None, toolbar: Callable[[], StyleAndTextTuples] | None,
                  is_vi: bool = False, **io: object) -> None:  # fmt: skip
         self._pastes = Pastes()
+        self._given = ""
         self.completer = _CommandCompleter(sorted(commands), words)
         self._session: PromptSession[str] = PromptSession(
             ">>> " if toolbar else "You >>> ",
             multiline=True,
             prompt_continuation="... ",
-            key_bindings=_key_bindings(self._pastes),
+            key_bindings=_key_bindings(self._pastes, Condition(self._is_typed)),
             editing_mode=EditingMode.VI if is_vi else EditingMode.EMACS,
             cursor=ModalCursorShapeConfig() if is_vi else None,
             completer=self.completer,
@@ -53,14 +55,32 @@ class InputLine:
             history=open_history(history_file, self._pastes),
             placeholder=_placeholder if toolbar else None,
             bottom_toolbar=toolbar,
+            input_processors=[_Gate()],
             refresh_interval=0.5 if toolbar else 0,  # loading goes on while nobody types
             **io,  # type: ignore[arg-type]
         )
 
     def prompt(self, default: str = "", pre_run: Callable[[], None] | None = None) -> str:
-        """The next message, beginning with `default`; `EOFError` at Ctrl-D on an empty line."""
-        typed = self._session.prompt(default=self._pastes.folded(default), pre_run=pre_run)
+        """The next message, beginning with `default`.
+
+        Raises `EOFError` at Ctrl-D on an empty line, and `KeyboardInterrupt` at Ctrl-C where
+        nothing has been typed; else that clears the line.
+        """
+        self._given = self._pastes.folded(default)
+        typed = self._session.prompt(default=self._given, pre_run=pre_run)
         return self._pastes.unfolded(typed)
+
+    def _is_typed(self) -> bool:
+        """Whether there is a text, and not one that came back from an interrupted answer."""
+        return get_app().current_buffer.text not in ("", self._given)
+
+
+class _Gate(Processor):
+    """What is in the line may come from a file: controls are as visible there as in answers."""
+
+    def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
+        fragments = transformation_input.fragments
+        return Transformation([(style, visible(text)) for style, text, *_ in fragments])
 
 
 def _placeholder() -> StyleAndTextTuples:
@@ -100,12 +120,7 @@ class _History(FileHistory):
 _is_typing = has_focus(DEFAULT_BUFFER)
 
 
-@Condition
-def _has_text() -> bool:
-    return bool(get_app().current_buffer.text)
-
-
-def _key_bindings(pastes: Pastes) -> KeyBindings:
+def _key_bindings(pastes: Pastes, is_typed: Condition) -> KeyBindings:
     keys = KeyBindings()
 
     @keys.add("enter", filter=_is_typing)
@@ -119,8 +134,8 @@ def _key_bindings(pastes: Pastes) -> KeyBindings:
             buffer.delete_before_cursor()
         buffer.insert_text("\n")
 
-    @keys.add("c-c", filter=_is_typing & _has_text)
-    @keys.add("<sigint>", filter=_is_typing & _has_text)
+    @keys.add("c-c", filter=_is_typing & is_typed)
+    @keys.add("<sigint>", filter=_is_typing & is_typed)
     def _clear(event: KeyPressEvent) -> None:
         event.current_buffer.reset()
 

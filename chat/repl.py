@@ -24,9 +24,13 @@ from swiftchat.chat.slash_sessions import show_end
 from swiftchat.chat.speaker import Speaker
 from swiftchat.chat.typed_ahead import typing_unseen
 from swiftchat.engine.protocol import Prefill
-from swiftchat.errors import SwiftchatError, UsageError
+from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
 
 _TWICE_S = 2.0
+_OVERFLOW_HINT = (
+    "/compact puts a summary in place of old turns, /new begins anew; "
+    "--ctx-size and --overflow drop-oldest at the start make room, too"
+)
 
 
 def run_repl(config: ChatConfig, conversation: Conversation, autosave: Autosave) -> int:
@@ -178,9 +182,10 @@ class Repl:
 
     def report(self, error: SwiftchatError) -> None:
         """Show an error and its hint; the conversation goes on."""
+        hint = _OVERFLOW_HINT if isinstance(error, ContextOverflow) else error.hint
         say(f"error: {' '.join(error.message.split())}")
-        if error.hint:
-            say(f"hint: {' '.join(error.hint.split())}")
+        if hint:
+            say(f"hint: {' '.join(hint.split())}")
 
     def _input_line(self, io: dict[str, object]) -> InputLine | PlainPrompt:
         if is_dumb(os.environ) and not io:
