@@ -4,7 +4,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from swiftchat.chat.sessions import sessions_path
 
 SIZES = [(80, 24), (20, 10), (200, 60)]
 WORDS = " ".join(f"word{i}" for i in range(60))
-SLOW = {"text": f"{WORDS}\n\nlast", "delay_s": 0.004}
+SLOW = {"text": f"{WORDS}\n\nlast", "delay_s": 0.002}
 
 
 @pytest.fixture
@@ -29,7 +28,8 @@ def program(tmp_path: Path) -> Program:
 @pytest.mark.parametrize("term", ["dumb", "xterm-256color"])
 @pytest.mark.parametrize(("columns", "rows"), SIZES)
 def test_a_short_evening(program: Program, columns: int, rows: int, term: str) -> None:
-    command, *args = program.command("你好 👋 one.", SLOW, "Typed ahead.")
+    slow = {"text": "word1 word2 word3 word4 word5 word6", "delay_s": 0.01}
+    command, *args = program.command("你好 👋 one.", slow, "Typed ahead.")
     terminal = Terminal(command, args, columns, rows, TERM=term)
     terminal.wait_for(">>>")
     terminal.type("嗨 👋\r")
@@ -47,17 +47,14 @@ def test_a_short_evening(program: Program, columns: int, rows: int, term: str) -
 
 def in_shell(program: Program, *answers: object) -> Terminal:
     """A chat that was typed at a shell's prompt."""
-    command = shlex.join(program.command(*answers))
+    script = program.folder.with_name("chat")
+    script.write_text(f"#!/bin/sh\nexec {shlex.join(program.command(*answers))}\n")
+    script.chmod(0o700)
     terminal = Terminal("bash", ["--norc", "--noprofile", "-i"], PS1="$ ", NO_COLOR="")
     terminal.wait_for("$")
-    terminal.type(f"clear; {command}\r")
+    terminal.type(f"clear; {script}\r")
     terminal.wait_for("Send a message")
     return terminal
-
-
-def echoes(terminal: Terminal) -> bool:
-    flags = termios.tcgetattr(terminal.process.child_fd)[3]
-    return bool(flags & termios.ECHO and flags & termios.ICANON)
 
 
 def test_ctrl_z_and_fg_while_typing(program: Program) -> None:
@@ -79,12 +76,12 @@ def test_ctrl_z_and_fg_during_an_answer(program: Program) -> None:
     terminal.type("go\r")
     terminal.wait_for("word9 ")
     terminal.type("\x1a")
-    text = terminal.wait_for(lambda text: "Stopped" in text and text.endswith("$"))
+    text = terminal.wait_for(lambda text: "Stopped" in text and text.rstrip().endswith("$"))
     assert "word" not in text, "what is drawn over stands in the shell's screen"
-    assert echoes(terminal)
-    terminal.type("echo shell\r")
-    terminal.wait_for("\nshell")
-    terminal.type("fg\r")
+    terminal.type("stty -a\r")  # what a program that is run now finds
+    text = terminal.wait_for(lambda text: "icanon" in text and text.rstrip().endswith("$"))
+    assert " icanon" in text and " icrnl" in text and " -echo " not in text
+    terminal.type("clear; fg\r")
     text = terminal.wait_for(lambda text: "last" in text and "Send a" in text)
     assert " ".join(text.partition("word0 ")[2].split()).startswith(WORDS.partition(" ")[2])
     assert text.count("word5 ") == 1
@@ -209,4 +206,7 @@ def test_in_tmux_a_resize_while_answering_keeps_the_answer_whole(
         window.wait_for(lambda text, word=word: word in text)  # type: ignore[misc]
         window.run("resize-window", "-x", str(columns), "-y", "24")
     text = window.wait_for(lambda text: "last" in text)
-    assert [word for word in text.split() if word.startswith("word")] == WORDS.split()
+    # tmux breaks its lines anew at once, but tells the program a quarter of a second later: what
+    # is drawn meanwhile may leave remains above. Nothing is lost.
+    words = [word for word in text.split() if word.startswith("word")]
+    assert words[-len(WORDS.split()) :] == WORDS.split()
