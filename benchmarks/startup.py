@@ -3,10 +3,10 @@
     python benchmarks/startup.py [MODEL] [RUNS]
 
 The prompt is timed in a pty, from the start of the process to the byte that completes `>>>`.
-What one answer costs is a whole `swiftchat -p` less what the engine itself takes for the same
-prompt, from starting the worker to its end, in a process that has imported all it needs. The runs
-of both alternate, and of each the median and the least are printed: on a machine that does other
-things the least is nearer to what the program is to blame for.
+What `swiftchat -p` adds to an answer is all its time but the engine's own: from starting the worker
+until it is ready, from the question's ids to the last token, and its end. Of each the median and
+the least are printed: on a machine that does other things the least is nearer to what the program
+is to blame for.
 """
 
 import os
@@ -18,15 +18,46 @@ from pathlib import Path
 
 import pexpect
 
-from swiftchat.engine.client import EngineClient
-from swiftchat.engine.params import EngineConfig, SamplingParams
-from swiftchat.engine.protocol import Finished
-from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.package_index import DEFAULT_MODEL
 from swiftchat.weights.store import default_store
 
 SWIFTCHAT = [sys.executable, "-m", "swiftchat.chat"]
-QUESTION, NUM_TOKENS = "What is the capital of France?", 8
+# Runs swiftchat, and tells on stderr how long it waited for the engine.
+_TIMED = """
+import sys, time
+from swiftchat.chat import cli
+from swiftchat.engine import client
+
+spans = {}
+def timed(cls, name, begins=None, ends=None):
+    whole = getattr(cls, name)
+    def wrapped(*args, **options):
+        now = time.perf_counter()
+        if begins: spans.setdefault(begins, [now, now])
+        result = whole(*args, **options)
+        if ends: spans[ends][1] = time.perf_counter()
+        return result
+    setattr(cls, name, wrapped)
+timed(client.EngineClient, "start", begins="load")
+timed(client.EngineClient, "wait_ready", ends="load")
+timed(client.EngineClient, "generate", begins="answer")
+timed(client.EngineClient, "close", begins="end", ends="end")
+iterate = client.Generation.__iter__
+def events(self):
+    yield from iterate(self)
+    spans["answer"][1] = time.perf_counter()
+client.Generation.__iter__ = events
+# A second `wait_ready`, by the answer, returns at once and must not lengthen the loading.
+ready = client.EngineClient.wait_ready
+def first_ready(self, *args):
+    if self.info: return self.info
+    return ready(self, *args)
+client.EngineClient.wait_ready = first_ready
+try:
+    cli.main()
+finally:
+    print("engine", sum(end - begin for begin, end in spans.values()), file=sys.stderr)
+"""
 
 
 def help_s() -> float:
@@ -46,42 +77,28 @@ def prompt_s(model: Path) -> float:
     return taken_s
 
 
-def one_shot_s(model: Path) -> float:
-    options = ["-m", str(model), "-p", QUESTION, "-n", str(NUM_TOKENS), "--temp", "0"]
+def one_shot_s(model: Path) -> tuple[float, float]:
+    """The whole, and what of it is not the engine's."""
+    options = ["-m", str(model), "-p", "What is the capital of France?", "-n", "8", "--temp", "0"]
     start = time.perf_counter()
-    subprocess.run([*SWIFTCHAT, *options, "--no-save"], stdout=subprocess.DEVNULL,
-                   stdin=subprocess.DEVNULL, check=True)  # fmt: skip
-    return time.perf_counter() - start
-
-
-def engine_s(model: Path, ids: list[int]) -> float:
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
-    start = time.perf_counter()
-    with EngineClient(EngineConfig(), model) as engine:
-        engine.wait_ready()
-        for event in engine.generate(ids, params):
-            if isinstance(event, Finished):
-                break
-    return time.perf_counter() - start
+    done = subprocess.run([sys.executable, "-c", _TIMED, *options, "--no-save"], check=True,
+                          capture_output=True, text=True, stdin=subprocess.DEVNULL)  # fmt: skip
+    taken_s = time.perf_counter() - start
+    return taken_s, taken_s - float(done.stderr.split()[-1])
 
 
 def main() -> None:
     model = default_store().find(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_MODEL, offline=True)
     num_runs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
-    messages = [{"role": "user", "content": QUESTION}]
-    ids = Tokenizer.load(model).apply_template(messages)
-    times: dict[str, list[float]] = {"--help": [], "prompt": [], "one shot": [], "engine alone": []}
+    times: dict[str, list[float]] = {"--help": [], "prompt": [], "one shot": [], "not engine": []}
     print(f"load average {os.getloadavg()[0]:.2f}, {os.cpu_count()} CPUs")
     for _ in range(num_runs):
         times["--help"].append(help_s())
         times["prompt"].append(prompt_s(model))
-        times["one shot"].append(one_shot_s(model))
-        times["engine alone"].append(engine_s(model, ids))
+        for name, taken_s in zip(("one shot", "not engine"), one_shot_s(model), strict=True):
+            times[name].append(taken_s)
     for name, values in times.items():
-        print(f"{name:13} median {statistics.median(values):.3f} s  least {min(values):.3f} s")
-    over = statistics.median(times["one shot"]) - statistics.median(times["engine alone"])
-    least = min(times["one shot"]) - min(times["engine alone"])
-    print(f"{'overhead':13} median {over:.3f} s  least {least:.3f} s")
+        print(f"{name:11} median {statistics.median(values):.3f} s  least {min(values):.3f} s")
     print(f"load average {os.getloadavg()[0]:.2f}")
 
 

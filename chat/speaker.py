@@ -92,7 +92,7 @@ class Speaker:
     @property
     def settings(self) -> dict[str, Any]:
         """What was asked for, as options: a conversation that goes on later goes on with them."""
-        from swiftchat.weights.package_index import DEFAULT_MODEL
+        from swiftchat.weights.aliases import DEFAULT_MODEL
 
         stop = {"stop": list(self.stops)} if self.stops else {}
         return {"model": DEFAULT_MODEL} | self.config.settings(self.changes) | stop
