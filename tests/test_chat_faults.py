@@ -151,10 +151,10 @@ def test_ctrl_c_works_in_giant_answers(program: Program, text: str) -> None:
 def test_a_second_ctrl_c_leaves_whatever_hangs(program: Program, hanging: object) -> None:
     terminal = opened(program, hanging)
     terminal.type("go\r")
-    time.sleep(0.3)
+    terminal.wait_for(lambda text: text.rstrip().endswith(">>> go"))  # sent: no status bar below
     started = time.monotonic()
     terminal.type("\x03")
-    time.sleep(0.2)
+    terminal.wait_for(lambda text: text.count(">>> go") == 2)
     terminal.type("\x03")
     assert terminal.wait_end() == 130
     assert time.monotonic() - started < 3
