@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from swiftchat.chat.reasoning import ReasoningForm, ReasoningSplitter, Thought, control_marks
 from swiftchat.engine.client import EngineClient
 from swiftchat.engine.params import SamplingParams
 from swiftchat.engine.protocol import Finished, Prefill, Tokens
-from swiftchat.tokenizer import Prompt, StopMatcher, Tokenizer
+
+if TYPE_CHECKING:
+    from swiftchat.tokenizer import Prompt, Tokenizer
 
 
 class Answer:
@@ -23,10 +26,13 @@ class Answer:
     passes through; whoever catches it calls `interrupt`.
     """
 
-    def __init__(self, engine: EngineClient, tokenizer: Tokenizer, prompt: Prompt,
+    def __init__(self, engine: EngineClient, tokenizer: "Tokenizer", prompt: "Prompt",
                  params: SamplingParams, stops: Sequence[str] = (),
                  on_prefill: Callable[[Prefill], None] | None = None,
                  reasoning: ReasoningForm | None = None) -> None:  # fmt: skip
+        # Here, not at the top: it would delay the prompt, and by now the tokenizer has it anyway.
+        from swiftchat.tokenizer import StopMatcher
+
         self.params = params
         self.prompt = prompt
         self.num_prompt_tokens = len(prompt)

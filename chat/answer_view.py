@@ -12,9 +12,13 @@ if TYPE_CHECKING:
 
 
 class AnswerView(Protocol):
-    """Shows an answer's pieces as they come; `close` shows what is left, and why it ended."""
+    """Shows an answer's pieces as they come; `close` shows what is left, and why it ended.
+
+    `pause` erases what would be drawn over, until the next piece.
+    """
 
     def push(self, piece: str) -> None: ...
+    def pause(self) -> None: ...
     def close(self, note: str = "") -> None: ...
 
 
@@ -60,6 +64,9 @@ class PlainView:
         if piece and not isinstance(piece, Thought):
             self._ends_line = piece.endswith("\n")
             write(visible(piece) if self._gated else piece)
+
+    def pause(self) -> None:
+        """Nothing here is drawn over."""
 
     def close(self, note: str = "") -> None:
         write(f" {note}" if note else "")

@@ -1,10 +1,13 @@
 """Saving as it goes: without being asked, and without getting in the way."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from swiftchat.chat.conversation import Conversation
-from swiftchat.chat.sessions import Sessions
 from swiftchat.errors import SwiftchatError, UsageError
+
+if TYPE_CHECKING:  # SQLite can wait until the engine loads
+    from swiftchat.chat.sessions import Sessions
 
 
 class Autosave:
@@ -13,7 +16,7 @@ class Autosave:
     `open_store` is called when there is something to save; None saves nothing.
     """
 
-    def __init__(self, open_store: Callable[[], Sessions] | None,
+    def __init__(self, open_store: "Callable[[], Sessions] | None",
                  warn: Callable[[str], None]) -> None:  # fmt: skip
         self.failed = False
         self._open_store = open_store
@@ -21,7 +24,7 @@ class Autosave:
         self._warn = warn
 
     @property
-    def store(self) -> Sessions:
+    def store(self) -> "Sessions":
         """The store; `FileSystemError` where there can be none, `UsageError` with `--no-save`."""
         if self._open_store is None:
             raise UsageError("conversations are not kept here", "start without --no-save")

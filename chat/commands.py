@@ -1,8 +1,9 @@
 """The slash commands of the conversation."""
 
+import contextlib
 import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,9 @@ from swiftchat.chat.gate import visible
 from swiftchat.chat.oneshot import memory_line, stats_line
 from swiftchat.chat.slash_attach import ATTACH_COMMANDS, run_shell
 from swiftchat.chat.slash_branches import BRANCH_COMMANDS
-from swiftchat.chat.slash_models import MODEL_COMMANDS
-from swiftchat.chat.slash_sessions import SESSION_COMMANDS, change_to
-from swiftchat.errors import UsageError
+from swiftchat.chat.slash_models import MODEL_COMMANDS, known_models
+from swiftchat.chat.slash_sessions import SESSION_COMMANDS, change_to, known_sessions
+from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
     from swiftchat.chat.repl import Repl
@@ -43,6 +44,7 @@ KEYS = (
     ("Ctrl-C", "stop the answer; clear the line; twice: leave"),
     ("Up, Down, Ctrl-R", "earlier messages, searching"),
     ("Ctrl-X Ctrl-E", "write in $EDITOR"),
+    ("Ctrl-L, Ctrl-Z", "clear the screen, suspend"),
 )
 _PARAMETERS: dict[str, Callable[[str], Any]] = {
     "temperature": float,
@@ -63,6 +65,13 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
 }
 
 
+# What it offers that is looked up when it is pressed.
+_FINDERS: dict[str, Callable[["Repl"], Mapping[str, str]]] = {
+    "/resume": known_sessions,
+    "/model": known_models,
+}
+
+
 def _exists(path: str) -> bool:
     # Not Path.exists: that raises for a name that is too long.
     return len(path) > 1 and os.path.exists(path)  # noqa: PTH110
@@ -79,6 +88,14 @@ class Commands:
             "/stats": self._stats, **AnswerCommands(repl).run,
         }  # fmt: skip
         self._run |= {name: partial(run, repl) for name, (_, _, run) in _GROUPS.items()}
+
+    def words(self, name: str) -> Mapping[str, str]:
+        """What Tab offers after a command, and what each of it is."""
+        if name in _FINDERS:
+            # In the middle of typing nobody wants to hear of a damaged store.
+            with contextlib.suppress(SwiftchatError):
+                return _FINDERS[name](self._repl)
+        return dict.fromkeys(ARGUMENTS.get(name, ()), "")
 
     def is_command(self, text: str) -> bool:
         """Whether a line is for the program: `//` is a literal slash, an existing path is text."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from swiftchat.chat.conversation import Conversation, Message
 from swiftchat.chat.gate import visible
-from swiftchat.chat.prompt import typing_unseen
+from swiftchat.chat.typed_ahead import typing_unseen
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:

@@ -68,6 +68,7 @@ class ChatConfig:
     extract: bool = False
     color: str = "auto"
     accessible: bool = False
+    editing_mode: str = "emacs"
     stats: bool = False
     quiet: bool = False
     debug: bool = False
@@ -166,8 +167,8 @@ def defaults(model: str | None) -> dict[str, tuple[Any, str]]:
     The origin is `model` for what generation_config.json says, if the model is on this machine.
     """
     from swiftchat.errors import SwiftchatError
+    from swiftchat.weights.aliases import DEFAULT_MODEL
     from swiftchat.weights.model import Model
-    from swiftchat.weights.package_index import DEFAULT_MODEL
     from swiftchat.weights.store import default_store
 
     said: dict[str, Any] = {}

@@ -50,5 +50,9 @@ def choose_look(config: "ChatConfig", env: Mapping[str, str], at_terminal: bool)
 
 def is_accessible(config: "ChatConfig", env: Mapping[str, str]) -> bool:
     """Whether nothing may be drawn over: asked for, or the terminal cannot."""
-    dumb = env.get("TERM", "") in ("dumb", "unknown")
-    return config.accessible or dumb or env.get("ACCESSIBLE", "") not in ("", "0")
+    return config.accessible or is_dumb(env) or env.get("ACCESSIBLE", "") not in ("", "0")
+
+
+def is_dumb(env: Mapping[str, str]) -> bool:
+    """Whether the terminal cannot move its cursor."""
+    return env.get("TERM", "") in ("dumb", "unknown")

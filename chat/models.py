@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def find_model(name: str | None, *, offline: bool, quiet: bool) -> Path:
     """The directory of the model to run; without a name the default one, downloaded if need be."""
-    from swiftchat.weights.package_index import DEFAULT_MODEL
+    from swiftchat.weights.aliases import DEFAULT_MODEL
     from swiftchat.weights.store import default_store
 
     store = default_store()
@@ -192,8 +192,8 @@ def show(name: str, tp: int | None, as_json: bool) -> None:
     """Show what a model is: family, sizes, context, tokenizer, memory needed, where it fits."""
     from swiftchat.chat.fit import fits, fits_divided, places
     from swiftchat.tokenizer import Tokenizer
+    from swiftchat.weights.aliases import DEFAULT_MODEL
     from swiftchat.weights.model import Model
-    from swiftchat.weights.package_index import DEFAULT_MODEL
     from swiftchat.weights.store import default_store
 
     path = default_store().resolve(name or DEFAULT_MODEL)

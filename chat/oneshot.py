@@ -96,6 +96,11 @@ class OneShot:
             print(stats_line(answer, info.load_s), file=sys.stderr)
         return exit_code
 
+    def pause(self) -> None:
+        """Erase what is drawn over, until the answer goes on."""
+        if self._view is not None:
+            self._view.pause()
+
     def _delta(self, piece: str) -> None:
         if self._view is not None:
             self._view.push(piece)

@@ -2,9 +2,14 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
 
 from swiftchat.chat.gate import visible
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 
 @contextmanager
@@ -28,27 +33,25 @@ def reported(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def _bars() -> Iterator[Callable[[str, int, int], None]]:
-    # Here, not at the top: rich takes 80 ms, and most commands show no progress.
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with ExitStack() as stack:
+        # When there is something to show: rich takes 80 ms, and a model that is here needs none.
+        bars = cache(lambda: stack.enter_context(_progress()))
         tasks: dict[str, TaskID] = {}
 
         def report(label: str, done: int, total: int) -> None:
             if label not in tasks:
-                tasks[label] = progress.add_task(escape(visible(label)), total=total)
-            progress.update(tasks[label], completed=done, total=total)
+                tasks[label] = bars().add_task(visible(label), total=total)
+            bars().update(tasks[label], completed=done, total=total)
 
         yield report
+
+
+def _progress() -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(),
+        TransferSpeedColumn(),
+    )  # fmt: skip
+    return Progress(*columns, console=Console(stderr=True), transient=True)

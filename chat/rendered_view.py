@@ -72,6 +72,10 @@ class RenderedView:
             if self._clock() - self._drawn >= _EVERY_S and (self._look.is_live or self._waiting):
                 self._draw()
 
+    def pause(self) -> None:
+        self._region.draw([], [])
+        self._drawn = float("-inf")
+
     def close(self, note: str = "") -> None:
         with _uninterrupted():
             self._fold()
@@ -112,15 +116,17 @@ class RenderedView:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait for the end: in the middle of a drawing it would lose lines."""
+    """Let Ctrl-C and Ctrl-Z wait for the end: in the middle of a drawing they would lose lines."""
     caught: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    numbers = (signal.SIGINT, signal.SIGTSTP)
+    before = [signal.signal(number, lambda n, frame: caught.append(n)) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if caught and callable(before):
-        before(signal.SIGINT, None)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    for waiting in caught:
+        signal.raise_signal(waiting)
 
 
 def folded_reasoning(answer: "Answer | None") -> str:

@@ -8,22 +8,29 @@ from typing import Any
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 
 from swiftchat.chat.answer import Answer
-from swiftchat.chat.answer_view import open_view, preload, write
+from swiftchat.chat.answer_view import AnswerView, open_view, preload, write
 from swiftchat.chat.autosave import Autosave
-from swiftchat.chat.commands import ARGUMENTS, COMMANDS, Commands
+from swiftchat.chat.commands import COMMANDS, Commands
 from swiftchat.chat.config import ChatConfig
 from swiftchat.chat.conversation import Conversation, Message, title_of
 from swiftchat.chat.gate import visible
-from swiftchat.chat.look import choose_look, is_accessible
+from swiftchat.chat.look import choose_look, is_accessible, is_dumb
+from swiftchat.chat.message import message_of
 from swiftchat.chat.oneshot import files_text, stats_line
-from swiftchat.chat.prompt import build_prompt, message_of, typing_unseen
+from swiftchat.chat.plain_prompt import PlainPrompt
+from swiftchat.chat.prompt import InputLine
 from swiftchat.chat.recording import Recording
 from swiftchat.chat.slash_sessions import show_end
 from swiftchat.chat.speaker import Speaker
+from swiftchat.chat.typed_ahead import typing_unseen
 from swiftchat.engine.protocol import Prefill
-from swiftchat.errors import SwiftchatError, UsageError
+from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
 
 _TWICE_S = 2.0
+_OVERFLOW_HINT = (
+    "/compact puts a summary in place of old turns, /new begins anew; "
+    "--ctx-size and --overflow drop-oldest at the start make room, too"
+)
 
 
 def run_repl(config: ChatConfig, conversation: Conversation, autosave: Autosave) -> int:
@@ -60,8 +67,8 @@ class Repl:
         self.look = choose_look(config, os.environ, at_terminal=True)
         self._is_accessible = is_accessible(config, os.environ)
         self._status = StatusLine(not self._is_accessible)
-        toolbar = None if self._is_accessible else self._toolbar
-        self._prompt = build_prompt(COMMANDS, ARGUMENTS, _history_file(), toolbar, **io)
+        self._view: AnswerView | None = None  # of the last answer
+        self._prompt = self._input_line(io)
 
     def run(self) -> int:
         """Read and answer until the user leaves; the exit code. Whatever ends it, all is saved."""
@@ -116,7 +123,7 @@ class Repl:
     def _answer_or_restore(self, before: Message | None, draft: str, new_seed: bool = False,
                            begun: str = "") -> None:  # fmt: skip
         try:
-            with typing_unseen():
+            with typing_unseen(self._pause):
                 self._answer(new_seed, begun)
         except (SwiftchatError, KeyboardInterrupt):
             if self.conversation.tip and self.conversation.tip.role == "user":
@@ -137,6 +144,7 @@ class Repl:
         self.last_answer = answer
         recording = Recording(self.autosave, self.conversation, answer, begun)
         view, note = open_view(self.look, answer, self.speaker.name), ""
+        self._view = view
         try:
             for piece in recording:
                 self._status.clear()
@@ -175,9 +183,17 @@ class Repl:
 
     def report(self, error: SwiftchatError) -> None:
         """Show an error and its hint; the conversation goes on."""
+        hint = _OVERFLOW_HINT if isinstance(error, ContextOverflow) else error.hint
         say(f"error: {' '.join(error.message.split())}")
-        if error.hint:
-            say(f"hint: {' '.join(error.hint.split())}")
+        if hint:
+            say(f"hint: {' '.join(hint.split())}")
+
+    def _input_line(self, io: dict[str, object]) -> InputLine | PlainPrompt:
+        if is_dumb(os.environ) and not io:
+            return PlainPrompt()
+        toolbar = None if self._is_accessible else self._toolbar
+        is_vi = self.config.editing_mode == "vi"
+        return InputLine(COMMANDS, self.commands.words, _history_file(), toolbar, is_vi, **io)
 
     def _read(self) -> str:
         draft, self.draft = self.draft, ""
@@ -193,6 +209,11 @@ class Repl:
         self.ask("\n\n".join((*self.attached, message)), text)
         self.attached = []
         return True
+
+    def _pause(self) -> None:
+        self._status.clear()
+        if self._view is not None:
+            self._view.pause()
 
     def _twice(self) -> bool:
         """Whether this is the second Ctrl-C within two seconds."""

@@ -12,19 +12,23 @@ conversation make two branches and overwrite nothing but the tip.
 """
 
 import contextlib
+import errno
 import json
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from swiftchat.chat.conversation import Conversation, Message
 from swiftchat.chat.session_search import Found, matches
 from swiftchat.errors import FileSystemError, UsageError
 
+T = TypeVar("T")
+
 _BUSY_S = 5.0
+_FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 # One entry for each version of the schema; `user_version` counts those that were carried out.
@@ -72,8 +76,8 @@ _SESSION = """
 class Sessions:
     """The conversations in one file, which is made if need be; a context manager.
 
-    `warn` is told when the file is damaged: it is set aside then, and a new one begun. Whatever
-    else cannot be done raises `FileSystemError`.
+    `warn` is told when the file is damaged: it is set aside then, and a new one begun. A file that
+    may not be written can be read. Whatever else cannot be done raises `FileSystemError`.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
@@ -98,25 +102,15 @@ class Sessions:
 
     def save(self, conversation: Conversation) -> None:
         """Write what of a conversation is not yet saved, all or nothing."""
-        with self._told():
-            try:
-                self._save(conversation)
-            except sqlite3.DatabaseError as error:
-                if not _is_damage(error):
-                    raise
-                self._db.close()
-                self._db = self._replaced()
-                self._save(conversation)
+        self._done(lambda: self._save(conversation))
 
     def load(self, session_id: str) -> Conversation:
         """The conversation of that id."""
-        with self._told():
-            row = self._db.execute("SELECT * FROM sessions WHERE id = ?", (session_id,)).fetchone()
-            rows = self._db.execute(
-                "SELECT * FROM messages WHERE session = ? ORDER BY number", (session_id,)
-            ).fetchall()
-        if row is None:
+        found = self._rows("SELECT * FROM sessions WHERE id = ?", session_id)
+        rows = self._rows("SELECT * FROM messages WHERE session = ? ORDER BY number", session_id)
+        if not found:
             raise UsageError(f"no conversation {session_id}", "swiftchat sessions list")
+        row = found[0]
         messages: dict[str | None, Message] = {}
         for columns in rows:
             facts = {name: columns[name] for name in _COLUMNS}
@@ -130,12 +124,11 @@ class Sessions:
 
     def recent(self, most: int = -1) -> list[dict[str, Any]]:
         """The conversations, the last used first: id, name, title, model, times, messages."""
-        with self._told():
-            rows = self._db.execute(
-                """SELECT id, name, title, settings, created, updated,
-                    (SELECT count(*) FROM messages WHERE session = sessions.id) AS num_messages
-                FROM sessions ORDER BY updated DESC, id LIMIT ?""", (most,)
-            ).fetchall()  # fmt: skip
+        rows = self._rows(
+            """SELECT id, name, title, settings, created, updated,
+                (SELECT count(*) FROM messages WHERE session = sessions.id) AS num_messages
+            FROM sessions ORDER BY updated DESC, id LIMIT ?""", most
+        )  # fmt: skip
         found = [dict(row) for row in rows]
         for row in found:
             row["model"] = json.loads(row.pop("settings")).get("model")
@@ -143,14 +136,13 @@ class Sessions:
 
     def find(self, wanted: str) -> str:
         """The id of the conversation of that name, or whose id begins so; else `UsageError`."""
-        with self._told():
-            rows = self._db.execute("SELECT id FROM sessions WHERE name = ?", (wanted,)).fetchall()
-            if not rows and wanted.strip():
-                start = wanted.lower()
-                rows = self._db.execute(
-                    "SELECT id FROM sessions WHERE substr(id, 1, ?) = ? ORDER BY updated DESC",
-                    (len(start), start),
-                ).fetchall()
+        rows = self._rows("SELECT id FROM sessions WHERE name = ?", wanted)
+        if not rows and wanted.strip():
+            start = wanted.lower()
+            rows = self._rows(
+                "SELECT id FROM sessions WHERE substr(id, 1, ?) = ? ORDER BY updated DESC",
+                len(start), start,
+            )  # fmt: skip
         ids = [row["id"] for row in rows]
         if len(ids) == 1:
             return str(ids[0])
@@ -161,17 +153,33 @@ class Sessions:
 
     def search(self, text: str, most: int = 50) -> list[Found]:
         """The messages that hold each of the words, those of the last used conversations first."""
-        with self._told():
-            return matches(self._db, text, most)
+        return self._done(lambda: matches(self._db, text, most))
 
     def remove(self, session_id: str) -> None:
         """Remove a conversation, and its text from the file."""
+        self._done(lambda: self._remove(session_id))
+
+    def _rows(self, query: str, *values: object) -> list[Any]:
+        return self._done(lambda: self._db.execute(query, values).fetchall())
+
+    def _done(self, work: Callable[[], T]) -> T:
+        """Do something with the file; where it turns out to be damaged, with a new one."""
         with self._told():
-            self._db.execute("PRAGMA secure_delete = ON")
-            with _transaction(self._db):
-                self._db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
-                self._db.execute("INSERT INTO search (search) VALUES ('optimize')")
-            self._db.execute("PRAGMA wal_checkpoint (TRUNCATE)")
+            try:
+                return work()
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise
+            self._db.close()
+            self._db = self._replaced()
+            return work()
+
+    def _remove(self, session_id: str) -> None:
+        self._db.execute("PRAGMA secure_delete = ON")
+        with _transaction(self._db):
+            self._db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+            self._db.execute("INSERT INTO search (search) VALUES ('optimize')")
+        self._db.execute("PRAGMA wal_checkpoint (TRUNCATE)")
 
     def _save(self, conversation: Conversation) -> None:
         with _transaction(self._db):
@@ -225,11 +233,16 @@ def sessions_path() -> Path:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
-    # Created here, because SQLite's own would follow the umask; its -wal and -shm follow this one.
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    path.chmod(0o600)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.chmod(0o700)
+        # Here, because SQLite's own would follow the umask; its -wal and -shm follow this one.
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        path.chmod(0o600)
+    except OSError as error:
+        if error.errno not in _FORBIDDEN or not path.exists():
+            raise
+        return _open_to_read(path)
     db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
     try:
         db.row_factory = sqlite3.Row
@@ -242,6 +255,24 @@ def _open(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    """What is there, where nothing may be written."""
+    # As somebody else may be writing it; and if that takes a file that cannot be made, as it is.
+    for how in ("mode=ro", "immutable=1"):
+        db = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None)
+        db.row_factory = sqlite3.Row
+        try:
+            version = _version(db)
+        except sqlite3.OperationalError:
+            db.close()
+            continue
+        if version == len(_MIGRATIONS):
+            return db
+        db.close()
+        raise sqlite3.NotSupportedError("they were written by another version of swiftchat")
+    raise sqlite3.OperationalError("they can be neither written nor read")
 
 
 def _migrate(db: sqlite3.Connection) -> None:

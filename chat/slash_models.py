@@ -45,6 +45,14 @@ def models(repl: "Repl", argument: str) -> None:
         print("no models yet; try: swiftchat download")
 
 
+def known_models(repl: "Repl") -> dict[str, str]:
+    """The sizes of the models on this machine by name."""
+    from swiftchat.chat.models import size
+    from swiftchat.weights.store import default_store
+
+    return {one.name: size(one.size_bytes) for one in default_store().list()}
+
+
 def tokens(repl: "Repl", argument: str) -> None:
     """What each message costs; the template's own tokens are in the sum."""
     conversation, speaker = repl.conversation, repl.speaker

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from swiftchat.chat.repl import Repl
 
 _LISTED = 20
+_OFFERED = 200
 _LINES_OF_END = 12
 
 
@@ -34,6 +35,13 @@ def list_sessions(repl: "Repl", argument: str) -> None:
           when(row["updated"]), str(row["num_messages"]), row["name"] or row["title"])
          for row in store.recent(_LISTED)),
     )  # fmt: skip
+
+
+def known_sessions(repl: "Repl") -> dict[str, str]:
+    """The titles of the other conversations by name or id, the last used first."""
+    rows = repl.autosave.store.recent(_OFFERED)
+    others = [row for row in rows if row["id"] != repl.conversation.id]
+    return {row["name"] or row["id"][:SHORT_ID]: row["title"] for row in others}
 
 
 def resume(repl: "Repl", argument: str) -> None:

@@ -92,7 +92,7 @@ class Speaker:
     @property
     def settings(self) -> dict[str, Any]:
         """What was asked for, as options: a conversation that goes on later goes on with them."""
-        from swiftchat.weights.package_index import DEFAULT_MODEL
+        from swiftchat.weights.aliases import DEFAULT_MODEL
 
         stop = {"stop": list(self.stops)} if self.stops else {}
         return {"model": DEFAULT_MODEL} | self.config.settings(self.changes) | stop
@@ -210,6 +210,8 @@ class Speaker:
             self._model = Model.open(self.path)
             self._tokenizer = Tokenizer.load(self.path)
             self._template = self._chosen_template()
+            # jinja2: the first answer would have to wait for it.
+            import swiftchat.tokenizer.template  # noqa: F401
         except Exception as error:  # noqa: BLE001  (raised again by whoever needs the files)
             self._failure = error
 

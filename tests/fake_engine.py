@@ -1,7 +1,8 @@
 """A deterministic engine behind the real client's interface, and a model folder to go with it.
 
 Run as a program it is swiftchat with this engine: `fake_engine.py FOLDER SCRIPT [OPTION…]`, the
-script being JSON: a list of answers, each a string or {"text" or "ids", "delay_s", "error"}.
+script being JSON: a list of answers, each a string or {"text" or "ids", "delay_s", "error"};
+{"load_s"} at its beginning is how long the engine takes to load.
 """
 
 import json
@@ -121,6 +122,9 @@ class FakeEngine:
         return self
 
     def wait_ready(self, on_progress: Any = None) -> EngineInfo:
+        if self.answers and "load_s" in self.answers[0]:
+            time.sleep(self.answers[0]["load_s"])
+            del self.answers[0]
         self.info = EngineInfo("fake", "float32", 1000, 4000, 512, 8000, self.ctx_size_tokens, 1,
                                0.125)  # fmt: skip
         return self.info

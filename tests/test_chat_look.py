@@ -68,9 +68,18 @@ def test_elsewhere_the_desktops_clipboard(monkeypatch: pytest.MonkeyPatch) -> No
         copy("text", {}, copied.append)
 
 
-def test_the_prompt_does_not_wait_for_what_renders() -> None:
-    script = "import sys, swiftchat.chat.repl; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    loaded = {name.partition(".")[0] for name in modules.stdout.split()}
+def test_the_prompt_does_not_wait_for_what_comes_later(tmp_path: Path) -> None:
+    folder = fake_engine.make_folder(tmp_path / "model")
+    script = (
+        "import sys, swiftchat.chat.repl, swiftchat.chat.start\n"
+        "from swiftchat.chat.models import find_model\n"
+        "sys.stderr.isatty = lambda: True  # where a bar could be drawn\n"
+        "find_model(sys.argv[1], offline=True, quiet=False)\n"
+        "print(*sys.modules)"
+    )
+    command = [sys.executable, "-c", script, str(folder)]
+    loaded = set(subprocess.run(command, capture_output=True, text=True).stdout.split())
     assert "prompt_toolkit" in loaded
-    assert not loaded & {"rich", "markdown_it", "pygments", "pyperclip"}
+    late = {"rich", "markdown_it", "pygments", "pyperclip", "numpy", "regex", "jinja2", "filelock",
+            "sqlite3", "yaml", "swiftchat.tokenizer", "swiftchat.weights.model"}  # fmt: skip
+    assert not loaded & late

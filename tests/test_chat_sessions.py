@@ -221,6 +221,23 @@ def test_a_damaged_file_is_set_aside_and_told(path: Path, damage: object) -> Non
         assert len(store.recent()) == 1
 
 
+@pytest.mark.parametrize("read", ["recent", "load", "find", "search", "remove"])
+def test_damage_that_only_reading_finds_is_set_aside_too(path: Path, read: str) -> None:
+    with opened(path) as store:
+        conversation = saved(store, "words " * 3000, "a" * 9000)
+    warnings = Warnings()
+    store = Sessions(path, warnings)
+    damage_inside(path)
+    work = getattr(store, read)
+    if read in ("load", "find"):
+        with pytest.raises(UsageError, match="no conversation"):
+            work(conversation.id)
+    else:
+        assert not (work() if read == "recent" else work("words"))
+    assert len(warnings) == 1 and "set aside" in warnings[0]
+    store.close()
+
+
 def test_a_newer_schema_is_left_alone(path: Path) -> None:
     opened(path).close()
     with sqlite3.connect(path) as db:

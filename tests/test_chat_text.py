@@ -12,7 +12,9 @@ from swiftchat.chat.answer import Answer
 from swiftchat.chat.config import ChatConfig, load_config_file
 from swiftchat.chat.conversation import Conversation
 from swiftchat.chat.gate import visible
-from swiftchat.chat.prompt import is_unfinished, message_of, open_history
+from swiftchat.chat.message import is_unfinished, message_of
+from swiftchat.chat.pastes import Pastes
+from swiftchat.chat.prompt import open_history
 from swiftchat.chat.speaker import Speaker
 from swiftchat.engine.params import SamplingParams
 from swiftchat.errors import ContextOverflow, UsageError
@@ -179,7 +181,7 @@ def test_unfinished_messages(typed: str) -> None:
 
 def test_the_history_is_for_the_user_alone(tmp_path: Path) -> None:
     file = tmp_path / "state" / "history"
-    open_history(file).append_string("secret")
+    open_history(file, Pastes()).append_string("secret")
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.parent.stat().st_mode & 0o777 == 0o700
     assert "secret" in file.read_text()

