@@ -117,6 +117,8 @@ _CHAT_OPTIONS = (
             help="Whether the model thinks first, if its template asks."),
     _option("--overflow", type=click.Choice(["error", "drop-oldest"]), default="error",
             help="What to do when the context is full."),
+    _option("--logprobs", env=False, type=int, is_flag=False, flag_value=5, metavar="[K]",
+            help="How likely each token was, and the K likeliest (5) in its place."),
     _option("--device", default="auto", help="auto, cpu, cuda or cuda:N."),
     _option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]),
             help="Compute in this; default: the weights' own."),
@@ -207,6 +209,8 @@ def _answer_or_talk(config: "ChatConfig", conversation: "Conversation",
     if asks_once or not at_terminal:
         if config.prompt is None and sys.stdin.isatty():
             raise UsageError("this needs a prompt", "give it with -p, or pipe it in")
+        if config.logprobs is not None and not (as_json or sys.stdout.isatty()):
+            raise UsageError("--logprobs has no place in a plain answer", "add --json")
         return run_once(config, conversation, autosave)
     from swiftchat.chat.repl import run_repl
 
