@@ -59,7 +59,7 @@ def as_terminal_text(answer: "Answer", tokenizer: "Tokenizer", look: Look) -> st
         color_system="standard" if look.is_coloured else None,
     )  # fmt: skip
     if look.is_coloured:
-        console.print(_coloured(answer, tokenizer), Text())
+        console.print(_coloured(answer, tokenizer))
         legend = [(f"{floor:.0%} and more  " if floor else "less", style)
                   for floor, style in _BANDS]  # fmt: skip
         console.print(Text.assemble(*legend))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from swiftchat.chat.completion import complete_models, complete_shapes
 from swiftchat.chat.gate import visible
 from swiftchat.errors import UsageError
 
@@ -28,8 +29,9 @@ _FIRST_ID = 3  # what lies below is control tokens in most vocabularies
 
 
 @click.command()
-@click.option("-m", "--model", help="Name, OWNER/NAME, directory or .gguf file.")
-@click.option("--dummy", metavar="NAME|CONFIG.JSON",
+@click.option("-m", "--model", help="Name, OWNER/NAME, directory or .gguf file.",
+              shell_complete=complete_models)  # fmt: skip
+@click.option("--dummy", metavar="NAME|CONFIG.JSON", shell_complete=complete_shapes,
               help="Random weights in this shape instead of a model.")  # fmt: skip
 @click.option("--prompt-tokens", type=click.IntRange(1), default=512, show_default=True,
               help="Length of the prompt read.")  # fmt: skip
