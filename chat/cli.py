@@ -227,7 +227,8 @@ def _answer_or_talk(config: "ChatConfig", conversation: "Conversation",
     if asks_once or not at_terminal:
         if config.prompt is None and sys.stdin.isatty():
             raise UsageError("this needs a prompt", "give it with -p, or pipe it in")
-        if config.logprobs is not None and not (as_json or sys.stdout.isatty()):
+        has_place = as_json or (sys.stdout.isatty() and not config.extract)
+        if config.logprobs is not None and not has_place:
             raise UsageError("--logprobs has no place in a plain answer", "add --json")
         return run_once(config, conversation, autosave)
     from swiftchat.chat.repl import run_repl
