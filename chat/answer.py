@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from swiftchat.chat.reasoning import ReasoningForm, ReasoningSplitter, Thought, control_marks
 from swiftchat.engine.client import EngineClient
 from swiftchat.engine.params import SamplingParams
-from swiftchat.engine.protocol import Finished, Prefill, Tokens
+from swiftchat.engine.protocol import Finished, Likelihood, Prefill, Tokens
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Prompt, Tokenizer
@@ -19,7 +19,8 @@ class Answer:
     Pieces that are `Thought`s are what the model thinks before it answers; `reasoning` has them
     together, `num_reasoning_tokens` and `reasoning_s` say what they took.
 
-    `text` is the answer delivered so far, `ids` what the model said, which may be more.
+    `text` is the answer delivered so far, `ids` what the model said, which may be more, and
+    `likelihoods` how likely those were, if the parameters ask for it.
     `finish_reason` is `stop` (the model ended, or a stop string was met), `length` or
     `interrupt`; None while going on. `result` is the engine's
     account, None if the answer was interrupted before the engine gave it. A `KeyboardInterrupt`
@@ -37,6 +38,7 @@ class Answer:
         self.prompt = prompt
         self.num_prompt_tokens = len(prompt)
         self.ids: list[int] = []
+        self.likelihoods: list[Likelihood] = []
         self.num_tokens = 0
         self.text = ""
         self.num_reasoning_tokens = 0
@@ -59,8 +61,9 @@ class Answer:
     def __iter__(self) -> Iterator[str]:
         for event in self._generation:
             match event:
-                case Tokens(ids):
+                case Tokens(ids, likelihoods):
                     self.ids += ids
+                    self.likelihoods += likelihoods
                     self._count(len(ids))
                     yield from self._say(self._stops.push("".join(map(self._decoded, ids))))
                 case Finished():

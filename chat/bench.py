@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from swiftchat.chat.completion import complete_models, complete_shapes
 from swiftchat.chat.gate import visible
 from swiftchat.chat.num_ranks import RankCount
 from swiftchat.errors import UsageError
@@ -29,8 +30,9 @@ _FIRST_ID = 3  # what lies below is control tokens in most vocabularies
 
 
 @click.command()
-@click.option("-m", "--model", help="Name, OWNER/NAME, directory or .gguf file.")
-@click.option("--dummy", metavar="NAME|CONFIG.JSON",
+@click.option("-m", "--model", help="Name, OWNER/NAME, directory or .gguf file.",
+              shell_complete=complete_models)  # fmt: skip
+@click.option("--dummy", metavar="NAME|CONFIG.JSON", shell_complete=complete_shapes,
               help="Random weights in this shape instead of a model.")  # fmt: skip
 @click.option("--prompt-tokens", type=click.IntRange(1), default=512, show_default=True,
               help="Length of the prompt read.")  # fmt: skip
@@ -57,20 +59,31 @@ _FIRST_ID = 3  # what lies below is control tokens in most vocabularies
 @click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]))
 @click.option("--threads", type=int, help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--plot", metavar="terminal|FILE.png",
+              help="Draw tokens/s over the contexts too.")  # fmt: skip
 def bench(model: str | None, dummy: str | None, prompt_tokens: int, answer_tokens: int,
           contexts: Sequence[int], batches: Sequence[int], runs: int, device: str, tp: "NumRanks",
-          dtype: str | None, threads: int | None, as_json: bool) -> None:  # fmt: skip
+          dtype: str | None, threads: int | None, as_json: bool,
+          plot: str | None) -> None:  # fmt: skip
     """Measure a model's speed on this machine: loading, reading a prompt, answering.
 
     An answer's speed is that of its tokens after the first. TB/s is what a step must read at
     least (weights, and keys and values of all contexts), also as a share of what the device
-    reads at most; of several GPUs, on each.
+    reads at most; of several GPUs, on each. More contexts make a better plot:
+
+    \b
+    swiftchat bench --plot terminal --context 0 --context 1000 --context 2000 --context 4000
     """
+    from swiftchat.chat.bench_plot import TERMINAL, check_target, draw
     from swiftchat.chat.models import find_model
     from swiftchat.engine.params import EngineConfig
 
     if dummy is not None and model is not None:
         raise UsageError("--model and --dummy were both given", "choose one")
+    if plot is not None:
+        check_target(plot)
+        if as_json and plot == TERMINAL:
+            raise UsageError("--json leaves no place for --plot terminal", "--plot FILE.png")
     longest = max(prompt_tokens, *contexts) + answer_tokens
     engine_config = EngineConfig(
         device=device, tp=tp, dtype=dtype, num_threads=threads, dummy=dummy,
@@ -116,6 +129,8 @@ def bench(model: str | None, dummy: str | None, prompt_tokens: int, answer_token
             "share_of_ceiling": bytes_per_s / ceiling if ceiling else None,
         })  # fmt: skip
     print(json_module.dumps(results, indent=2) if as_json else _table(results))
+    if plot is not None:
+        draw(results, plot)
 
 
 def _shape(path: Path, dummy: str | None) -> "ModelConfig":

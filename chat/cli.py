@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from swiftchat.chat.completion import (
+    COMPLETE_VARIABLE,
+    complete_models,
+    complete_roles,
+    complete_sessions,
+    complete_shapes,
+    complete_templates,
+)
 from swiftchat.chat.gate import visible
+from swiftchat.chat.help_layout import ChatCommand, write_everyday_options
 from swiftchat.chat.num_ranks import RankCount
 from swiftchat.errors import SwiftchatError, UsageError
 
@@ -46,20 +55,11 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "bench": ("swiftchat.chat.bench", "bench", "Measure a model's speed here."),
     "doctor": ("swiftchat.chat.doctor", "doctor", "Look what a GPU needs, and what is here."),
     "config": ("swiftchat.chat.cli", "config", "Show the configuration and where it is."),
-    "completion": ("swiftchat.chat.cli", "completion", "Print shell completion."),
+    "completion": ("swiftchat.chat.completion", "completion", "Print shell completion."),
+    "help": ("swiftchat.chat.manual", "help_command", "Show a page about a topic, or a command."),
 }
 
-_COMPLETE = "_SWIFTCHAT_COMPLETE"  # the variable through which a shell asks for completions
-
-EXAMPLES = """\b
-Examples:
-  swiftchat                                   talk
-  swiftchat -p "Why is the sky blue?"         ask once
-  git diff | swiftchat -p "Review this:"      pipe
-  swiftchat -c                                go on with the last conversation
-  swiftchat -m ./model.gguf                   run a file
-  swiftchat download OWNER/NAME               bring a model from the hub
-"""
+_MORE = "All options: swiftchat chat --help. Pages by topic: swiftchat help."
 
 
 class Commands(click.Group):
@@ -75,6 +75,22 @@ class Commands(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_everyday_options(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not (args[0] in _COMMANDS or args[0].startswith("-") or ctx.resilient_parsing):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            ask = f'swiftchat -p "{args[0]} …" asks a model'
+            raise UsageError(f"there is no command {args[0]!r}",
+                             f"swiftchat {near[0]}" if near else ask)  # fmt: skip
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, _, text) in _COMMANDS.items() if text])
@@ -88,7 +104,8 @@ def _option(*names: str, env: bool = True, **settings: Any) -> Callable[[F], F]:
 
 
 _CHAT_OPTIONS = (
-    _option("-m", "--model", help="Name, OWNER/NAME, directory or .gguf file."),
+    _option("-m", "--model", help="Name, OWNER/NAME, directory or .gguf file.",
+            shell_complete=complete_models),
     _option("-p", "--prompt", env=False, help="Answer this once and leave; - reads stdin."),
     _option("-i", "--interactive", env=False, is_flag=True, help="Go on talking after -p."),
     _option("-s", "--system", help="System prompt."),
@@ -97,12 +114,13 @@ _CHAT_OPTIONS = (
             help="Put a file before the prompt (repeatable)."),
     _option("-c", "--continue", "continue_", env=False, is_flag=True,
             help="Go on with the last conversation."),
-    _option("--session", env=False, metavar="ID|NAME", help="Go on with this conversation."),
+    _option("--session", env=False, metavar="ID|NAME", help="Go on with this conversation.",
+            shell_complete=complete_sessions),
     _option("--no-save", is_flag=True, help="Do not keep this conversation."),
-    _option("--role", env=False, metavar="NAME",
+    _option("--role", env=False, metavar="NAME", shell_complete=complete_roles,
             help="System prompt and options from roles/NAME.md in the configuration folder."),
     _option("--no-template", env=False, is_flag=True, help="Complete the prompt as it stands."),
-    _option("--template", metavar="NAME|FILE",
+    _option("--template", metavar="NAME|FILE", shell_complete=complete_templates,
             help="Chat template: one of the model's, a built-in one (chatml, llama-2 …), a file."),
     _option("-n", "--max-tokens", type=int, help="Longest answer."),
     _option("--ctx-size", type=int, help="Context in tokens; default: the model's, if it fits."),
@@ -119,13 +137,15 @@ _CHAT_OPTIONS = (
             help="Whether the model thinks first, if its template asks."),
     _option("--overflow", type=click.Choice(["error", "drop-oldest"]), default="error",
             help="What to do when the context is full."),
+    _option("--logprobs", env=False, type=int, is_flag=False, flag_value=5, metavar="[K]",
+            help="How likely each token was, and the K likeliest (5) in its place."),
     _option("--device", default="auto", help="auto, cpu, cuda or cuda:N."),
     _option("--tp", type=RankCount(), default=1,
             help="Divide the model among so many GPUs; auto: the fewest that hold it."),
     _option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]),
             help="Compute in this; default: the weights' own."),
     _option("--threads", type=int, help="CPU threads."),
-    _option("--dummy", env=False, metavar="NAME|CONFIG.JSON",
+    _option("--dummy", env=False, metavar="NAME|CONFIG.JSON", shell_complete=complete_shapes,
             help="Random weights in this shape; of the model only the tokenizer is used."),
     _option("--offline", is_flag=True, help="Never use the network."),
     _option("--json", env=False, is_flag=True, help="One JSON object instead of text."),
@@ -153,7 +173,7 @@ def chat_options(command: F) -> F:
     cls=Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=EXAMPLES,
+    epilog=_MORE,
 )
 @chat_options
 @click.version_option(package_name="swiftchat", message="%(prog)s %(version)s")
@@ -162,7 +182,7 @@ def swiftchat(ctx: click.Context, /, **options: Any) -> None:
     """Talk to open-weights language models on your own machine."""
     if ctx.invoked_subcommand is None:
         ctx.exit(run_chat(ctx, options))
-    if ctx.invoked_subcommand not in ("chat", "config"):
+    if ctx.invoked_subcommand not in ("chat", "config", "help"):
         for param in ctx.command.params:
             if param.name != "debug" and _is_given(ctx, param.name):
                 raise click.UsageError(
@@ -170,7 +190,7 @@ def swiftchat(ctx: click.Context, /, **options: Any) -> None:
                 )
 
 
-@click.command()
+@click.command(cls=ChatCommand)
 @chat_options
 @click.pass_context
 def chat(ctx: click.Context, /, **options: Any) -> None:
@@ -213,6 +233,9 @@ def _answer_or_talk(config: "ChatConfig", conversation: "Conversation",
     if asks_once or not at_terminal:
         if config.prompt is None and sys.stdin.isatty():
             raise UsageError("this needs a prompt", "give it with -p, or pipe it in")
+        has_place = as_json or (sys.stdout.isatty() and not config.extract)
+        if config.logprobs is not None and not has_place:
+            raise UsageError("--logprobs has no place in a plain answer", "add --json")
         return run_once(config, conversation, autosave)
     from swiftchat.chat.typed_ahead import typing_unseen
 
@@ -292,17 +315,6 @@ def config_show(ctx: click.Context) -> None:
         print(f"{name:18} {visible('–' if value is None else str(value)):24} {origin}")
 
 
-@click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print the completion script for a shell."""
-    from click.shell_completion import get_completion_class
-
-    kind = get_completion_class(shell)
-    assert kind is not None
-    print(kind(swiftchat, {}, "swiftchat", _COMPLETE).source())
-
-
 def _option_names() -> set[str]:
     """The options that may stand in the configuration file: those with a variable."""
     return {
@@ -348,10 +360,10 @@ def main() -> None:
 def _run() -> int:
     from swiftchat.chat.config import load_config_file
 
-    if instruction := os.environ.get(_COMPLETE):
+    if instruction := os.environ.get(COMPLETE_VARIABLE):
         from click.shell_completion import shell_complete
 
-        return shell_complete(swiftchat, {}, "swiftchat", _COMPLETE, instruction)
+        return shell_complete(swiftchat, {}, "swiftchat", COMPLETE_VARIABLE, instruction)
     asks_help = {"--help", "-h", "--version"} & set(sys.argv)
     values = {} if asks_help else load_config_file(_option_names())
     default_map = {**values, "chat": values, "tokens": values}

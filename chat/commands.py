@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from swiftchat.chat.alternatives import as_terminal_text
 from swiftchat.chat.answer_commands import ANSWER_ARGUMENTS, ANSWER_COMMANDS, AnswerCommands
+from swiftchat.chat.answer_view import write
 from swiftchat.chat.conversation import Conversation
 from swiftchat.chat.gate import visible
 from swiftchat.chat.oneshot import memory_line, stats_line
@@ -30,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "/new": ("", ""),
     "/system": ("[TEXT]", 'show or change the system prompt; "" removes it'),
     "/set": ("NAME VALUE", "change a parameter: temperature, top_k, …"),
-    "/show": ("[WHAT]", "info, system, template or parameters"),
+    "/show": ("[WHAT]", "info, system, template, parameters or alternatives"),
     "/stats": ("", "speed of the last answer, state of the cache"),
     **ANSWER_COMMANDS,
 }
@@ -56,11 +58,13 @@ _PARAMETERS: dict[str, Callable[[str], Any]] = {
     "frequency_penalty": float,
     "seed": int,
     "max_tokens": int,
+    "logprobs": lambda text: None if text == "off" else int(text),
 }
+_SHOWN = ("alternatives", "info", "parameters", "system", "template")
 # What Tab offers after a command.
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "/set": (*_PARAMETERS, "stop", "system"),
-    "/show": ("info", "parameters", "system", "template"),
+    "/show": _SHOWN,
     **ANSWER_ARGUMENTS,
 }
 
@@ -187,10 +191,17 @@ class Commands:
                     value = getattr(params, name)
                     print(f"{name:18} {'–' if value is None else value}")
                 print(f"{'stop':18} {visible(repr(self._repl.speaker.stops))}")
+            case "alternatives":
+                self._alternatives()
             case other:
-                raise UsageError(
-                    f"/show has no {other!r}", "it has info, system, template and parameters"
-                )
+                raise UsageError(f"/show has no {other!r}", f"it has {', '.join(_SHOWN)}")
+
+    def _alternatives(self) -> None:
+        answer, speaker = self._repl.last_answer, self._repl.speaker
+        if answer is None or not answer.likelihoods:
+            raise UsageError("nobody asked how likely the last answer's tokens are",
+                             "/set logprobs 5, then /regen")  # fmt: skip
+        write(as_terminal_text(answer, speaker.tokenizer, self._repl.look))
 
     def _stats(self, argument: str) -> None:
         engine = self._repl.speaker.engine

@@ -56,6 +56,7 @@ class ChatConfig:
     stop: tuple[str, ...] = ()
     think: str = "auto"
     overflow: str = "error"
+    logprobs: int | None = None
     device: str = "auto"
     tp: NumRanks = 1
     dtype: str | None = None
@@ -103,6 +104,7 @@ class ChatConfig:
             "frequency_penalty": self.frequency_penalty,
             "seed": self.seed,
             "max_tokens": self.max_tokens,
+            "logprobs": self.logprobs,
         }
         values |= {name: value for name, value in asked.items() if value is not None}
         return SamplingParams(**{**values, **(changes or {}), "stop_ids": stop_ids})
@@ -113,7 +115,8 @@ class ChatConfig:
         Files are named so that they are found from any folder.
         """
         changed = {_OPTIONS.get(name, name): value for name, value in changes.items()}
-        asked = {name: getattr(self, name) for name in _OF_CONVERSATION} | changed
+        asked = {name: getattr(self, name) for name in _OF_CONVERSATION}
+        asked |= {name: value for name, value in changed.items() if name in asked}
         for name in ("model", "template"):
             if asked[name] and Path(asked[name]).exists():
                 asked[name] = str(Path(asked[name]).absolute())

@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from swiftchat.chat.completion import (
+    complete_downloads,
+    complete_models,
+    complete_stored_models,
+)
 from swiftchat.chat.gate import visible
 from swiftchat.chat.progress import reported
 from swiftchat.errors import ModelNotFound, UsageError
@@ -46,7 +51,7 @@ def _token() -> str | None:
 
 
 @click.command()
-@click.argument("name", default="")
+@click.argument("name", default="", shell_complete=complete_downloads)
 @click.option("--revision", help="Branch, tag or commit on the hub.")
 @click.option("--include", multiple=True, help="Also files of this pattern.")
 @click.option("--exclude", multiple=True, help="No files of this pattern.")
@@ -185,7 +190,7 @@ def list_models(as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("name", default="")
+@click.argument("name", default="", shell_complete=complete_models)
 @click.option("--tp", type=int, metavar="N", help="Memory of each of N GPUs; default: all choices.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def show(name: str, tp: int | None, as_json: bool) -> None:
@@ -249,7 +254,7 @@ def _name_of(path: Path) -> str:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_stored_models)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def rm(name: str, yes: bool) -> None:
     """Remove a model from this machine."""

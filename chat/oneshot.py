@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+from swiftchat.chat.alternatives import as_json, as_terminal_text
 from swiftchat.chat.answer import Answer
 from swiftchat.chat.answer_view import AnswerView, open_view, preload, write
 from swiftchat.chat.autosave import Autosave
@@ -70,7 +71,7 @@ class OneShot:
         conversation.settings = self.speaker.settings
         self.autosave.save(conversation)
         self._session_id = conversation.id if self.autosave.keeps else None
-        look = choose_look(self.config, os.environ, sys.stdout.isatty())
+        self._look = look = choose_look(self.config, os.environ, sys.stdout.isatty())
         preload(look)  # while the engine loads
         info = self.speaker.wait_ready()
         load_s = time.perf_counter() - started
@@ -120,6 +121,9 @@ class OneShot:
                 print("warning: the answer has no code block", file=sys.stderr)
         elif self._view is not None:
             self._view.close()
+            if answer.likelihoods:
+                shown = as_terminal_text(answer, self.speaker.tokenizer, self._look)
+                print(shown, end="", file=sys.stderr)
 
     def _prefill(self, progress: Prefill) -> None:
         self._event({"event": "prefill", "done": progress.done, "total": progress.total})
@@ -160,7 +164,7 @@ class OneShot:
             "content": answer.text,
             "reasoning": answer.reasoning,
             "finish_reason": reason,
-            "logprobs": None,
+            "logprobs": as_json(answer, self.speaker.tokenizer),
             "usage": {
                 "prompt_tokens": answer.num_prompt_tokens,
                 "cached_tokens": result.cached_tokens if result else 0,

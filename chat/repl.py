@@ -14,6 +14,7 @@ from swiftchat.chat.commands import COMMANDS, Commands
 from swiftchat.chat.config import ChatConfig
 from swiftchat.chat.conversation import Conversation, Message, title_of
 from swiftchat.chat.gate import visible
+from swiftchat.chat.hints import Hints, hints_file
 from swiftchat.chat.look import choose_look, is_accessible, is_dumb
 from swiftchat.chat.message import message_of
 from swiftchat.chat.oneshot import files_text, stats_line
@@ -63,6 +64,7 @@ class Repl:
         self.shell_output = ""
         self.last_answer: Answer | None = None
         self.commands = Commands(self)
+        self._hints = Hints(None if config.quiet else hints_file(), say)
         self._interrupted = float("-inf")
         self.look = choose_look(config, os.environ, at_terminal=True)
         self._is_accessible = is_accessible(config, os.environ)
@@ -75,6 +77,7 @@ class Repl:
         if not self.config.quiet:
             tp = "" if self.config.tp == 1 else f" · --tp {self.config.tp}"
             say(f"swiftchat · {self.speaker.name}{tp} · /? for help, Ctrl-D to leave")
+            self._hints.show("start")
             for name in self.config.file if self.attached else ():
                 say(f"{name} goes before the first message")
         if self.conversation.tree:
@@ -169,6 +172,10 @@ class Repl:
             raise UsageError("the model has nothing to add", "/regen answers anew")
         recording.end(answer.finish_reason)
         write("\n")
+        if note:
+            self._hints.show("stopped")
+        elif "```" in answer.text:
+            self._hints.show("code")
         if answer.finish_reason == "length":
             say("the answer ends here: its limit of tokens is reached (/continue, /set max_tokens)")
         if self.config.stats and self.speaker.engine.info:

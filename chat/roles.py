@@ -32,10 +32,13 @@ def roles_folder() -> Path:
     return config_path().parent / "roles"
 
 
+def role_names() -> list[str]:
+    return sorted(file.stem for file in roles_folder().glob("*.md"))
+
+
 def load_role(name: str, known: Collection[str]) -> Role:
     """The role of that name; `known` are the options it may set. `UsageError` for a wrong one."""
-    folder = roles_folder()
-    there = sorted(file.stem for file in folder.glob("*.md"))
+    folder, there = roles_folder(), role_names()
     if name not in there:
         listed = f"there are: {', '.join(there)}" if there else f"write {folder / 'NAME.md'}"
         raise UsageError(f"no role {name!r}", listed)

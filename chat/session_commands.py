@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from swiftchat.chat.completion import complete_sessions
 from swiftchat.chat.gate import visible
 from swiftchat.errors import FileSystemError, UsageError
 
@@ -54,7 +55,7 @@ def list_sessions(most: int, as_json: bool) -> None:
 
 
 @sessions.command()
-@click.argument("wanted", metavar="ID")
+@click.argument("wanted", metavar="ID", shell_complete=complete_sessions)
 @click.option("--json", "as_json", is_flag=True, help="The whole tree as JSON.")
 def show(wanted: str, as_json: bool) -> None:
     """Print a conversation."""
@@ -83,7 +84,7 @@ def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
 
 
 @sessions.command()
-@click.argument("wanted", metavar="ID")
+@click.argument("wanted", metavar="ID", shell_complete=complete_sessions)
 @click.argument("file", type=click.Path(), default="-")
 @click.option("--format", "form", type=click.Choice(["md", "json"]), help="Default: by FILE.")
 def export(wanted: str, file: str, form: str | None) -> None:
@@ -120,7 +121,8 @@ def import_sessions(files: tuple[str, ...]) -> None:
 
 
 @sessions.command()
-@click.argument("wanted", metavar="ID…", nargs=-1, required=True)
+@click.argument("wanted", metavar="ID…", nargs=-1, required=True,
+                shell_complete=complete_sessions)  # fmt: skip
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def rm(wanted: tuple[str, ...], yes: bool) -> None:
     """Remove conversations for good."""

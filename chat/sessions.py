@@ -232,6 +232,22 @@ def sessions_path() -> Path:
     return platformdirs.user_data_path("swiftchat") / "sessions" / "sessions.db"
 
 
+def names_in(path: Path, most: int = 200) -> list[tuple[str, str | None, str]]:
+    """Id, name and title of the last used conversations; [] where they cannot be read at once.
+
+    For completion: opens the file for reading only and changes nothing, not even a damaged one.
+    """
+    try:
+        with contextlib.closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=0.1, uri=True)
+        ) as db:
+            return db.execute(
+                "SELECT id, name, title FROM sessions ORDER BY updated DESC, id LIMIT ?", (most,)
+            ).fetchall()
+    except sqlite3.Error:
+        return []
+
+
 def _open(path: Path) -> sqlite3.Connection:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from swiftchat.chat.completion import complete_models
 from swiftchat.chat.gate import visible
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _COLOUR, _PLAIN = "\x1b[30;46m", "\x1b[0m"
 
 @click.command()
 @click.argument("file", type=click.Path())
-@click.option("-m", "--model", envvar="SWIFTCHAT_MODEL",
+@click.option("-m", "--model", envvar="SWIFTCHAT_MODEL", shell_complete=complete_models,
               help="Name, OWNER/NAME, directory, .gguf file or a tokenizer's file.")  # fmt: skip
 @click.option("--show", is_flag=True, help="The text cut into its tokens.")
 @click.option("--ids", "with_ids", is_flag=True, help="The tokens' ids.")

@@ -39,13 +39,18 @@ class DecodeAhead:
         return flight is not None and any(s in self._scheduler.running for s in flight.sequences)
 
     def take(self, step: Step, seeds: Seq[int]) -> bool:
-        """Launch a scheduled step here, if each of its rows only needs its next token."""
+        """Launch a scheduled step here, if each of its rows only needs its next token.
+
+        Not if one needs its likelihood, too: the device's sampler keeps none of the logits.
+        """
         rows = step.rows
         if step.copies or not 0 < len(rows) <= self._step.lanes.max_lanes:
             return False
         if any(row.num_tokens != 1 or not row.reaches_end for row in rows):
             return False
         sequences = [row.sequence for row in rows]
+        if any(sequence.params.logprobs is not None for sequence in sequences):
+            return False
         if not self._reserve(sequences, ahead=1):
             return False
         self.drop()

@@ -3,7 +3,7 @@
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from swiftchat.engine.lanes import Lanes
 from swiftchat.engine.loader import load_weights, resident_estimate
 from swiftchat.engine.memory import plan_share
 from swiftchat.engine.params import EngineConfig, SamplingParams
-from swiftchat.engine.protocol import EngineInfo, Event, Finished, Prefill, Tokens
+from swiftchat.engine.protocol import EngineInfo, Event, Finished, Likelihood, Prefill, Tokens
 from swiftchat.engine.ranks import Alone, Ranks
-from swiftchat.engine.sampler import not_finite, sample
+from swiftchat.engine.sampler import likelihood, not_finite, sample
 from swiftchat.engine.scheduler import Row, Scheduler, Sequence
 from swiftchat.engine.torch_ops import TorchOps
 from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
@@ -88,7 +88,8 @@ class Engine:
         plan = plan_share(
             config, share, dtype, chunk_tokens if gpu else None,
             ranks.least(available_bytes(device, ranks.size)),
-            resident_estimate(whole, checkpoint, dtype) if checkpoint and checkpoint.packed else None,
+            resident_estimate(whole, checkpoint, dtype)
+            if checkpoint and checkpoint.packed else None,
         )  # fmt: skip
         if checkpoint:
             weights = load_weights(
@@ -284,14 +285,18 @@ class Engine:
         except SwiftchatError as error:
             return [self._fail(generation, error)]
         # Among ranks rank 0's: not every operator of torch gives the same bits on every GPU.
-        return self._extend(generation, self._ranks.first(token))
+        token = self._ranks.first(token)
+        asked = params.logprobs
+        likelihoods = [] if asked is None else [likelihood(logits, token, asked)]
+        return self._extend(generation, token, likelihoods)
 
     def _fail(self, generation: _Generation, error: SwiftchatError) -> Outcome:
         self.scheduler.remove(generation.sequence)
         del self._generations[generation.sequence.id]
         return generation.sequence.id, error
 
-    def _extend(self, generation: _Generation, token: int) -> list[Outcome]:
+    def _extend(self, generation: _Generation, token: int,
+                likelihoods: Iterable[Likelihood] = ()) -> list[Outcome]:  # fmt: skip
         """Append the next token and say so; a token or limit that ends the answer ends it."""
         sequence, params = generation.sequence, generation.sequence.params
         if generation.first_token is None:
@@ -300,7 +305,7 @@ class Engine:
             self.scheduler.remove(sequence)
             return [(sequence.id, self._finish(generation, "stop"))]
         sequence.tokens.append(token)
-        outcomes: list[Outcome] = [(sequence.id, Tokens([token]))]
+        outcomes: list[Outcome] = [(sequence.id, Tokens([token], list(likelihoods)))]
         full = len(sequence.tokens) >= self.ctx_size_tokens
         if full or sequence.num_generated == params.max_tokens:
             self.scheduler.remove(sequence)

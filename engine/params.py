@@ -9,6 +9,7 @@ from swiftchat.errors import UsageError
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("bfloat16", "float16", "float32")
 NumRanks = int | Literal["auto"]
+MOST_LOGPROBS = 50
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class SamplingParams:
     `top_k` 0, `top_p` 1, `min_p` 0 and a penalty of 1 (repeat) or 0 (others) are off.
     `seed` None draws one; the engine reports the seed it used. `max_tokens` None means up to
     the end of the context. Generation ends after any of `stop_ids`, which is not returned.
+    `logprobs` asks for the logarithm of each token's probability and for so many of the likeliest
+    tokens in its place (at most MOST_LOGPROBS; None is off); what is said stays the same.
     """
 
     temperature: float = 0.7
@@ -81,6 +84,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     seed: int | None = None
     max_tokens: int | None = None
+    logprobs: int | None = None
     stop_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -101,6 +105,8 @@ class SamplingParams:
             require(name, abs(getattr(self, name)) <= 100, "between -100 and 100")
         require("seed", self.seed is None or 0 <= self.seed < 2**64, "between 0 and 2^64 - 1")
         require("max_tokens", self.max_tokens is None or self.max_tokens >= 0, "0 or more")
+        require("logprobs", self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS,
+                f"between 0 and {MOST_LOGPROBS}")  # fmt: skip
 
     def to_wire(self) -> dict[str, Any]:
         return asdict(self)

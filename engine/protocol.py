@@ -9,7 +9,7 @@ any state. And there is none to keep, fork or drop a conversation: the worker fi
 which KV blocks it still has, so a prompt's ids say all (see `engine.blocks`).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
@@ -89,10 +89,30 @@ class Prefill:
 
 
 @dataclass(frozen=True)
+class Likelihood:
+    """How likely the model thought a token: natural logarithms of probabilities.
+
+    `likeliest` has (id, logprob) of the tokens it thought likeliest in that place, the likeliest
+    first; the chosen one may be among them. Which distribution: `sampler.likelihood`.
+    """
+
+    logprob: float
+    likeliest: list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
 class Tokens:
-    """Newly generated ids, in order, without the one that ended the generation."""
+    """Newly generated ids, in order, without the one that ended the generation.
+
+    `likelihoods` has one entry for each, or none where nobody asked.
+    """
 
     ids: list[int]
+    likelihoods: list[Likelihood] = field(default_factory=list)
+
+    def to_wire(self, generation_id: int) -> Message:
+        return {"type": "tokens", "id": generation_id, "ids": self.ids,
+                "likelihoods": [asdict(one) for one in self.likelihoods]}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -125,7 +145,11 @@ def event_from(message: Message) -> Event | SwiftchatError:
         case "prefill":
             return Prefill(message["done"], message["total"])
         case "tokens":
-            return Tokens(message["ids"])
+            likelihoods = [
+                Likelihood(one["logprob"], [(i, logprob) for i, logprob in one["likeliest"]])
+                for one in message["likelihoods"]
+            ]
+            return Tokens(message["ids"], likelihoods)
         case "finished":
             return Finished(**message["result"])
         case "error":

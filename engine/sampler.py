@@ -8,6 +8,7 @@ from torch import Tensor
 
 from swiftchat.engine.params import SamplingParams
 from swiftchat.engine.philox import uniform
+from swiftchat.engine.protocol import Likelihood
 from swiftchat.errors import BadModelFile
 
 # Top-p and min-p nearly always keep fewer candidates than this; finding them is then a partial
@@ -39,6 +40,19 @@ def sample(logits: Tensor, tokens: Sequence[int], num_prompt: int, params: Sampl
     point = uniform(seed, len(tokens)) * float(cumulative[num_kept - 1])
     index = int(torch.searchsorted(cumulative[:num_kept], point, right=True))
     return int(ids[min(index, num_kept - 1)])
+
+
+def likelihood(logits: Tensor, token: int, num_likeliest: int) -> Likelihood:
+    """How likely a token, and which tokens are the likeliest, by one sequence's logits.
+
+    `logits` is fp32 [vocab_size], as the model computed them: log-softmax before penalties,
+    temperature and filters, so that the numbers say what the model thinks whatever the sampling,
+    and add up to one over the vocabulary.
+    """
+    logprobs = torch.log_softmax(logits, 0)
+    values, ids = logprobs.topk(min(num_likeliest, len(logprobs)))
+    likeliest = list(zip(ids.tolist(), values.tolist(), strict=True))
+    return Likelihood(float(logprobs[token]), likeliest)
 
 
 def not_finite() -> BadModelFile:

@@ -19,7 +19,7 @@ import platformdirs
 from swiftchat.engine import protocol
 from swiftchat.engine.followers import Followers
 from swiftchat.engine.params import EngineConfig, SamplingParams
-from swiftchat.engine.protocol import Message, Prefill, Tokens
+from swiftchat.engine.protocol import Message, Prefill
 from swiftchat.engine.rank_count import num_ranks
 from swiftchat.errors import KernelCompileError, OutOfMemory, SwiftchatError
 
@@ -124,15 +124,13 @@ class Worker:
             outcomes = self._engine.abort_all(OutOfMemory(f"out of memory: {found.message}", hint))
         for generation_id, event in outcomes:
             match event:
-                case Tokens(ids):
-                    self._send({"type": "tokens", "id": generation_id, "ids": ids})
                 case Prefill(done, total):
                     self._send({"type": "prefill", "id": generation_id,
                                 "done": done, "total": total})  # fmt: skip
                 case SwiftchatError():
                     self._send(protocol.error_message(event, generation_id))
-                case finished:
-                    self._send(finished.to_wire(generation_id))
+                case tokens_or_finished:
+                    self._send(tokens_or_finished.to_wire(generation_id))
 
     def _progress(self, label: str, done: int, total: int) -> None:
         self._send({"type": "progress", "label": label, "done": done, "total": total})

@@ -49,7 +49,7 @@ class DeviceError(SwiftchatError):
     """The device is missing, too old, or its worker process died."""
 
     exit_code = 4
-    default_hint = "swiftchat show NAME tells what a model needs"
+    default_hint = "swiftchat doctor tells what is here, swiftchat show NAME what a model needs"
 
 
 class OutOfMemory(DeviceError):
@@ -64,28 +64,30 @@ class ContextOverflow(SwiftchatError):
     """The prompt is longer than the context; nothing was cut silently."""
 
     exit_code = 5
-    default_hint = "shorten the prompt or use a larger --ctx-size"
+    default_hint = "shorten the prompt, or add --ctx-size N or --overflow drop-oldest"
 
 
 class DownloadError(SwiftchatError):
     """The network or the hub refused; the message tells which."""
 
     exit_code = 6
-    default_hint = "check the network and try again"
+    default_hint = "check the network, then run the same command again: it goes on where it was"
 
 
 class BadModelFile(SwiftchatError):
     """A model file is damaged, lies about its contents, or is of an unknown kind."""
 
     exit_code = 7
-    default_hint = "the file may be damaged or of an unsupported kind; bring it again"
+    default_hint = (
+        "it may be damaged or of an unsupported kind; swiftchat download NAME brings it again"
+    )
 
 
 class FileSystemError(SwiftchatError):
     """A file could not be written or read: disk full, permission, read-only."""
 
     exit_code = 8
-    default_hint = "check the path, its permissions and the free space"
+    default_hint = "check the path, its permissions (ls -l) and the free space (df -h)"
 
 
 _KINDS: dict[str, type[SwiftchatError]] = {

@@ -6,6 +6,7 @@ script being JSON: a list of answers, each a string or {"text" or "ids", "delay_
 """
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftchat.engine.params import EngineConfig, SamplingParams
-from swiftchat.engine.protocol import EngineInfo, Event, Finished, Prefill, Tokens
+from swiftchat.engine.protocol import EngineInfo, Event, Finished, Likelihood, Prefill, Tokens
 from swiftchat.errors import DeviceError
 
 TEMPLATE = (
@@ -95,10 +96,17 @@ class FakeGeneration:
                 break
             time.sleep(self.answer.get("delay_s", 0))
             num_said += 1
-            yield Tokens([token])
+            yield Tokens([token], self._likelihoods(token))
         if "error" in self.answer:
             raise DeviceError(self.answer["error"], "send it again")
         yield Finished(reason, len(self.prompt), self.cached_tokens, num_said, 0.5, 0.25, 7)
+
+    def _likelihoods(self, token: int) -> list[Likelihood]:
+        """The token and those after it, each half as likely as the one before: 1/2, 1/4 …"""
+        if self.params.logprobs is None:
+            return []
+        likeliest = [(token + i, (i + 1) * math.log(0.5)) for i in range(self.params.logprobs)]
+        return [Likelihood(math.log(0.5), likeliest)]
 
     def cancel(self) -> None:
         self.cancelled = True

@@ -3,7 +3,9 @@
 import base64
 import subprocess
 import sys
+from pathlib import Path
 
+import fake_engine
 import pytest
 
 from swiftchat.chat.clipboard import copy

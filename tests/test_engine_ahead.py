@@ -119,6 +119,26 @@ def test_one_launch_a_token_and_one_more() -> None:
     assert loop.step.num_launches == 19
 
 
+def test_a_sequence_that_needs_likelihoods_goes_the_plain_way() -> None:
+    loop = Loop()
+    plain = Sequence(1, [3, 4, 5], SamplingParams(max_tokens=30))
+    asking = Sequence(2, [6, 7], SamplingParams(max_tokens=10, logprobs=0))
+    loop.scheduler.add(plain)
+    for _ in range(5):
+        loop.run_once()
+    launches = loop.step.num_launches
+    loop.scheduler.add(asking)
+    while asking in (*loop.scheduler.running, *loop.scheduler.waiting):
+        loop.run_once()
+        assert not loop.ahead.is_flying or asking not in loop.scheduler.running
+    assert launches <= loop.step.num_launches <= launches + 1
+    while loop.scheduler.has_work:
+        loop.run_once()
+    assert loop.step.num_launches > launches + 1
+    assert plain.tokens == expected(plain, [3, 4, 5])
+    assert asking.tokens == expected(asking, [6, 7])
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_mixture_of_starts_ends_and_cancels(data: st.DataObject) -> None:

@@ -93,6 +93,21 @@ def test_reuse_on_the_gpu_equals_computing(folder: Path, cubins: Path) -> None:
     assert ends[2].cached_tokens == len(first) + len(answer[1]) - 1
 
 
+def test_likelihoods_on_the_gpu_are_the_cpus(folder: Path, cubins: Path) -> None:
+    """Beside a generation that asks for none, which decodes ahead before and after."""
+    asking = SamplingParams(temperature=0, max_tokens=8, logprobs=3)
+    prompt = tiny.random_ids(20)
+    ids, expected = tiny.likelihoods(tiny.engine(folder), prompt, asking)
+    engine = gpu_engine(folder, cubins)
+    engine.add(2, tiny.random_ids(9, seed=1), GREEDY)
+    assert tiny.likelihoods(engine, prompt, asking)[0] == ids
+    engine.add(3, tiny.random_ids(9, seed=1), GREEDY)
+    _, found = tiny.likelihoods(engine, prompt, asking)
+    for one, other in zip(found, expected, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+        assert dict(one.likeliest) == pytest.approx(dict(other.likeliest), abs=1e-3)
+
+
 @pytest.mark.parametrize("path", ["kernels", "torch"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_stays_near_fp32(folder: Path, cubins: Path, dtype: str, path: str) -> None:

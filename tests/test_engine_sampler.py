@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swiftchat.engine.params import SamplingParams
 from swiftchat.engine.philox import philox4x32, uniform
-from swiftchat.engine.sampler import penalize, sample
+from swiftchat.engine.sampler import likelihood, penalize, sample
 from swiftchat.errors import BadModelFile, UsageError
 
 
@@ -148,9 +148,20 @@ def test_presence_and_frequency_count_generated_tokens_only() -> None:
     assert out.tolist() == [0.0, -0.75, -1.0, 0.0]
 
 
+def test_likelihoods_are_of_the_logits_as_they_are() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.2]).log() + 7
+    found = likelihood(logits, 2, 2)
+    assert found.logprob == pytest.approx(math.log(0.2), abs=1e-6)
+    assert [i for i, _ in found.likeliest] == [0, 1]
+    probs = [math.exp(logprob) for _, logprob in likelihood(logits, 0, 50).likeliest]
+    assert probs == pytest.approx([0.5, 0.3, 0.2], abs=1e-6)
+    assert likelihood(logits, 0, 0).likeliest == []
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"logprobs": -1}, {"logprobs": 51},
         {"temperature": -1.0}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 0.0},
         {"top_p": 1.5}, {"min_p": 2.0}, {"repeat_penalty": 0.0},
         {"repeat_penalty": 1e-30}, {"frequency_penalty": 1e30}, {"seed": -1},

@@ -17,7 +17,7 @@ from swiftchat.engine.engine import Engine
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.loader import load_weights
 from swiftchat.engine.params import EngineConfig, SamplingParams
-from swiftchat.engine.protocol import Finished, Tokens
+from swiftchat.engine.protocol import Finished, Likelihood, Tokens
 from swiftchat.engine.ranks import Ranks
 from swiftchat.engine.scheduler import Scheduler
 from swiftchat.engine.scheduler import Sequence as TokenSequence
@@ -356,3 +356,18 @@ def run(
             elif isinstance(event, Finished | SwiftchatError):
                 ends[key] = event
     return ids, ends
+
+
+def likelihoods(
+    engine: Engine, prompt: Sequence[int], params: SamplingParams
+) -> tuple[list[int], list[Likelihood]]:
+    """Generate, beside whatever else the engine does; ids and how likely they were."""
+    engine.add(1, list(prompt), params)
+    ids: list[int] = []
+    found: list[Likelihood] = []
+    while engine.has_work:
+        for key, event in engine.step():
+            if key == 1 and isinstance(event, Tokens):
+                ids += event.ids
+                found += event.likelihoods
+    return ids, found

@@ -25,7 +25,7 @@ __all__ = ["Hub", "HubUnreachable"]
 _CONNECT_TIMEOUT_S = 5.0
 _CHUNK_BYTES = 1 << 17
 _MAX_LISTING_BYTES = 64 * 1024 * 1024
-_NETWORK_HINT = "check the network and try again"
+_NETWORK_HINT = "check the network, then run the same command again"
 
 
 class HubUnreachable(DownloadError):

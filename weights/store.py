@@ -1,5 +1,6 @@
 """Where models live on this machine, and how a name becomes a model directory."""
 
+import builtins
 import hashlib
 import os
 import shutil
@@ -81,6 +82,18 @@ class Store:
             [*self._local(), *_hub_models(self.hub_cache)], key=lambda model: model.name.lower()
         )
 
+    def names(self) -> builtins.list[str]:
+        """What `list` would name, found by looking at folders alone: quick enough for completion.
+
+        May name a model of the hub's cache that has no weights yet.
+        """
+        hub = [
+            folder.name.removeprefix("models--").replace("--", "/")
+            for folder in _folders(self.hub_folder())
+            if folder.name.startswith("models--") and any(folder.glob("snapshots/*/config.json"))
+        ]
+        return sorted({*(name for name, _ in self._local_folders()), *hub}, key=str.lower)
+
     def remove(self, name: str) -> StoredModel:
         """Delete a model, named by its alias or in full; returns what was deleted.
 
@@ -131,12 +144,15 @@ class Store:
         return None
 
     def _local(self) -> Iterator[StoredModel]:
+        for name, path in self._local_folders():
+            yield _stored(name, path, "local")
+
+    def _local_folders(self) -> Iterator[tuple[str, Path]]:
         for path in _folders(self.root):
             inner = [path] if (path / "config.json").is_file() else _folders(path)
             for model in inner:
                 if (model / "config.json").is_file():
-                    name = model.relative_to(self.root).as_posix()
-                    yield _stored(name, model, "local")
+                    yield model.relative_to(self.root).as_posix(), model
 
     def _not_found(self, name: str, offline: bool) -> ModelNotFound:
         known = name.count("/") == 1 or repository_of(name) is not None

@@ -1,0 +1,81 @@
+"""`swiftchat bench --plot`: tokens a second over the context, at the terminal or as a picture."""
+
+from pathlib import Path
+from typing import Any
+
+from swiftchat.errors import FileSystemError, UsageError
+
+TERMINAL = "terminal"
+
+
+def check_target(target: str) -> None:
+    """Raise for what cannot be drawn to; to be asked before anything is measured."""
+    if target == TERMINAL:
+        return
+    path = Path(target)
+    if path.suffix.lower() != ".png":
+        raise UsageError(f"--plot takes {TERMINAL} or FILE.png, not {target!r}")
+    if path.exists():
+        raise FileSystemError(f"{target} exists already", "choose another name")
+    if not path.absolute().parent.is_dir():
+        raise FileSystemError(f"there is no folder {path.parent}", f"mkdir -p {path.parent}")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "--plot FILE.png needs matplotlib, which is not installed",
+            f"pip install matplotlib, or --plot {TERMINAL}",
+        ) from None
+
+
+def draw(results: dict[str, Any], target: str) -> None:
+    """Draw what `bench` measured, in the form of its `--json`, to a target that was checked."""
+    lines: dict[int, list[tuple[int, float]]] = {}  # (context, tokens/s) by batch
+    for row in results["decode"]:
+        lines.setdefault(row["batch"], []).append((row["context"], row["decode_tps"]))
+    for points in lines.values():
+        points.sort()
+    title = f"{results['model']} · {results['device']} · {results['dtype']}"
+    if target == TERMINAL:
+        _print_bars(lines)
+    else:
+        _write_picture(lines, title, Path(target))
+
+
+def _print_bars(lines: dict[int, list[tuple[int, float]]]) -> None:
+    from rich.bar import Bar
+    from rich.console import Console
+    from rich.table import Table
+
+    most = max(speed for points in lines.values() for _, speed in points)
+    table = Table(box=None, padding=(0, 1, 0, 0), expand=True)
+    for name in ("context", "batch", "tok/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", ratio=1)
+    for batch, points in sorted(lines.items()):
+        for i, (context, speed) in enumerate(points):
+            last = i == len(points) - 1
+            bar = Bar(most, 0, speed, color="cyan")
+            table.add_row(str(context), str(batch), f"{speed:.1f}", bar, end_section=last)
+    Console(highlight=False).print(table)
+
+
+def _write_picture(lines: dict[int, list[tuple[int, float]]], title: str, path: Path) -> None:
+    # The figure alone, without pyplot: that would look for a screen.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for batch, points in sorted(lines.items()):
+        contexts, speeds = zip(*points, strict=True)
+        axes.plot(contexts, speeds, marker="o", label=f"{batch} at once")
+    axes.set(xlabel="tokens of context", ylabel="tokens/s", ylim=(0, None))
+    shown = "".join(c if c.isprintable() else "?" for c in title)
+    axes.set_title(shown, parse_math=False)  # a $ in a name is no formula
+    axes.grid(alpha=0.3)
+    axes.legend()
+    try:
+        figure.savefig(path, dpi=144)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise FileSystemError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,133 @@
+"""Records the session that the README shows: docs/session.svg, and its text in docs/session.txt.
+
+    python docs/record_session.py [--model NAME]
+
+Types INPUTS into swiftchat in a terminal of its own (a pty, with pyte for the screen) and keeps
+what stands there in the end. Needs the extra `test`, and the model, which is downloaded if need be.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+import tempfile
+import time
+from itertools import groupby
+from pathlib import Path
+
+import pexpect
+import pyte
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+COLUMNS, ROWS = 80, 40
+INPUTS = (
+    "/set temperature 0",
+    "/set logprobs 3",
+    "What is the capital of France?",
+    "/show alternatives",
+    "Write a Python function that tells whether a number is even.",
+    "/undo",
+)
+HERE = Path(__file__).parent
+_READY = ">>> Send a message"
+_LONGEST_S = 60
+
+
+def record(command: list[str], inputs: tuple[str, ...] = INPUTS) -> pyte.Screen:
+    """The screen after each input was typed once the one before was dealt with."""
+    screen = pyte.Screen(COLUMNS, ROWS)
+    stream = pyte.ByteStream(screen)
+    with tempfile.TemporaryDirectory() as folder:
+        # Neither the user's configuration nor the hints of a first start.
+        hints = Path(folder, "swiftchat", "hints")
+        hints.parent.mkdir()
+        hints.write_text("start\nstopped\ncode\n")
+        places = {"XDG_STATE_HOME": folder, "XDG_CONFIG_HOME": folder}
+        # pyte does not tell where its cursor is, and prompt_toolkit would wait for that.
+        terminal = {"TERM": "xterm-256color", "FORCE_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        process = pexpect.spawn(command[0], command[1:], dimensions=(ROWS, COLUMNS),
+                                env={**os.environ, **places, **terminal})  # fmt: skip
+        try:
+            for number, text in enumerate(("", *inputs)):
+                process.send(f"{text}\r" if text else "")
+                _wait(process, screen, stream, number)
+        finally:
+            process.close(force=True)
+    return screen
+
+
+def _wait(process: pexpect.spawn, screen: pyte.Screen, stream: pyte.ByteStream,
+          num_typed: int) -> None:  # fmt: skip
+    """Take in what the program writes until it waits for the next input."""
+    deadline = time.monotonic() + _LONGEST_S
+    while True:
+        with contextlib.suppress(pexpect.TIMEOUT):
+            stream.feed(process.read_nonblocking(65536, timeout=0.2))
+            continue  # until it is quiet
+        prompts = [line for line in screen.display if line.startswith(">>> ")]
+        if len(prompts) == num_typed + 1 and prompts[-1].startswith(_READY):
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError("\n".join(screen.display))
+
+
+def text_of(screen: pyte.Screen) -> str:
+    """What stands above the last prompt."""
+    lines = [line.rstrip() for line in screen.display]
+    last = max(i for i, line in enumerate(lines) if line.startswith(_READY))
+    return "\n".join(lines[:last]).rstrip() + "\n"
+
+
+def picture_of(screen: pyte.Screen) -> str:
+    """The screen as SVG, without the empty lines below the last prompt.
+
+    There is no toolbar: prompt_toolkit draws one only where it knows the place of the cursor.
+    """
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), color_system="truecolor",
+                      force_terminal=True, legacy_windows=False)  # fmt: skip
+    rows = [_row(screen, number) for number in range(ROWS)]
+    last = max(i for i, row in enumerate(rows) if row.plain.startswith(_READY))
+    for row in rows[: last + 1]:
+        console.print(row, no_wrap=True, overflow="crop")
+    return console.export_svg(title="swiftchat", unique_id="swiftchat")
+
+
+def _row(screen: pyte.Screen, number: int) -> Text:
+    text = Text()
+    cells = (screen.buffer[number][column] for column in range(COLUMNS))
+    for style, run in groupby(cells, _style):
+        text.append("".join(cell.data for cell in run), style)
+    text.rstrip()
+    return text
+
+
+def _style(cell: pyte.screens.Char) -> Style:
+    return Style(color=_colour(cell.fg), bgcolor=_colour(cell.bg), bold=cell.bold,
+                 italic=cell.italics, underline=cell.underscore, reverse=cell.reverse)  # fmt: skip
+
+
+def _colour(name: str) -> str | None:
+    """pyte's name of a colour as rich's."""
+    if name == "default":
+        return None
+    if len(name) == 6 and all(c in "0123456789abcdefABCDEF" for c in name):
+        return f"#{name}"
+    name = name.replace("brown", "yellow")
+    return f"bright_{name.removeprefix('bright')}" if name.startswith("bright") else name
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="SmolLM2-135M-Instruct")
+    model = parser.parse_args().model
+    options = ["-m", model, "--device", "cpu", "--no-save"]
+    screen = record([sys.executable, "-m", "swiftchat.chat", *options])
+    (HERE / "session.txt").write_text(text_of(screen), "utf-8")
+    (HERE / "session.svg").write_text(picture_of(screen), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
