@@ -14,9 +14,10 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "presence_penalty", "frequency_penalty", "seed", "logprobs",
     ),
     "How it is shown": (
-        "json", "stream_json", "extract", "raw", "color", "accessible", "stats", "quiet", "debug",
+        "json", "stream_json", "extract", "raw", "color", "accessible", "editing_mode", "stats",
+        "quiet", "debug",
     ),
-    "The machine": ("ctx_size", "device", "dtype", "threads", "offline", "dummy"),
+    "The machine": ("ctx_size", "device", "tp", "dtype", "threads", "offline", "dummy"),
 }  # fmt: skip
 _EVERYDAY = (
     "model", "prompt", "interactive", "file", "system", "role", "continue_", "session",

@@ -193,8 +193,8 @@ def test_in_tmux_each_word_stands_there_once(
     window.type("go\r")
     window.wait_for(lambda text: "word2" in text)
     window.type("typed ahead")
-    text = window.wait_for(lambda text: "last" in text and ">>> typed ahead" in text)
-    said = text.partition("go\n")[2].partition("last")[0]
+    text = window.wait_for(lambda text: "\nlast" in text and ">>> typed ahead" in text)
+    said = text.partition("go\n")[2].partition("\nlast")[0]
     assert said.split() == WORDS.split()
 
 
@@ -206,7 +206,7 @@ def test_in_tmux_a_resize_while_answering_keeps_the_answer_whole(
     for columns, word in ((50, "word9 "), (100, "word25"), (30, "word40")):
         window.wait_for(lambda text, word=word: word in text)  # type: ignore[misc]
         window.run("resize-window", "-x", str(columns), "-y", "24")
-    text = window.wait_for(lambda text: "last" in text)
+    text = window.wait_for(lambda text: "\nlast" in text)
     # tmux breaks its lines anew at once, but tells the program a quarter of a second later: what
     # is drawn meanwhile may leave remains above. Nothing is lost.
     words = [word for word in text.split() if word.startswith("word")]
