@@ -118,6 +118,7 @@ the CPU.
   swiftchat doctor                    what is here and what is missing
   swiftchat show NAME                 what a model needs, and where it fits
   swiftchat -m NAME --device cuda:1   this GPU and no other
+  swiftchat -m NAME --tp 2            divided among two GPUs; or --tp auto
   swiftchat -m NAME --ctx-size 8192   a smaller cache, where memory is short
   swiftchat bench -m NAME             how fast it is here
 """

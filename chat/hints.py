@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _HINTS = {
-    "start": "new here? /? lists commands and keys, `swiftchat help` has pages; conversations are "
-             "kept: swiftchat -c goes on with the last, --no-save keeps none",
+    "start": "talks are kept: swiftchat -c goes on with the last, --no-save keeps none",
     "stopped": "/continue goes on with a stopped answer, /regen gives another",
     "code": "/copy code copies the code",
 }  # fmt: skip

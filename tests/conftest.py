@@ -1,6 +1,7 @@
 """Fixtures shared by all tests, and the count of those that could not run here."""
 
 import hashlib
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,13 @@ import pytest
 
 if TYPE_CHECKING:
     from swiftchat.cuda.gpu import Gpu
+
+# With `-n` each process of tests has its share of the cores, and so has what it starts. Before
+# torch is imported, which reads it once.
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    num_workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    share = max(1, (os.cpu_count() or 1) // num_workers)
+    os.environ.setdefault("OMP_NUM_THREADS", str(share))
 
 # Where this runs in the background of a shell, SIGINT is ignored, and so it would be in every
 # program that the tests start and interrupt.

@@ -28,7 +28,7 @@ def test_each_hint_once_and_for_the_user_alone(tmp_path: Path) -> None:
         hints.show("start")
         hints.show("start")
         hints.show("code")
-    assert [text.split()[1] for text in told] == ["new", "/copy"]
+    assert [text.split()[1] for text in told] == ["talks", "/copy"]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
@@ -62,7 +62,7 @@ def test_the_first_start_and_only_where_it_is_not_quiet(
             pipe.send_text("\x04")
             speaker = Speaker(folder, config, fake_engine.FakeEngine([]).start)  # type: ignore[arg-type]
             Repl(speaker, config, Conversation()).run()
-        told.append("hint: new here?" in capsys.readouterr().err)
+        told.append("hint: talks are kept" in capsys.readouterr().err)
     assert told == [False, True, False]
 
 

