@@ -45,7 +45,7 @@ class Followers:
     def __init__(self, size: int, on_loss: Callable[[SwiftchatError], None],
                  on_progress: OnProgress) -> None:  # fmt: skip
         if not hasattr(os, "memfd_create"):
-            raise DeviceError("several ranks need Linux", "leave --tp out")
+            raise DeviceError("several ranks need Linux", "leave --tp and --pp out")
         self.meeting = os.memfd_create("swiftchat-ranks", 0)
         self._on_loss, self._slowest = on_loss, Slowest(on_progress, size)
         self._ranks = [_Follower(rank, self.meeting) for rank in range(1, size)]
