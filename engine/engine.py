@@ -150,24 +150,32 @@ class Engine:
     def _prepare(self, ops: CudaOps, on_progress: Progress) -> DecodeAhead | None:
         """Compile what a single conversation needs, on all cores, and capture its decode step.
 
-        None where there are several stages, which have no such step yet.
+        None where there are several stages, which decode as they read prompts.
         """
         config = self.config
-        if self._stages.size > 1:
-            return None
         max_blocks = -(-self.ctx_size_tokens // config.block_size)
-        lanes = Lanes(ops.gpu, min(config.max_num_seqs, SIZES[-1]), max_blocks,
-                      config.block_size, self.vocab_size)  # fmt: skip
-        step = DecodeStep(self.decoder, ops, self.cache, lanes)
-        prompt = Sequence(0, [0] * 32, SamplingParams())
-        prompt.block_table = [0] * -(-32 // config.block_size)
-        batch = Batch.pack([Row(prompt, 32)], config.block_size)
+        step: DecodeStep | None = None
+        if self._stages.size == 1:
+            lanes = Lanes(ops.gpu, min(config.max_num_seqs, SIZES[-1]), max_blocks,
+                          config.block_size, self.vocab_size)  # fmt: skip
+            step = DecodeStep(self.decoder, ops, self.cache, lanes)
         with ops.gpu.collecting() as specs:
-            step.run(1)
-            self.decoder.forward(batch, self.cache)
+            if step is None:
+                self.decoder.forward(self._rehearsal(1), self.cache)
+            else:
+                step.run(1)
+            self.decoder.forward(self._rehearsal(32), self.cache)
         ops.gpu.compile(specs, lambda done, total: on_progress("compiling kernels", done, total))
+        if step is None:
+            return None
         step.prepare(1)
         return DecodeAhead(step, self.scheduler, self.ctx_size_tokens)
+
+    def _rehearsal(self, num_tokens: int) -> Batch:
+        """A prompt in the first blocks, which nobody has yet."""
+        prompt = Sequence(0, [0] * num_tokens, SamplingParams())
+        prompt.block_table = [0] * -(-num_tokens // self.config.block_size)
+        return Batch.pack([Row(prompt, num_tokens)], self.config.block_size)
 
     @property
     def has_work(self) -> bool:

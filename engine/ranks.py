@@ -108,7 +108,7 @@ class GlooRanks:
         return x
 
     def send(self, x: Tensor, to: int) -> None:
-        """Send x to a rank, and wait until it is on its way; that is, for who fetches it."""
+        """Send x to a rank, and wait until that one receives it."""
         with _lost_sight():
             self._group.send([x], to, 0).wait()
 

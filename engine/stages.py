@@ -19,8 +19,6 @@ class Stages(Protocol):
     """The stages of one model, seen from a rank of one of them.
 
     All make the same calls in the same order, but that one receives what the one before it sends.
-    Nobody waits for a later stage but in `of_last` and `each`: while the rest of a long prompt
-    is read, the earlier stages go on with its next part.
     Raises `DeviceError` where another is gone, if that can be noticed.
     """
 
@@ -35,7 +33,10 @@ class Stages(Protocol):
         """The stream that the stage before sends: fp32 [num_tokens, width], on the device."""
 
     def send(self, x: Tensor) -> None:
-        """Send the stream to the next stage, which has to receive just as much."""
+        """Send the stream to the next stage, which has to receive just as much.
+
+        Returns when that stage has begun to receive: so each is ahead of the next by one batch.
+        """
 
     def of_last(self, x: Tensor) -> Tensor:
         """The last stage's x, on the CPU if it travels; of others only shape and dtype matter."""
@@ -122,6 +123,8 @@ class GpuStages:
 
     def send(self, x: Tensor) -> None:
         self._group.send([x], self.stage + 1, 0).wait()
+        # As gloo does: else this process would run ahead of the GPUs by a whole prompt.
+        torch.cuda.current_stream(self._device).synchronize()
 
     def of_last(self, x: Tensor) -> Tensor:
         return self._control.of_last(x.cpu())

@@ -3,11 +3,13 @@
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -85,6 +87,36 @@ def test_stages_answer_as_one(name: str, num_stages: int, tmp_path: Path) -> Non
     expected = answered(tiny.engine(tmp_path, chunk_tokens=16))
     for answer in found:
         assert answer == expected
+
+
+def test_a_stage_reads_on_while_the_next_computes(tmp_path: Path) -> None:
+    tiny.make("llama", tmp_path)
+    store = torch.distributed.HashStore()
+    reading_on = threading.Event()
+
+    def of_stage(stage: int) -> list[int]:
+        stages = GlooStages(store, stage, 2, 60)
+        engine = Engine(tmp_path, replace(TWO, cache_tokens=256), stages=stages)
+        plan, receive, num_plans = engine.decoder.ops.plan, stages.receive, 0
+
+        def planned(*batch: Any) -> Any:
+            nonlocal num_plans
+            num_plans += 1
+            if stage == 0 and num_plans == 2:
+                reading_on.set()
+            return plan(*batch)
+
+        def received(*shape: int) -> torch.Tensor:
+            x = receive(*shape)
+            assert reading_on.wait(30)
+            return x
+
+        engine.decoder.ops.plan, stages.receive = planned, received
+        return tiny.run(engine, {1: LONG}, GREEDY)[0][1]
+
+    with threads_in_turn(), ThreadPoolExecutor(2) as pool:
+        first, last = pool.map(of_stage, range(2))
+    assert first == last == tiny.run(tiny.engine(tmp_path), {1: LONG}, GREEDY)[0][1]
 
 
 @needs_linux
