@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -123,7 +122,9 @@ class _Follower:
         self.silent_s, self.is_ready = 0.0, False
         self.complaint: SwiftchatError | None = None
         self._stopped_s = self._complaining_s = 0.0
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (as long as this process)
+        # Not in a temporary file: `tempfile` tries out folders first, by files with names, and this
+        # process may be ended in between.
+        self._output: IO[bytes] = os.fdopen(os.memfd_create("swiftchat-rank-output"), "w+b")
         ours, theirs = socket.socketpair()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "swiftchat.engine.follower", str(theirs.fileno()),
