@@ -3,7 +3,7 @@
 They are ended in turn while they load, when they are ready, and while they answer. Looks for
 processes, temporary files, shared memory, and descriptors of this process.
 
-    python benchmarks/start_stop.py --cycles 200 --tp 2
+    python benchmarks/start_stop.py --cycles 200 --tp 2 [--pp 2]
 """
 
 import argparse
@@ -68,6 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--tp", type=int, default=2)
+    parser.add_argument("--pp", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     shared, left = shared_memory(), []
@@ -76,7 +77,8 @@ def main() -> None:
         Path(os.environ["TMPDIR"]).mkdir()
         shape = Path(folder) / "config.json"
         shape.write_text(json.dumps(SHAPE))
-        config = EngineConfig(device=args.device, dummy=str(shape), tp=args.tp, num_threads=1)
+        config = EngineConfig(device=args.device, dummy=str(shape), tp=args.tp, pp=args.pp,
+                              num_threads=1)  # fmt: skip
         cycle(config, load)  # so that what this process opens once is open
         opened = psutil.Process().num_fds()
         for number in range(args.cycles):
@@ -87,7 +89,9 @@ def main() -> None:
             psutil.Process().num_fds() != opened
         )
     left += [f"shared memory {name}" for name in shared_memory() - shared]
-    print(f"{args.cycles} cycles of {args.tp} ranks, left: {', '.join(left) or 'nothing'}")
+    print(
+        f"{args.cycles} cycles of {args.tp * args.pp} ranks, left: {', '.join(left) or 'nothing'}"
+    )
     sys.exit(bool(left))
 
 

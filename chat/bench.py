@@ -56,6 +56,8 @@ _FIRST_ID = 3  # what lies below is control tokens in most vocabularies
     default=1,
     help="Divide the model among so many GPUs; auto: the fewest that hold it.",
 )
+@click.option("--pp", type=click.IntRange(1), default=1, metavar="N",
+              help="Give the layers to N stages of --tp GPUs each.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]))
 @click.option("--threads", type=int, help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
@@ -63,7 +65,7 @@ _FIRST_ID = 3  # what lies below is control tokens in most vocabularies
               help="Draw tokens/s over the contexts too.")  # fmt: skip
 def bench(model: str | None, dummy: str | None, prompt_tokens: int, answer_tokens: int,
           contexts: Sequence[int], batches: Sequence[int], runs: int, device: str, tp: "NumRanks",
-          dtype: str | None, threads: int | None, as_json: bool,
+          pp: int, dtype: str | None, threads: int | None, as_json: bool,
           plot: str | None) -> None:  # fmt: skip
     """Measure a model's speed on this machine: loading, reading a prompt, answering.
 
@@ -86,7 +88,7 @@ def bench(model: str | None, dummy: str | None, prompt_tokens: int, answer_token
             raise UsageError("--json leaves no place for --plot terminal", "--plot FILE.png")
     longest = max(prompt_tokens, *contexts) + answer_tokens
     engine_config = EngineConfig(
-        device=device, tp=tp, dtype=dtype, num_threads=threads, dummy=dummy,
+        device=device, tp=tp, pp=pp, dtype=dtype, num_threads=threads, dummy=dummy,
         cache_tokens=(max(batches) + 1) * (longest + _SLACK_TOKENS),
         max_num_seqs=max(EngineConfig.max_num_seqs, *batches),
     )  # fmt: skip
@@ -111,7 +113,8 @@ def bench(model: str | None, dummy: str | None, prompt_tokens: int, answer_token
     flop = costs.prefill_flop(prompt_tokens)
     results: dict[str, Any] = {
         "model": path.name if dummy is None else dummy, "dummy": dummy is not None,
-        "device": info.device, "tp": info.tp, "dtype": info.dtype, "threads": info.num_threads,
+        "device": info.device, "tp": info.tp, "pp": info.pp, "dtype": info.dtype,
+        "threads": info.num_threads,
         "parameters": info.num_parameters, "weights_bytes": info.weights_bytes, **start,
         "load_s": info.load_s, "read_ceiling_bytes_per_s": ceiling,
         "prefill": {
@@ -270,11 +273,16 @@ class _Costs:
         return tokens * a_token + a_pair * seen + 2 * shape.vocab_size * shape.hidden_size
 
     def step_bytes(self, prompt: int, answer: int, batch: int) -> float:
-        """Bytes that a rank reads in a decode step, the mean over the tokens after the first."""
+        """Bytes that a rank reads in a decode step, the mean over the tokens after the first.
+
+        Of several stages, which read one after the other, a rank of each.
+        """
         shape, info = self.shape, self.info
         item_bytes = 4 if info.dtype == "float32" else 2
-        # Of a table of its own only a row a token is looked up.
-        table = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
+        # Of a table that is no head as well only a row a token is looked up.
+        table = (
+            0 if shape.tied_embeddings and info.pp == 1 else shape.vocab_size * shape.hidden_size
+        )
         contexts = [self._seen(prompt + i) for i in range(1, answer)]
         kv_bytes = info.cache_bytes / info.cache_tokens * statistics.mean(contexts)
         unused = shape.num_experts - shape.experts_per_token  # where all tokens choose the same
@@ -328,8 +336,8 @@ def _table(results: dict[str, Any]) -> str:
 
 
 def _devices(results: dict[str, Any]) -> str:
-    tp, device = results["tp"], results["device"]
-    return device if tp == 1 else f"{tp} × {device}"
+    count, device = results["tp"] * results["pp"], results["device"]
+    return device if count == 1 else f"{count} × {device}"
 
 
 def _number(value: float | None, digits: int) -> str:

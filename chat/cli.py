@@ -142,6 +142,8 @@ _CHAT_OPTIONS = (
     _option("--device", default="auto", help="auto, cpu, cuda or cuda:N."),
     _option("--tp", type=RankCount(), default=1,
             help="Divide the model among so many GPUs; auto: the fewest that hold it."),
+    _option("--pp", type=click.IntRange(1), default=1, metavar="N",
+            help="Give the layers to N stages of --tp GPUs each, for GPUs with slow links."),
     _option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]),
             help="Compute in this; default: the weights' own."),
     _option("--threads", type=int, help="CPU threads."),

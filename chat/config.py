@@ -59,6 +59,7 @@ class ChatConfig:
     logprobs: int | None = None
     device: str = "auto"
     tp: NumRanks = 1
+    pp: int = 1
     dtype: str | None = None
     threads: int | None = None
     dummy: str | None = None
@@ -130,6 +131,7 @@ class ChatConfig:
             num_threads=self.threads,
             dummy=self.dummy,
             tp=self.tp,
+            pp=self.pp,
         )
 
     def system_text(self) -> str | None:

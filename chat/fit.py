@@ -1,5 +1,6 @@
 """How much memory a model needs, and how long a context fits into this machine's."""
 
+import itertools
 import shutil
 import subprocess
 from dataclasses import asdict, dataclass
@@ -69,27 +70,33 @@ def fits(model: "Model", places: list[Place]) -> list[dict[str, Any]]:
     ]
 
 
-def fits_divided(model: "Model", gpus: list[Place], tp: int | None = None) -> list[dict[str, Any]]:
+def fits_divided(
+    model: "Model", gpus: list[Place], tp: int | None = None, pp: int = 1
+) -> list[dict[str, Any]]:
     """For each number of ranks, or `tp` alone, what each GPU holds and what fits in this machine's.
 
-    The longest context is None where there are not so many GPUs, and 0 where they are too small.
-    Raises `UsageError` when the model cannot be divided into `tp`.
+    A row for each of `pp` stages. The longest context is None where there are not so many GPUs,
+    and 0 where they are too small. Raises `UsageError` when the model cannot be divided so.
     """
     config, sizes = model.config, {name: nbytes for name, (_, nbytes) in model.stored.items()}
     most = max(_MOST_RANKS, len(gpus))
-    choices = [n for n in tp_choices(config) if n <= most] if tp is None else [tp]
+    choices = [n for n in tp_choices(config) if n == 1 or n * pp <= most] if tp is None else [tp]
     roomiest = sorted(gpus, key=lambda place: -place.free_bytes)
     rows = []
-    for n in choices:
-        share = share_of(config, n, 0)  # of which no other rank has more
+    of_head = cache_bytes_per_token(model) // (config.num_kv_heads * config.num_layers)
+    for n, stage in itertools.product(choices, range(pp)):
+        share = share_of(config, n, 0, stage, pp)  # of which no other rank has more
         weights_bytes = share.weights_bytes(sizes)
-        per_token = cache_bytes_per_token(model) // config.num_kv_heads * share.local.num_kv_heads
+        per_token = of_head * share.local.num_kv_heads * share.local.num_layers
         fitting = None
-        if n <= len(gpus):
-            fitting = _longest(model, roomiest[n - 1], weights_bytes, per_token)
+        if n * pp <= len(gpus):
+            fitting = _longest(model, roomiest[n * pp - 1], weights_bytes, per_token)
         rows.append(
             {
                 "tp": n,
+                "pp": pp,
+                "stage": stage,
+                "layers": list(share.layers),
                 "weights_bytes": weights_bytes,
                 "cache_per_token_bytes": per_token,
                 "memory_at_context": _at_contexts(model, weights_bytes, per_token),

@@ -192,8 +192,10 @@ def list_models(as_json: bool) -> None:
 @click.command()
 @click.argument("name", default="", shell_complete=complete_models)
 @click.option("--tp", type=int, metavar="N", help="Memory of each of N GPUs; default: all choices.")
+@click.option("--pp", type=click.IntRange(1), default=1, metavar="N",
+              help="Memory of each GPU of N stages with some of the layers each.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def show(name: str, tp: int | None, as_json: bool) -> None:
+def show(name: str, tp: int | None, pp: int, as_json: bool) -> None:
     """Show what a model is: family, sizes, context, tokenizer, memory needed, where it fits."""
     from swiftchat.chat.fit import fits, fits_divided, places
     from swiftchat.tokenizer import Tokenizer
@@ -206,7 +208,7 @@ def show(name: str, tp: int | None, as_json: bool) -> None:
     facts = describe(model, Tokenizer.load(path))
     found = places()
     facts["fits"] = fits(model, found)
-    facts["each_of_several_gpus"] = fits_divided(model, found[1:], tp)
+    facts["each_of_several_gpus"] = fits_divided(model, found[1:], tp, pp)
     if as_json:
         print(json_module.dumps(facts, indent=2))
         return
@@ -295,13 +297,17 @@ def _at_contexts_text(rows: list[dict[str, int]]) -> str:
 
 
 def _divided_text(row: dict[str, Any]) -> str:
-    tokens = row["largest_context_tokens"]
+    tokens, count = row["largest_context_tokens"], row["tp"] * row["pp"]
     if tokens is None:
-        fit = f"needs {row['tp']} GPUs" if row["tp"] > 1 else "needs a GPU"
+        fit = f"needs {count} GPUs" if count > 1 else "needs a GPU"
     else:
         fit = f"up to {tokens:,} tokens here" if tokens else "too small here"
     needed = _at_contexts_text(row["memory_at_context"])
-    return f"--tp {row['tp']}: {size(row['weights_bytes'])} weights, {needed}; {fit}"
+    stage = ""
+    if row["pp"] > 1:
+        first, end = row["layers"]
+        stage = f" --pp {row['pp']}, layers {first} to {end - 1}"
+    return f"--tp {row['tp']}{stage}: {size(row['weights_bytes'])} weights, {needed}; {fit}"
 
 
 def _fit_text(row: dict[str, Any]) -> str:

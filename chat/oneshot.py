@@ -148,6 +148,7 @@ class OneShot:
             "quantization": None,
             "device": info.device,
             "tp": info.tp,
+            "pp": info.pp,
         }
 
     def _report(self, answer: Answer, info: EngineInfo, load_s: float,
@@ -213,11 +214,14 @@ def stats_line(answer: Answer, load_s: float) -> str:
 
 def memory_line(info: EngineInfo) -> str:
     """What the engine took, and what for, for people."""
-    devices, each = info.device, ""
-    if info.tp > 1:
-        devices, each = f"{info.tp} × {info.device}", " each"
+    count, weights, cache, each = info.tp * info.pp, info.weights_bytes, info.cache_bytes, ""
+    devices = f"{count} × {info.device}" if count > 1 else info.device
+    if info.pp > 1:  # stages differ
+        weights, cache, each = weights * info.tp, cache * info.tp, " in all"
+    elif info.tp > 1:
+        each = " each"
     return (
-        f"{devices}, {info.dtype} · weights {info.weights_bytes / 1e9:.2f} GB{each} · "
-        f"cache for {info.cache_tokens} tokens {info.cache_bytes / 1e9:.2f} GB{each} · "
+        f"{devices}, {info.dtype} · weights {weights / 1e9:.2f} GB{each} · "
+        f"cache for {info.cache_tokens} tokens {cache / 1e9:.2f} GB{each} · "
         f"context {info.ctx_size_tokens}"
     )

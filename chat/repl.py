@@ -75,8 +75,9 @@ class Repl:
     def run(self) -> int:
         """Read and answer until the user leaves; the exit code. Whatever ends it, all is saved."""
         if not self.config.quiet:
-            tp = "" if self.config.tp == 1 else f" · --tp {self.config.tp}"
-            say(f"swiftchat · {self.speaker.name}{tp} · /? for help, Ctrl-D to leave")
+            asked = {"tp": self.config.tp, "pp": self.config.pp}
+            gpus = "".join(f" · --{name} {count}" for name, count in asked.items() if count != 1)
+            say(f"swiftchat · {self.speaker.name}{gpus} · /? for help, Ctrl-D to leave")
             self._hints.show("start")
             for name in self.config.file if self.attached else ():
                 say(f"{name} goes before the first message")

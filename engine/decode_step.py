@@ -139,6 +139,7 @@ class DecodeStep:
             self._fused(n, logits)
         else:
             own = self._decoder.run(self._plan(n), self._cache)
+            assert own is not None  # there is one stage
             logits.copy_(self._decoder.ranks.gather(own, logits.shape[1]))
         penalties(gpu, logits, lanes.counts[:n], lanes.repeat_penalty[:n],
                   lanes.presence_penalty[:n], lanes.frequency_penalty[:n])  # fmt: skip

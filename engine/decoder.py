@@ -11,8 +11,9 @@ from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.mixture import Expert, Experts, mixture
 from swiftchat.engine.norms import norm_widths_
-from swiftchat.engine.quantised import Weight, tensors_of
+from swiftchat.engine.quantised import Weight, plain, tensors_of
 from swiftchat.engine.ranks import Alone, Ranks
+from swiftchat.engine.stages import OneStage, Stages
 from swiftchat.weights.config import ModelConfig
 
 
@@ -57,6 +58,9 @@ class LayerWeights:
 class DecoderWeights:
     """`embed` and `lm_head` are [vocab_size, hidden_size]; the same tensor when tied.
 
+    Of several stages each has its own layers, and what comes before or after all of them is empty
+    or None where another has it.
+
     `positions` [positions, hidden_size] are added to the embeddings. `project_in` and
     `project_out` stand between embeddings of another width and the layers.
     """
@@ -72,6 +76,12 @@ class DecoderWeights:
     final_norm_bias: Tensor | None = None
     project_out: Tensor | None = None
     lm_head_bias: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What branches compute in."""
+        # A stage without an embedding has no packed matrices: see `Model.checkpoint`.
+        return self.embed.dtype if len(self.embed) else plain(self.layers[0].qkv).dtype
 
 
 class Ops(Protocol):
@@ -123,35 +133,56 @@ class Ops(Protocol):
 class Decoder:
     """A model ready to run: configuration, weights, and the operations of its device.
 
-    One of several `ranks` has the configuration and weights of its share of the model.
+    One of several `ranks`, or a rank of one of several `stages`, has the configuration and
+    weights of its share of the model.
     """
 
     def __init__(
-        self, config: ModelConfig, weights: DecoderWeights, ops: Ops, ranks: Ranks | None = None
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        ops: Ops,
+        ranks: Ranks | None = None,
+        stages: Stages | None = None,
     ) -> None:
         self.config = config
         self.weights = weights
         self.ops = ops
         self.ranks: Ranks = Alone() if ranks is None else ranks
+        self.stages: Stages = OneStage() if stages is None else stages
         # Models are trained with the factor in the dtype of their weights.
-        factor = torch.tensor(config.embedding_scale, dtype=weights.embed.dtype)
+        factor = torch.tensor(config.embedding_scale, dtype=weights.dtype)
         self.embedding_scale = float(factor)
 
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor | None:
         """Compute the batch, write its keys and values to the cache, and return the logits.
 
-        fp32 [len(batch.wanted), vocab_size]; only the tokens of `batch.logit_rows` have any.
+        fp32 [len(batch.wanted), vocab_size]; only the tokens of `batch.logit_rows` have any. Of
+        several stages the last has them, and the others None.
         """
         logits = self.run(self.ops.plan(batch, cache), cache)
-        return self.ranks.gather(logits, self.config.vocab_size)
+        return None if logits is None else self.ranks.gather(logits, self.config.vocab_size)
 
-    def run(self, plan: Any, cache: KVCache) -> Tensor:
+    def run(self, plan: Any, cache: KVCache) -> Tensor | None:
         """`forward` for a batch that is on the device already; the logits of this rank only."""
-        weights, ops = self.weights, self.ops
         # The residual stream stays in fp32: single channels of it reach 25,000 in small models,
         # where bf16 counts in steps of 128.
-        x = self._embedded(plan)
-        delta = None
+        if self.stages.is_first:
+            x = self._embedded(plan)
+        else:
+            x = self.stages.receive(len(plan.ids), self.config.hidden_size)
+        normed = self._through_layers(plan, x, cache)
+        if self.stages.is_last:
+            return self._logits(self.ops.last_rows(plan, normed))
+        self.stages.send(x)
+        return None
+
+    def _through_layers(self, plan: Any, x: Tensor, cache: KVCache) -> Tensor:
+        """Add this stage's layers to the stream x in place; return its last norm, if there is one.
+
+        The norm after the last branch of a "post" model is at the end of every stage.
+        """
+        weights, delta = self.weights, None
         for i, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
             normed = self._normed(x, delta, layer.attn_norm, layer.attn_norm_bias)
             if self.config.parallel_residual:
@@ -166,9 +197,7 @@ class Decoder:
             delta = self._to_add(x, out, layer.attn_out_norm)
             normed = self._normed(x, delta, layer.mlp_norm, layer.mlp_norm_bias)
             delta = self._to_add(x, self._ffn(layer, normed), layer.mlp_out_norm)
-        rows = ops.last_rows(plan, self._normed(x, delta, weights.final_norm,
-                                                weights.final_norm_bias))  # fmt: skip
-        return self._logits(rows)
+        return self._normed(x, delta, weights.final_norm, weights.final_norm_bias)
 
     def _embedded(self, plan: Any) -> Tensor:
         """The residual stream before the first layer."""
@@ -191,7 +220,7 @@ class Decoder:
         if weight is None:
             if delta is not None:
                 x += delta
-            return x.to(self.weights.embed.dtype)
+            return x.to(self.weights.dtype)
         normed = self.ops.norm_(x, delta, weight, bias)
         if self.config.norm_order in ("post", "stream"):
             x.copy_(normed)

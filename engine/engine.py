@@ -23,14 +23,15 @@ from swiftchat.engine.gpu_ranks import GpuRanks
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.lanes import Lanes
 from swiftchat.engine.loader import load_weights, resident_estimate
-from swiftchat.engine.memory import plan_share
+from swiftchat.engine.memory import CachePlan, plan_share
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Event, Finished, Likelihood, Prefill, Tokens
 from swiftchat.engine.ranks import Alone, Ranks
 from swiftchat.engine.sampler import likelihood, not_finite, sample
 from swiftchat.engine.scheduler import Row, Scheduler, Sequence
+from swiftchat.engine.stages import OneStage, Stages
 from swiftchat.engine.torch_ops import TorchOps
-from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
+from swiftchat.errors import BadModelFile, ContextOverflow, SwiftchatError, UsageError
 from swiftchat.weights.dummy import dummy_config
 from swiftchat.weights.families import expected_tensors
 from swiftchat.weights.model import Model
@@ -56,8 +57,8 @@ class Engine:
 
     `add` queues a prompt, each `step` computes one batch and returns what came of it, `cancel`
     ends a generation between steps. Not thread-safe: one loop owns it. Compiled kernels are kept
-    in the folder `cubins`, if one is given. One of several `ranks` has a share of the model and
-    makes the same calls as the others (`engine.lockstep`).
+    in the folder `cubins`, if one is given. One of several `ranks`, or of several `stages`, has a
+    share of the model and makes the same calls as the others (`engine.lockstep`).
     """
 
     def __init__(
@@ -67,30 +68,34 @@ class Engine:
         on_progress: Progress = lambda *_: None,
         cubins: Path | None = None,
         ranks: Ranks | None = None,
+        stages: Stages | None = None,
     ) -> None:
         started = time.perf_counter()
         self._ranks = ranks = ranks or Alone()
-        device = find_device(config.device, ranks.rank)
+        self._stages = stages = stages or OneStage()
+        num_ranks = stages.size * ranks.size
+        device = find_device(config.device, stages.stage * ranks.size + ranks.rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # for streams, events and pinned memory
-        if config.num_threads is not None or ranks.size > 1:
+        if config.num_threads is not None or num_ranks > 1:
             torch.set_num_threads(
-                config.num_threads or max(1, torch.get_num_threads() // ranks.size)
+                config.num_threads or max(1, torch.get_num_threads() // num_ranks)
             )
         model = None if config.dummy else Model.open(path)
         whole = model.config if model else dummy_config(config.dummy or "")
-        share = share_of(whole, ranks.size, ranks.rank)
+        share = share_of(whole, ranks.size, ranks.rank, stages.stage, stages.size)
         shape = share.local
         checkpoint = model.checkpoint(share) if model else None
         dtype: torch.dtype = getattr(torch, config.dtype or shape.dtype)
         gpu = find_kernels(device, config, shape, dtype, cubins)
         chunk_tokens = config.chunk_tokens or (512 if gpu is None else 4096)
         plan = plan_share(
-            config, share, dtype, chunk_tokens if gpu else None,
-            ranks.least(available_bytes(device, ranks.size)),
+            config, share, dtype, chunk_tokens if gpu else None, available_bytes(device, num_ranks),
             resident_estimate(whole, checkpoint, dtype)
             if checkpoint and checkpoint.packed else None,
         )  # fmt: skip
+        # What fits differs: all take what fits everywhere.
+        plan = CachePlan(self._least(plan.num_blocks), self._least(plan.ctx_size_tokens))
         if checkpoint:
             weights = load_weights(
                 whole, checkpoint, dtype, device,
@@ -110,9 +115,9 @@ class Engine:
             ops = TorchOps(shape, plan.ctx_size_tokens, device, share)
         else:
             ops = CudaOps(gpu, share, plan.ctx_size_tokens, config.max_num_seqs)
-            if isinstance(ranks, GpuRanks):
+            if isinstance(ranks, GpuRanks) and stages.size == 1:
                 ranks.open_inboxes(gpu, whole)
-        self.decoder = Decoder(shape, weights, ops, ranks)
+        self.decoder = Decoder(shape, weights, ops, ranks, stages)
         self.cache = KVCache(shape, plan.num_blocks, config.block_size, dtype, device,
                              heads_first=ops.heads_first)  # fmt: skip
         self._ahead: DecodeAhead | None = None
@@ -127,32 +132,50 @@ class Engine:
             device=device_name(device) + ("" if gpu or device.type == "cpu" else ", torch only"),
             dtype=str(dtype).removeprefix("torch."),
             num_parameters=sum(math.prod(s) for s in expected_tensors(whole).values()),
-            weights_bytes=resident_bytes(weights),
+            weights_bytes=sum(stages.each(resident_bytes(weights))),
             cache_tokens=plan.num_blocks * config.block_size,
-            cache_bytes=self.cache.num_bytes,
+            cache_bytes=sum(stages.each(self.cache.num_bytes)),
             ctx_size_tokens=plan.ctx_size_tokens,
             num_threads=torch.get_num_threads(),
             load_s=time.perf_counter() - started,
             tp=ranks.size,
+            pp=stages.size,
         )
 
+    def _least(self, number: int) -> int:
+        """The least of all ranks' numbers."""
+        return min(self._stages.each(self._ranks.least(number)))
+
     @torch.inference_mode()
-    def _prepare(self, ops: CudaOps, on_progress: Progress) -> DecodeAhead:
-        """Compile what a single conversation needs, on all cores, and capture its decode step."""
+    def _prepare(self, ops: CudaOps, on_progress: Progress) -> DecodeAhead | None:
+        """Compile what a single conversation needs, on all cores, and capture its decode step.
+
+        None where there are several stages, which decode as they read prompts.
+        """
         config = self.config
         max_blocks = -(-self.ctx_size_tokens // config.block_size)
-        lanes = Lanes(ops.gpu, min(config.max_num_seqs, SIZES[-1]), max_blocks,
-                      config.block_size, self.vocab_size)  # fmt: skip
-        step = DecodeStep(self.decoder, ops, self.cache, lanes)
-        prompt = Sequence(0, [0] * 32, SamplingParams())
-        prompt.block_table = [0] * -(-32 // config.block_size)
-        batch = Batch.pack([Row(prompt, 32)], config.block_size)
+        step: DecodeStep | None = None
+        if self._stages.size == 1:
+            lanes = Lanes(ops.gpu, min(config.max_num_seqs, SIZES[-1]), max_blocks,
+                          config.block_size, self.vocab_size)  # fmt: skip
+            step = DecodeStep(self.decoder, ops, self.cache, lanes)
         with ops.gpu.collecting() as specs:
-            step.run(1)
-            self.decoder.forward(batch, self.cache)
+            if step is None:
+                self.decoder.forward(self._rehearsal(1), self.cache)
+            else:
+                step.run(1)
+            self.decoder.forward(self._rehearsal(32), self.cache)
         ops.gpu.compile(specs, lambda done, total: on_progress("compiling kernels", done, total))
+        if step is None:
+            return None
         step.prepare(1)
         return DecodeAhead(step, self.scheduler, self.ctx_size_tokens)
+
+    def _rehearsal(self, num_tokens: int) -> Batch:
+        """A prompt in the first blocks, which nobody has yet."""
+        prompt = Sequence(0, [0] * num_tokens, SamplingParams())
+        prompt.block_table = [0] * -(-num_tokens // self.config.block_size)
+        return Batch.pack([Row(prompt, num_tokens)], self.config.block_size)
 
     @property
     def has_work(self) -> bool:
@@ -230,8 +253,10 @@ class Engine:
             self.scheduler.advance(row)
             if not reaches_end:
                 outcomes.append(self._prefill_progress(row))
-        for row, row_logits in zip(batch.wanted, logits, strict=True):
-            outcomes += self._choose(self._generations[row.sequence.id], row_logits)
+        tokens = self._draw(batch.wanted, logits)
+        for i, (row, token) in enumerate(zip(batch.wanted, tokens, strict=True)):
+            row_logits = None if logits is None else logits[i]
+            outcomes += self._take(self._generations[row.sequence.id], token, row_logits)
         return outcomes
 
     def _land(self, ahead: DecodeAhead) -> list[Outcome]:
@@ -240,11 +265,7 @@ class Engine:
         for sequence, token in ahead.land():
             self._num_computed += 1
             self.scheduler.advance(Row(sequence, 1))
-            generation = self._generations[sequence.id]
-            if token < 0:
-                outcomes.append(self._fail(generation, not_finite()))
-            else:
-                outcomes += self._extend(generation, token)
+            outcomes += self._take(self._generations[sequence.id], token)
         return outcomes
 
     def stats(self, measure: bool = False) -> dict[str, Any]:
@@ -276,19 +297,36 @@ class Engine:
         sequence = row.sequence
         return sequence.id, Prefill(sequence.num_computed, len(sequence.tokens))
 
-    def _choose(self, generation: _Generation, logits: torch.Tensor) -> list[Outcome]:
-        sequence, params = generation.sequence, generation.sequence.params
+    def _draw(self, rows: list[Row], logits: torch.Tensor | None) -> list[int]:
+        """The next token of every row, the same on all ranks; -1: its logits are not finite.
+
+        Only the last stage has logits. Where no row wants a token, nobody waits for it.
+        """
+        if not rows:
+            return []
+        tokens = [-1] * len(rows) if logits is None else list(map(self._draw_one, rows, logits))
+        agreed: list[int] = self._stages.of_last(torch.tensor(tokens)).tolist()
+        return agreed
+
+    def _draw_one(self, row: Row, logits: torch.Tensor) -> int:
+        sequence, seed = row.sequence, self._generations[row.sequence.id].seed
         try:
-            token = sample(
-                logits, sequence.tokens, sequence.num_prompt, params, generation.seed
-            )  # fmt: skip
-        except SwiftchatError as error:
-            return [self._fail(generation, error)]
-        # Among ranks rank 0's: not every operator of torch gives the same bits on every GPU.
-        token = self._ranks.first(token)
-        asked = params.logprobs
-        likelihoods = [] if asked is None else [likelihood(logits, token, asked)]
-        return self._extend(generation, token, likelihoods)
+            token = sample(logits, sequence.tokens, sequence.num_prompt, sequence.params, seed)
+        except BadModelFile:
+            return -1
+        # Among ranks the first's: not every operator of torch gives the same bits on every GPU.
+        return self._ranks.first(token)
+
+    def _take(self, generation: _Generation, token: int,
+              logits: torch.Tensor | None = None) -> list[Outcome]:  # fmt: skip
+        """What comes of a token that was drawn, from these logits if this stage has them."""
+        if token < 0:
+            return [self._fail(generation, not_finite())]
+        asked = generation.sequence.params.logprobs
+        if asked is None:
+            return self._extend(generation, token)
+        row = self._stages.of_last(torch.empty(self.vocab_size) if logits is None else logits)
+        return self._extend(generation, token, [likelihood(row, token, asked)])
 
     def _fail(self, generation: _Generation, error: SwiftchatError) -> Outcome:
         self.scheduler.remove(generation.sequence)

@@ -57,9 +57,9 @@ class Follower:
 
         message = self._commands.get()
         config = EngineConfig.from_wire(message["config"])
-        ranks = connect(config, message["meeting"], self._rank)
+        met = connect(config, message["meeting"], self._rank)
         cubins = Path(message["cubins"]) if message["cubins"] else None
-        return Repeater(Path(message["path"]), config, self._progress, cubins, ranks)
+        return Repeater(Path(message["path"]), config, self._progress, cubins, *met)
 
     def _complain(self, error: SwiftchatError) -> None:
         """Tell it, and stay: where several fail, rank 0 shall tell the cause from what follows."""

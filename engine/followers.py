@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -45,7 +44,7 @@ class Followers:
     def __init__(self, size: int, on_loss: Callable[[SwiftchatError], None],
                  on_progress: OnProgress) -> None:  # fmt: skip
         if not hasattr(os, "memfd_create"):
-            raise DeviceError("several ranks need Linux", "leave --tp out")
+            raise DeviceError("several ranks need Linux", "leave --tp and --pp out")
         self.meeting = os.memfd_create("swiftchat-ranks", 0)
         self._on_loss, self._slowest = on_loss, Slowest(on_progress, size)
         self._ranks = [_Follower(rank, self.meeting) for rank in range(1, size)]
@@ -123,7 +122,9 @@ class _Follower:
         self.silent_s, self.is_ready = 0.0, False
         self.complaint: SwiftchatError | None = None
         self._stopped_s = self._complaining_s = 0.0
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (as long as this process)
+        # Not in a temporary file: `tempfile` tries out folders first, by files with names, and this
+        # process may be ended in between.
+        self._output: IO[bytes] = os.fdopen(os.memfd_create("swiftchat-rank-output"), "w+b")
         ours, theirs = socket.socketpair()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "swiftchat.engine.follower", str(theirs.fileno()),

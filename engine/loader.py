@@ -243,7 +243,7 @@ def assemble(share: Share, place: Place) -> DecoderWeights:
             experts=experts(i) if "router" in layer_tensors(config, i) else None,
         )
 
-    layers = [layer_weights(i) for i in range(config.num_layers)]
+    layers = [layer_weights(i) for i in range(*share.layers)]
     embed = placed("embed")
     return DecoderWeights(
         embed=embed,

@@ -25,7 +25,8 @@ from swiftchat.engine.gpu_ranks import GpuRanks
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import Message, Tokens
 from swiftchat.engine.rank_count import require_gpus
-from swiftchat.engine.ranks import GlooRanks, Ranks
+from swiftchat.engine.ranks import Alone, GlooRanks, Ranks
+from swiftchat.engine.stages import GlooStages, GpuStages, OneStage, Stages
 from swiftchat.errors import DeviceError, SwiftchatError
 
 __all__ = ["LockstepEngine", "Repeater", "connect"]
@@ -33,8 +34,8 @@ __all__ = ["LockstepEngine", "Repeater", "connect"]
 _LOAD_S = 300.0  # that ranks may come one after the other to where they wait for all
 
 
-def connect(config: EngineConfig, meeting: int, rank: int) -> Ranks:
-    """Meet the other ranks, on this machine and without an open port.
+def connect(config: EngineConfig, meeting: int, rank: int) -> tuple[Ranks, Stages]:
+    """Meet the other ranks, on this machine and without an open port: of this stage, and of others.
 
     That is in the file with the descriptor `meeting`, inherited from rank 0, which is in no
     folder: it is gone when all ranks are, whatever ended them. It stays open: NCCL's own threads
@@ -43,24 +44,34 @@ def connect(config: EngineConfig, meeting: int, rank: int) -> Ranks:
     assert config.tp != "auto"  # `num_ranks` comes before
     device = find_device(config.device, rank)
     stores: Any = dist  # whose stubs do not have them
-    store = stores.FileStore(f"/proc/self/fd/{meeting}", config.tp)
-    ranks: Ranks
+    store = stores.FileStore(f"/proc/self/fd/{meeting}", config.tp * config.pp)
+    stage, number = divmod(rank, config.tp)
+    of_stage = stores.PrefixStore(f"stage {stage}", store)
+    of_number = stores.PrefixStore(f"number {number}", store)
+    ranks: Ranks = Alone()
+    stages: Stages = OneStage()
     if device.type == "cpu":
-        ranks = GlooRanks(store, rank, config.tp, _LOAD_S)
+        if config.tp > 1:
+            ranks = GlooRanks(of_stage, number, config.tp, _LOAD_S)
+        if config.pp > 1:
+            stages = GlooStages(of_number, stage, config.pp, _LOAD_S)
     else:
         # NVLink multicast stays off, and what NCCL listens on is this machine's alone.
         os.environ.update(NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="lo")
-        ranks = GpuRanks(store, rank, config.tp, device, _LOAD_S)
-    ranks.least(0)  # all are here
-    return ranks
+        if config.tp > 1:
+            ranks = GpuRanks(of_stage, number, config.tp, device, _LOAD_S)
+        if config.pp > 1:
+            stages = GpuStages(of_number, stage, config.pp, device, _LOAD_S)
+    stages.each(ranks.least(0))  # all are here
+    return ranks, stages
 
 
 class Repeater:
     """A rank's engine, and what came of it so far, to be compared with the other ranks'."""
 
     def __init__(self, path: Path, config: EngineConfig, on_progress: Progress,
-                 cubins: Path | None, ranks: Ranks) -> None:  # fmt: skip
-        self.engine = Engine(path, config, on_progress, cubins, ranks)
+                 cubins: Path | None, ranks: Ranks, stages: Stages) -> None:  # fmt: skip
+        self.engine = Engine(path, config, on_progress, cubins, ranks, stages)
         self.digest = 0
 
     def repeat(self, call: Message) -> list[Outcome]:
@@ -111,9 +122,9 @@ class LockstepEngine:
                     "cubins": str(cubins) if cubins else None,
                 }
             )
-            ranks = connect(config, followers.meeting, 0)
+            met = connect(config, followers.meeting, 0)
             report = functools.partial(followers.report, 0)
-            self._repeater = Repeater(path, config, report, cubins, ranks)
+            self._repeater = Repeater(path, config, report, cubins, *met)
             followers.wait_ready()
         self.info = self._repeater.engine.info
 

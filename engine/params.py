@@ -23,7 +23,8 @@ class EngineConfig:
     512, or 4096 with our kernels). `kernels` false runs torch's operators on a GPU, too.
     `dummy`, a name or a config.json, asks for random weights in that shape; the model's path
     is not looked at then. `tp` ranks compute the model together, each on a GPU of its own from
-    `device` on (tensor parallelism); `auto` is the fewest whose memory holds it.
+    `device` on (tensor parallelism); `auto` is the fewest whose memory holds it. With `pp` above 1
+    there are as many stages of `tp` ranks, and each has some of the layers (pipeline parallelism).
     """
 
     device: str = "auto"
@@ -37,6 +38,7 @@ class EngineConfig:
     dummy: str | None = None
     kernels: bool = True
     tp: NumRanks = 1
+    pp: int = 1
 
     def __post_init__(self) -> None:
         if self.device.partition(":")[0] not in DEVICES:
@@ -51,7 +53,7 @@ class EngineConfig:
                 raise UsageError(f"{name} must be at least 1, not {value}")
         if self.tp != "auto" and self.tp < 1:
             raise UsageError(f"tp must be at least 1 or auto, not {self.tp}")
-        for name in ("block_size", "max_num_seqs"):
+        for name in ("block_size", "max_num_seqs", "pp"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
 

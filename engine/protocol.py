@@ -49,7 +49,8 @@ def error_from(message: Message) -> SwiftchatError:
 class EngineInfo:
     """What the worker loaded and how: told once, when it is ready.
 
-    `load_s` counts from the `load` message to readiness, without starting Python and torch.
+    `load_s` counts from the `load` message to readiness, without starting Python and torch. Of
+    several ranks, the bytes are those of one of each stage, all `pp` stages together.
     """
 
     device: str
@@ -62,6 +63,7 @@ class EngineInfo:
     num_threads: int
     load_s: float
     tp: int = 1
+    pp: int = 1
 
     def to_wire(self) -> Message:
         return {"type": "ready", "info": asdict(self)}

@@ -1,4 +1,4 @@
-"""How many ranks compute a model, known before any of them is started."""
+"""How many ranks compute a model or a stage of it, known before any of them is started."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,18 +20,16 @@ _CHUNK_TOKENS = 4096  # the engine's with kernels, which take the most memory
 
 
 def num_ranks(config: EngineConfig, path: Path) -> int:
-    """How many ranks are asked for, if the model can be divided so; without torch.
+    """How many ranks each stage is asked to have, if the model can be divided so; without torch.
 
     Raises `UsageError` where it cannot. For `auto` torch is needed after all, and `OutOfMemory`
     raised where all GPUs together are too small.
     """
-    if config.tp == 1:
+    if config.tp == config.pp == 1:
         return 1
     shape = dummy_config(config.dummy) if config.dummy else Model.open(path).config
-    if config.tp == "auto":
-        return _fewest(config, shape)
-    share_of(shape, config.tp, 0)
-    return config.tp
+    share_of(shape, 1 if config.tp == "auto" else config.tp, 0, num_stages=config.pp)
+    return _fewest(config, shape) if config.tp == "auto" else config.tp
 
 
 def require_gpus(config: EngineConfig) -> None:
@@ -42,12 +40,15 @@ def require_gpus(config: EngineConfig) -> None:
 
     first = find_device(config.device)
     assert config.tp != "auto"  # `num_ranks` comes before
-    if first.type == "cuda" and config.tp > _num_gpus(first):
+    needed, here = config.tp * config.pp, _num_gpus(first) if first.type == "cuda" else 0
+    if first.type == "cuda" and needed > here:
+        stages = f" --pp {config.pp}" if config.pp > 1 else ""
         found = f"{torch.cuda.device_count()} found"
         raise DeviceError(
-            f"--tp {config.tp} needs {config.tp} GPUs from {first} on: {found}",
-            f"use --tp {_num_gpus(first)} or less, or --tp auto",
-        )
+            f"--tp {config.tp}{stages} needs {needed} GPUs from {first} on: {found}",
+            f"use --tp {max(1, here // config.pp)} or less, or --tp auto"
+            if here >= config.pp else f"use --pp {here} or less",
+        )  # fmt: skip
 
 
 def _num_gpus(first: "torch.device") -> int:
@@ -67,19 +68,23 @@ def _fewest(config: EngineConfig, shape: ModelConfig) -> int:
     first = find_device(config.device)
     if first.type == "cpu":
         return 1
+    require_gpus(replace(config, tp=1))
     dtype: torch.dtype = getattr(torch, config.dtype or shape.dtype)
     context = config.ctx_size_tokens or min(_CONTEXT_TOKENS, shape.max_context_tokens)
     asked, start = replace(config, ctx_size_tokens=context), first.index or 0
     free_bytes: list[int] = []
-    for n in (n for n in tp_choices(shape) if n <= _num_gpus(first)):
+    most = _num_gpus(first) // config.pp
+    for n in (n for n in tp_choices(shape) if n <= most):
         # Not of more GPUs than needed: asking one takes some of its memory.
-        indices = range(start + len(free_bytes), start + n)
+        indices = range(start + len(free_bytes), start + n * config.pp)
         free_bytes += [available_bytes(torch.device("cuda", index)) for index in indices]
-        share, chunk_tokens = share_of(shape, n, 0), config.chunk_tokens or _CHUNK_TOKENS
+        shares = [share_of(shape, n, 0, stage, config.pp) for stage in range(config.pp)]
+        chunk_tokens = config.chunk_tokens or _CHUNK_TOKENS
         try:
-            plan_share(asked, share, dtype, chunk_tokens, min(free_bytes))
+            for share in shares:
+                plan_share(asked, share, dtype, chunk_tokens, min(free_bytes))
         except OutOfMemory as error:
-            refusal = OutOfMemory(f"on {n} GPUs: {error.message}", error.hint)
+            refusal = OutOfMemory(f"on {n * config.pp} GPUs: {error.message}", error.hint)
         else:
             return n
     raise refusal

@@ -93,16 +93,34 @@ class GlooRanks:
         return torch.cat(parts, 1)[:, :width]
 
     def first(self, number: int) -> int:
-        told = torch.tensor([number])
-        with _lost_sight():
-            self._group.broadcast([told]).wait()
-        return int(told)
+        return int(self.broadcast(torch.tensor([number]), 0))
 
     def least(self, number: int) -> int:
-        return min(int.from_bytes(n, "big", signed=True) for n in self.exchange(_bytes_of(number)))
+        return min(self.each(number))
 
     def close(self) -> None:
         self._group.abort()
+
+    def broadcast(self, x: Tensor, source: int) -> Tensor:
+        """The x of rank `source`; everybody's own is overwritten with it."""
+        with _lost_sight():
+            self._group.broadcast(x, source).wait()
+        return x
+
+    def send(self, x: Tensor, to: int) -> None:
+        """Send x to a rank, and wait until that one receives it."""
+        with _lost_sight():
+            self._group.send([x], to, 0).wait()
+
+    def receive(self, x: Tensor, source: int) -> Tensor:
+        """x, overwritten with what rank `source` sends, which has to be of its shape."""
+        with _lost_sight():
+            self._group.recv([x], source, 0).wait()
+        return x
+
+    def each(self, number: int) -> list[int]:
+        """Every rank's number, in the order of the ranks."""
+        return [int.from_bytes(n, "big", signed=True) for n in self.exchange(_bytes_of(number))]
 
     def exchange(self, mine: bytes) -> list[bytes]:
         """Every rank's bytes, equally many, in the order of the ranks."""

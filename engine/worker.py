@@ -62,16 +62,16 @@ class Worker:
         self._progress("starting the engine", 0, 1)
         path, asked = Path(command["path"]), EngineConfig.from_wire(command["config"])
         tp = num_ranks(asked, path)
-        config = replace(asked, tp=tp)
-        if tp > 1:  # they import torch while this process does
-            followers = Followers(tp, self._give_up, self._progress)
+        config, size = replace(asked, tp=tp), tp * asked.pp
+        if size > 1:  # they import torch while this process does
+            followers = Followers(size, self._give_up, self._progress)
         # Here, not at the top: importing torch takes a second that the terminal can show.
         from swiftchat.engine.engine import Engine
         from swiftchat.engine.lockstep import LockstepEngine
 
         cubins = platformdirs.user_cache_path("swiftchat") / "cubins"
         self._engine: Engine | LockstepEngine
-        if tp == 1:
+        if size == 1:
             self._engine = Engine(path, config, self._progress, cubins)
         else:
             self._engine = LockstepEngine(path, config, cubins, followers)

@@ -214,6 +214,21 @@ def test_show_tells_what_each_of_several_gpus_holds(tmp_path: Path) -> None:
     assert fact_text("each_of_several_gpus", [row]).endswith("needs 2 GPUs")
 
 
+def test_show_tells_what_each_stage_holds(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")  # of two layers, with a head of its own
+    (whole,) = fit.fits_divided(Model.open(folder), [], tp=1)
+    rows = json.loads(run("show", str(folder), "--tp", "1", "--pp", "2", "--json").stdout)
+    first, last = rows["each_of_several_gpus"]
+    assert (first["layers"], last["layers"]) == ([0, 1], [1, 2])
+    assert first["weights_bytes"] + last["weights_bytes"] == whole["weights_bytes"]
+    assert first["weights_bytes"] > whole["weights_bytes"] // 3 < last["weights_bytes"]
+    assert first["cache_per_token_bytes"] * 2 == whole["cache_per_token_bytes"]
+    text = run("show", str(folder), "--tp", "1", "--pp", "2").stdout.decode()
+    assert "--tp 1 --pp 2, layers 1 to 1: " in text and text.count("needs 2 GPUs") == 2
+    refused = run("show", str(folder), "--pp", "3")
+    assert refused.returncode == 2 and b"more than this model's 2 layers" in refused.stderr
+
+
 def test_show_of_files_cut_beforehand(tmp_path: Path) -> None:
     folder, cut = make_model(tmp_path / "model"), tmp_path / "cut"
     assert run("convert", str(folder), str(cut), "--tp", "2").returncode == 0

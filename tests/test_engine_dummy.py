@@ -111,3 +111,17 @@ def test_ranks_have_together_what_one_has() -> None:
         assert two.o_bias is None and torch.equal(one.o_bias, both.o_bias)
         assert torch.equal(two.attn_norm, both.attn_norm)
         assert two.qkv_bias.shape == (both.qkv_bias.shape[0] // 2,)
+
+
+def test_stages_have_together_what_one_has() -> None:
+    config = small("llama-3.2-1b")  # two layers, tied
+    whole = dummy_weights(config, torch.float32, CPU)
+    first, last = (
+        dummy_weights(config, torch.float32, CPU, share=share_of(config, 1, 0, stage, 2))
+        for stage in range(2)
+    )
+    layers = [*first.layers, *last.layers]
+    assert len(first.layers) == len(last.layers) == 1
+    assert all(torch.equal(a.qkv, b.qkv) for a, b in zip(layers, whole.layers, strict=True))
+    assert torch.equal(first.embed, whole.embed) and torch.equal(last.lm_head, whole.lm_head)
+    assert first.final_norm is None and torch.equal(last.final_norm, whole.final_norm)

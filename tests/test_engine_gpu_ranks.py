@@ -36,3 +36,23 @@ def test_ids_equal_one_cpus(
                           chunk_tokens=16, tp=tp)  # fmt: skip
     with EngineClient(config, tmp_path) as client:
         assert_as_one(client, tmp_path, 64)
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp"),
+    [
+        pytest.param(1, 2, marks=pytest.mark.gpus(2)),
+        pytest.param(1, 3, marks=pytest.mark.gpus(3)),
+        pytest.param(2, 2, marks=pytest.mark.gpus(4)),
+    ],
+)
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "mixtral"])
+def test_ids_of_stages_equal_one_cpus(
+    name: str, tp: int, pp: int, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    tiny.make(name, tmp_path, **WIDE)
+    config = EngineConfig(device="cuda", dtype="float32", block_size=tiny.BLOCK_SIZE,
+                          chunk_tokens=16, tp=tp, pp=pp)  # fmt: skip
+    with EngineClient(config, tmp_path) as client:
+        assert_as_one(client, tmp_path, 64)

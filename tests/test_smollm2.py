@@ -161,3 +161,15 @@ def test_three_processes_say_what_one_does(
         config = EngineConfig(device="cpu", tp=3, ctx_size_tokens=256)
         with EngineClient(config, path) as client:
             assert answers(client, list(prompts.values()), params) == list(expected.values())
+
+
+@pytest.mark.timeout(120)
+def test_two_stages_say_what_one_does(
+    smollm2_f32: Path, engine: Engine, tokenizer: Tokenizer
+) -> None:
+    prompts = {1: tokenizer.apply_template(CHATS[0]), 2: tokenizer.apply_template(CHATS[3])}
+    params = SamplingParams(temperature=0, max_tokens=16)
+    expected, _ = tiny.run(engine, prompts, params)
+    config = EngineConfig(device="cpu", pp=2, ctx_size_tokens=256, chunk_tokens=16)
+    with EngineClient(config, smollm2_f32) as client:
+        assert answers(client, list(prompts.values()), params) == list(expected.values())

@@ -20,7 +20,7 @@ from swiftchat.weights.packed import PackedTensor
 from swiftchat.weights.quantised import plain_tensors, select
 from swiftchat.weights.rank_files import other_ranks, rank_file, read_rank_file, sliced_for
 from swiftchat.weights.safetensors_file import TensorInfo, read_header, refuse_strangers
-from swiftchat.weights.tensor_parallel import Share
+from swiftchat.weights.tensor_parallel import Share, share_of
 from swiftchat.weights.torch_file import read_tensors
 from swiftchat.weights.weight_files import INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE
 
@@ -72,7 +72,8 @@ class Checkpoint:
             if share is None or share.size != size:
                 raise other_ranks(path, size, share)
             file = _inside(directory, rank_file(share.rank, size))
-            return cls(path, read_rank_file(file, share), share)
+            # It has the layers of all stages, whichever this is.
+            return cls(path, read_rank_file(file, share), share_of(share.config, size, share.rank))
         except OSError as error:
             raise FileSystemError(f"cannot read {path}: {error.strerror or error}") from error
 

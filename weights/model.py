@@ -65,10 +65,10 @@ class Model:
 
         `share` says which rank wants them; `UsageError` when they are cut for other ranks.
         """
-        if self.quantised is not None and share is not None and share.size > 1:
+        if self.quantised is not None and share is not None and not share.is_whole:
             raise UsageError(
                 f"{self.path} has quantised weights, which are not shared among ranks yet",
-                "leave out --tp, or make a plain model of it: swiftchat convert MODEL NEW",
+                "leave out --tp and --pp, or make a plain model of it: swiftchat convert MODEL NEW",
             )
         checkpoint = Checkpoint.open(self.path, share)
         if self.quantised is None:

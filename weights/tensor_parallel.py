@@ -3,7 +3,8 @@
 Shoeybi et al., 2019 (arXiv:1909.08053): what makes queries, keys, values and an FFN's inner numbers
 is divided by rows, and what reads them by columns, so each rank makes a part of a sum. Key heads of
 which there are fewer than ranks are on several. Of experts every rank has a part of each, as of a
-plain FFN: whatever the router chooses, all ranks have the same to do.
+plain FFN: whatever the router chooses, all ranks have the same to do. Where there are several
+stages (`stages`), the ranks of each divide its layers so.
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ from swiftchat.weights.families import (
     num_parts,
     tensor_name,
 )
+from swiftchat.weights.stages import stage_layers
 
 __all__ = ["Part", "Share", "share_of", "tp_choices"]
 
@@ -62,7 +64,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Share:
-    """What `rank` of `size` has of the model `config`; one of one has it all.
+    """What `rank` of `size` has of a stage's layers of the model `config`; one of one has it all.
 
     Made by `share_of`, which refuses what cannot be divided. Spans are (first, end).
     """
@@ -70,6 +72,20 @@ class Share:
     config: ModelConfig
     size: int = 1
     rank: int = 0
+    stage: int = 0
+    num_stages: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is the whole model."""
+        return self.size == self.num_stages == 1
+
+    @cached_property
+    def layers(self) -> Span:
+        """The layers of this stage."""
+        if self.num_stages == 1:
+            return (0, self.config.num_layers)
+        return stage_layers(self.config, self.num_stages)[self.stage]
 
     @property
     def heads(self) -> Span:
@@ -105,14 +121,23 @@ class Share:
 
     @cached_property
     def local(self) -> ModelConfig:
-        """What this rank computes, as a model: with its heads and inner numbers only.
+        """What this rank computes, as a model: with its layers, heads and inner numbers only.
 
         What all ranks have in common stays as it is, and so does `vocab_size`.
         """
-        if self.size == 1:
+        if self.is_whole:
             return self.config
+        first, end = self.layers
+
+        def own(layers: frozenset[int]) -> frozenset[int]:
+            return frozenset(layer - first for layer in layers if first <= layer < end)
+
         return dataclasses.replace(
             self.config,
+            num_layers=end - first,
+            full_layers=own(self.config.full_layers),
+            unrotated_layers=own(self.config.unrotated_layers),
+            dense_layers=own(self.config.dense_layers),
             num_heads=_length(self.heads),
             num_kv_heads=_length(self.kv_heads),
             intermediate_size=_length(self.inner),
@@ -123,8 +148,11 @@ class Share:
     @cached_property
     def parts(self) -> Mapping[str, Part | None]:
         """The part of every tensor by canonical name; None: this rank does without."""
-        shapes = canonical_shapes(self.config)
-        return {name: self._part(name, shapes[name]) for name in _canonical_names(self.config)}
+        shapes, elsewhere = canonical_shapes(self.config), self._elsewhere()
+        return {
+            name: None if name in elsewhere else self._part(name, shapes[name])
+            for name in _canonical_names(self.config)
+        }
 
     def numbers(self, canonical: str) -> Sequence[int | None]:
         """Of a tensor that the files keep one by one, for each expert or head, those it has.
@@ -144,9 +172,11 @@ class Share:
             for name, part in self.parts.items()
             if part is not None
         }
+        first, end = self.layers
         for canonical, layer, number in canonical_tensors(self.config):
             part, numbers = own.get(canonical, (None, set()))
-            if part is not None and number in numbers:
+            here = layer is None or first <= layer < end
+            if part is not None and number in numbers and here:
                 yield tensor_name(self.config, canonical, layer, number), canonical, part
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -161,6 +191,16 @@ class Share:
             nbytes[name] * math.prod(part.shape(whole[kind])) // math.prod(whole[kind])
             for name, kind, part in self._own_tensors()
         )
+
+    def _elsewhere(self) -> set[str]:
+        """Canonical names of what belongs before or after the layers, and to other stages alone."""
+        before, after = set(first_tensors(self.config)), set(last_tensors(self.config))
+        if self.config.tied_embeddings:
+            after.add("embed")  # the head is the embedding once more
+        own = before if self.stage == 0 else set()
+        if self.stage == self.num_stages - 1:
+            own = own | after
+        return (before | after) - own
 
     def _of(self, length: int) -> Span:
         each = length // self.size
@@ -233,15 +273,22 @@ class Share:
         return (heads[0] * self.config.head_dim, heads[1] * self.config.head_dim)
 
 
-def share_of(config: ModelConfig, size: int, rank: int) -> Share:
-    """What `rank` of `size` has; `UsageError` names the number that cannot be divided so."""
+def share_of(
+    config: ModelConfig, size: int, rank: int, stage: int = 0, num_stages: int = 1
+) -> Share:
+    """What `rank` of `size` has of a stage; `UsageError` says what cannot be divided so.
+
+    Every stage has `size` ranks.
+    """
     complaint = _complaint(config, size)
     if complaint:
         known = ", ".join(map(str, tp_choices(config)))
         raise UsageError(complaint, f"this model can be divided with --tp {known}")
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} is none of --tp {size}")
-    return Share(config, size, rank)
+    share = Share(config, size, rank, stage, num_stages)
+    _ = share.layers
+    return share
 
 
 def tp_choices(config: ModelConfig) -> tuple[int, ...]:
