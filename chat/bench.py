@@ -57,13 +57,15 @@ _FIRST_ID = 3  # what lies below is control tokens in most vocabularies
     help="Divide the model among so many GPUs; auto: the fewest that hold it.",
 )
 @click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]))
+@click.option("--kv-dtype", type=click.Choice(["auto", "int8", "fp8"]), default="auto",
+              help="Keep keys and values in this.")  # fmt: skip
 @click.option("--threads", type=int, help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--plot", metavar="terminal|FILE.png",
               help="Draw tokens/s over the contexts too.")  # fmt: skip
 def bench(model: str | None, dummy: str | None, prompt_tokens: int, answer_tokens: int,
           contexts: Sequence[int], batches: Sequence[int], runs: int, device: str, tp: "NumRanks",
-          dtype: str | None, threads: int | None, as_json: bool,
+          dtype: str | None, kv_dtype: str, threads: int | None, as_json: bool,
           plot: str | None) -> None:  # fmt: skip
     """Measure a model's speed on this machine: loading, reading a prompt, answering.
 
@@ -86,7 +88,7 @@ def bench(model: str | None, dummy: str | None, prompt_tokens: int, answer_token
             raise UsageError("--json leaves no place for --plot terminal", "--plot FILE.png")
     longest = max(prompt_tokens, *contexts) + answer_tokens
     engine_config = EngineConfig(
-        device=device, tp=tp, dtype=dtype, num_threads=threads, dummy=dummy,
+        device=device, tp=tp, dtype=dtype, kv_dtype=kv_dtype, num_threads=threads, dummy=dummy,
         cache_tokens=(max(batches) + 1) * (longest + _SLACK_TOKENS),
         max_num_seqs=max(EngineConfig.max_num_seqs, *batches),
     )  # fmt: skip
@@ -111,7 +113,8 @@ def bench(model: str | None, dummy: str | None, prompt_tokens: int, answer_token
     flop = costs.prefill_flop(prompt_tokens)
     results: dict[str, Any] = {
         "model": path.name if dummy is None else dummy, "dummy": dummy is not None,
-        "device": info.device, "tp": info.tp, "dtype": info.dtype, "threads": info.num_threads,
+        "device": info.device, "tp": info.tp, "dtype": info.dtype,
+        "kv_dtype": info.kv_dtype, "threads": info.num_threads,
         "parameters": info.num_parameters, "weights_bytes": info.weights_bytes, **start,
         "load_s": info.load_s, "read_ceiling_bytes_per_s": ceiling,
         "prefill": {

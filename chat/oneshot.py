@@ -145,6 +145,7 @@ class OneShot:
             "id": self.speaker.name,
             "revision": None,
             "dtype": info.dtype,
+            "kv_dtype": info.kv_dtype,
             "quantization": None,
             "device": info.device,
             "tp": info.tp,
@@ -216,8 +217,9 @@ def memory_line(info: EngineInfo) -> str:
     devices, each = info.device, ""
     if info.tp > 1:
         devices, each = f"{info.tp} × {info.device}", " each"
+    kept = "" if info.kv_dtype in ("auto", info.dtype) else f" in {info.kv_dtype}"
     return (
         f"{devices}, {info.dtype} · weights {info.weights_bytes / 1e9:.2f} GB{each} · "
-        f"cache for {info.cache_tokens} tokens {info.cache_bytes / 1e9:.2f} GB{each} · "
+        f"cache for {info.cache_tokens} tokens{kept} {info.cache_bytes / 1e9:.2f} GB{each} · "
         f"context {info.ctx_size_tokens}"
     )

@@ -62,6 +62,7 @@ class EngineInfo:
     num_threads: int
     load_s: float
     tp: int = 1
+    kv_dtype: str = "auto"
 
     def to_wire(self) -> Message:
         return {"type": "ready", "info": asdict(self)}
