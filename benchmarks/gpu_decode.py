@@ -89,7 +89,7 @@ def main() -> None:
     took, memory_gb = time.perf_counter() - started, torch.cuda.memory_allocated() / 1e9
     print(f"{args.shape}: ready in {took:.2f} s, of which {engine.gpu.compile_s:.2f} s compiling; "
           f"{memory_gb:.1f} GB")  # fmt: skip
-    engine.cache.all.normal_()
+    engine.cache.tensors[0].normal_()
     step = engine._ahead._step
     params = SamplingParams(temperature=args.temperature)
     weights = engine.info.weights_bytes

@@ -59,13 +59,15 @@ _FIRST_ID = 3  # what lies below is control tokens in most vocabularies
 @click.option("--pp", type=click.IntRange(1), default=1, metavar="N",
               help="Give the layers to N stages of --tp GPUs each.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]))
+@click.option("--kv-dtype", type=click.Choice(["auto", "int8", "fp8"]), default="auto",
+              help="Keep keys and values in this.")  # fmt: skip
 @click.option("--threads", type=int, help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--plot", metavar="terminal|FILE.png",
               help="Draw tokens/s over the contexts too.")  # fmt: skip
 def bench(model: str | None, dummy: str | None, prompt_tokens: int, answer_tokens: int,
           contexts: Sequence[int], batches: Sequence[int], runs: int, device: str, tp: "NumRanks",
-          pp: int, dtype: str | None, threads: int | None, as_json: bool,
+          pp: int, dtype: str | None, kv_dtype: str, threads: int | None, as_json: bool,
           plot: str | None) -> None:  # fmt: skip
     """Measure a model's speed on this machine: loading, reading a prompt, answering.
 
@@ -88,7 +90,8 @@ def bench(model: str | None, dummy: str | None, prompt_tokens: int, answer_token
             raise UsageError("--json leaves no place for --plot terminal", "--plot FILE.png")
     longest = max(prompt_tokens, *contexts) + answer_tokens
     engine_config = EngineConfig(
-        device=device, tp=tp, pp=pp, dtype=dtype, num_threads=threads, dummy=dummy,
+        device=device, tp=tp, pp=pp, dtype=dtype, kv_dtype=kv_dtype, num_threads=threads,
+        dummy=dummy,
         cache_tokens=(max(batches) + 1) * (longest + _SLACK_TOKENS),
         max_num_seqs=max(EngineConfig.max_num_seqs, *batches),
     )  # fmt: skip
@@ -114,7 +117,7 @@ def bench(model: str | None, dummy: str | None, prompt_tokens: int, answer_token
     results: dict[str, Any] = {
         "model": path.name if dummy is None else dummy, "dummy": dummy is not None,
         "device": info.device, "tp": info.tp, "pp": info.pp, "dtype": info.dtype,
-        "threads": info.num_threads,
+        "kv_dtype": info.kv_dtype, "threads": info.num_threads,
         "parameters": info.num_parameters, "weights_bytes": info.weights_bytes, **start,
         "load_s": info.load_s, "read_ceiling_bytes_per_s": ceiling,
         "prefill": {

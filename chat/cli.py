@@ -146,6 +146,8 @@ _CHAT_OPTIONS = (
             help="Give the layers to N stages of --tp GPUs each, for GPUs with slow links."),
     _option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]),
             help="Compute in this; default: the weights' own."),
+    _option("--kv-dtype", type=click.Choice(["auto", "int8", "fp8"]), default="auto",
+            help="Keep keys and values in this: 8 bits are room for twice the context."),
     _option("--threads", type=int, help="CPU threads."),
     _option("--dummy", env=False, metavar="NAME|CONFIG.JSON", shell_complete=complete_shapes,
             help="Random weights in this shape; of the model only the tokenizer is used."),

@@ -176,7 +176,8 @@ class Commands:
             case "info":
                 from swiftchat.chat.models import describe, fact_text, label
 
-                facts = describe(self._repl.speaker.model, self._repl.speaker.tokenizer)
+                facts = describe(self._repl.speaker.model, self._repl.speaker.tokenizer,
+                                 self._repl.config.kv_dtype)  # fmt: skip
                 for key, value in facts.items():
                     print(f"{label(key):22}  {fact_text(key, value)}")
             case "system":

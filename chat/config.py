@@ -61,6 +61,7 @@ class ChatConfig:
     tp: NumRanks = 1
     pp: int = 1
     dtype: str | None = None
+    kv_dtype: str = "auto"
     threads: int | None = None
     dummy: str | None = None
     offline: bool = False
@@ -127,6 +128,7 @@ class ChatConfig:
         return EngineConfig(
             device=self.device,
             dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
             ctx_size_tokens=self.ctx_size,
             num_threads=self.threads,
             dummy=self.dummy,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from swiftchat.engine.params import kv_row_bytes
 from swiftchat.weights.tensor_parallel import share_of, tp_choices
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ class Place:
     free_bytes: int
 
 
-def memory_facts(model: "Model") -> dict[str, Any]:
+def memory_facts(model: "Model", kv_dtype: str = "auto") -> dict[str, Any]:
     """Weights by dtype, cache for each token, and both together at several contexts, in bytes."""
     by_dtype: dict[str, int] = {}
     for dtype, nbytes in model.stored.values():
         by_dtype[dtype] = by_dtype.get(dtype, 0) + nbytes
-    per_token = cache_bytes_per_token(model)
+    per_token = cache_bytes_per_token(model, kv_dtype)
     return {
         "weights_bytes": model.weights_bytes,
         "weights_bytes_by_dtype": dict(sorted(by_dtype.items())),
@@ -51,16 +52,20 @@ def _at_contexts(model: "Model", weights_bytes: int, per_token: int) -> list[dic
     ]
 
 
-def cache_bytes_per_token(model: "Model") -> int:
-    return model.kv_bytes_per_token(4 if model.config.dtype == "float32" else 2)
+def cache_bytes_per_token(model: "Model", kv_dtype: str = "auto") -> int:
+    """Bytes of keys and values one token of context keeps, over all layers."""
+    config = model.config
+    item_bytes = 4 if config.dtype == "float32" else 2
+    row_bytes = kv_row_bytes(config.head_dim, item_bytes, kv_dtype)
+    return 2 * config.num_layers * config.num_kv_heads * row_bytes
 
 
-def fits(model: "Model", places: list[Place]) -> list[dict[str, Any]]:
+def fits(model: "Model", places: list[Place], kv_dtype: str = "auto") -> list[dict[str, Any]]:
     """For each place the longest context that fits beside the weights, 0 where they do not.
 
     The engine's workspace, some hundred MB for large models, is not counted.
     """
-    per_token = cache_bytes_per_token(model)
+    per_token = cache_bytes_per_token(model, kv_dtype)
     return [
         {
             **asdict(place),
@@ -70,9 +75,8 @@ def fits(model: "Model", places: list[Place]) -> list[dict[str, Any]]:
     ]
 
 
-def fits_divided(
-    model: "Model", gpus: list[Place], tp: int | None = None, pp: int = 1
-) -> list[dict[str, Any]]:
+def fits_divided(model: "Model", gpus: list[Place], tp: int | None = None, pp: int = 1,
+                 kv_dtype: str = "auto") -> list[dict[str, Any]]:  # fmt: skip
     """For each number of ranks, or `tp` alone, what each GPU holds and what fits in this machine's.
 
     A row for each of `pp` stages. The longest context is None where there are not so many GPUs,
@@ -83,7 +87,7 @@ def fits_divided(
     choices = [n for n in tp_choices(config) if n == 1 or n * pp <= most] if tp is None else [tp]
     roomiest = sorted(gpus, key=lambda place: -place.free_bytes)
     rows = []
-    of_head = cache_bytes_per_token(model) // (config.num_kv_heads * config.num_layers)
+    of_head = cache_bytes_per_token(model, kv_dtype) // (config.num_kv_heads * config.num_layers)
     for n, stage in itertools.product(choices, range(pp)):
         share = share_of(config, n, 0, stage, pp)  # of which no other rank has more
         weights_bytes = share.weights_bytes(sizes)

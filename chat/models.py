@@ -194,8 +194,10 @@ def list_models(as_json: bool) -> None:
 @click.option("--tp", type=int, metavar="N", help="Memory of each of N GPUs; default: all choices.")
 @click.option("--pp", type=click.IntRange(1), default=1, metavar="N",
               help="Memory of each GPU of N stages with some of the layers each.")  # fmt: skip
+@click.option("--kv-dtype", type=click.Choice(["auto", "int8", "fp8"]), default="auto",
+              help="Memory with keys and values kept in this.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def show(name: str, tp: int | None, pp: int, as_json: bool) -> None:
+def show(name: str, tp: int | None, pp: int, kv_dtype: str, as_json: bool) -> None:
     """Show what a model is: family, sizes, context, tokenizer, memory needed, where it fits."""
     from swiftchat.chat.fit import fits, fits_divided, places
     from swiftchat.tokenizer import Tokenizer
@@ -205,10 +207,10 @@ def show(name: str, tp: int | None, pp: int, as_json: bool) -> None:
 
     path = default_store().resolve(name or DEFAULT_MODEL)
     model = Model.open(path)
-    facts = describe(model, Tokenizer.load(path))
+    facts = describe(model, Tokenizer.load(path), kv_dtype)
     found = places()
-    facts["fits"] = fits(model, found)
-    facts["each_of_several_gpus"] = fits_divided(model, found[1:], tp, pp)
+    facts["fits"] = fits(model, found, kv_dtype)
+    facts["each_of_several_gpus"] = fits_divided(model, found[1:], tp, pp, kv_dtype)
     if as_json:
         print(json_module.dumps(facts, indent=2))
         return
@@ -220,7 +222,8 @@ def show(name: str, tp: int | None, pp: int, as_json: bool) -> None:
             print(f"{'':{width}}  {line}")
 
 
-def describe(model: "Model", tokenizer: "Tokenizer") -> dict[str, object]:
+def describe(model: "Model", tokenizer: "Tokenizer",
+             kv_dtype: str = "auto") -> dict[str, object]:  # fmt: skip
     """The facts that `show` and `/show info` print."""
     from swiftchat.chat.fit import memory_facts
     from swiftchat.chat.template_choice import template_fact
@@ -243,7 +246,7 @@ def describe(model: "Model", tokenizer: "Tokenizer") -> dict[str, object]:
         "tokenizer": tokenizer.kind,
         "chat_template": template_fact(tokenizer, family_of(config.architecture).model_type),
         "license": model.license or "not stated",
-        **memory_facts(model),
+        **memory_facts(model, kv_dtype),
     }  # fmt: skip
 
 

@@ -145,6 +145,7 @@ class OneShot:
             "id": self.speaker.name,
             "revision": None,
             "dtype": info.dtype,
+            "kv_dtype": info.kv_dtype,
             "quantization": None,
             "device": info.device,
             "tp": info.tp,
@@ -220,8 +221,9 @@ def memory_line(info: EngineInfo) -> str:
         weights, cache, each = weights * info.tp, cache * info.tp, " in all"
     elif info.tp > 1:
         each = " each"
+    kept = "" if info.kv_dtype in ("auto", info.dtype) else f" in {info.kv_dtype}"
     return (
         f"{devices}, {info.dtype} · weights {weights / 1e9:.2f} GB{each} · "
-        f"cache for {info.cache_tokens} tokens {cache / 1e9:.2f} GB{each} · "
+        f"cache for {info.cache_tokens} tokens{kept} {cache / 1e9:.2f} GB{each} · "
         f"context {info.ctx_size_tokens}"
     )

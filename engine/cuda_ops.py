@@ -20,7 +20,7 @@ from swiftchat.cuda.ops.norm import norm
 from swiftchat.cuda.ops.prefill_attention import prefill_attention
 from swiftchat.cuda.ops.rotary import HeadNorm, head_norm_fits, rotary
 from swiftchat.engine.batch import Batch
-from swiftchat.engine.kv_cache import KVCache
+from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.lanes import whole_lanes
 from swiftchat.engine.norms import norm_heads_
 from swiftchat.engine.quantised import Weight, plain
@@ -170,9 +170,10 @@ class CudaOps:
             return None
         return HeadNorm(*norms, self._config.norm_eps, self.norm_offset)
 
-    def attend(self, plan: CudaPlan, layer: int, qkv: Tensor, kv: Tensor,
+    def attend(self, plan: CudaPlan, layer: int, qkv: Tensor, kv: LayerKV,
                norms: tuple[Tensor, Tensor] | None, sinks: Tensor | None) -> Tensor:  # fmt: skip
         assert sinks is None  # see `kernels_cover`
+        assert isinstance(kv, Tensor)  # see `find_kernels`
         config, split, window = self._config, plan.num_decode, self.window(layer)
         head_norm = self.head_norm(norms)
         if norms is not None and head_norm is None:
@@ -234,4 +235,5 @@ class CudaOps:
     def _copy(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
         if copies:
             pairs = torch.tensor(copies, dtype=torch.int32, device=self.gpu.device)
-            copy_blocks(self.gpu, cache.all, pairs)
+            for tensor in cache.tensors:
+                copy_blocks(self.gpu, tensor, pairs)

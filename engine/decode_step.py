@@ -28,7 +28,7 @@ from swiftchat.cuda.ops.sample import sample, sample_workspace
 from swiftchat.engine.cuda_ops import CudaOps, CudaPlan
 from swiftchat.engine.decoder import Decoder, LayerWeights
 from swiftchat.engine.gpu_ranks import GpuRanks, Inboxes
-from swiftchat.engine.kv_cache import KVCache
+from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.lanes import Lanes
 from swiftchat.engine.quantised import plain
 from swiftchat.weights.config import ModelConfig
@@ -188,9 +188,10 @@ class DecodeStep:
         linear_send(gpu, x, weight, self._inboxes.logits, workspace, norm=norm)
         all_gather(gpu, logits, self._inboxes.logits, self._inboxes.vocab_each)
 
-    def _layer(self, n: int, x: Tensor, i: int, layer: LayerWeights, kv: Tensor) -> None:
+    def _layer(self, n: int, x: Tensor, i: int, layer: LayerWeights, kv: LayerKV) -> None:
         lanes, ops, gpu, config = self.lanes, self._ops, self._ops.gpu, self._decoder.config
         attended, inner = self._attended[:n], self._inner[:n]
+        assert isinstance(kv, Tensor)  # see `find_kernels`
         queries = self._rotated(n, x, i, layer, kv)
         decode_attention(
             gpu, queries, kv, lanes.block_tables[:n], lanes.context_lens[:n], ops.scale, attended,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.batch import Batch
-from swiftchat.engine.kv_cache import KVCache
+from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.mixture import Expert, Experts, mixture
 from swiftchat.engine.norms import norm_widths_
 from swiftchat.engine.quantised import Weight, plain, tensors_of
@@ -107,7 +107,7 @@ class Ops(Protocol):
         """Add the RMSNorm of a branch's output to the stream in place."""
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor: ...
-    def attend(self, plan: Any, layer: int, qkv: Tensor, kv: Tensor,
+    def attend(self, plan: Any, layer: int, qkv: Tensor, kv: LayerKV,
                norms: tuple[Tensor, Tensor] | None, sinks: Tensor | None) -> Tensor:  # fmt: skip
         """Rotate, store in this layer's cache, attend; [n, heads * head_dim]. Destroys qkv.
 
@@ -227,7 +227,8 @@ class Decoder:
             x *= self.config.stream_scale
         return normed
 
-    def _attention(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: Tensor) -> Tensor:
+    def _attention(self, plan: Any, i: int, layer: LayerWeights, x: Tensor,
+                   kv: LayerKV) -> Tensor:  # fmt: skip
         """What this rank's heads add to the attention's output."""
         ops = self.ops
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)

@@ -119,7 +119,7 @@ class Engine:
                 ranks.open_inboxes(gpu, whole)
         self.decoder = Decoder(shape, weights, ops, ranks, stages)
         self.cache = KVCache(shape, plan.num_blocks, config.block_size, dtype, device,
-                             heads_first=ops.heads_first)  # fmt: skip
+                             heads_first=ops.heads_first, kv_dtype=config.kv_dtype)  # fmt: skip
         self._ahead: DecodeAhead | None = None
         if isinstance(ops, CudaOps):
             self._ahead = self._prepare(ops, on_progress)
@@ -128,12 +128,14 @@ class Engine:
         self._ready: list[Outcome] = []
         self._num_computed = self._num_reused = 0
         self._read_ceiling: float | None = None
+        computed_in = str(dtype).removeprefix("torch.")
         self.info = EngineInfo(
             device=device_name(device) + ("" if gpu or device.type == "cpu" else ", torch only"),
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=computed_in,
             num_parameters=sum(math.prod(s) for s in expected_tensors(whole).values()),
             weights_bytes=sum(stages.each(resident_bytes(weights))),
             cache_tokens=plan.num_blocks * config.block_size,
+            kv_dtype=computed_in if config.kv_dtype == "auto" else config.kv_dtype,
             cache_bytes=sum(stages.each(self.cache.num_bytes)),
             ctx_size_tokens=plan.ctx_size_tokens,
             num_threads=torch.get_num_threads(),

@@ -46,7 +46,7 @@ def plan_share(config: EngineConfig, share: Share, dtype: torch.dtype, chunk_tok
     return plan_cache(
         config,
         max_context_tokens=shape.max_context_tokens,
-        bytes_per_token=kv_bytes_per_token(shape, dtype),
+        bytes_per_token=kv_bytes_per_token(shape, dtype, config.kv_dtype),
         weights_bytes=plain_bytes if packed_bytes is None else packed_bytes,
         workspace_bytes=workspace_bytes(shape, chunk_tokens, dtype) if chunk_tokens else 0,
         available_bytes=available_bytes,

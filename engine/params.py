@@ -8,6 +8,7 @@ from swiftchat.errors import UsageError
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("bfloat16", "float16", "float32")
+KV_DTYPES = ("auto", "int8", "fp8")
 NumRanks = int | Literal["auto"]
 MOST_LOGPROBS = 50
 
@@ -22,13 +23,15 @@ class EngineConfig:
     `chunk_tokens` bounds the tokens of one forward pass, and so how long a cancel waits (None:
     512, or 4096 with our kernels). `kernels` false runs torch's operators on a GPU, too.
     `dummy`, a name or a config.json, asks for random weights in that shape; the model's path
-    is not looked at then. `tp` ranks compute the model together, each on a GPU of its own from
-    `device` on (tensor parallelism); `auto` is the fewest whose memory holds it. With `pp` above 1
-    there are as many stages of `tp` ranks, and each has some of the layers (pipeline parallelism).
+    is not looked at then. `kv_dtype` int8 or fp8 keeps keys and values in 8 bits (auto: in
+    `dtype`). `tp` ranks compute the model together, each on a GPU of its own from `device` on
+    (tensor parallelism); `auto` is the fewest whose memory holds it. With `pp` above 1 there are
+    as many stages of `tp` ranks, and each has some of the layers (pipeline parallelism).
     """
 
     device: str = "auto"
     dtype: str | None = None
+    kv_dtype: str = "auto"
     ctx_size_tokens: int | None = None
     cache_tokens: int | None = None
     block_size: int = 64
@@ -45,6 +48,9 @@ class EngineConfig:
             raise UsageError(f"unknown device {self.device!r}", f"one of {', '.join(DEVICES)}")
         if self.dtype is not None and self.dtype not in DTYPES:
             raise UsageError(f"unknown dtype {self.dtype!r}", f"one of {', '.join(DTYPES)}")
+        if self.kv_dtype not in KV_DTYPES:
+            known = ", ".join(KV_DTYPES)
+            raise UsageError(f"unknown kv_dtype {self.kv_dtype!r}", f"one of {known}")
         if self.dummy == "":
             raise UsageError("dummy is empty", "give the name of a shape or a config.json")
         for name in ("ctx_size_tokens", "cache_tokens", "chunk_tokens", "num_threads"):
@@ -63,6 +69,11 @@ class EngineConfig:
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> Self:
         return cls(**wire)
+
+
+def kv_row_bytes(head_dim: int, item_bytes: int, kv_dtype: str) -> int:
+    """Bytes of one token's key or value of one head; quantised, with its factor."""
+    return head_dim * item_bytes if kv_dtype == "auto" else head_dim + 4
 
 
 @dataclass(frozen=True)

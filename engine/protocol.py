@@ -64,6 +64,7 @@ class EngineInfo:
     load_s: float
     tp: int = 1
     pp: int = 1
+    kv_dtype: str = "auto"
 
     def to_wire(self) -> Message:
         return {"type": "ready", "info": asdict(self)}

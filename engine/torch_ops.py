@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.engine.batch import Batch, Span
-from swiftchat.engine.kv_cache import KVCache
+from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.norms import layer_norm, norm_heads_, rms_norm
 from swiftchat.engine.quantised import Weight
+from swiftchat.engine.quantised_kv import decoded
 from swiftchat.engine.rope import cos_sin_table
 from swiftchat.weights.config import ModelConfig, RopeConfig
 from swiftchat.weights.tensor_parallel import Share
@@ -105,7 +106,7 @@ class TorchOps:
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         return linear(x, weight, bias)
 
-    def attend(self, plan: "TorchPlan", layer: int, qkv: Tensor, kv: Tensor,
+    def attend(self, plan: "TorchPlan", layer: int, qkv: Tensor, kv: LayerKV,
                norms: tuple[Tensor, Tensor] | None, sinks: Tensor | None) -> Tensor:  # fmt: skip
         config = self._config
         if norms is not None:
@@ -144,7 +145,8 @@ class TorchOps:
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
         for source, destination in copies:
             if source != destination:
-                cache.all[:, destination] = cache.all[:, source]
+                for tensor in cache.tensors:
+                    tensor[:, destination] = tensor[:, source]
 
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
@@ -197,8 +199,11 @@ def rotate_(x: Tensor, angles: Tensor) -> None:
     x.copy_((wide * cos).addcmul_(swapped, sin))
 
 
-def store(cache: Tensor, slots: Tensor, new: Tensor) -> None:
+def store(cache: LayerKV, slots: Tensor, new: Tensor) -> None:
     """Write new [n, 2 * kv_heads, head_dim] into the slots [n] of one layer's cache, in place."""
+    if not isinstance(cache, Tensor):
+        cache.store(slots, new)
+        return
     cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, new)
 
 
@@ -289,19 +294,19 @@ def alibi_slopes(config: ModelConfig) -> Tensor:
     return torch.tensor(slopes + between) * config.alibi_scale
 
 
-def attention(q: Tensor, cache: Tensor, plans: Sequence[AttentionPlan], scale: float,
+def attention(q: Tensor, cache: LayerKV, plans: Sequence[AttentionPlan], scale: float,
               softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:  # fmt: skip
     """Grouped-query attention of q [n, heads, head_dim] over one layer's cache: same shape.
 
     `cache` is [num_blocks, block_size, 2 * kv_heads, head_dim], the keys' heads before the
-    values', and already holds the rows' own tokens. Query head h reads kv head
-    `h // (heads / kv_heads)`. Scores x become softcap·tanh(x / softcap), if set. `sinks` [heads]
-    are one more score of each head, whose value is 0 (Xiao et al., 2023, arXiv:2309.17453).
+    values', and already holds the rows' own tokens. Of a quantised one, what a row reads is
+    decoded for the time of its attention. Query head h reads kv head `h // (heads / kv_heads)`.
+    Scores x become softcap·tanh(x / softcap), if set. `sinks` [heads] are one more score of each
+    head, whose value is 0 (Xiao et al., 2023, arXiv:2309.17453).
     """
-    kv_heads = cache.shape[2] // 2
     outputs = []
     for plan in plans:
-        keys, values = _context(cache, plan).tensor_split(2, dim=1)
+        keys, values = _context(cache, plan, q.dtype).tensor_split(2, dim=1)
         rows = q[plan.rows].transpose(0, 1).unsqueeze(0)
         if softcap is not None or sinks is not None:
             out = _by_hand(rows, keys, values, plan, scale, softcap, sinks)
@@ -316,7 +321,7 @@ def attention(q: Tensor, cache: Tensor, plans: Sequence[AttentionPlan], scale: f
                 else mask,
                 is_causal=plan.is_causal,
                 scale=scale,
-                enable_gqa=q.shape[1] != kv_heads,
+                enable_gqa=q.shape[1] != keys.shape[1],
             )
         outputs.append(out[0].transpose(0, 1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -351,10 +356,18 @@ def _by_hand(q: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale
     return torch.cat(outputs, -2).view(q.shape)
 
 
-def _context(cache: Tensor, plan: AttentionPlan) -> Tensor:
+def _context(cache: LayerKV, plan: AttentionPlan, dtype: torch.dtype) -> Tensor:
     """The context's keys and values as [1, 2 * kv_heads, context_len, head_dim]."""
-    if plan.blocks is None:
-        flat = cache.view(-1, *cache.shape[2:])[plan.first : plan.first + plan.context_len]
+    if isinstance(cache, Tensor):
+        flat = _of_tokens(cache, plan)
     else:
-        flat = cache.index_select(0, plan.blocks).view(-1, *cache.shape[2:])[: plan.context_len]
+        codes, factors = _of_tokens(cache.codes, plan), _of_tokens(cache.factors, plan)
+        flat = decoded(cache.form, codes, factors, dtype)
     return flat.transpose(0, 1).unsqueeze(0)
+
+
+def _of_tokens(stored: Tensor, plan: AttentionPlan) -> Tensor:
+    """What of `stored` [num_blocks, block_size, ...] is the context's: [context_len, ...]."""
+    if plan.blocks is None:
+        return stored.view(-1, *stored.shape[2:])[plan.first : plan.first + plan.context_len]
+    return stored.index_select(0, plan.blocks).view(-1, *stored.shape[2:])[: plan.context_len]

@@ -161,6 +161,7 @@ def test_sampling_flags_reach_the_engine(program: Program) -> None:
         "-p", "x", "--temp", "0.3", "--top-k", "5", "--top-p", "0.8", "--min-p", "0.1", "--seed",
         "9", "-n", "4", "--repeat-penalty", "1.2", "--presence-penalty", "0.5",
         "--frequency-penalty", "0.25", "--ctx-size", "128", "--threads", "2", "--dtype", "float32",
+        "--kv-dtype", "int8",
     )  # fmt: skip
     params = program.engine.params[0]
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.3, 5, 0.8, 0.1)
@@ -169,6 +170,7 @@ def test_sampling_flags_reach_the_engine(program: Program) -> None:
     assert params.stop_ids == (fake_engine.END_ID,)
     config = program.engine.config
     assert (config.ctx_size_tokens, config.num_threads, config.dtype) == (128, 2, "float32")
+    assert config.kv_dtype == "int8"
 
 
 def test_the_environment_stands_below_flags(

@@ -246,7 +246,7 @@ def test_copies_that_follow_each_other(tmp_path: Path, cubins: Path) -> None:
     """The destination of one copy may be the source of an earlier one."""
     tiny.make("llama", tmp_path)
     engine = gpu_engine(tmp_path, cubins, cache_tokens=64)
-    cache = engine.cache.all
+    (cache,) = engine.cache.tensors
     cache.normal_()
     expected = cache.clone()
     copies = [(6, 5), (0, 6), (2, 3), (3, 0), (4, 4)]

@@ -20,10 +20,14 @@ TEXT = Path(__file__).parent / "pride_and_prejudice.txt"
 MOST = {"int8": 0.001, "fp8": 0.016, "int4": 0.22}
 
 
+# The same for the weights as they are and the cache in this.
+MOST_OF_CACHE = {"int8": 0.002, "fp8": 0.0076}
+
+
 @torch.inference_mode()
-def perplexity(folder: Path, chunk_tokens: int = 512) -> float:
+def perplexity(folder: Path, chunk_tokens: int = 512, kv_dtype: str = "auto") -> float:
     """exp of the mean of −log p over all tokens of the text but the first, in one context."""
-    engine = Engine(folder, EngineConfig(device="cpu"))
+    engine = Engine(folder, EngineConfig(device="cpu", kv_dtype=kv_dtype))
     ids = Tokenizer.load(folder).encode(TEXT.read_text())
     decoder, size = engine.decoder, engine.config.block_size
     decoder.ops.last_rows = lambda plan, x: x  # type: ignore[method-assign]
@@ -54,3 +58,9 @@ def test_perplexity_of_each_form(smollm2: Path, tmp_path: Path, of_bf16: float, 
     # Packed or decoded: the same weights, rounded a little differently on their way.
     convert(tmp_path / form, tmp_path / "plain")
     assert abs(found / perplexity(tmp_path / "plain") - 1) <= 0.003
+
+
+@pytest.mark.parametrize("kv_dtype", MOST_OF_CACHE)
+def test_perplexity_of_each_cache(smollm2: Path, of_bf16: float, kv_dtype: str) -> None:
+    found = perplexity(smollm2, kv_dtype=kv_dtype)
+    assert 0 < abs(found / of_bf16 - 1) <= MOST_OF_CACHE[kv_dtype]

@@ -7,6 +7,8 @@ import pytest
 import torch
 import transformers
 
+from swiftchat.chat.fit import cache_bytes_per_token
+from swiftchat.engine.kv_cache import kv_bytes_per_token
 from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.weights.model import Model
 
@@ -30,8 +32,11 @@ def test_sizes_are_those_of_transformers(folder: Path) -> None:
     per_token = sum(
         layer.keys[0, :, 0].numel() + layer.values[0, :, 0].numel() for layer in cache.layers
     )
-    assert model.kv_bytes_per_token() == 2 * per_token
-    assert model.kv_bytes_per_token(4) == 4 * per_token
+    rows = per_token // model.config.head_dim
+    assert cache_bytes_per_token(model) == 2 * per_token
+    assert cache_bytes_per_token(model, "int8") == per_token + 4 * rows
+    assert kv_bytes_per_token(model.config, torch.float32) == 4 * per_token
+    assert kv_bytes_per_token(model.config, torch.float32, "fp8") == per_token + 4 * rows
 
 
 def test_ends_of_the_generation_config_win(folder: Path) -> None:

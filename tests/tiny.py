@@ -281,6 +281,7 @@ class Bench:
         share: Share | None = None,
         ranks: Ranks | None = None,
         dtype: torch.dtype = torch.float32,
+        kv_dtype: str = "auto",
     ) -> None:
         model = Model.open(folder)
         config = model.config if share is None else share.local
@@ -291,9 +292,9 @@ class Bench:
         )
         ops = TorchOps(config, config.max_context_tokens, cpu, share)
         self.decoder = Decoder(config, weights, ops, ranks)
-        self.cache = KVCache(config, num_blocks, block_size, dtype, cpu)
-        for layer in self.cache.layers:
-            layer.fill_(float("nan"))  # what nobody wrote must never be read
+        self.cache = KVCache(config, num_blocks, block_size, dtype, cpu, kv_dtype=kv_dtype)
+        for tensor in self.cache.tensors:  # what nobody wrote must never be read
+            tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
         self.allocator = BlockAllocator(num_blocks, block_size)
         self.scheduler = Scheduler(self.allocator, chunk_tokens, 16)
         self.held: list[list[int]] = []  # blocks a test keeps for itself

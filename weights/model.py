@@ -103,11 +103,6 @@ class Model:
 
         return {name: stored(name, s) for name, s in expected_tensors(self.config).items()}
 
-    def kv_bytes_per_token(self, dtype_bytes: int = 2) -> int:
-        """Bytes of keys and values one token of context keeps, over all layers."""
-        config = self.config
-        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype_bytes
-
     @cached_property
     def license(self) -> str | None:
         """The `license:` of the model card's front matter (README.md), or None."""
