@@ -11,7 +11,7 @@ from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.mixture import Expert, Experts, mixture
 from swiftchat.engine.norms import norm_widths_
-from swiftchat.engine.quantised import Weight, tensors_of
+from swiftchat.engine.quantised import Table, Weight, tensors_of
 from swiftchat.engine.ranks import Alone, Ranks
 from swiftchat.weights.config import ModelConfig
 
@@ -55,16 +55,16 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """`embed` and `lm_head` are [vocab_size, hidden_size]; the same tensor when tied.
+    """`embed` and `lm_head` are [vocab_size, hidden_size], maybe packed; the same when tied.
 
     `positions` [positions, hidden_size] are added to the embeddings. `project_in` and
     `project_out` stand between embeddings of another width and the layers.
     """
 
-    embed: Tensor
+    embed: Table
     layers: Sequence[LayerWeights]
     final_norm: Tensor | None
-    lm_head: Tensor
+    lm_head: Table
     positions: Tensor | None = None
     project_in: Tensor | None = None
     embed_norm: Tensor | None = None
@@ -84,7 +84,7 @@ class Ops(Protocol):
     heads_first: bool  # how the cache is laid out
 
     def plan(self, batch: Batch, cache: KVCache) -> Any: ...
-    def embed(self, plan: Any, table: Tensor) -> Tensor:
+    def embed(self, plan: Any, table: Table) -> Tensor:
         """Rows of the table for the batch's ids: the residual stream.
 
         Zeros for ids that are another rank's.
@@ -113,7 +113,7 @@ class Ops(Protocol):
     def last_rows(self, plan: Any, x: Tensor) -> Tensor:
         """The rows whose logits are wanted."""
 
-    def logits(self, x: Tensor, lm_head: Tensor) -> Tensor:
+    def logits(self, x: Tensor, lm_head: Table) -> Tensor:
         """fp32 [n, vocab_size]."""
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
@@ -250,6 +250,7 @@ class Decoder:
 def resident_bytes(weights: DecoderWeights) -> int:
     """Bytes of all weights, a tensor that serves twice counted once."""
     tensors = [tensor for tensor in vars(weights).values() if isinstance(tensor, torch.Tensor)]
+    tensors += [*tensors_of(weights.embed), *tensors_of(weights.lm_head)]
     for layer in weights.layers:
         tensors += [t for t in vars(layer).values() if isinstance(t, torch.Tensor)]
         for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):

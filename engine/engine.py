@@ -22,7 +22,7 @@ from swiftchat.engine.dummy import dummy_weights
 from swiftchat.engine.gpu_ranks import GpuRanks
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.lanes import Lanes
-from swiftchat.engine.loader import load_weights, resident_estimate
+from swiftchat.engine.loader import keeps_packed, load_weights, resident_estimate
 from swiftchat.engine.memory import plan_share
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Event, Finished, Likelihood, Prefill, Tokens
@@ -89,7 +89,7 @@ class Engine:
             config, share, dtype, chunk_tokens if gpu else None,
             ranks.least(available_bytes(device, ranks.size)),
             resident_estimate(whole, checkpoint, dtype)
-            if checkpoint and checkpoint.packed else None,
+            if checkpoint and checkpoint.packed and keeps_packed(device, share) else None,
         )  # fmt: skip
         if checkpoint:
             weights = load_weights(
@@ -124,7 +124,9 @@ class Engine:
         self._num_computed = self._num_reused = 0
         self._read_ceiling: float | None = None
         self.info = EngineInfo(
-            device=device_name(device) + ("" if gpu or device.type == "cpu" else ", torch only"),
+            device=device_name(device) + ("" if gpu or device.type == "cpu" else ", torch only")
+            + ("" if keeps_packed(device, share) or not checkpoint or not checkpoint.packed
+               else ", weights decoded"),
             dtype=str(dtype).removeprefix("torch."),
             num_parameters=sum(math.prod(s) for s in expected_tensors(whole).values()),
             weights_bytes=resident_bytes(weights),

@@ -19,7 +19,7 @@ from swiftchat.weights.packed import as_float32
 from swiftchat.weights.rounding import WIRE_NAMES, Floats, rounded
 from swiftchat.weights.safetensors_file import Announced
 
-__all__ = ["FORMS", "GROUP_SIZES", "Quantisation"]
+__all__ = ["FORMS", "GROUP_SIZES", "MATRICES", "Quantisation"]
 
 FORMS = ("int8", "int4", "fp8")
 GROUP_SIZES = (32, 64, 128)
@@ -27,7 +27,7 @@ GROUP_SIZES = (32, 64, 128)
 Array = npt.NDArray[Any]
 
 # Matrices of the layers by canonical name; embeddings, head, routers and norms stay as they are.
-_MATRICES = frozenset(
+MATRICES = frozenset(
     ("q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "expert_gate", "expert_up",
      "expert_down", "shared_gate", "shared_up", "shared_down")
 )  # fmt: skip
@@ -66,7 +66,7 @@ class Quantisation:
         names = [
             name
             for canonical, layer, part in canonical_tensors(config)
-            if canonical in _MATRICES - apart
+            if canonical in MATRICES - apart
             and (name := tensor_name(config, canonical, layer, part)) in shapes
         ]
         for pattern in self.keep:
