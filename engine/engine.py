@@ -124,9 +124,13 @@ class Engine:
         self._num_computed = self._num_reused = 0
         self._read_ceiling: float | None = None
         self.info = EngineInfo(
-            device=device_name(device) + ("" if gpu or device.type == "cpu" else ", torch only")
-            + ("" if keeps_packed(device, share) or not checkpoint or not checkpoint.packed
-               else ", weights decoded"),
+            device=device_name(device)
+            + ("" if gpu or device.type == "cpu" else ", torch only")
+            + (
+                ""
+                if keeps_packed(device, share) or not checkpoint or not checkpoint.packed
+                else ", weights decoded"
+            ),
             dtype=str(dtype).removeprefix("torch."),
             num_parameters=sum(math.prod(s) for s in expected_tensors(whole).values()),
             weights_bytes=resident_bytes(weights),

@@ -158,4 +158,5 @@ def _zero(scale: Floats, minimum: Floats) -> tuple[Floats, Floats]:
     """
     flat = (scale == 0) & (minimum != 0)
     scale = np.where(flat, np.abs(minimum) * np.float32(2.0**-40), scale)
-    return scale, -minimum / np.where(scale == 0, np.float32(1), scale)
+    zero: Floats = -minimum / np.where(scale == 0, np.float32(1), scale)
+    return scale, zero
