@@ -158,5 +158,5 @@ def _zero(scale: Floats, minimum: Floats) -> tuple[Floats, Floats]:
     """
     flat = (scale == 0) & (minimum != 0)
     scale = np.where(flat, np.abs(minimum) * np.float32(2.0**-40), scale)
-    zero: Floats = -minimum / np.where(scale == 0, np.float32(1), scale)
-    return scale, zero
+    divisor: Floats = np.where(scale == 0, np.float32(-1), -scale).astype(np.float32)
+    return scale, minimum / divisor
