@@ -5,6 +5,8 @@ import os
 import re
 import sys
 import time
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,12 +113,14 @@ def _offered(name: str, found: "Offer") -> str:
               show_default=True, help="Columns of int4 that share a factor.")  # fmt: skip
 @click.option("--keep", multiple=True, metavar="PATTERN",
               help="Do not quantise tensors of this pattern of names.")  # fmt: skip
+@click.option("--calibrate", is_flag=True,
+              help="Round int4 by what the model does to a text: slower, better.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def convert(
     source: str, destination: str, dtype: str | None, shard_size: str, only: tuple[str, ...],
     skip: tuple[str, ...], tp: int, quantize: str | None, group_size: str, keep: tuple[str, ...],
-    dry_run: bool, quiet: bool,
+    calibrate: bool, dry_run: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Convert a model to a Hugging Face directory.
 
@@ -130,6 +134,8 @@ def convert(
 
     if keep and quantize is None:
         raise UsageError("--keep says what --quantize leaves alone", "add --quantize")
+    if calibrate and quantize != "int4":
+        raise UsageError("--calibrate is for --quantize int4", "leave it out")
     quantisation = Quantisation(quantize, int(group_size), keep) if quantize else None
     path, shard_size_bytes = Path(source), bytes_of(shard_size)
     if not path.exists():
@@ -142,7 +148,12 @@ def convert(
         _print_outline(planned)
         return
     start = time.monotonic()
-    with reported(quiet) as progress:
+    with reported(quiet) as progress, ExitStack() as stack:
+        if calibrate and quantisation is not None:
+            from swiftchat.chat.calibration import moments_of
+
+            moments = stack.enter_context(moments_of(path, progress))
+            quantisation = replace(quantisation, moments=moments)
         convert_model(
             path, Path(destination), dtype=dtype, shard_size_bytes=shard_size_bytes, only=only,
             skip=skip, tp=tp, quantisation=quantisation, progress=progress,

@@ -23,7 +23,7 @@ from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.lanes import whole_lanes
 from swiftchat.engine.norms import norm_heads_
-from swiftchat.engine.quantised import Weight, plain
+from swiftchat.engine.quantised import Table, Weight, plain
 from swiftchat.engine.rope import cos_sin_table
 from swiftchat.engine.torch_ops import alibi_slopes
 from swiftchat.weights.config import ModelConfig
@@ -126,9 +126,9 @@ class CudaOps:
             max((span.num_tokens for span in rest), default=0), None if everything else rows,
         )  # fmt: skip
 
-    def embed(self, plan: CudaPlan, table: Tensor) -> Tensor:
+    def embed(self, plan: CudaPlan, table: Table) -> Tensor:
         x = torch.empty(len(plan.ids), table.shape[1], device=self.gpu.device)
-        embed(self.gpu, plan.ids, table, x, first_id=self.first_id)
+        embed(self.gpu, plan.ids, plain(table), x, first_id=self.first_id)
         return x
 
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -215,11 +215,12 @@ class CudaOps:
         gather_rows(self.gpu, words, plan.logit_rows, out)
         return out.view(x.dtype)
 
-    def logits(self, x: Tensor, lm_head: Tensor) -> Tensor:
+    def logits(self, x: Tensor, lm_head: Table) -> Tensor:
+        matrix = plain(lm_head)
         if not linear_fits(self.gpu, x.shape[0], x.shape[1], x.itemsize):
-            return F.linear(x, lm_head).float()
-        out = torch.empty(len(x), len(lm_head), device=self.gpu.device)
-        linear(self.gpu, x, lm_head, out, self.linear_workspace)
+            return F.linear(x, matrix).float()
+        out = torch.empty(len(x), len(matrix), device=self.gpu.device)
+        linear(self.gpu, x, matrix, out, self.linear_workspace)
         return out
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:

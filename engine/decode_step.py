@@ -154,7 +154,7 @@ class DecodeStep:
 
     def _is_fused(self, n: int) -> bool:
         config, gpu = self._decoder.config, self._ops.gpu
-        itemsize = self._decoder.weights.embed.itemsize
+        itemsize = self._decoder.weights.embed.dtype.itemsize
         attended = config.num_heads * config.head_dim
         return (
             near_llama(config)
@@ -169,7 +169,8 @@ class DecodeStep:
         lanes, gpu, weights = self.lanes, self._ops.gpu, self._decoder.weights
         x = self._x[:n]
         part = x if self._inboxes is None else self._part[:n]
-        embed(gpu, lanes.tokens[:n], weights.embed, part, scale=self._decoder.embedding_scale,
+        table = plain(weights.embed)
+        embed(gpu, lanes.tokens[:n], table, part, scale=self._decoder.embedding_scale,
               first_id=self._ops.first_id)  # fmt: skip
         if self._inboxes is not None:
             all_reduce(gpu, x, self._inboxes.embedding, part, adds=False)
@@ -181,7 +182,7 @@ class DecodeStep:
 
     def _head(self, x: Tensor, norm: Norm, logits: Tensor) -> None:
         gpu, workspace = self._ops.gpu, self._ops.linear_workspace
-        weight = self._decoder.weights.lm_head
+        weight = plain(self._decoder.weights.lm_head)
         if self._inboxes is None:
             linear(gpu, x, weight, logits, workspace, norm=norm)
             return

@@ -11,7 +11,7 @@ from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.mixture import Expert, Experts, mixture
 from swiftchat.engine.norms import norm_widths_
-from swiftchat.engine.quantised import Weight, plain, tensors_of
+from swiftchat.engine.quantised import Table, Weight, plain, tensors_of
 from swiftchat.engine.ranks import Alone, Ranks
 from swiftchat.engine.stages import OneStage, Stages
 from swiftchat.weights.config import ModelConfig
@@ -56,7 +56,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """`embed` and `lm_head` are [vocab_size, hidden_size]; the same tensor when tied.
+    """`embed` and `lm_head` are [vocab_size, hidden_size], maybe packed; the same when tied.
 
     Of several stages each has its own layers, and what comes before or after all of them is empty
     or None where another has it.
@@ -65,10 +65,10 @@ class DecoderWeights:
     `project_out` stand between embeddings of another width and the layers.
     """
 
-    embed: Tensor
+    embed: Table
     layers: Sequence[LayerWeights]
     final_norm: Tensor | None
-    lm_head: Tensor
+    lm_head: Table
     positions: Tensor | None = None
     project_in: Tensor | None = None
     embed_norm: Tensor | None = None
@@ -80,8 +80,8 @@ class DecoderWeights:
     @property
     def dtype(self) -> torch.dtype:
         """What branches compute in."""
-        # A stage without an embedding has no packed matrices: see `Model.checkpoint`.
-        return self.embed.dtype if len(self.embed) else plain(self.layers[0].qkv).dtype
+        # A stage without an embedding has no packed matrices: see `loader.keeps_packed`.
+        return self.embed.dtype if self.embed.shape[0] else plain(self.layers[0].qkv).dtype
 
 
 class Ops(Protocol):
@@ -94,7 +94,7 @@ class Ops(Protocol):
     heads_first: bool  # how the cache is laid out
 
     def plan(self, batch: Batch, cache: KVCache) -> Any: ...
-    def embed(self, plan: Any, table: Tensor) -> Tensor:
+    def embed(self, plan: Any, table: Table) -> Tensor:
         """Rows of the table for the batch's ids: the residual stream.
 
         Zeros for ids that are another rank's.
@@ -123,7 +123,7 @@ class Ops(Protocol):
     def last_rows(self, plan: Any, x: Tensor) -> Tensor:
         """The rows whose logits are wanted."""
 
-    def logits(self, x: Tensor, lm_head: Tensor) -> Tensor:
+    def logits(self, x: Tensor, lm_head: Table) -> Tensor:
         """fp32 [n, vocab_size]."""
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
@@ -280,6 +280,7 @@ class Decoder:
 def resident_bytes(weights: DecoderWeights) -> int:
     """Bytes of all weights, a tensor that serves twice counted once."""
     tensors = [tensor for tensor in vars(weights).values() if isinstance(tensor, torch.Tensor)]
+    tensors += [*tensors_of(weights.embed), *tensors_of(weights.lm_head)]
     for layer in weights.layers:
         tensors += [t for t in vars(layer).values() if isinstance(t, torch.Tensor)]
         for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):

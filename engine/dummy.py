@@ -36,7 +36,7 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
 
     numbers = {name: number for number, name in enumerate(shapes)}
 
-    def random(wanted: Sequence[tuple[str, Part]]) -> Tensor:
+    def random(wanted: Sequence[tuple[str, Part]], _: bool) -> Tensor:
         names = [name for name, _ in wanted]
         rows = [shapes[name][0] for name in names]
         tensor = torch.empty((sum(rows), *shapes[names[0]][1:]), dtype=dtype, device=device)

@@ -22,7 +22,7 @@ from swiftchat.engine.dummy import dummy_weights
 from swiftchat.engine.gpu_ranks import GpuRanks
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.lanes import Lanes
-from swiftchat.engine.loader import load_weights, resident_estimate
+from swiftchat.engine.loader import keeps_packed, load_weights, resident_estimate
 from swiftchat.engine.memory import CachePlan, plan_share
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Event, Finished, Likelihood, Prefill, Tokens
@@ -89,10 +89,12 @@ class Engine:
         dtype: torch.dtype = getattr(torch, config.dtype or shape.dtype)
         gpu = find_kernels(device, config, shape, dtype, cubins)
         chunk_tokens = config.chunk_tokens or (512 if gpu is None else 4096)
+        is_packed = checkpoint is not None and bool(checkpoint.packed)
+        stays_packed = keeps_packed(device, share)
         plan = plan_share(
             config, share, dtype, chunk_tokens if gpu else None, available_bytes(device, num_ranks),
             resident_estimate(whole, checkpoint, dtype)
-            if checkpoint and checkpoint.packed else None,
+            if checkpoint and is_packed and stays_packed else None,
         )  # fmt: skip
         # What fits differs: all take what fits everywhere.
         plan = CachePlan(self._least(plan.num_blocks), self._least(plan.ctx_size_tokens))
@@ -130,7 +132,7 @@ class Engine:
         self._read_ceiling: float | None = None
         computed_in = str(dtype).removeprefix("torch.")
         self.info = EngineInfo(
-            device=device_name(device) + ("" if gpu or device.type == "cpu" else ", torch only"),
+            device=_described(device, gpu is not None, is_packed and not stays_packed),
             dtype=computed_in,
             num_parameters=sum(math.prod(s) for s in expected_tensors(whole).values()),
             weights_bytes=sum(stages.each(resident_bytes(weights))),
@@ -366,3 +368,13 @@ class Engine:
             decode_s=now - first_token,
             seed=generation.seed,
         )
+
+
+def _described(device: torch.device, has_kernels: bool, is_decoded: bool) -> str:
+    """A device's name, and what is not as people may think."""
+    words = [device_name(device)]
+    if device.type != "cpu" and not has_kernels:
+        words.append("torch only")
+    if is_decoded:
+        words.append("weights decoded")
+    return ", ".join(words)

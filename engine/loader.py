@@ -11,9 +11,15 @@ from torch import Tensor
 from swiftchat.engine.arrange import arrange
 from swiftchat.engine.decoder import DecoderWeights, LayerWeights
 from swiftchat.engine.mixture import Expert, Experts
-from swiftchat.engine.quantised import Weight, packed_weight, plain
+from swiftchat.engine.quantised import (
+    Int4Weight,
+    Int8GroupsWeight,
+    Table,
+    Weight,
+    packed_weight,
+    plain,
+)
 from swiftchat.engine.streaming import STAGING_BYTES, Copy, stream_in
-from swiftchat.errors import UsageError
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import (
@@ -50,8 +56,10 @@ class Piece:
         return (self.info.offset + span[0] * row_bytes, self.info.offset + span[1] * row_bytes)
 
 
-# `place(wanted)` gives these parts of the named tensors, together, on the device.
-Place = Callable[[Sequence[tuple[str, Part]]], Weight]
+# `place(wanted, may_pack)` gives these parts of the named tensors, together, on the device; as a
+# plain tensor, unless they may be packed.
+Wanted = Sequence[tuple[str, Part]]
+Place = Callable[[Wanted, bool], Weight]
 
 
 def load_weights(
@@ -67,28 +75,28 @@ def load_weights(
     On the CPU, tensors of the wanted dtype are views of the mapped files: nothing is copied but
     matrices that one product reads together (q k v, gate up) and that do not lie together in
     the file, and columns; the checkpoint must stay open. On a GPU the files are read once and
-    not mapped. Quantised matrices stay packed where `engine.quantised` has their form.
-    `on_progress` gets (bytes done, bytes in all), counted in the files.
+    not mapped. Quantised matrices stay packed where `keeps_packed` says so and
+    `engine.quantised` has their form; all others are decoded. `on_progress` gets (bytes done,
+    bytes in all), counted in the files.
 
-    Raises `BadModelFile` when a file on its way to a GPU cannot be read to its end.
+    Raises `BadModelFile` when a file on its way to a GPU cannot be read to its end, and for
+    packed numbers that are none.
     """
-    if checkpoint.packed and device.type != "cpu":
-        raise UsageError(
-            f"{checkpoint.path} has quantised weights, which only the CPU computes with yet",
-            "use --device cpu, or make a plain model of it: swiftchat convert MODEL NEW",
-        )
     if device.type != "cpu":
         return stream_weights(config, checkpoint, dtype, device, on_progress, share=share)
     share = share or Share(config)
     done_bytes, total_bytes = 0, _wanted_bytes(share, checkpoint)
 
-    def place(wanted: Sequence[tuple[str, Part]]) -> Weight:
+    def place(wanted: Wanted, may_pack: bool) -> Weight:
         nonlocal done_bytes
         if any(name in checkpoint.packed for name, _ in wanted):
             names = [name for name, _ in wanted]
             done_bytes += sum(map(checkpoint.nbytes, names))
             on_progress(done_bytes, total_bytes)
-            weight = _packed(checkpoint, names, dtype)
+            keep = may_pack and keeps_packed(device, share)
+            weight = _packed(checkpoint, names, dtype) if keep else None
+            if weight is None:
+                weight = _decoded(checkpoint, wanted, dtype)
             checkpoint.forget()
             return weight
         pieces = _pieces(checkpoint, wanted)
@@ -109,21 +117,39 @@ def stream_weights(
     num_readers: int | None = None,
     staging_bytes: int = STAGING_BYTES,
 ) -> DecoderWeights:
-    """`load_weights` for a GPU: allocate everything, then let `stream_in` fill it."""
+    """`load_weights` for a GPU: allocate everything, then let `stream_in` fill it.
+
+    What is packed is decoded on the way, before that.
+    """
     share = share or Share(config)
     copies: list[Copy] = []
-    weights = assemble(
-        share, lambda wanted: _allocate(_pieces(checkpoint, wanted), dtype, device, copies)
-    )
-    total_bytes = _wanted_bytes(share, checkpoint)
+    decoded_bytes, total_bytes = 0, _wanted_bytes(share, checkpoint)
+
+    def place(wanted: Wanted, _: bool) -> Tensor:
+        nonlocal decoded_bytes
+        if not any(name in checkpoint.packed for name, _ in wanted):
+            return _allocate(_pieces(checkpoint, wanted), dtype, device, copies)
+        tensor = _decoded(checkpoint, wanted, dtype).to(device)
+        checkpoint.forget()
+        decoded_bytes += sum(checkpoint.nbytes(name) for name, _ in wanted)
+        on_progress(decoded_bytes, total_bytes)
+        return tensor
+
+    weights = assemble(share, place)
     stream_in(
-        copies, device, lambda done: on_progress(done, total_bytes), num_readers, staging_bytes
-    )
+        copies, device, lambda done: on_progress(decoded_bytes + done, total_bytes), num_readers,
+        staging_bytes,
+    )  # fmt: skip
     return arrange(share.local, weights)
 
 
+def keeps_packed(device: torch.device, share: Share) -> bool:
+    """Whether packed matrices stay so: on the CPU, where one rank has them whole."""
+    return device.type == "cpu" and share.is_whole
+
+
 def resident_estimate(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    """Bytes that the weights of a checkpoint with `packed` tensors will take on the CPU."""
+    """Bytes that the weights of a checkpoint with `packed` tensors will take where they stay so."""
     return sum(
         checkpoint.nbytes(name)
         if name in checkpoint.packed and checkpoint.packed[name].kept is not None
@@ -132,16 +158,19 @@ def resident_estimate(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.
     )
 
 
-def _packed(checkpoint: Checkpoint, names: Sequence[str], dtype: torch.dtype) -> Weight:
-    """Matrices under each other as they are packed; decoded, where no form here is theirs all."""
+def _packed(checkpoint: Checkpoint, names: Sequence[str], dtype: torch.dtype) -> Weight | None:
+    """Matrices under each other as they are packed; None where no form here is theirs all."""
     packed = [checkpoint.packed.get(name) for name in names]
     forms = [tensor.kept for tensor in packed if tensor is not None and tensor.kept is not None]
-    if len(forms) == len(names):
-        weight = packed_weight([kept() for kept in forms], dtype)
-        if weight is not None:
-            return weight
+    if len(forms) < len(names):
+        return None
+    return packed_weight([kept() for kept in forms], dtype)
 
-    def decoded(name: str) -> Tensor:
+
+def _decoded(checkpoint: Checkpoint, wanted: Wanted, dtype: torch.dtype) -> Tensor:
+    """The wanted parts together, of tensors of which some are packed."""
+
+    def whole(name: str) -> Tensor:
         if name not in checkpoint.packed:
             info = checkpoint.tensors[name]
             return _view(checkpoint, info, info.offset, info.shape).to(dtype)
@@ -149,7 +178,12 @@ def _packed(checkpoint: Checkpoint, names: Sequence[str], dtype: torch.dtype) ->
         pieces = [torch.from_numpy(piece).to(dtype) for piece in tensor.pieces()]
         return torch.cat(pieces).view(tensor.shape)
 
-    return torch.cat([decoded(name) for name in names])
+    cut = [
+        tensor.narrow(part.axis, start, end - start)
+        for tensor, part in ((whole(name), part) for name, part in wanted)
+        for start, end in part.spans
+    ]
+    return torch.cat(cut, wanted[0][1].axis)
 
 
 def _wanted_bytes(share: Share, checkpoint: Checkpoint) -> int:
@@ -165,17 +199,18 @@ def assemble(share: Share, place: Place) -> DecoderWeights:
     """The weights in the order of the files; `arrange` brings them into the decoder's.
 
     `place` makes one tensor of those with the given names, of each the part that `share` has:
-    rows under each other, columns side by side.
+    rows under each other, columns side by side. Only matrices that the decoder hands to its
+    products, and tables of embeddings, may be packed.
     """
     config, parts = share.config, share.parts
     outside = [*first_tensors(config), *last_tensors(config)]
 
     def optional(*canonical: str, layer: int | None = None) -> Tensor | None:
         """The named tensors that this rank has, stacked; None where it has none of them."""
-        weight = matrix(*canonical, layer=layer)
+        weight = matrix(*canonical, layer=layer, may_pack=False)
         return None if weight is None else plain(weight)
 
-    def matrix(*canonical: str, layer: int | None = None) -> Weight | None:
+    def matrix(*canonical: str, layer: int | None = None, may_pack: bool = True) -> Weight | None:
         known = outside if layer is None else layer_tensors(config, layer)
         wanted = [
             (tensor_name(config, name, layer, number), part)
@@ -183,11 +218,17 @@ def assemble(share: Share, place: Place) -> DecoderWeights:
             if name in known and (part := parts[name]) is not None
             for number in share.numbers(name)
         ]
-        return place(wanted) if wanted else None
+        return place(wanted, may_pack) if wanted else None
 
     def placed(*canonical: str, layer: int | None = None) -> Tensor:
         tensor = optional(*canonical, layer=layer)
         return torch.empty(0) if tensor is None else tensor
+
+    def table(canonical: str) -> Table:
+        weight = matrix(canonical)
+        if isinstance(weight, Tensor | Int4Weight | Int8GroupsWeight):
+            return weight
+        return placed(canonical)
 
     def branch(*canonical: str, layer: int) -> Weight:
         weight = matrix(*canonical, layer=layer)
@@ -196,7 +237,7 @@ def assemble(share: Share, place: Place) -> DecoderWeights:
     def one_by_one(i: int) -> Iterator[Expert]:
         def one(e: int, *canonical: str) -> Weight:
             pairs = [(tensor_name(config, name, i, e), parts[name]) for name in canonical]
-            return place([(name, part) for name, part in pairs if part is not None])
+            return place([(name, part) for name, part in pairs if part is not None], True)
 
         for e in range(config.num_experts):
             yield Expert(one(e, "expert_gate", "expert_up"), one(e, "expert_down"))
@@ -244,7 +285,7 @@ def assemble(share: Share, place: Place) -> DecoderWeights:
         )
 
     layers = [layer_weights(i) for i in range(*share.layers)]
-    embed = placed("embed")
+    embed = table("embed")
     return DecoderWeights(
         embed=embed,
         positions=optional("positions"),
@@ -255,7 +296,7 @@ def assemble(share: Share, place: Place) -> DecoderWeights:
         final_norm=optional("final_norm"),
         final_norm_bias=optional("final_norm_bias"),
         project_out=optional("project_out"),
-        lm_head=embed if config.tied_embeddings else placed("lm_head"),
+        lm_head=embed if config.tied_embeddings else table("lm_head"),
         lm_head_bias=optional("lm_head_bias"),
     )
 

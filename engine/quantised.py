@@ -8,15 +8,16 @@ decoded and multiplied with in the usual way. Neither ever has the whole matrix 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.errors import DeviceError
-from swiftchat.weights.kept import Int4, Int8, Kept
+from swiftchat.weights.kept import Int4, Int8, Int8Groups, Kept
 
 # Up to so many rows torch's packed operator is the faster way; measured with SmolLM2's shapes.
 _FEW_ROWS_INT4 = 64
@@ -40,6 +41,18 @@ class PackedWeight(Protocol):
 Weight = Tensor | PackedWeight
 
 
+class PackedTable(PackedWeight, Protocol):
+    """A packed matrix whose rows are also looked up: embeddings."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def rows(self, ids: Tensor) -> Tensor:
+        """The rows `ids` [n]: [n, columns], in `dtype`."""
+
+
+Table = Tensor | PackedTable
+
+
 def packed_weight(parts: Sequence[Kept], dtype: torch.dtype) -> PackedWeight | None:
     """The parts under each other as one matrix to multiply `dtype` with.
 
@@ -49,18 +62,23 @@ def packed_weight(parts: Sequence[Kept], dtype: torch.dtype) -> PackedWeight | N
     if len({type(part) for part in parts}) > 1:
         return None
     scale = np.concatenate([part.scale for part in parts])
-    if isinstance(first, Int4):
+    one = _together([part.codes for part in parts])
+    if isinstance(first, Int4 | Int8Groups):
         if len({part.scale.shape[1] for part in parts}) > 1:
             return None
-        codes = np.concatenate([part.codes for part in parts])
-        zero = np.concatenate([part.zero for part in parts if isinstance(part, Int4)])
-        return Int4Weight.packed(Int4(codes, scale, zero), dtype)
-    one = parts[0].codes if len(parts) == 1 else np.concatenate([part.codes for part in parts])
+        zero = _together([part.zero for part in parts if isinstance(part, Int4 | Int8Groups)])
+        if isinstance(first, Int4):
+            return Int4Weight.packed(Int4(one, scale, zero), dtype)
+        return Int8GroupsWeight.packed(Int8Groups(one, scale, zero), dtype)
     # A view of the file where it is one part that needs no change.
     numbers, factors = torch.from_numpy(one), torch.from_numpy(np.ascontiguousarray(scale))
     if isinstance(first, Int8):
         return Int8Weight(numbers, factors)
     return Float8Weight(numbers.view(torch.int8), factors)
+
+
+def _together(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 @dataclass(frozen=True)
@@ -122,37 +140,45 @@ class Int4Weight:
     """Numbers of 4 bits in torch's packed order, groups of columns with a factor and a zero.
 
     `numbers` uint8 [rows/64, columns, 32], rows filled up to whole blocks; `scale_and_zero`
-    [groups, rows, 2], so that weight = (q − 8)·scale + zero, in the dtype computed in.
+    [groups, rows, 2], so that weight = (q − 8)·scale + zero, in the dtype computed in. With
+    `whole_zeros` that zero is a multiple of the scale, but for its rounding.
     """
 
     shape: tuple[int, int]
     numbers: Tensor
     scale_and_zero: Tensor
+    whole_zeros: bool
 
     @classmethod
     def packed(cls, kept: Int4, dtype: torch.dtype) -> "Int4Weight | None":
         rows, half = kept.codes.shape
         columns, groups = 2 * half, kept.scale.shape[1]
-        if columns // groups not in _KERNEL_GROUPS or _row_order() is None:
+        order = _row_order()
+        if columns // groups not in _KERNEL_GROUPS or order is None:
             return None
         spare = -rows % _BLOCK
         scale, zero = (torch.from_numpy(np.ascontiguousarray(t.T)) for t in (kept.scale, kept.zero))
-        table = torch.stack([scale, scale * (8 - zero)], 2)
+        table = F.pad(torch.stack([scale, scale * (8 - zero)], 2), (0, 0, 0, spare)).to(dtype)
         packed = torch.empty((rows + spare) // _BLOCK, columns, _BLOCK // 2, dtype=torch.uint8)
-        # As integers of four bytes each, as the operator wants them, only a tile at a time.
+        index, block = torch.tensor(order), len(order)
         step = max(1, _TILE_ELEMENTS // (columns * _BLOCK))
-        for block in range(0, len(packed), step):
-            codes = torch.from_numpy(kept.codes[block * _BLOCK : (block + step) * _BLOCK])
-            wide = torch.stack([codes & 15, codes >> 4], 2).view(len(codes), columns).int()
-            wide = F.pad(wide, (0, 0, 0, -len(wide) % _BLOCK))
-            made = torch.ops.aten._convert_weight_to_int4pack_for_cpu(wide, 1)
-            packed[block : block + step] = made.view(-1, columns, _BLOCK // 2)
-        table = F.pad(table, (0, 0, 0, spare)).to(dtype)
-        return cls((rows, columns), packed, table)
+        for start in range(0, len(packed), step):
+            codes = torch.from_numpy(kept.codes[start * _BLOCK : (start + step) * _BLOCK])
+            wide = torch.stack([codes & 15, codes >> 4], 2).view(len(codes), columns)
+            wide = F.pad(wide, (0, 0, 0, -len(wide) % _BLOCK)).view(-1, block, columns)
+            low, high = wide[:, index].chunk(2, 1)
+            made = (low | high << 4).transpose(1, 2).reshape(-1, columns, _BLOCK // 2)
+            packed[start : start + step] = made
+        whole = bool((kept.zero == np.rint(kept.zero)).all())
+        return cls((rows, columns), packed, table, whole)
 
     @property
     def tensors(self) -> list[Tensor]:
         return [self.numbers, self.scale_and_zero]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.scale_and_zero.dtype
 
     def product(self, x: Tensor) -> Tensor:
         rows, columns = self.shape
@@ -175,17 +201,81 @@ class Int4Weight:
         block = len(order)
         packed = packed.view(-1, columns, block // 2)
         table = self.scale_and_zero[:, start * _BLOCK : (start + blocks) * _BLOCK]
-        scale, zero = table.unbind(2)
-        # Exact, though the table may be rounded: zeros are whole.
-        zero = torch.where(scale == 0, 0, (zero / scale).round_()).neg_().add_(8).unsqueeze(1)
         matrix = torch.empty(columns, len(packed), block, dtype=table.dtype)
         matrix[..., : block // 2] = (packed & 15).transpose(0, 1)
         matrix[..., block // 2 :] = (packed >> 4).transpose(0, 1)
         if order != tuple(range(block)):
             matrix = matrix[..., torch.tensor(order).argsort()]
         by_group = matrix.view(len(table), -1, blocks * _BLOCK)
-        by_group.sub_(zero).mul_(scale.unsqueeze(1))
-        return by_group.view(columns, -1)
+        return self._meant(by_group, *table.unsqueeze(1).unbind(-1)).reshape(columns, -1)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        order = _row_order()
+        assert order is not None
+        columns, block = self.shape[1], len(order)
+        place = torch.tensor(order).argsort()[ids % block]
+        packed = self.numbers.view(-1, columns, block // 2)
+        bytes_ = packed[ids // block, :, place % (block // 2)]
+        codes = torch.where((place < block // 2).unsqueeze(1), bytes_ & 15, bytes_ >> 4)
+        table = self.scale_and_zero[:, ids].transpose(0, 1).unsqueeze(2)
+        by_group = codes.to(table.dtype).view(len(ids), table.shape[1], -1)
+        return self._meant(by_group, *table.unbind(-1)).reshape(len(ids), columns)
+
+    def _meant(self, codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        """What codes mean, which are destroyed, by factors and zeros that broadcast to them."""
+        if not self.whole_zeros:
+            return torch.addcmul(zero, codes.sub_(8), scale)
+        # Exact, though the table may be rounded.
+        zero = torch.where(scale == 0, 0, (zero / scale).round_()).neg_().add_(8)
+        return codes.sub_(zero).mul_(scale)
+
+
+@dataclass(frozen=True)
+class Int8GroupsWeight:
+    """Numbers of 8 bits with a factor for each group of columns, as two of 4 bits.
+
+    A number is 16·(its upper half − 8) + its lower half, so the matrix is one of `halves`
+    [rows, 2·columns], the upper ones before the lower, multiplied with every row twice: torch
+    has no operator of its own for 8 bits in groups.
+    """
+
+    halves: Int4Weight
+
+    @classmethod
+    def packed(cls, kept: Int8Groups, dtype: torch.dtype) -> "Int8GroupsWeight | None":
+        both = np.concatenate([kept.codes >> 4, kept.codes & 15], 1)
+        codes = both[:, 0::2] | both[:, 1::2] << 4
+        scale = np.concatenate([16 * kept.scale, kept.scale], 1)
+        zero = np.concatenate([np.full_like(kept.zero, 8), kept.zero - 128], 1)
+        halves = Int4Weight.packed(Int4(codes, scale, zero), dtype)
+        return None if halves is None else cls(halves)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.halves.shape
+        return rows, columns // 2
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return self.halves.tensors
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.halves.dtype
+
+    def product(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.bfloat16 and len(x) <= _FEW_ROWS_INT4:
+            return self.halves.product(torch.cat([x, x], 1))
+        step = max(1, _tile_rows(self.halves.shape) // _BLOCK)
+        tiles = []
+        for at in range(0, len(self.halves.numbers), step):
+            upper, lower = self.halves.decoded(at, at + step).chunk(2)
+            tiles.append(x @ upper.add_(lower))
+        return torch.cat(tiles, 1)[:, : self.shape[0]]
+
+    def rows(self, ids: Tensor) -> Tensor:
+        upper, lower = self.halves.rows(ids).chunk(2, 1)
+        return upper + lower
 
 
 @cache

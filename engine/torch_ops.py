@@ -16,7 +16,7 @@ from torch import Tensor
 from swiftchat.engine.batch import Batch, Span
 from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.norms import layer_norm, norm_heads_, rms_norm
-from swiftchat.engine.quantised import Weight
+from swiftchat.engine.quantised import Table, Weight
 from swiftchat.engine.quantised_kv import decoded
 from swiftchat.engine.rope import cos_sin_table
 from swiftchat.weights.config import ModelConfig, RopeConfig
@@ -84,7 +84,9 @@ class TorchOps:
             full_attention=reading(None) if config.full_layers else attention,
         )  # fmt: skip
 
-    def embed(self, plan: "TorchPlan", table: Tensor) -> Tensor:
+    def embed(self, plan: "TorchPlan", table: Table) -> Tensor:
+        if not isinstance(table, Tensor):
+            return table.rows(plan.ids).float()
         if len(table) == self._config.vocab_size:
             return table[plan.ids].float()
         # Of the other ranks' ids this one has nothing to add to the sum.
@@ -139,7 +141,7 @@ class TorchOps:
     def last_rows(self, plan: "TorchPlan", x: Tensor) -> Tensor:
         return x if len(plan.logit_rows) == len(x) else x[plan.logit_rows]
 
-    def logits(self, x: Tensor, lm_head: Tensor) -> Tensor:
+    def logits(self, x: Tensor, lm_head: Table) -> Tensor:
         return linear(x, lm_head).float()
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:

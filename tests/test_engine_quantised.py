@@ -23,12 +23,11 @@ from swiftchat.engine.quantised import (
     packed_weight,
     reordered,
 )
-from swiftchat.errors import BadModelFile, UsageError
+from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert import convert
 from swiftchat.weights.kept import Float8, Int4, Int8, Kept
 from swiftchat.weights.model import Model
 from swiftchat.weights.quantise import FORMS, Quantisation
-from swiftchat.weights.tensor_parallel import share_of
 
 CLASSES = {"int4": Int4Weight, "int8": Int8Weight, "fp8": Float8Weight}
 # bfloat16 has 8 bits, the first among them: what is rounded is wrong by 2^−8 of itself at most.
@@ -189,12 +188,6 @@ def test_the_engine_answers_and_says_what_it_keeps(quantised: dict[str, Path]) -
     assert engine.info.weights_bytes <= 1.25 * sum(sizes.values())
     tokens, _ = tiny.run(engine, {1: tiny.random_ids(9)}, SamplingParams(max_tokens=3))
     assert len(tokens[1]) > 0
-
-
-def test_ranks_are_refused_by_name(quantised: dict[str, Path]) -> None:
-    model = Model.open(quantised["int8"])
-    with pytest.raises(UsageError, match="quantised weights, which are not shared among ranks"):
-        model.checkpoint(share_of(model.config, 2, 0))
 
 
 @pytest.mark.parametrize("form", FORMS)

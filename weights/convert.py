@@ -61,6 +61,7 @@ def convert(
     quantisation: Quantisation | None = None,
     progress: Progress | None = None,
     generation_defaults: Mapping[str, Any] | None = None,
+    packed: bool = False,
 ) -> None:
     """Write the model of `source` (see `plan_of`) as a new directory.
 
@@ -69,7 +70,8 @@ def convert(
     tensor names. `generation_defaults` go into `generation_config.json` where the source says
     nothing of its own. With `tp` not 1 the weights are cut for so many ranks, a file for each,
     which only this program reads and only with so many ranks. `quantisation` is done to the
-    matrices of the layers; their factors have `dtype`, as all the rest.
+    matrices of the layers; their factors have `dtype`, as all the rest. With `packed` matrices of
+    a GGUF file stay in its blocks where the engine computes with them so (`gguf_packed`).
 
     The directory appears under its name when it is whole, has been read back and agrees with
     what was written; after any failure or interrupt nothing of it is left. Of two processes
@@ -81,7 +83,7 @@ def convert(
     """
     if destination.exists():
         raise FileSystemError(f"{destination} exists already", "choose another name or remove it")
-    plan = _planned(source, dtype, only, skip, quantisation)
+    plan = _planned(source, dtype, only, skip, quantisation, packed)
     destination = Path(os.path.abspath(destination))  # noqa: PTH100 - resolve() would follow links
     if generation_defaults:
         plan = plan.with_generation_defaults(generation_defaults)
@@ -137,13 +139,13 @@ def _peak_bytes(plan: Plan, tp: int) -> int:
 
 def _planned(
     source: Path, dtype: str | None, only: Sequence[str], skip: Sequence[str],
-    quantisation: Quantisation | None,
+    quantisation: Quantisation | None, packed: bool = False,
 ) -> Plan:  # fmt: skip
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"unknown dtype {dtype!r}", f"one of {', '.join(DTYPES)}")
     if not source.exists():
         raise ModelNotFound(f"no model at {source}")
-    plan = plan_of(source, dtype)
+    plan = plan_of(source, dtype, packed=packed)
     if only or skip:
         plan = plan.selected(only, skip)
     return plan if quantisation is None else plan.quantised_as(quantisation)
@@ -160,8 +162,10 @@ def _small_files(plan: Plan, layout: Layout) -> Mapping[str, bytes]:
 def _fingerprint(plan: Plan, tp: int) -> str:
     """A name for source, dtype, tensors and ranks: sizes and both ends of the files, hashed."""
     digest = hashlib.sha256(plan.dtype.encode())
-    if plan.quantisation is not None:
+    if plan.quantisation is not None or plan.packed:
         digest.update(plan.files["config.json"])
+        if plan.quantisation is not None and plan.quantisation.moments is not None:
+            digest.update(b"calibrated")
     if tp != 1:
         digest.update(f"tp {tp}".encode())
     digest.update(json_bytes(dict(plan.shapes)))

@@ -14,10 +14,11 @@ from swiftchat.weights.gguf import GgufFile, GgufTensor
 from swiftchat.weights.gguf_archs import GgufArch
 from swiftchat.weights.gguf_rope import ROPE_TENSORS
 
-__all__ = ["Source", "tensor_sources", "values"]
+__all__ = ["Bytes", "Source", "blocks", "tensor_sources", "values"]
 
 _CHUNK_ELEMENTS = 1 << 20
 
+Bytes = npt.NDArray[np.uint8]
 Rows = range | npt.NDArray[np.intp]
 
 
@@ -77,11 +78,16 @@ def values(file: GgufFile, source: Source) -> Iterator[npt.NDArray[np.float32]]:
     elif source.transposed:
         yield from _columns(rows, tensor.type_name)
     else:
-        # Blocks never cross rows, so the rows can change places before they are decoded.
         step = max(1, _CHUNK_ELEMENTS // tensor.shape[-1])
         for start in range(0, len(source.rows), step):
             part = rows[_index(source.rows[start : start + step])]
             yield dequantize(part, tensor.type_name).reshape(-1)
+
+
+def blocks(file: GgufFile, source: Source) -> Bytes:
+    """The matrix as [rows, bytes of a row] in Hugging Face's order, not decoded."""
+    # Blocks never cross rows, so the rows can change places as they are.
+    return file.rows(source.tensor)[_index(source.rows)]
 
 
 def _columns(rows: npt.NDArray[np.uint8], type_name: str) -> Iterator[npt.NDArray[np.float32]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Float8", "Int4", "Int8", "Kept"]
+__all__ = ["Float8", "Int4", "Int8", "Int8Groups", "Kept"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -18,7 +18,8 @@ class Int4:
     """weight[r, c] = scale[r, g]·(q[r, c] − zero[r, g]), g = c // (columns // groups).
 
     `codes` uint8 [rows, columns/2] has two numbers a byte, the lower column in the low half;
-    `scale` and `zero`, which is whole and from 0 to 15, are [rows, groups].
+    `scale` and `zero` are [rows, groups]. Zeros are whole and from 0 to 15, but where a form has
+    a float minimum instead: then zero = −minimum / scale.
     """
 
     codes: npt.NDArray[np.uint8]
@@ -35,6 +36,19 @@ class Int8:
 
 
 @dataclass(frozen=True)
+class Int8Groups:
+    """weight[r, c] = scale[r, g]·(codes[r, c] − zero[r, g]), g = c // (columns // groups).
+
+    `codes` uint8 [rows, columns] lie around 128, and so do zeros, which need not be whole;
+    `scale` and `zero` are [rows, groups].
+    """
+
+    codes: npt.NDArray[np.uint8]
+    scale: Floats
+    zero: Floats
+
+
+@dataclass(frozen=True)
 class Float8:
     """weight[r, c] = scale[r]·e4m3(codes[r, c]); `codes` uint8 [rows, columns], `scale` [rows]."""
 
@@ -42,4 +56,4 @@ class Float8:
     scale: Floats
 
 
-Kept = Int4 | Int8 | Float8
+Kept = Int4 | Int8 | Int8Groups | Float8

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from swiftchat.errors import BadModelFile, ModelNotFound, UsageError
+from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig, token_ids
 from swiftchat.weights.families import expected_tensors
@@ -65,11 +65,6 @@ class Model:
 
         `share` says which rank wants them; `UsageError` when they are cut for other ranks.
         """
-        if self.quantised is not None and share is not None and not share.is_whole:
-            raise UsageError(
-                f"{self.path} has quantised weights, which are not shared among ranks yet",
-                "leave out --tp and --pp, or make a plain model of it: swiftchat convert MODEL NEW",
-            )
         checkpoint = Checkpoint.open(self.path, share)
         if self.quantised is None:
             checkpoint.check(self.config)

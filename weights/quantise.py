@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, UsageError
+from swiftchat.weights.compensated import Compensation
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import FAMILIES, canonical_tensors, tensor_name
 from swiftchat.weights.packed import as_float32
 from swiftchat.weights.rounding import WIRE_NAMES, Floats, rounded
 from swiftchat.weights.safetensors_file import Announced
 
-__all__ = ["FORMS", "GROUP_SIZES", "Quantisation"]
+__all__ = ["FORMS", "GROUP_SIZES", "MATRICES", "Quantisation"]
 
 FORMS = ("int8", "int4", "fp8")
 GROUP_SIZES = (32, 64, 128)
@@ -27,7 +28,7 @@ GROUP_SIZES = (32, 64, 128)
 Array = npt.NDArray[Any]
 
 # Matrices of the layers by canonical name; embeddings, head, routers and norms stay as they are.
-_MATRICES = frozenset(
+MATRICES = frozenset(
     ("q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "expert_gate", "expert_up",
      "expert_down", "shared_gate", "shared_up", "shared_down")
 )  # fmt: skip
@@ -41,13 +42,15 @@ _SMALLEST = {"bfloat16": 2.0**-126, "float16": 2.0**-24, "float32": 2.0**-126}
 class Quantisation:
     """What is done to the matrices of the layers: a form, and the width of int4's groups.
 
-    Tensors that match a pattern of `keep` stay as they are. Raises `UsageError` for an unknown
-    form or size of groups.
+    Tensors that match a pattern of `keep` stay as they are. `moments(name)` gives what the inputs
+    of a matrix are like (`Compensation`); None: each number is rounded to the nearest. Raises
+    `UsageError` for an unknown form or size of groups, and for moments of another form than int4.
     """
 
     form: str
     group_size: int = 32
     keep: Sequence[str] = ()
+    moments: Callable[[str], Floats] | None = None
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
@@ -55,6 +58,8 @@ class Quantisation:
         if self.group_size not in GROUP_SIZES:
             sizes = ", ".join(map(str, GROUP_SIZES))
             raise UsageError(f"groups of {self.group_size} are not known", f"one of {sizes}")
+        if self.moments is not None and self.form != "int4":
+            raise UsageError(f"{self.form} is not calibrated", "only --quantize int4 is")
 
     def chosen(self, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
         """The names, among those of `shapes`, that are to be quantised.
@@ -66,7 +71,7 @@ class Quantisation:
         names = [
             name
             for canonical, layer, part in canonical_tensors(config)
-            if canonical in _MATRICES - apart
+            if canonical in MATRICES - apart
             and (name := tensor_name(config, canonical, layer, part)) in shapes
         ]
         for pattern in self.keep:
@@ -132,10 +137,13 @@ class Quantisation:
         """The tensors that `announced` names, in its order, for the numbers of `matrix`."""
         codes = np.empty(matrix.shape, np.uint8)
         scales, zeros = [], []
-        for start in range(0, len(matrix), _ROWS):
-            rows = matrix[start : start + _ROWS]
-            found, scale, zero = self._rounded(name, rows, dtype)
-            codes[start : start + _ROWS] = found
+        compensation = None if self.moments is None else Compensation(self.moments(name))
+        # What is compensated goes column by column: the more rows at a time the better.
+        step = _ROWS if compensation is None else len(matrix)
+        for start in range(0, len(matrix), step):
+            rows = matrix[start : start + step]
+            found, scale, zero = self._rounded(name, rows, dtype, compensation)
+            codes[start : start + step] = found
             scales.append(scale)
             zeros.append(zero)
         bits = 4 if self.form == "int4" else 8
@@ -147,7 +155,9 @@ class Quantisation:
         for (stored, _, _), array in zip(names, parts[: len(names)], strict=True):
             yield stored, array
 
-    def _rounded(self, name: str, rows: Floats, dtype: str) -> tuple[Array, Array, Array]:
+    def _rounded(
+        self, name: str, rows: Floats, dtype: str, compensation: Compensation | None
+    ) -> tuple[Array, Array, Array]:
         """Codes, factors and zeros of some rows; divided is by factors that are rounded already."""
 
         def stored(scale: Floats) -> tuple[Array, Floats]:
@@ -156,7 +166,7 @@ class Quantisation:
             return array, as_float32(array, WIRE_NAMES[dtype])
 
         if self.form == "int4":
-            return _int4_codes(rows.reshape(len(rows), -1, self.group_size), stored)
+            return _int4_codes(rows, self.group_size, stored, compensation)
         largest = np.abs(rows).max(1, keepdims=True)
         none = np.empty((0, 1), np.uint8)
         if self.form == "fp8":
@@ -168,16 +178,28 @@ class Quantisation:
 
 
 def _int4_codes(
-    groups: Floats, stored: Callable[[Floats], tuple[Array, Floats]]
-) -> tuple[Array, Array, Array]:
-    """Codes from 0 to 15 of [rows, groups, size], so that zero is among what they can mean."""
+    rows: Floats, group_size: int, stored: Callable[[Floats], tuple[Array, Floats]],
+    compensation: Compensation | None,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Codes from 0 to 15 of [rows, columns], so that zero is among what they can mean."""
+    groups = rows.reshape(len(rows), -1, group_size)
     low, high = np.minimum(groups.min(2), 0), np.maximum(groups.max(2), 0)
     array, scale = stored((high - low) / np.float32(15))
     zero = np.clip(np.rint(-low / scale), 0, 15)
-    codes = np.rint(groups / scale[..., None])
-    codes += zero[..., None]
+    of_columns = np.ascontiguousarray(scale.T), np.ascontiguousarray(zero.T)
+
+    def round_column(column: int, numbers: Floats) -> tuple[Floats, Floats]:
+        s, z = (table[column // group_size] for table in of_columns)
+        codes = np.clip(np.rint(numbers / s) + z, 0, 15)
+        return codes, (codes - z) * s
+
+    if compensation is not None:
+        codes = compensation.codes(rows, round_column)
+    else:
+        codes = np.rint(groups / scale[..., None])
+        codes += zero[..., None]
     codes = np.clip(codes, 0, 15).astype(np.uint8)
-    return codes.reshape(len(codes), -1), array, zero.astype(np.uint8)
+    return codes.reshape(rows.shape), array, zero.astype(np.uint8)
 
 
 def _e4m3_codes(numbers: Floats) -> Array:

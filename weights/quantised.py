@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
+from swiftchat.weights import (
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    fp8,
+    gguf_packed,
+    gptq,
+    mxfp4,
+)
 from swiftchat.weights.json_file import read_json
 from swiftchat.weights.packed import PackedTensor, Read, Source
 from swiftchat.weights.quantised_settings import Settings, shortened
@@ -27,6 +35,7 @@ _METHODS: Mapping[str, Method] = {
     "compressed-tensors": compressed_tensors.tensors,
     "fp8": fp8.tensors,
     "fbgemm_fp8": fp8.tensors,
+    "gguf": gguf_packed.tensors,
     "mxfp4": mxfp4.tensors,
     "bitsandbytes": bitsandbytes.tensors,
 }

@@ -8,6 +8,7 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights import (
     gguf_archs,
     gguf_model,
+    gguf_packed,
     gguf_tensors,
     megatron_model,
     meta_model,
@@ -34,8 +35,8 @@ _COPIED = (
 _TEMPLATES = "additional_chat_templates"
 
 
-def plan_of(source: Path, dtype: str | None) -> Plan:
-    """What a conversion of `source` to `dtype` would write.
+def plan_of(source: Path, dtype: str | None, *, packed: bool = False) -> Plan:
+    """What a conversion of `source` to `dtype` would write; `packed` is as for `convert`.
 
     `source` is a GGUF file (the first, where it is split), a Hugging Face directory, Meta's
     (`params.json`, `consolidated.*.pth`), Megatron-LM's (`mp_rank_*` below) or OpenAI's of GPT-2
@@ -43,7 +44,7 @@ def plan_of(source: Path, dtype: str | None) -> Plan:
     tensors cannot be true.
     """
     if source.is_file():
-        return _gguf(source, dtype)
+        return _gguf(source, dtype, packed)
     if not (source / "config.json").is_file():
         if meta_model.is_meta(source):
             return meta_model.plan(source, dtype)
@@ -54,7 +55,7 @@ def plan_of(source: Path, dtype: str | None) -> Plan:
     return _directory(source, dtype)
 
 
-def _gguf(source: Path, dtype: str | None) -> Plan:
+def _gguf(source: Path, dtype: str | None, packed: bool) -> Plan:
     file = open_gguf(source)
     kept = {"F16": "float16", "F32": "float32"}
     types = {tensor.type_name for tensor in file.tensors.values() if len(tensor.shape) > 1}
@@ -63,6 +64,9 @@ def _gguf(source: Path, dtype: str | None) -> Plan:
     config_json = gguf_model.model_config_json(file, dtype)
     config = ModelConfig.from_hf(config_json)
     sources = gguf_tensors.tensor_sources(file, gguf_archs.arch_of(file)[0], config)
+    as_it_is = gguf_packed.as_they_are(file, config, sources) if packed else {}
+    if as_it_is:
+        config_json["quantization_config"] = gguf_packed.SETTINGS
     vocabulary = tokenizer_files(file.metadata)
     num_tokens = len(file.metadata["tokenizer.ggml.tokens"])
     if num_tokens > config.vocab_size:
@@ -80,7 +84,9 @@ def _gguf(source: Path, dtype: str | None) -> Plan:
     def values(name: str) -> Iterator[Floats]:
         return gguf_tensors.values(file, sources[name])
 
-    return Plan(files, expected_tensors(config), dtype, values, file.paths, file.forget)
+    return Plan(
+        files, expected_tensors(config), dtype, values, file.paths, file.forget, packed=as_it_is
+    )
 
 
 def _directory(source: Path, dtype: str | None) -> Plan:

@@ -193,7 +193,7 @@ def _conversion_of_file(path: Path) -> str:
         raise ModelNotFound(f"no file {path}") from error
     except OSError as error:
         raise FileSystemError(f"cannot read {path}: {error.strerror}") from error
-    return _keyed(real.stem, f"{real}\0{state.st_size}\0{state.st_mtime_ns}")
+    return _keyed(real.stem, f"{real}\0{state.st_size}\0{state.st_mtime_ns}\0packed")
 
 
 def _keyed(name: str, identity: str) -> str:
@@ -208,7 +208,7 @@ def _converted(source: Path, destination: Path, progress: Progress | None) -> Pa
 
         try:
             # By its own name, which tells the other files of a split model.
-            convert(source, destination, progress=progress)
+            convert(source, destination, progress=progress, packed=True)
         except FileSystemError:
             # Another process may have finished the same conversion since the look above.
             if not destination.is_dir():

@@ -1,0 +1,106 @@
+"""The second moments of what goes into a model's matrices while it reads a text.
+
+A process of its own, for who must not import torch: a request comes by stdin, lines of
+"done total" go to stdout, the moments into a folder.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swiftchat.engine.batch import Batch
+from swiftchat.engine.decoder import Decoder, LayerWeights
+from swiftchat.engine.kv_cache import KVCache
+from swiftchat.engine.loader import load_weights
+from swiftchat.engine.params import SamplingParams
+from swiftchat.engine.quantised import Weight
+from swiftchat.engine.scheduler import Row
+from swiftchat.engine.scheduler import Sequence as TokenSequence
+from swiftchat.engine.torch_ops import TorchOps
+from swiftchat.weights.config import ModelConfig
+from swiftchat.weights.model import Model
+
+FIELDS = ("qkv", "o", "gate_up", "down")
+_CONTEXT_TOKENS = 1024
+_BLOCK_SIZE = 64
+_MOST_BYTES = 1 << 30  # of moments that are in memory at a time
+
+
+class _Watched(TorchOps):
+    """The decoder's operations, adding up x·xᵀ of the rows that go into some of its matrices."""
+
+    def __init__(self, config: ModelConfig, ctx_size_tokens: int) -> None:
+        super().__init__(config, ctx_size_tokens, torch.device("cpu"))
+        self.sums: dict[int, Tensor] = {}  # by the id of the weight
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        found = self.sums.get(id(weight))
+        if found is not None:
+            wide = x.float()
+            found.addmm_(wide.t(), wide)
+        return super().linear(x, weight, bias)
+
+
+@torch.inference_mode()
+def write_moments(
+    path: Path, ids: Sequence[int], folder: Path, on_progress: Callable[[int, int], None]
+) -> None:
+    """Read `ids` with the model at `path`; write `folder`/LAYER-FIELD.npy for each of its matrices.
+
+    Each is fp32 [inputs, inputs], the sum over all tokens; FIELD is one of `FIELDS`. The text is
+    read in contexts of 1024 tokens, as often as the moments of some layers fill the memory set
+    aside for them. Not for mixtures of experts, which have other matrices.
+    """
+    model = Model.open(path)
+    config, cpu = model.config, torch.device("cpu")
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    checkpoint = model.checkpoint()
+    weights = load_weights(config, checkpoint, dtype, cpu, lambda *_: None)
+    context = min(_CONTEXT_TOKENS, config.max_context_tokens)
+    ops = _Watched(config, context)
+    decoder = Decoder(config, weights, ops)
+    cache = KVCache(config, -(-context // _BLOCK_SIZE), _BLOCK_SIZE, dtype, cpu)
+    rounds = list(_rounds(weights.layers))
+    for number, layers in enumerate(rounds):
+        names = {
+            f"{i}-{field}": getattr(weights.layers[i], field) for i in layers for field in FIELDS
+        }
+        ops.sums = {
+            id(weight): torch.zeros(weight.shape[1], weight.shape[1]) for weight in names.values()
+        }
+        for start in range(0, len(ids), context):
+            _read(decoder, cache, ids[start : start + context])
+            on_progress(number * len(ids) + start, len(rounds) * len(ids))
+        for name, weight in names.items():
+            np.save(folder / f"{name}.npy", ops.sums.pop(id(weight)).numpy())
+
+
+def _rounds(layers: Sequence[LayerWeights]) -> Iterator[range]:
+    """Layers whose moments are together in memory."""
+    each = 4 * sum(getattr(layers[0], field).shape[1] ** 2 for field in FIELDS)
+    step = max(1, _MOST_BYTES // each)
+    for first in range(0, len(layers), step):
+        yield range(first, min(first + step, len(layers)))
+
+
+def _read(decoder: Decoder, cache: KVCache, ids: Sequence[int]) -> None:
+    sequence = TokenSequence(0, list(ids), SamplingParams())
+    sequence.block_table = list(range(-(-len(ids) // _BLOCK_SIZE)))
+    decoder.forward(Batch.pack([Row(sequence, len(ids))], _BLOCK_SIZE), cache)
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    write_moments(
+        Path(request["model"]), request["ids"], Path(request["folder"]),
+        lambda done, total: print(done, total, flush=True),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
