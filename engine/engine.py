@@ -70,12 +70,12 @@ class Engine:
     ) -> None:
         started = time.perf_counter()
         self._ranks = ranks = ranks or Alone()
-        device = find_device(config.device, ranks.rank)
+        device = find_device(config.device, ranks.seat.local_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # for streams, events and pinned memory
         if config.num_threads is not None or ranks.size > 1:
             torch.set_num_threads(
-                config.num_threads or max(1, torch.get_num_threads() // ranks.size)
+                config.num_threads or max(1, torch.get_num_threads() // ranks.seat.num_here)
             )
         model = None if config.dummy else Model.open(path)
         whole = model.config if model else dummy_config(config.dummy or "")
@@ -87,7 +87,7 @@ class Engine:
         chunk_tokens = config.chunk_tokens or (512 if gpu is None else 4096)
         plan = plan_share(
             config, share, dtype, chunk_tokens if gpu else None,
-            ranks.least(available_bytes(device, ranks.size)),
+            ranks.least(available_bytes(device, ranks.seat.num_here)),
             resident_estimate(whole, checkpoint, dtype)
             if checkpoint and checkpoint.packed else None,
         )  # fmt: skip

@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +24,10 @@ from swiftchat.engine.followers import COMPLAINT_S, Followers
 from swiftchat.engine.gpu_ranks import GpuRanks
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import Message, Tokens
-from swiftchat.engine.rank_count import require_gpus
-from swiftchat.engine.ranks import GlooRanks, Ranks
+from swiftchat.engine.ranks import GlooRanks, Ranks, Seat
 from swiftchat.errors import DeviceError, SwiftchatError
 
-__all__ = ["LockstepEngine", "Repeater", "connect"]
+__all__ = ["LockstepEngine", "Repeater", "connect", "meet"]
 
 _LOAD_S = 300.0  # that ranks may come one after the other to where they wait for all
 
@@ -41,16 +40,22 @@ def connect(config: EngineConfig, meeting: int, rank: int) -> Ranks:
     look into it later.
     """
     assert config.tp != "auto"  # `num_ranks` comes before
-    device = find_device(config.device, rank)
     stores: Any = dist  # whose stubs do not have them
     store = stores.FileStore(f"/proc/self/fd/{meeting}", config.tp)
+    os.environ.update(NCCL_SOCKET_IFNAME="lo")  # what it listens on is this machine's alone
+    return meet(config, store, rank, Seat(rank, config.tp))
+
+
+def meet(config: EngineConfig, store: Any, rank: int, seat: Seat) -> Ranks:
+    """Meet the other ranks in a store; `DeviceError` if they do not come."""
+    assert config.tp != "auto"
+    device = find_device(config.device, seat.local_rank)
     ranks: Ranks
     if device.type == "cpu":
-        ranks = GlooRanks(store, rank, config.tp, _LOAD_S)
+        ranks = GlooRanks(store, rank, config.tp, _LOAD_S, seat)
     else:
-        # NVLink multicast stays off, and what NCCL listens on is this machine's alone.
-        os.environ.update(NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="lo")
-        ranks = GpuRanks(store, rank, config.tp, device, _LOAD_S)
+        os.environ.update(NCCL_NVLS_ENABLE="0")  # NVLink multicast stays off
+        ranks = GpuRanks(store, rank, config.tp, device, _LOAD_S, seat)
     ranks.least(0)  # all are here
     return ranks
 
@@ -89,7 +94,8 @@ class LockstepEngine:
     """Rank 0's engine, used like `Engine`; the other ranks are `followers`.
 
     They are as many as the config has ranks beside this one, and have been told nothing yet. They
-    are ended when something fails here, and otherwise end with this process.
+    are ended when something fails here, and otherwise end with this process. `join` meets them,
+    if they are not this machine's.
     """
 
     def __init__(
@@ -98,20 +104,20 @@ class LockstepEngine:
         config: EngineConfig,
         cubins: Path | None,
         followers: Followers,
+        join: Callable[[], Ranks] | None = None,
     ) -> None:
         self._followers = followers
         with self._in_company():
-            require_gpus(config)
             followers.tell(
                 {
                     "type": "load",
                     "path": str(path),
                     "config": config.to_wire(),
-                    "meeting": followers.meeting,
                     "cubins": str(cubins) if cubins else None,
+                    **followers.invitation,
                 }
             )
-            ranks = connect(config, followers.meeting, 0)
+            ranks = join() if join else connect(config, followers.invitation["meeting"], 0)
             report = functools.partial(followers.report, 0)
             self._repeater = Repeater(path, config, report, cubins, ranks)
             followers.wait_ready()
