@@ -62,6 +62,8 @@ class ChatConfig:
     dtype: str | None = None
     threads: int | None = None
     dummy: str | None = None
+    connect: str | None = None
+    token_file: str | None = None
     offline: bool = False
     json: bool = False
     stream_json: bool = False

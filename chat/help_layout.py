@@ -17,7 +17,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "json", "stream_json", "extract", "raw", "color", "accessible", "editing_mode", "stats",
         "quiet", "debug",
     ),
-    "The machine": ("ctx_size", "device", "tp", "dtype", "threads", "offline", "dummy"),
+    "The machine": (
+        "ctx_size", "device", "tp", "dtype", "threads", "connect", "token_file", "offline", "dummy",
+    ),
 }  # fmt: skip
 _EVERYDAY = (
     "model", "prompt", "interactive", "file", "system", "role", "continue_", "session",

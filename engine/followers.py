@@ -27,13 +27,16 @@ OnProgress = Callable[[str, int, int], None]  # label, done, total
 class RankEnd(Protocol):
     """Where another rank is: a process that this one started, or one on another host.
 
-    `name` says which in messages, `hint` what to do when it is lost.
+    `hint` says what to do when it is lost.
     """
 
     rank: int
-    name: str
     hint: str
     connection: Connection
+
+    @property
+    def name(self) -> str:
+        """Which it is, for messages."""
 
     def stop_signal(self) -> str | None:
         """The signal that holds it where it is, if that can be known."""
