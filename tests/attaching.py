@@ -1,0 +1,42 @@
+"""Terminals attached to engines that run by themselves."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import tiny
+
+from swiftchat.engine.address import Address
+from swiftchat.engine.attached import attach, token_from
+from swiftchat.engine.client import EngineClient
+from swiftchat.engine.listener import Listener
+from swiftchat.engine.model_text import text_files
+from swiftchat.engine.params import EngineConfig
+from swiftchat.engine.service import Service
+
+
+class Attached(EngineClient):
+    """A client of the engine at an address, as `swiftchat --connect` has."""
+
+    def __init__(self, address: str, token_file: Path | None = None) -> None:
+        self.engine = attach(address, token_from(token_file, address))
+        self.engine.begin()
+        super().__init__(EngineConfig(), Path(), self.engine)
+
+
+@contextmanager
+def served(folder: Path, at: str, token_file: Path | None = None) -> Iterator[Listener]:
+    """An engine of this process with the tiny model in `folder`, that terminals attach to."""
+    service = Service()
+    listener = Listener(
+        Address.parse(at), token_file, service, "a/tiny", folder, text_files(folder)
+    )
+    listener.open()
+    engine = tiny.engine(folder)
+    service.tell(engine.info.to_wire())
+    threading.Thread(target=service.work, args=(engine,), daemon=True).start()
+    try:
+        yield listener
+    finally:
+        listener.close()
