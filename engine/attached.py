@@ -17,12 +17,10 @@ from swiftchat.engine.model_text import TextFile, digest
 from swiftchat.engine.protocol import Message
 from swiftchat.errors import BadModelFile, DeviceError, FileSystemError, UsageError
 
-VERSION = 1
 _CONNECT_S = 10.0
 # Looks, one a second, that find that an engine has said nothing: it says every second that it is
 # alive, though not while it holds all threads for loading.
 _SILENT_LOOKS, _SILENT_LOOKS_LOADING = 5, 60
-_MOST_BYTES = 1 << 23
 _HINT = (
     "the conversation is kept; when the engine runs again where it was started, "
     "send the message again"
@@ -55,10 +53,10 @@ class AttachedEngine:
 
     def _enter(self, token: str | None) -> None:
         # Until here whoever answers may be anything, and need not say a word.
-        hello = {"type": "hello", "version": VERSION, "token": token}
+        hello = {"type": "hello", "version": protocol.VERSION, "token": token}
         welcome = self._ask(hello, timeout_s=_CONNECT_S)
         match welcome:
-            case {"type": "welcome", "version": 1, "name": str() as name, "files": list() as files}:
+            case {"type": "welcome", "name": str() as name, "files": list() as files}:
                 self.name = name
                 self.files = [TextFile.from_wire(wire) for wire in files]
             case _:
@@ -115,7 +113,7 @@ class AttachedEngine:
             protocol.send(self.connection, message)
             if not self.connection.poll(timeout_s):
                 raise DeviceError(f"what answers at {self.address} says nothing")
-            answer = protocol.receive(self.connection, _MOST_BYTES)
+            answer = protocol.receive(self.connection, protocol.MOST_BYTES)
         except (EOFError, OSError) as error:
             raise DeviceError(
                 f"{self.address} hung up",

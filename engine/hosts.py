@@ -42,23 +42,23 @@ if TYPE_CHECKING:
 
 # What rank 0 takes to tell terminals of a signal that all ranks get, before the others end of it.
 _SIGNAL_S = 1.0
+_ENDED_HINT = (
+    "the conversation is kept; when the engine runs again where it was started, "
+    "send the message again"
+)
 
 
 def serve(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
     """Be the rank that the environment says until a signal, rank 0's end, or a failure."""
     asked = _parser().parse_args(arguments)
-    # Of all threads: only the one that waits for them takes them, whatever the others do.
-    signals = {number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-               if signal.getsignal(number) is not signal.SIG_IGN}  # fmt: skip
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     who = "engine"
     try:
         launch = Launch.from_environment(environ)
         who = launch.name if launch.size > 1 else who
         if launch.rank == 0:
-            _Leader(launch, asked).run(signals)
+            _Leader(launch, asked).run()
         else:
-            _follow(launch, asked, signals)
+            _follow(launch, asked)
     except SwiftchatError as error:
         _complain(who, error)
         os._exit(error.exit_code)
@@ -76,10 +76,9 @@ class _Leader:
             text_files(self._path),
         )  # fmt: skip
 
-    def run(self, signals: set[signal.Signals]) -> NoReturn:
-        _when_ended(
-            signals, lambda name: self._end(DeviceError(f"the engine was ended: {name}"), 0)
-        )
+    def run(self) -> None:
+        """Load and work until something ends all."""
+        _when_ended(self._end)
         self._listener.open()
         _say(f"attach with: swiftchat --connect {self._listener.address}")
         if self._listener.token_file is not None:
@@ -97,7 +96,6 @@ class _Leader:
 
             traceback.print_exc()
             self._lose(device_error(error))
-        raise AssertionError
 
     def _load(self) -> "AnyEngine":
         # Here, not at the top: importing torch takes a second that a terminal can show.
@@ -121,10 +119,13 @@ class _Leader:
         return LockstepEngine(self._path, config, _cubins(), followers,
                               lambda: meet(config, store, 0, seat))  # fmt: skip
 
-    def _lose(self, error: SwiftchatError) -> None:
-        self._end(error, error.exit_code)
+    def _end(self, signal_name: str) -> NoReturn:
+        self._leave(DeviceError(f"the engine was ended: {signal_name}", _ENDED_HINT), 0)
 
-    def _end(self, error: SwiftchatError, status: int) -> None:
+    def _lose(self, error: SwiftchatError) -> NoReturn:
+        self._leave(error, error.exit_code)
+
+    def _leave(self, error: SwiftchatError, status: int) -> NoReturn:
         """Tell all terminals and end, whatever the main thread waits for; the others follow."""
         self._ending.acquire()  # the first reason is the one, and nobody returns from here
         self._listener.close()
@@ -133,7 +134,7 @@ class _Leader:
         os._exit(status)
 
 
-def _follow(launch: Launch, asked: argparse.Namespace, signals: set[signal.Signals]) -> None:
+def _follow(launch: Launch, asked: argparse.Namespace) -> None:
     from swiftchat.engine.far_ranks import join, open_store
 
     def leave(name: str) -> None:
@@ -152,7 +153,7 @@ def _follow(launch: Launch, asked: argparse.Namespace, signals: set[signal.Signa
         ranks = meet(config, store, launch.rank, _seat(launch, message, address))
         return Repeater(path, config, on_progress, _cubins(), ranks)
 
-    _when_ended(signals, leave)
+    _when_ended(leave)
     store = open_store(launch)
     connection, address = join(store, launch)
     Follower(connection, load).run()
@@ -207,9 +208,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _when_ended(signals: set[signal.Signals], end: Callable[[str], None]) -> None:
+def _when_ended(end: Callable[[str], None]) -> None:
+    """Have a thread call `end` with a signal's name, also while the main thread is in a library."""
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    signal.set_wakeup_fd(writes)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's
+            signal.signal(number, lambda *_: None)
+
     def wait() -> None:
-        end(signal.Signals(signal.sigwait(signals)).name)
+        end(signal.Signals(os.read(reads, 1)[0]).name)
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
 

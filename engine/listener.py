@@ -12,18 +12,15 @@ from pathlib import Path
 from swiftchat.engine import protocol
 from swiftchat.engine.address import Address, answer_at_once
 from swiftchat.engine.model_text import TextFile, piece
-from swiftchat.engine.protocol import Message
+from swiftchat.engine.protocol import MOST_BYTES, VERSION, Message
 from swiftchat.engine.service import Service
 from swiftchat.engine.terminal import Terminal
 from swiftchat.errors import DeviceError, FileSystemError, SwiftchatError, UsageError
 
-VERSION = 1
-ALIVE_S = 1.0
+_ALIVE_S = 1.0
 _MOST_TERMINALS = 16
 # Who has not said its token yet: so many at a time, so long, and so much.
 _MOST_STRANGERS, _STRANGER_S, _HELLO_BYTES = 16, 5.0, 4096
-# Afterwards. A prompt of a million tokens is shorter.
-MOST_BYTES = 1 << 23
 _STUCK_S = 5  # how long a terminal may not read what it is sent
 _TOKEN_BYTES = 32
 
@@ -67,7 +64,7 @@ class Listener:
 
     def _say_alive(self) -> None:
         while True:
-            time.sleep(ALIVE_S)
+            time.sleep(_ALIVE_S)
             self._service.say_alive()
 
     def _accept(self) -> None:

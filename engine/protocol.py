@@ -21,6 +21,10 @@ from swiftchat.errors import SwiftchatError, error_from_wire
 
 Message = dict[str, Any]
 
+# Of what is said between a terminal and an engine elsewhere, and the longest message of either: a
+# prompt of a million tokens is shorter.
+VERSION, MOST_BYTES = 1, 1 << 23
+
 
 def send(connection: Connection, message: Message) -> None:
     """Write one message; raises `OSError` when the other side is gone."""

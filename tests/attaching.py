@@ -1,11 +1,14 @@
 """Terminals attached to engines that run by themselves."""
 
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import fake_engine
 import tiny
+from worker_processes import WIDE
 
 from swiftchat.engine.address import Address
 from swiftchat.engine.attached import attach, token_from
@@ -40,3 +43,15 @@ def served(folder: Path, at: str, token_file: Path | None = None) -> Iterator[Li
         yield listener
     finally:
         listener.close()
+        for terminal in list(service._terminals):
+            terminal.close()
+
+
+def speaking_model(folder: Path, **config: int) -> Path:
+    """A tiny model with weights for four ranks, and a tokenizer that has a token for each byte."""
+    tiny.make("llama-biases", folder, **WIDE | {"vocab_size": 258} | config)
+    bytewise = fake_engine.make_folder(folder / "bytewise")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.move(bytewise / name, folder / name)
+    shutil.rmtree(bytewise)
+    return folder

@@ -180,7 +180,7 @@ _COMMANDS = st.one_of(
     _VALUES,
     st.fixed_dictionaries(
         {"type": st.sampled_from(["hello", "load", "begin", "cancel", "stats", "file", "leave"])},
-        optional={name: _VALUES for name in ("id", "measure", "name", "start", "token", "version")},
+        optional=dict.fromkeys(("id", "measure", "name", "start", "token", "version"), _VALUES),
     ),
     st.fixed_dictionaries(
         {"type": st.just("generate"), "id": st.integers(0, 3) | _VALUES,
