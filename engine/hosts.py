@@ -7,6 +7,7 @@ Rank 0 listens for terminals. All end when it does, and when any of them is lost
 """
 
 import argparse
+import contextlib
 import hashlib
 import os
 import signal
@@ -128,10 +129,12 @@ class _Leader:
     def _leave(self, error: SwiftchatError, status: int) -> NoReturn:
         """Tell all terminals and end, whatever the main thread waits for; the others follow."""
         self._ending.acquire()  # the first reason is the one, and nobody returns from here
-        self._listener.close()
-        _complain("engine", error)
-        self._service.tell(protocol.error_message(error))
-        os._exit(status)
+        try:
+            self._listener.close()
+            _complain("engine", error)
+            self._service.tell(protocol.error_message(error))
+        finally:
+            os._exit(status)
 
 
 def _follow(launch: Launch, asked: argparse.Namespace) -> None:
@@ -229,4 +232,5 @@ def _complain(who: str, error: SwiftchatError) -> None:
 
 
 def _say(text: str) -> None:
-    print(" ".join(text.split()), file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody may be reading the log
+        print(" ".join(text.split()), file=sys.stderr, flush=True)

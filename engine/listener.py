@@ -56,6 +56,8 @@ class Listener:
 
     def close(self) -> None:
         """Leave nothing behind; who is attached stays so."""
+        with contextlib.suppress(OSError):  # macOS cannot; it wakes who accepts
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         for path in (self.address.path, self.token_file):
             if path is not None:

@@ -262,6 +262,19 @@ def test_an_engine_by_itself_ends_with_a_signal(hosts: Hosts, folder: Path) -> N
     assert not socket.exists()
 
 
+def test_an_engine_ends_though_nobody_reads_its_log(hosts: Hosts, folder: Path) -> None:
+    socket = hosts.folder / "engine.sock"
+    reads, writes = os.pipe()
+    command = [sys.executable, *ENGINE, str(folder), *ON_CPU, "--listen", str(socket)]
+    with subprocess.Popen(command, stderr=writes) as engine:
+        os.close(writes)
+        assert os.read(reads, 1)
+        os.close(reads)
+        engine.send_signal(signal.SIGTERM)
+        assert engine.wait(TOLD_S) == 0
+    assert not socket.exists()
+
+
 def test_what_cannot_be_divided_is_refused_at_once(hosts: Hosts, folder: Path) -> None:
     hosts.start([sys.executable, *ENGINE, str(folder), *ON_CPU], **as_slurm(0, 3, port=1))
     assert hosts.processes[0].wait(30) == 2
