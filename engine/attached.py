@@ -162,6 +162,6 @@ def token_from(file: Path | None, address: str) -> str | None:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(
             f"cannot read the engine's token in {path}: {reason}",
-            "an engine leaves it there as long as it runs; if that is elsewhere, copy the file that "
-            "it named when it started, and give it with --token-file",
+            "an engine leaves it there as long as it runs; if that is elsewhere, copy the file "
+            "that it named when it started, and give it with --token-file",
         ) from error
