@@ -116,7 +116,7 @@ class _Leader:
             "model": _digest(self._path),
         }
         followers = Followers(others, invitation, self._lose, self._service.progress)
-        seat = _seat(launch, invitation, address)
+        seat = seat_of(launch, invitation, address)
         return LockstepEngine(self._path, config, _cubins(), followers,
                               lambda: meet(config, store, 0, seat))  # fmt: skip
 
@@ -149,11 +149,9 @@ def _follow(launch: Launch, asked: argparse.Namespace) -> None:
 
         message = first()
         path = _model(asked)
-        if _digest(path) != message["model"]:
-            raise BadModelFile(f"{path}: config.json is not the one that rank 0 has",
-                               "all hosts need the same model under the name given")  # fmt: skip
+        require_same(path, message["model"])
         config = EngineConfig.from_wire(message["config"])
-        ranks = meet(config, store, launch.rank, _seat(launch, message, address))
+        ranks = meet(config, store, launch.rank, seat_of(launch, message, address))
         return Repeater(path, config, on_progress, _cubins(), ranks)
 
     _when_ended(leave)
@@ -162,8 +160,11 @@ def _follow(launch: Launch, asked: argparse.Namespace) -> None:
     Follower(connection, load).run()
 
 
-def _seat(launch: Launch, told: Message, address: str) -> "Seat":
-    """Where this rank is, as rank 0 has told it of all; what NCCL listens on is the same."""
+def seat_of(launch: Launch, told: Message, address: str) -> "Seat":
+    """Where this rank is, by what rank 0 tells of all; NCCL shall take the interface of `address`.
+
+    `told` has `hosts` and `local_ranks`, of each rank.
+    """
     from swiftchat.engine.ranks import Seat
 
     for name, interfaces in psutil.net_if_addrs().items():
@@ -176,6 +177,13 @@ def _seat(launch: Launch, told: Message, address: str) -> "Seat":
 
 def _model(asked: argparse.Namespace) -> Path:
     return default_store().resolve(asked.model, offline=True)
+
+
+def require_same(path: Path, digest: str) -> None:
+    """Raise `BadModelFile` if rank 0's model, of this digest, is not the one at `path`."""
+    if _digest(path) != digest:
+        raise BadModelFile(f"{path}: config.json is not the one that rank 0 has",
+                           "all hosts need the same model under the name given")  # fmt: skip
 
 
 def _digest(path: Path) -> str:

@@ -144,6 +144,22 @@ def test_another_version_and_too_many_are_told_why(
         attached(tcp)
 
 
+def test_a_terminal_that_does_not_read_is_parted_with(
+    unix: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_module, "_STUCK_S", 1)
+    wait_until(lambda: unix._service.num_terminals == 0)
+    params = GREEDY.to_wire() | {"max_tokens": 100, "logprobs": 50}
+    ask = {"type": "generate", "id": 1, "prompt": PROMPT, "params": params}
+    hello = {"type": "hello", "version": 1, "token": None}
+    with connected(unix) as stuck:
+        for message in (hello, {"type": "begin"}, *[ask] * 6):
+            stuck.sendall(framed(msgpack.packb(message)))
+        wait_until(lambda: unix._service.num_terminals == 1)
+        wait_until(lambda: unix._service.num_terminals == 0, 20)
+        assert len(answer(unix)) == 20
+
+
 def framed(content: bytes) -> bytes:
     return len(content).to_bytes(4, "big") + content
 
