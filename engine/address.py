@@ -41,7 +41,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def connect(self, timeout_s: float) -> socket.socket:
-        """A connected socket without a timeout; raises `OSError`."""
+        """A connected socket without a timeout; raises `OSError`, or `UnicodeError` for no host."""
         if self.path is None:
             connected = socket.create_connection((self.host, self.port), timeout_s)
             answer_at_once(connected)
@@ -69,9 +69,10 @@ class Address:
                     "listen at 127.0.0.1, and attach from elsewhere through ssh -L",
                 )
             return socket.create_server(place[:2], family=family)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter for what can be no host's name
+            words = getattr(error, "strerror", None) or error
             raise DeviceError(
-                f"cannot listen at {self}: {error.strerror}", "choose another with --listen"
+                f"cannot listen at {self}: {words}", "choose another with --listen"
             ) from error
 
     @property

@@ -17,14 +17,10 @@ from swiftchat.engine.model_text import TextFile, digest
 from swiftchat.engine.protocol import Message
 from swiftchat.errors import BadModelFile, DeviceError, FileSystemError, UsageError
 
-_CONNECT_S = 10.0
+_CONNECT_S, _ANSWER_S = 10.0, 30.0
 # Looks, one a second, that find that an engine has said nothing: it says every second that it is
 # alive, though not while it holds all threads for loading.
 _SILENT_LOOKS, _SILENT_LOOKS_LOADING = 5, 60
-_HINT = (
-    "the conversation is kept; when the engine runs again where it was started, "
-    "send the message again"
-)
 
 
 class AttachedEngine:
@@ -39,9 +35,9 @@ class AttachedEngine:
         self._silent_looks = 0
         try:
             self.socket = address.connect(_CONNECT_S)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise DeviceError(
-                f"no engine answers at {address}: {error.strerror or error}",
+                f"no engine answers at {address}: {getattr(error, 'strerror', None) or error}",
                 "is it running there? From elsewhere: ssh -L PORT:127.0.0.1:PORT HOST",
             ) from error
         self.connection = Connection(os.dup(self.socket.fileno()))
@@ -54,7 +50,7 @@ class AttachedEngine:
     def _enter(self, token: str | None) -> None:
         # Until here whoever answers may be anything, and need not say a word.
         hello = {"type": "hello", "version": protocol.VERSION, "token": token}
-        welcome = self._ask(hello, timeout_s=_CONNECT_S)
+        welcome = self._ask(hello)
         match welcome:
             case {"type": "welcome", "name": str() as name, "files": list() as files}:
                 self.name = name
@@ -108,10 +104,10 @@ class AttachedEngine:
                                "was the model changed since the engine was started?")  # fmt: skip
         return bytes(content)
 
-    def _ask(self, message: Message, timeout_s: float | None = None) -> dict[str, Any]:
+    def _ask(self, message: Message) -> dict[str, Any]:
         try:
             protocol.send(self.connection, message)
-            if not self.connection.poll(timeout_s):
+            if not self.connection.poll(_ANSWER_S):
                 raise DeviceError(f"what answers at {self.address} says nothing")
             answer = protocol.receive(self.connection, protocol.MOST_BYTES)
         except (EOFError, OSError) as error:
@@ -128,11 +124,13 @@ class AttachedEngine:
         if self._silent_looks < (_SILENT_LOOKS if is_ready else _SILENT_LOOKS_LOADING):
             return None
         return DeviceError(
-            f"the engine at {self.address} has said nothing for {self._silent_looks} s", _HINT
+            f"the engine at {self.address} has said nothing for {self._silent_looks} s",
+            protocol.ENDED_HINT,
         )
 
     def obituary(self) -> DeviceError:
-        return DeviceError(f"the engine at {self.address} is gone: its connection ended", _HINT)
+        return DeviceError(f"the engine at {self.address} is gone: its connection ended",
+                           protocol.ENDED_HINT)  # fmt: skip
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):  # it was gone

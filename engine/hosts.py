@@ -43,10 +43,6 @@ if TYPE_CHECKING:
 
 # What rank 0 takes to tell terminals of a signal that all ranks get, before the others end of it.
 _SIGNAL_S = 1.0
-_ENDED_HINT = (
-    "the conversation is kept; when the engine runs again where it was started, "
-    "send the message again"
-)
 
 
 def serve(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -121,7 +117,7 @@ class _Leader:
                               lambda: meet(config, store, 0, seat))  # fmt: skip
 
     def _end(self, signal_name: str) -> NoReturn:
-        self._leave(DeviceError(f"the engine was ended: {signal_name}", _ENDED_HINT), 0)
+        self._leave(DeviceError(f"the engine was ended: {signal_name}", protocol.ENDED_HINT), 0)
 
     def _lose(self, error: SwiftchatError) -> NoReturn:
         self._leave(error, error.exit_code)

@@ -24,6 +24,11 @@ Message = dict[str, Any]
 # Of what is said between a terminal and an engine elsewhere, and the longest message of either: a
 # prompt of a million tokens is shorter.
 VERSION, MOST_BYTES = 1, 1 << 23
+# For who was attached to an engine that ended.
+ENDED_HINT = (
+    "the conversation is kept; when the engine runs again where it was started, "
+    "send the message again"
+)
 
 
 def send(connection: Connection, message: Message) -> None:

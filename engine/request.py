@@ -45,10 +45,10 @@ def _check_params(params: Mapping[str, Any]) -> None:
         if name == "stop_ids":
             is_right = isinstance(value, list) and len(value) <= _MOST_STOP_IDS
             is_right = is_right and all(map(_is_count, value))
-        elif known[name].type is float:
-            is_right = type(value) in (int, float)
         elif value is None:
             is_right = known[name].default is None
+        elif type(value) is float:
+            is_right = known[name].type is float
         else:
             is_right = type(value) is int and (name == "seed" or abs(value) <= _LARGEST)
         require(is_right, f"the sampling parameter {name}")

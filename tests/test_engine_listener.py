@@ -238,6 +238,8 @@ def test_hostile_bytes_of_a_terminal_end_only_that(
         ({"params": _GOOD | {"top_k": 2**31}}, "top_k"),
         ({"params": _GOOD | {"temperature": "0"}}, "temperature"),
         ({"params": _GOOD | {"temperature": None}}, "temperature"),
+        ({"params": _GOOD | {"temperature": 2**64 - 1}}, "temperature"),
+        ({"params": _GOOD | {"top_k": 1.0}}, "top_k"),
         ({"params": _GOOD | {"stop_ids": [-1]}}, "stop_ids"),
         ({"params": _GOOD | {"seed": 2**64}}, "seed"),
     ],
@@ -326,6 +328,10 @@ def test_nothing_stays_behind(folder: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(DeviceError, match="no engine answers"):
         attach(str(tmp_path / "e.sock"), None)
+    with pytest.raises(DeviceError, match="no engine answers"):
+        attach("x" * 300 + ":1", None)
+    with pytest.raises(DeviceError, match="cannot listen"):
+        Address(path=tmp_path / ("x" * 200)).listen()
     with pytest.raises(UsageError, match="cannot read the engine's token"):
         token_from(tmp_path / "t", "127.0.0.1:1")
 
