@@ -216,7 +216,7 @@ def test_hostile_bytes_of_a_stranger_get_nothing(tcp: Listener, messages: list[b
     assert said_to(tcp, b"".join(messages)) == b""
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_BYTES, max_size=6), st.booleans())
 def test_hostile_bytes_of_a_terminal_end_only_that(
     unix: Listener, messages: list[bytes], begins: bool
