@@ -22,8 +22,10 @@ ANSWER_TOKENS, RUNS = 160, 3
 
 def measure(tp: int, shape: str, contexts: list[int], batch: int, result: Connection) -> None:
     from swiftchat.engine.engine import Engine
+    from swiftchat.engine.followers import Followers
     from swiftchat.engine.lockstep import LockstepEngine
     from swiftchat.engine.protocol import Tokens
+    from swiftchat.engine.rank_process import start_ranks
 
     def lost(error: Exception) -> None:
         print(f"lost: {error}", flush=True)
@@ -33,7 +35,7 @@ def measure(tp: int, shape: str, contexts: list[int], batch: int, result: Connec
                           cache_tokens=8192 * batch)  # fmt: skip
     started = time.perf_counter()
     engine: Any = Engine(Path(), config) if tp == 1 else LockstepEngine(
-        Path(), config, lambda *_: None, None, lost)  # fmt: skip
+        Path(), config, None, Followers(*start_ranks(tp), lost, lambda *_: None))  # fmt: skip
     found = {"start_s": time.perf_counter() - started, "device": engine.info.device,
              "gb_a_gpu": engine.info.weights_bytes / 1e9}  # fmt: skip
     params = SamplingParams(temperature=0.7, top_p=0.95, max_tokens=ANSWER_TOKENS, seed=1)

@@ -151,6 +151,9 @@ _CHAT_OPTIONS = (
     _option("--threads", type=int, help="CPU threads."),
     _option("--dummy", env=False, metavar="NAME|CONFIG.JSON", shell_complete=complete_shapes,
             help="Random weights in this shape; of the model only the tokenizer is used."),
+    _option("--connect", metavar="HOST:PORT|PATH",
+            help="Talk through an engine that runs already; see swiftchat help hosts."),
+    _option("--token-file", type=click.Path(), help="That engine's token."),
     _option("--offline", is_flag=True, help="Never use the network."),
     _option("--json", env=False, is_flag=True, help="One JSON object instead of text."),
     _option("--stream-json", env=False, is_flag=True, help="JSON lines as the answer comes."),
@@ -215,8 +218,9 @@ def _is_given(ctx: click.Context, name: str | None) -> bool:
 def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
     """Answer once or open the conversation; the exit code."""
     from swiftchat.chat.config import ChatConfig
-    from swiftchat.chat.start import autosave_for, conversation_for
+    from swiftchat.chat.start import autosave_for, check_connect, conversation_for
 
+    check_connect(ctx, options)
     ChatConfig(**options).check()
     with contextlib.closing(autosave_for(options)) as autosave:
         conversation = conversation_for(ctx, options, _option_names())
@@ -251,17 +255,15 @@ def _answer_or_talk(config: "ChatConfig", conversation: "Conversation",
 
 def run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Autosave") -> int:
     from swiftchat.chat.conversation import title_of
-    from swiftchat.chat.models import find_model
     from swiftchat.chat.oneshot import OneShot, prompt_text
-    from swiftchat.chat.speaker import Speaker
+    from swiftchat.chat.speaker import speaker_for
     from swiftchat.chat.typed_ahead import typing_unseen
 
     text = prompt_text(config)
-    path = find_model(config.model, offline=config.offline, quiet=config.quiet)
     asked = text if config.prompt in (None, "-") else config.prompt
     conversation.title = conversation.title or title_of(asked or text)
     conversation.add("user", text)
-    with Speaker(path, config) as speaker:
+    with speaker_for(config) as speaker:
         one_shot = OneShot(speaker, config, autosave)
         if not config.interactive and not (sys.stdin.isatty() and sys.stdout.isatty()):
             return _once(one_shot, conversation)

@@ -64,6 +64,8 @@ class ChatConfig:
     kv_dtype: str = "auto"
     threads: int | None = None
     dummy: str | None = None
+    connect: str | None = None
+    token_file: str | None = None
     offline: bool = False
     json: bool = False
     stream_json: bool = False

@@ -18,7 +18,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "quiet", "debug",
     ),
     "The machine": (
-        "ctx_size", "device", "tp", "pp", "dtype", "kv_dtype", "threads", "offline", "dummy",
+        "ctx_size", "device", "tp", "pp", "dtype", "kv_dtype", "threads", "connect", "token_file",
+        "offline", "dummy",
     ),
 }  # fmt: skip
 _EVERYDAY = (

@@ -123,6 +123,31 @@ the CPU.
   swiftchat bench -m NAME             how fast it is here
 """
 
+_HOSTS = """\
+An engine that runs by itself, on this machine or elsewhere, on one GPU or on
+all GPUs of several hosts. Terminals attach to it and leave it; it stays.
+
+Where the GPUs are:
+
+  python -m swiftchat.engine.worker NAME
+  torchrun ... -m swiftchat.engine.worker NAME     (docs/several-gpus.md)
+
+It tells where it listens and where its token is. Where you are:
+
+  swiftchat --connect 127.0.0.1:4000
+  swiftchat --connect 127.0.0.1:4000 --token-file FILE
+  swiftchat --connect ./engine.sock
+
+From another machine the port is forwarded, and the token's file brought once:
+
+  ssh -N -L 4000:127.0.0.1:4000 HOST
+  scp HOST:.local/state/swiftchat/engine-4000.token FILE
+
+The model, its device and the context are the engine's; all else is as usual,
+and conversations are kept where you are. The tokenizer comes from the engine.
+Up to 16 terminals are answered at the same time.
+"""
+
 _EXIT_CODES = """\
 {{exit_codes}}
 
@@ -157,6 +182,7 @@ PAGES = {
     "templates": Page("How messages become text for a model", _TEMPLATES),
     "sampling": Page("Temperature and the rest, and how sure it was", _SAMPLING),
     "gpu": Page("What a GPU needs", _GPU),
+    "hosts": Page("Engines elsewhere, and on several hosts", _HOSTS),
     "exit-codes": Page("What scripts can tell", _EXIT_CODES),
     "config": Page("The configuration file and variables", _CONFIG),
 }

@@ -22,7 +22,7 @@ from swiftchat.chat.plain_prompt import PlainPrompt
 from swiftchat.chat.prompt import InputLine
 from swiftchat.chat.recording import Recording
 from swiftchat.chat.slash_sessions import show_end
-from swiftchat.chat.speaker import Speaker
+from swiftchat.chat.speaker import Speaker, speaker_for
 from swiftchat.chat.typed_ahead import typing_unseen
 from swiftchat.engine.protocol import Prefill
 from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
@@ -36,11 +36,8 @@ _OVERFLOW_HINT = (
 
 def run_repl(config: ChatConfig, conversation: Conversation, autosave: Autosave) -> int:
     """Find the model, begin to load it, and talk; the exit code."""
-    from swiftchat.chat.models import find_model
-
-    path = find_model(config.model, offline=config.offline, quiet=config.quiet)
     before = files_text(config.file)
-    with Speaker(path, config) as speaker:
+    with speaker_for(config) as speaker:
         return Repl(speaker, config, conversation, before, autosave).run()
 
 
@@ -76,8 +73,10 @@ class Repl:
         """Read and answer until the user leaves; the exit code. Whatever ends it, all is saved."""
         if not self.config.quiet:
             asked = {"tp": self.config.tp, "pp": self.config.pp}
-            gpus = "".join(f" · --{name} {count}" for name, count in asked.items() if count != 1)
-            say(f"swiftchat · {self.speaker.name}{gpus} · /? for help, Ctrl-D to leave")
+            where = "".join(f" · --{name} {count}" for name, count in asked.items() if count != 1)
+            if self.config.connect:
+                where = f" · at {self.config.connect}"
+            say(f"swiftchat · {self.speaker.name}{where} · /? for help, Ctrl-D to leave")
             self._hints.show("start")
             for name in self.config.file if self.attached else ():
                 say(f"{name} goes before the first message")
@@ -239,7 +238,8 @@ class Repl:
         finally:
             self._status.clear()
         if was_ready and self.speaker.engine is not engine:
-            say("the engine process had ended and was started again")
+            again = "attached to again" if self.config.connect else "started again"
+            say(f"the engine process had ended and was {again}")
 
     def _show_prefill(self, progress: Prefill) -> None:
         if progress.done < progress.total:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from swiftchat.chat.gate import visible
+from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
     from swiftchat.chat.repl import Repl
@@ -20,6 +21,9 @@ def model(repl: "Repl", argument: str) -> None:
     from swiftchat.tokenizer import Tokenizer
     from swiftchat.weights.model import Model
 
+    if repl.config.connect is not None:
+        raise UsageError("the model is the engine's, which runs elsewhere",
+                         "leave --connect out to run another here")  # fmt: skip
     path = find_model(argument, offline=repl.config.offline, quiet=repl.config.quiet)
     Model.open(path)  # a broken one is refused here, while the one before is still there
     Tokenizer.load(path)

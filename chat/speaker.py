@@ -33,6 +33,21 @@ def start_engine(config: EngineConfig, path: Path) -> EngineClient:
     return EngineClient(config, path).start()
 
 
+def speaker_for(config: ChatConfig) -> "Speaker":
+    """The model that the config names, downloaded if need be, or the engine that runs elsewhere.
+
+    Raises what finding the model or attaching to the engine does.
+    """
+    if config.connect is not None:
+        from swiftchat.chat.elsewhere import Elsewhere
+
+        engine = Elsewhere(config.connect, config.token_file)
+        return Speaker(engine.folder, replace(config, model=engine.name), engine.start)
+    from swiftchat.chat.models import find_model
+
+    return Speaker(find_model(config.model, offline=config.offline, quiet=config.quiet), config)
+
+
 class Speaker:
     """Loads in the background; a context manager that ends the engine.
 

@@ -10,8 +10,23 @@ from swiftchat.chat.autosave import Autosave
 from swiftchat.chat.conversation import Conversation
 from swiftchat.chat.gate import visible
 from swiftchat.chat.session_commands import load_wanted, open_store
+from swiftchat.errors import UsageError
 
+# What an engine that runs already has settled, by the options' names.
+_ENGINES = ("model", "ctx_size", "device", "tp", "dtype", "threads", "dummy")
 _SAID = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
+
+
+def check_connect(ctx: click.Context, options: dict[str, Any]) -> None:
+    """Raise `UsageError` for options on the command line that `--connect` leaves nothing to do."""
+    if options["connect"] is None:
+        return
+    for one in (ctx, ctx.find_root()):
+        for param in one.command.params:
+            said = one.get_parameter_source(param.name or "") is _SAID[0]
+            if said and param.name in _ENGINES:
+                raise UsageError(f"{param.opts[-1]} does not go with --connect",
+                                 "it was settled where the engine was started")  # fmt: skip
 
 
 def autosave_for(options: dict[str, Any]) -> Autosave:

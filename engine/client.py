@@ -1,30 +1,24 @@
-"""The terminal's side of the engine: starts the worker process and talks to it. No torch."""
+"""The terminal's side of the engine: talks to a worker, its own or one elsewhere. No torch."""
 
 import contextlib
-import os
 import socket
-import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, Queue
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from swiftchat.engine import protocol
-from swiftchat.engine.child import how_it_ended, stop_signal
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Event, Finished, Message, Progress
+from swiftchat.engine.worker_process import WorkerProcess
 from swiftchat.errors import DeviceError, SwiftchatError
 
-# How long a worker may take to end, which it does from any state, before it is killed.
+# How long the reader may take to see that the connection has ended.
 _END_S = 1.0
-# How often who waits for a worker looks whether it was stopped, and how often it must be so:
-# somebody may hold and release both processes.
-_LOOK_S, _LOOKS = 1.0, 3
-_HINT = "the conversation is kept; send the message again to start the engine anew"
+# How often who waits for a worker looks whether it still can answer.
+_LOOK_S = 1.0
 
 T = TypeVar("T")
 
@@ -58,17 +52,46 @@ class Generation:
             self._cancel(self.id)
 
 
-class EngineClient:
-    """A running engine worker with one model; a context manager that ends the worker.
+class FarEnd(Protocol):
+    """What is at the other end of a client's connection: a worker process, or an engine elsewhere.
 
-    `start` returns at once; loading goes on in the worker, and `wait_ready` waits for it.
-    When the worker dies or is stopped, the generation in flight raises `DeviceError` with its
-    signal and last words, and so does every later call; the caller starts a new client.
+    The connection is that of the socket.
     """
 
-    def __init__(self, config: EngineConfig, model_path: Path) -> None:
+    socket: socket.socket
+    connection: Connection
+
+    def look(self, is_ready: bool, heard: bool) -> DeviceError | None:
+        """Why it cannot answer any more, if so, asked every second by who waits for an answer.
+
+        `is_ready`: the model is loaded. `heard`: something came since this was asked before.
+        """
+
+    def obituary(self) -> DeviceError:
+        """Why the connection has ended."""
+
+    def kill(self) -> None:
+        """End it, or leave it, though it says nothing."""
+
+    def close(self) -> None:
+        """Clean up, after the connection was closed."""
+
+
+class EngineClient:
+    """A running engine with one model; a context manager that ends its worker, or leaves it.
+
+    The worker is a process of this one's, started by `start`, or what `far_end` is. Loading goes on
+    in the worker, and `wait_ready` waits for it. When the worker dies or is stopped, the generation
+    in flight raises `DeviceError` with its signal and last words, and so does every later call; the
+    caller starts a new client.
+    """
+
+    def __init__(
+        self, config: EngineConfig, model_path: Path, far_end: FarEnd | None = None
+    ) -> None:
         self.config = config
         self.model_path = model_path
+        self._far_end = far_end
         self._next_id = 1
         self._send_lock = threading.Lock()
         self._state = threading.Condition()
@@ -78,30 +101,14 @@ class EngineClient:
         self._generations: dict[int, Queue[Event | SwiftchatError]] = {}
         self._stats: Queue[Message | SwiftchatError] = Queue()
         self._closing = False
-        self._times_stopped = 0  # looks in a row that found the worker stopped
+        self._heard = False  # something since the last look
 
     def start(self) -> Self:
-        """Spawn the worker and send it the model's path."""
-        ours, theirs = socket.socketpair()
-        # Its own session: the terminal's Ctrl-C is for the chat, which sends `cancel`.
-        # Its stderr goes to a file so that a crash can be quoted and never blocks on a pipe.
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "swiftchat.engine.worker", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._stderr,
-            stderr=self._stderr,
-            start_new_session=True,
-        )
-        theirs.close()
-        self._socket = ours  # closing a file does not wake who reads it; its `shutdown` does
-        self._connection = Connection(os.dup(ours.fileno()))
+        """Spawn the worker, if there is none elsewhere, and listen to it."""
+        self._worker = self._far_end or WorkerProcess(self.config, self.model_path)
+        self._connection = self._worker.connection
         self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
         self._reader.start()
-        with contextlib.suppress(OSError):  # already dead: the reader reports it
-            self._send({"type": "load", "path": str(self.model_path),
-                        "config": self.config.to_wire()})  # fmt: skip
         return self
 
     def __enter__(self) -> Self:
@@ -112,7 +119,10 @@ class EngineClient:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """The worker process's; `ValueError` if it is none of this machine's."""
+        if not isinstance(self._worker, WorkerProcess):
+            raise ValueError("the engine is no child of this process")
+        return self._worker.pid
 
     @property
     def info(self) -> EngineInfo | None:
@@ -164,19 +174,17 @@ class EngineClient:
         return {key: value for key, value in answer.items() if key != "type"}
 
     def close(self) -> None:
-        """End the worker, whatever it is doing: its end of the connection closes, and it exits."""
+        """End the worker, whatever it is doing: its end of the connection closes, and it exits.
+
+        An engine elsewhere ends this client's generations.
+        """
         self._closing = True
         with contextlib.suppress(OSError):  # the worker closed it before
-            self._socket.shutdown(socket.SHUT_RDWR)
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._worker.socket.shutdown(socket.SHUT_RDWR)
+        self._worker.close()
         self._reader.join(_END_S)
         self._connection.close()
-        self._socket.close()
-        self._stderr.close()
+        self._worker.socket.close()
 
     def _next(self, events: Queue[T]) -> T:
         while True:
@@ -185,12 +193,11 @@ class EngineClient:
             self._look()
 
     def _look(self) -> None:
-        """End a worker that was stopped: a process that says nothing does not end by itself."""
-        number = stop_signal(self.pid)
-        self._times_stopped = self._times_stopped + 1 if number else 0
-        if self._times_stopped == _LOOKS:
-            self._fail(DeviceError(f"the engine process was stopped: {number}", _HINT))
-            self._process.kill()
+        heard, self._heard = self._heard, False
+        lost = self._worker.look(self._info is not None, heard)
+        if lost is not None:
+            self._fail(lost)
+            self._worker.kill()
 
     def _cancel(self, generation_id: int) -> None:
         with contextlib.suppress(OSError):  # a dead worker has nothing left to cancel
@@ -210,10 +217,12 @@ class EngineClient:
     def _read(self) -> None:
         try:
             while True:
-                self._dispatch(protocol.receive(self._connection))
+                message = protocol.receive(self._connection)
+                self._heard = True
+                self._dispatch(message)
         except (EOFError, OSError):
             if not self._closing:
-                self._fail(self._obituary())
+                self._fail(self._worker.obituary())
 
     def _dispatch(self, message: Message) -> None:
         match message["type"]:
@@ -225,6 +234,8 @@ class EngineClient:
                 with self._state:
                     self._info = EngineInfo.from_wire(message)
                     self._state.notify_all()
+            case "alive":
+                pass
             case "stats":
                 self._stats.put(message)
             case "error" if message["id"] is None:
@@ -246,7 +257,3 @@ class EngineClient:
         for events in waiting:
             events.put(self._failure)
         self._stats.put(self._failure)
-
-    def _obituary(self) -> DeviceError:
-        how = how_it_ended(self._process.wait(), self._stderr)
-        return DeviceError(f"the engine process ended: {how}", _HINT)

@@ -73,13 +73,12 @@ class Engine:
         started = time.perf_counter()
         self._ranks = ranks = ranks or Alone()
         self._stages = stages = stages or OneStage()
-        num_ranks = stages.size * ranks.size
-        device = find_device(config.device, stages.stage * ranks.size + ranks.rank)
+        device = find_device(config.device, ranks.seat.local_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # for streams, events and pinned memory
-        if config.num_threads is not None or num_ranks > 1:
+        if config.num_threads is not None or ranks.seat.num_here > 1:
             torch.set_num_threads(
-                config.num_threads or max(1, torch.get_num_threads() // num_ranks)
+                config.num_threads or max(1, torch.get_num_threads() // ranks.seat.num_here)
             )
         model = None if config.dummy else Model.open(path)
         whole = model.config if model else dummy_config(config.dummy or "")
@@ -92,7 +91,8 @@ class Engine:
         is_packed = checkpoint is not None and bool(checkpoint.packed)
         stays_packed = keeps_packed(device, share)
         plan = plan_share(
-            config, share, dtype, chunk_tokens if gpu else None, available_bytes(device, num_ranks),
+            config, share, dtype, chunk_tokens if gpu else None,
+            available_bytes(device, ranks.seat.num_here),
             resident_estimate(whole, checkpoint, dtype)
             if checkpoint and is_packed and stays_packed else None,
         )  # fmt: skip

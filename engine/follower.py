@@ -1,4 +1,4 @@
-"""A rank other than 0: `python -m swiftchat.engine.follower FD RANK PARENT`, by `followers`.
+"""A rank other than 0: `python -m swiftchat.engine.follower FD RANK PARENT`, by `rank_process`.
 
 It repeats what rank 0 does with its engine, told over the inherited socket FD, and ends when the
 process PARENT is gone: a thread reads the socket, and where the kernel can, it sends a signal too.
@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from swiftchat.engine import protocol
 from swiftchat.engine.child import end_with
-from swiftchat.engine.followers import SILENCE_S
+from swiftchat.engine.followers import SILENCE_S, OnProgress
 from swiftchat.engine.params import EngineConfig
 from swiftchat.engine.protocol import Message
 from swiftchat.errors import SwiftchatError
@@ -27,10 +28,17 @@ if TYPE_CHECKING:
 
 
 class Follower:
-    """One rank's engine behind a connection to rank 0."""
+    """One rank's engine behind a connection to rank 0.
 
-    def __init__(self, connection: Connection, rank: int) -> None:
-        self._connection, self._rank = connection, rank
+    `load` makes the engine of rank 0's first message, which it is given a function to wait for.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        load: Callable[[Callable[[], Message], OnProgress], "Repeater"],
+    ) -> None:
+        self._connection, self._load = connection, load
         self._sending = threading.Lock()
         self._commands: SimpleQueue[Message] = SimpleQueue()
 
@@ -39,7 +47,7 @@ class Follower:
         for work in (self._read, self._say_alive):
             threading.Thread(target=work, daemon=True).start()
         try:
-            engine = self._load()
+            engine = self._load(self._commands.get, self._progress)
             self._send({"type": "ready"})
             while True:
                 engine.repeat(self._commands.get())
@@ -49,17 +57,6 @@ class Follower:
             from swiftchat.engine.device import device_error
 
             self._complain(device_error(error))
-
-    def _load(self) -> "Repeater":
-        # Here, not at the top: torch takes a second, and this rank already says that it lives.
-        # And before what to load is known: rank 0 tells that when it has imported torch itself.
-        from swiftchat.engine.lockstep import Repeater, connect
-
-        message = self._commands.get()
-        config = EngineConfig.from_wire(message["config"])
-        met = connect(config, message["meeting"], self._rank)
-        cubins = Path(message["cubins"]) if message["cubins"] else None
-        return Repeater(Path(message["path"]), config, self._progress, cubins, *met)
 
     def _complain(self, error: SwiftchatError) -> None:
         """Tell it, and stay: where several fail, rank 0 shall tell the cause from what follows."""
@@ -87,9 +84,23 @@ class Follower:
             os._exit(0)  # rank 0 is gone, and the main thread may be waiting for it
 
 
+def load_here(rank: int, first: Callable[[], Message], on_progress: OnProgress) -> "Repeater":
+    """A rank on rank 0's machine, with the same files."""
+    # Here, not at the top: torch takes a second, and this rank already says that it lives.
+    # And before what to load is known: rank 0 tells that when it has imported torch itself.
+    from swiftchat.engine.lockstep import Repeater, connect
+
+    message = first()
+    config = EngineConfig.from_wire(message["config"])
+    met = connect(config, message["meeting"], rank)
+    cubins = Path(message["cubins"]) if message["cubins"] else None
+    return Repeater(Path(message["path"]), config, on_progress, cubins, *met)
+
+
 def main() -> None:
     end_with(int(sys.argv[3]))
-    Follower(Connection(int(sys.argv[1])), int(sys.argv[2])).run()
+    rank = int(sys.argv[2])
+    Follower(Connection(int(sys.argv[1])), lambda *told: load_here(rank, *told)).run()
 
 
 if __name__ == "__main__":

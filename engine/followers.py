@@ -1,17 +1,12 @@
-"""The processes of a model's other ranks, as rank 0 starts, commands and watches them."""
+"""A model's other ranks, as rank 0 commands and watches them."""
 
-import os
-import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import IO
+from typing import Protocol
 
 from swiftchat.engine import protocol
-from swiftchat.engine.child import how_it_ended, stop_signal
 from swiftchat.engine.protocol import Message
 from swiftchat.errors import DeviceError, SwiftchatError
 
@@ -23,31 +18,57 @@ _STOPPED_S = 2.0
 # lose their connection to it; where all fail alike, rank 0 says it without naming anyone.
 COMPLAINT_S = 1.0
 _TICK_S = 0.5
-_HINT = "the conversation is kept; send the message again to start the engine anew"
 
 _WELL_AHEAD = 0.1  # of what there is to do
 
 OnProgress = Callable[[str, int, int], None]  # label, done, total
 
 
+class RankEnd(Protocol):
+    """Where another rank is: a process that this one started, or one on another host.
+
+    `hint` says what to do when it is lost.
+    """
+
+    rank: int
+    hint: str
+    connection: Connection
+
+    @property
+    def name(self) -> str:
+        """Which it is, for messages."""
+
+    def stop_signal(self) -> str | None:
+        """The signal that holds it where it is, if that can be known."""
+
+    def obituary(self) -> str:
+        """What is known of its end, now that its connection is closed."""
+
+    def kill(self) -> None:
+        """End it, also if it is stopped, without waiting for it."""
+
+
 class Followers:
-    """Ranks 1 … size - 1, a process each; they end when this one does.
+    """Ranks 1 … size - 1, at their `ends`; they end when this process does.
 
     The first that dies, fails, is stopped or falls silent is told to `on_loss`, on a thread of
     its own, as an error that names the rank, when all have been ended: nothing can be computed
     from then on, and rank 0 may be waiting for that one for ever. `on_progress` hears, on that
-    thread too, how far they are. `meeting` is the descriptor of an empty file that all have.
+    thread too, how far they are. `invitation` is what they are told of where they meet.
 
-    Needs no torch, so that they begin while rank 0 imports it. `DeviceError` if this is no Linux.
+    Needs no torch.
     """
 
-    def __init__(self, size: int, on_loss: Callable[[SwiftchatError], None],
-                 on_progress: OnProgress) -> None:  # fmt: skip
-        if not hasattr(os, "memfd_create"):
-            raise DeviceError("several ranks need Linux", "leave --tp and --pp out")
-        self.meeting = os.memfd_create("swiftchat-ranks", 0)
-        self._on_loss, self._slowest = on_loss, Slowest(on_progress, size)
-        self._ranks = [_Follower(rank, self.meeting) for rank in range(1, size)]
+    def __init__(
+        self,
+        ends: Sequence[RankEnd],
+        invitation: Message,
+        on_loss: Callable[[SwiftchatError], None],
+        on_progress: OnProgress,
+    ) -> None:
+        self.invitation = invitation
+        self._on_loss, self._slowest = on_loss, Slowest(on_progress, len(ends) + 1)
+        self._ranks = [_Follower(end) for end in ends]
         self._all_ready = threading.Event()
         self._closing = False
         threading.Thread(target=self._watch, name="followers", daemon=True).start()
@@ -69,10 +90,10 @@ class Followers:
         """End them, stopped ones too, without waiting for one that a driver may hold."""
         self._closing = True
         for follower in self._ranks:
-            follower.process.kill()  # it holds nothing that is to be written
+            follower.end.kill()  # it holds nothing that is to be written
 
     def _watch(self) -> None:
-        by_connection = {follower.connection: follower for follower in self._ranks}
+        by_connection = {follower.end.connection: follower for follower in self._ranks}
         looked = time.monotonic()
         while not self._closing:
             for ready in wait(list(by_connection), timeout=_TICK_S):
@@ -98,14 +119,14 @@ class Followers:
         match message["type"]:
             case "progress":
                 label, done, total = message["label"], message["done"], message["total"]
-                self.report(follower.rank, label, done, total)
+                self.report(follower.end.rank, label, done, total)
             case "ready":
                 follower.is_ready = True
                 if all(other.is_ready for other in self._ranks):
                     self._all_ready.set()
             case "error":
                 error = protocol.error_from(message)
-                named = type(error)(f"rank {follower.rank}: {error.message}", error.hint)
+                named = type(error)(f"{follower.end.name}: {error.message}", error.hint)
                 follower.complaint = named
 
     def _lose(self, error: SwiftchatError) -> None:
@@ -115,53 +136,39 @@ class Followers:
 
 
 class _Follower:
-    """One of the processes."""
+    """What rank 0 knows of one of them."""
 
-    def __init__(self, rank: int, meeting: int) -> None:
-        self.rank = rank
+    def __init__(self, end: RankEnd) -> None:
+        self.end = end
         self.silent_s, self.is_ready = 0.0, False
         self.complaint: SwiftchatError | None = None
         self._stopped_s = self._complaining_s = 0.0
-        # Not in a temporary file: `tempfile` tries out folders first, by files with names, and this
-        # process may be ended in between.
-        self._output: IO[bytes] = os.fdopen(os.memfd_create("swiftchat-rank-output"), "w+b")
-        ours, theirs = socket.socketpair()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "swiftchat.engine.follower", str(theirs.fileno()),
-             str(rank), str(os.getpid())],
-            pass_fds=[theirs.fileno(), meeting], stdin=subprocess.DEVNULL, stdout=self._output,
-            stderr=self._output,
-        )  # fmt: skip
-        theirs.close()
-        self.connection = Connection(ours.detach())
 
     def send(self, message: Message) -> None:
         try:
-            protocol.send(self.connection, message)
+            protocol.send(self.end.connection, message)
         except OSError:
             return  # the watcher reads its end
 
     def reason_to_give_up(self, passed_s: float) -> SwiftchatError | None:
         """What is to be told of this rank now, `passed_s` after this was asked before."""
-        number = stop_signal(self.process.pid)
+        number = self.end.stop_signal()
         self._stopped_s = self._stopped_s + passed_s if number else 0.0
         self._complaining_s += passed_s if self.complaint else 0.0
         self.silent_s += passed_s
         if self._stopped_s > _STOPPED_S:
-            return DeviceError(f"rank {self.rank} was stopped: {number}", _HINT)
+            return self._lost(f"was stopped: {number}")
         if self._complaining_s > COMPLAINT_S:
             return self.complaint
         if self.silent_s > (SILENCE_S if self.is_ready else START_S):
-            words = f"rank {self.rank} has said nothing for {self.silent_s:.0f} s"
-            return DeviceError(words, _HINT)
+            return self._lost(f"has said nothing for {self.silent_s:.0f} s")
         return None
 
     def obituary(self) -> DeviceError:
-        try:
-            status = self.process.wait(1)
-        except subprocess.TimeoutExpired:
-            return DeviceError(f"rank {self.rank} has closed its connection", _HINT)
-        return DeviceError(f"rank {self.rank} ended: {how_it_ended(status, self._output)}", _HINT)
+        return self._lost(self.end.obituary())
+
+    def _lost(self, how: str) -> DeviceError:
+        return DeviceError(f"{self.end.name} {how}", self.end.hint)
 
 
 class Slowest:

@@ -12,7 +12,7 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.inbox import MAX_WORLD, Inbox, PeerMemory
 from swiftchat.cuda.ops.linear import MAX_VECTORS
-from swiftchat.engine.ranks import GlooRanks
+from swiftchat.engine.ranks import GlooRanks, Seat
 from swiftchat.errors import DeviceError
 from swiftchat.weights.config import ModelConfig
 
@@ -32,14 +32,16 @@ class Inboxes:
 
 
 class GpuRanks:
-    """The ranks of one model, each on a GPU of this machine, as `engine.ranks.Ranks`.
+    """The ranks of one model, each on a GPU, as `engine.ranks.Ranks`.
 
-    `store` as for `GlooRanks`. Whole prompts go through NCCL; the few rows of a decode step
-    through `inboxes`, once `open_inboxes` has made them where the GPUs reach each other's memory.
+    `store` and `seat` as for `GlooRanks`. Whole prompts go through NCCL; the few rows of a decode
+    step through `inboxes`, once `open_inboxes` has made them where the GPUs reach each other's
+    memory.
     """
 
     def __init__(self, store: Any, rank: int, size: int, device: torch.device,
-                 timeout_s: float) -> None:  # fmt: skip
+                 timeout_s: float, seat: Seat) -> None:  # fmt: skip
+        self.seat = seat
         self.size, self.rank = size, rank
         self.inboxes: Inboxes | None = None
         self._memory: PeerMemory | None = None
@@ -47,7 +49,7 @@ class GpuRanks:
         torch.cuda.set_device(device)
         torch_stores: Any = dist  # whose stubs do not have them
         prefixed = torch_stores.PrefixStore
-        self._control = GlooRanks(prefixed("control", store), rank, size, timeout_s)
+        self._control = GlooRanks(prefixed("control", store), rank, size, timeout_s, seat)
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = timedelta(seconds=timeout_s)
@@ -94,6 +96,8 @@ class GpuRanks:
         self.inboxes = Inboxes(embedding, attention, ffn, box, each)
 
     def _all_reach_each_other(self) -> bool:
+        if not self.seat.all_here:
+            return False
         first = (self._device.index or 0) - self.rank
         others = [first + other for other in range(self.size) if other != self.rank]
         try:

@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,12 +24,11 @@ from swiftchat.engine.followers import COMPLAINT_S, Followers
 from swiftchat.engine.gpu_ranks import GpuRanks
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import Message, Tokens
-from swiftchat.engine.rank_count import require_gpus
-from swiftchat.engine.ranks import Alone, GlooRanks, Ranks
+from swiftchat.engine.ranks import Alone, GlooRanks, Ranks, Seat
 from swiftchat.engine.stages import GlooStages, GpuStages, OneStage, Stages
 from swiftchat.errors import DeviceError, SwiftchatError
 
-__all__ = ["LockstepEngine", "Repeater", "connect"]
+__all__ = ["LockstepEngine", "Repeater", "connect", "meet"]
 
 _LOAD_S = 300.0  # that ranks may come one after the other to where they wait for all
 
@@ -42,26 +41,37 @@ def connect(config: EngineConfig, meeting: int, rank: int) -> tuple[Ranks, Stage
     look into it later.
     """
     assert config.tp != "auto"  # `num_ranks` comes before
-    device = find_device(config.device, rank)
     stores: Any = dist  # whose stubs do not have them
-    store = stores.FileStore(f"/proc/self/fd/{meeting}", config.tp * config.pp)
+    size = config.tp * config.pp
+    store = stores.FileStore(f"/proc/self/fd/{meeting}", size)
+    os.environ.update(NCCL_SOCKET_IFNAME="lo")  # what it listens on is this machine's alone
+    return meet(config, store, rank, Seat(rank, size))
+
+
+def meet(config: EngineConfig, store: Any, rank: int, seat: Seat) -> tuple[Ranks, Stages]:
+    """Meet the other ranks in a store: of this stage, and of others.
+
+    Stages have ranks that follow each other. `DeviceError` if the others do not come.
+    """
+    assert config.tp != "auto"
+    device = find_device(config.device, seat.local_rank)
+    stores: Any = dist
     stage, number = divmod(rank, config.tp)
     of_stage = stores.PrefixStore(f"stage {stage}", store)
     of_number = stores.PrefixStore(f"number {number}", store)
-    ranks: Ranks = Alone()
+    ranks: Ranks = Alone(seat)
     stages: Stages = OneStage()
     if device.type == "cpu":
         if config.tp > 1:
-            ranks = GlooRanks(of_stage, number, config.tp, _LOAD_S)
+            ranks = GlooRanks(of_stage, number, config.tp, _LOAD_S, seat)
         if config.pp > 1:
-            stages = GlooStages(of_number, stage, config.pp, _LOAD_S)
+            stages = GlooStages(of_number, stage, config.pp, _LOAD_S, seat)
     else:
-        # NVLink multicast stays off, and what NCCL listens on is this machine's alone.
-        os.environ.update(NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="lo")
+        os.environ.update(NCCL_NVLS_ENABLE="0")  # NVLink multicast stays off
         if config.tp > 1:
-            ranks = GpuRanks(of_stage, number, config.tp, device, _LOAD_S)
+            ranks = GpuRanks(of_stage, number, config.tp, device, _LOAD_S, seat)
         if config.pp > 1:
-            stages = GpuStages(of_number, stage, config.pp, device, _LOAD_S)
+            stages = GpuStages(of_number, stage, config.pp, device, _LOAD_S, seat)
     stages.each(ranks.least(0))  # all are here
     return ranks, stages
 
@@ -100,7 +110,8 @@ class LockstepEngine:
     """Rank 0's engine, used like `Engine`; the other ranks are `followers`.
 
     They are as many as the config has ranks beside this one, and have been told nothing yet. They
-    are ended when something fails here, and otherwise end with this process.
+    are ended when something fails here, and otherwise end with this process. `join` meets them,
+    if they are not this machine's.
     """
 
     def __init__(
@@ -109,20 +120,20 @@ class LockstepEngine:
         config: EngineConfig,
         cubins: Path | None,
         followers: Followers,
+        join: Callable[[], tuple[Ranks, Stages]] | None = None,
     ) -> None:
         self._followers = followers
         with self._in_company():
-            require_gpus(config)
             followers.tell(
                 {
                     "type": "load",
                     "path": str(path),
                     "config": config.to_wire(),
-                    "meeting": followers.meeting,
                     "cubins": str(cubins) if cubins else None,
+                    **followers.invitation,
                 }
             )
-            met = connect(config, followers.meeting, 0)
+            met = join() if join else connect(config, followers.invitation["meeting"], 0)
             report = functools.partial(followers.report, 0)
             self._repeater = Repeater(path, config, report, cubins, *met)
             followers.wait_ready()

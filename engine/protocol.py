@@ -2,7 +2,9 @@
 
 Both directions carry msgpack maps with a `type` over a `multiprocessing` connection, which
 frames them. Down: `load generate cancel stats`. Up: `progress ready prefill tokens
-finished stats error`. A message about one generation carries its `id`.
+finished stats error`. A message about one generation carries its `id`. A terminal attached to
+an engine elsewhere says `hello` instead of `load` and hears `welcome`, can ask for a `file` of
+the model's, and hears `alive` every second.
 
 There is no message to shut down: the worker ends when the connection closes, at once and from
 any state. And there is none to keep, fork or drop a conversation: the worker finds by content
@@ -19,15 +21,32 @@ from swiftchat.errors import SwiftchatError, error_from_wire
 
 Message = dict[str, Any]
 
+# Of what is said between a terminal and an engine elsewhere, and the longest message of either: a
+# prompt of a million tokens is shorter.
+VERSION, MOST_BYTES = 1, 1 << 23
+# For who was attached to an engine that ended.
+ENDED_HINT = (
+    "the conversation is kept; when the engine runs again where it was started, "
+    "send the message again"
+)
+
 
 def send(connection: Connection, message: Message) -> None:
     """Write one message; raises `OSError` when the other side is gone."""
     connection.send_bytes(msgpack.packb(message))
 
 
-def receive(connection: Connection) -> Message:
-    """Read one message; raises `EOFError` or `OSError` when the other side is gone."""
-    message: Message = msgpack.unpackb(connection.recv_bytes())
+def receive(connection: Connection, most_bytes: int | None = None) -> Message:
+    """Read one message; raises `EOFError` or `OSError` when the other side is gone.
+
+    `OSError` too for what is no message, or longer than `most_bytes`: the rest cannot be read.
+    """
+    try:
+        message = msgpack.unpackb(connection.recv_bytes(most_bytes))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise OSError(f"no message: {error}") from error
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise OSError("no message: it has no type")
     return message
 
 

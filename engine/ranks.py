@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -13,6 +14,22 @@ from torch import Tensor
 from swiftchat.errors import DeviceError
 
 
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank is: which of its machine's ranks, and how many have to share that machine.
+
+    `address` is where it listens for the others, who all are on this machine if `all_here`.
+    """
+
+    local_rank: int
+    num_here: int
+    address: str = "127.0.0.1"
+    all_here: bool = True
+
+
+_ONLY_SEAT = Seat(0, 1)
+
+
 class Ranks(Protocol):
     """The ranks that compute one model in lockstep, seen from one of them.
 
@@ -22,6 +39,7 @@ class Ranks(Protocol):
 
     size: int
     rank: int
+    seat: Seat
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of every rank's x. May be x itself, changed in place."""
@@ -43,9 +61,12 @@ class Ranks(Protocol):
 
 
 class Alone:
-    """One rank that has the whole model: nobody to wait for."""
+    """One rank that has the whole model, or a stage of it: nobody to wait for."""
 
     size, rank = 1, 0
+
+    def __init__(self, seat: Seat = _ONLY_SEAT) -> None:
+        self.seat = seat
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
@@ -64,18 +85,20 @@ class Alone:
 
 
 class GlooRanks:
-    """Processes on this machine's CPU, which meet over the loopback interface alone.
+    """Processes on CPUs, of this machine unless `seat` says otherwise, that meet over its address.
 
     `store` is a store of `torch.distributed`, where they find each other; its `FileStore` needs
     no port. Raises `DeviceError` when the others do not come or answer within `timeout_s`.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, timeout_s: float = 60.0) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout_s: float = 60.0,
+                 seat: Seat | None = None) -> None:  # fmt: skip
+        self.seat = seat or Seat(rank, size)
         gloo: Any = dist.ProcessGroupGloo  # of which torch's stubs do not say all
         options = gloo._Options()
         options._timeout = timedelta(seconds=timeout_s)
         # Left to itself it listens where this machine's name leads to.
-        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        options._devices = [gloo.create_device(hostname=self.seat.address)]
         self.size, self.rank = size, rank
         with _lost_sight():
             self._group = gloo(store, rank, size, options)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from swiftchat.engine.ranks import GlooRanks
+from swiftchat.engine.ranks import GlooRanks, Seat
 
 
 class Stages(Protocol):
@@ -71,12 +71,13 @@ class OneStage:
 
 
 class GlooStages:
-    """Stages on this machine's CPU; `store` and errors as for `GlooRanks`."""
+    """Stages on CPUs; `store`, `seat` and errors as for `GlooRanks`."""
 
-    def __init__(self, store: Any, stage: int, size: int, timeout_s: float) -> None:
+    def __init__(self, store: Any, stage: int, size: int, timeout_s: float,
+                 seat: Seat | None = None) -> None:  # fmt: skip
         self.size, self.stage = size, stage
         self.is_first, self.is_last = stage == 0, stage == size - 1
-        self._group = GlooRanks(store, stage, size, timeout_s)
+        self._group = GlooRanks(store, stage, size, timeout_s, seat)
 
     def receive(self, num_tokens: int, width: int) -> Tensor:
         return self._group.receive(torch.empty(num_tokens, width), self.stage - 1)
@@ -95,16 +96,16 @@ class GlooStages:
 
 
 class GpuStages:
-    """Stages on GPUs, which send the stream through NCCL; `store` and errors as for `GlooRanks`."""
+    """Stages on GPUs, which send the stream through NCCL; otherwise as `GlooStages`."""
 
     def __init__(self, store: Any, stage: int, size: int, device: torch.device,
-                 timeout_s: float) -> None:  # fmt: skip
+                 timeout_s: float, seat: Seat) -> None:  # fmt: skip
         self.size, self.stage = size, stage
         self._device = device
         torch.cuda.set_device(device)
         torch_stores: Any = dist  # whose stubs do not have them
         prefixed = torch_stores.PrefixStore
-        self._control = GlooStages(prefixed("control", store), stage, size, timeout_s)
+        self._control = GlooStages(prefixed("control", store), stage, size, timeout_s, seat)
         self.is_first, self.is_last = self._control.is_first, self._control.is_last
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()

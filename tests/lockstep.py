@@ -9,6 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from swiftchat.engine.ranks import Seat
+
 T = TypeVar("T")
 
 
@@ -36,6 +38,7 @@ class ThreadRanks:
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.size, self.rank = meeting.size, rank
+        self.seat = Seat(rank, meeting.size)
         self._meeting, self._turn = meeting, 0
 
     def all_reduce(self, x: Tensor) -> Tensor:

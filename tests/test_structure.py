@@ -10,7 +10,15 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
-    "chat": {"errors", "tokenizer", "weights", "engine.client", "engine.protocol", "engine.params"},
+    "chat": {
+        "errors",
+        "tokenizer",
+        "weights",
+        "engine.client",
+        "engine.protocol",
+        "engine.params",
+        "engine.attached",
+    },
     "engine": {"errors", "cuda", "weights"},
     "cuda": {"errors"},
     "tokenizer": {"errors"},
@@ -55,8 +63,9 @@ def test_no_torch_in_these_packages(package: str) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["engine.client", "engine.protocol", "engine.params", "tokenizer", "weights.store",
-     "weights.convert", "weights.download", "weights.model", "chat.cli"],
+    ["engine.client", "engine.attached", "engine.hosts", "engine.protocol", "engine.params",
+     "tokenizer", "weights.store", "weights.convert", "weights.download", "weights.model",
+     "chat.cli"],
 )  # fmt: skip
 def test_importing_it_does_not_bring_torch(module: str) -> None:
     script = f"import sys, swiftchat.{module}; sys.exit('torch' in sys.modules)"
