@@ -30,7 +30,7 @@ from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import Tokens
 from swiftchat.engine.rank_count import num_ranks, require_gpus
 from swiftchat.engine.stages import GlooStages
-from swiftchat.errors import DeviceError, UsageError
+from swiftchat.errors import BadModelFile, DeviceError, UsageError
 from swiftchat.weights.convert import convert
 
 TWO = EngineConfig(
@@ -116,6 +116,21 @@ def test_a_stage_reads_on_while_the_next_computes(tmp_path: Path) -> None:
     with threads_in_turn(), ThreadPoolExecutor(2) as pool:
         first, last = pool.map(of_stage, range(2))
     assert first == last == tiny.run(tiny.engine(tmp_path), {1: LONG}, GREEDY)[0][1]
+
+
+def test_what_the_last_stage_cannot_choose_from_fails_on_all(tmp_path: Path) -> None:
+    tiny.make("llama", tmp_path)
+    store = torch.distributed.HashStore()
+
+    def of_stage(stage: int) -> object:
+        engine = Engine(tmp_path, TWO, stages=GlooStages(store, stage, 2, 60))
+        if stage == 1:
+            engine.decoder.weights.lm_head.fill_(torch.nan)
+        return tiny.run(engine, {1: [5, 6, 7]}, GREEDY)[1][1]
+
+    with threads_in_turn(), ThreadPoolExecutor(2) as pool:
+        for end in pool.map(of_stage, range(2)):
+            assert isinstance(end, BadModelFile) and "not finite" in str(end)
 
 
 @needs_linux
