@@ -250,6 +250,17 @@ def test_a_lost_host_is_noticed(hosts: Hosts, namespaces: list[str], folder: Pat
     hosts.processes[1].wait(2 * TOLD_S)  # it has noticed the same
 
 
+def test_each_host_is_a_stage(hosts: Hosts, folder: Path) -> None:
+    socket, port = str(hosts.folder / "engine.sock"), free_port()
+    command = [sys.executable, *ENGINE, str(folder), *ON_CPU, "--pp", "2", "--listen", socket]
+    for rank in range(2):
+        hosts.start(command, **as_slurm(rank, port=port))
+    with Attached(hosts.address()) as client:
+        info = client.wait_ready()
+        assert (info.tp, info.pp) == (1, 2)
+        assert_as_one(client, folder, 5)
+
+
 def test_an_engine_by_itself_ends_with_a_signal(hosts: Hosts, folder: Path) -> None:
     socket = hosts.folder / "engine.sock"
     hosts.start([sys.executable, *ENGINE, str(folder), *ON_CPU, "--listen", str(socket)])
@@ -283,6 +294,10 @@ def test_what_cannot_be_divided_is_refused_at_once(hosts: Hosts, folder: Path) -
     assert hosts.processes[0].wait(30) == 2
     assert "num_attention_heads 8 is not divisible by --tp 3" in hosts.said()
     assert "hint: " in hosts.said() and "Traceback" not in hosts.said()
+    command = [sys.executable, *ENGINE, str(folder), *ON_CPU, "--pp", "2"]
+    hosts.start(command, **as_slurm(0, 3, port=1))
+    assert hosts.processes[1].wait(30) == 2
+    assert "3 ranks cannot be divided into --pp 2 stages" in hosts.said(1)
 
 
 def test_another_model_on_another_host_is_named(folder: Path, tmp_path: Path) -> None:
