@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swiftchat.chat.oneshot import memory_line
 from swiftchat.engine import device, torch_ops
 from swiftchat.engine.kv_cache import KVCache, kv_bytes_per_token
 from swiftchat.engine.params import EngineConfig, SamplingParams
@@ -206,6 +207,7 @@ def test_bytes_are_told_as_they_are(folder: Path, form: str) -> None:
     per_token = 2 * config.num_layers * config.num_kv_heads * (config.head_dim + 4)
     assert info.cache_bytes == info.cache_tokens * per_token
     assert kv_bytes_per_token(config, torch.float32, form) == per_token
+    assert f"cache for {info.cache_tokens} tokens in {form} " in memory_line(info)
 
 
 def test_on_gpus_torchs_operators_run_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,9 @@ TEXT = Path(__file__).parent / "pride_and_prejudice.txt"
 MOST = {"int8": 0.001, "fp8": 0.016, "int4": 0.22}
 
 
-# The same for the weights as they are and the cache in this.
-MOST_OF_CACHE = {"int8": 0.002, "fp8": 0.0076}
+# The same for the weights as they are and the cache in this; 0.0018 and 0.0069 were measured, and
+# processors that add up otherwise differ by some of it.
+MOST_OF_CACHE = {"int8": 0.003, "fp8": 0.009}
 
 
 @torch.inference_mode()
