@@ -1,7 +1,8 @@
 """What the matrices of a model get to see in a text, so that `convert` rounds them for that.
 
-The text, `calibration.txt`, is the first five chapters of Alice's Adventures in Wonderland by
-Lewis Carroll (1865), which belongs to everybody.
+The text, `calibration.txt`, is the beginning of Alice's Adventures in Wonderland by Lewis Carroll
+(1865), which belongs to everybody, and pages of this program's description and code: what is
+calibrated with prose alone is no better than the nearest numbers for anything else.
 """
 
 import json

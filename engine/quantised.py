@@ -5,7 +5,7 @@ for a few rows of bfloat16; for more, and for other dtypes, a tile of the matrix
 decoded and multiplied with in the usual way. Neither ever has the whole matrix decoded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -25,6 +25,9 @@ _FEW_ROWS_INT8 = 16
 _TILE_ELEMENTS = 1 << 19
 _BLOCK = 64  # rows of an int4 matrix that torch packs together at most
 _KERNEL_GROUPS = (32, 64, 128, 256)
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 
 
 class PackedWeight(Protocol):
@@ -156,21 +159,36 @@ class Int4Weight:
         order = _row_order()
         if columns // groups not in _KERNEL_GROUPS or order is None:
             return None
-        spare = -rows % _BLOCK
-        scale, zero = (torch.from_numpy(np.ascontiguousarray(t.T)) for t in (kept.scale, kept.zero))
-        table = F.pad(torch.stack([scale, scale * (8 - zero)], 2), (0, 0, 0, spare)).to(dtype)
-        packed = torch.empty((rows + spare) // _BLOCK, columns, _BLOCK // 2, dtype=torch.uint8)
-        index, block = torch.tensor(order), len(order)
+
+        def codes(start: int, stop: int) -> Bytes:
+            return np.stack([kept.codes[start:stop] & 15, kept.codes[start:stop] >> 4], 2)
+
+        return cls._made((rows, columns), codes, kept.scale, kept.zero, dtype, order)
+
+    @classmethod
+    def _made(
+        cls, shape: tuple[int, int], codes: Callable[[int, int], Bytes], scale: Floats,
+        zero: Floats, dtype: torch.dtype, order: Sequence[int],
+    ) -> "Int4Weight":  # fmt: skip
+        """Out of what `codes(start, stop)` gives of these rows, a byte for each number.
+
+        In numpy: threads are no help here, and where others use the cores too they wait for them.
+        """
+        rows, columns = shape
+        block, spare = len(order), -rows % _BLOCK
+        packed = np.empty(((rows + spare) // _BLOCK, columns, _BLOCK // 2), np.uint8)
         step = max(1, _TILE_ELEMENTS // (columns * _BLOCK))
         for start in range(0, len(packed), step):
-            codes = torch.from_numpy(kept.codes[start * _BLOCK : (start + step) * _BLOCK])
-            wide = torch.stack([codes & 15, codes >> 4], 2).view(len(codes), columns)
-            wide = F.pad(wide, (0, 0, 0, -len(wide) % _BLOCK)).view(-1, block, columns)
-            low, high = wide[:, index].chunk(2, 1)
-            made = (low | high << 4).transpose(1, 2).reshape(-1, columns, _BLOCK // 2)
-            packed[start : start + step] = made
-        whole = bool((kept.zero == np.rint(kept.zero)).all())
-        return cls((rows, columns), packed, table, whole)
+            wide = codes(start * _BLOCK, (start + step) * _BLOCK).reshape(-1, columns)
+            whole_blocks = np.pad(wide, ((0, -len(wide) % _BLOCK), (0, 0)))
+            in_order = whole_blocks.reshape(-1, block, columns)[:, list(order)]
+            low, high = np.split(in_order, 2, 1)
+            made = (low | high << np.uint8(4)).transpose(0, 2, 1)
+            packed[start : start + step] = made.reshape(-1, columns, _BLOCK // 2)
+        table = np.zeros((scale.shape[1], rows + spare, 2), np.float32)
+        table[:, :rows, 0], table[:, :rows, 1] = scale.T, (scale * (8 - zero)).T
+        whole = bool((zero == np.rint(zero)).all())
+        return cls(shape, torch.from_numpy(packed), torch.from_numpy(table).to(dtype), whole)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -243,12 +261,17 @@ class Int8GroupsWeight:
 
     @classmethod
     def packed(cls, kept: Int8Groups, dtype: torch.dtype) -> "Int8GroupsWeight | None":
-        both = np.concatenate([kept.codes >> 4, kept.codes & 15], 1)
-        codes = both[:, 0::2] | both[:, 1::2] << 4
+        rows, columns = kept.codes.shape
+        order = _row_order()
+        if columns // kept.scale.shape[1] not in _KERNEL_GROUPS or order is None:
+            return None
+
+        def codes(start: int, stop: int) -> Bytes:
+            return np.concatenate([kept.codes[start:stop] >> 4, kept.codes[start:stop] & 15], 1)
+
         scale = np.concatenate([16 * kept.scale, kept.scale], 1)
         zero = np.concatenate([np.full_like(kept.zero, 8), kept.zero - 128], 1)
-        halves = Int4Weight.packed(Int4(codes, scale, zero), dtype)
-        return None if halves is None else cls(halves)
+        return cls(Int4Weight._made((rows, 2 * columns), codes, scale, zero, dtype, order))
 
     @property
     def shape(self) -> tuple[int, int]:

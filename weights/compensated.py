@@ -22,11 +22,12 @@ class Compensation:
     """How the error of each column is spread over the columns after it, for inputs like `moment`.
 
     `moment` [columns, columns] is symmetric. Columns are taken in the order of their inputs'
-    size, the largest first, while there are most others left to make up for them.
+    size, the largest first, while there are most others left to make up for them. `sizes` is the
+    diagonal of the moment.
     """
 
     def __init__(self, moment: Floats) -> None:
-        sizes = np.diag(moment).copy()
+        self.sizes = sizes = np.diag(moment).copy()
         self._order = np.argsort(-sizes, kind="stable")
         whole = moment[np.ix_(self._order, self._order)].astype(np.float64)
         unseen = np.diag(whole) == 0

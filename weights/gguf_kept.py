@@ -29,7 +29,7 @@ __all__ = ["KEPT_TYPES", "finite", "kept"]
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 # Numbers, and for each group factor and minimum: weight = factor·number + minimum.
-Parts = tuple[npt.NDArray[np.uint8] | npt.NDArray[np.int16], Floats, Floats]
+Parts = tuple[npt.NDArray[np.uint8] | npt.NDArray[np.int8], Floats, Floats]
 
 _BLOCKS_AT_ONCE = 1 << 16
 
@@ -72,12 +72,12 @@ def _q5_k(blocks: Bytes) -> Parts:
 
 def _q8_0(blocks: Bytes) -> Parts:
     scale = half(blocks, 0)
-    return blocks[:, 2:].view(np.int8).astype(np.int16), scale, np.zeros_like(scale)
+    return blocks[:, 2:].view(np.int8), scale, np.zeros_like(scale)
 
 
 def _iq4_nl(blocks: Bytes) -> Parts:
     scale = half(blocks, 0)
-    numbers = IQ4_NUMBERS.astype(np.int16)[nibbles(blocks[:, 2:], 16)]
+    numbers = IQ4_NUMBERS.astype(np.int8)[nibbles(blocks[:, 2:], 16)]
     return numbers, scale, np.zeros_like(scale)
 
 
@@ -86,7 +86,7 @@ def _q6_k(blocks: Bytes) -> Parts:
     groups = dequantize(blocks, "Q6_K").reshape(len(blocks), 8, 32)
     scale = np.abs(groups).max(2) / np.float32(127)
     numbers = np.rint(groups / np.where(scale == 0, 1, scale)[..., None])
-    return numbers.reshape(len(blocks), 256).astype(np.int16), scale, np.zeros_like(scale)
+    return numbers.reshape(len(blocks), 256).astype(np.int8), scale, np.zeros_like(scale)
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ def kept(rows: Bytes, type_name: str) -> Int4 | Int8Groups:
             scale, zero = _zero(scale, minimum)
         if kind.middle is None:
             codes.append((numbers[:, 0::2] | numbers[:, 1::2] << 4).astype(np.uint8))
-        else:
-            codes.append((numbers + np.int16(128 - kind.middle)).astype(np.uint8))
+        else:  # modulo 256
+            codes.append(numbers.view(np.uint8) + np.uint8(128 - kind.middle))
             zero += 128 - kind.middle
         scales.append(scale)
         zeros.append(zero)

@@ -34,6 +34,8 @@ MATRICES = frozenset(
 )  # fmt: skip
 _ROWS = 512  # at a time, so that what comes between is small
 _LARGEST_E4M3 = 448.0
+# Of a group's range, those that calibration tries beside the whole.
+_SHARES = (0.95, 0.9, 0.85, 0.8, 0.75)
 # Above zero in each dtype of factors: rows of zeros have one too.
 _SMALLEST = {"bfloat16": 2.0**-126, "float16": 2.0**-24, "float32": 2.0**-126}
 
@@ -183,9 +185,8 @@ def _int4_codes(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Codes from 0 to 15 of [rows, columns], so that zero is among what they can mean."""
     groups = rows.reshape(len(rows), -1, group_size)
-    low, high = np.minimum(groups.min(2), 0), np.maximum(groups.max(2), 0)
-    array, scale = stored((high - low) / np.float32(15))
-    zero = np.clip(np.rint(-low / scale), 0, 15)
+    sizes = None if compensation is None else compensation.sizes.reshape(-1, group_size)
+    array, scale, zero = _ranges(groups, stored, sizes)
     of_columns = np.ascontiguousarray(scale.T), np.ascontiguousarray(zero.T)
 
     def round_column(column: int, numbers: Floats) -> tuple[Floats, Floats]:
@@ -200,6 +201,42 @@ def _int4_codes(
         codes += zero[..., None]
     codes = np.clip(codes, 0, 15).astype(np.uint8)
     return codes.reshape(rows.shape), array, zero.astype(np.uint8)
+
+
+def _ranges(
+    groups: Floats, stored: Callable[[Floats], tuple[Array, Floats]], sizes: Floats | None
+) -> tuple[Array, Floats, Floats]:
+    """Factors, as they are stored and as numbers, and zeros of [rows, groups, size].
+
+    They span all numbers of a group, and zero; with the `sizes` of inputs [groups, size] maybe
+    less, where what the largest lose weighs less than what the others win.
+    """
+    low, high = np.minimum(groups.min(2), 0), np.maximum(groups.max(2), 0)
+
+    def ranges(share: float) -> list[Array]:
+        array, scale = stored((high - low) * np.float32(share / 15))
+        zero = np.clip(np.rint(-low * np.float32(share) / scale), 0, 15)
+        return [array, scale, zero]
+
+    best = ranges(1.0)
+    if sizes is not None:
+        least = _loss(groups, best, sizes)
+        for share in _SHARES:
+            found = ranges(share)
+            loss = _loss(groups, found, sizes)
+            less = loss < least
+            best = [np.where(less, new, old) for new, old in zip(found, best, strict=True)]
+            least = np.minimum(loss, least)
+    return best[0], best[1], best[2]
+
+
+def _loss(groups: Floats, ranges: Sequence[Array], sizes: Floats) -> Floats:
+    """What rounding to the nearest moves the numbers by, squared, each times its input's size."""
+    scale, zero = (table[..., None] for table in ranges[1:])
+    codes = np.clip(np.rint(groups / scale) + zero, 0, 15)
+    moved = (codes - zero) * scale - groups
+    loss: Floats = np.einsum("rgc,rgc,gc->rg", moved, moved, sizes)
+    return loss
 
 
 def _e4m3_codes(numbers: Floats) -> Array:
