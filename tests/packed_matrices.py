@@ -1,0 +1,41 @@
+"""Random packed matrices, with the numbers they stand for in fp64."""
+
+import torch
+from kernel_case import Inputs
+from torch import Tensor
+
+from swiftchat.cuda.packed_matrix import PackedMatrix, packed_fp8, packed_int4, packed_int8
+
+FORMS = [("INT8", 0), ("FP8", 0), ("INT4", 32), ("INT4", 64), ("INT4", 128)]
+
+
+def packed(make: Inputs, form: str, group: int, rows: int, k: int, *,
+           magnitude: float = 1.0, uneven: float = 1.0) -> tuple[PackedMatrix, Tensor]:  # fmt: skip
+    """A matrix for vectors of `make.dtype`, and its weights [rows, k], of about `magnitude`.
+
+    All codes occur; one row's weights are `uneven` times as large.
+    """
+    scale = make.normal(rows, dtype=torch.float32).abs() + 0.1
+    scale[rows // 2] *= uneven
+    if form == "INT8":
+        codes = make.integers(-128, 128, rows, k, dtype=torch.int8)
+        scale *= magnitude / 74
+        matrix = packed_int8(codes, scale, make.dtype)
+        return matrix, codes.double() * scale.double().unsqueeze(1)
+    if form == "FP8":
+        bits = make.integers(0, 256, rows, k, dtype=torch.uint8)
+        bits[(bits & 0x7F) == 0x7F] = 0  # not a number
+        scale *= magnitude / 130
+        matrix = packed_fp8(bits, scale, make.dtype)
+        return matrix, bits.view(torch.float8_e4m3fn).double() * scale.double().unsqueeze(1)
+    numbers = make.integers(0, 16, rows, k, dtype=torch.uint8)
+    groups = k // group
+    # Of 8 bits, as bfloat16 has them; one group has no factor.
+    factors = make.normal(rows, groups, dtype=torch.bfloat16).float() * magnitude / 4
+    factors = (factors * scale.bfloat16().float().unsqueeze(1)).bfloat16().float()
+    factors[0, groups // 2] = 0
+    zeros = make.integers(0, 16, rows, groups).float()
+    wide = [t.repeat_interleave(group, 1).double() for t in (factors, zeros)]
+    weights = (numbers.double() - wide[1]) * wide[0]
+    codes = (numbers[:, 0::2] | numbers[:, 1::2] << 4).contiguous()
+    return packed_int4(codes, factors, zeros, make.dtype), weights
