@@ -50,6 +50,14 @@ class PackedMatrix:
         shape = (len(codes), self.shape[1])
         return PackedMatrix(self.form, self.dtype, shape, codes, scale, table, self.group)
 
+    def reordered(self, index: Tensor) -> "PackedMatrix":
+        """A copy of the rows that `index` names, in its order."""
+        index = index.to(self.codes.device)
+        table = None if self.table is None else self.table[index]
+        codes, scale = self.codes[index], self.row_scale[index]
+        shape = (len(codes), self.shape[1])
+        return PackedMatrix(self.form, self.dtype, shape, codes, scale, table, self.group)
+
     def check(self, gpu: Gpu) -> None:
         """Raise `ValueError` unless the tensors are what the kernels take them for."""
         rows, k = self.shape

@@ -84,6 +84,11 @@ class Engine:
         checkpoint = model.checkpoint(share) if model else None
         dtype: torch.dtype = getattr(torch, config.dtype or shape.dtype)
         gpu = find_kernels(device, config, shape, dtype, cubins)
+        if checkpoint and checkpoint.packed and gpu is None and device.type != "cpu":
+            raise UsageError(
+                f"{path} has quantised weights, and our kernels cannot run this model here",
+                "use --device cpu, or make a plain model of it: swiftchat convert MODEL NEW",
+            )
         chunk_tokens = config.chunk_tokens or (512 if gpu is None else 4096)
         plan = plan_share(
             config, share, dtype, chunk_tokens if gpu else None,

@@ -11,9 +11,9 @@ from torch import Tensor
 from swiftchat.engine.arrange import arrange
 from swiftchat.engine.decoder import DecoderWeights, LayerWeights
 from swiftchat.engine.mixture import Expert, Experts
+from swiftchat.engine.packed_gpu import packed_matrix
 from swiftchat.engine.quantised import Weight, packed_weight, plain
 from swiftchat.engine.streaming import STAGING_BYTES, Copy, stream_in
-from swiftchat.errors import UsageError
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import (
@@ -67,16 +67,12 @@ def load_weights(
     On the CPU, tensors of the wanted dtype are views of the mapped files: nothing is copied but
     matrices that one product reads together (q k v, gate up) and that do not lie together in
     the file, and columns; the checkpoint must stay open. On a GPU the files are read once and
-    not mapped. Quantised matrices stay packed where `engine.quantised` has their form.
-    `on_progress` gets (bytes done, bytes in all), counted in the files.
+    not mapped, but for quantised matrices. These stay packed where `engine.quantised` or
+    `engine.packed_gpu` has their form. `on_progress` gets (bytes done, bytes in all), counted in
+    the files.
 
     Raises `BadModelFile` when a file on its way to a GPU cannot be read to its end.
     """
-    if checkpoint.packed and device.type != "cpu":
-        raise UsageError(
-            f"{checkpoint.path} has quantised weights, which only the CPU computes with yet",
-            "use --device cpu, or make a plain model of it: swiftchat convert MODEL NEW",
-        )
     if device.type != "cpu":
         return stream_weights(config, checkpoint, dtype, device, on_progress, share=share)
     share = share or Share(config)
@@ -88,7 +84,7 @@ def load_weights(
             names = [name for name, _ in wanted]
             done_bytes += sum(map(checkpoint.nbytes, names))
             on_progress(done_bytes, total_bytes)
-            weight = _packed(checkpoint, names, dtype)
+            weight = _packed(checkpoint, names, dtype, torch.device("cpu"))
             checkpoint.forget()
             return weight
         pieces = _pieces(checkpoint, wanted)
@@ -112,13 +108,24 @@ def stream_weights(
     """`load_weights` for a GPU: allocate everything, then let `stream_in` fill it."""
     share = share or Share(config)
     copies: list[Copy] = []
-    weights = assemble(
-        share, lambda wanted: _allocate(_pieces(checkpoint, wanted), dtype, device, copies)
-    )
-    total_bytes = _wanted_bytes(share, checkpoint)
+    packed_bytes, total_bytes = 0, _wanted_bytes(share, checkpoint)
+
+    def place(wanted: Sequence[tuple[str, Part]]) -> Weight:
+        nonlocal packed_bytes
+        names = [name for name, _ in wanted]
+        if not any(name in checkpoint.packed for name in names):
+            return _allocate(_pieces(checkpoint, wanted), dtype, device, copies)
+        weight = _packed(checkpoint, names, dtype, device)
+        checkpoint.forget()
+        packed_bytes += sum(map(checkpoint.nbytes, names))
+        on_progress(packed_bytes, total_bytes)
+        return weight
+
+    weights = assemble(share, place)
     stream_in(
-        copies, device, lambda done: on_progress(done, total_bytes), num_readers, staging_bytes
-    )
+        copies, device, lambda done: on_progress(packed_bytes + done, total_bytes), num_readers,
+        staging_bytes,
+    )  # fmt: skip
     return arrange(share.local, weights)
 
 
@@ -132,21 +139,27 @@ def resident_estimate(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.
     )
 
 
-def _packed(checkpoint: Checkpoint, names: Sequence[str], dtype: torch.dtype) -> Weight:
+def _packed(checkpoint: Checkpoint, names: Sequence[str], dtype: torch.dtype,
+            device: torch.device) -> Weight:  # fmt: skip
     """Matrices under each other as they are packed; decoded, where no form here is theirs all."""
     packed = [checkpoint.packed.get(name) for name in names]
     forms = [tensor.kept for tensor in packed if tensor is not None and tensor.kept is not None]
     if len(forms) == len(names):
-        weight = packed_weight([kept() for kept in forms], dtype)
+        kept = [form() for form in forms]
+        weight: Weight | None
+        if device.type == "cpu":
+            weight = packed_weight(kept, dtype)
+        else:
+            weight = packed_matrix(kept, dtype, device)
         if weight is not None:
             return weight
 
     def decoded(name: str) -> Tensor:
         if name not in checkpoint.packed:
             info = checkpoint.tensors[name]
-            return _view(checkpoint, info, info.offset, info.shape).to(dtype)
+            return _view(checkpoint, info, info.offset, info.shape).to(dtype).to(device)
         tensor = checkpoint.packed[name]
-        pieces = [torch.from_numpy(piece).to(dtype) for piece in tensor.pieces()]
+        pieces = [torch.from_numpy(piece).to(dtype).to(device) for piece in tensor.pieces()]
         return torch.cat(pieces).view(tensor.shape)
 
     return torch.cat([decoded(name) for name in names])

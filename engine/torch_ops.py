@@ -16,7 +16,7 @@ from torch import Tensor
 from swiftchat.engine.batch import Batch, Span
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.norms import layer_norm, norm_heads_, rms_norm
-from swiftchat.engine.quantised import Weight
+from swiftchat.engine.quantised import Weight, for_torch
 from swiftchat.engine.rope import cos_sin_table
 from swiftchat.weights.config import ModelConfig, RopeConfig
 from swiftchat.weights.tensor_parallel import Share
@@ -153,6 +153,7 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     One row goes through torch's matrix × vector product: on the CPU its general product takes
     1.4 times as long for bf16 weights. For transposed ones it is the faster of the two.
     """
+    weight = for_torch(weight)
     if not isinstance(weight, Tensor):
         product = weight.product(x)
         return product if bias is None else product + bias

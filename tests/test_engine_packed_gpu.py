@@ -1,0 +1,118 @@
+"""Quantised matrices for the kernels: how they are loaded, and what a GPU answers with them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from kernel_case import Inputs, assert_close
+from packed_matrices import FORMS, packed
+from tiny_llama import tiny_llama
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.linear import Workspace
+from swiftchat.cuda.packed_matrix import PackedMatrix
+from swiftchat.engine.loader import stream_weights
+from swiftchat.engine.packed_gpu import packed_matrix, packed_product
+from swiftchat.engine.params import SamplingParams
+from swiftchat.errors import UsageError
+from swiftchat.weights.convert import convert
+from swiftchat.weights.kept import Float8, Int4, Int8, Kept
+from swiftchat.weights.model import Model
+from swiftchat.weights.quantise import Quantisation
+
+CPU = torch.device("cpu")
+
+
+def kept(form: str, rows: int, k: int, groups: int = 1) -> Kept:
+    rng = np.random.default_rng(rows + k)
+    scale = rng.random((rows, groups), np.float32)
+    if form == "int4":
+        codes = rng.integers(0, 256, (rows, k // 2), np.uint8)
+        return Int4(codes, scale, rng.integers(0, 16, (rows, groups)).astype(np.float32))
+    codes = rng.integers(0, 127, (rows, k), np.uint8)
+    return Float8(codes, scale[:, 0]) if form == "fp8" else Int8(codes.view(np.int8), scale[:, 0])
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+def test_parts_come_under_each_other(form: str) -> None:
+    parts = [kept(form, rows, 256, 8) for rows in (12, 4)]
+    together = packed_matrix(parts, torch.bfloat16, CPU)
+    first, second = (packed_matrix([part], torch.bfloat16, CPU) for part in parts)
+    assert together is not None and first is not None and second is not None
+    assert together.shape == (16, 256) and together.dtype == torch.bfloat16
+    for part, rows in ((first, slice(0, 12)), (second, slice(12, 16))):
+        for mine, its in zip(together.tensors, part.tensors, strict=True):
+            assert torch.equal(mine[rows], its)
+    turned = together.reordered(torch.arange(15, -1, -1))
+    assert torch.equal(turned.codes, together.codes.flip(0)) and turned.shape == together.shape
+
+
+def test_what_no_kernel_reads_is_left_to_be_decoded() -> None:
+    none = [
+        [kept("int8", 8, 256), kept("fp8", 8, 256)],
+        [kept("int4", 8, 256, 8), kept("int4", 8, 256, 4)],
+        [kept("int4", 8, 256, 1)],
+        [kept("int4", 8, 192, 6)],
+        [kept("fp8", 8, 24)],
+    ]
+    for parts in none:
+        assert packed_matrix(parts, torch.bfloat16, CPU) is None
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    path = tmp_path_factory.mktemp("packed-gpu")
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.2}
+    tiny_llama(**sizes).to(torch.bfloat16).save_pretrained(path / "in")
+    for form in ("int8", "fp8", "int4"):
+        convert(path / "in", path / form, quantisation=Quantisation(form))
+    return {form: path / form for form in ("int8", "fp8", "int4")}
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+def test_packed_and_plain_tensors_are_loaded_side_by_side(
+    quantised: dict[str, Path], form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swiftchat.engine.loader.packed_weight",
+                        lambda parts, dtype: packed_matrix(parts, dtype, CPU))  # fmt: skip
+    model, told = Model.open(quantised[form]), []
+    weights = stream_weights(
+        model.config, model.checkpoint(), torch.float32, CPU, lambda *bytes: told.append(bytes)
+    )
+    assert all(isinstance(layer.down, PackedMatrix) for layer in weights.layers)
+    assert weights.embed.shape == (model.config.vocab_size, 128) and weights.embed.isfinite().all()
+    done = [before for before, _ in told]
+    assert done == sorted(done) and told[-1][0] == told[-1][1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+def test_a_gpu_answers_as_the_cpu(quantised: dict[str, Path], form: str) -> None:
+    """Prompts short and long, three at once: every way in which a product is made."""
+    prompts = {i: tiny.random_ids(5 + 70 * i, seed=i) for i in range(3)}
+    params = SamplingParams(temperature=0, max_tokens=12)
+    on_cpu, _ = tiny.run(tiny.engine(quantised[form]), prompts, params)
+    engine = tiny.engine(quantised[form], device="cuda")
+    assert isinstance(engine.decoder.weights.layers[0].qkv, PackedMatrix)
+    assert tiny.run(engine, prompts, params)[0] == on_cpu
+
+
+@pytest.mark.gpu
+def test_torch_alone_on_a_gpu_refuses_packed_weights(quantised: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="quantised weights"):
+        tiny.engine(quantised["int8"], device="cuda", kernels=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("form", "group"), FORMS)
+@pytest.mark.parametrize("n", [1, 16, 17, 50, 64, 65, 300])
+def test_products_with_any_number_of_vectors(gpu: Gpu, form: str, group: int, n: int) -> None:
+    make = Inputs(n, torch.bfloat16)
+    weight, meant = packed(make, form, group, 9000, 2048, magnitude=0.02)
+    x, bias = make.normal(n, 2048), make.normal(9000)
+    for added in (None, bias):
+        expected = x.double() @ meant.T + (0 if added is None else added.double())
+        product = packed_product(gpu, x, weight, added, Workspace(gpu, 9000))
+        assert_close(product, expected, 2.0**-8)  # weights may be rounded too
