@@ -217,11 +217,12 @@ class CudaOps:
         gather_rows(self.gpu, words, plan.logit_rows, out)
         return out.view(x.dtype)
 
-    def logits(self, x: Tensor, lm_head: Tensor) -> Tensor:
-        if not linear_takes(self.gpu, len(x), lm_head):
-            return F.linear(x, lm_head).float()
-        out = torch.empty(len(x), len(lm_head), device=self.gpu.device)
-        linear(self.gpu, x, lm_head, out, self.linear_workspace)
+    def logits(self, x: Tensor, lm_head: Weight) -> Tensor:
+        matrix = for_kernels(lm_head)
+        if not linear_takes(self.gpu, len(x), matrix):
+            return self.linear(x, matrix, None).float()
+        out = torch.empty(len(x), len(matrix), device=self.gpu.device)
+        linear(self.gpu, x, matrix, out, self.linear_workspace)
         return out
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:

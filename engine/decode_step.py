@@ -158,7 +158,7 @@ class DecodeStep:
             near_llama(config)
             and (self._decoder.ranks.size == 1 or self._inboxes is not None)
             and config.intermediate_size % 4 == 0
-            and linear_takes(gpu, n, self._decoder.weights.lm_head)
+            and linear_takes(gpu, n, for_kernels(self._decoder.weights.lm_head))
             and all(self._takes(n, layer) for layer in self._decoder.weights.layers)
         )
 
@@ -188,7 +188,7 @@ class DecodeStep:
 
     def _head(self, x: Tensor, norm: Norm, logits: Tensor) -> None:
         gpu, workspace = self._ops.gpu, self._ops.linear_workspace
-        weight = self._decoder.weights.lm_head
+        weight = for_kernels(self._decoder.weights.lm_head)
         if self._inboxes is None:
             linear(gpu, x, weight, logits, workspace, norm=norm)
             return

@@ -56,6 +56,7 @@ class LayerWeights:
 @dataclass(frozen=True)
 class DecoderWeights:
     """`embed` and `lm_head` are [vocab_size, hidden_size]; the same tensor when tied.
+    The head may be packed.
 
     `positions` [positions, hidden_size] are added to the embeddings. `project_in` and
     `project_out` stand between embeddings of another width and the layers.
@@ -64,7 +65,7 @@ class DecoderWeights:
     embed: Tensor
     layers: Sequence[LayerWeights]
     final_norm: Tensor | None
-    lm_head: Tensor
+    lm_head: Weight
     positions: Tensor | None = None
     project_in: Tensor | None = None
     embed_norm: Tensor | None = None
@@ -113,7 +114,7 @@ class Ops(Protocol):
     def last_rows(self, plan: Any, x: Tensor) -> Tensor:
         """The rows whose logits are wanted."""
 
-    def logits(self, x: Tensor, lm_head: Tensor) -> Tensor:
+    def logits(self, x: Tensor, lm_head: Weight) -> Tensor:
         """fp32 [n, vocab_size]."""
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
@@ -250,6 +251,7 @@ class Decoder:
 def resident_bytes(weights: DecoderWeights) -> int:
     """Bytes of all weights, a tensor that serves twice counted once."""
     tensors = [tensor for tensor in vars(weights).values() if isinstance(tensor, torch.Tensor)]
+    tensors += tensors_of(weights.lm_head)
     for layer in weights.layers:
         tensors += [t for t in vars(layer).values() if isinstance(t, torch.Tensor)]
         for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):

@@ -202,7 +202,7 @@ def assemble(share: Share, place: Place) -> DecoderWeights:
         tensor = optional(*canonical, layer=layer)
         return torch.empty(0) if tensor is None else tensor
 
-    def branch(*canonical: str, layer: int) -> Weight:
+    def branch(*canonical: str, layer: int | None = None) -> Weight:
         weight = matrix(*canonical, layer=layer)
         return torch.empty(0) if weight is None else weight
 
@@ -268,7 +268,7 @@ def assemble(share: Share, place: Place) -> DecoderWeights:
         final_norm=optional("final_norm"),
         final_norm_bias=optional("final_norm_bias"),
         project_out=optional("project_out"),
-        lm_head=embed if config.tied_embeddings else placed("lm_head"),
+        lm_head=embed if config.tied_embeddings else branch("lm_head"),
         lm_head_bias=optional("lm_head_bias"),
     )
 

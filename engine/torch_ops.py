@@ -138,7 +138,7 @@ class TorchOps:
     def last_rows(self, plan: "TorchPlan", x: Tensor) -> Tensor:
         return x if len(plan.logit_rows) == len(x) else x[plan.logit_rows]
 
-    def logits(self, x: Tensor, lm_head: Tensor) -> Tensor:
+    def logits(self, x: Tensor, lm_head: Weight) -> Tensor:
         return linear(x, lm_head).float()
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:

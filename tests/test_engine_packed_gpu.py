@@ -17,6 +17,7 @@ from swiftchat.engine.loader import stream_weights
 from swiftchat.engine.packed_gpu import packed_matrix, packed_product
 from swiftchat.engine.params import SamplingParams
 from swiftchat.errors import UsageError
+from swiftchat.weights import quantise
 from swiftchat.weights.convert import convert
 from swiftchat.weights.kept import Float8, Int4, Int8, Kept
 from swiftchat.weights.model import Model
@@ -68,7 +69,10 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tiny_llama(**sizes).to(torch.bfloat16).save_pretrained(path / "in")
     for form in ("int8", "fp8", "int4"):
         convert(path / "in", path / form, quantisation=Quantisation(form))
-    return {form: path / form for form in ("int8", "fp8", "int4")}
+    with pytest.MonkeyPatch.context() as patch:  # as other programs write it
+        patch.setattr(quantise, "_MATRICES", quantise._MATRICES | {"lm_head"})
+        convert(path / "in", path / "head", quantisation=Quantisation("int8"))
+    return {form: path / form for form in ("int8", "fp8", "int4", "head")}
 
 
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
@@ -87,8 +91,17 @@ def test_packed_and_plain_tensors_are_loaded_side_by_side(
     assert done == sorted(done) and told[-1][0] == told[-1][1]
 
 
+def test_a_head_may_be_packed(quantised: dict[str, Path], tmp_path: Path) -> None:
+    convert(quantised["head"], tmp_path / "plain", dtype="float32")
+    ids = tiny.random_ids(30)
+    bench = tiny.Bench(quantised["head"], dtype=torch.float32)
+    assert not isinstance(bench.decoder.weights.lm_head, torch.Tensor)
+    expected = tiny.Bench(tmp_path / "plain").last_logits(ids)
+    torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "head"])
 def test_a_gpu_answers_as_the_cpu(quantised: dict[str, Path], form: str) -> None:
     """Prompts short and long, three at once: every way in which a product is made."""
     prompts = {i: tiny.random_ids(5 + 70 * i, seed=i) for i in range(3)}
