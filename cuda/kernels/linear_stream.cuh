@@ -88,7 +88,9 @@ __device__ __forceinline__ int x_stride(const Share& share) {
 }
 
 // How many Codes so many columns of a row are, and how many bytes their entries in the table.
-__device__ __forceinline__ int num_codes(int columns) { return FORM == INT4 ? columns >> 1 : columns; }
+__device__ __forceinline__ int num_codes(int columns) {
+    return FORM == INT4 ? columns >> 1 : columns;
+}
 #if FORM == INT4
 __device__ __forceinline__ int table_bytes(int columns) { return (columns / GROUP + 3) / 4 * 16; }
 #endif

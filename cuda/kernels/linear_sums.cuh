@@ -9,16 +9,15 @@
 #include "linear_stream.cuh"
 #include "mma.cuh"
 
-constexpr int PAIRS = FORM == PLAIN ? 1 : FORM == INT4 ? 4 : 2;  // of instructions for 16 bytes
-constexpr int X_PIECE = FORM == INT4 ? 8 : PIECE;      // columns of x that lie together, of a thread
+constexpr int PAIRS = FORM == INT4 ? 4 : 2;  // of instructions for 16 bytes of packed weights
+constexpr int X_PIECE = FORM == INT4 ? 8 : PIECE;   // columns of x that lie together, of a thread
 constexpr int PAIR_STRIDE = FORM == INT4 ? 32 : 8;  // columns of x from one pair to the next
 
+#if FORM != PLAIN
 // Operands of a pair of instructions out of a thread's 16 bytes.
-template <typename A> __device__ __forceinline__ void decode(const u32 (&words)[4], int pair, u32 (&b)[4]) {
-#if FORM == PLAIN
-#pragma unroll
-    for (int i = 0; i < 4; i++) b[i] = words[i];
-#elif FORM == INT4
+template <typename A>
+__device__ __forceinline__ void decode(const u32 (&words)[4], int pair, u32 (&b)[4]) {
+#if FORM == INT4
     decode_int4(words[pair], b, A());
 #else
 #pragma unroll
@@ -37,9 +36,7 @@ template <typename A> __device__ __forceinline__ void decode(const u32 (&words)[
 
 // Weight i of a thread's PIECE in fp32, without its factors.
 __device__ __forceinline__ float weight_at(const u32 (&words)[4], int i) {
-#if FORM == PLAIN
-    return __uint_as_float(words[i]);
-#elif FORM == INT8
+#if FORM == INT8
     return int8_at(words[i / 4], i % 4);
 #elif FORM == FP8
     return fp8_at(words[i / 4], i % 4);
@@ -47,6 +44,7 @@ __device__ __forceinline__ float weight_at(const u32 (&words)[4], int i) {
     return int4_at(words[i / 8], i % 8);
 #endif
 }
+#endif
 
 #if FORM == INT4
 constexpr int GROUPS = STEP / GROUP;  // in a step
@@ -107,6 +105,7 @@ struct MmaSums {
     }
 };
 
+#if FORM != PLAIN
 // Adds to `sum` the products of one pair of instructions. Vectors past the last are computed like
 // the last and never stored.
 template <typename A>
@@ -117,10 +116,6 @@ __device__ __forceinline__ void add_pair(float (&sum)[2][4], const u32 (&words)[
     if (VECTORS > 8) high = *(const uint4*)(x + min(g + 8, n - 1) * stride + at);
     u32 b[4];
     decode<A>(words, pair, b);
-#if FORM == PLAIN
-    multiply<A>(sum[0], low.x, high.x, low.y, high.y, b[0], b[1]);
-    multiply<A>(sum[1], low.z, high.z, low.w, high.w, b[2], b[3]);
-#else
     // An instruction wants its four registers of x side by side, as they are loaded: without vectors
     // g + 8 the first makes sums of x and z, the second of y and w, in the half of vectors g + 8.
     if (BOTH_HALVES) {
@@ -130,11 +125,20 @@ __device__ __forceinline__ void add_pair(float (&sum)[2][4], const u32 (&words)[
         multiply<A>(sum[0], low.x, low.y, low.z, low.w, b[0], b[2]);
         multiply<A>(sum[1], low.x, low.y, low.z, low.w, b[1], b[3]);
     }
-#endif
 }
+#endif
 
 template <typename A> struct Accumulator : MmaSums {
-#if FORM != INT4
+#if FORM == PLAIN
+    __device__ __forceinline__ void add(uint4 w, const u8* x, int stride, int n) {
+        int g = threadIdx.x % WARP / 4;
+        // Vectors past the last are computed like the last and never stored.
+        uint4 low = *(const uint4*)(x + min(g, n - 1) * stride), high = {};
+        if (VECTORS > 8) high = *(const uint4*)(x + min(g + 8, n - 1) * stride);
+        multiply<A>(sum[0], low.x, high.x, low.y, high.y, w.x, w.y);
+        multiply<A>(sum[1], low.z, high.z, low.w, high.w, w.z, w.w);
+    }
+#elif FORM != INT4
     __device__ __forceinline__ void add(uint4 w, const u8* x, int stride, int n) {
         const u32 words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
@@ -171,7 +175,17 @@ template <typename A> struct Accumulator : MmaSums {
 template <> struct Accumulator<float> {
     float sum[VECTORS] = {};  // of row g, over this thread's columns
 
-#if FORM != INT4
+#if FORM == PLAIN
+    __device__ __forceinline__ void add(uint4 w, const u8* x, int stride, int n) {
+        const float* a = (const float*)&w;
+#pragma unroll
+        for (int b = 0; b < VECTORS; b++)
+            if (b < n) {
+                float4 v = *(const float4*)(x + b * stride);
+                sum[b] += a[0] * v.x + a[1] * v.y + a[2] * v.z + a[3] * v.w;
+            }
+    }
+#elif FORM != INT4
     __device__ __forceinline__ void add(uint4 w, const u8* x, int stride, int n) {
         add_columns(w, x, stride, n, 0, PIECE, 1, 0);
     }
@@ -185,6 +199,7 @@ template <> struct Accumulator<float> {
         }
     }
 #endif
+#if FORM != PLAIN
     // Columns first … first + count of this thread's, times factor * (weight + zero).
     __device__ __forceinline__ void add_columns(uint4 w, const u8* x, int stride, int n, int first,
                                                 int count, float factor, float zero) {
@@ -206,6 +221,7 @@ template <> struct Accumulator<float> {
                 }
         }
     }
+#endif
     __device__ __forceinline__ void store(float (*sums)[TILE], int n) {
         int lane = threadIdx.x % WARP;
 #pragma unroll
@@ -228,9 +244,9 @@ __device__ __forceinline__ void add_chunk(Accumulator<T>& sums, const u8* slot, 
     const u8* x = vectors + (column - share.begin + warp * STEP + t * X_PIECE) * (int)sizeof(T);
     constexpr int X_BYTES = STEP * (int)sizeof(T);
 #if FORM == INT4
+    const float* sums_of_x = (const float*)(vectors + n * stride);
     Group group = {slot + TILE * ROW_STRIDE + warp * GROUPS * 4,
-                   (const float*)(vectors + n * stride) + (column - share.begin) / GROUP + warp * GROUPS,
-                   sums_stride(share)};
+                   sums_of_x + (column - share.begin) / GROUP + warp * GROUPS, sums_stride(share)};
 #endif
     auto add = [&](uint4 w, int j, const u8* x) {
 #if FORM == INT4

@@ -199,7 +199,7 @@ def _launch(
     rotation: Rotation | None = None,
     world: int = 0,
 ) -> None:
-    (n, k), (rows, _), itemsize = x.shape, weight.shape, weight.dtype.itemsize
+    n, (rows, k), itemsize = len(x), weight.shape, weight.dtype.itemsize
     if not linear_takes(gpu, n, weight, splittable=spec.defines["EPILOGUE"] in _SPLITTABLE):
         raise ValueError(f"{n} vectors of {k} elements do not fit this kernel")
     codes, row_scale, table = weight, None, None
