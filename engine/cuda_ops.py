@@ -15,15 +15,17 @@ from swiftchat.cuda.ops.copy_blocks import copy_blocks
 from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
 from swiftchat.cuda.ops.embed import embed
 from swiftchat.cuda.ops.gather_rows import gather_rows
-from swiftchat.cuda.ops.linear import Workspace, linear, linear_fits
+from swiftchat.cuda.ops.linear import Workspace, linear, linear_takes
 from swiftchat.cuda.ops.norm import norm
 from swiftchat.cuda.ops.prefill_attention import prefill_attention
 from swiftchat.cuda.ops.rotary import HeadNorm, head_norm_fits, rotary
+from swiftchat.cuda.packed_matrix import PackedMatrix
 from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.lanes import whole_lanes
 from swiftchat.engine.norms import norm_heads_
-from swiftchat.engine.quantised import Table, Weight, plain
+from swiftchat.engine.packed_gpu import packed_product
+from swiftchat.engine.quantised import Table, Weight, for_kernels, plain
 from swiftchat.engine.rope import cos_sin_table
 from swiftchat.engine.torch_ops import alibi_slopes
 from swiftchat.weights.config import ModelConfig
@@ -144,11 +146,12 @@ class CudaOps:
         add_normed(self.gpu, x, delta, weight, eps, offset=self.norm_offset)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        matrix = plain(weight)
-        n, k = x.shape
-        if not linear_fits(self.gpu, n, k, x.itemsize):
+        matrix = for_kernels(weight)
+        if isinstance(matrix, PackedMatrix):
+            return packed_product(self.gpu, x, matrix, bias, self.linear_workspace)
+        if not linear_takes(self.gpu, len(x), matrix):
             return F.linear(x, matrix, bias)
-        out = x.new_empty(n, len(matrix))
+        out = x.new_empty(len(x), len(matrix))
         linear(self.gpu, x, matrix, out, self.linear_workspace, bias=bias)
         return out
 
@@ -215,10 +218,10 @@ class CudaOps:
         gather_rows(self.gpu, words, plan.logit_rows, out)
         return out.view(x.dtype)
 
-    def logits(self, x: Tensor, lm_head: Table) -> Tensor:
-        matrix = plain(lm_head)
-        if not linear_fits(self.gpu, x.shape[0], x.shape[1], x.itemsize):
-            return F.linear(x, matrix).float()
+    def logits(self, x: Tensor, lm_head: Weight) -> Tensor:
+        matrix = for_kernels(lm_head)
+        if not linear_takes(self.gpu, len(x), matrix):
+            return self.linear(x, matrix, None).float()
         out = torch.empty(len(x), len(matrix), device=self.gpu.device)
         linear(self.gpu, x, matrix, out, self.linear_workspace)
         return out

@@ -16,21 +16,22 @@ from swiftchat.cuda.ops.linear import (
     Norm,
     Rotation,
     linear,
-    linear_fits,
     linear_gated,
     linear_residual,
     linear_rotate,
     linear_send,
+    linear_takes,
 )
 from swiftchat.cuda.ops.penalties import penalties
 from swiftchat.cuda.ops.rotary import head_norm_fits, rotary
 from swiftchat.cuda.ops.sample import sample, sample_workspace
+from swiftchat.cuda.packed_matrix import Matrix
 from swiftchat.engine.cuda_ops import CudaOps, CudaPlan
 from swiftchat.engine.decoder import Decoder, LayerWeights
 from swiftchat.engine.gpu_ranks import GpuRanks, Inboxes
 from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.lanes import Lanes
-from swiftchat.engine.quantised import plain
+from swiftchat.engine.quantised import for_kernels, plain
 from swiftchat.weights.config import ModelConfig
 
 # Numbers of lanes that have a graph; the others use the next larger one.
@@ -154,15 +155,22 @@ class DecodeStep:
 
     def _is_fused(self, n: int) -> bool:
         config, gpu = self._decoder.config, self._ops.gpu
-        itemsize = self._decoder.weights.embed.dtype.itemsize
-        attended = config.num_heads * config.head_dim
         return (
             near_llama(config)
             and (self._decoder.ranks.size == 1 or self._inboxes is not None)
             and config.intermediate_size % 4 == 0
-            and linear_fits(gpu, n, config.hidden_size, itemsize)
-            and linear_fits(gpu, n, attended, itemsize, splittable=True)
-            and linear_fits(gpu, n, config.intermediate_size, itemsize, splittable=True)
+            and linear_takes(gpu, n, for_kernels(self._decoder.weights.lm_head))
+            and all(self._takes(n, layer) for layer in self._decoder.weights.layers)
+        )
+
+    def _takes(self, n: int, layer: LayerWeights) -> bool:
+        """Whether the kernels take the layer's matrices with n vectors."""
+        gpu = self._ops.gpu
+        return all(
+            linear_takes(gpu, n, for_kernels(weight)) for weight in (layer.qkv, layer.gate_up)
+        ) and all(
+            linear_takes(gpu, n, for_kernels(weight), splittable=True)
+            for weight in (layer.o, layer.down)
         )
 
     def _fused(self, n: int, logits: Tensor) -> None:
@@ -182,7 +190,7 @@ class DecodeStep:
 
     def _head(self, x: Tensor, norm: Norm, logits: Tensor) -> None:
         gpu, workspace = self._ops.gpu, self._ops.linear_workspace
-        weight = plain(self._decoder.weights.lm_head)
+        weight = for_kernels(self._decoder.weights.lm_head)
         if self._inboxes is None:
             linear(gpu, x, weight, logits, workspace, norm=norm)
             return
@@ -200,12 +208,12 @@ class DecodeStep:
         )  # fmt: skip
         boxes = self._inboxes
         of_attention, of_ffn = (None, None) if boxes is None else (boxes.attention, boxes.ffn)
-        self._add(x, attended.view(n, -1), plain(layer.o), layer.o_bias, layer.attn_out_norm,
+        self._add(x, attended.view(n, -1), for_kernels(layer.o), layer.o_bias, layer.attn_out_norm,
                   of_attention)  # fmt: skip
         norm = self._norm(layer.mlp_norm)
-        linear_gated(gpu, x, plain(layer.gate_up), inner, ops.linear_workspace, norm,
+        linear_gated(gpu, x, for_kernels(layer.gate_up), inner, ops.linear_workspace, norm,
                      config.activation, bias=layer.gate_up_bias)  # fmt: skip
-        self._add(x, inner, plain(layer.down), layer.down_bias, layer.mlp_out_norm, of_ffn)
+        self._add(x, inner, for_kernels(layer.down), layer.down_bias, layer.mlp_out_norm, of_ffn)
 
     def _norm(self, weight: Tensor | None) -> Norm:
         assert weight is not None  # see `near_llama`
@@ -218,16 +226,16 @@ class DecodeStep:
         positions, slots = lanes.positions[:n], lanes.slots[:n]
         if layer.head_norms is None and cos_sin is not None:
             rotation = Rotation(cos_sin, positions, slots, kv, config.num_heads)
-            linear_rotate(gpu, x, plain(layer.qkv), self._queries[:n], ops.linear_workspace, norm,
-                          rotation, bias=layer.qkv_bias)  # fmt: skip
+            linear_rotate(gpu, x, for_kernels(layer.qkv), self._queries[:n], ops.linear_workspace,
+                          norm, rotation, bias=layer.qkv_bias)  # fmt: skip
             return self._queries[:n]
-        linear(gpu, x, plain(layer.qkv), heads.view(n, -1), ops.linear_workspace,
+        linear(gpu, x, for_kernels(layer.qkv), heads.view(n, -1), ops.linear_workspace,
                bias=layer.qkv_bias, norm=norm)  # fmt: skip
         rotary(gpu, heads, cos_sin, positions, slots, kv, config.num_heads, config.num_kv_heads,
                norm=ops.head_norm(layer.head_norms))  # fmt: skip
         return heads[:, : config.num_heads]
 
-    def _add(self, x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor | None,
+    def _add(self, x: Tensor, branch: Tensor, weight: Matrix, bias: Tensor | None,
              norm: Tensor | None, inbox: Inbox | None) -> None:  # fmt: skip
         """Add the product of a branch's last matrix to the stream x, normed where it is to be.
 

@@ -1,6 +1,6 @@
 """The transformer decoder: one forward pass for every family, driven by its `ModelConfig`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -68,7 +68,7 @@ class DecoderWeights:
     embed: Table
     layers: Sequence[LayerWeights]
     final_norm: Tensor | None
-    lm_head: Table
+    lm_head: Weight
     positions: Tensor | None = None
     project_in: Tensor | None = None
     embed_norm: Tensor | None = None
@@ -80,7 +80,7 @@ class DecoderWeights:
     @property
     def dtype(self) -> torch.dtype:
         """What branches compute in."""
-        # A stage without an embedding has no packed matrices: see `loader.keeps_packed`.
+        # A stage without an embedding has no packed matrices: see `loader.packing`.
         return self.embed.dtype if self.embed.shape[0] else plain(self.layers[0].qkv).dtype
 
 
@@ -123,7 +123,7 @@ class Ops(Protocol):
     def last_rows(self, plan: Any, x: Tensor) -> Tensor:
         """The rows whose logits are wanted."""
 
-    def logits(self, x: Tensor, lm_head: Table) -> Tensor:
+    def logits(self, x: Tensor, lm_head: Weight) -> Tensor:
         """fp32 [n, vocab_size]."""
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
@@ -280,10 +280,23 @@ class Decoder:
 def resident_bytes(weights: DecoderWeights) -> int:
     """Bytes of all weights, a tensor that serves twice counted once."""
     tensors = [tensor for tensor in vars(weights).values() if isinstance(tensor, torch.Tensor)]
-    tensors += [*tensors_of(weights.embed), *tensors_of(weights.lm_head)]
+    for matrix in _matrices(weights):
+        tensors += tensors_of(matrix)
     for layer in weights.layers:
         tensors += [t for t in vars(layer).values() if isinstance(t, torch.Tensor)]
-        for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
-            tensors += tensors_of(matrix)
         tensors += layer.experts.tensors if layer.experts is not None else []
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
+
+
+def has_packed(weights: DecoderWeights) -> bool:
+    """Whether any matrix is packed."""
+    return not all(isinstance(matrix, torch.Tensor) for matrix in _matrices(weights))
+
+
+def _matrices(weights: DecoderWeights) -> Iterator[Weight]:
+    """Those that may be packed."""
+    yield from (weights.embed, weights.lm_head)
+    for layer in weights.layers:
+        yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
+        for expert in layer.experts.all if layer.experts is not None else ():
+            yield from (expert.gate_up, expert.down)

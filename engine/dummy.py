@@ -7,7 +7,7 @@ from torch import Tensor
 
 from swiftchat.engine.arrange import arrange
 from swiftchat.engine.decoder import DecoderWeights
-from swiftchat.engine.loader import assemble
+from swiftchat.engine.loader import Use, assemble
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import FAMILIES, canonical_tensors, expected_tensors, tensor_name
 from swiftchat.weights.tensor_parallel import Part, Share
@@ -36,7 +36,7 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
 
     numbers = {name: number for number, name in enumerate(shapes)}
 
-    def random(wanted: Sequence[tuple[str, Part]], _: bool) -> Tensor:
+    def random(wanted: Sequence[tuple[str, Part]], _: Use) -> Tensor:
         names = [name for name, _ in wanted]
         rows = [shapes[name][0] for name in names]
         tensor = torch.empty((sum(rows), *shapes[names[0]][1:]), dtype=dtype, device=device)

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ from swiftchat.engine.ceiling import read_ceiling_bytes_per_s
 from swiftchat.engine.cuda_ops import CudaOps
 from swiftchat.engine.decode_ahead import DecodeAhead
 from swiftchat.engine.decode_step import SIZES, DecodeStep
-from swiftchat.engine.decoder import Decoder, resident_bytes
+from swiftchat.engine.decoder import Decoder, has_packed, resident_bytes
 from swiftchat.engine.device import available_bytes, device_name, find_device, find_kernels
 from swiftchat.engine.dummy import dummy_weights
 from swiftchat.engine.gpu_ranks import GpuRanks
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.lanes import Lanes
-from swiftchat.engine.loader import keeps_packed, load_weights, resident_estimate
+from swiftchat.engine.loader import load_weights, packing, resident_estimate
 from swiftchat.engine.memory import CachePlan, plan_share
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Event, Finished, Likelihood, Prefill, Tokens
@@ -89,20 +90,24 @@ class Engine:
         gpu = find_kernels(device, config, shape, dtype, cubins)
         chunk_tokens = config.chunk_tokens or (512 if gpu is None else 4096)
         is_packed = checkpoint is not None and bool(checkpoint.packed)
-        stays_packed = keeps_packed(device, share)
-        plan = plan_share(
-            config, share, dtype, chunk_tokens if gpu else None,
+        stays_packed = is_packed and packing(device, share, gpu is not None) is not None
+        planned = partial(
+            plan_share, config, share, dtype, chunk_tokens if gpu else None,
             available_bytes(device, ranks.seat.num_here),
-            resident_estimate(whole, checkpoint, dtype)
-            if checkpoint and is_packed and stays_packed else None,
         )  # fmt: skip
+        plan = planned(
+            resident_estimate(whole, checkpoint, dtype) if checkpoint and stays_packed else None
+        )
         # What fits differs: all take what fits everywhere.
         plan = CachePlan(self._least(plan.num_blocks), self._least(plan.ctx_size_tokens))
         if checkpoint:
             weights = load_weights(
                 whole, checkpoint, dtype, device,
                 lambda done, total: on_progress("loading weights", done, total), share,
+                gpu is not None,
             )  # fmt: skip
+            if stays_packed:  # here there is one rank; some may have been decoded nevertheless
+                plan = planned(resident_bytes(weights))
         else:
             weights = dummy_weights(whole, dtype, device, share=share)
         self.config = config
@@ -132,7 +137,7 @@ class Engine:
         self._read_ceiling: float | None = None
         computed_in = str(dtype).removeprefix("torch.")
         self.info = EngineInfo(
-            device=_described(device, gpu is not None, is_packed and not stays_packed),
+            device=_described(device, gpu is not None, is_packed and not has_packed(weights)),
             dtype=computed_in,
             num_parameters=sum(math.prod(s) for s in expected_tensors(whole).values()),
             weights_bytes=sum(stages.each(resident_bytes(weights))),

@@ -4,6 +4,8 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch import Tensor
 from swiftchat.engine.arrange import arrange
 from swiftchat.engine.decoder import DecoderWeights, LayerWeights
 from swiftchat.engine.mixture import Expert, Experts
+from swiftchat.engine.packed_gpu import packed_matrix
 from swiftchat.engine.quantised import (
     Int4Weight,
     Int8GroupsWeight,
@@ -29,6 +32,7 @@ from swiftchat.weights.families import (
     layer_tensors,
     tensor_name,
 )
+from swiftchat.weights.kept import Kept
 from swiftchat.weights.safetensors_file import TensorInfo
 from swiftchat.weights.tensor_parallel import Part, Share, Span
 
@@ -56,10 +60,13 @@ class Piece:
         return (self.info.offset + span[0] * row_bytes, self.info.offset + span[1] * row_bytes)
 
 
-# `place(wanted, may_pack)` gives these parts of the named tensors, together, on the device; as a
-# plain tensor, unless they may be packed.
 Wanted = Sequence[tuple[str, Part]]
-Place = Callable[[Wanted, bool], Weight]
+# What is done with a tensor: anything (so it has to be a plain one), products, or looking up rows.
+Use = Literal["plain", "product", "lookup"]
+# `place(wanted, use)` gives these parts of the named tensors, together, on the device.
+Place = Callable[[Wanted, Use], Weight]
+# The parts under each other as one packed matrix to multiply the dtype with, or None.
+Pack = Callable[[Sequence[Kept], torch.dtype], Weight | None]
 
 
 def load_weights(
@@ -69,34 +76,35 @@ def load_weights(
     device: torch.device,
     on_progress: Callable[[int, int], None],
     share: Share | None = None,
+    has_kernels: bool = False,
 ) -> DecoderWeights:
     """Make the decoder's weights from a checked checkpoint; with `share`, those of one rank.
+
+    `has_kernels` says that our kernels, which read packed matrices, compute with them on a GPU.
 
     On the CPU, tensors of the wanted dtype are views of the mapped files: nothing is copied but
     matrices that one product reads together (q k v, gate up) and that do not lie together in
     the file, and columns; the checkpoint must stay open. On a GPU the files are read once and
-    not mapped. Quantised matrices stay packed where `keeps_packed` says so and
-    `engine.quantised` has their form; all others are decoded. `on_progress` gets (bytes done,
-    bytes in all), counted in the files.
+    not mapped, but for quantised matrices. These stay packed where `packing` says how, and it has
+    their form; all others are decoded. `on_progress` gets (bytes done, bytes in all), counted in
+    the files.
 
     Raises `BadModelFile` when a file on its way to a GPU cannot be read to its end, and for
     packed numbers that are none.
     """
-    if device.type != "cpu":
-        return stream_weights(config, checkpoint, dtype, device, on_progress, share=share)
     share = share or Share(config)
+    pack = packing(device, share, has_kernels)
+    if device.type != "cpu":
+        return stream_weights(config, checkpoint, dtype, device, on_progress, share, pack)
     done_bytes, total_bytes = 0, _wanted_bytes(share, checkpoint)
 
-    def place(wanted: Wanted, may_pack: bool) -> Weight:
+    def place(wanted: Wanted, use: Use) -> Weight:
         nonlocal done_bytes
         if any(name in checkpoint.packed for name, _ in wanted):
-            names = [name for name, _ in wanted]
-            done_bytes += sum(map(checkpoint.nbytes, names))
+            done_bytes += sum(checkpoint.nbytes(name) for name, _ in wanted)
             on_progress(done_bytes, total_bytes)
-            keep = may_pack and keeps_packed(device, share)
-            weight = _packed(checkpoint, names, dtype) if keep else None
-            if weight is None:
-                weight = _decoded(checkpoint, wanted, dtype)
+            keep = pack if use != "plain" else None
+            weight = _packed_or_decoded(checkpoint, wanted, use, keep, dtype, device)
             checkpoint.forget()
             return weight
         pieces = _pieces(checkpoint, wanted)
@@ -114,42 +122,55 @@ def stream_weights(
     device: torch.device,
     on_progress: Callable[[int, int], None],
     share: Share | None = None,
+    pack: Pack | None = None,
     num_readers: int | None = None,
     staging_bytes: int = STAGING_BYTES,
 ) -> DecoderWeights:
     """`load_weights` for a GPU: allocate everything, then let `stream_in` fill it.
 
-    What is packed is decoded on the way, before that.
+    What is packed is brought there before that: as it is by `pack`, or decoded.
     """
     share = share or Share(config)
     copies: list[Copy] = []
-    decoded_bytes, total_bytes = 0, _wanted_bytes(share, checkpoint)
+    packed_bytes, total_bytes = 0, _wanted_bytes(share, checkpoint)
 
-    def place(wanted: Wanted, _: bool) -> Tensor:
-        nonlocal decoded_bytes
+    def place(wanted: Wanted, use: Use) -> Weight:
+        nonlocal packed_bytes
         if not any(name in checkpoint.packed for name, _ in wanted):
             return _allocate(_pieces(checkpoint, wanted), dtype, device, copies)
-        tensor = _decoded(checkpoint, wanted, dtype).to(device)
+        keep = pack if use == "product" else None  # no kernel looks rows up in packed tables
+        weight = _packed_or_decoded(checkpoint, wanted, use, keep, dtype, device)
         checkpoint.forget()
-        decoded_bytes += sum(checkpoint.nbytes(name) for name, _ in wanted)
-        on_progress(decoded_bytes, total_bytes)
-        return tensor
+        packed_bytes += sum(checkpoint.nbytes(name) for name, _ in wanted)
+        on_progress(packed_bytes, total_bytes)
+        return weight
 
     weights = assemble(share, place)
     stream_in(
-        copies, device, lambda done: on_progress(decoded_bytes + done, total_bytes), num_readers,
+        copies, device, lambda done: on_progress(packed_bytes + done, total_bytes), num_readers,
         staging_bytes,
     )  # fmt: skip
     return arrange(share.local, weights)
 
 
-def keeps_packed(device: torch.device, share: Share) -> bool:
-    """Whether packed matrices stay so: on the CPU, where one rank has them whole."""
-    return device.type == "cpu" and share.is_whole
+def packing(device: torch.device, share: Share, has_kernels: bool) -> Pack | None:
+    """How matrices stay packed; None where they are decoded.
+
+    They stay so where one rank has them whole: for torch's operators on the CPU, and for our
+    kernels on a GPU.
+    """
+    if not share.is_whole:
+        return None
+    if device.type == "cpu":
+        return packed_weight
+    return partial(packed_matrix, device=device) if has_kernels else None
 
 
 def resident_estimate(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    """Bytes that the weights of a checkpoint with `packed` tensors will take where they stay so."""
+    """Bytes that the weights of a checkpoint with `packed` tensors take if all can stay so.
+
+    Which can is not known before they are read: these are the least that there will be.
+    """
     return sum(
         checkpoint.nbytes(name)
         if name in checkpoint.packed and checkpoint.packed[name].kept is not None
@@ -158,24 +179,32 @@ def resident_estimate(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.
     )
 
 
-def _packed(checkpoint: Checkpoint, names: Sequence[str], dtype: torch.dtype) -> Weight | None:
-    """Matrices under each other as they are packed; None where no form here is theirs all."""
-    packed = [checkpoint.packed.get(name) for name in names]
+def _packed_or_decoded(
+    checkpoint: Checkpoint, wanted: Wanted, use: Use, pack: Pack | None, dtype: torch.dtype,
+    device: torch.device,
+) -> Weight:  # fmt: skip
+    """The wanted parts together, as they are packed where `pack` has a form for them all."""
+    packed = [checkpoint.packed.get(name) for name, _ in wanted]
     forms = [tensor.kept for tensor in packed if tensor is not None and tensor.kept is not None]
-    if len(forms) < len(names):
-        return None
-    return packed_weight([kept() for kept in forms], dtype)
+    if pack is not None and len(forms) == len(wanted):
+        weight = pack([kept() for kept in forms], dtype)
+        if use == "lookup" and not isinstance(weight, Int4Weight | Int8GroupsWeight):
+            weight = None
+        if weight is not None:
+            return weight
+    return _decoded(checkpoint, wanted, dtype, device)
 
 
-def _decoded(checkpoint: Checkpoint, wanted: Wanted, dtype: torch.dtype) -> Tensor:
+def _decoded(checkpoint: Checkpoint, wanted: Wanted, dtype: torch.dtype,
+             device: torch.device) -> Tensor:  # fmt: skip
     """The wanted parts together, of tensors of which some are packed."""
 
     def whole(name: str) -> Tensor:
         if name not in checkpoint.packed:
             info = checkpoint.tensors[name]
-            return _view(checkpoint, info, info.offset, info.shape).to(dtype)
+            return _view(checkpoint, info, info.offset, info.shape).to(dtype).to(device)
         tensor = checkpoint.packed[name]
-        pieces = [torch.from_numpy(piece).to(dtype) for piece in tensor.pieces()]
+        pieces = [torch.from_numpy(piece).to(dtype).to(device) for piece in tensor.pieces()]
         return torch.cat(pieces).view(tensor.shape)
 
     cut = [
@@ -207,10 +236,10 @@ def assemble(share: Share, place: Place) -> DecoderWeights:
 
     def optional(*canonical: str, layer: int | None = None) -> Tensor | None:
         """The named tensors that this rank has, stacked; None where it has none of them."""
-        weight = matrix(*canonical, layer=layer, may_pack=False)
+        weight = matrix(*canonical, layer=layer, use="plain")
         return None if weight is None else plain(weight)
 
-    def matrix(*canonical: str, layer: int | None = None, may_pack: bool = True) -> Weight | None:
+    def matrix(*canonical: str, layer: int | None = None, use: Use = "product") -> Weight | None:
         known = outside if layer is None else layer_tensors(config, layer)
         wanted = [
             (tensor_name(config, name, layer, number), part)
@@ -218,26 +247,27 @@ def assemble(share: Share, place: Place) -> DecoderWeights:
             if name in known and (part := parts[name]) is not None
             for number in share.numbers(name)
         ]
-        return place(wanted, may_pack) if wanted else None
+        return place(wanted, use) if wanted else None
 
     def placed(*canonical: str, layer: int | None = None) -> Tensor:
         tensor = optional(*canonical, layer=layer)
         return torch.empty(0) if tensor is None else tensor
 
     def table(canonical: str) -> Table:
-        weight = matrix(canonical)
-        if isinstance(weight, Tensor | Int4Weight | Int8GroupsWeight):
-            return weight
-        return placed(canonical)
+        weight = matrix(canonical, use="lookup")
+        if weight is None:
+            return torch.empty(0)
+        assert isinstance(weight, Tensor | Int4Weight | Int8GroupsWeight)
+        return weight
 
-    def branch(*canonical: str, layer: int) -> Weight:
+    def branch(*canonical: str, layer: int | None = None) -> Weight:
         weight = matrix(*canonical, layer=layer)
         return torch.empty(0) if weight is None else weight
 
     def one_by_one(i: int) -> Iterator[Expert]:
         def one(e: int, *canonical: str) -> Weight:
             pairs = [(tensor_name(config, name, i, e), parts[name]) for name in canonical]
-            return place([(name, part) for name, part in pairs if part is not None], True)
+            return place([(name, part) for name, part in pairs if part is not None], "product")
 
         for e in range(config.num_experts):
             yield Expert(one(e, "expert_gate", "expert_up"), one(e, "expert_down"))
@@ -296,7 +326,7 @@ def assemble(share: Share, place: Place) -> DecoderWeights:
         final_norm=optional("final_norm"),
         final_norm_bias=optional("final_norm_bias"),
         project_out=optional("project_out"),
-        lm_head=embed if config.tied_embeddings else table("lm_head"),
+        lm_head=embed if config.tied_embeddings else branch("lm_head"),
         lm_head_bias=optional("lm_head_bias"),
     )
 

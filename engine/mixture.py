@@ -40,11 +40,15 @@ class Experts:
     shared_router: Tensor | None = None
 
     @property
+    def all(self) -> list[Expert]:
+        """Each, and the one that is shared."""
+        return [*self.each, *([] if self.shared is None else [self.shared])]
+
+    @property
     def tensors(self) -> list[Tensor]:
         """All of them."""
         routers = [self.router, self.router_bias, self.shared_router]
-        experts = [*self.each, *([] if self.shared is None else [self.shared])]
-        inside = [tensor for expert in experts for tensor in expert.tensors]
+        inside = [tensor for expert in self.all for tensor in expert.tensors]
         return [tensor for tensor in routers if tensor is not None] + inside
 
 

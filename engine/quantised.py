@@ -1,4 +1,5 @@
-"""Matrices that the engine multiplies with packed, one class for each form, on the CPU.
+"""Matrices that the engine multiplies with packed, one class for each form, on the CPU; on GPUs
+they are `cuda.packed_matrix`'s.
 
 `docs/quantisation.md` has a picture of each. Torch's packed operators are the fastest there are
 for a few rows of bfloat16; for more, and for other dtypes, a tile of the matrix at a time is
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
 from swiftchat.errors import DeviceError
 from swiftchat.weights.kept import Int4, Int8, Int8Groups, Kept
 
@@ -41,7 +43,8 @@ class PackedWeight(Protocol):
         """x [n, columns] times the matrix transposed: [n, rows], in x's dtype."""
 
 
-Weight = Tensor | PackedWeight
+# What a decoder has: the kernels' packed matrices on a GPU, the classes here on the CPU.
+Weight = Tensor | PackedWeight | PackedMatrix
 
 
 class PackedTable(PackedWeight, Protocol):
@@ -346,13 +349,29 @@ class Reordered:
 
 def reordered(weight: Weight, index: Tensor) -> Weight:
     """The rows of `weight` that `index` names; a packed one stays as it is packed."""
+    if isinstance(weight, PackedMatrix):
+        return weight.reordered(index)
     return weight[index] if isinstance(weight, Tensor) else Reordered(weight, index)
 
 
 def plain(weight: Weight) -> Tensor:
-    """A weight that is a tensor; `DeviceError` where it is packed, for which no kernel is there."""
+    """A weight that is a tensor; `DeviceError` where it is packed."""
     if not isinstance(weight, Tensor):
-        raise DeviceError("no kernel multiplies with packed weights yet", "use --device cpu")
+        raise DeviceError("a packed matrix where only plain ones can be multiplied with")
+    return weight
+
+
+def for_kernels(weight: Weight) -> Matrix:
+    """A weight that is on a GPU; `DeviceError` for what only the CPU computes with."""
+    if not isinstance(weight, Tensor | PackedMatrix):
+        raise DeviceError("a matrix packed for the CPU", "use --device cpu")
+    return weight
+
+
+def for_torch(weight: Weight) -> Tensor | PackedWeight:
+    """A weight for torch's operators; `DeviceError` for what only our kernels compute with."""
+    if isinstance(weight, PackedMatrix):
+        raise DeviceError("torch's operators do not multiply with a matrix packed for kernels")
     return weight
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from swiftchat.engine.batch import Batch, Span
 from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.norms import layer_norm, norm_heads_, rms_norm
-from swiftchat.engine.quantised import Table, Weight
+from swiftchat.engine.quantised import Table, Weight, for_torch
 from swiftchat.engine.quantised_kv import decoded
 from swiftchat.engine.rope import cos_sin_table
 from swiftchat.weights.config import ModelConfig, RopeConfig
@@ -141,7 +141,7 @@ class TorchOps:
     def last_rows(self, plan: "TorchPlan", x: Tensor) -> Tensor:
         return x if len(plan.logit_rows) == len(x) else x[plan.logit_rows]
 
-    def logits(self, x: Tensor, lm_head: Table) -> Tensor:
+    def logits(self, x: Tensor, lm_head: Weight) -> Tensor:
         return linear(x, lm_head).float()
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
@@ -157,6 +157,7 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     One row goes through torch's matrix × vector product: on the CPU its general product takes
     1.4 times as long for bf16 weights. For transposed ones it is the faster of the two.
     """
+    weight = for_torch(weight)
     if not isinstance(weight, Tensor):
         product = weight.product(x)
         return product if bias is None else product + bias

@@ -1,7 +1,7 @@
 // linear: a matrix times 1 to 16 vectors at the speed of the memory, with what comes before and
 // after a product in a decoder layer fused to it.
 //
-//   weight   T [rows, k]                       x   T [n, k], or with NORM fp32 [n, k]
+//   weight   T [rows, k], or by FORM           x   T [n, k], or with NORM fp32 [n, k]
 //   bias     T [rows] or null                  norm_weight  T [k], with NORM
 //   y        by EPILOGUE, of y = weight · x (+ bias):
 //     STORE      T or (WIDE) fp32 [n, rows]
@@ -11,6 +11,9 @@
 //                (all_reduce.cu, all_gather.cu)
 //     ROTATE     rows are the query, key and value heads: T [n, heads * head_dim] rotated queries;
 //                rotated keys and the values go to `cache` at `slots`
+//   FORM     PLAIN; INT8, FP8: bytes [rows, k], each row times row_scale fp32 [rows]; INT4: [rows, k / 2]
+//            in the order of linear_sums.cuh, and table, half2 [rows, k / GROUP filled up to whole 16
+//            bytes], scale and zero: weight = row_scale * scale * (code - 8 + zero)
 //   NORM     x is first divided by its root mean square and multiplied by norm_weight + offset (RMSNorm)
 //
 // Design. A matrix read once is a stream: one block a multiprocessor stays for the whole kernel.
@@ -28,15 +31,19 @@
 // GATED, head_dim for ROTATE.
 //
 // Grid: splits × blocks, at most one a multiprocessor; block 352; dynamic shared memory
-// linear_shared_bytes in ops/linear.py. Moves rows * k * sizeof T. Requires k * sizeof T and
-// head_dim to be multiples of 16, all pointers aligned to 16 bytes.
+// linear_shared_bytes in ops/linear.py. Moves the weights and what belongs to them once. Requires
+// k * sizeof T, k of 8 bits and head_dim to be multiples of 16, k of 4 bits of 128, all pointers
+// aligned to 16 bytes.
+// Packed weights become T exactly (packed.cuh) and go through the same instructions. A row's factor is
+// applied to its sum, a group's to the group's: scale * (products + zero * sum of x), with the sums of
+// x over the groups made once a block. int4's table comes through the ring with its rows.
 // The k order within an mma is permuted alike for both operands, so that 16 bytes of a row are one
 // thread's operands of two instructions.
 // Accumulates in fp32. Test: tests/kernels/test_linear.py, relative 2^-8 (bf16), 2^-11 (fp16), 2e-6
 // (fp32): one rounding of inputs that are normalised here, one of the result.
 #include "activation.cuh"
 #include "linear_stream.cuh"
-#include "mma.cuh"
+#include "linear_sums.cuh"
 #include "peers.cuh"
 #include "reduce.cuh"
 
@@ -114,7 +121,7 @@ __device__ void load_vectors(const Arguments& a, const Share&, Shared& shared, u
 #else
 __device__ void load_vectors(const Arguments& a, const Share& share, Shared&, u8* to, int stride) {
     const T* x = (const T*)a.x + share.begin;
-    int pieces = (share.end - share.begin) / PIECE;
+    int pieces = (share.end - share.begin) / (16 / (int)sizeof(T));
     for (int first = threadIdx.x; first < pieces; first += COLUMNS * CONSUMER_THREADS) {
         uint4 v[COLUMNS][VECTORS];
 #pragma unroll
@@ -136,52 +143,6 @@ __device__ void load_vectors(const Arguments& a, const Share& share, Shared&, u8
 }
 #endif
 
-// Partial sums of one warp over its columns; thread (g, t) = (lane / 4, lane % 4) has 16 bytes of
-// row g at a time.
-template <typename A> struct Accumulator {
-    float sum[2][4] = {};  // of two instructions in turn: vectors g and g + 8, rows 2t and 2t + 1
-
-    __device__ __forceinline__ void add(uint4 w, const u8* x, int stride, int n) {
-        int g = threadIdx.x % WARP / 4;
-        // Vectors past the last are computed like the last and never stored.
-        uint4 low = *(const uint4*)(x + min(g, n - 1) * stride), high = {};
-        if (VECTORS > 8) high = *(const uint4*)(x + min(g + 8, n - 1) * stride);
-        multiply<A>(sum[0], low.x, high.x, low.y, high.y, w.x, w.y);
-        multiply<A>(sum[1], low.z, high.z, low.w, high.w, w.z, w.w);
-    }
-    __device__ __forceinline__ void store(float (*sums)[TILE], int n) {
-        int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-        if (g < n) *(float2*)&sums[g][2 * t] = {sum[0][0] + sum[1][0], sum[0][1] + sum[1][1]};
-        if (VECTORS > 8 && g + 8 < n)
-            *(float2*)&sums[g + 8][2 * t] = {sum[0][2] + sum[1][2], sum[0][3] + sum[1][3]};
-#pragma unroll
-        for (int i = 0; i < 4; i++) sum[0][i] = sum[1][i] = 0;
-    }
-};
-template <> struct Accumulator<float> {
-    float sum[VECTORS] = {};  // of row g, over this thread's columns
-
-    __device__ __forceinline__ void add(uint4 w, const u8* x, int stride, int n) {
-        const float* a = (const float*)&w;
-#pragma unroll
-        for (int b = 0; b < VECTORS; b++)
-            if (b < n) {
-                float4 v = *(const float4*)(x + b * stride);
-                sum[b] += a[0] * v.x + a[1] * v.y + a[2] * v.z + a[3] * v.w;
-            }
-    }
-    __device__ __forceinline__ void store(float (*sums)[TILE], int n) {
-        int lane = threadIdx.x % WARP;
-#pragma unroll
-        for (int b = 0; b < VECTORS; b++) {
-            float v = sum[b] + __shfl_xor_sync(ALL, sum[b], 1);
-            v += __shfl_xor_sync(ALL, v, 2);
-            if (b < n && lane % 4 == 0) sums[b][lane / 4] = v;
-            sum[b] = 0;
-        }
-    }
-};
-
 __device__ void consume(const Arguments& a, const Share& share, Shared& shared, const u8* ring,
                         const u8* vectors, int stride) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
@@ -192,6 +153,7 @@ __device__ void consume(const Arguments& a, const Share& share, Shared& shared, 
         for (int column = share.begin; column < share.end; column += CHUNK) {
             int width = min(CHUNK, share.end - column);
             barrier_wait(&shared.full[slot], parity);
+#if FORM == PLAIN
             const u8* rows = ring + slot * SLOT_BYTES + g * ROW_STRIDE;
             const u8* x = vectors + (column - share.begin) * (int)sizeof(T);
             if (width == CHUNK) {
@@ -207,6 +169,9 @@ __device__ void consume(const Arguments& a, const Share& share, Shared& shared, 
                     sums.add(i < width ? *(const uint4*)(rows + at) : zero, x + at, stride, a.n);
                 }
             }
+#else
+            add_chunk(sums, ring + slot * SLOT_BYTES, vectors, stride, a.n, share, column, width);
+#endif
             __syncwarp();
             if (lane == 0) barrier_arrive(&shared.empty[slot]);
             if (++slot == a.slots) slot = 0, parity ^= 1;
@@ -299,6 +264,17 @@ __device__ __forceinline__ bool combine(const Arguments& a, const Share& share, 
     return true;
 }
 
+// The factors of this lane's two rows of a tile, if it is one.
+__device__ __forceinline__ float2 row_factors(const Arguments& a, const Share& share, int tile) {
+    float2 factors = {};
+    if (FORM == PLAIN || tile >= share.tiles) return factors;
+    int i = threadIdx.x % (TILE / 2);
+    int low = row_of(a, tile, i), high = row_of(a, tile, i + TILE / 2);
+    if (low < a.rows) factors.x = __ldg(a.row_scale + low);
+    if (high < a.rows) factors.y = __ldg(a.row_scale + high);
+    return factors;
+}
+
 __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared, int buffer) {
     // A lane has a vector and a pair of rows; two rounds where there may be 16 vectors.
     constexpr int PAIRS = TILE / 2, ROUNDS = (VECTORS * PAIRS + WARP - 1) / WARP;
@@ -316,8 +292,11 @@ __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared,
     }
     named_barrier<3, EPILOGUES * WARP>();
 #endif
+    float2 coming = row_factors(a, share, share.first + buffer * share.step);
     for (int tile = share.first + buffer * share.step; tile < share.tiles;
          tile += EPILOGUES * share.step, uses++) {
+        float2 factors = coming;  // a round trip to memory may take longer than a tile
+        coming = row_factors(a, share, tile + EPILOGUES * share.step);
         barrier_wait(&shared.sums_full[buffer], uses & 1);
         int low = row_of(a, tile, lane % PAIRS), high = row_of(a, tile, lane % PAIRS + PAIRS);
         float y_low[ROUNDS], y_high[ROUNDS];
@@ -335,6 +314,10 @@ __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared,
                     float factor = norm_factor(a, shared, b);
                     y_low[j] *= factor;
                     y_high[j] *= factor;
+                }
+                if (FORM != PLAIN) {
+                    y_low[j] *= factors.x;
+                    y_high[j] *= factors.y;
                 }
             }
         }
@@ -354,16 +337,17 @@ __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared,
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, VECTORS > 8 ? 1 : 2)
-linear_kernel(const T* weight, const T* bias, const void* x, const T* norm_weight, void* y,
+linear_kernel(const Code* weight, const T* bias, const void* x, const T* norm_weight, void* y,
               float eps, float offset, int n, int rows, int k, int span, int splits, int slots,
               float* partial, u32* counters, const float* cos_sin, const int* positions,
               const int* slots_of, T* cache, int heads, int kv_heads, int head_dim, int block_bits,
-              int world) {
+              int world, const float* row_scale, const u8* table) {
     extern __shared__ __align__(128) u8 dynamic[];
     __shared__ Shared shared;
     Arguments a = {weight,  bias,     x,       norm_weight, y,       eps,      offset,  n,
                    rows,    k,        span,    splits,      slots,   partial,  counters, cos_sin,
-                   positions, slots_of, cache, heads,       kv_heads, head_dim, block_bits, world};
+                   positions, slots_of, cache, heads,       kv_heads, head_dim, block_bits, world,
+                   row_scale, table};
     Share share(a);
     u8* ring = dynamic;
     u8* vectors = dynamic + slots * SLOT_BYTES;
@@ -372,7 +356,7 @@ linear_kernel(const T* weight, const T* bias, const void* x, const T* norm_weigh
     if (warp == CONSUMERS) {
         int lane = threadIdx.x % WARP;
         if (lane < slots) {
-            barrier_init(&shared.full[lane], COPY_ARRIVALS);
+            barrier_init(&shared.full[lane], COPIES * COPY_ARRIVALS);
             barrier_init(&shared.empty[lane], CONSUMERS);
         } else if (lane >= WARP - EPILOGUES) {
             barrier_init(&shared.sums_full[WARP - 1 - lane], CONSUMERS);
@@ -390,6 +374,7 @@ linear_kernel(const T* weight, const T* bias, const void* x, const T* norm_weigh
             asm volatile("prefetch.global.L2 [%0];" ::"l"((const u8*)norm_weight + threadIdx.x * 128));
         wait_for_upstream();
         load_vectors(a, share, shared, vectors, stride);
+        sum_groups(a, share, vectors, stride);
         consume(a, share, shared, ring, vectors, stride);
     } else {
         wait_for_upstream();

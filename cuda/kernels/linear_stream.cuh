@@ -1,6 +1,7 @@
 // How linear's weights come: what a block has to do, and the ring that one warp keeps full.
 #pragma once
 #include "mbarrier.cuh"
+#include "packed.cuh"
 
 #define STORE 0
 #define RESIDUAL 1
@@ -11,18 +12,26 @@
 constexpr int TILE = 8;              // rows of weight
 constexpr int CHUNK_BYTES = 2048;    // of a row, at most, in a slot
 constexpr int ROW_STRIDE = CHUNK_BYTES + 64;  // 64: rows g and g + 1 lie in different banks
-constexpr int SLOT_BYTES = TILE * ROW_STRIDE;
-constexpr int CHUNK = CHUNK_BYTES / sizeof(T);
-constexpr int PIECE = 16 / sizeof(T);  // elements a thread takes of a row at a time
-constexpr int STEP = 4 * PIECE;        // columns a warp takes at a time
+constexpr int BITS = FORM == PLAIN ? 8 * sizeof(T) : FORM == INT4 ? 4 : 8;
+constexpr int CHUNK = CHUNK_BYTES * 8 / BITS;
+constexpr int PIECE = 16 * 8 / BITS;  // weights a thread takes of a row at a time
+constexpr int STEP = 4 * PIECE;       // columns a warp takes at a time
+constexpr int STEP_BYTES = 64;        // of a row
+constexpr int PART = CHUNK_BYTES / sizeof(T);  // splits are multiples of
+// INT4: a factor and a zero for each GROUP columns, after the rows in a slot; 16: other banks.
+constexpr int TABLE_STRIDE = FORM == INT4 ? CHUNK / GROUP * 4 + 16 : 0;
+constexpr int SLOT_BYTES = TILE * (ROW_STRIDE + TABLE_STRIDE);
+constexpr int COPIES = FORM == INT4 ? 2 : 1;  // that fill a slot
 constexpr int CONSUMERS = 8, EPILOGUES = 2, MAX_SLOTS = 16;
 constexpr int CONSUMER_THREADS = CONSUMERS * WARP;
 constexpr int STEPS = CHUNK / STEP / CONSUMERS;  // of a warp in a whole slot
 constexpr int THREADS = (CONSUMERS + 1 + EPILOGUES) * WARP;
 constexpr bool IS_HALF = Same<T, half>::value;
 
+using Code = Choose<FORM == PLAIN, T, u8>::type;
+
 struct Arguments {
-    const T* weight;
+    const Code* weight;
     const T* bias;
     const void* x;
     const T* norm_weight;
@@ -37,6 +46,8 @@ struct Arguments {
     T* cache;              // [blocks, 2 * kv_heads, block_size, head_dim]
     int heads, kv_heads, head_dim, block_bits;
     int world;  // SEND: how many addresses y has
+    const float* row_scale;  // all but PLAIN: [rows]
+    const u8* table;         // INT4: half2 [rows, groups filled up to whole 16 bytes]
 };
 
 struct Shared {
@@ -53,7 +64,7 @@ struct Share {
     int split, first, step, tiles, begin, end;  // columns begin … end
 
     __device__ Share(const Arguments& a) {
-        int part = ((a.k + a.splits - 1) / a.splits + CHUNK - 1) / CHUNK * CHUNK;
+        int part = ((a.k + a.splits - 1) / a.splits + PART - 1) / PART * PART;
         split = blockIdx.x % a.splits;
         first = blockIdx.x / a.splits;
         step = gridDim.x / a.splits;
@@ -69,23 +80,38 @@ __device__ __forceinline__ int row_of(const Arguments& a, int tile, int r) {
     return group * a.span + within * 4 + (r & 3) + (r >> 2) * (a.span / 2);
 }
 
-// Bytes from one vector in shared memory to the next: rows g and g + 1 in different banks.
+// Bytes from one vector in shared memory to the next: rows g and g + 1 in different banks, where the
+// four threads of a row read 16 bytes side by side, or (8 bits) 16 of every 32.
 __device__ __forceinline__ int x_stride(const Share& share) {
     int part = (share.end - share.begin) * (int)sizeof(T);
-    return (part + 127) / 128 * 128 + 64;
+    return (part + 127) / 128 * 128 + (BITS == 8 ? 16 : 64);
 }
+
+// How many Codes so many columns of a row are, and how many bytes their entries in the table.
+__device__ __forceinline__ int num_codes(int columns) {
+    return FORM == INT4 ? columns >> 1 : columns;
+}
+#if FORM == INT4
+__device__ __forceinline__ int table_bytes(int columns) { return (columns / GROUP + 3) / 4 * 16; }
+#endif
 
 __device__ void produce(const Arguments& a, const Share& share, Shared& shared, u8* ring) {
     int slot = 0;
     u32 parity = 1;  // a fresh barrier passes a wait for the phase before its first
     for (int tile = share.first; tile < share.tiles; tile += share.step) {
         int row = min(row_of(a, tile, threadIdx.x % TILE), a.rows - 1);  // this lane's of the tile
-        const T* from = a.weight + (i64)row * a.k;
+        const Code* from = a.weight + (i64)row * num_codes(a.k);
         for (int column = share.begin; column < share.end; column += CHUNK) {
-            u32 bytes = min(CHUNK, share.end - column) * (int)sizeof(T);
+            int width = min(CHUNK, share.end - column);
+            u32 bytes = num_codes(width) * (int)sizeof(Code);
             barrier_wait(&shared.empty[slot], parity);
-            copy_rows<TILE>(ring + slot * SLOT_BYTES, ROW_STRIDE, from + column, bytes,
+            copy_rows<TILE>(ring + slot * SLOT_BYTES, ROW_STRIDE, from + num_codes(column), bytes,
                             &shared.full[slot]);
+#if FORM == INT4
+            u8* to = ring + slot * SLOT_BYTES + TILE * ROW_STRIDE;
+            const u8* table = a.table + (i64)row * table_bytes(a.k) + table_bytes(column);
+            copy_rows<TILE>(to, TABLE_STRIDE, table, table_bytes(width), &shared.full[slot]);
+#endif
             if (++slot == a.slots) slot = 0, parity ^= 1;
         }
     }

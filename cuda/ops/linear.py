@@ -9,18 +9,19 @@ from torch import Tensor
 from swiftchat.cuda.check import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 from swiftchat.cuda.inbox import Inbox
+from swiftchat.cuda.packed_matrix import GROUPS, Matrix, PackedMatrix
 
 MAX_VECTORS = 16
-# Slots of the ring of weights, 17 KB each. Four leave room for the next kernel's block beside; five
-# would too, but then more is in flight than L2 takes well (8B: 4.3 ms a step instead of 3.8).
+# Slots of the ring of weights, 17 KB each (int4: up to 21). Four leave room for the next kernel's
+# block beside; five would too, but then more is in flight than L2 takes well (8B: 4.3 ms a step
+# instead of 3.8).
 _RING_SLOTS = 4
 _MAX_SPLITS = 16
 _THREADS = 352
-_SLOT_BYTES = 8 * (2048 + 64)
-_CHUNK_BYTES = 2048
+_CHUNK_BYTES = 2048  # of a row in a slot
 _SPLITTABLE = ("RESIDUAL", "SEND")
 _STATIC_BYTES = 26 * 1024  # at most, for 16 vectors with their angles
-_PARAMS = "pppppffiiiiiippppppiiiii"
+_PARAMS = "pppppffiiiiiippppppiiiiipp"
 
 _KINDS = [
     {"EPILOGUE": "STORE", "NORM": "0", "WIDE": "0", "ACTIVATION": "NONE"},
@@ -34,11 +35,23 @@ _KINDS = [
     {"EPILOGUE": "GATED", "NORM": "1", "WIDE": "0", "ACTIVATION": "GELU_TANH"},
     {"EPILOGUE": "ROTATE", "NORM": "1", "WIDE": "0", "ACTIVATION": "NONE"},
 ]
-VARIANTS = [
-    {"DTYPE": name, "VECTORS": vectors, **kind}
-    for kind in _KINDS
+_PLAIN = {"FORM": "PLAIN", "GROUP": "0"}
+_PACKED = [
+    {"FORM": "INT8", "GROUP": "0"},
+    {"FORM": "FP8", "GROUP": "0"},
+    *({"FORM": "INT4", "GROUP": str(group)} for group in GROUPS),
+]
+_SHAPES = [
+    {"DTYPE": name, "VECTORS": vectors}
     for name in DTYPE_NAMES.values()
     for vectors in ("1", "8", "16")
+]
+# Of packed weights only some, each form with different dtypes, numbers of vectors and kinds: it
+# changes nothing of what comes after the sums.
+VARIANTS = [{**kind, **shape, **_PLAIN} for kind in _KINDS for shape in _SHAPES] + [
+    {**_KINDS[2 * i + j], **_SHAPES[(2 * i + 5 * j) % len(_SHAPES)], **form}
+    for i, form in enumerate(_PACKED)
+    for j in (0, 1)
 ]
 
 
@@ -75,11 +88,13 @@ class Workspace:
         self.counters = torch.zeros(-(-max_rows // 8), dtype=torch.int32, device=gpu.device)
 
 
-def linear_spec(dtype: torch.dtype, n: int, epilogue: str, *, norm: bool = False,
+def linear_spec(weight: Matrix, n: int, epilogue: str, *, norm: bool = False,
                 wide: bool = False, activation: str = "none") -> KernelSpec:  # fmt: skip
+    packed = weight if isinstance(weight, PackedMatrix) else None
     defines = {
-        "DTYPE": DTYPE_NAMES[dtype], "EPILOGUE": epilogue, "NORM": str(int(norm)),
+        "DTYPE": DTYPE_NAMES[weight.dtype], "EPILOGUE": epilogue, "NORM": str(int(norm)),
         "WIDE": str(int(wide)), "ACTIVATION": activation.upper(), "VECTORS": _vectors(n),
+        "FORM": packed.form if packed else "PLAIN", "GROUP": str(packed.group if packed else 0),
     }  # fmt: skip
     return KernelSpec("linear", _PARAMS, defines)
 
@@ -89,15 +104,25 @@ def _vectors(n: int) -> str:
     return "1" if n == 1 else "8" if n <= 8 else "16"
 
 
-def linear_fits(gpu: Gpu, n: int, k: int, itemsize: int, *, splittable: bool = False) -> bool:
-    """Whether n vectors of k elements are few and short enough for this kernel."""
+def linear_fits(gpu: Gpu, n: int, k: int, itemsize: int, *, splittable: bool = False,
+                group: int = 0) -> bool:  # fmt: skip
+    """Whether n vectors of k elements are few and short enough for this kernel.
+
+    `group` is that of a matrix in int4.
+    """
     if not 1 <= n <= MAX_VECTORS or k * itemsize % 16:
         return False
-    splits = _splits(gpu, n, k, itemsize)
+    splits = _splits(gpu, n, k, itemsize, group)
     return splits is not None and (splits == 1 or splittable)
 
 
-def linear(gpu: Gpu, x: Tensor, weight: Tensor, out: Tensor, workspace: Workspace, *,
+def linear_takes(gpu: Gpu, n: int, weight: Matrix, *, splittable: bool = False) -> bool:
+    """`linear_fits` for vectors as long as this matrix's rows."""
+    k, itemsize = weight.shape[1], weight.dtype.itemsize
+    return linear_fits(gpu, n, k, itemsize, splittable=splittable, group=_group(weight))
+
+
+def linear(gpu: Gpu, x: Tensor, weight: Matrix, out: Tensor, workspace: Workspace, *,
            bias: Tensor | None = None, norm: Norm | None = None) -> None:  # fmt: skip
     """out [n, rows] = x [n, k] · weightᵀ [k, rows] + bias.
 
@@ -105,39 +130,39 @@ def linear(gpu: Gpu, x: Tensor, weight: Tensor, out: Tensor, workspace: Workspac
     """
     wide = out.dtype == torch.float32 and weight.dtype != torch.float32
     check_tensor("out", out, (len(x), len(weight)), out.dtype, gpu)
-    spec = linear_spec(weight.dtype, len(x), "STORE", norm=norm is not None, wide=wide)
+    spec = linear_spec(weight, len(x), "STORE", norm=norm is not None, wide=wide)
     _launch(gpu, spec, x, weight, out, workspace, bias=bias, norm=norm)
 
 
-def linear_residual(gpu: Gpu, x: Tensor, weight: Tensor, residual: Tensor, workspace: Workspace,
+def linear_residual(gpu: Gpu, x: Tensor, weight: Matrix, residual: Tensor, workspace: Workspace,
                     *, bias: Tensor | None = None) -> None:  # fmt: skip
     """Add x [n, k] · weightᵀ + bias to the fp32 residual stream [n, rows] in place."""
     check_tensor("residual", residual, (len(x), len(weight)), torch.float32, gpu)
-    spec = linear_spec(weight.dtype, len(x), "RESIDUAL")
+    spec = linear_spec(weight, len(x), "RESIDUAL")
     _launch(gpu, spec, x, weight, residual, workspace, bias=bias)
 
 
-def linear_send(gpu: Gpu, x: Tensor, weight: Tensor, inbox: Inbox, workspace: Workspace, *,
+def linear_send(gpu: Gpu, x: Tensor, weight: Matrix, inbox: Inbox, workspace: Workspace, *,
                 bias: Tensor | None = None, norm: Norm | None = None) -> None:  # fmt: skip
     """Send x [n, k] · weightᵀ + bias in fp32 to every rank's inbox, as this rank's part."""
     inbox.check_part(len(x) * len(weight), gpu)
-    spec = linear_spec(weight.dtype, len(x), "SEND", norm=norm is not None)
+    spec = linear_spec(weight, len(x), "SEND", norm=norm is not None)
     _launch(gpu, spec, x, weight, inbox.addresses, workspace, bias=bias, norm=norm,
             world=inbox.world)  # fmt: skip
 
 
-def linear_gated(gpu: Gpu, x: Tensor, weight: Tensor, out: Tensor, workspace: Workspace,
+def linear_gated(gpu: Gpu, x: Tensor, weight: Matrix, out: Tensor, workspace: Workspace,
                  norm: Norm, activation: str, *, bias: Tensor | None = None) -> None:  # fmt: skip
     """out [n, rows / 2] = activation(gate) * up, for weight's rows the gate's, then up's."""
     rows = len(weight)
     if rows % 8:
         raise ValueError(f"gate and up must have a multiple of 4 rows, not {rows / 2}")
     check_tensor("out", out, (len(x), rows // 2), weight.dtype, gpu)
-    spec = linear_spec(weight.dtype, len(x), "GATED", norm=True, activation=activation)
+    spec = linear_spec(weight, len(x), "GATED", norm=True, activation=activation)
     _launch(gpu, spec, x, weight, out, workspace, bias=bias, norm=norm, span=rows)
 
 
-def linear_rotate(gpu: Gpu, x: Tensor, weight: Tensor, queries: Tensor, workspace: Workspace,
+def linear_rotate(gpu: Gpu, x: Tensor, weight: Matrix, queries: Tensor, workspace: Workspace,
                   norm: Norm, rotation: Rotation, *,
                   bias: Tensor | None = None) -> None:  # fmt: skip
     """Fused q k v product: rotated queries [n, heads, head_dim]; keys and values to the cache.
@@ -155,7 +180,7 @@ def linear_rotate(gpu: Gpu, x: Tensor, weight: Tensor, queries: Tensor, workspac
     check_tensor("cos_sin", r.cos_sin, (len(r.cos_sin), head_dim), torch.float32, gpu)
     check_tensor("positions", r.positions, (n,), torch.int32, gpu)
     check_tensor("slots", r.slots, (n,), torch.int32, gpu)
-    spec = linear_spec(weight.dtype, n, "ROTATE", norm=True)
+    spec = linear_spec(weight, n, "ROTATE", norm=True)
     _launch(gpu, spec, x, weight, queries, workspace, bias=bias, norm=norm, span=head_dim,
             rotation=r)  # fmt: skip
 
@@ -164,7 +189,7 @@ def _launch(
     gpu: Gpu,
     spec: KernelSpec,
     x: Tensor,
-    weight: Tensor,
+    weight: Matrix,
     y: Tensor,
     workspace: Workspace,
     *,
@@ -174,35 +199,41 @@ def _launch(
     rotation: Rotation | None = None,
     world: int = 0,
 ) -> None:
-    (n, k), (rows, _), itemsize = x.shape, weight.shape, weight.itemsize
-    if not linear_fits(gpu, n, k, itemsize, splittable=spec.defines["EPILOGUE"] in _SPLITTABLE):
+    n, (rows, k), itemsize = len(x), weight.shape, weight.dtype.itemsize
+    if not linear_takes(gpu, n, weight, splittable=spec.defines["EPILOGUE"] in _SPLITTABLE):
         raise ValueError(f"{n} vectors of {k} elements do not fit this kernel")
-    check_tensor("weight", weight, (rows, k), weight.dtype, gpu)
+    codes, row_scale, table = weight, None, None
+    if isinstance(weight, PackedMatrix):
+        weight.check(gpu)
+        codes, row_scale, table = weight.codes, weight.row_scale, weight.table
+    else:
+        check_tensor("weight", weight, (rows, k), weight.dtype, gpu)
     check_tensor("bias", bias, (rows,), weight.dtype, gpu)
     check_tensor("x", x, (n, k), torch.float32 if norm else weight.dtype, gpu)
     if norm:
         check_tensor("norm.weight", norm.weight, (k,), weight.dtype, gpu)
-    splits = _splits(gpu, n, k, itemsize) or 1
+    group = _group(weight)
+    splits = _splits(gpu, n, k, itemsize, group) or 1
     if splits > 1:
         needed = splits * n * rows
         if workspace.partial.numel() < needed or workspace.counters.numel() * 8 < rows:
             raise ValueError(f"the workspace is too small for {rows} rows in {splits} splits")
-    vectors_bytes = n * _stride(k, itemsize, splits)
+    vectors_bytes, slot_bytes = n * _vector_bytes(k, itemsize, splits, group), _slot_bytes(group)
     room = gpu.block_shared_bytes - _STATIC_BYTES - vectors_bytes
-    slots = min(_RING_SLOTS, room // _SLOT_BYTES)
+    slots = min(_RING_SLOTS, room // slot_bytes)
     # More than a third of a multiprocessor's: then two blocks share it, never three. Blocks of a
     # kernel replace those of the one before the last, multiprocessor by multiprocessor, and so
     # every multiprocessor has one of each, also with as many blocks as there is no work for.
-    shared_bytes = max(slots * _SLOT_BYTES + vectors_bytes, gpu.sm_shared_bytes // 3)
+    shared_bytes = max(slots * slot_bytes + vectors_bytes, gpu.sm_shared_bytes // 3)
     blocks = gpu.num_sms // splits
     gpu.kernel(spec)(
         splits * blocks, _THREADS,
-        weight, bias, x, norm.weight if norm else None, y,
+        codes, bias, x, norm.weight if norm else None, y,
         norm.eps if norm else 0.0, norm.offset if norm else 0.0,
         n, rows, k, span,
         splits, slots, workspace.partial, workspace.counters,
         *(_rotation_arguments(rotation) if rotation else (None, None, None, None, 0, 0, 0, 0)),
-        world,
+        world, row_scale, table,
         shared_bytes=shared_bytes, num_bytes=weight.nbytes,
     )  # fmt: skip
 
@@ -213,18 +244,28 @@ def _rotation_arguments(r: Rotation) -> tuple[Tensor | int, ...]:
     return r.cos_sin, r.positions, r.slots, r.cache, *sizes
 
 
-def _splits(gpu: Gpu, n: int, k: int, itemsize: int) -> int | None:
+def _group(weight: Matrix) -> int:
+    return weight.group if isinstance(weight, PackedMatrix) else 0
+
+
+def _slot_bytes(group: int) -> int:
+    """Bytes of 8 rows in the ring, with int4's scales and zeros."""
+    return 8 * (_CHUNK_BYTES + 64 + (_CHUNK_BYTES * 2 // group * 4 + 16 if group else 0))
+
+
+def _splits(gpu: Gpu, n: int, k: int, itemsize: int, group: int) -> int | None:
     """Into how many parts k is split, so that the vectors leave room for three slots at least.
 
     None if even the most parts there may be are too long.
     """
-    room = gpu.block_shared_bytes - _STATIC_BYTES - 3 * _SLOT_BYTES
-    fitting = (s for s in range(1, _MAX_SPLITS + 1) if n * _stride(k, itemsize, s) <= room)
-    return next(fitting, None)
+    room = gpu.block_shared_bytes - _STATIC_BYTES - 3 * _slot_bytes(group)
+    counts = range(1, _MAX_SPLITS + 1)
+    return next((s for s in counts if n * _vector_bytes(k, itemsize, s, group) <= room), None)
 
 
-def _stride(k: int, itemsize: int, splits: int) -> int:
-    """Bytes of one vector's part in shared memory, as the kernel pads them."""
-    chunk = _CHUNK_BYTES // itemsize
-    chunks = ceil(ceil(k / splits) / chunk)
-    return ceil(min(k, chunks * chunk) * itemsize / 128) * 128 + 64
+def _vector_bytes(k: int, itemsize: int, splits: int, group: int) -> int:
+    """Bytes of one vector's part in shared memory, as the kernel pads them, and int4's sums."""
+    whole = _CHUNK_BYTES // itemsize
+    part = min(k, ceil(ceil(k / splits) / whole) * whole)
+    sums = 4 * (ceil(part // group / 4) * 4 + 4) if group else 0
+    return ceil(part * itemsize / 128) * 128 + 64 + sums

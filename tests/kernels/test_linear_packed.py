@@ -1,0 +1,228 @@
+"""linear with weights of 8 and 4 bits against fp64, with all that is fused to it.
+
+Tolerances as in test_linear.py: weights become the vectors' dtype exactly, so that packing adds
+nothing but the order of the sums.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from packed_matrices import FORMS, packed
+from ranks_of_one_gpu import inboxes
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops import linear as op
+from swiftchat.cuda.ops.linear import Norm, Rotation, Workspace
+from swiftchat.cuda.packed_matrix import packed_int4, packed_int8
+
+pytestmark = [pytest.mark.gpu, pytest.mark.parametrize(("form", "group"), FORMS)]
+SHAPES = [(4096, 4096), (97, 640), (1536, 128), (5000, 2176), (64, 14336), (8, 128)]
+FP32_SUMS = 2e-5
+EPS = 1e-5
+
+
+@pytest.fixture(scope="module")
+def workspace(gpu: Gpu) -> Iterator[Workspace]:
+    shared = Workspace(gpu, 4096)
+    yield shared
+    assert not shared.counters.any()
+
+
+def tolerance(dtype: torch.dtype, normed: bool = False) -> float:
+    return ROUNDING[dtype] * (2 if normed else 1) if dtype != torch.float32 else FP32_SUMS
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    x = x.double()
+    return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight.double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "k"), SHAPES)
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 9, 16])
+def test_product_with_bias(
+    gpu: Gpu, workspace: Workspace, form: str, group: int, dtype, rows: int, k: int, n: int
+) -> None:
+    make = Inputs(rows + k + n, dtype)
+    weight, meant = packed(make, form, group, rows, k, magnitude=0.05)
+    if not op.linear_takes(gpu, n, weight):
+        pytest.skip("too large without splits")
+    x, bias = make.normal(n, k), make.normal(rows)
+    expected = x.double() @ meant.T + bias.double()
+    out = poisoned(n, rows, dtype=dtype)
+    op.linear(gpu, x, weight, out, workspace, bias=bias)
+    assert_close(out, expected, tolerance(dtype))
+    wide = poisoned(n, rows, dtype=torch.float32)
+    op.linear(gpu, x, weight, wide, workspace, bias=bias)
+    assert_close(wide, expected, FP32_SUMS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [8, 16])
+def test_each_row_by_itself(
+    gpu: Gpu, workspace: Workspace, form: str, group: int, dtype, n: int
+) -> None:
+    """Rows of very different sizes, and columns that outweigh all others."""
+    make = Inputs(n, dtype)
+    weight, meant = packed(make, form, group, 72, 1280, magnitude=0.05, uneven=1000)
+    x = make.normal(n, 1280)
+    x[:, 77] *= 300
+    x[:, 1279] *= 100
+    out = poisoned(n, 72, dtype=torch.float32)
+    op.linear(gpu, x, weight, out, workspace)
+    expected = x.double() @ meant.T
+    for row in range(72):
+        assert_close(out[:, row], expected[:, row], 5 * FP32_SUMS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "k"), [(30000, 2048), (99, 640), (4096, 8192)])
+@pytest.mark.parametrize("n", [1, 4, 11])
+def test_norm_before_the_product(
+    gpu: Gpu, workspace: Workspace, form: str, group: int, dtype, rows: int, k: int, n: int
+) -> None:
+    make = Inputs(rows + k + n, dtype)
+    weight, meant = packed(make, form, group, rows, k)
+    if not op.linear_takes(gpu, n, weight):
+        pytest.skip("too large")
+    x, scale = make.normal(n, k, dtype=torch.float32, scale=50), make.normal(k)
+    out = poisoned(n, rows, dtype=torch.float32)
+    op.linear(gpu, x, weight, out, workspace, norm=Norm(scale, EPS, offset=1.0))
+    expected = rms_norm(x, scale.double() + 1) @ meant.T
+    assert_close(out, expected, tolerance(dtype, normed=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "k"), [(4096, 14336), (77, 28672), (640, 1536)])
+@pytest.mark.parametrize("n", [1, 5, 8, 16])
+def test_residual_add_is_exact_and_repeatable(
+    gpu: Gpu, form: str, group: int, dtype, rows: int, k: int, n: int
+) -> None:
+    make = Inputs(rows + k + n, dtype)
+    weight, meant = packed(make, form, group, rows, k)
+    if not op.linear_takes(gpu, n, weight, splittable=True):
+        pytest.skip("too large")
+    x, bias = make.normal(n, k), make.normal(rows)
+    residual = make.normal(n, rows, dtype=torch.float32, scale=100)
+    workspace = Workspace(gpu, rows)
+    workspace.partial.fill_(float("nan"))
+    expected = residual.double() + x.double() @ meant.T + bias.double()
+    found = []
+    for _ in range(3):  # the counters must be as they were
+        stream = residual.clone()
+        op.linear_residual(gpu, x, weight, stream, workspace, bias=bias)
+        assert_close(stream, expected, FP32_SUMS)
+        found.append(stream)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert not workspace.counters.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "k", "n"), [(576, 2048, 1), (40, 14336, 7)])
+def test_parts_are_sent(gpu: Gpu, form: str, group: int, dtype, rows: int, k: int, n: int) -> None:
+    make = Inputs(rows + n, dtype)
+    weight, meant = packed(make, form, group, rows, k)
+    x, boxes = make.normal(n, k), inboxes(3, n * rows)
+    op.linear_send(gpu, x, weight, boxes[1], Workspace(gpu, rows))
+    for box in boxes:
+        assert_close(box.own[1].view(n, rows), x.double() @ meant.T, FP32_SUMS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(("inner", "k", "n"), [(14336, 4096, 1), (80, 128, 5), (1536, 640, 12)])
+def test_gated_activation(
+    gpu: Gpu,
+    workspace: Workspace,
+    form: str,
+    group: int,
+    dtype,
+    activation: str,
+    inner: int,
+    k: int,
+    n: int,
+) -> None:
+    make = Inputs(inner + n, dtype)
+    weight, meant = packed(make, form, group, 2 * inner, k, magnitude=k**-0.5)
+    x, scale, bias = make.normal(n, k, dtype=torch.float32), make.normal(k), make.normal(2 * inner)
+    gate, up = (rms_norm(x, scale) @ meant.T + bias.double()).chunk(2, -1)
+    function = {
+        "silu": torch.nn.functional.silu,
+        "gelu_tanh": lambda v: torch.nn.functional.gelu(v, approximate="tanh"),
+    }[activation]
+    out = poisoned(n, inner, dtype=dtype)
+    op.linear_gated(gpu, x, weight, out, workspace, Norm(scale, EPS), activation, bias=bias)
+    assert_close(out, function(gate) * up, tolerance(dtype, normed=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (6, 2, 8), (9, 3, 64)])
+@pytest.mark.parametrize("n", [1, 6, 13])
+def test_rotation_and_store(
+    gpu: Gpu,
+    workspace: Workspace,
+    form: str,
+    group: int,
+    dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    n: int,
+) -> None:
+    make = Inputs(heads + n, dtype)
+    k, num_blocks, block_size = 640, 50, 16
+    rows = (heads + 2 * kv_heads) * head_dim
+    weight, meant = packed(make, form, group, rows, k, magnitude=0.04)
+    x, scale, bias = make.normal(n, k, dtype=torch.float32), make.normal(k), make.normal(rows)
+    positions = make.integers(0, 1000, n)
+    angles = make.normal(1000, head_dim // 2, dtype=torch.float64) * 7
+    cos_sin = torch.cat([angles.cos(), angles.sin()], -1).float()
+    slots = make.permutation(num_blocks * block_size)[:n].contiguous()
+    cache = poisoned(num_blocks, 2 * kv_heads, block_size, head_dim, dtype=dtype)
+    queries = poisoned(n, heads, head_dim, dtype=dtype)
+    rotation = Rotation(cos_sin, positions, slots, cache, heads)
+    op.linear_rotate(gpu, x, weight, queries, workspace, Norm(scale, EPS), rotation, bias=bias)
+
+    qkv = (rms_norm(x, scale) @ meant.T + bias.double()).view(n, -1, head_dim)
+    cos, sin = angles[positions].cos().unsqueeze(1), angles[positions].sin().unsqueeze(1)
+    low, high = qkv[:, : heads + kv_heads].chunk(2, -1)
+    turned = torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+    expected = torch.cat([turned, qkv[:, heads + kv_heads :]], 1)
+    assert_close(queries, expected[:, :heads], tolerance(dtype, normed=True))
+    blocks, places = slots // block_size, slots % block_size
+    assert_close(cache[blocks, :, places], expected[:, heads:], tolerance(dtype, normed=True))
+    assert cache.isfinite().sum() == n * 2 * kv_heads * head_dim
+
+
+def test_a_vector_gets_the_same_bits_alone_and_among_others(
+    gpu: Gpu, workspace: Workspace, form: str, group: int
+) -> None:
+    make = Inputs(11, torch.bfloat16)
+    weight, _ = packed(make, form, group, 512, 4096)
+    x = make.normal(16, 4096)
+    together, alone = (poisoned(16, 512, dtype=torch.bfloat16) for _ in range(2))
+    op.linear(gpu, x, weight, together, workspace)
+    for i in range(16):
+        op.linear(gpu, x[i : i + 1], weight, alone[i : i + 1], workspace)
+    assert torch.equal(together, alone)
+
+
+def test_what_does_not_fit_is_refused(
+    gpu: Gpu, workspace: Workspace, form: str, group: int
+) -> None:
+    make = Inputs(1, torch.bfloat16)
+    weight, _ = packed(make, form, group, 8, 128)
+    with pytest.raises(ValueError, match="17 vectors"):
+        op.linear(gpu, make.normal(17, 128), weight, make.normal(17, 8), workspace)
+    with pytest.raises(ValueError, match="x must be"):
+        op.linear(gpu, make.normal(1, 256), weight, make.normal(1, 8), workspace)
+    with pytest.raises(ValueError, match="columns"):
+        if form == "INT4":
+            codes = make.integers(0, 256, 8, 48, dtype=torch.uint8)
+            packed_int4(codes, make.normal(8, 3), make.normal(8, 3), torch.bfloat16)
+        else:
+            codes = make.integers(-128, 128, 8, 24, dtype=torch.int8)
+            packed_int8(codes, make.normal(8, dtype=torch.float32), torch.bfloat16)

@@ -1,0 +1,158 @@
+"""Quantised matrices for the kernels: how they are loaded, and what a GPU answers with them."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from kernel_case import Inputs, assert_close
+from packed_matrices import FORMS, columns_as_described, packed
+from tiny_llama import tiny_llama
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.linear import Workspace
+from swiftchat.cuda.packed_matrix import PackedMatrix
+from swiftchat.engine.loader import stream_weights
+from swiftchat.engine.packed_gpu import packed_matrix, packed_product
+from swiftchat.engine.params import SamplingParams
+from swiftchat.weights import quantise
+from swiftchat.weights.convert import convert
+from swiftchat.weights.dequantize import BLOCK_TYPES, dequantize
+from swiftchat.weights.gguf_kept import kept as gguf_kept
+from swiftchat.weights.kept import Float8, Int4, Int8, Int8Groups, Kept
+from swiftchat.weights.model import Model
+from swiftchat.weights.quantise import Quantisation
+
+CPU = torch.device("cpu")
+
+
+def kept(form: str, rows: int, k: int, groups: int = 1) -> Kept:
+    rng = np.random.default_rng(rows + k)
+    scale = rng.random((rows, groups), np.float32)
+    if form == "int4":
+        codes = rng.integers(0, 256, (rows, k // 2), np.uint8)
+        return Int4(codes, scale, rng.integers(0, 16, (rows, groups)).astype(np.float32))
+    codes = rng.integers(0, 127, (rows, k), np.uint8)
+    return Float8(codes, scale[:, 0]) if form == "fp8" else Int8(codes.view(np.int8), scale[:, 0])
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+def test_parts_come_under_each_other(form: str) -> None:
+    parts = [kept(form, rows, 256, 8) for rows in (12, 4)]
+    together = packed_matrix(parts, torch.bfloat16, CPU)
+    first, second = (packed_matrix([part], torch.bfloat16, CPU) for part in parts)
+    assert together is not None and first is not None and second is not None
+    assert together.shape == (16, 256) and together.dtype == torch.bfloat16
+    for part, rows in ((first, slice(0, 12)), (second, slice(12, 16))):
+        for mine, its in zip(together.tensors, part.tensors, strict=True):
+            assert torch.equal(mine[rows], its)
+    turned = together.reordered(torch.arange(15, -1, -1))
+    assert torch.equal(turned.codes, together.codes.flip(0)) and turned.shape == together.shape
+
+
+def test_what_no_kernel_reads_is_left_to_be_decoded() -> None:
+    none = [
+        [kept("int8", 8, 256), kept("fp8", 8, 256)],
+        [kept("int4", 8, 256, 8), kept("int4", 8, 256, 4)],
+        [kept("int4", 8, 256, 1)],
+        [kept("int4", 8, 192, 6)],
+        [kept("fp8", 8, 24)],
+        [Int8Groups(np.zeros((8, 256), np.uint8), *np.ones((2, 8, 8), np.float32))],
+    ]
+    for parts in none:
+        assert packed_matrix(parts, torch.bfloat16, CPU) is None
+
+
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q4_K"])
+def test_gguf_blocks_mean_the_same(type_name: str) -> None:
+    """Q4_0 to the bit, and where minima are floats nearer than bfloat16 has them."""
+    rng = np.random.default_rng(4)
+    kind = BLOCK_TYPES[type_name]
+    numbers, k = kind.block_elements, 512
+    blocks = rng.integers(0, 256, (6 * k // numbers, kind.block_bytes), np.uint8)
+    halves = rng.normal(0, 0.02, (len(blocks), 2)).astype(np.float16)
+    halves[3, 0] = 0  # no factor, only a minimum
+    blocks[:, : 2 if type_name == "Q4_0" else 4] = (
+        halves[:, : 1 if type_name == "Q4_0" else 2].copy().view(np.uint8)
+    )
+    expected = torch.from_numpy(dequantize(blocks, type_name).reshape(6, k))
+    matrix = packed_matrix([gguf_kept(blocks.reshape(6, -1), type_name)], torch.bfloat16, CPU)
+    assert matrix is not None and matrix.table is not None
+    scale, zero = (t.repeat_interleave(32, 1).double() for t in matrix.table.unbind(2))
+    codes = columns_as_described(matrix.codes)
+    meant = matrix.row_scale.double().unsqueeze(1) * scale * (codes - 8 + zero)
+    largest = expected.view(6, -1, 32).abs().amax(2).repeat_interleave(32, 1)
+    off = (meant - expected).abs() / largest.clamp(min=1e-30)
+    assert off.max() <= (0 if type_name == "Q4_0" else 2.0**-9)
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    path = tmp_path_factory.mktemp("packed-gpu")
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.2}
+    tiny_llama(**sizes).to(torch.bfloat16).save_pretrained(path / "in")
+    for form in ("int8", "fp8", "int4"):
+        convert(path / "in", path / form, quantisation=Quantisation(form))
+    with pytest.MonkeyPatch.context() as patch:  # as other programs write it
+        patch.setattr(quantise, "MATRICES", quantise.MATRICES | {"lm_head"})
+        convert(path / "in", path / "head", quantisation=Quantisation("int8"))
+    return {form: path / form for form in ("int8", "fp8", "int4", "head")}
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+def test_packed_and_plain_tensors_are_loaded_side_by_side(
+    quantised: dict[str, Path], form: str
+) -> None:
+    model, told = Model.open(quantised[form]), []
+    weights = stream_weights(
+        model.config, model.checkpoint(), torch.float32, CPU, lambda *bytes: told.append(bytes),
+        pack=partial(packed_matrix, device=CPU),
+    )  # fmt: skip
+    assert all(isinstance(layer.down, PackedMatrix) for layer in weights.layers)
+    assert weights.embed.shape == (model.config.vocab_size, 128) and weights.embed.isfinite().all()
+    done = [before for before, _ in told]
+    assert done == sorted(done) and told[-1][0] == told[-1][1]
+
+
+def test_a_head_may_be_packed(quantised: dict[str, Path], tmp_path: Path) -> None:
+    convert(quantised["head"], tmp_path / "plain", dtype="float32")
+    ids = tiny.random_ids(30)
+    bench = tiny.Bench(quantised["head"], dtype=torch.float32)
+    assert not isinstance(bench.decoder.weights.lm_head, torch.Tensor)
+    expected = tiny.Bench(tmp_path / "plain").last_logits(ids)
+    torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "head"])
+def test_a_gpu_answers_as_the_cpu(quantised: dict[str, Path], form: str) -> None:
+    """Prompts short and long, three at once: every way in which a product is made."""
+    prompts = {i: tiny.random_ids(5 + 70 * i, seed=i) for i in range(3)}
+    params = SamplingParams(temperature=0, max_tokens=12)
+    on_cpu, _ = tiny.run(tiny.engine(quantised[form]), prompts, params)
+    engine = tiny.engine(quantised[form], device="cuda")
+    assert isinstance(engine.decoder.weights.layers[0].qkv, PackedMatrix)
+    assert "decoded" not in engine.info.device
+    assert tiny.run(engine, prompts, params)[0] == on_cpu
+
+
+@pytest.mark.gpu
+def test_torch_alone_on_a_gpu_computes_with_decoded_weights(quantised: dict[str, Path]) -> None:
+    engine = tiny.engine(quantised["int8"], device="cuda", kernels=False)
+    assert "torch only, weights decoded" in engine.info.device
+    assert isinstance(engine.decoder.weights.layers[0].qkv, torch.Tensor)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("form", "group"), FORMS)
+@pytest.mark.parametrize("n", [1, 16, 17, 50, 64, 65, 300])
+def test_products_with_any_number_of_vectors(gpu: Gpu, form: str, group: int, n: int) -> None:
+    make = Inputs(n, torch.bfloat16)
+    weight, meant = packed(make, form, group, 9000, 2048, magnitude=0.02)
+    x, bias = make.normal(n, 2048), make.normal(9000)
+    for added in (None, bias):
+        expected = x.double() @ meant.T + (0 if added is None else added.double())
+        product = packed_product(gpu, x, weight, added, Workspace(gpu, 9000))
+        assert_close(product, expected, 2.0**-8)  # weights may be rounded too

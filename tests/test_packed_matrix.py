@@ -1,0 +1,75 @@
+"""The bits of packed matrices as the kernels' comments describe them, read back without a GPU."""
+
+import pytest
+import torch
+from packed_matrices import columns_as_described
+from torch import Tensor
+
+from swiftchat.cuda.packed_matrix import (
+    PackedMatrix,
+    packed_fp8,
+    packed_int4,
+    packed_int8,
+    packing_fits,
+)
+
+
+def made_int4(rows: int, k: int, group: int) -> tuple[Tensor, Tensor, Tensor, PackedMatrix]:
+    torch.manual_seed(rows + k)
+    numbers = torch.randint(0, 16, (rows, k), dtype=torch.uint8)
+    scale = (torch.randn(rows, k // group) / 50).bfloat16().float()
+    zero = torch.randint(0, 16, (rows, k // group)).float()
+    codes = numbers[:, 0::2] | numbers[:, 1::2] << 4
+    return numbers, scale, zero, packed_int4(codes, scale, zero, torch.bfloat16)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize(("rows", "k"), [(5, 128), (3, 640), (2, 2048)])
+def test_int4_keeps_every_number(rows: int, k: int, group: int) -> None:
+    numbers, scale, zero, matrix = made_int4(rows, k, group)
+    assert torch.equal(columns_as_described(matrix.codes), numbers.long())
+    assert matrix.table is not None and matrix.table.shape[1] % 4 == 0
+    s, z = matrix.table[:, : k // group].double().unbind(2)
+    assert torch.equal(matrix.row_scale.double().unsqueeze(1) * s, scale.double())
+    assert torch.equal(8 - z, zero.double())
+    assert not matrix.table[:, k // group :].any()
+    assert matrix.nbytes == matrix.codes.nbytes + 4 * rows + matrix.table.nbytes
+
+
+def test_factors_of_any_size_are_finite() -> None:
+    scale = torch.tensor([[3e38, 1e38], [0, 0], [1e-40, 2e-45], [-5.0, 1e-9]])
+    codes = torch.zeros(4, 64, dtype=torch.uint8)
+    matrix = packed_int4(codes, scale, torch.full((4, 2), 15.0), torch.float16)
+    assert matrix.table is not None
+    assert matrix.row_scale.isfinite().all() and matrix.table.isfinite().all()
+    meant = matrix.row_scale.unsqueeze(1) * matrix.table[:, :2, 0].float()
+    largest = scale.abs().amax(1, keepdim=True)
+    assert ((meant - scale).abs() <= 2.0**-11 * largest).all()
+    assert (matrix.table[:, :2, 0].abs() < 2).all()
+
+
+def test_many_rows_are_packed_a_tile_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = made_int4(37, 256, 64)[3]
+    monkeypatch.setattr("swiftchat.cuda.packed_matrix._TILE_BYTES", 1000)
+    assert torch.equal(made_int4(37, 256, 64)[3].codes, whole.codes)
+
+
+def test_bytes_are_kept_as_they_lie() -> None:
+    codes = torch.randint(-128, 128, (6, 48), dtype=torch.int8)
+    scale = torch.rand(6)
+    for matrix in (packed_int8(codes, scale, torch.float16), packed_fp8(codes, scale, torch.half)):
+        assert matrix.codes.data_ptr() == codes.data_ptr() and matrix.codes.dtype == torch.uint8
+        assert torch.equal(matrix.row_scale, scale)
+        some = matrix.rows(4, 6)
+        assert some.shape == (2, 48) and torch.equal(some.codes.view(torch.int8), codes[4:])
+
+
+def test_only_what_the_kernels_read_fits() -> None:
+    assert packing_fits("INT4", 640, 32) and packing_fits("INT8", 48) and packing_fits("FP8", 16)
+    assert not packing_fits("INT4", 576, 64) and not packing_fits("INT4", 512, 256)
+    assert not packing_fits("INT8", 40) and not packing_fits("INT4", 0, 32)
+    with pytest.raises(ValueError, match="INT8 rows of 40 columns do not fit"):
+        packed_int8(torch.zeros(2, 40, dtype=torch.int8), torch.ones(2), torch.bfloat16)
+    with pytest.raises(ValueError, match="INT4 rows of 128 columns in groups of 16"):
+        packed_int4(torch.zeros(2, 64, dtype=torch.uint8), torch.ones(2, 8), torch.ones(2, 8),
+                    torch.bfloat16)  # fmt: skip
