@@ -29,6 +29,7 @@ def _encoded(pointer: int, num_rows: int, row_size: int, item_bytes: int, box_ro
     cuda = cuda_driver()
     kinds = cuda.CUtensorMapDataType
     kind = {
+        1: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         2: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT16,
         4: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT32,
     }[item_bytes]

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swiftchat.cuda.codes import Codes
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu
 from swiftchat.cuda.ops.activation import activation
 from swiftchat.cuda.ops.add_normed import add_normed
@@ -53,7 +54,7 @@ class CudaPlan:
     logit_rows: Tensor | None = None
 
 
-def kernels_cover(config: ModelConfig, dtype: torch.dtype) -> bool:
+def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto") -> bool:
     """Whether there is a kernel for everything this model does; else torch's path runs it.
 
     Partial, interleaved and scaled rotary embeddings are in the order of the weights and the
@@ -66,7 +67,18 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype) -> bool:
         and dtype in DTYPE_NAMES
         and config.head_dim % 8 == 0
         and config.head_dim <= 256
+        and (kv_dtype == "auto" or _keeps_codes(config.head_dim, dtype))
     )
+
+
+def _keeps_codes(head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels write and read a cache in 8 bits of heads of this size."""
+    return dtype != torch.float32 and head_dim % 16 == 0 and head_norm_fits(head_dim, head_dim)
+
+
+def stored(kv: LayerKV) -> tuple[Tensor, Codes | None]:
+    """A layer's cache as the kernels take it."""
+    return (kv, None) if isinstance(kv, Tensor) else (kv.codes, Codes(kv.form, kv.factors))
 
 
 class CudaOps:
@@ -176,29 +188,29 @@ class CudaOps:
     def attend(self, plan: CudaPlan, layer: int, qkv: Tensor, kv: LayerKV,
                norms: tuple[Tensor, Tensor] | None, sinks: Tensor | None) -> Tensor:  # fmt: skip
         assert sinks is None  # see `kernels_cover`
-        assert isinstance(kv, Tensor)  # see `find_kernels`
+        cache, codes = stored(kv)
         config, split, window = self._config, plan.num_decode, self.window(layer)
         head_norm = self.head_norm(norms)
         if norms is not None and head_norm is None:
             norm_heads_(qkv, *norms, config)
         heads = qkv.view(len(qkv), -1, config.head_dim)
-        rotary(self.gpu, heads, self.cos_sin(layer), plan.positions, plan.slots, kv,
-               config.num_heads, config.num_kv_heads, norm=head_norm)  # fmt: skip
+        rotary(self.gpu, heads, self.cos_sin(layer), plan.positions, plan.slots, cache,
+               config.num_heads, config.num_kv_heads, norm=head_norm, codes=codes)  # fmt: skip
         q = heads[:, : config.num_heads]
         out = q.new_empty(q.shape)
         if split:
             decode_attention(
-                self.gpu, q[:split], kv, plan.block_tables[:split], plan.context_lens[:split],
+                self.gpu, q[:split], cache, plan.block_tables[:split], plan.context_lens[:split],
                 self.scale, out[:split], self.attention_workspace, window=window,
-                softcap=self.softcap, alibi_slopes=self.alibi_slopes,
+                softcap=self.softcap, alibi_slopes=self.alibi_slopes, codes=codes,
             )  # fmt: skip
         if split < len(plan.context_lens):
             assert plan.query_starts is not None
             # Slices of int32 rows need not begin at 16 bytes; these kernels read single numbers.
             prefill_attention(
-                self.gpu, q[split:], kv, plan.block_tables[split:].clone(), plan.query_starts,
+                self.gpu, q[split:], cache, plan.block_tables[split:].clone(), plan.query_starts,
                 plan.context_lens[split:].clone(), plan.max_num_tokens, self.scale, out[split:],
-                window=window, softcap=self.softcap, alibi_slopes=self.alibi_slopes,
+                window=window, softcap=self.softcap, alibi_slopes=self.alibi_slopes, codes=codes,
             )  # fmt: skip
         return out.view(len(qkv), -1)
 

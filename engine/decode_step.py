@@ -26,7 +26,7 @@ from swiftchat.cuda.ops.penalties import penalties
 from swiftchat.cuda.ops.rotary import head_norm_fits, rotary
 from swiftchat.cuda.ops.sample import sample, sample_workspace
 from swiftchat.cuda.packed_matrix import Matrix
-from swiftchat.engine.cuda_ops import CudaOps, CudaPlan
+from swiftchat.engine.cuda_ops import CudaOps, CudaPlan, stored
 from swiftchat.engine.decoder import Decoder, LayerWeights
 from swiftchat.engine.gpu_ranks import GpuRanks, Inboxes
 from swiftchat.engine.kv_cache import KVCache, LayerKV
@@ -200,11 +200,12 @@ class DecodeStep:
     def _layer(self, n: int, x: Tensor, i: int, layer: LayerWeights, kv: LayerKV) -> None:
         lanes, ops, gpu, config = self.lanes, self._ops, self._ops.gpu, self._decoder.config
         attended, inner = self._attended[:n], self._inner[:n]
-        assert isinstance(kv, Tensor)  # see `find_kernels`
+        cache, codes = stored(kv)
         queries = self._rotated(n, x, i, layer, kv)
         decode_attention(
-            gpu, queries, kv, lanes.block_tables[:n], lanes.context_lens[:n], ops.scale, attended,
-            ops.attention_workspace, window=ops.window(i), softcap=ops.softcap, settled=True,
+            gpu, queries, cache, lanes.block_tables[:n], lanes.context_lens[:n], ops.scale,
+            attended, ops.attention_workspace, window=ops.window(i), softcap=ops.softcap,
+            settled=True, codes=codes,
         )  # fmt: skip
         boxes = self._inboxes
         of_attention, of_ffn = (None, None) if boxes is None else (boxes.attention, boxes.ffn)
@@ -219,20 +220,22 @@ class DecodeStep:
         assert weight is not None  # see `near_llama`
         return Norm(weight, self._norm_eps, self._ops.norm_offset)
 
-    def _rotated(self, n: int, x: Tensor, i: int, layer: LayerWeights, kv: Tensor) -> Tensor:
+    def _rotated(self, n: int, x: Tensor, i: int, layer: LayerWeights, kv: LayerKV) -> Tensor:
         """The queries, ready for attention; keys and values are in the cache."""
         lanes, ops, gpu, heads = self.lanes, self._ops, self._ops.gpu, self._heads[:n]
         config, norm, cos_sin = self._decoder.config, self._norm(layer.attn_norm), ops.cos_sin(i)
         positions, slots = lanes.positions[:n], lanes.slots[:n]
-        if layer.head_norms is None and cos_sin is not None:
-            rotation = Rotation(cos_sin, positions, slots, kv, config.num_heads)
+        cache, codes = stored(kv)
+        # The product's own rotation does not see a whole head, whose largest number codes need.
+        if layer.head_norms is None and cos_sin is not None and codes is None:
+            rotation = Rotation(cos_sin, positions, slots, cache, config.num_heads)
             linear_rotate(gpu, x, for_kernels(layer.qkv), self._queries[:n], ops.linear_workspace,
                           norm, rotation, bias=layer.qkv_bias)  # fmt: skip
             return self._queries[:n]
         linear(gpu, x, for_kernels(layer.qkv), heads.view(n, -1), ops.linear_workspace,
                bias=layer.qkv_bias, norm=norm)  # fmt: skip
-        rotary(gpu, heads, cos_sin, positions, slots, kv, config.num_heads, config.num_kv_heads,
-               norm=ops.head_norm(layer.head_norms))  # fmt: skip
+        rotary(gpu, heads, cos_sin, positions, slots, cache, config.num_heads, config.num_kv_heads,
+               norm=ops.head_norm(layer.head_norms), codes=codes)  # fmt: skip
         return heads[:, : config.num_heads]
 
     def _add(self, x: Tensor, branch: Tensor, weight: Matrix, bias: Tensor | None,

@@ -73,7 +73,7 @@ def find_kernels(device: torch.device, config: EngineConfig, shape: ModelConfig,
         return None
     if torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
         return None
-    if not kernels_cover(shape, dtype) or config.kv_dtype != "auto":
+    if not kernels_cover(shape, dtype, config.kv_dtype):
         return None
     if config.block_size < 4 or config.block_size & (config.block_size - 1):
         return None

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from swiftchat.engine.quantised_kv import encoded
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Half a unit in the last place of a result rounded once, and room for the order of an fp32 sum.
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2e-6}
@@ -46,3 +48,10 @@ def assert_close(found: Tensor, expected: Tensor, tolerance: float) -> None:
     error = torch.linalg.vector_norm(found - expected)
     norm = torch.linalg.vector_norm(expected)
     assert error <= tolerance * norm, f"relative error {error / norm:.2e} > {tolerance:.2e}"
+
+
+def coded(form: str, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows as a cache in 8 bits keeps them: int8 codes, fp32 factors, and the numbers in fp64."""
+    codes, factors = encoded(form, rows)
+    whole = codes if form == "int8" else codes.view(torch.float8_e4m3fn)
+    return codes, factors, whole.double() * factors.double().unsqueeze(-1)

@@ -126,6 +126,27 @@ def test_half_precision_stays_near_fp32(folder: Path, cubins: Path, dtype: str, 
     assert torch.linalg.norm(rounded - exact) <= 0.06 * torch.linalg.norm(exact)
 
 
+@pytest.mark.parametrize("form", ["int8", "fp8"])
+@pytest.mark.parametrize("name", ["llama-wide-heads", "qwen3", "gemma"])
+def test_a_cache_in_codes_stays_near_fp32s(
+    name: str, tmp_path: Path, cubins: Path, form: str
+) -> None:
+    """As above: the prompt at once, and token by token, which is what decoding reads."""
+    tiny.make(name, tmp_path)
+    ids, logits = tiny.random_ids(50, seed=5), []
+    for config in ({"kernels": False}, {"dtype": "bfloat16"},
+                   {"dtype": "bfloat16", "chunk_tokens": 1}):  # fmt: skip
+        engine = gpu_engine(tmp_path, cubins, kv_dtype=form, **config)
+        forward, found = engine.decoder.forward, []
+        engine.decoder.forward = lambda *args, f=forward, to=found: to.append(f(*args)) or to[-1]  # type: ignore[method-assign]
+        tiny.run(engine, {1: ids}, SamplingParams(temperature=0, max_tokens=1))
+        logits.append(found[-1][0].double())
+        # In a graph, from what is cached.
+        assert len(tiny.run(engine, {2: ids}, GREEDY)[0][2]) == GREEDY.max_tokens
+    for rounded in logits[1:]:
+        assert torch.linalg.norm(rounded - logits[0]) <= 0.1 * torch.linalg.norm(logits[0])
+
+
 @pytest.mark.parametrize(
     "params",
     [

@@ -5,6 +5,7 @@ are then off by up to a 254th (int8) or a 16th (fp8) of themselves or of their r
 three layers' errors add up: to a half of the bounds where it is most.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftchat.chat.oneshot import memory_line
-from swiftchat.engine import device, torch_ops
+from swiftchat.engine import torch_ops
+from swiftchat.engine.cuda_ops import kernels_cover
 from swiftchat.engine.kv_cache import KVCache, kv_bytes_per_token
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.quantised_kv import LARGEST, QuantisedKV, decoded, encoded
@@ -210,18 +212,15 @@ def test_bytes_are_told_as_they_are(folder: Path, form: str) -> None:
     assert f"cache for {info.cache_tokens} tokens in {form} " in memory_line(info)
 
 
-def test_on_gpus_torchs_operators_run_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(device, "has_bindings", lambda: True)
-    monkeypatch.setattr(device, "Gpu", lambda *_: "kernels")
+def test_kernels_take_heads_whose_largest_number_lanes_find(folder: Path) -> None:
     shape = Model.open(folder).config
-    found = [
-        device.find_kernels(
-            torch.device("cuda"), EngineConfig(kv_dtype=form), shape, torch.bfloat16, None
-        )
-        for form in ("auto", *FORMS)
-    ]
-    assert found == ["kernels", None, None]
+    for head_dim, dtype, kernels in (
+        (64, torch.bfloat16, True), (256, torch.float16, True), (8, torch.bfloat16, False),
+        (80, torch.bfloat16, False), (96, torch.float16, False), (64, torch.float32, False),
+    ):  # fmt: skip
+        config = replace(shape, head_dim=head_dim)
+        assert [kernels_cover(config, dtype, form) for form in FORMS] == [kernels] * 2
+        assert kernels_cover(config, dtype)
 
 
 def test_an_unknown_form_is_refused() -> None:

@@ -4,7 +4,8 @@
 //   map       the cache as a matrix of rows of head_dim, in boxes of 128 bytes by 16 rows, or a
 //             block's rows where it has fewer; before sm_90 it is not used
 //   q         T [num_seqs, num_heads, head_dim], q_stride elements from row to row
-//   cache     T [num_blocks, 2 * num_kv_heads, block_size, head_dim]: keys' heads, values' heads
+//   cache     T [num_blocks, 2 * num_kv_heads, block_size, head_dim]: keys' heads, values' heads;
+//             with CODES they are bytes, and row_factors fp32, one for each row (codes.cuh)
 //   tables    int32 [num_seqs, max_blocks]: blocks of a sequence; entries of no visible token may
 //             be anything
 //   lengths   int32 [num_seqs]: tokens in the cache, the query's own included; 0: zeros are written
@@ -35,9 +36,17 @@
 // weights and of the result; 2e-6 (fp32): that of scores, and the order of sums.
 //
 // Compiled with HEAD_DIM (head_dim or more, a multiple of 16; the rest is filled with zeros), ROWS
-// (query heads a block, 8 or 16), NUM_WARPS, NUM_SLOTS.
+// (query heads a block, 8 or 16), NUM_WARPS, NUM_SLOTS; CODES for a cache in 8 bits: head_dim is then a
+// multiple of 16, HEAD_DIM of 32, and T has 16 bits.
 #include "decode_splits.cuh"
 #include "decode_tiles.cuh"
+#ifdef CODES
+#include "decode_codes.cuh"
+using TileProducts = CodeProducts;
+#else
+using TileProducts = Products<T>;
+using Factors = NoFactors;
+#endif
 
 // How the visible tokens [begin, end) are shared out: steps of 16 tokens go round the warps of the
 // splits that are used: as few as give each warp one step, or one where a combination would take
@@ -73,12 +82,13 @@ struct Share {
 // blocks are smaller than a step.
 struct Loader {
     const TensorMap& map;
-    const T* cache;
+    const Stored* cache;
     const int* table;
     u64* full;  // a barrier for each slot
     Share share;
     int early;  // lane i's entry of the table's first 32, which were loaded along with the length
     int kv_head, num_kv_heads, head_dim, shift;
+    Factors factors;
     int batch, next;  // lane i's entry for this batch of steps and for the next
 
     __device__ int log_entries() const { return max(0, 4 - shift); }  // entries a step, log2
@@ -115,37 +125,36 @@ struct Loader {
         int token = share.token(index) + (part << log_rows);
         int head = block * 2 * num_kv_heads + kv_head + (values ? num_kv_heads : 0);
         int row = (head << shift) + (token & ((1 << shift) - 1));
-        copy_tile(tile(slot), row, log_rows, full + slot);
+        copy_tile(slot, row, log_rows, full + slot);
     }
 
-    // Copies 16 rows of the cache, 1 << log_rows of them from lane i's `row` on, to the tile at
-    // chunk `tile`, filled up with zeros to 128 bytes, and completes one phase of `barrier`.
-    __device__ __forceinline__ void copy_tile(int tile, int row, int log_rows, u64* barrier) {
+    // Copies 16 rows of the cache, 1 << log_rows of them from lane i's `row` on, to a slot's tile,
+    // filled up with zeros to 128 bytes, and completes one phase of `barrier`.
+    __device__ __forceinline__ void copy_tile(int slot, int row, int log_rows, u64* barrier) {
 #if __CUDA_ARCH__ >= 900
-        if (lane() == 0) barrier_expect(barrier, SLOT * 16);
+        if (lane() == 0) barrier_expect(barrier, SLOT * 16 + Factors::bytes());
         if (lane() < STEP >> log_rows) {
-            uint4* to = shared + tile + (lane() << log_rows) * 8;
+            uint4* to = shared + tile(slot) + (lane() << log_rows) * 8;
 #pragma unroll
             for (int i = 0; i < PANELS; i++)
                 copy_box(to + i * PANEL, map, i * 8 * PER_CHUNK, row, barrier);
         }
+        factors.request(slot, row, log_rows, barrier);
 #else
 #pragma unroll 1
         for (int chunk = lane(); chunk < STEP * CHUNKS; chunk += WARP) {
             int r = chunk / CHUNKS, column = chunk % CHUNKS, element = column * PER_CHUNK;
             int from = __shfl_sync(ALL, row, r >> log_rows) + (r & ((1 << log_rows) - 1));
-            copy_16_async(shared + tile + chunk_at(r, column),
+            copy_16_async(shared + tile(slot) + chunk_at(r, column),
                           cache + (i64)from * head_dim + element, element < head_dim);
         }
+        factors.request(slot, row, log_rows, barrier);
         arrive_after_copies(barrier);
 #endif
     }
 
-    // Zeros for the values of tokens that are not visible, which may be anything: even NaN.
     __device__ void clear_unseen(int index, int slot) const {
-        for (int chunk = lane(); chunk < SLOT; chunk += WARP)
-            if (!share.sees(share.token(index) + chunk / 8 % STEP))
-                shared[tile(slot) + chunk] = uint4{};
+        factors.clear_unseen(slot, share.token(index), share);
         copy_engine_fence();
         __syncwarp();
     }
@@ -235,7 +244,7 @@ struct Attention {
     }
 
     // A tile's slot is requested anew as soon as all lanes have read it.
-    __device__ void run(Loader& loader, const Products<T>& products) {
+    __device__ void run(Loader& loader, const TileProducts& products) {
         const Share& share = loader.share;
         int slot = 0;
         u32 parity = 0;
@@ -246,6 +255,7 @@ struct Attention {
             float c[TILES][4] = {}, shrink[TILES][2];
             barrier_wait(loader.full + slot, parity);
             products.scores(Loader::tile(slot), c);
+            loader.factors.apply(slot, c);
             __syncwarp();
             loader.request(2 * index + NUM_SLOTS, slot);
             if (++slot == NUM_SLOTS) slot = 0, parity ^= 1;
@@ -253,6 +263,7 @@ struct Attention {
             if (softmax.weigh(c, shrink)) scale_sum(shrink);
             barrier_wait(loader.full + slot, parity);
             if (!share.sees_all(index)) loader.clear_unseen(index, slot);
+            loader.factors.apply(slot, c);
             products.add_values(Loader::tile(slot), c, sum);
             __syncwarp();
             loader.request(2 * index + 1 + NUM_SLOTS, slot);
@@ -281,7 +292,7 @@ __device__ void publish(const Attention& attention, Statistics& statistics) {
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 4 * TILES; i++) {
         int row = i / 4 % TILES * 8 + lane() % 4 * 2 + i % 2;
-        int dim = i / (4 * TILES) * 16 + i % 4 / 2 * 8 + lane() / 4;
+        int dim = i / (4 * TILES) * 16 + i % 4 / 2 * SUM_STEP + lane() / 4 * LANE_STEP;
         sums[row * SUM_PITCH + dim] = attention.sum[i / (4 * TILES)][i / 4 % TILES][i % 4];
     }
 #pragma unroll
@@ -335,12 +346,22 @@ __device__ void write_zeros(const Heads& heads, int head_dim, T* out) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const T* cache,
+decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const Stored* cache,
                         const int* tables, const int* lengths, const float* slopes, T* out,
                         float* partial, i64 q_stride,
                         int num_kv_heads, int group, int head_dim, int shift, int max_blocks,
                         int window, int settled, int num_splits, int num_sequences, float scale,
-                        float softcap) {
+                        float softcap
+#ifdef CODES
+                        , const float* row_factors
+#endif
+                        ) {
+#ifdef CODES
+    __shared__ __align__(16) float kept[NUM_WARPS][NUM_SLOTS][STEP];
+    Factors factors{row_factors, kept[warp()]};
+#else
+    Factors factors;
+#endif
     __shared__ Statistics statistics;
     __shared__ u64 full[NUM_WARPS][NUM_SLOTS];
     start_dependents();
@@ -361,12 +382,12 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
         return;
     }
     Loader loader{map, cache, table, full[warp()], share, early,
-                  heads.kv_head, num_kv_heads, head_dim, shift};
+                  heads.kv_head, num_kv_heads, head_dim, shift, factors};
     loader.begin();
     Attention::begin(loader);
     wait_for_upstream();
-    Products<T> products(q + part.sequence * q_stride + heads.first * head_dim, heads.count,
-                         head_dim);
+    TileProducts products(q + part.sequence * q_stride + heads.first * head_dim, heads.count,
+                          head_dim);
     Attention attention{Softmax(scale, softcap, slopes, heads)};
     attention.run(loader, products);
     publish(attention, statistics);

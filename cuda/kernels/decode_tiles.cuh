@@ -6,7 +6,16 @@
 constexpr int THREADS = NUM_WARPS * WARP;
 constexpr int STEP = 16;                      // tokens a warp takes at a time
 constexpr int TILES = ROWS / 8;               // query heads in eights
-constexpr int PER_CHUNK = 16 / sizeof(T);     // elements in 16 bytes
+// What the cache has of an element; and how far apart in a sum's 16 dimensions neighbouring lanes'
+// are, and a lane's own two.
+#ifdef CODES
+using Stored = u8;
+constexpr int LANE_STEP = 2, SUM_STEP = 1;
+#else
+using Stored = T;
+constexpr int LANE_STEP = 1, SUM_STEP = 8;
+#endif
+constexpr int PER_CHUNK = 16 / sizeof(Stored);  // elements in 16 bytes
 constexpr int CHUNKS = HEAD_DIM / PER_CHUNK;  // a row in 16 bytes
 constexpr int PANEL = STEP * 8;               // chunks of all rows' next 128 bytes
 constexpr int PANELS = (CHUNKS + 7) / 8;
@@ -37,6 +46,30 @@ __device__ __forceinline__ u32 transpose(u32 pair) {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
     return result;
 }
+
+// Weights of 16 tokens become the right operand of the product with their values.
+template <typename A>
+__device__ __forceinline__ void transpose_weights(const float (&weight)[TILES][4],
+                                                  u32 (&b)[TILES][2]) {
+#pragma unroll
+    for (int i = 0; i < TILES * 2; i++)
+        b[i / 2][i % 2] =
+            transpose(pair_bits(weight[i / 2][i % 2 * 2], weight[i / 2][i % 2 * 2 + 1], A()));
+}
+
+// What a plain cache has in place of factors.
+struct NoFactors {
+    __device__ static constexpr u32 bytes() { return 0; }
+    __device__ void request(int slot, int row, int log_rows, u64* barrier) const {}
+    __device__ void apply(int slot, float (&c)[TILES][4]) const {}
+    // Zeros for the values of tokens that are not visible, which may be anything: even NaN.
+    template <typename Share>
+    __device__ void clear_unseen(int slot, int token, const Share& share) const {
+        for (int chunk = lane(); chunk < SLOT; chunk += WARP)
+            if (!share.sees(token + chunk / 8 % STEP))
+                shared[warp() * RING + slot * SLOT + chunk] = uint4{};
+    }
+};
 
 // The two products of a step. Scores and weights: lane 4 g + t holds, for each eight heads, tokens
 // g, g, g+8, g+8 of heads 2t, 2t+1, 2t, 2t+1; sums likewise, with dimensions for tokens.
@@ -73,10 +106,7 @@ template <typename A> struct Products {
                                                float (&sum)[HEAD_DIM / 16][TILES][4]) const {
         int first = chunk_at(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
         u32 b[TILES][2];
-#pragma unroll
-        for (int i = 0; i < TILES * 2; i++)
-            b[i / 2][i % 2] = transpose(
-                pair_bits(weight[i / 2][i % 2 * 2], weight[i / 2][i % 2 * 2 + 1], A()));
+        transpose_weights<A>(weight, b);
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16; i++) {
             u32 a[4];

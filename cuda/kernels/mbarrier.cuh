@@ -97,6 +97,15 @@ __device__ __forceinline__ void copy_box(void* to, const TensorMap& map, int col
         "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
         : "memory");
 }
+
+// Copies `bytes`, a multiple of 16, both ends aligned to 16. One thread asks.
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, u32 bytes, u64* barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(shared_address(to)),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
 #endif
 
 // A warp brings NUM_ROWS rows of `bytes` (a multiple of 16) to shared memory, row r to `to + r * stride`,

@@ -3,7 +3,7 @@
 //   q              T [num_tokens, num_heads, head_dim], rows q_stride elements apart; the
 //                  sequences' new tokens one after another
 //   cache          T [num_blocks, 2 * num_kv_heads, block_size, head_dim]: the keys' heads, then
-//                  the values'
+//                  the values'; with CODES bytes, and row_factors fp32, one a row (codes.cuh)
 //   block_tables   int32 [num_seqs, max_blocks]; only blocks with visible keys are looked up
 //   query_starts   int32 [num_seqs + 1]: where in q each sequence begins, and the last one ends
 //   context_lens   int32 [num_seqs]: tokens in the cache, the sequence's queries being the last
@@ -31,7 +31,8 @@
 // ops/prefill_attention.py.
 // Defines: DIM, head_dim rounded up to what the registers are laid out for (columns beyond
 // head_dim are zeros); BIASED 1 allows softcap and slopes; SMALL 1 (PATH 1) is for GPUs with 99 KiB
-// of shared memory; CONSUMERS (PATH 2), warpgroups with queries.
+// of shared memory; CONSUMERS (PATH 2), warpgroups with queries; CODES (PATH 1) is
+// for a cache in 8 bits, head_dim being a multiple of 16.
 // Moves at least q, out and the contexts' keys and values; 4 · head_dim · num_heads operations for
 // each visible pair. Requires head_dim % 8 == 0, q and its rows aligned to 16 bytes, context_lens ≥
 // the number of queries, and fewer than 2^31 rows in the cache.
@@ -229,6 +230,10 @@ __device__ __forceinline__ void load_keys(const Arguments& a, const Work& w, con
     }
 }
 
+#ifdef CODES
+#include "prefill_codes.cuh"
+#endif
+
 // The address of an even chunk plus a bit, in the row at `address`: `twist` is the row (mod 8) xor
 // that bit.
 template <int TILE_ROWS> __device__ __forceinline__ u32 twisted(u32 address, int twist, int chunk) {
@@ -238,8 +243,8 @@ template <int TILE_ROWS> __device__ __forceinline__ u32 twisted(u32 address, int
 // One warp's ROW_TILES × 16 queries, in `q` from row `row` on, with one tile of keys and values.
 __device__ __forceinline__ void attend_tile(const Arguments& a, const Work& w, u32 q, u32 keys,
                                             int row, int key, float (&o)[ROW_TILES][DIM / 2],
-                                            float (&top)[ROW_TILES][2],
-                                            float (&sum)[ROW_TILES][2]) {
+                                            float (&top)[ROW_TILES][2], float (&sum)[ROW_TILES][2],
+                                            const float (*factors)[KEYS] = nullptr) {
     int lane = threadIdx.x % WARP, matrix = lane / 8;
     int low = matrix % 2, high = matrix / 2, within = lane % 8;
     // Matrices 0 … 3 are (rows, chunks) (0, 0), (8, 0), (0, 1), (8, 1) for queries and values, and
@@ -269,8 +274,14 @@ __device__ __forceinline__ void attend_tile(const Arguments& a, const Work& w, u
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++) {
         float shrink[2];
+#ifdef CODES
+        scale_columns(s[m], factors[0]);
+#endif
         weigh(a, w, s[m], row + m * 16, key, top[m], sum[m], shrink);
         shrink_rows(o[m], shrink);
+#ifdef CODES
+        scale_columns(s[m], factors[1]);
+#endif
     }
 #pragma unroll
     for (int step = 0; step < KEYS / 16; step++) {
@@ -306,18 +317,34 @@ __device__ __forceinline__ void attend(const Arguments& a, const Work& w, u8* sh
     find_keys(a, w, places[1], first + KEYS, begin);
     load_queries<ROWS>(a, w, q, 0, threadIdx.x);
     __syncthreads();
+#ifdef CODES
+    __shared__ __align__(16) float factors[2][2][KEYS];
+    CodeTile codes{ring, ring + 2 * TILE_BYTES, factors};
+    codes.load(a, w, places[0], 0);
+#else
     load_keys(a, w, places[0], ring);
+#endif
     int stage = 0;
     for (int key = first; key < end; key += KEYS, stage ^= 1) {
         wait_for_copies();
         __syncthreads();  // this tile is there; the one before and its places have been used
         int other = stage ^ 1;
+#ifdef CODES
+        if (key + KEYS < end) codes.load(a, w, places[other], other);
+        codes.convert(stage);
+        __syncthreads();
+        u32 tile = ring;
+        const float(*by)[KEYS] = factors[stage];
+#else
         if (key + KEYS < end) load_keys(a, w, places[other], ring + other * 2 * TILE_BYTES);
+        u32 tile = ring + stage * 2 * TILE_BYTES;
+        const float(*by)[KEYS] = nullptr;
+#endif
         find_keys(a, w, places[stage], key + 2 * KEYS, begin);
         int row_begin, row_end;  // not kept from tile to tile: registers are scarce
         w.span(row, ROW_TILES * 16, row_begin, row_end);
         if (key < row_end && key + KEYS > row_begin)
-            attend_tile(a, w, q, ring + stage * 2 * TILE_BYTES, row, key, o, top, sum);
+            attend_tile(a, w, q, tile, row, key, o, top, sum, by);
     }
     wait_for_copies();
     __syncthreads();  // all copies are done; only this warp reads its queries: output goes there
@@ -333,18 +360,26 @@ __device__ __forceinline__ void attend(const Arguments&, const Work&, u8*) { __t
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-prefill_attention_kernel(const T* q, const T* cache, const int* block_tables,
+prefill_attention_kernel(const T* q, const Stored* cache, const int* block_tables,
                          const int* query_starts, const int* context_lens, const int* prefix_lens,
                          const float* slopes, T* out, i64 q_stride, int num_seqs, int max_blocks,
                          int num_heads, int num_kv_heads, int head_dim, int log2_block, int window,
-                         int slots, int heads_together, float scale, float softcap) {
+                         int slots, int heads_together, float scale, float softcap
+#ifdef CODES
+                         , const float* row_factors
+#endif
+                         ) {
     extern __shared__ __align__(1024) u8 shared[];
     start_dependents();
     wait_for_upstream();
     Arguments a = {q,          cache,        block_tables, query_starts, context_lens,
                    prefix_lens, slopes,      out,          q_stride,     num_seqs,
                    max_blocks, num_heads,    num_kv_heads, head_dim,     log2_block,
-                   window,     slots,        heads_together, scale,      softcap};
+                   window,     slots,        heads_together, scale,      softcap,
+#ifdef CODES
+                   row_factors
+#endif
+    };
     __shared__ Work work;
     if (find_work<ROWS>(a, work)) attend(a, work, shared);
 }

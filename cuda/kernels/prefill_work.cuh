@@ -2,8 +2,15 @@
 #pragma once
 #include "attention_mma.cuh"
 
+#ifdef CODES
+using Stored = u8;  // what the cache has of an element
+#else
+using Stored = T;
+#endif
+
 struct Arguments {
-    const T *q, *cache;
+    const T* q;
+    const Stored* cache;
     const int *block_tables, *query_starts, *context_lens, *prefix_lens;
     const float* slopes;
     T* out;
@@ -11,12 +18,16 @@ struct Arguments {
     int num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, log2_block, window, slots;
     int heads_together;
     float scale, softcap;
+#ifdef CODES
+    const float* row_factors;
+#endif
 };
 
 // The queries of one block, and which keys they see. It lies in shared memory: registers are
 // scarce, and most of it is rarely needed.
 struct Work {
-    const T *q, *keys;  // of the first row; of the cache's block 0
+    const T* q;           // of the first row
+    const Stored* keys;   // of the cache's block 0
     const int* table;
     T* out;
     i64 values;         // from a key to its value, in elements
@@ -25,6 +36,10 @@ struct Work {
     int position;       // of the first row
     int context, prefix, window;
     float slope;
+#ifdef CODES
+    const float* factors;  // of the cache's block 0
+    int value_rows;        // from a key's to its value's
+#endif
 
     __device__ __forceinline__ int key_end(int row) const {
         return max(position + row + 1, prefix);
@@ -88,6 +103,10 @@ __device__ __forceinline__ bool find_work(const Arguments& a, Work& w) {
             w.prefix = a.prefix_lens ? min(a.prefix_lens[seq], w.context) : 0;
             w.window = a.window;
             w.slope = a.slopes ? a.slopes[head] : 0.f;
+#ifdef CODES
+            w.factors = a.row_factors + kv_head * head_rows;
+            w.value_rows = a.num_kv_heads << a.log2_block;
+#endif
         }
         __syncthreads();
         return true;

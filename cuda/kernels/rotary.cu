@@ -12,7 +12,8 @@
 //   positions2  int32 [n] or null. With them a head has two stretches of rotary_dim elements, the
 //               second turned by positions2 (ChatGLM's 2-D positions)
 //   slots       int32 [n]; of a token with slot < 0 nothing is stored
-//   cache       T [num_blocks, 2 * num_kv_heads, 2^log2_block, head_dim], keys' heads first
+//   cache       T [num_blocks, 2 * num_kv_heads, 2^log2_block, head_dim], keys' heads first; with
+//               CODES bytes, and row_factors fp32 [num_blocks, 2 * num_kv_heads, 2^log2_block]
 //
 // Pair i of a stretch turns by angle i (Su et al., 2021, arXiv:2104.09864). Its elements are i and
 // i + rotary_dim / 2, with INTERLEAVED 2i and 2i + 1. Elements past the stretches stay.
@@ -22,12 +23,19 @@
 // A thread holds 2 * WIDTH elements, whole pairs of one place in a head, for up to 4 heads, all of
 // them loaded before the first is turned; the angles are the same for all. WIDTH elements are
 // one access: 8, 4, 2 or 1, a divisor of rotary_dim / 2 and head_dim / 2. head_dim <= 256.
-// With QK_NORM neighbouring lanes that hold a head add their squares: head_dim / (2 * WIDTH) must
-// be a power of two up to 32. In fp32, rounded once.
-// Compiled with INTERLEAVED, QK_NORM, WIDTH.
+// With QK_NORM neighbouring lanes that hold a head add their squares, with CODES they find its
+// largest number: head_dim / (2 * WIDTH) must be a power of two up to 32. In fp32, rounded once,
+// and as a code once more.
+// Compiled with INTERLEAVED, QK_NORM, WIDTH, and CODES for a cache in 8 bits.
 // Test: tests/kernels/test_rotary.py, relative 2^-8 (bf16), 2^-11 (fp16), 2e-6 (fp32): one rounding
 // of the result. Values, and elements that are not turned, are equal.
 #include "vectors.cuh"
+#ifdef CODES
+#include "rotary_codes.cuh"
+using Stored = u8;
+#else
+using Stored = T;
+#endif
 
 constexpr int THREADS = 128, UNROLL = 4, W = WIDTH;
 
@@ -91,8 +99,12 @@ __device__ __forceinline__ void pack(const float (&at)[2 * W], Item& item) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, const int* positions,
-              const int* positions2, const int* slots, T* cache, int num_heads, int num_kv_heads,
-              int head_dim, int rotary_dim, int log2_block, float eps, float offset) {
+              const int* positions2, const int* slots, Stored* cache, int num_heads, int num_kv_heads,
+              int head_dim, int rotary_dim, int log2_block, float eps, float offset
+#ifdef CODES
+              , float* row_factors
+#endif
+              ) {
     start_dependents();
     int items = head_dim / (2 * W), item = threadIdx.x % items;
     int group = threadIdx.x / items, groups = THREADS / items;
@@ -138,6 +150,9 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
     i64 block = slot >> log2_block, kv_stride = (i64)head_dim << log2_block;
     cache += block * 2 * num_kv_heads * kv_stride;
     cache += (slot & ((1 << log2_block) - 1)) * head_dim;
+#ifdef CODES
+    row_factors += (block * 2 * num_kv_heads << log2_block) + (slot & ((1 << log2_block) - 1));
+#endif
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
         int head = first + u * groups, kv_head = head - num_heads;
@@ -151,7 +166,21 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
             if (turned) turn(at, cos, sin);
             pack(at, held[u]);
         }
+#ifdef CODES
+        if (kv_head >= 0) {
+            if (slot < 0) continue;
+            float at[2 * W];
+            unpack(held[u], at);
+            float factor = factor_of(at, items);
+            store_codes<0, W>(cache + kv_head * kv_stride + low, at, factor);
+            store_codes<W, W>(cache + kv_head * kv_stride + high, at, factor);
+            if (item == 0) row_factors[kv_head << log2_block] = factor;
+            continue;
+        }
+        T* to = qkv + u * next;
+#else
         T* to = kv_head < 0 ? qkv + u * next : cache + kv_head * kv_stride;
+#endif
         if (kv_head >= 0 ? slot < 0 : !(QK_NORM || turned)) continue;
         store(to + low, held[u].low);
         store(to + high, held[u].high);

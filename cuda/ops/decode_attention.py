@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.codes import CODES, Codes
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 from swiftchat.cuda.tensor_map import tensor_map
 
 # What head_dim is padded to; fp32 is not made for speed.
 _HEAD_DIMS = (64, 80, 96, 128, 256)
 _FP32_HEAD_DIMS = (64, 128, 256)
+_CODES_HEAD_DIMS = (64, 96, 128, 256)
 _STEP = 16  # tokens a warp takes at a time, as in the kernel
 _PANEL_BYTES = _STEP * 128  # tiles consist of these, as in the kernel
 _RING_BYTES = 128 * 1024  # of all warps; more on their way is not faster
@@ -36,9 +38,13 @@ def decode_attention_workspace(gpu: Gpu, max_seqs: int, num_heads: int,
 
 @dataclass(frozen=True)
 class _Layout:
-    """How the kernel is compiled for a head_dim and for `group` query heads on each KV head."""
+    """How the kernel is compiled for a head_dim and for `group` query heads on each KV head.
+
+    `codes` is the form of a cache in 8 bits.
+    """
 
     dtype: torch.dtype
+    codes: str | None
     padded: int  # head_dim
     rows: int  # query heads a block
     warps: int
@@ -46,17 +52,23 @@ class _Layout:
     tile_bytes: int
 
     @classmethod
-    def of(cls, dtype: torch.dtype, head_dim: int, group: int, shared_bytes: int) -> "_Layout":
+    def of(cls, dtype: torch.dtype, head_dim: int, group: int, shared_bytes: int,
+           codes: str | None = None) -> "_Layout":  # fmt: skip
         """For blocks that can have so much shared memory."""
-        sizes = _FP32_HEAD_DIMS if dtype == torch.float32 else _HEAD_DIMS
-        padded = next(size for size in sizes if size >= head_dim)
+        padded = next(size for size in _head_dims(dtype, codes) if size >= head_dim)
         # More than 8 heads take registers that 256 dimensions do not leave.
         rows = 16 if group > 8 and padded < 256 and dtype != torch.float32 else 8
-        tile_bytes = -(-padded * dtype.itemsize // 128) * _PANEL_BYTES
+        tile_bytes = -(-padded * (1 if codes else dtype.itemsize) // 128) * _PANEL_BYTES
         warps = 8 if tile_bytes <= 4096 else 4 if tile_bytes <= 8192 else 2
-        ring_bytes = min(_RING_BYTES, shared_bytes - _OTHER_SHARED_BYTES)
+        room_bytes = shared_bytes - _OTHER_SHARED_BYTES
+        if codes:  # factors lie beside the ring
+            room_bytes = room_bytes * tile_bytes // (tile_bytes + 4 * _STEP)
+        ring_bytes = min(_RING_BYTES, room_bytes)
+        # At last a warp's sums take the place of its tiles.
+        while ring_bytes // (warps * tile_bytes) * tile_bytes < rows * (padded + 4) * 4:
+            warps //= 2
         slots = min(8, ring_bytes // (warps * tile_bytes))
-        return cls(dtype, padded, rows, warps, slots, tile_bytes)
+        return cls(dtype, codes, padded, rows, warps, slots, tile_bytes)
 
     @property
     def spec(self) -> KernelSpec:
@@ -67,28 +79,51 @@ class _Layout:
             "NUM_WARPS": str(self.warps),
             "NUM_SLOTS": str(self.slots),
         }
-        return KernelSpec("decode_attention", "mpppppppliiiiiiiiiff", defines)
+        params = "mpppppppliiiiiiiiiff"
+        if self.codes:
+            return KernelSpec("decode_attention", params + "p",
+                              {**defines, "CODES": CODES[self.codes]})  # fmt: skip
+        return KernelSpec("decode_attention", params, defines)
 
 
-def decode_attention_spec(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int) -> KernelSpec:
-    """The kernel for `group` query heads on each KV head."""
-    return _Layout.of(dtype, head_dim, group, gpu.block_shared_bytes).spec
+def _head_dims(dtype: torch.dtype, codes: str | None = None) -> tuple[int, ...]:
+    if codes:
+        return _CODES_HEAD_DIMS
+    return _FP32_HEAD_DIMS if dtype == torch.float32 else _HEAD_DIMS
 
 
+def decode_attention_spec(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int,
+                          codes: str | None = None) -> KernelSpec:  # fmt: skip
+    """The kernel for `group` query heads on each KV head; `codes` is the form of the cache."""
+    return _Layout.of(dtype, head_dim, group, gpu.block_shared_bytes, codes).spec
+
+
+_SMALL, _LARGE = 99 * 1024, 227 * 1024  # sm_86, sm_89, sm_120; data centres' chips
 VARIANTS = [
     dict(_Layout.of(dtype, head_dim, group, shared_bytes).spec.defines)
     for dtype in DTYPE_NAMES
-    for head_dim in (_FP32_HEAD_DIMS if dtype == torch.float32 else _HEAD_DIMS)
+    for head_dim in _head_dims(dtype)
     for group in ((4,) if dtype == torch.float32 or head_dim == 256 else (4, 16))
-    for shared_bytes in (99 * 1024, 227 * 1024)  # sm_86, sm_89, sm_120; data centres' chips
+    for shared_bytes in (_SMALL, _LARGE)
+] + [
+    dict(_Layout.of(dtype, head_dim, group, shared_bytes, codes).spec.defines)
+    for dtype, head_dim, group, shared_bytes, codes in (
+        (torch.bfloat16, 128, 4, _SMALL // 2, None),
+        (torch.bfloat16, 128, 16, _SMALL // 2, None),
+        (torch.bfloat16, 64, 4, _LARGE, "int8"),
+        (torch.bfloat16, 128, 16, _SMALL // 2, "int8"),
+        (torch.float16, 256, 4, _SMALL, "int8"),
+        (torch.float16, 96, 4, _SMALL // 2, "fp8"),
+        (torch.bfloat16, 128, 4, _LARGE, "fp8"),
+    )
 ]
 
 
 def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
                      context_lens: Tensor, scale: float, out: Tensor, workspace: Tensor,
                      *, window: int = 0, softcap: float = 0.0,
-                     alibi_slopes: Tensor | None = None,
-                     settled: bool = False) -> None:  # fmt: skip
+                     alibi_slopes: Tensor | None = None, settled: bool = False,
+                     codes: Codes | None = None) -> None:  # fmt: skip
     """Write softmax(scale q Kᵀ) V to `out` [num_seqs, num_heads, head_dim], T like q and cache.
 
     q has the shape of `out` and may be the first part of wider rows. The cache is
@@ -98,14 +133,18 @@ def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
     sequence the last `window` tokens are visible (0: all); scores are capped by `softcap` (0: not),
     and `alibi_slopes` fp32 [num_heads] times the distance to the last token is added. `settled`
     says that no kernel since the stream was last idle, or since the current graph began, has
-    written anything this one reads but q and the last token's keys and values.
+    written anything this one reads but q and the last token's keys and values. With `codes` the
+    cache is int8, T not fp32 and head_dim a multiple of 16.
     """
     num_seqs, num_heads, head_dim = q.shape
     num_blocks, kv_rows, block_size, _ = cache.shape
     num_kv_heads, max_blocks, dtype = kv_rows // 2, block_tables.shape[-1], q.dtype
     _check_numbers(cache, num_heads, window, softcap)
+    if codes is not None:
+        codes.check(cache, dtype, gpu)
+    stored, form = (dtype, None) if codes is None else (torch.int8, codes.form)
     _check_query(gpu, q)
-    check_tensor("cache", cache, (num_blocks, 2 * num_kv_heads, block_size, head_dim), dtype, gpu)
+    check_tensor("cache", cache, (num_blocks, 2 * num_kv_heads, block_size, head_dim), stored, gpu)
     check_tensor("block_tables", block_tables, (num_seqs, max_blocks), "int32", gpu)
     check_tensor("context_lens", context_lens, (num_seqs,), "int32", gpu)
     check_tensor("alibi_slopes", alibi_slopes, (num_heads,), "float32", gpu)
@@ -113,13 +152,13 @@ def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
     if num_seqs == 0:
         return
     group = num_heads // num_kv_heads
-    layout = _Layout.of(dtype, head_dim, group, gpu.block_shared_bytes)
+    layout = _Layout.of(dtype, head_dim, group, gpu.block_shared_bytes, form)
     tiles = num_kv_heads * -(-group // layout.rows)
     visible = min(max_blocks * block_size, window + _STEP if window else 2**31)
     splits = _num_splits(gpu, tiles * num_seqs, visible, _STEP * layout.warps)
     blocks = tiles * splits * num_seqs
     if blocks > gpu.num_sms:  # two share a multiprocessor
-        layout = _Layout.of(dtype, head_dim, group, gpu.sm_shared_bytes // 2)
+        layout = _Layout.of(dtype, head_dim, group, gpu.sm_shared_bytes // 2, form)
     size = num_seqs * num_heads * splits * _partials(head_dim)
     if workspace.numel() < size:
         raise ValueError(f"the workspace has {workspace.numel()} numbers, {size} are needed")
@@ -131,7 +170,7 @@ def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
         max(blocks, gpu.num_sms), 32 * layout.warps, rows, q, cache,
         block_tables, context_lens, alibi_slopes, out, workspace, q.stride(0), num_kv_heads,
         group, head_dim, block_size.bit_length() - 1, max_blocks, window, int(settled), splits,
-        num_seqs, scale, softcap,
+        num_seqs, scale, softcap, *([] if codes is None else [codes.factors]),
         shared_bytes=shared_bytes, num_bytes=2 * out.nbytes,
     )  # fmt: skip
 
@@ -150,8 +189,8 @@ def _num_splits(gpu: Gpu, blocks: int, max_tokens: int, block_tokens: int) -> in
 
 def _check_numbers(cache: Tensor, num_heads: int, window: int, softcap: float) -> None:
     num_blocks, kv_rows, block_size, head_dim = cache.shape
-    if cache.dtype not in DTYPE_NAMES:
-        raise ValueError(f"the cache must be bf16, fp16 or fp32, not {cache.dtype}")
+    if cache.dtype not in DTYPE_NAMES and cache.dtype != torch.int8:
+        raise ValueError(f"the cache must be bf16, fp16, fp32 or int8, not {cache.dtype}")
     if head_dim % 8 or not 8 <= head_dim <= 256:
         raise ValueError(f"head_dim must be a multiple of 8 up to 256, not {head_dim}")
     if block_size < 4 or block_size & (block_size - 1):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.codes import CODES, Codes
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 
 _PARAMS = "pppppppp" + "l" + "iiiiiiiii" + "ff"
@@ -27,6 +28,7 @@ class Shape:
     dim: int  # head_dim, rounded up
     biased: bool
     small: bool
+    codes: str | None = None  # the form of a cache in 8 bits
 
     @property
     def consumers(self) -> int:
@@ -65,6 +67,8 @@ class Shape:
         }
         if self.path == "mma":
             defines["SMALL"] = str(int(self.small))
+        if self.codes:
+            defines["CODES"] = CODES[self.codes]
         if self.path == "wgmma":
             defines["CONSUMERS"] = str(self.consumers)
         return defines
@@ -77,12 +81,20 @@ VARIANTS = [
     for dtype in ((torch.float32,) if path == "fma" else (torch.bfloat16, torch.float16))
     for biased in (False, True)
     for small in ((False, True) if path == "mma" else (False,))
+] + [
+    Shape("mma", dim, biased, small, codes).defines(dtype)
+    for dim, biased, small, dtype, codes in (
+        (64, True, False, torch.bfloat16, "int8"),
+        (80, False, True, torch.float16, "int8"),
+        (128, False, False, torch.bfloat16, "fp8"),
+        (256, True, True, torch.float16, "fp8"),
+    )
 ]
 
 
 def prefill_attention_shape(gpu: Gpu, dtype: torch.dtype, head_dim: int, biased: bool,
-                            path: str = "auto") -> Shape:  # fmt: skip
-    """The path and its tiles; fp32 has one path, `wgmma` needs sm_90a."""
+                            path: str = "auto", codes: str | None = None) -> Shape:  # fmt: skip
+    """The path and its tiles; fp32 and `codes` have one path, `wgmma` needs sm_90a."""
     if head_dim % 8 or not 8 <= head_dim <= _MAX_DIM:
         raise ValueError(f"head_dim must be a multiple of 8 up to {_MAX_DIM}, not {head_dim}")
     if path not in ("auto", "mma", "wgmma"):
@@ -91,21 +103,24 @@ def prefill_attention_shape(gpu: Gpu, dtype: torch.dtype, head_dim: int, biased:
         raise ValueError(f"the wgmma path needs sm_90a, not {gpu.arch}")
     if dtype == torch.float32:
         path = "fma"
+    elif codes:
+        path = "mma"
     elif path == "auto":
         path = "wgmma" if gpu.arch == "sm_90a" else "mma"
     dim = next(dim for dim in _DIMS[path] if dim >= head_dim)
-    return Shape(path, dim, biased, gpu.block_shared_bytes < _LARGE_SHARED_BYTES)
+    return Shape(path, dim, biased, gpu.block_shared_bytes < _LARGE_SHARED_BYTES, codes)
 
 
 def prefill_attention_spec(shape: Shape, dtype: torch.dtype) -> KernelSpec:
-    return KernelSpec("prefill_attention", _PARAMS, shape.defines(dtype))
+    params = _PARAMS + "p" if shape.codes else _PARAMS
+    return KernelSpec("prefill_attention", params, shape.defines(dtype))
 
 
 def prefill_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
                       query_starts: Tensor, context_lens: Tensor, max_num_tokens: int,
                       scale: float, out: Tensor, *, window: int = 0, softcap: float = 0.0,
                       alibi_slopes: Tensor | None = None, prefix_lens: Tensor | None = None,
-                      path: str = "auto") -> None:  # fmt: skip
+                      path: str = "auto", codes: Codes | None = None) -> None:  # fmt: skip
     """Write to out [num_tokens, num_heads, head_dim] the attention of q over the cache.
 
     q has out's shape; its rows may lie further apart than they are long. Rows
@@ -117,15 +132,19 @@ def prefill_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
     A query sees the keys up to its own position, and those before prefix_lens[i]; with a
     `window`, of these only keys > position - window. Scores are scaled, then capped by `softcap`
     (0: not), then lowered by alibi_slopes [num_heads] (fp32) for each position of distance.
+    With `codes` the cache is int8, q not fp32 and head_dim a multiple of 16.
     """
     num_tokens, num_heads, head_dim = out.shape
     num_blocks, twice_heads, block_size, _ = cache.shape
     num_kv_heads, num_seqs = twice_heads // 2, len(context_lens)
-    _check_queries(q, out, cache.dtype, gpu)
-    if cache.dtype not in DTYPE_NAMES:
-        raise ValueError(f"cache must be bf16, fp16 or fp32, not {cache.dtype}")
+    dtype = cache.dtype if codes is None else q.dtype
+    _check_queries(q, out, dtype, gpu)
+    if dtype not in DTYPE_NAMES:
+        raise ValueError(f"cache must be bf16, fp16 or fp32, not {dtype}")
     check_tensor("cache", cache, (num_blocks, 2 * num_kv_heads, block_size, head_dim),
-                 cache.dtype, gpu)  # fmt: skip
+                 dtype if codes is None else torch.int8, gpu)  # fmt: skip
+    if codes is not None:
+        codes.check(cache, dtype, gpu)
     check_tensor("block_tables", block_tables, (num_seqs, block_tables.shape[1]), "int32", gpu)
     check_tensor("query_starts", query_starts, (num_seqs + 1,), "int32", gpu)
     check_tensor("context_lens", context_lens, (num_seqs,), "int32", gpu)
@@ -142,17 +161,19 @@ def prefill_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
     if num_tokens == 0 or num_seqs == 0:
         return
     biased = softcap > 0 or alibi_slopes is not None
-    shape = prefill_attention_shape(gpu, cache.dtype, head_dim, biased, path)
+    form = None if codes is None else codes.form
+    shape = prefill_attention_shape(gpu, dtype, head_dim, biased, path, form)
     slots = min(num_seqs * ceil(max_num_tokens / shape.num_rows),
                 num_tokens // shape.num_rows + num_seqs)  # fmt: skip
     if slots == 0:
         return
     together = _kv_heads_together(num_kv_heads, 2 * max_num_tokens * head_dim * cache.itemsize)
-    gpu.kernel(prefill_attention_spec(shape, cache.dtype))(
+    gpu.kernel(prefill_attention_spec(shape, dtype))(
         slots * num_heads, shape.num_threads, q, cache, block_tables, query_starts, context_lens,
         prefix_lens, alibi_slopes, out, q.stride(0), num_seqs, block_tables.shape[1], num_heads,
         num_kv_heads, head_dim, block_size.bit_length() - 1, window, slots,
         together * (num_heads // num_kv_heads), scale, softcap,
+        *([] if codes is None else [codes.factors]),
         shared_bytes=shape.shared_bytes, num_bytes=2 * out.nbytes,
     )  # fmt: skip
 

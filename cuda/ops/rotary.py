@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.codes import CODES, Codes
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 
 _THREADS, _UNROLL = 128, 4
@@ -16,6 +17,9 @@ VARIANTS = [
     for name in DTYPE_NAMES.values()
     for interleaved, norm in (("0", "0"), ("1", "0"), ("0", "1"))
     for width in ("8", "4", "2", "1")
+] + [
+    {"DTYPE": name, "INTERLEAVED": "0", "QK_NORM": norm, "WIDTH": "8", "CODES": CODES[form]}
+    for name, norm, form in (("__nv_bfloat16", "0", "int8"), ("__half", "1", "fp8"))
 ]
 
 
@@ -30,18 +34,22 @@ class HeadNorm:
 
 
 def rotary_spec(dtype: torch.dtype, head_dim: int, rotary_dim: int,
-                layout: str = "half", normed: bool = False) -> KernelSpec:  # fmt: skip
+                layout: str = "half", normed: bool = False,
+                codes: str | None = None) -> KernelSpec:  # fmt: skip
     defines = {
         "DTYPE": DTYPE_NAMES[dtype],
         "INTERLEAVED": str(_LAYOUTS.index(layout)),
         "QK_NORM": str(int(normed)),
         "WIDTH": str(_width(head_dim, rotary_dim)),
     }
-    return KernelSpec("rotary", "ppppppppiiiiiff", defines)
+    params = "ppppppppiiiiiff"
+    if codes:
+        return KernelSpec("rotary", params + "p", {**defines, "CODES": CODES[codes]})
+    return KernelSpec("rotary", params, defines)
 
 
 def head_norm_fits(head_dim: int, rotary_dim: int) -> bool:
-    """Whether `rotary` can normalise heads of this size."""
+    """Whether `rotary` can normalise heads of this size, or keep them in codes."""
     lanes = head_dim // (2 * _width(head_dim, rotary_dim))
     return lanes <= 32 and lanes & (lanes - 1) == 0
 
@@ -49,7 +57,7 @@ def head_norm_fits(head_dim: int, rotary_dim: int) -> bool:
 def rotary(gpu: Gpu, qkv: Tensor, cos_sin: Tensor | None, positions: Tensor, slots: Tensor,
            cache: Tensor, num_heads: int, num_kv_heads: int, *, layout: str = "half",
            rotary_dim: int | None = None, positions2: Tensor | None = None,
-           norm: HeadNorm | None = None) -> None:  # fmt: skip
+           norm: HeadNorm | None = None, codes: Codes | None = None) -> None:  # fmt: skip
     """Normalise, with `norm`, and turn queries and keys; store keys and values in the cache.
 
     qkv is T [n, num_heads + 2 * num_kv_heads, head_dim]: queries change in place, keys do not. The
@@ -58,7 +66,8 @@ def rotary(gpu: Gpu, qkv: Tensor, cos_sin: Tensor | None, positions: Tensor, slo
     cosines of the angles, then their sines; None (rotary_dim 0) only stores. Element i of a
     head's first `rotary_dim` pairs with i + rotary_dim / 2 (`half`) or 2i with 2i + 1
     (`interleaved`). With positions2, each half of a head is turned so, the second by these.
-    positions, int32 [n], and slots are inside table and cache; that is not checked.
+    positions, int32 [n], and slots are inside table and cache; that is not checked. With `codes`
+    the cache is int8, and their factors are written too; qkv is not fp32.
     """
     n, heads, head_dim = qkv.shape
     num_blocks, _, block_size, _ = cache.shape
@@ -81,18 +90,24 @@ def rotary(gpu: Gpu, qkv: Tensor, cos_sin: Tensor | None, positions: Tensor, slo
     check_tensor("positions2", positions2, (n,), "int32", gpu)
     check_tensor("slots", slots, (n,), "int32", gpu)
     shape = (num_blocks, 2 * num_kv_heads, block_size, head_dim)
-    check_tensor("cache", cache, shape, qkv.dtype, gpu)
+    check_tensor("cache", cache, shape, qkv.dtype if codes is None else torch.int8, gpu)
+    if codes is not None:
+        codes.check(cache, qkv.dtype, gpu)
+        if not head_norm_fits(head_dim, rotary_dim):
+            raise ValueError(f"heads of {head_dim}, {rotary_dim} turned, cannot be kept in codes")
     if n == 0:
         return
     groups = _THREADS // (head_dim // (2 * _width(head_dim, rotary_dim)))
     wanted = heads if rotary_dim or norm else 2 * num_kv_heads
     turned = rotary_dim * (1 if positions2 is None else 2)
     moved = 2 * (num_heads * turned + 2 * num_kv_heads * head_dim) * qkv.element_size()
-    gpu.kernel(rotary_spec(qkv.dtype, head_dim, rotary_dim, layout, norm is not None))(
+    form = None if codes is None else codes.form
+    gpu.kernel(rotary_spec(qkv.dtype, head_dim, rotary_dim, layout, norm is not None, form))(
         (n, -(-wanted // (_UNROLL * groups))), _THREADS,
         qkv, norm and norm.query, norm and norm.key, cos_sin, positions, positions2, slots, cache,
         num_heads, num_kv_heads, head_dim, rotary_dim, block_size.bit_length() - 1,
-        norm.eps if norm else 0.0, norm.offset if norm else 0.0, num_bytes=n * (moved + 4 * turned),
+        norm.eps if norm else 0.0, norm.offset if norm else 0.0,
+        *([] if codes is None else [codes.factors]), num_bytes=n * (moved + 4 * turned),
     )  # fmt: skip
 
 

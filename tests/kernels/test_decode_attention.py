@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from kernel_case import DTYPES, ROUNDING, Inputs, assert_close, coded, poisoned
 from torch import Tensor
 
+from swiftchat.cuda.codes import CODES, Codes
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.decode_attention import (
     decode_attention,
@@ -28,6 +29,13 @@ def _compiled(gpu: Gpu) -> None:
         decode_attention_spec(gpu, dtype, head_dim, group)
         for dtype in DTYPES
         for head_dim in (64, 80, 96, 128, 256)
+        for group in (4, 16)
+    )
+    gpu.compile(
+        decode_attention_spec(gpu, dtype, head_dim, group, form)
+        for form in CODES
+        for dtype in (torch.bfloat16, torch.float16)
+        for head_dim in (64, 96, 128, 256)
         for group in (4, 16)
     )
 
@@ -102,6 +110,78 @@ def make_case(dtype: torch.dtype, lengths: Sequence[int], kv_heads: int, group: 
     q.copy_(make.normal(*q.shape))
     where = torch.tensor(lengths, dtype=torch.int32, device="cuda")
     return Case(q, keys, values, cache, tables, where, options)
+
+
+def in_codes(case: Case, form: str) -> Case:
+    """The case with a cache of codes; what must not be read has the highest, and no factor.
+
+    Rows differ in size, so that a factor of another row, or of none, is seen.
+    """
+    num_blocks, heads, block_size, head_dim = case.cache.shape
+    sizes = 2.0 ** Inputs(head_dim).integers(-6, 3, num_blocks, heads, block_size, 1)
+    codes, factors, numbers = coded(form, case.cache * sizes.to(case.cache.dtype))
+    written = factors.isfinite()
+    codes[~written] = 127
+    for row, length in enumerate(case.lengths.tolist()):
+        first = max(0, length - case.options["window"]) if case.options.get("window") else 0
+        places = torch.arange(first, length, device="cuda")
+        blocks = case.tables[row].long()[places // block_size]
+        read = numbers[blocks, :, places % block_size]
+        case.keys[row] = torch.zeros(length, heads // 2, head_dim, device="cuda").double()
+        case.values[row] = case.keys[row].clone()
+        case.keys[row][first:], case.values[row][first:] = read.tensor_split(2, dim=1)
+    case.cache = codes
+    case.options["codes"] = Codes(form, factors)
+    return case
+
+
+@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128, 208, 256])
+def test_codes(gpu: Gpu, form: str, dtype, head_dim: int) -> None:
+    for group in (1, 7, 16):
+        case = in_codes(make_case(dtype, MIXED, 2, group, head_dim), form)
+        assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("block_size", [4, 8, 16, 64, 256])
+def test_codes_in_blocks_of_each_size(gpu: Gpu, form: str, block_size: int) -> None:
+    slopes = Inputs(3).normal(8).abs() / 50
+    for options in ({}, {"window": 5}, {"window": 130, "softcap": 2.0, "alibi_slopes": slopes}):
+        case = in_codes(make_case(torch.bfloat16, MIXED, 2, 4, 64, block_size, **options), form)
+        assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
+
+
+@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("length", [1, 16, 17, 129, 2113, 20_001])
+def test_codes_over_all_multiprocessors(gpu: Gpu, form: str, length: int) -> None:
+    for num_seqs in (1, gpu.num_sms // 4):
+        lengths = [length] + [3] * (num_seqs - 1)
+        case = in_codes(make_case(torch.bfloat16, lengths, 8, 4, 128, 64), form)
+        assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
+
+
+@pytest.mark.parametrize("form", CODES)
+def test_small_values_in_fp16(gpu: Gpu, form: str) -> None:
+    """Their factors are below the normal numbers of fp16."""
+    case = make_case(torch.float16, MIXED, 2, 4, 64)
+    case.cache[:, 2:] *= 2.0**-9
+    case = in_codes(case, form)
+    assert_close(case.run(gpu), case.expected(), ROUNDING[torch.float16])
+
+
+def test_codes_that_do_not_fit_are_refused(gpu: Gpu) -> None:
+    case = in_codes(make_case(torch.bfloat16, (5,), 2, 4, 64), "int8")
+    good = case.options["codes"]
+    for wrong, match in (
+        (None, "cache must be"),
+        (Codes("int4", good.factors), "int4"),
+        (Codes("int8", good.factors[:, :1]), "factors must be"),
+    ):
+        case.options["codes"] = wrong
+        with pytest.raises(ValueError, match=match):
+            case.run(gpu)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -6,9 +6,10 @@ each makes half the error of one bound. fp32: exponents, and the order of sums.
 
 import pytest
 import torch
-from kernel_case import Inputs, assert_close, poisoned
+from kernel_case import Inputs, assert_close, coded, poisoned
 from torch import Tensor
 
+from swiftchat.cuda.codes import CODES, Codes
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.prefill_attention import (
     prefill_attention,
@@ -34,6 +35,13 @@ def _compiled(gpu: Gpu) -> None:
         for dim in (16, 64, 80, 96, 128, 256)
         for biased in ((False, True) if dim in (64, 128) else (False,))
         if path != "wgmma" or gpu.arch == "sm_90a"
+    )
+    gpu.compile(
+        prefill_attention_spec(prefill_attention_shape(gpu, dtype, dim, biased, codes=form), dtype)
+        for form in CODES
+        for dtype in (torch.bfloat16, torch.float16)
+        for dim in (16, 64, 80, 96, 128, 256)
+        for biased in (False, True)
     )
 
 
@@ -119,6 +127,27 @@ class Case:
                 scores += self.slopes[head].double() * distance
             out[:, head] = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ values
         return out
+
+    def in_codes(self, form: str) -> "Case":
+        """With a cache of codes; what no query may see has the highest, and no factor.
+
+        Rows differ in size, so that a factor of another row, or of none, is seen.
+        """
+        num_blocks, heads, block_size, head_dim = self.cache.shape
+        sizes = 2.0 ** Inputs(head_dim).integers(-6, 3, num_blocks, heads, block_size, 1)
+        codes, factors, numbers = coded(form, self.cache * sizes.to(self.cache.dtype))
+        codes[~factors.isfinite()] = 127
+        for i, table in enumerate(self.tables.tolist()):
+            context = int(self.contexts[i])
+            there = [t for t in range(context) if table[t // block_size] != GARBAGE]
+            blocks = ints(*(table[t // block_size] for t in there)).long()
+            read = numbers[blocks, :, ints(*(t % block_size for t in there)).long()]
+            keys, values = self.keys[i].double(), self.values[i].double()
+            keys[there], values[there] = read.nan_to_num(0.0).tensor_split(2, dim=1)
+            self.keys[i], self.values[i] = keys, values
+        self.cache = codes
+        self.options["codes"] = Codes(form, factors)
+        return self
 
     def check(self, gpu: Gpu, path: str = "auto") -> None:
         assert_close(self.run(gpu, path), self.expected(), TOLERANCE[self.q.dtype])
@@ -233,3 +262,29 @@ def test_wrong_input_is_refused(gpu: Gpu) -> None:
         Case(FEW, torch.bfloat16, head_dim=20).run(gpu)
     with pytest.raises(ValueError, match="block_size"):
         Case(FEW, torch.bfloat16, block_size=2).run(gpu)
+
+
+@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128, 192, 256])
+def test_codes(gpu: Gpu, form: str, dtype, head_dim: int) -> None:
+    case = Case(MIXED, dtype, heads=6, kv_heads=2, head_dim=head_dim, seed=head_dim)
+    case.in_codes(form).check(gpu)
+
+
+@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("options", [
+    {"block_size": 4}, {"block_size": 256}, {"window": 5}, {"prefixes": True},
+    {"window": 70, "softcap": 5.0, "alibi": True, "prefixes": True},
+], ids=str)  # fmt: skip
+def test_codes_with_options(gpu: Gpu, form: str, options: dict) -> None:
+    Case(MIXED, torch.bfloat16, **options).in_codes(form).check(gpu)
+
+
+@pytest.mark.parametrize("form", CODES)
+def test_codes_of_a_long_history(gpu: Gpu, form: str) -> None:
+    case = Case([(1000, 5000)], torch.bfloat16, heads=2, head_dim=128, block_size=64)
+    case.in_codes(form).check(gpu)
+    first = case.out.clone()
+    for _ in range(5):
+        assert torch.equal(case.run(gpu), first)

@@ -5,8 +5,10 @@ import torch
 from kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 from torch import Tensor
 
+from swiftchat.cuda.codes import CODES, Codes
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.rotary import HeadNorm, rotary
+from swiftchat.engine.quantised_kv import encoded
 
 pytestmark = pytest.mark.gpu
 POSITIONS = 500
@@ -177,3 +179,55 @@ def test_wrong_arguments_are_refused(gpu: Gpu) -> None:
         Case(torch.float32, 4, 4, 2, 64, block_size=12).run(gpu, table)
     with pytest.raises(ValueError, match="multiple of 8"):
         Case(torch.float32, 4, 4, 2, 60).run(gpu, angles(60))
+
+
+@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("normed", [False, True])
+def test_codes(gpu: Gpu, form: str, dtype, head_dim: int, normed: bool) -> None:
+    """Values as torch would keep them, bit for bit. A key may round otherwise where it is turned:
+    half a step, and what the rounding of the turned head may be off by."""
+    case = Case(dtype, 67, 6, 2, head_dim)
+    case.qkv[5, -1] = 0
+    case.qkv[7, -1, 3] = float("nan")
+    case.before = case.qkv.clone()
+    table, norm, heads = angles(head_dim), None, case.queries_and_keys()
+    if normed:
+        make = Inputs(9, dtype)
+        norm = HeadNorm(make.normal(head_dim), make.normal(head_dim), 1e-5, 1.0)
+        heads = heads * (heads.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+        heads[:, :6] *= norm.query.double() + 1
+        heads[:, 6:] *= norm.key.double() + 1
+    codes = torch.full(case.cache.shape, 99, dtype=torch.int8, device="cuda")
+    factors = poisoned(*codes.shape[:-1], dtype=torch.float32)
+    case.cache = codes
+    case.run(gpu, table, norm=norm, codes=Codes(form, factors))
+    stored = case.slots >= 0
+    places = case.slots[stored].long()
+    flat, by = codes.transpose(1, 2).flatten(0, 1), factors.transpose(1, 2).flatten(0, 1)
+    expected = turned(heads, table, case.positions, "half")
+    assert_close(case.qkv[:, :6], expected[:, :6], ROUNDING[dtype])
+
+    whole, by_head = encoded(form, case.before[stored, 8:])
+    finite = by_head.isfinite()
+    assert not finite.all() and torch.equal(by[places, 2:].isfinite(), finite)
+    assert torch.equal(by[places, 2:][finite], by_head[finite])
+    assert torch.equal(flat[places, 2:][finite], whole[finite])
+
+    keys, step = expected[stored, 6:8], by[places, :2].double().unsqueeze(-1)
+    numbers = flat[places, :2] if form == "int8" else flat[places, :2].view(torch.float8_e4m3fn)
+    half = step / 2 if form == "int8" else torch.maximum(keys.abs() / 15, step * 2**-10)
+    bound = half + keys.abs().amax(-1, keepdim=True) * 2 * ROUNDING[dtype]
+    assert ((numbers.double() * step - keys).abs() <= bound).all()
+    unused = torch.ones(len(flat), dtype=torch.bool, device="cuda")
+    unused[places] = False
+    assert (flat[unused] == 99).all() and by[unused].isnan().all()
+
+
+def test_heads_that_cannot_be_kept_in_codes_are_refused(gpu: Gpu) -> None:
+    case = Case(torch.bfloat16, 3, 2, 1, 80)
+    case.cache = torch.zeros(case.cache.shape, dtype=torch.int8, device="cuda")
+    factors = torch.zeros(case.cache.shape[:-1], device="cuda")
+    with pytest.raises(ValueError, match="cannot be kept in codes"):
+        case.run(gpu, angles(80), codes=Codes("int8", factors))
