@@ -14,14 +14,18 @@ from swiftchat.cuda.ops.add_normed import add_normed
 from swiftchat.cuda.ops.copy_blocks import copy_blocks
 from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
 from swiftchat.cuda.ops.embed import embed
+from swiftchat.cuda.ops.expert_down import expert_down, expert_down_fits
+from swiftchat.cuda.ops.expert_gated import expert_gated
 from swiftchat.cuda.ops.gather_rows import gather_rows
-from swiftchat.cuda.ops.linear import Workspace, linear, linear_fits
+from swiftchat.cuda.ops.linear import MAX_VECTORS, Workspace, linear, linear_fits
 from swiftchat.cuda.ops.norm import norm
 from swiftchat.cuda.ops.prefill_attention import prefill_attention
 from swiftchat.cuda.ops.rotary import HeadNorm, head_norm_fits, rotary
+from swiftchat.cuda.ops.route import route
 from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.lanes import whole_lanes
+from swiftchat.engine.mixture import Experts, mixture, shared_part
 from swiftchat.engine.norms import norm_heads_
 from swiftchat.engine.quantised import Weight, plain
 from swiftchat.engine.rope import cos_sin_table
@@ -58,7 +62,7 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype) -> bool:
     table of angles, and so nothing of their own.
     """
     return (
-        config.num_experts == 0
+        not config.expert_bias
         and not config.attention_sinks
         and config.prefix_lm is None
         and dtype in DTYPE_NAMES
@@ -72,7 +76,7 @@ class CudaOps:
 
     heads_first = True
 
-    def __init__(self, gpu: Gpu, share: Share, ctx_size_tokens: int,
+    def __init__(self, gpu: Gpu, share: Share, dtype: torch.dtype, ctx_size_tokens: int,
                  max_num_seqs: int) -> None:  # fmt: skip
         config = share.local
         # cuBLAS may otherwise add bf16 partial sums in bf16.
@@ -95,8 +99,9 @@ class CudaOps:
         self.scale = config.attention_scale
         self.softcap = config.attention_softcap or 0.0
         self.norm_offset = float(config.norm_unit_offset)
+        self._addresses: dict[int, tuple[Tensor, Tensor]] = {}
         self.first_id = share.vocabulary[0]  # of the embeddings that are here
-        self._config = config
+        self._config, self._dtype = config, dtype
 
     def plan(self, batch: Batch, cache: KVCache) -> CudaPlan:
         """One copy brings the whole batch. Single tokens must come first, as the scheduler
@@ -132,6 +137,9 @@ class CudaOps:
         return x
 
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if delta is not None and delta.dtype != weight.dtype:  # a mixture's is fp32
+            x += delta
+            delta = None
         out = torch.empty_like(x, dtype=weight.dtype)
         norm(
             self.gpu, x, weight, self._config.norm_eps, out, delta=delta, shift=bias,
@@ -203,6 +211,45 @@ class CudaOps:
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // (2 if gated else 1))
         activation(self.gpu, gate_up, out, self._config.activation, gated=gated)
         return out
+
+    def mixture(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
+        """As `Ops` says; few rows without the host, which a graph needs."""
+        if len(x) > MAX_VECTORS or not self._mixes():
+            return mixture(x, experts, self._config, self)
+        config, n = self._config, len(x)
+        chosen, inner = config.experts_per_token, config.expert_size
+        scores = self.logits(x, experts.router)
+        ids = torch.empty(n, chosen, dtype=torch.int32, device=x.device)
+        shares, out = torch.empty(n, chosen, device=x.device), torch.empty(x.shape, device=x.device)
+        made = x.new_empty(n, chosen, inner)
+        gate_up, down = self._addresses_of(layer, experts)
+        route(self.gpu, scores, ids, shares, normalized=config.normalized_experts)
+        expert_gated(self.gpu, x, gate_up, ids, made, config.activation)
+        expert_down(self.gpu, made, down, ids, shares, out)
+        shared = shared_part(x, experts, self)
+        return out if shared is None else out.add_(shared)
+
+    @property
+    def max_graph_rows(self) -> int | None:
+        """How many rows can be computed without the host; None: any number."""
+        if not self._config.num_experts:
+            return None
+        return MAX_VECTORS if self._mixes() else 0
+
+    def _mixes(self) -> bool:
+        config, itemsize = self._config, self._dtype.itemsize
+        chosen, inner = config.experts_per_token, config.expert_size
+        fits = expert_down_fits(self.gpu, inner, chosen, itemsize)
+        return fits and config.hidden_size * itemsize % 16 == 0
+
+    def _addresses_of(self, layer: int, experts: Experts) -> tuple[Tensor, Tensor]:
+        """Where a layer's experts have their matrices, gate and up, and down; int64 [experts]."""
+        if layer not in self._addresses:
+            gate_up = [expert.gate_up.data_ptr() for expert in experts.each]
+            down = [expert.down.data_ptr() for expert in experts.each]
+            both = torch.tensor([gate_up, down], device=self.gpu.device)
+            self._addresses[layer] = (both[0], both[1].clone())
+        return self._addresses[layer]
 
     def last_rows(self, plan: CudaPlan, x: Tensor) -> Tensor:
         if plan.logit_rows is None:

@@ -109,14 +109,14 @@ class Engine:
         if gpu is None:
             ops = TorchOps(shape, plan.ctx_size_tokens, device, share)
         else:
-            ops = CudaOps(gpu, share, plan.ctx_size_tokens, config.max_num_seqs)
+            ops = CudaOps(gpu, share, dtype, plan.ctx_size_tokens, config.max_num_seqs)
             if isinstance(ranks, GpuRanks):
                 ranks.open_inboxes(gpu, whole)
         self.decoder = Decoder(shape, weights, ops, ranks)
         self.cache = KVCache(shape, plan.num_blocks, config.block_size, dtype, device,
                              heads_first=ops.heads_first)  # fmt: skip
         self._ahead: DecodeAhead | None = None
-        if isinstance(ops, CudaOps):
+        if isinstance(ops, CudaOps) and ops.max_graph_rows != 0:
             self._ahead = self._prepare(ops, on_progress)
         self._checkpoint = checkpoint  # keeps the files mapped
         self._generations: dict[int, _Generation] = {}
@@ -141,8 +141,8 @@ class Engine:
         """Compile what a single conversation needs, on all cores, and capture its decode step."""
         config = self.config
         max_blocks = -(-self.ctx_size_tokens // config.block_size)
-        lanes = Lanes(ops.gpu, min(config.max_num_seqs, SIZES[-1]), max_blocks,
-                      config.block_size, self.vocab_size)  # fmt: skip
+        most = min(config.max_num_seqs, ops.max_graph_rows or SIZES[-1], SIZES[-1])
+        lanes = Lanes(ops.gpu, most, max_blocks, config.block_size, self.vocab_size)
         step = DecodeStep(self.decoder, ops, self.cache, lanes)
         prompt = Sequence(0, [0] * 32, SamplingParams())
         prompt.block_table = [0] * -(-32 // config.block_size)
