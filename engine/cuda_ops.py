@@ -245,8 +245,8 @@ class CudaOps:
     def _addresses_of(self, layer: int, experts: Experts) -> tuple[Tensor, Tensor]:
         """Where a layer's experts have their matrices, gate and up, and down; int64 [experts]."""
         if layer not in self._addresses:
-            gate_up = [expert.gate_up.data_ptr() for expert in experts.each]
-            down = [expert.down.data_ptr() for expert in experts.each]
+            gate_up = [plain(expert.gate_up).data_ptr() for expert in experts.each]
+            down = [plain(expert.down).data_ptr() for expert in experts.each]
             both = torch.tensor([gate_up, down], device=self.gpu.device)
             self._addresses[layer] = (both[0], both[1].clone())
         return self._addresses[layer]
