@@ -15,15 +15,20 @@ from swiftchat.cuda.ops.add_normed import add_normed
 from swiftchat.cuda.ops.copy_blocks import copy_blocks
 from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
 from swiftchat.cuda.ops.embed import embed
+from swiftchat.cuda.ops.expert_down import expert_down, expert_down_fits
+from swiftchat.cuda.ops.expert_gated import expert_gated, expert_gated_fits
 from swiftchat.cuda.ops.gather_rows import gather_rows
-from swiftchat.cuda.ops.linear import Workspace, linear, linear_takes
+from swiftchat.cuda.ops.linear import MAX_VECTORS, Workspace, linear, linear_takes
 from swiftchat.cuda.ops.norm import norm
 from swiftchat.cuda.ops.prefill_attention import prefill_attention
 from swiftchat.cuda.ops.rotary import HeadNorm, head_norm_fits, rotary
+from swiftchat.cuda.ops.route import route
 from swiftchat.cuda.packed_matrix import PackedMatrix
 from swiftchat.engine.batch import Batch
+from swiftchat.engine.decoder import LayerWeights
 from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.lanes import whole_lanes
+from swiftchat.engine.mixture import Experts, mixture, shared_part
 from swiftchat.engine.norms import norm_heads_
 from swiftchat.engine.packed_gpu import packed_product
 from swiftchat.engine.quantised import Table, Weight, for_kernels, plain
@@ -61,7 +66,7 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
     table of angles, and so nothing of their own.
     """
     return (
-        config.num_experts == 0
+        not config.expert_bias
         and not config.attention_sinks
         and config.prefix_lm is None
         and dtype in DTYPE_NAMES
@@ -109,6 +114,7 @@ class CudaOps:
         self.scale = config.attention_scale
         self.softcap = config.attention_softcap or 0.0
         self.norm_offset = float(config.norm_unit_offset)
+        self._addresses: dict[int, tuple[Tensor, Tensor] | None] = {}
         self.first_id = share.vocabulary[0]  # of the embeddings that are here
         self._config = config
 
@@ -146,6 +152,9 @@ class CudaOps:
         return x
 
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if delta is not None and delta.dtype != weight.dtype:  # a mixture's is fp32
+            x += delta
+            delta = None
         out = torch.empty_like(x, dtype=weight.dtype)
         norm(
             self.gpu, x, weight, self._config.norm_eps, out, delta=delta, shift=bias,
@@ -219,6 +228,57 @@ class CudaOps:
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // (2 if gated else 1))
         activation(self.gpu, gate_up, out, self._config.activation, gated=gated)
         return out
+
+    def mixture(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
+        """As `Ops` says; few rows without the host, which a graph needs."""
+        addresses = self._addresses_of(layer, experts) if len(x) <= MAX_VECTORS else None
+        if addresses is None:
+            return mixture(x, experts, self._config, self)
+        config, n = self._config, len(x)
+        chosen, inner = config.experts_per_token, config.expert_size
+        scores = self.logits(x, experts.router)
+        ids = torch.empty(n, chosen, dtype=torch.int32, device=x.device)
+        shares, out = torch.empty(n, chosen, device=x.device), torch.empty(x.shape, device=x.device)
+        made = x.new_empty(n, chosen, inner)
+        gate_up, down = addresses
+        route(self.gpu, scores, ids, shares, normalized=config.normalized_experts)
+        expert_gated(self.gpu, x, gate_up, ids, made, config.activation)
+        expert_down(self.gpu, made, down, ids, shares, out)
+        shared = shared_part(x, experts, self)
+        return out if shared is None else out.add_(shared)
+
+    def max_graph_rows(self, layers: Sequence[LayerWeights]) -> int | None:
+        """How many rows these layers can be computed for without the host; None: any number."""
+        mixtures = [(i, layer.experts) for i, layer in enumerate(layers) if layer.experts]
+        if not mixtures:
+            return None
+        return MAX_VECTORS if all(self._addresses_of(*each) for each in mixtures) else 0
+
+    def _addresses_of(self, layer: int, experts: Experts) -> tuple[Tensor, Tensor] | None:
+        """Where a layer's experts have their matrices, gate and up, and down; int64 [experts].
+
+        None for those that the kernels do not read: packed ones, and of an odd width.
+        """
+        if layer not in self._addresses:
+            self._addresses[layer] = self._found(experts)
+        return self._addresses[layer]
+
+    def _found(self, experts: Experts) -> tuple[Tensor, Tensor] | None:
+        gate_up = [m for e in experts.each if isinstance(m := e.gate_up, Tensor)]
+        down = [m for e in experts.each if isinstance(m := e.down, Tensor)]
+        plain_ones = [m for m in (*gate_up, *down) if m.is_contiguous()]
+        if len(plain_ones) < 2 * len(experts.each):
+            return None
+        chosen, (_, inner) = self._config.experts_per_token, down[0].shape
+        k, itemsize = gate_up[0].shape[1], down[0].itemsize
+        if not (
+            expert_gated_fits(self.gpu, k, itemsize)
+            and expert_down_fits(self.gpu, inner, chosen, itemsize)
+        ):
+            return None
+        at = torch.tensor([[m.data_ptr() for m in each] for each in (gate_up, down)])
+        both = at.to(self.gpu.device)
+        return both[0], both[1].clone()
 
     def last_rows(self, plan: CudaPlan, x: Tensor) -> Tensor:
         if plan.logit_rows is None:

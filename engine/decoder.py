@@ -9,7 +9,7 @@ from torch import Tensor
 
 from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache, LayerKV
-from swiftchat.engine.mixture import Expert, Experts, mixture
+from swiftchat.engine.mixture import Experts
 from swiftchat.engine.norms import norm_widths_
 from swiftchat.engine.quantised import Table, Weight, plain, tensors_of
 from swiftchat.engine.ranks import Alone, Ranks
@@ -120,6 +120,9 @@ class Ops(Protocol):
         Without a gate, the activation of [n, intermediate].
         """
 
+    def mixture(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
+        """What a layer's experts make of x [n, hidden]: fp32, same shape."""
+
     def last_rows(self, plan: Any, x: Tensor) -> Tensor:
         """The rows whose logits are wanted."""
 
@@ -190,13 +193,13 @@ class Decoder:
                 read = (
                     normed if same else self._normed(x, None, layer.mlp_norm, layer.mlp_norm_bias)
                 )
-                both = self._attention(plan, i, layer, normed, kv) + self._ffn(layer, read)
+                both = self._attention(plan, i, layer, normed, kv) + self._ffn(i, layer, read)
                 delta = self.ranks.all_reduce(both)
                 continue
             out = self._attention(plan, i, layer, normed, kv)
             delta = self._to_add(x, out, layer.attn_out_norm)
             normed = self._normed(x, delta, layer.mlp_norm, layer.mlp_norm_bias)
-            delta = self._to_add(x, self._ffn(layer, normed), layer.mlp_out_norm)
+            delta = self._to_add(x, self._ffn(i, layer, normed), layer.mlp_out_norm)
         return self._normed(x, delta, weights.final_norm, weights.final_norm_bias)
 
     def _embedded(self, plan: Any) -> Tensor:
@@ -239,17 +242,13 @@ class Decoder:
         out = ops.attend(plan, i, qkv, kv, norms, layer.sinks)
         return ops.linear(out, layer.o, layer.o_bias)
 
-    def _ffn(self, layer: LayerWeights, x: Tensor) -> Tensor:
+    def _ffn(self, i: int, layer: LayerWeights, x: Tensor) -> Tensor:
         """What this rank adds to the FFN's output."""
         ops = self.ops
         if layer.experts is not None:
-            return mixture(x, layer.experts, self.config, self._expert)
+            return ops.mixture(i, x, layer.experts)
         inner = ops.gate(ops.linear(x, layer.gate_up, layer.gate_up_bias))
         return ops.linear(inner, layer.down, layer.down_bias)
-
-    def _expert(self, x: Tensor, expert: Expert) -> Tensor:
-        inner = self.ops.gate(self.ops.linear(x, expert.gate_up, expert.gate_up_bias))
-        return self.ops.linear(inner, expert.down, expert.down_bias)
 
     def _to_add(self, x: Tensor, partial: Tensor, weight: Tensor | None) -> Tensor | None:
         """What the next norm is to add to the stream x, of what each rank has of it.

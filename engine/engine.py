@@ -159,14 +159,16 @@ class Engine:
     def _prepare(self, ops: CudaOps, on_progress: Progress) -> DecodeAhead | None:
         """Compile what a single conversation needs, on all cores, and capture its decode step.
 
-        None where there are several stages, which decode as they read prompts.
+        None where there are several stages, or experts that only the host can find: they decode
+        as they read prompts.
         """
         config = self.config
         max_blocks = -(-self.ctx_size_tokens // config.block_size)
         step: DecodeStep | None = None
-        if self._stages.size == 1:
-            lanes = Lanes(ops.gpu, min(config.max_num_seqs, SIZES[-1]), max_blocks,
-                          config.block_size, self.vocab_size)  # fmt: skip
+        most = ops.max_graph_rows(self.decoder.weights.layers)
+        if self._stages.size == 1 and most != 0:
+            most = min(config.max_num_seqs, most or SIZES[-1])
+            lanes = Lanes(ops.gpu, most, max_blocks, config.block_size, self.vocab_size)
             step = DecodeStep(self.decoder, ops, self.cache, lanes)
         with ops.gpu.collecting() as specs:
             if step is None:

@@ -1,7 +1,8 @@
 """A mixture of experts: each token goes through the few FFNs its router chooses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -52,8 +53,28 @@ class Experts:
         return [tensor for tensor in routers if tensor is not None] + inside
 
 
-def mixture(x: Tensor, experts: Experts, config: ModelConfig,
-            ffn: Callable[[Tensor, Expert], Tensor]) -> Tensor:  # fmt: skip
+class FfnOps(Protocol):
+    """The operations of an FFN, as `decoder.Ops` describes them."""
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor: ...
+    def gate(self, gate_up: Tensor) -> Tensor: ...
+
+
+def ffn(x: Tensor, expert: Expert, ops: FfnOps) -> Tensor:
+    """What an expert makes of x [n, hidden]: same shape and dtype."""
+    inner = ops.gate(ops.linear(x, expert.gate_up, expert.gate_up_bias))
+    return ops.linear(inner, expert.down, expert.down_bias)
+
+
+def shared_part(x: Tensor, experts: Experts, ops: FfnOps) -> Tensor | None:
+    """What the shared expert adds for x [n, hidden], in fp32, if there is one."""
+    if experts.shared is None or experts.shared_router is None:
+        return None
+    share = linear(x, experts.shared_router).float().sigmoid()
+    return ffn(x, experts.shared, ops).float() * share
+
+
+def mixture(x: Tensor, experts: Experts, config: ModelConfig, ops: FfnOps) -> Tensor:
     """What the chosen experts make of x [n, hidden], weighted and added up: fp32, same shape.
 
     A token's shares are the softmax over all experts (Shazeer et al., 2017, arXiv:1701.06538,
@@ -69,9 +90,7 @@ def mixture(x: Tensor, experts: Experts, config: ModelConfig,
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in sorted(set(chosen.flatten().tolist())):
         rows, places = (chosen == expert).nonzero(as_tuple=True)
-        made = ffn(x[rows], experts.each[expert])
+        made = ffn(x[rows], experts.each[expert], ops)
         out.index_add_(0, rows, made.float() * shares[rows, places].unsqueeze(1))
-    if experts.shared is not None and experts.shared_router is not None:
-        share = linear(x, experts.shared_router).float().sigmoid()
-        out += ffn(x, experts.shared).float() * share
-    return out
+    shared = shared_part(x, experts, ops)
+    return out if shared is None else out.add_(shared)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from swiftchat.engine.batch import Batch, Span
 from swiftchat.engine.kv_cache import KVCache, LayerKV
+from swiftchat.engine.mixture import Experts, mixture
 from swiftchat.engine.norms import layer_norm, norm_heads_, rms_norm
 from swiftchat.engine.quantised import Table, Weight, for_torch
 from swiftchat.engine.quantised_kv import decoded
@@ -137,6 +138,9 @@ class TorchOps:
         if config.gate_limit is not None:
             gate, up = clamped(gate, up, config.gate_limit)
         return self._activation(gate).mul_(up)
+
+    def mixture(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
+        return mixture(x, experts, self._config, self)
 
     def last_rows(self, plan: "TorchPlan", x: Tensor) -> Tensor:
         return x if len(plan.logit_rows) == len(x) else x[plan.logit_rows]

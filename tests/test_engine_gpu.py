@@ -24,7 +24,7 @@ PATHS = {
 
 # Variants of Llama, and of what other families do otherwise each at least once.
 CLOSELY = (*tiny.VARIANTS, "qwen3", "gemma2", "gemma3", "smollm3", "olmo2", "gpt2", "gpt-j",
-           "bloom", "opt-350m", "falcon-40b")  # fmt: skip
+           "bloom", "opt-350m", "falcon-40b", "qwen3-moe-mixed", "qwen2-moe")  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=CLOSELY)
