@@ -1,6 +1,6 @@
 """A decode step on the GPU with random weights: whole, and kernel by kernel.
 
-    python benchmarks/gpu_decode.py [--shape llama-3.1-8b] [--context 1024 ...] [--lanes 1 ...]
+    python benchmarks/gpu_decode.py [--shape llama-3.1-8b[:int4]] [--context 1024 …] [--lanes 1 …]
 
 Steps are replayed graphs timed by device events; the ceiling is the fastest read of the same
 run (cuBLAS, a vocabulary's matrix by a vector).
@@ -71,6 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--context", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--lanes", type=int, nargs="+", default=[1])
     parser.add_argument("--prefill", type=int, nargs="*", default=[])
@@ -83,13 +84,19 @@ def main() -> None:
     config = EngineConfig(
         device="cuda", dtype=args.dtype, dummy=args.shape, ctx_size_tokens=longest,
         cache_tokens=max(args.lanes) * longest + 8192, max_num_seqs=max([*args.lanes, 16]),
+        kv_dtype=args.kv_dtype,
     )  # fmt: skip
     started = time.perf_counter()
     engine = Engine(Path(), config, cubins=CUBINS)
     took, memory_gb = time.perf_counter() - started, torch.cuda.memory_allocated() / 1e9
     print(f"{args.shape}: ready in {took:.2f} s, of which {engine.gpu.compile_s:.2f} s compiling; "
           f"{memory_gb:.1f} GB")  # fmt: skip
-    engine.cache.tensors[0].normal_()
+    numbers, *factors = engine.cache.tensors
+    if factors:  # codes, of which these are numbers in both forms
+        numbers.random_(0, 100)
+        factors[0].fill_(0.02)
+    else:
+        numbers.normal_()
     step = engine._ahead._step
     params = SamplingParams(temperature=args.temperature)
     weights = engine.info.weights_bytes

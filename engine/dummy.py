@@ -1,28 +1,42 @@
 """Random weights: to time and to test without downloads."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from swiftchat.engine.arrange import arrange
 from swiftchat.engine.decoder import DecoderWeights
-from swiftchat.engine.loader import Use, assemble
+from swiftchat.engine.loader import Pack, Use, assemble
+from swiftchat.engine.quantised import Weight
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import FAMILIES, canonical_tensors, expected_tensors, tensor_name
+from swiftchat.weights.kept import Float8, Int4, Int8, Kept
+from swiftchat.weights.quantise import MATRICES
 from swiftchat.weights.tensor_parallel import Part, Share
 
 # As peaked as a trained model's: top-p 0.95 then keeps a few tokens, not tens of thousands.
 _LOGIT_STD = 4.0
+_GROUP = 128  # columns of int4 that have a factor together
 _BRANCH_ENDS = ("o", "down", "expert_down", "experts_down", "shared_down")
 
 
-def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
-                  seed: int = 0, share: Share | None = None) -> DecoderWeights:  # fmt: skip
+def dummy_weights(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int = 0,
+    share: Share | None = None,
+    form: str | None = None,
+    pack: Pack | None = None,
+) -> DecoderWeights:
     """Weights generated on the device, the same for the same seed, dtype and kind of device.
 
     With `share` those of one rank: each tensor is generated whole, by itself, and then cut, so
-    that all ranks together have what one has.
+    that all ranks together have what one has. With a `form` (int8, fp8, or int4 in groups of 128)
+    and a way to `pack`, the matrices that `convert --quantize` packs are rounded and packed.
 
     The spread of a matrix keeps the size of what goes through it, and what the layers add to
     the residual stream together is about as large as an embedding, so that logits have a
@@ -36,13 +50,15 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
 
     numbers = {name: number for number, name in enumerate(shapes)}
 
-    def random(wanted: Sequence[tuple[str, Part]], _: Use) -> Tensor:
+    def random(wanted: Sequence[tuple[str, Part]], _: Use) -> Weight:
         names = [name for name, _ in wanted]
         rows = [shapes[name][0] for name in names]
         tensor = torch.empty((sum(rows), *shapes[names[0]][1:]), dtype=dtype, device=device)
         mean, std = _spread(config, kinds[names[0]], shapes[names[0]])
         generator.manual_seed(len(numbers) * seed + numbers[names[0]])
         tensor.normal_(mean, std, generator=generator)
+        if form is not None and pack is not None and kinds[names[0]] in MATRICES:
+            return pack([_rounded(tensor, form)], dtype) or tensor
         if share.size == 1:
             return tensor
         cut = [
@@ -53,6 +69,29 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
         return torch.cat(cut, wanted[0][1].axis)
 
     return arrange(share.local, assemble(share, random))
+
+
+def _rounded(matrix: Tensor, form: str) -> Kept:
+    """A matrix in the nearest numbers of the form."""
+    rows, columns = matrix.shape
+    if form == "int4":
+        groups = matrix.float().view(rows, -1, _GROUP if columns % _GROUP == 0 else columns)
+        scale = (groups.amax(2) - groups.amin(2)) / 15
+        zero = (-groups.amin(2) / scale).round_().clamp_(0, 15)
+        numbers = (groups / scale.unsqueeze(2) + zero.unsqueeze(2)).round_().clamp_(0, 15)
+        low, high = numbers.view(rows, -1, 2).byte().unbind(2)
+        return Int4(_numpy(low | high << 4), _numpy(scale), _numpy(zero))
+    largest = matrix.abs().amax(1, keepdim=True).float()
+    if form == "int8":
+        numbers = (matrix * (127 / largest)).round_().char()
+        return Int8(_numpy(numbers), _numpy(largest[:, 0] / 127))
+    bits = (matrix * (448 / largest)).to(torch.float8_e4m3fn).view(torch.uint8)
+    return Float8(_numpy(bits), _numpy(largest[:, 0] / 448))
+
+
+def _numpy(tensor: Tensor) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = tensor.cpu().numpy()
+    return array
 
 
 def _spread(config: ModelConfig, kind: str, shape: tuple[int, ...]) -> tuple[float, float]:

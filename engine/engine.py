@@ -33,7 +33,7 @@ from swiftchat.engine.scheduler import Row, Scheduler, Sequence
 from swiftchat.engine.stages import OneStage, Stages
 from swiftchat.engine.torch_ops import TorchOps
 from swiftchat.errors import BadModelFile, ContextOverflow, SwiftchatError, UsageError
-from swiftchat.weights.dummy import dummy_config
+from swiftchat.weights.dummy import dummy_config, form_asked
 from swiftchat.weights.families import expected_tensors
 from swiftchat.weights.model import Model
 from swiftchat.weights.prefix_lm import BACKWARDS_ONLY
@@ -89,15 +89,15 @@ class Engine:
         dtype: torch.dtype = getattr(torch, config.dtype or shape.dtype)
         gpu = find_kernels(device, config, shape, dtype, cubins)
         chunk_tokens = config.chunk_tokens or (512 if gpu is None else 4096)
-        is_packed = checkpoint is not None and bool(checkpoint.packed)
-        stays_packed = is_packed and packing(device, share, gpu is not None) is not None
+        form = None if model else form_asked(config.dummy or "")[1]
+        is_packed = bool(checkpoint.packed) if checkpoint else form is not None
+        pack = packing(device, share, gpu is not None) if is_packed else None
         planned = partial(
             plan_share, config, share, dtype, chunk_tokens if gpu else None,
             available_bytes(device, ranks.seat.num_here),
         )  # fmt: skip
-        plan = planned(
-            resident_estimate(whole, checkpoint, dtype) if checkpoint and stays_packed else None
-        )
+        least_bytes = resident_estimate(whole, checkpoint, dtype) if checkpoint and pack else 0
+        plan = planned(least_bytes if pack else None)
         # What fits differs: all take what fits everywhere.
         plan = CachePlan(self._least(plan.num_blocks), self._least(plan.ctx_size_tokens))
         if checkpoint:
@@ -106,10 +106,10 @@ class Engine:
                 lambda done, total: on_progress("loading weights", done, total), share,
                 gpu is not None,
             )  # fmt: skip
-            if stays_packed:  # here there is one rank; some may have been decoded nevertheless
-                plan = planned(resident_bytes(weights))
         else:
-            weights = dummy_weights(whole, dtype, device, share=share)
+            weights = dummy_weights(whole, dtype, device, share=share, form=form, pack=pack)
+        if pack:  # here there is one rank; some may have been decoded nevertheless
+            plan = planned(resident_bytes(weights))
         self.config = config
         self.device = device
         self.ctx_size_tokens = plan.ctx_size_tokens

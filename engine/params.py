@@ -22,11 +22,12 @@ class EngineConfig:
     (None: twice the context, so that a second conversation does not evict the first).
     `chunk_tokens` bounds the tokens of one forward pass, and so how long a cancel waits (None:
     512, or 4096 with our kernels). `kernels` false runs torch's operators on a GPU, too.
-    `dummy`, a name or a config.json, asks for random weights in that shape; the model's path
-    is not looked at then. `kv_dtype` int8 or fp8 keeps keys and values in 8 bits (auto: in
-    `dtype`). `tp` ranks compute the model together, each on a GPU of its own from `device` on
-    (tensor parallelism); `auto` is the fewest whose memory holds it. With `pp` above 1 there are
-    as many stages of `tp` ranks, and each has some of the layers (pipeline parallelism).
+    `dummy`, a name or a config.json, asks for random weights in that shape, `:int8`, `:fp8` or
+    `:int4` behind it for packed ones; the model's path is not looked at then. `kv_dtype` int8 or
+    fp8 keeps keys and values in 8 bits (auto: in `dtype`). `tp` ranks compute the model together,
+    each on a GPU of its own from `device` on (tensor parallelism); `auto` is the fewest whose
+    memory holds it. With `pp` above 1 there are as many stages of `tp` ranks, and each has some of
+    the layers (pipeline parallelism).
     """
 
     device: str = "auto"

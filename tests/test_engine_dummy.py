@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ import torch
 from swiftchat.engine.batch import Batch, Span
 from swiftchat.engine.decoder import Decoder, DecoderWeights
 from swiftchat.engine.dummy import dummy_weights
+from swiftchat.engine.engine import Engine
 from swiftchat.engine.kv_cache import KVCache
+from swiftchat.engine.params import EngineConfig
+from swiftchat.engine.quantised import packed_weight
 from swiftchat.engine.torch_ops import TorchOps
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.dummy import DUMMY_CONFIGS
@@ -31,6 +35,27 @@ def tensors(weights: DecoderWeights) -> Iterator[torch.Tensor]:
     yield from (weights.embed, weights.final_norm, weights.lm_head)
     for layer in weights.layers:
         yield from (tensor for tensor in vars(layer).values() if tensor is not None)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+def test_packed_weights_compute_nearly_what_plain_ones_do(form: str) -> None:
+    config = small("llama-3.1-8b")
+    packed = dummy_weights(config, torch.float32, CPU, form=form, pack=packed_weight)
+    assert not isinstance(packed.layers[1].down, torch.Tensor)
+    assert isinstance(packed.lm_head, torch.Tensor)
+    expected = logits(config, dummy_weights(config, torch.float32, CPU))
+    off = torch.linalg.norm(logits(config, packed) - expected) / torch.linalg.norm(expected)
+    assert 0 < off < {"int8": 0.02, "fp8": 0.1, "int4": 0.3}[form]
+
+
+def test_an_engine_of_packed_random_weights() -> None:
+    plain, packed = (
+        Engine(Path(), EngineConfig(device="cpu", dummy=f"smollm2-135m{form}", ctx_size_tokens=256))
+        for form in ("", ":int8")
+    )
+    assert packed.info.weights_bytes < 0.7 * plain.info.weights_bytes
+    assert "decoded" not in packed.info.device
 
 
 @torch.inference_mode()

@@ -3,9 +3,11 @@
 from functools import partial
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import tiny
+import tiny_gguf
 import torch
 from kernel_case import Inputs, assert_close
 from packed_matrices import FORMS, columns_as_described, packed
@@ -136,6 +138,57 @@ def test_a_gpu_answers_as_the_cpu(quantised: dict[str, Path], form: str) -> None
     assert isinstance(engine.decoder.weights.layers[0].qkv, PackedMatrix)
     assert "decoded" not in engine.info.device
     assert tiny.run(engine, prompts, params)[0] == on_cpu
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_packed_weights_beside_a_packed_cache(quantised: dict[str, Path], kv_dtype: str) -> None:
+    """The likelihoods of one prompt, at once and token by token, near the CPU's in fp32."""
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+    prompt = tiny.random_ids(40)
+    on_cpu = tiny.engine(quantised["int4"], kv_dtype=kv_dtype)
+    _, expected = tiny.likelihoods(on_cpu, prompt, params)
+    for chunk_tokens in (64, 1):
+        engine = tiny.engine(quantised["int4"], device="cuda", dtype="bfloat16", kv_dtype=kv_dtype,
+                             chunk_tokens=chunk_tokens)  # fmt: skip
+        assert engine.gpu is not None
+        _, found = tiny.likelihoods(engine, prompt, params)
+        near = dict(expected[0].likeliest)
+        for token, logprob in found[0].likeliest:
+            assert logprob == pytest.approx(near.get(token, logprob), abs=0.8)
+
+
+@pytest.mark.gpu
+def test_packed_experts_go_through_the_host(tmp_path: Path) -> None:
+    tiny.make("qwen3-moe", tmp_path / "in", moe_intermediate_size=32)
+    convert(tmp_path / "in", tmp_path / "out", quantisation=Quantisation("int8"))
+    prompts = {i: tiny.random_ids(5 + 30 * i, seed=i) for i in range(2)}
+    params = SamplingParams(temperature=0, max_tokens=12)
+    on_cpu, _ = tiny.run(tiny.engine(tmp_path / "out", dtype="float32"), prompts, params)
+    engine = tiny.engine(tmp_path / "out", device="cuda", dtype="float32")
+    experts = engine.decoder.weights.layers[0].experts
+    assert experts is not None and isinstance(experts.each[0].down, PackedMatrix)
+    assert engine._ahead is None
+    assert tiny.run(engine, prompts, params)[0] == on_cpu
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0"])
+def test_gguf_blocks_on_a_gpu(tmp_path: Path, type_name: str) -> None:
+    """Q4_1 stays packed, but for the table of embeddings; int8 in groups is decoded."""
+    model = tiny_llama(hidden_size=128, intermediate_size=256)
+    kind = gguf.GGMLQuantizationType[type_name]
+    tiny_gguf.write(tmp_path / "m.gguf", model, quantise=kind)
+    convert(tmp_path / "m.gguf", tmp_path / "out", packed=True, dtype="float32")
+    prompt = {1: tiny.random_ids(40)}
+    params = SamplingParams(temperature=0, max_tokens=8)
+    on_cpu, _ = tiny.run(tiny.engine(tmp_path / "out"), prompt, params)
+    engine = tiny.engine(tmp_path / "out", device="cuda")
+    weights = engine.decoder.weights
+    assert isinstance(weights.embed, torch.Tensor)
+    assert isinstance(weights.layers[0].down, PackedMatrix) == (type_name == "Q4_1")
+    assert ("decoded" in engine.info.device) == (type_name == "Q8_0")
+    assert tiny.run(engine, prompt, params)[0] == on_cpu
 
 
 @pytest.mark.gpu

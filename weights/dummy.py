@@ -8,6 +8,7 @@ from typing import Any
 from swiftchat.errors import ModelNotFound
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.json_file import read_json
+from swiftchat.weights.quantise import FORMS
 
 _SHARED = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-5,
            "torch_dtype": "bfloat16"}  # fmt: skip
@@ -69,8 +70,18 @@ DUMMY_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
+def form_asked(name: str) -> tuple[str, str | None]:
+    """Shape and form of `SHAPE:FORM`, as in `llama-3.1-8b:int4`; None without a form of `FORMS`."""
+    shape, _, form = name.rpartition(":")
+    return (shape, form) if form in FORMS else (name, None)
+
+
 def dummy_config(name: str) -> ModelConfig:
-    """The configuration of a name in `DUMMY_CONFIGS`, or of a `config.json` at that path."""
+    """The configuration of a name in `DUMMY_CONFIGS`, or of a `config.json` at that path.
+
+    A form behind it (`form_asked`) changes nothing of it.
+    """
+    name, _ = form_asked(name)
     known = DUMMY_CONFIGS.get(name)
     if known is not None:
         return ModelConfig.from_hf(known)
