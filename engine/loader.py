@@ -95,7 +95,7 @@ def load_weights(
     share = share or Share(config)
     pack = packing(device, share, has_kernels)
     if device.type != "cpu":
-        return stream_weights(config, checkpoint, dtype, device, on_progress, share, pack)
+        return stream_weights(config, checkpoint, dtype, device, on_progress, share, pack=pack)
     done_bytes, total_bytes = 0, _wanted_bytes(share, checkpoint)
 
     def place(wanted: Wanted, use: Use) -> Weight:
@@ -122,9 +122,9 @@ def stream_weights(
     device: torch.device,
     on_progress: Callable[[int, int], None],
     share: Share | None = None,
-    pack: Pack | None = None,
     num_readers: int | None = None,
     staging_bytes: int = STAGING_BYTES,
+    pack: Pack | None = None,
 ) -> DecoderWeights:
     """`load_weights` for a GPU: allocate everything, then let `stream_in` fill it.
 
