@@ -306,8 +306,11 @@ def _row_order() -> tuple[int, ...] | None:
     """Which row of a block each half byte of a column is, the low ones first; None: unknown.
 
     Torch packs 64, 32 or 16 rows together as the processor's vectors are wide, and does not say
-    how; so it is asked to pack a matrix that tells.
+    how; so it is asked to pack a matrix that tells. None as well where its operator is a plain
+    loop, as on ARM: many times as slow as bfloat16's product.
     """
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        return None
     columns = 32
     rows = torch.arange(_BLOCK, dtype=torch.int32).unsqueeze(1).expand(_BLOCK, columns)
     low, high = (
