@@ -102,9 +102,7 @@ class Int8Weight:
     def product(self, x: Tensor) -> Tensor:
         if x.dtype == torch.bfloat16 and len(x) <= _FEW_ROWS_INT8:
             return torch._weight_int8pack_mm(x, self.numbers, self.scale.to(x.dtype))
-        tiles = torch.split(self.numbers, _tile_rows(self.shape))
-        product = torch.cat([_times(x, tile.to(x.dtype)) for tile in tiles], 1)
-        return (product.float() * self.scale).to(x.dtype)
+        return _product_by_tiles(x, self.numbers, self.scale, lambda tile: tile)
 
 
 @dataclass(frozen=True)
@@ -123,9 +121,16 @@ class Float8Weight:
         return [self.numbers, self.scale]
 
     def product(self, x: Tensor) -> Tensor:
-        tiles = torch.split(self.numbers, _tile_rows(self.shape))
-        product = torch.cat([_times(x, decoded_e4m3(tile).to(x.dtype)) for tile in tiles], 1)
-        return (product.float() * self.scale).to(x.dtype)
+        return _product_by_tiles(x, self.numbers, self.scale, decoded_e4m3)
+
+
+def _product_by_tiles(
+    x: Tensor, numbers: Tensor, scale: Tensor, decode: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """x times `scale`·`decode(numbers)` transposed, some rows decoded at a time."""
+    tiles = torch.split(numbers, _tile_rows((numbers.shape[0], numbers.shape[1])))
+    product = torch.cat([_times(x, decode(tile).to(x.dtype)) for tile in tiles], 1)
+    return (product.float() * scale).to(x.dtype)
 
 
 def decoded_e4m3(numbers: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ def test_a_template_from_the_configuration(
     monkeypatch.setenv("SWIFTCHAT_TEMPLATE", str(tmp_path / "own.jinja"))
     program.run("-p", "x")
     assert program.engine.asked() == ASKED
-    assert "template" in cli._option_names()
+    assert "template" in cli.option_names()
 
 
 def test_a_model_without_a_template_gets_its_familys(tmp_path: Path, program: Program) -> None:
