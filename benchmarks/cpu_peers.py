@@ -1,14 +1,16 @@
 """swiftchat, transformers and llama.cpp side by side on the CPU, in one run, taking turns.
 
-    python benchmarks/cpu_peers.py MODEL_DIR [BF16_GGUF] [--threads 2] [--rounds 5]
+    python benchmarks/cpu_peers.py MODEL_DIR [GGUF] [--threads 2] [--rounds 5]
 
 Each program reads the same 512-token prompt and then decodes 128 tokens greedily after a short
 prompt, at batch 1. The rounds interleave the programs, so that a machine whose speed drifts
-drifts for all; medians are printed. llama.cpp runs if llama-cpp-python is installed and a bf16
-GGUF is given; `--from FILE` first makes that GGUF of another, whose conversion MODEL_DIR is.
+drifts for all; medians are printed. llama.cpp runs if llama-cpp-python is installed and a GGUF is
+given; `--from FILE` first makes that GGUF, in bf16, of another, whose conversion MODEL_DIR is.
+Transformers is left out where MODEL_DIR has quantised weights.
 """
 
 import argparse
+import json
 import os
 import statistics
 import time
@@ -127,10 +129,9 @@ def main() -> None:
     if args.source:
         write_bf16_gguf(args.source, args.gguf)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    programs = {
-        "swiftchat": swiftchat(args.model, args.threads),
-        "transformers": transformers(args.model, args.threads),
-    }
+    programs = {"swiftchat": swiftchat(args.model, args.threads)}
+    if "quantization_config" not in json.loads((args.model / "config.json").read_text()):
+        programs["transformers"] = transformers(args.model, args.threads)
     if args.gguf:
         programs["llama.cpp"] = llama_cpp(args.gguf, args.threads)
     rates: dict[tuple[str, int], list[float]] = {}

@@ -54,7 +54,11 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "tokens": ("swiftchat.chat.tokens", "tokens", "Count the tokens of a text."),
     "bench": ("swiftchat.chat.bench", "bench", "Measure a model's speed here."),
     "doctor": ("swiftchat.chat.doctor", "doctor", "Look what a GPU needs, and what is here."),
-    "config": ("swiftchat.chat.cli", "config", "Show the configuration and where it is."),
+    "config": (
+        "swiftchat.chat.config_commands",
+        "config",
+        "Show the configuration and where it is.",
+    ),
     "completion": ("swiftchat.chat.completion", "completion", "Print shell completion."),
     "help": ("swiftchat.chat.manual", "help_command", "Show a page about a topic, or a command."),
 }
@@ -223,7 +227,7 @@ def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
     check_connect(ctx, options)
     ChatConfig(**options).check()
     with contextlib.closing(autosave_for(options)) as autosave:
-        conversation = conversation_for(ctx, options, _option_names())
+        conversation = conversation_for(ctx, options, option_names())
         config = ChatConfig(**options)
         config.check()
         conversation.system = config.system_text()
@@ -284,44 +288,7 @@ def _once(one_shot: "OneShot", conversation: "Conversation") -> int:
         one_shot.autosave.finish(conversation)
 
 
-@click.group(invoke_without_command=True)
-@click.pass_context
-def config(ctx: click.Context) -> None:
-    """Show the configuration and where it is."""
-    if ctx.invoked_subcommand is None:
-        ctx.invoke(config_show)
-
-
-@config.command(name="path")
-def config_path_command() -> None:
-    """Print where the configuration file is (it may not exist yet)."""
-    from swiftchat.chat.config import config_path
-
-    print(config_path())
-
-
-@config.command(name="show")
-@click.pass_context
-def config_show(ctx: click.Context) -> None:
-    """Print every setting and where it comes from."""
-    from swiftchat.chat.config import defaults
-
-    root = ctx.find_root()
-    unsaid = defaults(root.params["model"])
-    origins: dict[click.core.ParameterSource | None, str] = {
-        click.core.ParameterSource.COMMANDLINE: "flag",
-        click.core.ParameterSource.ENVIRONMENT: "environment",
-        click.core.ParameterSource.DEFAULT_MAP: "config file",
-    }
-    for name in sorted(_option_names()):
-        source = root.get_parameter_source(name)
-        value, origin = root.params[name], origins.get(source, "default")
-        if value is None:
-            value, origin = unsaid.get(name, (None, "default"))
-        print(f"{name:18} {visible('–' if value is None else str(value)):24} {origin}")
-
-
-def _option_names() -> set[str]:
+def option_names() -> set[str]:
     """The options that may stand in the configuration file: those with a variable."""
     return {
         param.name for param in chat.params
@@ -371,7 +338,7 @@ def _run() -> int:
 
         return shell_complete(swiftchat, {}, "swiftchat", COMPLETE_VARIABLE, instruction)
     asks_help = {"--help", "-h", "--version"} & set(sys.argv)
-    values = {} if asks_help else load_config_file(_option_names())
+    values = {} if asks_help else load_config_file(option_names())
     default_map = {**values, "chat": values, "tokens": values}
     # Not click's own `main`: it would turn a closed pipe into exit status 1.
     with swiftchat.make_context("swiftchat", sys.argv[1:], default_map=default_map) as ctx:

@@ -1,6 +1,7 @@
 """How much memory a model needs, and how long a context fits into this machine's."""
 
 import itertools
+import math
 import shutil
 import subprocess
 from dataclasses import asdict, dataclass
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from swiftchat.engine.params import kv_row_bytes
+from swiftchat.weights.families import expected_tensors
 from swiftchat.weights.tensor_parallel import share_of, tp_choices
 
 if TYPE_CHECKING:
@@ -55,23 +57,36 @@ def _at_contexts(model: "Model", weights_bytes: int, per_token: int) -> list[dic
 def cache_bytes_per_token(model: "Model", kv_dtype: str = "auto") -> int:
     """Bytes of keys and values one token of context keeps, over all layers."""
     config = model.config
-    item_bytes = 4 if config.dtype == "float32" else 2
-    row_bytes = kv_row_bytes(config.head_dim, item_bytes, kv_dtype)
+    row_bytes = kv_row_bytes(config.head_dim, _item_bytes(model), kv_dtype)
     return 2 * config.num_layers * config.num_kv_heads * row_bytes
 
 
-def fits(model: "Model", places: list[Place], kv_dtype: str = "auto") -> list[dict[str, Any]]:
+def _item_bytes(model: "Model") -> int:
+    return 4 if model.config.dtype == "float32" else 2
+
+
+def bytes_on_gpu(model: "Model") -> dict[str, int]:
+    """What each tensor takes on a GPU, where quantised ones are decoded."""
+    if model.quantised is None:
+        return {name: nbytes for name, (_, nbytes) in model.stored.items()}
+    shapes = expected_tensors(model.config)
+    return {name: math.prod(shape) * _item_bytes(model) for name, shape in shapes.items()}
+
+
+def fits(model: "Model", cpu: Place, gpus: list[Place],
+         kv_dtype: str = "auto") -> list[dict[str, Any]]:  # fmt: skip
     """For each place the longest context that fits beside the weights, 0 where they do not.
 
     The engine's workspace, some hundred MB for large models, is not counted.
     """
     per_token = cache_bytes_per_token(model, kv_dtype)
+    on_gpu = sum(bytes_on_gpu(model).values())
     return [
         {
             **asdict(place),
-            "largest_context_tokens": _longest(model, place, model.weights_bytes, per_token),
+            "largest_context_tokens": _longest(model, place, weights_bytes, per_token),
         }
-        for place in places
+        for place, weights_bytes in [(cpu, model.weights_bytes), *((gpu, on_gpu) for gpu in gpus)]
     ]
 
 
@@ -82,7 +97,7 @@ def fits_divided(model: "Model", gpus: list[Place], tp: int | None = None, pp: i
     A row for each of `pp` stages. The longest context is None where there are not so many GPUs,
     and 0 where they are too small. Raises `UsageError` when the model cannot be divided so.
     """
-    config, sizes = model.config, {name: nbytes for name, (_, nbytes) in model.stored.items()}
+    config, sizes = model.config, bytes_on_gpu(model)
     most = max(_MOST_RANKS, len(gpus))
     choices = [n for n in tp_choices(config) if n == 1 or n * pp <= most] if tp is None else [tp]
     roomiest = sorted(gpus, key=lambda place: -place.free_bytes)

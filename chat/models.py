@@ -219,9 +219,9 @@ def show(name: str, tp: int | None, pp: int, kv_dtype: str, as_json: bool) -> No
     path = default_store().resolve(name or DEFAULT_MODEL)
     model = Model.open(path)
     facts = describe(model, Tokenizer.load(path), kv_dtype)
-    found = places()
-    facts["fits"] = fits(model, found, kv_dtype)
-    facts["each_of_several_gpus"] = fits_divided(model, found[1:], tp, pp, kv_dtype)
+    cpu, *gpus = places()
+    facts["fits"] = fits(model, cpu, gpus, kv_dtype)
+    facts["each_of_several_gpus"] = fits_divided(model, gpus, tp, pp, kv_dtype)
     if as_json:
         print(json_module.dumps(facts, indent=2))
         return

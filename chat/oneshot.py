@@ -146,7 +146,7 @@ class OneShot:
             "revision": None,
             "dtype": info.dtype,
             "kv_dtype": info.kv_dtype,
-            "quantization": None,
+            "quantization": self.speaker.quantization,
             "device": info.device,
             "tp": info.tp,
             "pp": info.pp,

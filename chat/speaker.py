@@ -92,6 +92,13 @@ class Speaker:
         return self._model
 
     @property
+    def quantization(self) -> str | None:
+        """Who quantised the weights, by the name in `config.json`; None: they are plain."""
+        if self.config.dummy is not None or self.model.quantised is None:
+            return None
+        return str(self.model.quantised.get("quant_method"))
+
+    @property
     def tokenizer(self) -> "Tokenizer":
         self._opened()
         return self._tokenizer

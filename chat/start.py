@@ -2,15 +2,17 @@
 
 import sys
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from swiftchat.chat.autosave import Autosave
 from swiftchat.chat.conversation import Conversation
 from swiftchat.chat.gate import visible
-from swiftchat.chat.session_commands import load_wanted, open_store
 from swiftchat.errors import UsageError
+
+if TYPE_CHECKING:
+    from swiftchat.chat.sessions import Sessions
 
 # What an engine that runs already has settled, by the options' names.
 _ENGINES = ("model", "ctx_size", "device", "tp", "dtype", "threads", "dummy")
@@ -33,9 +35,16 @@ def autosave_for(options: dict[str, Any]) -> Autosave:
     """What keeps the conversation; nothing is opened yet."""
     keeps = not (options["no_save"] or options["no_template"])
     return Autosave(
-        open_store if keeps else None,
+        _open_store if keeps else None,
         lambda text: print(visible(text), file=sys.stderr, flush=True),
     )
+
+
+def _open_store() -> "Sessions":
+    # Here, not at the top: the engine shall start before there is anything to save.
+    from swiftchat.chat.session_commands import open_store
+
+    return open_store()
 
 
 def conversation_for(
@@ -55,6 +64,8 @@ def conversation_for(
         _settle(ctx, options, given, {**role.settings, "system": role.system or None})
     if not (options["continue_"] or options["session"] is not None):
         return Conversation()
+    from swiftchat.chat.session_commands import load_wanted
+
     conversation = load_wanted(options["session"])
     _settle(ctx, options, given, {**conversation.settings, "system": conversation.system})
     return conversation

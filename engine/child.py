@@ -1,6 +1,5 @@
 """A process and the one that started it: whether the child was stopped, and how either ends."""
 
-import ctypes
 import os
 import signal
 import sys
@@ -37,6 +36,8 @@ def how_it_ended(status: int, output: IO[bytes]) -> str:
 def end_with(parent: int) -> None:
     """Have the kernel kill this process when the thread that started it ends, where it can."""
     if sys.platform == "linux":
+        import ctypes  # not at the top: who starts such a process does not need it
+
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # gone before that
         os._exit(0)

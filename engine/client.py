@@ -4,16 +4,18 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, Queue
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from swiftchat.engine import protocol
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Event, Finished, Message, Progress
 from swiftchat.engine.worker_process import WorkerProcess
 from swiftchat.errors import DeviceError, SwiftchatError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 # How long the reader may take to see that the connection has ended.
 _END_S = 1.0
@@ -59,7 +61,7 @@ class FarEnd(Protocol):
     """
 
     socket: socket.socket
-    connection: Connection
+    connection: "Connection"
 
     def look(self, is_ready: bool, heard: bool) -> DeviceError | None:
         """Why it cannot answer any more, if so, asked every second by who waits for an answer.

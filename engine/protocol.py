@@ -12,12 +12,14 @@ which KV blocks it still has, so a prompt's ids say all (see `engine.blocks`).
 """
 
 from dataclasses import asdict, dataclass, field
-from multiprocessing.connection import Connection
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgpack
 
 from swiftchat.errors import SwiftchatError, error_from_wire
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 Message = dict[str, Any]
 
@@ -31,12 +33,12 @@ ENDED_HINT = (
 )
 
 
-def send(connection: Connection, message: Message) -> None:
+def send(connection: "Connection", message: Message) -> None:
     """Write one message; raises `OSError` when the other side is gone."""
     connection.send_bytes(msgpack.packb(message))
 
 
-def receive(connection: Connection, most_bytes: int | None = None) -> Message:
+def receive(connection: "Connection", most_bytes: int | None = None) -> Message:
     """Read one message; raises `EOFError` or `OSError` when the other side is gone.
 
     `OSError` too for what is no message, or longer than `most_bytes`: the rest cannot be read.

@@ -105,9 +105,7 @@ class Int8Weight:
     def product(self, x: Tensor) -> Tensor:
         if x.dtype == torch.bfloat16 and len(x) <= _FEW_ROWS_INT8:
             return torch._weight_int8pack_mm(x, self.numbers, self.scale.to(x.dtype))
-        tiles = torch.split(self.numbers, _tile_rows(self.shape))
-        product = torch.cat([_times(x, tile.to(x.dtype)) for tile in tiles], 1)
-        return (product.float() * self.scale).to(x.dtype)
+        return _product_by_tiles(x, self.numbers, self.scale, lambda tile: tile)
 
 
 @dataclass(frozen=True)
@@ -126,9 +124,16 @@ class Float8Weight:
         return [self.numbers, self.scale]
 
     def product(self, x: Tensor) -> Tensor:
-        tiles = torch.split(self.numbers, _tile_rows(self.shape))
-        product = torch.cat([_times(x, decoded_e4m3(tile).to(x.dtype)) for tile in tiles], 1)
-        return (product.float() * self.scale).to(x.dtype)
+        return _product_by_tiles(x, self.numbers, self.scale, decoded_e4m3)
+
+
+def _product_by_tiles(
+    x: Tensor, numbers: Tensor, scale: Tensor, decode: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """x times `scale`·`decode(numbers)` transposed, some rows decoded at a time."""
+    tiles = torch.split(numbers, _tile_rows((numbers.shape[0], numbers.shape[1])))
+    product = torch.cat([_times(x, decode(tile).to(x.dtype)) for tile in tiles], 1)
+    return (product.float() * scale).to(x.dtype)
 
 
 def decoded_e4m3(numbers: Tensor) -> Tensor:
@@ -309,8 +314,11 @@ def _row_order() -> tuple[int, ...] | None:
     """Which row of a block each half byte of a column is, the low ones first; None: unknown.
 
     Torch packs 64, 32 or 16 rows together as the processor's vectors are wide, and does not say
-    how; so it is asked to pack a matrix that tells.
+    how; so it is asked to pack a matrix that tells. None as well where its operator is a plain
+    loop, as on ARM: many times as slow as bfloat16's product.
     """
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        return None
     columns = 32
     rows = torch.arange(_BLOCK, dtype=torch.int32).unsqueeze(1).expand(_BLOCK, columns)
     low, high = (

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from swiftchat.engine import protocol
@@ -42,6 +41,9 @@ class WorkerProcess:
             start_new_session=True,
         )
         theirs.close()
+        # Here, not at the top: the worker starts meanwhile.
+        from multiprocessing.connection import Connection
+
         self.pid = self._process.pid
         self.connection = Connection(os.dup(self.socket.fileno()))
         self._times_stopped = 0  # looks in a row that found it so

@@ -1,7 +1,8 @@
 """A deterministic engine behind the real client's interface, and a model folder to go with it.
 
 Run as a program it is swiftchat with this engine: `fake_engine.py FOLDER SCRIPT [OPTION…]`, the
-script being JSON: a list of answers, each a string or {"text" or "ids", "delay_s", "error"};
+script being JSON: a list of answers, each a string or {"text" or "ids", "delay_s", "end_delay_s",
+"error"}, the delays being before each token and before the answer's end;
 {"load_s"} at its beginning is how long the engine takes to load.
 """
 
@@ -97,6 +98,7 @@ class FakeGeneration:
             time.sleep(self.answer.get("delay_s", 0))
             num_said += 1
             yield Tokens([token], self._likelihoods(token))
+        time.sleep(self.answer.get("end_delay_s", 0))
         if "error" in self.answer:
             raise DeviceError(self.answer["error"], "send it again")
         yield Finished(reason, len(self.prompt), self.cached_tokens, num_said, 0.5, 0.25, 7)

@@ -3,16 +3,13 @@
 import json
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import fake_engine
 import pytest
-from prompt_toolkit.application import create_app_session
-from prompt_toolkit.input import create_pipe_input
-from prompt_toolkit.output import DummyOutput
 from test_chat_oneshot import Program, failure
 from test_chat_slash import Chat
+from test_chat_slash import chat as chat
 
 from swiftchat.chat.alternatives import as_terminal_text
 from swiftchat.chat.look import Look
@@ -23,15 +20,6 @@ from swiftchat.errors import UsageError
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     return Program(fake_engine.make_folder(tmp_path / "model"), monkeypatch)
-
-
-@pytest.fixture
-def chat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Chat]:
-    folder = fake_engine.make_folder(tmp_path / "model")
-    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
-        chat = Chat(folder, capsys)
-        yield chat
-        chat.repl.autosave.close()
 
 
 def test_json_has_every_token_with_its_alternatives(program: Program) -> None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from swiftchat.chat import doctor as terminal
 from swiftchat.cuda import nvrtc
-from swiftchat.engine import doctor, links
+from swiftchat.engine import diagnosis, doctor, links
 from swiftchat.errors import DeviceError, UsageError
 
 GPU = {
@@ -47,13 +47,13 @@ def machine(*path: str, **changes: Any) -> dict[str, Any]:
     return facts
 
 
-def judged(facts: dict[str, Any], name: str) -> doctor.Check:
-    (check,) = [check for check in doctor.judge(facts) if check.name == name]
+def judged(facts: dict[str, Any], name: str) -> diagnosis.Check:
+    (check,) = [check for check in diagnosis.judge(facts) if check.name == name]
     return check
 
 
 def run(monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], *args: str) -> Result:
-    checks = [vars(check) for check in doctor.judge(facts)]
+    checks = [vars(check) for check in diagnosis.judge(facts)]
     monkeypatch.setattr(terminal, "examine", lambda: {**facts, "checks": checks})
     return CliRunner().invoke(terminal.doctor, args)
 
@@ -70,7 +70,7 @@ def fresh_compiler():
 
 
 def test_nothing_is_wrong_with_a_good_machine() -> None:
-    checks = doctor.judge(WELL)
+    checks = diagnosis.judge(WELL)
     assert {check.state for check in checks} == {"ok"}
     assert not any(check.hint for check in checks)
     assert "149.0 of 150.0 GB free" in judged(WELL, "GPU 0").text

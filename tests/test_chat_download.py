@@ -229,6 +229,20 @@ def test_show_tells_what_each_stage_holds(tmp_path: Path) -> None:
     assert refused.returncode == 2 and b"more than this model's 2 layers" in refused.stderr
 
 
+def test_quantised_weights_are_counted_as_gpus_have_them(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")
+    fp8 = tmp_path / "fp8"
+    assert run("convert", str(folder), str(fp8), "--quantize", "fp8").returncode == 0
+    plain, model = Model.open(folder), Model.open(fp8)
+    assert model.weights_bytes < plain.weights_bytes
+    counted = fit.bytes_on_gpu(model)
+    assert set(counted) == set(fit.bytes_on_gpu(plain))
+    assert all(counted[name] % 4 == 0 for name in counted)  # the config says fp32
+    assert sum(counted.values()) == 4 * sum(
+        nbytes // (4 if dtype == "F32" else 2) for dtype, nbytes in plain.stored.values()
+    )
+
+
 def test_show_of_files_cut_beforehand(tmp_path: Path) -> None:
     folder, cut = make_model(tmp_path / "model"), tmp_path / "cut"
     assert run("convert", str(folder), str(cut), "--tp", "2").returncode == 0
@@ -281,7 +295,7 @@ def test_memory_grows_with_the_context(tmp_path: Path) -> None:
     # Beside 15 % that stay free and the weights there is room for 1000 tokens, and not one more.
     enough = -(-(weights + 1000 * per_token) * 100 // 85)
     for free, tokens in [(enough, 1000), (enough - per_token, 999), (weights, 0), (10**9, 131072)]:
-        (row,) = fit.fits(model, [fit.Place("x", 10**9, free)])
+        (row,) = fit.fits(model, fit.Place("x", 10**9, free), [])
         assert abs(row["largest_context_tokens"] - tokens) <= (1 if tokens == 999 else 0)
     shown = {label(key): fact_text(key, value) for key, value in facts.items()}
     assert shown["memory at context"].count(" tokens") == 3

@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -169,20 +170,23 @@ class Tmux:
 
 
 @pytest.fixture
-def tmux(program: Program, tmp_path: Path) -> Iterator[Callable[..., Tmux]]:
+def tmux(program: Program) -> Iterator[Callable[..., Tmux]]:
     if shutil.which("tmux") is None:
         pytest.skip("no tmux")
     opened: list[Tmux] = []
+    # A folder of this test's own: the server of the last one may still be ending. Not `tmp_path`,
+    # whose name is too long for a socket's.
+    folder = Path(tempfile.mkdtemp(prefix="swiftchat-tmux-"))
 
     def open_tmux(*answers: object, columns: int = 80, rows: int = 24) -> Tmux:
-        socket = Path(f"/tmp/swiftchat-test-{os.getpid()}")  # a socket's name must be short
-        opened.append(Tmux(socket, program.command(*answers), columns, rows))
+        opened.append(Tmux(folder / "socket", program.command(*answers), columns, rows))
         opened[0].wait_for(lambda text: ">>>" in text)
         return opened[0]
 
     yield open_tmux
     for window in opened:
         window.run("kill-server")
+    shutil.rmtree(folder, ignore_errors=True)  # the server may be removing its socket
 
 
 @pytest.mark.parametrize(("columns", "rows"), SIZES)

@@ -1,33 +1,17 @@
 """Conversations in a real terminal whose program is killed, hung up on, or goes on later."""
 
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
-import fake_engine
 import pytest
-from test_chat_process import SLOW, Program
+from test_chat_process import SLOW
+from test_chat_process import chat as chat
+from test_chat_process import program as program
 from test_chat_terminal import Terminal
 
 from swiftchat.chat.sessions import Sessions, sessions_path
 
 Open = Callable[..., Terminal]
-
-
-@pytest.fixture
-def chat(tmp_path: Path) -> Iterator[Open]:
-    program = Program(fake_engine.make_folder(tmp_path / "model"))
-    opened: list[Terminal] = []
-
-    def open_chat(*answers: object, options: tuple[str, ...] = (), **settings: object) -> Terminal:
-        executable, *args = program.command(*answers, options=options)
-        opened.append(Terminal(executable, args, **settings))  # type: ignore[arg-type]
-        opened[-1].wait_for(">>>")
-        return opened[-1]
-
-    yield open_chat
-    for terminal in opened:
-        terminal.process.close(force=True)
 
 
 def kept() -> list[tuple[str, str, str | None]]:

@@ -110,7 +110,7 @@ def test_a_template_from_the_configuration(
     monkeypatch.setenv("SWIFTCHAT_TEMPLATE", str(tmp_path / "own.jinja"))
     program.run("-p", "x")
     assert program.engine.asked() == ASKED
-    assert "template" in cli._option_names()
+    assert "template" in cli.option_names()
 
 
 def test_a_model_without_a_template_gets_its_familys(tmp_path: Path, program: Program) -> None:
@@ -191,6 +191,7 @@ def test_json_is_one_object_of_schema_1(program: Program) -> None:
     assert report["schema"] == 1
     assert report["content"] == "An answer." and report["finish_reason"] == "stop"
     assert report["model"]["id"] == "model" and report["model"]["device"] == "fake"
+    assert report["model"]["quantization"] is None
     assert report["usage"] == {
         "prompt_tokens": 24, "cached_tokens": 3, "completion_tokens": 10, "context_used": 34,
         "context_size": 256,
@@ -243,6 +244,12 @@ def test_a_failure_in_the_middle_keeps_what_was_said(program: Program) -> None:
     )
     assert result.stdout == "Half an ans\n"
     assert isinstance(result.exception, SwiftchatError) and result.exception.exit_code == 4
+
+
+def test_json_tells_how_weights_are_quantised(program: Program) -> None:
+    fake_engine.make_folder(program.folder, quantization_config={"quant_method": "gguf"})
+    report = json.loads(program.run("-p", "Hi", "--json").stdout)
+    assert report["model"]["quantization"] == "gguf"
 
 
 def test_json_tells_of_a_failure_in_the_middle(program: Program) -> None:

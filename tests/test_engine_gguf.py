@@ -24,6 +24,11 @@ from swiftchat.weights.model import Model
 from swiftchat.weights.store import Store
 from swiftchat.weights.tensor_parallel import share_of
 
+pytestmark = pytest.mark.skipif(
+    not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
+    reason="torch has no int4 kernel for this processor",
+)
+
 CPU = torch.device("cpu")
 # Bytes at which a block's half-precision factors are.
 FACTORS = {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_1": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}

@@ -1,5 +1,6 @@
 """Streaming weights to a device against views of the mapped files, bit by bit, on the CPU."""
 
+import gc
 import os
 import struct
 import threading
@@ -42,10 +43,11 @@ def llama(tmp_path: Path) -> Path:
 def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test leaves a thread or an open file behind."""
     monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # a thread of the models' maker
+    gc.collect()  # what other tests have left shall not be closed meanwhile
     threads, files = set(threading.enumerate()), num_open_files()
     yield
     assert set(threading.enumerate()) <= threads
-    assert num_open_files() == files
+    assert num_open_files() <= files
 
 
 def num_open_files() -> int:

@@ -13,6 +13,7 @@ from quantised_models import quantised_model
 from safetensors.torch import load_file, save_file
 from tiny_llama import tiny_llama
 
+from swiftchat.engine import quantised as forms
 from swiftchat.engine.engine import Engine
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.quantised import (
@@ -28,6 +29,11 @@ from swiftchat.weights.convert import convert
 from swiftchat.weights.kept import Float8, Int4, Int8, Kept
 from swiftchat.weights.model import Model
 from swiftchat.weights.quantise import FORMS, Quantisation
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
+    reason="torch has no int4 kernel for this processor",
+)
 
 CLASSES = {"int4": Int4Weight, "int8": Int8Weight, "fp8": Float8Weight}
 # bfloat16 has 8 bits, the first among them: what is rounded is wrong by 2^−8 of itself at most.
@@ -53,6 +59,17 @@ def random_kept(form: str, rows: int, columns: int, seed: int = 0) -> tuple[Kept
     numbers = torch.from_numpy(codes).view(torch.float8_e4m3fn).double()
     kept = Float8(codes.view(np.uint8), scale[:, 0])
     return kept, numbers * torch.from_numpy(scale).double()
+
+
+def test_int4_is_decoded_where_torch_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [random_kept("int4", 64, 64)[0]]
+    assert packed_weight(kept, torch.bfloat16) is not None
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    forms._row_order.cache_clear()
+    try:
+        assert packed_weight(kept, torch.bfloat16) is None
+    finally:
+        forms._row_order.cache_clear()
 
 
 @pytest.mark.parametrize("form", FORMS)

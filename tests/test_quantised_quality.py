@@ -65,3 +65,9 @@ def test_perplexity_of_each_form(smollm2: Path, tmp_path: Path, of_bf16: float, 
 def test_perplexity_of_each_cache(smollm2: Path, of_bf16: float, kv_dtype: str) -> None:
     found = perplexity(smollm2, kv_dtype=kv_dtype)
     assert 0 < abs(found / of_bf16 - 1) <= MOST_OF_CACHE[kv_dtype]
+
+
+def test_perplexity_as_downloaded(smollm2_gguf: Path, tmp_path: Path, of_bf16: float) -> None:
+    """GGUF's blocks, run as they are, against their decoding: only factors are rounded apart."""
+    convert(smollm2_gguf, tmp_path / "packed", dtype="bfloat16", packed=True)
+    assert abs(perplexity(tmp_path / "packed") / of_bf16 - 1) <= 0.005

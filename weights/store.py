@@ -1,7 +1,6 @@
 """Where models live on this machine, and how a name becomes a model directory."""
 
 import builtins
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -198,6 +197,8 @@ def _conversion_of_file(path: Path) -> str:
 
 def _keyed(name: str, identity: str) -> str:
     """A folder's name that no other `identity` leads to."""
+    import hashlib  # not at the top: most models need no conversion
+
     return f"{name}-{hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]}"
 
 
