@@ -30,8 +30,10 @@ def packed(make: Inputs, form: str, group: int, rows: int, k: int, *,
         return matrix, bits.view(torch.float8_e4m3fn).double() * scale.double().unsqueeze(1)
     numbers = make.integers(0, 16, rows, k, dtype=torch.uint8)
     groups = k // group
-    # Of 8 bits, as bfloat16 has them; one group has no factor.
-    factors = make.normal(rows, groups, dtype=torch.bfloat16).float() * magnitude / 4
+    # Of 8 bits, as bfloat16 has them, none so small beside its row's largest that packing rounds it;
+    # one group has no factor.
+    factors = make.normal(rows, groups, dtype=torch.bfloat16).float()
+    factors = torch.where(factors < 0, -1, 1) * factors.abs().clamp_(2.0**-9) * magnitude / 4
     factors = (factors * scale.bfloat16().float().unsqueeze(1)).bfloat16().float()
     factors[0, groups // 2] = 0
     zeros = make.integers(0, 16, rows, groups).float()

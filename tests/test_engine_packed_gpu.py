@@ -180,15 +180,16 @@ def test_gguf_blocks_on_a_gpu(tmp_path: Path, type_name: str) -> None:
     kind = gguf.GGMLQuantizationType[type_name]
     tiny_gguf.write(tmp_path / "m.gguf", model, quantise=kind)
     convert(tmp_path / "m.gguf", tmp_path / "out", packed=True, dtype="float32")
-    prompt = {1: tiny.random_ids(40)}
-    params = SamplingParams(temperature=0, max_tokens=8)
-    on_cpu, _ = tiny.run(tiny.engine(tmp_path / "out"), prompt, params)
+    prompt, params = tiny.random_ids(40), SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+    _, expected = tiny.likelihoods(tiny.engine(tmp_path / "out"), prompt, params)
     engine = tiny.engine(tmp_path / "out", device="cuda")
     weights = engine.decoder.weights
     assert isinstance(weights.embed, torch.Tensor)
     assert isinstance(weights.layers[0].down, PackedMatrix) == (type_name == "Q4_1")
     assert ("decoded" in engine.info.device) == (type_name == "Q8_0")
-    assert tiny.run(engine, prompt, params)[0] == on_cpu
+    _, found = tiny.likelihoods(engine, prompt, params)
+    near = dict(expected[0].likeliest)  # minima of 11 bits on a GPU
+    assert dict(found[0].likeliest) == pytest.approx(near, abs=0.02)
 
 
 @pytest.mark.gpu

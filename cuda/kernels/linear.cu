@@ -145,33 +145,14 @@ __device__ void load_vectors(const Arguments& a, const Share& share, Shared&, u8
 
 __device__ void consume(const Arguments& a, const Share& share, Shared& shared, const u8* ring,
                         const u8* vectors, int stride) {
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
-    int slot = 0, item = 0;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, slot = 0, item = 0;
     u32 parity = 0;
     Accumulator<T> sums;
     for (int tile = share.first; tile < share.tiles; tile += share.step, item++) {
         for (int column = share.begin; column < share.end; column += CHUNK) {
             int width = min(CHUNK, share.end - column);
             barrier_wait(&shared.full[slot], parity);
-#if FORM == PLAIN
-            const u8* rows = ring + slot * SLOT_BYTES + g * ROW_STRIDE;
-            const u8* x = vectors + (column - share.begin) * (int)sizeof(T);
-            if (width == CHUNK) {
-#pragma unroll
-                for (int j = 0; j < STEPS; j++) {
-                    int at = ((j * CONSUMERS + warp) * STEP + t * PIECE) * (int)sizeof(T);
-                    sums.add(*(const uint4*)(rows + at), x + at, stride, a.n);
-                }
-            } else {  // what lies past the end of a row is an older slot's
-                for (int j = warp; j * STEP < width; j += CONSUMERS) {
-                    int i = j * STEP + t * PIECE, at = i < width ? i * (int)sizeof(T) : 0;
-                    uint4 zero = {};
-                    sums.add(i < width ? *(const uint4*)(rows + at) : zero, x + at, stride, a.n);
-                }
-            }
-#else
             add_chunk(sums, ring + slot * SLOT_BYTES, vectors, stride, a.n, share, column, width);
-#endif
             __syncwarp();
             if (lane == 0) barrier_arrive(&shared.empty[slot]);
             if (++slot == a.slots) slot = 0, parity ^= 1;

@@ -9,8 +9,8 @@
 #define ROTATE 3
 #define SEND 4
 
-constexpr int TILE = 8;              // rows of weight
-constexpr int CHUNK_BYTES = 2048;    // of a row, at most, in a slot
+constexpr int TILE = 16;             // rows of weight
+constexpr int CHUNK_BYTES = 1024;    // of a row, at most, in a slot
 constexpr int ROW_STRIDE = CHUNK_BYTES + 64;  // 64: rows g and g + 1 lie in different banks
 constexpr int BITS = FORM == PLAIN ? 8 * sizeof(T) : FORM == INT4 ? 4 : 8;
 constexpr int CHUNK = CHUNK_BYTES * 8 / BITS;
@@ -20,6 +20,7 @@ constexpr int STEP_BYTES = 64;        // of a row
 constexpr int PART = CHUNK_BYTES / sizeof(T);  // splits are multiples of
 // INT4: a factor and a zero for each GROUP columns, after the rows in a slot; 16: other banks.
 constexpr int TABLE_STRIDE = FORM == INT4 ? CHUNK / GROUP * 4 + 16 : 0;
+constexpr int SUMS_STRIDE = TILE + 4;  // floats; 4: vectors 2t and 2t + 2 lie in different banks
 constexpr int SLOT_BYTES = TILE * (ROW_STRIDE + TABLE_STRIDE);
 constexpr int COPIES = FORM == INT4 ? 2 : 1;  // that fill a slot
 constexpr int CONSUMERS = 8, EPILOGUES = 2, MAX_SLOTS = 16;
@@ -53,7 +54,7 @@ struct Arguments {
 struct Shared {
     u64 full[MAX_SLOTS], empty[MAX_SLOTS], sums_full[EPILOGUES], sums_empty[EPILOGUES];
     float squares[CONSUMERS][VECTORS];
-    float sums[EPILOGUES][CONSUMERS][VECTORS][TILE];
+    float sums[EPILOGUES][CONSUMERS][VECTORS][SUMS_STRIDE];
 #if EPILOGUE == ROTATE
     float angles[VECTORS][256];  // rows of cos_sin; head_dim is at most 256
 #endif
@@ -74,10 +75,11 @@ struct Share {
     }
 };
 
+// Row r of a tile: of pairs (row, row + span / 2), those of its first half and then their partners.
 __device__ __forceinline__ int row_of(const Arguments& a, int tile, int r) {
-    int tiles_a_span = a.span / TILE;
-    int group = tile / tiles_a_span, within = tile % tiles_a_span;
-    return group * a.span + within * 4 + (r & 3) + (r >> 2) * (a.span / 2);
+    constexpr int PAIRS = TILE / 2;
+    int half_span = a.span / 2, pair = tile * PAIRS + r % PAIRS;
+    return pair / half_span * a.span + pair % half_span + r / PAIRS * half_span;
 }
 
 // Bytes from one vector in shared memory to the next: rows g and g + 1 in different banks, where the

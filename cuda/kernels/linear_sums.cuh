@@ -1,5 +1,5 @@
 // linear's products: the partial sums of one warp over its columns. Thread (g, t) = (lane / 4,
-// lane % 4) has 16 bytes of row g at a time, and x's columns that belong to them:
+// lane % 4) has 16 bytes of rows g and g + 8 at a time, and x's columns that belong to them:
 //
 //   PLAIN       columns 8t … 8t + 7 of 32 (fp32: 4t … 4t + 3 of 16)
 //   INT8, FP8   16t … 16t + 15 of 64
@@ -9,16 +9,21 @@
 #include "linear_stream.cuh"
 #include "mma.cuh"
 
-constexpr int PAIRS = FORM == INT4 ? 4 : 2;  // of instructions for 16 bytes of packed weights
+constexpr bool MMA = !Same<T, float>::value;
+constexpr int PAIRS = FORM == INT4 ? 4 : FORM == PLAIN ? 1 : 2;  // of instructions for a PIECE
 constexpr int X_PIECE = FORM == INT4 ? 8 : PIECE;   // columns of x that lie together, of a thread
 constexpr int PAIR_STRIDE = FORM == INT4 ? 32 : 8;  // columns of x from one pair to the next
+// What an int4 number in an instruction is more than the number that it means.
+constexpr float ZERO = FORM == INT4 && MMA ? int4_offset(T()) : 0;
 
-#if FORM != PLAIN
-// Operands of a pair of instructions out of a thread's 16 bytes.
+// A row's operands of a pair of instructions, out of a thread's PIECE.
 template <typename A>
-__device__ __forceinline__ void decode(const u32 (&words)[4], int pair, u32 (&b)[4]) {
-#if FORM == INT4
-    decode_int4(words[pair], b, A());
+__device__ __forceinline__ void decode(const u32 (&words)[4], int pair, u32 (&a)[4]) {
+#if FORM == PLAIN
+#pragma unroll
+    for (int i = 0; i < 4; i++) a[i] = words[i];
+#elif FORM == INT4
+    decode_int4(words[pair], a, A());
 #else
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -28,15 +33,17 @@ __device__ __forceinline__ void decode(const u32 (&words)[4], int pair, u32 (&b)
 #else
         decode_fp8(words[2 * pair + i], two, A());
 #endif
-        b[2 * i] = two[0];
-        b[2 * i + 1] = two[1];
+        a[2 * i] = two[0];
+        a[2 * i + 1] = two[1];
     }
 #endif
 }
 
 // Weight i of a thread's PIECE in fp32, without its factors.
 __device__ __forceinline__ float weight_at(const u32 (&words)[4], int i) {
-#if FORM == INT8
+#if FORM == PLAIN
+    return __uint_as_float(words[i % 4]);
+#elif FORM == INT8
     return int8_at(words[i / 4], i % 4);
 #elif FORM == FP8
     return fp8_at(words[i / 4], i % 4);
@@ -44,17 +51,17 @@ __device__ __forceinline__ float weight_at(const u32 (&words)[4], int i) {
     return int4_at(words[i / 8], i % 8);
 #endif
 }
-#endif
 
-#if FORM == INT4
-constexpr int GROUPS = STEP / GROUP;  // in a step
+constexpr int GROUPS = FORM == INT4 ? STEP / GROUP : 1;  // in a step
 
-// Where the groups of a step lie in shared memory.
+// INT4: where the groups of a step lie in shared memory.
 struct Group {
     const u8* table;    // of row 0
     const float* sums;  // of vector 0
     int stride;         // floats from a vector's sums to the next one's
 };
+
+#if FORM == INT4
 
 // Sums of x over each group, in fp32, after the vectors; 4: other banks for the next vector.
 __device__ __forceinline__ int sums_stride(const Share& share) {
@@ -63,7 +70,7 @@ __device__ __forceinline__ int sums_stride(const Share& share) {
 
 // Reads the vectors in shared memory, and leaves the sums of their groups behind them.
 __device__ void sum_groups(const Arguments& a, const Share& share, u8* vectors, int stride) {
-    if constexpr (!Same<T, float>::value) {  // which multiplies by whole weights
+    if constexpr (MMA) {  // fp32 multiplies by whole weights
         constexpr int LANES = GROUP / 8;
         int lane = threadIdx.x % WARP, pieces = (share.end - share.begin) / 8;
         float* sums = (float*)(vectors + a.n * stride);
@@ -87,154 +94,123 @@ __device__ void sum_groups(const Arguments& a, const Share& share, u8* vectors, 
 __device__ __forceinline__ void sum_groups(const Arguments&, const Share&, u8*, int) {}
 #endif
 
-// Sums by instructions: vectors g and g + 8, rows 2t and 2t + 1; two in turn.
-constexpr bool BOTH_HALVES = FORM == PLAIN || VECTORS > 8;  // see add_pair
-struct MmaSums {
-    float sum[2][4] = {};
+// Sums by instructions: of vectors 2t, 2t + 1 with row g, then with row g + 8; vectors from 8 on in
+// the second half. Two in turn, as an instruction waits for the sums of the one before.
+constexpr int HALVES = VECTORS > 8 ? 2 : 1;
 
-    // i = 0, 1: vector g, rows 2t and 2t + 1; 2, 3: vector g + 8
-    __device__ __forceinline__ float of(int i) const {
-        return sum[0][i] + sum[1][BOTH_HALVES ? i : i + 2];
-    }
-    __device__ __forceinline__ void store(float (*sums)[TILE], int n) {
-        int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-        if (g < n) *(float2*)&sums[g][2 * t] = {of(0), of(1)};
-        if (VECTORS > 8 && g + 8 < n) *(float2*)&sums[g + 8][2 * t] = {of(2), of(3)};
-#pragma unroll
-        for (int i = 0; i < 4; i++) sum[0][i] = sum[1][i] = 0;
-    }
-};
+template <typename A> struct Accumulator {
+    float sum[HALVES][2][4] = {};
 
-#if FORM != PLAIN
-// Adds to `sum` the products of one pair of instructions. Vectors past the last are computed like
-// the last and never stored.
-template <typename A>
-__device__ __forceinline__ void add_pair(float (&sum)[2][4], const u32 (&words)[4], int pair,
-                                         const u8* x, int stride, int n) {
-    int g = threadIdx.x % WARP / 4, at = pair * PAIR_STRIDE * (int)sizeof(A);
-    uint4 low = *(const uint4*)(x + min(g, n - 1) * stride + at), high = {};
-    if (VECTORS > 8) high = *(const uint4*)(x + min(g + 8, n - 1) * stride + at);
-    u32 b[4];
-    decode<A>(words, pair, b);
-    // An instruction wants its four registers of x side by side, as they are loaded: without vectors
-    // g + 8 the first makes sums of x and z, the second of y and w, in the half of vectors g + 8.
-    if (BOTH_HALVES) {
-        multiply<A>(sum[0], low.x, high.x, low.z, high.z, b[0], b[2]);
-        multiply<A>(sum[1], low.y, high.y, low.w, high.w, b[1], b[3]);
-    } else {
-        multiply<A>(sum[0], low.x, low.y, low.z, low.w, b[0], b[2]);
-        multiply<A>(sum[1], low.x, low.y, low.z, low.w, b[1], b[3]);
-    }
-}
-#endif
-
-template <typename A> struct Accumulator : MmaSums {
-#if FORM == PLAIN
-    __device__ __forceinline__ void add(uint4 w, const u8* x, int stride, int n) {
+    // Adds the products of a step. Vectors past the last are computed like the last and never stored.
+    __device__ __forceinline__ void add(const uint4 (&rows)[2], const u8* x, int stride, int n,
+                                        Group group) {
+        const u32 low[4] = {rows[0].x, rows[0].y, rows[0].z, rows[0].w};
+        const u32 high[4] = {rows[1].x, rows[1].y, rows[1].z, rows[1].w};
+#if FORM == INT4
+        constexpr int EACH = PAIRS / GROUPS;  // pairs of instructions of a group
         int g = threadIdx.x % WARP / 4;
-        // Vectors past the last are computed like the last and never stored.
-        uint4 low = *(const uint4*)(x + min(g, n - 1) * stride), high = {};
-        if (VECTORS > 8) high = *(const uint4*)(x + min(g + 8, n - 1) * stride);
-        multiply<A>(sum[0], low.x, high.x, low.y, high.y, w.x, w.y);
-        multiply<A>(sum[1], low.z, high.z, low.w, high.w, w.z, w.w);
-    }
-#elif FORM != INT4
-    __device__ __forceinline__ void add(uint4 w, const u8* x, int stride, int n) {
-        const u32 words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-        for (int p = 0; p < PAIRS; p++) add_pair<A>(sum, words, p, x, stride, n);
-    }
-#else
-    // sum over groups of factor * (products + zero * sum of x)
-    __device__ __forceinline__ void add(uint4 w, const u8* x, int stride, int n, Group group) {
         using Row = Vec<__half2, GROUPS>;
-        using X = Vec<float, GROUPS>;
-        const u32 words[4] = {w.x, w.y, w.z, w.w};
-        int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-        Row rows[2] = {*(const Row*)(group.table + 2 * t * TABLE_STRIDE),
-                       *(const Row*)(group.table + (2 * t + 1) * TABLE_STRIDE)};
-        X low = *(const X*)(group.sums + min(g, n - 1) * group.stride), high = low;
-        if (VECTORS > 8) high = *(const X*)(group.sums + min(g + 8, n - 1) * group.stride);
+        Row table[2] = {*(const Row*)(group.table + g * TABLE_STRIDE),
+                        *(const Row*)(group.table + (g + 8) * TABLE_STRIDE)};
 #pragma unroll
         for (int i = 0; i < GROUPS; i++) {
-            MmaSums part;
+            float part[HALVES][2][4] = {};
 #pragma unroll
-            for (int p = 0; p < PAIRS / GROUPS; p++)
-                add_pair<A>(part.sum, words, i * (PAIRS / GROUPS) + p, x, stride, n);
+            for (int p = i * EACH; p < (i + 1) * EACH; p++) add_pair(part, low, high, p, x, stride, n);
+            // factor * (products + zero * sum of x)
+            float2 f[2] = {__half22float2(table[0].at[i]), __half22float2(table[1].at[i])};
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                float2 f = __half22float2(rows[j].at[i]);
-                sum[0][j] += f.x * (part.of(j) + f.y * low.at[i]);
-                if (VECTORS > 8) sum[0][j + 2] += f.x * (part.of(j + 2) + f.y * high.at[i]);
-            }
+            for (int h = 0; h < HALVES; h++)
+#pragma unroll
+                for (int v = 0; v < (VECTORS > 1 ? 2 : 1); v++) {
+                    int vector = min(threadIdx.x % 4 * 2 + v + 8 * h, n - 1);
+                    float sum_of_x = group.sums[vector * group.stride + i];
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+                        float products = part[h][0][2 * r + v] + part[h][1][2 * r + v];
+                        sum[h][0][2 * r + v] += f[r].x * (products + (f[r].y - ZERO) * sum_of_x);
+                    }
+                }
+        }
+#else
+#pragma unroll
+        for (int p = 0; p < PAIRS; p++) add_pair(sum, low, high, p, x, stride, n);
+#endif
+    }
+
+    __device__ __forceinline__ static void add_pair(float (&part)[HALVES][2][4], const u32 (&low)[4],
+                                                    const u32 (&high)[4], int pair, const u8* x,
+                                                    int stride, int n) {
+        int g = threadIdx.x % WARP / 4;
+        u32 a[4], b[4];
+        decode<A>(low, pair, a);
+        decode<A>(high, pair, b);
+        x += pair * PAIR_STRIDE * (int)sizeof(A);
+#pragma unroll
+        for (int h = 0; h < HALVES; h++) {
+            uint4 v = *(const uint4*)(x + min(g + 8 * h, n - 1) * stride);
+            multiply<A>(part[h][0], a[0], b[0], a[1], b[1], v.x, v.y);
+            multiply<A>(part[h][1], a[2], b[2], a[3], b[3], v.z, v.w);
         }
     }
-#endif
+
+    __device__ __forceinline__ void store(float (*sums)[SUMS_STRIDE], int n) {
+        int g = threadIdx.x % WARP / 4;
+#pragma unroll
+        for (int h = 0; h < HALVES; h++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int vector = threadIdx.x % 4 * 2 + j % 2 + 8 * h;
+                if (vector < n) sums[vector][g + j / 2 * 8] = sum[h][0][j] + sum[h][1][j];
+                sum[h][0][j] = sum[h][1][j] = 0;
+            }
+    }
 };
 
 template <> struct Accumulator<float> {
-    float sum[VECTORS] = {};  // of row g, over this thread's columns
+    float sum[2][VECTORS] = {};  // of rows g and g + 8, over this thread's columns
 
-#if FORM == PLAIN
-    __device__ __forceinline__ void add(uint4 w, const u8* x, int stride, int n) {
-        const float* a = (const float*)&w;
+    __device__ __forceinline__ void add(const uint4 (&rows)[2], const u8* x, int stride, int n,
+                                        Group group) {
 #pragma unroll
-        for (int b = 0; b < VECTORS; b++)
-            if (b < n) {
-                float4 v = *(const float4*)(x + b * stride);
-                sum[b] += a[0] * v.x + a[1] * v.y + a[2] * v.z + a[3] * v.w;
+        for (int r = 0; r < 2; r++) {
+            const u32 words[4] = {rows[r].x, rows[r].y, rows[r].z, rows[r].w};
+#pragma unroll
+            for (int i = 0; i < PIECE; i += 4) {
+                int column = FORM == INT4 ? i / 8 * PAIR_STRIDE + i % 8 : i;
+                float w[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) w[j] = weight_at(words, i + j);
+#if FORM == INT4
+                const u8* row = group.table + (threadIdx.x % WARP / 4 + 8 * r) * TABLE_STRIDE;
+                float2 f = __half22float2(((const __half2*)row)[i / (PIECE / GROUPS)]);
+#pragma unroll
+                for (int j = 0; j < 4; j++) w[j] = f.x * (w[j] + f.y);
+#endif
+#pragma unroll
+                for (int b = 0; b < VECTORS; b++)
+                    if (b < n) {
+                        float4 v = *(const float4*)(x + b * stride + column * 4);
+                        sum[r][b] += w[0] * v.x + w[1] * v.y + w[2] * v.z + w[3] * v.w;
+                    }
             }
-    }
-#elif FORM != INT4
-    __device__ __forceinline__ void add(uint4 w, const u8* x, int stride, int n) {
-        add_columns(w, x, stride, n, 0, PIECE, 1, 0);
-    }
-#else
-    __device__ __forceinline__ void add(uint4 w, const u8* x, int stride, int n, Group group) {
-        const u8* row = group.table + threadIdx.x % WARP / 4 * TABLE_STRIDE;
-#pragma unroll
-        for (int i = 0; i < GROUPS; i++) {
-            float2 f = __half22float2(((const __half2*)row)[i]);
-            add_columns(w, x, stride, n, i * PIECE / GROUPS, PIECE / GROUPS, f.x, f.y);
         }
     }
-#endif
-#if FORM != PLAIN
-    // Columns first … first + count of this thread's, times factor * (weight + zero).
-    __device__ __forceinline__ void add_columns(uint4 w, const u8* x, int stride, int n, int first,
-                                                int count, float factor, float zero) {
-        const u32 words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-        for (int i = first; i < first + count; i += 4) {
-            int column = FORM == INT4 ? i / 8 * PAIR_STRIDE + i % 8 : i;
-            float a[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                a[j] = weight_at(words, i + j);
-                if (FORM == INT4) a[j] = factor * (a[j] + zero);
-            }
-#pragma unroll
-            for (int b = 0; b < VECTORS; b++)
-                if (b < n) {
-                    float4 v = *(const float4*)(x + b * stride + column * 4);
-                    sum[b] += a[0] * v.x + a[1] * v.y + a[2] * v.z + a[3] * v.w;
-                }
-        }
-    }
-#endif
-    __device__ __forceinline__ void store(float (*sums)[TILE], int n) {
+
+    __device__ __forceinline__ void store(float (*sums)[SUMS_STRIDE], int n) {
         int lane = threadIdx.x % WARP;
 #pragma unroll
-        for (int b = 0; b < VECTORS; b++) {
-            float v = sum[b] + __shfl_xor_sync(ALL, sum[b], 1);
-            v += __shfl_xor_sync(ALL, v, 2);
-            if (b < n && lane % 4 == 0) sums[b][lane / 4] = v;
-            sum[b] = 0;
-        }
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int b = 0; b < VECTORS; b++) {
+                float v = sum[r][b] + __shfl_xor_sync(ALL, sum[r][b], 1);
+                v += __shfl_xor_sync(ALL, v, 2);
+                if (b < n && lane % 4 == 0) sums[b][lane / 4 + 8 * r] = v;
+                sum[r][b] = 0;
+            }
     }
 };
 
-#if FORM != PLAIN
 // The products of a slot: `width` columns of the tile, `column` the first.
 __device__ __forceinline__ void add_chunk(Accumulator<T>& sums, const u8* slot, const u8* vectors,
                                           int stride, int n, const Share& share, int column,
@@ -243,32 +219,30 @@ __device__ __forceinline__ void add_chunk(Accumulator<T>& sums, const u8* slot, 
     const u8* rows = slot + g * ROW_STRIDE + warp * STEP_BYTES + t * 16;
     const u8* x = vectors + (column - share.begin + warp * STEP + t * X_PIECE) * (int)sizeof(T);
     constexpr int X_BYTES = STEP * (int)sizeof(T);
+    Group group = {};
 #if FORM == INT4
     const float* sums_of_x = (const float*)(vectors + n * stride);
-    Group group = {slot + TILE * ROW_STRIDE + warp * GROUPS * 4,
-                   sums_of_x + (column - share.begin) / GROUP + warp * GROUPS, sums_stride(share)};
+    group = {slot + TILE * ROW_STRIDE + warp * GROUPS * 4,
+             sums_of_x + (column - share.begin) / GROUP + warp * GROUPS, sums_stride(share)};
 #endif
-    auto add = [&](uint4 w, int j, const u8* x) {
-#if FORM == INT4
+    auto add = [&](int j, bool inside) {
+        const u8* from = rows + j * CONSUMERS * STEP_BYTES;
+        uint4 both[2] = {};
+        if (inside) {
+            both[0] = *(const uint4*)from;
+            both[1] = *(const uint4*)(from + 8 * ROW_STRIDE);
+        }
         int first = j * CONSUMERS * GROUPS;
-        sums.add(w, x, stride, n, {group.table + first * 4, group.sums + first, group.stride});
-#else
-        sums.add(w, x, stride, n);
-#endif
+        sums.add(both, inside ? x + j * CONSUMERS * X_BYTES : vectors, stride, n,
+                 {group.table + first * 4, group.sums + first, group.stride});
     };
     if (width == CHUNK) {
-        constexpr int TOGETHER = Same<T, float>::value ? 1 : STEPS;
+        constexpr int TOGETHER = MMA ? STEPS : 1;
 #pragma unroll TOGETHER
-        for (int j = 0; j < STEPS; j++)
-            add(*(const uint4*)(rows + j * CONSUMERS * STEP_BYTES), j, x + j * CONSUMERS * X_BYTES);
+        for (int j = 0; j < STEPS; j++) add(j, true);
     } else {  // what lies past the end of a row is an older slot's
-        for (int j = 0; (j * CONSUMERS + warp) * STEP < width; j++) {
+        for (int j = 0; (j * CONSUMERS + warp) * STEP < width; j++)
             // Whole steps of INT4; else a thread may be past the end.
-            bool inside = FORM == INT4 || (j * CONSUMERS + warp) * STEP + t * PIECE < width;
-            uint4 zero = {};
-            add(inside ? *(const uint4*)(rows + j * CONSUMERS * STEP_BYTES) : zero, j,
-                inside ? x + j * CONSUMERS * X_BYTES : vectors);
-        }
+            add(j, FORM == INT4 || (j * CONSUMERS + warp) * STEP + t * PIECE < width);
     }
 }
-#endif

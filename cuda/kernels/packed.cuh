@@ -74,17 +74,21 @@ __device__ __forceinline__ void decode_fp8(u32 bytes, u32 (&pairs)[2], half) {
     }
 }
 
-// Eight numbers of 4 bits, minus 8, as four registers of pairs: pair i in the bits 4i and 16 + 4i.
+// Eight numbers of 4 bits as four registers of pairs: pair i in the bits 4i and 16 + 4i. They are
+// `int4_offset` more than what they mean, code - 8: one number times the sum of x takes that away.
 __device__ __forceinline__ void decode_int4(u32 word, u32 (&pairs)[4], bf16) {
 #pragma unroll
     for (int i = 0; i < 4; i++)  // the lower bits of 128
-        pairs[i] = minus(and_or<0x000f000f, 0x43004300>(word >> (4 * i)), 0x43084308, bf16());
+        pairs[i] = and_or<0x000f000f, 0x43004300>(word >> (4 * i));
 }
 __device__ __forceinline__ void decode_int4(u32 word, u32 (&pairs)[4], half) {
 #pragma unroll
-    for (int i = 0; i < 4; i++)  // the lower bits of 1024
-        pairs[i] = minus(and_or<0x000f000f, 0x64006400>(word >> (4 * i)), 0x64086408, half());
+    for (int i = 0; i < 4; i++)  // 64 has fractions of a sixteenth: the bits above those
+        pairs[i] = and_or<0x00f000f0, 0x54005400>(i ? word >> (4 * i - 4) : word << 4);
 }
+constexpr float int4_offset(bf16) { return 128 + 8; }
+constexpr float int4_offset(half) { return 64 + 8; }
+constexpr float int4_offset(float) { return 0; }
 
 // The same in fp32, in the order of the columns.
 __device__ __forceinline__ float int8_at(u32 bytes, int i) { return (signed char)(bytes >> (8 * i)); }

@@ -18,9 +18,10 @@ MAX_VECTORS = 16
 _RING_SLOTS = 4
 _MAX_SPLITS = 16
 _THREADS = 352
-_CHUNK_BYTES = 2048  # of a row in a slot
+_TILE = 16  # rows in a slot
+_CHUNK_BYTES = 1024  # of a row in a slot
 _SPLITTABLE = ("RESIDUAL", "SEND")
-_STATIC_BYTES = 26 * 1024  # at most, for 16 vectors with their angles
+_STATIC_BYTES = 38 * 1024  # at most, for 16 vectors with their angles
 _PARAMS = "pppppffiiiiiippppppiiiiipp"
 
 _KINDS = [
@@ -85,7 +86,7 @@ class Workspace:
 
     def __init__(self, gpu: Gpu, max_rows: int) -> None:
         self.partial = torch.empty(_MAX_SPLITS * MAX_VECTORS * max_rows, device=gpu.device)
-        self.counters = torch.zeros(-(-max_rows // 8), dtype=torch.int32, device=gpu.device)
+        self.counters = torch.zeros(-(-max_rows // _TILE), dtype=torch.int32, device=gpu.device)
 
 
 def linear_spec(weight: Matrix, n: int, epilogue: str, *, norm: bool = False,
@@ -155,8 +156,8 @@ def linear_gated(gpu: Gpu, x: Tensor, weight: Matrix, out: Tensor, workspace: Wo
                  norm: Norm, activation: str, *, bias: Tensor | None = None) -> None:  # fmt: skip
     """out [n, rows / 2] = activation(gate) * up, for weight's rows the gate's, then up's."""
     rows = len(weight)
-    if rows % 8:
-        raise ValueError(f"gate and up must have a multiple of 4 rows, not {rows / 2}")
+    if rows % 2:
+        raise ValueError(f"gate and up must have the same number of rows, not {rows} together")
     check_tensor("out", out, (len(x), rows // 2), weight.dtype, gpu)
     spec = linear_spec(weight, len(x), "GATED", norm=True, activation=activation)
     _launch(gpu, spec, x, weight, out, workspace, bias=bias, norm=norm, span=rows)
@@ -195,7 +196,7 @@ def _launch(
     *,
     bias: Tensor | None,
     norm: Norm | None = None,
-    span: int = 8,
+    span: int = _TILE,
     rotation: Rotation | None = None,
     world: int = 0,
 ) -> None:
@@ -216,7 +217,7 @@ def _launch(
     splits = _splits(gpu, n, k, itemsize, group) or 1
     if splits > 1:
         needed = splits * n * rows
-        if workspace.partial.numel() < needed or workspace.counters.numel() * 8 < rows:
+        if workspace.partial.numel() < needed or workspace.counters.numel() * _TILE < rows:
             raise ValueError(f"the workspace is too small for {rows} rows in {splits} splits")
     vectors_bytes, slot_bytes = n * _vector_bytes(k, itemsize, splits, group), _slot_bytes(group)
     room = gpu.block_shared_bytes - _STATIC_BYTES - vectors_bytes
@@ -249,8 +250,8 @@ def _group(weight: Matrix) -> int:
 
 
 def _slot_bytes(group: int) -> int:
-    """Bytes of 8 rows in the ring, with int4's scales and zeros."""
-    return 8 * (_CHUNK_BYTES + 64 + (_CHUNK_BYTES * 2 // group * 4 + 16 if group else 0))
+    """Bytes of a tile's rows in the ring, with int4's scales and zeros."""
+    return _TILE * (_CHUNK_BYTES + 64 + (_CHUNK_BYTES * 2 // group * 4 + 16 if group else 0))
 
 
 def _splits(gpu: Gpu, n: int, k: int, itemsize: int, group: int) -> int | None:

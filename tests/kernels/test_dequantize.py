@@ -9,8 +9,9 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.dequantize import dequantize
 
 pytestmark = pytest.mark.gpu
-# Half a unit in the last place; fp32 products of int4 are themselves rounded once more.
+# Half a unit in the last place, and what the product in fp32 was rounded by before.
 ULPS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-23}
+TWICE = 1 + 2.0**-12
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -22,7 +23,7 @@ def test_every_weight(gpu: Gpu, dtype, form: str, group: int, rows: int, k: int)
     dequantize(gpu, matrix, out)
     error = (out.double() - expected).abs()
     least = torch.finfo(dtype).tiny  # below, steps do not get smaller
-    assert (error <= ULPS[dtype] * expected.abs().clamp_min(least)).all()
+    assert (error <= TWICE * ULPS[dtype] * expected.abs().clamp_min(least)).all()
     if dtype != torch.float32 and form != "INT4":
         assert torch.equal(out, expected.float().to(dtype))
 

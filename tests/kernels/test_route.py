@@ -19,7 +19,7 @@ def test_the_highest_scores(gpu: Gpu, normalized: bool, n: int, experts: int, ch
     scores[0, -2:] = scores.max() + 1  # a tie
     ids, shares = poisoned(n, chosen, dtype=torch.int32), poisoned(n, chosen, dtype=torch.float32)
     route(gpu, scores, ids, shares, normalized=normalized)
-    exact, order = scores.double().softmax(-1).sort(-1, descending=True, stable=True)
+    exact, order = scores.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
     expected = exact[:, :chosen]
     if normalized:
         expected = expected / expected.sum(-1, keepdim=True)
