@@ -17,7 +17,7 @@ constexpr int CHUNK = CHUNK_BYTES * 8 / BITS;
 constexpr int PIECE = 16 * 8 / BITS;  // weights a thread takes of a row at a time
 constexpr int STEP = 4 * PIECE;       // columns a warp takes at a time
 constexpr int STEP_BYTES = 64;        // of a row
-constexpr int PART = CHUNK_BYTES / sizeof(T);  // splits are multiples of
+constexpr int PART = 512;  // columns of which splits are multiples: 16 bytes of int4's table at least
 // INT4: a factor and a zero for each GROUP columns, after the rows in a slot; 16: other banks.
 constexpr int TABLE_STRIDE = FORM == INT4 ? CHUNK / GROUP * 4 + 16 : 0;
 constexpr int SUMS_STRIDE = TILE + 4;  // floats; 4: vectors 2t and 2t + 2 lie in different banks

@@ -83,6 +83,13 @@ struct alignas(64) TensorMap {
 };
 
 #if __CUDA_ARCH__ >= 900
+// True for one thread of a warp.
+__device__ __forceinline__ bool elected() {
+    u32 is_it;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(is_it));
+    return is_it;
+}
+
 // Brings the map to where the copy engine looks for it.
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
@@ -114,20 +121,24 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, u32 bytes
 template <int NUM_ROWS>
 __device__ __forceinline__ void copy_rows(u8* to, int stride, const void* from, u32 bytes,
                                           u64* barrier) {
-    int lane = threadIdx.x % WARP;
 #if __CUDA_ARCH__ >= 900
-    if (lane == 0) barrier_expect(barrier, bytes * NUM_ROWS);
-    __syncwarp();
+    const void* row[NUM_ROWS];
+#pragma unroll
+    for (int r = 0; r < NUM_ROWS; r++) row[r] = (const void*)__shfl_sync(ALL, (u64)from, r);
+    if (!elected()) return;  // by one thread, which the compiler knows: no loop over threads
+    barrier_expect(barrier, bytes * NUM_ROWS);
     u64 evict_first;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));
-    if (lane < NUM_ROWS)
+#pragma unroll
+    for (int r = 0; r < NUM_ROWS; r++)
         asm volatile(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-            "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to + lane * stride)),
-            "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(evict_first)
+            "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to + r * stride)),
+            "l"(row[r]), "r"(bytes), "r"(shared_address(barrier)), "l"(evict_first)
             : "memory");
 #else
     constexpr int LANES = WARP / NUM_ROWS;  // that share a row
+    int lane = threadIdx.x % WARP;
     u8* row = to + lane % NUM_ROWS * stride;
     for (u32 at = lane / NUM_ROWS * 16; at < bytes; at += LANES * 16)
         copy_16_async(row + at, (const u8*)from + at);

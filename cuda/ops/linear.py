@@ -17,6 +17,7 @@ MAX_VECTORS = 16
 # instead of 3.8).
 _RING_SLOTS = 4
 _MAX_SPLITS = 16
+_PART = 512  # columns of which splits are multiples
 _THREADS = 352
 _TILE = 16  # rows in a slot
 _CHUNK_BYTES = 1024  # of a row in a slot
@@ -255,18 +256,18 @@ def _slot_bytes(group: int) -> int:
 
 
 def _splits(gpu: Gpu, n: int, k: int, itemsize: int, group: int) -> int | None:
-    """Into how many parts k is split, so that the vectors leave room for three slots at least.
+    """Into how many parts k is split, so that the vectors leave room for some slots at least.
 
     None if even the most parts there may be are too long.
     """
-    room = gpu.block_shared_bytes - _STATIC_BYTES - 3 * _slot_bytes(group)
+    least = 3 if n <= 8 else 2
+    room = gpu.block_shared_bytes - _STATIC_BYTES - least * _slot_bytes(group)
     counts = range(1, _MAX_SPLITS + 1)
     return next((s for s in counts if n * _vector_bytes(k, itemsize, s, group) <= room), None)
 
 
 def _vector_bytes(k: int, itemsize: int, splits: int, group: int) -> int:
     """Bytes of one vector's part in shared memory, as the kernel pads them, and int4's sums."""
-    whole = _CHUNK_BYTES // itemsize
-    part = min(k, ceil(ceil(k / splits) / whole) * whole)
+    part = min(k, ceil(ceil(k / splits) / _PART) * _PART)
     sums = 4 * (ceil(part // group / 4) * 4 + 4) if group else 0
     return ceil(part * itemsize / 128) * 128 + 64 + sums
