@@ -1,6 +1,6 @@
 """Matrices of 8 or 4 bits a weight on the GPU, in the order in which the kernels read them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from swiftchat.cuda.check import check_tensor
 from swiftchat.cuda.gpu import Gpu
 
 GROUPS = (32, 64, 128)
-_BITS = {"INT8": 8, "FP8": 8, "INT4": 4}
+CHUNK = 2048  # columns whose int4 numbers lie together, before their scales and zeros
 _STEP = 128  # columns whose int4 numbers are packed in one order, see `_in_order_of_threads`
 _FARTHEST = 1 << 15  # that int4's zero may be from 8
 _TILE_BYTES = 1 << 26  # of codes that are brought into order together
@@ -20,9 +20,9 @@ _TILE_BYTES = 1 << 26  # of codes that are brought into order together
 class PackedMatrix:
     """A matrix [rows, k], outputs by inputs, for vectors of `dtype`; made by the functions below.
 
-    `form` is INT8, FP8 (e4m3) or INT4. `codes` uint8 [rows, k * bits / 8]; `row_scale` fp32 [rows];
-    `table` fp16 [rows, groups, 2], with INT4 only: scale and zero of each `group` columns, rows
-    filled up to whole 16 bytes. weight = row_scale·code, or row_scale·scale·(code − 8 + zero).
+    `form` is INT8, FP8 (e4m3) or INT4. `codes` uint8 [rows, bytes of a row]: k bytes, or for INT4
+    `row_bytes`, with a scale and a zero for each `group` columns. `row_scale` fp32 [rows].
+    weight = row_scale·code, or row_scale·scale·(code − 8 + zero).
     """
 
     form: str
@@ -30,46 +30,42 @@ class PackedMatrix:
     shape: tuple[int, int]
     codes: Tensor
     row_scale: Tensor
-    table: Tensor | None = None
     group: int = 0
 
     def __len__(self) -> int:
         return self.shape[0]
 
     @property
-    def tensors(self) -> list[Tensor]:
-        return [t for t in (self.codes, self.row_scale, self.table) if t is not None]
-
-    @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors)
+        return self.codes.nbytes + self.row_scale.nbytes
 
     def rows(self, start: int, stop: int) -> "PackedMatrix":
         """A view of these rows; `start` must be a multiple of 4."""
-        table = None if self.table is None else self.table[start:stop]
-        codes, scale = self.codes[start:stop], self.row_scale[start:stop]
-        shape = (len(codes), self.shape[1])
-        return PackedMatrix(self.form, self.dtype, shape, codes, scale, table, self.group)
+        return self._of(self.codes[start:stop], self.row_scale[start:stop])
 
     def reordered(self, index: Tensor) -> "PackedMatrix":
         """A copy of the rows that `index` names, in its order."""
         index = index.to(self.codes.device)
-        table = None if self.table is None else self.table[index]
-        codes, scale = self.codes[index], self.row_scale[index]
-        shape = (len(codes), self.shape[1])
-        return PackedMatrix(self.form, self.dtype, shape, codes, scale, table, self.group)
+        return self._of(self.codes[index], self.row_scale[index])
+
+    def _of(self, codes: Tensor, row_scale: Tensor) -> "PackedMatrix":
+        return replace(self, shape=(len(codes), self.shape[1]), codes=codes, row_scale=row_scale)
 
     def check(self, gpu: Gpu) -> None:
         """Raise `ValueError` unless the tensors are what the kernels take them for."""
         rows, k = self.shape
-        check_tensor("codes", self.codes, (rows, k * _BITS[self.form] // 8), torch.uint8, gpu)
+        row = row_bytes(k, self.group) if self.group else k
+        check_tensor("codes", self.codes, (rows, row), torch.uint8, gpu)
         check_tensor("row_scale", self.row_scale, (rows,), torch.float32, gpu)
-        if self.group:
-            shape = (rows, -(-k // self.group // 4) * 4, 2)
-            check_tensor("table", self.table, shape, torch.float16, gpu)
 
 
 Matrix = Tensor | PackedMatrix
+
+
+def row_bytes(k: int, group: int) -> int:
+    """Bytes of k columns in int4: of every `CHUNK` their numbers, then fp16 scales and zeros in turn,
+    filled up to whole 16 bytes."""
+    return k // 2 + -(-k // group // 4) * 16
 
 
 def packing_fits(form: str, k: int, group: int = 0) -> bool:
@@ -95,8 +91,7 @@ def packed_int4(codes: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype) 
     `codes` uint8 [rows, k / 2], the lower column in the low half of a byte; `scale` and `zero`
     fp32 [rows, groups]. Factors of 11 bits stay exact unless they are 2^14 times smaller than
     the row's largest; other factors, and zeros that are not whole, are rounded to 11 bits, which
-    puts a weight off by at most 2^−10 of the largest that its group may have. `codes` is
-    overwritten: its memory becomes the matrix's.
+    puts a weight off by at most 2^−10 of the largest that its group may have. `codes` is overwritten.
     """
     rows, k = codes.shape[0], 2 * codes.shape[1]
     groups = scale.shape[1]
@@ -112,12 +107,24 @@ def packed_int4(codes: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype) 
     exponent = torch.where(largest > 0, torch.frexp(largest).exponent - 1, 0)
     row_scale = torch.ldexp(torch.ones_like(largest), exponent)
     table = torch.stack([scale / row_scale.unsqueeze(1), offset], 2).half()
-    table = F.pad(table, (0, 0, 0, -groups % 4)).contiguous()
+    out = codes.new_empty(rows, row_bytes(k, group))
     step = max(1, _TILE_BYTES // codes.shape[1])
     for start in range(0, rows, step):
-        tile = codes[start : start + step]
-        tile.copy_(_in_order_of_threads(tile))
-    return PackedMatrix("INT4", dtype, (rows, k), codes, row_scale, table, group)
+        some = slice(start, start + step)
+        _interleave(_in_order_of_threads(codes[some]), table[some], group, out[some])
+    return PackedMatrix("INT4", dtype, (rows, k), out, row_scale, group)
+
+
+def _interleave(codes: Tensor, table: Tensor, group: int, out: Tensor) -> None:
+    """Write a chunk's codes, then its part of the table, then the next chunk's."""
+    at = 0
+    for column in range(0, 2 * codes.shape[1], CHUNK):
+        numbers = codes[:, column // 2 : (column + CHUNK) // 2]
+        entries = table[:, column // group : (column + CHUNK) // group]
+        entries = F.pad(entries, (0, 0, 0, -entries.shape[1] % 4)).flatten(1).view(torch.uint8)
+        for part in (numbers, entries):
+            out[:, at : at + part.shape[1]] = part
+            at += part.shape[1]
 
 
 def _in_order_of_threads(codes: Tensor) -> Tensor:

@@ -43,6 +43,20 @@ def packed(make: Inputs, form: str, group: int, rows: int, k: int, *,
     return packed_int4(codes, factors, zeros, make.dtype), weights
 
 
+def parts(matrix: PackedMatrix) -> tuple[Tensor, Tensor]:
+    """An int4 matrix's codes [rows, k / 2] and table fp16 [rows, entries, 2], where rows are as
+    described: of each 2048 columns the codes, then the entries, filled up to whole 16 bytes."""
+    codes, entries, at = [], [], 0
+    for column in range(0, matrix.shape[1], 2048):
+        width = min(2048, matrix.shape[1] - column)
+        for to, size in ((codes, width // 2), (entries, -(-width // matrix.group // 4) * 16)):
+            to.append(matrix.codes[:, at : at + size])
+            at += size
+    assert at == matrix.codes.shape[1]
+    table = torch.cat(entries, 1).view(torch.float16)
+    return torch.cat(codes, 1), table.unflatten(1, (-1, 2))
+
+
 def columns_as_described(codes: Tensor) -> Tensor:
     """Numbers [rows, k] out of int4's order: of 128 columns, word p of thread t is 32p + 8t …,
     column 2i in the bits 4i and column 2i + 1 in the bits 16 + 4i."""

@@ -10,7 +10,7 @@ import tiny
 import tiny_gguf
 import torch
 from kernel_case import Inputs, assert_close
-from packed_matrices import FORMS, columns_as_described, packed
+from packed_matrices import FORMS, columns_as_described, packed, parts
 from tiny_llama import tiny_llama
 
 from swiftchat.cuda.gpu import Gpu
@@ -48,8 +48,8 @@ def test_parts_come_under_each_other(form: str) -> None:
     assert together is not None and first is not None and second is not None
     assert together.shape == (16, 256) and together.dtype == torch.bfloat16
     for part, rows in ((first, slice(0, 12)), (second, slice(12, 16))):
-        for mine, its in zip(together.tensors, part.tensors, strict=True):
-            assert torch.equal(mine[rows], its)
+        assert torch.equal(together.codes[rows], part.codes)
+        assert torch.equal(together.row_scale[rows], part.row_scale)
     turned = together.reordered(torch.arange(15, -1, -1))
     assert torch.equal(turned.codes, together.codes.flip(0)) and turned.shape == together.shape
 
@@ -81,9 +81,10 @@ def test_gguf_blocks_mean_the_same(type_name: str) -> None:
     )
     expected = torch.from_numpy(dequantize(blocks, type_name).reshape(6, k))
     matrix = packed_matrix([gguf_kept(blocks.reshape(6, -1), type_name)], torch.bfloat16, CPU)
-    assert matrix is not None and matrix.table is not None
-    scale, zero = (t.repeat_interleave(32, 1).double() for t in matrix.table.unbind(2))
-    codes = columns_as_described(matrix.codes)
+    assert matrix is not None
+    codes, table = parts(matrix)
+    scale, zero = (t.repeat_interleave(32, 1).double() for t in table.unbind(2))
+    codes = columns_as_described(codes)
     meant = matrix.row_scale.double().unsqueeze(1) * scale * (codes - 8 + zero)
     largest = expected.view(6, -1, 32).abs().amax(2).repeat_interleave(32, 1)
     off = (meant - expected).abs() / largest.clamp(min=1e-30)

@@ -1,13 +1,12 @@
 // dequantize: a packed matrix as T, for products with many vectors.
 //
-//   codes      u8 [rows, k * bits / 8]      row_scale  fp32 [rows]
-//   table      half2 [rows, groups filled up to whole 16 bytes], with INT4: scale and zero
+//   codes      u8 [rows, k], or INT4's (linear.cu)      row_scale  fp32 [rows]
 //   out        T [rows, k] = row_scale * code, or row_scale * (scale * (code - 8 + zero))
 //
 // The forms and the order of int4's codes are in packed.cuh and linear_sums.cuh.
 //
 // A thread makes 8 columns: 16 bytes of out, of 8 or 4 bytes of codes. Grid: a block a row, or fewer
-// that take several; block 256, no shared memory. Moves codes, table and out once. Requires k to be
+// that take several; block 256, no shared memory. Moves codes and out once. Requires k to be
 // a multiple of 16 (INT4: 128).
 // In fp32, rounded once. Test: tests/kernels/test_dequantize.py, equal to fp64 rounded once but for
 // ties of INT4.
@@ -15,10 +14,16 @@
 
 constexpr int THREADS = 256;
 constexpr int COLUMNS = 8;
+constexpr int CHUNK = 2048;
+
+#if FORM == INT4
+__device__ __forceinline__ i64 row_bytes(int columns) {
+    return columns / 2 + (columns / GROUP + 3) / 4 * 16;
+}
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-dequantize_kernel(const u8* codes, const float* row_scale, const __half2* table, T* out, int rows,
-                  int k) {
+dequantize_kernel(const u8* codes, const float* row_scale, T* out, int rows, int k) {
     start_dependents();
     wait_for_upstream();  // which may still read what `out` was
     int pieces = k / COLUMNS;
@@ -29,10 +34,12 @@ dequantize_kernel(const u8* codes, const float* row_scale, const __half2* table,
             Vec<T, COLUMNS> values;
 #if FORM == INT4
             // Of 128 columns, piece 4p + t is word p of thread t.
-            i64 word = (i64)row * pieces + i / 16 * 16 + i % 4 * 4 + i / 4 % 4;
-            u32 eight = ((const u32*)codes)[word];
-            int entries = (k / GROUP + 3) / 4 * 4;
-            float2 f = __half22float2(table[(i64)row * entries + i * COLUMNS / GROUP]);
+            int chunk = i * COLUMNS / CHUNK, within = i - chunk * (CHUNK / COLUMNS);
+            const u8* at = codes + row * row_bytes(k) + chunk * row_bytes(CHUNK);
+            int word = within / 16 * 16 + within % 4 * 4 + within / 4 % 4;
+            u32 eight = ((const u32*)at)[word];
+            const __half2* table = (const __half2*)(at + min(CHUNK, k - chunk * CHUNK) / 2);
+            float2 f = __half22float2(table[within * COLUMNS / GROUP]);
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++)
                 values.at[j] = from_float<T>(scale * (f.x * (int4_at(eight, j) + f.y)));

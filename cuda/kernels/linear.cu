@@ -322,13 +322,13 @@ linear_kernel(const Code* weight, const T* bias, const void* x, const T* norm_we
               float eps, float offset, int n, int rows, int k, int span, int splits, int slots,
               float* partial, u32* counters, const float* cos_sin, const int* positions,
               const int* slots_of, T* cache, int heads, int kv_heads, int head_dim, int block_bits,
-              int world, const float* row_scale, const u8* table) {
+              int world, const float* row_scale) {
     extern __shared__ __align__(128) u8 dynamic[];
     __shared__ Shared shared;
     Arguments a = {weight,  bias,     x,       norm_weight, y,       eps,      offset,  n,
                    rows,    k,        span,    splits,      slots,   partial,  counters, cos_sin,
                    positions, slots_of, cache, heads,       kv_heads, head_dim, block_bits, world,
-                   row_scale, table};
+                   row_scale};
     Share share(a);
     u8* ring = dynamic;
     u8* vectors = dynamic + slots * SLOT_BYTES;
@@ -337,7 +337,7 @@ linear_kernel(const Code* weight, const T* bias, const void* x, const T* norm_we
     if (warp == CONSUMERS) {
         int lane = threadIdx.x % WARP;
         if (lane < slots) {
-            barrier_init(&shared.full[lane], COPIES * COPY_ARRIVALS);
+            barrier_init(&shared.full[lane], COPY_ARRIVALS);
             barrier_init(&shared.empty[lane], CONSUMERS);
         } else if (lane >= WARP - EPILOGUES) {
             barrier_init(&shared.sums_full[WARP - 1 - lane], CONSUMERS);

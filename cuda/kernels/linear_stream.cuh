@@ -10,19 +10,21 @@
 #define SEND 4
 
 constexpr int TILE = 16;             // rows of weight
-constexpr int CHUNK_BYTES = 1024;    // of a row, at most, in a slot
-constexpr int ROW_STRIDE = CHUNK_BYTES + 64;  // 64: rows g and g + 1 lie in different banks
+constexpr int CHUNK_BYTES = 1024;    // of a row's numbers, at most, in a slot
 constexpr int BITS = FORM == PLAIN ? 8 * sizeof(T) : FORM == INT4 ? 4 : 8;
 constexpr int CHUNK = CHUNK_BYTES * 8 / BITS;
 constexpr int PIECE = 16 * 8 / BITS;  // weights a thread takes of a row at a time
 constexpr int STEP = 4 * PIECE;       // columns a warp takes at a time
 constexpr int STEP_BYTES = 64;        // of a row
-constexpr int PART = 512;  // columns of which splits are multiples: 16 bytes of int4's table at least
-// INT4: a factor and a zero for each GROUP columns, after the rows in a slot; 16: other banks.
-constexpr int TABLE_STRIDE = FORM == INT4 ? CHUNK / GROUP * 4 + 16 : 0;
+// Columns of which splits are multiples.
+constexpr int PART = FORM == INT4 ? CHUNK : 512;
+// INT4: a factor and a zero for each GROUP columns, after a row's numbers.
+constexpr int TABLE_BYTES = FORM == INT4 ? CHUNK / GROUP * 4 : 0;
+// Half of 128 bytes more than some whole ones: rows g and g + 1 lie in different banks.
+constexpr int ROW_STRIDE = (CHUNK_BYTES + TABLE_BYTES) / 128 * 128 + 64;
+static_assert(CHUNK_BYTES + TABLE_BYTES <= ROW_STRIDE);
+constexpr int SLOT_BYTES = TILE * ROW_STRIDE;
 constexpr int SUMS_STRIDE = TILE + 4;  // floats; 4: vectors 2t and 2t + 2 lie in different banks
-constexpr int SLOT_BYTES = TILE * (ROW_STRIDE + TABLE_STRIDE);
-constexpr int COPIES = FORM == INT4 ? 2 : 1;  // that fill a slot
 constexpr int CONSUMERS = 8, EPILOGUES = 2, MAX_SLOTS = 16;
 constexpr int CONSUMER_THREADS = CONSUMERS * WARP;
 constexpr int STEPS = CHUNK / STEP / CONSUMERS;  // of a warp in a whole slot
@@ -48,7 +50,6 @@ struct Arguments {
     int heads, kv_heads, head_dim, block_bits;
     int world;  // SEND: how many addresses y has
     const float* row_scale;  // all but PLAIN: [rows]
-    const u8* table;         // INT4: half2 [rows, groups filled up to whole 16 bytes]
 };
 
 struct Shared {
@@ -89,13 +90,14 @@ __device__ __forceinline__ int x_stride(const Share& share) {
     return (part + 127) / 128 * 128 + (BITS == 8 ? 16 : 64);
 }
 
-// How many Codes so many columns of a row are, and how many bytes their entries in the table.
+// How many Codes so many columns of a row are; for INT4 whole chunks, or the last.
 __device__ __forceinline__ int num_codes(int columns) {
-    return FORM == INT4 ? columns >> 1 : columns;
-}
 #if FORM == INT4
-__device__ __forceinline__ int table_bytes(int columns) { return (columns / GROUP + 3) / 4 * 16; }
+    return columns / 2 + (columns / GROUP + 3) / 4 * 16;
+#else
+    return columns;
 #endif
+}
 
 __device__ void produce(const Arguments& a, const Share& share, Shared& shared, u8* ring) {
     int slot = 0;
@@ -109,11 +111,6 @@ __device__ void produce(const Arguments& a, const Share& share, Shared& shared, 
             barrier_wait(&shared.empty[slot], parity);
             copy_rows<TILE>(ring + slot * SLOT_BYTES, ROW_STRIDE, from + num_codes(column), bytes,
                             &shared.full[slot]);
-#if FORM == INT4
-            u8* to = ring + slot * SLOT_BYTES + TILE * ROW_STRIDE;
-            const u8* table = a.table + (i64)row * table_bytes(a.k) + table_bytes(column);
-            copy_rows<TILE>(to, TABLE_STRIDE, table, table_bytes(width), &shared.full[slot]);
-#endif
             if (++slot == a.slots) slot = 0, parity ^= 1;
         }
     }

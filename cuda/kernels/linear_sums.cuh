@@ -56,7 +56,7 @@ constexpr int GROUPS = FORM == INT4 ? STEP / GROUP : 1;  // in a step
 
 // INT4: where the groups of a step lie in shared memory.
 struct Group {
-    const u8* table;    // of row 0
+    const u8* table;    // of row g, ROW_STRIDE from one to the next
     const float* sums;  // of vector 0
     int stride;         // floats from a vector's sums to the next one's
 };
@@ -108,10 +108,8 @@ template <typename A> struct Accumulator {
         const u32 high[4] = {rows[1].x, rows[1].y, rows[1].z, rows[1].w};
 #if FORM == INT4
         constexpr int EACH = PAIRS / GROUPS;  // pairs of instructions of a group
-        int g = threadIdx.x % WARP / 4;
         using Row = Vec<__half2, GROUPS>;
-        Row table[2] = {*(const Row*)(group.table + g * TABLE_STRIDE),
-                        *(const Row*)(group.table + (g + 8) * TABLE_STRIDE)};
+        Row table[2] = {*(const Row*)group.table, *(const Row*)(group.table + 8 * ROW_STRIDE)};
 #pragma unroll
         for (int i = 0; i < GROUPS; i++) {
             float part[HALVES][2][4] = {};
@@ -182,8 +180,8 @@ template <> struct Accumulator<float> {
 #pragma unroll
                 for (int j = 0; j < 4; j++) w[j] = weight_at(words, i + j);
 #if FORM == INT4
-                const u8* row = group.table + (threadIdx.x % WARP / 4 + 8 * r) * TABLE_STRIDE;
-                float2 f = __half22float2(((const __half2*)row)[i / (PIECE / GROUPS)]);
+                const __half2* row = (const __half2*)(group.table + 8 * r * ROW_STRIDE);
+                float2 f = __half22float2(row[i / (PIECE / GROUPS)]);
 #pragma unroll
                 for (int j = 0; j < 4; j++) w[j] = f.x * (w[j] + f.y);
 #endif
@@ -222,7 +220,7 @@ __device__ __forceinline__ void add_chunk(Accumulator<T>& sums, const u8* slot, 
     Group group = {};
 #if FORM == INT4
     const float* sums_of_x = (const float*)(vectors + n * stride);
-    group = {slot + TILE * ROW_STRIDE + warp * GROUPS * 4,
+    group = {slot + g * ROW_STRIDE + width / 2 + warp * GROUPS * 4,
              sums_of_x + (column - share.begin) / GROUP + warp * GROUPS, sums_stride(share)};
 #endif
     auto add = [&](int j, bool inside) {

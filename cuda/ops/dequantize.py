@@ -25,10 +25,10 @@ def dequantize(gpu: Gpu, matrix: PackedMatrix, out: Tensor) -> None:
     defines = {
         "DTYPE": DTYPE_NAMES[matrix.dtype], "FORM": matrix.form, "GROUP": str(matrix.group),
     }  # fmt: skip
-    kernel = gpu.kernel(KernelSpec("dequantize", "ppppii", defines))
+    kernel = gpu.kernel(KernelSpec("dequantize", "pppii", defines))
     if rows:
         kernel(
             min(rows, _BLOCKS_PER_SM * gpu.num_sms), _THREADS,
-            matrix.codes, matrix.row_scale, matrix.table, out, rows, k,
+            matrix.codes, matrix.row_scale, out, rows, k,
             num_bytes=matrix.nbytes + out.nbytes,
         )  # fmt: skip

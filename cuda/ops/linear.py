@@ -9,7 +9,7 @@ from torch import Tensor
 from swiftchat.cuda.check import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 from swiftchat.cuda.inbox import Inbox
-from swiftchat.cuda.packed_matrix import GROUPS, Matrix, PackedMatrix
+from swiftchat.cuda.packed_matrix import CHUNK, GROUPS, Matrix, PackedMatrix
 
 MAX_VECTORS = 16
 # Slots of the ring of weights, 17 KB each (int4: up to 21). Four leave room for the next kernel's
@@ -17,13 +17,13 @@ MAX_VECTORS = 16
 # instead of 3.8).
 _RING_SLOTS = 4
 _MAX_SPLITS = 16
-_PART = 512  # columns of which splits are multiples
+_PART = 512  # columns of which splits are multiples; int4: CHUNK
 _THREADS = 352
 _TILE = 16  # rows in a slot
 _CHUNK_BYTES = 1024  # of a row in a slot
 _SPLITTABLE = ("RESIDUAL", "SEND")
 _STATIC_BYTES = 38 * 1024  # at most, for 16 vectors with their angles
-_PARAMS = "pppppffiiiiiippppppiiiiipp"
+_PARAMS = "pppppffiiiiiippppppiiiiip"
 
 _KINDS = [
     {"EPILOGUE": "STORE", "NORM": "0", "WIDE": "0", "ACTIVATION": "NONE"},
@@ -204,10 +204,10 @@ def _launch(
     n, (rows, k), itemsize = len(x), weight.shape, weight.dtype.itemsize
     if not linear_takes(gpu, n, weight, splittable=spec.defines["EPILOGUE"] in _SPLITTABLE):
         raise ValueError(f"{n} vectors of {k} elements do not fit this kernel")
-    codes, row_scale, table = weight, None, None
+    codes, row_scale = weight, None
     if isinstance(weight, PackedMatrix):
         weight.check(gpu)
-        codes, row_scale, table = weight.codes, weight.row_scale, weight.table
+        codes, row_scale = weight.codes, weight.row_scale
     else:
         check_tensor("weight", weight, (rows, k), weight.dtype, gpu)
     check_tensor("bias", bias, (rows,), weight.dtype, gpu)
@@ -235,7 +235,7 @@ def _launch(
         n, rows, k, span,
         splits, slots, workspace.partial, workspace.counters,
         *(_rotation_arguments(rotation) if rotation else (None, None, None, None, 0, 0, 0, 0)),
-        world, row_scale, table,
+        world, row_scale,
         shared_bytes=shared_bytes, num_bytes=weight.nbytes,
     )  # fmt: skip
 
@@ -252,7 +252,8 @@ def _group(weight: Matrix) -> int:
 
 def _slot_bytes(group: int) -> int:
     """Bytes of a tile's rows in the ring, with int4's scales and zeros."""
-    return _TILE * (_CHUNK_BYTES + 64 + (_CHUNK_BYTES * 2 // group * 4 + 16 if group else 0))
+    table_bytes = CHUNK // group * 4 if group else 0
+    return _TILE * ((_CHUNK_BYTES + table_bytes) // 128 * 128 + 64)
 
 
 def _splits(gpu: Gpu, n: int, k: int, itemsize: int, group: int) -> int | None:
@@ -268,6 +269,7 @@ def _splits(gpu: Gpu, n: int, k: int, itemsize: int, group: int) -> int | None:
 
 def _vector_bytes(k: int, itemsize: int, splits: int, group: int) -> int:
     """Bytes of one vector's part in shared memory, as the kernel pads them, and int4's sums."""
-    part = min(k, ceil(ceil(k / splits) / _PART) * _PART)
+    whole = CHUNK if group else _PART
+    part = min(k, ceil(ceil(k / splits) / whole) * whole)
     sums = 4 * (ceil(part // group / 4) * 4 + 4) if group else 0
     return ceil(part * itemsize / 128) * 128 + 64 + sums
