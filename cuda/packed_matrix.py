@@ -36,8 +36,12 @@ class PackedMatrix:
         return self.shape[0]
 
     @property
+    def tensors(self) -> list[Tensor]:
+        return [self.codes, self.row_scale]
+
+    @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.row_scale.nbytes
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def rows(self, start: int, stop: int) -> "PackedMatrix":
         """A view of these rows; `start` must be a multiple of 4."""

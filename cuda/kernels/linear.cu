@@ -146,12 +146,13 @@ __device__ void load_vectors(const Arguments& a, const Share& share, Shared&, u8
 __device__ void consume(const Arguments& a, const Share& share, Shared& shared, const u8* ring,
                         const u8* vectors, int stride) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, slot = 0, item = 0;
-    u32 parity = 0;
+    u32 parity = 0, full = shared_address(shared.full);
+    asm("" : "+r"(full));  // or the compiler asks for the shared memory's base again for every slot
     Accumulator<T> sums;
     for (int tile = share.first; tile < share.tiles; tile += share.step, item++) {
         for (int column = share.begin; column < share.end; column += CHUNK) {
             int width = min(CHUNK, share.end - column);
-            barrier_wait(&shared.full[slot], parity);
+            barrier_wait(full + slot * 8, parity);
             add_chunk(sums, ring + slot * SLOT_BYTES, vectors, stride, a.n, share, column, width);
             __syncwarp();
             if (lane == 0) barrier_arrive(&shared.empty[slot]);

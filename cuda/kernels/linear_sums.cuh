@@ -146,7 +146,8 @@ template <typename A> struct Accumulator {
         x += pair * PAIR_STRIDE * (int)sizeof(A);
 #pragma unroll
         for (int h = 0; h < HALVES; h++) {
-            uint4 v = *(const uint4*)(x + min(g + 8 * h, n - 1) * stride);
+            uint4 v = {};  // of one vector only lanes 0 … 3 load: shared memory is busy enough
+            if (VECTORS > 1 || g == 0) v = *(const uint4*)(x + min(g + 8 * h, n - 1) * stride);
             multiply<A>(part[h][0], a[0], b[0], a[1], b[1], v.x, v.y);
             multiply<A>(part[h][1], a[2], b[2], a[3], b[3], v.z, v.w);
         }

@@ -22,9 +22,9 @@ __device__ __forceinline__ void barrier_arrive(u64* barrier) {
                  : "memory");
 }
 
-// Returns when the barrier's phase of this parity is complete.
-__device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
-    u32 address = shared_address(barrier), done;
+// Returns when the phase of this parity is complete of the barrier at this shared address.
+__device__ __forceinline__ void barrier_wait(u32 address, u32 parity) {
+    u32 done;
     do {
 #if __CUDA_ARCH__ >= 900
         asm volatile(
@@ -40,6 +40,9 @@ __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
             : "memory");
 #endif
     } while (!done);
+}
+__device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
+    barrier_wait(shared_address(barrier), parity);
 }
 
 // What was written to shared memory before comes before what the copy engine writes later.
