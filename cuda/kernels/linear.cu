@@ -98,7 +98,8 @@ __device__ __forceinline__ void for_values(const Arguments& a, Shared& shared, U
 
 // The normalised vectors into shared memory as T. RMSNorm's factor is one number a vector; where T
 // can hold the residual stream it is left to the epilogue, which saves a pass. fp16 cannot.
-__device__ void load_vectors(const Arguments& a, const Share&, Shared& shared, u8* to, int stride) {
+__device__ void load_vectors(const Arguments& a, const Share& share, Shared& shared, u8* to,
+                             int stride) {
     float factors[VECTORS];
     if constexpr (IS_HALF) {
         for_values(a, shared, [](int, int, float4, Vec<T, 4>) {});
@@ -112,9 +113,10 @@ __device__ void load_vectors(const Arguments& a, const Share&, Shared& shared, u
         if constexpr (IS_HALF) f = factors[b];
 #pragma unroll
         for (int j = 0; j < 4; j++) gain[j] = to_float(w.at[j]) + a.offset;
-        *(Vec<T, 4>*)(to + b * stride + i * sizeof(T)) = {
-            from_float<T>(v.x * f * gain[0]), from_float<T>(v.y * f * gain[1]),
-            from_float<T>(v.z * f * gain[2]), from_float<T>(v.w * f * gain[3])};
+        Vec<T, 4> x = {from_float<T>(v.x * f * gain[0]), from_float<T>(v.y * f * gain[1]),
+                       from_float<T>(v.z * f * gain[2]), from_float<T>(v.w * f * gain[3])};
+        *(Vec<T, 4>*)(to + b * stride + i * sizeof(T)) = x;
+        keep_sum(x, b, i, true, share, to, stride, a.n);  // k is a multiple of a warp's 128
     });
     named_barrier<1, CONSUMER_THREADS>();
 }
@@ -122,7 +124,8 @@ __device__ void load_vectors(const Arguments& a, const Share&, Shared& shared, u
 __device__ void load_vectors(const Arguments& a, const Share& share, Shared&, u8* to, int stride) {
     const T* x = (const T*)a.x + share.begin;
     int pieces = (share.end - share.begin) / (16 / (int)sizeof(T));
-    for (int first = threadIdx.x; first < pieces; first += COLUMNS * CONSUMER_THREADS) {
+    for (int first = threadIdx.x; first - threadIdx.x % WARP < pieces;
+         first += COLUMNS * CONSUMER_THREADS) {
         uint4 v[COLUMNS][VECTORS];
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++)
@@ -137,6 +140,10 @@ __device__ void load_vectors(const Arguments& a, const Share& share, Shared&, u8
             for (int b = 0; b < VECTORS; b++) {
                 int i = first + j * CONSUMER_THREADS;
                 if (b < a.n && i < pieces) *(uint4*)(to + b * stride + i * 16) = v[j][b];
+                constexpr int EACH = 16 / sizeof(T);
+                if (b < a.n)
+                    keep_sum((const Vec<T, EACH>&)v[j][b], b, i * EACH, i < pieces, share, to, stride,
+                             a.n);
             }
     }
     named_barrier<1, CONSUMER_THREADS>();
@@ -146,16 +153,20 @@ __device__ void load_vectors(const Arguments& a, const Share& share, Shared&, u8
 __device__ void consume(const Arguments& a, const Share& share, Shared& shared, const u8* ring,
                         const u8* vectors, int stride) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, slot = 0, item = 0;
+    int turn = warp / MEMBERS;  // slots until it is this warp's team's
     u32 parity = 0, full = shared_address(shared.full);
     asm("" : "+r"(full));  // or the compiler asks for the shared memory's base again for every slot
     Accumulator<T> sums;
     for (int tile = share.first; tile < share.tiles; tile += share.step, item++) {
         for (int column = share.begin; column < share.end; column += CHUNK) {
-            int width = min(CHUNK, share.end - column);
-            barrier_wait(full + slot * 8, parity);
-            add_chunk(sums, ring + slot * SLOT_BYTES, vectors, stride, a.n, share, column, width);
-            __syncwarp();
-            if (lane == 0) barrier_arrive(&shared.empty[slot]);
+            if (turn == 0) {
+                int width = min(CHUNK, share.end - column);
+                barrier_wait(full + slot * 8, parity);
+                add_chunk(sums, ring + slot * SLOT_BYTES, vectors, stride, a.n, share, column, width);
+                __syncwarp();
+                if (lane == 0) barrier_arrive(&shared.empty[slot]);
+            }
+            turn = turn ? turn - 1 : TEAMS - 1;
             if (++slot == a.slots) slot = 0, parity ^= 1;
         }
         int buffer = item % EPILOGUES;
@@ -339,7 +350,7 @@ linear_kernel(const Code* weight, const T* bias, const void* x, const T* norm_we
         int lane = threadIdx.x % WARP;
         if (lane < slots) {
             barrier_init(&shared.full[lane], COPY_ARRIVALS);
-            barrier_init(&shared.empty[lane], CONSUMERS);
+            barrier_init(&shared.empty[lane], MEMBERS);
         } else if (lane >= WARP - EPILOGUES) {
             barrier_init(&shared.sums_full[WARP - 1 - lane], CONSUMERS);
             barrier_init(&shared.sums_empty[WARP - 1 - lane], 1);
@@ -356,7 +367,6 @@ linear_kernel(const Code* weight, const T* bias, const void* x, const T* norm_we
             asm volatile("prefetch.global.L2 [%0];" ::"l"((const u8*)norm_weight + threadIdx.x * 128));
         wait_for_upstream();
         load_vectors(a, share, shared, vectors, stride);
-        sum_groups(a, share, vectors, stride);
         consume(a, share, shared, ring, vectors, stride);
     } else {
         wait_for_upstream();

@@ -68,30 +68,25 @@ __device__ __forceinline__ int sums_stride(const Share& share) {
     return ((share.end - share.begin) / GROUP + 3) / 4 * 4 + 4;
 }
 
-// Reads the vectors in shared memory, and leaves the sums of their groups behind them.
-__device__ void sum_groups(const Arguments& a, const Share& share, u8* vectors, int stride) {
+// Leaves the sum of x over a group behind the vectors. Every lane of the warp has COLUMNS neighbours
+// of vector b from `column` on, or none, and calls it.
+template <int COLUMNS>
+__device__ __forceinline__ void keep_sum(const Vec<T, COLUMNS>& x, int b, int column, bool valid,
+                                         const Share& share, u8* vectors, int stride, int n) {
     if constexpr (MMA) {  // fp32 multiplies by whole weights
-        constexpr int LANES = GROUP / 8;
-        int lane = threadIdx.x % WARP, pieces = (share.end - share.begin) / 8;
-        float* sums = (float*)(vectors + a.n * stride);
-        for (int b = 0; b < a.n; b++)
-            for (int first = threadIdx.x - lane; first < pieces; first += CONSUMER_THREADS) {
-                float sum = 0;
-                if (first + lane < pieces) {
-                    Vec<T, 8> x = *(const Vec<T, 8>*)(vectors + b * stride + (first + lane) * 16);
+        float sum = 0;
 #pragma unroll
-                    for (int i = 0; i < 8; i++) sum += to_float(x.at[i]);
-                }
+        for (int i = 0; i < COLUMNS; i++) sum += valid ? to_float(x.at[i]) : 0;
 #pragma unroll
-                for (int i = LANES / 2; i; i /= 2) sum += __shfl_xor_sync(ALL, sum, i);
-                if (lane % LANES == 0 && first + lane < pieces)
-                    sums[b * sums_stride(share) + (first + lane) / LANES] = sum;
-            }
-        named_barrier<1, CONSUMER_THREADS>();
+        for (int i = GROUP / COLUMNS / 2; i; i /= 2) sum += __shfl_xor_sync(ALL, sum, i);
+        if (valid && column % GROUP == 0)
+            ((float*)(vectors + n * stride))[b * sums_stride(share) + column / GROUP] = sum;
     }
 }
 #else
-__device__ __forceinline__ void sum_groups(const Arguments&, const Share&, u8*, int) {}
+template <int COLUMNS>
+__device__ __forceinline__ void keep_sum(const Vec<T, COLUMNS>&, int, int, bool, const Share&, u8*,
+                                         int, int) {}
 #endif
 
 // Sums by instructions: of vectors 2t, 2t + 1 with row g, then with row g + 8; vectors from 8 on in
@@ -214,25 +209,25 @@ template <> struct Accumulator<float> {
 __device__ __forceinline__ void add_chunk(Accumulator<T>& sums, const u8* slot, const u8* vectors,
                                           int stride, int n, const Share& share, int column,
                                           int width) {
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
-    const u8* rows = slot + g * ROW_STRIDE + warp * STEP_BYTES + t * 16;
-    const u8* x = vectors + (column - share.begin + warp * STEP + t * X_PIECE) * (int)sizeof(T);
+    int lane = threadIdx.x % WARP, member = threadIdx.x / WARP % MEMBERS, g = lane / 4, t = lane % 4;
+    const u8* rows = slot + g * ROW_STRIDE + member * STEP_BYTES + t * 16;
+    const u8* x = vectors + (column - share.begin + member * STEP + t * X_PIECE) * (int)sizeof(T);
     constexpr int X_BYTES = STEP * (int)sizeof(T);
     Group group = {};
 #if FORM == INT4
     const float* sums_of_x = (const float*)(vectors + n * stride);
-    group = {slot + g * ROW_STRIDE + width / 2 + warp * GROUPS * 4,
-             sums_of_x + (column - share.begin) / GROUP + warp * GROUPS, sums_stride(share)};
+    group = {slot + g * ROW_STRIDE + width / 2 + member * GROUPS * 4,
+             sums_of_x + (column - share.begin) / GROUP + member * GROUPS, sums_stride(share)};
 #endif
     auto add = [&](int j, bool inside) {
-        const u8* from = rows + j * CONSUMERS * STEP_BYTES;
+        const u8* from = rows + j * MEMBERS * STEP_BYTES;
         uint4 both[2] = {};
         if (inside) {
             both[0] = *(const uint4*)from;
             both[1] = *(const uint4*)(from + 8 * ROW_STRIDE);
         }
-        int first = j * CONSUMERS * GROUPS;
-        sums.add(both, inside ? x + j * CONSUMERS * X_BYTES : vectors, stride, n,
+        int first = j * MEMBERS * GROUPS;
+        sums.add(both, inside ? x + j * MEMBERS * X_BYTES : vectors, stride, n,
                  {group.table + first * 4, group.sums + first, group.stride});
     };
     if (width == CHUNK) {
@@ -240,8 +235,8 @@ __device__ __forceinline__ void add_chunk(Accumulator<T>& sums, const u8* slot, 
 #pragma unroll TOGETHER
         for (int j = 0; j < STEPS; j++) add(j, true);
     } else {  // what lies past the end of a row is an older slot's
-        for (int j = 0; (j * CONSUMERS + warp) * STEP < width; j++)
+        for (int j = 0; (j * MEMBERS + member) * STEP < width; j++)
             // Whole steps of INT4; else a thread may be past the end.
-            add(j, FORM == INT4 || (j * CONSUMERS + warp) * STEP + t * PIECE < width);
+            add(j, FORM == INT4 || (j * MEMBERS + member) * STEP + t * PIECE < width);
     }
 }
