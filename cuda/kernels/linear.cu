@@ -153,20 +153,16 @@ __device__ void load_vectors(const Arguments& a, const Share& share, Shared&, u8
 __device__ void consume(const Arguments& a, const Share& share, Shared& shared, const u8* ring,
                         const u8* vectors, int stride) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, slot = 0, item = 0;
-    int turn = warp / MEMBERS;  // slots until it is this warp's team's
     u32 parity = 0, full = shared_address(shared.full);
     asm("" : "+r"(full));  // or the compiler asks for the shared memory's base again for every slot
     Accumulator<T> sums;
     for (int tile = share.first; tile < share.tiles; tile += share.step, item++) {
         for (int column = share.begin; column < share.end; column += CHUNK) {
-            if (turn == 0) {
-                int width = min(CHUNK, share.end - column);
-                barrier_wait(full + slot * 8, parity);
-                add_chunk(sums, ring + slot * SLOT_BYTES, vectors, stride, a.n, share, column, width);
-                __syncwarp();
-                if (lane == 0) barrier_arrive(&shared.empty[slot]);
-            }
-            turn = turn ? turn - 1 : TEAMS - 1;
+            int width = min(CHUNK, share.end - column);
+            barrier_wait(full + slot * 8, parity);
+            add_chunk(sums, ring + slot * SLOT_BYTES, vectors, stride, a.n, share, column, width);
+            __syncwarp();
+            if (lane == 0) barrier_arrive(&shared.empty[slot]);
             if (++slot == a.slots) slot = 0, parity ^= 1;
         }
         int buffer = item % EPILOGUES;
@@ -350,7 +346,7 @@ linear_kernel(const Code* weight, const T* bias, const void* x, const T* norm_we
         int lane = threadIdx.x % WARP;
         if (lane < slots) {
             barrier_init(&shared.full[lane], COPY_ARRIVALS);
-            barrier_init(&shared.empty[lane], MEMBERS);
+            barrier_init(&shared.empty[lane], CONSUMERS);
         } else if (lane >= WARP - EPILOGUES) {
             barrier_init(&shared.sums_full[WARP - 1 - lane], CONSUMERS);
             barrier_init(&shared.sums_empty[WARP - 1 - lane], 1);

@@ -27,10 +27,7 @@ constexpr int SLOT_BYTES = TILE * ROW_STRIDE;
 constexpr int SUMS_STRIDE = TILE + 4;  // floats; 4: vectors 2t and 2t + 2 lie in different banks
 constexpr int CONSUMERS = 8, EPILOGUES = 2, MAX_SLOTS = 16;
 constexpr int CONSUMER_THREADS = CONSUMERS * WARP;
-// Two teams take turns with the slots: while one waits for its first numbers or last sums, the other
-// computes.
-constexpr int TEAMS = 2, MEMBERS = CONSUMERS / TEAMS;
-constexpr int STEPS = CHUNK / STEP / MEMBERS;  // of a warp in a whole slot
+constexpr int STEPS = CHUNK / STEP / CONSUMERS;  // of a warp in a whole slot
 constexpr int THREADS = (CONSUMERS + 1 + EPILOGUES) * WARP;
 constexpr bool IS_HALF = Same<T, half>::value;
 

@@ -209,25 +209,25 @@ template <> struct Accumulator<float> {
 __device__ __forceinline__ void add_chunk(Accumulator<T>& sums, const u8* slot, const u8* vectors,
                                           int stride, int n, const Share& share, int column,
                                           int width) {
-    int lane = threadIdx.x % WARP, member = threadIdx.x / WARP % MEMBERS, g = lane / 4, t = lane % 4;
-    const u8* rows = slot + g * ROW_STRIDE + member * STEP_BYTES + t * 16;
-    const u8* x = vectors + (column - share.begin + member * STEP + t * X_PIECE) * (int)sizeof(T);
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
+    const u8* rows = slot + g * ROW_STRIDE + warp * STEP_BYTES + t * 16;
+    const u8* x = vectors + (column - share.begin + warp * STEP + t * X_PIECE) * (int)sizeof(T);
     constexpr int X_BYTES = STEP * (int)sizeof(T);
     Group group = {};
 #if FORM == INT4
     const float* sums_of_x = (const float*)(vectors + n * stride);
-    group = {slot + g * ROW_STRIDE + width / 2 + member * GROUPS * 4,
-             sums_of_x + (column - share.begin) / GROUP + member * GROUPS, sums_stride(share)};
+    group = {slot + g * ROW_STRIDE + width / 2 + warp * GROUPS * 4,
+             sums_of_x + (column - share.begin) / GROUP + warp * GROUPS, sums_stride(share)};
 #endif
     auto add = [&](int j, bool inside) {
-        const u8* from = rows + j * MEMBERS * STEP_BYTES;
+        const u8* from = rows + j * CONSUMERS * STEP_BYTES;
         uint4 both[2] = {};
         if (inside) {
             both[0] = *(const uint4*)from;
             both[1] = *(const uint4*)(from + 8 * ROW_STRIDE);
         }
-        int first = j * MEMBERS * GROUPS;
-        sums.add(both, inside ? x + j * MEMBERS * X_BYTES : vectors, stride, n,
+        int first = j * CONSUMERS * GROUPS;
+        sums.add(both, inside ? x + j * CONSUMERS * X_BYTES : vectors, stride, n,
                  {group.table + first * 4, group.sums + first, group.stride});
     };
     if (width == CHUNK) {
@@ -235,8 +235,8 @@ __device__ __forceinline__ void add_chunk(Accumulator<T>& sums, const u8* slot, 
 #pragma unroll TOGETHER
         for (int j = 0; j < STEPS; j++) add(j, true);
     } else {  // what lies past the end of a row is an older slot's
-        for (int j = 0; (j * MEMBERS + member) * STEP < width; j++)
+        for (int j = 0; (j * CONSUMERS + warp) * STEP < width; j++)
             // Whole steps of INT4; else a thread may be past the end.
-            add(j, FORM == INT4 || (j * MEMBERS + member) * STEP + t * PIECE < width);
+            add(j, FORM == INT4 || (j * CONSUMERS + warp) * STEP + t * PIECE < width);
     }
 }
