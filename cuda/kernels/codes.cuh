@@ -4,7 +4,7 @@
 // Codes become T exactly, times CODE_SCALE, in registers. What they are multiplied with keeps the
 // factor out of the sums: K's is for a score, V's for a weight.
 #pragma once
-#include "common.cuh"
+#include "packed.cuh"
 
 #define INT8_CODES 1
 #define E4M3_CODES 2
@@ -15,37 +15,22 @@ constexpr bool IS_BF16 = Same<T, bf16>::value;
 // the value was in fp16, and large enough to be no subnormal number.
 constexpr float CODE_SCALE = IS_BF16 ? 1.f : CODES == INT8_CODES ? 1.f / 64 : 1.f / 256;
 
-__device__ __forceinline__ u32 minus(u32 a, u32 b) {
-    if constexpr (IS_BF16) {
-        __nv_bfloat162 c = __hsub2(*reinterpret_cast<__nv_bfloat162*>(&a),
-                                   *reinterpret_cast<__nv_bfloat162*>(&b));
-        return *reinterpret_cast<u32*>(&c);
-    } else {
-        __half2 c = __hsub2(*reinterpret_cast<__half2*>(&a), *reinterpret_cast<__half2*>(&b));
-        return *reinterpret_cast<u32*>(&c);
+// The codes in two bytes of `x`, the lower ones of both halves or (ODD) the upper ones. int8 in bf16,
+// which has 8 bits: the lower 7 on top of 128, minus 128, or minus 256 where the sign is set. In fp16:
+// all 8, the sign turned over, on top of 16, minus 18. e4m3: as packed.cuh has them.
+template <bool ODD> __device__ __forceinline__ u32 two_codes(u32 x) {
+    if constexpr (CODES == E4M3_CODES) {
+        u32 moved = moved_e4m3<ODD ? 0xb391 : 0xa280>(x, T());
+        return IS_BF16 ? times(moved, 0x7b807b80, bf16()) : moved;
     }
-}
-
-// The codes in the lower bytes of both halves of `x`. int8 in bf16, which has 8 bits: the lower 7
-// on top of 128, minus 128, or minus 256 where the sign is set. In fp16: all 8, the sign turned
-// over, on top of 16, minus 18. e4m3: exponent and fraction moved to where T's end and begin; as
-// bf16 that is the number times 2^-120, as fp16 times 2^-8, subnormal ones too.
-__device__ __forceinline__ u32 lower_codes(u32 x) {
-    if constexpr (CODES == INT8_CODES && IS_BF16)
-        return minus((x & 0x007f007f) | 0x43004300, (x & 0x00800080) | 0x43004300);
-    else if constexpr (CODES == INT8_CODES)
-        return minus((x & 0x00ff00ff) ^ 0x4c804c80, 0x4c804c80);
-    else if constexpr (IS_BF16) {
-        u32 bits = (x << 8 & 0x80008000) | (x << 4 & 0x07f007f0), power = 0x7b807b80;
-        __nv_bfloat162 c = __hmul2(*reinterpret_cast<__nv_bfloat162*>(&bits),
-                                   *reinterpret_cast<__nv_bfloat162*>(&power));
-        return *reinterpret_cast<u32*>(&c);
-    } else
-        return (x << 8 & 0x80008000) | (x << 7 & 0x3f803f80);
+    if constexpr (ODD) x >>= 8;
+    if constexpr (IS_BF16)
+        return minus(and_or<0x007f007f, 0x43004300>(x), and_or<0x00800080, 0x43004300>(x), bf16());
+    return minus((x & 0x00ff00ff) ^ 0x4c804c80, 0x4c804c80, half());
 }
 
 // Four codes become T: bytes 0 and 2, then bytes 1 and 3.
 __device__ __forceinline__ void split_codes(u32 x, u32& even, u32& odd) {
-    even = lower_codes(x);
-    odd = lower_codes(x >> 8);
+    even = two_codes<false>(x);
+    odd = two_codes<true>(x);
 }

@@ -55,23 +55,29 @@ __device__ __forceinline__ void decode_int8(u32 bytes, u32 (&pairs)[2], half) {
         pairs[i] = minus(__byte_perm(positive, 0x64646464, i ? 0x4342 : 0x4140), 0x64806480, half());
 }
 
-// Four e4m3 as two registers of pairs: exponent and fraction at T's place mean the same number times
-// 2^-120 (bf16) or 2^-8 (fp16), also below the smallest power.
+// Two e4m3 as a pair: exponent and fraction at T's place mean the same number times 2^-120 (bf16) or
+// 2^-8 (fp16), also below the smallest power. BYTES chooses two bytes and twice the sign of each,
+// which stays what it is when all is moved up.
+template <u32 BYTES> __device__ __forceinline__ u32 with_signs(u32 bytes) {
+    u32 c;  // __byte_perm knows of no signs
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(c) : "r"(bytes), "n"(BYTES));
+    return c;
+}
+template <u32 BYTES> __device__ __forceinline__ u32 moved_e4m3(u32 bytes, bf16) {
+    return with_signs<BYTES>(bytes) << 4 & 0x87f087f0;
+}
+template <u32 BYTES> __device__ __forceinline__ u32 moved_e4m3(u32 bytes, half) {
+    return with_signs<BYTES>(bytes) << 7 & 0xbf80bf80;
+}
+
+// Four e4m3 as two registers of pairs.
 __device__ __forceinline__ void decode_fp8(u32 bytes, u32 (&pairs)[2], bf16) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        u32 spread = __byte_perm(bytes, 0, i ? 0x3424 : 0x1404);
-        u32 moved = (spread & 0x80008000) | ((spread >> 4) & 0x07f007f0);
-        pairs[i] = times(moved, 0x7b807b80, bf16());
-    }
+    pairs[0] = times(moved_e4m3<0x9180>(bytes, bf16()), 0x7b807b80, bf16());
+    pairs[1] = times(moved_e4m3<0xb3a2>(bytes, bf16()), 0x7b807b80, bf16());
 }
 __device__ __forceinline__ void decode_fp8(u32 bytes, u32 (&pairs)[2], half) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        u32 spread = __byte_perm(bytes, 0, i ? 0x3424 : 0x1404);
-        u32 moved = (spread & 0x80008000) | ((spread >> 1) & 0x3f803f80);
-        pairs[i] = times(moved, 0x5c005c00, half());
-    }
+    pairs[0] = times(moved_e4m3<0x9180>(bytes, half()), 0x5c005c00, half());
+    pairs[1] = times(moved_e4m3<0xb3a2>(bytes, half()), 0x5c005c00, half());
 }
 
 // Eight numbers of 4 bits as four registers of pairs: pair i in the bits 4i and 16 + 4i. They are

@@ -209,7 +209,7 @@ def test_codes(gpu: Gpu, form: str, dtype, head_dim: int, normed: bool) -> None:
     expected = turned(heads, table, case.positions, "half")
     assert_close(case.qkv[:, :6], expected[:, :6], ROUNDING[dtype])
 
-    # On the CPU: torch divides by a number on a GPU as if it multiplied by what is near its inverse.
+    # On the CPU: on a GPU torch multiplies by what is near the inverse instead of dividing.
     whole, by_head = (t.cuda() for t in encoded(form, case.before[stored, 8:].cpu()))
     finite = by_head.isfinite()
     assert not finite.all() and torch.equal(by[places, 2:].isfinite(), finite)
