@@ -3,14 +3,18 @@
 Matrices are [rows, columns], outputs by inputs; every factor is finite.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Float8", "Int4", "Int8", "Int8Groups", "Kept"]
+__all__ = ["Float8", "Int4", "Int8", "Int8Groups", "Kept", "cut"]
 
 Floats = npt.NDArray[np.float32]
+Spans = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -57,3 +61,37 @@ class Float8:
 
 
 Kept = Int4 | Int8 | Int8Groups | Float8
+
+
+def cut(kept: Kept, axis: int, spans: Spans) -> Kept | None:
+    """The rows (axis 0) or columns (axis 1) of the spans, which are (first, end).
+
+    Rows, and columns of whole bytes in one span, are views. Where a span cuts a group of columns,
+    all become smaller groups, several with one factor. None: two numbers of a byte are cut apart.
+    """
+    if isinstance(kept, Int8 | Float8):
+        codes = _taken(kept.codes, axis, spans)
+        return type(kept)(codes, _taken(kept.scale, 0, spans) if axis == 0 else kept.scale)
+    tables = kept.scale, kept.zero
+    if axis == 0:
+        return type(kept)(*(_taken(array, 0, spans) for array in (kept.codes, *tables)))
+    in_byte = 2 if isinstance(kept, Int4) else 1
+    group = in_byte * kept.codes.shape[1] // kept.scale.shape[1]
+    size = gcd(group, *(border for span in spans for border in span))
+    if size % in_byte:
+        return None
+    scale, zero = (
+        _taken(np.repeat(table, group // size, 1), 1, _counted(spans, size)) for table in tables
+    )
+    return type(kept)(_taken(kept.codes, 1, _counted(spans, in_byte)), scale, zero)
+
+
+def _counted(spans: Spans, size: int) -> Spans:
+    """The spans in units of so many columns."""
+    return [(first // size, end // size) for first, end in spans]
+
+
+def _taken(array: npt.NDArray[Any], axis: int, spans: Spans) -> npt.NDArray[Any]:
+    along = (slice(None),) * axis
+    parts = [array[(*along, slice(*span))] for span in spans]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
