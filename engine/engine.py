@@ -97,8 +97,10 @@ class Engine:
             plan_share, config, share, dtype, chunk_tokens if gpu else None,
             available_bytes(device, ranks.seat.num_here),
         )  # fmt: skip
-        least_bytes = resident_estimate(share, checkpoint, dtype) if checkpoint and pack else 0
-        plan = self._agreed(planned(least_bytes if pack else None))
+        estimate = 0
+        if checkpoint and pack:
+            estimate = resident_estimate(share, checkpoint, dtype, device)
+        plan = self._agreed(planned(estimate if pack else None))
         if checkpoint:
             weights = load_weights(
                 whole, checkpoint, dtype, device,

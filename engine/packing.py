@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.packed_gpu import packed_matrix
+from swiftchat.engine.packed_sizes import weights_on_gpu
 from swiftchat.engine.quantised import Int4Weight, Int8GroupsWeight, Weight, packed_weight
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.families import expected_tensors
@@ -33,12 +34,16 @@ def packing(device: torch.device, has_kernels: bool) -> Pack | None:
     return partial(packed_matrix, device=device) if has_kernels else None
 
 
-def resident_estimate(share: Share, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    """Bytes that a rank's weights of a checkpoint with `packed` tensors take if all can stay so.
+def resident_estimate(
+    share: Share, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Bytes that a rank's weights of a checkpoint with `packed` tensors take.
 
-    Which can is not known before they are read: these are the least that there will be.
+    On the CPU those are the least there will be: which stay packed is known when they are read.
     """
     packed = checkpoint.packed
+    if device.type != "cpu":
+        return weights_on_gpu(share, packed, dtype.itemsize)
     whole_bytes = {
         name: checkpoint.nbytes(name)
         if name in packed and packed[name].kept is not None
@@ -69,7 +74,7 @@ def _packed(
         tensor = checkpoint.packed.get(name)
         if tensor is None or tensor.kept is None:
             return None
-        own = cut(tensor.kept(), part.axis, part.spans)
+        own = cut(tensor.kept.read(), part.axis, part.spans)
         if own is None:
             return None
         parts.append(own)

@@ -16,8 +16,10 @@ from tiny_llama import tiny_llama
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear import Workspace
 from swiftchat.cuda.packed_matrix import PackedMatrix
+from swiftchat.engine.decoder import resident_bytes
 from swiftchat.engine.loader import stream_weights
 from swiftchat.engine.packed_gpu import packed_matrix, packed_product
+from swiftchat.engine.packed_sizes import weights_on_gpu
 from swiftchat.engine.params import SamplingParams
 from swiftchat.weights import quantise
 from swiftchat.weights.convert import convert
@@ -26,6 +28,7 @@ from swiftchat.weights.gguf_kept import kept as gguf_kept
 from swiftchat.weights.kept import Float8, Int4, Int8, Int8Groups, Kept
 from swiftchat.weights.model import Model
 from swiftchat.weights.quantise import Quantisation
+from swiftchat.weights.tensor_parallel import share_of
 
 CPU = torch.device("cpu")
 
@@ -99,7 +102,7 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with pytest.MonkeyPatch.context() as patch:  # as other programs write it
         patch.setattr(quantise, "MATRICES", quantise.MATRICES | {"lm_head"})
         convert(path / "in", path / "head", quantisation=Quantisation("int8"))
-    return {form: path / form for form in ("int8", "fp8", "int4", "head")}
+    return {"plain": path / "in", **{f: path / f for f in ("int8", "fp8", "int4", "head")}}
 
 
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
@@ -115,6 +118,31 @@ def test_packed_and_plain_tensors_are_loaded_side_by_side(
     assert weights.embed.shape == (model.config.vocab_size, 128) and weights.embed.isfinite().all()
     done = [before for before, _ in told]
     assert done == sorted(done) and told[-1][0] == told[-1][1]
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "head", "mixed", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_what_weights_take_is_known_before(
+    quantised: dict[str, Path], tmp_path: Path, form: str, tp: int
+) -> None:
+    """To the byte, also where a product's matrices are not in one form and so are decoded."""
+    if form == "mixed":
+        keep = ["*.0.self_attn.v_proj.weight"]
+        convert(quantised["plain"], tmp_path / "out", quantisation=Quantisation("int4", 64, keep))
+    elif form.startswith("Q"):
+        kind = gguf.GGMLQuantizationType[form]
+        tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(hidden_size=192), quantise=kind)
+        convert(tmp_path / "m.gguf", tmp_path / "out", packed=True)
+    model = Model.open(quantised.get(form, tmp_path / "out"))
+    share = share_of(model.config, tp, tp - 1)
+    weights = stream_weights(
+        model.config, model.checkpoint(), torch.bfloat16, CPU, lambda *_: None, share,
+        pack=partial(packed_matrix, device=CPU),
+    )  # fmt: skip
+    first = weights.layers[0]
+    assert isinstance(first.qkv, torch.Tensor) == (form == "mixed")
+    assert isinstance(first.gate_up, PackedMatrix)
+    assert weights_on_gpu(share, model.packed, 2) == resident_bytes(weights)
 
 
 def test_a_head_may_be_packed(quantised: dict[str, Path], tmp_path: Path) -> None:
