@@ -17,20 +17,26 @@ import tiny_gguf
 import torch
 from quantised_models import FORMS as SOURCES
 from quantised_models import GPTQ, gptq, quantised_model
+from test_engine_lockstep import pretend_gpus
 from test_engine_quantised import matrices, random_kept
 from test_engine_ranks import assert_ranks_equal_one
 from tiny_llama import tiny_llama
 from worker_processes import assert_as_one
 
+from swiftchat.engine import memory
 from swiftchat.engine.client import EngineClient
 from swiftchat.engine.decoder import resident_bytes
 from swiftchat.engine.engine import Engine
+from swiftchat.engine.packed_sizes import weights_on_gpu
 from swiftchat.engine.params import EngineConfig
 from swiftchat.engine.quantised import Int4Weight, packed_weight
+from swiftchat.engine.rank_count import num_ranks
 from swiftchat.engine.stages import GlooStages
 from swiftchat.weights.convert import convert
 from swiftchat.weights.kept import Int4, cut
+from swiftchat.weights.model import Model
 from swiftchat.weights.quantise import FORMS, Quantisation
+from swiftchat.weights.tensor_parallel import Share
 
 pytestmark = [
     pytest.mark.skipif(
@@ -181,3 +187,14 @@ def test_processes_answer_as_one_and_say_what_they_keep(tmp_path: Path) -> None:
         assert client.info is not None
         assert client.info.weights_bytes <= 0.52 * tiny.engine(folder).info.weights_bytes
         assert_as_one(client, folder, 20)
+
+
+def test_auto_counts_what_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make("llama", "int4", tmp_path)
+    counted: list[int | None] = []
+    pretend_gpus(monkeypatch, [10**10])
+    monkeypatch.setattr(memory, "plan_share", lambda *given: counted.append(given[5]))
+    for kernels in (True, False):
+        assert num_ranks(EngineConfig(tp="auto", dtype="float16", kernels=kernels), folder) == 1
+    model = Model.open(folder)
+    assert counted == [weights_on_gpu(Share(model.config), model.packed, 2), None]
