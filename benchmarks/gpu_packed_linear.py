@@ -25,10 +25,11 @@ from swiftchat.cuda.packed_matrix import (
     packed_fp8,
     packed_int4,
     packed_int8,
+    packed_int8_groups,
 )
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
-FORMS = ("plain", "int8", "fp8", "int4-128", "int4-64", "int4-32")
+FORMS = ("plain", "int8", "fp8", "int4-128", "int4-64", "int4-32", "int8-32")
 DTYPE = torch.bfloat16
 _BYTES = 2**29  # of different matrices, several times L2
 
@@ -44,9 +45,11 @@ def random_matrix(form: str, rows: int, k: int) -> Matrix:
     codes = torch.randint(0, 256, (rows, k), dtype=torch.uint8, device="cuda")
     if form == "fp8":
         return packed_fp8(codes.masked_fill_((codes & 0x7F) == 0x7F, 0), scale, DTYPE)
-    groups = k // int(form.removeprefix("int4-"))
+    groups = k // int(form.partition("-")[2])
     scales = torch.rand(rows, groups, device="cuda") / 100
     zeros = torch.randint(0, 16, (rows, groups), device="cuda").float()
+    if form == "int8-32":
+        return packed_int8_groups(codes, scales / 16, zeros + 120, DTYPE)
     return packed_int4(codes[:, : k // 2].contiguous(), scales, zeros, DTYPE)
 
 

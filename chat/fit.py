@@ -1,7 +1,6 @@
 """How much memory a model needs, and how long a context fits into this machine's."""
 
 import itertools
-import math
 import shutil
 import subprocess
 from dataclasses import asdict, dataclass
@@ -9,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from swiftchat.engine.packed_sizes import weights_on_gpu
 from swiftchat.engine.params import kv_row_bytes
-from swiftchat.weights.families import expected_tensors
-from swiftchat.weights.tensor_parallel import share_of, tp_choices
+from swiftchat.weights.tensor_parallel import Share, share_of, tp_choices
 
 if TYPE_CHECKING:
     from swiftchat.weights.model import Model
@@ -65,12 +64,11 @@ def _item_bytes(model: "Model") -> int:
     return 4 if model.config.dtype == "float32" else 2
 
 
-def bytes_on_gpu(model: "Model") -> dict[str, int]:
-    """What each tensor takes on a GPU, where quantised ones are decoded."""
-    if model.quantised is None:
-        return {name: nbytes for name, (_, nbytes) in model.stored.items()}
-    shapes = expected_tensors(model.config)
-    return {name: math.prod(shape) * _item_bytes(model) for name, shape in shapes.items()}
+def bytes_on_gpu(model: "Model", share: Share) -> int:
+    """What a rank's weights take on a GPU; quantised ones as far as they stay so."""
+    if model.packed:
+        return weights_on_gpu(share, model.packed, _item_bytes(model))
+    return share.weights_bytes({name: nbytes for name, (_, nbytes) in model.stored.items()})
 
 
 def fits(model: "Model", cpu: Place, gpus: list[Place],
@@ -80,7 +78,7 @@ def fits(model: "Model", cpu: Place, gpus: list[Place],
     The engine's workspace, some hundred MB for large models, is not counted.
     """
     per_token = cache_bytes_per_token(model, kv_dtype)
-    on_gpu = sum(bytes_on_gpu(model).values())
+    on_gpu = bytes_on_gpu(model, Share(model.config)) if gpus else 0
     return [
         {
             **asdict(place),
@@ -97,7 +95,7 @@ def fits_divided(model: "Model", gpus: list[Place], tp: int | None = None, pp: i
     A row for each of `pp` stages. The longest context is None where there are not so many GPUs,
     and 0 where they are too small. Raises `UsageError` when the model cannot be divided so.
     """
-    config, sizes = model.config, bytes_on_gpu(model)
+    config = model.config
     most = max(_MOST_RANKS, len(gpus))
     choices = [n for n in tp_choices(config) if n == 1 or n * pp <= most] if tp is None else [tp]
     roomiest = sorted(gpus, key=lambda place: -place.free_bytes)
@@ -105,7 +103,7 @@ def fits_divided(model: "Model", gpus: list[Place], tp: int | None = None, pp: i
     of_head = cache_bytes_per_token(model, kv_dtype) // (config.num_kv_heads * config.num_layers)
     for n, stage in itertools.product(choices, range(pp)):
         share = share_of(config, n, 0, stage, pp)  # of which no other rank has more
-        weights_bytes = share.weights_bytes(sizes)
+        weights_bytes = bytes_on_gpu(model, share)
         per_token = of_head * share.local.num_kv_heads * share.local.num_layers
         fitting = None
         if n * pp <= len(gpus):

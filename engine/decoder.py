@@ -11,7 +11,7 @@ from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.mixture import Experts
 from swiftchat.engine.norms import norm_widths_
-from swiftchat.engine.quantised import Table, Weight, plain, tensors_of
+from swiftchat.engine.quantised import Table, Weight, tensors_of
 from swiftchat.engine.ranks import Alone, Ranks
 from swiftchat.engine.stages import OneStage, Stages
 from swiftchat.weights.config import ModelConfig
@@ -80,8 +80,7 @@ class DecoderWeights:
     @property
     def dtype(self) -> torch.dtype:
         """What branches compute in."""
-        # A stage without an embedding has no packed matrices: see `loader.packing`.
-        return self.embed.dtype if self.embed.shape[0] else plain(self.layers[0].qkv).dtype
+        return self.embed.dtype  # also of an empty one
 
 
 class Ops(Protocol):

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from swiftchat.engine.arrange import arrange
 from swiftchat.engine.decoder import DecoderWeights
-from swiftchat.engine.loader import Pack, Use, assemble
+from swiftchat.engine.loader import assemble
+from swiftchat.engine.packing import Pack, Use
 from swiftchat.engine.quantised import Weight
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import FAMILIES, canonical_tensors, expected_tensors, tensor_name
-from swiftchat.weights.kept import Float8, Int4, Int8, Kept
+from swiftchat.weights.kept import Float8, Int4, Int8, Kept, cut
 from swiftchat.weights.quantise import MATRICES
 from swiftchat.weights.tensor_parallel import Part, Share
 
@@ -57,18 +58,23 @@ def dummy_weights(
         mean, std = _spread(config, kinds[names[0]], shapes[names[0]])
         generator.manual_seed(len(numbers) * seed + numbers[names[0]])
         tensor.normal_(mean, std, generator=generator)
+        each = list(zip(torch.split(tensor, rows), (part for _, part in wanted), strict=True))
         if form is not None and pack is not None and kinds[names[0]] in MATRICES:
-            return pack([_rounded(tensor, form)], dtype) or tensor
+            kept = [cut(_rounded(whole, form), part.axis, part.spans) for whole, part in each]
+            together = [own for own in kept if own is not None]
+            packed = pack(together, dtype) if len(together) == len(kept) else None
+            if packed is not None:
+                return packed
         if share.size == 1:
             return tensor
-        cut = [
+        own = [
             whole.narrow(part.axis, first, end - first)
-            for whole, (_, part) in zip(torch.split(tensor, rows), wanted, strict=True)
+            for whole, part in each
             for first, end in part.spans
         ]
-        return torch.cat(cut, wanted[0][1].axis)
+        return torch.cat(own, wanted[0][1].axis)
 
-    return arrange(share.local, assemble(share, random))
+    return arrange(share.local, assemble(share, random, dtype))
 
 
 def _rounded(matrix: Tensor, form: str) -> Kept:

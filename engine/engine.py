@@ -23,8 +23,9 @@ from swiftchat.engine.dummy import dummy_weights
 from swiftchat.engine.gpu_ranks import GpuRanks
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.lanes import Lanes
-from swiftchat.engine.loader import load_weights, packing, resident_estimate
+from swiftchat.engine.loader import load_weights
 from swiftchat.engine.memory import CachePlan, plan_share
+from swiftchat.engine.packing import packing, resident_estimate
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Event, Finished, Likelihood, Prefill, Tokens
 from swiftchat.engine.ranks import Alone, Ranks
@@ -91,15 +92,15 @@ class Engine:
         chunk_tokens = config.chunk_tokens or (512 if gpu is None else 4096)
         form = None if model else form_asked(config.dummy or "")[1]
         is_packed = bool(checkpoint.packed) if checkpoint else form is not None
-        pack = packing(device, share, gpu is not None) if is_packed else None
+        pack = packing(device, gpu is not None) if is_packed else None
         planned = partial(
             plan_share, config, share, dtype, chunk_tokens if gpu else None,
             available_bytes(device, ranks.seat.num_here),
         )  # fmt: skip
-        least_bytes = resident_estimate(whole, checkpoint, dtype) if checkpoint and pack else 0
-        plan = planned(least_bytes if pack else None)
-        # What fits differs: all take what fits everywhere.
-        plan = CachePlan(self._least(plan.num_blocks), self._least(plan.ctx_size_tokens))
+        estimate = 0
+        if checkpoint and pack:
+            estimate = resident_estimate(share, checkpoint, dtype, device)
+        plan = self._agreed(planned(estimate if pack else None))
         if checkpoint:
             weights = load_weights(
                 whole, checkpoint, dtype, device,
@@ -108,8 +109,8 @@ class Engine:
             )  # fmt: skip
         else:
             weights = dummy_weights(whole, dtype, device, share=share, form=form, pack=pack)
-        if pack:  # here there is one rank; some may have been decoded nevertheless
-            plan = planned(resident_bytes(weights))
+        if is_packed:  # some may have been decoded nevertheless
+            plan = self._agreed(planned(resident_bytes(weights)))
         self.config = config
         self.device = device
         self.ctx_size_tokens = plan.ctx_size_tokens
@@ -150,6 +151,10 @@ class Engine:
             tp=ranks.size,
             pp=stages.size,
         )
+
+    def _agreed(self, plan: CachePlan) -> CachePlan:
+        """What fits on every rank."""
+        return CachePlan(self._least(plan.num_blocks), self._least(plan.ctx_size_tokens))
 
     def _least(self, number: int) -> int:
         """The least of all ranks' numbers."""

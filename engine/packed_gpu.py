@@ -16,8 +16,9 @@ from swiftchat.cuda.packed_matrix import (
     packed_fp8,
     packed_int4,
     packed_int8,
-    packing_fits,
+    packed_int8_groups,
 )
+from swiftchat.cuda.packing import packing_fits
 from swiftchat.weights.kept import Int4, Int8, Int8Groups, Kept
 
 # Up to so many vectors the matrix is read once for every sixteen instead of made plain.
@@ -30,24 +31,26 @@ def packed_matrix(
 ) -> PackedMatrix | None:
     """The parts under each other, on the device, to multiply `dtype` with.
 
-    None where they are not of one form, or of one that the kernels do not read: int8 in groups.
+    None where they are not of one form, or of sizes that the kernels do not read.
     """
 
     def together(arrays: Sequence[npt.NDArray[Any]]) -> Tensor:
         # Copies: what files are mapped to cannot be written to, which torch warns of.
         return torch.cat([torch.from_numpy(np.array(array)).to(device) for array in arrays])
 
-    if len({type(part) for part in parts}) > 1 or isinstance(parts[0], Int8Groups):
-        return None
     first, k = parts[0], parts[0].codes.shape[1]
+    if len({type(part) for part in parts}) > 1:
+        return None
     codes, scales = [part.codes for part in parts], [part.scale for part in parts]
-    if isinstance(first, Int4):
-        columns, groups = 2 * k, first.scale.shape[1]
+    if isinstance(first, Int4 | Int8Groups):
+        form, columns = ("INT4", 2 * k) if isinstance(first, Int4) else ("INT8", k)
+        groups = first.scale.shape[1]
         same = all(scale.shape[1] == groups for scale in scales)
-        if not same or not packing_fits("INT4", columns, columns // groups):
+        if not same or not packing_fits(form, columns, columns // groups):
             return None
-        zeros = [part.zero for part in parts if isinstance(part, Int4)]
-        return packed_int4(together(codes), together(scales), together(zeros), dtype)
+        zeros = [part.zero for part in parts if isinstance(part, Int4 | Int8Groups)]
+        in_groups = packed_int4 if isinstance(first, Int4) else packed_int8_groups
+        return in_groups(together(codes), together(scales), together(zeros), dtype)
     if not packing_fits("INT8", k):  # and FP8's bytes
         return None
     pack = packed_int8 if isinstance(first, Int8) else packed_fp8

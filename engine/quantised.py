@@ -77,7 +77,7 @@ def packed_weight(parts: Sequence[Kept], dtype: torch.dtype) -> PackedWeight | N
             return Int4Weight.packed(Int4(one, scale, zero), dtype)
         return Int8GroupsWeight.packed(Int8Groups(one, scale, zero), dtype)
     # A view of the file where it is one part that needs no change.
-    numbers, factors = torch.from_numpy(one), torch.from_numpy(np.ascontiguousarray(scale))
+    numbers, factors = (torch.from_numpy(np.ascontiguousarray(array)) for array in (one, scale))
     if isinstance(first, Int8):
         return Int8Weight(numbers, factors)
     return Float8Weight(numbers.view(torch.int8), factors)

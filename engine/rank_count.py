@@ -1,14 +1,17 @@
 """How many ranks compute a model or a stage of it, known before any of them is started."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swiftchat.engine.packed_sizes import weights_on_gpu
 from swiftchat.engine.params import EngineConfig
 from swiftchat.errors import DeviceError, OutOfMemory
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.dummy import dummy_config
 from swiftchat.weights.model import Model
+from swiftchat.weights.packed import PackedTensor
 from swiftchat.weights.tensor_parallel import share_of, tp_choices
 
 if TYPE_CHECKING:
@@ -27,9 +30,12 @@ def num_ranks(config: EngineConfig, path: Path) -> int:
     """
     if config.tp == config.pp == 1:
         return 1
-    shape = dummy_config(config.dummy) if config.dummy else Model.open(path).config
+    model = None if config.dummy else Model.open(path)
+    shape = model.config if model else dummy_config(config.dummy or "")
     share_of(shape, 1 if config.tp == "auto" else config.tp, 0, num_stages=config.pp)
-    return _fewest(config, shape) if config.tp == "auto" else config.tp
+    if config.tp != "auto":
+        return config.tp
+    return _fewest(config, shape, model.packed if model and config.kernels else {})
 
 
 def require_gpus(config: EngineConfig) -> None:
@@ -58,7 +64,7 @@ def _num_gpus(first: "torch.device") -> int:
     return torch.cuda.device_count() - (first.index or 0)
 
 
-def _fewest(config: EngineConfig, shape: ModelConfig) -> int:
+def _fewest(config: EngineConfig, shape: ModelConfig, packed: Mapping[str, PackedTensor]) -> int:
     """The fewest GPUs, from the first on, each of which has room for its share and a context."""
     import torch
 
@@ -82,7 +88,8 @@ def _fewest(config: EngineConfig, shape: ModelConfig) -> int:
         chunk_tokens = config.chunk_tokens or _CHUNK_TOKENS
         try:
             for share in shares:
-                plan_share(asked, share, dtype, chunk_tokens, min(free_bytes))
+                packed_bytes = weights_on_gpu(share, packed, dtype.itemsize) if packed else None
+                plan_share(asked, share, dtype, chunk_tokens, min(free_bytes), packed_bytes)
         except OutOfMemory as error:
             refusal = OutOfMemory(f"on {n * config.pp} GPUs: {error.message}", error.hint)
         else:

@@ -2,16 +2,20 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from swiftchat.errors import BadModelFile, FileSystemError
+
+T = TypeVar("T")
 
 # Pinning memory takes longer than copying it, so buffers are few and small; at 16 MiB a copy to
 # the GPU still takes some thirty times as long as its call.
@@ -55,7 +59,7 @@ def stream_in(
     device has finished. `staging_bytes` must be a multiple of 4. Raises `BadModelFile` for
     what cannot be read.
     """
-    readers = num_readers or min(_MAX_READERS, os.cpu_count() or 1)
+    readers = num_readers or default_readers()
     free: SimpleQueue[_Staging] = SimpleQueue()
     with contextlib.ExitStack() as stack:
         opened = {file: stack.enter_context(_open(file)) for file in {c.file for c in copies}}
@@ -80,6 +84,28 @@ def stream_in(
         for job in [pool.submit(carry, piece) for piece in _pieces(copies, staging_bytes)]:
             done_bytes += job.result()
             on_progress(done_bytes)
+
+
+def default_readers() -> int:
+    """How many threads bring weights here."""
+    return min(_MAX_READERS, os.cpu_count() or 1)
+
+
+def ahead(jobs: Iterable[Callable[[], T]], num_threads: int) -> Generator[T, None, None]:
+    """What the jobs return, in their order; threads do as many as they are in advance.
+
+    What a job raises comes in its turn. Close it to be rid of the threads.
+    """
+    pool, waiting = ThreadPoolExecutor(num_threads, "reader"), deque[Future[T]]()
+    try:
+        for job in jobs:
+            waiting.append(pool.submit(job))
+            if len(waiting) > num_threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 class _Staging:

@@ -86,14 +86,15 @@ class TorchOps:
         )  # fmt: skip
 
     def embed(self, plan: "TorchPlan", table: Table) -> Tensor:
-        if not isinstance(table, Tensor):
-            return table.rows(plan.ids).float()
-        if len(table) == self._config.vocab_size:
-            return table[plan.ids].float()
+        def rows(ids: Tensor) -> Tensor:
+            return (table[ids] if isinstance(table, Tensor) else table.rows(ids)).float()
+
+        if table.shape[0] == self._config.vocab_size:
+            return rows(plan.ids)
         # Of the other ranks' ids this one has nothing to add to the sum.
         own = plan.ids - self._first_id
-        others = (own < 0) | (own >= len(table))
-        return table[own.masked_fill_(others, 0)].float().masked_fill_(others.unsqueeze(1), 0.0)
+        others = (own < 0) | (own >= table.shape[0])
+        return rows(own.masked_fill_(others, 0)).masked_fill_(others.unsqueeze(1), 0.0)
 
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         if delta is not None:

@@ -1,6 +1,7 @@
 """download, list, show and rm as processes, against a hub on loopback."""
 
 import json
+import math
 import os
 import random
 import signal
@@ -24,6 +25,7 @@ from swiftchat.weights.convert import convert
 from swiftchat.weights.families import expected_tensors
 from swiftchat.weights.model import Model
 from swiftchat.weights.safetensors_file import create
+from swiftchat.weights.tensor_parallel import Share
 
 SWIFTCHAT = [sys.executable, "-m", "swiftchat.chat"]
 TOKEN = "hf_canarycanarycanary"
@@ -235,12 +237,15 @@ def test_quantised_weights_are_counted_as_gpus_have_them(tmp_path: Path) -> None
     assert run("convert", str(folder), str(fp8), "--quantize", "fp8").returncode == 0
     plain, model = Model.open(folder), Model.open(fp8)
     assert model.weights_bytes < plain.weights_bytes
-    counted = fit.bytes_on_gpu(model)
-    assert set(counted) == set(fit.bytes_on_gpu(plain))
-    assert all(counted[name] % 4 == 0 for name in counted)  # the config says fp32
-    assert sum(counted.values()) == 4 * sum(
-        nbytes // (4 if dtype == "F32" else 2) for dtype, nbytes in plain.stored.values()
+    expected = sum(
+        # A byte and a row's factor; the config says fp32 for what is plain.
+        shape[0] * (shape[1] + 4) if name.endswith("_proj.weight") else 4 * math.prod(shape)
+        for name, shape in expected_tensors(model.config).items()
     )
+    assert fit.bytes_on_gpu(model, Share(model.config)) == expected
+    one, two = fit.fits_divided(model, [])
+    assert one["weights_bytes"] == expected
+    assert expected / 2 < two["weights_bytes"] < expected  # `o` in halves of 24 is decoded
 
 
 def test_show_of_files_cut_beforehand(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from swiftchat.engine.dummy import dummy_weights
 from swiftchat.engine.engine import Engine
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.params import EngineConfig
-from swiftchat.engine.quantised import packed_weight
+from swiftchat.engine.quantised import Int4Weight, packed_weight
 from swiftchat.engine.torch_ops import TorchOps
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.dummy import DUMMY_CONFIGS
@@ -47,6 +47,19 @@ def test_packed_weights_compute_nearly_what_plain_ones_do(form: str) -> None:
     expected = logits(config, dummy_weights(config, torch.float32, CPU))
     off = torch.linalg.norm(logits(config, packed) - expected) / torch.linalg.norm(expected)
     assert 0 < off < {"int8": 0.02, "fp8": 0.1, "int4": 0.3}[form]
+
+
+def test_packed_parts_of_ranks_are_those_of_one() -> None:
+    config, eye = small("llama-3.1-8b"), torch.eye(1024)
+    parts = [None, *(share_of(config, 2, rank) for rank in range(2))]
+    whole, *halves = (
+        dummy_weights(config, torch.float32, CPU, share=share, form="int4", pack=packed_weight)
+        for share in parts
+    )
+    found = [weights.layers[0].down for weights in (whole, *halves)]
+    assert all(isinstance(down, Int4Weight) for down in found)
+    columns = [down.product(eye[: down.shape[1], : down.shape[1]]) for down in found]
+    assert torch.equal(columns[0], torch.cat(columns[1:]))
 
 
 def test_an_engine_of_packed_random_weights() -> None:

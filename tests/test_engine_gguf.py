@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny_llama import tiny_llama
 
 from swiftchat.engine.engine import Engine
-from swiftchat.engine.loader import load_weights, stream_weights
+from swiftchat.engine.loader import stream_weights
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.quantised import Int4Weight, Int8GroupsWeight, packed_weight
 from swiftchat.errors import BadModelFile
@@ -115,7 +115,7 @@ def test_plain_weights_are_made_of_packed_ones(files: dict[str, Path], tmp_path:
 def test_decoded_where_nothing_computes_with_them_packed(
     files: dict[str, Path], tmp_path: Path
 ) -> None:
-    """For a GPU, and for each of two ranks, whose parts must be those of the plain model."""
+    """On a GPU without our kernels, also for two ranks: they have the plain model's parts."""
     convert(files["Q4_1"], tmp_path / "packed", packed=True)
     convert(files["Q4_1"], tmp_path / "plain")
     models = [Model.open(tmp_path / name) for name in ("packed", "plain")]
@@ -127,7 +127,7 @@ def test_decoded_where_nothing_computes_with_them_packed(
     shares = [share_of(config, 2, rank) for rank in range(2)]
     cut = [
         [
-            load_weights(config, m.checkpoint(s), torch.bfloat16, CPU, lambda *_: None, s)
+            stream_weights(config, m.checkpoint(s), torch.bfloat16, CPU, lambda *_: None, s)
             for m in models
         ]
         for s in shares

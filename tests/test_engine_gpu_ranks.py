@@ -12,6 +12,8 @@ from worker_processes import WIDE, assert_as_one
 
 from swiftchat.engine.client import EngineClient
 from swiftchat.engine.params import EngineConfig
+from swiftchat.weights.convert import convert
+from swiftchat.weights.quantise import FORMS, Quantisation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 # Fused and not, heads normed, branches normed, windows, LayerNorm, ALiBi, parallel branches.
@@ -56,3 +58,30 @@ def test_ids_of_stages_equal_one_cpus(
                           chunk_tokens=16, tp=tp, pp=pp)  # fmt: skip
     with EngineClient(config, tmp_path) as client:
         assert_as_one(client, tmp_path, 64)
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp"),
+    [
+        pytest.param(2, 1, marks=pytest.mark.gpus(2)),
+        pytest.param(1, 2, marks=pytest.mark.gpus(2)),
+        pytest.param(4, 1, marks=pytest.mark.gpus(4)),
+        pytest.param(2, 2, marks=pytest.mark.gpus(4)),
+    ],
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_ids_of_packed_weights_equal_one_cpus(
+    form: str, tp: int, pp: int, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Factors of bfloat16, which the kernels keep exactly; of four ranks each has 32 columns."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    sizes = {**WIDE, "hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 4}
+    tiny.make("llama", tmp_path / "in", **sizes)
+    folder = tmp_path / "out"
+    convert(tmp_path / "in", folder, dtype="bfloat16", quantisation=Quantisation(form))
+    config = EngineConfig(device="cuda", dtype="float32", block_size=tiny.BLOCK_SIZE,
+                          chunk_tokens=16, tp=tp, pp=pp)  # fmt: skip
+    with EngineClient(config, folder) as client:
+        client.wait_ready()
+        assert client.info is not None and "decoded" not in client.info.device
+        assert_as_one(client, folder, 64)

@@ -4,7 +4,9 @@ import gc
 import os
 import struct
 import threading
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from torch import Tensor
 from swiftchat.engine import streaming
 from swiftchat.engine.decoder import DecoderWeights
 from swiftchat.engine.loader import load_weights, stream_weights
-from swiftchat.engine.streaming import Copy, stream_in
+from swiftchat.engine.streaming import Copy, ahead, stream_in
 from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.convert import convert
 from swiftchat.weights.model import Model
@@ -237,6 +239,25 @@ def test_a_reporter_that_fails_ends_it(llama: Path) -> None:
 
     with pytest.raises(BrokenPipeError):
         stream_weights(model.config, model.checkpoint(), torch.float32, CPU, gone, None, 4, 256)
+
+
+def test_threads_work_some_jobs_ahead() -> None:
+    begun: list[int] = []
+
+    def job(number: int) -> int:
+        begun.append(number)
+        time.sleep(0.001 * (number % 3))
+        if number == 30:
+            raise ValueError("thirty")
+        return number
+
+    found = []
+    with pytest.raises(ValueError, match="thirty"):
+        for number in ahead([partial(job, i) for i in range(100)], 3):
+            found.append(number)
+            assert len(begun) <= number + 4  # those that are waited for, and this one
+    assert found == list(range(30)) and len(begun) <= 34
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("reader")]
 
 
 def test_a_tensor_without_numbers_takes_no_read(tmp_path: Path) -> None:

@@ -10,14 +10,16 @@ import tiny
 import tiny_gguf
 import torch
 from kernel_case import Inputs, assert_close
-from packed_matrices import FORMS, columns_as_described, packed, parts
+from packed_matrices import FORMS, packed, parts
 from tiny_llama import tiny_llama
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear import Workspace
 from swiftchat.cuda.packed_matrix import PackedMatrix
+from swiftchat.engine.decoder import resident_bytes
 from swiftchat.engine.loader import stream_weights
 from swiftchat.engine.packed_gpu import packed_matrix, packed_product
+from swiftchat.engine.packed_sizes import weights_on_gpu
 from swiftchat.engine.params import SamplingParams
 from swiftchat.weights import quantise
 from swiftchat.weights.convert import convert
@@ -26,6 +28,7 @@ from swiftchat.weights.gguf_kept import kept as gguf_kept
 from swiftchat.weights.kept import Float8, Int4, Int8, Int8Groups, Kept
 from swiftchat.weights.model import Model
 from swiftchat.weights.quantise import Quantisation
+from swiftchat.weights.tensor_parallel import share_of
 
 CPU = torch.device("cpu")
 
@@ -59,36 +62,34 @@ def test_what_no_kernel_reads_is_left_to_be_decoded() -> None:
         [kept("int8", 8, 256), kept("fp8", 8, 256)],
         [kept("int4", 8, 256, 8), kept("int4", 8, 256, 4)],
         [kept("int4", 8, 256, 1)],
-        [kept("int4", 8, 192, 6)],
+        [kept("int4", 8, 192, 12)],
         [kept("fp8", 8, 24)],
-        [Int8Groups(np.zeros((8, 256), np.uint8), *np.ones((2, 8, 8), np.float32))],
+        [Int8Groups(np.zeros((8, 256), np.uint8), *np.ones((2, 8, 4), np.float32))],
     ]
-    for parts in none:
-        assert packed_matrix(parts, torch.bfloat16, CPU) is None
+    for several in none:
+        assert packed_matrix(several, torch.bfloat16, CPU) is None
 
 
-@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q4_K"])
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q8_0"])
 def test_gguf_blocks_mean_the_same(type_name: str) -> None:
-    """Q4_0 to the bit, and where minima are floats nearer than bfloat16 has them."""
+    """To the bit, and where minima are floats nearer than bfloat16 has them."""
     rng = np.random.default_rng(4)
     kind = BLOCK_TYPES[type_name]
-    numbers, k = kind.block_elements, 512
-    blocks = rng.integers(0, 256, (6 * k // numbers, kind.block_bytes), np.uint8)
+    k = 512
+    blocks = rng.integers(0, 256, (6 * k // kind.block_elements, kind.block_bytes), np.uint8)
     halves = rng.normal(0, 0.02, (len(blocks), 2)).astype(np.float16)
     halves[3, 0] = 0  # no factor, only a minimum
-    blocks[:, : 2 if type_name == "Q4_0" else 4] = (
-        halves[:, : 1 if type_name == "Q4_0" else 2].copy().view(np.uint8)
-    )
+    factors = 1 if type_name.endswith("_0") else 2
+    blocks[:, : 2 * factors] = halves[:, :factors].copy().view(np.uint8)
     expected = torch.from_numpy(dequantize(blocks, type_name).reshape(6, k))
     matrix = packed_matrix([gguf_kept(blocks.reshape(6, -1), type_name)], torch.bfloat16, CPU)
     assert matrix is not None
-    codes, table = parts(matrix)
+    numbers, table = parts(matrix)
     scale, zero = (t.repeat_interleave(32, 1).double() for t in table.unbind(2))
-    codes = columns_as_described(codes)
-    meant = matrix.row_scale.double().unsqueeze(1) * scale * (codes - 8 + zero)
+    meant = matrix.row_scale.double().unsqueeze(1) * scale * (numbers + zero)
     largest = expected.view(6, -1, 32).abs().amax(2).repeat_interleave(32, 1)
     off = (meant - expected).abs() / largest.clamp(min=1e-30)
-    assert off.max() <= (0 if type_name == "Q4_0" else 2.0**-9)
+    assert off.max() <= (0 if factors == 1 else 2.0**-9)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with pytest.MonkeyPatch.context() as patch:  # as other programs write it
         patch.setattr(quantise, "MATRICES", quantise.MATRICES | {"lm_head"})
         convert(path / "in", path / "head", quantisation=Quantisation("int8"))
-    return {form: path / form for form in ("int8", "fp8", "int4", "head")}
+    return {"plain": path / "in", **{f: path / f for f in ("int8", "fp8", "int4", "head")}}
 
 
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
@@ -117,6 +118,31 @@ def test_packed_and_plain_tensors_are_loaded_side_by_side(
     assert weights.embed.shape == (model.config.vocab_size, 128) and weights.embed.isfinite().all()
     done = [before for before, _ in told]
     assert done == sorted(done) and told[-1][0] == told[-1][1]
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "head", "mixed", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_what_weights_take_is_known_before(
+    quantised: dict[str, Path], tmp_path: Path, form: str, tp: int
+) -> None:
+    """To the byte, also where a product's matrices are not in one form and so are decoded."""
+    if form == "mixed":
+        keep = ["*.0.self_attn.v_proj.weight"]
+        convert(quantised["plain"], tmp_path / "out", quantisation=Quantisation("int4", 64, keep))
+    elif form.startswith("Q"):
+        kind = gguf.GGMLQuantizationType[form]
+        tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(hidden_size=192), quantise=kind)
+        convert(tmp_path / "m.gguf", tmp_path / "out", packed=True)
+    model = Model.open(quantised.get(form, tmp_path / "out"))
+    share = share_of(model.config, tp, tp - 1)
+    weights = stream_weights(
+        model.config, model.checkpoint(), torch.bfloat16, CPU, lambda *_: None, share,
+        pack=partial(packed_matrix, device=CPU),
+    )  # fmt: skip
+    first = weights.layers[0]
+    assert isinstance(first.qkv, torch.Tensor) == (form == "mixed")
+    assert isinstance(first.gate_up, PackedMatrix)
+    assert weights_on_gpu(share, model.packed, 2) == resident_bytes(weights)
 
 
 def test_a_head_may_be_packed(quantised: dict[str, Path], tmp_path: Path) -> None:
@@ -176,8 +202,8 @@ def test_packed_experts_go_through_the_host(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0"])
 def test_gguf_blocks_on_a_gpu(tmp_path: Path, type_name: str) -> None:
-    """Q4_1 stays packed, but for the table of embeddings; int8 in groups is decoded."""
-    model = tiny_llama(hidden_size=128, intermediate_size=256)
+    """All stays packed but the table of embeddings."""
+    model = tiny_llama(hidden_size=192, intermediate_size=256)  # no whole 128 columns
     kind = gguf.GGMLQuantizationType[type_name]
     tiny_gguf.write(tmp_path / "m.gguf", model, quantise=kind)
     convert(tmp_path / "m.gguf", tmp_path / "out", packed=True, dtype="float32")
@@ -186,8 +212,8 @@ def test_gguf_blocks_on_a_gpu(tmp_path: Path, type_name: str) -> None:
     engine = tiny.engine(tmp_path / "out", device="cuda")
     weights = engine.decoder.weights
     assert isinstance(weights.embed, torch.Tensor)
-    assert isinstance(weights.layers[0].down, PackedMatrix) == (type_name == "Q4_1")
-    assert ("decoded" in engine.info.device) == (type_name == "Q8_0")
+    assert isinstance(weights.layers[0].down, PackedMatrix)
+    assert "decoded" not in engine.info.device
     _, found = tiny.likelihoods(engine, prompt, params)
     near = dict(expected[0].likeliest)  # minima of 11 bits on a GPU
     assert dict(found[0].likeliest) == pytest.approx(near, abs=0.02)

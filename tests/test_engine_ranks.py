@@ -45,26 +45,28 @@ DIVIDED = (
 
 
 @torch.inference_mode()
-def greedy(bench: tiny.Bench) -> tuple[list[int], torch.Tensor]:
+def greedy(bench: tiny.Bench, num_new: int = NUM_NEW) -> tuple[list[int], torch.Tensor]:
     """The likeliest ids after a prompt, and the logits they were chosen from."""
     sequence = Sequence(0, tiny.random_ids(NUM_PROMPT, seed=7), SamplingParams())
     bench.scheduler.add(sequence)
     rows = []
-    for _ in range(NUM_NEW):
+    for _ in range(num_new):
         rows.append(bench.step()[0])
         sequence.tokens.append(int(rows[-1].argmax()))
     bench.scheduler.remove(sequence)
     return sequence.tokens[NUM_PROMPT:], torch.stack(rows)
 
 
-def assert_ranks_equal_one(folder: Path, tp: int, sliced: Path | None = None) -> list[tiny.Bench]:
-    ids, logits = greedy(tiny.Bench(folder))
+def assert_ranks_equal_one(
+    folder: Path, tp: int, sliced: Path | None = None, num_new: int = NUM_NEW
+) -> list[tiny.Bench]:
+    ids, logits = greedy(tiny.Bench(folder), num_new)
     config = Model.open(folder).config
 
     def run(rank: int, ranks: ThreadRanks) -> tuple[tiny.Bench, list[int], torch.Tensor]:
         share = share_of(config, tp, rank)
         bench = tiny.Bench(sliced or folder, share=share, ranks=ranks)
-        return bench, *greedy(bench)
+        return bench, *greedy(bench, num_new)
 
     benches = []
     for bench, rank_ids, rank_logits in in_lockstep(tp, run):

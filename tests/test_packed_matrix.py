@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from packed_matrices import columns_as_described, parts
+from packed_matrices import parts
 from torch import Tensor
 
 from swiftchat.cuda.packed_matrix import (
@@ -10,8 +10,9 @@ from swiftchat.cuda.packed_matrix import (
     packed_fp8,
     packed_int4,
     packed_int8,
-    packing_fits,
+    packed_int8_groups,
 )
+from swiftchat.cuda.packing import GROUPS, packed_bytes, packing_fits
 
 
 def made_int4(rows: int, k: int, group: int) -> tuple[Tensor, Tensor, Tensor, PackedMatrix]:
@@ -23,18 +24,40 @@ def made_int4(rows: int, k: int, group: int) -> tuple[Tensor, Tensor, Tensor, Pa
     return numbers, scale, zero, packed_int4(codes, scale, zero, torch.bfloat16)
 
 
-@pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize(("rows", "k"), [(5, 128), (3, 640), (2, 2048), (3, 4736)])
+@pytest.mark.parametrize(
+    ("rows", "k", "group"),
+    [*((*shape, g) for shape in [(5, 128), (3, 640), (2, 2048), (3, 4736)] for g in GROUPS["INT4"]),
+     (3, 576, 64), (7, 96, 32), (1, 32, 32), (2, 2080, 32)],
+)  # fmt: skip
 def test_int4_keeps_every_number(rows: int, k: int, group: int) -> None:
+    """Columns that fill up whole 128s are 0, with a factor of 0."""
     numbers, scale, zero, matrix = made_int4(rows, k, group)
-    codes, table = parts(matrix)
-    assert torch.equal(columns_as_described(codes), numbers.long())
-    assert table.shape[1] % 4 == 0
+    assert matrix.shape == (rows, k)
+    columns, table = parts(matrix)
+    assert torch.equal(columns[:, :k] + 8, numbers.long()) and not columns[:, k:].any()
     s, z = table[:, : k // group].double().unbind(2)
     assert torch.equal(matrix.row_scale.double().unsqueeze(1) * s, scale.double())
     assert torch.equal(8 - z, zero.double())
-    assert not table[:, k // group :].any()
-    assert matrix.nbytes == matrix.codes.nbytes + 4 * rows
+    assert not table[:, k // group :].any() and table.shape[1] * group >= columns.shape[1]
+    assert matrix.nbytes == packed_bytes("INT4", rows, k, group)
+
+
+@pytest.mark.parametrize(("rows", "k"), [(5, 64), (3, 608), (2, 32), (4, 2080)])
+def test_int8_in_groups_keeps_every_number(rows: int, k: int) -> None:
+    torch.manual_seed(k)
+    codes = torch.randint(0, 256, (rows, k), dtype=torch.uint8)
+    scale = (torch.randn(rows, k // 32) / 50).half().float()
+    zero = torch.randint(96, 160, (rows, k // 32)).float()
+    matrix = packed_int8_groups(codes.clone(), scale, zero, torch.bfloat16)
+    assert matrix.shape == (rows, k) and matrix.group == 32
+    assert matrix.nbytes == packed_bytes("INT8", rows, k, 32)
+    columns, table = parts(matrix)
+    assert torch.equal(columns[:, :k] + 128, codes.long()) and not columns[:, k:].any()
+    s, z = table[:, : k // 32].double().unbind(2)
+    off = (matrix.row_scale.double().unsqueeze(1) * s - scale.double()).abs()
+    assert (off <= 2.0**-25 * scale.abs().amax(1, keepdim=True)).all()
+    assert torch.equal(128 - z, zero.double())
+    assert not table[:, k // 32 :].any() and table.shape[1] * 32 >= columns.shape[1]
 
 
 def test_factors_of_any_size_are_finite() -> None:
@@ -61,13 +84,17 @@ def test_bytes_are_kept_as_they_lie() -> None:
     for matrix in (packed_int8(codes, scale, torch.float16), packed_fp8(codes, scale, torch.half)):
         assert matrix.codes.data_ptr() == codes.data_ptr() and matrix.codes.dtype == torch.uint8
         assert torch.equal(matrix.row_scale, scale)
+        assert matrix.nbytes == packed_bytes(matrix.form, 6, 48)
         some = matrix.rows(4, 6)
         assert some.shape == (2, 48) and torch.equal(some.codes.view(torch.int8), codes[4:])
 
 
 def test_only_what_the_kernels_read_fits() -> None:
     assert packing_fits("INT4", 640, 32) and packing_fits("INT8", 48) and packing_fits("FP8", 16)
-    assert not packing_fits("INT4", 576, 64) and not packing_fits("INT4", 512, 256)
+    assert packing_fits("INT4", 576, 64) and not packing_fits("INT4", 576, 128)
+    assert not packing_fits("INT4", 512, 256) and not packing_fits("INT4", 48, 32)
+    assert packing_fits("INT8", 96, 32) and not packing_fits("INT8", 128, 64)
+    assert not packing_fits("FP8", 128, 32) and not packing_fits("INT8", 112, 32)
     assert not packing_fits("INT8", 40) and not packing_fits("INT4", 0, 32)
     with pytest.raises(ValueError, match="INT8 rows of 40 columns do not fit"):
         packed_int8(torch.zeros(2, 40, dtype=torch.int8), torch.ones(2), torch.bfloat16)

@@ -17,6 +17,7 @@ MAY_IMPORT = {
         "engine.client",
         "engine.protocol",
         "engine.params",
+        "engine.packed_sizes",
         "engine.attached",
     },
     "engine": {"errors", "cuda", "weights"},

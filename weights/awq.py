@@ -9,7 +9,7 @@ weight[r, c] = scales[g, r]·(q[c, r] − zero[g, r]), g = c // group_size.
 import numpy as np
 import numpy.typing as npt
 
-from swiftchat.weights.kept import Int4
+from swiftchat.weights.kept import Int4, Keeping
 from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, Words, spread, unpack
 from swiftchat.weights.quantised_settings import Settings
 
@@ -85,8 +85,8 @@ def _tensor(source: Source, module: str, group_size: int) -> PackedTensor:
         scale = np.ascontiguousarray(source.factors(parts["scales"]).T)
         return Int4(codes[:, 0::2] | codes[:, 1::2] << np.uint8(4), scale, zeros)
 
-    fits = kept if columns % 2 == 0 else None
-    return PackedTensor("awq", (rows, columns), parts, decode, fits)
+    keeping = Keeping(Int4, kept, group_size) if columns % 2 == 0 else None
+    return PackedTensor("awq", (rows, columns), parts, decode, keeping)
 
 
 def _numbers(words: Words) -> npt.NDArray[np.uint8]:

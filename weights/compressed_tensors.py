@@ -14,7 +14,7 @@ import numpy as np
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.fp8 import FLOAT8, scaled_tensor
-from swiftchat.weights.kept import Int4, Int8
+from swiftchat.weights.kept import Int4, Int8, Keeping
 from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, spread, unpack
 from swiftchat.weights.quantised_settings import Settings
 
@@ -208,7 +208,8 @@ def _packed_tensor(
 
     whole_rows = bits == 8 and groups == 1 and scheme.symmetric
     fits = order is None and (whole_rows or (bits == 4 and columns % 2 == 0))
-    return PackedTensor("compressed-tensors", shape, parts, decode, kept if fits else None)
+    keeping = Keeping(Int8, kept) if bits == 8 else Keeping(Int4, kept, columns // groups)
+    return PackedTensor("compressed-tensors", shape, parts, decode, keeping if fits else None)
 
 
 def _scale(source: Source, name: str, rows: int, groups: int) -> str:

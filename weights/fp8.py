@@ -9,7 +9,7 @@ weight[r, c] = e4m3(byte[r, c])·scale[r // height, c // width].
 import numpy as np
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.kept import Float8, Int8
+from swiftchat.weights.kept import Float8, Int8, Keeping
 from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, spread
 from swiftchat.weights.quantised_settings import Settings
 
@@ -130,5 +130,6 @@ def scaled_tensor(
         return Float8(codes, by_row)
 
     fits = zero is None and width >= columns and height in (1, rows)
-    fits = fits and source.tensors[name].dtype in ("F8_E4M3", "I8")
-    return PackedTensor(form, (rows, columns), parts, decode, kept if fits else None)
+    kind = {"F8_E4M3": Float8, "I8": Int8}.get(source.tensors[name].dtype)
+    keeping = Keeping(kind, kept) if fits and kind else None
+    return PackedTensor(form, (rows, columns), parts, decode, keeping)

@@ -24,7 +24,9 @@ from swiftchat.weights.dequantize import (
 )
 from swiftchat.weights.kept import Int4, Int8Groups
 
-__all__ = ["KEPT_TYPES", "finite", "kept"]
+__all__ = ["GROUP", "KEPT_TYPES", "finite", "form_of", "kept"]
+
+GROUP = 32  # columns that have a factor and a zero together, of all types
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -123,6 +125,11 @@ def finite(rows: Bytes, type_name: str) -> bool:
     return all(np.isfinite(half(blocks, at)).all() for at in _TYPES[type_name].factors)
 
 
+def form_of(type_name: str) -> type[Int4] | type[Int8Groups]:
+    """Which form blocks of a `KEPT_TYPES` type are kept in."""
+    return Int4 if _TYPES[type_name].middle is None else Int8Groups
+
+
 def kept(rows: Bytes, type_name: str) -> Int4 | Int8Groups:
     """The matrix whose rows of whole blocks are `rows`, [rows, row bytes], of a `KEPT_TYPES` type.
 
@@ -136,14 +143,14 @@ def kept(rows: Bytes, type_name: str) -> Int4 | Int8Groups:
             numbers, scale, minimum = kind.parts(blocks[start : start + _BLOCKS_AT_ONCE])
             scale, zero = _zero(scale, minimum)
         if kind.middle is None:
-            codes.append((numbers[:, 0::2] | numbers[:, 1::2] << 4).astype(np.uint8))
+            two = numbers.view("<u2")  # neighbours, the lower column in the low byte
+            codes.append((two | two >> np.uint16(4)).astype(np.uint8))
         else:  # modulo 256
             codes.append(numbers.view(np.uint8) + np.uint8(128 - kind.middle))
             zero += 128 - kind.middle
         scales.append(scale)
         zeros.append(zero)
-    form = Int4 if kind.middle is None else Int8Groups
-    return form(
+    return form_of(type_name)(
         np.concatenate(codes).reshape(len(rows), -1),
         np.concatenate(scales).reshape(len(rows), -1),
         np.concatenate(zeros).reshape(len(rows), -1),

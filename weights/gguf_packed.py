@@ -17,7 +17,7 @@ from swiftchat.weights.dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.families import canonical_tensors, expected_tensors, tensor_name
 from swiftchat.weights.gguf import GgufFile
 from swiftchat.weights.gguf_kept import KEPT_TYPES
-from swiftchat.weights.kept import Int4, Int8Groups
+from swiftchat.weights.kept import Int4, Int8Groups, Keeping
 from swiftchat.weights.packed import Floats, PackedTensor, Source
 from swiftchat.weights.plan import AsItIs
 from swiftchat.weights.quantise import MATRICES
@@ -91,4 +91,5 @@ def _tensor(source: Source, name: str, type_name: str) -> PackedTensor:
             raise source.bad(stored, "finite factors", "others")
         return gguf_kept.kept(blocks, type_name)
 
-    return PackedTensor(type_name, (count, columns), {"blocks": stored}, rows, kept)
+    keeping = Keeping(gguf_kept.form_of(type_name), kept, gguf_kept.GROUP)
+    return PackedTensor(type_name, (count, columns), {"blocks": stored}, rows, keeping)

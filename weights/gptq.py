@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.kept import Int4
+from swiftchat.weights.kept import Int4, Keeping
 from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, spread, unpack
 from swiftchat.weights.quantised_settings import Settings
 
@@ -121,7 +121,8 @@ def _tensor(
         return Int4(codes[:, 0::2] | codes[:, 1::2] << np.uint8(4), scale, zero)
 
     fits = bits == 4 and columns % group_size == 0 and _in_order(source, parts, in_order)
-    return PackedTensor("gptq", (rows, columns), parts, decode, kept if fits else None)
+    keeping = Keeping(Int4, kept, group_size) if fits else None
+    return PackedTensor("gptq", (rows, columns), parts, decode, keeping)
 
 
 def _in_order(source: Source, parts: Mapping[str, str], in_order: npt.NDArray[Any]) -> bool:

@@ -12,6 +12,7 @@ from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig, token_ids
 from swiftchat.weights.families import expected_tensors
 from swiftchat.weights.json_file import read_json
+from swiftchat.weights.packed import PackedTensor
 from swiftchat.weights.quantised import FIELDS, settings_in
 from swiftchat.weights.rank_files import sliced_for
 from swiftchat.weights.safetensors_file import ITEM_BYTES
@@ -97,6 +98,11 @@ class Model:
             return dtype, math.prod(shape) * ITEM_BYTES[dtype]
 
         return {name: stored(name, s) for name, s in expected_tensors(self.config).items()}
+
+    @cached_property
+    def packed(self) -> Mapping[str, PackedTensor]:
+        """The tensors that are quantised, by name."""
+        return {} if self.quantised is None else self.checkpoint().packed
 
     @cached_property
     def license(self) -> str | None:

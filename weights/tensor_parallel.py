@@ -30,6 +30,8 @@ from swiftchat.weights.stages import stage_layers
 __all__ = ["Part", "Share", "share_of", "tp_choices"]
 
 Span = tuple[int, int]
+# Canonical name, layer, and number of an expert or head, where there are such.
+Place = tuple[str, int | None, int | None]
 
 # Read by their columns; all others that are divided by their rows.
 _BY_COLUMNS = frozenset({"o", "down", "expert_down", "experts_down", "shared_down"})
@@ -165,8 +167,8 @@ class Share:
         heads = {"q_norm": self.heads, "k_norm": self.kv_heads}
         return range(*heads.get(canonical, (0, count)))
 
-    def _own_tensors(self) -> Iterator[tuple[str, str, Part]]:
-        """Hugging Face name, canonical name and part of every tensor this rank has."""
+    def own_tensors(self) -> Iterator[tuple[Place, Part]]:
+        """Every tensor this rank has, as `canonical_tensors` names it, and the part of it."""
         own = {
             name: (part, set(self.numbers(name)))
             for name, part in self.parts.items()
@@ -177,19 +179,24 @@ class Share:
             part, numbers = own.get(canonical, (None, set()))
             here = layer is None or first <= layer < end
             if part is not None and number in numbers and here:
-                yield tensor_name(self.config, canonical, layer, number), canonical, part
+                yield (canonical, layer, number), part
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor this rank has, by Hugging Face name, in the order of the files."""
         whole = canonical_shapes(self.config)
-        return {name: part.shape(whole[kind]) for name, kind, part in self._own_tensors()}
+        return {
+            tensor_name(self.config, *place): part.shape(whole[place[0]])
+            for place, part in self.own_tensors()
+        }
 
     def weights_bytes(self, nbytes: Mapping[str, int]) -> int:
         """Of tensors that have `nbytes` in all, by Hugging Face name, the bytes of this rank."""
         whole = canonical_shapes(self.config)
         return sum(
-            nbytes[name] * math.prod(part.shape(whole[kind])) // math.prod(whole[kind])
-            for name, kind, part in self._own_tensors()
+            nbytes[tensor_name(self.config, *place)]
+            * math.prod(part.shape(whole[place[0]]))
+            // math.prod(whole[place[0]])
+            for place, part in self.own_tensors()
         )
 
     def _elsewhere(self) -> set[str]:

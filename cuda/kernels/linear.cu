@@ -11,9 +11,11 @@
 //                (all_reduce.cu, all_gather.cu)
 //     ROTATE     rows are the query, key and value heads: T [n, heads * head_dim] rotated queries;
 //                rotated keys and the values go to `cache` at `slots`
-//   FORM     PLAIN; INT8, FP8: bytes [rows, k], each row times row_scale fp32 [rows]; INT4: [rows, k / 2]
-//            in the order of linear_sums.cuh, and table, half2 [rows, k / GROUP filled up to whole 16
-//            bytes], scale and zero: weight = row_scale * scale * (code - 8 + zero)
+//   FORM     PLAIN; INT8, FP8: bytes [rows, k], each row times row_scale fp32 [rows]; INT4 and, with a
+//            GROUP, INT8: of each 1024 bytes of a row's numbers, in the order of linear_sums.cuh, those and
+//            then half2 [their columns / GROUP filled up to whole 16 bytes], scale and zero:
+//            weight = row_scale * scale * (code (INT4: - 8) + zero). k is filled up to a multiple of 128
+//            (INT8: 64) by what means 0
 //   NORM     x is first divided by its root mean square and multiplied by norm_weight + offset (RMSNorm)
 //
 // Design. A matrix read once is a stream: one block a multiprocessor stays for the whole kernel.
@@ -32,7 +34,7 @@
 //
 // Grid: splits × blocks, at most one a multiprocessor; block 352; dynamic shared memory
 // linear_shared_bytes in ops/linear.py. Moves the weights and what belongs to them once. Requires
-// k * sizeof T, k of 8 bits and head_dim to be multiples of 16, k of 4 bits of 128, all pointers
+// k * sizeof T, k of 8 bits and head_dim to be multiples of 16, k in groups of GROUP, all pointers
 // aligned to 16 bytes.
 // Packed weights become T exactly (packed.cuh) and go through the same instructions. A row's factor is
 // applied to its sum, a group's to the group's: scale * (products + zero * sum of x), with the sums of
@@ -60,29 +62,34 @@ constexpr int COLUMNS = VECTORS > 1 ? 1 : NORM ? 4 : 8;
 
 #if NORM
 // Calls use(b, column, four values of vector b, four of norm_weight) for this thread's columns, and
-// leaves the sums of squares in shared memory.
+// leaves the sums of squares in shared memory. Where sums of groups are kept, whole warps call it,
+// with zeros for what lies past the end.
 template <typename Use>
 __device__ __forceinline__ void for_values(const Arguments& a, Shared& shared, Use use) {
     constexpr int STRIDE = CONSUMER_THREADS * 4;
     float squares[VECTORS] = {};
-    for (int first = threadIdx.x * 4; first < a.k; first += COLUMNS * STRIDE) {
+    int end = GROUPED ? (a.k + 4 * WARP - 1) / (4 * WARP) * (4 * WARP) : a.k;
+    for (int first = threadIdx.x * 4; first < end; first += COLUMNS * STRIDE) {
         float4 v[COLUMNS][VECTORS];
         Vec<T, 4> weight[COLUMNS];
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
             int column = first + j * STRIDE;
+            if (GROUPED) weight[j] = {};
             if (column < a.k) weight[j] = *(const Vec<T, 4>*)(a.norm_weight + column);
 #pragma unroll
-            for (int b = 0; b < VECTORS; b++)
+            for (int b = 0; b < VECTORS; b++) {
+                if (GROUPED) v[j][b] = {};
                 if (b < a.n && column < a.k)
                     v[j][b] = __ldcg((const float4*)((const float*)a.x + (i64)b * a.k + column));
+            }
         }
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
             for (int b = 0; b < VECTORS; b++) {
                 int column = first + j * STRIDE;
-                if (b < a.n && column < a.k) {
+                if (b < a.n && column < end) {
                     float4 u = v[j][b];
                     squares[b] += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
                     use(b, column, u, weight[j]);
@@ -115,8 +122,9 @@ __device__ void load_vectors(const Arguments& a, const Share& share, Shared& sha
         for (int j = 0; j < 4; j++) gain[j] = to_float(w.at[j]) + a.offset;
         Vec<T, 4> x = {from_float<T>(v.x * f * gain[0]), from_float<T>(v.y * f * gain[1]),
                        from_float<T>(v.z * f * gain[2]), from_float<T>(v.w * f * gain[3])};
-        *(Vec<T, 4>*)(to + b * stride + i * sizeof(T)) = x;
-        keep_sum(x, b, i, true, share, to, stride, a.n);  // k is a multiple of a warp's 128
+        bool inside = !GROUPED || i < share.end;
+        if (inside) *(Vec<T, 4>*)(to + b * stride + i * sizeof(T)) = x;
+        keep_sum(x, b, i, inside, share, to, stride, a.n);
     });
     named_barrier<1, CONSUMER_THREADS>();
 }
@@ -124,6 +132,7 @@ __device__ void load_vectors(const Arguments& a, const Share& share, Shared& sha
 __device__ void load_vectors(const Arguments& a, const Share& share, Shared&, u8* to, int stride) {
     const T* x = (const T*)a.x + share.begin;
     int pieces = (share.end - share.begin) / (16 / (int)sizeof(T));
+    int there = GROUPED ? (min(share.end, a.k) - share.begin) / (16 / (int)sizeof(T)) : pieces;
     for (int first = threadIdx.x; first - threadIdx.x % WARP < pieces;
          first += COLUMNS * CONSUMER_THREADS) {
         uint4 v[COLUMNS][VECTORS];
@@ -132,7 +141,8 @@ __device__ void load_vectors(const Arguments& a, const Share& share, Shared&, u8
 #pragma unroll
             for (int b = 0; b < VECTORS; b++) {
                 int i = first + j * CONSUMER_THREADS;
-                if (b < a.n && i < pieces) v[j][b] = __ldcg((const uint4*)(x + (i64)b * a.k) + i);
+                if (GROUPED) v[j][b] = {};
+                if (b < a.n && i < there) v[j][b] = __ldcg((const uint4*)(x + (i64)b * a.k) + i);
             }
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++)

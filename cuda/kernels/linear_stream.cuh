@@ -16,10 +16,11 @@ constexpr int CHUNK = CHUNK_BYTES * 8 / BITS;
 constexpr int PIECE = 16 * 8 / BITS;  // weights a thread takes of a row at a time
 constexpr int STEP = 4 * PIECE;       // columns a warp takes at a time
 constexpr int STEP_BYTES = 64;        // of a row
+constexpr bool GROUPED = GROUP > 0;   // INT4, and INT8 where not whole rows have a factor
 // Columns of which splits are multiples.
-constexpr int PART = FORM == INT4 ? CHUNK : 512;
-// INT4: a factor and a zero for each GROUP columns, after a row's numbers.
-constexpr int TABLE_BYTES = FORM == INT4 ? CHUNK / GROUP * 4 : 0;
+constexpr int PART = GROUPED ? CHUNK : 512;
+// A factor and a zero for each GROUP columns, after a row's numbers.
+constexpr int TABLE_BYTES = GROUPED ? CHUNK / (GROUPED ? GROUP : 1) * 4 : 0;
 // Half of 128 bytes more than some whole ones: rows g and g + 1 lie in different banks.
 constexpr int ROW_STRIDE = (CHUNK_BYTES + TABLE_BYTES) / 128 * 128 + 64;
 static_assert(CHUNK_BYTES + TABLE_BYTES <= ROW_STRIDE);
@@ -61,18 +62,25 @@ struct Shared {
 #endif
 };
 
+// How many columns a row of so many has in memory: those in groups are filled up to whole steps, by
+// numbers and factors that mean 0.
+__device__ __forceinline__ int filled(int columns) {
+    return GROUPED ? (columns + STEP - 1) / STEP * STEP : columns;
+}
+
 // This block's share: the split it works on, and its tiles first, first + step, …
 struct Share {
     int split, first, step, tiles, begin, end;  // columns begin … end
 
     __device__ Share(const Arguments& a) {
-        int part = ((a.k + a.splits - 1) / a.splits + PART - 1) / PART * PART;
+        int columns = filled(a.k);
+        int part = ((columns + a.splits - 1) / a.splits + PART - 1) / PART * PART;
         split = blockIdx.x % a.splits;
         first = blockIdx.x / a.splits;
         step = gridDim.x / a.splits;
         tiles = (a.rows + TILE - 1) / TILE;
-        begin = min(split * part, a.k);
-        end = min(begin + part, a.k);
+        begin = min(split * part, columns);
+        end = min(begin + part, columns);
     }
 };
 
@@ -84,16 +92,16 @@ __device__ __forceinline__ int row_of(const Arguments& a, int tile, int r) {
 }
 
 // Bytes from one vector in shared memory to the next: rows g and g + 1 in different banks, where the
-// four threads of a row read 16 bytes side by side, or (8 bits) 16 of every 32.
+// four threads of a row read 16 bytes side by side, or (8 bits without groups) 16 of every 32.
 __device__ __forceinline__ int x_stride(const Share& share) {
     int part = (share.end - share.begin) * (int)sizeof(T);
-    return (part + 127) / 128 * 128 + (BITS == 8 ? 16 : 64);
+    return (part + 127) / 128 * 128 + (BITS == 8 && !GROUPED ? 16 : 64);
 }
 
-// How many Codes so many columns of a row are; for INT4 whole chunks, or the last.
+// How many Codes so many columns of a row are; in groups whole chunks, or the last.
 __device__ __forceinline__ int num_codes(int columns) {
-#if FORM == INT4
-    return columns / 2 + (columns / GROUP + 3) / 4 * 16;
+#if GROUP > 0
+    return columns * BITS / 8 + (columns / GROUP + 3) / 4 * 16;
 #else
     return columns;
 #endif
@@ -104,7 +112,7 @@ __device__ void produce(const Arguments& a, const Share& share, Shared& shared, 
     u32 parity = 1;  // a fresh barrier passes a wait for the phase before its first
     for (int tile = share.first; tile < share.tiles; tile += share.step) {
         int row = min(row_of(a, tile, threadIdx.x % TILE), a.rows - 1);  // this lane's of the tile
-        const Code* from = a.weight + (i64)row * num_codes(a.k);
+        const Code* from = a.weight + (i64)row * num_codes(filled(a.k));
         for (int column = share.begin; column < share.end; column += CHUNK) {
             int width = min(CHUNK, share.end - column);
             u32 bytes = num_codes(width) * (int)sizeof(Code);

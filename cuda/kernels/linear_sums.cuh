@@ -5,14 +5,15 @@
 //   INT8, FP8   16t … 16t + 15 of 64
 //   INT4        32p + 8t … 32p + 8t + 7 of 128, in word p of the four (p = 0 … 3): groups of columns
 //               are whole pairs of instructions, whose sums then get the group's factor
+//   INT8 with a GROUP  likewise of 64, in the words 2p and 2p + 1 (p = 0, 1)
 #pragma once
 #include "linear_stream.cuh"
 #include "mma.cuh"
 
 constexpr bool MMA = !Same<T, float>::value;
 constexpr int PAIRS = FORM == INT4 ? 4 : FORM == PLAIN ? 1 : 2;  // of instructions for a PIECE
-constexpr int X_PIECE = FORM == INT4 ? 8 : PIECE;   // columns of x that lie together, of a thread
-constexpr int PAIR_STRIDE = FORM == INT4 ? 32 : 8;  // columns of x from one pair to the next
+constexpr int X_PIECE = GROUPED ? 8 : PIECE;   // columns of x that lie together, of a thread
+constexpr int PAIR_STRIDE = GROUPED ? 32 : 8;  // columns of x from one pair to the next
 // What an int4 number in an instruction is more than the number that it means.
 constexpr float ZERO = FORM == INT4 && MMA ? int4_offset(T()) : 0;
 
@@ -52,16 +53,16 @@ __device__ __forceinline__ float weight_at(const u32 (&words)[4], int i) {
 #endif
 }
 
-constexpr int GROUPS = FORM == INT4 ? STEP / GROUP : 1;  // in a step
+constexpr int GROUPS = GROUPED ? STEP / (GROUPED ? GROUP : 1) : 1;  // in a step
 
-// INT4: where the groups of a step lie in shared memory.
+// Where the groups of a step lie in shared memory.
 struct Group {
     const u8* table;    // of row g, ROW_STRIDE from one to the next
     const float* sums;  // of vector 0
     int stride;         // floats from a vector's sums to the next one's
 };
 
-#if FORM == INT4
+#if GROUP > 0
 
 // Sums of x over each group, in fp32, after the vectors; 4: other banks for the next vector.
 __device__ __forceinline__ int sums_stride(const Share& share) {
@@ -101,7 +102,7 @@ template <typename A> struct Accumulator {
                                         Group group) {
         const u32 low[4] = {rows[0].x, rows[0].y, rows[0].z, rows[0].w};
         const u32 high[4] = {rows[1].x, rows[1].y, rows[1].z, rows[1].w};
-#if FORM == INT4
+#if GROUP > 0
         constexpr int EACH = PAIRS / GROUPS;  // pairs of instructions of a group
         using Row = Vec<__half2, GROUPS>;
         Row table[2] = {*(const Row*)group.table, *(const Row*)(group.table + 8 * ROW_STRIDE)};
@@ -171,11 +172,11 @@ template <> struct Accumulator<float> {
             const u32 words[4] = {rows[r].x, rows[r].y, rows[r].z, rows[r].w};
 #pragma unroll
             for (int i = 0; i < PIECE; i += 4) {
-                int column = FORM == INT4 ? i / 8 * PAIR_STRIDE + i % 8 : i;
+                int column = GROUPED ? i / 8 * PAIR_STRIDE + i % 8 : i;
                 float w[4];
 #pragma unroll
                 for (int j = 0; j < 4; j++) w[j] = weight_at(words, i + j);
-#if FORM == INT4
+#if GROUP > 0
                 const __half2* row = (const __half2*)(group.table + 8 * r * ROW_STRIDE);
                 float2 f = __half22float2(row[i / (PIECE / GROUPS)]);
 #pragma unroll
@@ -214,9 +215,9 @@ __device__ __forceinline__ void add_chunk(Accumulator<T>& sums, const u8* slot, 
     const u8* x = vectors + (column - share.begin + warp * STEP + t * X_PIECE) * (int)sizeof(T);
     constexpr int X_BYTES = STEP * (int)sizeof(T);
     Group group = {};
-#if FORM == INT4
+#if GROUP > 0
     const float* sums_of_x = (const float*)(vectors + n * stride);
-    group = {slot + g * ROW_STRIDE + width / 2 + warp * GROUPS * 4,
+    group = {slot + g * ROW_STRIDE + width * BITS / 8 + warp * GROUPS * 4,
              sums_of_x + (column - share.begin) / GROUP + warp * GROUPS, sums_stride(share)};
 #endif
     auto add = [&](int j, bool inside) {
@@ -236,7 +237,7 @@ __device__ __forceinline__ void add_chunk(Accumulator<T>& sums, const u8* slot, 
         for (int j = 0; j < STEPS; j++) add(j, true);
     } else {  // what lies past the end of a row is an older slot's
         for (int j = 0; (j * CONSUMERS + warp) * STEP < width; j++)
-            // Whole steps of INT4; else a thread may be past the end.
-            add(j, FORM == INT4 || (j * CONSUMERS + warp) * STEP + t * PIECE < width);
+            // Groups fill whole steps; else a thread may be past the end.
+            add(j, GROUPED || (j * CONSUMERS + warp) * STEP + t * PIECE < width);
     }
 }

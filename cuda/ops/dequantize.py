@@ -4,12 +4,13 @@ from torch import Tensor
 
 from swiftchat.cuda.check import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.packed_matrix import GROUPS, PackedMatrix
+from swiftchat.cuda.packed_matrix import PackedMatrix
+from swiftchat.cuda.packing import GROUPS
 
 _THREADS = 256
 _BLOCKS_PER_SM = 16
 
-_FORMS = [("INT8", 0), ("FP8", 0), *(("INT4", group) for group in GROUPS)]
+_FORMS = [("INT8", 0), ("FP8", 0), *((form, g) for form in GROUPS for g in GROUPS[form])]
 VARIANTS = [
     {"DTYPE": name, "FORM": form, "GROUP": str(group)}
     for form, group in _FORMS

@@ -9,7 +9,8 @@ from torch import Tensor
 from swiftchat.cuda.check import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 from swiftchat.cuda.inbox import Inbox
-from swiftchat.cuda.packed_matrix import CHUNK, GROUPS, Matrix, PackedMatrix
+from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
+from swiftchat.cuda.packing import CHUNKS, GROUPS, filled
 
 MAX_VECTORS = 16
 # Slots of the ring of weights, 17 KB each (int4: up to 21). Four leave room for the next kernel's
@@ -17,7 +18,8 @@ MAX_VECTORS = 16
 # instead of 3.8).
 _RING_SLOTS = 4
 _MAX_SPLITS = 16
-_PART = 512  # columns of which splits are multiples; int4: CHUNK
+_PART = 512  # columns of which splits are multiples; in groups: a chunk
+_CHUNK = max(CHUNKS.values())  # int4's: what int8 in groups takes is less
 _THREADS = 352
 _TILE = 16  # rows in a slot
 _CHUNK_BYTES = 1024  # of a row in a slot
@@ -41,7 +43,7 @@ _PLAIN = {"FORM": "PLAIN", "GROUP": "0"}
 _PACKED = [
     {"FORM": "INT8", "GROUP": "0"},
     {"FORM": "FP8", "GROUP": "0"},
-    *({"FORM": "INT4", "GROUP": str(group)} for group in GROUPS),
+    *({"FORM": form, "GROUP": str(group)} for form in GROUPS for group in GROUPS[form]),
 ]
 _SHAPES = [
     {"DTYPE": name, "VECTORS": vectors}
@@ -51,7 +53,7 @@ _SHAPES = [
 # Of packed weights only some, each form with different dtypes, numbers of vectors and kinds: it
 # changes nothing of what comes after the sums.
 VARIANTS = [{**kind, **shape, **_PLAIN} for kind in _KINDS for shape in _SHAPES] + [
-    {**_KINDS[2 * i + j], **_SHAPES[(2 * i + 5 * j) % len(_SHAPES)], **form}
+    {**_KINDS[(2 * i + j) % len(_KINDS)], **_SHAPES[(2 * i + 5 * j) % len(_SHAPES)], **form}
     for i, form in enumerate(_PACKED)
     for j in (0, 1)
 ]
@@ -110,7 +112,7 @@ def linear_fits(gpu: Gpu, n: int, k: int, itemsize: int, *, splittable: bool = F
                 group: int = 0) -> bool:  # fmt: skip
     """Whether n vectors of k elements are few and short enough for this kernel.
 
-    `group` is that of a matrix in int4.
+    `group` is how many columns of a packed matrix have a factor together.
     """
     if not 1 <= n <= MAX_VECTORS or k * itemsize % 16:
         return False
@@ -251,8 +253,8 @@ def _group(weight: Matrix) -> int:
 
 
 def _slot_bytes(group: int) -> int:
-    """Bytes of a tile's rows in the ring, with int4's scales and zeros."""
-    table_bytes = CHUNK // group * 4 if group else 0
+    """Bytes of a tile's rows in the ring, with scales and zeros of groups, at most."""
+    table_bytes = _CHUNK // group * 4 if group else 0
     return _TILE * ((_CHUNK_BYTES + table_bytes) // 128 * 128 + 64)
 
 
@@ -268,8 +270,8 @@ def _splits(gpu: Gpu, n: int, k: int, itemsize: int, group: int) -> int | None:
 
 
 def _vector_bytes(k: int, itemsize: int, splits: int, group: int) -> int:
-    """Bytes of one vector's part in shared memory, as the kernel pads them, and int4's sums."""
-    whole = CHUNK if group else _PART
+    """Bytes of one vector's part in shared memory, and groups' sums, at most."""
+    k, whole = filled("INT4", k, group), _CHUNK if group else _PART
     part = min(k, ceil(ceil(k / splits) / whole) * whole)
     sums = 4 * (ceil(part // group / 4) * 4 + 4) if group else 0
     return ceil(part * itemsize / 128) * 128 + 64 + sums

@@ -1,0 +1,62 @@
+"""What quantised weights take on a GPU, known before any of them is read. No torch."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from swiftchat.cuda.packing import packed_bytes, packing_fits
+from swiftchat.weights.families import canonical_shapes, tensor_name
+from swiftchat.weights.kept import Float8, Int4, Int8, Int8Groups, Kept, group_of_cut
+from swiftchat.weights.packed import PackedTensor
+from swiftchat.weights.quantise import MATRICES
+from swiftchat.weights.tensor_parallel import Part, Share
+
+# Rows are looked up in plain tables only, also where they serve as head.
+_PRODUCTS = MATRICES | {"lm_head"}
+# What one product reads together goes by the name of the first.
+_FIRST: Mapping[str, str] = MappingProxyType(
+    {"k": "q", "v": "q", "up": "gate", "expert_up": "expert_gate", "shared_up": "shared_gate"}
+)
+_FORMS: Mapping[type[Kept], str] = MappingProxyType(
+    {Int4: "INT4", Int8: "INT8", Int8Groups: "INT8", Float8: "FP8"}
+)
+_Form = tuple[str, int]
+
+
+def weights_on_gpu(share: Share, packed: Mapping[str, PackedTensor], item_bytes: int) -> int:
+    """Bytes of a rank's weights where our kernels run the model; `packed` by Hugging Face name.
+
+    Matrices stay packed where the kernels read their form and size, and all that one product reads
+    is in one form. All else becomes numbers of `item_bytes`.
+    """
+    whole = canonical_shapes(share.config)
+    products = defaultdict(list)
+    for place, part in share.own_tensors():
+        canonical, layer, number = place
+        tensor = packed.get(tensor_name(share.config, *place))
+        shape = part.shape(whole[canonical])
+        form = _form(tensor, part, shape) if tensor and canonical in _PRODUCTS else None
+        products[_FIRST.get(canonical, canonical), layer, number].append((shape, form))
+    total = 0
+    for matrices in products.values():
+        form = matrices[0][1]
+        together = all(other == form for _, other in matrices)
+        for shape, _ in matrices:
+            if form is None or not together:
+                total += math.prod(shape) * item_bytes
+            else:
+                total += packed_bytes(form[0], shape[0], shape[1], form[1])
+    return total
+
+
+def _form(tensor: PackedTensor, part: Part, shape: tuple[int, ...]) -> _Form | None:
+    """The kernels' form and group that a part of a matrix is kept in; None: it is decoded."""
+    keeping = tensor.kept
+    form = None if keeping is None else _FORMS.get(keeping.form)
+    if keeping is None or form is None:
+        return None
+    group = keeping.group
+    if group and part.axis == 1:
+        group = group_of_cut(group, part.spans)
+    return (form, group) if packing_fits(form, shape[1], group) else None

@@ -1,0 +1,200 @@
+"""Quantised weights on several ranks and stages: each keeps its part packed, and all answer as one.
+
+Tolerances as in `test_engine_ranks`: in fp32 nothing is rounded but sums, in another order.
+"""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import test_engine_stages as stages
+import tiny
+import tiny_gguf
+import torch
+from quantised_models import FORMS as SOURCES
+from quantised_models import GPTQ, gptq, quantised_model
+from test_engine_lockstep import pretend_gpus
+from test_engine_quantised import matrices, random_kept
+from test_engine_ranks import assert_ranks_equal_one
+from tiny_llama import tiny_llama
+from worker_processes import assert_as_one
+
+from swiftchat.engine import memory
+from swiftchat.engine.client import EngineClient
+from swiftchat.engine.decoder import resident_bytes
+from swiftchat.engine.engine import Engine
+from swiftchat.engine.packed_sizes import weights_on_gpu
+from swiftchat.engine.params import EngineConfig
+from swiftchat.engine.quantised import Int4Weight, packed_weight
+from swiftchat.engine.rank_count import num_ranks
+from swiftchat.engine.stages import GlooStages
+from swiftchat.weights.convert import convert
+from swiftchat.weights.kept import Int4, cut
+from swiftchat.weights.model import Model
+from swiftchat.weights.quantise import FORMS, Quantisation
+from swiftchat.weights.tensor_parallel import Share
+
+pytestmark = [
+    pytest.mark.skipif(
+        not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
+        reason="torch has no int4 kernel for this processor",
+    ),
+    pytest.mark.timeout(120),
+]
+
+NUM_NEW = 5
+# Of four ranks each has 32 columns of `o`, one group, and 64 of `down`.
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8,
+         "num_hidden_layers": 2}  # fmt: skip
+
+
+def make(family: str, form: str, folder: Path, group_size: int = 32, **sizes: int) -> Path:
+    tiny.make(family, folder / "in", **{**SIZES, **sizes})
+    convert(folder / "in", folder / "out", quantisation=Quantisation(form, group_size))
+    return folder / "out"
+
+
+def is_packed(bench: tiny.Bench) -> bool:
+    layers = bench.decoder.weights.layers
+    experts = [e for layer in layers if layer.experts is not None for e in layer.experts.each]
+    found = [*matrices(bench), *(m for e in experts for m in (e.gate_up, e.down))]
+    # Beside experts a layer's own are empty.
+    return not any(isinstance(matrix, torch.Tensor) and matrix.numel() for matrix in found)
+
+
+def benches(folder: Path, tp: int) -> list[tiny.Bench]:
+    """Those of the ranks, which answered as one does."""
+    return assert_ranks_equal_one(folder, tp, num_new=NUM_NEW)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("rows", "columns"), [([(0, 16), (40, 41)], [(32, 64)]), ([(5, 9)], [(64, 128), (192, 224)])]
+)
+def test_a_part_is_that_of_what_is_meant(
+    form: str, rows: list[tuple[int, int]], columns: list[tuple[int, int]]
+) -> None:
+    kept, meant = random_kept(form, 48, 256)
+    for axis, spans in ((0, rows), (1, columns)):
+        part = cut(kept, axis, spans)
+        assert part is not None
+        expected = torch.cat([meant.narrow(axis, a, b - a) for a, b in spans], axis)
+        weight = packed_weight([part], torch.float32)
+        assert weight is not None
+        found = weight.product(torch.eye(expected.shape[1])).T
+        assert torch.equal(found.double(), expected)
+
+
+def test_groups_that_are_cut_become_smaller_ones() -> None:
+    rng = np.random.default_rng(0)
+    scale, zero = rng.random((2, 4, 2), np.float32)
+    kept = Int4(rng.integers(0, 256, (4, 128), np.uint8), scale, zero)
+    part = cut(kept, 1, [(96, 192)])
+    assert isinstance(part, Int4) and part.scale.shape == (4, 3)  # of 32 columns
+    assert np.array_equal(part.scale, scale[:, [0, 1, 1]])
+    assert np.array_equal(part.zero, zero[:, [0, 1, 1]])
+    assert np.array_equal(part.codes, kept.codes[:, 48:96])
+    assert cut(kept, 1, [(3, 128)]) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [("llama-tied", "int8"), ("phi3", "int4"), ("gpt-neox", "fp8"), ("qwen3-moe", "int4")],
+)
+def test_four_ranks_keep_their_parts_packed(family: str, form: str, tmp_path: Path) -> None:
+    """Two key heads, each on two ranks; fused q k v, in groups too; experts."""
+    narrow = {"moe_intermediate_size": 128, "head_dim": 16} if "moe" in family else {}
+    folder = make(family, form, tmp_path, **narrow)
+    assert all(map(is_packed, benches(folder, 4)))
+
+
+def test_two_ranks_have_half_of_the_bytes_each(tmp_path: Path) -> None:
+    folder = make("llama", "int4", tmp_path, num_key_value_heads=4)
+    whole = resident_bytes(tiny.Bench(folder).decoder.weights)
+    for bench in benches(folder, 2):
+        assert is_packed(bench)
+        assert resident_bytes(bench.decoder.weights) <= 0.52 * whole  # both have all norms
+
+
+def test_groups_on_several_ranks_are_cut_or_decoded(tmp_path: Path) -> None:
+    """Groups of 128 in parts of 64 columns; and parts too narrow for any group."""
+    folder = make("llama", "int4", tmp_path / "128", 128)
+    for bench in benches(folder, 2):
+        assert is_packed(bench)
+        assert isinstance(o := bench.decoder.weights.layers[0].o, Int4Weight)
+        assert o.shape == (128, 64) and len(o.scale_and_zero) == 1
+    folder = make("llama", "int4", tmp_path / "32", hidden_size=64)
+    for bench in benches(folder, 4):
+        first = bench.decoder.weights.layers[0]
+        assert isinstance(first.o, torch.Tensor) and isinstance(first.down, Int4Weight)
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq", "compressed-w8a8", "fp8-blocks"])
+def test_other_sources_on_two_ranks(tmp_path: Path, form: str) -> None:
+    settings, pack = (GPTQ, gptq(4)) if form == "gptq" else SOURCES[form]
+    quantised_model(tmp_path / "in", settings, pack)
+    for bench in benches(tmp_path / "in", 2):
+        layer = bench.decoder.weights.layers[0]
+        assert isinstance(layer.qkv, torch.Tensor) == (form == "fp8-blocks")
+
+
+@pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0"])
+def test_blocks_of_gguf_on_two_ranks(tmp_path: Path, type_name: str) -> None:
+    """Their tables of embeddings are packed too: each rank looks up its own ids."""
+    kind = gguf.GGMLQuantizationType[type_name]
+    model = tiny_llama(tie_word_embeddings=True, hidden_size=128, intermediate_size=256)
+    tiny_gguf.write(tmp_path / "m.gguf", model, quantise=kind)
+    convert(tmp_path / "m.gguf", tmp_path / "out", packed=True, dtype="float32")
+    for bench in benches(tmp_path / "out", 2):
+        weights = bench.decoder.weights
+        assert is_packed(bench) and not isinstance(weights.embed, torch.Tensor)
+        assert weights.embed is weights.lm_head
+
+
+def test_stages_keep_their_layers_packed(tmp_path: Path) -> None:
+    folder = make("llama-tied", "int4", tmp_path)
+    store = torch.distributed.HashStore()
+
+    def of_stage(stage: int) -> tuple[list[object], int, bool]:
+        config = replace(stages.TWO, pp=2, cache_tokens=256)
+        engine = Engine(folder, config, stages=GlooStages(store, stage, 2, 60))
+        weights = engine.decoder.weights
+        packed = not isinstance(weights.layers[0].down, torch.Tensor)
+        return stages.answered(engine), resident_bytes(weights), packed
+
+    with stages.threads_in_turn(), ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(of_stage, range(2)))
+    one = tiny.engine(folder, chunk_tokens=16)
+    expected, embed = stages.answered(one), one.decoder.weights.embed
+    assert isinstance(embed, torch.Tensor)
+    for answer, _, packed in found:
+        assert answer[:2] == expected[:2] and packed
+    # The first stage and the last have the embedding.
+    assert sum(nbytes for _, nbytes, _ in found) == one.info.weights_bytes + embed.nbytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="several ranks need Linux")
+def test_processes_answer_as_one_and_say_what_they_keep(tmp_path: Path) -> None:
+    folder = make("llama", "int4", tmp_path, vocab_size=128, num_key_value_heads=4)
+    two = EngineConfig(device="cpu", dtype="float32", num_threads=1, tp=2,
+                       block_size=tiny.BLOCK_SIZE)  # fmt: skip
+    with EngineClient(two, folder) as client:
+        client.wait_ready()
+        assert client.info is not None
+        assert client.info.weights_bytes <= 0.52 * tiny.engine(folder).info.weights_bytes
+        assert_as_one(client, folder, 4)
+
+
+def test_auto_counts_what_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make("llama", "int4", tmp_path)
+    counted: list[int | None] = []
+    pretend_gpus(monkeypatch, [10**10])
+    monkeypatch.setattr(memory, "plan_share", lambda *given: counted.append(given[5]))
+    for kernels in (True, False):
+        assert num_ranks(EngineConfig(tp="auto", dtype="float16", kernels=kernels), folder) == 1
+    model = Model.open(folder)
+    assert counted == [weights_on_gpu(Share(model.config), model.packed, 2), None]
