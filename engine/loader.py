@@ -22,6 +22,7 @@ from swiftchat.engine.quantised import (
     packed_weight,
     plain,
 )
+from swiftchat.engine.rounded import RoundedInputs, rounding_of
 from swiftchat.engine.streaming import STAGING_BYTES, Copy, stream_in
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig
@@ -106,7 +107,7 @@ def load_weights(
             keep = pack if use != "plain" else None
             weight = _packed_or_decoded(checkpoint, wanted, use, keep, dtype, device)
             checkpoint.forget()
-            return weight
+            return _with_rounding(checkpoint, wanted, use, weight)
         pieces = _pieces(checkpoint, wanted)
         done_bytes += sum(piece.nbytes for piece in pieces)
         on_progress(done_bytes, total_bytes)
@@ -143,7 +144,7 @@ def stream_weights(
         checkpoint.forget()
         packed_bytes += sum(checkpoint.nbytes(name) for name, _ in wanted)
         on_progress(packed_bytes, total_bytes)
-        return weight
+        return _with_rounding(checkpoint, wanted, use, weight)
 
     weights = assemble(share, place)
     stream_in(
@@ -193,6 +194,14 @@ def _packed_or_decoded(
         if weight is not None:
             return weight
     return _decoded(checkpoint, wanted, dtype, device)
+
+
+def _with_rounding(checkpoint: Checkpoint, wanted: Wanted, use: Use, weight: Weight) -> Weight:
+    """The weight with its inputs rounded, where the checkpoint says so of all its parts."""
+    if use != "product":
+        return weight
+    rounding = rounding_of([checkpoint.packed.get(name) for name, _ in wanted])
+    return weight if rounding is None else RoundedInputs(weight, rounding)
 
 
 def _decoded(checkpoint: Checkpoint, wanted: Wanted, dtype: torch.dtype,

@@ -4,11 +4,12 @@ Matrices are [rows, columns], outputs by inputs; every factor is finite.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Float8", "Int4", "Int8", "Int8Groups", "Kept"]
+__all__ = ["Float8", "Int4", "Int8", "Int8Groups", "Kept", "Rounding"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -57,3 +58,15 @@ class Float8:
 
 
 Kept = Int4 | Int8 | Int8Groups | Float8
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How the vectors a matrix is multiplied with are rounded before the product.
+
+    To `form`: int8's integers from −128 to 127, or fp8's e4m3 numbers, up to 448, times a factor:
+    `scale`, or where that is None the vector's largest number / 127.5 or 448.
+    """
+
+    form: Literal["int8", "fp8"]
+    scale: float | None = None
