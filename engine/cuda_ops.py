@@ -34,6 +34,7 @@ from swiftchat.engine.packed_gpu import packed_product
 from swiftchat.engine.quantised import Table, Weight, for_kernels, plain
 from swiftchat.engine.rope import cos_sin_table
 from swiftchat.engine.rounded import RoundedInputs, rounded
+from swiftchat.engine.rounded_gpu import rounded_product
 from swiftchat.engine.torch_ops import alibi_slopes
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.tensor_parallel import Share
@@ -169,8 +170,7 @@ class CudaOps:
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         if isinstance(weight, RoundedInputs):
-            codes, factors = rounded(x, weight.rounding)
-            return self.linear((codes * factors).to(x.dtype), weight.weight, bias)
+            return self._rounded_linear(x, weight, bias)
         matrix = for_kernels(weight)
         if isinstance(matrix, PackedMatrix):
             return packed_product(self.gpu, x, matrix, bias, self.linear_workspace)
@@ -179,6 +179,16 @@ class CudaOps:
         out = x.new_empty(len(x), len(matrix))
         linear(self.gpu, x, matrix, out, self.linear_workspace, bias=bias)
         return out
+
+    def _rounded_linear(self, x: Tensor, weight: RoundedInputs, bias: Tensor | None) -> Tensor:
+        matrix = weight.weight
+        if isinstance(matrix, PackedMatrix):
+            workspace = self.linear_workspace
+            product = rounded_product(self.gpu, x, matrix, weight.rounding, bias, workspace)
+            if product is not None:
+                return product
+        codes, factors = rounded(x, weight.rounding)
+        return self.linear((codes * factors).to(x.dtype), matrix, bias)
 
     def cos_sin(self, layer: int) -> Tensor | None:
         """The angles a layer rotates by, fp32 [positions, head_dim]; None: it does not."""
