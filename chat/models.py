@@ -237,6 +237,16 @@ def show(name: str, tp: int | None, pp: int, kv_dtype: str, as_json: bool) -> No
             print(f"{'':{width}}  {line}")
 
 
+def _quantised(model: "Model") -> str:
+    """Who quantised the weights, and what is rounded beside them."""
+    if model.quantised is None:
+        return "no"
+    packed = model.checkpoint().packed.values()
+    inputs = {tensor.inputs.form for tensor in packed if tensor.inputs is not None}
+    also = f", inputs of matrices too ({', '.join(sorted(inputs))})" if inputs else ""
+    return f"{model.quantised.get('quant_method')}{also}"
+
+
 def describe(model: "Model", tokenizer: "Tokenizer",
              kv_dtype: str = "auto") -> dict[str, object]:  # fmt: skip
     """The facts that `show` and `/show info` print."""
@@ -252,6 +262,7 @@ def describe(model: "Model", tokenizer: "Tokenizer",
         "architecture": config.architecture,
         "parameters": model.num_parameters,
         "dtype": config.dtype,
+        "quantised": _quantised(model),
         "layers": config.num_layers,
         "hidden_size": config.hidden_size,
         "heads": f"{config.num_heads} ({config.num_kv_heads} for keys and values) "

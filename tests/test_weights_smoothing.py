@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from tiny_llama import tiny_llama
 
 from swiftchat.chat import calibration
+from swiftchat.chat.models import _quantised
 from swiftchat.engine.moments import write_moments
 from swiftchat.engine.quantised import Float8Weight, Int8Weight
 from swiftchat.engine.rounded import RoundedInputs
@@ -56,11 +57,15 @@ def test_what_is_written_is_what_transformers_runs(source: Path, tmp_path: Path,
     ours, others = (load_file(tmp_path / f"{n}-plain" / "model.safetensors") for n in
                     ("out", "weights"))  # fmt: skip
     assert all(torch.equal(tensor, ours[name]) for name, tensor in others.items())
+    told = f"compressed-tensors, inputs of matrices too ({W8A8[form]})"
+    assert _quantised(Model.open(tmp_path / "out")) == told
+    assert _quantised(Model.open(tmp_path / "weights")) == "compressed-tensors"
+    assert _quantised(Model.open(source)) == "no"
     bench = tiny.Bench(tmp_path / "out")
     for layer in bench.decoder.weights.layers:
         for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
             assert isinstance(matrix, RoundedInputs)
-            assert matrix.rounding == Rounding(W8A8[form])  # type: ignore[arg-type]
+            assert matrix.rounding == Rounding(W8A8[form])
             assert isinstance(matrix.weight, CLASSES[W8A8[form]])
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", dtype=torch.float32

@@ -10,7 +10,7 @@ import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,9 @@ __all__ = ["FORMS", "GROUP_SIZES", "MATRICES", "W8A8", "Quantisation"]
 
 FORMS = ("int8", "int4", "fp8")
 # Forms whose inputs are rounded too, and what their matrices are rounded to.
-W8A8: Mapping[str, str] = MappingProxyType({"w8a8-int8": "int8", "w8a8-fp8": "fp8"})
+W8A8: Mapping[str, Literal["int8", "fp8"]] = MappingProxyType(
+    {"w8a8-int8": "int8", "w8a8-fp8": "fp8"}
+)
 GROUP_SIZES = (32, 64, 128)
 
 Array = npt.NDArray[Any]
