@@ -18,20 +18,16 @@ VARIANTS = [
 ]  # fmt: skip
 
 
-def quantize_fits(k: int) -> bool:
-    """Whether the kernel takes vectors of k numbers."""
-    return k > 0 and k % 8 == 0
-
-
 def quantize(gpu: Gpu, x: Tensor, codes: Tensor, factors: Tensor, form: str, *,
              given: float | None = None) -> None:  # fmt: skip
     """Write x [n, k] as codes [n, k] and factors fp32 [n], so that codes·factors is near x.
 
     `form` is int8 or fp8 (e4m3). `codes` have that dtype, or x's own: the same numbers. A factor
-    is a vector's largest number / 127.5 or 448, or `given` for all, which must be above 0.
+    is a vector's largest number / 127.5 or 448, or `given` for all, which must be above 0. k must
+    be a multiple of 8.
     """
     n, k = x.shape
-    if form not in _CODES or not quantize_fits(k):
+    if form not in _CODES or k == 0 or k % 8:
         raise ValueError(f"vectors of {k} numbers are not rounded to {form}")
     if given is not None and not given > 0:
         raise ValueError(f"a factor must be above 0, not {given}")
