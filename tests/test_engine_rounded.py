@@ -8,6 +8,7 @@ import pytest
 import tiny
 import torch
 import transformers
+from lockstep import ThreadRanks, in_lockstep
 from quantised_models import compressed, compressed_int8, fp8_row, quantised_model
 from safetensors.torch import load_file, save_file
 
@@ -17,6 +18,8 @@ from swiftchat.engine.rounded import RoundedInputs, reordered, rounded
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert import convert
 from swiftchat.weights.kept import Rounding
+from swiftchat.weights.model import Model
+from swiftchat.weights.tensor_parallel import share_of
 
 FORMS = {
     "int8": ("int-quantized", "int", compressed_int8, Int8Weight),
@@ -187,6 +190,23 @@ def test_the_engine_answers_and_a_plain_copy_is_plain(tmp_path: Path) -> None:
     convert(tmp_path / "in", tmp_path / "plain", dtype="float32")
     layer = tiny.Bench(tmp_path / "plain").decoder.weights.layers[0]
     assert isinstance(layer.down, torch.Tensor)
+
+
+def test_ranks_round_their_own_parts(tmp_path: Path) -> None:
+    """Both have the same logits, as near to the plain model's as one rank's are."""
+    plain = made(tmp_path / "in", "int8", DYNAMIC)
+    config, ids = Model.open(tmp_path / "in").config, tiny.random_ids(20)
+    whole = tiny.Bench(tmp_path / "in").last_logits(ids)
+
+    def run(rank: int, ranks: ThreadRanks) -> torch.Tensor:
+        bench = tiny.Bench(tmp_path / "in", share=share_of(config, 2, rank), ranks=ranks)
+        assert isinstance(bench.decoder.weights.layers[0].down, RoundedInputs)
+        return bench.last_logits(ids)
+
+    first, second = in_lockstep(2, run)
+    assert torch.equal(first, second)
+    unrounded = theirs_of(plain, ids)[-1]
+    assert (first - unrounded).norm() < 1.5 * (whole - unrounded).norm()
 
 
 def test_a_missing_or_impossible_factor_is_named(tmp_path: Path) -> None:
