@@ -30,9 +30,12 @@ _READERS = {
 
 
 @contextmanager
-def moments_of(source: Path, progress: "Progress") -> Iterator[Callable[[str], "npt.NDArray[Any]"]]:
-    """For as long as the context lasts, a function from a tensor's name to its inputs' moment.
+def inputs_of(
+    source: Path, num_axes: int, progress: "Progress"
+) -> Iterator[Callable[[str], "npt.NDArray[Any]"]]:
+    """For as long as the context lasts, a function from a tensor's name to what its inputs are.
 
+    With two axes their second moment, with one how large each becomes (`engine.moments`).
     `source` is a model directory or a GGUF file; the model there reads the text on the CPU.
     Raises `UsageError` for other sources and mixtures of experts, `DeviceError` when the process
     that computes ends badly.
@@ -61,7 +64,10 @@ def moments_of(source: Path, progress: "Progress") -> Iterator[Callable[[str], "
     }
     ids = Tokenizer.load(path).encode(_TEXT.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory(prefix="swiftchat-") as folder:
-        _measure({"model": str(path.resolve()), "ids": ids, "folder": folder}, progress)
+        _measure(
+            {"model": str(path.resolve()), "ids": ids, "folder": folder, "num_axes": num_axes},
+            progress,
+        )
         yield lambda name: np.load(Path(folder) / files[name])
 
 

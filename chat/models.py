@@ -107,14 +107,14 @@ def _offered(name: str, found: "Offer") -> str:
 @click.option("--skip", multiple=True, help="No tensors of this pattern of names.")
 @click.option("--tp", type=int, default=1, metavar="N",
               help="Cut for N GPUs, a file for each; runs with this --tp only.")  # fmt: skip
-@click.option("--quantize", type=click.Choice(["int8", "int4", "fp8"]),
-              help="Round the matrices of the layers to this form.")  # fmt: skip
+@click.option("--quantize", type=click.Choice(["int8", "int4", "fp8", "w8a8-int8", "w8a8-fp8"]),
+              help="Round the layers' matrices to this form; w8a8: their inputs too.")  # fmt: skip
 @click.option("--group-size", type=click.Choice(["32", "64", "128"]), default="32",
               show_default=True, help="Columns of int4 that share a factor.")  # fmt: skip
 @click.option("--keep", multiple=True, metavar="PATTERN",
               help="Do not quantise tensors of this pattern of names.")  # fmt: skip
 @click.option("--calibrate", is_flag=True,
-              help="Round int4 by what the model does to a text: slower, better.")  # fmt: skip
+              help="Round int4, w8a8 by what a text does in it: slower, better.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def convert(
@@ -130,12 +130,12 @@ def convert(
     """
     from swiftchat.weights.convert import convert as convert_model
     from swiftchat.weights.convert import outline
-    from swiftchat.weights.quantise import Quantisation
+    from swiftchat.weights.quantise import W8A8, Quantisation
 
     if keep and quantize is None:
         raise UsageError("--keep says what --quantize leaves alone", "add --quantize")
-    if calibrate and quantize != "int4":
-        raise UsageError("--calibrate is for --quantize int4", "leave it out")
+    if calibrate and quantize not in ("int4", *W8A8):
+        raise UsageError("--calibrate is for --quantize int4 and w8a8", "leave it out")
     quantisation = Quantisation(quantize, int(group_size), keep) if quantize else None
     path, shard_size_bytes = Path(source), bytes_of(shard_size)
     if not path.exists():
@@ -150,10 +150,14 @@ def convert(
     start = time.monotonic()
     with reported(quiet) as progress, ExitStack() as stack:
         if calibrate and quantisation is not None:
-            from swiftchat.chat.calibration import moments_of
+            from swiftchat.chat.calibration import inputs_of
 
-            moments = stack.enter_context(moments_of(path, progress))
-            quantisation = replace(quantisation, moments=moments)
+            if quantize in W8A8:
+                largest = stack.enter_context(inputs_of(path, 1, progress))
+                quantisation = replace(quantisation, largest=largest)
+            else:
+                moments = stack.enter_context(inputs_of(path, 2, progress))
+                quantisation = replace(quantisation, moments=moments)
         convert_model(
             path, Path(destination), dtype=dtype, shard_size_bytes=shard_size_bytes, only=only,
             skip=skip, tp=tp, quantisation=quantisation, progress=progress,
@@ -233,6 +237,16 @@ def show(name: str, tp: int | None, pp: int, kv_dtype: str, as_json: bool) -> No
             print(f"{'':{width}}  {line}")
 
 
+def _quantised(model: "Model") -> str:
+    """Who quantised the weights, and what is rounded beside them."""
+    if model.quantised is None:
+        return "no"
+    packed = model.checkpoint().packed.values()
+    inputs = {tensor.inputs.form for tensor in packed if tensor.inputs is not None}
+    also = f", inputs of matrices too ({', '.join(sorted(inputs))})" if inputs else ""
+    return f"{model.quantised.get('quant_method')}{also}"
+
+
 def describe(model: "Model", tokenizer: "Tokenizer",
              kv_dtype: str = "auto") -> dict[str, object]:  # fmt: skip
     """The facts that `show` and `/show info` print."""
@@ -248,6 +262,7 @@ def describe(model: "Model", tokenizer: "Tokenizer",
         "architecture": config.architecture,
         "parameters": model.num_parameters,
         "dtype": config.dtype,
+        "quantised": _quantised(model),
         "layers": config.num_layers,
         "hidden_size": config.hidden_size,
         "heads": f"{config.num_heads} ({config.num_kv_heads} for keys and values) "

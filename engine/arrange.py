@@ -11,7 +11,8 @@ from torch import Tensor
 
 from swiftchat.engine.decoder import DecoderWeights, LayerWeights
 from swiftchat.engine.mixture import Experts
-from swiftchat.engine.quantised import Weight, reordered
+from swiftchat.engine.quantised import Weight
+from swiftchat.engine.rounded import reordered
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import FAMILIES
 

@@ -33,6 +33,8 @@ from swiftchat.engine.norms import norm_heads_
 from swiftchat.engine.packed_gpu import packed_product
 from swiftchat.engine.quantised import Table, Weight, for_kernels, plain
 from swiftchat.engine.rope import cos_sin_table
+from swiftchat.engine.rounded import RoundedInputs, rounded
+from swiftchat.engine.rounded_gpu import rounded_product
 from swiftchat.engine.torch_ops import alibi_slopes
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.tensor_parallel import Share
@@ -167,6 +169,8 @@ class CudaOps:
         add_normed(self.gpu, x, delta, weight, eps, offset=self.norm_offset)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        if isinstance(weight, RoundedInputs):
+            return self._rounded_linear(x, weight, bias)
         matrix = for_kernels(weight)
         if isinstance(matrix, PackedMatrix):
             return packed_product(self.gpu, x, matrix, bias, self.linear_workspace)
@@ -175,6 +179,16 @@ class CudaOps:
         out = x.new_empty(len(x), len(matrix))
         linear(self.gpu, x, matrix, out, self.linear_workspace, bias=bias)
         return out
+
+    def _rounded_linear(self, x: Tensor, weight: RoundedInputs, bias: Tensor | None) -> Tensor:
+        matrix = weight.weight
+        if isinstance(matrix, PackedMatrix):
+            workspace = self.linear_workspace
+            product = rounded_product(self.gpu, x, matrix, weight.rounding, bias, workspace)
+            if product is not None:
+                return product
+        codes, factors = rounded(x, weight.rounding)
+        return self.linear((codes * factors).to(x.dtype), matrix, bias)
 
     def cos_sin(self, layer: int) -> Tensor | None:
         """The angles a layer rotates by, fp32 [positions, head_dim]; None: it does not."""
@@ -291,6 +305,8 @@ class CudaOps:
         return out.view(x.dtype)
 
     def logits(self, x: Tensor, lm_head: Weight) -> Tensor:
+        if isinstance(lm_head, RoundedInputs):
+            return self.linear(x, lm_head, None).float()
         matrix = for_kernels(lm_head)
         if not linear_takes(self.gpu, len(x), matrix):
             return self.linear(x, matrix, None).float()

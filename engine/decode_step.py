@@ -27,7 +27,7 @@ from swiftchat.cuda.ops.rotary import head_norm_fits, rotary
 from swiftchat.cuda.ops.sample import sample, sample_workspace
 from swiftchat.cuda.packed_matrix import Matrix
 from swiftchat.engine.cuda_ops import CudaOps, CudaPlan, stored
-from swiftchat.engine.decoder import Decoder, LayerWeights
+from swiftchat.engine.decoder import Decoder, LayerWeights, rounds_inputs
 from swiftchat.engine.gpu_ranks import GpuRanks, Inboxes
 from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.lanes import Lanes
@@ -159,6 +159,7 @@ class DecodeStep:
             near_llama(config)
             and (self._decoder.ranks.size == 1 or self._inboxes is not None)
             and config.intermediate_size % 4 == 0
+            and not rounds_inputs(self._decoder.weights)
             and linear_takes(gpu, n, for_kernels(self._decoder.weights.lm_head))
             and all(self._takes(n, layer) for layer in self._decoder.weights.layers)
         )

@@ -13,6 +13,7 @@ from swiftchat.engine.mixture import Experts
 from swiftchat.engine.norms import norm_widths_
 from swiftchat.engine.quantised import Table, Weight, tensors_of
 from swiftchat.engine.ranks import Alone, Ranks
+from swiftchat.engine.rounded import RoundedInputs, matrix_of
 from swiftchat.engine.stages import OneStage, Stages
 from swiftchat.weights.config import ModelConfig
 
@@ -288,7 +289,12 @@ def resident_bytes(weights: DecoderWeights) -> int:
 
 def has_packed(weights: DecoderWeights) -> bool:
     """Whether any matrix is packed."""
-    return not all(isinstance(matrix, torch.Tensor) for matrix in _matrices(weights))
+    return not all(isinstance(matrix_of(m), torch.Tensor) for m in _matrices(weights))
+
+
+def rounds_inputs(weights: DecoderWeights) -> bool:
+    """Whether any matrix has its inputs rounded."""
+    return any(isinstance(matrix, RoundedInputs) for matrix in _matrices(weights))
 
 
 def _matrices(weights: DecoderWeights) -> Iterator[Weight]:

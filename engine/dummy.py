@@ -12,10 +12,11 @@ from swiftchat.engine.decoder import DecoderWeights
 from swiftchat.engine.loader import assemble
 from swiftchat.engine.packing import Pack, Use
 from swiftchat.engine.quantised import Weight
+from swiftchat.engine.rounded import RoundedInputs
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import FAMILIES, canonical_tensors, expected_tensors, tensor_name
-from swiftchat.weights.kept import Float8, Int4, Int8, Kept, cut
-from swiftchat.weights.quantise import MATRICES
+from swiftchat.weights.kept import Float8, Int4, Int8, Kept, Rounding, cut
+from swiftchat.weights.quantise import MATRICES, W8A8
 from swiftchat.weights.tensor_parallel import Part, Share
 
 # As peaked as a trained model's: top-p 0.95 then keeps a few tokens, not tens of thousands.
@@ -37,7 +38,8 @@ def dummy_weights(
 
     With `share` those of one rank: each tensor is generated whole, by itself, and then cut, so
     that all ranks together have what one has. With a `form` (int8, fp8, or int4 in groups of 128)
-    and a way to `pack`, the matrices that `convert --quantize` packs are rounded and packed.
+    and a way to `pack`, the matrices that `convert --quantize` packs are rounded and packed, and
+    with one of `W8A8` their inputs rounded too.
 
     The spread of a matrix keeps the size of what goes through it, and what the layers add to
     the residual stream together is about as large as an embedding, so that logits have a
@@ -74,12 +76,19 @@ def dummy_weights(
         ]
         return torch.cat(own, wanted[0][1].axis)
 
-    return arrange(share.local, assemble(share, random, dtype))
+    def with_rounding(wanted: Sequence[tuple[str, Part]], use: Use) -> Weight:
+        weight = random(wanted, use)
+        rounding = Rounding(W8A8[form]) if form is not None and form in W8A8 else None
+        matrix = use == "product" and kinds[wanted[0][0]] in MATRICES
+        return RoundedInputs(weight, rounding) if rounding and matrix else weight
+
+    return arrange(share.local, assemble(share, with_rounding, dtype))
 
 
 def _rounded(matrix: Tensor, form: str) -> Kept:
     """A matrix in the nearest numbers of the form."""
     rows, columns = matrix.shape
+    form = W8A8.get(form, form)
     if form == "int4":
         groups = matrix.float().view(rows, -1, _GROUP if columns % _GROUP == 0 else columns)
         scale = (groups.amax(2) - groups.amin(2)) / 15

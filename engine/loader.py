@@ -15,6 +15,7 @@ from swiftchat.engine.decoder import DecoderWeights, LayerWeights
 from swiftchat.engine.mixture import Expert, Experts
 from swiftchat.engine.packing import Pack, Use, Wanted, packed_or_decoded, packing
 from swiftchat.engine.quantised import Int4Weight, Int8GroupsWeight, Table, Weight, plain
+from swiftchat.engine.rounded import RoundedInputs, rounding_of
 from swiftchat.engine.streaming import STAGING_BYTES, Copy, ahead, default_readers, stream_in
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig
@@ -87,7 +88,7 @@ def load_weights(
             keep = pack if use != "plain" else None
             weight = packed_or_decoded(checkpoint, wanted, use, keep, dtype, device)
             checkpoint.forget()
-            return weight
+            return _with_rounding(checkpoint, wanted, use, weight)
         pieces = _pieces(checkpoint, wanted)
         done_bytes += sum(piece.nbytes for piece in pieces)
         on_progress(done_bytes, total_bytes)
@@ -127,7 +128,7 @@ def stream_weights(
         checkpoint.forget()
         packed_bytes += sum(checkpoint.nbytes(name) for name, _ in wanted)
         on_progress(packed_bytes, total_bytes)
-        return weight
+        return _with_rounding(checkpoint, wanted, use, weight)
 
     def job(wanted: Wanted, use: Use) -> Callable[[], Weight]:
         keep = pack if use == "product" else None  # no kernel looks rows up in packed tables
@@ -156,6 +157,14 @@ def _all_asked(share: Share, dtype: torch.dtype) -> list[tuple[Wanted, Use]]:
 
     assemble(share, note, dtype)
     return asked
+
+
+def _with_rounding(checkpoint: Checkpoint, wanted: Wanted, use: Use, weight: Weight) -> Weight:
+    """The weight with its inputs rounded, where the checkpoint says so of all its parts."""
+    if use != "product":
+        return weight
+    rounding = rounding_of([checkpoint.packed.get(name) for name, _ in wanted])
+    return weight if rounding is None else RoundedInputs(weight, rounding)
 
 
 def _wanted_bytes(share: Share, checkpoint: Checkpoint) -> int:

@@ -1,4 +1,4 @@
-"""The second moments of what goes into a model's matrices while it reads a text.
+"""What goes into a model's matrices while it reads a text: second moments, or how large it is.
 
 A process of its own, for who must not import torch: a request comes by stdin, lines of
 "done total" go to stdout, the moments into a folder.
@@ -32,7 +32,10 @@ _MOST_BYTES = 1 << 30  # of moments that are in memory at a time
 
 
 class _Watched(TorchOps):
-    """The decoder's operations, adding up x·xᵀ of the rows that go into some of its matrices."""
+    """The decoder's operations, watching the rows x that go into some of its matrices.
+
+    x·xᵀ is added to sums of two axes; those of one become each column's largest size.
+    """
 
     def __init__(self, config: ModelConfig, ctx_size_tokens: int) -> None:
         super().__init__(config, ctx_size_tokens, torch.device("cpu"))
@@ -42,17 +45,22 @@ class _Watched(TorchOps):
         found = self.sums.get(id(weight))
         if found is not None:
             wide = x.float()
-            found.addmm_(wide.t(), wide)
+            if found.ndim == 2:
+                found.addmm_(wide.t(), wide)
+            else:
+                torch.maximum(found, wide.abs().amax(0), out=found)
         return super().linear(x, weight, bias)
 
 
 @torch.inference_mode()
 def write_moments(
-    path: Path, ids: Sequence[int], folder: Path, on_progress: Callable[[int, int], None]
-) -> None:
+    path: Path, ids: Sequence[int], folder: Path, on_progress: Callable[[int, int], None],
+    num_axes: int = 2,
+) -> None:  # fmt: skip
     """Read `ids` with the model at `path`; write `folder`/LAYER-FIELD.npy for each of its matrices.
 
-    Each is fp32 [inputs, inputs], the sum over all tokens; FIELD is one of `FIELDS`. The text is
+    Each is fp32 [inputs, inputs], the sum over all tokens, or with one axis [inputs], the largest
+    size of each; FIELD is one of `FIELDS`. The text is
     read in contexts of 1024 tokens, as often as the moments of some layers fill the memory set
     aside for them. Not for mixtures of experts, which have other matrices.
     """
@@ -65,14 +73,12 @@ def write_moments(
     ops = _Watched(config, context)
     decoder = Decoder(config, weights, ops)
     cache = KVCache(config, -(-context // _BLOCK_SIZE), _BLOCK_SIZE, dtype, cpu)
-    rounds = list(_rounds(weights.layers))
+    rounds = list(_rounds(weights.layers, num_axes))
     for number, layers in enumerate(rounds):
         names = {
             f"{i}-{field}": getattr(weights.layers[i], field) for i in layers for field in FIELDS
         }
-        ops.sums = {
-            id(weight): torch.zeros(weight.shape[1], weight.shape[1]) for weight in names.values()
-        }
+        ops.sums = {id(w): torch.zeros((w.shape[1],) * num_axes) for w in names.values()}
         for start in range(0, len(ids), context):
             _read(decoder, cache, ids[start : start + context])
             on_progress(number * len(ids) + start, len(rounds) * len(ids))
@@ -80,9 +86,9 @@ def write_moments(
             np.save(folder / f"{name}.npy", ops.sums.pop(id(weight)).numpy())
 
 
-def _rounds(layers: Sequence[LayerWeights]) -> Iterator[range]:
+def _rounds(layers: Sequence[LayerWeights], num_axes: int) -> Iterator[range]:
     """Layers whose moments are together in memory."""
-    each = 4 * sum(getattr(layers[0], field).shape[1] ** 2 for field in FIELDS)
+    each = 4 * sum(getattr(layers[0], field).shape[1] ** num_axes for field in FIELDS)
     step = max(1, _MOST_BYTES // each)
     for first in range(0, len(layers), step):
         yield range(first, min(first + step, len(layers)))
@@ -98,7 +104,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     write_moments(
         Path(request["model"]), request["ids"], Path(request["folder"]),
-        lambda done, total: print(done, total, flush=True),
+        lambda done, total: print(done, total, flush=True), request["num_axes"],
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from swiftchat.cuda.packing import packing_fits
 from swiftchat.weights.kept import Int4, Int8, Int8Groups, Kept
 
 # Up to so many vectors the matrix is read once for every sixteen instead of made plain.
-_FEW_VECTORS = 64
+FEW_VECTORS = 64
 _TILE_BYTES = 1 << 25  # of plain weights made at once: they stay in L2
 
 
@@ -62,7 +62,7 @@ def packed_product(gpu: Gpu, x: Tensor, weight: PackedMatrix, bias: Tensor | Non
     """x [n, k] · weightᵀ + bias, in x's dtype, for any number of vectors."""
     n, rows = len(x), len(weight)
     out = x.new_empty(n, rows)
-    if n <= _FEW_VECTORS and linear_takes(gpu, min(n, MAX_VECTORS), weight):
+    if n <= FEW_VECTORS and linear_takes(gpu, min(n, MAX_VECTORS), weight):
         for i in range(0, n, MAX_VECTORS):
             some = slice(i, i + MAX_VECTORS)
             linear(gpu, x[some], weight, out[some], workspace, bias=bias)

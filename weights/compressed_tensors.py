@@ -5,16 +5,22 @@ Layout (the package `compressed-tensors`), for a matrix [rows, columns]: "pack-q
 `weight_shape`, `weight_scale` [rows, groups] and, unless symmetric, `weight_zero_point` int32
 [⌈rows·bits/32⌉, groups], packed along the rows in the same way. The other formats keep `weight`
 as int8 or 8-bit float, with `weight_scale` and `weight_zero_point` for each tensor, row, group
-of columns or block. weight = scale·(q − zero).
+of columns or block. weight = scale·(q − zero). Where a group has `input_activations` of 8 bits,
+symmetric, for each token or tensor, inputs are rounded as `kept.Rounding` says, by `input_scale`
+if not `dynamic`.
 """
 
+import dataclasses
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.fp8 import FLOAT8, scaled_tensor
-from swiftchat.weights.kept import Int4, Int8, Keeping
+from swiftchat.weights.kept import Int4, Int8, Keeping, Rounding
 from swiftchat.weights.packed import FLOATS, Floats, PackedTensor, Source, spread, unpack
 from swiftchat.weights.quantised_settings import Settings
 
@@ -25,15 +31,23 @@ _MAX_SIZE = 2**20
 _FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision",
 )  # fmt: skip
-# Activations and the cache are not quantised here, which is more exact than the original run.
+# The cache and outputs are not quantised here, which is more exact than the original run.
 _INERT = {"quant_method", "ignore", "global_compression_ratio", "kv_cache_scheme", "version"}
 _READ = {"config_groups", "format", "quantization_status", "sparsity_config"}
-_INERT_OF_GROUP = {"targets", "input_activations", "output_activations"}
+_INERT_OF_GROUP = {"targets", "output_activations"}
 _INERT_OF_WEIGHTS = {"observer", "observer_kwargs", "scale_dtype", "zp_dtype"}
 _READ_OF_WEIGHTS = {
     "num_bits", "type", "symmetric", "group_size", "strategy", "block_structure", "dynamic",
     "actorder",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """How inputs are rounded, by a factor in the file or, `dynamic`, one for each vector."""
+
+    form: Literal["int8", "fp8"]
+    dynamic: bool
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,7 @@ class _Scheme:
     group_size: int | None
     block: tuple[int, int] | None
     reordered: bool
+    inputs: _Inputs | None
 
 
 def tensors(settings: Settings, source: Source) -> dict[str, PackedTensor]:
@@ -78,14 +93,33 @@ def _schemes(groups: Settings) -> list[_Scheme]:
     found = []
     for name in groups.fields:
         group = groups.nested(name)
-        group.refuse_others(_INERT_OF_GROUP | {"weights", "format"})
+        group.refuse_others(_INERT_OF_GROUP | {"weights", "input_activations", "format"})
         group.text("format", _FORMATS, "mixed-precision")
         if group.fields.get("weights") is not None:
-            found.append(_scheme(group.nested("weights")))
+            inputs = _inputs(group.nested("input_activations"))
+            found.append(_scheme(group.nested("weights"), inputs))
     return list(dict.fromkeys(found))
 
 
-def _scheme(weights: Settings) -> _Scheme:
+def _inputs(activations: Settings) -> _Inputs | None:
+    """None for what is not rounded here: other widths, groups of columns, and with a zero.
+
+    One factor found anew for all vectors of a batch would make a conversation depend on who else
+    is in it: each vector has its own then too.
+    """
+    if not activations.fields:
+        return None
+    floats = activations.text("type", ("int", "float"), "int") == "float"
+    bits = activations.integer("num_bits", range(1, 33), "a number of bits", 8)
+    dynamic = activations.fields.get("dynamic") or False
+    strategy = activations.fields.get("strategy") or "tensor"
+    symmetric = activations.flag("symmetric", True)
+    if bits != 8 or not symmetric or strategy not in ("token", "tensor") or dynamic == "local":
+        return None
+    return _Inputs("fp8" if floats else "int8", activations.flag("dynamic", False))
+
+
+def _scheme(weights: Settings, inputs: _Inputs | None) -> _Scheme:
     weights.refuse_others(_INERT_OF_WEIGHTS | _READ_OF_WEIGHTS)
     floats = weights.text("type", ("int", "float"), "int") == "float"
     # Other widths were packed differently by different versions of the package.
@@ -106,8 +140,9 @@ def _scheme(weights: Settings) -> _Scheme:
     order = weights.fields.get("actorder") or "weight"
     if order not in ("weight", "static", "group", "dynamic", True):
         raise weights.bad("actorder", "one of weight, static, group, dynamic", order)
+    size = size if strategy == "group" else None
     reordered = order in ("group", "dynamic", True)
-    return _Scheme(floats, bits, symmetric, size if strategy == "group" else None, block, reordered)
+    return _Scheme(floats, bits, symmetric, size, block, reordered, inputs)
 
 
 def _block(weights: Settings) -> tuple[int, int]:
@@ -143,7 +178,8 @@ def _packed(source: Source, module: str, schemes: list[_Scheme]) -> PackedTensor
             f"{module}.weight_packed: {rows} × {columns} numbers in {words} words a row, with "
             f"their factors, fit {len(fitting)} of the {len(schemes)} schemes of config_groups"
         )
-    return _packed_tensor(source, module, (rows, columns), fitting[0])
+    tensor = _packed_tensor(source, module, (rows, columns), fitting[0])
+    return _with_inputs(source, module, tensor, fitting)
 
 
 def _columns_of_scales(scheme: _Scheme, columns: int) -> tuple[int]:
@@ -244,9 +280,31 @@ def _whole(source: Source, module: str, schemes: list[_Scheme]) -> PackedTensor:
             f"{name}: {source.tensors[name].dtype} {[rows, columns]} with factors {list(shape)} "
             f"fits {len(blocks)} of the {len(schemes)} schemes of config_groups"
         )
-    return scaled_tensor(
-        source, "compressed-tensors", name, scale, blocks.pop(), zero if asymmetric else None
+    block = blocks.pop()
+    tensor = scaled_tensor(
+        source, "compressed-tensors", name, scale, block, zero if asymmetric else None
     )
+    return _with_inputs(source, module, tensor, [s for s in fitting if s.block == block])
+
+
+def _with_inputs(
+    source: Source, module: str, tensor: PackedTensor, fitting: Sequence[_Scheme]
+) -> PackedTensor:
+    """The tensor with what its inputs are rounded to, where all schemes that fit it agree."""
+    found = {scheme.inputs for scheme in fitting}
+    inputs = found.pop()
+    if found or inputs is None:
+        return tensor
+    if inputs.dynamic:
+        return dataclasses.replace(tensor, inputs=Rounding(inputs.form))
+    name = f"{module}.input_scale"
+    one = source.tensors[name].shape if name in source.tensors else ()
+    source.require(name, FLOATS, one if one in ((), (1,)) else ())
+    (scale,) = source.floats(name).reshape(-1).tolist()
+    if not (math.isfinite(scale) and scale > 0):
+        raise source.bad(name, "a finite factor above 0", str(scale))
+    parts = {**tensor.parts, "input_scale": name}
+    return dataclasses.replace(tensor, parts=parts, inputs=Rounding(inputs.form, scale))
 
 
 def _fits(block: tuple[int, int] | None, rows: int, columns: int, shape: tuple[int, ...]) -> bool:

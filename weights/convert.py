@@ -164,7 +164,8 @@ def _fingerprint(plan: Plan, tp: int) -> str:
     digest = hashlib.sha256(plan.dtype.encode())
     if plan.quantisation is not None or plan.packed:
         digest.update(plan.files["config.json"])
-        if plan.quantisation is not None and plan.quantisation.moments is not None:
+        of = plan.quantisation
+        if of is not None and (of.moments or of.largest) is not None:
             digest.update(b"calibrated")
     if tp != 1:
         digest.update(f"tp {tp}".encode())

@@ -8,7 +8,7 @@ from typing import Any
 from swiftchat.errors import ModelNotFound
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.json_file import read_json
-from swiftchat.weights.quantise import FORMS
+from swiftchat.weights.quantise import FORMS, W8A8
 
 _SHARED = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-5,
            "torch_dtype": "bfloat16"}  # fmt: skip
@@ -71,9 +71,9 @@ DUMMY_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def form_asked(name: str) -> tuple[str, str | None]:
-    """Shape and form of `SHAPE:FORM`, as in `llama-3.1-8b:int4`; None without a form of `FORMS`."""
+    """Shape and form of `SHAPE:FORM`, as in `llama-3.1-8b:int4`; None without a form known."""
     shape, _, form = name.rpartition(":")
-    return (shape, form) if form in FORMS else (name, None)
+    return (shape, form) if form in (*FORMS, *W8A8) else (name, None)
 
 
 def dummy_config(name: str) -> ModelConfig:

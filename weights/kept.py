@@ -6,12 +6,22 @@ Matrices are [rows, columns], outputs by inputs; every factor is finite.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Float8", "Int4", "Int8", "Int8Groups", "Keeping", "Kept", "cut", "group_of_cut"]
+__all__ = [
+    "Float8",
+    "Int4",
+    "Int8",
+    "Int8Groups",
+    "Keeping",
+    "Kept",
+    "Rounding",
+    "cut",
+    "group_of_cut",
+]
 
 Floats = npt.NDArray[np.float32]
 Spans = Sequence[tuple[int, int]]
@@ -116,3 +126,15 @@ def _taken(array: npt.NDArray[Any], axis: int, spans: Spans) -> npt.NDArray[Any]
     along = (slice(None),) * axis
     parts = [array[(*along, slice(*span))] for span in spans]
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How the vectors a matrix is multiplied with are rounded before the product.
+
+    To `form`: int8's integers from −128 to 127, or fp8's e4m3 numbers, up to 448, times a factor:
+    `scale`, or where that is None the vector's largest number / 127.5 or 448.
+    """
+
+    form: Literal["int8", "fp8"]
+    scale: float | None = None

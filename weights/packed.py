@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.kept import Keeping
+from swiftchat.weights.kept import Keeping, Rounding
 from swiftchat.weights.safetensors_file import TensorInfo
 
 __all__ = ["FLOATS", "PackedTensor", "Source", "as_float32", "spread", "unpack"]
@@ -33,7 +33,8 @@ class PackedTensor:
     `parts` names the file's tensors by the part they play, for those who want the packed form.
     `rows(start, stop)` decodes that range of the first axis to float32, whole where `shape` is
     (); `start` must be a multiple of 64 unless the tensor has more than two axes. `kept` tells
-    how the engine computes with it packed, where there is such a form without loss.
+    how the engine computes with it packed, where there is such a form without loss. `inputs` says
+    how what it is multiplied with was meant to be rounded; None: not at all.
     """
 
     form: str
@@ -41,6 +42,7 @@ class PackedTensor:
     parts: Mapping[str, str]
     rows: Callable[[int, int], Floats]
     kept: Keeping | None = None
+    inputs: Rounding | None = None
 
     def values(self) -> Floats:
         """The whole tensor as float32 of `shape`; never rounded but where float32 itself is."""

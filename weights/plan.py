@@ -16,6 +16,7 @@ from swiftchat.weights.families import tensor_name
 from swiftchat.weights.quantise import Quantisation
 from swiftchat.weights.rounding import WIRE_NAMES, Floats, rounded
 from swiftchat.weights.safetensors_file import Announced, announced_bytes
+from swiftchat.weights.smoothing import smoothed
 
 __all__ = ["GENERATION", "WIRE_NAMES", "AsItIs", "Floats", "Plan", "json_bytes"]
 
@@ -136,8 +137,11 @@ class Plan:
         plain = list(dict.fromkeys([*plain, head]))
         config_json["quantization_config"] = quantisation.settings(plain)
         files = {**self.files, "config.json": json_bytes(config_json)}
+        values = self.values
+        if quantisation.largest is not None:
+            values = smoothed(config, values, names, quantisation.largest)
         return dataclasses.replace(
-            self, files=files, quantisation=quantisation, quantised=frozenset(names)
+            self, files=files, values=values, quantisation=quantisation, quantised=frozenset(names)
         )
 
     def with_generation_defaults(self, defaults: Mapping[str, Any]) -> "Plan":

@@ -1,13 +1,16 @@
 """Matrices rounded to fewer bits for `convert`, as the package compressed-tensors keeps them.
 
 int8: a factor for each row, numbers from −127 to 127. int4: a factor and a zero for each group of
-columns. fp8: e4m3 numbers, a factor for each row. `compressed_tensors` says how the parts lie.
+columns. fp8: e4m3 numbers, a factor for each row. w8a8-int8 and w8a8-fp8: the same numbers as
+int8's and fp8's, a byte each, and inputs are to be rounded too. `compressed_tensors` says how the
+parts lie.
 """
 
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +23,13 @@ from swiftchat.weights.packed import as_float32
 from swiftchat.weights.rounding import WIRE_NAMES, Floats, rounded
 from swiftchat.weights.safetensors_file import Announced
 
-__all__ = ["FORMS", "GROUP_SIZES", "MATRICES", "Quantisation"]
+__all__ = ["FORMS", "GROUP_SIZES", "MATRICES", "W8A8", "Quantisation"]
 
 FORMS = ("int8", "int4", "fp8")
+# Forms whose inputs are rounded too, and what their matrices are rounded to.
+W8A8: Mapping[str, Literal["int8", "fp8"]] = MappingProxyType(
+    {"w8a8-int8": "int8", "w8a8-fp8": "fp8"}
+)
 GROUP_SIZES = (32, 64, 128)
 
 Array = npt.NDArray[Any]
@@ -45,7 +52,8 @@ class Quantisation:
     """What is done to the matrices of the layers: a form, and the width of int4's groups.
 
     Tensors that match a pattern of `keep` stay as they are. `moments(name)` gives what the inputs
-    of a matrix are like (`Compensation`); None: each number is rounded to the nearest. Raises
+    of a matrix are like (`Compensation`); None: each number is rounded to the nearest.
+    `largest(name)` gives how large each input of a matrix becomes, for W8A8 (`smoothed`). Raises
     `UsageError` for an unknown form or size of groups, and for moments of another form than int4.
     """
 
@@ -53,15 +61,19 @@ class Quantisation:
     group_size: int = 32
     keep: Sequence[str] = ()
     moments: Callable[[str], Floats] | None = None
+    largest: Callable[[str], Floats] | None = None
 
     def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise UsageError(f"unknown form {self.form!r}", f"one of {', '.join(FORMS)}")
+        if self.form not in (*FORMS, *W8A8):
+            known = ", ".join((*FORMS, *W8A8))
+            raise UsageError(f"unknown form {self.form!r}", f"one of {known}")
         if self.group_size not in GROUP_SIZES:
             sizes = ", ".join(map(str, GROUP_SIZES))
             raise UsageError(f"groups of {self.group_size} are not known", f"one of {sizes}")
         if self.moments is not None and self.form != "int4":
-            raise UsageError(f"{self.form} is not calibrated", "only --quantize int4 is")
+            raise UsageError(f"{self.form} is not calibrated so", "only --quantize int4 is")
+        if self.largest is not None and self.form not in W8A8:
+            raise UsageError(f"{self.form} is not smoothed", f"only {' and '.join(W8A8)} are")
 
     def chosen(self, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
         """The names, among those of `shapes`, that are to be quantised.
@@ -96,32 +108,45 @@ class Quantisation:
         """The `quantization_config` that tells others; `plain` names the matrices left alone."""
         weights: dict[str, Any] = {
             "num_bits": 4 if self.form == "int4" else 8,
-            "type": "float" if self.form == "fp8" else "int",
+            "type": "float" if self._is_float else "int",
             "symmetric": self.form != "int4",
             "strategy": "group" if self.form == "int4" else "channel",
             "dynamic": False,
         }
         if self.form == "int4":
             weights["group_size"] = self.group_size
+        inputs = None
+        if self.form in W8A8:
+            inputs = {**weights, "strategy": "token", "dynamic": True}
         group = {
             "targets": ["Linear"], "weights": weights,
-            "input_activations": None, "output_activations": None,
+            "input_activations": inputs, "output_activations": None,
         }  # fmt: skip
         return {
             "quant_method": "compressed-tensors",
-            "format": "float-quantized" if self.form == "fp8" else "pack-quantized",
+            "format": self._format,
             "quantization_status": "compressed",
             "config_groups": {"group_0": group},
             "ignore": list(plain),
         }
 
+    @property
+    def _is_float(self) -> bool:
+        return W8A8.get(self.form, self.form) == "fp8"
+
+    @property
+    def _format(self) -> str:
+        if self._is_float:
+            return "float-quantized"
+        return "int-quantized" if self.form in W8A8 else "pack-quantized"
+
     def announced(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Announced]:
         """The tensors of the file for the matrix `name`, whose factors have `dtype`."""
         module, (rows, columns) = name.removesuffix(".weight"), shape
         wire = WIRE_NAMES[dtype]
-        if self.form == "fp8":
+        if self._format != "pack-quantized":
             return [
-                (name, "F8_E4M3", shape),
+                (name, "F8_E4M3" if self._is_float else "I8", shape),
                 (f"{module}.weight_scale", wire, (rows, 1)),
             ]
         bits = 4 if self.form == "int4" else 8
@@ -149,7 +174,11 @@ class Quantisation:
             scales.append(scale)
             zeros.append(zero)
         bits = 4 if self.form == "int4" else 8
-        parts: list[Array] = [codes if self.form == "fp8" else _words(codes, bits)]
+        parts: list[Array] = [codes]
+        if self._format == "int-quantized":
+            parts = [(codes ^ np.uint8(128)).view(np.int8)]
+        elif self._format == "pack-quantized":
+            parts = [_words(codes, bits)]
         parts.append(np.concatenate(scales))
         parts.append(np.array(matrix.shape, np.int64))
         parts.append(_words(np.concatenate(zeros).T, bits).T)
@@ -171,7 +200,7 @@ class Quantisation:
             return _int4_codes(rows, self.group_size, stored, compensation)
         largest = np.abs(rows).max(1, keepdims=True)
         none = np.empty((0, 1), np.uint8)
-        if self.form == "fp8":
+        if self._is_float:
             array, scale = stored(largest / np.float32(_LARGEST_E4M3))
             return _e4m3_codes(rows / scale), array, none
         array, scale = stored(largest / np.float32(127))

@@ -16,6 +16,7 @@
 //            then half2 [their columns / GROUP filled up to whole 16 bytes], scale and zero:
 //            weight = row_scale * scale * (code (INT4: - 8) + zero). k is filled up to a multiple of 128
 //            (INT8: 64) by what means 0
+//   x_scale  fp32 [n] or null, with packed weights: each vector is times its own
 //   NORM     x is first divided by its root mean square and multiplied by norm_weight + offset (RMSNorm)
 //
 // Design. A matrix read once is a stream: one block a multiprocessor stays for the whole kernel.
@@ -291,6 +292,12 @@ __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared,
     }
     named_barrier<3, EPILOGUES * WARP>();
 #endif
+    float vector_factors[ROUNDS];
+#pragma unroll
+    for (int j = 0; j < ROUNDS; j++) {
+        int b = lane / PAIRS + j * (WARP / PAIRS);
+        vector_factors[j] = FORM != PLAIN && a.x_scale && b < a.n ? __ldcg(a.x_scale + b) : 1.f;
+    }
     float2 coming = row_factors(a, share, share.first + buffer * share.step);
     for (int tile = share.first + buffer * share.step; tile < share.tiles;
          tile += EPILOGUES * share.step, uses++) {
@@ -315,8 +322,8 @@ __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared,
                     y_high[j] *= factor;
                 }
                 if (FORM != PLAIN) {
-                    y_low[j] *= factors.x;
-                    y_high[j] *= factors.y;
+                    y_low[j] *= factors.x * vector_factors[j];
+                    y_high[j] *= factors.y * vector_factors[j];
                 }
             }
         }
@@ -340,13 +347,13 @@ linear_kernel(const Code* weight, const T* bias, const void* x, const T* norm_we
               float eps, float offset, int n, int rows, int k, int span, int splits, int slots,
               float* partial, u32* counters, const float* cos_sin, const int* positions,
               const int* slots_of, T* cache, int heads, int kv_heads, int head_dim, int block_bits,
-              int world, const float* row_scale) {
+              int world, const float* row_scale, const float* x_scale) {
     extern __shared__ __align__(128) u8 dynamic[];
     __shared__ Shared shared;
     Arguments a = {weight,  bias,     x,       norm_weight, y,       eps,      offset,  n,
                    rows,    k,        span,    splits,      slots,   partial,  counters, cos_sin,
                    positions, slots_of, cache, heads,       kv_heads, head_dim, block_bits, world,
-                   row_scale};
+                   row_scale, x_scale};
     Share share(a);
     u8* ring = dynamic;
     u8* vectors = dynamic + slots * SLOT_BYTES;

@@ -51,6 +51,7 @@ struct Arguments {
     int heads, kv_heads, head_dim, block_bits;
     int world;  // SEND: how many addresses y has
     const float* row_scale;  // all but PLAIN: [rows]
+    const float* x_scale;    // all but PLAIN: [n] or null
 };
 
 struct Shared {

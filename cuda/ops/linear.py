@@ -25,7 +25,7 @@ _TILE = 16  # rows in a slot
 _CHUNK_BYTES = 1024  # of a row in a slot
 _SPLITTABLE = ("RESIDUAL", "SEND")
 _STATIC_BYTES = 38 * 1024  # at most, for 16 vectors with their angles
-_PARAMS = "pppppffiiiiiippppppiiiiip"
+_PARAMS = "pppppffiiiiiippppppiiiiipp"
 
 _KINDS = [
     {"EPILOGUE": "STORE", "NORM": "0", "WIDE": "0", "ACTIVATION": "NONE"},
@@ -127,23 +127,29 @@ def linear_takes(gpu: Gpu, n: int, weight: Matrix, *, splittable: bool = False) 
 
 
 def linear(gpu: Gpu, x: Tensor, weight: Matrix, out: Tensor, workspace: Workspace, *,
-           bias: Tensor | None = None, norm: Norm | None = None) -> None:  # fmt: skip
+           bias: Tensor | None = None, norm: Norm | None = None,
+           x_scale: Tensor | None = None) -> None:  # fmt: skip
     """out [n, rows] = x [n, k] · weightᵀ [k, rows] + bias.
 
     `out` has the weight's dtype, or is fp32. x has the weight's dtype, or with `norm` is fp32.
+    With a packed weight, vectors may be times `x_scale` fp32 [n].
     """
     wide = out.dtype == torch.float32 and weight.dtype != torch.float32
     check_tensor("out", out, (len(x), len(weight)), out.dtype, gpu)
     spec = linear_spec(weight, len(x), "STORE", norm=norm is not None, wide=wide)
-    _launch(gpu, spec, x, weight, out, workspace, bias=bias, norm=norm)
+    _launch(gpu, spec, x, weight, out, workspace, bias=bias, norm=norm, x_scale=x_scale)
 
 
 def linear_residual(gpu: Gpu, x: Tensor, weight: Matrix, residual: Tensor, workspace: Workspace,
-                    *, bias: Tensor | None = None) -> None:  # fmt: skip
-    """Add x [n, k] · weightᵀ + bias to the fp32 residual stream [n, rows] in place."""
+                    *, bias: Tensor | None = None,
+                    x_scale: Tensor | None = None) -> None:  # fmt: skip
+    """Add x [n, k] · weightᵀ + bias to the fp32 residual stream [n, rows] in place.
+
+    `x_scale` is as for `linear`.
+    """
     check_tensor("residual", residual, (len(x), len(weight)), torch.float32, gpu)
     spec = linear_spec(weight, len(x), "RESIDUAL")
-    _launch(gpu, spec, x, weight, residual, workspace, bias=bias)
+    _launch(gpu, spec, x, weight, residual, workspace, bias=bias, x_scale=x_scale)
 
 
 def linear_send(gpu: Gpu, x: Tensor, weight: Matrix, inbox: Inbox, workspace: Workspace, *,
@@ -202,6 +208,7 @@ def _launch(
     span: int = _TILE,
     rotation: Rotation | None = None,
     world: int = 0,
+    x_scale: Tensor | None = None,
 ) -> None:
     n, (rows, k), itemsize = len(x), weight.shape, weight.dtype.itemsize
     if not linear_takes(gpu, n, weight, splittable=spec.defines["EPILOGUE"] in _SPLITTABLE):
@@ -212,6 +219,9 @@ def _launch(
         codes, row_scale = weight.codes, weight.row_scale
     else:
         check_tensor("weight", weight, (rows, k), weight.dtype, gpu)
+        if x_scale is not None:
+            raise ValueError("x_scale is for packed weights")
+    check_tensor("x_scale", x_scale, (n,), torch.float32, gpu)
     check_tensor("bias", bias, (rows,), weight.dtype, gpu)
     check_tensor("x", x, (n, k), torch.float32 if norm else weight.dtype, gpu)
     if norm:
@@ -237,7 +247,7 @@ def _launch(
         n, rows, k, span,
         splits, slots, workspace.partial, workspace.counters,
         *(_rotation_arguments(rotation) if rotation else (None, None, None, None, 0, 0, 0, 0)),
-        world, row_scale,
+        world, row_scale, x_scale,
         shared_bytes=shared_bytes, num_bytes=weight.nbytes,
     )  # fmt: skip
 
