@@ -1,25 +1,35 @@
 """Stages that replay their part of a decode step, on a device that is played with torch."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tiny
 import torch
 from test_engine_stages import TWO, threads_in_turn
+from worker_processes import WIDE
 
+from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.batch import Batch, Span
+from swiftchat.engine.cuda_ops import CudaOps
 from swiftchat.engine.decode_in_stages import DecodeInStages
+from swiftchat.engine.decode_step import DecodeStep
+from swiftchat.engine.decoder import Decoder
+from swiftchat.engine.dummy import dummy_weights
 from swiftchat.engine.engine import Engine
+from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.lanes import Lanes
 from swiftchat.engine.params import SamplingParams
 from swiftchat.engine.sampler import not_finite, sample
 from swiftchat.engine.scheduler import Row, Sequence, Step
 from swiftchat.engine.stages import GlooStages, OneStage
 from swiftchat.errors import BadModelFile, OutOfMemory
+from swiftchat.weights.config import ModelConfig
+from swiftchat.weights.model import Model
+from swiftchat.weights.tensor_parallel import share_of
 
 SEEN = 1 << 30
 GREEDY = SamplingParams(temperature=0, max_tokens=14)
@@ -106,9 +116,48 @@ class PlayedStep:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_pinned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self.clone())
-    yield
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
+
+
+def listing_gpu() -> Gpu:
+    """An A100's numbers; no kernel is launched, as in `Gpu.collecting`."""
+    gpu = object.__new__(Gpu)
+    gpu.device, gpu.num_sms, gpu.arch = torch.device("cpu"), 108, "sm_80"
+    gpu.block_shared_bytes, gpu.sm_shared_bytes = 163 * 1024, 164 * 1024
+    gpu.has_dependent_launch = gpu.has_copy_engine = False
+    return gpu
+
+
+def kernels_of_a_step(
+    config: ModelConfig, stage: int, num_stages: int, num_lanes: int
+) -> list[Any]:
+    """What a stage launches in its graph, in turn; shapes and dtypes are checked as always."""
+    device, gpu = torch.device("cpu"), listing_gpu()
+    share = share_of(config, 1, 0, stage, num_stages)
+    weights = dummy_weights(config, torch.bfloat16, device, share=share)
+    ops = CudaOps(gpu, share, 256, 32)
+    stages: Any = SimpleNamespace(size=num_stages, is_first=stage == 0,
+                                  is_last=stage == num_stages - 1)  # fmt: skip
+    decoder = Decoder(share.local, weights, ops, None, stages)
+    cache = KVCache(share.local, 64, 4, torch.bfloat16, device, heads_first=True)
+    step = DecodeStep(decoder, ops, cache, Lanes(gpu, 32, 64, 4, config.vocab_size))
+    with gpu.collecting() as specs:
+        step.run(num_lanes)
+    return [spec.key for spec in specs]
+
+
+@pytest.mark.parametrize(("name", "num_lanes"),
+                         [("gemma2", 2), ("gemma2", 20), ("gpt2", 1), ("mixtral", 1)])  # fmt: skip
+def test_the_stages_launch_the_kernels_of_one(name: str, num_lanes: int, tmp_path: Path) -> None:
+    tiny.make(name, tmp_path, **WIDE)
+    config = Model.open(tmp_path).config
+    whole = kernels_of_a_step(config, 0, 1, num_lanes)
+    assert whole.pop() == ("advance", ())  # stages do it when all know the tokens
+    for num_stages in (2, 3):
+        parts = [kernels_of_a_step(config, i, num_stages, num_lanes) for i in range(num_stages)]
+        assert all(parts) and [kernel for part in parts for kernel in part] == whole
 
 
 def on_stages(folder: Path, num_stages: int, run, **config):
