@@ -40,7 +40,7 @@ def measure(tp: int, pp: int, shape: str, contexts: list[int], batch: int,
     engine: Any = Engine(Path(), config) if tp * pp == 1 else LockstepEngine(
         Path(), config, None, Followers(*start_ranks(tp * pp), lost, lambda *_: None))  # fmt: skip
     found = {"start_s": time.perf_counter() - started, "device": engine.info.device,
-             "gb_a_gpu": engine.info.weights_bytes / 1e9}  # fmt: skip
+             "gb_a_gpu": engine.info.weights_bytes / pp / 1e9}  # fmt: skip
     params = SamplingParams(temperature=0.7, top_p=0.95, max_tokens=ANSWER_TOKENS, seed=1)
     for context in contexts:
         steps, prefills = [], []
