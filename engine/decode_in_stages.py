@@ -39,6 +39,7 @@ class DecodeInStages:
         try:
             self._step.prepare(n)
         except (OutOfMemory, torch.OutOfMemoryError):
+            self._held = []  # a graph half captured has left anything in the lanes
             return False  # the same without a graph takes less
         if self._go_on(sequences):
             self._step.move_on(sequences)
