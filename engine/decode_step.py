@@ -185,7 +185,8 @@ class DecodeStep:
         x = decoder.embedded(plan) if decoder.stages.is_first else stream
         normed = decoder.through_layers(plan, x, self._cache)
         if decoder.stages.is_last:
-            logits.copy_(decoder.logits(plan, normed))
+            own = decoder.logits(plan, normed)
+            logits.copy_(decoder.ranks.gather(own, logits.shape[1]))
         elif decoder.stages.is_first:
             stream.copy_(x)
 

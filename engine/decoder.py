@@ -160,8 +160,9 @@ class Decoder:
     def forward(self, batch: Batch, cache: KVCache) -> Tensor | None:
         """Compute the batch, write its keys and values to the cache, and return the logits.
 
-        fp32 [len(batch.wanted), vocab_size]; only the tokens of `batch.logit_rows` have any. Of
-        several stages the last has them, and the others None.
+        fp32 [len(batch.wanted), vocab_size]; only the tokens of `batch.logit_rows` have any. One of
+        several ranks has its columns of them, for `Ranks.gather`. Of several stages the last has
+        them, and the others None.
         """
         plan = self.ops.plan(batch, cache)
         # The residual stream stays in fp32: single channels of it reach 25,000 in small models,
@@ -265,7 +266,7 @@ class Decoder:
         logits = self.ops.logits(rows, weights.lm_head)
         if weights.lm_head_bias is not None:
             logits += weights.lm_head_bias
-        return self.ranks.gather(self.cap_(logits), self.config.vocab_size)
+        return self.cap_(logits)
 
     def cap_(self, logits: Tensor) -> Tensor:
         """Soft-cap the logits in place, where the model does."""

@@ -24,6 +24,7 @@ from swiftchat.engine.dummy import dummy_weights
 from swiftchat.engine.gpu_ranks import GpuRanks
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.lanes import Lanes
+from swiftchat.engine.likeliest import is_likeliest, likeliest
 from swiftchat.engine.loader import load_weights, packing, resident_estimate
 from swiftchat.engine.memory import CachePlan, plan_share
 from swiftchat.engine.params import EngineConfig, SamplingParams
@@ -261,14 +262,14 @@ class Engine:
                 return self._land(self._ahead)
         self.decoder.ops.copy_blocks(self.cache, step.copies)
         batch = Batch.pack(step.rows, self.config.block_size)
-        logits = self.decoder.forward(batch, self.cache)
+        own = self.decoder.forward(batch, self.cache)
         self._num_computed += len(batch.ids)
         for row in step.rows:
             reaches_end = row.reaches_end  # before `advance` moves the row's beginning
             self.scheduler.advance(row)
             if not reaches_end:
                 outcomes.append(self._prefill_progress(row))
-        tokens = self._draw(batch.wanted, logits)
+        tokens, logits = self._draw(batch.wanted, own)
         for i, (row, token) in enumerate(zip(batch.wanted, tokens, strict=True)):
             row_logits = None if logits is None else logits[i]
             outcomes += self._take(self._generations[row.sequence.id], token, row_logits)
@@ -316,16 +317,24 @@ class Engine:
         sequence = row.sequence
         return sequence.id, Prefill(sequence.num_computed, len(sequence.tokens))
 
-    def _draw(self, rows: list[Row], logits: torch.Tensor | None) -> list[int]:
+    def _draw(self, rows: list[Row],
+              own: torch.Tensor | None) -> tuple[list[int], torch.Tensor | None]:  # fmt: skip
         """The next token of every row, the same on all ranks; -1: its logits are not finite.
 
-        Only the last stage has logits. Where no row wants a token, nobody waits for it.
+        `own` are this rank's columns of the logits, in the last stage; returned are all columns, if
+        they were needed. Where no row wants a token, nobody waits for it.
         """
         if not rows:
-            return []
-        tokens = [-1] * len(rows) if logits is None else list(map(self._draw_one, rows, logits))
+            return [], None
+        tokens, logits = [-1] * len(rows), None
+        few = self._ranks.size > 1 and all(is_likeliest(row.sequence.params) for row in rows)
+        if own is not None and few:
+            tokens = likeliest(own, self.vocab_size, self._ranks)
+        elif own is not None:
+            logits = self._ranks.gather(own, self.vocab_size)
+            tokens = list(map(self._draw_one, rows, logits))
         agreed: list[int] = self._stages.of_last(torch.tensor(tokens)).tolist()
-        return agreed
+        return agreed, logits
 
     def _draw_one(self, row: Row, logits: torch.Tensor) -> int:
         sequence, seed = row.sequence, self._generations[row.sequence.id].seed

@@ -186,9 +186,9 @@ def damaged(*_): raise swiftchat.errors.BadModelFile("model.safetensors is too s
 swiftchat.weights.model.Model.checkpoint = damaged
 """
 _FULL_WHEN_ANSWERING = """
-import swiftchat.engine.sampler as sampler
+import swiftchat.engine.likeliest as likeliest
 def full(*_): raise MemoryError("all is taken")
-sampler.sample = full
+likeliest.likeliest = full
 """
 
 
