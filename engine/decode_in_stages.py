@@ -37,7 +37,7 @@ class DecodeInStages:
         sequences = [row.sequence for row in step.rows]
         n = len(sequences)
         try:
-            self._step.prepare(n)
+            graph = self._step.prepare(n)
         except (OutOfMemory, torch.OutOfMemoryError):
             self._held = []  # a graph half captured has left anything in the lanes
             return False  # the same without a graph takes less
@@ -50,7 +50,7 @@ class DecodeInStages:
         if not stages.is_first:
             stream[:n].copy_(stages.receive(n, stream.shape[1]))
             stream[n:].zero_()  # lanes of the graph that nobody uses: else each step adds to them
-        self._step.launch(n)
+        graph.replay()
         if not stages.is_last:
             stages.send(stream[:n])
         self._flight = sequences

@@ -53,15 +53,16 @@ class PlayedStep:
         self.lanes.max_lanes = max_lanes  # and no more: the rest is not replayed
         self.stream = torch.zeros(max_lanes, engine.decoder.config.hidden_size)
         self.drawn = torch.full((max_lanes,), -1, dtype=torch.int32)
-        self.num_launches = self.num_moves = 0
+        self.num_replays = self.num_moves = 0
         self.full = False
 
-    def prepare(self, num_lanes: int) -> None:
+    def prepare(self, num_lanes: int) -> SimpleNamespace:
         assert num_lanes <= self.lanes.max_lanes
         if self.full:
             raise OutOfMemory("no room for a graph")
+        return SimpleNamespace(replay=lambda: self._replay(num_lanes))
 
-    def launch(self, n: int) -> None:
+    def _replay(self, n: int) -> None:
         decoder, stages = self._decoder, self._decoder.stages
         plan = decoder.ops.plan(self._batch(n), self._cache)
         x = decoder.embedded(plan) if stages.is_first else self.stream[:n]
@@ -71,7 +72,7 @@ class PlayedStep:
             logits = decoder.logits(plan, normed)
             for lane in range(n):
                 self.drawn[lane] = self._draw(lane, logits[lane])
-        self.num_launches += 1
+        self.num_replays += 1
 
     def move_on(self, sequences: list[Sequence]) -> None:
         """As `advance.cu` does it."""
@@ -201,7 +202,8 @@ def test_lanes_are_loaded_anew_unless_one_token_came(between, moves_on: bool) ->
     calls: list[str] = []
     step = SimpleNamespace(
         lanes=SimpleNamespace(max_lanes=4, load=lambda *_: calls.append("load")),
-        prepare=lambda n: None, launch=lambda n: None, move_on=lambda _: calls.append("move on"),
+        prepare=lambda n: SimpleNamespace(replay=lambda: None),
+        move_on=lambda _: calls.append("move on"),
         stream=torch.zeros(4, 8), drawn=torch.tensor([7, 0, 0, 0]),
     )  # fmt: skip
     decode = DecodeInStages(step, OneStage())  # type: ignore[arg-type]
@@ -231,8 +233,8 @@ def test_replayed_stages_answer_as_one(name: str, tmp_path: Path) -> None:
     def run(stage: int, engine: Engine, step: PlayedStep) -> list[object]:
         found = [tiny.run(engine, *each)[0] for each in asked]
         assert step.num_moves > 3 * 12  # of four answers together only the last steps
-        assert step.num_launches - step.num_moves < 8
-        return [found, step.num_launches, engine.allocator.num_used]
+        assert step.num_replays - step.num_moves < 8
+        return [found, step.num_replays, engine.allocator.num_used]
 
     one = tiny.engine(tmp_path, chunk_tokens=16, cache_tokens=256)
     expected = [tiny.run(one, *each)[0] for each in asked]
@@ -248,7 +250,7 @@ def test_a_sequence_that_gave_way_is_found_again(tmp_path: Path) -> None:
 
     def run(stage: int, engine: Engine, step: PlayedStep) -> dict[int, list[int]]:
         ids = tiny.run(engine, prompts(20, 21, 22), params)[0]
-        assert step.num_launches > step.num_moves > 20
+        assert step.num_replays > step.num_moves > 20
         return ids
 
     expected = tiny.run(tiny.engine(tmp_path), prompts(20, 21, 22), params)[0]
@@ -261,9 +263,9 @@ def test_a_stage_without_room_for_a_graph_computes_beside_the_others(tmp_path: P
     def run(stage: int, engine: Engine, step: PlayedStep) -> list[dict[int, list[int]]]:
         found = []
         for full in (None, 1, 0, 2):
-            step.full, before = stage == full, step.num_launches
+            step.full, before = stage == full, step.num_replays
             found.append(tiny.run(engine, prompts(9, 4), PENALIZED)[0])
-            assert (step.num_launches == before) == step.full
+            assert (step.num_replays == before) == step.full
         return found
 
     expected = tiny.run(tiny.engine(tmp_path), prompts(9, 4), PENALIZED)[0]
@@ -280,7 +282,7 @@ def test_what_the_last_graph_cannot_choose_from_fails_on_all(tmp_path: Path) -> 
             engine.decoder.weights.lm_head.fill_(torch.nan)
         while engine.has_work:
             ends += [event for _, event in engine.step()]
-        assert step.num_launches > 2
+        assert step.num_replays > 2
         return ends[-1]
 
     for end in on_stages(tmp_path, 2, run):
