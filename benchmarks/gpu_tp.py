@@ -1,11 +1,13 @@
 """Decoding on several GPUs against one: start-up, ms a token, and how much quicker than one GPU.
 
     python benchmarks/gpu_tp.py --shape llama-3.1-8b --tp 1 2 4 [--context 128 1024] [--json FILE]
+    python benchmarks/gpu_tp.py --shape llama-3.1-8b --tp 1 2 --pp 1 2      stages, and both
 
 Random weights; each number of GPUs in a process of its own, one after the other in one run.
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -20,7 +22,8 @@ from swiftchat.engine.params import EngineConfig, SamplingParams
 ANSWER_TOKENS, RUNS = 160, 3
 
 
-def measure(tp: int, shape: str, contexts: list[int], batch: int, result: Connection) -> None:
+def measure(tp: int, pp: int, shape: str, contexts: list[int], batch: int,
+            result: Connection) -> None:  # fmt: skip
     from swiftchat.engine.engine import Engine
     from swiftchat.engine.followers import Followers
     from swiftchat.engine.lockstep import LockstepEngine
@@ -31,13 +34,13 @@ def measure(tp: int, shape: str, contexts: list[int], batch: int, result: Connec
         print(f"lost: {error}", flush=True)
         os._exit(1)
 
-    config = EngineConfig(device="cuda", dummy=shape, tp=tp, ctx_size_tokens=8192,
+    config = EngineConfig(device="cuda", dummy=shape, tp=tp, pp=pp, ctx_size_tokens=8192,
                           cache_tokens=8192 * batch)  # fmt: skip
     started = time.perf_counter()
-    engine: Any = Engine(Path(), config) if tp == 1 else LockstepEngine(
-        Path(), config, None, Followers(*start_ranks(tp), lost, lambda *_: None))  # fmt: skip
+    engine: Any = Engine(Path(), config) if tp * pp == 1 else LockstepEngine(
+        Path(), config, None, Followers(*start_ranks(tp * pp), lost, lambda *_: None))  # fmt: skip
     found = {"start_s": time.perf_counter() - started, "device": engine.info.device,
-             "gb_a_gpu": engine.info.weights_bytes / 1e9}  # fmt: skip
+             "gb_a_gpu": engine.info.weights_bytes / pp / 1e9}  # fmt: skip
     params = SamplingParams(temperature=0.7, top_p=0.95, max_tokens=ANSWER_TOKENS, seed=1)
     for context in contexts:
         steps, prefills = [], []
@@ -58,6 +61,7 @@ def measure(tp: int, shape: str, contexts: list[int], batch: int, result: Connec
             steps.append((latest - first[0]) / (count - first[1]))
         found[f"ms a step at {context}"] = 1e3 * statistics.median(steps)
         found[f"ms to first token at {context}"] = 1e3 * statistics.median(prefills)
+    found["steps from a graph"] = engine.stats()["graph_steps"]
     result.send(found)
     os._exit(0)
 
@@ -66,25 +70,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--tp", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--pp", type=int, nargs="+", default=[1], help="each with each --tp")
     parser.add_argument("--context", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     results = {}
     context = multiprocessing.get_context("spawn")
-    for tp in args.tp:
+    for pp, tp in itertools.product(args.pp, args.tp):
+        name = str(tp) if pp == 1 else f"{tp} x pp {pp}"
         receiving, sending = context.Pipe(duplex=False)
         process = context.Process(
-            target=measure, args=(tp, args.shape, args.context, args.batch, sending)
+            target=measure, args=(tp, pp, args.shape, args.context, args.batch, sending)
         )
         process.start()
         sending.close()
         try:
-            results[tp] = receiving.recv()
+            results[name] = receiving.recv()
         except EOFError:
-            results[tp] = {"failed": process.exitcode}
+            results[name] = {"failed": process.exitcode}
         process.join()
-        print(tp, json.dumps(results[tp]), flush=True)
+        print(name, json.dumps(results[name]), flush=True)
     if args.json:
         args.json.write_text(json.dumps({"shape": args.shape, "batch": args.batch, "tp": results},
                                         indent=1))  # fmt: skip

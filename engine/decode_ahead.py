@@ -19,6 +19,20 @@ class _Flight:
     done: torch.cuda.Event
 
 
+def can_replay(step: Step, max_lanes: int) -> bool:
+    """Whether each row of a step only needs its next token, and there is a lane for each.
+
+    Not if one needs its likelihood, too: the device's sampler keeps none of the logits.
+    """
+    rows = step.rows
+    return (
+        not step.copies
+        and 0 < len(rows) <= max_lanes
+        and all(row.num_tokens == 1 and row.reaches_end for row in rows)
+        and all(row.sequence.params.logprobs is None for row in rows)
+    )
+
+
 class DecodeAhead:
     """Replays decode steps; the next is launched before the last one's tokens are looked at.
 
@@ -39,18 +53,10 @@ class DecodeAhead:
         return flight is not None and any(s in self._scheduler.running for s in flight.sequences)
 
     def take(self, step: Step, seeds: Seq[int]) -> bool:
-        """Launch a scheduled step here, if each of its rows only needs its next token.
-
-        Not if one needs its likelihood, too: the device's sampler keeps none of the logits.
-        """
-        rows = step.rows
-        if step.copies or not 0 < len(rows) <= self._step.lanes.max_lanes:
+        """Launch a scheduled step here, if it can be replayed and there are blocks for it."""
+        if not can_replay(step, self._step.lanes.max_lanes):
             return False
-        if any(row.num_tokens != 1 or not row.reaches_end for row in rows):
-            return False
-        sequences = [row.sequence for row in rows]
-        if any(sequence.params.logprobs is not None for sequence in sequences):
-            return False
+        sequences = [row.sequence for row in step.rows]
         if not self._reserve(sequences, ahead=1):
             return False
         self.drop()

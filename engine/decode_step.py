@@ -1,5 +1,7 @@
 """One token for every lane, from embedding to sampling: captured once, replayed for each step."""
 
+from collections.abc import Sequence as Seq
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,7 @@ from swiftchat.engine.gpu_ranks import GpuRanks, Inboxes
 from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.lanes import Lanes
 from swiftchat.engine.quantised import for_kernels, plain
+from swiftchat.engine.scheduler import Sequence
 from swiftchat.weights.config import ModelConfig
 
 # Numbers of lanes that have a graph; the others use the next larger one.
@@ -66,6 +69,11 @@ class DecodeStep:
     neighbours; norms of heads and of branches' outputs are one more each. More lanes than those
     take, and other models, use the decoder's own operations. Either way the result is a CUDA
     graph. One of several ranks sends its parts of the sums to the others out of the products.
+
+    One of several stages has its part of a step in the graph. It begins, but for the first stage,
+    with what is in `stream`, fp32 [lanes, hidden_size], and ends, but for the last, with what it
+    leaves there. The last stage leaves the tokens, int32 [lanes], in `drawn`; `move_on` makes them
+    the next to be computed, which a graph of all layers does itself.
     """
 
     def __init__(self, decoder: Decoder, ops: CudaOps, cache: KVCache, lanes: Lanes) -> None:
@@ -75,14 +83,14 @@ class DecodeStep:
         self._inboxes: Inboxes | None = ranks.inboxes if isinstance(ranks, GpuRanks) else None
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         n, gpu = lanes.max_lanes, ops.gpu
-        dtype, few = weights.embed.dtype, min(n, MAX_VECTORS)
+        dtype, few = weights.dtype, min(n, MAX_VECTORS)
 
         def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=gpu.device)
 
-        self._x, self._part = (
-            empty(few, config.hidden_size, dtype=torch.float32) for _ in range(2)
-        )
+        # Lanes that nobody uses are computed as well, and so have to be numbers.
+        self.stream = torch.zeros(n, config.hidden_size, device=gpu.device)
+        self._part = empty(few, config.hidden_size, dtype=torch.float32)
         self._norm_eps = config.norm_eps
         # A layer that does not rotate in its product leaves keys and values beside the queries.
         heads = config.num_heads + 2 * config.num_kv_heads
@@ -93,7 +101,7 @@ class DecodeStep:
         self._sums = torch.zeros(few, config.hidden_size, device=gpu.device)  # zero between uses
         self._logits = empty(n, config.vocab_size, dtype=torch.float32)
         self._values = empty(n, dtype=torch.float32)
-        self._ids, self._sampled = (empty(n, dtype=torch.int32) for _ in range(2))
+        self._ids, self.drawn = (empty(n, dtype=torch.int32) for _ in range(2))
         self._argmax_workspace = argmax_workspace(gpu, n)
         self._sample_workspace = sample_workspace(gpu, n, config.vocab_size)
 
@@ -101,6 +109,18 @@ class DecodeStep:
         """Start a step of the first lanes; the device is behind, and nothing is waited for."""
         self.prepare(num_lanes).replay()
         self.lanes.num_steps += 1
+
+    def move_on(self, sequences: Seq[Sequence]) -> None:
+        """Have the lanes' next step compute the newest token of each sequence.
+
+        They are those of the last step, in its order, with the one token more that a stage drew;
+        the device must be idle.
+        """
+        for lane, sequence in enumerate(sequences):
+            self.lanes.extend(lane, sequence)
+        newest = [sequence.tokens[-1] for sequence in sequences]
+        self.drawn[: len(newest)].copy_(torch.tensor(newest, dtype=torch.int32))
+        self._advance(len(newest))
 
     def prepare(self, num_lanes: int) -> torch.cuda.CUDAGraph:
         """The graph for so many lanes, captured now if there is none yet."""
@@ -112,16 +132,18 @@ class DecodeStep:
     def _capture(self, n: int) -> torch.cuda.CUDAGraph:
         """Record the step of n lanes.
 
-        Its kernels are compiled together, and it is run once before, which loads them. The lanes
-        are put back afterwards; keys, values and tokens that were written, the next step writes
-        again.
+        Its kernels are compiled together, and it is run once before, which loads them. Meanwhile
+        nobody uses a lane: the blocks of those who did may be others' by now. Then all is put back.
         """
         lanes = self.lanes
         state = [lanes.tokens, lanes.positions, lanes.context_lens, lanes.slots, lanes.step,
                  lanes.counts]  # fmt: skip
         saved = [tensor.clone() for tensor in state]
+        lanes.context_lens.zero_()
+        lanes.slots.fill_(-1)
         with self._ops.gpu.collecting() as specs:
             self.run(n)
+            self._advance(n)
         self._ops.gpu.compile(specs)
         self.run(n)
         for tensor, before in zip(state, saved, strict=True):
@@ -134,33 +156,48 @@ class DecodeStep:
 
     def run(self, n: int) -> None:
         """Launch the kernels of a step of n lanes, one by one."""
-        lanes, gpu = self.lanes, self._ops.gpu
+        lanes, gpu, stages = self.lanes, self._ops.gpu, self._decoder.stages
         logits = self._logits[:n]
         if self._is_fused(n):
             self._fused(n, logits)
         else:
-            own = self._decoder.run(self._plan(n), self._cache)
-            assert own is not None  # there is one stage
-            logits.copy_(self._decoder.ranks.gather(own, logits.shape[1]))
+            self._by_operations(n, logits)
+        if not stages.is_last:
+            return
         penalties(gpu, logits, lanes.counts[:n], lanes.repeat_penalty[:n],
                   lanes.presence_penalty[:n], lanes.frequency_penalty[:n])  # fmt: skip
-        values, ids, sampled = self._values[:n], self._ids[:n], self._sampled[:n]
+        values, ids, drawn = self._values[:n], self._ids[:n], self.drawn[:n]
         argmax(gpu, logits, values, ids, self._argmax_workspace)
         sample(gpu, logits, values, ids, lanes.temperature[:n], lanes.top_k[:n], lanes.top_p[:n],
-               lanes.min_p[:n], lanes.seeds[:n], lanes.context_lens[:n], sampled,
+               lanes.min_p[:n], lanes.seeds[:n], lanes.context_lens[:n], drawn,
                self._sample_workspace)  # fmt: skip
-        advance(gpu, sampled, lanes.tokens[:n], lanes.positions[:n], lanes.context_lens[:n],
-                lanes.slots[:n], lanes.block_tables[:n], lanes.counts[:n], lanes.ring, lanes.step,
-                lanes.block_size)  # fmt: skip
+        if stages.size == 1:
+            self._advance(n)
+
+    def _advance(self, n: int) -> None:
+        lanes = self.lanes
+        advance(self._ops.gpu, self.drawn[:n], lanes.tokens[:n], lanes.positions[:n],
+                lanes.context_lens[:n], lanes.slots[:n], lanes.block_tables[:n], lanes.counts[:n],
+                lanes.ring, lanes.step, lanes.block_size)  # fmt: skip
+
+    def _by_operations(self, n: int, logits: Tensor) -> None:
+        decoder, plan, stream = self._decoder, self._plan(n), self.stream[:n]
+        x = decoder.embedded(plan) if decoder.stages.is_first else stream
+        normed = decoder.through_layers(plan, x, self._cache)
+        if decoder.stages.is_last:
+            own = decoder.logits(plan, normed)
+            logits.copy_(decoder.ranks.gather(own, logits.shape[1]))
+        elif decoder.stages.is_first:
+            stream.copy_(x)
 
     def _is_fused(self, n: int) -> bool:
-        config, gpu = self._decoder.config, self._ops.gpu
+        config, gpu, is_last = self._decoder.config, self._ops.gpu, self._decoder.stages.is_last
         return (
             near_llama(config)
             and (self._decoder.ranks.size == 1 or self._inboxes is not None)
             and config.intermediate_size % 4 == 0
             and not rounds_inputs(self._decoder.weights)
-            and linear_takes(gpu, n, for_kernels(self._decoder.weights.lm_head))
+            and (not is_last or linear_takes(gpu, n, for_kernels(self._decoder.weights.lm_head)))
             and all(self._takes(n, layer) for layer in self._decoder.weights.layers)
         )
 
@@ -175,19 +212,22 @@ class DecodeStep:
         )
 
     def _fused(self, n: int, logits: Tensor) -> None:
-        lanes, gpu, weights = self.lanes, self._ops.gpu, self._decoder.weights
-        x = self._x[:n]
-        part = x if self._inboxes is None else self._part[:n]
-        table = plain(weights.embed)
-        embed(gpu, lanes.tokens[:n], table, part, scale=self._decoder.embedding_scale,
-              first_id=self._ops.first_id)  # fmt: skip
-        if self._inboxes is not None:
-            all_reduce(gpu, x, self._inboxes.embedding, part, adds=False)
+        weights, stages, x = self._decoder.weights, self._decoder.stages, self.stream[:n]
+        if stages.is_first:
+            self._embed(n, x)
         for i, (layer, kv) in enumerate(zip(weights.layers, self._cache.layers, strict=True)):
             self._layer(n, x, i, layer, kv)
-        norm = self._norm(weights.final_norm)
-        self._head(x, norm, logits)
-        self._decoder.cap_(logits)
+        if stages.is_last:
+            self._head(x, self._norm(weights.final_norm), logits)
+            self._decoder.cap_(logits)
+
+    def _embed(self, n: int, x: Tensor) -> None:
+        gpu, decoder = self._ops.gpu, self._decoder
+        part = x if self._inboxes is None else self._part[:n]
+        embed(gpu, self.lanes.tokens[:n], plain(decoder.weights.embed), part,
+              scale=decoder.embedding_scale, first_id=self._ops.first_id)  # fmt: skip
+        if self._inboxes is not None:
+            all_reduce(gpu, x, self._inboxes.embedding, part, adds=False)
 
     def _head(self, x: Tensor, norm: Norm, logits: Tensor) -> None:
         gpu, workspace = self._ops.gpu, self._ops.linear_workspace

@@ -160,27 +160,24 @@ class Decoder:
     def forward(self, batch: Batch, cache: KVCache) -> Tensor | None:
         """Compute the batch, write its keys and values to the cache, and return the logits.
 
-        fp32 [len(batch.wanted), vocab_size]; only the tokens of `batch.logit_rows` have any. Of
-        several stages the last has them, and the others None.
+        fp32 [len(batch.wanted), vocab_size]; only the tokens of `batch.logit_rows` have any. One of
+        several ranks has its columns of them, for `Ranks.gather`. Of several stages the last has
+        them, and the others None.
         """
-        logits = self.run(self.ops.plan(batch, cache), cache)
-        return None if logits is None else self.ranks.gather(logits, self.config.vocab_size)
-
-    def run(self, plan: Any, cache: KVCache) -> Tensor | None:
-        """`forward` for a batch that is on the device already; the logits of this rank only."""
+        plan = self.ops.plan(batch, cache)
         # The residual stream stays in fp32: single channels of it reach 25,000 in small models,
         # where bf16 counts in steps of 128.
         if self.stages.is_first:
-            x = self._embedded(plan)
+            x = self.embedded(plan)
         else:
             x = self.stages.receive(len(plan.ids), self.config.hidden_size)
-        normed = self._through_layers(plan, x, cache)
+        normed = self.through_layers(plan, x, cache)
         if self.stages.is_last:
-            return self._logits(self.ops.last_rows(plan, normed))
+            return self.logits(plan, normed)
         self.stages.send(x)
         return None
 
-    def _through_layers(self, plan: Any, x: Tensor, cache: KVCache) -> Tensor:
+    def through_layers(self, plan: Any, x: Tensor, cache: KVCache) -> Tensor:
         """Add this stage's layers to the stream x in place; return its last norm, if there is one.
 
         The norm after the last branch of a "post" model is at the end of every stage.
@@ -202,8 +199,8 @@ class Decoder:
             delta = self._to_add(x, self._ffn(i, layer, normed), layer.mlp_out_norm)
         return self._normed(x, delta, weights.final_norm, weights.final_norm_bias)
 
-    def _embedded(self, plan: Any) -> Tensor:
-        """The residual stream before the first layer."""
+    def embedded(self, plan: Any) -> Tensor:
+        """The residual stream before the first layer; of several stages the first can tell."""
         weights, ops = self.weights, self.ops
         x = self.ranks.all_reduce(ops.embed(plan, weights.embed))
         if self.embedding_scale != 1.0:
@@ -261,8 +258,9 @@ class Decoder:
         self.ops.add_normed_(x, out, weight)
         return None
 
-    def _logits(self, rows: Tensor) -> Tensor:
-        weights = self.weights
+    def logits(self, plan: Any, normed: Tensor) -> Tensor:
+        """What `forward` returns, of the last layer's norm; of several stages the last can tell."""
+        weights, rows = self.weights, self.ops.last_rows(plan, normed)
         if weights.project_out is not None:
             rows = self.ops.linear(rows, weights.project_out, None)
         logits = self.ops.logits(rows, weights.lm_head)

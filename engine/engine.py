@@ -16,6 +16,7 @@ from swiftchat.engine.blocks import BlockAllocator
 from swiftchat.engine.ceiling import read_ceiling_bytes_per_s
 from swiftchat.engine.cuda_ops import CudaOps
 from swiftchat.engine.decode_ahead import DecodeAhead
+from swiftchat.engine.decode_in_stages import DecodeInStages
 from swiftchat.engine.decode_step import SIZES, DecodeStep
 from swiftchat.engine.decoder import Decoder, has_packed, resident_bytes
 from swiftchat.engine.device import available_bytes, device_name, find_device, find_kernels
@@ -23,6 +24,7 @@ from swiftchat.engine.dummy import dummy_weights
 from swiftchat.engine.gpu_ranks import GpuRanks
 from swiftchat.engine.kv_cache import KVCache
 from swiftchat.engine.lanes import Lanes
+from swiftchat.engine.likeliest import is_likeliest, likeliest
 from swiftchat.engine.loader import load_weights
 from swiftchat.engine.memory import CachePlan, plan_share
 from swiftchat.engine.packing import packing, resident_estimate
@@ -123,18 +125,18 @@ class Engine:
             ops = TorchOps(shape, plan.ctx_size_tokens, device, share)
         else:
             ops = CudaOps(gpu, share, plan.ctx_size_tokens, config.max_num_seqs)
-            if isinstance(ranks, GpuRanks) and stages.size == 1:
+            if isinstance(ranks, GpuRanks):
                 ranks.open_inboxes(gpu, whole)
         self.decoder = Decoder(shape, weights, ops, ranks, stages)
         self.cache = KVCache(shape, plan.num_blocks, config.block_size, dtype, device,
                              heads_first=ops.heads_first, kv_dtype=config.kv_dtype)  # fmt: skip
-        self._ahead: DecodeAhead | None = None
+        self._ahead: DecodeAhead | DecodeInStages | None = None
         if isinstance(ops, CudaOps):
             self._ahead = self._prepare(ops, on_progress)
         self._checkpoint = checkpoint  # keeps the files mapped
         self._generations: dict[int, _Generation] = {}
         self._ready: list[Outcome] = []
-        self._num_computed = self._num_reused = 0
+        self._num_computed = self._num_reused = self._num_replayed = 0
         self._read_ceiling: float | None = None
         computed_in = str(dtype).removeprefix("torch.")
         self.info = EngineInfo(
@@ -161,18 +163,19 @@ class Engine:
         return min(self._stages.each(self._ranks.least(number)))
 
     @torch.inference_mode()
-    def _prepare(self, ops: CudaOps, on_progress: Progress) -> DecodeAhead | None:
+    def _prepare(self, ops: CudaOps,
+                 on_progress: Progress) -> DecodeAhead | DecodeInStages | None:  # fmt: skip
         """Compile what a single conversation needs, on all cores, and capture its decode step.
 
-        None where there are several stages, or experts that only the host can find: they decode
-        as they read prompts.
+        None where there are experts that only the host can find: such a model decodes as it reads
+        prompts.
         """
         config = self.config
         max_blocks = -(-self.ctx_size_tokens // config.block_size)
         step: DecodeStep | None = None
         most = ops.max_graph_rows(self.decoder.weights.layers)
-        if self._stages.size == 1 and most != 0:
-            most = min(config.max_num_seqs, most or SIZES[-1])
+        most = self._least(min(config.max_num_seqs, SIZES[-1] if most is None else most))
+        if most:
             lanes = Lanes(ops.gpu, most, max_blocks, config.block_size, self.vocab_size)
             step = DecodeStep(self.decoder, ops, self.cache, lanes)
         with ops.gpu.collecting() as specs:
@@ -185,6 +188,8 @@ class Engine:
         if step is None:
             return None
         step.prepare(1)
+        if self._stages.size > 1:
+            return DecodeInStages(step, self._stages)
         return DecodeAhead(step, self.scheduler, self.ctx_size_tokens)
 
     def _rehearsal(self, num_tokens: int) -> Batch:
@@ -262,36 +267,40 @@ class Engine:
                 return self._land(self._ahead)
         self.decoder.ops.copy_blocks(self.cache, step.copies)
         batch = Batch.pack(step.rows, self.config.block_size)
-        logits = self.decoder.forward(batch, self.cache)
+        own = self.decoder.forward(batch, self.cache)
         self._num_computed += len(batch.ids)
         for row in step.rows:
             reaches_end = row.reaches_end  # before `advance` moves the row's beginning
             self.scheduler.advance(row)
             if not reaches_end:
                 outcomes.append(self._prefill_progress(row))
-        tokens = self._draw(batch.wanted, logits)
+        tokens, logits = self._draw(batch.wanted, own)
         for i, (row, token) in enumerate(zip(batch.wanted, tokens, strict=True)):
             row_logits = None if logits is None else logits[i]
             outcomes += self._take(self._generations[row.sequence.id], token, row_logits)
         return outcomes
 
-    def _land(self, ahead: DecodeAhead) -> list[Outcome]:
+    def _land(self, ahead: DecodeAhead | DecodeInStages) -> list[Outcome]:
         """Take in the tokens of a step that the GPU decoded by itself."""
         outcomes: list[Outcome] = []
-        for sequence, token in ahead.land():
-            self._num_computed += 1
+        landed = ahead.land()
+        self._num_computed += len(landed)
+        self._num_replayed += 1
+        for sequence, _ in landed:  # all of them first: another stage may have done it without
             self.scheduler.advance(Row(sequence, 1))
+        for sequence, token in landed:
             outcomes += self._take(self._generations[sequence.id], token)
         return outcomes
 
     def stats(self, measure: bool = False) -> dict[str, Any]:
         """Counters: blocks by state, tokens computed and reused since loading.
 
-        With kernels, the seconds of compiling them, and with `measure` the GPU's read ceiling.
+        With kernels, the seconds of compiling them and the decode steps that were a graph's, and
+        with `measure` the GPU's read ceiling.
         """
         of_gpu: dict[str, Any] = {}
         if self.gpu is not None:
-            of_gpu["compile_s"] = self.gpu.compile_s
+            of_gpu.update(compile_s=self.gpu.compile_s, graph_steps=self._num_replayed)
         if self.gpu is not None and measure:
             self._read_ceiling = self._read_ceiling or read_ceiling_bytes_per_s(self.device)
             if self._read_ceiling is not None:
@@ -313,16 +322,24 @@ class Engine:
         sequence = row.sequence
         return sequence.id, Prefill(sequence.num_computed, len(sequence.tokens))
 
-    def _draw(self, rows: list[Row], logits: torch.Tensor | None) -> list[int]:
+    def _draw(self, rows: list[Row],
+              own: torch.Tensor | None) -> tuple[list[int], torch.Tensor | None]:  # fmt: skip
         """The next token of every row, the same on all ranks; -1: its logits are not finite.
 
-        Only the last stage has logits. Where no row wants a token, nobody waits for it.
+        `own` are this rank's columns of the logits, in the last stage; returned are all columns, if
+        they were needed. Where no row wants a token, nobody waits for it.
         """
         if not rows:
-            return []
-        tokens = [-1] * len(rows) if logits is None else list(map(self._draw_one, rows, logits))
+            return [], None
+        tokens, logits = [-1] * len(rows), None
+        few = self._ranks.size > 1 and all(is_likeliest(row.sequence.params) for row in rows)
+        if own is not None and few:
+            tokens = likeliest(own, self.vocab_size, self._ranks)
+        elif own is not None:
+            logits = self._ranks.gather(own, self.vocab_size)
+            tokens = list(map(self._draw_one, rows, logits))
         agreed: list[int] = self._stages.of_last(torch.tensor(tokens)).tolist()
-        return agreed
+        return agreed, logits
 
     def _draw_one(self, row: Row, logits: torch.Tensor) -> int:
         sequence, seed = row.sequence, self._generations[row.sequence.id].seed

@@ -47,7 +47,7 @@ class Follower:
         for work in (self._read, self._say_alive):
             threading.Thread(target=work, daemon=True).start()
         try:
-            engine = self._load(self._commands.get, self._progress)
+            engine = self._load(self._first, self._progress)
             self._send({"type": "ready"})
             while True:
                 engine.repeat(self._commands.get())
@@ -57,6 +57,11 @@ class Follower:
             from swiftchat.engine.device import device_error
 
             self._complain(device_error(error))
+
+    def _first(self) -> Message:
+        """What is to be loaded; who asks has imported torch, and is never silent from now on."""
+        self._send({"type": "awake"})
+        return self._commands.get()
 
     def _complain(self, error: SwiftchatError) -> None:
         """Tell it, and stay: where several fail, rank 0 shall tell the cause from what follows."""

@@ -10,7 +10,8 @@ from swiftchat.engine import protocol
 from swiftchat.engine.protocol import Message
 from swiftchat.errors import DeviceError, SwiftchatError
 
-# What a rank may take to begin, import and load, and to say once more that it is alive.
+# What a rank may take to begin and import torch, whose libraries may come over a network while
+# nothing else can run in it; and then, loading or not, to say once more that it is alive.
 START_S, SILENCE_S = 600.0, 4.0
 # How long a rank may be held by a signal: somebody may hold and release all of them.
 _STOPPED_S = 2.0
@@ -117,6 +118,8 @@ class Followers:
     def _hear(self, follower: "_Follower", message: Message) -> None:
         follower.silent_s = 0.0
         match message["type"]:
+            case "awake":
+                follower.is_awake = True
             case "progress":
                 label, done, total = message["label"], message["done"], message["total"]
                 self.report(follower.end.rank, label, done, total)
@@ -140,7 +143,7 @@ class _Follower:
 
     def __init__(self, end: RankEnd) -> None:
         self.end = end
-        self.silent_s, self.is_ready = 0.0, False
+        self.silent_s, self.is_awake, self.is_ready = 0.0, False, False
         self.complaint: SwiftchatError | None = None
         self._stopped_s = self._complaining_s = 0.0
 
@@ -160,7 +163,7 @@ class _Follower:
             return self._lost(f"was stopped: {number}")
         if self._complaining_s > COMPLAINT_S:
             return self.complaint
-        if self.silent_s > (SILENCE_S if self.is_ready else START_S):
+        if self.silent_s > (SILENCE_S if self.is_awake else START_S):
             return self._lost(f"has said nothing for {self.silent_s:.0f} s")
         return None
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from swiftchat.engine.device import device_error, find_device
+from swiftchat.engine.driver import open_gpu, start_driver
 from swiftchat.engine.engine import Engine, Outcome, Progress
 from swiftchat.engine.followers import COMPLAINT_S, Followers
 from swiftchat.engine.gpu_ranks import GpuRanks
@@ -54,7 +55,11 @@ def meet(config: EngineConfig, store: Any, rank: int, seat: Seat) -> tuple[Ranks
     Stages have ranks that follow each other. `DeviceError` if the others do not come.
     """
     assert config.tp != "auto"
+    if config.device != "cpu":
+        start_driver()
     device = find_device(config.device, seat.local_rank)
+    if device.type == "cuda":
+        open_gpu(device)
     stores: Any = dist
     stage, number = divmod(rank, config.tp)
     of_stage = stores.PrefixStore(f"stage {stage}", store)

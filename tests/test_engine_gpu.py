@@ -234,6 +234,21 @@ def test_logits_that_are_not_finite_end_the_answer_only(tmp_path: Path, cubins: 
     assert engine.allocator.num_used == 0
 
 
+def test_a_graph_is_captured_without_a_trace(tmp_path: Path, cubins: Path) -> None:
+    """The lanes still name an answer that has ended, whose blocks may be another's."""
+    tiny.make("llama", tmp_path)
+    engine = gpu_engine(tmp_path, cubins)
+    tiny.run(engine, {1: tiny.random_ids(9)}, GREEDY)
+    (cache,) = engine.cache.tensors
+    step, before = engine._ahead._step, cache.clone()
+    lanes = [step.lanes.tokens.clone(), step.lanes.slots.clone(), step.lanes.context_lens.clone()]
+    assert lanes[2].any()
+    step.prepare(8)
+    assert torch.equal(cache, before)
+    found = [step.lanes.tokens, step.lanes.slots, step.lanes.context_lens]
+    assert all(torch.equal(now, then) for now, then in zip(found, lanes, strict=True))
+
+
 @pytest.mark.timeout(120)
 def test_a_context_of_100k_tokens(tmp_path: Path, cubins: Path) -> None:
     """What decoding finds after a long prompt is what a longer prompt finds."""

@@ -261,6 +261,27 @@ def test_each_host_is_a_stage(hosts: Hosts, folder: Path) -> None:
         assert_as_one(client, folder, 5)
 
 
+_STOPS_WHEN_LOADING = """
+import os, signal
+import swiftchat.engine.memory as memory
+memory.plan_share = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_rank_stopped_while_it_loads_is_named(hosts: Hosts, folder: Path) -> None:
+    """Rank 0 sees no signals of another host, only that nothing is said any more."""
+    (hosts.folder / "sitecustomize.py").write_text(_STOPS_WHEN_LOADING)
+    paths = os.pathsep.join([str(hosts.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, *ENGINE, str(folder), *ON_CPU]
+    port = free_port()
+    hosts.start(command, **as_slurm(0, port=port))
+    hosts.start(command, **as_slurm(1, port=port), PYTHONPATH=paths)
+    rank = psutil.Process(hosts.processes[1].pid)
+    wait_until(lambda: rank.status() == psutil.STATUS_STOPPED, START_S)
+    assert hosts.processes[0].wait(TOLD_S + 2) == 4  # 4 s without a word, and a busy machine
+    assert f"rank 1 on {os.uname().nodename} has said nothing for 4 s" in hosts.said()
+
+
 def test_an_engine_by_itself_ends_with_a_signal(hosts: Hosts, folder: Path) -> None:
     socket = hosts.folder / "engine.sock"
     hosts.start([sys.executable, *ENGINE, str(folder), *ON_CPU, "--listen", str(socket)])

@@ -175,15 +175,20 @@ import swiftchat.engine.memory as memory
 def full(*_): raise RuntimeError("DefaultCPUAllocator: can't allocate memory\\nat 0x0")
 memory.plan_share = full
 """
+_HANGS_WHEN_LOADING = """
+import ctypes
+import swiftchat.engine.memory as memory
+memory.plan_share = lambda *_: ctypes.PyDLL(None).sleep(600)  # no other thread runs meanwhile
+"""
 _DAMAGED = """
 import swiftchat.errors, swiftchat.weights.model
 def damaged(*_): raise swiftchat.errors.BadModelFile("model.safetensors is too short")
 swiftchat.weights.model.Model.checkpoint = damaged
 """
 _FULL_WHEN_ANSWERING = """
-import swiftchat.engine.sampler as sampler
+import swiftchat.engine.likeliest as likeliest
 def full(*_): raise MemoryError("all is taken")
-sampler.sample = full
+likeliest.likeliest = full
 """
 
 
@@ -192,10 +197,11 @@ sampler.sample = full
     [
         (1, _OTHER_TOKENS, DeviceError, "rank 1: other tokens were chosen here than on rank 0"),
         (1, _FULL_WHEN_LOADING, OutOfMemory, "rank 1: DefaultCPUAllocator: can't allocate memory"),
+        (1, _HANGS_WHEN_LOADING, DeviceError, "rank 1 has said nothing for 4 s"),
         (1, _DAMAGED, BadModelFile, "rank 1: model.safetensors is too short"),
         (0, _FULL_WHEN_ANSWERING, OutOfMemory, "rank 0: all is taken"),
     ],
-    ids=["other tokens", "no memory to load", "damaged file", "no memory to answer"],
+    ids=["other tokens", "no memory to load", "hangs", "damaged file", "no memory to answer"],
 )
 def test_what_fails_on_one_rank_is_told_with_its_number(
     rank: int, fault: str, kind: type[SwiftchatError], words: str,

@@ -304,7 +304,9 @@ class Bench:
         step = self.scheduler.schedule()
         self.decoder.ops.copy_blocks(self.cache, step.copies)
         batch = Batch.pack(step.rows, self.allocator.block_size)
-        logits = self.decoder.forward(batch, self.cache)
+        own = self.decoder.forward(batch, self.cache)
+        assert own is not None
+        logits = self.decoder.ranks.gather(own, self.decoder.config.vocab_size)
         for row in step.rows:
             self.scheduler.advance(row)
         tables = [sequence.block_table for sequence in self.scheduler.running]
