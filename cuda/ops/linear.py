@@ -24,7 +24,7 @@ _THREADS = 352
 _TILE = 16  # rows in a slot
 _CHUNK_BYTES = 1024  # of a row in a slot
 _SPLITTABLE = ("RESIDUAL", "SEND")
-_STATIC_BYTES = 38 * 1024  # at most, for 16 vectors with their angles
+_STATIC_BYTES = 512, 2336  # of a block, and for each vector: sums and angles
 _PARAMS = "pppppffiiiiiippppppiiiiipp"
 
 _KINDS = [
@@ -233,7 +233,7 @@ def _launch(
         if workspace.partial.numel() < needed or workspace.counters.numel() * _TILE < rows:
             raise ValueError(f"the workspace is too small for {rows} rows in {splits} splits")
     vectors_bytes, slot_bytes = n * _vector_bytes(k, itemsize, splits, group), _slot_bytes(group)
-    room = gpu.block_shared_bytes - _STATIC_BYTES - vectors_bytes
+    room = gpu.block_shared_bytes - _static_bytes(n) - vectors_bytes
     slots = min(_RING_SLOTS, room // slot_bytes)
     # More than a third of a multiprocessor's: then two blocks share it, never three. Blocks of a
     # kernel replace those of the one before the last, multiprocessor by multiprocessor, and so
@@ -262,6 +262,12 @@ def _group(weight: Matrix) -> int:
     return weight.group if isinstance(weight, PackedMatrix) else 0
 
 
+def _static_bytes(n: int) -> int:
+    """Bytes of shared memory that do not depend on k, at most."""
+    block, vector = _STATIC_BYTES
+    return block + int(_vectors(n)) * vector
+
+
 def _slot_bytes(group: int) -> int:
     """Bytes of a tile's rows in the ring, with scales and zeros of groups, at most."""
     table_bytes = _CHUNK // group * 4 if group else 0
@@ -273,8 +279,8 @@ def _splits(gpu: Gpu, n: int, k: int, itemsize: int, group: int) -> int | None:
 
     None if even the most parts there may be are too long.
     """
-    least = 3 if n <= 8 else 2
-    room = gpu.block_shared_bytes - _STATIC_BYTES - least * _slot_bytes(group)
+    least = 2 if group else 3
+    room = gpu.block_shared_bytes - _static_bytes(n) - least * _slot_bytes(group)
     counts = range(1, _MAX_SPLITS + 1)
     return next((s for s in counts if n * _vector_bytes(k, itemsize, s, group) <= room), None)
 
