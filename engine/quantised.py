@@ -256,7 +256,7 @@ class Int4Weight:
     def _meant(self, codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
         """What codes less 8 mean, by factors and zeros that broadcast; destroys the codes."""
         if not self.whole_zeros:
-            return torch.addcmul(zero, codes, scale)
+            return torch.addcmul(zero, codes, scale, out=codes)
         # Exact, though the table may be rounded.
         whole = torch.where(scale == 0, 0, (zero / scale).round_())
         return codes.add_(whole).mul_(scale)
