@@ -8,13 +8,16 @@ from swiftchat.engine.ranks import Ranks
 from swiftchat.weights.config import ModelConfig
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: Tensor, offset: float = 0.0) -> Tensor:
     """Scale each fp32 row of x [n, width] to root mean square 1, then by weight [width].
 
-    Zhang and Sennrich, 2019 (arXiv:1910.07467). `offset` is added to the weight.
+    Zhang and Sennrich, 2019 (arXiv:1910.07467). `offset` is added to the weight; `eps` is fp32
+    and one number. Torch's own norm takes twice as many calls, and as long, for one row.
     """
-    scale = weight.float() + offset if offset else weight
-    return F.rms_norm(x, weight.shape, eps=eps).mul_(scale)
+    scale = weight.float() + offset if offset else weight.float()
+    lengths = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    inverse = torch.addcmul(eps, lengths, lengths, value=1 / x.shape[-1]).rsqrt_()
+    return (x * inverse).mul_(scale)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:

@@ -150,14 +150,16 @@ def decoded_e4m3(numbers: Tensor) -> Tensor:
 class Int4Weight:
     """Numbers of 4 bits in torch's packed order, groups of columns with a factor and a zero.
 
-    `numbers` uint8 [rows/64, columns, 32], rows filled up to whole blocks; `scale_and_zero`
-    [groups, rows, 2], so that weight = (q − 8)·scale + zero, in the dtype computed in. With
-    `whole_zeros` that zero is a multiple of the scale, but for its rounding.
+    `numbers` uint8 [rows, columns/2], as the operator takes them: in truth [rows/64, columns, 32],
+    rows filled up to whole blocks. `scale_and_zero` [groups, rows, 2], so that weight =
+    (q − 8)·scale + zero, in the dtype computed in. With `whole_zeros` that zero is a multiple of
+    the scale, but for its rounding.
     """
 
     shape: tuple[int, int]
     numbers: Tensor
     scale_and_zero: Tensor
+    group_size: int
     whole_zeros: bool
 
     @classmethod
@@ -196,7 +198,10 @@ class Int4Weight:
         table = np.zeros((scale.shape[1], rows + spare, 2), np.float32)
         table[:, :rows, 0], table[:, :rows, 1] = scale.T, (scale * (8 - zero)).T
         whole = bool((zero == np.rint(zero)).all())
-        return cls(shape, torch.from_numpy(packed), torch.from_numpy(table).to(dtype), whole)
+        return cls(
+            shape, torch.from_numpy(packed.reshape(-1, columns // 2)),
+            torch.from_numpy(table).to(dtype), columns // len(table), whole,
+        )  # fmt: skip
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -207,33 +212,33 @@ class Int4Weight:
         return self.scale_and_zero.dtype
 
     def product(self, x: Tensor) -> Tensor:
-        rows, columns = self.shape
-        if x.dtype == torch.bfloat16 and len(x) <= _FEW_ROWS_INT4:
-            product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-                x, self.numbers.view(-1, columns // 2),
-                columns // len(self.scale_and_zero), self.scale_and_zero,
-            )  # fmt: skip
+        rows = self.shape[0]
+        if x.dtype == torch.bfloat16 and x.shape[0] <= _FEW_ROWS_INT4:
+            product = torch._weight_int4pack_mm_for_cpu(
+                x, self.numbers, self.group_size, self.scale_and_zero
+            )
             return product if product.shape[1] == rows else product[:, :rows]
-        step = max(1, _tile_rows(self.shape) // _BLOCK)
+        step = _tile_rows(self.shape)
         tiles = [x @ self.decoded(at, at + step) for at in range(0, len(self.numbers), step)]
         return torch.cat(tiles, 1)[:, :rows]
 
     def decoded(self, start: int, stop: int) -> Tensor:
-        """These blocks of 64 rows, transposed: [columns, rows]."""
+        """These rows, from a multiple of 64 to another or the end, transposed: [columns, rows]."""
         order = _row_order()
         assert order is not None
-        packed = self.numbers[start:stop]
-        blocks, columns, _ = packed.shape
-        block = len(order)
-        packed = packed.view(-1, columns, block // 2)
-        table = self.scale_and_zero[:, start * _BLOCK : (start + blocks) * _BLOCK]
+        columns, block = self.shape[1], len(order)
+        packed = self.numbers[start:stop].view(-1, columns, block // 2)
+        table = self.scale_and_zero[:, start:stop]
         matrix = torch.empty(columns, len(packed), block, dtype=table.dtype)
-        matrix[..., : block // 2] = (packed & 15).transpose(0, 1)
-        matrix[..., block // 2 :] = (packed >> 4).transpose(0, 1)
+        low, high = ((digits.view(torch.int8) - 8) for digits in (packed & 15, packed >> 4))
+        matrix[..., : block // 2] = low.transpose(0, 1)
+        matrix[..., block // 2 :] = high.transpose(0, 1)
         if order != tuple(range(block)):
             matrix = matrix[..., torch.tensor(order).argsort()]
-        by_group = matrix.view(len(table), -1, blocks * _BLOCK)
-        return self._meant(by_group, *table.unsqueeze(1).unbind(-1)).reshape(columns, -1)
+        by_group = matrix.view(len(table), self.group_size, -1)
+        # Apart, for numbers that lie by turns take four times as long to multiply with.
+        scale, zero = table.unsqueeze(1).movedim(-1, 0).contiguous()
+        return self._meant(by_group, scale, zero).reshape(columns, -1)
 
     def rows(self, ids: Tensor) -> Tensor:
         order = _row_order()
@@ -242,18 +247,19 @@ class Int4Weight:
         place = torch.tensor(order).argsort()[ids % block]
         packed = self.numbers.view(-1, columns, block // 2)
         bytes_ = packed[ids // block, :, place % (block // 2)]
-        codes = torch.where((place < block // 2).unsqueeze(1), bytes_ & 15, bytes_ >> 4)
+        digits = torch.where((place < block // 2).unsqueeze(1), bytes_ & 15, bytes_ >> 4)
+        codes = digits.view(torch.int8) - 8
         table = self.scale_and_zero[:, ids].transpose(0, 1).unsqueeze(2)
         by_group = codes.to(table.dtype).view(len(ids), table.shape[1], -1)
         return self._meant(by_group, *table.unbind(-1)).reshape(len(ids), columns)
 
     def _meant(self, codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-        """What codes mean, which are destroyed, by factors and zeros that broadcast to them."""
+        """What codes less 8 mean, by factors and zeros that broadcast; destroys the codes."""
         if not self.whole_zeros:
-            return torch.addcmul(zero, codes.sub_(8), scale)
+            return torch.addcmul(zero, codes, scale, out=codes)
         # Exact, though the table may be rounded.
-        zero = torch.where(scale == 0, 0, (zero / scale).round_()).neg_().add_(8)
-        return codes.sub_(zero).mul_(scale)
+        whole = torch.where(scale == 0, 0, (zero / scale).round_())
+        return codes.add_(whole).mul_(scale)
 
 
 @dataclass(frozen=True)
@@ -297,7 +303,7 @@ class Int8GroupsWeight:
     def product(self, x: Tensor) -> Tensor:
         if x.dtype == torch.bfloat16 and len(x) <= _FEW_ROWS_INT4:
             return self.halves.product(torch.cat([x, x], 1))
-        step = max(1, _tile_rows(self.halves.shape) // _BLOCK)
+        step = _tile_rows(self.halves.shape)
         tiles = []
         for at in range(0, len(self.halves.numbers), step):
             upper, lower = self.halves.decoded(at, at + step).chunk(2)
@@ -376,8 +382,8 @@ def for_kernels(weight: Weight) -> Matrix:
     return weight
 
 
-def for_torch(weight: Weight) -> Tensor | PackedWeight:
-    """A weight for torch's operators; `DeviceError` for what only our kernels compute with."""
+def for_torch(weight: PackedWeight | PackedMatrix) -> PackedWeight:
+    """One for torch's operators; `DeviceError` for what only our kernels compute with."""
     if isinstance(weight, PackedMatrix):
         raise DeviceError("torch's operators do not multiply with a matrix packed for kernels")
     return weight

@@ -51,6 +51,7 @@ class TorchOps:
         self._config = config
         self._device = device
         self._norm_offset = float(config.norm_unit_offset)
+        self._eps = torch.tensor(config.norm_eps, device=device)
         self._activation = ACTIVATIONS[config.activation]
         self._angles = [
             _signed_angles(rope, config.head_dim, ctx_size_tokens, device)
@@ -99,13 +100,12 @@ class TorchOps:
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         if delta is not None:
             x += delta
-        eps = self._config.norm_eps
         if self._config.norm == "layer":
-            return layer_norm(x, weight, bias, eps).to(weight.dtype)
-        return rms_norm(x, weight, eps, self._norm_offset).to(weight.dtype)
+            return layer_norm(x, weight, bias, self._config.norm_eps).to(weight.dtype)
+        return rms_norm(x, weight, self._eps, self._norm_offset).type(weight.dtype)
 
     def add_normed_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
-        x += rms_norm(delta.float(), weight, self._config.norm_eps, self._norm_offset)
+        x += rms_norm(delta.float(), weight, self._eps, self._norm_offset)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         return linear(x, weight, bias)
@@ -122,11 +122,10 @@ class TorchOps:
             angles = plan.angles[0 if config.window(layer) is None else -1]
             rotate_(heads[:, : config.num_heads + config.num_kv_heads], angles)
         store(kv, plan.slots, heads[:, config.num_heads :])
-        out = attention(
+        return attention(
             heads[:, : config.num_heads], kv, plan.full_attention if full else plan.attention,
             config.attention_scale, config.attention_softcap, sinks,
         )  # fmt: skip
-        return out.reshape(len(qkv), -1)
 
     def gate(self, gate_up: Tensor) -> Tensor:
         config = self._config
@@ -162,9 +161,8 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     One row goes through torch's matrix × vector product: on the CPU its general product takes
     1.4 times as long for bf16 weights. For transposed ones it is the faster of the two.
     """
-    weight = for_torch(weight)
     if not isinstance(weight, Tensor):
-        product = weight.product(x)
+        product = for_torch(weight).product(x)
         return product if bias is None else product + bias
     if len(x) != 1 or not weight.is_contiguous():
         return F.linear(x, weight, bias)
@@ -201,10 +199,9 @@ def rotate_(x: Tensor, angles: Tensor) -> None:
     half negated.
     """
     cos, sin = angles.unsqueeze(2).unbind(1)
-    half = x.shape[-1] // 2
     wide = x.float()
-    swapped = torch.cat((wide[..., half:], wide[..., :half]), -1)
-    x.copy_((wide * cos).addcmul_(swapped, sin))
+    swapped = wide.roll(x.shape[-1] // 2, -1)
+    x.copy_(wide.mul_(cos).addcmul_(swapped, sin))
 
 
 def store(cache: LayerKV, slots: Tensor, new: Tensor) -> None:
@@ -304,7 +301,7 @@ def alibi_slopes(config: ModelConfig) -> Tensor:
 
 def attention(q: Tensor, cache: LayerKV, plans: Sequence[AttentionPlan], scale: float,
               softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:  # fmt: skip
-    """Grouped-query attention of q [n, heads, head_dim] over one layer's cache: same shape.
+    """Grouped-query attention of q [n, heads, head_dim] over the cache: [n, heads * head_dim].
 
     `cache` is [num_blocks, block_size, 2 * kv_heads, head_dim], the keys' heads before the
     values', and already holds the rows' own tokens. Of a quantised one, what a row reads is
@@ -314,8 +311,8 @@ def attention(q: Tensor, cache: LayerKV, plans: Sequence[AttentionPlan], scale: 
     """
     outputs = []
     for plan in plans:
-        keys, values = _context(cache, plan, q.dtype).tensor_split(2, dim=1)
-        rows = q[plan.rows].transpose(0, 1).unsqueeze(0)
+        keys, values = _context(cache, plan, q.dtype).chunk(2, 1)
+        rows = (q if len(plans) == 1 else q[plan.rows]).unsqueeze(0).transpose(1, 2)
         if softcap is not None or sinks is not None:
             out = _by_hand(rows, keys, values, plan, scale, softcap, sinks)
         else:
@@ -331,7 +328,7 @@ def attention(q: Tensor, cache: LayerKV, plans: Sequence[AttentionPlan], scale: 
                 scale=scale,
                 enable_gqa=q.shape[1] != keys.shape[1],
             )
-        outputs.append(out[0].transpose(0, 1))
+        outputs.append(out.transpose(1, 2).reshape(rows.shape[2], -1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 

@@ -98,6 +98,9 @@ class Worker:
 
 
 def main() -> None:
+    # Before torch loads it: libgomp's threads spin 30 times as long for each other by default,
+    # which stops everything where other programs use the cores too.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     match sys.argv[1:]:
         case ["--fd", fd]:
             Worker(Terminal(socket.socket(fileno=int(fd)))).run()

@@ -2,14 +2,17 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import tiny
 
+from swiftchat.engine import protocol
 from swiftchat.engine.client import EngineClient
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import Finished, Tokens
@@ -137,6 +140,7 @@ def test_close_leaves_no_process(folder: Path) -> None:
 def test_a_killed_terminal_leaves_no_worker(folder: Path) -> None:
     script = f"""
 import pathlib, time
+from swiftchat.engine import protocol
 from swiftchat.engine.client import EngineClient
 from swiftchat.engine.params import EngineConfig
 client = EngineClient(EngineConfig(device="cpu"), pathlib.Path({str(folder)!r})).start()
@@ -164,3 +168,22 @@ def test_leaving_does_not_wait_for_a_worker_that_hangs(folder: Path) -> None:
     os.kill(pid, signal.SIGSTOP)
     client.close()
     assert gone(pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch has another OpenMP there")
+def test_threads_that_wait_for_each_other_soon_sleep(folder: Path) -> None:
+    environment = {**os.environ, "OMP_DISPLAY_ENV": "VERBOSE"}
+    environment.pop("GOMP_SPINCOUNT", None)
+    ours, theirs = socket.socketpair()
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "swiftchat.engine.worker", "--fd", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+    theirs.close()
+    with ours, Connection(os.dup(ours.fileno())) as connection:
+        load = {"type": "load", "path": str(folder), "config": CONFIG.to_wire()}
+        protocol.send(connection, load)
+        while protocol.receive(connection)["type"] != "ready":
+            pass
+    _, said = worker.communicate(timeout=10)
+    assert "GOMP_SPINCOUNT = '10000'" in said
