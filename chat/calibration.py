@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _TEXT = Path(__file__).with_name("calibration.txt")
 # Of a layer the matrices that read the same numbers, by the name of what they read.
 _READERS = {
-    "qkv": ("qkv", "q", "k", "v"), "o": ("o",), "gate_up": ("gate_up", "gate", "up"),
+    "qkv": ("qkv", "q", "k"), "v": ("v",), "o": ("o",), "gate_up": ("gate_up", "gate", "up"),
     "down": ("down",),
 }  # fmt: skip
 
@@ -34,13 +34,15 @@ def moments_of(source: Path, progress: "Progress") -> Iterator[Callable[[str], "
     """For as long as the context lasts, a function from a tensor's name to its inputs' moment.
 
     `source` is a model directory or a GGUF file; the model there reads the text on the CPU.
-    Raises `UsageError` for other sources and mixtures of experts, `DeviceError` when the process
-    that computes ends badly.
+    Raises `UsageError` for other sources and mixtures of experts, `FileSystemError` when the
+    moments find no room in the folder for temporary files, `DeviceError` when the process that
+    computes ends badly.
     """
     import numpy as np
 
     from swiftchat.tokenizer import Tokenizer
-    from swiftchat.weights.families import canonical_tensors, tensor_name
+    from swiftchat.weights import disk
+    from swiftchat.weights.families import canonical_tensors, expected_tensors, tensor_name
     from swiftchat.weights.model import Model
     from swiftchat.weights.store import default_store
 
@@ -59,8 +61,11 @@ def moments_of(source: Path, progress: "Progress") -> Iterator[Callable[[str], "
         for canonical, layer, part in canonical_tensors(config)
         if canonical in readers
     }
-    ids = Tokenizer.load(path).encode(_TEXT.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory(prefix="swiftchat-") as folder:
+        shapes = expected_tensors(config)
+        columns = {file: shapes[name][1] for name, file in files.items()}
+        disk.require_space(Path(folder), sum(4 * count**2 for count in columns.values()))
+        ids = Tokenizer.load(path).encode(_TEXT.read_text(encoding="utf-8"))
         _measure({"model": str(path.resolve()), "ids": ids, "folder": folder}, progress)
         yield lambda name: np.load(Path(folder) / files[name])
 

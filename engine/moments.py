@@ -11,39 +11,72 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.engine.batch import Batch
 from swiftchat.engine.decoder import Decoder, LayerWeights
-from swiftchat.engine.kv_cache import KVCache
+from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.loader import load_weights
 from swiftchat.engine.params import SamplingParams
 from swiftchat.engine.quantised import Weight
 from swiftchat.engine.scheduler import Row
 from swiftchat.engine.scheduler import Sequence as TokenSequence
-from swiftchat.engine.torch_ops import TorchOps
+from swiftchat.engine.torch_ops import TorchOps, TorchPlan
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.model import Model
 
+# Of a layer, whose inputs are watched; "v" are those of qkv's values.
 FIELDS = ("qkv", "o", "gate_up", "down")
+VALUES = "v"
 _CONTEXT_TOKENS = 1024
 _BLOCK_SIZE = 64
 _MOST_BYTES = 1 << 30  # of moments that are in memory at a time
 
 
 class _Watched(TorchOps):
-    """The decoder's operations, adding up x·xᵀ of the rows that go into some of its matrices."""
+    """The decoder's operations, adding up x·xᵀ of the rows that go into some of its matrices.
+
+    What goes into the values counts as attention mixes it: values are linear in their inputs, so
+    that the values a head's scores mix are those of the mixed inputs. Many heads read little but
+    the first token, whose values a text's plain sum hardly knows.
+    """
 
     def __init__(self, config: ModelConfig, ctx_size_tokens: int) -> None:
         super().__init__(config, ctx_size_tokens, torch.device("cpu"))
+        self._sizes = config.num_heads, config.num_kv_heads, config.head_dim
         self.sums: dict[int, Tensor] = {}  # by the id of the weight
+        self.sums_of_values: dict[int, Tensor] = {}  # by the layer
+        self._read = torch.empty(0)  # by the last matrix that is watched
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         found = self.sums.get(id(weight))
         if found is not None:
-            wide = x.float()
-            found.addmm_(wide.t(), wide)
+            self._read = x
+            _add(found, x)
         return super().linear(x, weight, bias)
+
+    def attend(self, plan: TorchPlan, layer: int, qkv: Tensor, kv: LayerKV,
+               norms: tuple[Tensor, Tensor] | None, sinks: Tensor | None) -> Tensor:  # fmt: skip
+        found = self.sums_of_values.get(layer)
+        if found is not None:
+            heads, kv_heads, size = self._sizes
+            values = (heads + kv_heads) * size
+            mixed = []
+            # The inputs take the place of every head's values, as many columns as fit at a time.
+            for columns in self._read.split(size, dim=1):
+                padded = F.pad(columns, (0, size - columns.shape[1]))
+                inputs = torch.cat([qkv[:, :values], padded.repeat(1, kv_heads)], 1)
+                out = super().attend(plan, layer, inputs, kv, norms, sinks)
+                mixed.append(out.view(len(qkv), heads, size)[..., : columns.shape[1]])
+            for head in range(heads):
+                _add(found, torch.cat([out[:, head] for out in mixed], 1))
+        return super().attend(plan, layer, qkv, kv, norms, sinks)
+
+
+def _add(moment: Tensor, x: Tensor) -> None:
+    wide = x.float()
+    moment.addmm_(wide.t(), wide)
 
 
 @torch.inference_mode()
@@ -52,9 +85,10 @@ def write_moments(
 ) -> None:
     """Read `ids` with the model at `path`; write `folder`/LAYER-FIELD.npy for each of its matrices.
 
-    Each is fp32 [inputs, inputs], the sum over all tokens; FIELD is one of `FIELDS`. The text is
-    read in contexts of 1024 tokens, as often as the moments of some layers fill the memory set
-    aside for them. Not for mixtures of experts, which have other matrices.
+    Each is fp32 [inputs, inputs], the sum over all tokens; FIELD is one of `FIELDS`, or "v" for
+    the values' rows of qkv, there the sum over all tokens and heads. The text is read in contexts
+    of 1024 tokens, as often as the moments of some layers fill the memory set aside for them. Not
+    for mixtures of experts, which have other matrices.
     """
     model = Model.open(path)
     config, cpu = model.config, torch.device("cpu")
@@ -73,16 +107,21 @@ def write_moments(
         ops.sums = {
             id(weight): torch.zeros(weight.shape[1], weight.shape[1]) for weight in names.values()
         }
+        ops.sums_of_values = {
+            i: torch.zeros_like(ops.sums[id(weights.layers[i].qkv)]) for i in layers
+        }
         for start in range(0, len(ids), context):
             _read(decoder, cache, ids[start : start + context])
             on_progress(number * len(ids) + start, len(rounds) * len(ids))
         for name, weight in names.items():
             np.save(folder / f"{name}.npy", ops.sums.pop(id(weight)).numpy())
+        for i, moment in ops.sums_of_values.items():
+            np.save(folder / f"{i}-{VALUES}.npy", moment.numpy())
 
 
 def _rounds(layers: Sequence[LayerWeights]) -> Iterator[range]:
     """Layers whose moments are together in memory."""
-    each = 4 * sum(getattr(layers[0], field).shape[1] ** 2 for field in FIELDS)
+    each = 4 * sum(getattr(layers[0], field).shape[1] ** 2 for field in (*FIELDS, "qkv"))
     step = max(1, _MOST_BYTES // each)
     for first in range(0, len(layers), step):
         yield range(first, min(first + step, len(layers)))
