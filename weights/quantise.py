@@ -168,7 +168,9 @@ class Quantisation:
 
         if self.form == "int4":
             return _int4_codes(rows, self.group_size, stored, compensation)
-        most, nearest = (448, _nearest_e4m3) if self.form == "fp8" else (127, _nearest_int8)
+        most, nearest = (
+            (_LARGEST_E4M3, _nearest_e4m3) if self.form == "fp8" else (127.0, _nearest_int8)
+        )
         array, scale = stored(np.abs(rows).max(1, keepdims=True) / np.float32(most))
         if compensation is None:
             codes, _ = nearest(rows, scale)
