@@ -64,7 +64,8 @@ class _Watched(TorchOps):
             values = (heads + kv_heads) * size
             mixed = []
             # The inputs take the place of every head's values, as many columns as fit at a time.
-            for columns in self._read.split(size, dim=1):
+            for start in range(0, self._read.shape[1], size):
+                columns = self._read[:, start : start + size]
                 padded = F.pad(columns, (0, size - columns.shape[1]))
                 inputs = torch.cat([qkv[:, :values], padded.repeat(1, kv_heads)], 1)
                 out = super().attend(plan, layer, inputs, kv, norms, sinks)
