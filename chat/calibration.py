@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _TEXT = Path(__file__).with_name("calibration.txt")
 # Of a layer the matrices that read the same numbers, by the name of what they read.
 _READERS = {
-    "qkv": ("qkv", "q", "k", "v"), "o": ("o",), "gate_up": ("gate_up", "gate", "up"),
+    "qkv": ("qkv", "q", "k"), "v": ("v",), "o": ("o",), "gate_up": ("gate_up", "gate", "up"),
     "down": ("down",),
 }  # fmt: skip
 
@@ -37,13 +37,15 @@ def inputs_of(
 
     With two axes their second moment, with one how large each becomes (`engine.moments`).
     `source` is a model directory or a GGUF file; the model there reads the text on the CPU.
-    Raises `UsageError` for other sources and mixtures of experts, `DeviceError` when the process
-    that computes ends badly.
+    Raises `UsageError` for other sources and mixtures of experts, `FileSystemError` when the
+    moments find no room in the folder for temporary files, `DeviceError` when the process that
+    computes ends badly.
     """
     import numpy as np
 
     from swiftchat.tokenizer import Tokenizer
-    from swiftchat.weights.families import canonical_tensors, tensor_name
+    from swiftchat.weights import disk
+    from swiftchat.weights.families import canonical_tensors, expected_tensors, tensor_name
     from swiftchat.weights.model import Model
     from swiftchat.weights.store import default_store
 
@@ -62,8 +64,11 @@ def inputs_of(
         for canonical, layer, part in canonical_tensors(config)
         if canonical in readers
     }
-    ids = Tokenizer.load(path).encode(_TEXT.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory(prefix="swiftchat-") as folder:
+        shapes = expected_tensors(config)
+        columns = {file: shapes[name][1] for name, file in files.items()}
+        disk.require_space(Path(folder), sum(4 * count**num_axes for count in columns.values()))
+        ids = Tokenizer.load(path).encode(_TEXT.read_text(encoding="utf-8"))
         _measure(
             {"model": str(path.resolve()), "ids": ids, "folder": folder, "num_axes": num_axes},
             progress,

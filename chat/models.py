@@ -114,7 +114,7 @@ def _offered(name: str, found: "Offer") -> str:
 @click.option("--keep", multiple=True, metavar="PATTERN",
               help="Do not quantise tensors of this pattern of names.")  # fmt: skip
 @click.option("--calibrate", is_flag=True,
-              help="Round int4, w8a8 by what a text does in it: slower, better.")  # fmt: skip
+              help="Round by what the model does to a text: slower, better.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def convert(
@@ -134,8 +134,8 @@ def convert(
 
     if keep and quantize is None:
         raise UsageError("--keep says what --quantize leaves alone", "add --quantize")
-    if calibrate and quantize not in ("int4", *W8A8):
-        raise UsageError("--calibrate is for --quantize int4 and w8a8", "leave it out")
+    if calibrate and quantize is None:
+        raise UsageError("--calibrate says how --quantize rounds", "add --quantize")
     quantisation = Quantisation(quantize, int(group_size), keep) if quantize else None
     path, shard_size_bytes = Path(source), bytes_of(shard_size)
     if not path.exists():

@@ -11,21 +11,24 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.engine.batch import Batch
 from swiftchat.engine.decoder import Decoder, LayerWeights
-from swiftchat.engine.kv_cache import KVCache
+from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.loader import load_weights
 from swiftchat.engine.params import SamplingParams
 from swiftchat.engine.quantised import Weight
 from swiftchat.engine.scheduler import Row
 from swiftchat.engine.scheduler import Sequence as TokenSequence
-from swiftchat.engine.torch_ops import TorchOps
+from swiftchat.engine.torch_ops import TorchOps, TorchPlan
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.model import Model
 
+# Of a layer, whose inputs are watched; "v" are those of qkv's values.
 FIELDS = ("qkv", "o", "gate_up", "down")
+VALUES = "v"
 _CONTEXT_TOKENS = 1024
 _BLOCK_SIZE = 64
 _MOST_BYTES = 1 << 30  # of moments that are in memory at a time
@@ -35,21 +38,50 @@ class _Watched(TorchOps):
     """The decoder's operations, watching the rows x that go into some of its matrices.
 
     x·xᵀ is added to sums of two axes; those of one become each column's largest size.
+    What goes into the values counts as attention mixes it: values are linear in their inputs, so
+    that the values a head's scores mix are those of the mixed inputs. Many heads read little but
+    the first token, whose values a text's plain sum hardly knows.
     """
 
     def __init__(self, config: ModelConfig, ctx_size_tokens: int) -> None:
         super().__init__(config, ctx_size_tokens, torch.device("cpu"))
+        self._sizes = config.num_heads, config.num_kv_heads, config.head_dim
         self.sums: dict[int, Tensor] = {}  # by the id of the weight
+        self.sums_of_values: dict[int, Tensor] = {}  # by the layer
+        self._read = torch.empty(0)  # by the last matrix that is watched
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         found = self.sums.get(id(weight))
         if found is not None:
-            wide = x.float()
-            if found.ndim == 2:
-                found.addmm_(wide.t(), wide)
-            else:
-                torch.maximum(found, wide.abs().amax(0), out=found)
+            self._read = x
+            _add(found, x)
         return super().linear(x, weight, bias)
+
+    def attend(self, plan: TorchPlan, layer: int, qkv: Tensor, kv: LayerKV,
+               norms: tuple[Tensor, Tensor] | None, sinks: Tensor | None) -> Tensor:  # fmt: skip
+        found = self.sums_of_values.get(layer)
+        if found is not None:
+            heads, kv_heads, size = self._sizes
+            values = (heads + kv_heads) * size
+            mixed = []
+            # The inputs take the place of every head's values, as many columns as fit at a time.
+            for start in range(0, self._read.shape[1], size):
+                columns = self._read[:, start : start + size]
+                padded = F.pad(columns, (0, size - columns.shape[1]))
+                inputs = torch.cat([qkv[:, :values], padded.repeat(1, kv_heads)], 1)
+                out = super().attend(plan, layer, inputs, kv, norms, sinks)
+                mixed.append(out.view(len(qkv), heads, size)[..., : columns.shape[1]])
+            for head in range(heads):
+                _add(found, torch.cat([out[:, head] for out in mixed], 1))
+        return super().attend(plan, layer, qkv, kv, norms, sinks)
+
+
+def _add(found: Tensor, x: Tensor) -> None:
+    wide = x.float()
+    if found.ndim == 2:
+        found.addmm_(wide.t(), wide)
+    else:
+        torch.maximum(found, wide.abs().amax(0), out=found)
 
 
 @torch.inference_mode()
@@ -60,9 +92,10 @@ def write_moments(
     """Read `ids` with the model at `path`; write `folder`/LAYER-FIELD.npy for each of its matrices.
 
     Each is fp32 [inputs, inputs], the sum over all tokens, or with one axis [inputs], the largest
-    size of each; FIELD is one of `FIELDS`. The text is
-    read in contexts of 1024 tokens, as often as the moments of some layers fill the memory set
-    aside for them. Not for mixtures of experts, which have other matrices.
+    size of each; FIELD is one of `FIELDS`, or "v" for the values' rows of qkv, of two axes the sum
+    over all tokens and heads. The text is read in contexts of 1024 tokens, as often as the moments
+    of some layers fill the memory set aside for them. Not for mixtures of experts, which have
+    other matrices.
     """
     model = Model.open(path)
     config, cpu = model.config, torch.device("cpu")
@@ -79,16 +112,22 @@ def write_moments(
             f"{i}-{field}": getattr(weights.layers[i], field) for i in layers for field in FIELDS
         }
         ops.sums = {id(w): torch.zeros((w.shape[1],) * num_axes) for w in names.values()}
+        of_qkv = {i: ops.sums[id(weights.layers[i].qkv)] for i in layers}
+        if num_axes == 2:
+            ops.sums_of_values = {i: torch.zeros_like(found) for i, found in of_qkv.items()}
         for start in range(0, len(ids), context):
             _read(decoder, cache, ids[start : start + context])
             on_progress(number * len(ids) + start, len(rounds) * len(ids))
         for name, weight in names.items():
             np.save(folder / f"{name}.npy", ops.sums.pop(id(weight)).numpy())
+        for i, found in (ops.sums_of_values or of_qkv).items():
+            np.save(folder / f"{i}-{VALUES}.npy", found.numpy())
 
 
 def _rounds(layers: Sequence[LayerWeights], num_axes: int) -> Iterator[range]:
     """Layers whose moments are together in memory."""
-    each = 4 * sum(getattr(layers[0], field).shape[1] ** num_axes for field in FIELDS)
+    fields = (*FIELDS, "qkv") if num_axes == 2 else FIELDS  # a second for the values
+    each = 4 * sum(getattr(layers[0], field).shape[1] ** num_axes for field in fields)
     step = max(1, _MOST_BYTES // each)
     for first in range(0, len(layers), step):
         yield range(first, min(first + step, len(layers)))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine import quantised
-from swiftchat.engine.quantised import Weight, for_torch, tensors_of
+from swiftchat.engine.quantised import Weight, tensors_of
 from swiftchat.engine.torch_ops import linear
 from swiftchat.weights.kept import Rounding
 from swiftchat.weights.packed import PackedTensor
@@ -44,7 +44,7 @@ class RoundedInputs:
 
     def product(self, x: Tensor) -> Tensor:
         codes, factors = rounded(x, self.rounding)
-        product = linear((codes / _SHIFT).to(x.dtype), for_torch(self.weight))
+        product = linear((codes / _SHIFT).to(x.dtype), self.weight)
         return (product.float() * (factors * _SHIFT)).to(x.dtype)
 
 

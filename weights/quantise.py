@@ -19,6 +19,7 @@ from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.compensated import Compensation
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import FAMILIES, canonical_tensors, tensor_name
+from swiftchat.weights.fp8 import FLOAT8
 from swiftchat.weights.packed import as_float32
 from swiftchat.weights.rounding import WIRE_NAMES, Floats, rounded
 from swiftchat.weights.safetensors_file import Announced
@@ -54,7 +55,7 @@ class Quantisation:
     Tensors that match a pattern of `keep` stay as they are. `moments(name)` gives what the inputs
     of a matrix are like (`Compensation`); None: each number is rounded to the nearest.
     `largest(name)` gives how large each input of a matrix becomes, for W8A8 (`smoothed`). Raises
-    `UsageError` for an unknown form or size of groups, and for moments of another form than int4.
+    `UsageError` for an unknown form or size of groups, and for what another form is calibrated by.
     """
 
     form: str
@@ -70,8 +71,8 @@ class Quantisation:
         if self.group_size not in GROUP_SIZES:
             sizes = ", ".join(map(str, GROUP_SIZES))
             raise UsageError(f"groups of {self.group_size} are not known", f"one of {sizes}")
-        if self.moments is not None and self.form != "int4":
-            raise UsageError(f"{self.form} is not calibrated so", "only --quantize int4 is")
+        if self.moments is not None and self.form in W8A8:
+            raise UsageError(f"{self.form} is not calibrated so", "it is smoothed")
         if self.largest is not None and self.form not in W8A8:
             raise UsageError(f"{self.form} is not smoothed", f"only {' and '.join(W8A8)} are")
 
@@ -198,14 +199,13 @@ class Quantisation:
 
         if self.form == "int4":
             return _int4_codes(rows, self.group_size, stored, compensation)
-        largest = np.abs(rows).max(1, keepdims=True)
-        none = np.empty((0, 1), np.uint8)
-        if self._is_float:
-            array, scale = stored(largest / np.float32(_LARGEST_E4M3))
-            return _e4m3_codes(rows / scale), array, none
-        array, scale = stored(largest / np.float32(127))
-        codes = np.clip(np.rint(rows / scale), -127, 127) + 128
-        return codes.astype(np.uint8), array, none
+        most, nearest = (_LARGEST_E4M3, _nearest_e4m3) if self._is_float else (127.0, _nearest_int8)
+        array, scale = stored(np.abs(rows).max(1, keepdims=True) / np.float32(most))
+        if compensation is None:
+            codes, _ = nearest(rows, scale)
+        else:
+            codes = compensation.codes(rows, lambda _, numbers: nearest(numbers, scale[:, 0]))
+        return codes.astype(np.uint8), array, np.empty((0, 1), np.uint8)
 
 
 def _int4_codes(
@@ -266,6 +266,18 @@ def _loss(groups: Floats, ranges: Sequence[Array], sizes: Floats) -> Floats:
     moved = (codes - zero) * scale - groups
     loss: Floats = np.einsum("rgc,rgc,gc->rg", moved, moved, sizes)
     return loss
+
+
+def _nearest_int8(numbers: Floats, scale: Floats) -> tuple[Floats, Floats]:
+    """Codes from 1 to 255, and what they mean."""
+    found = np.clip(np.rint(numbers / scale), -127, 127)
+    return found + 128, found * scale
+
+
+def _nearest_e4m3(numbers: Floats, scale: Floats) -> tuple[Array, Floats]:
+    """The same of e4m3: codes are the bytes."""
+    codes = _e4m3_codes(numbers / scale)
+    return codes, FLOAT8["F8_E4M3"][codes] * scale
 
 
 def _e4m3_codes(numbers: Floats) -> Array:
