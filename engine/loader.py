@@ -137,7 +137,7 @@ def stream_weights(
     jobs = [job(*asked) for asked in _all_asked(share, dtype) if is_packed(asked[0])]
     for file in {info.file for info in checkpoint.tensors.values()} if jobs else ():
         checkpoint.map(file)  # once, by one thread
-    with contextlib.closing(ahead(jobs, num_readers or default_readers())) as made:
+    with contextlib.closing(ahead(jobs, num_readers or default_readers(), device)) as made:
         weights = assemble(share, place, dtype)
     stream_in(
         copies, device, lambda done: on_progress(packed_bytes + done, total_bytes), num_readers,

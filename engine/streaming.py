@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
@@ -91,12 +92,16 @@ def default_readers() -> int:
     return min(_MAX_READERS, os.cpu_count() or 1)
 
 
-def ahead(jobs: Iterable[Callable[[], T]], num_threads: int) -> Generator[T, None, None]:
+def ahead(
+    jobs: Iterable[Callable[[], T]], num_threads: int, device: torch.device
+) -> Generator[T, None, None]:
     """What the jobs return, in their order; threads do as many as they are in advance.
 
     What a job raises comes in its turn. Close it to be rid of the threads.
     """
-    pool, waiting = ThreadPoolExecutor(num_threads, "reader"), deque[Future[T]]()
+    # A thread begins with the first GPU as its own; some of torch's kernels run on that one.
+    begin = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
+    pool, waiting = ThreadPoolExecutor(num_threads, "reader", begin), deque[Future[T]]()
     try:
         for job in jobs:
             waiting.append(pool.submit(job))

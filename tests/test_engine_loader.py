@@ -253,7 +253,7 @@ def test_threads_work_some_jobs_ahead() -> None:
 
     found = []
     with pytest.raises(ValueError, match="thirty"):
-        for number in ahead([partial(job, i) for i in range(100)], 3):
+        for number in ahead([partial(job, i) for i in range(100)], 3, torch.device("cpu")):
             found.append(number)
             assert len(begun) <= number + 4  # those that are waited for, and this one
     assert found == list(range(30)) and len(begun) <= 34
