@@ -20,18 +20,22 @@
 //   NORM     x is first divided by its root mean square and multiplied by norm_weight + offset (RMSNorm)
 //
 // Design. A matrix read once is a stream: one block a multiprocessor stays for the whole kernel.
-// A producer warp keeps a ring of slots in shared memory full, each 8 rows × 2 KiB brought by bulk
+// A producer warp keeps a ring of slots in shared memory full, each 16 rows × 1 KiB brought by bulk
 // copies; it starts before the upstream kernel has ended, because weights depend on nobody. Eight
-// consumer warps divide a slot's columns among them and multiply by tensor cores: the 8 rows are
-// the N side of m16n8k16, the vectors the M side, so that 16 vectors cost what one does. Two
-// epilogue warps take turns: they add the eight partial sums (always in the same order) and
-// finish, so that the consumers never wait for global memory. fp32 uses ordinary FMAs.
+// consumer warps divide a slot's columns among them and multiply by tensor cores: the 16 rows are
+// the M side of m16n8k16, the vectors the N side, so that 8 vectors cost what one does, and a packed
+// weight is unpacked once for them all. Two epilogue warps take turns: they add the eight partial sums
+// (always in the same order) and finish, so that the consumers never wait for global memory. fp32 uses
+// ordinary FMAs.
 //
-// An item of work is a tile of 8 rows over all columns of a split: `splits` > 1 divides k where
+// An item of work is a tile of 16 rows over all columns of a split: `splits` > 1 divides k where
 // x would not fit (RESIDUAL and SEND); the block that finishes a tile last adds all splits in order.
-// (Tiles from a queue instead of a fixed share were tried: the 1B step took 120 us longer.)
-// The 8 rows are 4 and their 4 partners `span / 2` further on: span is 8 for plain rows, rows for
+// The 16 rows are 8 and their 8 partners `span / 2` further on: span is 16 for plain rows, rows for
 // GATED, head_dim for ROTATE.
+//
+// Tried, a layer of 8B at one vector: 8 rows × 2 KiB, which were the N side, 2 % quicker unpacked and
+// half as slow again in int4; three or five slots, 5 to 10 % slower unpacked; two teams of warps that
+// take turns with the slots, int4 13 % slower; tiles from a queue, the 1B step 120 us longer.
 //
 // Grid: splits × blocks, at most one a multiprocessor; block 352; dynamic shared memory
 // linear_shared_bytes in ops/linear.py. Moves the weights and what belongs to them once. Requires
