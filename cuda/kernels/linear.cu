@@ -33,9 +33,9 @@
 // The 16 rows are 8 and their 8 partners `span / 2` further on: span is 16 for plain rows, rows for
 // GATED, head_dim for ROTATE.
 //
-// Tried, a layer of 8B at one vector: 8 rows × 2 KiB, which were the N side, 2 % quicker unpacked and
-// half as slow again in int4; three or five slots, 5 to 10 % slower unpacked; two teams of warps that
-// take turns with the slots, int4 13 % slower; tiles from a queue, the 1B step 120 us longer.
+// Tried, a layer of 8B at one vector: 8 rows × 2 KiB as the N side, 2 % quicker unpacked, int4 12 %
+// slower; three or five slots, 5 to 9 % slower unpacked; two teams of warps that take turns with the
+// slots, int4 13 % slower; tiles from a queue, the 1B step 120 us longer.
 //
 // Grid: splits × blocks, at most one a multiprocessor; block 352; dynamic shared memory
 // linear_shared_bytes in ops/linear.py. Moves the weights and what belongs to them once. Requires
