@@ -113,6 +113,8 @@ def _offered(name: str, found: "Offer") -> str:
               show_default=True, help="Columns of int4 that share a factor.")  # fmt: skip
 @click.option("--keep", multiple=True, metavar="PATTERN",
               help="Do not quantise tensors of this pattern of names.")  # fmt: skip
+@click.option("--int8", multiple=True, metavar="PATTERN",
+              help="Round these to int8 instead, as lm_head.weight.")  # fmt: skip
 @click.option("--calibrate", is_flag=True,
               help="Round by what the model does to a text: slower, better.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
@@ -120,7 +122,7 @@ def _offered(name: str, found: "Offer") -> str:
 def convert(
     source: str, destination: str, dtype: str | None, shard_size: str, only: tuple[str, ...],
     skip: tuple[str, ...], tp: int, quantize: str | None, group_size: str, keep: tuple[str, ...],
-    calibrate: bool, dry_run: bool, quiet: bool,
+    int8: tuple[str, ...], calibrate: bool, dry_run: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Convert a model to a Hugging Face directory.
 
@@ -134,9 +136,11 @@ def convert(
 
     if keep and quantize is None:
         raise UsageError("--keep says what --quantize leaves alone", "add --quantize")
+    if int8 and quantize is None:
+        raise UsageError("--int8 says what --quantize rounds otherwise", "add --quantize")
     if calibrate and quantize is None:
         raise UsageError("--calibrate says how --quantize rounds", "add --quantize")
-    quantisation = Quantisation(quantize, int(group_size), keep) if quantize else None
+    quantisation = Quantisation(quantize, int(group_size), keep, int8=int8) if quantize else None
     path, shard_size_bytes = Path(source), bytes_of(shard_size)
     if not path.exists():
         raise ModelNotFound(f"no file or directory {source}", "check the path")

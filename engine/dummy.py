@@ -37,9 +37,9 @@ def dummy_weights(
     """Weights generated on the device, the same for the same seed, dtype and kind of device.
 
     With `share` those of one rank: each tensor is generated whole, by itself, and then cut, so
-    that all ranks together have what one has. With a `form` (int8, fp8, or int4 in groups of 128)
-    and a way to `pack`, the matrices that `convert --quantize` packs are rounded and packed, and
-    with one of `W8A8` their inputs rounded too.
+    that all ranks together have what one has. With a `form` (int8, fp8, or int4 in groups of 128
+    with a head in int8) and a way to `pack`, the matrices that `convert --quantize` packs are
+    rounded and packed, and with one of `W8A8` their inputs rounded too.
 
     The spread of a matrix keeps the size of what goes through it, and what the layers add to
     the residual stream together is about as large as an embedding, so that logits have a
@@ -53,7 +53,7 @@ def dummy_weights(
 
     numbers = {name: number for number, name in enumerate(shapes)}
 
-    def random(wanted: Sequence[tuple[str, Part]], _: Use) -> Weight:
+    def random(wanted: Sequence[tuple[str, Part]], use: Use) -> Weight:
         names = [name for name, _ in wanted]
         rows = [shapes[name][0] for name in names]
         tensor = torch.empty((sum(rows), *shapes[names[0]][1:]), dtype=dtype, device=device)
@@ -61,8 +61,10 @@ def dummy_weights(
         generator.manual_seed(len(numbers) * seed + numbers[names[0]])
         tensor.normal_(mean, std, generator=generator)
         each = list(zip(torch.split(tensor, rows), (part for _, part in wanted), strict=True))
-        if form is not None and pack is not None and kinds[names[0]] in MATRICES:
-            kept = [cut(_rounded(whole, form), part.axis, part.spans) for whole, part in each]
+        kind = kinds[names[0]]
+        its = "int8" if kind == "lm_head" and use == "product" and form == "int4" else form
+        if its is not None and pack is not None and (kind in MATRICES or its != form):
+            kept = [cut(_rounded(whole, its), part.axis, part.spans) for whole, part in each]
             together = [own for own in kept if own is not None]
             packed = pack(together, dtype) if len(together) == len(kept) else None
             if packed is not None:

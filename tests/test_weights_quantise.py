@@ -8,6 +8,9 @@ import pytest
 import tiny
 import torch
 import transformers
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationConfig
+from compressed_tensors.utils.match import match_targets
 from safetensors.torch import load_file, save_file
 from tiny_llama import left_in, tiny_llama
 
@@ -19,6 +22,7 @@ SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4}
 # How far a number may be from the nearest: half a unit, in parts of the factor; for e4m3 in
 # parts of the number, 2^−4, as it has three bits after the first.
 HALF = 0.5
+PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +93,49 @@ def test_e4m3_codes_are_torchs() -> None:
     numbers = np.clip(np.concatenate([numbers, every, between]), -448, 448)
     expected = torch.from_numpy(numbers).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
     assert np.array_equal(_e4m3_codes(numbers), expected)
+
+
+def as_the_package_reads(folder: Path) -> dict[str, torch.Tensor]:
+    """Each quantised weight by the group that the package finds for its module's name.
+
+    Not through transformers, which decodes all by one group.
+    """
+    settings = json.loads((folder / "config.json").read_text())["quantization_config"]
+    groups = QuantizationConfig.model_validate(settings).config_groups
+    group_of = {target: group for group in groups.values() for target in group.targets}
+    compressor = BaseCompressor.get_value_from_registry(settings["format"])
+    tensors, found = load_file(folder / "model.safetensors"), {}
+    for name in tensors:
+        module, _, kind = name.rpartition(".")
+        if kind == "weight_scale":
+            group = group_of[match_targets(module, torch.nn.Linear(1, 1), group_of)[0]]
+            own = {key: tensors[f"{module}.{key}"] for key in PARTS if f"{module}.{key}" in tensors}
+            found[f"{module}.weight"] = compressor.decompress(own, group)["weight"]
+    return found
+
+
+def test_a_head_in_int8_beside_layers_in_int4(source: Path, tmp_path: Path) -> None:
+    quantisation = Quantisation("int4", int8=["lm_head.weight", "*.v_proj.weight"])
+    convert(source, tmp_path / "out", quantisation=quantisation)
+    convert(tmp_path / "out", tmp_path / "plain")
+    ours = load_file(tmp_path / "plain" / "model.safetensors")
+    plain = load_file(source / "model.safetensors")
+    theirs = as_the_package_reads(tmp_path / "out")
+    assert {"lm_head.weight", "model.layers.0.self_attn.v_proj.weight"} < set(theirs)
+    for name, weight in theirs.items():
+        assert torch.equal(weight, ours[name]), name
+    head = (ours["lm_head.weight"] - plain["lm_head.weight"]).float()
+    largest = plain["lm_head.weight"].float().abs().amax(1, keepdim=True)
+    assert head.abs().max() > 0 and (head.abs() <= largest / 120).all()
+    bench, ids = tiny.Bench(tmp_path / "out"), tiny.random_ids(20)
+    assert not isinstance(bench.decoder.weights.lm_head, torch.Tensor)
+    torch.testing.assert_close(
+        bench.last_logits(ids), tiny.Bench(tmp_path / "plain").last_logits(ids), rtol=0.05, atol=0.1
+    )
+    with pytest.raises(UsageError, match="--int8 'no' matches no matrix"):
+        outline(source, quantisation=Quantisation("int4", int8=["no"]))
+    with pytest.raises(UsageError, match="--int8 does not go with fp8"):
+        Quantisation("fp8", int8=["lm_head.weight"])
 
 
 def test_what_config_says_and_what_is_kept(source: Path, tmp_path: Path) -> None:

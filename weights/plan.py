@@ -133,9 +133,10 @@ class Plan:
             for name, shape in self.shapes.items()
             if name not in names and name.endswith(".weight") and len(shape) == 2
         ]
-        head = tensor_name(config, "lm_head").removesuffix(".weight")
-        plain = list(dict.fromkeys([*plain, head]))
-        config_json["quantization_config"] = quantisation.settings(plain)
+        head = tensor_name(config, "lm_head")
+        if head not in names:
+            plain = list(dict.fromkeys([*plain, head.removesuffix(".weight")]))
+        config_json["quantization_config"] = quantisation.settings(plain, names)
         files = {**self.files, "config.json": json_bytes(config_json)}
         values = self.values
         if quantisation.largest is not None:

@@ -8,7 +8,7 @@ parts lie.
 
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -52,7 +52,8 @@ _SMALLEST = {"bfloat16": 2.0**-126, "float16": 2.0**-24, "float32": 2.0**-126}
 class Quantisation:
     """What is done to the matrices of the layers: a form, and the width of int4's groups.
 
-    Tensors that match a pattern of `keep` stay as they are. `moments(name)` gives what the inputs
+    Tensors that match a pattern of `keep` stay as they are; those of `int8`, among which may be the
+    head, are rounded to the nearest int8 instead. `moments(name)` gives what the inputs
     of a matrix are like (`Compensation`); None: each number is rounded to the nearest.
     `largest(name)` gives how large each input of a matrix becomes, for W8A8 (`smoothed`). Raises
     `UsageError` for an unknown form or size of groups, and for what another form is calibrated by.
@@ -63,6 +64,7 @@ class Quantisation:
     keep: Sequence[str] = ()
     moments: Callable[[str], Floats] | None = None
     largest: Callable[[str], Floats] | None = None
+    int8: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.form not in (*FORMS, *W8A8):
@@ -71,6 +73,8 @@ class Quantisation:
         if self.group_size not in GROUP_SIZES:
             sizes = ", ".join(map(str, GROUP_SIZES))
             raise UsageError(f"groups of {self.group_size} are not known", f"one of {sizes}")
+        if self.int8 and self._format != "pack-quantized":
+            raise UsageError(f"--int8 does not go with {self.form}", "with int4 and int8 only")
         if self.moments is not None and self.form in W8A8:
             raise UsageError(f"{self.form} is not calibrated so", "it is smoothed")
         if self.largest is not None and self.form not in W8A8:
@@ -86,9 +90,16 @@ class Quantisation:
         names = [
             name
             for canonical, layer, part in canonical_tensors(config)
-            if canonical in MATRICES - apart
+            if canonical in (MATRICES | {"lm_head"}) - apart
             and (name := tensor_name(config, canonical, layer, part)) in shapes
+            and (canonical != "lm_head" or self._of(name) is not self)
         ]
+        for pattern in self.int8:
+            if not fnmatch.filter(names, pattern):
+                raise UsageError(
+                    f"--int8 {pattern!r} matches no matrix",
+                    "the head has none of its own where embeddings serve as one",
+                )
         for pattern in self.keep:
             if not fnmatch.filter(shapes, pattern):
                 raise UsageError(f"--keep {pattern!r} matches no tensor")
@@ -97,7 +108,7 @@ class Quantisation:
         if not chosen:
             raise UsageError(f"no matrix of a {config.architecture} is left to be quantised")
         for name in chosen:
-            if self.form == "int4" and shapes[name][1] % self.group_size:
+            if self._of(name).form == "int4" and shapes[name][1] % self.group_size:
                 raise BadModelFile(
                     f"tensor {name}: expected columns in groups of {self.group_size}, "
                     f"found {shapes[name][1]}",
@@ -105,8 +116,22 @@ class Quantisation:
                 )
         return chosen
 
-    def settings(self, plain: Sequence[str]) -> dict[str, Any]:
+    def settings(self, plain: Sequence[str], chosen: Sequence[str]) -> dict[str, Any]:
         """The `quantization_config` that tells others; `plain` names the matrices left alone."""
+        groups = {"group_0": self._group(["Linear"])}
+        eight = [name for name in chosen if self._of(name) is not self]
+        if eight:
+            modules = [name.removesuffix(".weight") for name in eight]
+            groups["group_1"] = self._of(eight[0])._group(modules)
+        return {
+            "quant_method": "compressed-tensors",
+            "format": self._format,
+            "quantization_status": "compressed",
+            "config_groups": groups,
+            "ignore": list(plain),
+        }
+
+    def _group(self, targets: Sequence[str]) -> dict[str, Any]:
         weights: dict[str, Any] = {
             "num_bits": 4 if self.form == "int4" else 8,
             "type": "float" if self._is_float else "int",
@@ -119,17 +144,16 @@ class Quantisation:
         inputs = None
         if self.form in W8A8:
             inputs = {**weights, "strategy": "token", "dynamic": True}
-        group = {
-            "targets": ["Linear"], "weights": weights,
+        return {
+            "targets": list(targets), "weights": weights,
             "input_activations": inputs, "output_activations": None,
         }  # fmt: skip
-        return {
-            "quant_method": "compressed-tensors",
-            "format": self._format,
-            "quantization_status": "compressed",
-            "config_groups": {"group_0": group},
-            "ignore": list(plain),
-        }
+
+    def _of(self, name: str) -> "Quantisation":
+        """What is done to this tensor: `self`, or rounding to int8."""
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.int8):
+            return replace(self, form="int8", moments=None, int8=())
+        return self
 
     @property
     def _is_float(self) -> bool:
@@ -143,6 +167,8 @@ class Quantisation:
 
     def announced(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Announced]:
         """The tensors of the file for the matrix `name`, whose factors have `dtype`."""
+        if (of := self._of(name)) is not self:
+            return of.announced(name, shape, dtype)
         module, (rows, columns) = name.removesuffix(".weight"), shape
         wire = WIRE_NAMES[dtype]
         if self._format != "pack-quantized":
@@ -163,6 +189,9 @@ class Quantisation:
 
     def arrays(self, name: str, matrix: Floats, dtype: str) -> Iterator[tuple[str, Array]]:
         """The tensors that `announced` names, in its order, for the numbers of `matrix`."""
+        if (of := self._of(name)) is not self:
+            yield from of.arrays(name, matrix, dtype)
+            return
         codes = np.empty(matrix.shape, np.uint8)
         scales, zeros = [], []
         compensation = None if self.moments is None else Compensation(self.moments(name))
