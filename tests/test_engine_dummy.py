@@ -43,7 +43,7 @@ def test_packed_weights_compute_nearly_what_plain_ones_do(form: str) -> None:
     config = small("llama-3.1-8b")
     packed = dummy_weights(config, torch.float32, CPU, form=form, pack=packed_weight)
     assert not isinstance(packed.layers[1].down, torch.Tensor)
-    assert isinstance(packed.lm_head, torch.Tensor)
+    assert isinstance(packed.lm_head, torch.Tensor) == (form != "int4")  # whose head is int8
     expected = logits(config, dummy_weights(config, torch.float32, CPU))
     off = torch.linalg.norm(logits(config, packed) - expected) / torch.linalg.norm(expected)
     most = {"int8": 0.02, "fp8": 0.1, "int4": 0.3, "w8a8-int8": 0.04, "w8a8-fp8": 0.15}
