@@ -165,7 +165,8 @@ class Commands:
                 value = _PARAMETERS[name](text)
             except ValueError:
                 kind = "a number" if _PARAMETERS[name] is float else "a whole number"
-                raise UsageError(f"{name} must be {kind}, not {text!r}") from None
+                hint = f"as /set {name} {_PARAMETERS[name]('1')}; /show parameters says what is set"
+                raise UsageError(f"{name} must be {kind}, not {text!r}", hint) from None
             self._repl.speaker.set(name, value)
         else:
             raise UsageError(f"no parameter {name!r}", f"names: {known}")
