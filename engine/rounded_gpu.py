@@ -47,7 +47,7 @@ def _few(gpu: Gpu, x: Tensor, weight: PackedMatrix, rounding: Rounding, bias: Te
     n, rows = len(x), len(weight)
     codes, factors = _rounded(gpu, x, x.dtype, rounding)
     whole = linear_takes(gpu, min(n, MAX_VECTORS), weight)
-    if not whole and workspace.counters.numel() * 8 < rows:
+    if not whole and not workspace.counts(rows):
         return None
     # Vectors too long for the kernel are split, and their sums added up in fp32.
     out = x.new_empty(n, rows) if whole else torch.zeros(n, rows, device=x.device)

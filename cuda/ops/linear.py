@@ -91,6 +91,10 @@ class Workspace:
         self.partial = torch.empty(_MAX_SPLITS * MAX_VECTORS * max_rows, device=gpu.device)
         self.counters = torch.zeros(-(-max_rows // _TILE), dtype=torch.int32, device=gpu.device)
 
+    def counts(self, rows: int) -> bool:
+        """Whether there is a counter for each tile of so many rows."""
+        return self.counters.numel() * _TILE >= rows
+
 
 def linear_spec(weight: Matrix, n: int, epilogue: str, *, norm: bool = False,
                 wide: bool = False, activation: str = "none") -> KernelSpec:  # fmt: skip
@@ -230,7 +234,7 @@ def _launch(
     splits = _splits(gpu, n, k, itemsize, group) or 1
     if splits > 1:
         needed = splits * n * rows
-        if workspace.partial.numel() < needed or workspace.counters.numel() * _TILE < rows:
+        if workspace.partial.numel() < needed or not workspace.counts(rows):
             raise ValueError(f"the workspace is too small for {rows} rows in {splits} splits")
     vectors_bytes, slot_bytes = n * _vector_bytes(k, itemsize, splits, group), _slot_bytes(group)
     room = gpu.block_shared_bytes - _static_bytes(n) - vectors_bytes
