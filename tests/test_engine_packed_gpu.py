@@ -21,7 +21,6 @@ from swiftchat.engine.loader import stream_weights
 from swiftchat.engine.packed_gpu import packed_matrix, packed_product
 from swiftchat.engine.packed_sizes import weights_on_gpu
 from swiftchat.engine.params import SamplingParams
-from swiftchat.weights import quantise
 from swiftchat.weights.convert import convert
 from swiftchat.weights.dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.gguf_kept import kept as gguf_kept
@@ -99,9 +98,8 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tiny_llama(**sizes).to(torch.bfloat16).save_pretrained(path / "in")
     for form in ("int8", "fp8", "int4"):
         convert(path / "in", path / form, quantisation=Quantisation(form))
-    with pytest.MonkeyPatch.context() as patch:  # as other programs write it
-        patch.setattr(quantise, "MATRICES", quantise.MATRICES | {"lm_head"})
-        convert(path / "in", path / "head", quantisation=Quantisation("int8"))
+    head = Quantisation("int8", int8=["lm_head.weight"])
+    convert(path / "in", path / "head", quantisation=head)
     return {"plain": path / "in", **{f: path / f for f in ("int8", "fp8", "int4", "head")}}
 
 
