@@ -139,7 +139,8 @@ def test_a_cache_in_codes_stays_near_fp32s(
         engine = gpu_engine(tmp_path, cubins, kv_dtype=form, **config)
         forward, found = engine.decoder.forward, []
         engine.decoder.forward = lambda *args, f=forward, to=found: to.append(f(*args)) or to[-1]  # type: ignore[method-assign]
-        tiny.run(engine, {1: ids}, SamplingParams(temperature=0, max_tokens=1))
+        # Whoever wants a likelihood is not computed in a graph, which would pass `forward` by.
+        tiny.run(engine, {1: ids}, SamplingParams(temperature=0, max_tokens=1, logprobs=1))
         logits.append(next(rows for rows in reversed(found) if len(rows))[0].double())
         # In a graph, from what is cached.
         assert len(tiny.run(engine, {2: ids}, GREEDY)[0][2]) == GREEDY.max_tokens
@@ -243,7 +244,8 @@ def test_a_graph_is_captured_without_a_trace(tmp_path: Path, cubins: Path) -> No
     step, before = engine._ahead._step, cache.clone()
     lanes = [step.lanes.tokens.clone(), step.lanes.slots.clone(), step.lanes.context_lens.clone()]
     assert lanes[2].any()
-    step.prepare(8)
+    with torch.inference_mode():  # in which the engine made them
+        step.prepare(8)
     assert torch.equal(cache, before)
     found = [step.lanes.tokens, step.lanes.slots, step.lanes.context_lens]
     assert all(torch.equal(now, then) for now, then in zip(found, lanes, strict=True))

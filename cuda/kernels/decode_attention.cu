@@ -1,8 +1,8 @@
 // decode_attention: softmax(scale q Kᵀ) V for one query token of each sequence, keys and values
 // read once from a paged cache.
 //
-//   map       the cache as a matrix of rows of head_dim, in boxes of 128 bytes by 16 rows, or a
-//             block's rows where it has fewer; before sm_90 it is not used
+//   map       the cache as a matrix of rows of head_dim, in boxes of 128 bytes by a step's rows, or a
+//             block's where it has fewer; before sm_90 it is not used
 //   q         T [num_seqs, num_heads, head_dim], q_stride elements from row to row
 //   cache     T [num_blocks, 2 * num_kv_heads, block_size, head_dim]: keys' heads, values' heads;
 //             with CODES they are bytes, and row_factors fp32, one for each row (codes.cuh)
@@ -24,10 +24,10 @@
 // values of all visible tokens once for each ROWS query heads. The grid does not depend on the
 // lengths: blocks without work end.
 //
-// A warp takes 16 tokens at a time and waits for no other: a ring of its own holds NUM_SLOTS tiles
-// of 16 keys or 16 values, brought by the copy engine, and a tile's place is requested anew as soon
-// as it has been read: all of the ring is on its way while the warp waits. Tokens are the 16 rows of
-// the matrix products and query heads their 8 columns (scores: K qᵀ; sums: Vᵀ wᵀ), so a group of up
+// A warp takes 16 tokens at a time, or 32 (CODES), and waits for no other: a ring of its own holds
+// NUM_SLOTS tiles of as many keys or values, brought by the copy engine, and a tile's place is requested
+// anew as soon as it has been read: all of the ring is on its way while the warp waits. Tokens are the
+// 16 rows of the matrix products and query heads their 8 columns (scores: K qᵀ; sums: Vᵀ wᵀ), so a group of up
 // to 8 heads wastes little. fp32 has the same layout, computed without tensor cores.
 //
 // Sums in fp32; weights are rounded to T before they meet the values. Warps, then splits, are
@@ -78,7 +78,7 @@ struct Share {
 };
 
 // Brings the tiles of a warp's steps into its ring: tile 2 i has the keys of step i, tile 2 i + 1
-// its values. Lane i keeps block numbers of coming steps: a step needs 1, or 16 / block_size when
+// its values. Lane i keeps block numbers of coming steps: a step needs 1, or STEP / block_size when
 // blocks are smaller than a step.
 struct Loader {
     const TensorMap& map;
@@ -91,7 +91,7 @@ struct Loader {
     Factors factors;
     int batch, next;  // lane i's entry for this batch of steps and for the next
 
-    __device__ int log_entries() const { return max(0, 4 - shift); }  // entries a step, log2
+    __device__ int log_entries() const { return max(0, LOG_STEP - shift); }  // a step's, log2
     __device__ int batch_steps() const { return WARP >> log_entries(); }
 
     __device__ void begin() {
@@ -111,10 +111,10 @@ struct Loader {
         return last < WARP ? __shfl_sync(ALL, early, which) : table[which];
     }
 
-    // Requests tile `number`, if there is one. Lanes below 16 / block_size each have a part of it.
+    // Requests tile `number`, if there is one. Lanes below STEP / block_size have a block each.
     __device__ __forceinline__ void request(int number, int slot) {
         bool values = number % 2;
-        int index = number / 2, log_parts = log_entries(), log_rows = min(shift, 4);
+        int index = number / 2, log_parts = log_entries(), log_rows = min(shift, LOG_STEP);
         if (index >= share.count) return;
         if (!values && index && (index & (batch_steps() - 1)) == 0) {
             batch = next;
@@ -128,7 +128,7 @@ struct Loader {
         copy_tile(slot, row, log_rows, full + slot);
     }
 
-    // Copies 16 rows of the cache, 1 << log_rows of them from lane i's `row` on, to a slot's tile,
+    // Copies a step's rows of the cache, 1 << log_rows of them from lane i's `row` on, to a slot's tile,
     // filled up with zeros to 128 bytes, and completes one phase of `barrier`.
     __device__ __forceinline__ void copy_tile(int slot, int row, int log_rows, u64* barrier) {
 #if __CUDA_ARCH__ >= 900
@@ -192,37 +192,45 @@ struct Softmax {
     }
 
     // Makes logits of the products of step `index`.
-    __device__ __forceinline__ void adjust(float (&c)[TILES][4], int index,
+    __device__ __forceinline__ void adjust(float (&c)[PARTS][TILES][4], int index,
                                            const Share& share) const {
+        float(&all)[PARTS * TILES][4] = reinterpret_cast<float(&)[PARTS * TILES][4]>(c);
         if (share.sees_all(index) && cap == 0 && !sloped) {
 #pragma unroll
-            for (int i = 0; i < TILES * 4; i++) c[i / 4][i % 4] *= factor;
+            for (int i = 0; i < PARTS * TILES * 4; i++) all[i / 4][i % 4] *= factor;
             return;
         }
 #pragma unroll
-        for (int i = 0; i < TILES * 4; i++) {
-            int token = share.token(index) + lane() / 4 + i % 4 / 2 * 8;
-            c[i / 4][i % 4] = logit(c[i / 4][i % 4], slope[i / 4][i % 2], token, share);
+        for (int i = 0; i < PARTS * TILES * 4; i++) {
+            int token = share.token(index) + i / 4 / TILES * 16 + lane() / 4 + i % 4 / 2 * 8;
+            all[i / 4][i % 4] = logit(all[i / 4][i % 4], slope[i / 4 % TILES][i % 2], token, share);
         }
     }
 
     // Makes weights of logits; `shrink` is what older sums have to be multiplied by: true if by
     // anything but 1. Every step has a visible token, so the new maximum is finite.
-    __device__ __forceinline__ bool weigh(float (&c)[TILES][4], float (&shrink)[TILES][2]) {
+    __device__ __forceinline__ bool weigh(float (&c)[PARTS][TILES][4], float (&shrink)[TILES][2]) {
         bool grows = false;
 #pragma unroll
         for (int i = 0; i < TILES * 2; i++) {
             int n = i / 2, h = i % 2;
-            float largest = fmaxf(top[n][h], fmaxf(c[n][h], c[n][h + 2]));
+            float largest = top[n][h];
+#pragma unroll
+            for (int part = 0; part < PARTS; part++)
+                largest = fmaxf(largest, fmaxf(c[part][n][h], c[part][n][h + 2]));
 #pragma unroll
             for (int lanes = 4; lanes < WARP; lanes *= 2)
                 largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, lanes));
             shrink[n][h] = exp2_fast(top[n][h] - largest);
             grows |= largest > top[n][h];
             top[n][h] = largest;
-            c[n][h] = exp2_fast(c[n][h] - largest);
-            c[n][h + 2] = exp2_fast(c[n][h + 2] - largest);
-            total[n][h] = total[n][h] * shrink[n][h] + c[n][h] + c[n][h + 2];
+            total[n][h] *= shrink[n][h];
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                c[part][n][h] = exp2_fast(c[part][n][h] - largest);
+                c[part][n][h + 2] = exp2_fast(c[part][n][h + 2] - largest);
+                total[n][h] += c[part][n][h] + c[part][n][h + 2];
+            }
         }
         return __any_sync(ALL, grows);
     }
@@ -252,9 +260,11 @@ struct Attention {
         for (int i = 0; i < HEAD_DIM / 4 * TILES; i++)
             sum[i / (4 * TILES)][i / 4 % TILES][i % 4] = 0;
         for (int index = 0; index < share.count; index++) {
-            float c[TILES][4] = {}, shrink[TILES][2];
+            float c[PARTS][TILES][4] = {}, shrink[TILES][2];
             barrier_wait(loader.full + slot, parity);
-            products.scores(Loader::tile(slot), c);
+#pragma unroll
+            for (int part = 0; part < PARTS; part++)
+                products.scores(Loader::tile(slot) + part * PART_CHUNKS, c[part]);
             loader.factors.apply(slot, c);
             __syncwarp();
             loader.request(2 * index + NUM_SLOTS, slot);
@@ -264,7 +274,9 @@ struct Attention {
             barrier_wait(loader.full + slot, parity);
             if (!share.sees_all(index)) loader.clear_unseen(index, slot);
             loader.factors.apply(slot, c);
-            products.add_values(Loader::tile(slot), c, sum);
+#pragma unroll
+            for (int part = 0; part < PARTS; part++)
+                products.add_values(Loader::tile(slot) + part * PART_CHUNKS, c[part], sum);
             __syncwarp();
             loader.request(2 * index + 1 + NUM_SLOTS, slot);
             if (++slot == NUM_SLOTS) slot = 0, parity ^= 1;
@@ -293,7 +305,8 @@ __device__ void publish(const Attention& attention, Statistics& statistics) {
     for (int i = 0; i < HEAD_DIM / 4 * TILES; i++) {
         int row = i / 4 % TILES * 8 + lane() % 4 * 2 + i % 2;
         int dim = i / (4 * TILES) * 16 + i % 4 / 2 * SUM_STEP + lane() / 4 * LANE_STEP;
-        sums[row * SUM_PITCH + dim] = attention.sum[i / (4 * TILES)][i / 4 % TILES][i % 4];
+        float sum = attention.sum[i / (4 * TILES)][i / 4 % TILES][i % 4];
+        sums[row * SUM_PITCH + dim] = sum * Factors::SUM_SCALE;
     }
 #pragma unroll
     for (int i = 0; i < TILES * 2; i++) {

@@ -1,27 +1,31 @@
-// What decode_attention keeps in shared memory, and the products of a step of 16 tokens.
+// What decode_attention keeps in shared memory, and the products of 16 tokens.
 #pragma once
 #include "mbarrier.cuh"
 #include "mma.cuh"
 
 constexpr int THREADS = NUM_WARPS * WARP;
-constexpr int STEP = 16;                      // tokens a warp takes at a time
 constexpr int TILES = ROWS / 8;               // query heads in eights
-// What the cache has of an element; and how far apart in a sum's 16 dimensions neighbouring lanes'
-// are, and a lane's own two.
+// Tokens a warp takes at a time, log2: of codes twice as many, for what a step costs besides its
+// products is more than they do. What the cache has of an element; and how far apart in a sum's 16
+// dimensions neighbouring lanes' are, and a lane's own two.
 #ifdef CODES
+constexpr int LOG_STEP = 5;
 using Stored = u8;
 constexpr int LANE_STEP = 2, SUM_STEP = 1;
 #else
+constexpr int LOG_STEP = 4;
 using Stored = T;
 constexpr int LANE_STEP = 1, SUM_STEP = 8;
 #endif
+constexpr int STEP = 1 << LOG_STEP, PARTS = STEP / 16;  // sixteen tokens are a part
+constexpr int PART_CHUNKS = 16 * 8;           // from one part to the next
 constexpr int PER_CHUNK = 16 / sizeof(Stored);  // elements in 16 bytes
 constexpr int CHUNKS = HEAD_DIM / PER_CHUNK;  // a row in 16 bytes
 constexpr int PANEL = STEP * 8;               // chunks of all rows' next 128 bytes
 constexpr int PANELS = (CHUNKS + 7) / 8;
 constexpr int SLOT = PANELS * PANEL;          // chunks of a tile
 constexpr int RING = NUM_SLOTS * SLOT;        // chunks of a warp
-constexpr int DIRECT_STEPS = 3 * NUM_WARPS;   // so few are not worth a combination
+constexpr int DIRECT_STEPS = 48 * NUM_WARPS / STEP;  // so few are not worth a combination
 
 extern __shared__ __align__(1024) uint4 shared[];
 
@@ -59,9 +63,10 @@ __device__ __forceinline__ void transpose_weights(const float (&weight)[TILES][4
 
 // What a plain cache has in place of factors.
 struct NoFactors {
+    static constexpr float SUM_SCALE = 1;
     __device__ static constexpr u32 bytes() { return 0; }
     __device__ void request(int slot, int row, int log_rows, u64* barrier) const {}
-    __device__ void apply(int slot, float (&c)[TILES][4]) const {}
+    __device__ void apply(int slot, float (&c)[PARTS][TILES][4]) const {}
     // Zeros for the values of tokens that are not visible, which may be anything: even NaN.
     template <typename Share>
     __device__ void clear_unseen(int slot, int token, const Share& share) const {
@@ -71,7 +76,7 @@ struct NoFactors {
     }
 };
 
-// The two products of a step. Scores and weights: lane 4 g + t holds, for each eight heads, tokens
+// The two products of a part. Scores and weights: lane 4 g + t holds, for each eight heads, tokens
 // g, g, g+8, g+8 of heads 2t, 2t+1, 2t, 2t+1; sums likewise, with dimensions for tokens.
 template <typename A> struct Products {
     u32 query[HEAD_DIM / 16][TILES][2];

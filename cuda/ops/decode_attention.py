@@ -14,8 +14,8 @@ from swiftchat.cuda.tensor_map import tensor_map
 _HEAD_DIMS = (64, 80, 96, 128, 256)
 _FP32_HEAD_DIMS = (64, 128, 256)
 _CODES_HEAD_DIMS = (64, 96, 128, 256)
-_STEP = 16  # tokens a warp takes at a time, as in the kernel
-_PANEL_BYTES = _STEP * 128  # tiles consist of these, as in the kernel
+_STEP, _CODES_STEP = 16, 32  # tokens a warp takes at a time, as in the kernel
+_PANEL_ROW_BYTES = 128  # tiles consist of panels with so much of each token, as in the kernel
 _RING_BYTES = 128 * 1024  # of all warps; more on their way is not faster
 _OTHER_SHARED_BYTES = 3 * 1024  # at most: statistics, barriers, alignment
 _BLOCKS_PER_SM = 1
@@ -48,8 +48,9 @@ class _Layout:
     padded: int  # head_dim
     rows: int  # query heads a block
     warps: int
-    slots: int  # tiles of 16 keys or values in a warp's ring
+    slots: int  # tiles of a step's keys or values in a warp's ring
     tile_bytes: int
+    step: int  # tokens
 
     @classmethod
     def of(cls, dtype: torch.dtype, head_dim: int, group: int, shared_bytes: int,
@@ -58,17 +59,18 @@ class _Layout:
         padded = next(size for size in _head_dims(dtype, codes) if size >= head_dim)
         # More than 8 heads take registers that 256 dimensions do not leave.
         rows = 16 if group > 8 and padded < 256 and dtype != torch.float32 else 8
-        tile_bytes = -(-padded * (1 if codes else dtype.itemsize) // 128) * _PANEL_BYTES
+        step, itemsize = (_CODES_STEP, 1) if codes else (_STEP, dtype.itemsize)
+        tile_bytes = -(-padded * itemsize // _PANEL_ROW_BYTES) * _PANEL_ROW_BYTES * step
         warps = 8 if tile_bytes <= 4096 else 4 if tile_bytes <= 8192 else 2
         room_bytes = shared_bytes - _OTHER_SHARED_BYTES
         if codes:  # factors lie beside the ring
-            room_bytes = room_bytes * tile_bytes // (tile_bytes + 4 * _STEP)
+            room_bytes = room_bytes * tile_bytes // (tile_bytes + 4 * step)
         ring_bytes = min(_RING_BYTES, room_bytes)
         # At last a warp's sums take the place of its tiles.
         while ring_bytes // (warps * tile_bytes) * tile_bytes < rows * (padded + 4) * 4:
             warps //= 2
         slots = min(8, ring_bytes // (warps * tile_bytes))
-        return cls(dtype, codes, padded, rows, warps, slots, tile_bytes)
+        return cls(dtype, codes, padded, rows, warps, slots, tile_bytes, step)
 
     @property
     def spec(self) -> KernelSpec:
@@ -154,8 +156,8 @@ def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
     group = num_heads // num_kv_heads
     layout = _Layout.of(dtype, head_dim, group, gpu.block_shared_bytes, form)
     tiles = num_kv_heads * -(-group // layout.rows)
-    visible = min(max_blocks * block_size, window + _STEP if window else 2**31)
-    splits = _num_splits(gpu, tiles * num_seqs, visible, _STEP * layout.warps)
+    visible = min(max_blocks * block_size, window + layout.step if window else 2**31)
+    splits = _num_splits(gpu, tiles * num_seqs, visible, layout.step * layout.warps)
     blocks = tiles * splits * num_seqs
     if blocks > gpu.num_sms:  # two share a multiprocessor
         layout = _Layout.of(dtype, head_dim, group, gpu.sm_shared_bytes // 2, form)
@@ -165,7 +167,7 @@ def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
     # With a block for each multiprocessor and room for two on each, the blocks of the next kernel
     # come to lie one beside each of these.
     shared_bytes = max(layout.warps * layout.slots * layout.tile_bytes, gpu.sm_shared_bytes // 3)
-    rows = tensor_map(gpu, cache.view(-1, head_dim), min(block_size, _STEP))
+    rows = tensor_map(gpu, cache.view(-1, head_dim), min(block_size, layout.step))
     gpu.kernel(layout.spec)(
         max(blocks, gpu.num_sms), 32 * layout.warps, rows, q, cache,
         block_tables, context_lens, alibi_slopes, out, workspace, q.stride(0), num_kv_heads,

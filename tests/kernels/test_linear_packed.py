@@ -221,8 +221,8 @@ def test_what_does_not_fit_is_refused(
         op.linear(gpu, make.normal(1, 256), weight, make.normal(1, 8), workspace)
     with pytest.raises(ValueError, match="columns"):
         if form == "INT4":
-            codes = make.integers(0, 256, 8, 48, dtype=torch.uint8)
-            packed_int4(codes, make.normal(8, 3), make.normal(8, 3), torch.bfloat16)
+            codes = make.integers(0, 256, 8, 40, dtype=torch.uint8)
+            packed_int4(codes, make.normal(8, 5), make.normal(8, 5), torch.bfloat16)
         else:
             codes = make.integers(-128, 128, 8, 24, dtype=torch.int8)
             packed_int8(codes, make.normal(8, dtype=torch.float32), torch.bfloat16)
