@@ -4,8 +4,8 @@ A form is INT8, FP8 or INT4; INT4, and INT8 that is not whole rows, have factors
 """
 
 GROUPS = {"INT4": (32, 64, 128), "INT8": (32,)}  # of columns that may have a factor together
-STEPS = {"INT4": 128, "INT8": 64}  # columns in groups that lie in one order, see `packed_matrix`
-CHUNKS = {"INT4": 2048, "INT8": 1024}  # columns whose numbers lie together, before their factors
+STEPS = {"INT4": 128, "INT8": 64, "FP8": 64}  # columns in the 64 bytes that a row has in a record
+BLOCK_ROWS = 8  # whose steps lie together, see `packed_matrix`
 
 
 def packing_fits(form: str, k: int, group: int = 0) -> bool:
@@ -15,18 +15,23 @@ def packing_fits(form: str, k: int, group: int = 0) -> bool:
     return k > 0 and k % 16 == 0
 
 
-def filled(form: str, k: int, group: int) -> int:
-    """How many columns rows of k have in memory: whole steps, where they are in groups."""
-    return -(-k // STEPS[form]) * STEPS[form] if group else k
+def filled(form: str, k: int) -> int:
+    """How many columns rows of k have in memory: whole steps."""
+    return -(-k // STEPS[form]) * STEPS[form]
 
 
-def row_bytes(form: str, k: int, group: int) -> int:
-    """Bytes of k columns: in groups, of every chunk their numbers, then fp16 scales and zeros in
-    turn, filled up to whole 16 bytes."""
-    numbers = filled(form, k, group) // (2 if form == "INT4" else 1)
-    return numbers + (-(-k // group // 4) * 16 if group else 0)
+def record_bytes(form: str, group: int) -> int:
+    """Bytes of one step of a block's rows: their numbers, then fp16 factors and offsets."""
+    return BLOCK_ROWS * (64 + (STEPS[form] // group * 4 if group else 0))
+
+
+def codes_shape(form: str, rows: int, k: int, group: int) -> tuple[int, int]:
+    """Blocks of rows, and bytes of each."""
+    steps = filled(form, k) // STEPS[form]
+    return -(-rows // BLOCK_ROWS), steps * record_bytes(form, group)
 
 
 def packed_bytes(form: str, rows: int, k: int, group: int = 0) -> int:
     """Bytes of a packed matrix with all its factors."""
-    return rows * (row_bytes(form, k, group) + 4)
+    blocks, each = codes_shape(form, rows, k, group)
+    return blocks * each + 4 * rows

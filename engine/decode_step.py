@@ -203,12 +203,14 @@ class DecodeStep:
 
     def _takes(self, n: int, layer: LayerWeights) -> bool:
         """Whether the kernels take the layer's matrices with n vectors."""
-        gpu = self._ops.gpu
-        return all(
-            linear_takes(gpu, n, for_kernels(weight)) for weight in (layer.qkv, layer.gate_up)
-        ) and all(
-            linear_takes(gpu, n, for_kernels(weight), splittable=True)
-            for weight in (layer.o, layer.down)
+        gpu, qkv, gate_up = self._ops.gpu, for_kernels(layer.qkv), for_kernels(layer.gate_up)
+        return (
+            linear_takes(gpu, n, qkv, span=self._decoder.config.head_dim)
+            and linear_takes(gpu, n, gate_up, span=len(gate_up))
+            and all(
+                linear_takes(gpu, n, for_kernels(weight), splittable=True)
+                for weight in (layer.o, layer.down)
+            )
         )
 
     def _fused(self, n: int, logits: Tensor) -> None:

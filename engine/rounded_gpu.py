@@ -34,6 +34,8 @@ def rounded_product(gpu: Gpu, x: Tensor, weight: PackedMatrix, rounding: Roundin
     if n <= FEW_VECTORS and linear_takes(gpu, min(n, MAX_VECTORS), weight, splittable=True):
         return _few(gpu, x, weight, rounding, bias, workspace)
     forms = weight.form, rounding.form
+    if weight.shape[1] % 64:  # torch's products have no use for columns that are filled up
+        return None
     if forms == ("INT8", "int8") and n > MAX_VECTORS and rows % 8 == 0:
         return _many_int8(gpu, x, weight, rounding, bias)
     has_cores = gpu.capability >= _FP8_CORES and x.dtype == torch.bfloat16
@@ -65,9 +67,8 @@ def _many_int8(gpu: Gpu, x: Tensor, weight: PackedMatrix, rounding: Rounding,
     out = x.new_empty(n, rows)
     step = min(rows, max(8, _TILE_BYTES // (4 * n) // 8 * 8))
     scratch = torch.empty(n * step, dtype=torch.int32, device=x.device)
-    matrix = weight.codes.view(torch.int8)
     for first in range(0, rows, step):
-        tile = matrix[first : first + step]
+        tile = weight.plain_codes(first, min(rows, first + step)).view(torch.int8)
         sums = scratch[: n * len(tile)].view(n, len(tile))
         torch._int_mm(codes, tile.t(), out=sums)
         scale_sums(gpu, sums, factors, weight.row_scale, out, first, bias=bias)
@@ -77,9 +78,10 @@ def _many_int8(gpu: Gpu, x: Tensor, weight: PackedMatrix, rounding: Rounding,
 def _many_fp8(gpu: Gpu, x: Tensor, weight: PackedMatrix, rounding: Rounding,
               bias: Tensor | None) -> Tensor:  # fmt: skip
     codes, factors = _rounded(gpu, x, torch.float8_e4m3fn, rounding)
+    matrix = weight.plain_codes(0, len(weight)).view(torch.float8_e4m3fn)
     # Without fast accumulation: its sums would have 14 bits.
     return torch._scaled_mm(
-        codes, weight.codes.view(torch.float8_e4m3fn).t(), scale_a=factors.unsqueeze(1),
+        codes, matrix.t(), scale_a=factors.unsqueeze(1),
         scale_b=weight.row_scale.unsqueeze(0), bias=bias, out_dtype=x.dtype, use_fast_accum=False,
     )  # fmt: skip
 

@@ -11,26 +11,26 @@ ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2e-
 
 
 class Inputs:
-    """Random tensors on the GPU, the same for the same seed."""
+    """Random tensors, the same for the same seed on the same device."""
 
-    def __init__(self, seed: int, dtype: torch.dtype = torch.float32) -> None:
-        self._generator = torch.Generator("cuda").manual_seed(seed)
+    def __init__(self, seed: int, dtype: torch.dtype = torch.float32, device: str = "cuda") -> None:
+        self._options = {
+            "generator": torch.Generator(device).manual_seed(seed), "device": device,
+        }  # fmt: skip
         self.dtype = dtype
 
     def normal(self, *shape: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
-        values = torch.randn(shape, generator=self._generator, device="cuda") * scale
+        values = torch.randn(shape, **self._options) * scale
         return values.to(dtype or self.dtype)
 
     def integers(
         self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int32
     ) -> Tensor:
         """Integers from low up to and without high."""
-        return torch.randint(
-            low, high, shape, generator=self._generator, device="cuda", dtype=dtype
-        )
+        return torch.randint(low, high, shape, dtype=dtype, **self._options)
 
     def permutation(self, n: int) -> Tensor:
-        return torch.randperm(n, generator=self._generator, device="cuda").int()
+        return torch.randperm(n, **self._options).int()
 
 
 def poisoned(*shape: int, dtype: torch.dtype) -> Tensor:

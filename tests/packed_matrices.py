@@ -54,47 +54,46 @@ def packed(make: Inputs, form: str, group: int, rows: int, k: int, *,
 
 
 def parts(matrix: PackedMatrix) -> tuple[Tensor, Tensor]:
-    """Numbers [rows, columns], INT4's less 8, and table fp16 [rows, entries, 2] of a matrix in
-    groups, where rows are as described: of each 1024 bytes of codes those, then their entries,
-    filled up to whole 16 bytes; columns are filled up to whole 64 bytes of codes."""
-    in_byte = 2 if matrix.form == "INT4" else 1
-    columns = -(-matrix.shape[1] // (64 * in_byte)) * 64 * in_byte
-    codes, entries, at = [], [], 0
-    for column in range(0, columns, 1024 * in_byte):
-        width = min(1024 * in_byte, columns - column)
-        for to, size in ((codes, width // in_byte), (entries, -(-width // matrix.group // 4) * 16)):
-            to.append(matrix.codes[:, at : at + size])
-            at += size
-    assert at == matrix.codes.shape[1]
-    table = torch.cat(entries, 1).view(torch.float16).unflatten(1, (-1, 2))
-    together = torch.cat(codes, 1)
-    if matrix.form == "INT4":
-        return columns_as_described(together) - 8, table
-    return bytes_as_described(together), table
+    """Numbers [rows, columns] and table fp16 [rows, groups, 2] of a matrix in groups, filled up.
+
+    Read as records are described: of eight rows 64 bytes of numbers each, then for each group a
+    scale and an offset of each row.
+    """
+    columns_each = 128 if matrix.form == "INT4" else 64
+    steps, groups = -(-matrix.shape[1] // columns_each), columns_each // matrix.group
+    numbers = torch.full((len(matrix), steps * columns_each), -1000)
+    table = torch.full((len(matrix), steps * groups, 2), float("nan"), dtype=torch.float16)
+    as_described = nibbles_as_described if matrix.form == "INT4" else bytes_as_described
+    for row in range(len(matrix)):
+        block = matrix.codes[row // 8].view(steps, 8 * (64 + 4 * groups))
+        for step in range(steps):
+            record = block[step]
+            own = as_described(record[row % 8 * 64 :][:64])
+            numbers[row, step * columns_each :][:columns_each] = own
+            for group in range(groups):
+                at = 512 + 32 * group + 4 * (row % 8)
+                entry = record[at : at + 4].clone().view(torch.float16)
+                table[row, step * groups + group] = entry
+    return numbers, table
 
 
-def columns_as_described(codes: Tensor) -> Tensor:
-    """Numbers [rows, k] out of int4's order: of 128 columns, word p of thread t is 32p + 8t …,
-    column 2i in the bits 4i and column 2i + 1 in the bits 16 + 4i."""
-    rows, words = len(codes), codes.contiguous().view(torch.int32)
-    found = torch.full((rows, 2 * codes.shape[1]), -1)
-    for step in range(words.shape[1] // 16):
-        for t in range(4):
-            for p in range(4):
-                word = words[:, 16 * step + 4 * t + p]
-                for i in range(8):
-                    at = i // 2 * 4 + i % 2 * 16
-                    found[:, 128 * step + 32 * p + 8 * t + i] = word >> at & 15
+def nibbles_as_described(codes: Tensor) -> Tensor:
+    """128 numbers out of int4's order: word p of thread t is 32p + 8t …, column i in the low half
+    of byte i, column i + 4 in its high half."""
+    found = torch.full((128,), -1)
+    for t in range(4):
+        for p in range(4):
+            for i in range(8):
+                byte = int(codes[16 * t + 4 * p + i % 4])
+                found[32 * p + 8 * t + i] = byte >> i // 4 * 4 & 15
     return found
 
 
 def bytes_as_described(codes: Tensor) -> Tensor:
-    """Numbers [rows, k] out of the order of int8 in groups: of 64 columns the p-th eight bytes of
-    thread t are 32p + 8t …"""
-    found = torch.full(codes.shape, -1000)
-    for step in range(codes.shape[1] // 64):
-        for t in range(4):
-            for p in range(2):
-                eight = codes.view(torch.int8)[:, 64 * step + 16 * t + 8 * p :][:, :8]
-                found[:, 64 * step + 32 * p + 8 * t :][:, :8] = eight
+    """64 numbers out of the order of int8 in groups: the p-th eight bytes of thread t are those of
+    the columns 32p + 8t …"""
+    found = torch.full((64,), -1000)
+    for t in range(4):
+        for p in range(2):
+            found[32 * p + 8 * t :][:8] = codes.view(torch.int8)[16 * t + 8 * p :][:8]
     return found

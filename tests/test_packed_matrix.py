@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from packed_matrices import parts
+from kernel_case import Inputs
+from packed_matrices import FORMS, packed, parts
 from torch import Tensor
 
 from swiftchat.cuda.packed_matrix import (
@@ -34,10 +35,10 @@ def test_int4_keeps_every_number(rows: int, k: int, group: int) -> None:
     numbers, scale, zero, matrix = made_int4(rows, k, group)
     assert matrix.shape == (rows, k)
     columns, table = parts(matrix)
-    assert torch.equal(columns[:, :k] + 8, numbers.long()) and not columns[:, k:].any()
+    assert torch.equal(columns[:, :k], numbers.long()) and not columns[:, k:].any()
     s, z = table[:, : k // group].double().unbind(2)
     assert torch.equal(matrix.row_scale.double().unsqueeze(1) * s, scale.double())
-    assert torch.equal(8 - z, zero.double())
+    assert torch.equal(-z, zero.double())
     assert not table[:, k // group :].any() and table.shape[1] * group >= columns.shape[1]
     assert matrix.nbytes == packed_bytes("INT4", rows, k, group)
 
@@ -78,15 +79,34 @@ def test_many_rows_are_packed_a_tile_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(made_int4(37, 256, 64)[3].codes, whole.codes)
 
 
-def test_bytes_are_kept_as_they_lie() -> None:
-    codes = torch.randint(-128, 128, (6, 48), dtype=torch.int8)
-    scale = torch.rand(6)
+@pytest.mark.parametrize(("rows", "k"), [(6, 48), (16, 64), (43, 208)])
+def test_bytes_keep_their_order(rows: int, k: int) -> None:
+    """Of eight rows 64 bytes each, then the next 64; what fills up is 0."""
+    codes, scale = torch.randint(-128, 128, (rows, k), dtype=torch.int8), torch.rand(rows)
     for matrix in (packed_int8(codes, scale, torch.float16), packed_fp8(codes, scale, torch.half)):
-        assert matrix.codes.data_ptr() == codes.data_ptr() and matrix.codes.dtype == torch.uint8
         assert torch.equal(matrix.row_scale, scale)
-        assert matrix.nbytes == packed_bytes(matrix.form, 6, 48)
-        some = matrix.rows(4, 6)
-        assert some.shape == (2, 48) and torch.equal(some.codes.view(torch.int8), codes[4:])
+        assert matrix.nbytes == packed_bytes(matrix.form, rows, k)
+        blocks = matrix.codes.view(torch.int8).view(-(-rows // 8), -(-k // 64), 8, 64)
+        whole = torch.zeros(len(blocks) * 8, blocks.shape[1] * 64, dtype=torch.int8)
+        whole[:rows, :k] = codes
+        for row in range(len(whole)):
+            assert torch.equal(blocks[row // 8, :, row % 8].flatten(), whole[row])
+
+
+@pytest.mark.parametrize(("form", "group"), FORMS)
+def test_rows_of_a_matrix(form: str, group: int) -> None:
+    make = Inputs(1, torch.bfloat16, device="cpu")
+    matrix, _ = packed(make, form, group, 43, 640)
+    index = torch.randperm(43)
+    mixed = matrix.reordered(index).reordered(torch.argsort(index))
+    assert torch.equal(mixed.codes, matrix.codes)
+    assert torch.equal(mixed.row_scale, matrix.row_scale)
+    some = matrix.rows(16, 30)
+    assert some.shape == (14, 640) and torch.equal(some.codes, matrix.codes[2:4])
+    if not group:
+        plain = matrix.plain_codes(8, 43)
+        assert torch.equal(plain, matrix.reordered(torch.arange(8, 43)).plain_codes(0, 35))
+        assert plain.shape == (35, 640)
 
 
 def test_only_what_the_kernels_read_fits() -> None:

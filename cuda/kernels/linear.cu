@@ -62,29 +62,49 @@ __device__ __forceinline__ float norm_factor(const Arguments& a, const Shared& s
     return rsqrtf(sum / a.k + a.eps);
 }
 
-// Loads that are in flight together: a round trip to L2 takes longer than all of them.
+// Loads that are in flight together: a round trip to L2 takes longer than all of them. Of those so
+// many are used at once.
 constexpr int COLUMNS = VECTORS > 1 ? 1 : NORM ? 4 : 8;
+constexpr int AT_ONCE = COLUMNS > 4 ? 2 : COLUMNS;
+// RMSNorm's factor is one number a vector; where what is kept of a vector can hold the residual stream
+// it is left to the epilogue, which saves a pass. fp16 cannot.
+constexpr bool NORM_FIRST = NORM && IS_HALF && !INTEGERS;
+
+// Keeps EACH neighbours of vector b, from `column` of the whole on, for the products.
+template <int EACH>
+__device__ __forceinline__ void keep(const float (&x)[EACH], int b, int column, const Arguments& a,
+                                     const Share& share, u8* vectors, int stride) {
+    bool valid = b < a.n && column < share.end;
+    if constexpr (INTEGERS) {
+        keep_digits(x, b, column - share.begin, valid, share, vectors, stride, a.n);
+    } else if (valid) {
+        Vec<T, EACH> values;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) values.at[i] = from_float<T>(x[i]);
+        *(Vec<T, EACH>*)(vectors + b * stride + (column - share.begin) * sizeof(T)) = values;
+    }
+}
 
 #if NORM
-// Calls use(b, column, four values of vector b, four of norm_weight) for this thread's columns, and
-// leaves the sums of squares in shared memory. Where sums of groups are kept, whole warps call it,
-// with zeros for what lies past the end.
+// Calls use(b, column, four values of vector b, four of norm_weight) for this thread's columns, all
+// of a warp's together with zeros past the end, and leaves the sums of squares in shared memory.
 template <typename Use>
-__device__ __forceinline__ void for_values(const Arguments& a, Shared& shared, Use use) {
+__device__ __forceinline__ void for_values(const Arguments& a, const Share& share, Shared& shared,
+                                           Use use) {
     constexpr int STRIDE = CONSUMER_THREADS * 4;
     float squares[VECTORS] = {};
-    int end = GROUPED ? (a.k + 4 * WARP - 1) / (4 * WARP) * (4 * WARP) : a.k;
-    for (int first = threadIdx.x * 4; first < end; first += COLUMNS * STRIDE) {
+    int lane = threadIdx.x % WARP * 4;
+    for (int first = threadIdx.x * 4; first - lane < share.end; first += COLUMNS * STRIDE) {
         float4 v[COLUMNS][VECTORS];
         Vec<T, 4> weight[COLUMNS];
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
             int column = first + j * STRIDE;
-            if (GROUPED) weight[j] = {};
+            weight[j] = {};
             if (column < a.k) weight[j] = *(const Vec<T, 4>*)(a.norm_weight + column);
 #pragma unroll
             for (int b = 0; b < VECTORS; b++) {
-                if (GROUPED) v[j][b] = {};
+                v[j][b] = {};
                 if (b < a.n && column < a.k)
                     v[j][b] = __ldcg((const float4*)((const float*)a.x + (i64)b * a.k + column));
             }
@@ -93,12 +113,9 @@ __device__ __forceinline__ void for_values(const Arguments& a, Shared& shared, U
         for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
             for (int b = 0; b < VECTORS; b++) {
-                int column = first + j * STRIDE;
-                if (b < a.n && column < end) {
-                    float4 u = v[j][b];
-                    squares[b] += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
-                    use(b, column, u, weight[j]);
-                }
+                float4 u = v[j][b];
+                squares[b] += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
+                use(b, first + j * STRIDE, u, weight[j]);
             }
     }
 #pragma unroll
@@ -108,74 +125,72 @@ __device__ __forceinline__ void for_values(const Arguments& a, Shared& shared, U
     }
 }
 
-// The normalised vectors into shared memory as T. RMSNorm's factor is one number a vector; where T
-// can hold the residual stream it is left to the epilogue, which saves a pass. fp16 cannot.
+// The normalised vectors into shared memory.
 __device__ void load_vectors(const Arguments& a, const Share& share, Shared& shared, u8* to,
                              int stride) {
     float factors[VECTORS];
-    if constexpr (IS_HALF) {
-        for_values(a, shared, [](int, int, float4, Vec<T, 4>) {});
+    if constexpr (NORM_FIRST) {
+        for_values(a, share, shared, [](int, int, float4, Vec<T, 4>) {});
         named_barrier<1, CONSUMER_THREADS>();
 #pragma unroll
         for (int b = 0; b < VECTORS; b++) factors[b] = b < a.n ? norm_factor(a, shared, b) : 0;
         named_barrier<1, CONSUMER_THREADS>();
     }
-    for_values(a, shared, [&](int b, int i, float4 v, Vec<T, 4> w) {
+    for_values(a, share, shared, [&](int b, int column, float4 v, Vec<T, 4> w) {
         float f = 1, gain[4];
-        if constexpr (IS_HALF) f = factors[b];
+        if constexpr (NORM_FIRST) f = factors[b];
 #pragma unroll
         for (int j = 0; j < 4; j++) gain[j] = to_float(w.at[j]) + a.offset;
-        Vec<T, 4> x = {from_float<T>(v.x * f * gain[0]), from_float<T>(v.y * f * gain[1]),
-                       from_float<T>(v.z * f * gain[2]), from_float<T>(v.w * f * gain[3])};
-        bool inside = !GROUPED || i < share.end;
-        if (inside) *(Vec<T, 4>*)(to + b * stride + i * sizeof(T)) = x;
-        keep_sum(x, b, i, inside, share, to, stride, a.n);
+        float x[4] = {v.x * f * gain[0], v.y * f * gain[1], v.z * f * gain[2], v.w * f * gain[3]};
+        keep(x, b, column, a, share, to, stride);
     });
     named_barrier<1, CONSUMER_THREADS>();
 }
 #else
 __device__ void load_vectors(const Arguments& a, const Share& share, Shared&, u8* to, int stride) {
-    const T* x = (const T*)a.x + share.begin;
-    int pieces = (share.end - share.begin) / (16 / (int)sizeof(T));
-    int there = GROUPED ? (min(share.end, a.k) - share.begin) / (16 / (int)sizeof(T)) : pieces;
-    for (int first = threadIdx.x; first - threadIdx.x % WARP < pieces;
-         first += COLUMNS * CONSUMER_THREADS) {
+    constexpr int EACH = 16 / sizeof(T), STRIDE = CONSUMER_THREADS * EACH;
+    int lane = threadIdx.x % WARP * EACH, first = share.begin + threadIdx.x * EACH;
+    for (; first - lane < share.end; first += COLUMNS * STRIDE) {
         uint4 v[COLUMNS][VECTORS];
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
             for (int b = 0; b < VECTORS; b++) {
-                int i = first + j * CONSUMER_THREADS;
-                if (GROUPED) v[j][b] = {};
-                if (b < a.n && i < there) v[j][b] = __ldcg((const uint4*)(x + (i64)b * a.k) + i);
+                int column = first + j * STRIDE;
+                v[j][b] = {};
+                if (b < a.n && column < min(share.end, a.k))
+                    v[j][b] = __ldcg((const uint4*)((const T*)a.x + (i64)b * a.k + column));
             }
 #pragma unroll
-        for (int j = 0; j < COLUMNS; j++)
+        for (int together = 0; together < COLUMNS; together += AT_ONCE) {
+            if (first - lane + together * STRIDE >= share.end) break;
 #pragma unroll
-            for (int b = 0; b < VECTORS; b++) {
-                int i = first + j * CONSUMER_THREADS;
-                if (b < a.n && i < pieces) *(uint4*)(to + b * stride + i * 16) = v[j][b];
-                constexpr int EACH = 16 / sizeof(T);
-                if (b < a.n)
-                    keep_sum((const Vec<T, EACH>&)v[j][b], b, i * EACH, i < pieces, share, to, stride,
-                             a.n);
-            }
+            for (int j = together; j < together + AT_ONCE; j++)
+#pragma unroll
+                for (int b = 0; b < VECTORS; b++) {
+                    float x[EACH];
+#pragma unroll
+                    for (int i = 0; i < EACH; i++) x[i] = to_float(((const T*)&v[j][b])[i]);
+                    keep(x, b, first + j * STRIDE, a, share, to, stride);
+                }
+        }
     }
     named_barrier<1, CONSUMER_THREADS>();
 }
 #endif
 
 __device__ void consume(const Arguments& a, const Share& share, Shared& shared, const u8* ring,
-                        const u8* vectors, int stride) {
+                        u8* vectors, int stride) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, slot = 0, item = 0;
     u32 parity = 0, full = shared_address(shared.full);
     asm("" : "+r"(full));  // or the compiler asks for the shared memory's base again for every slot
-    Accumulator<T> sums;
+    Sums sums;
     for (int tile = share.first; tile < share.tiles; tile += share.step, item++) {
         for (int column = share.begin; column < share.end; column += CHUNK) {
             int width = min(CHUNK, share.end - column);
             barrier_wait(full + slot * 8, parity);
-            add_chunk(sums, ring + slot * SLOT_BYTES, vectors, stride, a.n, share, column, width);
+            add_chunk(sums, ring + slot * SLOT_BYTES, vectors, stride, a.n, share,
+                      column - share.begin, width);
             __syncwarp();
             if (lane == 0) barrier_arrive(&shared.empty[slot]);
             if (++slot == a.slots) slot = 0, parity ^= 1;
@@ -320,7 +335,7 @@ __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared,
                     y_low[j] += shared.sums[buffer][w][b][lane % PAIRS];
                     y_high[j] += shared.sums[buffer][w][b][lane % PAIRS + PAIRS];
                 }
-                if (NORM && !IS_HALF) {
+                if (NORM && !NORM_FIRST) {
                     float factor = norm_factor(a, shared, b);
                     y_low[j] *= factor;
                     y_high[j] *= factor;

@@ -1,7 +1,7 @@
 // How linear's weights come: what a block has to do, and the ring that one warp keeps full.
 #pragma once
 #include "mbarrier.cuh"
-#include "packed.cuh"
+#include "records.cuh"
 
 #define STORE 0
 #define RESIDUAL 1
@@ -9,23 +9,18 @@
 #define ROTATE 3
 #define SEND 4
 
-constexpr int TILE = 16;             // rows of weight
-constexpr int CHUNK_BYTES = 1024;    // of a row's numbers, at most, in a slot
-constexpr int BITS = FORM == PLAIN ? 8 * sizeof(T) : FORM == INT4 ? 4 : 8;
+constexpr int TILE = 16;           // rows of weight
+constexpr int CHUNK_BYTES = 1024;  // of a row's numbers, at most, in a slot
 constexpr int CHUNK = CHUNK_BYTES * 8 / BITS;
 constexpr int PIECE = 16 * 8 / BITS;  // weights a thread takes of a row at a time
-constexpr int STEP = 4 * PIECE;       // columns a warp takes at a time
-constexpr int STEP_BYTES = 64;        // of a row
-constexpr bool GROUPED = GROUP > 0;   // INT4, and INT8 where not whole rows have a factor
-// Columns of which splits are multiples.
-constexpr int PART = GROUPED ? CHUNK : 512;
-// A factor and a zero for each GROUP columns, after a row's numbers.
-constexpr int TABLE_BYTES = GROUPED ? CHUNK / (GROUPED ? GROUP : 1) * 4 : 0;
-// Half of 128 bytes more than some whole ones: rows g and g + 1 lie in different banks.
-constexpr int ROW_STRIDE = (CHUNK_BYTES + TABLE_BYTES) / 128 * 128 + 64;
-static_assert(CHUNK_BYTES + TABLE_BYTES <= ROW_STRIDE);
-constexpr int SLOT_BYTES = TILE * ROW_STRIDE;
-constexpr int SUMS_STRIDE = TILE + 4;  // floats; 4: vectors 2t and 2t + 2 lie in different banks
+constexpr int PART = 512;             // columns of which splits are multiples
+// What lies together of a tile in memory comes by one copy: rows, or of packed weights two blocks.
+constexpr int RUNS = FORM == PLAIN ? TILE : TILE / BLOCK_ROWS;
+// From one run to the next in a slot. Plain: half of 128 bytes more than some whole ones, so that rows g
+// and g + 1 lie in different banks.
+constexpr int RUN_BYTES = FORM == PLAIN ? CHUNK_BYTES + 64 : CHUNK_BYTES / STEP_BYTES * RECORD;
+constexpr int SLOT_BYTES = RUNS * RUN_BYTES;
+constexpr int SUMS_STRIDE = TILE + 4;  // floats; 4: other vectors lie in other banks
 constexpr int CONSUMERS = 8, EPILOGUES = 2, MAX_SLOTS = 16;
 constexpr int CONSUMER_THREADS = CONSUMERS * WARP;
 constexpr int STEPS = CHUNK / STEP / CONSUMERS;  // of a warp in a whole slot
@@ -63,12 +58,6 @@ struct Shared {
 #endif
 };
 
-// How many columns a row of so many has in memory: those in groups are filled up to whole steps, by
-// numbers and factors that mean 0.
-__device__ __forceinline__ int filled(int columns) {
-    return GROUPED ? (columns + STEP - 1) / STEP * STEP : columns;
-}
-
 // This block's share: the split it works on, and its tiles first, first + step, …
 struct Share {
     int split, first, step, tiles, begin, end;  // columns begin … end
@@ -92,33 +81,20 @@ __device__ __forceinline__ int row_of(const Arguments& a, int tile, int r) {
     return pair / half_span * a.span + pair % half_span + r / PAIRS * half_span;
 }
 
-// Bytes from one vector in shared memory to the next: rows g and g + 1 in different banks, where the
-// four threads of a row read 16 bytes side by side, or (8 bits without groups) 16 of every 32.
-__device__ __forceinline__ int x_stride(const Share& share) {
-    int part = (share.end - share.begin) * (int)sizeof(T);
-    return (part + 127) / 128 * 128 + (BITS == 8 && !GROUPED ? 16 : 64);
-}
-
-// How many Codes so many columns of a row are; in groups whole chunks, or the last.
-__device__ __forceinline__ int num_codes(int columns) {
-#if GROUP > 0
-    return columns * BITS / 8 + (columns / GROUP + 3) / 4 * 16;
-#else
-    return columns;
-#endif
-}
-
 __device__ void produce(const Arguments& a, const Share& share, Shared& shared, u8* ring) {
-    int slot = 0;
+    constexpr int RUN_ROWS = TILE / RUNS;
+    int slot = 0, runs = (a.rows + RUN_ROWS - 1) / RUN_ROWS;
+    i64 run_codes = FORM == PLAIN ? a.k : (i64)filled(a.k) / STEP * RECORD;
     u32 parity = 1;  // a fresh barrier passes a wait for the phase before its first
     for (int tile = share.first; tile < share.tiles; tile += share.step) {
-        int row = min(row_of(a, tile, threadIdx.x % TILE), a.rows - 1);  // this lane's of the tile
-        const Code* from = a.weight + (i64)row * num_codes(filled(a.k));
+        int run = row_of(a, tile, threadIdx.x % RUNS * RUN_ROWS) / RUN_ROWS;  // this lane's
+        const Code* from = a.weight + min(run, runs - 1) * run_codes;
         for (int column = share.begin; column < share.end; column += CHUNK) {
             int width = min(CHUNK, share.end - column);
-            u32 bytes = num_codes(width) * (int)sizeof(Code);
+            u32 at = FORM == PLAIN ? column : column / STEP * RECORD;
+            u32 bytes = FORM == PLAIN ? width * (int)sizeof(Code) : width / STEP * RECORD;
             barrier_wait(&shared.empty[slot], parity);
-            copy_rows<TILE>(ring + slot * SLOT_BYTES, ROW_STRIDE, from + num_codes(column), bytes,
+            copy_rows<RUNS>(ring + slot * SLOT_BYTES, RUN_BYTES, from + at, bytes,
                             &shared.full[slot]);
             if (++slot == a.slots) slot = 0, parity ^= 1;
         }

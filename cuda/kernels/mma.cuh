@@ -24,6 +24,15 @@ __device__ __forceinline__ void multiply(float* c, const u32 (&a)[4], u32 b0, u3
     multiply<A>(c, a[0], a[1], a[2], a[3], b0, b1);
 }
 
+// The same of bytes with signs, c[16 × 8] += a[16 × 32] · b[32 × 8] in integers: four bytes in a register,
+// a0 (g, 4t), a1 (g + 8, 4t), a2 (g, 4t + 16), a3 (g + 8, 4t + 16); b0 (4t, g), b1 (4t + 16, g).
+__device__ __forceinline__ void multiply_bytes(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // Four 8 × 8 matrices from shared memory; lane l gives the address of row l % 8 of matrix l / 8.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_matrices(u32 (&at)[4], u32 address) {

@@ -29,7 +29,7 @@ def dequantize(gpu: Gpu, matrix: PackedMatrix, out: Tensor) -> None:
     kernel = gpu.kernel(KernelSpec("dequantize", "pppii", defines))
     if rows:
         kernel(
-            min(rows, _BLOCKS_PER_SM * gpu.num_sms), _THREADS,
+            min(len(matrix.codes), _BLOCKS_PER_SM * gpu.num_sms), _THREADS,
             matrix.codes, matrix.row_scale, out, rows, k,
             num_bytes=matrix.nbytes + out.nbytes,
         )  # fmt: skip

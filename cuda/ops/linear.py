@@ -10,16 +10,15 @@ from swiftchat.cuda.check import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 from swiftchat.cuda.inbox import Inbox
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
-from swiftchat.cuda.packing import CHUNKS, GROUPS, filled
+from swiftchat.cuda.packing import BLOCK_ROWS, GROUPS, STEPS, filled, record_bytes
 
 MAX_VECTORS = 16
-# Slots of the ring of weights, 17 KB each (int4: up to 21). Four leave room for the next kernel's
-# block beside; five would too, but then more is in flight than L2 takes well (8B: 4.3 ms a step
-# instead of 3.8).
+# Slots of the ring of weights, 16 to 20 KB each. Four leave room for the next kernel's block
+# beside; five would too, but then more is in flight than L2 takes well (8B: 4.3 ms a step instead
+# of 3.8).
 _RING_SLOTS = 4
 _MAX_SPLITS = 16
-_PART = 512  # columns of which splits are multiples; in groups: a chunk
-_CHUNK = max(CHUNKS.values())  # int4's: what int8 in groups takes is less
+_PART = 512  # columns of which splits are multiples
 _THREADS = 352
 _TILE = 16  # rows in a slot
 _CHUNK_BYTES = 1024  # of a row in a slot
@@ -112,22 +111,20 @@ def _vectors(n: int) -> str:
     return "1" if n == 1 else "8" if n <= 8 else "16"
 
 
-def linear_fits(gpu: Gpu, n: int, k: int, itemsize: int, *, splittable: bool = False,
-                group: int = 0) -> bool:  # fmt: skip
-    """Whether n vectors of k elements are few and short enough for this kernel.
+def linear_takes(gpu: Gpu, n: int, weight: Matrix, *, splittable: bool = False,
+                 span: int = _TILE) -> bool:  # fmt: skip
+    """Whether n vectors as long as this matrix's rows are few and short enough for this kernel.
 
-    `group` is how many columns of a packed matrix have a factor together.
+    Pairs of rows that are finished together lie span / 2 apart: half the rows where those are
+    gates and then what they gate, half a head where heads are rotated. Packed rows come in eights.
     """
-    if not 1 <= n <= MAX_VECTORS or k * itemsize % 16:
+    k = weight.shape[1]
+    if not 1 <= n <= MAX_VECTORS or k * weight.dtype.itemsize % 16:
         return False
-    splits = _splits(gpu, n, k, itemsize, group)
+    if isinstance(weight, PackedMatrix) and span % (2 * BLOCK_ROWS):
+        return False
+    splits = _splits(gpu, n, weight)
     return splits is not None and (splits == 1 or splittable)
-
-
-def linear_takes(gpu: Gpu, n: int, weight: Matrix, *, splittable: bool = False) -> bool:
-    """`linear_fits` for vectors as long as this matrix's rows."""
-    k, itemsize = weight.shape[1], weight.dtype.itemsize
-    return linear_fits(gpu, n, k, itemsize, splittable=splittable, group=_group(weight))
 
 
 def linear(gpu: Gpu, x: Tensor, weight: Matrix, out: Tensor, workspace: Workspace, *,
@@ -214,8 +211,9 @@ def _launch(
     world: int = 0,
     x_scale: Tensor | None = None,
 ) -> None:
-    n, (rows, k), itemsize = len(x), weight.shape, weight.dtype.itemsize
-    if not linear_takes(gpu, n, weight, splittable=spec.defines["EPILOGUE"] in _SPLITTABLE):
+    n, (rows, k) = len(x), weight.shape
+    splittable = spec.defines["EPILOGUE"] in _SPLITTABLE
+    if not linear_takes(gpu, n, weight, splittable=splittable, span=span):
         raise ValueError(f"{n} vectors of {k} elements do not fit this kernel")
     codes, row_scale = weight, None
     if isinstance(weight, PackedMatrix):
@@ -230,13 +228,12 @@ def _launch(
     check_tensor("x", x, (n, k), torch.float32 if norm else weight.dtype, gpu)
     if norm:
         check_tensor("norm.weight", norm.weight, (k,), weight.dtype, gpu)
-    group = _group(weight)
-    splits = _splits(gpu, n, k, itemsize, group) or 1
+    splits = _splits(gpu, n, weight) or 1
     if splits > 1:
         needed = splits * n * rows
         if workspace.partial.numel() < needed or not workspace.counts(rows):
             raise ValueError(f"the workspace is too small for {rows} rows in {splits} splits")
-    vectors_bytes, slot_bytes = n * _vector_bytes(k, itemsize, splits, group), _slot_bytes(group)
+    vectors_bytes, slot_bytes = n * _vector_bytes(weight, splits), _slot_bytes(weight)
     room = gpu.block_shared_bytes - _static_bytes(n) - vectors_bytes
     slots = min(_RING_SLOTS, room // slot_bytes)
     # More than a third of a multiprocessor's: then two blocks share it, never three. Blocks of a
@@ -262,36 +259,46 @@ def _rotation_arguments(r: Rotation) -> tuple[Tensor | int, ...]:
     return r.cos_sin, r.positions, r.slots, r.cache, *sizes
 
 
-def _group(weight: Matrix) -> int:
-    return weight.group if isinstance(weight, PackedMatrix) else 0
-
-
 def _static_bytes(n: int) -> int:
     """Bytes of shared memory that do not depend on k, at most."""
     block, vector = _STATIC_BYTES
     return block + int(_vectors(n)) * vector
 
 
-def _slot_bytes(group: int) -> int:
-    """Bytes of a tile's rows in the ring, with scales and zeros of groups, at most."""
-    table_bytes = _CHUNK // group * 4 if group else 0
-    return _TILE * ((_CHUNK_BYTES + table_bytes) // 128 * 128 + 64)
+def _slot_bytes(weight: Matrix) -> int:
+    """Bytes of a tile's rows in the ring."""
+    if not isinstance(weight, PackedMatrix):
+        return _TILE * (_CHUNK_BYTES + 64)
+    return _TILE // BLOCK_ROWS * _CHUNK_BYTES // 64 * record_bytes(weight.form, weight.group)
 
 
-def _splits(gpu: Gpu, n: int, k: int, itemsize: int, group: int) -> int | None:
+def _splits(gpu: Gpu, n: int, weight: Matrix) -> int | None:
     """Into how many parts k is split, so that the vectors leave room for some slots at least.
 
     None if even the most parts there may be are too long.
     """
-    least = 2 if group else 3
-    room = gpu.block_shared_bytes - _static_bytes(n) - least * _slot_bytes(group)
+    least = 2 if isinstance(weight, PackedMatrix) and weight.group else 3
+    room = gpu.block_shared_bytes - _static_bytes(n) - least * _slot_bytes(weight)
     counts = range(1, _MAX_SPLITS + 1)
-    return next((s for s in counts if n * _vector_bytes(k, itemsize, s, group) <= room), None)
+    return next((s for s in counts if n * _vector_bytes(weight, s) <= room), None)
 
 
-def _vector_bytes(k: int, itemsize: int, splits: int, group: int) -> int:
-    """Bytes of one vector's part in shared memory, and groups' sums, at most."""
-    k, whole = filled("INT4", k, group), _CHUNK if group else _PART
-    part = min(k, ceil(ceil(k / splits) / whole) * whole)
-    sums = 4 * (ceil(part // group / 4) * 4 + 4) if group else 0
-    return ceil(part * itemsize / 128) * 128 + 64 + sums
+def _vector_bytes(weight: Matrix, splits: int) -> int:
+    """Bytes of one vector's part in shared memory, with its groups' powers and sums."""
+    itemsize, k = weight.dtype.itemsize, weight.shape[1]
+    if not isinstance(weight, PackedMatrix):
+        return _row_bytes(min(k, _part(k, splits)) * itemsize)
+    k, group = filled(weight.form, k), weight.group or STEPS[weight.form]
+    part = min(k, _part(k, splits))
+    if weight.form == "FP8" or itemsize == 4:
+        return _row_bytes(part * itemsize)
+    return 2 * _row_bytes(part) + 8 * (part // group | 1)
+
+
+def _part(k: int, splits: int) -> int:
+    return ceil(ceil(k / splits) / _PART) * _PART
+
+
+def _row_bytes(size: int) -> int:
+    """What a row takes, so that the next one's banks are others."""
+    return ceil(size / 128) * 128 + 64
