@@ -3,6 +3,7 @@
 import pytest
 import torch
 from kernel_case import DTYPES, Inputs, assert_close, poisoned
+from packed_matrices import FORMS, packed
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.embed import embed
@@ -42,6 +43,40 @@ def test_embed_with_scale_and_positions(gpu: Gpu, dtype, n: int, hidden: int) ->
     embed(gpu, ids, table, out, positions=positions, position_table=places, scale=22.625)
     expected = table.double()[ids] * 22.625 + places.double()[positions]
     assert_close(out, expected, 1e-6)
+
+
+@pytest.mark.parametrize(("form", "group"), FORMS)
+@pytest.mark.parametrize(("n", "hidden"), [(1, 4096), (3, 640), (65, 576), (2, 9088)])
+def test_packed_tables(gpu: Gpu, form: str, group: int, n: int, hidden: int) -> None:
+    """In fp32, whatever is multiplied with; 9088 columns are more than a chunk of each form."""
+    hidden = hidden // max(16, group) * max(16, group)
+    for dtype in DTYPES:
+        make = Inputs(n + hidden, dtype)
+        table, meant = packed(make, form, group, VOCAB, hidden, uneven=1000)
+        ids = make.integers(0, VOCAB, n)
+        ids[-1] = VOCAB - 1
+        out = poisoned(n, hidden, dtype=torch.float32)
+        embed(gpu, ids, table, out)
+        expected = meant[ids]
+        assert ((out - expected).abs() <= 1e-6 * expected.abs()).all()
+        embed(gpu, ids, table, out, scale=22.625)
+        assert_close(out, expected * 22.625, 1e-6)
+
+
+@pytest.mark.parametrize(("form", "group"), FORMS)
+def test_ids_of_other_ranks_in_packed_tables(gpu: Gpu, form: str, group: int) -> None:
+    make = Inputs(4, torch.bfloat16)
+    table, meant = packed(make, form, group, 40, 640)
+    places = make.normal(6, 640)
+    positions = torch.arange(6, dtype=torch.int32, device="cuda")
+    ids = torch.tensor([99, 100, 139, 140, 0, 2**31 - 1], dtype=torch.int32, device="cuda")
+    out = poisoned(6, 640, dtype=torch.float32)
+    embed(gpu, ids, table, out, first_id=100)
+    assert_close(out[1:3], meant[[0, 39]], 1e-6)
+    assert not out[[0, 3, 4, 5]].any()
+    embed(gpu, ids, table, out, first_id=100, positions=positions, position_table=places)
+    assert_close(out[1:3], meant[[0, 39]] + places[1:3].double(), 1e-6)
+    assert torch.equal(out[3:], places[3:].float())
 
 
 def test_a_table_beyond_two_gib(gpu: Gpu) -> None:
