@@ -31,10 +31,11 @@ from swiftchat.engine.lanes import whole_lanes
 from swiftchat.engine.mixture import Experts, mixture, shared_part
 from swiftchat.engine.norms import norm_heads_
 from swiftchat.engine.packed_gpu import packed_product
-from swiftchat.engine.quantised import Table, Weight, for_kernels, plain
+from swiftchat.engine.quantised import Table, Weight, for_kernels
 from swiftchat.engine.rope import cos_sin_table
 from swiftchat.engine.rounded import RoundedInputs, rounded
 from swiftchat.engine.rounded_gpu import rounded_product
+from swiftchat.engine.stacked import Stacked, biases_of, parts_of
 from swiftchat.engine.torch_ops import alibi_slopes
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.tensor_parallel import Share
@@ -150,7 +151,7 @@ class CudaOps:
 
     def embed(self, plan: CudaPlan, table: Table) -> Tensor:
         x = torch.empty(len(plan.ids), table.shape[1], device=self.gpu.device)
-        embed(self.gpu, plan.ids, plain(table), x, first_id=self.first_id)
+        embed(self.gpu, plan.ids, for_kernels(table), x, first_id=self.first_id)
         return x
 
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -171,6 +172,10 @@ class CudaOps:
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         if isinstance(weight, RoundedInputs):
             return self._rounded_linear(x, weight, bias)
+        if isinstance(weight, Stacked):
+            parts = parts_of(weight)
+            each = zip(parts, biases_of(parts, bias), strict=True)
+            return torch.cat([self.linear(x, part, own) for part, own in each], 1)
         matrix = for_kernels(weight)
         if isinstance(matrix, PackedMatrix):
             return packed_product(self.gpu, x, matrix, bias, self.linear_workspace)

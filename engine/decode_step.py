@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.inbox import Inbox
+from swiftchat.cuda.ops.activation import activation
 from swiftchat.cuda.ops.add_normed import add_normed
 from swiftchat.cuda.ops.advance import advance
 from swiftchat.cuda.ops.all_gather import all_gather
@@ -33,8 +34,9 @@ from swiftchat.engine.decoder import Decoder, LayerWeights, rounds_inputs
 from swiftchat.engine.gpu_ranks import GpuRanks, Inboxes
 from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.lanes import Lanes
-from swiftchat.engine.quantised import for_kernels, plain
+from swiftchat.engine.quantised import Weight, for_kernels
 from swiftchat.engine.scheduler import Sequence
+from swiftchat.engine.stacked import Stacked, biases_of, parts_of
 from swiftchat.weights.config import ModelConfig
 
 # Numbers of lanes that have a graph; the others use the next larger one.
@@ -195,7 +197,6 @@ class DecodeStep:
         return (
             near_llama(config)
             and (self._decoder.ranks.size == 1 or self._inboxes is not None)
-            and config.intermediate_size % 4 == 0
             and not rounds_inputs(self._decoder.weights)
             and (not is_last or linear_takes(gpu, n, for_kernels(self._decoder.weights.lm_head)))
             and all(self._takes(n, layer) for layer in self._decoder.weights.layers)
@@ -203,10 +204,10 @@ class DecodeStep:
 
     def _takes(self, n: int, layer: LayerWeights) -> bool:
         """Whether the kernels take the layer's matrices with n vectors."""
-        gpu, qkv, gate_up = self._ops.gpu, for_kernels(layer.qkv), for_kernels(layer.gate_up)
+        gpu, size = self._ops.gpu, self._decoder.config.head_dim
         return (
-            linear_takes(gpu, n, qkv, span=self._decoder.config.head_dim)
-            and linear_takes(gpu, n, gate_up, span=len(gate_up))
+            all(linear_takes(gpu, n, part, span=size) for part in parts_of(layer.qkv))
+            and all(linear_takes(gpu, n, part, span=len(part)) for part in parts_of(layer.gate_up))
             and all(
                 linear_takes(gpu, n, for_kernels(weight), splittable=True)
                 for weight in (layer.o, layer.down)
@@ -226,7 +227,7 @@ class DecodeStep:
     def _embed(self, n: int, x: Tensor) -> None:
         gpu, decoder = self._ops.gpu, self._decoder
         part = x if self._inboxes is None else self._part[:n]
-        embed(gpu, self.lanes.tokens[:n], plain(decoder.weights.embed), part,
+        embed(gpu, self.lanes.tokens[:n], for_kernels(decoder.weights.embed), part,
               scale=decoder.embedding_scale, first_id=self._ops.first_id)  # fmt: skip
         if self._inboxes is not None:
             all_reduce(gpu, x, self._inboxes.embedding, part, adds=False)
@@ -255,8 +256,13 @@ class DecodeStep:
         self._add(x, attended.view(n, -1), for_kernels(layer.o), layer.o_bias, layer.attn_out_norm,
                   of_attention)  # fmt: skip
         norm = self._norm(layer.mlp_norm)
-        linear_gated(gpu, x, for_kernels(layer.gate_up), inner, ops.linear_workspace, norm,
-                     config.activation, bias=layer.gate_up_bias)  # fmt: skip
+        if isinstance(layer.gate_up, Stacked):
+            both = inner.new_empty(n, 2 * inner.shape[1])
+            self._product(x, layer.gate_up, layer.gate_up_bias, both, norm)
+            activation(gpu, both, inner, config.activation, gated=True)
+        else:
+            linear_gated(gpu, x, for_kernels(layer.gate_up), inner, ops.linear_workspace, norm,
+                         config.activation, bias=layer.gate_up_bias)  # fmt: skip
         self._add(x, inner, for_kernels(layer.down), layer.down_bias, layer.mlp_out_norm, of_ffn)
 
     def _norm(self, weight: Tensor | None) -> Norm:
@@ -269,17 +275,32 @@ class DecodeStep:
         config, norm, cos_sin = self._decoder.config, self._norm(layer.attn_norm), ops.cos_sin(i)
         positions, slots = lanes.positions[:n], lanes.slots[:n]
         cache, codes = stored(kv)
-        # The product's own rotation does not see a whole head, whose largest number codes need.
-        if layer.head_norms is None and cos_sin is not None and codes is None:
+        # The product's own rotation does not see a whole head, whose largest number codes need,
+        # and has all heads in one form.
+        stacked, normed = isinstance(layer.qkv, Stacked), layer.head_norms is not None
+        if not (stacked or normed) and cos_sin is not None and codes is None:
             rotation = Rotation(cos_sin, positions, slots, cache, config.num_heads)
             linear_rotate(gpu, x, for_kernels(layer.qkv), self._queries[:n], ops.linear_workspace,
                           norm, rotation, bias=layer.qkv_bias)  # fmt: skip
             return self._queries[:n]
-        linear(gpu, x, for_kernels(layer.qkv), heads.view(n, -1), ops.linear_workspace,
-               bias=layer.qkv_bias, norm=norm)  # fmt: skip
+        self._product(x, layer.qkv, layer.qkv_bias, heads.view(n, -1), norm)
         rotary(gpu, heads, cos_sin, positions, slots, cache, config.num_heads, config.num_kv_heads,
                norm=ops.head_norm(layer.head_norms), codes=codes)  # fmt: skip
         return heads[:, : config.num_heads]
+
+    def _product(self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor,
+                 norm: Norm) -> None:  # fmt: skip
+        """out [n, rows] = normed x · weightᵀ + bias, by a kernel for each form in the weight."""
+        parts = parts_of(weight)
+        rows = [len(part) for part in parts]
+        # What the kernel writes lies together, as the parts of one vector do.
+        apart = len(x) > 1 and len(parts) > 1
+        outs = [out.new_empty(len(x), r) for r in rows] if apart else torch.split(out, rows, 1)
+        gpu, workspace = self._ops.gpu, self._ops.linear_workspace
+        for part, own, added in zip(parts, outs, biases_of(parts, bias), strict=True):
+            linear(gpu, x, part, own, workspace, bias=added, norm=norm)
+        if apart:
+            torch.cat(outs, 1, out=out)
 
     def _add(self, x: Tensor, branch: Tensor, weight: Matrix, bias: Tensor | None,
              norm: Tensor | None, inbox: Inbox | None) -> None:  # fmt: skip

@@ -14,7 +14,7 @@ from swiftchat.engine.arrange import arrange
 from swiftchat.engine.decoder import DecoderWeights, LayerWeights
 from swiftchat.engine.mixture import Expert, Experts
 from swiftchat.engine.packing import Pack, Use, Wanted, packed_or_decoded, packing
-from swiftchat.engine.quantised import Int4Weight, Int8GroupsWeight, Table, Weight, plain
+from swiftchat.engine.quantised import Table, Weight, has_rows, plain
 from swiftchat.engine.rounded import RoundedInputs, rounding_of
 from swiftchat.engine.streaming import STAGING_BYTES, Copy, ahead, default_readers, stream_in
 from swiftchat.weights.checkpoint import Checkpoint
@@ -131,7 +131,7 @@ def stream_weights(
         return _with_rounding(checkpoint, wanted, use, weight)
 
     def job(wanted: Wanted, use: Use) -> Callable[[], Weight]:
-        keep = pack if use == "product" else None  # no kernel looks rows up in packed tables
+        keep = pack if use != "plain" else None
         return partial(packed_or_decoded, checkpoint, wanted, use, keep, dtype, device)
 
     jobs = [job(*asked) for asked in _all_asked(share, dtype) if is_packed(asked[0])]
@@ -214,7 +214,7 @@ def assemble(share: Share, place: Place, dtype: torch.dtype) -> DecoderWeights:
         weight = matrix(canonical, use="lookup")
         if weight is None:
             return torch.empty(0, dtype=dtype)
-        assert isinstance(weight, Tensor | Int4Weight | Int8GroupsWeight)
+        assert has_rows(weight)
         return weight
 
     def branch(*canonical: str, layer: int | None = None) -> Weight:

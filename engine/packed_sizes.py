@@ -1,7 +1,6 @@
 """What quantised weights take on a GPU, known before any of them is read. No torch."""
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -12,45 +11,31 @@ from swiftchat.weights.packed import PackedTensor
 from swiftchat.weights.quantise import MATRICES
 from swiftchat.weights.tensor_parallel import Part, Share
 
-# Rows are looked up in plain tables only, also where they serve as head.
-_PRODUCTS = MATRICES | {"lm_head"}
-# What one product reads together goes by the name of the first.
-_FIRST: Mapping[str, str] = MappingProxyType(
-    {"k": "q", "v": "q", "up": "gate", "expert_up": "expert_gate", "shared_up": "shared_gate"}
-)
+_PACKED = MATRICES | {"embed", "lm_head"}
 _FORMS: Mapping[type[Kept], str] = MappingProxyType(
     {Int4: "INT4", Int8: "INT8", Int8Groups: "INT8", Float8: "FP8"}
 )
-_Form = tuple[str, int]
 
 
 def weights_on_gpu(share: Share, packed: Mapping[str, PackedTensor], item_bytes: int) -> int:
     """Bytes of a rank's weights where our kernels run the model; `packed` by Hugging Face name.
 
-    Matrices stay packed where the kernels read their form and size, and all that one product reads
-    is in one form. All else becomes numbers of `item_bytes`.
+    Matrices stay packed where the kernels read their form and size; all else becomes numbers of
+    `item_bytes`.
     """
-    whole = canonical_shapes(share.config)
-    products = defaultdict(list)
+    whole, total = canonical_shapes(share.config), 0
     for place, part in share.own_tensors():
-        canonical, layer, number = place
+        shape = part.shape(whole[place[0]])
         tensor = packed.get(tensor_name(share.config, *place))
-        shape = part.shape(whole[canonical])
-        form = _form(tensor, part, shape) if tensor and canonical in _PRODUCTS else None
-        products[_FIRST.get(canonical, canonical), layer, number].append((shape, form))
-    total = 0
-    for matrices in products.values():
-        form = matrices[0][1]
-        together = all(other == form for _, other in matrices)
-        for shape, _ in matrices:
-            if form is None or not together:
-                total += math.prod(shape) * item_bytes
-            else:
-                total += packed_bytes(form[0], shape[0], shape[1], form[1])
+        form = _form(tensor, part, shape) if tensor and place[0] in _PACKED else None
+        if form is None:
+            total += math.prod(shape) * item_bytes
+        else:
+            total += packed_bytes(form[0], shape[0], shape[1], form[1])
     return total
 
 
-def _form(tensor: PackedTensor, part: Part, shape: tuple[int, ...]) -> _Form | None:
+def _form(tensor: PackedTensor, part: Part, shape: tuple[int, ...]) -> tuple[str, int] | None:
     """The kernels' form and group that a part of a matrix is kept in; None: it is decoded."""
     keeping = tensor.kept
     form = None if keeping is None else _FORMS.get(keeping.form)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Literal
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from swiftchat.engine.packed_gpu import packed_matrix
 from swiftchat.engine.packed_sizes import weights_on_gpu
-from swiftchat.engine.quantised import Int4Weight, Int8GroupsWeight, Weight, packed_weight
+from swiftchat.engine.quantised import Weight, has_rows, packed_weight
+from swiftchat.engine.stacked import Stacked
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.families import expected_tensors
 from swiftchat.weights.kept import Kept, cut
@@ -57,18 +59,35 @@ def packed_or_decoded(
     checkpoint: Checkpoint, wanted: Wanted, use: Use, pack: Pack | None, dtype: torch.dtype,
     device: torch.device,
 ) -> Weight:  # fmt: skip
-    """The wanted parts together, as they are packed where `pack` has a form for them all."""
-    weight = None if pack is None else _packed(checkpoint, wanted, pack, dtype)
-    if weight is None or (
-        use == "lookup" and not isinstance(weight, Int4Weight | Int8GroupsWeight)
-    ):
-        return _decoded(checkpoint, wanted, dtype, device)
-    return weight
+    """The wanted parts together, as they are packed where `pack` has a form for them.
+
+    Neighbours in one form become one matrix, and so do those that have none; if there are several
+    matrices then, they are `Stacked`.
+    """
+    runs = [list(run) for _, run in groupby(wanted, lambda one: _form(checkpoint, one[0]))]
+    found = [(run, _packed(checkpoint, run, use, pack, dtype)) for run in runs]
+    weights: list[Weight] = []
+    for is_packed, some in groupby(found, lambda each: each[1] is not None):
+        if is_packed:
+            weights += [weight for _, weight in some if weight is not None]
+        else:
+            plain = [one for run, _ in some for one in run]
+            weights.append(_decoded(checkpoint, plain, dtype, device))
+    return weights[0] if len(weights) == 1 else Stacked(weights)
+
+
+def _form(checkpoint: Checkpoint, name: str) -> tuple[type[Kept], int] | None:
+    """What those have in common that can be packed together; None: it has no such form."""
+    tensor = checkpoint.packed.get(name)
+    keeping = None if tensor is None else tensor.kept
+    return None if keeping is None else (keeping.form, keeping.group)
 
 
 def _packed(
-    checkpoint: Checkpoint, wanted: Wanted, pack: Pack, dtype: torch.dtype
+    checkpoint: Checkpoint, wanted: Wanted, use: Use, pack: Pack | None, dtype: torch.dtype
 ) -> Weight | None:
+    if pack is None:
+        return None
     parts: list[Kept] = []
     for name, part in wanted:
         tensor = checkpoint.packed.get(name)
@@ -78,7 +97,8 @@ def _packed(
         if own is None:
             return None
         parts.append(own)
-    return pack(parts, dtype)
+    weight = pack(parts, dtype)
+    return weight if use != "lookup" or has_rows(weight) else None
 
 
 def _decoded(checkpoint: Checkpoint, wanted: Wanted, dtype: torch.dtype,

@@ -9,7 +9,7 @@ decoded and multiplied with in the usual way. Neither ever has the whole matrix 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,7 @@ class PackedWeight(Protocol):
         """x [n, columns] times the matrix transposed: [n, rows], in x's dtype."""
 
 
+_PackedWeight = TypeVar("_PackedWeight", bound=PackedWeight)
 # What a decoder has: the kernels' packed matrices on a GPU, the classes here on the CPU.
 Weight = Tensor | PackedWeight | PackedMatrix
 
@@ -56,7 +57,7 @@ class PackedTable(PackedWeight, Protocol):
         """The rows `ids` [n]: [n, columns], in `dtype`."""
 
 
-Table = Tensor | PackedTable
+Table = Tensor | PackedTable | PackedMatrix
 
 
 def packed_weight(parts: Sequence[Kept], dtype: torch.dtype) -> PackedWeight | None:
@@ -368,6 +369,11 @@ def reordered(weight: Weight, index: Tensor) -> Weight:
     return weight[index] if isinstance(weight, Tensor) else Reordered(weight, index)
 
 
+def has_rows(weight: Weight | None) -> TypeGuard[Table]:
+    """Whether rows of it can be looked up."""
+    return isinstance(weight, Tensor | Int4Weight | Int8GroupsWeight | PackedMatrix)
+
+
 def plain(weight: Weight) -> Tensor:
     """A weight that is a tensor; `DeviceError` where it is packed."""
     if not isinstance(weight, Tensor):
@@ -382,7 +388,7 @@ def for_kernels(weight: Weight) -> Matrix:
     return weight
 
 
-def for_torch(weight: PackedWeight | PackedMatrix) -> PackedWeight:
+def for_torch(weight: _PackedWeight | PackedMatrix) -> _PackedWeight:
     """One for torch's operators; `DeviceError` for what only our kernels compute with."""
     if isinstance(weight, PackedMatrix):
         raise DeviceError("torch's operators do not multiply with a matrix packed for kernels")

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from swiftchat.engine import quantised
+from swiftchat.engine import stacked
 from swiftchat.engine.quantised import Weight, tensors_of
 from swiftchat.engine.torch_ops import linear
 from swiftchat.weights.kept import Rounding
@@ -86,7 +86,7 @@ def matrix_of(weight: Weight) -> Weight:
 
 
 def reordered(weight: Weight, index: Tensor) -> Weight:
-    """The rows of `weight` that `index` names, as `quantised.reordered`."""
+    """The rows of `weight` that `index` names, as `stacked.reordered`."""
     if isinstance(weight, RoundedInputs):
-        return RoundedInputs(quantised.reordered(weight.weight, index), weight.rounding)
-    return quantised.reordered(weight, index)
+        return RoundedInputs(stacked.reordered(weight.weight, index), weight.rounding)
+    return stacked.reordered(weight, index)

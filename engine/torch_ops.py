@@ -88,7 +88,9 @@ class TorchOps:
 
     def embed(self, plan: "TorchPlan", table: Table) -> Tensor:
         def rows(ids: Tensor) -> Tensor:
-            return (table[ids] if isinstance(table, Tensor) else table.rows(ids)).float()
+            if isinstance(table, Tensor):
+                return table[ids].float()
+            return for_torch(table).rows(ids).float()
 
         if table.shape[0] == self._config.vocab_size:
             return rows(plan.ids)

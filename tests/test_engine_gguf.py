@@ -16,6 +16,7 @@ from swiftchat.engine.engine import Engine
 from swiftchat.engine.loader import stream_weights
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.quantised import Int4Weight, Int8GroupsWeight, packed_weight
+from swiftchat.engine.stacked import Stacked
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert import convert
 from swiftchat.weights.dequantize import BLOCK_TYPES, dequantize
@@ -100,6 +101,28 @@ def test_the_engine_computes_what_the_blocks_mean(
     assert engine.info.dtype == "bfloat16"
     tokens, _ = tiny.run(engine, {1: ids}, SamplingParams(max_tokens=3))
     assert len(tokens[1]) > 0
+
+
+def test_values_and_gates_in_another_form_stay_packed_beside_their_neighbours(
+    tmp_path: Path,
+) -> None:
+    """As in files called Q4_K_M, which have values in Q6_K, in some layers, beside Q4_K."""
+    kinds = gguf.GGMLQuantizationType
+    mixed = {"blk.0.attn_v": kinds.Q8_0, "blk.1.ffn_gate": kinds.Q5_1, "blk.1.attn_k": kinds.F16}
+    tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(), quantise=kinds.Q4_1, mixed=mixed)
+    convert(tmp_path / "m.gguf", tmp_path / "out", packed=True, dtype="float32")
+    convert(tmp_path / "out", tmp_path / "plain")
+    bench = tiny.Bench(tmp_path / "out")
+    first, second = bench.decoder.weights.layers
+    stacks = (first.qkv, [Int4Weight, Int8GroupsWeight]), (
+        second.qkv, [Int4Weight, torch.Tensor, Int4Weight]), (
+        second.gate_up, [Int8GroupsWeight, Int4Weight])  # fmt: skip
+    for stack, expected in stacks:
+        assert isinstance(stack, Stacked)
+        assert all(map(isinstance, stack.parts, expected)) and len(stack.parts) == len(expected)
+    assert isinstance(first.gate_up, Int4Weight)
+    ids, plain = tiny.random_ids(30), tiny.Bench(tmp_path / "plain")
+    torch.testing.assert_close(bench.last_logits(ids), plain.last_logits(ids), rtol=1e-4, atol=1e-4)
 
 
 def test_plain_weights_are_made_of_packed_ones(files: dict[str, Path], tmp_path: Path) -> None:

@@ -16,11 +16,13 @@ from tiny_llama import tiny_llama
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear import Workspace
 from swiftchat.cuda.packed_matrix import PackedMatrix
+from swiftchat.engine.decode_ahead import DecodeAhead
 from swiftchat.engine.decoder import resident_bytes
 from swiftchat.engine.loader import stream_weights
 from swiftchat.engine.packed_gpu import packed_matrix, packed_product
 from swiftchat.engine.packed_sizes import weights_on_gpu
 from swiftchat.engine.params import SamplingParams
+from swiftchat.engine.stacked import Stacked
 from swiftchat.weights.convert import convert
 from swiftchat.weights.dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.gguf_kept import kept as gguf_kept
@@ -118,15 +120,28 @@ def test_packed_and_plain_tensors_are_loaded_side_by_side(
     assert done == sorted(done) and told[-1][0] == told[-1][1]
 
 
-@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "head", "mixed", "Q4_1", "Q8_0"])
+def as_q4_k_m(path: Path) -> Path:
+    """A model with values, some gates and the tied head in 8 bits, all else in 4."""
+    kinds = gguf.GGMLQuantizationType
+    wide = ("blk.0.attn_v", "blk.0.ffn_gate", "ffn_down", "token_embd")
+    model = tiny_llama(hidden_size=192, intermediate_size=256, tie_word_embeddings=True)
+    tiny_gguf.write(path / "m.gguf", model, quantise=kinds.Q4_0,
+                    mixed=dict.fromkeys(wide, kinds.Q8_0))  # fmt: skip
+    convert(path / "m.gguf", path / "out", packed=True, dtype="float32")
+    return path / "out"
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "head", "mixed", "Q4_K_M", "Q4_1", "Q8_0"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_what_weights_take_is_known_before(
     quantised: dict[str, Path], tmp_path: Path, form: str, tp: int
 ) -> None:
-    """To the byte, also where a product's matrices are not in one form and so are decoded."""
+    """To the byte, also where a product's matrices are not in one form."""
     if form == "mixed":
         keep = ["*.0.self_attn.v_proj.weight"]
         convert(quantised["plain"], tmp_path / "out", quantisation=Quantisation("int4", 64, keep))
+    elif form == "Q4_K_M":
+        as_q4_k_m(tmp_path)
     elif form.startswith("Q"):
         kind = gguf.GGMLQuantizationType[form]
         tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(hidden_size=192), quantise=kind)
@@ -137,9 +152,11 @@ def test_what_weights_take_is_known_before(
         model.config, model.checkpoint(), torch.bfloat16, CPU, lambda *_: None, share,
         pack=partial(packed_matrix, device=CPU),
     )  # fmt: skip
-    first = weights.layers[0]
-    assert isinstance(first.qkv, torch.Tensor) == (form == "mixed")
-    assert isinstance(first.gate_up, PackedMatrix)
+    first, second = weights.layers
+    assert isinstance(first.qkv, Stacked) == (form in ("mixed", "Q4_K_M"))
+    assert isinstance(first.gate_up, Stacked) == (form == "Q4_K_M")
+    assert isinstance(second.qkv, PackedMatrix) and isinstance(second.gate_up, PackedMatrix)
+    assert isinstance(weights.embed, PackedMatrix) == form.startswith("Q")
     assert weights_on_gpu(share, model.packed, 2) == resident_bytes(weights)
 
 
@@ -200,7 +217,7 @@ def test_packed_experts_go_through_the_host(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0"])
 def test_gguf_blocks_on_a_gpu(tmp_path: Path, type_name: str) -> None:
-    """All stays packed but the table of embeddings."""
+    """All stays packed, the table of embeddings too."""
     model = tiny_llama(hidden_size=192, intermediate_size=256)  # no whole 128 columns
     kind = gguf.GGMLQuantizationType[type_name]
     tiny_gguf.write(tmp_path / "m.gguf", model, quantise=kind)
@@ -209,12 +226,40 @@ def test_gguf_blocks_on_a_gpu(tmp_path: Path, type_name: str) -> None:
     _, expected = tiny.likelihoods(tiny.engine(tmp_path / "out"), prompt, params)
     engine = tiny.engine(tmp_path / "out", device="cuda")
     weights = engine.decoder.weights
-    assert isinstance(weights.embed, torch.Tensor)
+    assert isinstance(weights.embed, PackedMatrix)
     assert isinstance(weights.layers[0].down, PackedMatrix)
     assert "decoded" not in engine.info.device
     _, found = tiny.likelihoods(engine, prompt, params)
     near = dict(expected[0].likeliest)  # minima of 11 bits on a GPU
     assert dict(found[0].likeliest) == pytest.approx(near, abs=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("source", ["Q4_K_M", "biases"])
+def test_matrices_in_several_forms_on_a_gpu(tmp_path: Path, source: str) -> None:
+    """One sequence and three, whose prompts are short and long; in the fused decode step."""
+    folder = as_q4_k_m(tmp_path) if source == "Q4_K_M" else with_plain_values(tmp_path)
+    params = SamplingParams(temperature=0, max_tokens=12)
+    on_cpu, engine = tiny.engine(folder), tiny.engine(folder, device="cuda")
+    weights = engine.decoder.weights
+    assert isinstance(weights.layers[0].qkv, Stacked)
+    assert isinstance(weights.layers[0].gate_up, Stacked)
+    assert isinstance(weights.embed, PackedMatrix) == (source == "Q4_K_M")
+    assert isinstance(engine._ahead, DecodeAhead)
+    assert engine._ahead._step._is_fused(1) and engine._ahead._step._is_fused(4)
+    for n in (1, 3):
+        prompts = {i: tiny.random_ids(5 + 70 * i, seed=i) for i in range(n)}
+        expected, _ = tiny.run(on_cpu, prompts, params)
+        assert tiny.run(engine, prompts, params)[0] == expected
+
+
+def with_plain_values(path: Path) -> Path:
+    """A model with biases whose first layer has values and gates as they were."""
+    tiny.make("llama-biases", path / "in", hidden_size=128, num_attention_heads=8,
+              intermediate_size=256)  # fmt: skip
+    keep = ["*.0.self_attn.v_proj.weight", "*.0.mlp.gate_proj.weight"]
+    convert(path / "in", path / "out", quantisation=Quantisation("int8", keep=keep))
+    return path / "out"
 
 
 @pytest.mark.gpu

@@ -31,6 +31,7 @@ from swiftchat.engine.packed_sizes import weights_on_gpu
 from swiftchat.engine.params import EngineConfig
 from swiftchat.engine.quantised import Int4Weight, packed_weight
 from swiftchat.engine.rank_count import num_ranks
+from swiftchat.engine.stacked import Stacked
 from swiftchat.engine.stages import GlooStages
 from swiftchat.weights.convert import convert
 from swiftchat.weights.kept import Int4, cut
@@ -140,6 +141,18 @@ def test_other_sources_on_two_ranks(tmp_path: Path, form: str) -> None:
     for bench in benches(tmp_path / "in", 2):
         layer = bench.decoder.weights.layers[0]
         assert isinstance(layer.qkv, torch.Tensor) == (form == "fp8-blocks")
+
+
+@pytest.mark.parametrize("family", ["llama-biases", "stablelm"])
+def test_matrices_in_several_forms_on_two_ranks(tmp_path: Path, family: str) -> None:
+    """Also where the rows of queries and keys are brought into another order."""
+    tiny.make(family, tmp_path / "in", **SIZES)
+    keep = ["*.0.self_attn.v_proj.weight", "*.1.mlp.gate_proj.weight"]
+    convert(tmp_path / "in", tmp_path / "out", quantisation=Quantisation("int4", 32, keep))
+    for bench in benches(tmp_path / "out", 2):
+        first, second = bench.decoder.weights.layers
+        assert isinstance(first.qkv, Stacked) and isinstance(second.gate_up, Stacked)
+        assert is_packed(bench)
 
 
 @pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0"])

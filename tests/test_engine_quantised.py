@@ -24,6 +24,8 @@ from swiftchat.engine.quantised import (
     packed_weight,
     reordered,
 )
+from swiftchat.engine.stacked import Stacked
+from swiftchat.engine.stacked import reordered as stacked_reordered
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert import convert
 from swiftchat.weights.kept import Float8, Int4, Int8, Kept
@@ -112,6 +114,21 @@ def test_parts_under_each_other_and_reordered() -> None:
     assert packed_weight(mixed, torch.float32) is None
 
 
+def test_matrices_in_several_forms_are_one_matrix() -> None:
+    made = [random_kept(form, 32 * (i + 1), 64) for i, form in enumerate(FORMS)]
+    parts = [packed_weight([kept], torch.float32) for kept, _ in made]
+    weight = Stacked([*(part for part in parts if part is not None), torch.ones(7, 64)])
+    meant = torch.cat([meant for _, meant in made] + [torch.ones(7, 64).double()])
+    assert weight.shape == meant.shape == (32 + 64 + 96 + 7, 64)
+    assert torch.equal(weight.product(torch.eye(64)).T.double(), meant)
+    index = torch.cat([torch.randperm(n) + at for n, at in ((32, 0), (64, 32), (96, 96), (7, 192))])
+    turned = stacked_reordered(weight, index)
+    assert isinstance(turned, Stacked)
+    assert torch.equal(turned.product(torch.eye(64)).T.double(), meant[index])
+    with pytest.raises(ValueError, match="belong to another"):
+        stacked_reordered(weight, index.flip(0))
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("engine-quantised") / "in"
@@ -150,13 +167,15 @@ def test_the_engine_computes_what_the_form_means(
     assert (rounded - expected).abs().max() <= allowed
 
 
-def test_kept_layers_and_mixed_matrices_are_plain(plain: Path, tmp_path: Path) -> None:
+def test_kept_layers_are_plain_and_their_neighbours_packed(plain: Path, tmp_path: Path) -> None:
     keep = ["*.0.self_attn.v_proj.weight", "*.0.mlp.down_proj.weight"]
     convert(plain, tmp_path / "out", quantisation=Quantisation("int4", 32, keep))
     convert(tmp_path / "out", tmp_path / "plain", dtype="float32")
     bench = tiny.Bench(tmp_path / "out", dtype=torch.float32)
     first, second = bench.decoder.weights.layers
-    assert isinstance(first.qkv, torch.Tensor) and isinstance(first.down, torch.Tensor)
+    assert isinstance(first.qkv, Stacked) and isinstance(first.down, torch.Tensor)
+    q_and_k, v = first.qkv.parts
+    assert isinstance(q_and_k, Int4Weight) and isinstance(v, torch.Tensor)
     assert isinstance(first.o, Int4Weight) and isinstance(second.qkv, Int4Weight)
     ids = tiny.random_ids(9)
     expected = tiny.Bench(tmp_path / "plain").last_logits(ids)

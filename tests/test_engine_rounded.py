@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from swiftchat.engine.params import SamplingParams
 from swiftchat.engine.quantised import Float8Weight, Int8Weight
 from swiftchat.engine.rounded import RoundedInputs, reordered, rounded
+from swiftchat.engine.stacked import Stacked
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert import convert
 from swiftchat.weights.kept import Rounding
@@ -177,7 +178,7 @@ def test_decoded_matrices_and_plain_ones(tmp_path: Path) -> None:
     expected = theirs_of(reference(tmp_path / "asymmetric"), ids)
     assert (bench.logits(ids[:1])[0] - expected[0]).abs().max() < 1e-4
     first, second = tiny.Bench(tmp_path / "plain v").decoder.weights.layers
-    assert isinstance(first.qkv, torch.Tensor) and isinstance(second.qkv, RoundedInputs)
+    assert isinstance(first.qkv, Stacked) and isinstance(second.qkv, RoundedInputs)
 
 
 def test_the_engine_answers_and_a_plain_copy_is_plain(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """A tiny GGUF file of a Llama of transformers, written with the reference package."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -48,10 +50,14 @@ def write(
     model: transformers.PreTrainedModel,
     *,
     quantise: gguf.GGMLQuantizationType | None = None,
+    mixed: Mapping[str, gguf.GGMLQuantizationType] = MappingProxyType({}),
     metadata: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
 ) -> None:
-    """Write `model`; `metadata` replaces (None: removes) keys, `tensors` adds more tensors."""
+    """Write `model`; `metadata` replaces (None: removes) keys, `tensors` adds more tensors.
+
+    Matrices become `quantise`, those whose GGUF name contains a key of `mixed` what it says.
+    """
     config = model.config
     changes = metadata or {}
     writer = gguf.GGUFWriter(path, changes.pop("general.architecture", "llama"))
@@ -83,7 +89,8 @@ def write(
         if value is not None:
             add(writer, key, value)
     for name, parameter in model.named_parameters():
-        _add_tensor(writer, name, parameter.detach().numpy(), config, quantise)
+        kind = next((k for part, k in mixed.items() if part in gguf_name(name)), quantise)
+        _add_tensor(writer, name, parameter.detach().numpy(), config, kind)
     for name, array in (tensors or {}).items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()
