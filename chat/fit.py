@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from swiftchat.engine.packed_sizes import weights_on_gpu
+from swiftchat.engine.packed_sizes import kept_forms, weights_on_gpu
 from swiftchat.engine.params import kv_row_bytes
 from swiftchat.weights.tensor_parallel import Share, share_of, tp_choices
 
@@ -67,7 +67,7 @@ def _item_bytes(model: "Model") -> int:
 def bytes_on_gpu(model: "Model", share: Share) -> int:
     """What a rank's weights take on a GPU; quantised ones as far as they stay so."""
     if model.packed:
-        return weights_on_gpu(share, model.packed, _item_bytes(model))
+        return weights_on_gpu(share, kept_forms(model.packed), _item_bytes(model))
     return share.weights_bytes({name: nbytes for name, (_, nbytes) in model.stored.items()})
 
 

@@ -11,17 +11,17 @@ from swiftchat.engine.arrange import arrange
 from swiftchat.engine.decoder import DecoderWeights
 from swiftchat.engine.loader import assemble
 from swiftchat.engine.packing import Pack, Use
-from swiftchat.engine.quantised import Weight
+from swiftchat.engine.quantised import Weight, has_rows
 from swiftchat.engine.rounded import RoundedInputs
 from swiftchat.weights.config import ModelConfig
+from swiftchat.weights.dummy import dummy_forms
 from swiftchat.weights.families import FAMILIES, canonical_tensors, expected_tensors, tensor_name
-from swiftchat.weights.kept import Float8, Int4, Int8, Kept, Rounding, cut
-from swiftchat.weights.quantise import MATRICES, W8A8
+from swiftchat.weights.kept import Float8, Int4, Int8, Kept, KeptForm, Rounding, cut
+from swiftchat.weights.quantise import W8A8
 from swiftchat.weights.tensor_parallel import Part, Share
 
 # As peaked as a trained model's: top-p 0.95 then keeps a few tokens, not tens of thousands.
 _LOGIT_STD = 4.0
-_GROUP = 128  # columns of int4 that have a factor together
 _BRANCH_ENDS = ("o", "down", "expert_down", "experts_down", "shared_down")
 
 
@@ -37,9 +37,8 @@ def dummy_weights(
     """Weights generated on the device, the same for the same seed, dtype and kind of device.
 
     With `share` those of one rank: each tensor is generated whole, by itself, and then cut, so
-    that all ranks together have what one has. With a `form` (int8, fp8, or int4 in groups of 128
-    with a head in int8) and a way to `pack`, the matrices that `convert --quantize` packs are
-    rounded and packed, and with one of `W8A8` their inputs rounded too.
+    that all ranks together have what one has. With a `form` and a way to `pack`, the matrices of
+    `dummy_forms` are rounded and packed, and with one of `W8A8` their inputs rounded too.
 
     The spread of a matrix keeps the size of what goes through it, and what the layers add to
     the residual stream together is about as large as an embedding, so that logits have a
@@ -49,8 +48,7 @@ def dummy_weights(
     share = share or Share(config)
     generator = torch.Generator(device)
     kinds = {tensor_name(config, *place): place[0] for place in canonical_tensors(config)}
-    shapes = expected_tensors(config)
-
+    shapes, forms = expected_tensors(config), dummy_forms(config, form)
     numbers = {name: number for number, name in enumerate(shapes)}
 
     def random(wanted: Sequence[tuple[str, Part]], use: Use) -> Weight:
@@ -61,13 +59,12 @@ def dummy_weights(
         generator.manual_seed(len(numbers) * seed + numbers[names[0]])
         tensor.normal_(mean, std, generator=generator)
         each = list(zip(torch.split(tensor, rows), (part for _, part in wanted), strict=True))
-        kind = kinds[names[0]]
-        its = "int8" if kind == "lm_head" and use == "product" and form == "int4" else form
-        if its is not None and pack is not None and (kind in MATRICES or its != form):
+        its = forms.get(names[0])
+        if its is not None and pack is not None:
             kept = [cut(_rounded(whole, its), part.axis, part.spans) for whole, part in each]
             together = [own for own in kept if own is not None]
             packed = pack(together, dtype) if len(together) == len(kept) else None
-            if packed is not None:
+            if packed is not None and (use != "lookup" or has_rows(packed)):
                 return packed
         if share.size == 1:
             return tensor
@@ -81,25 +78,24 @@ def dummy_weights(
     def with_rounding(wanted: Sequence[tuple[str, Part]], use: Use) -> Weight:
         weight = random(wanted, use)
         rounding = Rounding(W8A8[form]) if form is not None and form in W8A8 else None
-        matrix = use == "product" and kinds[wanted[0][0]] in MATRICES
-        return RoundedInputs(weight, rounding) if rounding and matrix else weight
+        return RoundedInputs(weight, rounding) if rounding and wanted[0][0] in forms else weight
 
     return arrange(share.local, assemble(share, with_rounding, dtype))
 
 
-def _rounded(matrix: Tensor, form: str) -> Kept:
+def _rounded(matrix: Tensor, kept: KeptForm) -> Kept:
     """A matrix in the nearest numbers of the form."""
-    rows, columns = matrix.shape
-    form = W8A8.get(form, form)
-    if form == "int4":
-        groups = matrix.float().view(rows, -1, _GROUP if columns % _GROUP == 0 else columns)
+    form, group = kept
+    rows = len(matrix)
+    if form is Int4:
+        groups = matrix.float().view(rows, -1, group)
         scale = (groups.amax(2) - groups.amin(2)) / 15
         zero = (-groups.amin(2) / scale).round_().clamp_(0, 15)
         numbers = (groups / scale.unsqueeze(2) + zero.unsqueeze(2)).round_().clamp_(0, 15)
         low, high = numbers.view(rows, -1, 2).byte().unbind(2)
         return Int4(_numpy(low | high << 4), _numpy(scale), _numpy(zero))
     largest = matrix.abs().amax(1, keepdim=True).float()
-    if form == "int8":
+    if form is Int8:
         numbers = (matrix * (127 / largest)).round_().char()
         return Int8(_numpy(numbers), _numpy(largest[:, 0] / 127))
     bits = (matrix * (448 / largest)).to(torch.float8_e4m3fn).view(torch.uint8)

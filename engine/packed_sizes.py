@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from swiftchat.cuda.packing import packed_bytes, packing_fits
 from swiftchat.weights.families import canonical_shapes, tensor_name
-from swiftchat.weights.kept import Float8, Int4, Int8, Int8Groups, Kept, group_of_cut
+from swiftchat.weights.kept import Float8, Int4, Int8, Int8Groups, Kept, KeptForm, group_of_cut
 from swiftchat.weights.packed import PackedTensor
 from swiftchat.weights.quantise import MATRICES
 from swiftchat.weights.tensor_parallel import Part, Share
@@ -17,8 +17,14 @@ _FORMS: Mapping[type[Kept], str] = MappingProxyType(
 )
 
 
-def weights_on_gpu(share: Share, packed: Mapping[str, PackedTensor], item_bytes: int) -> int:
-    """Bytes of a rank's weights where our kernels run the model; `packed` by Hugging Face name.
+def kept_forms(packed: Mapping[str, PackedTensor]) -> dict[str, KeptForm]:
+    """How those of the tensors are kept that can be."""
+    keepings = ((name, tensor.kept) for name, tensor in packed.items())
+    return {name: (kept.form, kept.group) for name, kept in keepings if kept is not None}
+
+
+def weights_on_gpu(share: Share, forms: Mapping[str, KeptForm], item_bytes: int) -> int:
+    """Bytes of a rank's weights where our kernels run the model; `forms` by Hugging Face name.
 
     Matrices stay packed where the kernels read their form and size; all else becomes numbers of
     `item_bytes`.
@@ -26,8 +32,8 @@ def weights_on_gpu(share: Share, packed: Mapping[str, PackedTensor], item_bytes:
     whole, total = canonical_shapes(share.config), 0
     for place, part in share.own_tensors():
         shape = part.shape(whole[place[0]])
-        tensor = packed.get(tensor_name(share.config, *place))
-        form = _form(tensor, part, shape) if tensor and place[0] in _PACKED else None
+        kept = forms.get(tensor_name(share.config, *place))
+        form = None if kept is None or place[0] not in _PACKED else _form(kept, part, shape)
         if form is None:
             total += math.prod(shape) * item_bytes
         else:
@@ -35,13 +41,9 @@ def weights_on_gpu(share: Share, packed: Mapping[str, PackedTensor], item_bytes:
     return total
 
 
-def _form(tensor: PackedTensor, part: Part, shape: tuple[int, ...]) -> tuple[str, int] | None:
+def _form(kept: KeptForm, part: Part, shape: tuple[int, ...]) -> tuple[str, int] | None:
     """The kernels' form and group that a part of a matrix is kept in; None: it is decoded."""
-    keeping = tensor.kept
-    form = None if keeping is None else _FORMS.get(keeping.form)
-    if keeping is None or form is None:
-        return None
-    group = keeping.group
+    form, group = _FORMS[kept[0]], kept[1]
     if group and part.axis == 1:
         group = group_of_cut(group, part.spans)
     return (form, group) if packing_fits(form, shape[1], group) else None

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.packed_gpu import packed_matrix
-from swiftchat.engine.packed_sizes import weights_on_gpu
+from swiftchat.engine.packed_sizes import kept_forms, weights_on_gpu
 from swiftchat.engine.quantised import Weight, has_rows, packed_weight
 from swiftchat.engine.stacked import Stacked
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.families import expected_tensors
-from swiftchat.weights.kept import Kept, cut
+from swiftchat.weights.kept import Kept, KeptForm, cut
 from swiftchat.weights.packed import as_float32
 from swiftchat.weights.tensor_parallel import Part, Share
 
@@ -45,7 +45,7 @@ def resident_estimate(
     """
     packed = checkpoint.packed
     if device.type != "cpu":
-        return weights_on_gpu(share, packed, dtype.itemsize)
+        return weights_on_gpu(share, kept_forms(packed), dtype.itemsize)
     whole_bytes = {
         name: checkpoint.nbytes(name)
         if name in packed and packed[name].kept is not None
@@ -76,7 +76,7 @@ def packed_or_decoded(
     return weights[0] if len(weights) == 1 else Stacked(weights)
 
 
-def _form(checkpoint: Checkpoint, name: str) -> tuple[type[Kept], int] | None:
+def _form(checkpoint: Checkpoint, name: str) -> KeptForm | None:
     """What those have in common that can be packed together; None: it has no such form."""
     tensor = checkpoint.packed.get(name)
     keeping = None if tensor is None else tensor.kept

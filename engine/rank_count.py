@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swiftchat.engine.packed_sizes import weights_on_gpu
+from swiftchat.engine.packed_sizes import kept_forms, weights_on_gpu
 from swiftchat.engine.params import EngineConfig
 from swiftchat.errors import DeviceError, OutOfMemory
 from swiftchat.weights.config import ModelConfig
-from swiftchat.weights.dummy import dummy_config
+from swiftchat.weights.dummy import dummy_config, dummy_forms, form_asked
+from swiftchat.weights.kept import KeptForm
 from swiftchat.weights.model import Model
-from swiftchat.weights.packed import PackedTensor
 from swiftchat.weights.tensor_parallel import share_of, tp_choices
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ def num_ranks(config: EngineConfig, path: Path) -> int:
     share_of(shape, 1 if config.tp == "auto" else config.tp, 0, num_stages=config.pp)
     if config.tp != "auto":
         return config.tp
-    return _fewest(config, shape, model.packed if model and config.kernels else {})
+    asked = form_asked(config.dummy or "")[1]
+    forms = kept_forms(model.packed) if model else dummy_forms(shape, asked)
+    return _fewest(config, shape, forms if config.kernels else {})
 
 
 def require_gpus(config: EngineConfig) -> None:
@@ -64,7 +66,7 @@ def _num_gpus(first: "torch.device") -> int:
     return torch.cuda.device_count() - (first.index or 0)
 
 
-def _fewest(config: EngineConfig, shape: ModelConfig, packed: Mapping[str, PackedTensor]) -> int:
+def _fewest(config: EngineConfig, shape: ModelConfig, forms: Mapping[str, KeptForm]) -> int:
     """The fewest GPUs, from the first on, each of which has room for its share and a context."""
     import torch
 
@@ -88,7 +90,7 @@ def _fewest(config: EngineConfig, shape: ModelConfig, packed: Mapping[str, Packe
         chunk_tokens = config.chunk_tokens or _CHUNK_TOKENS
         try:
             for share in shares:
-                packed_bytes = weights_on_gpu(share, packed, dtype.itemsize) if packed else None
+                packed_bytes = weights_on_gpu(share, forms, dtype.itemsize) if forms else None
                 plan_share(asked, share, dtype, chunk_tokens, min(free_bytes), packed_bytes)
         except OutOfMemory as error:
             refusal = OutOfMemory(f"on {n * config.pp} GPUs: {error.message}", error.hint)

@@ -2,21 +2,24 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from swiftchat.engine.batch import Batch, Span
-from swiftchat.engine.decoder import Decoder, DecoderWeights
+from swiftchat.engine.decoder import Decoder, DecoderWeights, resident_bytes
 from swiftchat.engine.dummy import dummy_weights
 from swiftchat.engine.engine import Engine
 from swiftchat.engine.kv_cache import KVCache
+from swiftchat.engine.packed_gpu import packed_matrix
+from swiftchat.engine.packed_sizes import weights_on_gpu
 from swiftchat.engine.params import EngineConfig
 from swiftchat.engine.quantised import Int4Weight, packed_weight
 from swiftchat.engine.torch_ops import TorchOps
 from swiftchat.weights.config import ModelConfig
-from swiftchat.weights.dummy import DUMMY_CONFIGS
+from swiftchat.weights.dummy import DUMMY_CONFIGS, dummy_forms
 from swiftchat.weights.families import expected_tensors
 from swiftchat.weights.tensor_parallel import share_of
 
@@ -48,6 +51,18 @@ def test_packed_weights_compute_nearly_what_plain_ones_do(form: str) -> None:
     off = torch.linalg.norm(logits(config, packed) - expected) / torch.linalg.norm(expected)
     most = {"int8": 0.02, "fp8": 0.1, "int4": 0.3, "w8a8-int8": 0.04, "w8a8-fp8": 0.15}
     assert 0 < off < most[form]
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.2-1b"])
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "w8a8-int8"])
+def test_what_they_take_on_a_gpu_is_known_before(name: str, form: str) -> None:
+    config = small(name)
+    pack = partial(packed_matrix, device=CPU)
+    for share in (share_of(config, 1, 0), share_of(config, 2, 1)):
+        weights = dummy_weights(config, torch.bfloat16, CPU, share=share, form=form, pack=pack)
+        assert weights_on_gpu(share, dummy_forms(config, form), 2) == resident_bytes(weights)
+        assert isinstance(weights.lm_head, torch.Tensor) == (form != "int4")
+        assert (weights.lm_head is weights.embed) == config.tied_embeddings
 
 
 def test_packed_parts_of_ranks_are_those_of_one() -> None:

@@ -20,7 +20,7 @@ from swiftchat.engine.decode_ahead import DecodeAhead
 from swiftchat.engine.decoder import resident_bytes
 from swiftchat.engine.loader import stream_weights
 from swiftchat.engine.packed_gpu import packed_matrix, packed_product
-from swiftchat.engine.packed_sizes import weights_on_gpu
+from swiftchat.engine.packed_sizes import kept_forms, weights_on_gpu
 from swiftchat.engine.params import SamplingParams
 from swiftchat.engine.stacked import Stacked
 from swiftchat.weights.convert import convert
@@ -157,7 +157,7 @@ def test_what_weights_take_is_known_before(
     assert isinstance(first.gate_up, Stacked) == (form == "Q4_K_M")
     assert isinstance(second.qkv, PackedMatrix) and isinstance(second.gate_up, PackedMatrix)
     assert isinstance(weights.embed, PackedMatrix) == form.startswith("Q")
-    assert weights_on_gpu(share, model.packed, 2) == resident_bytes(weights)
+    assert weights_on_gpu(share, kept_forms(model.packed), 2) == resident_bytes(weights)
 
 
 def test_a_head_may_be_packed(quantised: dict[str, Path], tmp_path: Path) -> None:

@@ -27,13 +27,14 @@ from swiftchat.engine import memory
 from swiftchat.engine.client import EngineClient
 from swiftchat.engine.decoder import resident_bytes
 from swiftchat.engine.engine import Engine
-from swiftchat.engine.packed_sizes import weights_on_gpu
+from swiftchat.engine.packed_sizes import kept_forms, weights_on_gpu
 from swiftchat.engine.params import EngineConfig
 from swiftchat.engine.quantised import Int4Weight, packed_weight
 from swiftchat.engine.rank_count import num_ranks
 from swiftchat.engine.stacked import Stacked
 from swiftchat.engine.stages import GlooStages
 from swiftchat.weights.convert import convert
+from swiftchat.weights.dummy import dummy_config
 from swiftchat.weights.kept import Int4, cut
 from swiftchat.weights.model import Model
 from swiftchat.weights.quantise import FORMS, Quantisation
@@ -210,4 +211,12 @@ def test_auto_counts_what_stays_packed(tmp_path: Path, monkeypatch: pytest.Monke
     for kernels in (True, False):
         assert num_ranks(EngineConfig(tp="auto", dtype="float16", kernels=kernels), folder) == 1
     model = Model.open(folder)
-    assert counted == [weights_on_gpu(Share(model.config), model.packed, 2), None]
+    forms = kept_forms(model.packed)
+    assert counted == [weights_on_gpu(Share(model.config), forms, 2), None]
+    dummy = EngineConfig(tp="auto", dummy="llama-3.2-1b:int4")
+    assert num_ranks(dummy, Path()) == 1 and num_ranks(replace(dummy, kernels=False), Path()) == 1
+    assert counted[3] is None
+    # A layer's matrices in 4 bits and 32 for each 128 columns and each row, the head in 8.
+    config = dummy_config("llama-3.2-1b")
+    numbers = 16 * (2048 * (2048 + 2 * 512 + 2048) + 3 * 2048 * 8192)
+    assert counted[2] == pytest.approx(numbers * 4.25 / 8 + config.vocab_size * 2048, rel=0.01)

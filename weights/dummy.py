@@ -7,9 +7,13 @@ from typing import Any
 
 from swiftchat.errors import ModelNotFound
 from swiftchat.weights.config import ModelConfig
+from swiftchat.weights.families import FAMILIES, canonical_tensors, expected_tensors, tensor_name
 from swiftchat.weights.json_file import read_json
-from swiftchat.weights.quantise import FORMS, W8A8
+from swiftchat.weights.kept import Float8, Int4, Int8, Kept, KeptForm
+from swiftchat.weights.quantise import FORMS, MATRICES, W8A8
 
+_KEPT: Mapping[str, type[Kept]] = MappingProxyType({"int4": Int4, "int8": Int8, "fp8": Float8})
+_GROUP = 128  # columns of int4 that have a factor together
 _SHARED = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-5,
            "torch_dtype": "bfloat16"}  # fmt: skip
 
@@ -74,6 +78,29 @@ def form_asked(name: str) -> tuple[str, str | None]:
     """Shape and form of `SHAPE:FORM`, as in `llama-3.1-8b:int4`; None without a form known."""
     shape, _, form = name.rpartition(":")
     return (shape, form) if form in (*FORMS, *W8A8) else (name, None)
+
+
+def dummy_forms(config: ModelConfig, form: str | None) -> dict[str, KeptForm]:
+    """How random matrices of a form are packed, by Hugging Face name; those without stay plain.
+
+    They are those that `convert --quantize` packs, int4 in groups of 128, and with int4 the head in
+    int8, whether it is a table of embeddings or not.
+    """
+    if form is None:
+        return {}
+    kept, shapes = _KEPT[W8A8.get(form, form)], expected_tensors(config)
+    head = "embed" if config.tied_embeddings else "lm_head"
+    matrices = MATRICES - FAMILIES[config.architecture].transposed
+    forms: dict[str, KeptForm] = {}
+    for place in canonical_tensors(config):
+        its = tensor_name(config, *place)
+        if place[0] in matrices:
+            columns = shapes[its][-1]
+            group = _GROUP if columns % _GROUP == 0 else columns
+            forms[its] = (kept, group if kept is Int4 else 0)
+        elif place[0] == head and kept is Int4:
+            forms[its] = (Int8, 0)
+    return forms
 
 
 def dummy_config(name: str) -> ModelConfig:

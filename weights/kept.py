@@ -18,6 +18,7 @@ __all__ = [
     "Int8Groups",
     "Keeping",
     "Kept",
+    "KeptForm",
     "Rounding",
     "cut",
     "group_of_cut",
@@ -71,6 +72,8 @@ class Float8:
 
 
 Kept = Int4 | Int8 | Int8Groups | Float8
+# A form, and how many columns have a factor together, 0 where whole rows have.
+KeptForm = tuple[type[Kept], int]
 
 
 @dataclass(frozen=True)
