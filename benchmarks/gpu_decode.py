@@ -99,9 +99,7 @@ def main() -> None:
         numbers.normal_()
     step = engine._ahead._step
     params = SamplingParams(temperature=args.temperature)
-    weights = engine.info.weights_bytes
-    if not engine.decoder.config.tied_embeddings:
-        weights -= engine.decoder.weights.embed.nbytes
+    weights = engine.info.weights_bytes - engine.info.table_bytes
     for num_lanes in args.lanes:
         for context in args.context:
             lanes_at(engine, num_lanes, context, params)

@@ -282,16 +282,13 @@ class _Costs:
         """
         shape, info = self.shape, self.info
         item_bytes = 4 if info.dtype == "float32" else 2
-        # Of a table that is no head as well only a row a token is looked up.
-        table = (
-            0 if shape.tied_embeddings and info.pp == 1 else shape.vocab_size * shape.hidden_size
-        )
         contexts = [self._seen(prompt + i) for i in range(1, answer)]
         kv_bytes = info.cache_bytes / info.cache_tokens * statistics.mean(contexts)
         unused = shape.num_experts - shape.experts_per_token  # where all tokens choose the same
-        left_out = table + unused * self._layers(of_an_expert=True)
+        left_out = unused * self._layers(of_an_expert=True)
         # Weights and cache are a rank's, and every rank has a part of what is left out.
-        return info.weights_bytes - left_out * item_bytes / info.tp + batch * kv_bytes
+        read_bytes = info.weights_bytes - info.table_bytes - left_out * item_bytes / info.tp
+        return read_bytes + batch * kv_bytes
 
     def _layers(self, of_an_expert: bool = False) -> int:
         """Numbers in all layers' matrices: in those for every token, or in those of one expert."""

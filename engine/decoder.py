@@ -285,6 +285,12 @@ def resident_bytes(weights: DecoderWeights) -> int:
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
 
 
+def table_bytes(weights: DecoderWeights, is_last: bool) -> int:
+    """Bytes of the embeddings, where they are no head as well, which the last stage has."""
+    is_head = is_last and weights.embed is weights.lm_head
+    return 0 if is_head else sum(tensor.nbytes for tensor in tensors_of(weights.embed))
+
+
 def has_packed(weights: DecoderWeights) -> bool:
     """Whether any matrix is packed."""
     return not all(isinstance(matrix_of(m), torch.Tensor) for m in _matrices(weights))

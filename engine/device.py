@@ -56,6 +56,16 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
+def described(device: torch.device, has_kernels: bool, is_decoded: bool) -> str:
+    """A device's name, and what is not as people may think."""
+    words = [device_name(device)]
+    if device.type != "cpu" and not has_kernels:
+        words.append("torch only")
+    if is_decoded:
+        words.append("weights decoded")
+    return ", ".join(words)
+
+
 def available_bytes(device: torch.device, num_sharers: int = 1) -> int:
     """Memory that can be taken now without swapping; the CPU's is shared by so many ranks."""
     if device.type == "cuda":

@@ -18,8 +18,8 @@ from swiftchat.engine.cuda_ops import CudaOps
 from swiftchat.engine.decode_ahead import DecodeAhead
 from swiftchat.engine.decode_in_stages import DecodeInStages
 from swiftchat.engine.decode_step import SIZES, DecodeStep
-from swiftchat.engine.decoder import Decoder, has_packed, resident_bytes
-from swiftchat.engine.device import available_bytes, device_name, find_device, find_kernels
+from swiftchat.engine.decoder import Decoder, has_packed, resident_bytes, table_bytes
+from swiftchat.engine.device import available_bytes, described, find_device, find_kernels
 from swiftchat.engine.dummy import dummy_weights
 from swiftchat.engine.gpu_ranks import GpuRanks
 from swiftchat.engine.kv_cache import KVCache
@@ -140,10 +140,11 @@ class Engine:
         self._read_ceiling: float | None = None
         computed_in = str(dtype).removeprefix("torch.")
         self.info = EngineInfo(
-            device=_described(device, gpu is not None, is_packed and not has_packed(weights)),
+            device=described(device, gpu is not None, is_packed and not has_packed(weights)),
             dtype=computed_in,
             num_parameters=sum(math.prod(s) for s in expected_tensors(whole).values()),
             weights_bytes=sum(stages.each(resident_bytes(weights))),
+            table_bytes=sum(stages.each(table_bytes(weights, stages.is_last))),
             cache_tokens=plan.num_blocks * config.block_size,
             kv_dtype=computed_in if config.kv_dtype == "auto" else config.kv_dtype,
             cache_bytes=sum(stages.each(self.cache.num_bytes)),
@@ -397,13 +398,3 @@ class Engine:
             decode_s=now - first_token,
             seed=generation.seed,
         )
-
-
-def _described(device: torch.device, has_kernels: bool, is_decoded: bool) -> str:
-    """A device's name, and what is not as people may think."""
-    words = [device_name(device)]
-    if device.type != "cpu" and not has_kernels:
-        words.append("torch only")
-    if is_decoded:
-        words.append("weights decoded")
-    return ", ".join(words)

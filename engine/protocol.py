@@ -71,7 +71,8 @@ class EngineInfo:
     """What the worker loaded and how: told once, when it is ready.
 
     `load_s` counts from the `load` message to readiness, without starting Python and torch. Of
-    several ranks, the bytes are those of one of each stage, all `pp` stages together.
+    several ranks, the bytes are those of one of each stage, all `pp` stages together. `table_bytes`
+    of the weights are embeddings that are no head as well, so that a step reads a row a token.
     """
 
     device: str
@@ -86,6 +87,7 @@ class EngineInfo:
     tp: int = 1
     pp: int = 1
     kv_dtype: str = "auto"
+    table_bytes: int = 0
 
     def to_wire(self) -> Message:
         return {"type": "ready", "info": asdict(self)}

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -133,18 +134,18 @@ def test_compiling_cold_and_warm(engine, tmp_path: Path) -> None:
     assert "the device reads 4.00 TB/s at most" in lines
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_costs_of_a_shape(tmp_path: Path, tied: bool) -> None:
-    shape = Model.open(fake_engine.make_folder(tmp_path, tie_word_embeddings=tied)).config
-    costs = _Costs(shape, INFO)
+def test_the_costs_of_a_shape(tmp_path: Path) -> None:
+    costs = _Costs(Model.open(fake_engine.make_folder(tmp_path)).config, INFO)
     # q and o 48 × 48, k and v 16 × 48, gate, up and down 80 × 48; two layers, six heads of 8.
     matrices = 2 * (2 * 48 * 48 + 2 * 16 * 48 + 3 * 80 * 48)
     pairs = 4 * 2 * 6 * 8
     assert costs.prefill_flop(3) == 3 * 2 * matrices + pairs * (1 + 2 + 3) + 2 * 258 * 48
-    table = 0 if tied else 258 * 48 * 4
     kv_bytes = 76_800 / 100
     # An answer of 4 after 10: the steps after the first see 11, 12 and 13 tokens.
-    assert costs.step_bytes(10, 4, 3) == pytest.approx(200_000 - table + 3 * 12 * kv_bytes)
+    expected = 200_000 + 3 * 12 * kv_bytes
+    assert costs.step_bytes(10, 4, 3) == pytest.approx(expected)
+    with_table = _Costs(costs.shape, replace(INFO, table_bytes=258 * 48))
+    assert with_table.step_bytes(10, 4, 3) == pytest.approx(expected - 258 * 48)
 
 
 def test_a_window_bounds_what_is_read(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from swiftchat.engine.decoder import resident_bytes
 from swiftchat.engine.engine import Engine
 from swiftchat.engine.packed_sizes import kept_forms, weights_on_gpu
 from swiftchat.engine.params import EngineConfig
+from swiftchat.engine.protocol import EngineInfo
 from swiftchat.engine.quantised import Int4Weight, packed_weight
 from swiftchat.engine.rank_count import num_ranks
 from swiftchat.engine.stacked import Stacked
@@ -173,12 +174,12 @@ def test_stages_keep_their_layers_packed(tmp_path: Path) -> None:
     folder = make("llama-tied", "int4", tmp_path)
     store = torch.distributed.HashStore()
 
-    def of_stage(stage: int) -> tuple[list[object], int, bool]:
+    def of_stage(stage: int) -> tuple[list[object], EngineInfo, bool]:
         config = replace(stages.TWO, pp=2, cache_tokens=256)
         engine = Engine(folder, config, stages=GlooStages(store, stage, 2, 60))
         weights = engine.decoder.weights
         packed = not isinstance(weights.layers[0].down, torch.Tensor)
-        return stages.answered(engine), resident_bytes(weights), packed
+        return stages.answered(engine), engine.info, packed
 
     with stages.threads_in_turn(), ThreadPoolExecutor(2) as pool:
         found = list(pool.map(of_stage, range(2)))
@@ -187,8 +188,10 @@ def test_stages_keep_their_layers_packed(tmp_path: Path) -> None:
     assert isinstance(embed, torch.Tensor)
     for answer, _, packed in found:
         assert answer[:2] == expected[:2] and packed
-    # The first stage and the last have the embedding.
-    assert sum(nbytes for _, nbytes, _ in found) == one.info.weights_bytes + embed.nbytes
+    # The first stage and the last have the embedding, which is a head in the last.
+    for _, info, _ in found:
+        assert info.weights_bytes == one.info.weights_bytes + embed.nbytes
+        assert (info.table_bytes, one.info.table_bytes) == (embed.nbytes, 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="several ranks need Linux")

@@ -143,6 +143,7 @@ def test_two_stages_as_processes(tmp_path: Path) -> None:
         assert (info.tp, info.pp) == (1, 2)
         alone = tiny.engine(tmp_path)
         assert info.weights_bytes == alone.info.weights_bytes
+        assert info.table_bytes == alone.info.table_bytes == 97 * 48 * 4
         assert info.cache_bytes // info.cache_tokens == (
             alone.info.cache_bytes // alone.info.cache_tokens
         )
