@@ -99,9 +99,7 @@ class Engine:
             plan_share, config, share, dtype, chunk_tokens if gpu else None,
             available_bytes(device, ranks.seat.num_here),
         )  # fmt: skip
-        estimate = 0
-        if checkpoint and pack:
-            estimate = resident_estimate(share, checkpoint, dtype, device)
+        estimate = resident_estimate(share, checkpoint, dtype, device) if checkpoint and pack else 0
         plan = self._agreed(planned(estimate if pack else None))
         if checkpoint:
             weights = load_weights(

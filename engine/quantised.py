@@ -80,8 +80,8 @@ def packed_weight(parts: Sequence[Kept], dtype: torch.dtype) -> PackedWeight | N
     # A view of the file where it is one part that needs no change.
     numbers, factors = (torch.from_numpy(np.ascontiguousarray(array)) for array in (one, scale))
     if isinstance(first, Int8):
-        return Int8Weight(numbers, factors)
-    return Float8Weight(numbers.view(torch.int8), factors)
+        return ByteWeight(numbers, factors)
+    return ByteWeight(numbers.view(torch.int8), factors, decoded_e4m3)
 
 
 def _together(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -89,11 +89,16 @@ def _together(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 @dataclass(frozen=True)
-class Int8Weight:
-    """`numbers` int8 [rows, columns], as they lie in the file; `scale` fp32 [rows]."""
+class ByteWeight:
+    """A byte for each number, as it lies in the file, and a factor for each row.
+
+    `numbers` int8 [rows, columns], `scale` fp32 [rows]. `decode` gives what bytes mean that are not
+    int8 themselves, exactly.
+    """
 
     numbers: Tensor
     scale: Tensor
+    decode: Callable[[Tensor], Tensor] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -104,37 +109,12 @@ class Int8Weight:
         return [self.numbers, self.scale]
 
     def product(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.bfloat16 and len(x) <= _FEW_ROWS_INT8:
+        if self.decode is None and x.dtype == torch.bfloat16 and len(x) <= _FEW_ROWS_INT8:
             return torch._weight_int8pack_mm(x, self.numbers, self.scale.to(x.dtype))
-        return _product_by_tiles(x, self.numbers, self.scale, lambda tile: tile)
-
-
-@dataclass(frozen=True)
-class Float8Weight:
-    """`numbers` e4m3 as int8 of their bits [rows, columns]; `scale` fp32 [rows]."""
-
-    numbers: Tensor
-    scale: Tensor
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.numbers.shape[0], self.numbers.shape[1]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [self.numbers, self.scale]
-
-    def product(self, x: Tensor) -> Tensor:
-        return _product_by_tiles(x, self.numbers, self.scale, decoded_e4m3)
-
-
-def _product_by_tiles(
-    x: Tensor, numbers: Tensor, scale: Tensor, decode: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """x times `scale`·`decode(numbers)` transposed, some rows decoded at a time."""
-    tiles = torch.split(numbers, _tile_rows((numbers.shape[0], numbers.shape[1])))
-    product = torch.cat([_times(x, decode(tile).to(x.dtype)) for tile in tiles], 1)
-    return (product.float() * scale).to(x.dtype)
+        tiles = torch.split(self.numbers, _tile_rows(self.shape))
+        meant = (tile if self.decode is None else self.decode(tile) for tile in tiles)
+        product = torch.cat([_times(x, tile.to(x.dtype)) for tile in meant], 1)
+        return (product.float() * self.scale).to(x.dtype)
 
 
 def decoded_e4m3(numbers: Tensor) -> Tensor:

@@ -17,9 +17,8 @@ from swiftchat.engine import quantised as forms
 from swiftchat.engine.engine import Engine
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.quantised import (
-    Float8Weight,
+    ByteWeight,
     Int4Weight,
-    Int8Weight,
     PackedWeight,
     packed_weight,
     reordered,
@@ -37,7 +36,7 @@ pytestmark = pytest.mark.skipif(
     reason="torch has no int4 kernel for this processor",
 )
 
-CLASSES = {"int4": Int4Weight, "int8": Int8Weight, "fp8": Float8Weight}
+CLASSES = {"int4": Int4Weight, "int8": ByteWeight, "fp8": ByteWeight}
 # bfloat16 has 8 bits, the first among them: what is rounded is wrong by 2^−8 of itself at most.
 HALF_ULP = 2.0**-8
 
@@ -183,8 +182,8 @@ def test_kept_layers_are_plain_and_their_neighbours_packed(plain: Path, tmp_path
 
 
 KEPT_PACKED = {
-    "awq": Int4Weight, "compressed-w8a8": Int8Weight, "compressed-fp8": Float8Weight,
-    "fp8-row": Float8Weight,
+    "awq": Int4Weight, "compressed-w8a8": ByteWeight, "compressed-fp8": ByteWeight,
+    "fp8-row": ByteWeight,
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from quantised_models import compressed, compressed_int8, fp8_row, quantised_mod
 from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.params import SamplingParams
-from swiftchat.engine.quantised import Float8Weight, Int8Weight
+from swiftchat.engine.quantised import ByteWeight
 from swiftchat.engine.rounded import RoundedInputs, reordered, rounded
 from swiftchat.engine.stacked import Stacked
 from swiftchat.errors import BadModelFile
@@ -23,8 +23,8 @@ from swiftchat.weights.model import Model
 from swiftchat.weights.tensor_parallel import share_of
 
 FORMS = {
-    "int8": ("int-quantized", "int", compressed_int8, Int8Weight),
-    "fp8": ("float-quantized", "float", fp8_row, Float8Weight),
+    "int8": ("int-quantized", "int", compressed_int8),
+    "fp8": ("float-quantized", "float", fp8_row),
 }
 DYNAMIC = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
 STATIC = {"num_bits": 8, "symmetric": True, "strategy": "tensor", "dynamic": False}
@@ -34,7 +34,7 @@ def made(
     folder: Path, form: str, activations: dict[str, Any] | None, scale: float = 0.0
 ) -> transformers.LlamaForCausalLM:
     """A model in `folder` with such activations, whose factors are `scale` times 1, 2, 3 …"""
-    name, kind, pack, _ = FORMS[form]
+    name, kind, pack = FORMS[form]
     settings = compressed(name, num_bits=8, type=kind, strategy="channel", symmetric=True)
     group = settings["config_groups"]["group_0"]
     group["input_activations"] = activations and {"type": kind, **activations}
@@ -81,7 +81,8 @@ def test_logits_are_those_of_transformers(
     bench = tiny.Bench(tmp_path / "in", dtype=torch.float32)
     layer = bench.decoder.weights.layers[0]
     for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
-        assert isinstance(matrix, RoundedInputs) and isinstance(matrix.weight, FORMS[form][3])
+        assert isinstance(matrix, RoundedInputs) and isinstance(matrix.weight, ByteWeight)
+        assert (matrix.weight.decode is None) == (form == "int8")
         assert (matrix.rounding.scale is None) != static
     found = bench.logits(ids)
     effect, error = (unrounded - expected).abs(), (found - expected).abs()
@@ -147,7 +148,7 @@ def test_what_is_declared_otherwise_is_not_rounded(tmp_path: Path) -> None:
     for i, activations in enumerate(unlike):
         made(tmp_path / str(i), "int8", activations)
         bench = tiny.Bench(tmp_path / str(i))
-        assert isinstance(bench.decoder.weights.layers[0].qkv, Int8Weight)
+        assert isinstance(bench.decoder.weights.layers[0].qkv, ByteWeight)
     made(tmp_path / "tensor", "int8", {**DYNAMIC, "strategy": "tensor"})
     down = tiny.Bench(tmp_path / "tensor").decoder.weights.layers[0].down
     assert isinstance(down, RoundedInputs) and down.rounding == Rounding("int8")
