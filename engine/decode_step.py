@@ -293,7 +293,8 @@ class DecodeStep:
         """out [n, rows] = normed x · weightᵀ + bias, by a kernel for each form in the weight."""
         parts = parts_of(weight)
         rows = [len(part) for part in parts]
-        # What the kernel writes lies together, as the parts of one vector do.
+        # What the kernel writes lies together, as the parts of one vector do, at whole 16 bytes:
+        # heads are such, and what `down` reads.
         apart = len(x) > 1 and len(parts) > 1
         outs = [out.new_empty(len(x), r) for r in rows] if apart else torch.split(out, rows, 1)
         gpu, workspace = self._ops.gpu, self._ops.linear_workspace
