@@ -275,13 +275,14 @@ class DecodeStep:
         config, norm, cos_sin = self._decoder.config, self._norm(layer.attn_norm), ops.cos_sin(i)
         positions, slots = lanes.positions[:n], lanes.slots[:n]
         cache, codes = stored(kv)
-        # The product's own rotation does not see a whole head, whose largest number codes need,
-        # and has all heads in one form.
-        stacked, normed = isinstance(layer.qkv, Stacked), layer.head_norms is not None
-        if not (stacked or normed) and cos_sin is not None and codes is None:
+        # The product's own rotation does not see a whole head, whose largest number codes need.
+        if layer.head_norms is None and cos_sin is not None and codes is None:
             rotation = Rotation(cos_sin, positions, slots, cache, config.num_heads)
-            linear_rotate(gpu, x, for_kernels(layer.qkv), self._queries[:n], ops.linear_workspace,
-                          norm, rotation, bias=layer.qkv_bias)  # fmt: skip
+            parts, first = parts_of(layer.qkv), 0
+            for part, bias in zip(parts, biases_of(parts, layer.qkv_bias), strict=True):
+                linear_rotate(gpu, x, part, self._queries[:n], ops.linear_workspace, norm, rotation,
+                              bias=bias, first_head=first)  # fmt: skip
+                first += len(part) // config.head_dim
             return self._queries[:n]
         self._product(x, layer.qkv, layer.qkv_bias, heads.view(n, -1), norm)
         rotary(gpu, heads, cos_sin, positions, slots, cache, config.num_heads, config.num_kv_heads,

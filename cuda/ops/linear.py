@@ -1,6 +1,6 @@
 """A matrix times up to 16 vectors, fused with its neighbours in a layer: `kernels/linear.cu`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import torch
@@ -174,26 +174,34 @@ def linear_gated(gpu: Gpu, x: Tensor, weight: Matrix, out: Tensor, workspace: Wo
 
 
 def linear_rotate(gpu: Gpu, x: Tensor, weight: Matrix, queries: Tensor, workspace: Workspace,
-                  norm: Norm, rotation: Rotation, *,
-                  bias: Tensor | None = None) -> None:  # fmt: skip
+                  norm: Norm, rotation: Rotation, *, bias: Tensor | None = None,
+                  first_head: int = 0) -> None:  # fmt: skip
     """Fused q k v product: rotated queries [n, heads, head_dim]; keys and values to the cache.
 
-    Half-split rotary embedding of whole heads, in fp32.
+    Half-split rotary embedding of whole heads, in fp32. The weight may have only some of the heads,
+    from `first_head` of queries, keys and values on, but all queries or none.
     """
     r, n = rotation, len(x)
     kv_heads, head_dim = r.cache.shape[1] // 2, r.cache.shape[3]
     if head_dim % 8 or head_dim > 256:
         raise ValueError(f"head_dim must be a multiple of 8 up to 256, not {head_dim}")
-    if len(weight) != (r.num_heads + 2 * kv_heads) * head_dim:
-        raise ValueError(f"weight must have a row for each of {r.num_heads} + 2 × {kv_heads} heads")
+    end_head, rest = divmod(len(weight), head_dim)
+    end_head += first_head
+    all_or_none = (first_head == 0 and end_head >= r.num_heads) or first_head >= r.num_heads
+    if rest or not all_or_none or end_head > r.num_heads + 2 * kv_heads:
+        raise ValueError(
+            f"rows of heads {first_head} … must be whole heads of {r.num_heads} + 2 × {kv_heads}"
+        )
     check_tensor("queries", queries, (n, r.num_heads, head_dim), weight.dtype, gpu)
     check_tensor("cache", r.cache, tuple(r.cache.shape), weight.dtype, gpu)
     check_tensor("cos_sin", r.cos_sin, (len(r.cos_sin), head_dim), torch.float32, gpu)
     check_tensor("positions", r.positions, (n,), torch.int32, gpu)
     check_tensor("slots", r.slots, (n,), torch.int32, gpu)
     spec = linear_spec(weight, n, "ROTATE", norm=True)
+    # The kernel counts heads from the weight's first: negative, values alone find their lines.
+    of_part = replace(r, num_heads=r.num_heads - first_head)
     _launch(gpu, spec, x, weight, queries, workspace, bias=bias, norm=norm, span=head_dim,
-            rotation=r)  # fmt: skip
+            rotation=of_part)  # fmt: skip
 
 
 def _launch(

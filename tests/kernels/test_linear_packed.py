@@ -5,6 +5,7 @@ vectors' dtype exactly. The other forms' vectors in 16 bits become 15 bits and a
 32 to 128 neighbours: where one is many times as large as all others, those lose bits.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -201,6 +202,36 @@ def test_rotation_and_store(
     blocks, places = slots // block_size, slots % block_size
     assert_close(cache[blocks, :, places], expected[:, heads:], tolerance(dtype, normed=True))
     assert cache.isfinite().sum() == n * 2 * kv_heads * head_dim
+
+
+@pytest.mark.parametrize("n", [1, 13])
+@pytest.mark.parametrize("ends", [(8, 10), (6, 10), (6, 8, 10)])
+def test_parts_of_the_heads_rotate_as_all_together(
+    gpu: Gpu, workspace: Workspace, form: str, group: int, n: int, ends: tuple[int, ...]
+) -> None:
+    """Queries and keys, then values; or each by itself: to the bit."""
+    make, heads, kv_heads, head_dim = Inputs(n, torch.bfloat16), 6, 2, 64
+    weight, _ = packed(make, form, group, ends[-1] * head_dim, 640)
+    x, scale = make.normal(n, 640, dtype=torch.float32), make.normal(640)
+    bias, cos_sin = make.normal(len(weight)), make.normal(1000, head_dim, dtype=torch.float32)
+    positions, slots = make.integers(0, 1000, n), make.permutation(50 * 16)[:n].contiguous()
+
+    def written(borders: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        cache = poisoned(50, 2 * kv_heads, 16, head_dim, dtype=torch.bfloat16)
+        queries = poisoned(n, heads, head_dim, dtype=torch.bfloat16)
+        rotation = Rotation(cos_sin, positions, slots, cache, heads)
+        for first, end in itertools.pairwise((0, *borders)):
+            rows = slice(first * head_dim, end * head_dim)
+            op.linear_rotate(gpu, x, weight.rows(rows.start, rows.stop), queries, workspace,
+                             Norm(scale, EPS), rotation, bias=bias[rows],
+                             first_head=first)  # fmt: skip
+        return queries, cache.nan_to_num(7.0)
+
+    for found, expected in zip(written(ends), written((ends[-1],)), strict=True):
+        assert torch.equal(found, expected)
+    rotation = Rotation(cos_sin, positions, slots, poisoned(50, 4, 16, 64, dtype=x.dtype), heads)
+    with pytest.raises(ValueError, match="whole heads"):
+        op.linear_rotate(gpu, x, weight.rows(0, 64), x, workspace, Norm(scale, EPS), rotation)
 
 
 def test_a_vector_gets_the_same_bits_alone_and_among_others(
