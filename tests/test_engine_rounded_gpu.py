@@ -11,8 +11,9 @@ from tiny_llama import tiny_llama
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear import Workspace, linear, linear_residual
+from swiftchat.cuda.ops.quantize import quantize
 from swiftchat.engine.params import SamplingParams
-from swiftchat.engine.rounded import RoundedInputs, rounded
+from swiftchat.engine.rounded import RoundedInputs
 from swiftchat.engine.rounded_gpu import rounded_product
 from swiftchat.weights.convert import convert
 from swiftchat.weights.kept import Rounding
@@ -36,8 +37,10 @@ def test_products(
     x, bias = make.normal(n, k), make.normal(rows)
     x[n // 2] *= 100
     rounding = Rounding(inputs, given)  # type: ignore[arg-type]
-    codes, factors = rounded(x, rounding)
-    expected = (codes.double() * factors.double()) @ meant.T
+    # The kernel's own codes: numbers in the middle between two go either way by a factor's last bit.
+    codes, factors = torch.empty_like(x), torch.empty(n, device="cuda")
+    quantize(gpu, x, codes, factors, inputs, given=given)
+    expected = (codes.double() * factors.double().unsqueeze(1)) @ meant.T
     for added in (None, bias):
         found = rounded_product(gpu, x, weight, rounding, added, Workspace(gpu, 6144))
         own_cores = (form, inputs) in (("INT8", "int8"), ("FP8", "fp8"))

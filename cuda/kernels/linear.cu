@@ -361,7 +361,7 @@ __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared,
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, VECTORS > 8 ? 1 : 2)
+extern "C" __global__ void __launch_bounds__(VECTORS > 8 ? THREADS : 448, VECTORS > 8 ? 1 : 2)
 linear_kernel(const Code* weight, const T* bias, const void* x, const T* norm_weight, void* y,
               float eps, float offset, int n, int rows, int k, int span, int splits, int slots,
               float* partial, u32* counters, const float* cos_sin, const int* positions,
