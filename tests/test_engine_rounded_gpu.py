@@ -37,7 +37,7 @@ def test_products(
     x, bias = make.normal(n, k), make.normal(rows)
     x[n // 2] *= 100
     rounding = Rounding(inputs, given)  # type: ignore[arg-type]
-    # The kernel's own codes: numbers in the middle between two go either way by a factor's last bit.
+    # The kernel's own codes: what is in the middle between two goes either way by a factor's end.
     codes, factors = torch.empty_like(x), torch.empty(n, device="cuda")
     quantize(gpu, x, codes, factors, inputs, given=given)
     expected = (codes.double() * factors.double().unsqueeze(1)) @ meant.T

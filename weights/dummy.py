@@ -83,8 +83,8 @@ def form_asked(name: str) -> tuple[str, str | None]:
 def dummy_forms(config: ModelConfig, form: str | None) -> dict[str, KeptForm]:
     """How random matrices of a form are packed, by Hugging Face name; those without stay plain.
 
-    They are those that `convert --quantize` packs, int4 in groups of 128, and with int4 the head in
-    int8, whether it is a table of embeddings or not.
+    They are those that `convert --quantize` packs, int4 in groups of 128, and with int4 and int8 the
+    head in int8, whether it is a table of embeddings or not.
     """
     if form is None:
         return {}
@@ -98,7 +98,7 @@ def dummy_forms(config: ModelConfig, form: str | None) -> dict[str, KeptForm]:
             columns = shapes[its][-1]
             group = _GROUP if columns % _GROUP == 0 else columns
             forms[its] = (kept, group if kept is Int4 else 0)
-        elif place[0] == head and kept is Int4:
+        elif place[0] == head and form in ("int4", "int8"):
             forms[its] = (Int8, 0)
     return forms
 

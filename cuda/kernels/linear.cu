@@ -80,7 +80,10 @@ __device__ __forceinline__ void keep(const float (&x)[EACH], int b, int column, 
     } else if (valid) {
         Vec<T, EACH> values;
 #pragma unroll
-        for (int i = 0; i < EACH; i++) values.at[i] = from_float<T>(x[i]);
+        for (int i = 0; i < EACH; i++) {
+            int from = CROSSED && (i % 4 == 1 || i % 4 == 2) ? i ^ 3 : i;
+            values.at[i] = from_float<T>(x[from]);
+        }
         *(Vec<T, EACH>*)(vectors + b * stride + (column - share.begin) * sizeof(T)) = values;
     }
 }
@@ -399,6 +402,7 @@ linear_kernel(const Code* weight, const T* bias, const void* x, const T* norm_we
             asm volatile("prefetch.global.L2 [%0];" ::"l"((const u8*)norm_weight + threadIdx.x * 128));
         wait_for_upstream();
         load_vectors(a, share, shared, vectors, stride);
+        sum_groups(share, vectors, stride, a.n);
         consume(a, share, shared, ring, vectors, stride);
     } else {
         wait_for_upstream();

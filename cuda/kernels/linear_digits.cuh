@@ -1,4 +1,5 @@
-// linear's vectors for integer products: what INT8 and INT4 are multiplied with where T has 16 bits.
+// linear's vector for integer products: what INT8 and INT4 are multiplied with where T has 16 bits and
+// there is one vector. To make it takes longer than its products save where there are eight.
 //
 // In shared memory a number is two bytes, 256 * high + low, times a power of two that X_GROUP columns have
 // together: half a step is 2^-15 of the largest or less, so numbers of bfloat16 that are at least a 128th
@@ -10,7 +11,7 @@
 #include "mma.cuh"
 
 constexpr bool MMA = !Same<T, float>::value;
-constexpr bool INTEGERS = MMA && (FORM == INT8 || FORM == INT4);
+constexpr bool INTEGERS = MMA && VECTORS == 1 && (FORM == INT8 || FORM == INT4);
 constexpr int X_GROUP = GROUPED ? GROUP : STEP;
 
 // Bytes from one row of digits, or from one vector, to the next: threads of neighbours that read at once
@@ -20,12 +21,15 @@ __device__ __forceinline__ int x_stride(const Share& share) {
     return (part + 127) / 128 * 128 + (BITS == 8 && !INTEGERS && !GROUPED ? 16 : 64);
 }
 
-// Powers and sums from one vector's to the next's; odd for the same reason.
+// Powers and sums, or sums alone, from one vector's to the next's; odd for the same reason.
 __device__ __forceinline__ int powers_stride(const Share& share) {
     return (share.end - share.begin) / X_GROUP | 1;
 }
 __device__ __forceinline__ float2* powers_of(u8* vectors, int stride, int n) {
     return (float2*)(vectors + 2 * n * stride);
+}
+__device__ __forceinline__ float* sums_of(u8* vectors, int stride, int n) {
+    return (float*)(vectors + n * stride);
 }
 
 // Where a column's digits lie in a row of them; for those that begin four, or eight if EACH is.

@@ -4,9 +4,11 @@
 #pragma once
 #include "linear_digits.cuh"
 
-constexpr int PAIRS = FORM == PLAIN ? 1 : 2;  // of instructions for a PIECE of 16 bits
+constexpr int PAIRS = FORM == INT4 ? 4 : FORM == PLAIN ? 1 : 2;  // of instructions for a PIECE
 // Columns of x from one eight of a thread's to the next: those in groups take turns with other threads.
 constexpr int EIGHT_STRIDE = GROUPED ? 32 : 8;
+// Whether of eight columns of x the numbers 0 2 1 3 4 6 5 7 lie side by side (decode_int4).
+constexpr bool CROSSED = MMA && !INTEGERS && FORM == INT4;
 
 // A row's operands of a pair of instructions, out of a thread's PIECE.
 template <typename A>
@@ -14,11 +16,17 @@ __device__ __forceinline__ void decode(const u32 (&words)[4], int pair, u32 (&a)
 #if FORM == PLAIN
 #pragma unroll
     for (int i = 0; i < 4; i++) a[i] = words[i];
+#elif FORM == INT4
+    decode_int4(words[pair], a, A());
 #else
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         u32 two[2];
+#if FORM == INT8
+        decode_int8(words[2 * pair + i], two, A());
+#else
         decode_fp8(words[2 * pair + i], two, A());
+#endif
         a[2 * i] = two[0];
         a[2 * i + 1] = two[1];
     }
@@ -67,12 +75,42 @@ template <typename A> struct Accumulator {
 
     // Adds the products of a step. Vectors past the last are computed like the last and never stored.
     __device__ __forceinline__ void add(const u8* low, const u8* high, u8* vectors, int stride, int n,
-                                        const Share&, int column, int end) {
+                                        const Share& share, int column, int end) {
         Piece piece(low, high, vectors, column, end);
         const u32(&words)[2][4] = (const u32(&)[2][4])piece.rows;
+#if GROUP > 0
+#pragma unroll
+        for (int i = 0; i < GROUPS; i++) {
+            float part[HALVES][2][4] = {};
+            add_pairs<PAIRS / GROUPS>(part, words, piece.x, i * (PAIRS / GROUPS), stride, n);
+            const float* sums = sums_of(vectors, stride, n) + column / GROUP + i;
+            int g = threadIdx.x % WARP / 4, entry = i * BLOCK_ROWS + g;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const __half2* table = (const __half2*)((r ? high : low) + BLOCK_ROWS * STEP_BYTES);
+                float2 f = __half22float2(table[entry]);
+                float offset = f.y - (FORM == INT4 ? int4_more(A()) : 0);
+#pragma unroll
+                for (int j = 0; j < HALVES * 2; j++) {  // vectors 2t, 2t + 1
+                    int vector = min(threadIdx.x % 4 * 2 + j % 2 + j / 2 * 8, n - 1), at = 2 * r + j % 2;
+                    float products = part[j / 2][0][at] + part[j / 2][1][at];
+                    sum[j / 2][0][at] += f.x * (products + offset * sums[vector * powers_stride(share)]);
+                }
+            }
+        }
+#else
+        add_pairs<PAIRS>(sum, words, piece.x, 0, stride, n);
+#endif
+    }
+
+    // Adds COUNT pairs of instructions, from `first` on.
+    template <int COUNT>
+    __device__ __forceinline__ static void add_pairs(float (&to)[HALVES][2][4],
+                                                     const u32 (&words)[2][4], const u8* x, int first,
+                                                     int stride, int n) {
         int g = threadIdx.x % WARP / 4;
 #pragma unroll
-        for (int p = 0; p < PAIRS; p++) {
+        for (int p = first; p < first + COUNT; p++) {
             u32 a[4], b[4];
             decode<A>(words[0], p, a);
             decode<A>(words[1], p, b);
@@ -80,10 +118,10 @@ template <typename A> struct Accumulator {
             for (int h = 0; h < HALVES; h++) {
                 uint4 v = {};  // of one vector only lanes 0 … 3 load: shared memory is busy enough
                 if (VECTORS > 1 || g == 0)
-                    v = *(const uint4*)(piece.x + p * 8 * (int)sizeof(A) +
+                    v = *(const uint4*)(x + p * EIGHT_STRIDE * (int)sizeof(A) +
                                         min(g + 8 * h, n - 1) * stride);
-                multiply<A>(sum[h][0], a[0], b[0], a[1], b[1], v.x, v.y);
-                multiply<A>(sum[h][1], a[2], b[2], a[3], b[3], v.z, v.w);
+                multiply<A>(to[h][0], a[0], b[0], a[1], b[1], v.x, v.y);
+                multiply<A>(to[h][1], a[2], b[2], a[3], b[3], v.z, v.w);
             }
         }
     }
@@ -148,6 +186,42 @@ template <> struct Accumulator<float> {
 };
 
 using Sums = Choose<INTEGERS, DigitSums, Accumulator<T>>::type;
+
+// Leaves the sums of x over each group of the columns that this warp multiplies, by instructions with
+// rows of ones: lane t of the first row has them of vectors 2t, 2t + 1.
+__device__ __forceinline__ void sum_groups(const Share& share, u8* vectors, int stride, int n) {
+#if GROUP > 0
+    if constexpr (MMA && !INTEGERS) {
+        constexpr u32 ONES = IS_HALF ? 0x3c003c00 : 0x3f803f80;
+        constexpr int EACH = PAIRS / GROUPS;
+        int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+        int first = threadIdx.x / WARP * STEP, columns = share.end - share.begin;
+#pragma unroll 2
+        for (int column = first; column < columns; column += CONSUMERS * STEP) {
+            const u8* x = vectors + (column + t * 8) * (int)sizeof(T);
+#pragma unroll
+            for (int i = 0; i < GROUPS * HALVES; i++) {
+                float part[2][4] = {};
+                int group = i / HALVES, half_of = i % HALVES;
+#pragma unroll
+                for (int p = group * EACH; p < (group + 1) * EACH; p++) {
+                    uint4 v = *(const uint4*)(x + p * EIGHT_STRIDE * (int)sizeof(T) +
+                                              min(g + 8 * half_of, n - 1) * stride);
+                    multiply<T>(part[0], ONES, ONES, ONES, ONES, v.x, v.y);
+                    multiply<T>(part[1], ONES, ONES, ONES, ONES, v.z, v.w);
+                }
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    int vector = 2 * t + j + 8 * half_of;
+                    float* to = sums_of(vectors, stride, n) + vector * powers_stride(share);
+                    if (g == 0 && vector < n) to[column / GROUP + group] = part[0][j] + part[1][j];
+                }
+            }
+        }
+        __syncwarp();
+    }
+#endif
+}
 
 // The products of a slot: `width` columns of the tile, `column` the first of this block's.
 __device__ __forceinline__ void add_chunk(Sums& sums, const u8* slot, u8* vectors, int stride, int n,

@@ -37,6 +37,24 @@ template <u32 MASK, u32 BITS> __device__ __forceinline__ u32 and_or(u32 a) {
     return c;
 }
 
+// Four int8 as two registers of pairs.
+__device__ __forceinline__ void decode_int8(u32 bytes, u32 (&pairs)[2], bf16) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 spread = __byte_perm(bytes, 0, i ? 0x4342 : 0x4140);
+        // 128 + the lower seven bits, minus 256 where the number is negative and 128 where not
+        u32 low = and_or<0x007f007f, 0x43004300>(spread);
+        u32 sign = and_or<0x00800080, 0x43004300>(spread);
+        pairs[i] = minus(low, sign, bf16());
+    }
+}
+__device__ __forceinline__ void decode_int8(u32 bytes, u32 (&pairs)[2], half) {
+    u32 positive = bytes ^ 0x80808080;  // 128 more than the number
+#pragma unroll
+    for (int i = 0; i < 2; i++)  // the lower bits of 1024
+        pairs[i] = minus(__byte_perm(positive, 0x64646464, i ? 0x4342 : 0x4140), 0x64806480, half());
+}
+
 // Two e4m3 as a pair: exponent and fraction at T's place mean the same number times 2^-120 (bf16) or
 // 2^-8 (fp16), also below the smallest power. BYTES chooses two bytes and twice the sign of each,
 // which stays what it is when all is moved up.
@@ -61,6 +79,23 @@ __device__ __forceinline__ void decode_fp8(u32 bytes, u32 (&pairs)[2], half) {
     pairs[0] = times(moved_e4m3<0x9180>(bytes, half()), 0x5c005c00, half());
     pairs[1] = times(moved_e4m3<0xb3a2>(bytes, half()), 0x5c005c00, half());
 }
+
+// Eight numbers of 4 bits, the first four in the low halves of the bytes, as four registers of pairs:
+// numbers 0 and 2, 1 and 3, 4 and 6, 5 and 7. They are `int4_more` too large: one number times the sum
+// of x takes that away.
+__device__ __forceinline__ void decode_int4(u32 word, u32 (&pairs)[4], bf16) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)  // the lower bits of 128
+        pairs[i] = and_or<0x000f000f, 0x43004300>(word >> (i % 2 * 8 + i / 2 * 4));
+}
+__device__ __forceinline__ void decode_int4(u32 word, u32 (&pairs)[4], half) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)  // 64 has fractions of a sixteenth: the bits above those
+        pairs[i] = and_or<0x00f000f0, 0x54005400>(i ? word >> (i % 2 * 4 + i / 3 * 4) : word << 4);
+}
+constexpr float int4_more(bf16) { return 128; }
+constexpr float int4_more(half) { return 64; }
+constexpr float int4_more(float) { return 0; }
 
 // The same in fp32, in the order of the columns.
 __device__ __forceinline__ float int8_at(u32 bytes, int i) { return (signed char)(bytes >> (8 * i)); }

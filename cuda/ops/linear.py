@@ -241,7 +241,7 @@ def _launch(
         needed = splits * n * rows
         if workspace.partial.numel() < needed or not workspace.counts(rows):
             raise ValueError(f"the workspace is too small for {rows} rows in {splits} splits")
-    vectors_bytes, slot_bytes = n * _vector_bytes(weight, splits), _slot_bytes(weight)
+    vectors_bytes, slot_bytes = n * _vector_bytes(n, weight, splits), _slot_bytes(weight)
     room = gpu.block_shared_bytes - _static_bytes(n) - vectors_bytes
     slots = min(_RING_SLOTS, room // slot_bytes)
     # More than a third of a multiprocessor's: then two blocks share it, never three. Blocks of a
@@ -288,19 +288,19 @@ def _splits(gpu: Gpu, n: int, weight: Matrix) -> int | None:
     least = 2 if isinstance(weight, PackedMatrix) and weight.group else 3
     room = gpu.block_shared_bytes - _static_bytes(n) - least * _slot_bytes(weight)
     counts = range(1, _MAX_SPLITS + 1)
-    return next((s for s in counts if n * _vector_bytes(weight, s) <= room), None)
+    return next((s for s in counts if n * _vector_bytes(n, weight, s) <= room), None)
 
 
-def _vector_bytes(weight: Matrix, splits: int) -> int:
-    """Bytes of one vector's part in shared memory, with its groups' powers and sums."""
+def _vector_bytes(n: int, weight: Matrix, splits: int) -> int:
+    """Bytes of each vector's part in shared memory, with its groups' powers and sums."""
     itemsize, k = weight.dtype.itemsize, weight.shape[1]
     if not isinstance(weight, PackedMatrix):
         return _row_bytes(min(k, _part(k, splits)) * itemsize)
     k, group = filled(weight.form, k), weight.group or STEPS[weight.form]
     part = min(k, _part(k, splits))
-    if weight.form == "FP8" or itemsize == 4:
-        return _row_bytes(part * itemsize)
-    return 2 * _row_bytes(part) + 8 * (part // group | 1)
+    if n == 1 and weight.form != "FP8" and itemsize == 2:
+        return 2 * _row_bytes(part) + 8 * (part // group | 1)
+    return _row_bytes(part * itemsize) + (4 * (part // group | 1) if weight.group else 0)
 
 
 def _part(k: int, splits: int) -> int:

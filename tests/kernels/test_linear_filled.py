@@ -35,7 +35,7 @@ def test_products(gpu: Gpu, dtype: torch.dtype, form: str, k: int, group: int, n
     residual = before.clone()
     linear_residual(gpu, x, weight, residual, workspace)
     expected = x.double() @ meant.T
-    sums = FP32_SUMS if dtype == torch.float32 else DIGITS
+    sums = FP32_SUMS if dtype == torch.float32 or n > 1 else DIGITS
     assert_close(residual - before, expected, 4 * sums)
     if not linear_takes(gpu, n, weight):
         return
