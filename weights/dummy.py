@@ -83,8 +83,8 @@ def form_asked(name: str) -> tuple[str, str | None]:
 def dummy_forms(config: ModelConfig, form: str | None) -> dict[str, KeptForm]:
     """How random matrices of a form are packed, by Hugging Face name; those without stay plain.
 
-    They are those that `convert --quantize` packs, int4 in groups of 128, and with int4 and int8 the
-    head in int8, whether it is a table of embeddings or not.
+    They are those that `convert --quantize` packs, int4 in groups of 128, and with int4 and int8
+    the head in int8, whether it is a table of embeddings or not.
     """
     if form is None:
         return {}

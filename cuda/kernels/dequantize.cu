@@ -20,7 +20,7 @@ dequantize_kernel(const u8* codes, const float* row_scale, T* out, int rows, int
     int steps = filled(k) / STEP, blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     for (int block = blockIdx.x; block < blocks; block += gridDim.x) {
         const u8* records = codes + (i64)block * steps * RECORD;
-#pragma unroll 4
+#pragma unroll (PLACES > 8 ? 1 : 4)  // more at once would take too many registers
         for (int step = threadIdx.x / WARP; step < steps; step += THREADS / WARP)
 #pragma unroll
             for (int at = lane; at < BLOCK_ROWS * PLACES; at += WARP) {

@@ -11,11 +11,8 @@
 //                (all_reduce.cu, all_gather.cu)
 //     ROTATE     rows are the query, key and value heads: T [n, heads * head_dim] rotated queries;
 //                rotated keys and the values go to `cache` at `slots`
-//   FORM     PLAIN; INT8, FP8: bytes [rows, k], each row times row_scale fp32 [rows]; INT4 and, with a
-//            GROUP, INT8: of each 1024 bytes of a row's numbers, in the order of linear_sums.cuh, those and
-//            then half2 [their columns / GROUP filled up to whole 16 bytes], scale and zero:
-//            weight = row_scale * scale * (code (INT4: - 8) + zero). k is filled up to a multiple of 128
-//            (INT8: 64) by what means 0
+//   FORM     PLAIN; INT8, FP8, INT4: bytes in records (records.cuh), with scales and offsets if there is a
+//            GROUP, and row_scale fp32 [rows]
 //   x_scale  fp32 [n] or null, with packed weights: each vector is times its own
 //   NORM     x is first divided by its root mean square and multiplied by norm_weight + offset (RMSNorm)
 //
@@ -23,164 +20,37 @@
 // A producer warp keeps a ring of slots in shared memory full, each 16 rows × 1 KiB brought by bulk
 // copies; it starts before the upstream kernel has ended, because weights depend on nobody. Eight
 // consumer warps divide a slot's columns among them and multiply by tensor cores: the 16 rows are
-// the M side of m16n8k16, the vectors the N side, so that 8 vectors cost what one does, and a packed
-// weight is unpacked once for them all. Two epilogue warps take turns: they add the eight partial sums
+// the M side of the instructions, the vectors the N side, so that 8 vectors cost what one does, and a
+// packed weight is unpacked once for them all. Two epilogue warps take turns: they add the eight partial sums
 // (always in the same order) and finish, so that the consumers never wait for global memory. fp32 uses
 // ordinary FMAs.
 //
 // An item of work is a tile of 16 rows over all columns of a split: `splits` > 1 divides k where
 // x would not fit (RESIDUAL and SEND); the block that finishes a tile last adds all splits in order.
-// The 16 rows are 8 and their 8 partners `span / 2` further on: span is 16 for plain rows, rows for
-// GATED, head_dim for ROTATE.
+// The 16 rows are 8 and their 8 partners `span / 2` further on: span is 16 where rows are finished one
+// by one, rows for GATED, head_dim for ROTATE.
 //
 // Tried, a layer of 8B at one vector: 8 rows × 2 KiB as the N side, 2 % quicker unpacked, int4 12 %
 // slower; three or five slots, 5 to 9 % slower unpacked; two teams of warps that take turns with the
-// slots, int4 13 % slower; tiles from a queue, the 1B step 120 us longer.
+// slots, int4 13 % slower; tiles from a queue, the 1B step 120 us longer; eight vectors as digits too,
+// which every block has to make, int4 15 % slower.
 //
-// Grid: splits × blocks, at most one a multiprocessor; block 352; dynamic shared memory
-// linear_shared_bytes in ops/linear.py. Moves the weights and what belongs to them once. Requires
-// k * sizeof T, k of 8 bits and head_dim to be multiples of 16, k in groups of GROUP, all pointers
-// aligned to 16 bytes.
-// Packed weights become T exactly (packed.cuh) and go through the same instructions. A row's factor is
-// applied to its sum, a group's to the group's: scale * (products + zero * sum of x), with the sums of
-// x over the groups made once a block. int4's table comes through the ring with its rows.
+// Grid: splits × blocks, at most one a multiprocessor; block 352, with registers that leave room for a block
+// of decode_attention's beside; dynamic shared memory: slots and vectors, see ops/linear.py. Moves the
+// weights and what belongs to them once. Requires k * sizeof T and k of 8 bits to be multiples of 16, k in
+// groups of GROUP, head_dim of 8, and span of packed weights of 16; pointers aligned to 16 bytes.
+// Packed weights become T exactly (packed.cuh) and go through the same instructions; one vector instead
+// becomes integers, if it has 16 bits and the form is not FP8 (linear_digits.cuh). A row's factor is applied
+// to its sum, a group's to the group's: scale * (products + offset * sum of x), with the sums of x over the
+// groups made once a block.
 // The k order within an mma is permuted alike for both operands, so that 16 bytes of a row are one
 // thread's operands of two instructions.
-// Accumulates in fp32. Test: tests/kernels/test_linear.py, relative 2^-8 (bf16), 2^-11 (fp16), 2e-6
-// (fp32): one rounding of inputs that are normalised here, one of the result.
+// Accumulates in fp32, integers exactly within a group. Test: tests/kernels/test_linear.py, relative 2^-8
+// (bf16), 2^-11 (fp16), 2e-6 (fp32): one rounding of inputs that are normalised here, one of the result;
+// tests/kernels/test_linear_packed.py, for sums of digits 2^-13.
 #include "activation.cuh"
-#include "linear_stream.cuh"
-#include "linear_sums.cuh"
+#include "linear_vectors.cuh"
 #include "peers.cuh"
-#include "reduce.cuh"
-
-// RMSNorm's factor of a vector, from the consumers' partial sums of squares.
-__device__ __forceinline__ float norm_factor(const Arguments& a, const Shared& shared, int b) {
-    float sum = 0;
-#pragma unroll
-    for (int w = 0; w < CONSUMERS; w++) sum += shared.squares[w][b];
-    return rsqrtf(sum / a.k + a.eps);
-}
-
-// Loads that are in flight together: a round trip to L2 takes longer than all of them. Of those so
-// many are used at once.
-constexpr int COLUMNS = VECTORS > 1 ? 1 : NORM ? 4 : 8;
-constexpr int AT_ONCE = COLUMNS > 4 ? 2 : COLUMNS;
-// RMSNorm's factor is one number a vector; where what is kept of a vector can hold the residual stream
-// it is left to the epilogue, which saves a pass. fp16 cannot.
-constexpr bool NORM_FIRST = NORM && IS_HALF && !INTEGERS;
-
-// Keeps EACH neighbours of vector b, from `column` of the whole on, for the products.
-template <int EACH>
-__device__ __forceinline__ void keep(const float (&x)[EACH], int b, int column, const Arguments& a,
-                                     const Share& share, u8* vectors, int stride) {
-    bool valid = b < a.n && column < share.end;
-    if constexpr (INTEGERS) {
-        keep_digits(x, b, column - share.begin, valid, share, vectors, stride, a.n);
-    } else if (valid) {
-        Vec<T, EACH> values;
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            int from = CROSSED && (i % 4 == 1 || i % 4 == 2) ? i ^ 3 : i;
-            values.at[i] = from_float<T>(x[from]);
-        }
-        *(Vec<T, EACH>*)(vectors + b * stride + (column - share.begin) * sizeof(T)) = values;
-    }
-}
-
-#if NORM
-// Calls use(b, column, four values of vector b, four of norm_weight) for this thread's columns, all
-// of a warp's together with zeros past the end, and leaves the sums of squares in shared memory.
-template <typename Use>
-__device__ __forceinline__ void for_values(const Arguments& a, const Share& share, Shared& shared,
-                                           Use use) {
-    constexpr int STRIDE = CONSUMER_THREADS * 4;
-    float squares[VECTORS] = {};
-    int lane = threadIdx.x % WARP * 4;
-    for (int first = threadIdx.x * 4; first - lane < share.end; first += COLUMNS * STRIDE) {
-        float4 v[COLUMNS][VECTORS];
-        Vec<T, 4> weight[COLUMNS];
-#pragma unroll
-        for (int j = 0; j < COLUMNS; j++) {
-            int column = first + j * STRIDE;
-            weight[j] = {};
-            if (column < a.k) weight[j] = *(const Vec<T, 4>*)(a.norm_weight + column);
-#pragma unroll
-            for (int b = 0; b < VECTORS; b++) {
-                v[j][b] = {};
-                if (b < a.n && column < a.k)
-                    v[j][b] = __ldcg((const float4*)((const float*)a.x + (i64)b * a.k + column));
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < COLUMNS; j++)
-#pragma unroll
-            for (int b = 0; b < VECTORS; b++) {
-                float4 u = v[j][b];
-                squares[b] += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
-                use(b, first + j * STRIDE, u, weight[j]);
-            }
-    }
-#pragma unroll
-    for (int b = 0; b < VECTORS; b++) {
-        float sum = warp_reduce(squares[b], Sum());
-        if (threadIdx.x % WARP == 0) shared.squares[threadIdx.x / WARP][b] = sum;
-    }
-}
-
-// The normalised vectors into shared memory.
-__device__ void load_vectors(const Arguments& a, const Share& share, Shared& shared, u8* to,
-                             int stride) {
-    float factors[VECTORS];
-    if constexpr (NORM_FIRST) {
-        for_values(a, share, shared, [](int, int, float4, Vec<T, 4>) {});
-        named_barrier<1, CONSUMER_THREADS>();
-#pragma unroll
-        for (int b = 0; b < VECTORS; b++) factors[b] = b < a.n ? norm_factor(a, shared, b) : 0;
-        named_barrier<1, CONSUMER_THREADS>();
-    }
-    for_values(a, share, shared, [&](int b, int column, float4 v, Vec<T, 4> w) {
-        float f = 1, gain[4];
-        if constexpr (NORM_FIRST) f = factors[b];
-#pragma unroll
-        for (int j = 0; j < 4; j++) gain[j] = to_float(w.at[j]) + a.offset;
-        float x[4] = {v.x * f * gain[0], v.y * f * gain[1], v.z * f * gain[2], v.w * f * gain[3]};
-        keep(x, b, column, a, share, to, stride);
-    });
-    named_barrier<1, CONSUMER_THREADS>();
-}
-#else
-__device__ void load_vectors(const Arguments& a, const Share& share, Shared&, u8* to, int stride) {
-    constexpr int EACH = 16 / sizeof(T), STRIDE = CONSUMER_THREADS * EACH;
-    int lane = threadIdx.x % WARP * EACH, first = share.begin + threadIdx.x * EACH;
-    for (; first - lane < share.end; first += COLUMNS * STRIDE) {
-        uint4 v[COLUMNS][VECTORS];
-#pragma unroll
-        for (int j = 0; j < COLUMNS; j++)
-#pragma unroll
-            for (int b = 0; b < VECTORS; b++) {
-                int column = first + j * STRIDE;
-                v[j][b] = {};
-                if (b < a.n && column < min(share.end, a.k))
-                    v[j][b] = __ldcg((const uint4*)((const T*)a.x + (i64)b * a.k + column));
-            }
-#pragma unroll
-        for (int together = 0; together < COLUMNS; together += AT_ONCE) {
-            if (first - lane + together * STRIDE >= share.end) break;
-#pragma unroll
-            for (int j = together; j < together + AT_ONCE; j++)
-#pragma unroll
-                for (int b = 0; b < VECTORS; b++) {
-                    float x[EACH];
-#pragma unroll
-                    for (int i = 0; i < EACH; i++) x[i] = to_float(((const T*)&v[j][b])[i]);
-                    keep(x, b, first + j * STRIDE, a, share, to, stride);
-                }
-        }
-    }
-    named_barrier<1, CONSUMER_THREADS>();
-}
-#endif
 
 __device__ void consume(const Arguments& a, const Share& share, Shared& shared, const u8* ring,
                         u8* vectors, int stride) {
@@ -364,7 +234,10 @@ __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared,
     }
 }
 
-extern "C" __global__ void __launch_bounds__(VECTORS > 8 ? THREADS : 448, VECTORS > 8 ? 1 : 2)
+// So many threads that two blocks of them would leave 72 registers to each.
+constexpr int ROOM_FOR = VECTORS > 8 ? THREADS : 448;
+
+extern "C" __global__ void __launch_bounds__(ROOM_FOR, VECTORS > 8 ? 1 : 2)
 linear_kernel(const Code* weight, const T* bias, const void* x, const T* norm_weight, void* y,
               float eps, float offset, int n, int rows, int k, int span, int splits, int slots,
               float* partial, u32* counters, const float* cos_sin, const int* positions,

@@ -1,4 +1,4 @@
-// Weights of 8 and 4 bits as T, exactly: what linear and dequantize do with the bytes they read.
+// Numbers of 8 and 4 bits as T, exactly: what kernels do with the bytes they read.
 //
 // FORM is PLAIN (they are T), INT8, FP8 (e4m3) or INT4. A decoder layer's matrix is read at the speed of
 // the memory, which leaves seven operations of a lane for a weight of 8 bits and half as many for 4:
