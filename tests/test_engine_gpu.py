@@ -241,6 +241,7 @@ def test_a_graph_is_captured_without_a_trace(tmp_path: Path, cubins: Path) -> No
     engine = gpu_engine(tmp_path, cubins)
     tiny.run(engine, {1: tiny.random_ids(9)}, GREEDY)
     (cache,) = engine.cache.tensors
+    cache = cache.view(torch.int32)  # what nobody has written may be no number
     step, before = engine._ahead._step, cache.clone()
     lanes = [step.lanes.tokens.clone(), step.lanes.slots.clone(), step.lanes.context_lens.clone()]
     assert lanes[2].any()
