@@ -36,7 +36,7 @@ from swiftchat.engine.rope import cos_sin_table
 from swiftchat.engine.rounded import RoundedInputs, rounded
 from swiftchat.engine.rounded_gpu import rounded_product
 from swiftchat.engine.stacked import Stacked, biases_of, parts_of
-from swiftchat.engine.torch_ops import alibi_slopes
+from swiftchat.engine.torch_attention import alibi_slopes
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.tensor_parallel import Share
 

@@ -29,9 +29,10 @@ class KVCache:
         heads = 2 * config.num_kv_heads
         block = (heads, block_size) if heads_first else (block_size, heads)
         rows = (config.num_layers, num_blocks, *block)
+        self.is_quantised = kv_dtype in LARGEST
         self.tensors: tuple[Tensor, ...]
         self.layers: Sequence[LayerKV]
-        if kv_dtype in LARGEST:
+        if self.is_quantised:
             codes = torch.empty(*rows, config.head_dim, dtype=torch.int8, device=device)
             factors = torch.empty(rows, device=device)
             self.tensors = (codes, factors)
@@ -41,6 +42,14 @@ class KVCache:
             self.layers = self.tensors[0].unbind()
         self.block_size = block_size
         self.num_bytes = sum(tensor.nbytes for tensor in self.tensors)
+
+    def stretch(self, first: int, num_tokens: int) -> Tensor:
+        """A view of adjacent slots: [num_layers, num_tokens, 2 * num_kv_heads, head_dim].
+
+        Neither of a quantised cache nor with `heads_first`.
+        """
+        (numbers,) = self.tensors
+        return numbers.flatten(1, 2)[:, first : first + num_tokens]
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto") -> int:

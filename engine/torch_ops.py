@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.engine.batch import Batch, Span
+from swiftchat.engine.batch import Batch
 from swiftchat.engine.kv_cache import KVCache, LayerKV
 from swiftchat.engine.mixture import Experts, mixture
-from swiftchat.engine.norms import layer_norm, norm_heads_, rms_norm
+from swiftchat.engine.norms import RmsNorms, layer_norm, norm_heads_
 from swiftchat.engine.quantised import Table, Weight, for_torch
-from swiftchat.engine.quantised_kv import decoded
 from swiftchat.engine.rope import cos_sin_table
+from swiftchat.engine.torch_attention import AttentionPlan, alibi_slopes, attention, plan_attention
 from swiftchat.weights.config import ModelConfig, RopeConfig
 from swiftchat.weights.tensor_parallel import Share
 
@@ -33,8 +33,6 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
         "gelu_sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
     }
 )
-
-_MOST_SCORES = 2**25  # that are held at once, in fp32, where torch's attention cannot be had
 
 
 class TorchOps:
@@ -50,8 +48,7 @@ class TorchOps:
         share = share or Share(config)
         self._config = config
         self._device = device
-        self._norm_offset = float(config.norm_unit_offset)
-        self._eps = torch.tensor(config.norm_eps, device=device)
+        self._rms_norms = RmsNorms(config, device)
         self._activation = ACTIVATIONS[config.activation]
         self._angles = [
             _signed_angles(rope, config.head_dim, ctx_size_tokens, device)
@@ -68,9 +65,7 @@ class TorchOps:
             return torch.tensor(values, dtype=torch.int64, device=self._device)
 
         def reading(window: int | None) -> list[AttentionPlan]:
-            return plan_attention(
-                batch.spans, cache.block_size, window, self._device, self._slopes
-            )  # fmt: skip
+            return plan_attention(batch.spans, cache, window, self._device, self._slopes)
 
         config, positions = self._config, tensor(batch.positions)
         attention = reading(config.sliding_window)
@@ -81,7 +76,8 @@ class TorchOps:
             angles = [table[positions] for table in self._angles]
         return TorchPlan(
             ids=tensor(batch.ids), slots=tensor(batch.slot_mapping), positions=positions,
-            angles=angles,
+            places=places(cache, batch.slot_mapping),
+            angles=[t.unsqueeze(2).unbind(1) for t in angles],
             logit_rows=tensor(batch.logit_rows), attention=attention,
             full_attention=reading(None) if config.full_layers else attention,
         )  # fmt: skip
@@ -104,10 +100,10 @@ class TorchOps:
             x += delta
         if self._config.norm == "layer":
             return layer_norm(x, weight, bias, self._config.norm_eps).to(weight.dtype)
-        return rms_norm(x, weight, self._eps, self._norm_offset).type(weight.dtype)
+        return self._rms_norms.normed(x, weight).to(weight.dtype)
 
     def add_normed_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
-        x += rms_norm(delta.float(), weight, self._eps, self._norm_offset)
+        x += self._rms_norms.normed(delta.float(), weight)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         return linear(x, weight, bias)
@@ -118,14 +114,15 @@ class TorchOps:
         if norms is not None:
             norm_heads_(qkv, *norms, config)
         heads = qkv.view(len(qkv), -1, config.head_dim)
-        full = layer in config.full_layers
+        queries, new = heads.tensor_split((config.num_heads,), 1)
         if plan.angles and layer not in config.unrotated_layers:
             # Of two tables, the second is for the layers that have a window.
-            angles = plan.angles[0 if config.window(layer) is None else -1]
-            rotate_(heads[:, : config.num_heads + config.num_kv_heads], angles)
-        store(kv, plan.slots, heads[:, config.num_heads :])
+            cos, sin = plan.angles[0 if config.window(layer) is None else -1]
+            rotate_(heads.narrow(1, 0, config.num_heads + config.num_kv_heads), cos, sin)
+        store(plan, layer, kv, new)
+        full = layer in config.full_layers
         return attention(
-            heads[:, : config.num_heads], kv, plan.full_attention if full else plan.attention,
+            queries, layer, kv, plan.full_attention if full else plan.attention,
             config.attention_scale, config.attention_softcap, sinks,
         )  # fmt: skip
 
@@ -183,198 +180,61 @@ def clamped(gate: Tensor, up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
 def _signed_angles(
     rope: RopeConfig, head_dim: int, num_positions: int, device: torch.device
 ) -> Tensor:
-    """The table as `rotate_` wants it: both halves of a head, the first of the sines negated."""
+    """[positions, 2, head_dim], cosines and sines as `rotate_` wants them."""
     cos, sin = cos_sin_table(rope, head_dim, num_positions, device).chunk(2, dim=1)
     return torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)], 1)
 
 
 def _halves(first: Tensor, second: Tensor) -> Tensor:
-    """Of two [n, 2, head_dim] as `rotate_` takes them, each for its half of the pairs."""
+    """Of two [n, 2, head_dim] of angles, each for its half of the pairs."""
     ours, theirs = (angles.view(len(angles), 2, 2, 2, -1) for angles in (first, second))
     return torch.cat([ours[..., :1, :], theirs[..., 1:, :]], -2).view(first.shape)
 
 
-def rotate_(x: Tensor, angles: Tensor) -> None:
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotary embedding, half-split layout, of x [n, heads, head_dim], in place, in fp32.
 
-    `angles` [n, 2, head_dim]: cosines for both halves of a head, then sines, those of the first
-    half negated.
+    `cos` and `sin` [n, 1, head_dim] are for both halves of a head, the sines of the first negated.
     """
-    cos, sin = angles.unsqueeze(2).unbind(1)
     wide = x.float()
     swapped = wide.roll(x.shape[-1] // 2, -1)
     x.copy_(wide.mul_(cos).addcmul_(swapped, sin))
 
 
-def store(cache: LayerKV, slots: Tensor, new: Tensor) -> None:
-    """Write new [n, 2 * kv_heads, head_dim] into the slots [n] of one layer's cache, in place."""
-    if not isinstance(cache, Tensor):
-        cache.store(slots, new)
-        return
-    cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, new)
+def places(cache: KVCache, slots: Sequence[int]) -> Sequence[Tensor] | None:
+    """Each layer's slots as one view [n, 2 * kv_heads, head_dim], where they follow each other.
+
+    None where they do not, or what is written into them is not what they hold.
+    """
+    first = slots[0]
+    if cache.is_quantised or slots != list(range(first, first + len(slots))):
+        return None
+    return cache.stretch(first, len(slots)).unbind()
+
+
+def store(plan: "TorchPlan", layer: int, cache: LayerKV, new: Tensor) -> None:
+    """Write the plan's new [n, 2 * kv_heads, head_dim] into a layer's cache, in place."""
+    if plan.places is not None:
+        plan.places[layer].copy_(new)
+    elif isinstance(cache, Tensor):
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, plan.slots, new)
+    else:
+        cache.store(plan.slots, new)
 
 
 @dataclass(frozen=True)
 class TorchPlan:
     """A batch on the device: int64 `ids`, `positions` and `slots` [n], and `logit_rows`.
 
-    `angles` [n, 2, d] for each table there is; `full_attention` is for the layers without a
-    window.
+    `places` are as `places` makes them. `angles` [n, 1, d], cosines and sines, for each table there
+    is; `full_attention` is for the layers without a window.
     """
 
     ids: Tensor
     positions: Tensor
     slots: Tensor
-    angles: list[Tensor]
+    places: Sequence[Tensor] | None
+    angles: Sequence[Sequence[Tensor]]
     logit_rows: Tensor
-    attention: list["AttentionPlan"]
-    full_attention: list["AttentionPlan"]
-
-
-@dataclass(frozen=True)
-class AttentionPlan:
-    """How one row reads its context; the same for every layer, so made once a forward pass.
-
-    `blocks` is None when the context lies in one stretch of the cache, beginning at slot
-    `first`: then no copy is needed. `mask` is bool [num_tokens, context_len], None when
-    everything is seen or `is_causal` says it all; with ALiBi it is fp32 [heads, num_tokens,
-    context_len] and to be added.
-    """
-
-    rows: slice
-    first: int
-    context_len: int
-    blocks: Tensor | None
-    mask: Tensor | None
-    is_causal: bool
-
-
-def plan_attention(spans: Sequence[Span], block_size: int, window: int | None,
-                   device: torch.device, slopes: Tensor | None = None,
-                   ) -> list[AttentionPlan]:  # fmt: skip
-    """Plan causal attention of each span over its blocks, over the last `window` tokens if set.
-
-    `slopes` [heads] are ALiBi's.
-    """
-    plans = []
-    for span in spans:
-        n, length = span.num_tokens, span.context_len
-        used = span.block_table[: -(-length // block_size)]
-        contiguous = used[-1] - used[0] == len(used) - 1 and used == sorted(used)
-        windowed = window is not None and length > window
-        both_ways = span.both_ways.length
-        mask = None
-        if slopes is not None or windowed or (n > 1 and (n != length or both_ways > 1)):
-            keys = torch.arange(length, device=device)
-            queries = torch.arange(length - n, length, device=device).unsqueeze(1)
-            mask = (keys <= queries) | (keys < both_ways)
-            if window is not None:
-                mask &= keys > queries - window
-            if slopes is not None:
-                # Against the query's own place: near it the numbers are small and so exact.
-                biases = slopes.view(-1, 1, 1) * (keys - queries)
-                mask = biases.masked_fill_(~mask, float("-inf"))
-        plans.append(
-            AttentionPlan(
-                slice(span.start, span.start + n),
-                used[0] * block_size,
-                length,
-                None if contiguous else torch.tensor(used, device=device),
-                mask,
-                is_causal=mask is None and n > 1,
-            )
-        )
-    return plans
-
-
-def alibi_slopes(config: ModelConfig) -> Tensor:
-    """How fast each head's scores fall with distance, fp32 [heads]: Press et al., 2021
-    (arXiv:2108.12409), times `alibi_scale`.
-
-    A geometric sequence for a power of two; other numbers take every second slope of the next
-    power in addition.
-    """
-    num_heads = config.num_heads
-    power = 2 ** (num_heads.bit_length() - 1)
-    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
-    between = [2.0 ** (-4.0 * (i + 1) / power) for i in range(0, 2 * (num_heads - power), 2)]
-    return torch.tensor(slopes + between) * config.alibi_scale
-
-
-def attention(q: Tensor, cache: LayerKV, plans: Sequence[AttentionPlan], scale: float,
-              softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:  # fmt: skip
-    """Grouped-query attention of q [n, heads, head_dim] over the cache: [n, heads * head_dim].
-
-    `cache` is [num_blocks, block_size, 2 * kv_heads, head_dim], the keys' heads before the
-    values', and already holds the rows' own tokens. Of a quantised one, what a row reads is
-    decoded for the time of its attention. Query head h reads kv head `h // (heads / kv_heads)`.
-    Scores x become softcap·tanh(x / softcap), if set. `sinks` [heads] are one more score of each
-    head, whose value is 0 (Xiao et al., 2023, arXiv:2309.17453).
-    """
-    outputs = []
-    for plan in plans:
-        keys, values = _context(cache, plan, q.dtype).chunk(2, 1)
-        rows = (q if len(plans) == 1 else q[plan.rows]).unsqueeze(0).transpose(1, 2)
-        if softcap is not None or sinks is not None:
-            out = _by_hand(rows, keys, values, plan, scale, softcap, sinks)
-        else:
-            mask = plan.mask
-            out = F.scaled_dot_product_attention(
-                rows,
-                keys,
-                values,
-                attn_mask=mask.to(q.dtype)
-                if mask is not None and mask.is_floating_point()
-                else mask,
-                is_causal=plan.is_causal,
-                scale=scale,
-                enable_gqa=q.shape[1] != keys.shape[1],
-            )
-        outputs.append(out.transpose(1, 2).reshape(rows.shape[2], -1))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-
-def _by_hand(q: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float,
-             softcap: float | None, sinks: Tensor | None) -> Tensor:  # fmt: skip
-    """What torch's attention does, with soft-capped scores and sinks: [1, heads, n, head_dim].
-
-    Some queries at a time, so that their scores stay small.
-    """
-    n, kv_heads = q.shape[2], keys.shape[1]
-    grouped = q.view(1, kv_heads, -1, *q.shape[2:])
-    mask = plan.mask
-    if plan.is_causal:
-        mask = torch.ones(n, plan.context_len, dtype=torch.bool, device=q.device).tril_()
-    step = max(1, _MOST_SCORES // (q.shape[1] * plan.context_len))
-    outputs = []
-    for first in range(0, n, step):
-        rows = slice(first, first + step)
-        scores = (grouped[..., rows, :] @ keys.unsqueeze(2).transpose(-1, -2)).float().mul_(scale)
-        if softcap is not None:
-            scores = scores.div_(softcap).tanh_().mul_(softcap)
-        if mask is not None:
-            scores.masked_fill_(~mask[rows], float("-inf"))
-        if sinks is not None:
-            sink = sinks.float().view(1, kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
-            shares = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
-        else:
-            shares = scores.softmax(-1)
-        outputs.append(shares.to(values.dtype) @ values.unsqueeze(2))
-    return torch.cat(outputs, -2).view(q.shape)
-
-
-def _context(cache: LayerKV, plan: AttentionPlan, dtype: torch.dtype) -> Tensor:
-    """The context's keys and values as [1, 2 * kv_heads, context_len, head_dim]."""
-    if isinstance(cache, Tensor):
-        flat = _of_tokens(cache, plan)
-    else:
-        codes, factors = _of_tokens(cache.codes, plan), _of_tokens(cache.factors, plan)
-        flat = decoded(cache.form, codes, factors, dtype)
-    return flat.transpose(0, 1).unsqueeze(0)
-
-
-def _of_tokens(stored: Tensor, plan: AttentionPlan) -> Tensor:
-    """What of `stored` [num_blocks, block_size, ...] is the context's: [context_len, ...]."""
-    if plan.blocks is None:
-        return stored.view(-1, *stored.shape[2:])[plan.first : plan.first + plan.context_len]
-    return stored.index_select(0, plan.blocks).view(-1, *stored.shape[2:])[: plan.context_len]
+    attention: list[AttentionPlan]
+    full_attention: list[AttentionPlan]

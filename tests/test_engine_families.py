@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from swiftchat.engine import torch_ops
+from swiftchat.engine import torch_attention
 from swiftchat.engine.cuda_ops import kernels_cover
 from swiftchat.engine.engine import Engine
 from swiftchat.engine.params import EngineConfig, SamplingParams
@@ -76,7 +76,7 @@ def test_with_history_and_in_a_batch_equals_transformers(family) -> None:
 def test_scores_held_a_few_at_a_time(
     name: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_ops, "_MOST_SCORES", most)
+    monkeypatch.setattr(torch_attention, "_MOST_SCORES", most)
     reference, ids = tiny.make(name, tmp_path), tiny.random_ids(NUM_TOKENS, seed=7)
     assert_close(tiny.Bench(tmp_path).last_logits(ids), expected(reference, ids)[-1])
 

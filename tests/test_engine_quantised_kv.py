@@ -20,7 +20,7 @@ from swiftchat.engine.cuda_ops import kernels_cover
 from swiftchat.engine.kv_cache import KVCache, kv_bytes_per_token
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.quantised_kv import LARGEST, QuantisedKV, decoded, encoded
-from swiftchat.engine.torch_ops import store
+from swiftchat.engine.torch_ops import TorchPlan, store
 from swiftchat.errors import UsageError
 from swiftchat.weights.model import Model
 
@@ -122,7 +122,7 @@ def test_only_the_slots_are_written(folder: Path, form: str) -> None:
     layer = cache.layers[1]
     assert isinstance(layer, QuantisedKV)
     new = torch.randn(3, 2 * config.num_kv_heads, config.head_dim)
-    store(layer, torch.tensor([17, 2, 9]), new)
+    layer.store(torch.tensor([17, 2, 9]), new)
     assert factors[0].isnan().all() and (codes[0] == -1).all()
     flat = factors[1].view(20, -1)
     assert flat.isfinite().any(1).nonzero().view(-1).tolist() == [2, 9, 17]
@@ -140,9 +140,9 @@ def test_logits_are_those_of_the_rounded_keys_and_values(
     found = bench.last_logits(ids)
     again = bench.last_logits(ids)  # from what is cached
 
-    def store_rounded(cache: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
+    def store_rounded(plan: TorchPlan, layer: int, cache: torch.Tensor, new: torch.Tensor) -> None:
         rounded = decoded(form, *encoded(form, new), new.dtype)
-        store(cache, slots, rounded)
+        store(plan, layer, cache, rounded)
 
     monkeypatch.setattr(torch_ops, "store", store_rounded)
     assert error(found, tiny.Bench(variant).last_logits(ids)) <= 1e-5
