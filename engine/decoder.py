@@ -164,7 +164,10 @@ class Decoder:
         several ranks has its columns of them, for `Ranks.gather`. Of several stages the last has
         them, and the others None.
         """
-        plan = self.ops.plan(batch, cache)
+        return self.run(self.ops.plan(batch, cache), cache)
+
+    def run(self, plan: Any, cache: KVCache) -> Tensor | None:
+        """`forward` of a batch that the operations have planned."""
         # The residual stream stays in fp32: single channels of it reach 25,000 in small models,
         # where bf16 counts in steps of 128.
         if self.stages.is_first:
@@ -274,10 +277,19 @@ class Decoder:
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
+def matrices(weights: DecoderWeights) -> Iterator[Weight]:
+    """Those that may be packed."""
+    yield from (weights.embed, weights.lm_head)
+    for layer in weights.layers:
+        yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
+        for expert in layer.experts.all if layer.experts is not None else ():
+            yield from (expert.gate_up, expert.down)
+
+
 def resident_bytes(weights: DecoderWeights) -> int:
     """Bytes of all weights, a tensor that serves twice counted once."""
     tensors = [tensor for tensor in vars(weights).values() if isinstance(tensor, torch.Tensor)]
-    for matrix in _matrices(weights):
+    for matrix in matrices(weights):
         tensors += tensors_of(matrix)
     for layer in weights.layers:
         tensors += [t for t in vars(layer).values() if isinstance(t, torch.Tensor)]
@@ -293,18 +305,9 @@ def table_bytes(weights: DecoderWeights, is_last: bool) -> int:
 
 def has_packed(weights: DecoderWeights) -> bool:
     """Whether any matrix is packed."""
-    return not all(isinstance(matrix_of(m), torch.Tensor) for m in _matrices(weights))
+    return not all(isinstance(matrix_of(m), torch.Tensor) for m in matrices(weights))
 
 
 def rounds_inputs(weights: DecoderWeights) -> bool:
     """Whether any matrix has its inputs rounded."""
-    return any(isinstance(matrix, RoundedInputs) for matrix in _matrices(weights))
-
-
-def _matrices(weights: DecoderWeights) -> Iterator[Weight]:
-    """Those that may be packed."""
-    yield from (weights.embed, weights.lm_head)
-    for layer in weights.layers:
-        yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
-        for expert in layer.experts.all if layer.experts is not None else ():
-            yield from (expert.gate_up, expert.down)
+    return any(isinstance(matrix, RoundedInputs) for matrix in matrices(weights))

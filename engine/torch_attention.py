@@ -92,12 +92,14 @@ def alibi_slopes(config: ModelConfig) -> Tensor:
 
 
 def attention(q: Tensor, layer: int, cache: LayerKV, plans: Sequence[AttentionPlan], scale: float,
-              softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:  # fmt: skip
+              grouped: bool, softcap: float | None = None,
+              sinks: Tensor | None = None) -> Tensor:  # fmt: skip
     """Grouped-query attention of q [n, heads, head_dim] over the cache: [n, heads * head_dim].
 
     `cache`, the layer's, is [num_blocks, block_size, 2 * kv_heads, head_dim], the keys' heads
-    before the values', and already holds the rows' own tokens. Of a quantised one, what a row reads is
-    decoded for the time of its attention. Query head h reads kv head `h // (heads / kv_heads)`.
+    before the values', and already holds the rows' own tokens. Of a quantised one, what a row reads
+    is decoded for the time of its attention. `grouped`: there are fewer kv heads than heads, and
+    query head h reads kv head `h // (heads / kv_heads)`.
     Scores x become softcap·tanh(x / softcap), if set. `sinks` [heads] are one more score of each
     head, whose value is 0 (Xiao et al., 2023, arXiv:2309.17453).
     """
@@ -121,7 +123,7 @@ def attention(q: Tensor, layer: int, cache: LayerKV, plans: Sequence[AttentionPl
                 else mask,
                 is_causal=plan.is_causal,
                 scale=scale,
-                enable_gqa=q.shape[1] != keys.shape[1],
+                enable_gqa=grouped,
             )
         outputs.append(out.transpose(1, 2).reshape(rows.shape[2], -1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -123,7 +123,8 @@ class TorchOps:
         full = layer in config.full_layers
         return attention(
             queries, layer, kv, plan.full_attention if full else plan.attention,
-            config.attention_scale, config.attention_softcap, sinks,
+            config.attention_scale, config.num_heads != config.num_kv_heads,
+            config.attention_softcap, sinks,
         )  # fmt: skip
 
     def gate(self, gate_up: Tensor) -> Tensor:

@@ -1,0 +1,104 @@
+"""Decode steps on the CPU without Python between their operators."""
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from swiftchat.engine.batch import Batch
+from swiftchat.engine.decoder import Decoder, matrices
+from swiftchat.engine.kv_cache import KVCache
+from swiftchat.engine.quantised import Int4Weight, Int8GroupsWeight
+from swiftchat.engine.torch_ops import TorchOps, TorchPlan
+
+# Recording takes as long as it saves in some forty steps; a short answer shall not wait for it.
+_STEPS_BEFORE = 8
+
+# Of what these compute for one row, nothing but the numbers differs between steps.
+_MATRICES = (Tensor, Int4Weight, Int8GroupsWeight)
+
+
+class RecordedSteps:
+    """A decoder's forward pass, its layers recorded for steps of one token.
+
+    In a step of a small model most of the time between two products is Python's. So after a few
+    steps torch writes down the operators that the layers call (`torch.jit.trace`), and calls the
+    same ones from then on: the same numbers to the last bit. What is not one token of one sequence
+    whose context is a view of the cache is computed as ever.
+    """
+
+    def __init__(self, decoder: Decoder, ops: TorchOps) -> None:
+        self._decoder = decoder
+        self._ops = ops
+        self._num_steps = 0
+        self._layers: Callable[..., Tensor] | None = None
+
+    @staticmethod
+    def suit(decoder: Decoder, device: torch.device) -> bool:
+        """Whether a model's steps can be recorded, and it is worth while.
+
+        Not with experts, whom numbers choose; nor from Python 3.14 on, where torch does not vouch
+        for its recordings.
+        """
+        return (
+            device.type == "cpu"
+            and sys.version_info < (3, 14)
+            and decoder.ranks.size == decoder.stages.size == 1
+            and all(layer.experts is None for layer in decoder.weights.layers)
+            and all(isinstance(matrix, _MATRICES) for matrix in matrices(decoder.weights))
+        )
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor | None:
+        """What `Decoder.forward` does and returns."""
+        plan, decoder = self._ops.plan(batch, cache), self._decoder
+        inputs = _inputs(plan) if len(batch.ids) == 1 else None
+        self._num_steps += inputs is not None
+        if inputs is None or self._num_steps <= _STEPS_BEFORE:
+            return decoder.run(plan, cache)
+        x = decoder.embedded(plan)
+        if self._layers is None:
+            self._layers = self._recorded(plan, x.clone(), inputs, cache)
+        # The optimiser would take a fifth of a second and find nothing.
+        with torch.jit.optimized_execution(False):  # type: ignore[no-untyped-call]
+            normed = self._layers(x, *inputs)
+        return decoder.logits(plan, normed)
+
+    def _recorded(
+        self, plan: TorchPlan, x: Tensor, inputs: Sequence[Tensor], cache: KVCache
+    ) -> Callable[..., Tensor]:
+        """The layers as a function of the stream, which it destroys, and of `_inputs`."""
+
+        def layers(x: Tensor, *inputs: Tensor) -> Tensor:
+            return self._decoder.through_layers(_with(plan, iter(inputs)), x, cache)
+
+        with warnings.catch_warnings():
+            # That it is deprecated, and which numbers are taken for constants.
+            warnings.simplefilter("ignore")
+            recorded: Callable[..., Tensor] = torch.jit.trace(  # type: ignore[no-untyped-call]
+                layers, (x, *inputs), check_trace=False
+            )
+        return recorded
+
+
+def _inputs(plan: TorchPlan) -> Sequence[Tensor] | None:
+    """All that differs between the plans of two steps of one token, as far as layers read it.
+
+    None for a plan that has anything else.
+    """
+    row, full = plan.attention[0], plan.full_attention[0]
+    if plan.places is None or row.contexts is None or row.mask is not None or full.mask is not None:
+        return None
+    return [*chain(*plan.angles), *chain(*row.contexts), *plan.places]
+
+
+def _with(plan: TorchPlan, inputs: Iterator[Tensor]) -> TorchPlan:
+    """The plan with `_inputs` in their places."""
+    assert plan.places is not None
+    angles = [(next(inputs), next(inputs)) for _ in plan.angles]
+    contexts = [(next(inputs), next(inputs)) for _ in plan.places]
+    row = replace(plan.attention[0], contexts=contexts)
+    return replace(plan, angles=angles, attention=[row], full_attention=[row], places=list(inputs))
