@@ -1,6 +1,6 @@
 """The transformer decoder: one forward pass for every family, driven by its `ModelConfig`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -153,6 +153,8 @@ class Decoder:
         self.ops = ops
         self.ranks: Ranks = Alone() if ranks is None else ranks
         self.stages: Stages = OneStage() if stages is None else stages
+        # `through_layers`, or what computes the same (`engine.recorded`).
+        self.layers: Callable[[Any, Tensor, KVCache], Tensor] = self.through_layers
         # Models are trained with the factor in the dtype of their weights.
         factor = torch.tensor(config.embedding_scale, dtype=weights.dtype)
         self.embedding_scale = float(factor)
@@ -164,17 +166,14 @@ class Decoder:
         several ranks has its columns of them, for `Ranks.gather`. Of several stages the last has
         them, and the others None.
         """
-        return self.run(self.ops.plan(batch, cache), cache)
-
-    def run(self, plan: Any, cache: KVCache) -> Tensor | None:
-        """`forward` of a batch that the operations have planned."""
+        plan = self.ops.plan(batch, cache)
         # The residual stream stays in fp32: single channels of it reach 25,000 in small models,
         # where bf16 counts in steps of 128.
         if self.stages.is_first:
             x = self.embedded(plan)
         else:
             x = self.stages.receive(len(plan.ids), self.config.hidden_size)
-        normed = self.through_layers(plan, x, cache)
+        normed = self.layers(plan, x, cache)
         if self.stages.is_last:
             return self.logits(plan, normed)
         self.stages.send(x)
@@ -277,19 +276,10 @@ class Decoder:
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
-def matrices(weights: DecoderWeights) -> Iterator[Weight]:
-    """Those that may be packed."""
-    yield from (weights.embed, weights.lm_head)
-    for layer in weights.layers:
-        yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
-        for expert in layer.experts.all if layer.experts is not None else ():
-            yield from (expert.gate_up, expert.down)
-
-
 def resident_bytes(weights: DecoderWeights) -> int:
     """Bytes of all weights, a tensor that serves twice counted once."""
     tensors = [tensor for tensor in vars(weights).values() if isinstance(tensor, torch.Tensor)]
-    for matrix in matrices(weights):
+    for matrix in _matrices(weights):
         tensors += tensors_of(matrix)
     for layer in weights.layers:
         tensors += [t for t in vars(layer).values() if isinstance(t, torch.Tensor)]
@@ -305,9 +295,18 @@ def table_bytes(weights: DecoderWeights, is_last: bool) -> int:
 
 def has_packed(weights: DecoderWeights) -> bool:
     """Whether any matrix is packed."""
-    return not all(isinstance(matrix_of(m), torch.Tensor) for m in matrices(weights))
+    return not all(isinstance(matrix_of(m), torch.Tensor) for m in _matrices(weights))
 
 
 def rounds_inputs(weights: DecoderWeights) -> bool:
     """Whether any matrix has its inputs rounded."""
-    return any(isinstance(matrix, RoundedInputs) for matrix in matrices(weights))
+    return any(isinstance(matrix, RoundedInputs) for matrix in _matrices(weights))
+
+
+def _matrices(weights: DecoderWeights) -> Iterator[Weight]:
+    """Those that may be packed."""
+    yield from (weights.embed, weights.lm_head)
+    for layer in weights.layers:
+        yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
+        for expert in layer.experts.all if layer.experts is not None else ():
+            yield from (expert.gate_up, expert.down)

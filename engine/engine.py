@@ -31,7 +31,7 @@ from swiftchat.engine.packing import packing, resident_estimate
 from swiftchat.engine.params import EngineConfig, SamplingParams
 from swiftchat.engine.protocol import EngineInfo, Event, Finished, Likelihood, Prefill, Tokens
 from swiftchat.engine.ranks import Alone, Ranks
-from swiftchat.engine.recorded import RecordedSteps
+from swiftchat.engine.recorded import RecordedLayers
 from swiftchat.engine.sampler import likelihood, not_finite, sample
 from swiftchat.engine.scheduler import Row, Scheduler, Sequence
 from swiftchat.engine.stages import OneStage, Stages
@@ -129,9 +129,8 @@ class Engine:
         self.decoder = Decoder(shape, weights, ops, ranks, stages)
         self.cache = KVCache(shape, plan.num_blocks, config.block_size, dtype, device,
                              heads_first=ops.heads_first, kv_dtype=config.kv_dtype)  # fmt: skip
-        self._forward = self.decoder.forward
-        if isinstance(ops, TorchOps) and RecordedSteps.suit(self.decoder, device):
-            self._forward = RecordedSteps(self.decoder, ops).forward
+        if RecordedLayers.suit(self.decoder, device):
+            self.decoder.layers = RecordedLayers(self.decoder)
         self._ahead: DecodeAhead | DecodeInStages | None = None
         if isinstance(ops, CudaOps):
             self._ahead = self._prepare(ops, on_progress)
@@ -270,7 +269,7 @@ class Engine:
                 return self._land(self._ahead)
         self.decoder.ops.copy_blocks(self.cache, step.copies)
         batch = Batch.pack(step.rows, self.config.block_size)
-        own = self._forward(batch, self.cache)
+        own = self.decoder.forward(batch, self.cache)
         self._num_computed += len(batch.ids)
         for row in step.rows:
             reaches_end = row.reaches_end  # before `advance` moves the row's beginning

@@ -1,4 +1,4 @@
-"""Decode steps on the CPU without Python between their operators."""
+"""A decoder's layers on the CPU without Python between their operators."""
 
 import sys
 import warnings
@@ -9,33 +9,36 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from swiftchat.engine.batch import Batch
-from swiftchat.engine.decoder import Decoder, matrices
+from swiftchat.engine.decoder import Decoder, LayerWeights
 from swiftchat.engine.kv_cache import KVCache
-from swiftchat.engine.quantised import Int4Weight, Int8GroupsWeight
-from swiftchat.engine.torch_ops import TorchOps, TorchPlan
+from swiftchat.engine.quantised import Int4Weight, Int8GroupsWeight, Int8Weight
+from swiftchat.engine.torch_ops import TorchPlan
 
 # Recording takes as long as it saves in some forty steps; a short answer shall not wait for it.
 _STEPS_BEFORE = 8
 
-# Of what these compute for one row, nothing but the numbers differs between steps.
-_MATRICES = (Tensor, Int4Weight, Int8GroupsWeight)
+# Those that are one operator for a row of bfloat16; the others' tiles cannot be recorded.
+_PACKED = (Int4Weight, Int8GroupsWeight, Int8Weight)
 
 
-class RecordedSteps:
-    """A decoder's forward pass, its layers recorded for steps of one token.
+class RecordedLayers:
+    """`Decoder.through_layers`, recorded for steps of one token.
 
     In a step of a small model most of the time between two products is Python's. So after a few
     steps torch writes down the operators that the layers call (`torch.jit.trace`), and calls the
     same ones from then on: the same numbers to the last bit. What is not one token of one sequence
-    whose context is a view of the cache is computed as ever.
+    whose context is a view of the cache is computed as ever. The decoder's weights must stay those
+    they are.
     """
 
-    def __init__(self, decoder: Decoder, ops: TorchOps) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._ops = ops
         self._num_steps = 0
-        self._layers: Callable[..., Tensor] | None = None
+        self._recorded: Callable[..., Tensor] | None = None
+
+    @property
+    def has_record(self) -> bool:
+        return self._recorded is not None
 
     @staticmethod
     def suit(decoder: Decoder, device: torch.device) -> bool:
@@ -48,26 +51,21 @@ class RecordedSteps:
             device.type == "cpu"
             and sys.version_info < (3, 14)
             and decoder.ranks.size == decoder.stages.size == 1
-            and all(layer.experts is None for layer in decoder.weights.layers)
-            and all(isinstance(matrix, _MATRICES) for matrix in matrices(decoder.weights))
+            and all(_fits(layer, decoder.weights.dtype) for layer in decoder.weights.layers)
         )
 
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor | None:
-        """What `Decoder.forward` does and returns."""
-        plan, decoder = self._ops.plan(batch, cache), self._decoder
-        inputs = _inputs(plan) if len(batch.ids) == 1 else None
+    def __call__(self, plan: TorchPlan, x: Tensor, cache: KVCache) -> Tensor:
+        inputs = _inputs(plan) if x.shape[0] == 1 else None
         self._num_steps += inputs is not None
         if inputs is None or self._num_steps <= _STEPS_BEFORE:
-            return decoder.run(plan, cache)
-        x = decoder.embedded(plan)
-        if self._layers is None:
-            self._layers = self._recorded(plan, x.clone(), inputs, cache)
+            return self._decoder.through_layers(plan, x, cache)
+        if self._recorded is None:
+            self._recorded = self._record(plan, x.clone(), inputs, cache)
         # The optimiser would take a fifth of a second and find nothing.
-        with torch.jit.optimized_execution(False):  # type: ignore[no-untyped-call]
-            normed = self._layers(x, *inputs)
-        return decoder.logits(plan, normed)
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+            return self._recorded(x, *inputs)
 
-    def _recorded(
+    def _record(
         self, plan: TorchPlan, x: Tensor, inputs: Sequence[Tensor], cache: KVCache
     ) -> Callable[..., Tensor]:
         """The layers as a function of the stream, which it destroys, and of `_inputs`."""
@@ -82,6 +80,12 @@ class RecordedSteps:
                 layers, (x, *inputs), check_trace=False
             )
         return recorded
+
+
+def _fits(layer: LayerWeights, dtype: torch.dtype) -> bool:
+    forms = (Tensor, *_PACKED) if dtype == torch.bfloat16 else Tensor
+    matrices = (layer.qkv, layer.o, layer.gate_up, layer.down)
+    return layer.experts is None and all(isinstance(matrix, forms) for matrix in matrices)
 
 
 def _inputs(plan: TorchPlan) -> Sequence[Tensor] | None:

@@ -11,10 +11,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from swiftchat.engine import torch_attention
+from swiftchat.engine import recorded, torch_attention
 from swiftchat.engine.cuda_ops import kernels_cover
 from swiftchat.engine.engine import Engine
 from swiftchat.engine.params import EngineConfig, SamplingParams
+from swiftchat.engine.recorded import RecordedLayers
 from swiftchat.engine.scheduler import Sequence
 from swiftchat.weights.families import FAMILIES
 from swiftchat.weights.model import Model
@@ -54,6 +55,19 @@ def test_token_by_token_equals_transformers(family) -> None:
     ids = tiny.random_ids(NUM_TOKENS, seed=1)
     ours = tiny.Bench(folder).logits(ids)
     assert_close(ours[SHORTEST - 1 :], expected(reference, ids)[SHORTEST - 1 :])
+
+
+def test_recorded_layers_compute_the_same(family, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = family
+    monkeypatch.setattr(recorded, "_STEPS_BEFORE", 2)
+    ids = tiny.random_ids(2 * SHORTEST, seed=1)
+    bench = tiny.Bench(folder)
+    expected = bench.logits(ids)
+    if not RecordedLayers.suit(bench.decoder, torch.device("cpu")):
+        assert bench.decoder.config.num_experts
+        return
+    bench.decoder.layers = RecordedLayers(bench.decoder)
+    assert torch.equal(bench.logits(ids), expected)
 
 
 def test_with_history_and_in_a_batch_equals_transformers(family) -> None:
