@@ -75,8 +75,8 @@ class TorchOps:
         else:
             angles = [table[positions] for table in self._angles]
         return TorchPlan(
-            ids=tensor(batch.ids), slots=tensor(batch.slot_mapping), positions=positions,
-            places=places(cache, batch.slot_mapping),
+            ids=tensor(batch.ids), slots=tensor(batch.slot_mapping),
+            places=places(cache, batch.slot_mapping), positions=positions,
             angles=[t.unsqueeze(2).unbind(1) for t in angles],
             logit_rows=tensor(batch.logit_rows), attention=attention,
             full_attention=reading(None) if config.full_layers else attention,
