@@ -12,6 +12,7 @@ from torch import Tensor
 
 from swiftchat.engine.arrange import arrange
 from swiftchat.engine.decoder import DecoderWeights, LayerWeights
+from swiftchat.engine.large_pages import LargePages
 from swiftchat.engine.mixture import Expert, Experts
 from swiftchat.engine.packing import Pack, Use, Wanted, packed_or_decoded, packing
 from swiftchat.engine.quantised import Table, Weight, has_rows, plain
@@ -79,6 +80,7 @@ def load_weights(
     if device.type != "cpu":
         return stream_weights(config, checkpoint, dtype, device, on_progress, share, pack=pack)
     done_bytes, total_bytes = 0, _wanted_bytes(share, checkpoint)
+    pages = LargePages()
 
     def place(wanted: Wanted, use: Use) -> Weight:
         nonlocal done_bytes
@@ -88,6 +90,9 @@ def load_weights(
             keep = pack if use != "plain" else None
             weight = packed_or_decoded(checkpoint, wanted, use, keep, dtype, device)
             checkpoint.forget()
+            if isinstance(weight, Int4Weight | Int8GroupsWeight):  # the others may be the file's
+                for tensor in weight.tensors:
+                    pages.take_in(tensor)
             return _with_rounding(checkpoint, wanted, use, weight)
         pieces = _pieces(checkpoint, wanted)
         done_bytes += sum(piece.nbytes for piece in pieces)
