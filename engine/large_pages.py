@@ -28,7 +28,8 @@ class LargePages:
             self._free = _region(max(taken, _REGION_BYTES))
         here = self._free[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         self._free = self._free[taken:]
-        tensor.set_(here.copy_(tensor))
+        here.copy_(tensor)
+        tensor.set_(here.untyped_storage(), here.storage_offset(), here.shape, here.stride())
 
 
 def _region(nbytes: int) -> Tensor:
