@@ -15,8 +15,16 @@ from swiftchat.engine.decoder import DecoderWeights, LayerWeights
 from swiftchat.engine.large_pages import LargePages
 from swiftchat.engine.mixture import Expert, Experts
 from swiftchat.engine.packing import Pack, Use, Wanted, packed_or_decoded, packing
-from swiftchat.engine.quantised import Table, Weight, has_rows, plain
+from swiftchat.engine.quantised import (
+    Int4Weight,
+    Int8GroupsWeight,
+    Table,
+    Weight,
+    has_rows,
+    plain,
+)
 from swiftchat.engine.rounded import RoundedInputs, rounding_of
+from swiftchat.engine.stacked import Stacked
 from swiftchat.engine.streaming import STAGING_BYTES, Copy, ahead, default_readers, stream_in
 from swiftchat.weights.checkpoint import Checkpoint
 from swiftchat.weights.config import ModelConfig
@@ -90,9 +98,10 @@ def load_weights(
             keep = pack if use != "plain" else None
             weight = packed_or_decoded(checkpoint, wanted, use, keep, dtype, device)
             checkpoint.forget()
-            if isinstance(weight, Int4Weight | Int8GroupsWeight):  # the others may be the file's
-                for tensor in weight.tensors:
-                    pages.take_in(tensor)
+            for part in weight.parts if isinstance(weight, Stacked) else [weight]:
+                if isinstance(part, Int4Weight | Int8GroupsWeight):  # others may be the file's
+                    for tensor in part.tensors:
+                        pages.take_in(tensor)
             return _with_rounding(checkpoint, wanted, use, weight)
         pieces = _pieces(checkpoint, wanted)
         done_bytes += sum(piece.nbytes for piece in pieces)

@@ -11,14 +11,12 @@ from torch import Tensor
 
 from swiftchat.engine.decoder import Decoder, LayerWeights
 from swiftchat.engine.kv_cache import KVCache
-from swiftchat.engine.quantised import Int4Weight, Int8GroupsWeight, Int8Weight
+from swiftchat.engine.quantised import ByteWeight, Int4Weight, Int8GroupsWeight, Weight
+from swiftchat.engine.stacked import Stacked
 from swiftchat.engine.torch_ops import TorchPlan
 
 # Recording takes as long as it saves in some forty steps; a short answer shall not wait for it.
 _STEPS_BEFORE = 8
-
-# Those that are one operator for a row of bfloat16; the others' tiles cannot be recorded.
-_PACKED = (Int4Weight, Int8GroupsWeight, Int8Weight)
 
 
 class RecordedLayers:
@@ -51,7 +49,7 @@ class RecordedLayers:
             device.type == "cpu"
             and sys.version_info < (3, 14)
             and decoder.ranks.size == decoder.stages.size == 1
-            and all(_fits(layer, decoder.weights.dtype) for layer in decoder.weights.layers)
+            and all(_layer_fits(layer, decoder.weights.dtype) for layer in decoder.weights.layers)
         )
 
     def __call__(self, plan: TorchPlan, x: Tensor, cache: KVCache) -> Tensor:
@@ -82,10 +80,20 @@ class RecordedLayers:
         return recorded
 
 
-def _fits(layer: LayerWeights, dtype: torch.dtype) -> bool:
-    forms = (Tensor, *_PACKED) if dtype == torch.bfloat16 else Tensor
+def _layer_fits(layer: LayerWeights, dtype: torch.dtype) -> bool:
     matrices = (layer.qkv, layer.o, layer.gate_up, layer.down)
-    return layer.experts is None and all(isinstance(matrix, forms) for matrix in matrices)
+    return layer.experts is None and all(_fits(matrix, dtype) for matrix in matrices)
+
+
+def _fits(matrix: Weight, dtype: torch.dtype) -> bool:
+    """Whether one operator multiplies it with a row; torch cannot record how tiles are decoded."""
+    if isinstance(matrix, Stacked):
+        return all(_fits(part, dtype) for part in matrix.parts)
+    if isinstance(matrix, Int4Weight | Int8GroupsWeight):
+        return dtype == torch.bfloat16
+    if isinstance(matrix, ByteWeight):
+        return dtype == torch.bfloat16 and matrix.decode is None
+    return isinstance(matrix, Tensor)
 
 
 def _inputs(plan: TorchPlan) -> Sequence[Tensor] | None:

@@ -12,9 +12,9 @@ from tiny_llama import tiny_llama
 
 from swiftchat.engine import recorded
 from swiftchat.engine.params import SamplingParams
-from swiftchat.engine.quantised import _row_order
 from swiftchat.engine.recorded import RecordedLayers
 from swiftchat.engine.scheduler import Sequence
+from swiftchat.engine.stacked import Stacked
 from swiftchat.weights.convert import convert
 from swiftchat.weights.quantise import Quantisation
 
@@ -52,11 +52,15 @@ def test_plain_weights(folder: Path, dtype: torch.dtype) -> None:
     assert layers.has_record
 
 
-@pytest.mark.skipif(_row_order() is None, reason="torch has no int4 kernel for this processor")
-@pytest.mark.parametrize("form", ["int4", "int8"])
-def test_packed_weights(folder: Path, tmp_path: Path, form: str) -> None:
-    convert(folder, tmp_path / form, quantisation=Quantisation(form))
+@pytest.mark.skipif(
+    not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
+    reason="torch has no int4 kernel for this processor",
+)
+@pytest.mark.parametrize(("form", "keep"), [("int4", []), ("int8", []), ("int4", ["*.v_proj.*"])])
+def test_packed_weights(folder: Path, tmp_path: Path, form: str, keep: list[str]) -> None:
+    convert(folder, tmp_path / form, quantisation=Quantisation(form, keep=keep))
     bench = tiny.Bench(tmp_path / form, dtype=torch.bfloat16)
+    assert isinstance(bench.decoder.weights.layers[0].qkv, Stacked) == bool(keep)
     expected = bench.logits(IDS)
     layers = record(bench)
     assert RecordedLayers.suit(bench.decoder, CPU)
