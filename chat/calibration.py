@@ -1,7 +1,9 @@
 """What the matrices of a model get to see in a text, so that `convert` rounds them for that.
 
-The text, `calibration.txt`, is the beginning of Alice's Adventures in Wonderland by Lewis Carroll
-(1865), which belongs to everybody, and pages of this program's description and code: what is
+The text, `calibration.txt`, is the beginnings of Alice's Adventures in Wonderland (Carroll, 1865),
+The Adventures of Sherlock Holmes (Doyle, 1892), Jane Eyre (Brontë, 1847), The Chemical History of
+a Candle (Faraday, 1861) and of a chapter of On the Origin of Species (Darwin, 1859), which belong
+to everybody, some conversation, and pages of this program's description and code: what is
 calibrated with prose alone is no better than the nearest numbers for anything else.
 """
 

@@ -10,9 +10,10 @@ import pytest
 import tiny
 import tiny_gguf
 import torch
+from click.testing import CliRunner
 from tiny_llama import tiny_llama
 
-from swiftchat.chat import calibration
+from swiftchat.chat import calibration, cli
 from swiftchat.engine.moments import write_moments
 from swiftchat.engine.quantised import Int4Weight
 from swiftchat.errors import FileSystemError
@@ -54,6 +55,35 @@ def test_products_come_nearer_than_by_the_nearest() -> None:
     assert np.array_equal(matrix, before)
     errors = [np.square(inputs @ (m - matrix).T).sum() for m in (ours, nearest)]
     assert errors[0] < 0.3 * errors[1]
+
+
+def test_refining_lowers_the_loss() -> None:
+    """Codes stay codes and factors what can be stored, and products come nearer once more."""
+    rng = np.random.default_rng(4)
+    inputs = rng.normal(size=(500, 128)) @ rng.normal(size=(128, 128))
+    moment = (inputs.T @ inputs).astype(np.float32)
+    moment[7] = moment[:, 7] = 0  # an input that the text never shows
+    matrix = rng.normal(size=(40, 128)).astype(np.float32)
+    matrix[3, 32:64] = 0  # a group without a range
+    scale = np.full((4, 40), 2.0**-2, np.float32)
+    zero = rng.integers(6, 10, size=(4, 40)).astype(np.float32)
+    codes = np.clip(np.rint(matrix.T / 2.0**-2) + np.repeat(zero, 32, 0), 0, 15)
+
+    def loss() -> float:
+        moved = (codes - np.repeat(zero, 32, 0)) * np.repeat(scale, 32, 0) - matrix.T
+        return float((moved * (moment @ moved)).sum())
+
+    def stored(found: np.ndarray) -> np.ndarray:
+        return np.rint(found * 2.0**10) / np.float32(2.0**10)
+
+    before = loss()
+    Compensation(moment).refine(matrix, codes, scale, zero, stored)
+    assert loss() < 0.3 * before
+    assert set(np.unique(codes)) <= set(range(16))
+    assert np.array_equal(scale, stored(scale)) and (scale > 0).all()
+    last = loss()
+    Compensation(moment).refine(matrix, codes, scale, zero, stored)
+    assert 0.8 * last < loss() <= last  # there is little left to be gained
 
 
 def test_inputs_that_have_nothing_in_common_change_nothing() -> None:
@@ -154,12 +184,18 @@ def run(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_the_command_calibrates_a_gguf_file(tmp_path: Path) -> None:
+def test_the_command_calibrates_a_gguf_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The products of all matrices are nearer to what they were, for inputs like the text's."""
+    text = calibration._TEXT.read_text(encoding="utf-8")[-8000:]
+    (tmp_path / "text").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(calibration, "_TEXT", tmp_path / "text")
     source = tmp_path / "model.gguf"
     tiny_gguf.write(source, tiny_llama(), quantise=gguf.GGMLQuantizationType.Q8_0)
-    done = run(source, tmp_path / "calibrated", "--quantize", "int4", "--calibrate")
-    assert done.returncode == 0, done.stderr
+    command = ["convert", str(source), str(tmp_path / "calibrated")]
+    done = CliRunner().invoke(cli.swiftchat, [*command, "--quantize", "int4", "--calibrate"])
+    assert done.exit_code == 0, done.output
     bench = tiny.Bench(tmp_path / "calibrated")
     assert isinstance(bench.decoder.weights.layers[0].qkv, Int4Weight)
     convert(source, tmp_path / "nearest", quantisation=Quantisation("int4"))
@@ -170,8 +206,7 @@ def test_the_command_calibrates_a_gguf_file(tmp_path: Path) -> None:
         Checkpoint.open(tmp_path / n) for n in ("meant", "nearest-plain", "calibrated-plain")
     )
     (tmp_path / "moments").mkdir()
-    text = Path(calibration.__file__).with_name("calibration.txt").read_text()[-3000:]
-    ids = Tokenizer.load(tmp_path / "meant").encode(text)
+    ids = Tokenizer.load(tmp_path / "meant").encode(text[-3000:])
     write_moments(tmp_path / "meant", ids, tmp_path / "moments", lambda *_: None)
     for name, key in (("self_attn.q_proj", "0-qkv"), ("self_attn.v_proj", "0-v"),
                       ("self_attn.o_proj", "1-o"), ("mlp.up_proj", "1-gate_up"),

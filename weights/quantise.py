@@ -42,8 +42,8 @@ MATRICES = frozenset(
 )  # fmt: skip
 _ROWS = 512  # at a time, so that what comes between is small
 _LARGEST_E4M3 = 448.0
-# Of a group's range, those that calibration tries beside the whole.
-_SHARES = (0.95, 0.9, 0.85, 0.8, 0.75)
+# Of a group's range, those that calibration tries.
+_SHARES = (1.0, 1.15, 1.1, 1.05, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 # Above zero in each dtype of factors: rows of zeros have one too.
 _SMALLEST = {"bfloat16": 2.0**-126, "float16": 2.0**-24, "float32": 2.0**-126}
 
@@ -243,56 +243,63 @@ def _int4_codes(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Codes from 0 to 15 of [rows, columns], so that zero is among what they can mean."""
     groups = rows.reshape(len(rows), -1, group_size)
-    sizes = None if compensation is None else compensation.sizes.reshape(-1, group_size)
-    array, scale, zero = _ranges(groups, stored, sizes)
-    of_columns = np.ascontiguousarray(scale.T), np.ascontiguousarray(zero.T)
+    if compensation is None:
+        array, scale, zero = _ranges(groups, stored)
+        codes = np.clip(np.rint(groups / scale[..., None]) + zero[..., None], 0, 15)
+        return codes.reshape(rows.shape).astype(np.uint8), array, zero.astype(np.uint8)
+    array, scale, zero = _best_ranges(groups, stored, compensation.sizes.reshape(-1, group_size))
+    # Groups as rows, so that one of them lies together.
+    scale, zero = np.ascontiguousarray(scale.T), np.ascontiguousarray(zero.T)
 
     def round_column(column: int, numbers: Floats) -> tuple[Floats, Floats]:
-        s, z = (table[column // group_size] for table in of_columns)
+        s, z = scale[column // group_size], zero[column // group_size]
         codes = np.clip(np.rint(numbers / s) + z, 0, 15)
         return codes, (codes - z) * s
 
-    if compensation is not None:
-        codes = compensation.codes(rows, round_column)
-    else:
-        codes = np.rint(groups / scale[..., None])
-        codes += zero[..., None]
-    codes = np.clip(codes, 0, 15).astype(np.uint8)
-    return codes.reshape(rows.shape), array, zero.astype(np.uint8)
+    codes = np.ascontiguousarray(compensation.codes(rows, round_column).T)
+    compensation.refine(rows, codes, scale, zero, lambda found: stored(found)[1])
+    array, _ = stored(np.ascontiguousarray(scale.T))
+    return codes.T.astype(np.uint8), array, zero.T.astype(np.uint8)
 
 
 def _ranges(
-    groups: Floats, stored: Callable[[Floats], tuple[Array, Floats]], sizes: Floats | None
+    groups: Floats, stored: Callable[[Floats], tuple[Array, Floats]]
 ) -> tuple[Array, Floats, Floats]:
     """Factors, as they are stored and as numbers, and zeros of [rows, groups, size].
 
-    They span all numbers of a group, and zero; with the `sizes` of inputs [groups, size] maybe
-    less, where what the largest lose weighs less than what the others win.
+    They span all numbers of a group, and zero.
     """
     low, high = np.minimum(groups.min(2), 0), np.maximum(groups.max(2), 0)
+    array, scale = stored((high - low) / np.float32(15))
+    return array, scale, np.clip(np.rint(-low / scale), 0, 15)
 
-    def ranges(share: float) -> list[Array]:
+
+def _best_ranges(
+    groups: Floats, stored: Callable[[Floats], tuple[Array, Floats]], sizes: Floats
+) -> tuple[Array, Floats, Floats]:
+    """The same, but of some wider and narrower ranges those of the least loss.
+
+    Narrower: what the largest lose may weigh less than what the others win. Wider: numbers are
+    still to make up for the errors of others. `sizes` [groups, size] are those of `Compensation`.
+    """
+    low, high = np.minimum(groups.min(2), 0), np.maximum(groups.max(2), 0)
+    best: list[Array] = []
+    least = np.full(low.shape, np.inf, np.float32)
+    for share in _SHARES:
         array, scale = stored((high - low) * np.float32(share / 15))
-        zero = np.clip(np.rint(-low * np.float32(share) / scale), 0, 15)
-        return [array, scale, zero]
-
-    best = ranges(1.0)
-    if sizes is not None:
-        least = _loss(groups, best, sizes)
-        for share in _SHARES:
-            found = ranges(share)
-            loss = _loss(groups, found, sizes)
-            less = loss < least
-            best = [np.where(less, new, old) for new, old in zip(found, best, strict=True)]
+        middle = np.floor(7.5 - (low + high) / (2 * scale))
+        for zero in (np.clip(middle, 0, 15), np.clip(middle + 1, 0, 15)):
+            loss = _loss(groups, scale, zero, sizes)
+            found, less = [array, scale, zero], loss < least
+            best = [np.where(less, new, old) for new, old in zip(found, best or found, strict=True)]
             least = np.minimum(loss, least)
     return best[0], best[1], best[2]
 
 
-def _loss(groups: Floats, ranges: Sequence[Array], sizes: Floats) -> Floats:
-    """What rounding to the nearest moves the numbers by, squared, each times its input's size."""
-    scale, zero = (table[..., None] for table in ranges[1:])
-    codes = np.clip(np.rint(groups / scale) + zero, 0, 15)
-    moved = (codes - zero) * scale - groups
+def _loss(groups: Floats, scale: Floats, zero: Floats, sizes: Floats) -> Floats:
+    """What rounding to the nearest moves the numbers by, squared, each times its size."""
+    scale, zero = scale[..., None], zero[..., None]
+    moved = (np.clip(np.rint(groups / scale) + zero, 0, 15) - zero) * scale - groups
     loss: Floats = np.einsum("rgc,rgc,gc->rg", moved, moved, sizes)
     return loss
 
