@@ -93,9 +93,9 @@ def write_moments(
 
     Each is fp32 [inputs, inputs], the sum over all tokens, or with one axis [inputs], the largest
     size of each; FIELD is one of `FIELDS`, or "v" for the values' rows of qkv, of two axes the sum
-    over all tokens and heads. The text is read in contexts of 1024 tokens, as often as the moments
-    of some layers fill the memory set aside for them. Not for mixtures of experts, which have
-    other matrices.
+    over all heads and the tokens of every other context: it takes longer than all else. The text
+    is read in contexts of 1024 tokens, as often as the moments of some layers fill the memory set
+    aside for them. Not for mixtures of experts, which have other matrices.
     """
     model = Model.open(path)
     config, cpu = model.config, torch.device("cpu")
@@ -113,14 +113,16 @@ def write_moments(
         }
         ops.sums = {id(w): torch.zeros((w.shape[1],) * num_axes) for w in names.values()}
         of_qkv = {i: ops.sums[id(weights.layers[i].qkv)] for i in layers}
+        of_values: dict[int, Tensor] = {}
         if num_axes == 2:
-            ops.sums_of_values = {i: torch.zeros_like(found) for i, found in of_qkv.items()}
+            of_values = {i: torch.zeros_like(found) for i, found in of_qkv.items()}
         for start in range(0, len(ids), context):
+            ops.sums_of_values = of_values if start // context % 2 == 0 else {}
             _read(decoder, cache, ids[start : start + context])
             on_progress(number * len(ids) + start, len(rounds) * len(ids))
         for name, weight in names.items():
             np.save(folder / f"{name}.npy", ops.sums.pop(id(weight)).numpy())
-        for i, found in (ops.sums_of_values or of_qkv).items():
+        for i, found in (of_values or of_qkv).items():
             np.save(folder / f"{i}-{VALUES}.npy", found.numpy())
 
 

@@ -77,12 +77,12 @@ def test_refining_lowers_the_loss() -> None:
         return np.rint(found * 2.0**10) / np.float32(2.0**10)
 
     before = loss()
-    Compensation(moment).refine(matrix, codes, scale, zero, stored)
+    Compensation(moment.copy()).refine(matrix, codes, scale, zero, stored)
     assert loss() < 0.3 * before
     assert set(np.unique(codes)) <= set(range(16))
     assert np.array_equal(scale, stored(scale)) and (scale > 0).all()
     last = loss()
-    Compensation(moment).refine(matrix, codes, scale, zero, stored)
+    Compensation(moment.copy()).refine(matrix, codes, scale, zero, stored)
     assert 0.8 * last < loss() <= last  # there is little left to be gained
 
 
@@ -98,7 +98,7 @@ def test_inputs_that_have_nothing_in_common_change_nothing() -> None:
 def test_moments_are_those_of_transformers(tmp_path: Path) -> None:
     model = tiny_llama()
     model.save_pretrained(tmp_path / "in")
-    ids = tiny.random_ids(300)  # more than one context
+    ids = tiny.random_ids(600)  # more than two contexts
     (tmp_path / "moments").mkdir()
     seen: list[tuple[int, int]] = []
     write_moments(tmp_path / "in", ids, tmp_path / "moments", lambda *done: seen.append(done))
@@ -126,7 +126,8 @@ def test_moments_are_those_of_transformers(tmp_path: Path) -> None:
             out = model(torch.tensor([ids[start : start + 256]]), output_attentions=True)
             for i, (x, scores) in enumerate(zip(read, out.attentions, strict=True)):
                 mixed = (scores[0] @ x).flatten(0, 1)  # what each head's values are made of
-                expected[f"{i}-v"] = expected.get(f"{i}-v", 0) + mixed.T @ mixed
+                if start % 512 == 0:  # of every other context
+                    expected[f"{i}-v"] = expected.get(f"{i}-v", 0) + mixed.T @ mixed
     assert {file.stem for file in (tmp_path / "moments").iterdir()} == expected.keys()
     for key, moment in expected.items():
         found = torch.from_numpy(np.load(tmp_path / "moments" / f"{key}.npy"))
