@@ -270,7 +270,7 @@ def _ranges(
     They span all numbers of a group, and zero.
     """
     low, high = np.minimum(groups.min(2), 0), np.maximum(groups.max(2), 0)
-    array, scale = stored((high - low) / np.float32(15))
+    array, scale = stored((high - low) * np.float32(1 / 15))
     return array, scale, np.clip(np.rint(-low / scale), 0, 15)
 
 
