@@ -20,7 +20,7 @@ from swiftchat.errors import FileSystemError
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights import disk
 from swiftchat.weights.checkpoint import Checkpoint
-from swiftchat.weights.compensated import Compensation
+from swiftchat.weights.compensated import Compensation, gained
 from swiftchat.weights.convert import convert
 from swiftchat.weights.disk import disk_full
 from swiftchat.weights.quantise import FORMS, Quantisation
@@ -38,7 +38,9 @@ def rounded_by(compensation: Compensation, matrix: np.ndarray) -> np.ndarray:
         codes = np.clip(np.rint(numbers / step), -7, 7)
         return codes, codes * step
 
-    return compensation.codes(matrix, round_column) * step[:, None]
+    codes, meant = compensation.codes(matrix, round_column)
+    assert np.array_equal(meant, codes * step)
+    return codes.T * step[:, None]
 
 
 def test_products_come_nearer_than_by_the_nearest() -> None:
@@ -67,23 +69,32 @@ def test_refining_lowers_the_loss() -> None:
     matrix[3, 32:64] = 0  # a group without a range
     scale = np.full((4, 40), 2.0**-2, np.float32)
     zero = rng.integers(6, 10, size=(4, 40)).astype(np.float32)
-    codes = np.clip(np.rint(matrix.T / 2.0**-2) + np.repeat(zero, 32, 0), 0, 15)
+
+    def round_column(column: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        s, z = scale[column // 32], zero[column // 32]
+        codes = np.clip(np.rint(numbers / s) + z, 0, 15)
+        return codes, (codes - z) * s
+
+    def refit(group: int, codes: np.ndarray, left: np.ndarray, within: np.ndarray) -> np.ndarray:
+        steps = codes - zero[group]
+        found = np.clip(scale[group] + gained(steps, left, within), 2.0**-4, 1)
+        scale[group] = np.rint(found * 2.0**10) / 2.0**10
+        return steps * scale[group]
 
     def loss() -> float:
         moved = (codes - np.repeat(zero, 32, 0)) * np.repeat(scale, 32, 0) - matrix.T
         return float((moved * (moment @ moved)).sum())
 
-    def stored(found: np.ndarray) -> np.ndarray:
-        return np.rint(found * 2.0**10) / np.float32(2.0**10)
-
-    before = loss()
-    Compensation(moment.copy()).refine(matrix, codes, scale, zero, stored)
-    assert loss() < 0.3 * before
+    pairs = [round_column(i, column) for i, column in enumerate(matrix.T)]
+    codes, meant = (np.stack(arrays) for arrays in zip(*pairs, strict=True))
+    losses = [loss()]
+    for again in (None, refit, refit):
+        Compensation(moment.copy()).refine(matrix, codes, meant, round_column, 32, again)
+        losses.append(loss())
+        assert np.array_equal(meant, (codes - np.repeat(zero, 32, 0)) * np.repeat(scale, 32, 0))
+    assert losses[1] < 0.4 * losses[0] and losses[2] < 0.9 * losses[1]
+    assert 0.8 * losses[2] < losses[3] <= losses[2]  # there is little left to be gained
     assert set(np.unique(codes)) <= set(range(16))
-    assert np.array_equal(scale, stored(scale)) and (scale > 0).all()
-    last = loss()
-    Compensation(moment.copy()).refine(matrix, codes, scale, zero, stored)
-    assert 0.8 * last < loss() <= last  # there is little left to be gained
 
 
 def test_inputs_that_have_nothing_in_common_change_nothing() -> None:

@@ -11,9 +11,14 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Compensation"]
+__all__ = ["Compensation", "gained"]
 
 Floats = npt.NDArray[np.float32]
+# (column, numbers): the codes of some numbers in a column, and what they mean.
+RoundColumn = Callable[[int, Floats], tuple[Floats, Floats]]
+# (group, codes, left, within): what a group's codes [columns, rows] mean by new factors; `left` is
+# the slope of the loss at those columns, times −½, and `within` the moment among them.
+Refit = Callable[[int, Floats, Floats, Floats], Floats]
 
 # Of the mean of M's diagonal, added to it: directions that a text does not show stay in bounds.
 _DAMPING = 0.02
@@ -43,58 +48,54 @@ class Compensation:
         # Upper triangular U with Uᵀ·U the inverse of M.
         self._spread = np.linalg.cholesky(inverse).T.astype(np.float32)
 
-    def codes(
-        self, matrix: Floats, round_column: Callable[[int, Floats], tuple[Floats, Floats]]
-    ) -> Floats:
-        """Codes [rows, columns] of `matrix`.
-
-        `round_column(column, numbers)` gives the codes of some numbers in a column, and what they
-        mean.
-        """
+    def codes(self, matrix: Floats, round_column: RoundColumn) -> tuple[Floats, Floats]:
+        """Codes of `matrix` [rows, columns] and what they mean, both [columns, rows]."""
         # Columns as rows, so that one lies together.
         left, spread = np.ascontiguousarray(matrix.T[self._order]), self._spread
-        codes = np.empty_like(left)
+        codes, meant = np.empty_like(left), np.empty_like(left)
         for start in range(0, len(spread), _BLOCK):
             stop = min(start + _BLOCK, len(spread))
             block, errors = left[start:stop], np.empty_like(left[start:stop])
             for i, column in enumerate(self._order[start:stop]):
                 at = start + i
-                codes[column], meant = round_column(int(column), block[i])
-                errors[i] = (block[i] - meant) / spread[at, at]
+                codes[column], meant[column] = round_column(int(column), block[i])
+                errors[i] = (block[i] - meant[column]) / spread[at, at]
                 block[i + 1 :] -= spread[at, at + 1 : stop, None] * errors[i]
             left[stop:] -= spread[start:stop, stop:].T @ errors
-        return np.ascontiguousarray(codes.T)
+        return codes, meant
 
     def refine(
-        self, matrix: Floats, codes: Floats, scale: Floats, zero: Floats,
-        stored: Callable[[Floats], Floats],
+        self, matrix: Floats, codes: Floats, meant: Floats, round_column: RoundColumn,
+        group_size: int = _BLOCK, refit: Refit | None = None,
     ) -> None:  # fmt: skip
-        """Bring (codes − zero)·scale nearer to `matrix` [rows, columns] as products see it.
+        """Bring what codes mean nearer to `matrix` [rows, columns], as products see it.
 
-        `codes`, whole numbers from 0 to 15, [columns, rows], and `scale` [groups, rows] are
-        modified in place, `zero` [groups, rows] stays. One group after the other gets the factors
-        of the least loss with the codes and all other groups as they are, rounded by `stored`,
-        and then, a column at a time, the codes of the least loss.
+        `codes` and `meant`, as `codes` gives them, are modified in place. One group of columns
+        after the other is first refitted, if its factors can be, and gets then, a column at a time,
+        the codes of the least loss with all others as they are.
         """
-        size = len(codes) // len(scale)
-        groups = [slice(start, start + size) for start in range(0, len(codes), size)]
-        meant = (codes - np.repeat(zero, size, 0)) * np.repeat(scale, size, 0)
         for _ in range(_SWEEPS):
             slope = self._moment @ (matrix.T - meant)  # of the loss, times −½
-            for group, at in enumerate(groups):
+            for start in range(0, len(codes), group_size):
+                at = slice(start, start + group_size)
                 before, within, left = meant[at].copy(), self._moment[at, at], slope[at].copy()
-                steps = codes[at] - zero[group]
-                weight = np.einsum("cr,cr->r", steps, within @ steps)
-                gained = np.einsum("cr,cr->r", steps, left) / np.where(weight > 0, weight, 1)
-                # A group whose codes hardly differ from its zero may ask for anything.
-                bounds = scale[group] / 2, scale[group] * 2
-                scale[group] = stored(np.clip(scale[group] + gained, *bounds))
-                meant[at] = steps * scale[group]
-                left += within @ (before - meant[at])
-                for i, column in enumerate(range(at.start, at.stop)):
+                if refit is not None:
+                    meant[at] = refit(start // group_size, codes[at], left, within)
+                    left += within @ (before - meant[at])
+                for i, column in enumerate(range(start, start + len(left))):
                     number = meant[column] + left[i] / within[i, i]
-                    codes[column] = np.clip(np.rint(number / scale[group]) + zero[group], 0, 15)
-                    now = (codes[column] - zero[group]) * scale[group]
+                    codes[column], now = round_column(column, number)
                     left[i + 1 :] -= within[i, i + 1 :, None] * (now - meant[column])
                     meant[column] = now
                 slope += self._moment[:, at] @ (before - meant[at])
+
+
+def gained(steps: Floats, left: Floats, within: Floats) -> Floats:
+    """What to add to the factors of a group of columns for the least loss.
+
+    `steps` [columns, rows] are what codes mean before they are multiplied; `left` and `within` are
+    what `Refit` gets.
+    """
+    weight = np.einsum("cr,cr->r", steps, within @ steps)
+    found: Floats = np.einsum("cr,cr->r", steps, left) / np.where(weight > 0, weight, 1)
+    return found

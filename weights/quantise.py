@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, UsageError
-from swiftchat.weights.compensated import Compensation
+from swiftchat.weights.compensated import Compensation, gained
 from swiftchat.weights.config import ModelConfig
 from swiftchat.weights.families import FAMILIES, canonical_tensors, tensor_name
 from swiftchat.weights.fp8 import FLOAT8
@@ -230,11 +230,16 @@ class Quantisation:
             return _int4_codes(rows, self.group_size, stored, compensation)
         most, nearest = (_LARGEST_E4M3, _nearest_e4m3) if self._is_float else (127.0, _nearest_int8)
         array, scale = stored(np.abs(rows).max(1, keepdims=True) / np.float32(most))
+        nothing = np.empty((0, 1), np.uint8)
         if compensation is None:
-            codes, _ = nearest(rows, scale)
-        else:
-            codes = compensation.codes(rows, lambda _, numbers: nearest(numbers, scale[:, 0]))
-        return codes.astype(np.uint8), array, np.empty((0, 1), np.uint8)
+            return nearest(rows, scale)[0].astype(np.uint8), array, nothing
+
+        def round_column(_: int, numbers: Floats) -> tuple[Floats, Floats]:
+            return nearest(numbers, scale[:, 0])
+
+        codes, meant = compensation.codes(rows, round_column)
+        compensation.refine(rows, codes, meant, round_column)
+        return codes.T.astype(np.uint8), array, nothing
 
 
 def _int4_codes(
@@ -256,8 +261,16 @@ def _int4_codes(
         codes = np.clip(np.rint(numbers / s) + z, 0, 15)
         return codes, (codes - z) * s
 
-    codes = np.ascontiguousarray(compensation.codes(rows, round_column).T)
-    compensation.refine(rows, codes, scale, zero, lambda found: stored(found)[1])
+    def refit(group: int, codes: Floats, left: Floats, within: Floats) -> Floats:
+        before, steps = scale[group], codes - zero[group]
+        found = before + gained(steps, left, within)
+        # A group whose codes hardly differ from its zero may ask for anything.
+        _, scale[group] = stored(np.clip(found, before / 2, before * 2))
+        meant: Floats = steps * scale[group]
+        return meant
+
+    codes, meant = compensation.codes(rows, round_column)
+    compensation.refine(rows, codes, meant, round_column, group_size, refit)
     array, _ = stored(np.ascontiguousarray(scale.T))
     return codes.T.astype(np.uint8), array, zero.T.astype(np.uint8)
 
