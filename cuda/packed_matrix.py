@@ -14,6 +14,7 @@ from swiftchat.cuda.packing import BLOCK_ROWS, STEPS, codes_shape, filled, packi
 _FARTHEST = 1 << 15  # that an offset may be
 _TILE_BYTES = 1 << 26  # of codes that are brought into order together
 _WORDS = 16  # of a row's numbers in a record
+_PIECE = torch.complex128  # 16 bytes, which torch moves at once
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,9 @@ class PackedMatrix:
         `start` is as for `rows`; k must be a multiple of 64.
         """
         some = self.rows(start, stop)
-        return _out_of_blocks(some.codes, len(some), self._steps).view(len(some), -1)
+        blocks = some.codes.view(_PIECE).view(-1, self._steps, BLOCK_ROWS, 64 // _PIECE.itemsize)
+        rows = blocks.transpose(1, 2).reshape(len(blocks) * BLOCK_ROWS, -1)
+        return rows[: len(some)].view(torch.uint8)
 
     @property
     def _steps(self) -> int:
