@@ -14,8 +14,8 @@ _ALIGNMENT_BYTES = 64
 class LargePages:
     """Takes in tensors of the CPU, in pages of 2 MB where the system has such to give.
 
-    A step goes through more memory than the processor can remember the small pages of; to look
-    them up is a fourteenth of the time of int4 products on one thread.
+    A step goes through more memory than the processor can remember the small pages of; without
+    looking them up int4's products take 8 % less on one thread.
     """
 
     def __init__(self) -> None:
