@@ -26,7 +26,7 @@ class RecordedLayers:
     steps torch writes down the operators that the layers call (`torch.jit.trace`), and calls the
     same ones from then on: the same numbers to the last bit. What is not one token of one sequence
     whose context is a view of the cache is computed as ever. The decoder's weights must stay those
-    they are.
+    they are; torch keeps them, with the recording, for as long as the process lives.
     """
 
     def __init__(self, decoder: Decoder) -> None:

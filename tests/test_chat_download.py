@@ -238,8 +238,11 @@ def test_quantised_weights_are_counted_as_gpus_have_them(tmp_path: Path) -> None
     plain, model = Model.open(folder), Model.open(fp8)
     assert model.weights_bytes < plain.weights_bytes
     expected = sum(
-        # A byte and a row's factor; the config says fp32 for what is plain.
-        shape[0] * (shape[1] + 4) if name.endswith("_proj.weight") else 4 * math.prod(shape)
+        # Whole records of 8 rows and 64 columns, and a row's factor; the config says fp32 for what
+        # is plain.
+        -(-shape[0] // 8) * -(-shape[1] // 64) * 512 + 4 * shape[0]
+        if name.endswith("_proj.weight")
+        else 4 * math.prod(shape)
         for name, shape in expected_tensors(model.config).items()
     )
     assert fit.bytes_on_gpu(model, Share(model.config)) == expected
