@@ -1,12 +1,14 @@
 """swiftchat, transformers and llama.cpp side by side on the CPU, in one run, taking turns.
 
-    python benchmarks/cpu_peers.py MODEL_DIR [GGUF] [--threads 2] [--rounds 5]
+    python benchmarks/cpu_peers.py MODEL_DIR [GGUF …] [--threads 2] [--rounds 5]
 
 Each program reads the same 512-token prompt and then decodes 128 tokens greedily after a short
 prompt, at batch 1. The rounds interleave the programs, so that a machine whose speed drifts
-drifts for all; medians are printed. llama.cpp runs if llama-cpp-python is installed and a GGUF is
-given; `--from FILE` first makes that GGUF, in bf16, of another, whose conversion MODEL_DIR is.
-Transformers is left out where MODEL_DIR has quantised weights.
+drifts for all; medians are printed. llama.cpp runs each GGUF that is given, if llama-cpp-python is
+installed; `--from FILE` first makes the first, in bf16, of another, whose conversion MODEL_DIR is.
+`--as-read` has llama.cpp compute with weights as they lie in the file: builds there are that crash
+with those they rearrange. Transformers is left out where MODEL_DIR has quantised weights, and with
+`--no-transformers`.
 """
 
 import argparse
@@ -69,6 +71,20 @@ def transformers(model: Path, threads: int) -> tuple[Callable[[], float], Callab
     return prefill, decode
 
 
+def read_as_they_lie() -> None:
+    """Have llama.cpp keep no copies of weights in another order."""
+    from llama_cpp import llama_cpp as library
+
+    defaults = library.llama_model_default_params
+
+    def changed() -> object:
+        params = defaults()
+        params.use_extra_bufts = False
+        return params
+
+    library.llama_model_default_params = changed
+
+
 def llama_cpp(gguf: Path, threads: int) -> tuple[Callable[[], float], Callable[[], float]]:
     from llama_cpp import Llama
 
@@ -121,19 +137,24 @@ def write_bf16_gguf(source: Path, file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("gguf", type=Path, nargs="?")
+    parser.add_argument("gguf", type=Path, nargs="*")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--from", dest="source", type=Path)
+    parser.add_argument("--as-read", action="store_true")
+    parser.add_argument("--no-transformers", action="store_true")
     args = parser.parse_args()
     if args.source:
-        write_bf16_gguf(args.source, args.gguf)
+        write_bf16_gguf(args.source, args.gguf[0])
+    if args.as_read:
+        read_as_they_lie()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     programs = {"swiftchat": swiftchat(args.model, args.threads)}
-    if "quantization_config" not in json.loads((args.model / "config.json").read_text()):
+    quantised = "quantization_config" in json.loads((args.model / "config.json").read_text())
+    if not quantised and not args.no_transformers:
         programs["transformers"] = transformers(args.model, args.threads)
-    if args.gguf:
-        programs["llama.cpp"] = llama_cpp(args.gguf, args.threads)
+    for gguf in args.gguf:
+        programs[f"llama.cpp {gguf.stem}"[:24]] = llama_cpp(gguf, args.threads)
     rates: dict[tuple[str, int], list[float]] = {}
     for round_number in range(args.rounds + 1):
         for name, measures in programs.items():
