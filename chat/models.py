@@ -127,12 +127,14 @@ def convert(
     """Convert a model to a Hugging Face directory.
 
     SOURCE is a GGUF file (of several, the first), a directory with safetensors or .bin files,
-    Meta's with consolidated.*.pth, or Megatron-LM's. Nothing stands under DESTINATION until
-    everything is written and read back. Without --tp the result serves any number of GPUs.
+    Meta's with consolidated.*.pth, or Megatron-LM's, or a model's name as `list` shows it. Nothing
+    stands under DESTINATION until everything is written and read back. Without --tp the result
+    serves any number of GPUs.
     """
     from swiftchat.weights.convert import convert as convert_model
     from swiftchat.weights.convert import outline
     from swiftchat.weights.quantise import W8A8, Quantisation
+    from swiftchat.weights.store import default_store
 
     if keep and quantize is None:
         raise UsageError("--keep says what --quantize leaves alone", "add --quantize")
@@ -143,7 +145,7 @@ def convert(
     quantisation = Quantisation(quantize, int(group_size), keep, int8=int8) if quantize else None
     path, shard_size_bytes = Path(source), bytes_of(shard_size)
     if not path.exists():
-        raise ModelNotFound(f"no file or directory {source}", "check the path")
+        path = default_store().find(source)
     if dry_run:
         planned = outline(
             path, dtype=dtype, shard_size_bytes=shard_size_bytes, only=only, skip=skip, tp=tp,

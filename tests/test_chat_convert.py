@@ -12,6 +12,8 @@ import tiny_gguf
 import torch
 from tiny_llama import left_in, tiny_llama
 
+from swiftchat.weights.store import default_store
+
 
 def run(*args: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "swiftchat.chat", "convert", *map(str, args)]
@@ -34,6 +36,15 @@ def test_dry_run_then_the_same(tmp_path: Path) -> None:
     assert {line.split()[2] for line in planned.stdout.splitlines()[:-1]} | {
         "swiftchat.json"
     } == set(left_in(tmp_path / "out"))
+
+
+def test_a_models_name_stands_for_its_directory(tmp_path: Path) -> None:
+    layouts.write_bin(default_store().root / "Some-Model", tiny_llama())
+    done = run("some-model", tmp_path / "out", "--dtype", "bfloat16")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'out'}\n")
+    missing = run("another", tmp_path / "none")
+    assert missing.returncode == 3 and "no model named 'another'" in missing.stderr
+    assert left_in(tmp_path / "out") and not (tmp_path / "none").exists()
 
 
 class Payload:
