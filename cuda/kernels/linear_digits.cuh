@@ -3,9 +3,8 @@
 //
 // In shared memory a number is two bytes, 256 * high + low, times a power of two that X_GROUP columns have
 // together: half a step is 2^-15 of the largest or less, so numbers of bfloat16 that are at least a 128th
-// of the group's largest are exact. Of vector b the rows 2b and 2b + 1 (`stride` bytes each) have
-// the high and the low bytes, in the order in which threads meet them; behind all rows are, of every
-// vector and group, the power and the sum of its numbers.
+// of the group's largest are exact. The high bytes lie in a row of `stride` bytes, in the order in which
+// threads meet them, then the low ones, then each group's power and the sum of its numbers.
 #pragma once
 #include "linear_stream.cuh"
 #include "mma.cuh"
@@ -21,12 +20,12 @@ __device__ __forceinline__ int x_stride(const Share& share) {
     return (part + 127) / 128 * 128 + (BITS == 8 && !INTEGERS && !GROUPED ? 16 : 64);
 }
 
-// Powers and sums, or sums alone, from one vector's to the next's; odd for the same reason.
-__device__ __forceinline__ int powers_stride(const Share& share) {
+// Sums of x over groups, where T is multiplied: from one vector's to the next's; odd for the same reason.
+__device__ __forceinline__ int sums_stride(const Share& share) {
     return (share.end - share.begin) / X_GROUP | 1;
 }
-__device__ __forceinline__ float2* powers_of(u8* vectors, int stride, int n) {
-    return (float2*)(vectors + 2 * n * stride);
+__device__ __forceinline__ float2* powers_of(u8* vector, int stride) {
+    return (float2*)(vector + 2 * stride);
 }
 __device__ __forceinline__ float* sums_of(u8* vectors, int stride, int n) {
     return (float*)(vectors + n * stride);
@@ -61,11 +60,11 @@ template <int LANES> __device__ __forceinline__ int sum_of(int x) {
     }
 }
 
-// Keeps EACH neighbours of vector b, from `column` of this block's on. Whole warps call it, with zeros
-// past the end; nothing is kept unless `valid`.
+// Keeps EACH neighbours, from `column` of this block's on. Whole warps call it, with zeros past the end;
+// nothing is kept unless `valid`.
 template <int EACH>
-__device__ __forceinline__ void keep_digits(const float (&x)[EACH], int b, int column, bool valid,
-                                            const Share& share, u8* vectors, int stride, int n) {
+__device__ __forceinline__ void keep_digits(const float (&x)[EACH], int column, bool valid, u8* vector,
+                                            int stride) {
     constexpr int LANES = X_GROUP / EACH;
     float largest = fabsf(x[0]);
 #pragma unroll
@@ -95,39 +94,33 @@ __device__ __forceinline__ void keep_digits(const float (&x)[EACH], int b, int c
     }
     if (GROUPED) sum = sum_of<LANES>(sum);
     if (!valid) return;
-    u8* to = vectors + 2 * b * stride + digit_at(column);
+    u8* to = vector + digit_at(column);
     *(Vec<u32, EACH / 4>*)to = (Vec<u32, EACH / 4>&)high;
     *(Vec<u32, EACH / 4>*)(to + stride) = (Vec<u32, EACH / 4>&)low;
     if (column % X_GROUP == 0)
-        powers_of(vectors, stride, n)[b * powers_stride(share) + column / X_GROUP] =
-            make_float2(power, (float)sum);
+        powers_of(vector, stride)[column / X_GROUP] = make_float2(power, (float)sum);
 }
 
-// Partial sums of a warp: thread (g, t) has those of vectors 4h + t with the rows g and g + 8.
+// Partial sums of a warp: threads (g, 0) have those with the rows g and g + 8.
 struct DigitSums {
-    static constexpr int FOURS = (VECTORS + 3) / 4;
     static constexpr int MULTIPLIES = FORM == INT4 ? 4 : 2;  // of a step
     static constexpr int TOGETHER = MULTIPLIES * X_GROUP / STEP;  // of a group
-    float sum[FOURS][2] = {};
+    float sum[2] = {};
 
     // Adds a step's products: `low` and `high` are the records of rows 0 … 7 and 8 … 15, `column` the
-    // step's first of this block's.
-    __device__ __forceinline__ void add(const u8* low, const u8* high, u8* vectors, int stride, int n,
-                                        const Share& share, int column, int) {
+    // step's first of this block's. High digits are column 0 of the instructions, low ones column 1.
+    __device__ __forceinline__ void add(const u8* low, const u8* high, u8* vector, int stride, int,
+                                        const Share&, int column, int) {
         int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
         uint4 rows[2] = {*(const uint4*)(low + lane * 16), *(const uint4*)(high + lane * 16)};
         const u32(&words)[2][4] = (const u32(&)[2][4])rows;
-        uint4 digits[FOURS][MULTIPLIES / 2] = {};
+        uint4 digits[MULTIPLIES / 2] = {};
 #pragma unroll
-        for (int h = 0; h < FOURS; h++)
-#pragma unroll
-            for (int i = 0; i < MULTIPLIES / 2; i++)
-                if (VECTORS > 1 || g < 2)
-                    digits[h][i] = *(const uint4*)(vectors + min(g + 8 * h, 2 * n - 1) * stride + column +
-                                                   i * 64 + t * 16);
+        for (int i = 0; i < MULTIPLIES / 2; i++)
+            if (g < 2) digits[i] = *(const uint4*)(vector + g * stride + column + i * 64 + t * 16);
 #pragma unroll
         for (int i = 0; i < MULTIPLIES / TOGETHER; i++) {
-            int products[FOURS][4] = {};
+            int products[4] = {};
 #pragma unroll
             for (int j = i * TOGETHER; j < (i + 1) * TOGETHER; j++) {
                 u32 a[4];
@@ -136,11 +129,8 @@ struct DigitSums {
                     a[r] = FORM == INT4 ? words[r][j] & 0x0f0f0f0f : words[r][2 * j % 4];
                     a[r + 2] = FORM == INT4 ? words[r][j] >> 4 & 0x0f0f0f0f : words[r][2 * j % 4 + 1];
                 }
-#pragma unroll
-                for (int h = 0; h < FOURS; h++) {
-                    const u32(&x)[4] = (const u32(&)[4])digits[h][j / 2];
-                    multiply_bytes(products[h], a, x[j % 2 * 2], x[j % 2 * 2 + 1]);
-                }
+                const u32(&x)[4] = (const u32(&)[4])digits[j / 2];
+                multiply_bytes(products, a, x[j % 2 * 2], x[j % 2 * 2 + 1]);
             }
             float2 factors[2] = {{1, 0}, {1, 0}};
             if (GROUPED) {
@@ -148,29 +138,22 @@ struct DigitSums {
                 factors[0] = __half22float2(*(const __half2*)(low + at));
                 factors[1] = __half22float2(*(const __half2*)(high + at));
             }
+            float2 power = powers_of(vector, stride)[column / X_GROUP + i];
 #pragma unroll
-            for (int h = 0; h < FOURS; h++) {
-                int group = column / X_GROUP + i;
-                float2 power = powers_of(vectors, stride, n)[min(4 * h + t, n - 1) * powers_stride(share) +
-                                                             group];
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    float total = (products[h][2 * r] << 8) + products[h][2 * r + 1];
-                    if (GROUPED) total += factors[r].y * power.y;
-                    sum[h][r] += (GROUPED ? factors[r].x * power.x : power.x) * total;
-                }
+            for (int r = 0; r < 2; r++) {
+                float total = (products[2 * r] << 8) + products[2 * r + 1];
+                if (GROUPED) total += factors[r].y * power.y;
+                sum[r] += (GROUPED ? factors[r].x * power.x : power.x) * total;
             }
         }
     }
 
-    __device__ __forceinline__ void store(float (*sums)[SUMS_STRIDE], int n) {
-        int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    __device__ __forceinline__ void store(float (*sums)[SUMS_STRIDE], int) {
+        int g = threadIdx.x % WARP / 4;
 #pragma unroll
-        for (int h = 0; h < FOURS; h++)
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                if (4 * h + t < n) sums[4 * h + t][g + 8 * r] = sum[h][r];
-                sum[h][r] = 0;
-            }
+        for (int r = 0; r < 2; r++) {
+            if (threadIdx.x % 4 == 0) sums[0][g + 8 * r] = sum[r];
+            sum[r] = 0;
+        }
     }
 };

@@ -94,7 +94,7 @@ template <typename A> struct Accumulator {
                 for (int j = 0; j < HALVES * 2; j++) {  // vectors 2t, 2t + 1
                     int vector = min(threadIdx.x % 4 * 2 + j % 2 + j / 2 * 8, n - 1), at = 2 * r + j % 2;
                     float products = part[j / 2][0][at] + part[j / 2][1][at];
-                    sum[j / 2][0][at] += f.x * (products + offset * sums[vector * powers_stride(share)]);
+                    sum[j / 2][0][at] += f.x * (products + offset * sums[vector * sums_stride(share)]);
                 }
             }
         }
@@ -213,7 +213,7 @@ __device__ __forceinline__ void sum_groups(const Share& share, u8* vectors, int 
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
                     int vector = 2 * t + j + 8 * half_of;
-                    float* to = sums_of(vectors, stride, n) + vector * powers_stride(share);
+                    float* to = sums_of(vectors, stride, n) + vector * sums_stride(share);
                     if (g == 0 && vector < n) to[column / GROUP + group] = part[0][j] + part[1][j];
                 }
             }

@@ -25,7 +25,7 @@ __device__ __forceinline__ void keep(const float (&x)[EACH], int b, int column, 
                                      const Share& share, u8* vectors, int stride) {
     bool valid = b < a.n && column < share.end;
     if constexpr (INTEGERS) {
-        keep_digits(x, b, column - share.begin, valid, share, vectors, stride, a.n);
+        keep_digits(x, column - share.begin, valid, vectors, stride);
     } else if (valid) {
         Vec<T, EACH> values;
 #pragma unroll
