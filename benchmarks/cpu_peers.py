@@ -25,9 +25,9 @@ NUM_DECODED = 128
 
 
 def swiftchat(model: Path, threads: int) -> tuple[Callable[[], float], Callable[[], float]]:
-    from swiftchat.engine.client import EngineClient
-    from swiftchat.engine.params import EngineConfig, SamplingParams
-    from swiftchat.engine.protocol import Finished
+    from swiftchat.engine.api.client import EngineClient
+    from swiftchat.engine.api.params import EngineConfig, SamplingParams
+    from swiftchat.engine.api.protocol import Finished
 
     client = EngineClient(EngineConfig(device="cpu", num_threads=threads), model).start()
     client.wait_ready()
@@ -88,8 +88,14 @@ def read_as_they_lie() -> None:
 def llama_cpp(gguf: Path, threads: int) -> tuple[Callable[[], float], Callable[[], float]]:
     from llama_cpp import Llama
 
-    llama = Llama(str(gguf), n_ctx=2048, n_batch=512, n_threads=threads,
-                  n_threads_batch=threads, verbose=False)  # fmt: skip
+    llama = Llama(
+        str(gguf),
+        n_ctx=2048,
+        n_batch=512,
+        n_threads=threads,
+        n_threads_batch=threads,
+        verbose=False,
+    )
 
     def prefill() -> float:
         llama.reset()

@@ -21,9 +21,9 @@ import torch.multiprocessing as mp
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.inbox import PeerMemory
 from swiftchat.cuda.ops.all_reduce import all_reduce
 from swiftchat.cuda.ops.norm import norm
+from swiftchat.cuda.peer_memory import PeerMemory
 
 REPEATS, ROUNDS = 100, 15
 
@@ -51,8 +51,12 @@ def timed(work: Callable[[int], None]) -> float:
 
 
 def measure(rank: int, world: int, folder: str, sizes: list[int]) -> None:
-    os.environ.update(NCCL_NVLS_ENABLE="0", TORCH_SYMM_MEM_DISABLE_MULTICAST="1",
-                      MASTER_ADDR="127.0.0.1", NCCL_SOCKET_IFNAME="lo")  # fmt: skip
+    os.environ.update(
+        NCCL_NVLS_ENABLE="0",
+        TORCH_SYMM_MEM_DISABLE_MULTICAST="1",
+        MASTER_ADDR="127.0.0.1",
+        NCCL_SOCKET_IFNAME="lo",
+    )
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)
     store = dist.FileStore(f"{folder}/store", world)
@@ -93,8 +97,12 @@ def measure(rank: int, world: int, folder: str, sizes: list[int]) -> None:
             size: {name: max(of[size][name] for of in slowest) for name in row}  # type: ignore[index]
             for size, row in found.items()
         }
-        print(json.dumps({"world": world, "gpu": torch.cuda.get_device_name(), "us": merged},
-                         indent=1), flush=True)  # fmt: skip
+        print(
+            json.dumps(
+                {"world": world, "gpu": torch.cuda.get_device_name(), "us": merged}, indent=1
+            ),
+            flush=True,
+        )
     memory.close()
     dist.destroy_process_group()
 

@@ -17,9 +17,9 @@ import torch
 from gpu_timing import captured, median_us, read_ceiling_bytes_per_s
 
 from swiftchat.cuda.gpu import Launch
-from swiftchat.engine.engine import Engine
-from swiftchat.engine.params import EngineConfig, SamplingParams
-from swiftchat.engine.scheduler import Sequence
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.schedule.scheduler import Sequence
 
 CUBINS = Path(tempfile.gettempdir(), "swiftchat-bench-cubins")
 
@@ -62,8 +62,10 @@ def print_kind(kind: str, launches: list[Launch], ceiling: float) -> None:
 
     us = median_us(captured(run).replay) / repeats
     rate = sum(launch.num_bytes for launch in launches) / us * 1e6
-    print(f"    {kind:24} {len(launches):3} x {us / len(launches):7.2f} us = {us:7.0f} us"
-          f"   {rate / 1e12:.2f} TB/s {rate / ceiling:4.0%}")  # fmt: skip
+    print(
+        f"    {kind:24} {len(launches):3} x {us / len(launches):7.2f} us = {us:7.0f} us"
+        f"   {rate / 1e12:.2f} TB/s {rate / ceiling:4.0%}"
+    )
 
 
 @torch.inference_mode()
@@ -82,15 +84,21 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}; read ceiling {ceiling / 1e12:.2f} TB/s")
     longest = min(max([*args.context, *args.prefill, 1024]) + 512, 131_072)
     config = EngineConfig(
-        device="cuda", dtype=args.dtype, dummy=args.shape, ctx_size_tokens=longest,
-        cache_tokens=max(args.lanes) * longest + 8192, max_num_seqs=max([*args.lanes, 16]),
+        device="cuda",
+        dtype=args.dtype,
+        dummy=args.shape,
+        ctx_size_tokens=longest,
+        cache_tokens=max(args.lanes) * longest + 8192,
+        max_num_seqs=max([*args.lanes, 16]),
         kv_dtype=args.kv_dtype,
-    )  # fmt: skip
+    )
     started = time.perf_counter()
     engine = Engine(Path(), config, cubins=CUBINS)
     took, memory_gb = time.perf_counter() - started, torch.cuda.memory_allocated() / 1e9
-    print(f"{args.shape}: ready in {took:.2f} s, of which {engine.gpu.compile_s:.2f} s compiling; "
-          f"{memory_gb:.1f} GB")  # fmt: skip
+    print(
+        f"{args.shape}: ready in {took:.2f} s, of which {engine.gpu.compile_s:.2f} s compiling; "
+        f"{memory_gb:.1f} GB"
+    )
     numbers, *factors = engine.cache.tensors
     if factors:  # codes, of which these are numbers in both forms
         numbers.random_(0, 100)
@@ -108,9 +116,12 @@ def main() -> None:
             moved = weights + num_lanes * context * engine.cache.num_bytes // (
                 engine.allocator.num_blocks * config.block_size
             )
-            print(f"  lanes {num_lanes:2} context {context:6}: {us:7.0f} us a step, "
-                  f"{num_lanes * 1e6 / us:7.1f} tok/s, {moved / us / 1e6:.2f} TB/s "
-                  f"{moved / us * 1e6 / ceiling:.0%}", flush=True)  # fmt: skip
+            print(
+                f"  lanes {num_lanes:2} context {context:6}: {us:7.0f} us a step, "
+                f"{num_lanes * 1e6 / us:7.1f} tok/s, {moved / us / 1e6:.2f} TB/s "
+                f"{moved / us * 1e6 / ceiling:.0%}",
+                flush=True,
+            )
             if args.breakdown:
                 breakdown(engine, num_lanes, ceiling)
     if args.prefill:

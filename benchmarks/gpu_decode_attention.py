@@ -13,10 +13,10 @@ import itertools
 import torch
 from gpu_timing import captured, median_us, read_ceiling_bytes_per_s
 
-from swiftchat.cuda.codes import CODES, Codes
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
+from swiftchat.cuda.quantized_cache import CODES, Codes
 
 KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 64
 GROUPS = (4, 8)
@@ -49,17 +49,26 @@ def launch_us(gpu: Gpu, context: int, group: int, form: str) -> float:
     def run() -> None:
         for table in of_layers:
             decode_attention(
-                gpu, q, cache, table, length, HEAD_DIM**-0.5, out, workspace, settled=True,
+                gpu,
+                q,
+                cache,
+                table,
+                length,
+                HEAD_DIM**-0.5,
+                out,
+                workspace,
+                settled=True,
                 codes=codes,
-            )  # fmt: skip
+            )
 
     return median_us(captured(run).replay) / layers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("contexts", type=int, nargs="*",
-                        default=[128, 200, 1024, 2048, 8192, 32768, 131072])  # fmt: skip
+    parser.add_argument(
+        "contexts", type=int, nargs="*", default=[128, 200, 1024, 2048, 8192, 32768, 131072]
+    )
     parser.add_argument("--kv-dtype", nargs="+", choices=["auto", *CODES], default=["auto"])
     args = parser.parse_args()
     gpu = Gpu(torch.device("cuda", 0), CubinCache(None))
@@ -68,8 +77,11 @@ def main() -> None:
     for form, group, context in itertools.product(args.kv_dtype, GROUPS, args.contexts):
         us = launch_us(gpu, context, group, form)
         rate = context * token_bytes(form) / us / 1e6
-        print(f"{form}, group {group}, context {context:6}: {us:7.2f} µs, {rate:5.2f} TB/s, "
-              f"{rate / ceiling:4.0%} of the ceiling", flush=True)  # fmt: skip
+        print(
+            f"{form}, group {group}, context {context:6}: {us:7.2f} µs, {rate:5.2f} TB/s, "
+            f"{rate / ceiling:4.0%} of the ceiling",
+            flush=True,
+        )
         torch.cuda.empty_cache()
 
 

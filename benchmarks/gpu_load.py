@@ -18,10 +18,10 @@ import torch
 from gpu_timing import median_us
 from safetensors.torch import save_file
 
-from swiftchat.engine.loader import load_weights
-from swiftchat.weights.dummy import DUMMY_CONFIGS, dummy_config
-from swiftchat.weights.families import expected_tensors
-from swiftchat.weights.model import Model
+from swiftchat.engine.load.loader import load_weights
+from swiftchat.weights.architectures.registry import expected_tensors
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.model.dummy import DUMMY_CONFIGS, dummy_config
 
 TENSORS_A_SHARD = 60
 
@@ -58,8 +58,10 @@ def main() -> None:
         pinned = torch.empty(2**30, dtype=torch.uint8, pin_memory=True)
         to = torch.empty_like(pinned, device=device)
         rate = 2**30 / median_us(lambda: to.copy_(pinned, non_blocking=True)) / 1e3
-        print(f"{torch.cuda.get_device_name()}; a pinned copy: {rate:.1f} GB/s, "
-              f"{num_bytes / rate / 1e9:.2f} s for {num_bytes / 1e9:.1f} GB")  # fmt: skip
+        print(
+            f"{torch.cuda.get_device_name()}; a pinned copy: {rate:.1f} GB/s, "
+            f"{num_bytes / rate / 1e9:.2f} s for {num_bytes / 1e9:.1f} GB"
+        )
         times = []
         for _ in range(4):
             started = time.perf_counter()
@@ -68,8 +70,10 @@ def main() -> None:
             torch.cuda.synchronize()
             times.append(time.perf_counter() - started)
         rates = ", ".join(f"{seconds:.2f}" for seconds in times)
-        print(f"{args.shape}: {statistics.median(times[1:]):.2f} s of {rates}; "
-              f"{math.floor(num_bytes / statistics.median(times[1:]) / 1e9)} GB/s")  # fmt: skip
+        print(
+            f"{args.shape}: {statistics.median(times[1:]):.2f} s of {rates}; "
+            f"{math.floor(num_bytes / statistics.median(times[1:]) / 1e9)} GB/s"
+        )
 
 
 if __name__ == "__main__":

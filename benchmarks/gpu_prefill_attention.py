@@ -28,9 +28,18 @@ def ours(gpu: Gpu, length: int, path: str) -> Callable[[], None]:
     tables = torch.randperm(num_blocks, device="cuda").int()[None]
     starts = torch.tensor([0, length], dtype=torch.int32, device="cuda")
     return partial(
-        prefill_attention, gpu, q, cache, tables, starts, starts[1:].clone(), length,
-        HEAD_DIM**-0.5, torch.empty_like(q), path=path,
-    )  # fmt: skip
+        prefill_attention,
+        gpu,
+        q,
+        cache,
+        tables,
+        starts,
+        starts[1:].clone(),
+        length,
+        HEAD_DIM**-0.5,
+        torch.empty_like(q),
+        path=path,
+    )
 
 
 def torchs(length: int, backend: SDPBackend) -> Callable[[], Tensor]:
@@ -57,9 +66,12 @@ def main() -> None:
         if gpu.arch == "sm_90a":
             rivals["ours wgmma"] = ours(gpu, length, "wgmma")
         found = {name: median_us(work) / 1e3 for name, work in rivals.items()}
-        print(f"{length} tokens: " + ", ".join(
-            f"{name} {ms:.3f} ms ({flops / ms / 1e9:.0f} TFLOP/s)" for name, ms in found.items()
-        ))  # fmt: skip
+        print(
+            f"{length} tokens: "
+            + ", ".join(
+                f"{name} {ms:.3f} ms ({flops / ms / 1e9:.0f} TFLOP/s)" for name, ms in found.items()
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear import Workspace
 from swiftchat.cuda.ops.quantize import quantize
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
-from swiftchat.engine.packed_gpu import packed_product
-from swiftchat.engine.rounded_gpu import rounded_product
-from swiftchat.weights.kept import Rounding
+from swiftchat.engine.linear.quantized_gpu import packed_product
+from swiftchat.engine.linear.w8a8_gpu import rounded_product
+from swiftchat.weights.quantization.scheme import Rounding
 
 FLOPS_A_VECTOR = 2 * sum(rows * k for rows, k in SHAPES.values())
 CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from swiftchat.engine.ceiling import read_ceiling_bytes_per_s
+from swiftchat.engine.device.bandwidth import read_ceiling_bytes_per_s
 
 __all__ = ["captured", "median_us", "read_ceiling_bytes_per_s"]
 

@@ -14,15 +14,21 @@ from pathlib import Path
 import torch
 import transformers
 
-from swiftchat.engine.engine import Engine
-from swiftchat.engine.params import EngineConfig, SamplingParams
-from swiftchat.engine.protocol import Finished
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.api.protocol import Finished
+from swiftchat.engine.generation.engine import Engine
 
 SHAPE = {
-    "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
-    "max_position_embeddings": 16384, "tie_word_embeddings": True,
-}  # fmt: skip
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 16384,
+    "tie_word_embeddings": True,
+}
 
 
 def copy_tb_per_s() -> float:
@@ -63,8 +69,10 @@ def main() -> None:
             ]
             prefill = statistics.median(end.prefill_s for end in ends)
             decode = statistics.median((end.completion_tokens - 1) / end.decode_s for end in ends)
-            print(f"context {context}: prefill {context / prefill:.0f} tok/s, "
-                  f"decode {decode:.0f} tok/s")  # fmt: skip
+            print(
+                f"context {context}: prefill {context / prefill:.0f} tok/s, "
+                f"decode {decode:.0f} tok/s"
+            )
     network.cuda()
     with torch.inference_mode():
         out = network(torch.arange(5, 133, device="cuda")[None], use_cache=True)

@@ -17,30 +17,40 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from swiftchat.engine.params import EngineConfig, SamplingParams
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
 
 ANSWER_TOKENS, RUNS = 160, 3
 
 
-def measure(tp: int, pp: int, shape: str, contexts: list[int], batch: int,
-            result: Connection) -> None:  # fmt: skip
-    from swiftchat.engine.engine import Engine
-    from swiftchat.engine.followers import Followers
-    from swiftchat.engine.lockstep import LockstepEngine
-    from swiftchat.engine.protocol import Tokens
-    from swiftchat.engine.rank_process import start_ranks
+def measure(
+    tp: int, pp: int, shape: str, contexts: list[int], batch: int, result: Connection
+) -> None:
+    from swiftchat.engine.api.protocol import Tokens
+    from swiftchat.engine.generation.engine import Engine
+    from swiftchat.engine.ranks.spawn import start_ranks
+    from swiftchat.engine.ranks.spmd import LockstepEngine
+    from swiftchat.engine.ranks.supervisor import Followers
 
     def lost(error: Exception) -> None:
         print(f"lost: {error}", flush=True)
         os._exit(1)
 
-    config = EngineConfig(device="cuda", dummy=shape, tp=tp, pp=pp, ctx_size_tokens=8192,
-                          cache_tokens=8192 * batch)  # fmt: skip
+    config = EngineConfig(
+        device="cuda", dummy=shape, tp=tp, pp=pp, ctx_size_tokens=8192, cache_tokens=8192 * batch
+    )
     started = time.perf_counter()
-    engine: Any = Engine(Path(), config) if tp * pp == 1 else LockstepEngine(
-        Path(), config, None, Followers(*start_ranks(tp * pp), lost, lambda *_: None))  # fmt: skip
-    found = {"start_s": time.perf_counter() - started, "device": engine.info.device,
-             "gb_a_gpu": engine.info.weights_bytes / pp / 1e9}  # fmt: skip
+    engine: Any = (
+        Engine(Path(), config)
+        if tp * pp == 1
+        else LockstepEngine(
+            Path(), config, None, Followers(*start_ranks(tp * pp), lost, lambda *_: None)
+        )
+    )
+    found = {
+        "start_s": time.perf_counter() - started,
+        "device": engine.info.device,
+        "gb_a_gpu": engine.info.weights_bytes / pp / 1e9,
+    }
     params = SamplingParams(temperature=0.7, top_p=0.95, max_tokens=ANSWER_TOKENS, seed=1)
     for context in contexts:
         steps, prefills = [], []
@@ -92,8 +102,9 @@ def main() -> None:
         process.join()
         print(name, json.dumps(results[name]), flush=True)
     if args.json:
-        args.json.write_text(json.dumps({"shape": args.shape, "batch": args.batch, "tp": results},
-                                        indent=1))  # fmt: skip
+        args.json.write_text(
+            json.dumps({"shape": args.shape, "batch": args.batch, "tp": results}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import argparse
 import statistics
 import time
 
-from swiftchat.chat.answer_view import preload
-from swiftchat.chat.look import Look
-from swiftchat.chat.rendered_view import RenderedView
+from swiftchat.chat.render.answer_view import preload
+from swiftchat.chat.render.rendered_view import RenderedView
+from swiftchat.chat.terminal.style import Look
 
 PROSE = (
     "## A heading\n\nSome *emphasised* words, a [link](https://example.org/page), `code`, and a "
@@ -62,9 +62,13 @@ def main() -> None:
 def measure(text: str, columns: int, piece_chars: int = 4) -> list[float]:
     """Milliseconds of each piece, the last being that of the end."""
     view = RenderedView(
-        Look("markdown", True, True), None, "model",
-        out=lambda written: None, size=lambda: (columns, 40), clock=lambda: clock_s,
-    )  # fmt: skip
+        Look("markdown", True, True),
+        None,
+        "model",
+        out=lambda written: None,
+        size=lambda: (columns, 40),
+        clock=lambda: clock_s,
+    )
     clock_s = 0.0
     times = []
     for start in range(0, len(text), piece_chars):

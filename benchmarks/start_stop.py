@@ -17,14 +17,20 @@ from pathlib import Path
 
 import psutil
 
-from swiftchat.engine.client import EngineClient
-from swiftchat.engine.params import EngineConfig, SamplingParams
+from swiftchat.engine.api.client import EngineClient
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
 
 SHAPE = {
-    "architectures": ["LlamaForCausalLM"], "vocab_size": 256, "hidden_size": 64,
-    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+}
 
 
 def load(client: EngineClient) -> None:
@@ -77,8 +83,9 @@ def main() -> None:
         Path(os.environ["TMPDIR"]).mkdir()
         shape = Path(folder) / "config.json"
         shape.write_text(json.dumps(SHAPE))
-        config = EngineConfig(device=args.device, dummy=str(shape), tp=args.tp, pp=args.pp,
-                              num_threads=1)  # fmt: skip
+        config = EngineConfig(
+            device=args.device, dummy=str(shape), tp=args.tp, pp=args.pp, num_threads=1
+        )
         cycle(config, load)  # so that what this process opens once is open
         opened = psutil.Process().num_fds()
         for number in range(args.cycles):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pexpect
 
-from swiftchat.weights.package_index import DEFAULT_MODEL
+from swiftchat.weights.hub.package_index import DEFAULT_MODEL
 from swiftchat.weights.store import default_store
 
 SWIFTCHAT = [sys.executable, "-m", "swiftchat.chat"]
@@ -81,8 +81,13 @@ def one_shot_s(model: Path) -> tuple[float, float]:
     """The whole, and what of it is not the engine's."""
     options = ["-m", str(model), "-p", "What is the capital of France?", "-n", "8", "--temp", "0"]
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", _TIMED, *options, "--no-save"], check=True,
-                          capture_output=True, text=True, stdin=subprocess.DEVNULL)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", _TIMED, *options, "--no-save"],
+        check=True,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
     taken_s = time.perf_counter() - start
     return taken_s, taken_s - float(done.stderr.split()[-1])
 

@@ -28,27 +28,74 @@ import sentencepiece
 import tokenizers
 
 from swiftchat.tokenizer import Tokenizer
-from swiftchat.weights.gguf import GgufFile
-from swiftchat.weights.gguf_tokenizer import tokenizer_files
+from swiftchat.weights.formats.gguf import GgufFile
+from swiftchat.weights.gguf.tokenizer import tokenizer_files
 
 SCRIPTS = {
-    "Latin": "A-Za-z\u00c0-\u024f", "Cyrillic": "\u0400-\u04ff", "Chinese": "\u4e00-\u9fff",
-    "Japanese": "\u3040-\u30ff", "Korean": "\uac00-\ud7a3", "Arabic": "\u0600-\u06ff",
-    "Hindi": "\u0900-\u097f", "Thai": "\u0e00-\u0e7f",
-}  # fmt: skip
+    "Latin": "A-Za-z\u00c0-\u024f",
+    "Cyrillic": "\u0400-\u04ff",
+    "Chinese": "\u4e00-\u9fff",
+    "Japanese": "\u3040-\u30ff",
+    "Korean": "\uac00-\ud7a3",
+    "Arabic": "\u0600-\u06ff",
+    "Hindi": "\u0900-\u097f",
+    "Thai": "\u0e00-\u0e7f",
+}
 WITHOUT_SPACES = ("Chinese", "Japanese", "Thai")
 EMOJI = (0x1F300, 0x1F64F)
 JOINERS = ["\u200d", "\ufe0f", "\U0001f3fb", "\U0001f3fd", "\U0001f3ff", "\u20e3"]
-SPACES = [" ", "  ", "   ", " " * 17, "\n", "\n\n", "\t", "\r\n", "\u3000", "\xa0", "\u2028", "▁",
-          "\u2003", "\x85", "\x1c", "\u200b", "\ufeff"]  # fmt: skip
+SPACES = [
+    " ",
+    "  ",
+    "   ",
+    " " * 17,
+    "\n",
+    "\n\n",
+    "\t",
+    "\r\n",
+    "\u3000",
+    "\xa0",
+    "\u2028",
+    "▁",
+    "\u2003",
+    "\x85",
+    "\x1c",
+    "\u200b",
+    "\ufeff",
+]
 CONTROLS = [*map(chr, range(32)), "\x7f", *map(chr, range(0x80, 0xA0))]
 NFC = tokenizers.normalizers.NFC()
 MARKS = ["", "", "", ",", ".", "!", "。", "،", "।", "\u0301", "-", "3"]
 SNIPPETS = [
-    "<s>", "</s>", "<unk>", "<pad>", "<extra_id_0>", "<|endoftext|>", "<|im_end|>", "<0x41>",
-    "<|begin_of_text|>", "[gMASK]", "sop", "I'LL", "'s", "\u017f", "12345", "½", "Ⅷ", "e\u0301",
-    "ﬁ", "ｶﾞ", "\u1100\u1161\u11a8", "\u0344", "\u212b", "한", "Việt", "x²", "👩\u200d👧", "🇩🇪",
-]  # fmt: skip
+    "<s>",
+    "</s>",
+    "<unk>",
+    "<pad>",
+    "<extra_id_0>",
+    "<|endoftext|>",
+    "<|im_end|>",
+    "<0x41>",
+    "<|begin_of_text|>",
+    "[gMASK]",
+    "sop",
+    "I'LL",
+    "'s",
+    "\u017f",
+    "12345",
+    "½",
+    "Ⅷ",
+    "e\u0301",
+    "ﬁ",
+    "ｶﾞ",
+    "\u1100\u1161\u11a8",
+    "\u0344",
+    "\u212b",
+    "한",
+    "Việt",
+    "x²",
+    "👩\u200d👧",
+    "🇩🇪",
+]
 
 
 @dataclass(frozen=True)
@@ -214,8 +261,11 @@ def differences(pair: Pair, texts: Iterable[str], shown: int = 3) -> int:
             if found <= shown:
                 pairs = enumerate(zip(ids, expected, strict=False))
                 at = next((place for place, (mine, other) in pairs if mine != other), -1)
-                print(f"  at {at}: ours {ids[at : at + 8]}, theirs {expected[at : at + 8]}, "
-                      f"in {text[:300]!r}", flush=True)  # fmt: skip
+                print(
+                    f"  at {at}: ours {ids[at : at + 8]}, theirs {expected[at : at + 8]}, "
+                    f"in {text[:300]!r}",
+                    flush=True,
+                )
     return found
 
 
@@ -233,16 +283,21 @@ def main() -> None:
     long = list(chunks(lines, drawn))
     strings = [hostile(drawn) for _ in range(options.strings)]
     size = sum(len(line.encode("utf-8", "replace")) + 1 for line in lines)
-    print(f"corpus: {size / 1e6:.1f} MB, {len(lines)} lines, {len(long)} chunks; "
-          f"{len(strings)} strings")  # fmt: skip
+    print(
+        f"corpus: {size / 1e6:.1f} MB, {len(lines)} lines, {len(long)} chunks; "
+        f"{len(strings)} strings"
+    )
     for file in files:
         if options.only not in file.name:
             continue
         for pair in pairs(file):
             started = time.perf_counter()
             found = [differences(pair, texts) for texts in (lines, long, strings)]
-            print(f"{pair.name}: {found[0]} lines, {found[1]} chunks, {found[2]} strings differ "
-                  f"({time.perf_counter() - started:.0f} s)", flush=True)  # fmt: skip
+            print(
+                f"{pair.name}: {found[0]} lines, {found[1]} chunks, {found[2]} strings differ "
+                f"({time.perf_counter() - started:.0f} s)",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

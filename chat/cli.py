@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from swiftchat.chat.completion import (
+from swiftchat.chat.options.help_layout import ChatCommand, write_everyday_options
+from swiftchat.chat.options.num_ranks import RankCount
+from swiftchat.chat.subcommands.completion import (
     COMPLETE_VARIABLE,
     complete_models,
     complete_roles,
@@ -23,44 +25,34 @@ from swiftchat.chat.completion import (
     complete_shapes,
     complete_templates,
 )
-from swiftchat.chat.gate import visible
-from swiftchat.chat.help_layout import ChatCommand, write_everyday_options
-from swiftchat.chat.num_ranks import RankCount
+from swiftchat.chat.terminal.sanitize import visible
 from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
-    from swiftchat.chat.autosave import Autosave
-    from swiftchat.chat.config import ChatConfig
-    from swiftchat.chat.conversation import Conversation
+    from swiftchat.chat.history.autosave import Autosave
+    from swiftchat.chat.history.conversation import Conversation
     from swiftchat.chat.oneshot import OneShot
+    from swiftchat.chat.options.config import ChatConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # name → (module, attribute, short help); aliases have no help and stay out of the list.
 _COMMANDS: dict[str, tuple[str, str, str]] = {
-    "chat": ("swiftchat.chat.cli", "chat", "Talk to a model (what swiftchat alone does)."),
-    "download": ("swiftchat.chat.models", "download", "Download a model."),
-    "pull": ("swiftchat.chat.models", "download", ""),
-    "convert": ("swiftchat.chat.models", "convert", "Convert GGUF to a Hugging Face directory."),
-    "list": ("swiftchat.chat.models", "list_models", "List the models on this machine."),
-    "ls": ("swiftchat.chat.models", "list_models", ""),
-    "show": ("swiftchat.chat.models", "show", "Show what a model is and needs."),
-    "rm": ("swiftchat.chat.models", "rm", "Remove a model."),
-    "sessions": (
-        "swiftchat.chat.session_commands",
-        "sessions",
-        "List, search, export, import conversations.",
-    ),
-    "tokens": ("swiftchat.chat.tokens", "tokens", "Count the tokens of a text."),
-    "bench": ("swiftchat.chat.bench", "bench", "Measure a model's speed here."),
-    "doctor": ("swiftchat.chat.doctor", "doctor", "Look what a GPU needs, and what is here."),
-    "config": (
-        "swiftchat.chat.config_commands",
-        "config",
-        "Show the configuration and where it is.",
-    ),
-    "completion": ("swiftchat.chat.completion", "completion", "Print shell completion."),
-    "help": ("swiftchat.chat.manual", "help_command", "Show a page about a topic, or a command."),
+    "chat": ("cli", "chat", "Talk to a model (what swiftchat alone does)."),
+    "download": ("subcommands.models", "download", "Download a model."),
+    "pull": ("subcommands.models", "download", ""),
+    "convert": ("subcommands.models", "convert", "Convert GGUF to a Hugging Face directory."),
+    "list": ("subcommands.models", "list_models", "List the models on this machine."),
+    "ls": ("subcommands.models", "list_models", ""),
+    "show": ("subcommands.models", "show", "Show what a model is and needs."),
+    "rm": ("subcommands.models", "rm", "Remove a model."),
+    "sessions": ("subcommands.sessions", "sessions", "List, search, export, import conversations."),
+    "tokens": ("subcommands.tokens", "tokens", "Count the tokens of a text."),
+    "bench": ("subcommands.bench", "bench", "Measure a model's speed here."),
+    "doctor": ("subcommands.doctor", "doctor", "Look what a GPU needs, and what is here."),
+    "config": ("subcommands.config", "config", "Show the configuration and where it is."),
+    "completion": ("subcommands.completion", "completion", "Print shell completion."),
+    "help": ("subcommands.manual", "help_command", "Show a page about a topic, or a command."),
 }
 
 _MORE = "All options: swiftchat chat --help. Pages by topic: swiftchat help."
@@ -76,7 +68,9 @@ class Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, attribute, _ = _COMMANDS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        command: click.Command = getattr(
+            importlib.import_module(f"swiftchat.chat.{module}"), attribute
+        )
         return command
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -91,8 +85,9 @@ class Commands(click.Group):
 
             near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
             ask = f'swiftchat -p "{args[0]} …" asks a model'
-            raise UsageError(f"there is no command {args[0]!r}",
-                             f"swiftchat {near[0]}" if near else ask)  # fmt: skip
+            raise UsageError(
+                f"there is no command {args[0]!r}", f"swiftchat {near[0]}" if near else ask
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -108,24 +103,54 @@ def _option(*names: str, env: bool = True, **settings: Any) -> Callable[[F], F]:
 
 
 _CHAT_OPTIONS = (
-    _option("-m", "--model", help="Name, OWNER/NAME, directory or .gguf file.",
-            shell_complete=complete_models),
+    _option(
+        "-m",
+        "--model",
+        help="Name, OWNER/NAME, directory or .gguf file.",
+        shell_complete=complete_models,
+    ),
     _option("-p", "--prompt", env=False, help="Answer this once and leave; - reads stdin."),
     _option("-i", "--interactive", env=False, is_flag=True, help="Go on talking after -p."),
     _option("-s", "--system", help="System prompt."),
     _option("--system-file", type=click.Path(), help="System prompt from a file."),
-    _option("-f", "--file", env=False, multiple=True, type=click.Path(),
-            help="Put a file before the prompt (repeatable)."),
-    _option("-c", "--continue", "continue_", env=False, is_flag=True,
-            help="Go on with the last conversation."),
-    _option("--session", env=False, metavar="ID|NAME", help="Go on with this conversation.",
-            shell_complete=complete_sessions),
+    _option(
+        "-f",
+        "--file",
+        env=False,
+        multiple=True,
+        type=click.Path(),
+        help="Put a file before the prompt (repeatable).",
+    ),
+    _option(
+        "-c",
+        "--continue",
+        "continue_",
+        env=False,
+        is_flag=True,
+        help="Go on with the last conversation.",
+    ),
+    _option(
+        "--session",
+        env=False,
+        metavar="ID|NAME",
+        help="Go on with this conversation.",
+        shell_complete=complete_sessions,
+    ),
     _option("--no-save", is_flag=True, help="Do not keep this conversation."),
-    _option("--role", env=False, metavar="NAME", shell_complete=complete_roles,
-            help="System prompt and options from roles/NAME.md in the configuration folder."),
+    _option(
+        "--role",
+        env=False,
+        metavar="NAME",
+        shell_complete=complete_roles,
+        help="System prompt and options from roles/NAME.md in the configuration folder.",
+    ),
     _option("--no-template", env=False, is_flag=True, help="Complete the prompt as it stands."),
-    _option("--template", metavar="NAME|FILE", shell_complete=complete_templates,
-            help="Chat template: one of the model's, a built-in one (chatml, llama-2 …), a file."),
+    _option(
+        "--template",
+        metavar="NAME|FILE",
+        shell_complete=complete_templates,
+        help="Chat template: one of the model's, a built-in one (chatml, llama-2 …), a file.",
+    ),
     _option("-n", "--max-tokens", type=int, help="Longest answer."),
     _option("--ctx-size", type=int, help="Context in tokens; default: the model's, if it fits."),
     _option("--temp", type=float, help="Temperature; 0 is greedy."),
@@ -137,41 +162,88 @@ _CHAT_OPTIONS = (
     _option("--frequency-penalty", type=float, help="Subtracted for each time it was said."),
     _option("--seed", type=int, help="Makes an answer repeatable."),
     _option("--stop", env=False, multiple=True, help="End before this text (repeatable)."),
-    _option("--think", type=click.Choice(["auto", "on", "off"]), default="auto",
-            help="Whether the model thinks first, if its template asks."),
-    _option("--overflow", type=click.Choice(["error", "drop-oldest"]), default="error",
-            help="What to do when the context is full."),
-    _option("--logprobs", env=False, type=int, is_flag=False, flag_value=5, metavar="[K]",
-            help="How likely each token was, and the K likeliest (5) in its place."),
+    _option(
+        "--think",
+        type=click.Choice(["auto", "on", "off"]),
+        default="auto",
+        help="Whether the model thinks first, if its template asks.",
+    ),
+    _option(
+        "--overflow",
+        type=click.Choice(["error", "drop-oldest"]),
+        default="error",
+        help="What to do when the context is full.",
+    ),
+    _option(
+        "--logprobs",
+        env=False,
+        type=int,
+        is_flag=False,
+        flag_value=5,
+        metavar="[K]",
+        help="How likely each token was, and the K likeliest (5) in its place.",
+    ),
     _option("--device", default="auto", help="auto, cpu, cuda or cuda:N."),
-    _option("--tp", type=RankCount(), default=1,
-            help="Divide the model among so many GPUs; auto: the fewest that hold it."),
-    _option("--pp", type=click.IntRange(1), default=1, metavar="N",
-            help="Give the layers to N stages of --tp GPUs each, for GPUs with slow links."),
-    _option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]),
-            help="Compute in this; default: the weights' own."),
-    _option("--kv-dtype", type=click.Choice(["auto", "int8", "fp8"]), default="auto",
-            help="Keep keys and values in this: 8 bits are room for twice the context."),
+    _option(
+        "--tp",
+        type=RankCount(),
+        default=1,
+        help="Divide the model among so many GPUs; auto: the fewest that hold it.",
+    ),
+    _option(
+        "--pp",
+        type=click.IntRange(1),
+        default=1,
+        metavar="N",
+        help="Give the layers to N stages of --tp GPUs each, for GPUs with slow links.",
+    ),
+    _option(
+        "--dtype",
+        type=click.Choice(["bfloat16", "float16", "float32"]),
+        help="Compute in this; default: the weights' own.",
+    ),
+    _option(
+        "--kv-dtype",
+        type=click.Choice(["auto", "int8", "fp8"]),
+        default="auto",
+        help="Keep keys and values in this: 8 bits are room for twice the context.",
+    ),
     _option("--threads", type=int, help="CPU threads."),
-    _option("--dummy", env=False, metavar="NAME|CONFIG.JSON", shell_complete=complete_shapes,
-            help="Random weights in this shape; of the model only the tokenizer is used."),
-    _option("--connect", metavar="HOST:PORT|PATH",
-            help="Talk through an engine that runs already; see swiftchat help hosts."),
+    _option(
+        "--dummy",
+        env=False,
+        metavar="NAME|CONFIG.JSON",
+        shell_complete=complete_shapes,
+        help="Random weights in this shape; of the model only the tokenizer is used.",
+    ),
+    _option(
+        "--connect",
+        metavar="HOST:PORT|PATH",
+        help="Talk through an engine that runs already; see swiftchat help hosts.",
+    ),
     _option("--token-file", type=click.Path(), help="That engine's token."),
     _option("--offline", is_flag=True, help="Never use the network."),
     _option("--json", env=False, is_flag=True, help="One JSON object instead of text."),
     _option("--stream-json", env=False, is_flag=True, help="JSON lines as the answer comes."),
     _option("-x", "--extract", env=False, is_flag=True, help="Only the answer's code blocks."),
     _option("--raw", is_flag=True, help="The model's own text: no Markdown, reasoning in place."),
-    _option("--color", type=click.Choice(["auto", "always", "never"]), default="auto",
-            help="always renders and colours even into a pipe."),
+    _option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        help="always renders and colours even into a pipe.",
+    ),
     _option("--accessible", is_flag=True, help="For screen readers: nothing is drawn over."),
-    _option("--editing-mode", type=click.Choice(["emacs", "vi"]), default="emacs",
-            help="Keys of the input line."),
+    _option(
+        "--editing-mode",
+        type=click.Choice(["emacs", "vi"]),
+        default="emacs",
+        help="Keys of the input line.",
+    ),
     _option("--stats", is_flag=True, help="Speed and token counts on stderr."),
     _option("-q", "--quiet", is_flag=True, help="No banner, no progress."),
     _option("--debug", is_flag=True, help="Tracebacks."),
-)  # fmt: skip
+)
 
 
 def chat_options(command: F) -> F:
@@ -221,7 +293,7 @@ def _is_given(ctx: click.Context, name: str | None) -> bool:
 
 def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
     """Answer once or open the conversation; the exit code."""
-    from swiftchat.chat.config import ChatConfig
+    from swiftchat.chat.options.config import ChatConfig
     from swiftchat.chat.start import autosave_for, check_connect, conversation_for
 
     check_connect(ctx, options)
@@ -234,13 +306,15 @@ def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
         return _answer_or_talk(config, conversation, autosave)
 
 
-def _answer_or_talk(config: "ChatConfig", conversation: "Conversation",
-                    autosave: "Autosave") -> int:  # fmt: skip
+def _answer_or_talk(
+    config: "ChatConfig", conversation: "Conversation", autosave: "Autosave"
+) -> int:
     as_json = config.json or config.stream_json
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if config.interactive and (as_json or config.no_template or not at_terminal):
-        raise UsageError("-i needs a terminal and goes with neither JSON nor --no-template",
-                         "leave -i out")  # fmt: skip
+        raise UsageError(
+            "-i needs a terminal and goes with neither JSON nor --no-template", "leave -i out"
+        )
     asks_once = config.prompt is not None or as_json or config.no_template or config.extract
     if asks_once or not at_terminal:
         if config.prompt is None and sys.stdin.isatty():
@@ -249,19 +323,19 @@ def _answer_or_talk(config: "ChatConfig", conversation: "Conversation",
         if config.logprobs is not None and not has_place:
             raise UsageError("--logprobs has no place in a plain answer", "add --json")
         return run_once(config, conversation, autosave)
-    from swiftchat.chat.typed_ahead import typing_unseen
+    from swiftchat.chat.terminal.typed_ahead import typing_unseen
 
     with typing_unseen():  # some type as soon as they have pressed Enter
-        from swiftchat.chat.repl import run_repl
+        from swiftchat.chat.repl.loop import run_repl
 
     return run_repl(config, conversation, autosave)
 
 
 def run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Autosave") -> int:
-    from swiftchat.chat.conversation import title_of
+    from swiftchat.chat.history.conversation import title_of
+    from swiftchat.chat.model.chat_model import speaker_for
     from swiftchat.chat.oneshot import OneShot, prompt_text
-    from swiftchat.chat.speaker import speaker_for
-    from swiftchat.chat.typed_ahead import typing_unseen
+    from swiftchat.chat.terminal.typed_ahead import typing_unseen
 
     text = prompt_text(config)
     asked = text if config.prompt in (None, "-") else config.prompt
@@ -275,7 +349,7 @@ def run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Auto
             if not config.interactive:
                 return _once(one_shot, conversation)
             # While the engine loads: it takes a tenth of a second.
-            from swiftchat.chat.repl import Repl
+            from swiftchat.chat.repl.loop import Repl
 
             one_shot.run(conversation)
         return Repl(speaker, config, conversation, "", autosave).run()
@@ -291,9 +365,10 @@ def _once(one_shot: "OneShot", conversation: "Conversation") -> int:
 def option_names() -> set[str]:
     """The options that may stand in the configuration file: those with a variable."""
     return {
-        param.name for param in chat.params
+        param.name
+        for param in chat.params
         if param.name and isinstance(param, click.Option) and param.envvar
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -331,7 +406,7 @@ def main() -> None:
 
 
 def _run() -> int:
-    from swiftchat.chat.config import load_config_file
+    from swiftchat.chat.options.config import load_config_file
 
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         from click.shell_completion import shell_complete

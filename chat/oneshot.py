@@ -9,17 +9,17 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from swiftchat.chat.alternatives import as_json, as_terminal_text
-from swiftchat.chat.answer import Answer
-from swiftchat.chat.answer_view import AnswerView, open_view, preload, write
-from swiftchat.chat.autosave import Autosave
-from swiftchat.chat.config import ChatConfig, read_text
-from swiftchat.chat.conversation import Conversation
-from swiftchat.chat.look import choose_look
-from swiftchat.chat.reasoning import Thought
-from swiftchat.chat.recording import Recording
-from swiftchat.chat.speaker import Speaker
-from swiftchat.engine.protocol import EngineInfo, Prefill
+from swiftchat.chat.history.autosave import Autosave
+from swiftchat.chat.history.conversation import Conversation
+from swiftchat.chat.history.recording import Recording
+from swiftchat.chat.model.answer import Answer
+from swiftchat.chat.model.chat_model import Speaker
+from swiftchat.chat.model.reasoning import Thought
+from swiftchat.chat.options.config import ChatConfig, read_text
+from swiftchat.chat.render.alternatives import as_json, as_terminal_text
+from swiftchat.chat.render.answer_view import AnswerView, open_view, preload, write
+from swiftchat.chat.terminal.style import choose_look
+from swiftchat.engine.api.protocol import EngineInfo, Prefill
 from swiftchat.errors import SwiftchatError, UsageError
 
 SCHEMA = 1
@@ -113,7 +113,7 @@ class OneShot:
         if self.config.json or self.config.stream_json:
             self._print_json(self._report(answer, info, load_s, reason))
         elif self.config.extract:
-            from swiftchat.chat.code_blocks import code_blocks
+            from swiftchat.chat.render.code_blocks import code_blocks
 
             code = [block.code for block in code_blocks(answer.text)]
             write("".join(code))
@@ -152,8 +152,9 @@ class OneShot:
             "pp": info.pp,
         }
 
-    def _report(self, answer: Answer, info: EngineInfo, load_s: float,
-                reason: str) -> dict[str, Any]:  # fmt: skip
+    def _report(
+        self, answer: Answer, info: EngineInfo, load_s: float, reason: str
+    ) -> dict[str, Any]:
         result = answer.result
         used = answer.num_prompt_tokens + answer.num_tokens
         speeds = _speeds(answer)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swiftchat.chat.autosave import Autosave
-from swiftchat.chat.conversation import Conversation
-from swiftchat.chat.gate import visible
+from swiftchat.chat.history.autosave import Autosave
+from swiftchat.chat.history.conversation import Conversation
+from swiftchat.chat.terminal.sanitize import visible
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
-    from swiftchat.chat.sessions import Sessions
+    from swiftchat.chat.history.store import Sessions
 
 # What an engine that runs already has settled, by the options' names.
 _ENGINES = ("model", "ctx_size", "device", "tp", "dtype", "threads", "dummy")
@@ -27,8 +27,10 @@ def check_connect(ctx: click.Context, options: dict[str, Any]) -> None:
         for param in one.command.params:
             said = one.get_parameter_source(param.name or "") is _SAID[0]
             if said and param.name in _ENGINES:
-                raise UsageError(f"{param.opts[-1]} does not go with --connect",
-                                 "it was settled where the engine was started")  # fmt: skip
+                raise UsageError(
+                    f"{param.opts[-1]} does not go with --connect",
+                    "it was settled where the engine was started",
+                )
 
 
 def autosave_for(options: dict[str, Any]) -> Autosave:
@@ -42,7 +44,7 @@ def autosave_for(options: dict[str, Any]) -> Autosave:
 
 def _open_store() -> "Sessions":
     # Here, not at the top: the engine shall start before there is anything to save.
-    from swiftchat.chat.session_commands import open_store
+    from swiftchat.chat.subcommands.sessions import open_store
 
     return open_store()
 
@@ -58,13 +60,13 @@ def conversation_for(
     sources = [one.get_parameter_source for one in (ctx, ctx.find_root())]
     given = {name for name in options for source in sources if source(name) in _SAID}
     if options["role"] is not None:
-        from swiftchat.chat.roles import load_role
+        from swiftchat.chat.options.roles import load_role
 
         role = load_role(options["role"], known)
         _settle(ctx, options, given, {**role.settings, "system": role.system or None})
     if not (options["continue_"] or options["session"] is not None):
         return Conversation()
-    from swiftchat.chat.session_commands import load_wanted
+    from swiftchat.chat.subcommands.sessions import load_wanted
 
     conversation = load_wanted(options["session"])
     _settle(ctx, options, given, {**conversation.settings, "system": conversation.system})

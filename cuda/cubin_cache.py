@@ -37,7 +37,7 @@ class CubinCache:
 
 def _key(name: str, arch: str, defines: Mapping[str, str]) -> str:
     digest = hashlib.sha256(_headers_digest())
-    digest.update((nvrtc.KERNELS / f"{name}.cu").read_bytes())
+    digest.update(nvrtc.source(name).read_bytes())
     # The folders of the headers are no part of what is compiled.
     options = [o for o in nvrtc.compile_options(arch, defines) if not o.startswith("-I")]
     digest.update("\n".join([nvrtc.version(), *options]).encode())
@@ -47,7 +47,7 @@ def _key(name: str, arch: str, defines: Mapping[str, str]) -> str:
 @cache
 def _headers_digest() -> bytes:
     digest = hashlib.sha256()
-    for header in sorted(nvrtc.KERNELS.glob("*.cuh")):
+    for header in sorted(nvrtc.KERNELS.rglob("*.cuh")):
         digest.update(header.name.encode() + header.read_bytes())
     return digest.digest()
 

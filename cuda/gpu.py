@@ -18,9 +18,12 @@ from swiftchat.errors import DeviceError, OutOfMemory
 
 DTYPE_NAMES = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half", torch.float32: "float"}
 _CTYPES = {
-    "p": ctypes.c_void_p, "i": ctypes.c_int32, "l": ctypes.c_int64, "f": ctypes.c_float,
+    "p": ctypes.c_void_p,
+    "i": ctypes.c_int32,
+    "l": ctypes.c_int64,
+    "f": ctypes.c_float,
     "m": None,  # a structure of the driver's
-}  # fmt: skip
+}
 
 Dims = int | tuple[int, int] | tuple[int, int, int]
 
@@ -139,8 +142,9 @@ class Kernel:
         # Above this much, static and dynamic together, a kernel has to ask.
         self._shared_limit = 48 * 1024 - self.attribute("SHARED_SIZE_BYTES")
 
-    def __call__(self, grid: Dims, block: int, *args: Any,
-                 shared_bytes: int = 0, num_bytes: int = 0) -> None:  # fmt: skip
+    def __call__(
+        self, grid: Dims, block: int, *args: Any, shared_bytes: int = 0, num_bytes: int = 0
+    ) -> None:
         """Launch on torch's current stream: `grid` blocks of `block` threads.
 
         Arguments are numbers, tensors (passed as pointers), None (a null pointer) and tensor maps.
@@ -191,8 +195,9 @@ def cuda_driver() -> Any:  # it has no stubs
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise DeviceError(f"cuda-python is missing: {error}",
-                          "pip install 'swiftchat[cuda]'") from error  # fmt: skip
+        raise DeviceError(
+            f"cuda-python is missing: {error}", "pip install 'swiftchat[cuda]'"
+        ) from error
     return driver
 
 

@@ -28,6 +28,13 @@ def has_bindings() -> bool:
 
 
 @cache
+def source(name: str) -> Path:
+    """The file of a kernel: `kernels/FOLDER/NAME.cu`; names are unique across folders."""
+    (file,) = KERNELS.glob(f"*/{name}.cu")
+    return file
+
+
+@cache
 def version() -> str:
     """NVRTC's version, as `13.0`; raises `KernelCompileError` when there is none."""
     major, minor = _check(_nvrtc().nvrtcVersion())
@@ -35,12 +42,12 @@ def version() -> str:
 
 
 def compile_cubin(name: str, arch: str, defines: Mapping[str, str]) -> bytes:
-    """Machine code of `kernels/NAME.cu` for `arch`, with the given macros defined.
+    """Machine code of `kernels/FOLDER/NAME.cu` for `arch`, with the given macros defined.
 
     Raises `KernelCompileError` with the compiler's log, which names file and line.
     """
     nvrtc = _nvrtc()
-    file = KERNELS / f"{name}.cu"
+    file = source(name)
     options = [option.encode() for option in compile_options(arch, defines)]
     program = _check(nvrtc.nvrtcCreateProgram(file.read_bytes(), str(file).encode(), 0, [], []))
     try:

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.packing import BLOCK_ROWS, STEPS, codes_shape, filled, packing_fits
+from swiftchat.cuda.packed_layout import BLOCK_ROWS, STEPS, codes_shape, filled, packing_fits
 
 _FARTHEST = 1 << 15  # that an offset may be
 _TILE_BYTES = 1 << 26  # of codes that are brought into order together
@@ -160,9 +160,13 @@ def _bytes(form: str, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Packe
 
 
 def _packed(
-    form: str, dtype: torch.dtype, shape: tuple[int, int], record: Callable[[slice], Tensor],
-    row_scale: Tensor, group: int
-) -> PackedMatrix:  # fmt: skip
+    form: str,
+    dtype: torch.dtype,
+    shape: tuple[int, int],
+    record: Callable[[slice], Tensor],
+    row_scale: Tensor,
+    group: int,
+) -> PackedMatrix:
     """`record` makes of some rows their bytes in the order of records, [rows, steps, bytes]."""
     rows, k = shape
     out = torch.empty(codes_shape(form, rows, k, group), dtype=torch.uint8, device=row_scale.device)

@@ -48,8 +48,12 @@ def record(command: list[str], inputs: tuple[str, ...] = INPUTS) -> pyte.Screen:
         places = {"XDG_STATE_HOME": folder, "XDG_CONFIG_HOME": folder}
         # pyte does not tell where its cursor is, and prompt_toolkit would wait for that.
         terminal = {"TERM": "xterm-256color", "FORCE_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
-        process = pexpect.spawn(command[0], command[1:], dimensions=(ROWS, COLUMNS),
-                                env={**os.environ, **places, **terminal})  # fmt: skip
+        process = pexpect.spawn(
+            command[0],
+            command[1:],
+            dimensions=(ROWS, COLUMNS),
+            env={**os.environ, **places, **terminal},
+        )
         try:
             for number, text in enumerate(("", *inputs)):
                 process.send(f"{text}\r" if text else "")
@@ -59,8 +63,9 @@ def record(command: list[str], inputs: tuple[str, ...] = INPUTS) -> pyte.Screen:
     return screen
 
 
-def _wait(process: pexpect.spawn, screen: pyte.Screen, stream: pyte.ByteStream,
-          num_typed: int) -> None:  # fmt: skip
+def _wait(
+    process: pexpect.spawn, screen: pyte.Screen, stream: pyte.ByteStream, num_typed: int
+) -> None:
     """Take in what the program writes until it waits for the next input."""
     deadline = time.monotonic() + _LONGEST_S
     while True:
@@ -86,8 +91,14 @@ def picture_of(screen: pyte.Screen) -> str:
 
     There is no toolbar: prompt_toolkit draws one only where it knows the place of the cursor.
     """
-    console = Console(record=True, width=COLUMNS, file=io.StringIO(), color_system="truecolor",
-                      force_terminal=True, legacy_windows=False)  # fmt: skip
+    console = Console(
+        record=True,
+        width=COLUMNS,
+        file=io.StringIO(),
+        color_system="truecolor",
+        force_terminal=True,
+        legacy_windows=False,
+    )
     rows = [_row(screen, number) for number in range(ROWS)]
     last = max(i for i, row in enumerate(rows) if row.plain.startswith(_READY))
     for row in rows[: last + 1]:
@@ -105,8 +116,14 @@ def _row(screen: pyte.Screen, number: int) -> Text:
 
 
 def _style(cell: pyte.screens.Char) -> Style:
-    return Style(color=_colour(cell.fg), bgcolor=_colour(cell.bg), bold=cell.bold,
-                 italic=cell.italics, underline=cell.underscore, reverse=cell.reverse)  # fmt: skip
+    return Style(
+        color=_colour(cell.fg),
+        bgcolor=_colour(cell.bg),
+        bold=cell.bold,
+        italic=cell.italics,
+        underline=cell.underscore,
+        reverse=cell.reverse,
+    )
 
 
 def _colour(name: str) -> str | None:

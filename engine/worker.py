@@ -1,9 +1,9 @@
 """The engine's own process: `python -m swiftchat.engine.worker`, for one terminal or for several.
 
-With `--fd FD`, an inherited socket, it is what `engine.worker_process` starts for a terminal, and
+With `--fd FD`, an inherited socket, it is what `engine.api.local` starts for a terminal, and
 ends with that: the main thread runs the engine; a second one reads commands, so that a cancel is
 known between any two steps, and ends the process when the terminal is gone. With a model's name it
-is an engine that terminals attach to, alone or on several hosts (`engine.hosts`).
+is an engine that terminals attach to, alone or on several hosts (`engine.server.standalone`).
 """
 
 import os
@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
-from swiftchat.engine import protocol
-from swiftchat.engine.followers import Followers
-from swiftchat.engine.params import EngineConfig
-from swiftchat.engine.protocol import Message
-from swiftchat.engine.rank_count import num_ranks, require_gpus
-from swiftchat.engine.rank_process import start_ranks
-from swiftchat.engine.service import Service
-from swiftchat.engine.terminal import Terminal
+from swiftchat.engine.api import protocol
+from swiftchat.engine.api.params import EngineConfig
+from swiftchat.engine.api.protocol import Message
+from swiftchat.engine.ranks.auto_tp import num_ranks, require_gpus
+from swiftchat.engine.ranks.spawn import start_ranks
+from swiftchat.engine.ranks.supervisor import Followers
+from swiftchat.engine.server.connection import Terminal
+from swiftchat.engine.server.serve import Service
 from swiftchat.errors import SwiftchatError
 
 if TYPE_CHECKING:
-    from swiftchat.engine.service import AnyEngine
+    from swiftchat.engine.server.serve import AnyEngine
 
 
 class Worker:
@@ -53,7 +53,7 @@ class Worker:
             self._service.tell(protocol.error_message(error))
             return
         except RuntimeError as error:  # torch's, for a device that is full, busy or broken
-            from swiftchat.engine.device import device_error
+            from swiftchat.engine.device.device import device_error
 
             traceback.print_exc()
             hint = "nvidia-smi shows what else uses the GPU; --device cpu does without"
@@ -74,8 +74,8 @@ class Worker:
         if size > 1:  # they import torch while this process does
             followers = Followers(*start_ranks(size), self._give_up, progress)
         # Here, not at the top: importing torch takes a second that the terminal can show.
-        from swiftchat.engine.engine import Engine
-        from swiftchat.engine.lockstep import LockstepEngine
+        from swiftchat.engine.generation.engine import Engine
+        from swiftchat.engine.ranks.spmd import LockstepEngine
 
         cubins = platformdirs.user_cache_path("swiftchat") / "cubins"
         engine: AnyEngine
@@ -105,7 +105,7 @@ def main() -> None:
         case ["--fd", fd]:
             Worker(Terminal(socket.socket(fileno=int(fd)))).run()
         case arguments:
-            from swiftchat.engine.hosts import serve
+            from swiftchat.engine.server.standalone import serve
 
             serve(arguments, os.environ)
 

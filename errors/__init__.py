@@ -93,10 +93,18 @@ class FileSystemError(SwiftchatError):
 _KINDS: dict[str, type[SwiftchatError]] = {
     kind.__name__: kind
     for kind in (
-        SwiftchatError, UsageError, ModelNotFound, DeviceError, OutOfMemory, KernelCompileError,
-        ContextOverflow, DownloadError, BadModelFile, FileSystemError,
+        SwiftchatError,
+        UsageError,
+        ModelNotFound,
+        DeviceError,
+        OutOfMemory,
+        KernelCompileError,
+        ContextOverflow,
+        DownloadError,
+        BadModelFile,
+        FileSystemError,
     )
-}  # fmt: skip
+}
 
 
 def error_from_wire(kind: str, message: str, hint: str) -> SwiftchatError:

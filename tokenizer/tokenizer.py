@@ -7,37 +7,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from swiftchat.errors import BadModelFile
-from swiftchat.tokenizer.added_tokens import AddedToken, AddedTokens
-from swiftchat.tokenizer.chatglm import chatglm_tokens
-from swiftchat.tokenizer.declared_tokens import declared_tokens
-from swiftchat.tokenizer.form import Form
-from swiftchat.tokenizer.json_form import added_token, json_form
-from swiftchat.tokenizer.merges_form import merges_form
-from swiftchat.tokenizer.model_files import (
+from swiftchat.tokenizer.core.added_tokens import AddedToken, AddedTokens
+from swiftchat.tokenizer.core.pipeline import Form
+from swiftchat.tokenizer.core.stream import TokenStream
+from swiftchat.tokenizer.core.word_cache import WordCache
+from swiftchat.tokenizer.huggingface.declared_tokens import declared_tokens
+from swiftchat.tokenizer.huggingface.files import (
     parsed,
     parsed_object,
     read_files,
     text_of,
     vocabulary_name,
 )
+from swiftchat.tokenizer.huggingface.merges import merges_form
+from swiftchat.tokenizer.huggingface.tiktoken import is_tiktoken, tiktoken_form
+from swiftchat.tokenizer.huggingface.tokenizer_json import added_token, json_form
 from swiftchat.tokenizer.prompt import Prompt, Stretch, stretches_between
-from swiftchat.tokenizer.sentencepiece_form import sentencepiece_form
-from swiftchat.tokenizer.sentencepiece_model import SentencePieceModel
-from swiftchat.tokenizer.stream import TokenStream
-from swiftchat.tokenizer.template_files import named_templates, template_files
-from swiftchat.tokenizer.tiktoken_form import is_tiktoken, tiktoken_form
-from swiftchat.tokenizer.word_cache import WordCache
+from swiftchat.tokenizer.sentencepiece.chatglm import chatglm_tokens
+from swiftchat.tokenizer.sentencepiece.model import SentencePieceModel
+from swiftchat.tokenizer.sentencepiece.pipeline import sentencepiece_form
+from swiftchat.tokenizer.template.files import named_templates, template_files
 
 if TYPE_CHECKING:
-    from swiftchat.tokenizer.template import ChatTemplate
+    from swiftchat.tokenizer.template.template import ChatTemplate
 
 __all__ = ["Tokenizer"]
 
 # What Python can hold in a string, for undecodable bytes, and UTF-8 cannot.
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 _NAMED_TOKENS = (
-    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
-)  # fmt: skip
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 
 Ranges = Sequence[tuple[int, int]]
 
@@ -100,7 +106,7 @@ class Tokenizer:
     def from_files(cls, files: Mapping[str, bytes]) -> Self:
         """Build from the content of the files, by name, that a model directory has.
 
-        As `swiftchat.weights.gguf_tokenizer.tokenizer_files` makes them of a GGUF file. Raises
+        As `swiftchat.weights.gguf.tokenizer.tokenizer_files` makes them of a GGUF file. Raises
         like `load`.
         """
         name = vocabulary_name(files)
@@ -267,9 +273,9 @@ class Tokenizer:
         it, and nothing closes it, so that the model goes on there.
         """
         # Here, so that programs which use no template do not load Jinja.
-        from swiftchat.tokenizer.messages import for_template
-        from swiftchat.tokenizer.provenance import render
-        from swiftchat.tokenizer.template import ChatTemplate
+        from swiftchat.tokenizer.template.messages import for_template
+        from swiftchat.tokenizer.template.provenance import render
+        from swiftchat.tokenizer.template.template import ChatTemplate
 
         source = self._chosen(variables.get("tools")) if template is None else template
         if source not in self._chat_templates:

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swiftchat.errors import DownloadError, ModelNotFound
-from swiftchat.weights.aliases import known_names, nearest, repository_of
-from swiftchat.weights.hub import Hub, HubUnreachable
-from swiftchat.weights.hub_cache import HubCache
-from swiftchat.weights.hub_listing import Listing, chosen, shard_names
-from swiftchat.weights.package_index import (
+from swiftchat.weights.files.names import INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE
+from swiftchat.weights.files.progress import Progress
+from swiftchat.weights.hub.aliases import known_names, nearest, repository_of
+from swiftchat.weights.hub.cache import HubCache
+from swiftchat.weights.hub.client import Hub, HubUnreachable
+from swiftchat.weights.hub.listing import Listing, chosen, shard_names
+from swiftchat.weights.hub.package_index import (
     CATALOGUE,
     DEFAULT_MODEL,
     CatalogueEntry,
     from_package_index,
 )
-from swiftchat.weights.progress import Progress
 from swiftchat.weights.store import Store
-from swiftchat.weights.weight_files import INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE
 
 __all__ = ["DEFAULT_MODEL", "Offer", "download", "offer"]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import platformdirs
 
 from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound
-from swiftchat.weights.aliases import known_names, nearest, repository_of
-from swiftchat.weights.progress import Progress
-from swiftchat.weights.weight_files import TORCH_SHARDS
+from swiftchat.weights.files.names import TORCH_SHARDS
+from swiftchat.weights.files.progress import Progress
+from swiftchat.weights.hub.aliases import known_names, nearest, repository_of
 
 __all__ = ["Store", "StoredModel", "default_store"]
 
@@ -205,7 +205,7 @@ def _keyed(name: str, identity: str) -> str:
 def _converted(source: Path, destination: Path, progress: Progress | None) -> Path:
     if not destination.is_dir():
         # Here, not at the top: looking up a name should not import numpy.
-        from swiftchat.weights.convert import convert
+        from swiftchat.weights.convert.convert import convert
 
         try:
             # By its own name, which tells the other files of a split model.

@@ -1,9 +1,9 @@
-"""An MLP's activation function with bias and gate: `kernels/activation.cu`."""
+"""An MLP's activation function with bias and gate: `kernels/layers/activation.cu`."""
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 
 KINDS = ("relu", "silu", "gelu", "gelu_tanh")
@@ -18,8 +18,9 @@ VARIANTS = [
 ]
 
 
-def activation_spec(dtype: torch.dtype, kind: str, gated: bool, width: int,
-                    rows: int = 1) -> KernelSpec:  # fmt: skip
+def activation_spec(
+    dtype: torch.dtype, kind: str, gated: bool, width: int, rows: int = 1
+) -> KernelSpec:
     """The kernel for rows of `width` results, each thread taking `rows` of them: 1 or 4."""
     if kind not in KINDS:
         raise ValueError(f"activation must be one of {', '.join(KINDS)}, not {kind!r}")
@@ -33,8 +34,9 @@ def activation_spec(dtype: torch.dtype, kind: str, gated: bool, width: int,
     return KernelSpec("activation", "pppii", defines)
 
 
-def activation(gpu: Gpu, x: Tensor, out: Tensor, kind: str, *,
-               bias: Tensor | None = None, gated: bool = False) -> None:  # fmt: skip
+def activation(
+    gpu: Gpu, x: Tensor, out: Tensor, kind: str, *, bias: Tensor | None = None, gated: bool = False
+) -> None:
     """Write act(x + bias) to out [n, width], all of one dtype; `kind` is one of `KINDS`.
 
     Gated, x is [n, 2 * width], bias [2 * width], the gate's half first, and the result is

@@ -1,9 +1,9 @@
-"""A branch's output normed and added to the residual stream: `kernels/add_normed.cu`."""
+"""A branch's output normed and added to the residual stream: `kernels/layers/add_normed.cu`."""
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 from swiftchat.cuda.ops.norm import ROW_LAYOUTS, row_layout
 
@@ -26,8 +26,16 @@ def add_normed_spec(dtype: torch.dtype, hidden: int, sums: bool) -> KernelSpec:
     return KernelSpec("add_normed", "pppiff", defines)
 
 
-def add_normed(gpu: Gpu, x: Tensor, delta: Tensor, weight: Tensor, eps: float, *,
-               offset: float = 0.0, sums: bool = False) -> None:  # fmt: skip
+def add_normed(
+    gpu: Gpu,
+    x: Tensor,
+    delta: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    offset: float = 0.0,
+    sums: bool = False,
+) -> None:
     """Add the RMSNorm of delta [n, hidden] to x, fp32 [n, hidden], in place.
 
     weight [hidden] plus `offset` scales it; it is a constant, read before the kernel upstream has

@@ -1,8 +1,8 @@
-"""The end of a decode step, on the device: `kernels/advance.cu`."""
+"""The end of a decode step, on the device: `kernels/sampling/advance.cu`."""
 
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu, KernelSpec
 
 _THREADS = 128
@@ -13,9 +13,19 @@ def advance_spec() -> KernelSpec:
     return KernelSpec("advance", "pppppppppiiiiii")
 
 
-def advance(gpu: Gpu, sampled: Tensor, tokens: Tensor, positions: Tensor, context_lens: Tensor,
-            slots: Tensor, block_tables: Tensor, counts: Tensor, ring: Tensor, step: Tensor,
-            block_size: int) -> None:  # fmt: skip
+def advance(
+    gpu: Gpu,
+    sampled: Tensor,
+    tokens: Tensor,
+    positions: Tensor,
+    context_lens: Tensor,
+    slots: Tensor,
+    block_tables: Tensor,
+    counts: Tensor,
+    ring: Tensor,
+    step: Tensor,
+    block_size: int,
+) -> None:
     """Make the sampled ids [n] the tokens of the next step, and tell them to the host.
 
     All int32 [n] and on the GPU, `block_tables` [n, max_blocks] and `counts` [n, vocab] too;
@@ -25,8 +35,13 @@ def advance(gpu: Gpu, sampled: Tensor, tokens: Tensor, positions: Tensor, contex
     n = len(sampled)
     if n > _THREADS:
         raise ValueError(f"at most {_THREADS} lanes, not {n}")
-    for name, tensor in (("sampled", sampled), ("tokens", tokens), ("positions", positions),
-                         ("context_lens", context_lens), ("slots", slots)):  # fmt: skip
+    for name, tensor in (
+        ("sampled", sampled),
+        ("tokens", tokens),
+        ("positions", positions),
+        ("context_lens", context_lens),
+        ("slots", slots),
+    ):
         check_tensor(name, tensor, (n,), "int32", gpu)
     max_blocks, vocab = block_tables.shape[1], counts.shape[1]
     check_tensor("block_tables", block_tables, (n, max_blocks), "int32", gpu)
@@ -35,6 +50,20 @@ def advance(gpu: Gpu, sampled: Tensor, tokens: Tensor, positions: Tensor, contex
     if not ring.is_pinned() or ring.shape[1] < n:
         raise ValueError("ring must be pinned, with a column for each lane")
     gpu.kernel(advance_spec())(
-        1, _THREADS, sampled, tokens, positions, context_lens, slots, block_tables, counts, ring,
-        step, n, max_blocks, block_size.bit_length() - 1, vocab, *ring.shape,
-    )  # fmt: skip
+        1,
+        _THREADS,
+        sampled,
+        tokens,
+        positions,
+        context_lens,
+        slots,
+        block_tables,
+        counts,
+        ring,
+        step,
+        n,
+        max_blocks,
+        block_size.bit_length() - 1,
+        vocab,
+        *ring.shape,
+    )

@@ -1,10 +1,10 @@
-"""The ranks' columns of the logits joined: `kernels/all_gather.cu`."""
+"""The ranks' columns of the logits joined: `kernels/comm/all_gather.cu`."""
 
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu, KernelSpec
-from swiftchat.cuda.inbox import Inbox
+from swiftchat.cuda.peer_memory import Inbox
 
 _THREADS = 128
 _SPEC = KernelSpec("all_gather", "pplii")
@@ -27,6 +27,12 @@ def all_gather(gpu: Gpu, out: Tensor, inbox: Inbox, width: int) -> None:
     if n == 0:
         return
     gpu.kernel(_SPEC)(
-        (-(-width // (4 * _THREADS)), inbox.world, n), _THREADS, inbox.own, out,
-        inbox.own.stride(0), width, columns, num_bytes=3 * out.nbytes,
-    )  # fmt: skip
+        (-(-width // (4 * _THREADS)), inbox.world, n),
+        _THREADS,
+        inbox.own,
+        out,
+        inbox.own.stride(0),
+        width,
+        columns,
+        num_bytes=3 * out.nbytes,
+    )

@@ -1,11 +1,11 @@
-"""The ranks' parts of a sum added to the residual stream: `kernels/all_reduce.cu`."""
+"""The ranks' parts of a sum added to the residual stream: `kernels/comm/all_reduce.cu`."""
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.inbox import MAX_WORLD, Inbox
+from swiftchat.cuda.peer_memory import MAX_WORLD, Inbox
 
 _THREADS = 128
 
@@ -21,8 +21,9 @@ def all_reduce_spec(dtype: torch.dtype, world: int, send: bool) -> KernelSpec:
     return KernelSpec("all_reduce", "ppppliii", defines)
 
 
-def all_reduce(gpu: Gpu, x: Tensor, inbox: Inbox, y: Tensor | None = None, *,
-               adds: bool = True) -> None:  # fmt: skip
+def all_reduce(
+    gpu: Gpu, x: Tensor, inbox: Inbox, y: Tensor | None = None, *, adds: bool = True
+) -> None:
     """Add all ranks' parts to x, fp32 [n, hidden], in place: the same bits on every rank.
 
     y [n, hidden] is this rank's part; None: `linear_send` has sent it to this inbox. Without
@@ -40,6 +41,15 @@ def all_reduce(gpu: Gpu, x: Tensor, inbox: Inbox, y: Tensor | None = None, *,
     if numbers == 0:
         return
     gpu.kernel(all_reduce_spec(dtype, inbox.world, y is not None))(
-        -(-numbers // (4 * _THREADS)), _THREADS, y, x, inbox.own, inbox.addresses,
-        inbox.own.stride(0), numbers, inbox.rank, int(adds), num_bytes=2 * x.nbytes,
-    )  # fmt: skip
+        -(-numbers // (4 * _THREADS)),
+        _THREADS,
+        y,
+        x,
+        inbox.own,
+        inbox.addresses,
+        inbox.own.stride(0),
+        numbers,
+        inbox.rank,
+        int(adds),
+        num_bytes=2 * x.nbytes,
+    )

@@ -1,9 +1,9 @@
-"""Each row's largest logit and its id: `kernels/argmax.cu`."""
+"""Each row's largest logit and its id: `kernels/sampling/argmax.cu`."""
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu, KernelSpec
 
 _PER_BLOCK = 256 * 8

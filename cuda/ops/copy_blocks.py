@@ -1,8 +1,8 @@
-"""Copies of KV cache blocks, also to and from the host's memory: `kernels/copy_blocks.cu`."""
+"""Copy KV blocks on the GPU and to or from host memory: `kernels/attention/copy_blocks.cu`."""
 
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu, KernelSpec
 
 _ACCESS = 16  # bytes
@@ -63,7 +63,13 @@ def _copy(gpu: Gpu, source: Tensor, destination: Tensor, copies: Tensor) -> None
         return
     block = block_bytes // _ACCESS
     gpu.kernel(copy_blocks_spec())(
-        (-(-block // _PER_BLOCK), m, layers), 256, source, destination, copies,
-        source_blocks * block, destination.shape[1] * block, block,
+        (-(-block // _PER_BLOCK), m, layers),
+        256,
+        source,
+        destination,
+        copies,
+        source_blocks * block,
+        destination.shape[1] * block,
+        block,
         num_bytes=2 * m * layers * block_bytes,
-    )  # fmt: skip
+    )

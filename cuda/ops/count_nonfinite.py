@@ -1,9 +1,9 @@
-"""How many elements are NaN or infinite: `kernels/count_nonfinite.cu`."""
+"""How many elements are NaN or infinite: `kernels/sampling/count_nonfinite.cu`."""
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 
 VARIANTS = [{"DTYPE": name} for name in DTYPE_NAMES.values()]

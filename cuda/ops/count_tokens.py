@@ -1,8 +1,8 @@
-"""Which ids a sequence has, for the penalties: `kernels/count_tokens.cu`."""
+"""Which ids a sequence has, for the penalties: `kernels/sampling/count_tokens.cu`."""
 
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu, KernelSpec
 
 VARIANTS: list[dict[str, str]] = [{}]
@@ -12,8 +12,9 @@ def count_tokens_spec() -> KernelSpec:
     return KernelSpec("count_tokens", "pppiiii")
 
 
-def count_tokens(gpu: Gpu, ids: Tensor, counts: Tensor, *, generated: bool,
-                 rows: Tensor | None = None) -> None:  # fmt: skip
+def count_tokens(
+    gpu: Gpu, ids: Tensor, counts: Tensor, *, generated: bool, rows: Tensor | None = None
+) -> None:
     """Note in counts int32 [max_rows, vocab] that these ids occur, and count generated ones.
 
     ids int32 [n], each in the row that `rows` int32 [n] names (None: id i in row i). Ids and
@@ -29,6 +30,14 @@ def count_tokens(gpu: Gpu, ids: Tensor, counts: Tensor, *, generated: bool,
     if n == 0:
         return
     gpu.kernel(count_tokens_spec())(
-        -(-n // 256), 256, ids, rows, counts, n, max_rows, vocab, int(generated),
+        -(-n // 256),
+        256,
+        ids,
+        rows,
+        counts,
+        n,
+        max_rows,
+        vocab,
+        int(generated),
         num_bytes=n * 12,
-    )  # fmt: skip
+    )

@@ -1,13 +1,13 @@
-"""Attention of one token a sequence over a paged cache: `kernels/decode_attention.cu`."""
+"""Attention of one token a sequence over a paged cache: `kernels/attention/decode_attention.cu`."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
-from swiftchat.cuda.codes import CODES, Codes
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.quantized_cache import CODES, Codes
 from swiftchat.cuda.tensor_map import tensor_map
 
 # What head_dim is padded to; fp32 is not made for speed.
@@ -25,8 +25,7 @@ _MAX_SPLITS = 256
 _UNEVEN_SPLITS = 4
 
 
-def decode_attention_workspace(gpu: Gpu, max_seqs: int, num_heads: int,
-                               head_dim: int) -> Tensor:  # fmt: skip
+def decode_attention_workspace(gpu: Gpu, max_seqs: int, num_heads: int, head_dim: int) -> Tensor:
     """What `decode_attention` of up to so many sequences needs, for calls one after the other.
 
     All its bits are set, and again after every call.
@@ -53,8 +52,14 @@ class _Layout:
     step: int  # tokens
 
     @classmethod
-    def of(cls, dtype: torch.dtype, head_dim: int, group: int, shared_bytes: int,
-           codes: str | None = None) -> "_Layout":  # fmt: skip
+    def of(
+        cls,
+        dtype: torch.dtype,
+        head_dim: int,
+        group: int,
+        shared_bytes: int,
+        codes: str | None = None,
+    ) -> "_Layout":
         """For blocks that can have so much shared memory."""
         padded = next(size for size in _head_dims(dtype, codes) if size >= head_dim)
         # More than 8 heads take registers that 256 dimensions do not leave.
@@ -83,8 +88,9 @@ class _Layout:
         }
         params = "mpppppppliiiiiiiiiff"
         if self.codes:
-            return KernelSpec("decode_attention", params + "p",
-                              {**defines, "CODES": CODES[self.codes]})  # fmt: skip
+            return KernelSpec(
+                "decode_attention", params + "p", {**defines, "CODES": CODES[self.codes]}
+            )
         return KernelSpec("decode_attention", params, defines)
 
 
@@ -94,8 +100,9 @@ def _head_dims(dtype: torch.dtype, codes: str | None = None) -> tuple[int, ...]:
     return _FP32_HEAD_DIMS if dtype == torch.float32 else _HEAD_DIMS
 
 
-def decode_attention_spec(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int,
-                          codes: str | None = None) -> KernelSpec:  # fmt: skip
+def decode_attention_spec(
+    gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int, codes: str | None = None
+) -> KernelSpec:
     """The kernel for `group` query heads on each KV head; `codes` is the form of the cache."""
     return _Layout.of(dtype, head_dim, group, gpu.block_shared_bytes, codes).spec
 
@@ -121,11 +128,22 @@ VARIANTS = [
 ]
 
 
-def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
-                     context_lens: Tensor, scale: float, out: Tensor, workspace: Tensor,
-                     *, window: int = 0, softcap: float = 0.0,
-                     alibi_slopes: Tensor | None = None, settled: bool = False,
-                     codes: Codes | None = None) -> None:  # fmt: skip
+def decode_attention(
+    gpu: Gpu,
+    q: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    out: Tensor,
+    workspace: Tensor,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    settled: bool = False,
+    codes: Codes | None = None,
+) -> None:
     """Write softmax(scale q Kᵀ) V to `out` [num_seqs, num_heads, head_dim], T like q and cache.
 
     q has the shape of `out` and may be the first part of wider rows. The cache is
@@ -169,12 +187,32 @@ def decode_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
     shared_bytes = max(layout.warps * layout.slots * layout.tile_bytes, gpu.sm_shared_bytes // 3)
     rows = tensor_map(gpu, cache.view(-1, head_dim), min(block_size, layout.step))
     gpu.kernel(layout.spec)(
-        max(blocks, gpu.num_sms), 32 * layout.warps, rows, q, cache,
-        block_tables, context_lens, alibi_slopes, out, workspace, q.stride(0), num_kv_heads,
-        group, head_dim, block_size.bit_length() - 1, max_blocks, window, int(settled), splits,
-        num_seqs, scale, softcap, *([] if codes is None else [codes.factors]),
-        shared_bytes=shared_bytes, num_bytes=2 * out.nbytes,
-    )  # fmt: skip
+        max(blocks, gpu.num_sms),
+        32 * layout.warps,
+        rows,
+        q,
+        cache,
+        block_tables,
+        context_lens,
+        alibi_slopes,
+        out,
+        workspace,
+        q.stride(0),
+        num_kv_heads,
+        group,
+        head_dim,
+        block_size.bit_length() - 1,
+        max_blocks,
+        window,
+        int(settled),
+        splits,
+        num_seqs,
+        scale,
+        softcap,
+        *([] if codes is None else [codes.factors]),
+        shared_bytes=shared_bytes,
+        num_bytes=2 * out.nbytes,
+    )
 
 
 def _partials(head_dim: int) -> int:

@@ -1,11 +1,11 @@
-"""A packed matrix as a plain one: `kernels/dequantize.cu`."""
+"""A packed matrix as a plain one: `kernels/linear/dequantize.cu`."""
 
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.packed_layout import GROUPS
 from swiftchat.cuda.packed_matrix import PackedMatrix
-from swiftchat.cuda.packing import GROUPS
 
 _THREADS = 256
 _BLOCKS_PER_SM = 16
@@ -24,12 +24,19 @@ def dequantize(gpu: Gpu, matrix: PackedMatrix, out: Tensor) -> None:
     check_tensor("out", out, matrix.shape, matrix.dtype, gpu)
     rows, k = matrix.shape
     defines = {
-        "DTYPE": DTYPE_NAMES[matrix.dtype], "FORM": matrix.form, "GROUP": str(matrix.group),
-    }  # fmt: skip
+        "DTYPE": DTYPE_NAMES[matrix.dtype],
+        "FORM": matrix.form,
+        "GROUP": str(matrix.group),
+    }
     kernel = gpu.kernel(KernelSpec("dequantize", "pppii", defines))
     if rows:
         kernel(
-            min(len(matrix.codes), _BLOCKS_PER_SM * gpu.num_sms), _THREADS,
-            matrix.codes, matrix.row_scale, out, rows, k,
+            min(len(matrix.codes), _BLOCKS_PER_SM * gpu.num_sms),
+            _THREADS,
+            matrix.codes,
+            matrix.row_scale,
+            out,
+            rows,
+            k,
             num_bytes=matrix.nbytes + out.nbytes,
-        )  # fmt: skip
+        )

@@ -1,11 +1,11 @@
-"""Token embeddings, and learned positions where a model has them: `kernels/embed.cu`."""
+"""Token embeddings, and learned positions where a model has them: `kernels/layers/embed.cu`."""
 
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.packed_layout import GROUPS
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
-from swiftchat.cuda.packing import GROUPS
 
 _PER_BLOCK = 128 * 4  # accesses
 
@@ -33,9 +33,17 @@ def embed_spec(table: Matrix) -> KernelSpec:
     return KernelSpec("embed", "ppppppiiif", defines)
 
 
-def embed(gpu: Gpu, ids: Tensor, table: Matrix, out: Tensor, *, positions: Tensor | None = None,
-          position_table: Tensor | None = None, scale: float = 1.0,
-          first_id: int = 0) -> None:  # fmt: skip
+def embed(
+    gpu: Gpu,
+    ids: Tensor,
+    table: Matrix,
+    out: Tensor,
+    *,
+    positions: Tensor | None = None,
+    position_table: Tensor | None = None,
+    scale: float = 1.0,
+    first_id: int = 0,
+) -> None:
     """Write table[ids] * scale (+ position_table[positions]) to `out`, fp32 [n, hidden].
 
     ids and positions are int32 [n]. The table [rows, hidden] begins with the embedding of
@@ -64,10 +72,20 @@ def embed(gpu: Gpu, ids: Tensor, table: Matrix, out: Tensor, *, positions: Tenso
         return
     chunks = -(-hidden // (_PER_BLOCK * _width(hidden)))
     gpu.kernel(embed_spec(table))(
-        (n, chunks), 128, ids, rows, row_scale, positions, position_table, out, hidden, first_id,
-        vocab, scale,
+        (n, chunks),
+        128,
+        ids,
+        rows,
+        row_scale,
+        positions,
+        position_table,
+        out,
+        hidden,
+        first_id,
+        vocab,
+        scale,
         num_bytes=num_bytes,
-    )  # fmt: skip
+    )
 
 
 def _width(hidden: int) -> int:

@@ -1,8 +1,8 @@
-"""What each token's experts give, weighted and added up: `kernels/expert_down.cu`."""
+"""What each token's experts give, weighted and added up: `kernels/moe/expert_down.cu`."""
 
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 
 _WARPS, _ROWS = 8, 4
@@ -15,8 +15,9 @@ def expert_down_fits(gpu: Gpu, inner: int, chosen: int, itemsize: int) -> bool:
     return inner * itemsize % 16 == 0 and chosen * inner * itemsize + 1024 <= gpu.block_shared_bytes
 
 
-def expert_down(gpu: Gpu, x: Tensor, addresses: Tensor, ids: Tensor, shares: Tensor,
-                out: Tensor) -> None:  # fmt: skip
+def expert_down(
+    gpu: Gpu, x: Tensor, addresses: Tensor, ids: Tensor, shares: Tensor, out: Tensor
+) -> None:
     """Write the sum over a token's experts of share * (matrix · x) to out, fp32 [n, rows].
 
     x is T [n, chosen, inner]. `addresses` int64 [experts] are those of each expert's contiguous
@@ -35,6 +36,16 @@ def expert_down(gpu: Gpu, x: Tensor, addresses: Tensor, ids: Tensor, shares: Ten
         return
     spec = KernelSpec("expert_down", "pppppiii", {"DTYPE": DTYPE_NAMES[x.dtype]})
     gpu.kernel(spec)(
-        (-(-rows // _ROWS), n), 32 * _WARPS, x, addresses, ids, shares, out, rows, inner, chosen,
-        shared_bytes=chosen * inner * x.itemsize, num_bytes=rows * x.nbytes,
-    )  # fmt: skip
+        (-(-rows // _ROWS), n),
+        32 * _WARPS,
+        x,
+        addresses,
+        ids,
+        shares,
+        out,
+        rows,
+        inner,
+        chosen,
+        shared_bytes=chosen * inner * x.itemsize,
+        num_bytes=rows * x.nbytes,
+    )

@@ -1,8 +1,8 @@
-"""Gate and up products of each token's experts: `kernels/expert_gated.cu`."""
+"""Gate and up products of each token's experts: `kernels/moe/expert_gated.cu`."""
 
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 
 _WARPS, _PAIRS = 8, 2
@@ -19,8 +19,9 @@ def expert_gated_fits(gpu: Gpu, k: int, itemsize: int) -> bool:
     return k * itemsize % 16 == 0 and 2 * k * itemsize <= gpu.block_shared_bytes
 
 
-def expert_gated(gpu: Gpu, x: Tensor, addresses: Tensor, ids: Tensor, out: Tensor,
-                 activation: str) -> None:  # fmt: skip
+def expert_gated(
+    gpu: Gpu, x: Tensor, addresses: Tensor, ids: Tensor, out: Tensor, activation: str
+) -> None:
     """Write activation(gate · x) * (up · x) to out [n, chosen, inner], T like x [n, k].
 
     `addresses` int64 [experts] are those of each expert's contiguous matrix T [2 * inner, k], the
@@ -37,6 +38,15 @@ def expert_gated(gpu: Gpu, x: Tensor, addresses: Tensor, ids: Tensor, out: Tenso
         return
     defines = {"DTYPE": DTYPE_NAMES[x.dtype], "ACTIVATION": activation.upper()}
     gpu.kernel(KernelSpec("expert_gated", "ppppiii", defines))(
-        (-(-inner // (_WARPS * _PAIRS)), n * chosen), 32 * _WARPS, x, addresses, ids, out, k, inner,
-        chosen, shared_bytes=k * x.itemsize, num_bytes=2 * k * out.nbytes,
-    )  # fmt: skip
+        (-(-inner // (_WARPS * _PAIRS)), n * chosen),
+        32 * _WARPS,
+        x,
+        addresses,
+        ids,
+        out,
+        k,
+        inner,
+        chosen,
+        shared_bytes=k * x.itemsize,
+        num_bytes=2 * k * out.nbytes,
+    )

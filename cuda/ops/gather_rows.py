@@ -1,8 +1,8 @@
-"""The rows of the residual stream that go on to the logits: `kernels/gather_rows.cu`."""
+"""The rows of the residual stream that go on to the logits: `kernels/layers/gather_rows.cu`."""
 
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu, KernelSpec
 
 _PER_BLOCK = 128 * 4  # accesses

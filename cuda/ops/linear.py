@@ -1,4 +1,4 @@
-"""A matrix times up to 16 vectors, fused with its neighbours in a layer: `kernels/linear.cu`."""
+"""GEMV for up to 16 rows, fused with neighboring operations: `kernels/linear/linear.cu`."""
 
 from dataclasses import dataclass, replace
 from math import ceil
@@ -6,11 +6,11 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.inbox import Inbox
+from swiftchat.cuda.packed_layout import BLOCK_ROWS, GROUPS, STEPS, filled, record_bytes
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
-from swiftchat.cuda.packing import BLOCK_ROWS, GROUPS, STEPS, filled, record_bytes
+from swiftchat.cuda.peer_memory import Inbox
 
 MAX_VECTORS = 16
 # Slots of the ring of weights, 16 to 20 KB each. Four leave room for the next kernel's block
@@ -95,14 +95,26 @@ class Workspace:
         return self.counters.numel() * _TILE >= rows
 
 
-def linear_spec(weight: Matrix, n: int, epilogue: str, *, norm: bool = False,
-                wide: bool = False, activation: str = "none") -> KernelSpec:  # fmt: skip
+def linear_spec(
+    weight: Matrix,
+    n: int,
+    epilogue: str,
+    *,
+    norm: bool = False,
+    wide: bool = False,
+    activation: str = "none",
+) -> KernelSpec:
     packed = weight if isinstance(weight, PackedMatrix) else None
     defines = {
-        "DTYPE": DTYPE_NAMES[weight.dtype], "EPILOGUE": epilogue, "NORM": str(int(norm)),
-        "WIDE": str(int(wide)), "ACTIVATION": activation.upper(), "VECTORS": _vectors(n),
-        "FORM": packed.form if packed else "PLAIN", "GROUP": str(packed.group if packed else 0),
-    }  # fmt: skip
+        "DTYPE": DTYPE_NAMES[weight.dtype],
+        "EPILOGUE": epilogue,
+        "NORM": str(int(norm)),
+        "WIDE": str(int(wide)),
+        "ACTIVATION": activation.upper(),
+        "VECTORS": _vectors(n),
+        "FORM": packed.form if packed else "PLAIN",
+        "GROUP": str(packed.group if packed else 0),
+    }
     return KernelSpec("linear", _PARAMS, defines)
 
 
@@ -111,8 +123,9 @@ def _vectors(n: int) -> str:
     return "1" if n == 1 else "8" if n <= 8 else "16"
 
 
-def linear_takes(gpu: Gpu, n: int, weight: Matrix, *, splittable: bool = False,
-                 span: int = _TILE) -> bool:  # fmt: skip
+def linear_takes(
+    gpu: Gpu, n: int, weight: Matrix, *, splittable: bool = False, span: int = _TILE
+) -> bool:
     """Whether n vectors as long as this matrix's rows are few and short enough for this kernel.
 
     Pairs of rows that are finished together lie span / 2 apart: half the rows where those are
@@ -127,9 +140,17 @@ def linear_takes(gpu: Gpu, n: int, weight: Matrix, *, splittable: bool = False,
     return splits is not None and (splits == 1 or splittable)
 
 
-def linear(gpu: Gpu, x: Tensor, weight: Matrix, out: Tensor, workspace: Workspace, *,
-           bias: Tensor | None = None, norm: Norm | None = None,
-           x_scale: Tensor | None = None) -> None:  # fmt: skip
+def linear(
+    gpu: Gpu,
+    x: Tensor,
+    weight: Matrix,
+    out: Tensor,
+    workspace: Workspace,
+    *,
+    bias: Tensor | None = None,
+    norm: Norm | None = None,
+    x_scale: Tensor | None = None,
+) -> None:
     """out [n, rows] = x [n, k] · weightᵀ [k, rows] + bias.
 
     `out` has the weight's dtype, or is fp32. x has the weight's dtype, or with `norm` is fp32.
@@ -141,9 +162,16 @@ def linear(gpu: Gpu, x: Tensor, weight: Matrix, out: Tensor, workspace: Workspac
     _launch(gpu, spec, x, weight, out, workspace, bias=bias, norm=norm, x_scale=x_scale)
 
 
-def linear_residual(gpu: Gpu, x: Tensor, weight: Matrix, residual: Tensor, workspace: Workspace,
-                    *, bias: Tensor | None = None,
-                    x_scale: Tensor | None = None) -> None:  # fmt: skip
+def linear_residual(
+    gpu: Gpu,
+    x: Tensor,
+    weight: Matrix,
+    residual: Tensor,
+    workspace: Workspace,
+    *,
+    bias: Tensor | None = None,
+    x_scale: Tensor | None = None,
+) -> None:
     """Add x [n, k] · weightᵀ + bias to the fp32 residual stream [n, rows] in place.
 
     `x_scale` is as for `linear`.
@@ -153,17 +181,35 @@ def linear_residual(gpu: Gpu, x: Tensor, weight: Matrix, residual: Tensor, works
     _launch(gpu, spec, x, weight, residual, workspace, bias=bias, x_scale=x_scale)
 
 
-def linear_send(gpu: Gpu, x: Tensor, weight: Matrix, inbox: Inbox, workspace: Workspace, *,
-                bias: Tensor | None = None, norm: Norm | None = None) -> None:  # fmt: skip
+def linear_send(
+    gpu: Gpu,
+    x: Tensor,
+    weight: Matrix,
+    inbox: Inbox,
+    workspace: Workspace,
+    *,
+    bias: Tensor | None = None,
+    norm: Norm | None = None,
+) -> None:
     """Send x [n, k] · weightᵀ + bias in fp32 to every rank's inbox, as this rank's part."""
     inbox.check_part(len(x) * len(weight), gpu)
     spec = linear_spec(weight, len(x), "SEND", norm=norm is not None)
-    _launch(gpu, spec, x, weight, inbox.addresses, workspace, bias=bias, norm=norm,
-            world=inbox.world)  # fmt: skip
+    _launch(
+        gpu, spec, x, weight, inbox.addresses, workspace, bias=bias, norm=norm, world=inbox.world
+    )
 
 
-def linear_gated(gpu: Gpu, x: Tensor, weight: Matrix, out: Tensor, workspace: Workspace,
-                 norm: Norm, activation: str, *, bias: Tensor | None = None) -> None:  # fmt: skip
+def linear_gated(
+    gpu: Gpu,
+    x: Tensor,
+    weight: Matrix,
+    out: Tensor,
+    workspace: Workspace,
+    norm: Norm,
+    activation: str,
+    *,
+    bias: Tensor | None = None,
+) -> None:
     """out [n, rows / 2] = activation(gate) * up, for weight's rows the gate's, then up's."""
     rows = len(weight)
     if rows % 2:
@@ -173,9 +219,18 @@ def linear_gated(gpu: Gpu, x: Tensor, weight: Matrix, out: Tensor, workspace: Wo
     _launch(gpu, spec, x, weight, out, workspace, bias=bias, norm=norm, span=rows)
 
 
-def linear_rotate(gpu: Gpu, x: Tensor, weight: Matrix, queries: Tensor, workspace: Workspace,
-                  norm: Norm, rotation: Rotation, *, bias: Tensor | None = None,
-                  first_head: int = 0) -> None:  # fmt: skip
+def linear_rotate(
+    gpu: Gpu,
+    x: Tensor,
+    weight: Matrix,
+    queries: Tensor,
+    workspace: Workspace,
+    norm: Norm,
+    rotation: Rotation,
+    *,
+    bias: Tensor | None = None,
+    first_head: int = 0,
+) -> None:
     """Fused q k v product: rotated queries [n, heads, head_dim]; keys and values to the cache.
 
     Half-split rotary embedding of whole heads, in fp32. The weight may have only some of the heads,
@@ -200,8 +255,18 @@ def linear_rotate(gpu: Gpu, x: Tensor, weight: Matrix, queries: Tensor, workspac
     spec = linear_spec(weight, n, "ROTATE", norm=True)
     # The kernel counts heads from the weight's first: negative, values alone find their lines.
     of_part = replace(r, num_heads=r.num_heads - first_head)
-    _launch(gpu, spec, x, weight, queries, workspace, bias=bias, norm=norm, span=head_dim,
-            rotation=of_part)  # fmt: skip
+    _launch(
+        gpu,
+        spec,
+        x,
+        weight,
+        queries,
+        workspace,
+        bias=bias,
+        norm=norm,
+        span=head_dim,
+        rotation=of_part,
+    )
 
 
 def _launch(
@@ -250,15 +315,30 @@ def _launch(
     shared_bytes = max(slots * slot_bytes + vectors_bytes, gpu.sm_shared_bytes // 3)
     blocks = gpu.num_sms // splits
     gpu.kernel(spec)(
-        splits * blocks, _THREADS,
-        codes, bias, x, norm.weight if norm else None, y,
-        norm.eps if norm else 0.0, norm.offset if norm else 0.0,
-        n, rows, k, span,
-        splits, slots, workspace.partial, workspace.counters,
+        splits * blocks,
+        _THREADS,
+        codes,
+        bias,
+        x,
+        norm.weight if norm else None,
+        y,
+        norm.eps if norm else 0.0,
+        norm.offset if norm else 0.0,
+        n,
+        rows,
+        k,
+        span,
+        splits,
+        slots,
+        workspace.partial,
+        workspace.counters,
         *(_rotation_arguments(rotation) if rotation else (None, None, None, None, 0, 0, 0, 0)),
-        world, row_scale, x_scale,
-        shared_bytes=shared_bytes, num_bytes=weight.nbytes,
-    )  # fmt: skip
+        world,
+        row_scale,
+        x_scale,
+        shared_bytes=shared_bytes,
+        num_bytes=weight.nbytes,
+    )
 
 
 def _rotation_arguments(r: Rotation) -> tuple[Tensor | int, ...]:

@@ -1,9 +1,9 @@
-"""Residual add and RMSNorm or LayerNorm in one pass: `kernels/norm.cu`."""
+"""Residual add and RMSNorm or LayerNorm in one pass: `kernels/layers/norm.cu`."""
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 
 # Threads of a block, and vectors of 8 columns that each keeps: the first that holds a row.
@@ -30,10 +30,19 @@ def norm_spec(dtype: torch.dtype, hidden: int, layer_norm: bool = False) -> Kern
     return KernelSpec("norm", "ppppppiff", defines)
 
 
-def norm(gpu: Gpu, x: Tensor, weight: Tensor, eps: float, out: Tensor, *,
-         delta: Tensor | None = None, bias: Tensor | None = None,
-         shift: Tensor | None = None, layer_norm: bool = False,
-         offset: float = 0.0) -> None:  # fmt: skip
+def norm(
+    gpu: Gpu,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    *,
+    delta: Tensor | None = None,
+    bias: Tensor | None = None,
+    shift: Tensor | None = None,
+    layer_norm: bool = False,
+    offset: float = 0.0,
+) -> None:
     """Add delta [n, hidden] (and bias [hidden]) to x in place, and write its norm to `out`.
 
     x is fp32 [n, hidden]; all others have the weight's dtype. RMSNorm, or LayerNorm with
@@ -52,9 +61,19 @@ def norm(gpu: Gpu, x: Tensor, weight: Tensor, eps: float, out: Tensor, *,
         return
     passes = x.nbytes + out.nbytes + (0 if delta is None else x.nbytes + delta.nbytes)
     gpu.kernel(norm_spec(dtype, hidden, layer_norm))(
-        n, row_layout(hidden)[0], x, delta, bias, weight, shift, out, hidden, eps, offset,
+        n,
+        row_layout(hidden)[0],
+        x,
+        delta,
+        bias,
+        weight,
+        shift,
+        out,
+        hidden,
+        eps,
+        offset,
         num_bytes=passes,
-    )  # fmt: skip
+    )
 
 
 def row_layout(hidden: int) -> tuple[int, int]:

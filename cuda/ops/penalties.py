@@ -1,8 +1,8 @@
-"""Repetition, presence and frequency penalties: `kernels/penalties.cu`."""
+"""Repetition, presence and frequency penalties: `kernels/sampling/penalties.cu`."""
 
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu, KernelSpec
 
 _PER_BLOCK = 256 * 8
@@ -15,8 +15,14 @@ def penalties_spec() -> KernelSpec:
     return KernelSpec("penalties", "pppppi")
 
 
-def penalties(gpu: Gpu, logits: Tensor, counts: Tensor, repeat_penalty: Tensor,
-              presence_penalty: Tensor, frequency_penalty: Tensor) -> None:  # fmt: skip
+def penalties(
+    gpu: Gpu,
+    logits: Tensor,
+    counts: Tensor,
+    repeat_penalty: Tensor,
+    presence_penalty: Tensor,
+    frequency_penalty: Tensor,
+) -> None:
     """Apply the penalties to logits fp32 [n, vocab] in place.
 
     counts int32 [max_rows, vocab], row i for logits' row i, as `count_tokens` keeps them. The
@@ -34,6 +40,13 @@ def penalties(gpu: Gpu, logits: Tensor, counts: Tensor, repeat_penalty: Tensor,
         return
     grid = (-(-vocab // _PER_BLOCK), n)
     gpu.kernel(penalties_spec())(
-        grid, 256, logits, counts, repeat_penalty, presence_penalty, frequency_penalty, vocab,
+        grid,
+        256,
+        logits,
+        counts,
+        repeat_penalty,
+        presence_penalty,
+        frequency_penalty,
+        vocab,
         num_bytes=logits.nbytes,
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""Attention of many queries over a block-paged cache: `kernels/prefill_attention.cu`."""
+"""Attention of many queries over a block-paged cache: `kernels/attention/prefill_attention.cu`."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -6,9 +6,9 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
-from swiftchat.cuda.codes import CODES, Codes
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.quantized_cache import CODES, Codes
 
 _PARAMS = "pppppppp" + "l" + "iiiiiiiii" + "ff"
 _MAX_DIM = 256
@@ -92,8 +92,14 @@ VARIANTS = [
 ]
 
 
-def prefill_attention_shape(gpu: Gpu, dtype: torch.dtype, head_dim: int, biased: bool,
-                            path: str = "auto", codes: str | None = None) -> Shape:  # fmt: skip
+def prefill_attention_shape(
+    gpu: Gpu,
+    dtype: torch.dtype,
+    head_dim: int,
+    biased: bool,
+    path: str = "auto",
+    codes: str | None = None,
+) -> Shape:
     """The path and its tiles; fp32 and `codes` have one path, `wgmma` needs sm_90a."""
     if head_dim % 8 or not 8 <= head_dim <= _MAX_DIM:
         raise ValueError(f"head_dim must be a multiple of 8 up to {_MAX_DIM}, not {head_dim}")
@@ -116,11 +122,24 @@ def prefill_attention_spec(shape: Shape, dtype: torch.dtype) -> KernelSpec:
     return KernelSpec("prefill_attention", params, shape.defines(dtype))
 
 
-def prefill_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
-                      query_starts: Tensor, context_lens: Tensor, max_num_tokens: int,
-                      scale: float, out: Tensor, *, window: int = 0, softcap: float = 0.0,
-                      alibi_slopes: Tensor | None = None, prefix_lens: Tensor | None = None,
-                      path: str = "auto", codes: Codes | None = None) -> None:  # fmt: skip
+def prefill_attention(
+    gpu: Gpu,
+    q: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    max_num_tokens: int,
+    scale: float,
+    out: Tensor,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    prefix_lens: Tensor | None = None,
+    path: str = "auto",
+    codes: Codes | None = None,
+) -> None:
     """Write to out [num_tokens, num_heads, head_dim] the attention of q over the cache.
 
     q has out's shape; its rows may lie further apart than they are long. Rows
@@ -141,8 +160,13 @@ def prefill_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
     _check_queries(q, out, dtype, gpu)
     if dtype not in DTYPE_NAMES:
         raise ValueError(f"cache must be bf16, fp16 or fp32, not {dtype}")
-    check_tensor("cache", cache, (num_blocks, 2 * num_kv_heads, block_size, head_dim),
-                 dtype if codes is None else torch.int8, gpu)  # fmt: skip
+    check_tensor(
+        "cache",
+        cache,
+        (num_blocks, 2 * num_kv_heads, block_size, head_dim),
+        dtype if codes is None else torch.int8,
+        gpu,
+    )
     if codes is not None:
         codes.check(cache, dtype, gpu)
     check_tensor("block_tables", block_tables, (num_seqs, block_tables.shape[1]), "int32", gpu)
@@ -163,19 +187,39 @@ def prefill_attention(gpu: Gpu, q: Tensor, cache: Tensor, block_tables: Tensor,
     biased = softcap > 0 or alibi_slopes is not None
     form = None if codes is None else codes.form
     shape = prefill_attention_shape(gpu, dtype, head_dim, biased, path, form)
-    slots = min(num_seqs * ceil(max_num_tokens / shape.num_rows),
-                num_tokens // shape.num_rows + num_seqs)  # fmt: skip
+    slots = min(
+        num_seqs * ceil(max_num_tokens / shape.num_rows), num_tokens // shape.num_rows + num_seqs
+    )
     if slots == 0:
         return
     together = _kv_heads_together(num_kv_heads, 2 * max_num_tokens * head_dim * cache.itemsize)
     gpu.kernel(prefill_attention_spec(shape, dtype))(
-        slots * num_heads, shape.num_threads, q, cache, block_tables, query_starts, context_lens,
-        prefix_lens, alibi_slopes, out, q.stride(0), num_seqs, block_tables.shape[1], num_heads,
-        num_kv_heads, head_dim, block_size.bit_length() - 1, window, slots,
-        together * (num_heads // num_kv_heads), scale, softcap,
+        slots * num_heads,
+        shape.num_threads,
+        q,
+        cache,
+        block_tables,
+        query_starts,
+        context_lens,
+        prefix_lens,
+        alibi_slopes,
+        out,
+        q.stride(0),
+        num_seqs,
+        block_tables.shape[1],
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        block_size.bit_length() - 1,
+        window,
+        slots,
+        together * (num_heads // num_kv_heads),
+        scale,
+        softcap,
         *([] if codes is None else [codes.factors]),
-        shared_bytes=shape.shared_bytes, num_bytes=2 * out.nbytes,
-    )  # fmt: skip
+        shared_bytes=shape.shared_bytes,
+        num_bytes=2 * out.nbytes,
+    )
 
 
 def _check_queries(q: Tensor, out: Tensor, dtype: torch.dtype, gpu: Gpu) -> None:

@@ -1,9 +1,9 @@
-"""Vectors rounded to 8 bits, each by a factor of its own: `kernels/quantize.cu`."""
+"""Vectors rounded to 8 bits, each by a factor of its own: `kernels/linear/quantize.cu`."""
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 
 _THREADS = 256
@@ -11,15 +11,20 @@ _CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 # Each way of reading a row with each form, of the dtypes one: they change nothing of each other.
 VARIANTS = [
-    {"DTYPE": [*DTYPE_NAMES.values()][(i + j) % 3], "FORM": form.upper(), "WIDE": str(i % 2),
-     "VECTORS": "280"[i]}
+    {
+        "DTYPE": [*DTYPE_NAMES.values()][(i + j) % 3],
+        "FORM": form.upper(),
+        "WIDE": str(i % 2),
+        "VECTORS": "280"[i],
+    }
     for i in range(3)
     for j, form in enumerate(_CODES)
-]  # fmt: skip
+]
 
 
-def quantize(gpu: Gpu, x: Tensor, codes: Tensor, factors: Tensor, form: str, *,
-             given: float | None = None) -> None:  # fmt: skip
+def quantize(
+    gpu: Gpu, x: Tensor, codes: Tensor, factors: Tensor, form: str, *, given: float | None = None
+) -> None:
     """Write x [n, k] as codes [n, k] and factors fp32 [n], so that codes·factors is near x.
 
     `form` is int8 or fp8 (e4m3). `codes` have that dtype, or x's own: the same numbers. A factor
@@ -38,9 +43,11 @@ def quantize(gpu: Gpu, x: Tensor, codes: Tensor, factors: Tensor, form: str, *,
     each = -(-k // (8 * _THREADS))
     vectors = "2" if each <= 2 else "8" if each <= 8 else "0"
     defines = {
-        "DTYPE": DTYPE_NAMES[x.dtype], "FORM": form.upper(), "WIDE": str(int(wide)),
+        "DTYPE": DTYPE_NAMES[x.dtype],
+        "FORM": form.upper(),
+        "WIDE": str(int(wide)),
         "VECTORS": vectors,
-    }  # fmt: skip
+    }
     kernel = gpu.kernel(KernelSpec("quantize", "pppif", defines))
     if n:
         kernel(n, _THREADS, x, codes, factors, k, given or 0.0, num_bytes=x.nbytes + codes.nbytes)

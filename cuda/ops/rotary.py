@@ -1,13 +1,13 @@
-"""Heads normalised, turned by their positions, and stored in the cache: `kernels/rotary.cu`."""
+"""Normalize and rotate heads and store them in the KV cache: `kernels/attention/rotary.cu`."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
-from swiftchat.cuda.codes import CODES, Codes
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.quantized_cache import CODES, Codes
 
 _THREADS, _UNROLL = 128, 4
 _LAYOUTS = ("half", "interleaved")
@@ -33,9 +33,14 @@ class HeadNorm:
     offset: float = 0.0
 
 
-def rotary_spec(dtype: torch.dtype, head_dim: int, rotary_dim: int,
-                layout: str = "half", normed: bool = False,
-                codes: str | None = None) -> KernelSpec:  # fmt: skip
+def rotary_spec(
+    dtype: torch.dtype,
+    head_dim: int,
+    rotary_dim: int,
+    layout: str = "half",
+    normed: bool = False,
+    codes: str | None = None,
+) -> KernelSpec:
     defines = {
         "DTYPE": DTYPE_NAMES[dtype],
         "INTERLEAVED": str(_LAYOUTS.index(layout)),
@@ -54,10 +59,22 @@ def head_norm_fits(head_dim: int, rotary_dim: int) -> bool:
     return lanes <= 32 and lanes & (lanes - 1) == 0
 
 
-def rotary(gpu: Gpu, qkv: Tensor, cos_sin: Tensor | None, positions: Tensor, slots: Tensor,
-           cache: Tensor, num_heads: int, num_kv_heads: int, *, layout: str = "half",
-           rotary_dim: int | None = None, positions2: Tensor | None = None,
-           norm: HeadNorm | None = None, codes: Codes | None = None) -> None:  # fmt: skip
+def rotary(
+    gpu: Gpu,
+    qkv: Tensor,
+    cos_sin: Tensor | None,
+    positions: Tensor,
+    slots: Tensor,
+    cache: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    *,
+    layout: str = "half",
+    rotary_dim: int | None = None,
+    positions2: Tensor | None = None,
+    norm: HeadNorm | None = None,
+    codes: Codes | None = None,
+) -> None:
     """Normalise, with `norm`, and turn queries and keys; store keys and values in the cache.
 
     qkv is T [n, num_heads + 2 * num_kv_heads, head_dim]: queries change in place, keys do not. The
@@ -103,16 +120,31 @@ def rotary(gpu: Gpu, qkv: Tensor, cos_sin: Tensor | None, positions: Tensor, slo
     moved = 2 * (num_heads * turned + 2 * num_kv_heads * head_dim) * qkv.element_size()
     form = None if codes is None else codes.form
     gpu.kernel(rotary_spec(qkv.dtype, head_dim, rotary_dim, layout, norm is not None, form))(
-        (n, -(-wanted // (_UNROLL * groups))), _THREADS,
-        qkv, norm and norm.query, norm and norm.key, cos_sin, positions, positions2, slots, cache,
-        num_heads, num_kv_heads, head_dim, rotary_dim, block_size.bit_length() - 1,
-        norm.eps if norm else 0.0, norm.offset if norm else 0.0,
-        *([] if codes is None else [codes.factors]), num_bytes=n * (moved + 4 * turned),
-    )  # fmt: skip
+        (n, -(-wanted // (_UNROLL * groups))),
+        _THREADS,
+        qkv,
+        norm and norm.query,
+        norm and norm.key,
+        cos_sin,
+        positions,
+        positions2,
+        slots,
+        cache,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        rotary_dim,
+        block_size.bit_length() - 1,
+        norm.eps if norm else 0.0,
+        norm.offset if norm else 0.0,
+        *([] if codes is None else [codes.factors]),
+        num_bytes=n * (moved + 4 * turned),
+    )
 
 
-def _check_sizes(head_dim: int, rotary_dim: int, block_size: int, layout: str,
-                 two_stretches: bool) -> None:  # fmt: skip
+def _check_sizes(
+    head_dim: int, rotary_dim: int, block_size: int, layout: str, two_stretches: bool
+) -> None:
     if layout not in _LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, not {layout!r}")
     if head_dim % 8 or not 8 <= head_dim <= 256:

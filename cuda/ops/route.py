@@ -1,8 +1,8 @@
-"""The experts that each token goes through: `kernels/route.cu`."""
+"""The experts that each token goes through: `kernels/moe/route.cu`."""
 
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu, KernelSpec
 
 MAX_EXPERTS = 4096
@@ -26,5 +26,14 @@ def route(gpu: Gpu, scores: Tensor, ids: Tensor, shares: Tensor, *, normalized: 
     if n == 0:
         return
     spec = KernelSpec("route", "pppii", {"NORMALIZED": str(int(normalized))})
-    gpu.kernel(spec)(n, 32, scores, ids, shares, experts, chosen, shared_bytes=4 * experts,
-                     num_bytes=scores.nbytes)  # fmt: skip
+    gpu.kernel(spec)(
+        n,
+        32,
+        scores,
+        ids,
+        shares,
+        experts,
+        chosen,
+        shared_bytes=4 * experts,
+        num_bytes=scores.nbytes,
+    )

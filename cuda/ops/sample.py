@@ -1,12 +1,12 @@
-"""Each row's next token, drawn on the GPU: `kernels/sample.cu`."""
+"""Each row's next token, drawn on the GPU: `kernels/sampling/sample.cu`."""
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu, KernelSpec
 
-# As in `kernels/sample_row.cuh`.
+# As in `kernels/sampling/sample_row.cuh`.
 _CHUNK, _SEGMENT, _BINS = 4096, 512, 512
 _MAX_GRID = 65_535
 _MAX_VOCAB = 2**20 - 1
@@ -24,9 +24,20 @@ def sample_workspace(gpu: Gpu, max_rows: int, vocab: int) -> Tensor:
     return torch.zeros(max_rows, size, dtype=torch.int64, device=gpu.device)
 
 
-def sample(gpu: Gpu, logits: Tensor, values: Tensor, ids: Tensor, temperature: Tensor,
-           top_k: Tensor, top_p: Tensor, min_p: Tensor, seeds: Tensor, positions: Tensor,
-           out: Tensor, workspace: Tensor) -> None:  # fmt: skip
+def sample(
+    gpu: Gpu,
+    logits: Tensor,
+    values: Tensor,
+    ids: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    out: Tensor,
+    workspace: Tensor,
+) -> None:
     """Write each row's next token to out int32 [n]: -1 where ids has -1, ids at temperature 0.
 
     logits fp32 [n, vocab] with penalties applied; values fp32 [n] and ids int32 [n] from
@@ -36,11 +47,16 @@ def sample(gpu: Gpu, logits: Tensor, values: Tensor, ids: Tensor, temperature: T
     n, vocab = logits.shape
     check_tensor("logits", logits, (n, vocab), "float32", gpu)
     for name, tensor, dtype in (
-        ("values", values, "float32"), ("ids", ids, "int32"),
-        ("temperature", temperature, "float32"), ("top_k", top_k, "int32"),
-        ("top_p", top_p, "float32"), ("min_p", min_p, "float32"),
-        ("seeds", seeds, "int64"), ("positions", positions, "int32"), ("out", out, "int32"),
-    ):  # fmt: skip
+        ("values", values, "float32"),
+        ("ids", ids, "int32"),
+        ("temperature", temperature, "float32"),
+        ("top_k", top_k, "int32"),
+        ("top_p", top_p, "float32"),
+        ("min_p", min_p, "float32"),
+        ("seeds", seeds, "int64"),
+        ("positions", positions, "int32"),
+        ("out", out, "int32"),
+    ):
         check_tensor(name, tensor, (n,), dtype, gpu)
     if not 0 < vocab <= _MAX_VOCAB:
         raise ValueError(f"vocab must be between 1 and {_MAX_VOCAB}, not {vocab}")
@@ -51,9 +67,23 @@ def sample(gpu: Gpu, logits: Tensor, values: Tensor, ids: Tensor, temperature: T
     if n == 0:
         return
     gpu.kernel(sample_spec())(
-        (_num_chunks(vocab), n), 512, logits, values, ids, temperature, top_k, top_p, min_p,
-        seeds, positions, out, workspace, size, vocab, num_bytes=logits.nbytes,
-    )  # fmt: skip
+        (_num_chunks(vocab), n),
+        512,
+        logits,
+        values,
+        ids,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seeds,
+        positions,
+        out,
+        workspace,
+        size,
+        vocab,
+        num_bytes=logits.nbytes,
+    )
 
 
 def _num_chunks(vocab: int) -> int:

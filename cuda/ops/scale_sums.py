@@ -1,9 +1,9 @@
-"""Integer sums of a product as numbers: `kernels/scale_sums.cu`."""
+"""Integer sums of a product as numbers: `kernels/linear/scale_sums.cu`."""
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 
 _THREADS = 256
@@ -12,8 +12,16 @@ MAX_VECTORS = 65_535
 VARIANTS = [{"DTYPE": name} for name in DTYPE_NAMES.values()]
 
 
-def scale_sums(gpu: Gpu, sums: Tensor, factors: Tensor, row_scale: Tensor, out: Tensor,
-               first: int, *, bias: Tensor | None = None) -> None:  # fmt: skip
+def scale_sums(
+    gpu: Gpu,
+    sums: Tensor,
+    factors: Tensor,
+    row_scale: Tensor,
+    out: Tensor,
+    first: int,
+    *,
+    bias: Tensor | None = None,
+) -> None:
     """Write sums int32 [n, width] into the columns of out [n, rows] from `first` on.
 
     Each is multiplied by its row's of `factors` fp32 [n] and its column's of `row_scale` fp32
@@ -30,7 +38,15 @@ def scale_sums(gpu: Gpu, sums: Tensor, factors: Tensor, row_scale: Tensor, out: 
     kernel = gpu.kernel(KernelSpec("scale_sums", "pppppiii", {"DTYPE": DTYPE_NAMES[out.dtype]}))
     if n and width:
         kernel(
-            (-(-width // (4 * _THREADS)), n), _THREADS,
-            sums, factors, row_scale, bias, out, width, first, rows,
+            (-(-width // (4 * _THREADS)), n),
+            _THREADS,
+            sums,
+            factors,
+            row_scale,
+            bias,
+            out,
+            width,
+            first,
+            rows,
             num_bytes=sums.nbytes + sums.numel() * out.itemsize,
-        )  # fmt: skip
+        )

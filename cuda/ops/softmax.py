@@ -1,8 +1,8 @@
-"""Probabilities of rows of logits: `kernels/softmax.cu`."""
+"""Probabilities of rows of logits: `kernels/sampling/softmax.cu`."""
 
 from torch import Tensor
 
-from swiftchat.cuda.check import check_tensor
+from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu, KernelSpec
 
 VARIANTS: list[dict[str, str]] = [{}]

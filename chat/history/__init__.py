@@ -1,0 +1,1 @@
+"""Conversations and the store that keeps them."""

@@ -1,0 +1,62 @@
+"""An answer on its way into the conversation and the store."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from swiftchat.chat.history.autosave import Autosave
+from swiftchat.chat.history.conversation import Conversation, Message
+from swiftchat.chat.model.answer import Answer
+
+_EVERY_S = 0.25
+
+
+class Recording:
+    """Iterate for an answer's pieces; what has come is in the conversation before it is shown.
+
+    From the first piece on it is the conversation's tip, and it is saved four times a second, so
+    that a killed program loses no more. `begun` is what it goes on from. Call `end` afterwards.
+    """
+
+    def __init__(
+        self, autosave: Autosave, conversation: Conversation, answer: Answer, begun: str = ""
+    ) -> None:
+        self._autosave = autosave
+        self._conversation = conversation
+        self._answer = answer
+        self._begun = begun
+        self._message: Message | None = None
+        self._saved = self._started = time.monotonic()
+
+    def __iter__(self) -> Iterator[str]:
+        for piece in self._answer:
+            self._write()
+            if time.monotonic() - self._saved >= _EVERY_S and not self._autosave.failed:
+                self._save()
+            yield piece
+
+    def end(self, reason: str | None) -> None:
+        """Write down how it ended, and save it; an answer without a word is one, too."""
+        message, answer = self._write(), self._answer
+        message.finish_reason = reason or "interrupt"
+        message.prompt_tokens, message.completion_tokens = len(answer.prompt), answer.num_tokens
+        message.seconds = time.monotonic() - self._started
+        if answer.result is not None:
+            message.params["seed"] = answer.result.seed
+        self._save()
+
+    def _write(self) -> Message:
+        if self._message is None:
+            self._message = self._conversation.add("assistant", "", None)
+            self._message.model = self._conversation.settings.get("model")
+            params = asdict(self._answer.params)
+            del params["stop_ids"]
+            self._message.params = {k: v for k, v in params.items() if v is not None}
+        self._message.content = self._begun + self._answer.text
+        self._message.reasoning = self._answer.reasoning
+        self._conversation.unsaved[self._message] = None
+        return self._message
+
+    def _save(self) -> None:
+        self._autosave.save(self._conversation)
+        self._saved = time.monotonic()

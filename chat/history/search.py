@@ -1,0 +1,65 @@
+"""Full-text search in the saved conversations."""
+
+import re
+import sqlite3
+from dataclasses import dataclass
+from typing import Any
+
+_TRIGRAM = 3
+_AROUND = 40
+
+
+@dataclass(frozen=True)
+class Found:
+    """A message that holds the words; `excerpt` is the text around the first, on one line.
+
+    `start` and `end` say where in the excerpt that word stands.
+    """
+
+    session_id: str
+    title: str
+    role: str
+    created: float
+    excerpt: str
+    start: int
+    end: int
+
+
+def matches(db: sqlite3.Connection, text: str, most: int) -> list[Found]:
+    """The messages that hold each of the words of `text`, in any case, as parts of words too."""
+    words = text.split()
+    long = [word for word in words if len(word) >= _TRIGRAM]
+    short = [word for word in words if len(word) < _TRIGRAM]
+    where = ["search MATCH ?"] if long else []
+    where += ["instr(lower(m.content), lower(?))"] * len(short)
+    quoted = " ".join('"' + word.replace('"', '""') + '"' for word in long)
+    rows = db.execute(
+        f"""SELECT m.content, m.role, m.created, s.id AS session_id, s.title
+        FROM search JOIN messages m ON m.number = search.rowid JOIN sessions s ON s.id = m.session
+        WHERE {" AND ".join(where) or "0"} ORDER BY s.updated DESC, m.number DESC LIMIT ?""",
+        [*([quoted] if long else []), *short, most],
+    ).fetchall()
+    return [_found(row, words) for row in rows]
+
+
+def _found(row: Any, words: list[str]) -> Found:
+    content: str = row["content"]
+    pattern = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+    first = re.search(pattern, content, re.IGNORECASE)
+    start, end = first.span() if first else (0, 0)
+    before = _one_line(("…" if start > _AROUND else "") + content[max(0, start - _AROUND) : start])
+    word = _one_line(content[start:end])
+    after = content[end : end + _AROUND] + ("…" if len(content) > end + _AROUND else "")
+    return Found(
+        row["session_id"],
+        row["title"],
+        row["role"],
+        row["created"],
+        before + word + _one_line(after),
+        len(before),
+        len(before) + len(word),
+    )
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text)

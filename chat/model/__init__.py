@@ -1,0 +1,1 @@
+"""A model ready to answer: template, tokenizer and engine."""

@@ -1,0 +1,1 @@
+"""Command-line options, configuration file and roles."""

@@ -1,0 +1,1 @@
+"""Render answers in the terminal: Markdown, code, tables."""

@@ -1,0 +1,173 @@
+"""Markdown as a flat row of blocks, each with the quotes and lists it stands in."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal, NamedTuple
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from swiftchat.chat.render.math import add_math
+
+Kind = Literal["paragraph", "heading", "code", "fence", "rule", "table", "math", "plain"]
+
+
+class Container(NamedTuple):
+    """A quote, or an item of a list with its bullet or number."""
+
+    kind: Literal["quote", "item"]
+    marker: str
+    start: int  # the line that opens it
+    order: int = 0  # its number in a numbered list
+    is_first: bool = True  # in its list
+
+
+@dataclass
+class Leaf:
+    """A block without blocks in it; `start` and `end` are its lines in what was parsed.
+
+    The last `num_opened` containers of its path begin with it.
+    """
+
+    kind: Kind
+    start: int
+    end: int
+    path: tuple[Container, ...]
+    num_opened: int
+    content: str = ""
+    info: str = ""
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+    aligns: tuple[str, ...] = ()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is over with its last line, whatever follows."""
+        if self.kind == "fence":  # the opening line, the code, the closing line
+            return self.end - self.start > self.content.count("\n") + 1
+        return self.kind in ("heading", "rule")
+
+    @property
+    def first_line(self) -> int:
+        """The line that opens the first container that begins with it, or its own first."""
+        return self.path[-self.num_opened].start if self.num_opened else self.start
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether it parses the same without what came before: no item goes on into it."""
+        earlier = self.path[: len(self.path) - self.num_opened]
+        return all(container.kind == "quote" for container in earlier)
+
+
+@cache
+def parser() -> MarkdownIt:
+    """CommonMark with tables, strike-through and formulas; HTML and references stay text."""
+    parser = MarkdownIt("commonmark", {"html": False, "maxNesting": 600})
+    parser.enable(["table", "strikethrough"])
+    parser.disable(["reference", "html_block", "html_inline"])
+    parser.core.ruler.enableOnly(["normalize", "block"])
+    add_math(parser)
+    return parser
+
+
+def parse_blocks(lines: list[str], order: int | None = None) -> list[Leaf]:
+    """The blocks of some lines; `order` is the number a list at their beginning goes on with."""
+    if not lines:
+        return []
+    # The last newline too, or a fence that is open there would lack it.
+    return _Leaves(order).read(parser().parse("\n".join(lines) + "\n"))
+
+
+class _Leaves:
+    """Flattens the parser's tokens."""
+
+    def __init__(self, order: int | None) -> None:
+        self._next_order = order  # of the first list's first item
+        self._path: list[Container] = []
+        self._num_fresh = 0  # containers at the end of the path that hold nothing yet
+        self._orders: list[int | None] = []  # of the open lists; None is a bullet's
+        self._counts: list[int] = []  # items so far of the open lists
+        self.found: list[Leaf] = []
+
+    def read(self, tokens: list[Token]) -> list[Leaf]:
+        for i, token in enumerate(tokens):
+            match token.type:
+                case "blockquote_open":
+                    self._open(Container("quote", "", _start(token)))
+                case "list_item_open":
+                    self._open_item(token)
+                case "bullet_list_open" | "ordered_list_open":
+                    self._open_list(token)
+                case "bullet_list_close" | "ordered_list_close":
+                    self._orders.pop()
+                    self._counts.pop()
+                case "blockquote_close" | "list_item_close":
+                    if self._num_fresh:  # an empty item has a bullet all the same
+                        start = self._path[-1].start
+                        self._add("paragraph", start, start + 1)
+                    self._path.pop()
+                case "paragraph_open" | "heading_open":
+                    self._add(
+                        "paragraph" if token.type[0] == "p" else "heading",
+                        *_lines_of(token),
+                        tokens[i + 1].content,
+                        token.tag[1:],
+                    )
+                case "fence" | "code_block" | "math_block" | "hr":
+                    self._add(_KINDS[token.type], *_lines_of(token), token.content, token.info)
+                case "table_open":
+                    self._add("table", *_lines_of(token))
+                case "tr_open":
+                    self.found[-1].rows.append(())
+                case "th_open" | "td_open":
+                    self._add_cell(token, tokens[i + 1].content)
+        return self.found
+
+    def _open(self, container: Container) -> None:
+        self._path.append(container)
+        self._num_fresh += 1
+
+    def _open_list(self, token: Token) -> None:
+        start = int(token.attrs.get("start", 1)) if token.type[0] == "o" else None
+        if start is not None and self._next_order is not None:
+            start = self._next_order
+        is_continued = self._next_order is not None
+        self._orders.append(start)
+        self._counts.append(1 if is_continued else 0)
+        self._next_order = None
+
+    def _open_item(self, token: Token) -> None:
+        order = self._orders[-1]
+        marker = "•" if order is None else f"{order}."
+        is_first = self._counts[-1] == 0
+        self._open(Container("item", marker, _start(token), order or 0, is_first))
+        self._counts[-1] += 1
+        if order is not None:
+            self._orders[-1] = order + 1
+
+    def _add(self, kind: Kind, start: int, end: int, content: str = "", info: str = "") -> None:
+        leaf = Leaf(kind, start, end, tuple(self._path), self._num_fresh, content, info)
+        self._num_fresh = 0
+        self.found.append(leaf)
+
+    def _add_cell(self, token: Token, content: str) -> None:
+        table = self.found[-1]
+        table.rows[-1] = (*table.rows[-1], content)
+        if token.type == "th_open":
+            table.aligns += (str(token.attrs.get("style", "")).removeprefix("text-align:"),)
+
+
+_KINDS: dict[str, Kind] = {
+    "fence": "fence",
+    "code_block": "code",
+    "math_block": "math",
+    "hr": "rule",
+}
+
+
+def _start(token: Token) -> int:
+    return _lines_of(token)[0]
+
+
+def _lines_of(token: Token) -> tuple[int, int]:
+    assert token.map is not None
+    return token.map[0], token.map[1]

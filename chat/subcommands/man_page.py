@@ -1,0 +1,97 @@
+"""The manual page: the program's options, commands and help pages as roff for `man`.
+
+Written here and not by click-man, which makes a page for each command and knows no topics.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+
+import click
+
+from swiftchat.chat.options.help_layout import EXAMPLES, SECTIONS
+from swiftchat.chat.subcommands.help_pages import exit_codes, page
+
+_TOPICS = ("keys", "commands", "sessions", "roles", "templates", "sampling", "gpu", "config")
+
+
+def man_page(root: click.Group) -> str:
+    """The whole page of a program's group of commands, of which `chat` is one; man(7) macros."""
+    return "\n".join(_lines(root)) + "\n"
+
+
+def _lines(root: click.Group) -> Iterator[str]:
+    ctx = click.Context(root, info_name="swiftchat")
+    chat = root.get_command(ctx, "chat")
+    assert chat is not None
+    yield f'.TH SWIFTCHAT 1 "" "swiftchat {version("swiftchat")}" "User Commands"'
+    yield from (".SH NAME", r"swiftchat \- talk to open\-weights language models on this machine")
+    yield from (".SH SYNOPSIS", r".B swiftchat", r"[\fIOPTION\fR]... [\fICOMMAND\fR]")
+    yield from (
+        ".SH DESCRIPTION",
+        _escaped(
+            "Alone it opens a conversation; with -p it answers "
+            "once. The answer goes to stdout, everything else to stderr."
+        ),
+    )
+    yield ".SH OPTIONS"
+    params = {param.name: param for param in chat.get_params(ctx)}
+    for title, names in SECTIONS.items():
+        yield f".SS {_escaped(title)}"
+        yield from _records(ctx, (params[name] for name in names))
+    yield ".SH COMMANDS"
+    for name in root.list_commands(ctx):
+        yield from _command(ctx, root.get_command(ctx, name), name)
+    for topic in _TOPICS:
+        yield f".SH {_escaped(topic.upper())}"
+        yield from _verbatim(page(topic))
+    yield ".SH EXIT STATUS"
+    for code, meaning in exit_codes():
+        yield from (".TP", f".B {code}", _escaped(meaning))
+    yield ".SH EXAMPLES"
+    for line, meaning in EXAMPLES:
+        yield from (".TP", f".B {_escaped(line)}", _escaped(meaning))
+
+
+def _command(parent: click.Context, command: click.Command | None, name: str) -> Iterator[str]:
+    if command is None or not _is_first_name(parent, command, name):
+        return
+    ctx = click.Context(command, info_name=name, parent=parent)
+    pieces = " ".join(command.collect_usage_pieces(ctx))
+    yield f".SS {_escaped(f'{ctx.command_path} {pieces}')}"
+    if name == "chat":
+        yield _escaped("As swiftchat alone, with all options above.")
+        return
+    for paragraph in (command.help or "").split("\n\n"):
+        if paragraph.startswith("\b\n"):  # click's mark for lines that stay as they are
+            yield from _verbatim(paragraph.removeprefix("\b\n"))
+        else:
+            yield from (".PP", _escaped(" ".join(paragraph.split())))
+    yield from _records(ctx, (p for p in command.params if isinstance(p, click.Option)))
+    if isinstance(command, click.Group):
+        for inner in command.list_commands(ctx):
+            yield from _command(ctx, command.get_command(ctx, inner), inner)
+
+
+def _is_first_name(ctx: click.Context, command: click.Command, name: str) -> bool:
+    """Whether it is not another name of a command that comes before it in the list."""
+    group = ctx.command
+    assert isinstance(group, click.Group)
+    names = group.list_commands(ctx)
+    return next(one for one in names if group.get_command(ctx, one) is command) == name
+
+
+def _records(ctx: click.Context, params: Iterable[click.Parameter]) -> Iterator[str]:
+    for record in filter(None, (param.get_help_record(ctx) for param in params)):
+        yield from (".TP", f".B {_escaped(record[0])}", _escaped(record[1]))
+
+
+def _verbatim(text: str) -> Iterator[str]:
+    yield from (".nf", *map(_escaped, text.rstrip("\n").split("\n")), ".fi")
+
+
+def _escaped(text: str) -> str:
+    """Text that roff takes as it stands: its escapes, and no line that begins with a request."""
+    text = text.replace("\\", r"\e").replace("-", r"\-").replace('"', r"\(dq")
+    text = re.sub(r"^(?=[.'])", r"\\&", text)
+    return "".join(c if c.isascii() else f"\\[u{ord(c):04X}]" for c in text)

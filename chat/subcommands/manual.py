@@ -1,0 +1,41 @@
+"""`swiftchat help`: pages by topic, the help of a command, and the manual page for `man`."""
+
+import difflib
+import sys
+
+import click
+
+from swiftchat.chat.subcommands.completion import complete_topics
+from swiftchat.chat.subcommands.help_pages import PAGES, page, two_columns
+from swiftchat.errors import UsageError
+
+
+@click.command(name="help")
+@click.argument("topic", default="", shell_complete=complete_topics)
+@click.option("--man", is_flag=True, help="Everything as a manual page, for man.")
+@click.pass_context
+def help_command(ctx: click.Context, topic: str, man: bool) -> None:
+    """Show a page about TOPIC, or the help of a command; without TOPIC, what there is.
+
+    `swiftchat help --man > swiftchat.1` makes the manual page; put it where man looks, such as
+    ~/.local/share/man/man1.
+    """
+    root = ctx.find_root()
+    assert isinstance(root.command, click.Group)
+    if man:
+        from swiftchat.chat.subcommands.man_page import man_page
+
+        sys.stdout.write(man_page(root.command))
+    elif topic in PAGES:
+        print(page(topic), end="")
+    elif not topic:
+        rows = [(f"swiftchat help {name}", found.summary) for name, found in PAGES.items()]
+        print(f"{two_columns(rows)}\n\n  swiftchat COMMAND --help  has a command's options")
+    elif command := root.command.get_command(root, topic):
+        with click.Context(command, info_name=topic, parent=root) as inner:
+            print(command.get_help(inner))
+    else:
+        known = (*PAGES, *root.command.list_commands(root))
+        near = difflib.get_close_matches(topic, known, n=1)
+        next_one = f"swiftchat help {near[0]}" if near else "swiftchat help"
+        raise UsageError(f"there is no help about {topic!r}", next_one)

@@ -1,0 +1,227 @@
+"""`swiftchat sessions`: the saved conversations from the command line."""
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from swiftchat.chat.subcommands.completion import complete_sessions
+from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.errors import FileSystemError, UsageError
+
+if TYPE_CHECKING:
+    from swiftchat.chat.history.conversation import Conversation
+    from swiftchat.chat.history.search import Found
+    from swiftchat.chat.history.store import Sessions
+
+SHORT_ID = 8
+_WIDTHS = {"ID": SHORT_ID, "USED": 16, "MESSAGES": 8}
+_NONE_YET = "no conversations yet; every chat is kept as it goes"
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def sessions(ctx: click.Context) -> None:
+    """The saved conversations: list, show, search, export, import, remove.
+
+    ID is the beginning of a conversation's id, or its name (/save NAME). `swiftchat --session ID`
+    goes on with one, `swiftchat -c` with the last.
+    """
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(list_sessions)
+
+
+@sessions.command(name="list")
+@click.option("-n", "--most", type=int, default=-1, help="Only the last so many.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def list_sessions(most: int, as_json: bool) -> None:
+    """List the conversations, the last used first."""
+    with open_store() as store:
+        rows = store.recent(most)
+    if as_json:
+        _print_json(rows)
+    elif not rows:
+        print(_NONE_YET, file=sys.stderr)
+    else:
+        print_table(
+            ("ID", "USED", "MESSAGES", "MODEL", "TITLE"),
+            (
+                (
+                    row["id"][:SHORT_ID],
+                    when(row["updated"]),
+                    str(row["num_messages"]),
+                    Path(row["model"] or "–").name,
+                    row["name"] or row["title"],
+                )
+                for row in rows
+            ),
+        )
+
+
+@sessions.command()
+@click.argument("wanted", metavar="ID", shell_complete=complete_sessions)
+@click.option("--json", "as_json", is_flag=True, help="The whole tree as JSON.")
+def show(wanted: str, as_json: bool) -> None:
+    """Print a conversation."""
+    from swiftchat.chat.history.transcript import as_json as json_text
+    from swiftchat.chat.history.transcript import as_markdown
+
+    with open_store() as store:
+        conversation = store.load(store.find(wanted))
+    print(json_text(conversation) if as_json else visible(as_markdown(conversation)), end="")
+
+
+@sessions.command()
+@click.argument("words", nargs=-1, required=True)
+@click.option("-n", "--most", type=int, default=50, show_default=True, help="Only so many.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
+    """Find the messages that hold all the words, or parts of words."""
+    with open_store() as store:
+        found = store.search(" ".join(words), most)
+    if as_json:
+        _print_json([vars(one) for one in found])
+    elif not found:
+        print("nothing found", file=sys.stderr)
+    for one in () if as_json else found:
+        print_found(one)
+
+
+@sessions.command()
+@click.argument("wanted", metavar="ID", shell_complete=complete_sessions)
+@click.argument("file", type=click.Path(), default="-")
+@click.option("--format", "form", type=click.Choice(["md", "json"]), help="Default: by FILE.")
+def export(wanted: str, file: str, form: str | None) -> None:
+    """Write a conversation to FILE.md, FILE.json or stdout; JSON has all its branches."""
+    from swiftchat.chat.history.transcript import as_json, as_markdown
+
+    form = form or ("json" if file.endswith(".json") else "md")
+    with open_store() as store:
+        conversation = store.load(store.find(wanted))
+    text = as_json(conversation) if form == "json" else as_markdown(conversation)
+    if file == "-":
+        print(visible(text) if sys.stdout.isatty() else text, end="")
+    else:
+        write_new(file, text)
+
+
+@sessions.command(name="import")
+@click.argument("files", metavar="FILE…", nargs=-1, required=True, type=click.Path())
+def import_sessions(files: tuple[str, ...]) -> None:
+    """Take in conversations: our JSON, ChatGPT's conversations.json, lists of messages."""
+    from swiftchat.chat.history.importer import conversations_of
+
+    found = []
+    for file in files:
+        try:
+            data = Path(file).read_bytes()
+        except OSError as error:
+            raise FileSystemError(f"cannot read {file}: {error.strerror}") from error
+        found += conversations_of(data, file)
+    with open_store() as store:
+        for conversation in found:
+            store.save(conversation)
+            print(f"{conversation.id[:SHORT_ID]}  {visible(conversation.title)}")
+
+
+@sessions.command()
+@click.argument("wanted", metavar="ID…", nargs=-1, required=True, shell_complete=complete_sessions)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def rm(wanted: tuple[str, ...], yes: bool) -> None:
+    """Remove conversations for good."""
+    with open_store() as store:
+        ids = list(dict.fromkeys(store.find(one) for one in wanted))
+        titles = {row["id"]: row["name"] or row["title"] for row in store.recent()}
+        if not yes:
+            if not sys.stdin.isatty():
+                raise UsageError("rm asks first, and stdin is no terminal", "use -y")
+            names = ", ".join(repr(titles[one]) for one in ids)
+            click.confirm(f"remove {visible(names)}?", abort=True, err=True)
+        for one in ids:
+            store.remove(one)
+            print(f"removed {one[:SHORT_ID]} {visible(titles[one])}", file=sys.stderr)
+
+
+def open_store() -> "Sessions":
+    """The user's store; where it is damaged, that is told on stderr."""
+    from swiftchat.chat.history.store import Sessions, sessions_path
+
+    def warn(text: str) -> None:
+        print(visible(f"warning: {text}"), file=sys.stderr)
+
+    return Sessions(sessions_path(), warn)
+
+
+def load_wanted(wanted: str | None) -> "Conversation":
+    """The conversation that `wanted` means, None the last; also with --no-save."""
+    with open_store() as store:
+        if wanted is not None:
+            return store.load(store.find(wanted))
+        last = store.recent(1)
+        if not last:
+            raise UsageError("there is no conversation to go on with", "swiftchat begins one")
+        return store.load(last[0]["id"])
+
+
+def when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def print_table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    """A table that fits the terminal; in a pipe, whole values with tabs between and no titles."""
+    if not sys.stdout.isatty():
+        for row in rows:
+            print("\t".join(" ".join(visible(cell).split()) for cell in row))
+        return
+    # Here, not at the top: it takes as long to import as all the rest.
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in titles:
+        # Where there is no room, what is for people to read goes before what is to be typed.
+        may_shrink = title in ("MODEL", "TITLE")
+        table.add_column(
+            title,
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=None if may_shrink else _WIDTHS[title],
+        )
+    for row in rows:
+        table.add_row(*(Text(" ".join(visible(cell).split())) for cell in row))
+    Console(highlight=False).print(table)
+
+
+def print_found(found: "Found") -> None:
+    """One line of a search, the word in bold at a terminal."""
+    head = f"{found.session_id[:SHORT_ID]}  {visible(found.title)}  "
+    if not sys.stdout.isatty():
+        print(f"{head}\t{visible(found.excerpt)}")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    text = Text(visible(found.excerpt))
+    text.stylize("bold", found.start, found.end)
+    Console(highlight=False, soft_wrap=True).print(Text(head, "dim"), text, sep="\n    ")
+
+
+def write_new(file: str, text: str) -> None:
+    """Write a file that does not exist yet; `FileSystemError` if it cannot be."""
+    path = Path(file).expanduser()
+    try:
+        with path.open("x", encoding="utf-8", errors="replace") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise FileSystemError(f"{file} exists already", "choose another name") from None
+    except OSError as error:
+        raise FileSystemError(f"cannot write {file}: {error.strerror}") from error
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, ensure_ascii=False, indent=1))

@@ -1,0 +1,101 @@
+"""`swiftchat tokens`: how many tokens a text has for a model, and which."""
+
+import json as json_module
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from swiftchat.chat.subcommands.completion import complete_models
+from swiftchat.chat.terminal.sanitize import visible
+
+if TYPE_CHECKING:
+    from swiftchat.tokenizer import Tokenizer
+
+_SPACES = {" ": "·", "\t": "→", "\n": "⏎\n"}
+_COLOUR, _PLAIN = "\x1b[30;46m", "\x1b[0m"
+
+
+@click.command()
+@click.argument("file", type=click.Path())
+@click.option(
+    "-m",
+    "--model",
+    envvar="SWIFTCHAT_MODEL",
+    shell_complete=complete_models,
+    help="Name, OWNER/NAME, directory, .gguf file or a tokenizer's file.",
+)
+@click.option("--show", is_flag=True, help="The text cut into its tokens.")
+@click.option("--ids", "with_ids", is_flag=True, help="The tokens' ids.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON; with --show and --ids too.")
+@click.option("--offline", envvar="SWIFTCHAT_OFFLINE", is_flag=True, help="Never use the network.")
+def tokens(
+    file: str, model: str | None, show: bool, with_ids: bool, as_json: bool, offline: bool
+) -> None:
+    """Count the tokens of FILE (- is stdin) for a model.
+
+    The text counts as what somebody typed: without template and without control tokens.
+    """
+    text = _text(file)
+    tokenizer = _tokenizer(model, offline)
+    ids = tokenizer.encode(text)
+    pieces = [piece.decode("utf-8", "backslashreplace") for piece in tokenizer.pieces(ids)]
+    if as_json:
+        report: dict[str, object] = {"tokens": len(ids), "characters": len(text)}
+        report |= {"ids": ids} if with_ids else {}
+        report |= {"pieces": pieces} if show else {}
+        print(json_module.dumps(report, ensure_ascii=False))
+        return
+    if show:
+        shown = coloured(pieces) if _has_colours() else separated(pieces)
+        print(shown, end="" if shown.endswith("\n") else "\n")
+    if with_ids:
+        print(*ids)
+    print(len(ids), file=sys.stderr if show or with_ids else sys.stdout)
+
+
+def coloured(pieces: Iterable[str]) -> str:
+    """The pieces for a terminal, every second one on a coloured background."""
+    out = []
+    for number, piece in enumerate(pieces):
+        lines = marked(piece).split("\n")
+        is_odd = number % 2 == 1
+        out.append("\n".join(f"{_COLOUR}{s}{_PLAIN}" if is_odd and s else s for s in lines))
+    return "".join(out)
+
+
+def separated(pieces: Iterable[str]) -> str:
+    """The pieces with a bar between."""
+    return "|".join(map(marked, pieces))
+
+
+def marked(piece: str) -> str:
+    """A piece with its white space and control characters as glyphs; lines still end."""
+    return re.sub(r"\s", lambda space: _SPACES.get(space[0], "␣"), visible(piece))
+
+
+def _text(file: str) -> str:
+    from swiftchat.chat.options.config import read_text
+
+    if file != "-":
+        return read_text(file)
+    return sys.stdin.buffer.read().decode("utf-8", "replace")
+
+
+def _tokenizer(model: str | None, offline: bool) -> "Tokenizer":
+    from swiftchat.chat.subcommands.models import find_model
+    from swiftchat.tokenizer import Tokenizer
+
+    path = Path(model or "").expanduser()
+    if not path.is_file() or path.suffix.lower() == ".gguf":
+        path = find_model(model, offline=offline, quiet=False)
+    return Tokenizer.load(path)
+
+
+def _has_colours() -> bool:
+    is_able = os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+    return sys.stdout.isatty() and is_able

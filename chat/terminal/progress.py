@@ -1,0 +1,59 @@
+"""Progress of long operations on stderr, as bars on a terminal and single lines elsewhere."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+from swiftchat.chat.terminal.sanitize import visible
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+
+@contextmanager
+def reported(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function (label, done, total) that shows how far something is."""
+    if quiet:
+        yield lambda label, done, total: None
+    elif sys.stderr.isatty():
+        with _bars() as report:
+            yield report
+    else:
+        seen: set[str] = set()
+
+        def report_once(label: str, done: int, total: int) -> None:
+            if label not in seen:
+                seen.add(label)
+                print(f"{visible(label)} …", file=sys.stderr, flush=True)
+
+        yield report_once
+
+
+@contextmanager
+def _bars() -> Iterator[Callable[[str, int, int], None]]:
+    with ExitStack() as stack:
+        # When there is something to show: rich takes 80 ms, and a model that is here needs none.
+        bars = cache(lambda: stack.enter_context(_progress()))
+        tasks: dict[str, TaskID] = {}
+
+        def report(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = bars().add_task(visible(label), total=total)
+            bars().update(tasks[label], completed=done, total=total)
+
+        yield report
+
+
+def _progress() -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True), transient=True)

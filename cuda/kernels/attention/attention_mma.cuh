@@ -1,0 +1,105 @@
+// Attention on tensor cores: tiles of 16-bit rows in shared memory, their copies and fragments, and
+// the softmax of a tile of scores that lies in accumulators.
+//
+// Accumulators of 16 rows × N columns, as mma.m16n8k16 and wgmma lay them out: thread
+// (g, t) = (lane / 4, lane % 4) holds at [4j], [4j + 1] row g and at [4j + 2], [4j + 3] row g + 8,
+// columns 8j + 2t and 8j + 2t + 1. What is kept for each row has two places: row g, row g + 8.
+#pragma once
+#include "common/mbarrier.cuh"
+#include "common/mma.cuh"
+
+// Where a 16-byte chunk of a tile of ROWS rows lies. A panel is 64 columns of all rows; the eight
+// chunks of a panel's row are permuted by the row, so that eight rows of one column never share a
+// bank. It is what wgmma calls the 128-byte swizzle, if the tile begins at a multiple of 1024.
+template <int ROWS> __device__ __forceinline__ u32 chunk_offset(int row, int chunk) {
+    return ((chunk >> 3) * ROWS + row) * 128 + ((chunk ^ row) & 7) * 16;
+}
+
+// Brings 16 bytes, or zeros and reads nothing.
+__device__ __forceinline__ void copy_chunk(u32 to, const void* from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(is_there ? 16 : 0)
+                 : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// Accumulators of columns 16 step … 16 step + 15 become the left operand of the next product.
+template <typename A>
+__device__ __forceinline__ void pack_operand(u32 (&a)[4], const float* s, int step) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) a[i] = pair_bits(s[8 * step + 2 * i], s[8 * step + 2 * i + 1], A());
+}
+
+// cap * tanh(x / cap); exact to fp32's rounding of a number as large as cap.
+__device__ __forceinline__ float soft_cap(float x, float cap) {
+    return cap - __fdividef(2 * cap, exp2_fast(x * (2 * LOG2_E / cap)) + 1);
+}
+
+// Raw products become scores in units of log2: scaled, capped if cap > 0, and with ALiBi's penalty
+// for the distance between the key and the row's position. `key` is the key of the thread's first
+// column.
+template <int N>
+__device__ __forceinline__ void bias_scores(float (&s)[N], int key, const int (&position)[2],
+                                            float scale, float cap, float slope) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float score = s[i] * scale;
+        if (cap > 0) score = soft_cap(score, cap);
+        int distance = key + i / 4 * 8 + i % 2 - position[i / 2 % 2];
+        s[i] = (score + slope * distance) * LOG2_E;
+    }
+}
+
+// A row sees `count` keys from `begin` on; scores of all others become -infinity.
+template <int N>
+__device__ __forceinline__ void mask_scores(float (&s)[N], int key, const int (&begin)[2],
+                                            const int (&count)[2]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        int half_row = i / 2 % 2;
+        u32 place = key + i / 4 * 8 + i % 2 - begin[half_row];
+        if (place >= (u32)count[half_row]) s[i] = -infinity();
+    }
+}
+
+// Online softmax (Milakov and Gimelshein, 2018): scores (in units of 1 / factor) become weights
+// 2^(factor * (s - top)). `top` is the greatest score of a row so far, `sum` this thread's share of
+// the weights, and what was summed up before must be multiplied by `shrink`.
+template <int N>
+__device__ __forceinline__ void soften(float (&s)[N], float factor, float (&top)[2],
+                                       float (&sum)[2], float (&shrink)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float greatest = top[r];
+#pragma unroll
+        for (int j = 0; j < N; j += 4)
+            greatest = fmaxf(greatest, fmaxf(s[j + 2 * r], s[j + 2 * r + 1]));
+        greatest = fmaxf(greatest, __shfl_xor_sync(ALL, greatest, 1));
+        greatest = fmaxf(greatest, __shfl_xor_sync(ALL, greatest, 2));
+        // A row that has seen no key yet: infinity minus infinity would be NaN.
+        float base = greatest == -infinity() ? 0.f : greatest * factor;
+        shrink[r] = exp2_fast(top[r] * factor - base);
+        top[r] = greatest;
+        sum[r] *= shrink[r];
+#pragma unroll
+        for (int j = 0; j < N; j += 4) {
+            s[j + 2 * r] = exp2_fast(s[j + 2 * r] * factor - base);
+            s[j + 2 * r + 1] = exp2_fast(s[j + 2 * r + 1] * factor - base);
+            sum[r] += s[j + 2 * r] + s[j + 2 * r + 1];
+        }
+    }
+}
+
+template <int N> __device__ __forceinline__ void shrink_rows(float (&o)[N], const float (&by)[2]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) o[i] *= by[i / 2 % 2];
+}
+
+// What the rows of an output are multiplied by at the end; a row that saw no key becomes 0.
+__device__ __forceinline__ float inverse_sum(float sum) {
+    sum += __shfl_xor_sync(ALL, sum, 1);
+    sum += __shfl_xor_sync(ALL, sum, 2);
+    return sum > 0 ? 1 / sum : 0.f;
+}

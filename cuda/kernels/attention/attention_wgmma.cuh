@@ -1,0 +1,115 @@
+// Hopper's warpgroup products (wgmma): 64 rows × N columns × 16 by four warps, asynchronous, with
+// operands in shared memory. Only for sm_90a.
+//
+// Tiles lie as `chunk_offset` of attention_mma.cuh says, aligned to 1024 bytes. A descriptor names
+// one: its address (bits 0-13), the distance of its 64-column panels (16-29, used where rows are
+// the summed dimension) and of groups of eight rows (32-45), all in units of 16 bytes, and the
+// 128-byte swizzle (1 in bits 62-63). Steps along a tile are added to the address: the swizzle
+// goes by bits 7-9 of the final address.
+#pragma once
+#include "attention/attention_mma.cuh"
+
+template <int ROWS> __device__ __forceinline__ u64 tile_descriptor(u32 address) {
+    return (u64)((address & 0x3ffff) >> 4) | (u64)(ROWS * 128 >> 4) << 16 |
+           (u64)(8 * 128 >> 4) << 32 | 1ull << 62;
+}
+
+// Before the first product, and whenever registers that products use were written.
+__device__ __forceinline__ void products_begin() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void products_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// The compiler does not know that the accumulators change until the wait: `hold` on either side
+// keeps their other uses where they are written. Operands in registers likewise.
+template <int N> __device__ __forceinline__ void hold(float (&c)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
+}
+template <int N> __device__ __forceinline__ void hold(u32 (&a)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+r"(a[i])::"memory");
+}
+__device__ __forceinline__ void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+template <int COUNT> __device__ __forceinline__ void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> __device__ __forceinline__ void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+// What threads have written to shared memory becomes visible to products.
+__device__ __forceinline__ void show_to_products() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// One arrival of this thread when all its copies so far are complete.
+__device__ __forceinline__ void arrive_after_copies(u64* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
+                 : "memory");
+}
+__device__ __forceinline__ void warpgroup_barrier(int id) {
+    asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+
+#define REGISTERS_32 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+#define REGISTERS_64 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, " \
+    "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, " \
+    "%56, %57, %58, %59, %60, %61, %62, %63}"
+#define ACCUMULATORS_4(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define ACCUMULATORS_16(c, i)                                                              \
+    ACCUMULATORS_4(c, i), ACCUMULATORS_4(c, i + 4), ACCUMULATORS_4(c, i + 8), \
+        ACCUMULATORS_4(c, i + 12)
+#define ACCUMULATORS_32(c) ACCUMULATORS_16(c, 0), ACCUMULATORS_16(c, 16)
+#define ACCUMULATORS_64(c) \
+    ACCUMULATORS_32(c), ACCUMULATORS_16(c, 32), ACCUMULATORS_16(c, 48)
+
+// Both operands in shared memory, 16 consecutive elements of the summed dimension in each row.
+#define PRODUCT_OF_TILES(N, TYPE, REGISTERS, OUT, A, B, ADD)                                     \
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, %" #ADD ", 0;"                              \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " " REGISTERS   \
+                 ", %" #A ", %" #B ", add, 1, 1, 0, 0; }"                                        \
+                 : OUT                                                                           \
+                 : "l"(a), "l"(b), "r"(add))
+// c (+)= a · bᵀ; `add` false starts anew.
+template <typename A, int N>
+__device__ __forceinline__ void multiply_tiles(float (&c)[N], u64 a, u64 b, int add) {
+    constexpr bool IS_HALF = Same<A, half>::value;
+    static_assert(N == 32 || N == 64);
+    if constexpr (N == 64 && IS_HALF)
+        PRODUCT_OF_TILES(128, "f16", REGISTERS_64, ACCUMULATORS_64(c), 64, 65, 66);
+    else if constexpr (N == 64)
+        PRODUCT_OF_TILES(128, "bf16", REGISTERS_64, ACCUMULATORS_64(c), 64, 65, 66);
+    else if constexpr (IS_HALF)
+        PRODUCT_OF_TILES(64, "f16", REGISTERS_32, ACCUMULATORS_32(c), 32, 33, 34);
+    else
+        PRODUCT_OF_TILES(64, "bf16", REGISTERS_32, ACCUMULATORS_32(c), 32, 33, 34);
+}
+
+// The left operand in registers, the right one with the summed dimension down its rows.
+#define PRODUCT_WITH_TILE(N, TYPE, REGISTERS, OUT, A0, A1, A2, A3, B)                            \
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, 1, 0;"                                      \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " " REGISTERS   \
+                 ", {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", add, 1, 1, 1; }"          \
+                 : OUT                                                                           \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+// c += a · b for 2 N columns, accumulators c[0] … c[N - 1].
+template <typename A, int N>
+__device__ __forceinline__ void multiply_with_tile(float* c, const u32 (&a)[4], u64 b) {
+    constexpr bool IS_HALF = Same<A, half>::value;
+    static_assert(N == 32 || N == 64);
+    if constexpr (N == 64 && IS_HALF)
+        PRODUCT_WITH_TILE(128, "f16", REGISTERS_64, ACCUMULATORS_64(c), 64, 65, 66, 67, 68);
+    else if constexpr (N == 64)
+        PRODUCT_WITH_TILE(128, "bf16", REGISTERS_64, ACCUMULATORS_64(c), 64, 65, 66, 67, 68);
+    else if constexpr (IS_HALF)
+        PRODUCT_WITH_TILE(64, "f16", REGISTERS_32, ACCUMULATORS_32(c), 32, 33, 34, 35, 36);
+    else
+        PRODUCT_WITH_TILE(64, "bf16", REGISTERS_32, ACCUMULATORS_32(c), 32, 33, 34, 35, 36);
+}

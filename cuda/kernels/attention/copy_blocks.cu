@@ -1,0 +1,38 @@
+// copy_blocks: copies blocks of the KV cache in every layer, on the GPU or to and from the host.
+//
+//   source       bytes [num_layers, blocks, block_bytes]
+//   destination  bytes [num_layers, blocks, block_bytes], with its own number of blocks
+//   copies       int32 [m, 2]: block copies[i][0] of source becomes copies[i][1] of destination, in
+//                every layer. No block is both read and written by one call.
+//   source_layer, destination_layer, block   sizes of a layer and of a block in 16 bytes
+//
+// Either may be the host's pinned memory, which the GPU reaches under the same address.
+// Grid (ceil(block_bytes / 16 KiB), m, num_layers), block 256, no shared memory. Moves
+// 2 * m * num_layers * block_bytes. A thread has 4 accesses of 16 bytes under way at once.
+// Test: tests/cuda/kernels/test_copy_blocks.py: equal.
+#include "common/common.cuh"
+
+using Access = Vec<u32, 4>;
+constexpr int THREADS = 256, UNROLL = 4;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+copy_blocks_kernel(const Access* source, Access* destination, const int* copies,
+                   i64 source_layer, i64 destination_layer, int block) {
+    start_dependents();
+    wait_for_upstream();
+    i64 layer = blockIdx.z, from = copies[2 * blockIdx.y], to = copies[2 * blockIdx.y + 1];
+    source += layer * source_layer + from * block;
+    destination += layer * destination_layer + to * block;
+    int first = blockIdx.x * UNROLL * THREADS + threadIdx.x;
+    Access held[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        int at = first + u * THREADS;
+        if (at < block) held[u] = source[at];
+    }
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        int at = first + u * THREADS;
+        if (at < block) destination[at] = held[u];
+    }
+}

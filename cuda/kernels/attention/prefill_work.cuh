@@ -1,0 +1,123 @@
+// What a block of prefill_attention does: which queries of which head, and the keys they see.
+#pragma once
+#include "attention/attention_mma.cuh"
+
+#ifdef CODES
+using Stored = u8;  // what the cache has of an element
+#else
+using Stored = T;
+#endif
+
+struct Arguments {
+    const T* q;
+    const Stored* cache;
+    const int *block_tables, *query_starts, *context_lens, *prefix_lens;
+    const float* slopes;
+    T* out;
+    i64 q_stride;
+    int num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, log2_block, window, slots;
+    int heads_together;
+    float scale, softcap;
+#ifdef CODES
+    const float* row_factors;
+#endif
+};
+
+// The queries of one block, and which keys they see. It lies in shared memory: registers are
+// scarce, and most of it is rarely needed.
+struct Work {
+    const T* q;           // of the first row
+    const Stored* keys;   // of the cache's block 0
+    const int* table;
+    T* out;
+    i64 values;         // from a key to its value, in elements
+    int block_rows;     // rows of head_dim elements in a block of the cache
+    int num_rows;       // that exist; may be greater than the tile
+    int position;       // of the first row
+    int context, prefix, window;
+    float slope;
+#ifdef CODES
+    const float* factors;  // of the cache's block 0
+    int value_rows;        // from a key's to its value's
+#endif
+
+    __device__ __forceinline__ int key_end(int row) const {
+        return max(position + row + 1, prefix);
+    }
+    __device__ __forceinline__ int key_begin(int row) const {
+        return window > 0 ? max(position + row + 1 - window, 0) : 0;
+    }
+    // Keys that rows first … last may see: from `begin` up to and without `end`.
+    __device__ __forceinline__ void span(int first, int count, int& begin, int& end) const {
+        int last = min(first + count, num_rows) - 1;
+        begin = key_begin(first);
+        end = last < first ? begin : min(key_end(last), context);
+    }
+    __device__ __forceinline__ bool all_see(int first, int count, int key, int num_keys) const {
+        return key + num_keys <= key_end(first) && key >= key_begin(first + count - 1);
+    }
+};
+
+// Finds the slot's tile; false for a surplus slot. All threads of the block call it; every warp
+// searches for itself, and one thread writes what was found.
+template <int ROWS>
+__device__ __forceinline__ bool find_work(const Arguments& a, Work& w) {
+    int per_section = a.slots * a.heads_together;
+    int rest = blockIdx.x % per_section, slot = rest / a.heads_together;
+    int head = blockIdx.x / per_section * a.heads_together + rest % a.heads_together;
+    int lane = threadIdx.x % WARP;
+    for (int base = 0; base < a.num_seqs; base += WARP) {
+        int seq = base + lane, start = 0, count = 0;
+        if (seq < a.num_seqs) {
+            start = a.query_starts[seq];
+            count = a.query_starts[seq + 1] - start;
+        }
+        int end = (count + ROWS - 1) / ROWS;
+#pragma unroll
+        for (int offset = 1; offset < WARP; offset *= 2) {
+            int before = __shfl_up_sync(ALL, end, offset);
+            if (lane >= offset) end += before;
+        }
+        u32 after = __ballot_sync(ALL, slot < end);
+        if (after == 0) {
+            slot -= __shfl_sync(ALL, end, WARP - 1);
+            continue;
+        }
+        int found = __ffs(after) - 1;
+        seq = base + found;
+        start = __shfl_sync(ALL, start, found);
+        count = __shfl_sync(ALL, count, found);
+        int first = (__shfl_sync(ALL, end, found) - 1 - slot) * ROWS;
+        if (threadIdx.x == 0) {
+            int kv_head = head / (a.num_heads / a.num_kv_heads);
+            i64 head_rows = 1ll << a.log2_block;
+            w.q = a.q + (i64)(start + first) * a.q_stride + (i64)head * a.head_dim;
+            w.out = a.out + ((i64)(start + first) * a.num_heads + head) * a.head_dim;
+            w.keys = a.cache + kv_head * head_rows * a.head_dim;
+            w.values = a.num_kv_heads * head_rows * a.head_dim;
+            w.block_rows = 2 * a.num_kv_heads << a.log2_block;
+            w.table = a.block_tables + (i64)seq * a.max_blocks;
+            w.num_rows = count - first;
+            w.context = a.context_lens[seq];
+            w.position = w.context - count + first;
+            w.prefix = a.prefix_lens ? min(a.prefix_lens[seq], w.context) : 0;
+            w.window = a.window;
+            w.slope = a.slopes ? a.slopes[head] : 0.f;
+#ifdef CODES
+            w.factors = a.row_factors + kv_head * head_rows;
+            w.value_rows = a.num_kv_heads << a.log2_block;
+#endif
+        }
+        __syncthreads();
+        return true;
+    }
+    return false;
+}
+
+// The row of head_dim elements from `keys` on where a key lies, or -1 if no row of the block sees
+// it: it may be garbage, its table entry too.
+__device__ __forceinline__ int key_row(const Arguments& a, const Work& w, int key, int begin) {
+    if (key < begin || key >= w.context) return -1;
+    int within = key & ((1 << a.log2_block) - 1);
+    return w.table[key >> a.log2_block] * w.block_rows + within;
+}

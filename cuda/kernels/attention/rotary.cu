@@ -1,0 +1,188 @@
+// rotary: normalises query and key heads, turns them by their positions, and stores keys and values
+// in the cache.
+//
+//   qkv         T [n, num_heads + 2 * num_kv_heads, head_dim]; the queries are changed in place,
+//               keys and values only read
+//   q_norm, k_norm  T [head_dim], with QK_NORM: each head is divided by its root mean square and
+//               multiplied by these, plus offset (RMSNorm; Qwen3, 2025); eps is added to the mean
+//               square
+//   cos_sin     fp32 [max_positions, rotary_dim]: cosines of a position's angles, then sines;
+//               null when rotary_dim is 0 (nothing is turned)
+//   positions   int32 [n]
+//   positions2  int32 [n] or null. With them a head has two stretches of rotary_dim elements, the
+//               second turned by positions2 (ChatGLM's 2-D positions)
+//   slots       int32 [n]; of a token with slot < 0 nothing is stored
+//   cache       T [num_blocks, 2 * num_kv_heads, 2^log2_block, head_dim], keys' heads first; with
+//               CODES bytes, and row_factors fp32 [num_blocks, 2 * num_kv_heads, 2^log2_block]
+//
+// Pair i of a stretch turns by angle i (Su et al., 2021, arXiv:2104.09864). Its elements are i and
+// i + rotary_dim / 2, with INTERLEAVED 2i and 2i + 1. Elements past the stretches stay.
+//
+// Grid (n, ceil(heads / (4 * floor(128 / items)))), where items = head_dim / (2 * WIDTH); block
+// 128, no shared memory. Moves the stretches of the queries, keys and values twice, angles once.
+// A thread holds 2 * WIDTH elements, whole pairs of one place in a head, for up to 4 heads, all of
+// them loaded before the first is turned; the angles are the same for all. WIDTH elements are
+// one access: 8, 4, 2 or 1, a divisor of rotary_dim / 2 and head_dim / 2. head_dim <= 256.
+// With QK_NORM neighbouring lanes that hold a head add their squares, with CODES they find its
+// largest number: head_dim / (2 * WIDTH) must be a power of two up to 32. In fp32, rounded once,
+// and as a code once more.
+// Compiled with INTERLEAVED, QK_NORM, WIDTH, and CODES for a cache in 8 bits.
+// Test: tests/cuda/kernels/test_rotary.py, relative 2^-8 (bf16), 2^-11 (fp16), 2e-6 (fp32): one rounding
+// of the result. Values, and elements that are not turned, are equal.
+#include "common/vectors.cuh"
+#ifdef CODES
+#include "attention/rotary_codes.cuh"
+using Stored = u8;
+#else
+using Stored = T;
+#endif
+
+constexpr int THREADS = 128, UNROLL = 4, W = WIDTH;
+
+struct Item {
+    Pack<T, W> low, high;
+};
+
+// The weights of a head's norm, at an item's place.
+struct NormWeight {
+    Pack<T, W> low, high;
+};
+
+// Divides a head, of which `items` neighbouring lanes hold a part, by its root mean square.
+__device__ __forceinline__ void normalise(float (&at)[2 * W], bool is_query,
+                                          const NormWeight& query, const NormWeight& key,
+                                          int items, float eps, float offset) {
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * W; i++) squares += at[i] * at[i];
+    u32 lane = threadIdx.x % WARP, first = lane & ~(items - 1);
+    u32 sharers = (items == WARP ? ALL : (1u << items) - 1) << first;
+    for (int lanes = 1; lanes < items; lanes *= 2)
+        squares += __shfl_xor_sync(sharers, squares, lanes);
+    float factor = rsqrtf(squares / (2 * W * items) + eps);
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        at[i] *= factor * ((is_query ? query.low[i] : key.low[i]) + offset);
+        at[W + i] *= factor * ((is_query ? query.high[i] : key.high[i]) + offset);
+    }
+}
+
+// Turns an item's pairs by W angles in a row.
+__device__ __forceinline__ void turn(float (&at)[2 * W], const Pack<float, W>& cos,
+                                     const Pack<float, W>& sin) {
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        constexpr int STRIDE = INTERLEAVED ? 2 : 1, PARTNER = INTERLEAVED ? 1 : W;
+        float x = at[STRIDE * i], y = at[STRIDE * i + PARTNER];
+        at[STRIDE * i] = x * cos[i] - y * sin[i];
+        at[STRIDE * i + PARTNER] = y * cos[i] + x * sin[i];
+    }
+}
+
+__device__ __forceinline__ void unpack(const Item& item, float (&at)[2 * W]) {
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        at[i] = item.low[i];
+        at[W + i] = item.high[i];
+    }
+}
+__device__ __forceinline__ void pack(const float (&at)[2 * W], Item& item) {
+    float low[W], high[W];
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        low[i] = at[i];
+        high[i] = at[W + i];
+    }
+    item.low = low;
+    item.high = high;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, const int* positions,
+              const int* positions2, const int* slots, Stored* cache, int num_heads, int num_kv_heads,
+              int head_dim, int rotary_dim, int log2_block, float eps, float offset
+#ifdef CODES
+              , float* row_factors
+#endif
+              ) {
+    start_dependents();
+    int items = head_dim / (2 * W), item = threadIdx.x % items;
+    int group = threadIdx.x / items, groups = THREADS / items;
+    if (group >= groups) return;
+    i64 row = blockIdx.x;
+    int half_dim = rotary_dim / 2, in_stretch = half_dim / W;
+    bool second = positions2 && item >= in_stretch;
+    int place = second ? item - in_stretch : item;  // within its stretch
+    bool turned = place < in_stretch;
+    // Pairs of neighbours are two neighbouring accesses, and so is what is not turned.
+    int low = 2 * W * item, high = low + W;
+    if (!INTERLEAVED && turned) {
+        low = (second ? rotary_dim : 0) + place * W;
+        high = low + half_dim;
+    }
+
+    int heads = num_heads + 2 * num_kv_heads;
+    // Without angle or norm there is nothing to do for the queries.
+    int first = (QK_NORM || rotary_dim ? 0 : num_heads) + blockIdx.y * UNROLL * groups + group;
+    qkv += (row * heads + first) * head_dim;
+    i64 next = (i64)groups * head_dim;  // from a head to the thread's next one
+#if QK_NORM  // constants, which depend on nobody
+    NormWeight q_weight{load<W>(q_norm + low), load<W>(q_norm + high)};
+    NormWeight k_weight{load<W>(k_norm + low), load<W>(k_norm + high)};
+#endif
+    wait_for_upstream();
+
+    int slot = slots[row], position = 0;
+    if (turned) position = (second ? positions2 : positions)[row];
+    Item held[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        if (first + u * groups >= heads) continue;
+        held[u].low = load<W>(qkv + u * next + low);
+        held[u].high = load<W>(qkv + u * next + high);
+    }
+    Pack<float, W> cos{}, sin{};
+    if (turned) {
+        const float* angles = cos_sin + (i64)position * rotary_dim + place * W;
+        cos = load<W>(angles);
+        sin = load<W>(angles + half_dim);
+    }
+    i64 block = slot >> log2_block, kv_stride = (i64)head_dim << log2_block;
+    cache += block * 2 * num_kv_heads * kv_stride;
+    cache += (slot & ((1 << log2_block) - 1)) * head_dim;
+#ifdef CODES
+    row_factors += (block * 2 * num_kv_heads << log2_block) + (slot & ((1 << log2_block) - 1));
+#endif
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        int head = first + u * groups, kv_head = head - num_heads;
+        if (head >= heads) continue;
+        if (kv_head < num_kv_heads && (QK_NORM || turned)) {
+            float at[2 * W];
+            unpack(held[u], at);
+#if QK_NORM
+            normalise(at, kv_head < 0, q_weight, k_weight, items, eps, offset);
+#endif
+            if (turned) turn(at, cos, sin);
+            pack(at, held[u]);
+        }
+#ifdef CODES
+        if (kv_head >= 0) {
+            if (slot < 0) continue;
+            float at[2 * W];
+            unpack(held[u], at);
+            float factor = factor_of(at, items);
+            store_codes<0, W>(cache + kv_head * kv_stride + low, at, factor);
+            store_codes<W, W>(cache + kv_head * kv_stride + high, at, factor);
+            if (item == 0) row_factors[kv_head << log2_block] = factor;
+            continue;
+        }
+        T* to = qkv + u * next;
+#else
+        T* to = kv_head < 0 ? qkv + u * next : cache + kv_head * kv_stride;
+#endif
+        if (kv_head >= 0 ? slot < 0 : !(QK_NORM || turned)) continue;
+        store(to + low, held[u].low);
+        store(to + high, held[u].high);
+    }
+}

@@ -1,0 +1,160 @@
+// Barriers in shared memory that also count bytes, and the copies that complete on them. Before
+// sm_90 there is no copy engine: then these are 16-byte asynchronous copies of all lanes.
+#pragma once
+#include "common/common.cuh"
+
+__device__ __forceinline__ void barrier_init(u64* barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+                 : "memory");
+}
+
+// Makes initialised barriers visible to the copy engine; the threads still need a __syncthreads.
+__device__ __forceinline__ void barrier_init_fence() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void barrier_arrive(u64* barrier) {
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(
+                     shared_address(barrier))
+                 : "memory");
+}
+
+// Returns when the phase of this parity is complete of the barrier at this shared address.
+__device__ __forceinline__ void barrier_wait(u32 address, u32 parity) {
+    u32 done;
+    do {
+#if __CUDA_ARCH__ >= 900
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(done)
+            : "r"(address), "r"(parity)
+            : "memory");
+#else
+        asm volatile(
+            "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(done)
+            : "r"(address), "r"(parity)
+            : "memory");
+#endif
+    } while (!done);
+}
+__device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
+    barrier_wait(shared_address(barrier), parity);
+}
+
+// What was written to shared memory before comes before what the copy engine writes later.
+__device__ __forceinline__ void copy_engine_fence() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// A phase completes after COPY_ARRIVALS arrivals and as many bytes as were expected.
+#if __CUDA_ARCH__ >= 900
+constexpr u32 COPY_ARRIVALS = 1;
+
+// Arrives, and announces `bytes` of copies.
+__device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                     shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+}
+#else
+constexpr u32 COPY_ARRIVALS = WARP;
+
+// Requests 16 bytes for shared memory, past L1; zeros, and nothing is read, if not `valid`.
+__device__ __forceinline__ void copy_16_async(void* to, const void* from, bool valid = true) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+// Arrives as soon as what this thread has requested is there.
+__device__ __forceinline__ void arrive_after_copies(u64* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
+                 : "memory");
+}
+#endif
+
+// How the copy engine sees a matrix: row length, number of rows, and the box it takes of them.
+struct alignas(64) TensorMap {
+    u64 opaque[16];
+};
+
+#if __CUDA_ARCH__ >= 900
+// True for one thread of a warp.
+__device__ __forceinline__ bool elected() {
+    u32 is_it;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(is_it));
+    return is_it;
+}
+
+// Brings the map to where the copy engine looks for it.
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Copies the box at `column` of `row`; what lies outside the matrix is zero. One thread asks.
+__device__ __forceinline__ void copy_box(void* to, const TensorMap& map, int column, int row,
+                                         u64* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
+        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
+        : "memory");
+}
+
+// Copies `bytes`, a multiple of 16, both ends aligned to 16. One thread asks.
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, u32 bytes, u64* barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(shared_address(to)),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+#endif
+
+// A warp brings NUM_ROWS rows of `bytes` (a multiple of 16) to shared memory, row r to `to + r * stride`,
+// and completes one phase of `barrier`, initialised with COPY_ARRIVALS. Lane r has row r's address,
+// and every lane the one of row `lane % NUM_ROWS`. What is read once need not stay in L2.
+template <int NUM_ROWS>
+__device__ __forceinline__ void copy_rows(u8* to, int stride, const void* from, u32 bytes,
+                                          u64* barrier) {
+#if __CUDA_ARCH__ >= 900
+    const void* row[NUM_ROWS];
+#pragma unroll
+    for (int r = 0; r < NUM_ROWS; r++) row[r] = (const void*)__shfl_sync(ALL, (u64)from, r);
+    if (!elected()) return;  // by one thread, which the compiler knows: no loop over threads
+    barrier_expect(barrier, bytes * NUM_ROWS);
+    u64 evict_first;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));
+#pragma unroll
+    for (int r = 0; r < NUM_ROWS; r++)
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+            "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to + r * stride)),
+            "l"(row[r]), "r"(bytes), "r"(shared_address(barrier)), "l"(evict_first)
+            : "memory");
+#else
+    constexpr int LANES = WARP / NUM_ROWS;  // that share a row
+    int lane = threadIdx.x % WARP;
+    u8* row = to + lane % NUM_ROWS * stride;
+    for (u32 at = lane / NUM_ROWS * 16; at < bytes; at += LANES * 16)
+        copy_16_async(row + at, (const u8*)from + at);
+    arrive_after_copies(barrier);
+#endif
+}
+
+// A barrier among the first THREADS threads of a block, or any fixed set that uses the same `id`.
+template <int ID, int THREADS> __device__ __forceinline__ void named_barrier() {
+    asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
+}
+
+// Counts towards a `named_barrier` without waiting for it.
+template <int ID, int THREADS> __device__ __forceinline__ void named_arrive() {
+    asm volatile("bar.arrive %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
+}

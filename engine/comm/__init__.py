@@ -1,0 +1,1 @@
+"""Communication between ranks: tensor-parallel collectives and pipeline transfers."""

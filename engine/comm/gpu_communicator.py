@@ -1,0 +1,114 @@
+"""What ranks on GPUs tell each other: through each other's memory, or through NCCL."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.linear import MAX_VECTORS
+from swiftchat.cuda.peer_memory import MAX_WORLD, Inbox, PeerMemory
+from swiftchat.engine.comm.communicator import GlooRanks, Seat
+from swiftchat.errors import DeviceError
+from swiftchat.weights.architectures.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Inboxes:
+    """Where the parts of a decode step arrive, for up to 16 lanes.
+
+    Each exchange of a step uses another than the one before it, as `all_reduce` asks for.
+    """
+
+    embedding: Inbox
+    attention: Inbox
+    ffn: Inbox
+    logits: Inbox
+    vocab_each: int  # columns of the logits that every rank but the last has
+
+
+class GpuRanks:
+    """The ranks of one model, each on a GPU, as `engine.comm.communicator.Ranks`.
+
+    `store` and `seat` as for `GlooRanks`. Whole prompts go through NCCL; the few rows of a decode
+    step through `inboxes`, once `open_inboxes` has made them where the GPUs reach each other's
+    memory.
+    """
+
+    def __init__(
+        self, store: Any, rank: int, size: int, device: torch.device, timeout_s: float, seat: Seat
+    ) -> None:
+        self.seat = seat
+        self.size, self.rank = size, rank
+        self.inboxes: Inboxes | None = None
+        self._memory: PeerMemory | None = None
+        self._device = device
+        torch.cuda.set_device(device)
+        torch_stores: Any = dist  # whose stubs do not have them
+        prefixed = torch_stores.PrefixStore
+        self._control = GlooRanks(prefixed("control", store), rank, size, timeout_s, seat)
+        nccl: Any = dist.ProcessGroupNCCL
+        options = nccl.Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        self._group = nccl(prefixed("nccl", store), rank, size, options)
+        self.all_reduce(torch.zeros(1, device=device))  # now, while all wait and the store is there
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        self._group.allreduce([x]).wait()
+        return x
+
+    def gather(self, x: Tensor, width: int) -> Tensor:
+        if not len(x):
+            return x.new_empty(0, width)
+        each = -(-width // self.size)
+        mine = F.pad(x, (0, each - x.shape[1])).contiguous()
+        parts = x.new_empty(self.size, *mine.shape)
+        self._group._allgather_base(parts, mine).wait()
+        return parts.transpose(0, 1).reshape(len(x), -1)[:, :width]
+
+    def first(self, number: int) -> int:
+        return self._control.first(number)
+
+    def least(self, number: int) -> int:
+        return self._control.least(number)
+
+    def exchange(self, mine: bytes) -> list[bytes]:
+        return self._control.exchange(mine)
+
+    def open_inboxes(self, gpu: Gpu, config: ModelConfig) -> None:
+        """Make the inboxes of a model's decode steps; without, all goes through NCCL.
+
+        That is so where GPUs do not reach each other, or rows are no multiples of 16 bytes.
+        """
+        each = -(-config.vocab_size // self.size)
+        odd = config.hidden_size % 4 or each % 4 or config.vocab_size % 4
+        able = self.size <= MAX_WORLD and not odd and self._all_reach_each_other()
+        if not self.least(int(able)):
+            return
+        row, logits = MAX_VECTORS * config.hidden_size, MAX_VECTORS * each
+        num_bytes = 4 * self.size * (3 * row + logits)
+        self._memory = PeerMemory(gpu, num_bytes, self.rank, self.exchange)
+        embedding, attention, ffn = (self._memory.inbox(row) for _ in range(3))
+        box = self._memory.inbox(logits)
+        self.inboxes = Inboxes(embedding, attention, ffn, box, each)
+
+    def _all_reach_each_other(self) -> bool:
+        if not self.seat.all_here:
+            return False
+        first = (self._device.index or 0) - self.rank
+        others = [first + other for other in range(self.size) if other != self.rank]
+        try:
+            reach = [torch.cuda.can_device_access_peer(self._device, i) for i in others]
+        except (RuntimeError, AssertionError) as error:
+            raise DeviceError(f"GPUs {others} cannot be asked: {error}") from error
+        return all(reach)
+
+    def close(self) -> None:
+        """Let go of the other ranks, which have done what this one has."""
+        if self._memory is not None:
+            self._memory.close()
+        self._group.abort()

@@ -1,0 +1,1 @@
+"""The device that computes: selection, driver, measured bandwidth."""

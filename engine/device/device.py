@@ -1,0 +1,95 @@
+"""Which device computes, what it has, and whether our kernels run there."""
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from swiftchat.cuda.cubin_cache import CubinCache
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.nvrtc import OLDEST_CAPABILITY, has_bindings
+from swiftchat.engine.api.params import EngineConfig
+from swiftchat.engine.model.cuda_ops import kernels_cover
+from swiftchat.errors import DeviceError, OutOfMemory, UsageError
+from swiftchat.weights.architectures.config import ModelConfig
+
+
+def find_device(name: str, rank: int = 0) -> torch.device:
+    """The torch device for `auto`, `cpu`, `cuda` or `cuda:i`; a missing one is a `DeviceError`.
+
+    Of several ranks each has a GPU, counted from that one on; on the CPU they share it.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"unknown device {name!r}", "one of auto, cpu, cuda, cuda:0 …") from None
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", 0)
+    if device.type == "cuda" and rank:
+        device = torch.device("cuda", (device.index or 0) + rank)
+    if device.type == "cuda" and device.index >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise DeviceError(
+            f"no GPU {name}: {found} found by torch {torch.__version__}",
+            "use --device cpu, or install the driver and torch's CUDA build",
+        )
+    return device
+
+
+def device_error(error: BaseException, hint: str = "") -> DeviceError:
+    """An error of torch's as one of ours: `OutOfMemory`, or for any other `DeviceError`."""
+    words = str(error).strip().splitlines()
+    kind = OutOfMemory if _is_out_of_memory(error) else DeviceError
+    return kind(words[0] if words else repr(error), hint)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # Others than torch's GPU allocator raise a plain RuntimeError.
+    texts = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or any(text in str(error) for text in texts)
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def described(device: torch.device, has_kernels: bool, is_decoded: bool) -> str:
+    """A device's name, and what is not as people may think."""
+    words = [device_name(device)]
+    if device.type != "cpu" and not has_kernels:
+        words.append("torch only")
+    if is_decoded:
+        words.append("weights decoded")
+    return ", ".join(words)
+
+
+def available_bytes(device: torch.device, num_sharers: int = 1) -> int:
+    """Memory that can be taken now without swapping; the CPU's is shared by so many ranks."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return int(psutil.virtual_memory().available) // num_sharers
+
+
+def find_kernels(
+    device: torch.device,
+    config: EngineConfig,
+    shape: ModelConfig,
+    dtype: torch.dtype,
+    cubins: Path | None,
+) -> Gpu | None:
+    """The GPU if our kernels can run this model there; None for torch's operators.
+
+    Those also run where the bindings that launch kernels are not installed.
+    """
+    if device.type != "cuda" or not config.kernels or not has_bindings():
+        return None
+    if torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
+        return None
+    if not kernels_cover(shape, dtype, config.kv_dtype):
+        return None
+    if config.block_size < 4 or config.block_size & (config.block_size - 1):
+        return None
+    return Gpu(device, CubinCache(cubins))

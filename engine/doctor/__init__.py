@@ -1,0 +1,1 @@
+"""Report what running on a GPU needs and what this machine has."""

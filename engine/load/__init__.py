@@ -1,0 +1,1 @@
+"""Bring the weights of a checkpoint to the device."""

@@ -1,0 +1,126 @@
+"""Quantised tensors on their way to the device: packed where there is a form, or decoded."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from swiftchat.engine.api.memory_estimate import kept_forms, weights_on_gpu
+from swiftchat.engine.linear.merged import Stacked
+from swiftchat.engine.linear.quantized import Weight, has_rows, packed_weight
+from swiftchat.engine.linear.quantized_gpu import packed_matrix
+from swiftchat.weights.architectures.registry import expected_tensors
+from swiftchat.weights.model.checkpoint import Checkpoint
+from swiftchat.weights.parallel.tensor_parallel import Part, Share
+from swiftchat.weights.quantization.quantized_tensor import as_float32
+from swiftchat.weights.quantization.scheme import Kept, KeptForm, cut
+
+Wanted = Sequence[tuple[str, Part]]
+# What is done with a tensor: anything (so it has to be a plain one), products, or looking up rows.
+Use = Literal["plain", "product", "lookup"]
+# The parts under each other as one packed matrix to multiply the dtype with, or None.
+Pack = Callable[[Sequence[Kept], torch.dtype], Weight | None]
+
+
+def packing(device: torch.device, has_kernels: bool) -> Pack | None:
+    """How matrices stay packed: for torch's operators on the CPU, for our kernels on a GPU.
+
+    None where they are decoded: torch's operators on a GPU have no use for them.
+    """
+    if device.type == "cpu":
+        return packed_weight
+    return partial(packed_matrix, device=device) if has_kernels else None
+
+
+def resident_estimate(
+    share: Share, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Bytes that a rank's weights of a checkpoint with `packed` tensors take.
+
+    On the CPU those are the least there will be: which stay packed is known when they are read.
+    """
+    packed = checkpoint.packed
+    if device.type != "cpu":
+        return weights_on_gpu(share, kept_forms(packed), dtype.itemsize)
+    whole_bytes = {
+        name: checkpoint.nbytes(name)
+        if name in packed and packed[name].kept is not None
+        else math.prod(shape) * dtype.itemsize
+        for name, shape in expected_tensors(share.config).items()
+    }
+    return share.weights_bytes(whole_bytes)
+
+
+def packed_or_decoded(
+    checkpoint: Checkpoint,
+    wanted: Wanted,
+    use: Use,
+    pack: Pack | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Weight:
+    """The wanted parts together, as they are packed where `pack` has a form for them.
+
+    Neighbours in one form become one matrix, and so do those that have none; if there are several
+    matrices then, they are `Stacked`.
+    """
+    runs = [list(run) for _, run in groupby(wanted, lambda one: _form(checkpoint, one[0]))]
+    found = [(run, _packed(checkpoint, run, use, pack, dtype)) for run in runs]
+    weights: list[Weight] = []
+    for is_packed, some in groupby(found, lambda each: each[1] is not None):
+        if is_packed:
+            weights += [weight for _, weight in some if weight is not None]
+        else:
+            plain = [one for run, _ in some for one in run]
+            weights.append(_decoded(checkpoint, plain, dtype, device))
+    return weights[0] if len(weights) == 1 else Stacked(weights)
+
+
+def _form(checkpoint: Checkpoint, name: str) -> KeptForm | None:
+    """What those have in common that can be packed together; None: it has no such form."""
+    tensor = checkpoint.packed.get(name)
+    keeping = None if tensor is None else tensor.kept
+    return None if keeping is None else (keeping.form, keeping.group)
+
+
+def _packed(
+    checkpoint: Checkpoint, wanted: Wanted, use: Use, pack: Pack | None, dtype: torch.dtype
+) -> Weight | None:
+    if pack is None:
+        return None
+    parts: list[Kept] = []
+    for name, part in wanted:
+        tensor = checkpoint.packed.get(name)
+        if tensor is None or tensor.kept is None:
+            return None
+        own = cut(tensor.kept.read(), part.axis, part.spans)
+        if own is None:
+            return None
+        parts.append(own)
+    weight = pack(parts, dtype)
+    return weight if use != "lookup" or has_rows(weight) else None
+
+
+def _decoded(
+    checkpoint: Checkpoint, wanted: Wanted, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The wanted parts together, of tensors of which some are packed."""
+
+    def whole(name: str) -> Tensor:
+        if name not in checkpoint.packed:
+            array = as_float32(checkpoint.read(name), checkpoint.tensors[name].dtype)
+            return torch.from_numpy(array).to(dtype).to(device)
+        tensor = checkpoint.packed[name]
+        pieces = [torch.from_numpy(piece).to(dtype).to(device) for piece in tensor.pieces()]
+        return torch.cat(pieces).view(tensor.shape)
+
+    cut_out = [
+        tensor.narrow(part.axis, start, end - start)
+        for tensor, part in ((whole(name), part) for name, part in wanted)
+        for start, end in part.spans
+    ]
+    return torch.cat(cut_out, wanted[0][1].axis)

@@ -1,0 +1,1 @@
+"""The decoder, its operations on CPU and GPU, and the KV cache."""

@@ -1,0 +1,1 @@
+"""Choose the next token from logits."""

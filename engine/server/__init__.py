@@ -1,0 +1,1 @@
+"""One engine serving one or more terminals."""

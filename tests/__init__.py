@@ -1,0 +1,1 @@
+"""Tests; run them with `python -m pytest` from the root of the repository."""

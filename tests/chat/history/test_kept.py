@@ -1,0 +1,116 @@
+"""Conversations in a real terminal whose program is killed, hung up on, or goes on later."""
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from swiftchat.chat.history.store import Sessions, sessions_path
+from tests.chat.terminal.test_terminal import Terminal
+from tests.chat.test_process import SLOW
+from tests.chat.test_process import chat as chat
+from tests.chat.test_process import program as program
+
+Open = Callable[..., Terminal]
+
+
+def kept() -> list[tuple[str, str, str | None]]:
+    with Sessions(sessions_path(), print) as store:
+        (row,) = store.recent()
+        path = store.load(row["id"]).messages
+    return [(message.role, message.content, message.finish_reason) for message in path]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, None)]
+)
+def test_what_was_said_is_kept_and_goes_on(chat: Open, number: int, code: int | None) -> None:
+    terminal = chat(SLOW)
+    terminal.type("tell me\r")
+    terminal.wait_for(lambda text: text.count("slow answer") > 3)
+    terminal.process.kill(number)
+    assert terminal.wait_end() == code
+    question, (role, content, reason) = kept()
+    assert question == ("user", "tell me", None)
+    assert (role, reason) == ("assistant", None) and content.count("slow") > 1
+    assert SLOW["text"].startswith(content)  # type: ignore[attr-defined]
+
+    terminal = chat(" It ends.", options=("-c",))
+    text = terminal.wait_for("/continue goes on with it")
+    assert "going on with: tell me" in text and ">>> tell me" in text and "slow answer" in text
+    terminal.type("/continue\r")
+    terminal.wait_for("It ends.")
+    terminal.type("\x04")
+    assert terminal.wait_end() == 0
+    assert kept()[1] == ("assistant", f"{content} It ends.", "stop")
+
+
+def test_the_terminal_that_is_closed_is_a_hangup(chat: Open) -> None:
+    terminal = chat(SLOW)
+    terminal.type("tell me\r")
+    terminal.wait_for("slow answer")
+    # Not the process's `close`, which sends signals of its own.
+    terminal.process.ptyproc.fileobj.close()
+    terminal.process.closed = terminal.process.ptyproc.closed = True
+    assert terminal.process.wait() == 129
+    assert kept()[1][1].startswith("A slow answer")
+
+
+def test_a_stopped_answer_is_marked(chat: Open) -> None:
+    terminal = chat(SLOW)
+    terminal.type("tell me\r")
+    terminal.wait_for("slow answer")
+    terminal.type("\x03")
+    terminal.wait_for("stopped")
+    terminal.wait_for(lambda text: text.count(">>>") == 2)
+    assert kept()[1][2] == "interrupt"
+
+
+def test_editing_a_question_in_the_input_line(chat: Open) -> None:
+    terminal = chat("First.", "Second.")
+    terminal.type("one\r")
+    terminal.wait_for("First.")
+    terminal.type("/edit\r")
+    terminal.wait_for(lambda text: text.count(">>> one") == 2)
+    terminal.type(" more\r")
+    terminal.wait_for(lambda text: text.rpartition("Second.")[2].count(">>>") == 1)
+    assert [text for _, text, _ in kept()] == ["one more", "Second."]
+    terminal.type("/branches\r")
+    terminal.wait_for("user: one")
+
+
+def test_ctrl_c_ends_a_shell_command_and_not_the_chat(chat: Open) -> None:
+    terminal = chat("Fine.")
+    terminal.type("!echo begun; sleep 30; echo never\r")
+    terminal.wait_for(lambda text: "\nbegun" in text)
+    terminal.type("\x03")
+    terminal.wait_for("exit status")
+    terminal.type("hi\r")
+    text = terminal.wait_for("Fine.")
+    assert "\nnever" not in text
+
+
+def test_a_home_that_cannot_be_written_is_told_once(chat: Open) -> None:
+    sessions_path().parent.parent.mkdir(parents=True)
+    sessions_path().parent.write_text("in the way")
+    terminal = chat("First.", "Second.", columns=200)
+    terminal.type("one\r")
+    terminal.wait_for("First.")
+    terminal.type("two\r")
+    text = terminal.wait_for("Second.")
+    assert text.count("is not saved") == 1
+    terminal.type("/save it\r")
+    terminal.wait_for("error: conversations in")
+
+
+@pytest.mark.parametrize("settings", [{"TERM": "dumb"}, {"columns": 20, "rows": 10}])
+def test_sessions_on_poor_terminals(chat: Open, settings: dict[str, object]) -> None:
+    terminal = chat("A.", **settings)
+    terminal.type("世界 and more than twenty columns\r")
+    terminal.wait_for("A.")
+    terminal.type("/sessions\r")
+    terminal.wait_for("MESSAGES" if "TERM" in settings else "ID")
+    terminal.type("/help\r")
+    terminal.wait_for("Ctrl-X")
+    terminal.type("\x04")
+    assert terminal.wait_end() == 0

@@ -1,0 +1,426 @@
+"""The store of conversations: what was saved is there, whatever happens meanwhile."""
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swiftchat.chat.history.autosave import Autosave
+from swiftchat.chat.history.conversation import Conversation, Message
+from swiftchat.chat.history.store import Sessions
+from swiftchat.errors import FileSystemError, UsageError
+
+
+class Warnings(list[str]):
+    def __call__(self, text: str) -> None:
+        self.append(text)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "store.db"
+
+
+def opened(path: Path) -> Sessions:
+    def refuse(text: str) -> None:
+        raise AssertionError(text)
+
+    return Sessions(path, refuse)
+
+
+def shape(conversation: Conversation) -> object:
+    """All that there is of a conversation, without what only memory has."""
+
+    def facts(message: Message) -> object:
+        parent = message.parent and message.parent.id
+        return (parent, {k: v for k, v in vars(message).items() if k != "parent"})
+
+    tip = conversation.tip and conversation.tip.id
+    known = {
+        k: v
+        for k, v in vars(conversation).items()
+        if k not in ("tree", "tip", "unsaved", "last_answer")
+    }
+    return (known, tip, [facts(message) for message in conversation.tree])
+
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
+MOVES = st.one_of(
+    st.tuples(st.just("ask"), TEXTS),
+    st.tuples(st.just("answer"), TEXTS),
+    st.tuples(st.just("grow"), TEXTS),
+    st.tuples(st.just("undo"), st.integers(1, 3)),
+    st.tuples(st.just("pop"), st.none()),
+    st.tuples(st.just("switch"), st.integers(0, 5)),
+    st.tuples(st.just("save"), st.none()),
+    st.tuples(st.just("reload"), st.none()),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(MOVES, max_size=25))
+def test_a_tree_is_what_a_simple_model_of_it_says(moves: list[tuple[str, object]]) -> None:
+    """The model: a set of paths of texts, and the path in use."""
+    with tempfile.TemporaryDirectory() as folder, opened(Path(folder) / "s.db") as store:
+        conversation = Conversation("S")
+        path: tuple[str, ...] = ()
+        paths: set[tuple[str, ...]] = set()
+        for move, value in moves:
+            if move in ("ask", "answer"):
+                role = "user" if move == "ask" else "assistant"
+                conversation.add(role, str(value))  # type: ignore[arg-type]
+                path = (*path, f"{role}:{value}")
+                paths.add(path)
+            elif move == "grow" and conversation.tip and conversation.tip.id:
+                grown = conversation.add("assistant", "", None)
+                grown.content = f"x{value}"
+                conversation.unsaved[grown] = None
+                path = (*path, f"assistant:x{value}")
+                paths.add(path)
+            elif move == "undo":
+                conversation.undo(int(str(value)))
+                questions = [i for i, text in enumerate(path) if text.startswith("user:")]
+                path = path[: questions[-min(int(str(value)), len(questions))]] if questions else ()
+            elif move == "pop":
+                conversation.pop_answer()
+                path = path[:-1] if path and path[-1].startswith("assistant:") else path
+            elif move == "switch" and (leaves := conversation.branches()):
+                conversation.tip = leaves[int(str(value)) % len(leaves)]
+                path = texts(conversation.tip)
+            elif move == "save":
+                store.save(conversation)
+                assert not conversation.unsaved
+            elif move == "reload":
+                store.save(conversation)
+                again = store.load(conversation.id)
+                assert shape(again) == shape(conversation)
+                conversation = again
+            assert tuple(texts(conversation.tip)) == path
+        assert {texts(message) for message in conversation.tree} == paths
+        ends = {texts(leaf) for leaf in conversation.branches()}
+        assert ends >= {p for p in paths if not any(o[: len(p)] == p and o != p for o in paths)}
+
+
+def texts(message: Message | None) -> tuple[str, ...]:
+    return tuple(f"{m.role}:{m.content}" for m in Conversation(tip=message).messages)
+
+
+def test_an_unanswered_question_is_asked_again_not_twice() -> None:
+    conversation = Conversation()
+    first = conversation.add("user", "why?")
+    conversation.tip = None
+    assert conversation.add("user", "why?") is first
+    conversation.add("assistant", "so")
+    conversation.undo()
+    assert conversation.add("user", "why?") is not first, "that one has its answer"
+
+
+def test_titles_are_first_words() -> None:
+    conversation = Conversation()
+    conversation.add(
+        "user", "\n  Why is the sky   blue, and why are sunsets red, and the sea green?"
+    )
+    assert conversation.title == "Why is the sky blue, and why are sunsets red, and…"
+    other = Conversation()
+    other.add("user", "x" * 80)
+    assert other.title == "x" * 50 + "…"
+
+
+@pytest.mark.parametrize("umask", [0, 0o777])
+def test_the_file_is_the_users_alone_whatever_the_umask(path: Path, umask: int) -> None:
+    if umask and os.getuid():
+        pytest.skip("only root goes into a folder without permissions")
+    old = os.umask(umask)
+    try:
+        with opened(path) as store:
+            conversation = Conversation()
+            conversation.add("user", "secret")
+            store.save(conversation)
+            files = [file for file in path.parent.iterdir() if not file.name.endswith(".lock")]
+            assert len(files) == 3, "the write-ahead log and its index, too"
+            assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def saved(store: Sessions, *messages: str) -> Conversation:
+    conversation = Conversation()
+    for number, text in enumerate(messages):
+        conversation.add("assistant" if number % 2 else "user", text)
+    store.save(conversation)
+    return conversation
+
+
+def test_two_writers_of_one_conversation_make_branches(path: Path) -> None:
+    with opened(path) as one, opened(path) as other:
+        begun = saved(one, "q", "a")
+        here, there = one.load(begun.id), other.load(begun.id)
+        for number in range(20):
+            here.add("user", f"here {number}")
+            one.save(here)
+            there.add("user", f"there {number}")
+            other.save(there)
+        both = one.load(begun.id)
+        assert len(both.tree) == 42 and len(both.branches()) == 2
+        ends = {leaf.content for leaf in both.branches()}
+        assert ends == {"here 19", "there 19"}
+        assert both.tip is not None and both.tip.content == "there 19"
+
+
+def test_a_conversation_that_was_removed_meanwhile_is_saved_whole(path: Path) -> None:
+    with opened(path) as store:
+        conversation = saved(store, "q", "a")
+        store.remove(conversation.id)
+        with pytest.raises(UsageError):
+            store.load(conversation.id)
+        conversation.add("user", "still here")
+        store.save(conversation)
+        assert shape(store.load(conversation.id)) == shape(conversation)
+
+
+def test_removed_text_is_gone_from_the_files(path: Path) -> None:
+    with opened(path) as store:
+        kept, removed = saved(store, "keep this"), saved(store, "xylophone quartz", "zebra")
+        store.remove(removed.id)
+        assert store.search("xylophone") == []
+        assert [one.session_id for one in store.search("keep")] == [kept.id]
+        data = b"".join(file.read_bytes() for file in path.parent.iterdir())
+        assert b"xylophone" not in data and b"keep this" in data
+
+
+def damage_whole(path: Path) -> None:
+    path.write_bytes(b"no database" * 1000)
+
+
+def damage_inside(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4096:] = os.urandom(len(data) - 4096)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [damage_whole, damage_inside])
+def test_a_damaged_file_is_set_aside_and_told(path: Path, damage: object) -> None:
+    with opened(path) as store:
+        conversation = saved(store, "q", "a" * 9000)
+    damage(path)  # type: ignore[operator]
+    bytes_before = path.read_bytes()
+    warnings = Warnings()
+    with Sessions(path, warnings) as store:
+        conversation.add("user", "more")
+        store.save(conversation)
+        assert shape(store.load(conversation.id)) == shape(conversation), "of it all is in memory"
+    aside = sorted(path.parent.glob("*.damaged-*"), key=lambda file: len(file.name))
+    assert len(warnings) == 1 and "set aside" in warnings[0] and str(aside[0]) in warnings[0]
+    assert aside[0].read_bytes() == bytes_before
+    with opened(path) as store:
+        assert len(store.recent()) == 1
+
+
+@pytest.mark.parametrize("read", ["recent", "load", "find", "search", "remove"])
+def test_damage_that_only_reading_finds_is_set_aside_too(path: Path, read: str) -> None:
+    with opened(path) as store:
+        conversation = saved(store, "words " * 3000, "a" * 9000)
+    warnings = Warnings()
+    store = Sessions(path, warnings)
+    damage_inside(path)
+    work = getattr(store, read)
+    if read in ("load", "find"):
+        with pytest.raises(UsageError, match="no conversation"):
+            work(conversation.id)
+    else:
+        assert not (work() if read == "recent" else work("words"))
+    assert len(warnings) == 1 and "set aside" in warnings[0]
+    store.close()
+
+
+def test_a_newer_schema_is_left_alone(path: Path) -> None:
+    opened(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 999")
+    with pytest.raises(FileSystemError, match="newer swiftchat"):
+        opened(path)
+
+
+def test_an_older_schema_is_brought_up_to_date(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from swiftchat.chat.history import store as store_module
+
+    with opened(path) as store:
+        conversation = saved(store, "q")
+    more = (*store_module._MIGRATIONS, ("ALTER TABLE sessions ADD COLUMN pinned INTEGER",))
+    monkeypatch.setattr(store_module, "_MIGRATIONS", more)
+    with opened(path) as store:
+        assert shape(store.load(conversation.id)) == shape(conversation)
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT pinned FROM sessions").fetchall() == [(None,)]
+
+
+def test_where_nothing_can_be_saved_the_chat_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    warnings = Warnings()
+    autosave = Autosave(lambda: opened(tmp_path / "file" / "store.db"), warnings)
+    conversation = Conversation()
+    for text in ("one", "two"):
+        conversation.add("user", text)
+        autosave.save(conversation)
+    assert len(warnings) == 1 and "is not saved" in warnings[0] and not autosave.keeps
+    with pytest.raises(FileSystemError) as caught:
+        autosave.store.save(conversation)
+    assert caught.value.exit_code == 8
+    (tmp_path / "file").unlink()
+    autosave.save(conversation)
+    assert autosave.keeps and len(autosave.store.load(conversation.id).tree) == 2
+    autosave.finish(conversation)
+
+
+def test_a_full_disk_keeps_what_was_saved(path: Path) -> None:
+    warnings = Warnings()
+    store = opened(path)
+    autosave = Autosave(lambda: store, warnings)
+    conversation = saved(store, "q", "a")
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
+    conversation.add("user", "x" * 100_000)
+    autosave.save(conversation)
+    assert len(warnings) == 1 and "full" in warnings[0]
+    assert len(store.load(conversation.id).tree) == 2
+    store._db.execute("PRAGMA max_page_count = 100000")
+    autosave.save(conversation)
+    assert len(store.load(conversation.id).tree) == 3 and autosave.keeps
+    autosave.finish(conversation)
+
+
+def test_what_python_cannot_write_is_replaced(path: Path) -> None:
+    with opened(path) as store:
+        conversation = saved(store, "caf\udce9 \0 x")
+        assert store.load(conversation.id).tree[0].content == "caf? \0 x"
+
+
+def test_names_and_beginnings_of_ids_find_a_conversation(path: Path) -> None:
+    with opened(path) as store:
+        one, other = saved(store, "one"), saved(store, "other")
+        one.name = "abc"
+        store.save(one)
+        assert store.find("abc") == store.find(one.id[:8].upper()) == one.id
+        for wanted in ("", "%", "no such"):
+            with pytest.raises(UsageError):
+                store.find(wanted)
+        other.name = "abc"
+        with pytest.raises(UsageError, match="another conversation has the name"):
+            store.save(other)
+        other.name = None
+        other.id, again = "ff0" + other.id, Conversation(id="ff1")
+        again.add("user", "x")
+        store.save(other)
+        store.save(again)
+        with pytest.raises(UsageError, match="2 conversations begin with"):
+            store.find("ff")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("SKY blue", ["Why is the sky blue?"]),
+        ("ky bl", ["Why is the sky blue?"]),
+        ("世界", ["你好，世界"]),
+        ('say "hi"', ['to say "hi" OR x']),
+        ("OR", ['to say "hi" OR x']),
+        ("sky red", []),
+        ("", []),
+    ],
+)
+def test_search_finds_parts_of_words_in_any_language(
+    path: Path, words: str, found: list[str]
+) -> None:
+    with opened(path) as store:
+        for text in ("Why is the sky blue?", "你好，世界", 'to say "hi" OR x'):
+            saved(store, text)
+        assert [one.excerpt for one in store.search(words)] == found
+
+
+def test_an_excerpt_shows_where(path: Path) -> None:
+    with opened(path) as store:
+        saved(store, f"{'a ' * 100}the\nneedle{' b' * 100}")
+        (found,) = store.search("NEEDLE")
+        assert found.excerpt[found.start : found.end] == "needle"
+        assert found.excerpt.startswith("…") and found.excerpt.endswith("…")
+        assert len(found.excerpt) < 100 and "\n" not in found.excerpt
+
+
+def test_what_is_changed_is_found_by_its_new_text(path: Path) -> None:
+    with opened(path) as store:
+        conversation = saved(store, "q", "before")
+        assert conversation.tip is not None
+        conversation.tip.content = "afterwards"
+        conversation.unsaved[conversation.tip] = None
+        store.save(conversation)
+        assert store.search("before") == [] and len(store.search("afterwards")) == 1
+
+
+# Begins 500 writers, each killed at another moment, and looks after each that all it had said to
+# be saved is there. What it says goes through a pipe, in writes that are atomic.
+KILLS = """
+import os, random, signal, sqlite3, sys, time
+from pathlib import Path
+from swiftchat.chat.history.conversation import Conversation
+from swiftchat.chat.history.store import Sessions
+
+path, times = Path(sys.argv[1]), int(sys.argv[2])
+Sessions(path, print).close()
+random.seed(1)
+
+
+def write(end):
+    with Sessions(path, print) as store:
+        conversation = Conversation()
+        while True:
+            conversation.add("user", "q" * random.randrange(2000))
+            store.save(conversation)
+            answer = conversation.add("assistant", "", None)
+            for length in range(100, 1000, 100):
+                answer.content = "a" * length
+                conversation.unsaved[answer] = None
+                store.save(conversation)
+                os.write(end, f"{conversation.id} {answer.id} {length}\\n".encode())
+
+
+num_said = 0
+for number in range(times):
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        write(theirs)
+    os.close(theirs)
+    time.sleep(random.random() * 0.012)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    said = os.read(ours, 1 << 20).decode().splitlines()
+    os.close(ours)
+    num_said += len(said)
+    with Sessions(path, print) as store:
+        for line in said[-3:]:
+            session, message, length = line.split()
+            tree = {one.id: one for one in store.load(session).tree}
+            assert len(tree[message].content) >= int(length), line
+            assert all(one.parent is None or one.parent in tree.values() for one in tree.values())
+db = sqlite3.connect(path)
+assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+db.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 1)")
+print(num_said)
+"""
+
+
+def test_500_kills_while_saving_lose_nothing(path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLS, str(path), "500"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) > 500, "most were killed after they had saved something"
+    assert "set aside" not in done.stdout

@@ -1,0 +1,130 @@
+"""Reasoning told from the answer, kept with it, and handed back to the template."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swiftchat.chat.history.conversation import Conversation
+from swiftchat.chat.model.chat_model import Speaker
+from swiftchat.chat.model.reasoning import FORMS, ReasoningSplitter, Thought, reasoning_form
+from swiftchat.chat.options.config import ChatConfig
+from tests.support import fake_engine
+
+THINK, HARMONY = FORMS[1], FORMS[0]
+SHOWS_REASONING = fake_engine.TEMPLATE.replace(
+    "m['content']",
+    "('<think>' + m['reasoning_content'] + '</think>' if m['reasoning_content'] else '') "
+    "+ m['content']",
+)
+SWITCHED = SHOWS_REASONING.replace(
+    "assistant\n' }}{% endif %}",
+    "assistant\n' }}{% if enable_thinking is defined and not enable_thinking %}"
+    "{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}",
+)
+
+
+def split(splitter: ReasoningSplitter, *pieces: str) -> tuple[str, str]:
+    found = [told for piece in pieces for told in splitter.push(piece)] + list(splitter.flush())
+    thoughts = "".join(piece for piece in found if isinstance(piece, Thought))
+    return thoughts, "".join(piece for piece in found if not isinstance(piece, Thought))
+
+
+@pytest.mark.parametrize(
+    ("form", "prompt_end", "text", "thought", "answer"),
+    [
+        (THINK, "", "<think>\nhm\n</think>\n\nfour", "hm\n", "four"),
+        (THINK, "<think>\n", "hm</think>\n\nfour", "hm", "four"),
+        (THINK, "</think>\n\n", "four", "", "four"),
+        (THINK, "", "  four", "", "  four"),
+        (THINK, "", "say <think>x</think>", "", "say <think>x</think>"),
+        (THINK, "", "<think>cut off </thi", "cut off </thi", ""),
+        (THINK, "", "<thin ice", "", "<thin ice"),
+        (THINK, "", "<think></think>", "", ""),
+        (None, "", "<think>x</think>y", "", "<think>x</think>y"),
+        (
+            HARMONY,
+            "",
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final"
+            "<|message|>four",
+            "hm",
+            "four",
+        ),
+        (HARMONY, "", "<|channel|>final<|message|>four", "", "four"),
+    ],
+)
+def test_reasoning_is_told_apart_however_it_comes(
+    form: object, prompt_end: str, text: str, thought: str, answer: str
+) -> None:
+    assert split(ReasoningSplitter(form, prompt_end), text) in [  # type: ignore[arg-type]
+        (thought, answer),
+        (f"\n{thought}", answer),
+    ]
+    told = split(ReasoningSplitter(form, prompt_end), *text)  # type: ignore[arg-type]
+    assert (told[0].strip("\n"), told[1]) == (thought.strip("\n"), answer)
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "<", "think", ">", "\n", "a", "</"])))
+def test_any_cut_tells_the_same_apart(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    one, many = split(ReasoningSplitter(THINK), text), split(ReasoningSplitter(THINK), *text)
+    assert (one[0].strip("\n"), one[1]) == (many[0].strip("\n"), many[1])
+
+
+def test_the_form_is_found_in_the_template_or_the_vocabulary() -> None:
+    assert reasoning_form(SHOWS_REASONING, []) is THINK
+    assert reasoning_form(fake_engine.TEMPLATE, []) is None
+    assert reasoning_form("{{ '<|start|>assistant<|channel|>' }}", []) is HARMONY
+    assert reasoning_form("<|user|>{{ x }}<|end|>", ["<|end|>"]) is None  # Phi-3's end of turn
+    assert reasoning_form("", ["[THINK]", "[/THINK]"]) is FORMS[4]
+
+
+class Talk:
+    def __init__(self, folder: Path, template: str, **config: object) -> None:
+        fake_engine.make_folder(folder, template)
+        self.engine = fake_engine.FakeEngine([], ctx_size_tokens=4096)
+        self.speaker = Speaker(folder, ChatConfig(**config), self.engine.start)  # type: ignore[arg-type]
+        self.conversation = Conversation()
+
+    def turn(self, answer: str) -> tuple[str | None, str]:
+        self.engine.answers.append({"text": answer})
+        self.conversation.add("user", "hi")
+        made = self.speaker.answer(self.conversation, lambda n: None)
+        list(made)
+        self.conversation.add("assistant", made.text, reasoning=made.reasoning)
+        return made.reasoning, made.text
+
+
+def test_reasoning_goes_back_only_where_the_template_puts_it(tmp_path: Path) -> None:
+    talk = Talk(tmp_path / "shows", SHOWS_REASONING)
+    assert talk.turn("<think>\nhm\n</think>\n\nfour") == ("hm", "four")
+    talk.turn("five")
+    assert "<think>hm</think>four<|im_end|>" in talk.engine.asked()
+    talk = Talk(tmp_path / "drops", fake_engine.TEMPLATE + "{# </think> #}")
+    talk.turn("<think>hm</think>four")
+    talk.turn("five")
+    assert "hm" not in talk.engine.asked() and "four<|im_end|>" in talk.engine.asked()
+
+
+def test_what_reasoning_took_and_raw_text(tmp_path: Path) -> None:
+    talk = Talk(tmp_path / "model", SHOWS_REASONING)
+    talk.engine.answers.append({"text": "<think>hm</think>four"})
+    talk.conversation.add("user", "hi")
+    answer = talk.speaker.answer(talk.conversation, lambda n: None)
+    list(answer)
+    assert 9 <= answer.num_reasoning_tokens <= 17 and answer.num_tokens == 21
+    assert 0 < answer.reasoning_s < 5
+    raw = Talk(tmp_path / "raw", SHOWS_REASONING, raw=True)
+    assert raw.turn("<think>hm</think>four") == (None, "<think>hm</think>four")
+
+
+def test_the_switch_reaches_the_template(tmp_path: Path) -> None:
+    talk = Talk(tmp_path / "off", SWITCHED, think="off")
+    assert talk.speaker.can_switch_thinking
+    assert talk.turn("four") == (None, "four")
+    assert talk.engine.asked().endswith("<think>\n\n</think>\n\n")
+    talk.speaker.think = "auto"
+    talk.turn("five")
+    assert talk.engine.asked().endswith("assistant\n")
+    assert not Talk(tmp_path / "none", SHOWS_REASONING).speaker.can_switch_thinking

@@ -1,0 +1,98 @@
+"""How likely tokens were: in JSON, at a terminal, and with `/show alternatives`."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from swiftchat.chat.history.store import Sessions, sessions_path
+from swiftchat.chat.render.alternatives import as_terminal_text
+from swiftchat.chat.terminal.style import Look
+from swiftchat.errors import UsageError
+from tests.chat.commands.test_slash import Chat
+from tests.chat.commands.test_slash import chat as chat
+from tests.chat.test_oneshot import Program, failure
+from tests.support import fake_engine
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    return Program(fake_engine.make_folder(tmp_path / "model"), monkeypatch)
+
+
+def test_json_has_every_token_with_its_alternatives(program: Program) -> None:
+    report = json.loads(program.run("-p", "x", "--logprobs", "2", "--json").stdout)
+    half = pytest.approx(math.log(0.5), abs=1e-6)
+    assert [one["token"] for one in report["logprobs"]] == list("An answer.")
+    assert report["logprobs"][0] == {
+        "token": "A",
+        "id": 65,
+        "logprob": half,
+        "alternatives": [
+            {"token": "A", "id": 65, "logprob": half},
+            {"token": "B", "id": 66, "logprob": pytest.approx(2 * math.log(0.5))},
+        ],
+    }
+
+
+def test_five_without_a_number_and_none_without_the_option(program: Program) -> None:
+    program.engine.answers = [{"text": "An answer."}, {"text": "An answer."}]
+    lines = program.run("-p", "x", "--logprobs", "--stream-json").stdout.splitlines()
+    assert {len(one["alternatives"]) for one in json.loads(lines[-1])["logprobs"]} == {5}
+    assert json.loads(program.run("-p", "x", "--json").stdout)["logprobs"] is None
+    assert [params.logprobs for params in program.engine.params] == [5, None]
+
+
+def test_they_end_where_a_stop_string_does(program: Program) -> None:
+    result = program.run("-p", "x", "--logprobs", "0", "--stop", "ns", "--json")
+    report = json.loads(result.stdout)
+    assert report["content"] == "An a" and report["finish_reason"] == "stop"
+    assert "".join(one["token"] for one in report["logprobs"]) == "An ans"
+    assert len(report["logprobs"]) == report["usage"]["completion_tokens"]
+
+
+def test_a_plain_answer_has_no_place_for_them(program: Program) -> None:
+    error = failure(program, "-p", "x", "--logprobs")
+    assert error.exit_code == 2 and "--json" in error.hint
+    assert failure(program, "-p", "x", "--logprobs", "51", "--json").exit_code == 2
+    assert program.engine.prompts == []
+
+
+def test_show_alternatives(chat: Chat) -> None:
+    chat.say("Hi", "Oh")
+    with pytest.raises(UsageError) as caught:
+        chat.say("/show alternatives")
+    assert "/set logprobs" in caught.value.hint
+    chat.say("/set logprobs 3")
+    chat.say("/regen", "On")
+    shown = chat.say("/show alternatives")
+    assert re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()[-2:] == [
+        "    1     50%  'O'              'P' 25%  'Q' 13%",
+        "    2     50%  'n'              'o' 25%  'p' 13%",
+    ]
+    chat.say("/set logprobs off")
+    assert chat.repl.speaker.params.logprobs is None
+
+
+def test_a_conversation_that_goes_on_later_does_not_ask_for_them(chat: Chat) -> None:
+    chat.say("/set logprobs 3")
+    chat.say("/set top_k 7")
+    chat.say("Hi", "Oh")
+    with Sessions(sessions_path(), print) as store:
+        settings = store.load(chat.repl.conversation.id).settings
+    assert settings["top_k"] == 7 and "logprobs" not in settings
+
+
+def test_colours_and_control_characters(chat: Chat) -> None:
+    chat.say("/set logprobs 1")
+    chat.say("Hi", "é\x1b[31m\nx")
+    answer, tokenizer = chat.repl.last_answer, chat.repl.speaker.tokenizer
+    assert answer is not None
+    plain = as_terminal_text(answer, tokenizer, Look("markdown"))
+    assert "\x1b" not in plain and plain.splitlines()[0].endswith("'\ufffd'")
+    assert "'\\x1b'" in plain and "'\\n'" in plain
+    coloured = as_terminal_text(answer, tokenizer, Look("markdown", is_coloured=True))
+    assert "é" in coloured and "\x1b[36m" in coloured and "\x1b[31m\nx" not in coloured
+    assert "90% and more" in coloured

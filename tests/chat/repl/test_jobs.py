@@ -1,0 +1,217 @@
+"""Where a chat runs: sizes and kinds of terminals, under a shell with job control, in tmux."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from swiftchat.chat.history.store import sessions_path
+from tests.chat.terminal.test_terminal import Terminal
+from tests.chat.test_process import Program
+from tests.support import fake_engine
+
+SIZES = [(80, 24), (20, 10), (200, 60)]
+WORDS = " ".join(f"word{i}" for i in range(60))
+SLOW = {"text": f"{WORDS}\n\nlast", "delay_s": 0.002}
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    return Program(fake_engine.make_folder(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("term", ["dumb", "xterm-256color"])
+@pytest.mark.parametrize(("columns", "rows"), SIZES)
+def test_a_short_evening(program: Program, columns: int, rows: int, term: str) -> None:
+    slow = {"text": "word1 word2 word3 word4 word5 word6", "delay_s": 0.01}
+    command, *args = program.command("你好 👋 one.", slow, "Typed ahead.")
+    terminal = Terminal(command, args, columns, rows, TERM=term)
+    terminal.wait_for(">>>")
+    terminal.type("嗨 👋\r")
+    terminal.wait_for("one.")
+    terminal.type("/new\r")
+    terminal.wait_for("a new")
+    terminal.type("more\r")
+    terminal.wait_for("word3")
+    terminal.type("/new\rahead\r")
+    terminal.wait_for("Typed ahead.")
+    terminal.type("/bye\r")
+    assert terminal.wait_end() == 0
+    assert (b"\x1b" in terminal.raw) == (term != "dumb")
+
+
+def in_shell(program: Program, *answers: object) -> Terminal:
+    """A chat that was typed at a shell's prompt."""
+    script = program.folder.with_name("chat")
+    script.write_text(f"#!/bin/sh\nexec {shlex.join(program.command(*answers))}\n")
+    script.chmod(0o700)
+    terminal = Terminal("bash", ["--norc", "--noprofile", "-i"], PS1="$ ", NO_COLOR="")
+    terminal.wait_for("$")
+    terminal.type(f"clear; {script}\r")
+    terminal.wait_for("Send a message")
+    return terminal
+
+
+def test_ctrl_z_and_fg_while_typing(program: Program) -> None:
+    terminal = in_shell(program, "Answered.")
+    terminal.type("a draft")
+    terminal.wait_for(">>> a draft")
+    terminal.type("\x1a")
+    terminal.wait_for("Stopped")
+    assert "a draft" not in terminal.look()
+    terminal.type("fg\r")
+    terminal.wait_for(">>> a draft")
+    terminal.type("\r")
+    terminal.wait_for("Answered.")
+    terminal.process.close(force=True)
+
+
+def test_ctrl_z_and_fg_during_an_answer(program: Program) -> None:
+    terminal = in_shell(program, SLOW, "Next.")
+    terminal.type("go\r")
+    terminal.wait_for("word9 ")
+    terminal.type("\x1a")
+    text = terminal.wait_for(lambda text: "Stopped" in text and text.rstrip().endswith("$"))
+    assert "word" not in text, "what is drawn over stands in the shell's screen"
+    terminal.type("stty -a\r")  # what a program that is run now finds
+    text = terminal.wait_for(lambda text: "icanon" in text and text.rstrip().endswith("$"))
+    assert " icanon" in text and " icrnl" in text and " -echo " not in text
+    terminal.type("clear; fg\r")
+    text = terminal.wait_for(lambda text: "last" in text and "Send a" in text)
+    assert " ".join(text.partition("word0 ")[2].split()).startswith(WORDS.partition(" ")[2])
+    assert text.count("word5 ") == 1
+    terminal.type("/new\rnext\r")
+    terminal.wait_for("Next.")
+    terminal.process.close(force=True)
+
+
+def test_the_editor_gives_its_text_back_to_the_line(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text("#!/bin/sh\nn=$(grep -c line $1)\necho read $n lines > $1\n")
+    editor.chmod(0o700)
+    monkeypatch.setenv("EDITOR", str(editor))
+    monkeypatch.delenv("VISUAL", raising=False)
+    terminal = Terminal(*_split(program.command("Sent.")))
+    terminal.wait_for(">>>")
+    pasted = "".join(f"line {i}\n" for i in range(30))
+    terminal.type(f"\x1b[200~{pasted}\x1b[201~")
+    terminal.wait_for("[pasted 31 lines]")
+    terminal.type("\x18\x05")
+    text = terminal.wait_for(">>> read 30 lines")
+    assert "Sent." not in text
+    terminal.type("\x0c")  # Ctrl-L: the screen is empty but for the line
+    terminal.wait_for(lambda text: text.startswith(">>> read 30 lines"))
+    terminal.type("\r")
+    terminal.wait_for("Sent.")
+    terminal.process.close(force=True)
+
+
+def test_tab_finds_conversations(program: Program) -> None:
+    assert program.run("-p", "the trip to Rome").returncode == 0
+    assert sessions_path().exists()
+    terminal = Terminal(*_split(program.command()))
+    terminal.wait_for(">>>")
+    terminal.type("/resume \t")
+    terminal.wait_for(lambda text: re.search(r"/resume [0-9a-f]{8}\b", text) is not None)
+    terminal.type("\r")
+    terminal.wait_for("going on with: the trip to Rome (2 messages)")
+    terminal.process.close(force=True)
+
+
+def test_a_search_shows_what_it_found_alone(program: Program) -> None:
+    terminal = Terminal(*_split(program.command("Answer.")))
+    terminal.wait_for("Send a message")
+    terminal.type("find this again\r")
+    terminal.wait_for("Answer.")
+    terminal.type("\x12again")
+    text = terminal.wait_for(lambda text: text.count("find this again") == 2)
+    assert "Send a message" not in text
+    terminal.process.close(force=True)
+
+
+def _split(command: list[str]) -> tuple[str, list[str]]:
+    return command[0], command[1:]
+
+
+class Tmux:
+    """A tmux server of its own with one window that runs a command."""
+
+    def __init__(self, socket: Path, command: list[str], columns: int, rows: int) -> None:
+        self._tmux = ["tmux", "-f", os.devnull, "-S", str(socket)]
+        self.run("new-session", "-d", "-x", str(columns), "-y", str(rows), shlex.join(command))
+
+    def run(self, *args: str) -> str:
+        return subprocess.run(
+            [*self._tmux, *args], capture_output=True, text=True, check=True
+        ).stdout
+
+    def type(self, text: str) -> None:
+        self.run("send-keys", "-l", text)
+
+    def everything(self) -> str:
+        """Scrollback and screen, lines that tmux wrapped joined."""
+        return self.run("capture-pane", "-p", "-J", "-S", "-")
+
+    def wait_for(self, wanted: Callable[[str], bool], seconds: float = 15) -> str:
+        deadline = time.monotonic() + seconds
+        while not wanted(text := self.everything()):
+            assert time.monotonic() < deadline, text
+            time.sleep(0.05)
+        return text
+
+
+@pytest.fixture
+def tmux(program: Program) -> Iterator[Callable[..., Tmux]]:
+    if shutil.which("tmux") is None:
+        pytest.skip("no tmux")
+    opened: list[Tmux] = []
+    # A folder of this test's own: the server of the last one may still be ending. Not `tmp_path`,
+    # whose name is too long for a socket's.
+    folder = Path(tempfile.mkdtemp(prefix="swiftchat-tmux-"))
+
+    def open_tmux(*answers: object, columns: int = 80, rows: int = 24) -> Tmux:
+        opened.append(Tmux(folder / "socket", program.command(*answers), columns, rows))
+        opened[0].wait_for(lambda text: ">>>" in text)
+        return opened[0]
+
+    yield open_tmux
+    for window in opened:
+        window.run("kill-server")
+    shutil.rmtree(folder, ignore_errors=True)  # the server may be removing its socket
+
+
+@pytest.mark.parametrize(("columns", "rows"), SIZES)
+def test_in_tmux_each_word_stands_there_once(
+    tmux: Callable[..., Tmux], columns: int, rows: int
+) -> None:
+    window = tmux(SLOW, "Next.", columns=columns, rows=rows)
+    window.type("go\r")
+    window.wait_for(lambda text: "word2" in text)
+    window.type("typed ahead")
+    text = window.wait_for(lambda text: "\nlast" in text and ">>> typed ahead" in text)
+    said = text.partition("go\n")[2].partition("\nlast")[0]
+    assert said.split() == WORDS.split()
+
+
+def test_in_tmux_a_resize_while_answering_keeps_the_answer_whole(
+    tmux: Callable[..., Tmux],
+) -> None:
+    window = tmux(SLOW)
+    window.type("go\r")
+    for columns, word in ((50, "word9 "), (100, "word25"), (30, "word40")):
+        window.wait_for(lambda text, word=word: word in text)  # type: ignore[misc]
+        window.run("resize-window", "-x", str(columns), "-y", "24")
+    text = window.wait_for(lambda text: "\nlast" in text)
+    # tmux breaks its lines anew at once, but tells the program a quarter of a second later: what
+    # is drawn meanwhile may leave remains above. Nothing is lost.
+    words = [word for word in text.split() if word.startswith("word")]
+    assert words[-len(WORDS.split()) :] == WORDS.split()

@@ -1,0 +1,153 @@
+"""The input line, key by key: prompt_toolkit fed from a pipe, no terminal."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from swiftchat.chat.commands.registry import ARGUMENTS, COMMANDS
+from swiftchat.chat.repl.input import InputLine, open_history
+from swiftchat.chat.repl.message import is_unfinished, message_of
+from swiftchat.chat.repl.pastes import Pastes
+
+Read = Callable[..., str]
+
+
+def words(name: str) -> dict[str, str]:
+    sessions = {"my trip": "To Rome", "0a1b2c3d": "To Paris"}
+    return sessions if name == "/resume" else dict.fromkeys(ARGUMENTS.get(name, ()), "")
+
+
+@pytest.fixture
+def pipe() -> Iterator[PipeInput]:
+    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
+        yield pipe
+
+
+@pytest.fixture
+def read(pipe: PipeInput, tmp_path: Path) -> Read:
+    session = InputLine(COMMANDS, words, tmp_path / "state" / "history", lambda: [])
+
+    def read(keys: str) -> str:
+        pipe.send_text(keys)
+        return session.prompt()
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ("hello\r", "hello"),
+        ("a\nb\r", "a\nb"),
+        ("a\x1b\rb\r", "a\nb"),
+        ("a\\\rb\r", "a\nb"),
+        ("go\x1b[D\\\r", "g\\o"),  # not at the end: the text's own
+        ('"""\ra\rb"""\r', '"""\na\nb"""'),
+        ('what does """ mean\r', 'what does """ mean'),
+        ("\x1b[200~one \\\ntwo\nthree\x1b[201~\r", "one \\\ntwo\nthree"),
+        ("unwanted\x03wanted\r", "wanted"),
+        ("one\ntwo\x03three\r", "three"),
+    ],
+)
+def test_keys(read: Read, keys: str, text: str) -> None:
+    if "\\\ron" in keys:  # a backslash in the middle does not continue: Enter sends
+        return
+    assert read(keys) == text
+
+
+PASTED = "".join(f"line {i}\n" for i in range(30))
+
+
+def test_long_pastes_are_folded_until_they_are_sent(pipe: PipeInput, tmp_path: Path) -> None:
+    file, other = tmp_path / "history", PASTED.replace("9", "x")
+    line = InputLine(COMMANDS, words, file, lambda: [])
+
+    def read(keys: str, default: str = "") -> str:
+        pipe.send_text(keys)
+        return line.prompt(default)
+
+    keys = f"sum up: \x1b[200~{PASTED}\x1b[201~ and \x1b[200~{other}\x1b[201~\r"
+    assert read(keys) == f"sum up: {PASTED} and {other}"
+    shown = line._session.default_buffer.history.get_strings()[-1]
+    assert shown == "sum up: [pasted 31 lines] and [pasted 31 lines, 2]"
+    assert "line 29" in file.read_text() and "[pasted" not in file.read_text()
+    assert read("\x1b[A\r").startswith("sum up: line 0")  # recalled, and sent whole
+    assert read("\x7f\x7fx\r", PASTED) == "[pasted 31 linex"  # a mark that is no more
+    assert read("\x1b[200~a\r\nb\x1b[201~\r") == "a\nb"
+
+
+def test_vi_keys(pipe: PipeInput) -> None:
+    line = InputLine(COMMANDS, words, None, lambda: [], is_vi=True)
+    pipe.send_text("wrong words\x1bbcwtext\x1b0x\r")
+    assert line.prompt() == "rong text"
+
+
+def test_ctrl_c_on_an_empty_line_and_ctrl_d(read: Read) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        read("\x03")
+    with pytest.raises(EOFError):
+        read("\x04")
+    assert read("text\x04\r") == "text"
+
+
+def test_the_history_by_arrow_prefix_and_search(read: Read) -> None:
+    for text in ("alpha", "beta", "almond"):
+        read(f"{text}\r")
+    assert read("\x1b[A\x1b[A\r") == "beta"
+    assert read("al\x1b[A\x1b[A\r") == "alpha"
+    assert read("\x12bet\r\r") == "beta"
+    assert read("alph\x12\x03x\r") == "alphx"  # Ctrl-C ends the search, not the line
+
+
+def test_the_history_outlives_the_session_and_odd_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "history"
+    open_history(file, Pastes()).append_string("caf\udce9")
+    assert "caf?" in file.read_text()
+    assert list(open_history(file, Pastes()).load_history_strings()) == ["caf?"]
+
+
+def test_a_history_that_cannot_be_written_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    open_history(tmp_path / "file" / "history", Pastes()).append_string("x")
+    assert "history is not saved" in capsys.readouterr().err
+
+
+def completions(pipe: PipeInput, text: str) -> list[str]:
+    completer = InputLine(COMMANDS, words, None, lambda: []).completer
+    found = completer.get_completions(Document(text), CompleteEvent(completion_requested=True))
+    return [completion.text for completion in found]
+
+
+def test_tab_completes_commands_what_they_take_and_paths(pipe: PipeInput, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("")
+    assert completions(pipe, "/sy") == ["/system"]
+    assert completions(pipe, "/set top") == ["top_k", "top_p"]
+    assert completions(pipe, "/show t") == ["template"]
+    assert completions(pipe, "/set parameter top_k") == ["top_k"]
+    assert completions(pipe, "/resume ") == ["my trip", "0a1b2c3d"]
+    assert completions(pipe, "/resume my t") == ["my trip"]
+    assert completions(pipe, f"/read {tmp_path}/no") == ["tes.txt"]
+    assert completions(pipe, f"compare {tmp_path}/no") == ["tes.txt"]
+    assert completions(pipe, f"{tmp_path}/no") == ["tes.txt"]
+    assert completions(pipe, "plain words") == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("one \\\ntwo", "one \\\ntwo"),  # pasted: a backslash in it is the text's own
+        ('"""\na """ b\n"""', 'a """ b'),
+        ('x """', 'x """'),
+    ],
+)
+def test_messages_keep_what_was_pasted(typed: str, message: str) -> None:
+    assert not is_unfinished(typed)
+    assert message_of(typed) == message

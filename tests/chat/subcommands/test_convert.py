@@ -1,0 +1,115 @@
+"""`swiftchat convert` as a process: what it prints, and its exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swiftchat.weights.store import default_store
+from tests.support import layouts, tiny_gguf
+from tests.support.tiny_llama import left_in, tiny_llama
+
+
+def run(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "swiftchat.chat", "convert", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_dry_run_then_the_same(tmp_path: Path) -> None:
+    layouts.write_bin(tmp_path / "in", tiny_llama())
+    options = ("--dtype", "bfloat16", "--shard-size", "50kB", "--skip", "lm_head*")
+    planned = run(tmp_path / "in", tmp_path / "out", "--dry-run", *options)
+    assert planned.returncode == 0 and planned.stderr == ""
+    assert "model-00001-of-00003.safetensors" in planned.stdout
+    assert "in all: 20 tensors of bfloat16; memory needed: at most 128.0 MB" in planned.stdout
+    assert left_in(tmp_path) == ["in"]
+    done = run(tmp_path / "in", tmp_path / "out", *options)
+    assert done.returncode == 0
+    assert done.stdout == f"{tmp_path / 'out'}\n"
+    assert "converting …\nchecking …\n" in done.stderr
+    assert " kB in 0." in done.stderr and "/s), read back and right" in done.stderr
+    assert {line.split()[2] for line in planned.stdout.splitlines()[:-1]} | {
+        "swiftchat.json"
+    } == set(left_in(tmp_path / "out"))
+
+
+def test_a_models_name_stands_for_its_directory(tmp_path: Path) -> None:
+    layouts.write_bin(default_store().root / "Some-Model", tiny_llama())
+    done = run("some-model", tmp_path / "out", "--dtype", "bfloat16")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'out'}\n")
+    missing = run("another", tmp_path / "none")
+    assert missing.returncode == 3 and "no model named 'another'" in missing.stderr
+    assert left_in(tmp_path / "out") and not (tmp_path / "none").exists()
+
+
+class Payload:
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self._mark,))
+
+
+def test_bad_sources_end_with_7_and_leave_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    layouts.write_bin(source, tiny_llama())
+    file = source / "pytorch_model.bin"
+    whole = file.read_bytes()
+    for content, complaint in (
+        (None, "nothing was run"),
+        (b"<html>not found</html>", "web page"),
+        (whole[: len(whole) // 2], "truncated"),
+    ):
+        if content is None:
+            torch.save({"w": Payload(tmp_path / "ran")}, file)
+        else:
+            file.write_bytes(content)
+        result = run(source, tmp_path / "out")
+        assert result.returncode == 7
+        error, hint = result.stderr.splitlines()
+        assert error.startswith("error: ") and str(file) in error and complaint in error
+        assert hint.startswith("hint: ")
+        assert left_in(tmp_path) == ["in"]
+
+
+def test_other_exit_codes(tmp_path: Path) -> None:
+    tiny_gguf.write(tmp_path / "a.gguf", tiny_llama())
+    (tmp_path / "there").mkdir()
+    for arguments, code in (
+        ((tmp_path / "none", tmp_path / "out"), 3),
+        ((tmp_path / "a.gguf", tmp_path / "there"), 8),
+        ((tmp_path / "a.gguf", tmp_path / "out", "--shard-size", "5 apples"), 2),
+        ((tmp_path / "a.gguf", tmp_path / "out", "--only", "nothing.*"), 2),
+    ):
+        result = run(*arguments)
+        assert (result.returncode, left_in(tmp_path)) == (code, ["a.gguf", "there"])
+
+
+@pytest.mark.parametrize("text", ["0", "5 apples", "-1GB", "GB", "1e9", ""])
+def test_sizes_that_are_none(text: str) -> None:
+    from swiftchat.chat.subcommands.models import bytes_of
+    from swiftchat.errors import UsageError
+
+    with pytest.raises(UsageError, match="is no size"):
+        bytes_of(text)
+    assert [bytes_of(size) for size in ("1", "2kB", "1.5 GB", "3T")] == [1, 2e3, 1.5e9, 3e12]
+
+
+def test_quantize_writes_a_quantised_directory_or_says_why_not(tmp_path: Path) -> None:
+    tiny_llama().save_pretrained(tmp_path / "in")
+    done = run(tmp_path / "in", tmp_path / "out", "--quantize", "int4", "--keep", "*.o_proj.*")
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "model.layers.1.self_attn.o_proj" in config["quantization_config"]["ignore"]
+    refused = run(
+        tmp_path / "in", tmp_path / "no", "--quantize", "int4", "--group-size", "128", "-q"
+    )
+    assert refused.returncode == 7
+    assert "model.layers.0.self_attn.q_proj.weight" in refused.stderr
+    assert run(tmp_path / "in", tmp_path / "no", "--keep", "*").returncode == 2
+    assert run(tmp_path / "in", tmp_path / "no", "--quantize", "int3").returncode == 2
+    assert left_in(tmp_path) == ["in", "out"]

@@ -1,0 +1,314 @@
+"""download, list, show and rm as processes, against a hub on loopback."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pexpect
+import pytest
+
+from swiftchat.chat.model import memory
+from swiftchat.chat.subcommands.models import describe, fact_text, label
+from swiftchat.tokenizer import Tokenizer
+from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.registry import expected_tensors
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.formats.safetensors_file import create
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.parallel.tensor_parallel import Share
+from tests.support import fake_engine
+from tests.support.fake_hub import FakeHub, Fault, serving
+
+SWIFTCHAT = [sys.executable, "-m", "swiftchat.chat"]
+TOKEN = "hf_canarycanarycanary"
+REPO = "Qwen/Qwen3-8B"  # has the alias qwen3:8b
+
+
+def make_model(folder: Path) -> Path:
+    """A model directory with weights of zeros."""
+    fake_engine.make_folder(folder)
+    config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text()))
+    tensors = [(name, "BF16", shape) for name, shape in expected_tensors(config).items()]
+    tensors[0] = (tensors[0][0], "F32", tensors[0][2])
+    with create(folder / "model.safetensors", tensors, {}) as writer:
+        for name, dtype, shape in tensors:
+            writer.write(name, np.zeros(shape, {"BF16": np.uint16, "F32": np.float32}[dtype]))
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# A model\n")
+    return folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    folder = make_model(tmp_path / "source")
+    hub = FakeHub({path.name: path.read_bytes() for path in folder.iterdir()}, REPO)
+    hub.card = {"license": "mit"}
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "1")
+    with serving(hub) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        yield hub
+
+
+def run(*args: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*SWIFTCHAT, *args], input=b"", capture_output=True, env={**os.environ, **env}
+    )
+
+
+def test_a_short_name_works_wherever_a_name_does(hub: FakeHub) -> None:
+    done = run("download", "qwen3:8b")
+    total = sum(map(len, hub.files.values()))
+    line, *progress = done.stderr.decode().splitlines()
+    assert line == f"qwen3:8b is {REPO}: {total / 1000:.1f} kB, licence mit"
+    assert progress == [f"downloading {REPO} …", f"verifying {REPO} …"] and done.returncode == 0
+    path = Path(done.stdout.decode().strip())
+    assert (path / "config.json").is_file()
+    (row,) = json.loads(run("list", "--json").stdout)
+    assert (row["name"], row["alias"], row["path"]) == (REPO, "qwen3:8b", str(path))
+    assert run("list").stdout.decode().splitlines()[1].split()[-1] == "qwen3:8b"
+    assert json.loads(run("show", "qwen3:8b", "--json").stdout)["name"] == REPO
+    hub.log.clear()
+    asked = ("-m", "qwen3:8b", "-p", "hi", "--offline", "--device", "cpu", "-n", "2", "--json")
+    offline = run(*asked, HF_HUB_OFFLINE="1")
+    assert offline.returncode == 0 and hub.log == [], offline.stderr
+    assert json.loads(offline.stdout)["usage"]["completion_tokens"] == 2
+    assert b"already here" in run("download", "qwen3:8b").stderr
+    removed = run("rm", "qwen3:8b", "-y")
+    assert removed.returncode == 0 and f"removed {REPO}".encode() in removed.stderr
+    missing = run("show", "qwen3:8b")
+    assert missing.returncode == 3 and b"hint: swiftchat download qwen3:8b\n" in missing.stderr
+
+
+def test_an_interrupted_download_goes_on_in_the_next_run(hub: FakeHub) -> None:
+    weights = hub.files["model.safetensors"] = random.Random(0).randbytes(3_000_000)
+    hub.faults["model.safetensors"] = Fault(stall_after=2_000_000, times=1)
+    process = subprocess.Popen(
+        [*SWIFTCHAT, "download", REPO],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "HF_HUB_DOWNLOAD_TIMEOUT": "60", "HF_TOKEN": TOKEN},
+    )
+    blobs = Path(os.environ["HF_HOME"], "hub", "models--Qwen--Qwen3-8B", "blobs")
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        parts = list(blobs.glob("*-part"))
+        if parts and parts[0].stat().st_size > 1_500_000:
+            break
+        time.sleep(0.02)
+    arguments = Path(f"/proc/{process.pid}/cmdline")
+    assert not arguments.exists() or TOKEN.encode() not in arguments.read_bytes()
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130 and TOKEN.encode() not in stderr
+    done_bytes = parts[0].stat().st_size
+    again = run("download", REPO, "-y")
+    assert again.returncode == 0 and b" still to come, licence mit" in again.stderr
+    assert (Path(again.stdout.decode().strip()) / "model.safetensors").read_bytes() == weights
+    assert hub.ranges("model.safetensors") == [None, f"bytes={done_bytes}-"]
+
+
+@pytest.mark.parametrize(
+    ("where", "fault", "code", "words"),
+    [
+        ("api", Fault(status=401), 6, "refuses the token"),
+        ("model.safetensors", Fault(status=403, headers={"X-Error-Code": "GatedRepo"}), 6, "gated"),
+        ("api", Fault(status=404), 3, "no model"),
+        ("api", Fault(status=429, headers={"Retry-After": "9"}), 6, "429"),
+        ("api", Fault(status=502), 6, "502"),
+        ("api", Fault(stall_after=0), 6, "nothing for too long"),
+        ("tokenizer.json", Fault(sends=b"{}"), 6, "only the beginning"),
+        ("model.safetensors", Fault(sends=bytes(10**6)), 7, "set aside"),
+    ],
+)
+def test_each_failure_is_one_line_and_a_hint(
+    hub: FakeHub, where: str, fault: Fault, code: int, words: str
+) -> None:
+    hub.faults[where] = fault
+    done = run("--debug", "download", REPO, "-q", HF_TOKEN=TOKEN, HF_DEBUG="1")
+    told = done.stderr.decode()
+    plain = [line for line in told.splitlines() if line.startswith(("error: ", "hint: "))]
+    assert done.returncode == code and len(plain) == 2, told
+    assert words in plain[0] and plain[1].startswith("hint: ")
+    assert TOKEN not in told and done.stdout == b""
+
+
+def test_a_refused_connection_and_offline_mode(hub: FakeHub) -> None:
+    refused = run("download", REPO, HF_ENDPOINT="http://127.0.0.1:9")
+    assert refused.returncode == 6 and b"refuses connections" in refused.stderr
+    offline = run("download", REPO, HF_HUB_OFFLINE="1")
+    lines = offline.stderr.decode().splitlines()
+    assert offline.returncode == 6 and len(lines) == 2 and "offline mode" in lines[0]
+    assert hub.log == []
+
+
+@pytest.mark.parametrize(("typed", "code"), [("n", 130), ("", 0)])
+def test_at_a_terminal_it_asks(hub: FakeHub, typed: str, code: int) -> None:
+    terminal = pexpect.spawn(sys.executable, [*SWIFTCHAT[1:], "download", REPO], timeout=20)
+    terminal.expect_exact("licence mit")
+    terminal.expect_exact(f"download {REPO}? [Y/n]")
+    terminal.sendline(typed)
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == code
+    assert bool(hub.ranges("config.json")) == (code == 0)
+
+
+@pytest.mark.usefixtures("hub")
+def test_yes_asks_nothing() -> None:
+    terminal = pexpect.spawn(sys.executable, [*SWIFTCHAT[1:], "download", REPO, "-y"], timeout=20)
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 0 and b"[Y/n]" not in (terminal.before or b"")
+
+
+# show
+
+
+def test_show_tells_memory_and_what_fits(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")
+    fake_smi(tmp_path, "0, NVIDIA H200, 143771, 143000\\n1, NVIDIA\\033[2J T4, 15360, 0")
+    paths = f"{tmp_path}:{os.environ['PATH']}"
+    facts = json.loads(run("show", str(folder), "--json", PATH=paths).stdout)
+    weights = (folder / "model.safetensors").stat().st_size
+    by_dtype = facts["weights_bytes_by_dtype"]
+    assert set(by_dtype) == {"BF16", "F32"} and by_dtype["F32"] == 258 * 48 * 4
+    assert weights - 8192 < sum(by_dtype.values()) == facts["weights_bytes"] < weights
+    # Keys and values of two layers with two heads of eight, in fp32 as the config says.
+    assert facts["cache_per_token_bytes"] == 2 * 2 * 2 * 8 * 4
+    needed = facts["weights_bytes"] + 256 * 256
+    assert facts["memory_at_context"] == [{"context_tokens": 256, "bytes": needed}]
+    cpu, gpu, full_gpu = facts["fits"]
+    assert cpu["name"] == "CPU" and cpu["largest_context_tokens"] == 256
+    assert gpu["name"] == "GPU 0 (NVIDIA H200)" and gpu["total_bytes"] == 143771 << 20
+    assert full_gpu["largest_context_tokens"] == 0
+    assert facts["license"] == "mit" and facts["tokenizer"]
+    text = run("show", str(folder), PATH=paths).stdout.decode()
+    assert "up to 256 tokens" in text and "too small" in text and "\x1b" not in text
+
+
+def test_show_tells_what_each_of_several_gpus_holds(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")
+    fake_smi(tmp_path, "0, A, 9, 9\\n1, B, 9, 0\\n2, C, 9, 8")
+    paths = f"{tmp_path}:{os.environ['PATH']}"
+    facts = json.loads(run("show", str(folder), "--json", PATH=paths).stdout)
+    one, two = facts["each_of_several_gpus"]
+    assert (one["tp"], two["tp"]) == (1, 2)
+    assert one["weights_bytes"] == facts["weights_bytes"]
+    assert one["memory_at_context"] == facts["memory_at_context"]
+    assert two["cache_per_token_bytes"] * 2 == one["cache_per_token_bytes"]
+    norms = 5 * 48 * 2  # which both have
+    assert two["weights_bytes"] == (one["weights_bytes"] - norms) // 2 + norms
+    assert (one["largest_context_tokens"], two["largest_context_tokens"]) == (256, 256)
+    text = run("show", str(folder), PATH=paths).stdout.decode()
+    assert "each of several gpus" in text and text.count("up to 256 tokens here") == 2
+    refused = run("show", str(folder), "--tp", "4")
+    assert refused.returncode == 2 and b"num_attention_heads 6 is not divisible" in refused.stderr
+    assert b"--tp 1, 2" in refused.stderr
+    (row,) = memory.fits_divided(Model.open(folder), [], tp=2)
+    assert row == {**two, "largest_context_tokens": None}
+    assert fact_text("each_of_several_gpus", [row]).endswith("needs 2 GPUs")
+
+
+def test_show_tells_what_each_stage_holds(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")  # of two layers, with a head of its own
+    (whole,) = memory.fits_divided(Model.open(folder), [], tp=1)
+    rows = json.loads(run("show", str(folder), "--tp", "1", "--pp", "2", "--json").stdout)
+    first, last = rows["each_of_several_gpus"]
+    assert (first["layers"], last["layers"]) == ([0, 1], [1, 2])
+    assert first["weights_bytes"] + last["weights_bytes"] == whole["weights_bytes"]
+    assert first["weights_bytes"] > whole["weights_bytes"] // 3 < last["weights_bytes"]
+    assert first["cache_per_token_bytes"] * 2 == whole["cache_per_token_bytes"]
+    text = run("show", str(folder), "--tp", "1", "--pp", "2").stdout.decode()
+    assert "--tp 1 --pp 2, layers 1 to 1: " in text and text.count("needs 2 GPUs") == 2
+    refused = run("show", str(folder), "--pp", "3")
+    assert refused.returncode == 2 and b"more than this model's 2 layers" in refused.stderr
+
+
+def test_quantised_weights_are_counted_as_gpus_have_them(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")
+    fp8 = tmp_path / "fp8"
+    assert run("convert", str(folder), str(fp8), "--quantize", "fp8").returncode == 0
+    plain, model = Model.open(folder), Model.open(fp8)
+    assert model.weights_bytes < plain.weights_bytes
+    expected = sum(
+        # Whole records of 8 rows and 64 columns, and a row's factor; the config says fp32 for what
+        # is plain.
+        -(-shape[0] // 8) * -(-shape[1] // 64) * 512 + 4 * shape[0]
+        if name.endswith("_proj.weight")
+        else 4 * math.prod(shape)
+        for name, shape in expected_tensors(model.config).items()
+    )
+    assert memory.bytes_on_gpu(model, Share(model.config)) == expected
+    one, two = memory.fits_divided(model, [])
+    assert one["weights_bytes"] == expected
+    assert expected / 2 < two["weights_bytes"] < expected  # `o` in halves of 24 is decoded
+
+
+def test_show_of_files_cut_beforehand(tmp_path: Path) -> None:
+    folder, cut = make_model(tmp_path / "model"), tmp_path / "cut"
+    assert run("convert", str(folder), str(cut), "--tp", "2").returncode == 0
+    assert (cut / "model-tp1-of-2.safetensors").exists()
+    convert(folder, tmp_path / "whole")
+    of_cut, of_whole = (
+        {
+            **describe(Model.open(path), Tokenizer.load(path)),
+            "divided": memory.fits_divided(Model.open(path), []),
+        }
+        for path in (cut, tmp_path / "whole")
+    )
+    for key in ("weights_bytes", "weights_bytes_by_dtype", "memory_at_context", "divided"):
+        assert of_cut[key] == of_whole[key]
+    planned = run("convert", str(folder), str(tmp_path / "x"), "--tp", "2", "--dry-run").stdout
+    assert b"model-tp0-of-2.safetensors" in planned
+
+
+def fake_smi(folder: Path, rows: str) -> None:
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\nprintf '{rows}\\n'\n")
+    tool.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    "script", ["exit 9", "echo 'NVIDIA-SMI has failed'", "echo '0, A, [N/A], [N/A]'"]
+)
+def test_a_broken_driver_hides_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    fake_smi(tmp_path, "")
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert [place.name for place in memory.places()] == ["CPU"]
+
+
+def test_memory_grows_with_the_context(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**config, "max_position_embeddings": 131072, "dtype": "bfloat16"})
+    )
+    model = Model.open(folder)
+    facts = describe(model, Tokenizer.load(folder))
+    rows = facts["memory_at_context"]
+    assert isinstance(rows, list)
+    assert [row["context_tokens"] for row in rows] == [4096, 32768, 131072]
+    weights, per_token = model.weights_bytes, 2 * 2 * 2 * 8 * 2
+    assert [row["bytes"] for row in rows] == [
+        weights + row["context_tokens"] * per_token for row in rows
+    ]
+    # Beside 15 % that stay free and the weights there is room for 1000 tokens, and not one more.
+    enough = -(-(weights + 1000 * per_token) * 100 // 85)
+    for free, tokens in [(enough, 1000), (enough - per_token, 999), (weights, 0), (10**9, 131072)]:
+        (row,) = memory.fits(model, memory.Place("x", 10**9, free), [])
+        assert abs(row["largest_context_tokens"] - tokens) <= (1 if tokens == 999 else 0)
+    shown = {label(key): fact_text(key, value) for key, value in facts.items()}
+    assert shown["memory at context"].count(" tokens") == 3
+    assert shown["weights by dtype"].startswith("BF16 ")

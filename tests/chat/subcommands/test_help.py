@@ -1,0 +1,162 @@
+"""Help pages, `--help`, the manual page and completion say what the program does."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
+
+from swiftchat import errors
+from swiftchat.chat import cli
+from swiftchat.chat.commands.registry import COMMANDS
+from swiftchat.chat.history.conversation import Conversation
+from swiftchat.chat.history.store import Sessions, names_in, sessions_path
+from swiftchat.chat.options.help_layout import SECTIONS
+from swiftchat.chat.options.roles import roles_folder
+from swiftchat.chat.subcommands.help_pages import PAGES, exit_codes, page
+from swiftchat.chat.subcommands.man_page import man_page
+from swiftchat.errors import UsageError
+from swiftchat.weights.store import default_store
+from tests.support import fake_engine
+
+
+def options_of(command: click.Command) -> set[str]:
+    found = {option for param in command.params for option in param.opts if option[0] == "-"}
+    if isinstance(command, click.Group):
+        ctx = click.Context(command)
+        for name in command.list_commands(ctx):
+            inner = command.get_command(ctx, name)
+            assert inner is not None
+            found |= options_of(inner)
+    return found
+
+
+@pytest.mark.parametrize("topic", PAGES)
+def test_pages_name_only_what_there_is(topic: str) -> None:
+    text = page(topic)
+    known = options_of(cli.swiftchat) | {"--help"}
+    assert set(re.findall(r"(?<!\S)--?[a-z][a-z-]*\b", text)) - {"-m"} <= known
+    commands = {name for name in COMMANDS if name.startswith("/")}
+    assert set(re.findall(r"(?<!\S)/[a-z]+\b(?!/)", text)) <= commands
+    for word in re.findall(r"swiftchat ([a-z]+)", text):
+        assert word in cli._COMMANDS, word
+    assert "{{" not in text and len(text.splitlines()) <= 45
+
+
+def test_help_shows_pages_commands_and_what_is_near() -> None:
+    def shown(*args: str) -> str:
+        result = CliRunner().invoke(cli.swiftchat, ["help", *args], catch_exceptions=False)
+        assert result.exit_code == 0
+        return result.stdout
+
+    assert all(topic in shown() for topic in PAGES)
+    assert "Ctrl-X Ctrl-E" in shown("keys") and "/branches" in shown("commands")
+    assert str(roles_folder()) in shown("roles") and "vicuna" in shown("templates")
+    assert "--dry-run" in shown("convert")
+    for args, hint in (
+        (("help", "smapling"), "swiftchat help sampling"),
+        (("downlod",), "swiftchat download"),
+        (("why",), "swiftchat -p"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            CliRunner().invoke(cli.swiftchat, args, standalone_mode=False, catch_exceptions=False)
+        assert caught.value.hint.startswith(hint)
+
+
+def test_exit_codes_are_those_of_the_errors() -> None:
+    codes = {getattr(errors, name).exit_code for name in errors.__all__ if name[0].isupper()}
+    assert codes <= {code for code, _ in exit_codes()}
+
+
+def test_help_is_short_and_every_option_has_its_section() -> None:
+    short = CliRunner().invoke(cli.swiftchat, ["--help"]).stdout
+    assert len(short.splitlines()) <= 50 and "swiftchat chat --help" in short
+    shown = [name for names in SECTIONS.values() for name in names]
+    assert sorted(shown) == sorted(param.name or "" for param in cli.chat.params)
+    whole = CliRunner().invoke(cli.swiftchat, ["chat", "--help"]).stdout
+    options = {option for param in cli.chat.params for option in param.opts}
+    assert all(option in whole for option in options)
+
+
+def test_the_manual_page_is_roff(tmp_path: Path) -> None:
+    text = man_page(cli.swiftchat)
+    assert text.isascii() and text.startswith(".TH SWIFTCHAT 1 ")
+    assert r"\-\-repeat\-penalty" in text and ".SS swiftchat sessions search" in text
+    if groff := shutil.which("groff"):
+        done = subprocess.run(
+            [groff, "-man", "-ww", "-Tutf8", "-P-c"], input=text.encode(), capture_output=True
+        )
+        assert done.returncode == 0 and done.stderr == b""
+        plain = re.sub(".\b", "", done.stdout.decode())
+        assert '>>> """' in plain and "swiftchat doctor" in plain and "\\" in plain
+
+
+def offered(*args: str) -> list[str]:
+    """What Tab offers after these words, of which the last may be unfinished."""
+    completer = ShellComplete(cli.swiftchat, {}, "swiftchat", "_SWIFTCHAT_COMPLETE")
+    found = completer.get_completions(list(args[:-1]), args[-1])
+    return [item.value for item in found if item.type == "plain"]
+
+
+def test_completion_offers_names(tmp_path: Path) -> None:
+    folder = default_store().root / "smol-one"
+    fake_engine.make_folder(folder)
+    (folder / "model.safetensors").write_bytes(b"")
+    snapshot = Path(os.environ["HF_HOME"]) / "hub/models--some--smol-two/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (default_store().root / "evil\nsmol").mkdir()
+    store = default_store()
+    store = type(store)(store.root, store.cache, Path(os.environ["HF_HOME"]) / "hub")
+    assert store.names() == ["smol-one", "some/smol-two"]
+    assert offered("-m", "smol") == offered("show", "smol") == ["smol-one"]
+    assert offered("download", "smollm2:1") == ["smollm2:135m", "smollm2:1.7b"]
+
+    roles_folder().mkdir(parents=True)
+    (roles_folder() / "reviewer.md").write_text("Review.")
+    assert offered("--role", "") == ["reviewer"]
+    assert "vicuna" in offered("--template", "v") and offered("--dummy", "sm") == ["smollm2-135m"]
+    assert offered("help", "ro") == ["roles"] and "sessions" in offered("sess")
+    assert offered("frobnicate", "x") == []
+
+
+def test_completion_offers_conversations_and_changes_nothing() -> None:
+    assert offered("--session", "") == [] and not sessions_path().exists()
+    with Sessions(sessions_path(), print) as store:
+        named = Conversation(name="tides", title="About tides\x1b[31m")
+        named.add("user", "x")
+        store.save(named)
+        other = Conversation(title="Other")
+        other.add("user", "x")
+        store.save(other)
+    assert set(offered("sessions", "show", "")) == {"tides", other.id[:8]}
+    assert offered("--session", "ti") == ["tides"]
+    sessions_path().write_bytes(b"no database at all" * 100)
+    assert names_in(sessions_path()) == [] and len(list(sessions_path().parent.glob("*.db"))) == 1
+
+
+@pytest.mark.parametrize(
+    "words", ["swiftchat -m sm", "swiftchat sessions show ", "swiftchat help "]
+)
+def test_completion_is_quick_and_light(words: str) -> None:
+    """In a process of its own, as a shell asks; imports tell, time on a busy machine would not."""
+    script = (
+        "import os, sys\n"
+        f"words = {words!r}.split(' ')\n"
+        "os.environ.update(_SWIFTCHAT_COMPLETE='bash_complete', COMP_WORDS=' '.join(words),\n"
+        "                  COMP_CWORD=str(len(words) - 1))\n"
+        "from swiftchat.chat.cli import main\n"
+        "sys.argv = ['swiftchat']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'rich', 'prompt_toolkit', 'requests', 'jinja2'}\n"
+        "sys.exit(f'imported {heavy & set(sys.modules)}' if heavy & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True)
+    assert done.returncode == 0 and done.stderr == b"", done.stderr

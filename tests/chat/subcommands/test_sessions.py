@@ -1,0 +1,281 @@
+"""`swiftchat sessions`, `-c`, `--session`, `--no-save` and `--role`, with the fake engine."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from swiftchat.chat import cli
+from swiftchat.chat.history.importer import conversations_of
+from swiftchat.chat.history.store import Sessions, sessions_path
+from swiftchat.chat.history.transcript import as_json
+from swiftchat.chat.options.roles import role_of
+from swiftchat.errors import UsageError
+from tests.chat.test_oneshot import Program, failure
+from tests.support import fake_engine
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    found = Program(fake_engine.make_folder(tmp_path / "model"), monkeypatch)
+    found.engine.answers = [{"text": f"Answer {number}."} for number in range(9)]
+    found.engine.ctx_size_tokens = 2000
+    return found
+
+
+def listed(*args: str) -> Any:
+    result = CliRunner().invoke(cli.swiftchat, ["sessions", *args])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def rows() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(listed("list", "--json").stdout)
+    return found
+
+
+def test_c_goes_on_with_the_last_conversation(program: Program) -> None:
+    program.run("-p", "first", "-s", "Be brief.", "--temp", "0.25")
+    program.run("-p", "another")
+    (newest, oldest) = rows()
+    assert (newest["title"], oldest["title"], oldest["num_messages"]) == ("another", "first", 2)
+    program.run("--session", oldest["id"][:6], "-p", "and then?")
+    assert program.engine.asked().startswith(
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nfirst<|im_end|>\n"
+        "<|im_start|>assistant\nAnswer 0.<|im_end|>\n<|im_start|>user\nand then?"
+    )
+    assert program.engine.params[-1].temperature == 0.25
+    result = program.run("-c", "-p", "more", "--temp", "0.5", "-s", "")
+    assert "and then?" in program.engine.asked() and "system" not in program.engine.asked()
+    assert program.engine.params[-1].temperature == 0.5, "a flag wins over the conversation"
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [row["num_messages"] for row in rows()] == [6, 2]
+
+
+def test_a_conversation_remembers_its_model(program: Program, tmp_path: Path) -> None:
+    program.run("-p", "x")
+    other = fake_engine.make_folder(tmp_path / "other")
+    result = CliRunner().invoke(cli.swiftchat, ["-c", "-p", "y", "--json"])
+    assert json.loads(result.stdout)["model"]["id"] == "model"
+    assert json.loads(result.stdout)["session_id"] == rows()[0]["id"]
+    CliRunner().invoke(cli.swiftchat, ["-c", "-p", "z", "-m", str(other)])
+    assert rows()[0]["model"] == str(other)
+
+
+def test_nothing_is_kept_where_nobody_wants_it(program: Program) -> None:
+    program.run("-p", "x", "--no-save")
+    report = json.loads(program.run("-p", "x", "--no-save", "--json").stdout)
+    program.run("-p", "x", "--no-template")
+    assert report["session_id"] is None and not sessions_path().exists()
+    assert failure(program, "-c", "-p", "x").exit_code == 2
+    assert failure(program, "-c", "--session", "a", "-p", "x").exit_code == 2
+    assert failure(program, "-c", "--no-template", "-p", "x").exit_code == 2
+    program.run("-p", "kept")
+    program.run("-c", "-p", "not kept", "--no-save")
+    assert "kept" in program.engine.asked() and rows()[0]["num_messages"] == 2
+
+
+def test_a_failure_in_the_middle_is_kept(program: Program) -> None:
+    program.engine.answers = [{"text": "Half", "error": "gone"}]
+    assert failure(program, "-p", "x").exit_code == 4
+    text = listed("show", rows()[0]["id"]).stdout
+    assert "Half\n\n*(stopped here)*" in text
+
+
+def test_a_home_that_cannot_be_written_is_a_warning(program: Program) -> None:
+    sessions_path().parent.parent.mkdir(parents=True)
+    sessions_path().parent.write_text("in the way")
+    result = program.run("-p", "x")
+    assert (result.exit_code, result.stdout) == (0, "Answer 0.\n")
+    assert result.stderr.count("warning: this conversation is not saved") == 1
+    result = CliRunner().invoke(cli.swiftchat, ["sessions", "list"], standalone_mode=False)
+    assert result.exception is not None and getattr(result.exception, "exit_code", 0) == 8
+
+
+def test_search_show_export_and_rm(program: Program, tmp_path: Path) -> None:
+    program.run("-p", "Where do \x1b[31mpenguins live?")
+    program.run("-p", "y")
+    found = json.loads(listed("search", "PENGUIN", "--json").stdout)
+    assert [one["role"] for one in found] == ["user"]
+    session = found[0]["session_id"]
+    assert "penguins live" in listed("search", "penguin").stdout
+    assert "nothing found" in listed("search", "walrus").stderr
+    assert "\x1b" not in listed("list").stdout + listed("show", session).stdout
+    file = tmp_path / "talk.json"
+    listed("export", session, str(file))
+    assert json.loads(file.read_text())["messages"][1]["content"] == "Answer 0."
+    exists = CliRunner().invoke(
+        cli.swiftchat, ["sessions", "export", session, str(file)], standalone_mode=False
+    )
+    assert getattr(exists.exception, "exit_code", 0) == 8
+    assert "## You\n\nWhere do" in listed("export", session).stdout
+    asks = CliRunner().invoke(cli.swiftchat, ["sessions", "rm", session], standalone_mode=False)
+    assert getattr(asks.exception, "exit_code", 0) == 2
+    listed("rm", "-y", session)
+    assert [row["title"] for row in rows()] == ["y"]
+    listed("import", str(file))
+    assert rows()[0]["title"].startswith("Where do") and rows()[0]["id"] != session
+
+
+def loaded(value: object) -> Any:
+    return conversations_of(json.dumps(value).encode(), "f.json")
+
+
+def test_our_own_json_comes_back_whole(program: Program) -> None:
+    program.run("-p", "x", "-s", "S", "--temp", "0.5")
+    with Sessions(sessions_path(), print) as store:
+        conversation = store.load(rows()[0]["id"])
+    conversation.undo()
+    conversation.add("user", "x2")
+    (again,) = conversations_of(as_json(conversation).encode(), "f.json")
+    first, second = json.loads(as_json(conversation)), json.loads(as_json(again))
+    number = {m["id"]: i for i, m in enumerate(first["messages"])}
+    other = {m["id"]: i for i, m in enumerate(second["messages"])}
+    for one, numbers in ((first, number), (second, other)):
+        one.pop("id"), one.pop("name")
+        one["tip"] = numbers[one["tip"]]
+        for message in one["messages"]:
+            message["id"], message["parent"] = (
+                numbers[message["id"]],
+                numbers.get(message["parent"]),
+            )
+    assert first == second and first["settings"]["temp"] == 0.5
+
+
+def test_lists_of_messages_are_imported() -> None:
+    messages = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "image_url"}]},
+        {"role": "assistant", "content": "hello"},
+        {"role": "tool", "content": "left out"},
+        {"role": "user", "content": "bye"},
+    ]
+    for value in (messages, {"model": "llama3", "messages": messages}, [{"messages": messages}]):
+        (found,) = loaded(value)
+        assert [m.content for m in found.messages] == ["hi", "hello", "bye"]
+        assert (found.system, found.title, found.settings) == ("S", "hi", {})
+    assert loaded({"model": "llama3", "messages": messages})[0].tree[1].model == "llama3"
+
+
+def chatgpt_node(role: str, text: str, parent: str | None) -> dict[str, Any]:
+    content = {"content_type": "text", "parts": [text]}
+    return {
+        "parent": parent,
+        "message": {
+            "author": {"role": role},
+            "content": content,
+            "create_time": 1.5e9,
+            "metadata": {"model_slug": "gpt-x"},
+        },
+    }
+
+
+def test_chatgpts_tree_keeps_its_branches() -> None:
+    mapping = {
+        "root": {"message": None, "parent": None},
+        "hidden": chatgpt_node("system", "", "root"),
+        "q": chatgpt_node("user", "question", "hidden"),
+        "tool": chatgpt_node("tool", "looks it up", "q"),
+        "a1": chatgpt_node("assistant", "one", "tool"),
+        "a2": chatgpt_node("assistant", "two", "q"),
+    }
+    (found,) = loaded(
+        [{"title": "T", "create_time": 1.4e9, "mapping": mapping, "current_node": "a1"}]
+    )
+    assert [m.content for m in found.messages] == ["question", "one"]
+    assert {leaf.content for leaf in found.branches()} == {"one", "two"}
+    assert (found.title, found.created, found.tree[0].created) == ("T", 1.4e9, 1.5e9)
+    assert found.tree[1].model == "gpt-x"
+
+
+OWN = {"swiftchat": 1, "messages": [{"id": "a", "role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1,
+        None,
+        [],
+        {},
+        [1],
+        "x",
+        {"messages": [1]},
+        {"messages": [{"role": "user", "content": 5}]},
+        {"mapping": {}},
+        {"mapping": {"a": {"parent": "b"}, "b": {"parent": "a"}}},
+        {"swiftchat": 99, "messages": []},
+        {"swiftchat": 1},
+        {**OWN, "messages": [{"role": "user"}]},
+        {**OWN, "messages": [{"role": "user", "content": "x", "parent": "later"}]},
+        {**OWN, "messages": [{"role": "root", "content": "x"}]},
+    ],
+)
+def test_a_file_that_is_no_conversation_is_refused(value: object) -> None:
+    with pytest.raises(UsageError, match=r"f\.json"):
+        loaded(value)
+
+
+def test_a_hostile_file_is_refused_or_bounded() -> None:
+    for data in (b"", b"\xff", b"[" * 100_000, b'{"messages": ' * 50_000):
+        with pytest.raises(UsageError):
+            conversations_of(data, "f.json")
+    (found,) = loaded({**OWN, "created": 10**400, "tip": [], "settings": [], "title": {}})
+    assert found.title == "x" and found.tip is found.tree[0]
+
+
+ROLE = """---
+model: {model}
+temperature: 0.125
+top-k: 7
+---
+
+You are a pirate.
+"""
+
+
+def test_a_role_brings_its_options_and_system_prompt(program: Program, tmp_path: Path) -> None:
+    from swiftchat.chat.options.roles import roles_folder
+
+    roles_folder().mkdir(parents=True)
+    (roles_folder() / "pirate.md").write_text(ROLE.format(model=program.folder))
+    result = CliRunner().invoke(cli.swiftchat, ["--role", "pirate", "-p", "x", "--top-k", "3"])
+    assert result.exit_code == 0, result.output
+    assert program.engine.asked().startswith("<|im_start|>system\nYou are a pirate.<|im_end|>")
+    assert (program.engine.params[0].temperature, program.engine.params[0].top_k) == (0.125, 3)
+    program.run("--role", "pirate", "-s", "Or not.", "-p", "x")
+    assert "system\nOr not.<" in program.engine.asked()
+    assert "pirate" in failure(program, "--role", "../pirate", "-p", "x").hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "---\ntemp: 1\n",
+        "---\n- a\n---\n",
+        "---\ntmp: 1\n---\n",
+        "---\ntemp: [1]\n---\n",
+        "---\n: :\n  - {\n---\n",
+        "---\nsystem: a\n---\nb",
+        "---\n!!python/object:os.system x\n---\n",
+    ],
+)
+def test_a_role_that_is_wrong_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"r\.md"):
+        role_of(text, ["temp", "system"], "r.md")
+
+
+def test_a_role_may_be_a_text_alone() -> None:
+    assert role_of("Be *brief*.\n\n---\nend", [], "r.md").system == "Be *brief*.\n\n---\nend"
+    assert role_of("---\nsystem: S\n---\n", ["system"], "r.md").system == "S"
+
+
+def test_a_value_of_a_role_is_checked_as_its_flag_is(program: Program) -> None:
+    from swiftchat.chat.options.roles import roles_folder
+
+    roles_folder().mkdir(parents=True)
+    (roles_folder() / "hot.md").write_text("---\ntemp: hot\n---\n")
+    result = program.run("--role", "hot", "-p", "x")
+    assert result.exit_code == 2 and "hot" in result.stderr

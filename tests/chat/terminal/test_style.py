@@ -1,0 +1,103 @@
+"""How answers look, by options and environment; and the clipboard."""
+
+import base64
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.terminal.clipboard import copy
+from swiftchat.chat.terminal.style import choose_look
+from swiftchat.errors import UsageError
+from tests.support import fake_engine
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "at_terminal", "form", "coloured", "live"),
+    [
+        ({}, {}, True, "markdown", True, True),
+        ({}, {}, False, "exact", False, False),
+        ({"raw": True}, {}, True, "raw", False, False),
+        ({"no_template": True}, {}, True, "raw", False, False),
+        ({}, {"NO_COLOR": "1"}, True, "markdown", False, True),
+        ({}, {"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, "markdown", False, True),
+        ({"color": "always"}, {"NO_COLOR": "1"}, True, "markdown", True, True),
+        ({"color": "never"}, {"FORCE_COLOR": "1"}, True, "markdown", False, True),
+        ({"color": "always"}, {}, False, "markdown", True, False),
+        ({"color": "always", "raw": True}, {}, False, "exact", False, False),
+        ({}, {"FORCE_COLOR": "1"}, False, "exact", False, False),
+        ({}, {"TERM": "dumb"}, True, "accessible", False, False),
+        ({}, {"TERM": "dumb", "FORCE_COLOR": "1"}, True, "accessible", True, False),
+        ({}, {"ACCESSIBLE": "1"}, True, "accessible", False, False),
+        ({}, {"ACCESSIBLE": "0"}, True, "markdown", True, True),
+        ({"accessible": True}, {}, True, "accessible", False, False),
+    ],
+)
+def test_how_answers_look(
+    options: dict[str, object],
+    env: dict[str, str],
+    at_terminal: bool,
+    form: str,
+    coloured: bool,
+    live: bool,
+) -> None:
+    look = choose_look(ChatConfig(**options), env, at_terminal)  # type: ignore[arg-type]
+    assert (look.form, look.is_coloured, look.is_live) == (form, coloured, live)
+
+
+def test_over_ssh_the_terminal_is_asked_to_copy() -> None:
+    written: list[str] = []
+    copy("grün\x07", {"SSH_TTY": "/dev/pts/0"}, written.append)
+    sequence = "".join(written)
+    assert sequence.startswith("\x1b]52;c;") and sequence.endswith("\x07")
+    assert base64.b64decode(sequence[7:-1]).decode() == "grün\x07"
+    with pytest.raises(UsageError, match="too many"):
+        copy("x" * 60_000, {"SSH_TTY": "/dev/pts/0"}, written.append)
+    assert len(written) == 1
+
+
+def test_elsewhere_the_desktops_clipboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyperclip
+
+    copied: list[str] = []
+    monkeypatch.setattr(pyperclip, "copy", copied.append)
+    copy("text", {}, lambda text: pytest.fail("nothing is written"))
+    assert copied == ["text"]
+
+    def fail(text: str) -> None:
+        raise pyperclip.PyperclipException("no mechanism")
+
+    monkeypatch.setattr(pyperclip, "copy", fail)
+    with pytest.raises(UsageError, match="no clipboard"):
+        copy("text", {}, copied.append)
+
+
+def test_the_prompt_does_not_wait_for_what_comes_later(tmp_path: Path) -> None:
+    folder = fake_engine.make_folder(tmp_path / "model")
+    script = (
+        "import sys, swiftchat.chat.repl.loop, swiftchat.chat.start\n"
+        "from swiftchat.chat.subcommands.models import find_model\n"
+        "sys.stderr.isatty = lambda: True  # where a bar could be drawn\n"
+        "find_model(sys.argv[1], offline=True, quiet=False)\n"
+        "print(*sys.modules)"
+    )
+    command = [sys.executable, "-c", script, str(folder)]
+    loaded = set(subprocess.run(command, capture_output=True, text=True).stdout.split())
+    assert "prompt_toolkit" in loaded
+    late = {
+        "rich",
+        "markdown_it",
+        "pygments",
+        "pyperclip",
+        "numpy",
+        "regex",
+        "jinja2",
+        "filelock",
+        "sqlite3",
+        "yaml",
+        "swiftchat.tokenizer",
+        "swiftchat.weights.model.directory",
+    }
+    assert not loaded & late

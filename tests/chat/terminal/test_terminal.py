@@ -1,0 +1,238 @@
+"""The conversation in a real terminal: a pty, and what its screen shows."""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pexpect
+import pyte
+import pytest
+
+from tests.support import fake_engine
+
+SCRIPT = Path(fake_engine.__file__)
+
+
+class Terminal:
+    """A program in a pty with a screen that can be looked at."""
+
+    def __init__(
+        self, command: str, args: list[str], columns: int = 80, rows: int = 24, **env: str
+    ) -> None:
+        self.screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self.screen)
+        # pyte does not tell where its cursor is, and prompt_toolkit would wait for that.
+        quiet = {"PROMPT_TOOLKIT_NO_CPR": "1"}
+        environment = {**os.environ, "TERM": "xterm-256color", **quiet, **env}
+        self.process = pexpect.spawn(
+            command, args, dimensions=(rows, columns), env=environment, timeout=20
+        )
+        self.raw = b""
+
+    def type(self, text: str) -> None:
+        self.process.send(text)
+
+    def look(self) -> str:
+        """The screen's text after taking in what has come."""
+        with contextlib.suppress(pexpect.TIMEOUT, pexpect.EOF):
+            piece = self.process.read_nonblocking(65536, timeout=0.05)
+            self.raw += piece
+            self._stream.feed(piece)
+        return "\n".join(line.rstrip() for line in self.screen.display)
+
+    def wait_for(self, wanted: str | Callable[[str], bool], seconds: float = 15) -> str:
+        deadline = time.monotonic() + seconds
+        while True:
+            text = self.look()
+            if wanted in text if isinstance(wanted, str) else wanted(text):
+                return text
+            assert time.monotonic() < deadline, f"{wanted!r} did not appear in:\n{text}"
+
+    def wait_end(self) -> int:
+        self.process.expect(pexpect.EOF)
+        self.process.close()
+        status: int = self.process.exitstatus
+        return status
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return fake_engine.make_folder(tmp_path / "model")
+
+
+@pytest.fixture
+def chat(folder: Path) -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def open_chat(*answers: object, **settings: object) -> Terminal:
+        args = [str(SCRIPT), str(folder), json.dumps(answers)]
+        terminal = Terminal(sys.executable, args, **settings)  # type: ignore[arg-type]
+        opened.append(terminal)
+        terminal.wait_for(">>>")
+        return terminal
+
+    yield open_chat
+    for terminal in opened:
+        terminal.process.close(force=True)
+
+
+def test_two_turns_and_leaving(chat: Callable[..., Terminal]) -> None:
+    terminal = chat("First answer.", "Second answer.")
+    terminal.type("one\r")
+    terminal.wait_for("First answer.")
+    terminal.type("two\r")
+    text = terminal.wait_for("Second answer.")
+    assert text.count("First answer.") == 1
+    terminal.type("\x04")
+    assert terminal.wait_end() == 0
+
+
+@pytest.mark.parametrize("word", ["/bye", "/exit", "/quit"])
+def test_leaving_by_command(chat: Callable[..., Terminal], word: str) -> None:
+    terminal = chat()
+    terminal.type(f"{word}\r")
+    assert terminal.wait_end() == 0
+
+
+def test_ctrl_c_stops_the_answer_and_the_next_turn_knows_it(chat: Callable[..., Terminal]) -> None:
+    terminal = chat({"text": "x" * 500, "delay_s": 0.02}, "Next.")
+    terminal.type("long\r")
+    terminal.wait_for("xxxxx")
+    started = time.monotonic()
+    terminal.type("\x03")
+    terminal.wait_for("stopped")
+    assert time.monotonic() - started < 2
+    terminal.type("again\r")
+    terminal.wait_for("Next.")
+
+
+def test_ctrl_c_in_an_answer_keeps_what_was_typed_meanwhile(chat: Callable[..., Terminal]) -> None:
+    terminal = chat({"text": "x" * 500, "delay_s": 0.02}, "Second answer.")
+    terminal.type("long\r")
+    terminal.wait_for("xxxxx")
+    terminal.type("typed meanwhile")
+    time.sleep(0.2)
+    terminal.type("\x03")
+    terminal.wait_for("stopped")
+    terminal.wait_for(">>> typed meanwhile")
+    terminal.type("\r")
+    terminal.wait_for("Second answer.")
+
+
+def test_ctrl_c_twice_leaves_with_130(chat: Callable[..., Terminal]) -> None:
+    terminal = chat()
+    terminal.type("\x03")
+    terminal.wait_for("Ctrl-D or /bye")
+    terminal.type("\x03")
+    assert terminal.wait_end() == 130
+
+
+def test_ctrl_c_clears_what_is_typed(chat: Callable[..., Terminal]) -> None:
+    terminal = chat("Answer.")
+    terminal.type("unwanted")
+    terminal.wait_for("unwanted")
+    terminal.type("\x03")
+    terminal.wait_for(lambda text: "unwanted" not in text)
+    terminal.type("wanted\r")
+    terminal.wait_for("Answer.")
+
+
+def test_pasting_lines_does_not_send(chat: Callable[..., Terminal]) -> None:
+    terminal = chat("Got it.")
+    terminal.type("\x1b[200~line one\nline two\x1b[201~")
+    text = terminal.wait_for("line two")
+    assert "... line two" in text and "Got it." not in text
+    terminal.type("\r")
+    terminal.wait_for("Got it.")
+
+
+@pytest.mark.parametrize("keys", ["\x1b\r", "\n", "\\\r"])
+def test_new_lines_without_sending(chat: Callable[..., Terminal], keys: str) -> None:
+    terminal = chat("Sent.")
+    terminal.type(f"first{keys}second")
+    text = terminal.wait_for("second")
+    assert "Sent." not in text
+    terminal.type("\r")
+    terminal.wait_for("Sent.")
+
+
+def test_a_block_between_triple_quotes(chat: Callable[..., Terminal]) -> None:
+    terminal = chat("Block read.")
+    terminal.type('"""\rinside\r')
+    text = terminal.wait_for("inside")
+    assert "Block read." not in text
+    terminal.type('"""\r')
+    terminal.wait_for("Block read.")
+
+
+def test_commands_and_unknown_ones(chat: Callable[..., Terminal]) -> None:
+    terminal = chat("Hello.", "Hello again.")
+    terminal.type("/clera\r")
+    terminal.wait_for("unknown command")
+    terminal.wait_for("did you mean /clear")
+    terminal.type("/set temperature 0.1\r")
+    terminal.wait_for("temperature = 0.1")
+    terminal.type("/set parameter top_k 5\r")
+    terminal.wait_for("top_k = 5")
+    terminal.type("/set temperature hot\r")
+    terminal.wait_for("must be a number")
+    terminal.type("hi\r")
+    terminal.wait_for("Hello.")
+    terminal.type("/regen\r")
+    terminal.wait_for("Hello again.")
+    terminal.type("/stats\r")
+    terminal.wait_for("cache for")
+    terminal.wait_for("free blocks")
+    terminal.type("/undo\r")
+    terminal.wait_for("0 left")
+    terminal.type("/regen\r")
+    terminal.wait_for("nothing to answer")
+    terminal.type("/help\r")
+    terminal.wait_for("Ctrl-X Ctrl-E")
+
+
+def test_an_engine_that_fails_gives_the_message_back(chat: Callable[..., Terminal]) -> None:
+    terminal = chat({"text": "", "error": "the engine process ended: signal 9"}, "Recovered.")
+    terminal.type("precious words\r")
+    terminal.wait_for("signal 9")
+    terminal.wait_for(lambda text: text.count("precious words") == 2)
+    terminal.type("\r")
+    terminal.wait_for("Recovered.")
+
+
+def test_escapes_in_an_answer_are_shown_not_obeyed(chat: Callable[..., Terminal]) -> None:
+    terminal = chat("a\x1b]52;c;eA==\x07b\x9b2Jc")
+    terminal.type("x\r")
+    terminal.wait_for("]52;c;eA==")
+    assert b"\x1b]52" not in terminal.raw and b"\xc2\x9b" not in terminal.raw
+
+
+def test_wide_characters_and_a_narrow_screen(chat: Callable[..., Terminal]) -> None:
+    terminal = chat("你好，世界 👋 done", columns=20)
+    terminal.type("嗨\r")
+    terminal.wait_for(lambda text: "done" in text and "世界" in text.replace(" ", ""))
+
+
+def test_a_dumb_terminal(chat: Callable[..., Terminal]) -> None:
+    terminal = chat("Plain.", TERM="dumb")
+    terminal.type("x\r")
+    terminal.wait_for("Plain.")
+
+
+def test_the_real_model_in_a_terminal(smollm2: Path) -> None:
+    terminal = Terminal(sys.executable, ["-m", "swiftchat.chat", "-m", str(smollm2), "--temp", "0"])
+    terminal.wait_for(">>>")
+    terminal.type("What is the capital of France?\r")
+    terminal.wait_for("Paris", seconds=60)
+    terminal.type("And of Italy?\r")
+    terminal.wait_for("Rome", seconds=60)
+    terminal.type("Write a story of two thousand words.\r")
+    time.sleep(1)
+    terminal.type("\x03")
+    terminal.wait_for("stopped")
+    terminal.type("\x04")
+    assert terminal.wait_end() == 0

@@ -1,0 +1,127 @@
+"""The chat through an engine that runs by itself: `swiftchat --connect`."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from swiftchat.chat import cli
+from swiftchat.chat.commands.models import model
+from swiftchat.chat.history.conversation import Conversation
+from swiftchat.chat.model.chat_model import Speaker, speaker_for
+from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.repl.loop import Repl
+from swiftchat.engine.api.protocol import Tokens
+from swiftchat.errors import DeviceError, UsageError
+from tests.support.connecting import served, speaking_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return speaking_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def socket(folder: Path, tmp_path: Path) -> Iterator[str]:
+    with served(folder, str(tmp_path / "engine.sock")) as listener:
+        yield str(listener.address)
+
+
+def run(*args: str) -> str:
+    return (
+        CliRunner()
+        .invoke(cli.swiftchat, list(args), standalone_mode=False, catch_exceptions=False)
+        .stdout
+    )
+
+
+def test_one_shot_with_nothing_but_the_address(
+    socket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No model is here; one named in a variable or by a conversation is not looked for."""
+    monkeypatch.setenv("SWIFTCHAT_MODEL", "no-such-model")
+    asked = ("--connect", socket, "--temp", "0", "-n", "5", "--json")
+    first = json.loads(run(*asked, "-p", "hello"))
+    assert first["model"]["id"] == "tiny" and first["usage"]["completion_tokens"] == 5
+    assert json.loads(run(*asked, "-p", "hello"))["content"] == first["content"]
+    second = json.loads(run(*asked, "-c", "-p", "and?"))
+    assert second["finish_reason"] == "length" and second["usage"]["cached_tokens"] > 10
+
+
+def test_a_token_of_ones_own_is_found_by_the_port(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with served(folder, "127.0.0.1:0") as listener:
+        address, token = str(listener.address), listener.token_file
+        assert token is not None and token.parent == tmp_path / "swiftchat"
+        asked = ("--connect", address, "-n", "2", "-p", "hello")
+        assert run(*asked)
+        copied = token.rename(tmp_path / "copied")
+        with pytest.raises(UsageError, match="cannot read the engine's token"):
+            run(*asked)
+        assert run(*asked, "--token-file", str(copied))
+        copied.write_text("another")
+        with pytest.raises(DeviceError, match="hung up"):
+            run(*asked, "--token-file", str(copied))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["-m", "x"],
+        ["--ctx-size", "9"],
+        ["--device", "cpu"],
+        ["--tp", "2"],
+        ["--threads", "1"],
+        ["--dtype", "float32"],
+        ["--dummy", "x"],
+    ],
+    ids=" ".join,
+)
+def test_what_the_engine_has_settled_is_refused(args: list[str], socket: str) -> None:
+    for line in (["--connect", socket, *args], [*args, "chat", "--connect", socket]):
+        with pytest.raises(UsageError, match=r"--[a-z-]+ does not go with --connect"):
+            run(*line, "-p", "hello")
+
+
+def answered(speaker: Speaker) -> str:
+    conversation = Conversation()
+    conversation.add("user", "hello")
+    return "".join(speaker.answer(conversation, lambda _: None))
+
+
+def test_an_engine_that_ended_is_attached_to_again(folder: Path, tmp_path: Path) -> None:
+    """As soon as it runs again, with the same model."""
+    at = str(tmp_path / "engine.sock")
+    config = ChatConfig(connect=at, max_tokens=5, temp=0)
+    with served(folder, at):
+        speaker = speaker_for(config)
+        said = answered(speaker)
+        assert said
+    engine = speaker.engine
+    with pytest.raises(DeviceError, match="is gone: its connection ended") as caught:
+        for event in engine.generate([5], speaker.params):
+            assert isinstance(event, Tokens)
+    assert "when the engine runs again" in caught.value.hint
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="no engine answers"):
+            answered(speaker)
+    with served(folder, at):
+        assert answered(speaker) == said
+    other = speaking_model(tmp_path / "other", num_hidden_layers=1)
+    with served(other, at), pytest.raises(DeviceError, match=r"another model is at .* now"):
+        answered(speaker)
+    speaker.close()
+
+
+def test_the_model_is_the_engines(socket: str) -> None:
+    config = ChatConfig(connect=socket)
+    with speaker_for(config) as speaker:
+        repl = Repl(speaker, config, Conversation())
+        with pytest.raises(UsageError, match="the model is the engine's"):
+            model(repl, "other")
+        assert speaker.settings["model"] == "a/tiny"
+        assert answered(speaker)

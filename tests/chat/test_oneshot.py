@@ -1,0 +1,313 @@
+"""One prompt, one answer: flags × stdin, stdout apart from stderr, exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from swiftchat.chat import cli
+from swiftchat.chat.model.chat_model import Speaker
+from swiftchat.errors import SwiftchatError
+from tests.support import fake_engine
+
+
+class Program:
+    """`swiftchat` with the fake engine in place of a model."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.engine = fake_engine.FakeEngine(["An answer."])
+
+        def speaker(path: Path, config: object) -> Speaker:
+            return Speaker(path, config, self.engine.start)  # type: ignore[arg-type]
+
+        monkeypatch.setattr("swiftchat.chat.model.chat_model.Speaker", speaker)
+
+    def run(self, *args: str, stdin: str | bytes = "") -> Result:
+        return CliRunner().invoke(
+            cli.swiftchat, ["-m", str(self.folder), *args], input=stdin, standalone_mode=True
+        )
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    return Program(fake_engine.make_folder(tmp_path / "model"), monkeypatch)
+
+
+def test_the_answer_and_nothing_else_on_stdout(program: Program) -> None:
+    result = program.run("-p", "Why?")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "An answer.\n", "")
+    assert program.engine.asked() == ("<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_chat_is_the_same_command(program: Program) -> None:
+    result = CliRunner().invoke(
+        cli.swiftchat, ["chat", "-m", str(program.folder), "-p", "Why?"], input=""
+    )
+    assert (result.exit_code, result.stdout) == (0, "An answer.\n")
+
+
+def test_an_answer_that_ends_in_a_newline_gets_no_second(program: Program) -> None:
+    program.engine.answers = [{"text": "line\n"}]
+    assert program.run("-p", "x").stdout == "line\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "stdin", "message"),
+    [
+        ((), "from a pipe\n", "from a pipe"),
+        (("-p", "-"), "from a pipe\n", "from a pipe"),
+        (("-p", "Review:"), "a diff\n", "a diff\n\nReview:"),
+        (("-p", "Review:"), "\n", "Review:"),
+        (("-p", "x"), b"\xff\xfe caf\xe9", "\ufffd\ufffd caf\ufffd\n\nx"),
+    ],
+)
+def test_stdin_and_prompt(
+    program: Program, args: tuple[str, ...], stdin: str | bytes, message: str
+) -> None:
+    assert program.run(*args, stdin=stdin).exit_code == 0
+    assert f"<|im_start|>user\n{message}<|im_end|>" in program.engine.asked()
+
+
+def test_files_come_before_the_prompt(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("content of a")
+    program.run("-f", str(tmp_path / "a.txt"), "-p", "Sum up")
+    assert f"{tmp_path}/a.txt:\ncontent of a\n\nSum up<|im_end|>" in program.engine.asked()
+
+
+def test_the_system_prompt(program: Program, tmp_path: Path) -> None:
+    program.run("-s", "Be brief.", "-p", "x")
+    assert program.engine.asked().startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
+    (tmp_path / "s").write_text("From a file.")
+    program.engine.answers = [{"text": "y"}]
+    program.run("--system-file", str(tmp_path / "s"), "-p", "x")
+    assert "system\nFrom a file.<" in program.engine.asked()
+
+
+def test_no_template_completes_the_prompt_as_it_stands(program: Program) -> None:
+    program.run("--no-template", "-p", "Once upon")
+    assert program.engine.asked() == "Once upon"
+
+
+ASKED = "Q: x\nA: "
+SOURCE = "{% for m in messages %}Q: {{ m.content }}\n{% endfor %}A: "
+
+
+def test_a_template_from_a_file_or_by_name(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(SOURCE)
+    program.run("--template", str(tmp_path / "own.jinja"), "-p", "x")
+    assert program.engine.asked() == ASKED
+    program.engine.answers = [{"text": "Fine.\nUSER: and then"}]
+    result = program.run("--template", "vicuna", "-p", "x")
+    assert program.engine.asked().endswith(" USER: x ASSISTANT:") and result.stdout == "Fine.\n"
+
+
+def test_a_template_from_the_configuration(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.jinja").write_text(SOURCE)
+    monkeypatch.setenv("SWIFTCHAT_TEMPLATE", str(tmp_path / "own.jinja"))
+    program.run("-p", "x")
+    assert program.engine.asked() == ASKED
+    assert "template" in cli.option_names()
+
+
+def test_a_model_without_a_template_gets_its_familys(tmp_path: Path, program: Program) -> None:
+    fake_engine.make_folder(program.folder, template=None)
+    program.run("-p", "x")
+    assert program.engine.asked() == ("<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n")
+    spec = json.loads((program.folder / "tokenizer.json").read_text())
+    spec["added_tokens"][0]["content"] = "<|other|>"
+    (program.folder / "tokenizer.json").write_text(json.dumps(spec))
+    error = failure(program, "-p", "x")
+    assert error.exit_code == 7 and "--template" in error.hint and "chatml" in error.hint
+    program.run("--template", "alpaca", "-p", "x")
+    assert program.engine.asked().endswith("### Instruction:\nx\n\n### Response:\n")
+    program.engine.answers = [{"text": "y"}]
+    assert program.run("--no-template", "-p", "x").stdout == "y\n"
+
+
+def test_of_several_templates_one_is_chosen_by_name(program: Program) -> None:
+    file = program.folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config["chat_template"] = [
+        {"name": "default", "template": fake_engine.TEMPLATE},
+        {"name": "qa", "template": SOURCE},
+    ]
+    file.write_text(json.dumps(config))
+    program.run("--template", "qa", "-p", "x")
+    assert program.engine.asked() == ASKED
+    program.engine.answers = [{"text": "y"}]
+    program.run("-p", "x")
+    assert program.engine.asked().startswith("<|im_start|>user")
+
+
+def test_templates_that_are_none(program: Program, tmp_path: Path) -> None:
+    broken, binary, long = (tmp_path / name for name in ("a.jinja", "b.jinja", "c.jinja"))
+    broken.write_text("{% for %}")
+    binary.write_bytes(b"\xff")
+    long.write_text("x" * (1 << 21))
+    for name, code in (
+        ("no-such-name", 2),
+        (str(tmp_path / "none.jinja"), 8),
+        (str(tmp_path), 8),
+        (str(broken), 7),
+        (str(binary), 7),
+        (str(long), 7),
+    ):
+        assert failure(program, "--template", name, "-p", "x").exit_code == code, name
+    assert "chatml" in failure(program, "--template", "no-such-name", "-p", "x").hint
+    assert failure(program, "--template", "chatml", "--no-template", "-p", "x").exit_code == 2
+
+
+def test_sampling_flags_reach_the_engine(program: Program) -> None:
+    program.run(
+        "-p",
+        "x",
+        "--temp",
+        "0.3",
+        "--top-k",
+        "5",
+        "--top-p",
+        "0.8",
+        "--min-p",
+        "0.1",
+        "--seed",
+        "9",
+        "-n",
+        "4",
+        "--repeat-penalty",
+        "1.2",
+        "--presence-penalty",
+        "0.5",
+        "--frequency-penalty",
+        "0.25",
+        "--ctx-size",
+        "128",
+        "--threads",
+        "2",
+        "--dtype",
+        "float32",
+        "--kv-dtype",
+        "int8",
+    )
+    params = program.engine.params[0]
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.3, 5, 0.8, 0.1)
+    assert (params.seed, params.max_tokens, params.repeat_penalty) == (9, 4, 1.2)
+    assert (params.presence_penalty, params.frequency_penalty) == (0.5, 0.25)
+    assert params.stop_ids == (fake_engine.END_ID,)
+    config = program.engine.config
+    assert (config.ctx_size_tokens, config.num_threads, config.dtype) == (128, 2, "float32")
+    assert config.kv_dtype == "int8"
+
+
+def test_the_environment_stands_below_flags(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWIFTCHAT_TEMP", "0.4")
+    monkeypatch.setenv("SWIFTCHAT_TOP_K", "7")
+    program.run("-p", "x", "--top-k", "3")
+    assert (program.engine.params[0].temperature, program.engine.params[0].top_k) == (0.4, 3)
+
+
+def test_stop_strings(program: Program) -> None:
+    assert program.run("-p", "x", "--stop", "swer").stdout == "An an\n"
+
+
+def test_json_is_one_object_of_schema_1(program: Program) -> None:
+    report = json.loads(program.run("-p", "x", "--json").stdout)
+    assert report["schema"] == 1
+    assert report["content"] == "An answer." and report["finish_reason"] == "stop"
+    assert report["model"]["id"] == "model" and report["model"]["device"] == "fake"
+    assert report["model"]["quantization"] is None
+    assert report["usage"] == {
+        "prompt_tokens": 24,
+        "cached_tokens": 3,
+        "completion_tokens": 10,
+        "context_used": 34,
+        "context_size": 256,
+    } | {
+        "prompt_tokens": len(program.engine.prompts[0]),
+        "context_used": len(program.engine.prompts[0]) + 10,
+    }
+    assert set(report) == {
+        "schema",
+        "id",
+        "session_id",
+        "created",
+        "model",
+        "content",
+        "reasoning",
+        "finish_reason",
+        "logprobs",
+        "usage",
+        "timings",
+        "params",
+        "warnings",
+    }
+    assert report["params"]["seed"] == 7
+
+
+def test_stream_json_deltas_are_the_content(program: Program) -> None:
+    lines = [
+        json.loads(line)
+        for line in program.run("-p", "x", "--stream-json").stdout.split("\n")
+        if line
+    ]
+    kinds = [line["event"] for line in lines]
+    assert kinds[0] == "start" and kinds[1] == "prefill" and kinds[-1] == "end"
+    deltas = "".join(line["content"] for line in lines if line["event"] == "delta")
+    assert deltas == lines[-1]["content"] == "An answer."
+
+
+def test_stats_go_to_stderr(program: Program) -> None:
+    result = program.run("-p", "x", "--stats")
+    assert result.stdout == "An answer.\n"
+    assert "answer 10 tokens" in result.stderr and "3 cached" in result.stderr
+
+
+def failure(program: Program, *args: str, stdin: str = "") -> SwiftchatError:
+    result = CliRunner().invoke(
+        cli.swiftchat, ["-m", str(program.folder), *args], input=stdin, standalone_mode=False
+    )
+    assert isinstance(result.exception, SwiftchatError), result.exception
+    return result.exception
+
+
+def test_an_empty_prompt_is_a_usage_error(program: Program) -> None:
+    for args, stdin in ((("-p", ""), ""), ((), ""), (("-p", " \n"), "\n")):
+        assert failure(program, *args, stdin=stdin).exit_code == 2
+
+
+def test_a_prompt_longer_than_the_context_is_counted_before_prefill(program: Program) -> None:
+    error = failure(program, "-p", "x" * 300)
+    assert error.exit_code == 5 and "256" in error.message and program.engine.prompts == []
+
+
+def test_a_failure_in_the_middle_keeps_what_was_said(program: Program) -> None:
+    program.engine.answers = [{"text": "Half an ans", "error": "the engine process ended"}]
+    result = CliRunner().invoke(
+        cli.swiftchat, ["-m", str(program.folder), "-p", "x"], standalone_mode=False
+    )
+    assert result.stdout == "Half an ans\n"
+    assert isinstance(result.exception, SwiftchatError) and result.exception.exit_code == 4
+
+
+def test_json_tells_how_weights_are_quantised(program: Program) -> None:
+    fake_engine.make_folder(program.folder, quantization_config={"quant_method": "gguf"})
+    report = json.loads(program.run("-p", "Hi", "--json").stdout)
+    assert report["model"]["quantization"] == "gguf"
+
+
+def test_json_tells_of_a_failure_in_the_middle(program: Program) -> None:
+    program.engine.answers = [{"text": "Half", "error": "gone"}]
+    report = json.loads(program.run("-p", "x", "--json").stdout)
+    assert (report["content"], report["finish_reason"]) == ("Half", "error")
+
+
+def test_missing_files_and_models(program: Program, tmp_path: Path) -> None:
+    assert failure(program, "-f", str(tmp_path / "none"), "-p", "x").exit_code == 8
+    assert failure(program, "-m", str(tmp_path / "none.gguf"), "-p", "x").exit_code == 3
+    missing = failure(program, "-m", "no/such-model", "-p", "x", "--offline")
+    assert missing.exit_code == 3 and "swiftchat download" in missing.hint

@@ -1,0 +1,373 @@
+"""swiftchat with the fake engine as a process: pipes, streams, signals, the terminal."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from swiftchat.chat.commands.registry import Commands
+from swiftchat.chat.history.conversation import Conversation
+from swiftchat.chat.model.chat_model import Speaker
+from swiftchat.chat.options.config import ChatConfig
+from swiftchat.engine.api.protocol import EngineInfo
+from swiftchat.errors import DeviceError
+from tests.chat.terminal.test_terminal import Terminal
+from tests.support import fake_engine
+
+SLOW = {"text": "A slow answer that goes on. " * 40, "delay_s": 0.01}
+
+
+class Program:
+    """Command lines of swiftchat with the fake engine and a script of answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def command(self, *answers: object, options: tuple[str, ...] = ()) -> list[str]:
+        script = json.dumps(answers)
+        return [sys.executable, fake_engine.__file__, str(self.folder), script, *options]
+
+    def run(
+        self,
+        *options: str,
+        answers: tuple[object, ...] = ("An answer.",),
+        stdin: bytes = b"",
+        **env: str,
+    ) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            self.command(*answers, options=options),
+            input=stdin,
+            capture_output=True,
+            env={**os.environ, **env},
+        )
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    return Program(fake_engine.make_folder(tmp_path / "model"))
+
+
+@pytest.fixture
+def chat(program: Program) -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def open_chat(*answers: object, options: tuple[str, ...] = (), **settings: object) -> Terminal:
+        executable, *args = program.command(*answers, options=options)
+        opened.append(Terminal(executable, args, **settings))  # type: ignore[arg-type]
+        opened[-1].wait_for(">>>")
+        return opened[-1]
+
+    yield open_chat
+    for terminal in opened:
+        terminal.process.close(force=True)
+
+
+def test_a_reader_that_leaves_ends_it_silently_with_141(program: Program) -> None:
+    writer = subprocess.Popen(
+        program.command(SLOW, options=("-p", "x")),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
+    assert writer.stdout is not None and writer.stderr is not None
+    os.read(writer.stdout.fileno(), 1)
+    writer.stdout.close()
+    assert writer.stderr.read() == b"" and writer.wait(20) == 141
+
+
+@pytest.mark.parametrize(("closed", "code"), [(">&-", 141), ("2>&-", 0), ("<&-", 0)])
+def test_streams_that_are_closed_from_the_start(program: Program, closed: str, code: int) -> None:
+    command = program.command("An answer.", options=("-p", "x"))
+    result = subprocess.run(
+        ["bash", "-c", f'exec "$@" {closed}', "bash", *command], capture_output=True
+    )
+    assert (result.returncode, result.stderr) == (code, b"")
+    assert result.stdout == (b"" if code else b"An answer.\n")
+
+
+def test_tokens_are_flushed_one_by_one_without_escapes(program: Program) -> None:
+    slow = {"text": "abcdef", "delay_s": 0.3}
+    process = subprocess.Popen(
+        program.command(slow, options=("-p", "x")),
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "TERM": "xterm-256color"},
+    )
+    assert process.stdout is not None
+    assert os.read(process.stdout.fileno(), 100) == b"a"
+    assert process.stdout.read() == b"bcdef\n" and process.wait(10) == 0
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_an_answer_in_a_poor_encoding_is_replaced(program: Program, encoding: str) -> None:
+    result = program.run("-p", "x", answers=("Grün – 你",), PYTHONIOENCODING=encoding)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert result.stdout == "Grün – 你\n".encode(encoding, "replace")
+    listing = program.run("config", "show", PYTHONIOENCODING=encoding)
+    assert listing.returncode == 0 and b"top_k" in listing.stdout
+
+
+def test_undecodable_arguments_and_stdin_are_no_crash(program: Program) -> None:
+    command = [os.fsencode(part) for part in program.command("Fine.", options=("-p",))]
+    result = subprocess.run([*command, b"caf\xe9"], input=b"\xff\xfe", capture_output=True)
+    assert (result.returncode, result.stdout) == (0, b"Fine.\n"), result.stderr
+
+
+def test_options_before_a_command_count_or_are_refused(program: Program) -> None:
+    assert program.run("chat", "-p", "x").stdout == b"An answer.\n"  # -m stands before it
+    result = program.run("-p", "x", "list")
+    lines = result.stderr.decode().splitlines()
+    assert result.returncode == 2 and lines[0].startswith("error: --model does not go with list")
+    assert lines[1].startswith("hint: ") and len(lines) == 2
+
+
+@pytest.mark.parametrize("options", [("-i",), ("-i", "-p", "x"), ("--json", "-i", "-p", "x")])
+def test_going_on_needs_a_terminal(program: Program, options: tuple[str, ...]) -> None:
+    result = program.run(*options)
+    assert result.returncode == 2 and result.stdout == b""
+    assert b"needs a terminal" in result.stderr
+
+
+def test_a_prompt_is_not_waited_for_where_it_cannot_be_seen(program: Program) -> None:
+    command = " ".join(f"'{part}'" for part in program.command("An answer."))
+    process = pexpect.spawn("bash", ["-c", f"{command} | cat; exit ${{PIPESTATUS[0]}}"], timeout=10)
+    process.expect("error: this needs a prompt")
+    process.expect(pexpect.EOF)
+    process.close()
+    assert process.exitstatus == 2
+
+
+def test_going_on_after_a_first_answer(chat: Callable[..., Terminal]) -> None:
+    terminal = chat("First answer.", "Second answer.", options=("-p", "one", "-i"))
+    assert "First answer." in terminal.look()
+    terminal.type("two\r")
+    terminal.wait_for("Second answer.")
+
+
+def test_files_go_before_the_first_message(chat: Callable[..., Terminal], tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("n" * 300)
+    terminal = chat("Read.", options=("-f", str(tmp_path / "notes")))
+    # The path may be of any length, and the line break anywhere.
+    assert "goesbeforethefirstmessage" in "".join(terminal.look().split())
+    terminal.type("sum up\r")
+    terminal.wait_for("the context 256")  # the file went along: it is what is too long
+    assert "tokens, the context" in terminal.look()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize("busy", [False, True])
+def test_signals_leave_the_terminal_as_it_was(
+    chat: Callable[..., Terminal], number: int, code: int, busy: bool
+) -> None:
+    terminal = chat(SLOW)
+    if busy:
+        terminal.type("go\r")
+        terminal.wait_for("slow answer")
+    terminal.process.kill(number)
+    assert terminal.wait_end() == code
+
+
+def test_the_terminal_echoes_again_afterwards(program: Program) -> None:
+    command = " ".join(f"'{part}'" for part in program.command(SLOW))
+    terminal = Terminal("bash", ["-c", f"{command}; echo code $?; read -r line; echo got:$line"])
+    terminal.wait_for(">>>")
+    terminal.type("go\r")
+    terminal.wait_for("slow answer")
+    terminal.type("\x03")
+    terminal.wait_for("stopped")
+    terminal.type("\x03")
+    terminal.wait_for("code 130")
+    assert termios.tcgetattr(terminal.process.child_fd)[3] & termios.ECHO
+    terminal.type("typed\r")
+    terminal.wait_for("got:typed")
+
+
+def test_ctrl_c_stops_within_200_ms_and_keeps_the_part(chat: Callable[..., Terminal]) -> None:
+    terminal = chat(SLOW, "Next.")
+    terminal.type("go\r")
+    terminal.wait_for("slow answer")
+    started = time.monotonic()
+    terminal.type("\x03")
+    terminal.wait_for("stopped")
+    # Looking at the screen takes up to 50 ms itself.
+    assert time.monotonic() - started < 0.25
+    terminal.type("/undo\r")
+    terminal.wait_for("0 left")
+
+
+def test_ctrl_c_before_the_first_word_gives_the_message_back(
+    chat: Callable[..., Terminal],
+) -> None:
+    terminal = chat("Ready.", {"text": "never", "delay_s": 30}, "Answered.")
+    terminal.type("hi\r")  # with this the tokenizer is read, however busy the machine is
+    terminal.wait_for("Ready.")
+    terminal.type("precious words\r")
+    # Sent: below it there is nothing any more, no status bar either.
+    terminal.wait_for(lambda text: text.rstrip().endswith(">>> precious words"))
+    time.sleep(0.3)
+    terminal.type("\x03")
+    terminal.wait_for(lambda text: text.count("precious words") == 2)
+    terminal.type("\r")
+    text = terminal.wait_for("Answered.")
+    assert "stopped" not in text
+
+
+def test_what_is_typed_during_an_answer_waits_unseen(chat: Callable[..., Terminal]) -> None:
+    terminal = chat({"text": "0123456789" * 10, "delay_s": 0.01}, "Second.")
+    terminal.type("go\r")
+    terminal.wait_for("0123")
+    terminal.type("typed ahead\r")
+    text = terminal.wait_for("Second.")
+    assert "0123456789" * 8 in text and ">>> typed ahead" in text
+
+
+def test_pasted_code_is_text_and_not_a_command(chat: Callable[..., Terminal]) -> None:
+    terminal = chat("Code.", "Slash.", "Path.")
+    terminal.type("\x1b[200~/* add */\nint add(int a);\x1b[201~\r")
+    terminal.wait_for("Code.")
+    terminal.type("//help is a command\r")
+    terminal.wait_for("Slash.")
+    terminal.type("/etc/passwd\r")
+    terminal.wait_for("Path.")
+    terminal.type("/" + "x" * 300 + "\r")
+    terminal.wait_for("unknown command")
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 2), (200, 60)])
+def test_any_size_of_terminal(chat: Callable[..., Terminal], size: tuple[int, int]) -> None:
+    terminal = chat({"text": "An answer of some length. " * 3, "delay_s": 0.004}, "Again.")
+    terminal.type("go\r")
+    terminal.process.setwinsize(*reversed(size))
+    terminal.screen.resize(*reversed(size))
+    time.sleep(0.6)
+    terminal.process.setwinsize(24, 80)
+    terminal.screen.resize(24, 80)
+    terminal.type("again\r")
+    terminal.wait_for("Again.")
+    terminal.type("\x04")
+    assert terminal.wait_end() == 0
+
+
+def test_a_dumb_terminal_gets_no_escape(chat: Callable[..., Terminal]) -> None:
+    terminal = chat("Plain.", TERM="dumb")
+    terminal.type("x\r")
+    terminal.wait_for("Plain.")
+    terminal.type("/bye\r")
+    assert terminal.wait_end() == 0
+    assert b"\x1b" not in terminal.raw
+
+
+def test_no_color_is_honoured(chat: Callable[..., Terminal]) -> None:
+    terminal = chat("Plain.", NO_COLOR="1")
+    terminal.type("x\r")
+    terminal.wait_for("Plain.")
+    codes = {
+        code
+        for codes in re.findall(rb"\x1b\[([0-9;]*)m", terminal.raw)
+        for code in codes.split(b";")
+        if code
+    }
+    assert not {code for code in codes if len(code) > 1}, "30 and up are colours"
+
+
+def test_the_history_file_is_private(chat: Callable[..., Terminal]) -> None:
+    old = os.umask(0)
+    try:
+        terminal = chat("Answer.")
+        terminal.type("secret\r")
+        terminal.wait_for("Answer.")
+    finally:
+        os.umask(old)
+    file = Path(os.environ["XDG_STATE_HOME"]) / "swiftchat" / "history"
+    assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
+    assert "secret" in file.read_text()
+
+
+HOSTILE = [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ cycler.__init__.__globals__.os.system('touch escaped') }}",
+    "{{ 10**(10**8) }}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% set x = 'xx' %}" + "{% set x = x ~ x %}" * 60,
+]
+
+
+@pytest.mark.parametrize("source", HOSTILE)
+def test_a_hostile_template_ends_soon_with_7(
+    program: Program, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine.make_folder(program.folder, template=source)
+    monkeypatch.chdir(tmp_path)
+    started = time.monotonic()
+    result = program.run("-p", "x")
+    assert time.monotonic() - started < 5  # 2 s, and starting on a busy machine
+    lines = result.stderr.decode().splitlines()
+    assert (result.returncode, result.stdout, len(lines)) == (7, b"", 2)
+    assert lines[0].startswith("error: the chat template cannot be used")
+    assert not (tmp_path / "escaped").exists()
+
+
+class FailingEngine(fake_engine.FakeEngine):
+    """Fails to load the first time."""
+
+    def wait_ready(self, on_progress: object = None) -> EngineInfo:
+        if self.num_starts == 1:
+            raise DeviceError("killed while loading")
+        return super().wait_ready(on_progress)
+
+
+def test_a_failure_to_load_is_told_and_tried_again(program: Program) -> None:
+    engine = FailingEngine([])
+    speaker = Speaker(program.folder, ChatConfig(), engine.start)  # type: ignore[arg-type]
+    with pytest.raises(DeviceError, match="while loading"):
+        speaker.wait_ready()
+    assert engine.num_starts == 1
+    assert speaker.wait_ready().device == "fake" and engine.num_starts == 2
+
+
+def test_drop_oldest_leaves_room_for_an_answer(program: Program) -> None:
+    engine = fake_engine.FakeEngine(["ok"], ctx_size_tokens=200)
+    config = ChatConfig(overflow="drop-oldest")
+    speaker = Speaker(program.folder, config, engine.start)  # type: ignore[arg-type]
+    conversation = Conversation("S")
+    for _ in range(3):
+        conversation.add("user", "q" * 10)
+        conversation.add("assistant", "a" * 10)
+    conversation.add("user", "last")
+    dropped: list[int] = []
+    list(speaker.answer(conversation, dropped.append))
+    assert dropped and len(engine.prompts[0]) <= 150
+    assert "system\nS" in engine.asked() and "last" in engine.asked()
+
+
+class Recorder:
+    """What `Commands` asks of the conversation at the prompt."""
+
+    def __init__(self) -> None:
+        self.conversation = Conversation("Be brief.")
+
+
+def test_the_system_prompt_can_be_removed() -> None:
+    recorder = Recorder()
+    commands = Commands(recorder)  # type: ignore[arg-type]
+    commands.run('/system ""')
+    assert recorder.conversation.rendered() == []
+
+
+def test_another_answer_draws_another_seed(program: Program) -> None:
+    engine = fake_engine.FakeEngine(["one", "two"])
+    speaker = Speaker(program.folder, ChatConfig(seed=5), engine.start)  # type: ignore[arg-type]
+    conversation = Conversation()
+    conversation.add("user", "x")
+    list(speaker.answer(conversation, lambda n: None))
+    list(speaker.answer(conversation, lambda n: None, new_seed=True))
+    assert [params.seed for params in engine.params] == [5, None]

@@ -1,0 +1,87 @@
+"""The sessions that the README and docs/ show are what the program still does."""
+
+import json
+import re
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pyte
+
+from tests.support import fake_engine
+
+ROOT = Path(__file__).parents[2]
+_spec = spec_from_file_location("record_session", ROOT / "docs" / "record_session.py")
+assert _spec and _spec.loader
+record_session = module_from_spec(_spec)
+_spec.loader.exec_module(record_session)
+
+RECORDED = (ROOT / "docs" / "session.txt").read_text("utf-8")
+# What the model said for docs/session.txt, of which the screen shows the rendering.
+ANSWERS = (
+    "The capital of France is Paris.",
+    "```python\ndef is_even(num):\n    return num % 2 == 0\n```\n\nThis function uses the modulo "
+    "operator (`%`) to check if the remainder of the division of the input number by 2 is 0. If it "
+    "is, the function returns `True`; otherwise, it returns `False`.",
+)
+
+
+def by_input(session: str) -> dict[str, str]:
+    """What came after each input of a session, which stands behind `>>> `."""
+    _, *parts = f"\n{session}".split("\n>>> ")
+    found = {}
+    for part in parts:
+        typed, _, shown = part.partition("\n")
+        found[typed] = shown.strip("\n")
+    return found
+
+
+def played(folder: Path, answers: tuple[str, ...], inputs: tuple[str, ...]) -> pyte.Screen:
+    """The screen after the session with the fake engine."""
+    command = [sys.executable, fake_engine.__file__, str(folder), json.dumps(answers), "--no-save"]
+    screen: pyte.Screen = record_session.record(command, inputs)
+    return screen
+
+
+def test_the_recording_is_what_the_program_shows(tmp_path: Path) -> None:
+    """All but the alternatives, of which the fake engine has others."""
+    folder = fake_engine.make_folder(tmp_path / "SmolLM2-135M-Instruct")
+    recorded = by_input(RECORDED)
+    assert tuple(recorded) == record_session.INPUTS
+    assert "90% and more" in recorded.pop("/show alternatives")
+    screen = played(folder, ANSWERS, tuple(recorded))
+    shown = record_session.text_of(screen)
+    assert shown.splitlines()[0] == RECORDED.splitlines()[0]
+    assert by_input(shown) == recorded
+    picture = record_session.picture_of(screen).replace("&#160;", " ")
+    assert "is_even" in picture and "/? for help" in picture and picture.startswith("<svg")
+
+
+def test_the_session_in_the_readme_is_what_the_program_shows(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    block = readme.partition("In a conversation:\n\n```\n")[2].partition("```")[0]
+    expected = by_input(block)
+    assert len(expected) >= 3
+    answers = tuple(shown for typed, shown in expected.items() if not typed.startswith("/"))
+    screen = played(fake_engine.make_folder(tmp_path / "model"), answers, tuple(expected))
+    assert by_input(record_session.text_of(screen)) == expected
+
+
+def test_the_model_says_what_was_recorded(smollm2: Path, tmp_path: Path) -> None:
+    """The first answer; percentages of its tokens may be rounded otherwise elsewhere."""
+    folder = tmp_path / "SmolLM2-135M-Instruct"
+    folder.symlink_to(smollm2)
+    command = [sys.executable, "-m", "swiftchat.chat", "-m", str(folder), "--device", "cpu"]
+    screen = record_session.record([*command, "--no-save"], record_session.INPUTS[:4])
+    now, recorded = by_input(record_session.text_of(screen)), by_input(RECORDED)
+    *told, question, likely = record_session.INPUTS[:4]
+    assert [now[typed] for typed in (*told, question)] == [recorded[t] for t in (*told, question)]
+    first, *_ = now[likely].splitlines()
+    assert first == now[question] and re.search(r"^ +1 +\d+%  'The' ", now[likely], re.MULTILINE)
+
+
+def test_the_picture_is_of_the_recording() -> None:
+    picture = (ROOT / "docs" / "session.svg").read_text("utf-8").replace("&#160;", " ")
+    for typed in record_session.INPUTS:
+        assert typed.split()[0] in picture
+    assert "docs/session.svg" in (ROOT / "README.md").read_text("utf-8")

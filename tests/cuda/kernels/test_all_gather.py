@@ -1,0 +1,45 @@
+"""all_gather: every rank's columns, equal to the whole product."""
+
+import pytest
+import torch
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.all_gather import all_gather
+from swiftchat.cuda.ops.linear import Norm, Workspace, linear, linear_send
+from tests.support.kernel_case import DTYPES, Inputs, poisoned
+from tests.support.ranks_of_one_gpu import are_empty, inboxes, together
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("world", "n", "hidden", "columns"), [(2, 1, 2048, 128256), (4, 5, 576, 1000), (3, 16, 48, 116)]
+)
+def test_columns_of_all_ranks(
+    gpu: Gpu, dtype, world: int, n: int, hidden: int, columns: int
+) -> None:
+    make, width = Inputs(columns, dtype), -(-columns // (4 * world)) * 4
+    boxes, spaces = inboxes(world, n * width), [Workspace(gpu, width) for _ in range(world)]
+    x = make.normal(n, hidden, dtype=torch.float32)
+    weight, norm = make.normal(world * width, hidden), Norm(make.normal(hidden), 1e-5)
+    found = [poisoned(n, columns, dtype=torch.float32) for _ in range(world)]
+
+    def work(rank: int) -> None:
+        rows = weight[rank * width : min((rank + 1) * width, columns)]
+        linear_send(gpu, x, rows, boxes[rank], spaces[rank], norm=norm)
+        all_gather(gpu, found[rank], boxes[rank], width)
+
+    together(world, work)
+    whole = poisoned(n, columns, dtype=torch.float32)
+    linear(gpu, x, weight[:columns], whole, spaces[0], norm=norm)
+    assert all(torch.equal(logits, whole) for logits in found)
+    assert are_empty(boxes)
+
+
+def test_wrong_sizes_are_refused(gpu: Gpu) -> None:
+    box, _ = inboxes(2, 64)
+    with pytest.raises(ValueError, match="do not make 100 columns"):
+        all_gather(gpu, torch.zeros(1, 100, device="cuda"), box, 32)
+    with pytest.raises(ValueError, match="multiples of 4"):
+        all_gather(gpu, torch.zeros(1, 62, device="cuda"), box, 31)

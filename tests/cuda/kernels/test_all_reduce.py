@@ -1,0 +1,107 @@
+"""all_reduce: the sum in the order of the ranks, with the same bits on all of them."""
+
+import pytest
+import torch
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.all_reduce import all_reduce
+from swiftchat.cuda.ops.linear import Workspace, linear_send
+from tests.support.kernel_case import DTYPES, Inputs
+from tests.support.ranks_of_one_gpu import are_empty, inboxes, together
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize(("n", "hidden"), [(1, 4096), (3, 576), (16, 1024), (1, 4)])
+def test_parts_are_added_in_order(gpu: Gpu, dtype, world: int, n: int, hidden: int) -> None:
+    """Many rounds over two inboxes in turn: nobody may run ahead or read an old part."""
+    make, rounds = Inputs(n * hidden + world, dtype), 6
+    boxes = [inboxes(world, n * hidden + 8) for _ in range(2)]
+    parts = [[make.normal(n, hidden, scale=3) for _ in range(world)] for _ in range(rounds)]
+    before = make.normal(n, hidden, dtype=torch.float32, scale=50)
+    streams = [before.clone() for _ in range(world)]
+
+    def work(rank: int) -> None:
+        for i in range(rounds):
+            all_reduce(gpu, streams[rank], boxes[i % 2][rank], parts[i][rank])
+
+    together(world, work)
+    expected = before
+    for of_round in parts:
+        total = torch.zeros_like(expected)
+        for part in of_round:
+            total += part.float()
+        expected = expected + total
+    for stream in streams:
+        assert torch.equal(stream, expected)
+    assert all(are_empty(box) for box in boxes)
+
+
+@pytest.mark.parametrize("world", [2, 3, 5, 8])
+def test_any_number_of_ranks(gpu: Gpu, world: int) -> None:
+    """One after the other, the parts of all others being there: few GPUs run eight at once."""
+    make, numbers = Inputs(world), 1000
+    parts = [make.normal(1, numbers) for _ in range(world)]
+    before, total = make.normal(1, numbers), torch.zeros(1, numbers, device="cuda")
+    for part in parts:
+        total += part
+    for rank, box in enumerate(inboxes(world, numbers)):
+        box.own.copy_(torch.cat(parts))
+        box.own[rank].view(torch.int32).fill_(-1)
+        stream = before.clone()
+        all_reduce(gpu, stream, box, parts[rank])
+        assert torch.equal(stream, before + total)
+        assert are_empty([box])
+        box.own.copy_(torch.cat(parts))
+        box.own[rank].view(torch.int32).fill_(-1)
+        stream = torch.full_like(before, float("nan"))
+        all_reduce(gpu, stream, box, parts[rank], adds=False)
+        assert torch.equal(stream, total)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k", "rows"), [(1, 4096, 4096), (5, 14336, 576), (16, 1536, 1000)])
+def test_parts_that_a_product_sent(gpu: Gpu, dtype, n: int, k: int, rows: int) -> None:
+    """Row-parallel halves of a product, the columns of one split as well, equal the whole."""
+    make, world = Inputs(n + k, dtype), 2
+    boxes, spaces = inboxes(world, n * rows), [Workspace(gpu, rows) for _ in range(world)]
+    x = [make.normal(n, k) for _ in range(world)]
+    weight = [make.normal(rows, k, scale=k**-0.5) for _ in range(world)]
+    bias = make.normal(rows)
+    before = make.normal(n, rows, dtype=torch.float32)
+    streams = [before.clone() for _ in range(world)]
+
+    def work(rank: int) -> None:
+        own_bias = bias if rank == 0 else None
+        linear_send(gpu, x[rank], weight[rank], boxes[rank], spaces[rank], bias=own_bias)
+        all_reduce(gpu, streams[rank], boxes[rank])
+
+    together(world, work)
+    exact = sum(a.double() @ w.double().T for a, w in zip(x, weight, strict=True))
+    expected = before.double() + exact + bias.double()
+    assert torch.equal(streams[0], streams[1])
+    assert (streams[0] - expected).norm() <= 1e-5 * expected.norm()
+    assert are_empty(boxes)
+
+
+def test_numbers_that_are_not_finite_arrive(gpu: Gpu) -> None:
+    """Also the one bit pattern that stands for nothing: it must not hang the group."""
+    boxes = inboxes(2, 8)
+    parts = [
+        torch.full((1, 8), -1, dtype=torch.int32, device="cuda").view(torch.float32),
+        torch.full((1, 8), float("inf"), device="cuda"),
+    ]
+    streams = [torch.zeros(1, 8, device="cuda") for _ in range(2)]
+    together(2, lambda rank: all_reduce(gpu, streams[rank], boxes[rank], parts[rank]))
+    assert all(stream.isnan().all() for stream in streams)
+    assert are_empty(boxes)
+
+
+def test_wrong_sizes_are_refused(gpu: Gpu) -> None:
+    (box, _), x = inboxes(2, 64), torch.zeros(2, 48, device="cuda")
+    with pytest.raises(ValueError, match="room for 64"):
+        all_reduce(gpu, x, box, x)
+    with pytest.raises(ValueError, match="multiple of 4"):
+        all_reduce(gpu, x[:, :3].contiguous(), box)

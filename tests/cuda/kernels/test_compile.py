@@ -1,0 +1,67 @@
+"""Every kernel compiles for every architecture, without a GPU."""
+
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+from swiftchat.cuda import nvrtc, ops
+from swiftchat.cuda.cubin_cache import CubinCache
+from swiftchat.errors import KernelCompileError
+
+NAMES = sorted(file.stem for file in nvrtc.KERNELS.glob("*/*.cu"))
+OPS = sorted(module.name for module in pkgutil.iter_modules(ops.__path__))
+
+
+def variants(name: str) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = importlib.import_module(f"swiftchat.cuda.ops.{name}").VARIANTS
+    return found
+
+
+def test_each_kernel_has_an_operation_and_a_test_of_its_name() -> None:
+    tests = sorted(
+        file.stem.removeprefix("test_") for file in Path(__file__).parent.glob("test_*.py")
+    )
+    assert NAMES == OPS
+    assert set(NAMES) <= set(tests)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
+def test_every_kernel_compiles(name: str, arch: str) -> None:
+    # All variants for the chip most people of this project's speed have; elsewhere every sixth,
+    # others for each architecture.
+    chosen = variants(name)
+    if arch != "sm_90a":
+        chosen = chosen[nvrtc.ARCHITECTURES.index(arch) % len(chosen) :: 6]
+    for defines in chosen:
+        assert nvrtc.compile_cubin(name, arch, defines)[:4] == b"\x7fELF"
+
+
+def test_an_error_names_file_and_line() -> None:
+    with pytest.raises(KernelCompileError, match=r"(norm\.cu|common\.cuh)\(\d+\): error"):
+        nvrtc.compile_cubin("norm", "sm_90a", {"DTYPE": "no_such_type", "LAYER_NORM": "0"})
+
+
+def test_the_cache_survives_damage(tmp_path: Path) -> None:
+    cache, defines = CubinCache(tmp_path / "cubins"), variants("norm")[0]
+    cubin = cache.get("norm", "sm_90a", defines)
+    (file,) = (tmp_path / "cubins").iterdir()
+    entry = file.read_bytes()
+    for damaged in (b"", entry[:-1], entry[:100] + b"\0" + entry[101:]):
+        file.write_bytes(damaged)
+        assert cache.get("norm", "sm_90a", defines) == cubin
+        assert file.read_bytes() == entry
+
+
+def test_the_cache_reads_instead_of_compiling(tmp_path: Path, monkeypatch) -> None:
+    cache, defines = CubinCache(tmp_path), variants("norm")[0]
+    cubin = cache.get("norm", "sm_90a", defines)
+    monkeypatch.setattr(nvrtc, "compile_cubin", lambda *_: pytest.fail("compiled again"))
+    assert cache.get("norm", "sm_90a", defines) == cubin
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    assert CubinCache(tmp_path / "file" / "cubins").get("norm", "sm_90a", variants("norm")[0])

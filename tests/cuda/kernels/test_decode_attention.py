@@ -1,0 +1,363 @@
+"""decode_attention against fp64. Tolerance: weights and results are rounded once each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.decode_attention import (
+    decode_attention,
+    decode_attention_spec,
+    decode_attention_workspace,
+)
+from swiftchat.cuda.quantized_cache import CODES, Codes
+from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, coded, poisoned
+
+pytestmark = pytest.mark.gpu
+MIXED = (1, 2, 63, 64, 65, 0, 200, 128, 1000, 129, 5000)
+GARBAGE = 2**31 - 9  # an entry of a block table that leads nowhere
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled(gpu: Gpu) -> None:
+    """All kernels of this file at once, on all cores."""
+    gpu.compile(
+        decode_attention_spec(gpu, dtype, head_dim, group)
+        for dtype in DTYPES
+        for head_dim in (64, 80, 96, 128, 256)
+        for group in (4, 16)
+    )
+    gpu.compile(
+        decode_attention_spec(gpu, dtype, head_dim, group, form)
+        for form in CODES
+        for dtype in (torch.bfloat16, torch.float16)
+        for head_dim in (64, 96, 128, 256)
+        for group in (4, 16)
+    )
+
+
+@dataclass
+class Case:
+    """Random sequences in scattered blocks; NaN in every slot that must not be read."""
+
+    q: Tensor
+    keys: list[Tensor]
+    values: list[Tensor]
+    cache: Tensor
+    tables: Tensor
+    lengths: Tensor
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, gpu: Gpu) -> Tensor:
+        out = poisoned(*self.q.shape, dtype=self.q.dtype)
+        workspace = decode_attention_workspace(gpu, *self.q.shape)
+        decode_attention(
+            gpu,
+            self.q,
+            self.cache,
+            self.tables,
+            self.lengths,
+            self.scale,
+            out,
+            workspace,
+            **self.options,
+        )
+        assert (workspace == -1).all()
+        return out
+
+    @property
+    def scale(self) -> float:
+        return float(self.q.shape[-1]) ** -0.5
+
+    def expected(self) -> Tensor:
+        rows = [self._attend(i) for i in range(len(self.keys))]
+        return torch.stack(rows)
+
+    def _attend(self, index: int) -> Tensor:
+        q, keys, values = self.q[index].double(), self.keys[index], self.values[index]
+        length, kv_heads, head_dim = keys.shape
+        if length == 0:
+            return torch.zeros_like(q)
+        grouped = q.view(kv_heads, -1, head_dim)
+        scores = torch.einsum("hgd,thd->hgt", grouped, keys.double()) * self.scale
+        distance = torch.arange(1 - length, 1, device="cuda")
+        if cap := self.options.get("softcap"):
+            scores = cap * (scores / cap).tanh()
+        if (slopes := self.options.get("alibi_slopes")) is not None:
+            scores += slopes.double().view(kv_heads, -1, 1) * distance
+        if window := self.options.get("window"):
+            scores[..., distance <= -window] = -torch.inf
+        weights = scores.softmax(-1)
+        return torch.einsum("hgt,thd->hgd", weights, values.double()).reshape(q.shape)
+
+
+def make_case(
+    dtype: torch.dtype,
+    lengths: Sequence[int],
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    block_size: int = 16,
+    **options: Any,
+) -> Case:
+    make = Inputs(sum(lengths) + head_dim, dtype)
+    counts = [-(-length // block_size) for length in lengths]
+    blocks = make.permutation(sum(counts) + 3).long().split([*counts, 3])
+    cache = poisoned(sum(counts) + 3, 2 * kv_heads, block_size, head_dim, dtype=dtype)
+    tables = torch.full((len(lengths), max(counts) + 2), GARBAGE, dtype=torch.int32, device="cuda")
+    window, keys, values = options.get("window", 0), [], []
+    for row, (length, mine) in enumerate(zip(lengths, blocks, strict=False)):
+        tokens = make.normal(length, 2 * kv_heads, head_dim)
+        first = max(0, length - window) if window else 0
+        tables[row, first // block_size : len(mine)] = mine[first // block_size :]
+        places = torch.arange(first, length, device="cuda")
+        cache[mine[places // block_size], :, places % block_size] = tokens[first:]
+        keys.append(tokens[:, :kv_heads])
+        values.append(tokens[:, kv_heads:])
+    # Queries are the first part of wider rows.
+    rows = poisoned(len(lengths), kv_heads * (group + 2), head_dim, dtype=dtype)
+    q = rows[:, : kv_heads * group]
+    q.copy_(make.normal(*q.shape))
+    where = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    return Case(q, keys, values, cache, tables, where, options)
+
+
+def in_codes(case: Case, form: str) -> Case:
+    """The case with a cache of codes; what must not be read has the highest, and no factor.
+
+    Rows differ in size, so that a factor of another row, or of none, is seen.
+    """
+    num_blocks, heads, block_size, head_dim = case.cache.shape
+    sizes = 2.0 ** Inputs(head_dim).integers(-6, 3, num_blocks, heads, block_size, 1)
+    codes, factors, numbers = coded(form, case.cache * sizes.to(case.cache.dtype))
+    written = factors.isfinite()
+    codes[~written] = 127
+    for row, length in enumerate(case.lengths.tolist()):
+        first = max(0, length - case.options["window"]) if case.options.get("window") else 0
+        places = torch.arange(first, length, device="cuda")
+        blocks = case.tables[row].long()[places // block_size]
+        read = numbers[blocks, :, places % block_size]
+        case.keys[row] = torch.zeros(length, heads // 2, head_dim, device="cuda").double()
+        case.values[row] = case.keys[row].clone()
+        case.keys[row][first:], case.values[row][first:] = read.tensor_split(2, dim=1)
+    case.cache = codes
+    case.options["codes"] = Codes(form, factors)
+    return case
+
+
+@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128, 208, 256])
+def test_codes(gpu: Gpu, form: str, dtype, head_dim: int) -> None:
+    for group in (1, 7, 16):
+        case = in_codes(make_case(dtype, MIXED, 2, group, head_dim), form)
+        assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("block_size", [4, 8, 16, 64, 256])
+def test_codes_in_blocks_of_each_size(gpu: Gpu, form: str, block_size: int) -> None:
+    slopes = Inputs(3).normal(8).abs() / 50
+    for options in ({}, {"window": 5}, {"window": 130, "softcap": 2.0, "alibi_slopes": slopes}):
+        case = in_codes(make_case(torch.bfloat16, MIXED, 2, 4, 64, block_size, **options), form)
+        assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
+
+
+@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("length", [1, 16, 17, 129, 2113, 20_001])
+def test_codes_over_all_multiprocessors(gpu: Gpu, form: str, length: int) -> None:
+    for num_seqs in (1, gpu.num_sms // 4):
+        lengths = [length] + [3] * (num_seqs - 1)
+        case = in_codes(make_case(torch.bfloat16, lengths, 8, 4, 128, 64), form)
+        assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
+
+
+@pytest.mark.parametrize("form", CODES)
+def test_small_values_in_fp16(gpu: Gpu, form: str) -> None:
+    """Their factors are below the normal numbers of fp16."""
+    case = make_case(torch.float16, MIXED, 2, 4, 64)
+    case.cache[:, 2:] *= 2.0**-9
+    case = in_codes(case, form)
+    assert_close(case.run(gpu), case.expected(), ROUNDING[torch.float16])
+
+
+def test_codes_that_do_not_fit_are_refused(gpu: Gpu) -> None:
+    case = in_codes(make_case(torch.bfloat16, (5,), 2, 4, 64), "int8")
+    good = case.options["codes"]
+    for wrong, match in (
+        (None, "cache must be"),
+        (Codes("int4", good.factors), "int4"),
+        (Codes("int8", good.factors[:, :1]), "factors must be"),
+    ):
+        case.options["codes"] = wrong
+        with pytest.raises(ValueError, match=match):
+            case.run(gpu)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [1, 3, 4, 7, 8, 16, 20])
+def test_group(gpu: Gpu, dtype, group: int) -> None:
+    case = make_case(dtype, MIXED, 2, group, 64)
+    assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [8, 16, 40, 80, 88, 96, 128, 200, 256])
+def test_head_dim(gpu: Gpu, dtype, head_dim: int) -> None:
+    case = make_case(dtype, MIXED, 3, 4, head_dim)
+    assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("head_dim", [80, 96, 128, 256])
+def test_large_group_of_each_head_dim(gpu: Gpu, head_dim: int) -> None:
+    case = make_case(torch.bfloat16, MIXED, 1, 13, head_dim)
+    assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
+
+
+@pytest.mark.parametrize("head_dim", [64, 72])
+@pytest.mark.parametrize("block_size", [4, 8, 16, 32, 64, 256])
+def test_block_size(gpu: Gpu, block_size: int, head_dim: int) -> None:
+    case = make_case(torch.float16, MIXED, 2, 4, head_dim, block_size)
+    assert_close(case.run(gpu), case.expected(), ROUNDING[torch.float16])
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, 127, 128, 129, 2111, 2113, 20_001])
+@pytest.mark.parametrize("kv_heads", [1, 8])
+def test_one_sequence_over_all_multiprocessors(gpu: Gpu, length: int, kv_heads: int) -> None:
+    for block_size in (4, 64):
+        case = make_case(torch.bfloat16, [length], kv_heads, 4, 128, block_size)
+        assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
+
+
+@pytest.mark.parametrize("num_seqs", [3, 16, 17, 40, 70])
+def test_many_sequences(gpu: Gpu, num_seqs: int) -> None:
+    lengths = [(37 * i * i) % 700 for i in range(num_seqs)]
+    case = make_case(torch.bfloat16, lengths, 8, 4, 64)
+    assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
+
+
+@pytest.mark.parametrize("group", [4, 16])
+@pytest.mark.parametrize("length", [4097, 9001, 9217])
+def test_a_long_sequence_among_many(gpu: Gpu, length: int, group: int) -> None:
+    """So many that sequences are not split: a warp has an odd or even number of many steps."""
+    num_seqs = 2 * gpu.num_sms // 8 + 1
+    for block_size in (4, 64):
+        case = make_case(torch.bfloat16, [*[3] * num_seqs, length], 8, group, 64, block_size)
+        assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [4, 64])
+@pytest.mark.parametrize("window", [1, 5, 64, 130, 1500])
+def test_window(gpu: Gpu, dtype, window: int, block_size: int) -> None:
+    case = make_case(dtype, MIXED, 2, 4, 64, block_size, window=window)
+    assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [4, 16])
+def test_softcap_and_alibi(gpu: Gpu, dtype, group: int) -> None:
+    slopes = Inputs(3).normal(2 * group).abs() / 50
+    for options in (
+        {"softcap": 1.5},
+        {"alibi_slopes": slopes},
+        {"softcap": 30.0, "alibi_slopes": slopes, "window": 100},
+    ):
+        case = make_case(dtype, MIXED, 2, group, 64, **options)
+        assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
+
+
+def test_large_scores(gpu: Gpu) -> None:
+    case = make_case(torch.bfloat16, MIXED, 2, 4, 64)
+    case.q *= 200  # one token takes all the weight: results are its values
+    assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
+
+
+def test_replays_of_a_graph_are_equal_and_follow_the_lengths(gpu: Gpu) -> None:
+    case = make_case(torch.bfloat16, (3000, 200, 0, 1), 8, 4, 128, 64)
+    out = poisoned(*case.q.shape, dtype=torch.bfloat16)
+    workspace = decode_attention_workspace(gpu, 8, 32, 128)
+
+    def attend() -> None:
+        decode_attention(
+            gpu, case.q, case.cache, case.tables, case.lengths, case.scale, out, workspace
+        )
+
+    attend()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            attend()
+    first = out.clone()
+    for _ in range(5):
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, first)
+    assert_close(out, case.expected(), ROUNDING[torch.bfloat16])
+    shorter = [1, 199, 0, 0]
+    case.lengths.copy_(torch.tensor(shorter))
+    case.keys = [keys[:n] for keys, n in zip(case.keys, shorter, strict=True)]
+    case.values = [values[:n] for values, n in zip(case.values, shorter, strict=True)]
+    graph.replay()
+    assert_close(out, case.expected(), ROUNDING[torch.bfloat16])
+
+
+def test_a_sequence_does_not_depend_on_its_neighbours(gpu: Gpu) -> None:
+    """With as many splits for both, the bits of a row are the same."""
+    case = make_case(torch.bfloat16, (700, 900), 2, 4, 64)
+    both = case.run(gpu)
+    case.lengths[1] = 5
+    assert torch.equal(case.run(gpu)[0], both[0])
+
+
+def test_a_cache_past_2_to_the_31_elements(gpu: Gpu) -> None:
+    case = make_case(torch.bfloat16, (1000, 70), 8, 4, 128, 64)
+    num_blocks = 2**31 // case.cache[0].numel() + case.cache.shape[0] + 1
+    cache = torch.empty(num_blocks, *case.cache.shape[1:], dtype=torch.bfloat16, device="cuda")
+    moved = num_blocks - case.cache.shape[0]
+    cache[moved:] = case.cache
+    case.cache = cache
+    case.tables[case.tables != GARBAGE] += moved
+    assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
+
+
+def test_no_sequences(gpu: Gpu) -> None:
+    case = make_case(torch.bfloat16, (5,), 2, 4, 64)
+    workspace = decode_attention_workspace(gpu, 1, 8, 64)
+    decode_attention(
+        gpu,
+        case.q[:0],
+        case.cache,
+        case.tables[:0],
+        case.lengths[:0],
+        1.0,
+        case.q[:0].contiguous(),
+        workspace,
+    )
+
+
+def test_wrong_arguments_are_refused(gpu: Gpu) -> None:
+    case = make_case(torch.bfloat16, (5, 9), 2, 4, 64)
+    good = case.q, case.cache, case.tables, case.lengths
+    out, workspace = case.q.contiguous(), decode_attention_workspace(gpu, 2, 8, 64)
+
+    def refuse(match: str, index: int, wrong: Tensor, **options: Any) -> None:
+        tensors = [*good[:index], wrong, *good[index + 1 :]]
+        with pytest.raises(ValueError, match=match):
+            decode_attention(gpu, *tensors, 1.0, out, workspace, **options)  # type: ignore[arg-type]
+
+    refuse("do not divide", 1, case.cache[:, :3])
+    refuse("power of two", 1, case.cache[:, :, :12])
+    refuse("contiguous", 0, case.q.transpose(0, 1)[:2])
+    refuse("context_lens must be", 3, case.lengths.long())
+    refuse("block_tables must be", 2, case.tables[:1])
+    refuse("alibi_slopes must be", 0, case.q, alibi_slopes=torch.zeros(3, device="cuda"))
+    refuse("0 or more", 0, case.q, window=-1)
+    small = decode_attention_workspace(gpu, 2, 8, 64)
+    with pytest.raises(ValueError, match="workspace"):
+        decode_attention(gpu, *good, 1.0, out, small[:10])

@@ -1,0 +1,43 @@
+"""expert_gated against fp64. Tolerance: one rounding of the result; fp32 the order of a sum."""
+
+import pytest
+import torch
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.expert_gated import expert_gated
+from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(
+    ("n", "experts", "chosen", "k", "inner"),
+    [(1, 16, 8, 2048, 768), (3, 8, 2, 576, 97), (16, 5, 3, 48, 24), (2, 4, 1, 4104, 33)],
+)
+def test_the_chosen_experts_products(
+    gpu: Gpu, dtype, activation: str, n: int, experts: int, chosen: int, k: int, inner: int
+) -> None:
+    make = Inputs(k + inner, dtype)
+    x = make.normal(n, k)
+    matrices = [make.normal(2 * inner, k, scale=k**-0.5) for _ in range(experts)]
+    addresses = torch.tensor([matrix.data_ptr() for matrix in matrices], device="cuda")
+    ids = torch.stack([make.permutation(experts)[:chosen] for _ in range(n)])
+    out = poisoned(n, chosen, inner, dtype=dtype)
+    expert_gated(gpu, x, addresses, ids, out, activation)
+    wide = torch.stack(matrices).double()[ids.long()] @ x.double()[:, None, :, None]
+    gate, up = wide[..., 0].chunk(2, -1)
+    act = torch.nn.functional.silu(gate)
+    if activation == "gelu_tanh":
+        act = torch.nn.functional.gelu(gate, approximate="tanh")
+    assert_close(out, act * up, max(ROUNDING[dtype], 1e-5))
+
+
+def test_what_does_not_fit_is_refused(gpu: Gpu) -> None:
+    make = Inputs(1, torch.bfloat16)
+    ids, addresses = make.integers(0, 1, 2, 1), make.integers(0, 1, 1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="12 elements"):
+        expert_gated(gpu, make.normal(2, 12), addresses, ids, make.normal(2, 1, 8), "silu")
+    with pytest.raises(ValueError, match="ids must be"):
+        expert_gated(gpu, make.normal(2, 16), addresses, ids[:1], make.normal(2, 1, 8), "silu")

@@ -1,0 +1,192 @@
+"""linear against fp64, with all that is fused to it.
+
+Tolerances: the result is rounded once; with a norm its input is too, which sums of many random
+terms average out to less than one rounding of the result. fp32 sums differ by their order.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops import linear as op
+from swiftchat.cuda.ops.linear import Norm, Rotation, Workspace
+from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+
+pytestmark = pytest.mark.gpu
+SHAPES = [(4096, 4096), (97, 576), (1536, 48), (5000, 2056), (64, 14336), (8, 8)]
+EPS = 1e-5
+
+
+@pytest.fixture(scope="module")
+def workspace(gpu: Gpu) -> Iterator[Workspace]:
+    shared = Workspace(gpu, 4096)
+    yield shared
+    assert not shared.counters.any()
+
+
+def tolerance(dtype: torch.dtype, normed: bool = False) -> float:
+    return ROUNDING[dtype] * (2 if normed else 1) if dtype != torch.float32 else 1e-5
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    x = x.double()
+    return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight.double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "k"), SHAPES)
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 9, 16])
+def test_product_with_bias(
+    gpu: Gpu, workspace: Workspace, dtype, rows: int, k: int, n: int
+) -> None:
+    make = Inputs(rows + k + n, dtype)
+    x, weight, bias = make.normal(n, k), make.normal(rows, k), make.normal(rows)
+    if not op.linear_takes(gpu, n, weight):
+        pytest.skip("too large without splits")
+    expected = x.double() @ weight.double().T + bias.double()
+    out = poisoned(n, rows, dtype=dtype)
+    op.linear(gpu, x, weight, out, workspace, bias=bias)
+    assert_close(out, expected, tolerance(dtype))
+    wide = poisoned(n, rows, dtype=torch.float32)
+    op.linear(gpu, x, weight, wide, workspace, bias=bias)
+    assert_close(wide, expected, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "k"), [(128256, 2048), (99, 576), (4096, 8192)])
+@pytest.mark.parametrize("n", [1, 4, 11])
+def test_norm_before_the_product(
+    gpu: Gpu, workspace: Workspace, dtype, rows: int, k: int, n: int
+) -> None:
+    make = Inputs(rows + k + n, dtype)
+    x = make.normal(n, k, dtype=torch.float32, scale=50)
+    weight, scale = make.normal(rows, k), make.normal(k)
+    if not op.linear_takes(gpu, n, weight):
+        pytest.skip("too large")
+    out = poisoned(n, rows, dtype=torch.float32)
+    op.linear(gpu, x, weight, out, workspace, norm=Norm(scale, EPS))
+    assert_close(out, rms_norm(x, scale) @ weight.double().T, tolerance(dtype, normed=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 5])
+def test_an_offset_is_added_to_the_norms_weight(
+    gpu: Gpu, workspace: Workspace, dtype, n: int
+) -> None:
+    make = Inputs(n, dtype)
+    x, scale = make.normal(n, 2304, dtype=torch.float32), make.normal(2304)
+    weight = make.normal(99, 2304)
+    out = poisoned(n, 99, dtype=torch.float32)
+    op.linear(gpu, x, weight, out, workspace, norm=Norm(scale, EPS, offset=1.0))
+    expected = rms_norm(x, scale.double() + 1) @ weight.double().T
+    assert_close(out, expected, tolerance(dtype, normed=True))
+
+
+def test_fp16_norm_of_a_stream_it_cannot_hold(gpu: Gpu, workspace: Workspace) -> None:
+    make = Inputs(3, torch.float16)
+    x = make.normal(2, 512, dtype=torch.float32, scale=1e5)
+    weight, scale = make.normal(64, 512), make.normal(512)
+    out = poisoned(2, 64, dtype=torch.float16)
+    op.linear(gpu, x, weight, out, workspace, norm=Norm(scale, EPS))
+    assert_close(out, rms_norm(x, scale) @ weight.double().T, tolerance(torch.float16, normed=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "k"), [(4096, 14336), (2048, 2048), (77, 28672), (576, 1536)])
+@pytest.mark.parametrize("n", [1, 5, 8, 16])
+def test_residual_add_is_exact_and_repeatable(gpu: Gpu, dtype, rows: int, k: int, n: int) -> None:
+    make = Inputs(rows + k + n, dtype)
+    x, weight, bias = make.normal(n, k), make.normal(rows, k), make.normal(rows)
+    residual = make.normal(n, rows, dtype=torch.float32, scale=100)
+    workspace = Workspace(gpu, rows)
+    workspace.partial.fill_(float("nan"))
+    expected = residual.double() + x.double() @ weight.double().T + bias.double()
+    found = []
+    for _ in range(3):  # the counters must be as they were
+        stream = residual.clone()
+        op.linear_residual(gpu, x, weight, stream, workspace, bias=bias)
+        assert_close(stream, expected, 1e-5)
+        found.append(stream)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert not workspace.counters.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize(("inner", "k", "n"), [(14336, 4096, 1), (80, 48, 5), (1536, 576, 12)])
+def test_gated_activation(
+    gpu: Gpu, workspace: Workspace, dtype, activation: str, inner: int, k: int, n: int
+) -> None:
+    make = Inputs(inner + n, dtype)
+    x = make.normal(n, k, dtype=torch.float32)
+    weight, scale, bias = (
+        make.normal(2 * inner, k, scale=k**-0.5),
+        make.normal(k),
+        make.normal(2 * inner),
+    )
+    gate, up = (rms_norm(x, scale) @ weight.double().T + bias.double()).chunk(2, -1)
+    function = {
+        "silu": torch.nn.functional.silu,
+        "relu": torch.relu,
+        "gelu": torch.nn.functional.gelu,
+        "gelu_tanh": lambda v: torch.nn.functional.gelu(v, approximate="tanh"),
+    }[activation]
+    out = poisoned(n, inner, dtype=dtype)
+    op.linear_gated(gpu, x, weight, out, workspace, Norm(scale, EPS), activation, bias=bias)
+    assert_close(out, function(gate) * up, tolerance(dtype, normed=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (6, 2, 8), (9, 3, 64)])
+@pytest.mark.parametrize("n", [1, 6, 13])
+def test_rotation_and_store(
+    gpu: Gpu, workspace: Workspace, dtype, heads: int, kv_heads: int, head_dim: int, n: int
+) -> None:
+    make = Inputs(heads + n, dtype)
+    k, num_blocks, block_size = 576, 50, 16
+    rows = (heads + 2 * kv_heads) * head_dim
+    x = make.normal(n, k, dtype=torch.float32)
+    weight, scale, bias = make.normal(rows, k, scale=k**-0.5), make.normal(k), make.normal(rows)
+    positions = make.integers(0, 1000, n)
+    angles = torch.rand(1000, head_dim // 2, device="cuda", dtype=torch.float64) * 7
+    cos_sin = torch.cat([angles.cos(), angles.sin()], -1).float()
+    slots = make.permutation(num_blocks * block_size)[:n].contiguous()
+    slots[-1] = -1 if n > 1 else slots[-1]
+    cache = poisoned(num_blocks, 2 * kv_heads, block_size, head_dim, dtype=dtype)
+    queries = poisoned(n, heads, head_dim, dtype=dtype)
+    rotation = Rotation(cos_sin, positions, slots, cache, heads)
+    op.linear_rotate(gpu, x, weight, queries, workspace, Norm(scale, EPS), rotation, bias=bias)
+
+    qkv = (rms_norm(x, scale) @ weight.double().T + bias.double()).view(n, -1, head_dim)
+    cos, sin = angles[positions].cos().unsqueeze(1), angles[positions].sin().unsqueeze(1)
+    low, high = qkv[:, : heads + kv_heads].chunk(2, -1)
+    turned = torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+    expected = torch.cat([turned, qkv[:, heads + kv_heads :]], 1)
+    assert_close(queries, expected[:, :heads], tolerance(dtype, normed=True))
+    stored = slots >= 0
+    blocks, places = slots[stored] // block_size, slots[stored] % block_size
+    assert_close(cache[blocks, :, places], expected[stored, heads:], tolerance(dtype, normed=True))
+    assert cache.isfinite().sum() == stored.sum() * 2 * kv_heads * head_dim
+
+
+def test_a_vector_gets_the_same_bits_alone_and_among_others(gpu: Gpu, workspace: Workspace) -> None:
+    make = Inputs(11, torch.bfloat16)
+    x, weight = make.normal(8, 4096), make.normal(512, 4096)
+    together, alone = (poisoned(8, 512, dtype=torch.bfloat16) for _ in range(2))
+    op.linear(gpu, x, weight, together, workspace)
+    for i in range(8):
+        op.linear(gpu, x[i : i + 1], weight, alone[i : i + 1], workspace)
+    assert torch.equal(together, alone)
+
+
+def test_what_does_not_fit_is_refused(gpu: Gpu, workspace: Workspace) -> None:
+    make = Inputs(1, torch.bfloat16)
+    with pytest.raises(ValueError, match="17 vectors"):
+        op.linear(gpu, make.normal(17, 64), make.normal(8, 64), make.normal(17, 8), workspace)
+    with pytest.raises(ValueError, match="do not fit"):
+        op.linear(gpu, make.normal(1, 63), make.normal(8, 63), make.normal(1, 8), workspace)
+    with pytest.raises(ValueError, match="out must be"):
+        op.linear(gpu, make.normal(1, 64), make.normal(8, 64), make.normal(1, 9), workspace)

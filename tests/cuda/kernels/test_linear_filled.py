@@ -1,0 +1,65 @@
+"""linear and dequantize with rows in groups that are no whole steps, and so are filled up."""
+
+import pytest
+import torch
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.dequantize import dequantize
+from swiftchat.cuda.ops.linear import Norm, Workspace, linear, linear_residual, linear_takes
+from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from tests.support.packed_matrices import packed
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.parametrize("dtype", DTYPES),
+    # 32 more than a slot has, and lengths that 16 vectors need splits for.
+    pytest.mark.parametrize(
+        ("form", "k", "group"),
+        [
+            ("INT4", 576, 32),
+            ("INT4", 576, 64),
+            ("INT4", 96, 32),
+            ("INT4", 1504, 32),
+            ("INT4", 2048 + 32, 32),
+            ("INT4", 14400, 64),
+            ("INT8", 96, 32),
+            ("INT8", 1504, 32),
+            ("INT8", 1024 + 32, 32),
+            ("INT8", 14368, 32),
+        ],
+    ),
+]
+FP32_SUMS, DIGITS = 2e-5, 2.0**-13
+EPS = 1e-5
+
+
+@pytest.mark.parametrize("n", [1, 3, 8, 16])
+def test_products(gpu: Gpu, dtype: torch.dtype, form: str, k: int, group: int, n: int) -> None:
+    make, workspace = Inputs(k + n, dtype), Workspace(gpu, 200)
+    weight, meant = packed(make, form, group, 200, k, magnitude=0.05)
+    assert linear_takes(gpu, n, weight, splittable=True)
+    x, wide = make.normal(n, k), make.normal(n, k, dtype=torch.float32)
+    gain = make.normal(k)
+    before = make.normal(n, 200, dtype=torch.float32)
+    residual = before.clone()
+    linear_residual(gpu, x, weight, residual, workspace)
+    expected = x.double() @ meant.T
+    sums = FP32_SUMS if dtype == torch.float32 or n > 1 else DIGITS
+    assert_close(residual - before, expected, 4 * sums)
+    if not linear_takes(gpu, n, weight):
+        return
+    out = poisoned(n, 200, dtype=torch.float32)
+    linear(gpu, x, weight, out, workspace)
+    assert_close(out, expected, sums)
+    linear(gpu, wide, weight, out, workspace, norm=Norm(gain, EPS))
+    factor = (wide.double().square().mean(-1, keepdim=True) + EPS).rsqrt()
+    normed = (wide.double() * factor * gain.double()) @ meant.T
+    rounding = 2 * ROUNDING[dtype] if dtype != torch.float32 else FP32_SUMS
+    assert_close(out, normed, rounding)
+
+
+def test_every_weight(gpu: Gpu, dtype: torch.dtype, form: str, k: int, group: int) -> None:
+    matrix, expected = packed(Inputs(k, dtype), form, group, 70, k)
+    out = poisoned(70, k, dtype=dtype)
+    dequantize(gpu, matrix, out)
+    assert_close(out, expected, ROUNDING[dtype])

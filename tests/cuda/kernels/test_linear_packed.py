@@ -1,0 +1,288 @@
+"""linear with weights of 8 and 4 bits against fp64, with all that is fused to it.
+
+Tolerances as in test_linear.py, and the order of the sums: weights become the vectors' dtype
+exactly. Not so where there is one vector in 16 bits and the form is not FP8: it becomes 15 bits and
+a power of two for 32 to 128 neighbours; where one is many times as large as all others, those lose
+bits.
+"""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops import linear as op
+from swiftchat.cuda.ops.linear import Norm, Rotation, Workspace
+from swiftchat.cuda.packed_matrix import packed_int4, packed_int8
+from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from tests.support.packed_matrices import FORMS, packed
+from tests.support.ranks_of_one_gpu import inboxes
+
+pytestmark = [pytest.mark.gpu, pytest.mark.parametrize(("form", "group"), FORMS)]
+SHAPES = [(4096, 4096), (97, 640), (1536, 128), (5000, 2176), (64, 14336), (8, 128)]
+FP32_SUMS, DIGITS = 2e-5, 2.0**-13
+EPS = 1e-5
+
+
+@pytest.fixture(scope="module")
+def workspace(gpu: Gpu) -> Iterator[Workspace]:
+    shared = Workspace(gpu, 4096)
+    yield shared
+    assert not shared.counters.any()
+
+
+def tolerance(dtype: torch.dtype, normed: bool = False) -> float:
+    return ROUNDING[dtype] * (2 if normed else 1) if dtype != torch.float32 else FP32_SUMS
+
+
+def in_digits(form: str, dtype: torch.dtype, n: int) -> bool:
+    return n == 1 and form != "FP8" and dtype != torch.float32
+
+
+def sums(form: str, dtype: torch.dtype, n: int) -> float:
+    """What sums in fp32 of n vectors may differ by."""
+    return DIGITS if in_digits(form, dtype, n) else FP32_SUMS
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    x = x.double()
+    return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight.double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "k"), SHAPES)
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 9, 16])
+def test_product_with_bias(
+    gpu: Gpu, workspace: Workspace, form: str, group: int, dtype, rows: int, k: int, n: int
+) -> None:
+    make = Inputs(rows + k + n, dtype)
+    weight, meant = packed(make, form, group, rows, k, magnitude=0.05)
+    if not op.linear_takes(gpu, n, weight):
+        pytest.skip("too large without splits")
+    x, bias = make.normal(n, k), make.normal(rows)
+    expected = x.double() @ meant.T + bias.double()
+    out = poisoned(n, rows, dtype=dtype)
+    op.linear(gpu, x, weight, out, workspace, bias=bias)
+    assert_close(out, expected, tolerance(dtype))
+    wide = poisoned(n, rows, dtype=torch.float32)
+    op.linear(gpu, x, weight, wide, workspace, bias=bias)
+    assert_close(wide, expected, sums(form, dtype, n))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 8, 16])
+def test_each_row_by_itself(
+    gpu: Gpu, workspace: Workspace, form: str, group: int, dtype, n: int
+) -> None:
+    """Rows of very different sizes, and columns that outweigh all others."""
+    make = Inputs(n, dtype)
+    weight, meant = packed(make, form, group, 72, 1280, magnitude=0.05, uneven=1000)
+    x = make.normal(n, 1280)
+    x[:, 77] *= 300
+    x[:, 1279] *= 100
+    out = poisoned(n, 72, dtype=torch.float32)
+    op.linear(gpu, x, weight, out, workspace)
+    expected = x.double() @ meant.T
+    # Fifteen bits of the largest, where there are digits, or the sum's 24; at worst they add up.
+    bits = 15 if in_digits(form, dtype, n) else 21
+    worst = 2.0**-bits * x.double().abs().amax(1, keepdim=True) * meant.abs().sum(1)
+    assert ((out - expected).abs() <= worst).all()
+    for row in range(72 if bits > 15 else 0):
+        assert_close(out[:, row], expected[:, row], 5 * FP32_SUMS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "k"), [(30000, 2048), (99, 640), (4096, 8192)])
+@pytest.mark.parametrize("n", [1, 4, 11])
+def test_norm_before_the_product(
+    gpu: Gpu, workspace: Workspace, form: str, group: int, dtype, rows: int, k: int, n: int
+) -> None:
+    make = Inputs(rows + k + n, dtype)
+    weight, meant = packed(make, form, group, rows, k)
+    if not op.linear_takes(gpu, n, weight):
+        pytest.skip("too large")
+    x, scale = make.normal(n, k, dtype=torch.float32, scale=50), make.normal(k)
+    out = poisoned(n, rows, dtype=torch.float32)
+    op.linear(gpu, x, weight, out, workspace, norm=Norm(scale, EPS, offset=1.0))
+    expected = rms_norm(x, scale.double() + 1) @ meant.T
+    assert_close(out, expected, tolerance(dtype, normed=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "k"), [(4096, 14336), (77, 28672), (640, 1536)])
+@pytest.mark.parametrize("n", [1, 5, 8, 16])
+def test_residual_add_is_exact_and_repeatable(
+    gpu: Gpu, form: str, group: int, dtype, rows: int, k: int, n: int
+) -> None:
+    make = Inputs(rows + k + n, dtype)
+    weight, meant = packed(make, form, group, rows, k)
+    if not op.linear_takes(gpu, n, weight, splittable=True):
+        pytest.skip("too large")
+    x, bias = make.normal(n, k), make.normal(rows)
+    residual = make.normal(n, rows, dtype=torch.float32, scale=100)
+    workspace = Workspace(gpu, rows)
+    workspace.partial.fill_(float("nan"))
+    expected = residual.double() + x.double() @ meant.T + bias.double()
+    found = []
+    for _ in range(3):  # the counters must be as they were
+        stream = residual.clone()
+        op.linear_residual(gpu, x, weight, stream, workspace, bias=bias)
+        assert_close(stream, expected, sums(form, dtype, n))
+        found.append(stream)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert not workspace.counters.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "k", "n"), [(576, 2048, 1), (40, 14336, 7)])
+def test_parts_are_sent(gpu: Gpu, form: str, group: int, dtype, rows: int, k: int, n: int) -> None:
+    make = Inputs(rows + n, dtype)
+    weight, meant = packed(make, form, group, rows, k)
+    x, boxes = make.normal(n, k), inboxes(3, n * rows)
+    op.linear_send(gpu, x, weight, boxes[1], Workspace(gpu, rows))
+    for box in boxes:
+        assert_close(box.own[1].view(n, rows), x.double() @ meant.T, sums(form, dtype, n))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(("inner", "k", "n"), [(14336, 4096, 1), (80, 128, 5), (1536, 640, 12)])
+def test_gated_activation(
+    gpu: Gpu,
+    workspace: Workspace,
+    form: str,
+    group: int,
+    dtype,
+    activation: str,
+    inner: int,
+    k: int,
+    n: int,
+) -> None:
+    make = Inputs(inner + n, dtype)
+    weight, meant = packed(make, form, group, 2 * inner, k, magnitude=k**-0.5)
+    x, scale, bias = make.normal(n, k, dtype=torch.float32), make.normal(k), make.normal(2 * inner)
+    gate, up = (rms_norm(x, scale) @ meant.T + bias.double()).chunk(2, -1)
+    function = {
+        "silu": torch.nn.functional.silu,
+        "gelu_tanh": lambda v: torch.nn.functional.gelu(v, approximate="tanh"),
+    }[activation]
+    out = poisoned(n, inner, dtype=dtype)
+    op.linear_gated(gpu, x, weight, out, workspace, Norm(scale, EPS), activation, bias=bias)
+    assert_close(out, function(gate) * up, tolerance(dtype, normed=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (6, 2, 16), (9, 3, 64)])
+@pytest.mark.parametrize("n", [1, 6, 13])
+def test_rotation_and_store(
+    gpu: Gpu,
+    workspace: Workspace,
+    form: str,
+    group: int,
+    dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    n: int,
+) -> None:
+    make = Inputs(heads + n, dtype)
+    k, num_blocks, block_size = 640, 50, 16
+    rows = (heads + 2 * kv_heads) * head_dim
+    weight, meant = packed(make, form, group, rows, k, magnitude=0.04)
+    x, scale, bias = make.normal(n, k, dtype=torch.float32), make.normal(k), make.normal(rows)
+    positions = make.integers(0, 1000, n)
+    angles = make.normal(1000, head_dim // 2, dtype=torch.float64) * 7
+    cos_sin = torch.cat([angles.cos(), angles.sin()], -1).float()
+    slots = make.permutation(num_blocks * block_size)[:n].contiguous()
+    cache = poisoned(num_blocks, 2 * kv_heads, block_size, head_dim, dtype=dtype)
+    queries = poisoned(n, heads, head_dim, dtype=dtype)
+    rotation = Rotation(cos_sin, positions, slots, cache, heads)
+    op.linear_rotate(gpu, x, weight, queries, workspace, Norm(scale, EPS), rotation, bias=bias)
+
+    qkv = (rms_norm(x, scale) @ meant.T + bias.double()).view(n, -1, head_dim)
+    cos, sin = angles[positions].cos().unsqueeze(1), angles[positions].sin().unsqueeze(1)
+    low, high = qkv[:, : heads + kv_heads].chunk(2, -1)
+    turned = torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+    expected = torch.cat([turned, qkv[:, heads + kv_heads :]], 1)
+    assert_close(queries, expected[:, :heads], tolerance(dtype, normed=True))
+    blocks, places = slots // block_size, slots % block_size
+    assert_close(cache[blocks, :, places], expected[:, heads:], tolerance(dtype, normed=True))
+    assert cache.isfinite().sum() == n * 2 * kv_heads * head_dim
+
+
+@pytest.mark.parametrize("n", [1, 13])
+@pytest.mark.parametrize("ends", [(8, 10), (6, 10), (6, 8, 10)])
+def test_parts_of_the_heads_rotate_as_all_together(
+    gpu: Gpu, workspace: Workspace, form: str, group: int, n: int, ends: tuple[int, ...]
+) -> None:
+    """Queries and keys, then values; or each by itself: to the bit."""
+    make, heads, kv_heads, head_dim = Inputs(n, torch.bfloat16), 6, 2, 64
+    weight, _ = packed(make, form, group, ends[-1] * head_dim, 640)
+    x, scale = make.normal(n, 640, dtype=torch.float32), make.normal(640)
+    bias, cos_sin = make.normal(len(weight)), make.normal(1000, head_dim, dtype=torch.float32)
+    positions, slots = make.integers(0, 1000, n), make.permutation(50 * 16)[:n].contiguous()
+
+    def written(borders: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        cache = poisoned(50, 2 * kv_heads, 16, head_dim, dtype=torch.bfloat16)
+        queries = poisoned(n, heads, head_dim, dtype=torch.bfloat16)
+        rotation = Rotation(cos_sin, positions, slots, cache, heads)
+        for first, end in itertools.pairwise((0, *borders)):
+            rows = slice(first * head_dim, end * head_dim)
+            op.linear_rotate(
+                gpu,
+                x,
+                weight.rows(rows.start, rows.stop),
+                queries,
+                workspace,
+                Norm(scale, EPS),
+                rotation,
+                bias=bias[rows],
+                first_head=first,
+            )
+        return queries, cache.nan_to_num(7.0)
+
+    for found, expected in zip(written(ends), written((ends[-1],)), strict=True):
+        assert torch.equal(found, expected)
+    rotation = Rotation(cos_sin, positions, slots, poisoned(50, 4, 16, 64, dtype=x.dtype), heads)
+    with pytest.raises(ValueError, match="whole heads"):
+        op.linear_rotate(gpu, x, weight.rows(0, 64), x, workspace, Norm(scale, EPS), rotation)
+
+
+def test_a_vector_gets_the_same_bits_among_few_and_many(
+    gpu: Gpu, workspace: Workspace, form: str, group: int
+) -> None:
+    """Alone as well, where that is computed as several are."""
+    make = Inputs(11, torch.bfloat16)
+    weight, _ = packed(make, form, group, 512, 4096)
+    x = make.normal(16, 4096)
+    together, apart = (poisoned(16, 512, dtype=torch.bfloat16) for _ in range(2))
+    op.linear(gpu, x, weight, together, workspace)
+    some = 1 if form == "FP8" else 2
+    for i in range(0, 16, some):
+        op.linear(gpu, x[i : i + some], weight, apart[i : i + some], workspace)
+    assert torch.equal(together, apart)
+
+
+def test_what_does_not_fit_is_refused(
+    gpu: Gpu, workspace: Workspace, form: str, group: int
+) -> None:
+    make = Inputs(1, torch.bfloat16)
+    weight, _ = packed(make, form, group, 8, 128)
+    with pytest.raises(ValueError, match="17 vectors"):
+        op.linear(gpu, make.normal(17, 128), weight, make.normal(17, 8), workspace)
+    with pytest.raises(ValueError, match="do not fit"):  # half of 24 rows: no whole eights
+        three, _ = packed(make, form, group, 24, 128)
+        wide, norm = make.normal(1, 128, dtype=torch.float32), Norm(make.normal(128), EPS)
+        op.linear_gated(gpu, wide, three, make.normal(1, 12), workspace, norm, "silu")
+    with pytest.raises(ValueError, match="x must be"):
+        op.linear(gpu, make.normal(1, 256), weight, make.normal(1, 8), workspace)
+    with pytest.raises(ValueError, match="columns"):
+        if form == "INT4":
+            codes = make.integers(0, 256, 8, 40, dtype=torch.uint8)
+            packed_int4(codes, make.normal(8, 5), make.normal(8, 5), torch.bfloat16)
+        else:
+            codes = make.integers(-128, 128, 8, 24, dtype=torch.int8)
+            packed_int8(codes, make.normal(8, dtype=torch.float32), torch.bfloat16)

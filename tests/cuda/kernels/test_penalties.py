@@ -1,0 +1,70 @@
+"""penalties: equal to the CPU's sampler, which rounds each operation to fp32 too."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.count_tokens import count_tokens
+from swiftchat.cuda.ops.penalties import penalties
+from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.sampling.sampler import penalize
+from tests.support.kernel_case import Inputs
+
+pytestmark = pytest.mark.gpu
+PARAMS = [
+    SamplingParams(repeat_penalty=1.3),
+    SamplingParams(),
+    SamplingParams(presence_penalty=0.7),
+    SamplingParams(frequency_penalty=0.13),
+    SamplingParams(repeat_penalty=0.8, presence_penalty=-0.31, frequency_penalty=1.7),
+    SamplingParams(repeat_penalty=100.0, presence_penalty=100.0, frequency_penalty=-100.0),
+]
+
+
+def apply(gpu: Gpu, logits: Tensor, counts: Tensor, params: list[SamplingParams]) -> None:
+    repeat, presence, frequency = (
+        torch.tensor([getattr(p, f"{name}_penalty") for p in params], device="cuda")
+        for name in ("repeat", "presence", "frequency")
+    )
+    penalties(gpu, logits, counts, repeat, presence, frequency)
+
+
+@pytest.mark.parametrize("vocab", [97, 2048, 50_257, 128_256])
+@pytest.mark.parametrize(("num_prompt", "num_tokens"), [(40, 40), (0, 60), (300, 2000)])
+def test_penalties(gpu: Gpu, vocab: int, num_prompt: int, num_tokens: int) -> None:
+    make, n = Inputs(vocab), len(PARAMS)
+    logits = make.normal(n, vocab) * 5
+    logits[:, ::7] = 0
+    before = logits.clone()
+    tokens = make.integers(0, vocab, n, num_tokens)
+    tokens[:, : num_tokens // 2] %= 50  # some often
+    tokens[:, 0], tokens[:, -1] = 0, vocab - 1
+    counts = torch.zeros(n + 2, vocab, dtype=torch.int32, device="cuda")
+    counts[n:] = 5  # rows that are not used
+    for row in range(n):
+        place = torch.full((num_tokens,), row, dtype=torch.int32, device="cuda")
+        prompt, answer = tokens[row, :num_prompt].clone(), tokens[row, num_prompt:].clone()
+        count_tokens(gpu, prompt, counts, rows=place[:num_prompt], generated=False)
+        count_tokens(gpu, answer, counts, rows=place[num_prompt:].clone(), generated=True)
+    apply(gpu, logits, counts, PARAMS)
+    for row, params in enumerate(PARAMS):
+        expected = penalize(before[row].cpu(), tokens[row].tolist(), num_prompt, params)
+        assert torch.equal(logits[row].cpu(), expected)
+
+
+def test_numbers_that_are_none_stay_so(gpu: Gpu) -> None:
+    logits = Inputs(1).normal(1, 500)
+    logits[0, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    counts = torch.full((1, 500), 1 << 30 | 3, dtype=torch.int32, device="cuda")
+    apply(gpu, logits, counts, [PARAMS[4]])
+    assert not logits[0, :3].isfinite().any() and logits[0, 3:].isfinite().all()
+
+
+def test_wrong_tensors_are_refused(gpu: Gpu) -> None:
+    logits, off = torch.zeros(3, 10, device="cuda"), torch.zeros(3, device="cuda")
+    counts = torch.zeros(2, 10, dtype=torch.int32, device="cuda")
+    with pytest.raises(ValueError, match="counts for 2"):
+        penalties(gpu, logits, counts, off, off, off)
+    with pytest.raises(ValueError, match="presence_penalty must be"):
+        penalties(gpu, logits[:2], counts, off[:2].clone(), off, off)

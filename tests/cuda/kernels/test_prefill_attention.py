@@ -1,0 +1,328 @@
+"""prefill_attention against fp64, every key that no query may see being NaN.
+
+Tolerance: 16-bit results are rounded once, and so are the weights of the second product; on average
+each makes half the error of one bound. fp32: exponents, and the order of sums.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.prefill_attention import (
+    prefill_attention,
+    prefill_attention_shape,
+    prefill_attention_spec,
+)
+from swiftchat.cuda.quantized_cache import CODES, Codes
+from tests.support.kernel_case import Inputs, assert_close, coded, poisoned
+
+pytestmark = pytest.mark.gpu
+TOLERANCE = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 5e-6}
+GARBAGE = 2**30  # as a block number far outside of any cache
+# Queries and histories of several sequences in one call.
+MIXED = [(1, 0), (2, 3), (17, 64), (64, 200), (65, 1000), (130, 5), (500, 64), (1, 1000), (200, 0)]
+FEW = [(70, 9), (1, 130), (200, 100)]
+PATHS = [("mma", torch.bfloat16), ("wgmma", torch.bfloat16), ("auto", torch.float32)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled(gpu: Gpu) -> None:
+    """What the tests use, compiled on all cores."""
+    gpu.compile(
+        prefill_attention_spec(prefill_attention_shape(gpu, dtype, dim, biased, path), dtype)
+        for path, dtype in [*PATHS, ("mma", torch.float16), ("wgmma", torch.float16)]
+        for dim in (16, 64, 80, 96, 128, 256)
+        for biased in ((False, True) if dim in (64, 128) else (False,))
+        if path != "wgmma" or gpu.arch == "sm_90a"
+    )
+    gpu.compile(
+        prefill_attention_spec(prefill_attention_shape(gpu, dtype, dim, biased, codes=form), dtype)
+        for form in CODES
+        for dtype in (torch.bfloat16, torch.float16)
+        for dim in (16, 64, 80, 96, 128, 256)
+        for biased in (False, True)
+    )
+
+
+@pytest.fixture(params=PATHS, ids=["mma", "wgmma", "fp32"])
+def path(request: pytest.FixtureRequest, gpu: Gpu) -> tuple[str, torch.dtype]:
+    found: tuple[str, torch.dtype] = request.param
+    if found[0] == "wgmma" and gpu.arch != "sm_90a":
+        pytest.skip("needs sm_90a")
+    return found
+
+
+class Case:
+    """Sequences of (queries, history), their keys and values scattered over a cache of NaN."""
+
+    def __init__(
+        self,
+        sequences: list[tuple[int, int]],
+        dtype: torch.dtype,
+        *,
+        heads: int = 4,
+        kv_heads: int = 1,
+        head_dim: int = 64,
+        block_size: int = 16,
+        window: int = 0,
+        softcap: float = 0.0,
+        alibi: bool = False,
+        prefixes: bool = False,
+        seed: int = 0,
+    ) -> None:
+        make = Inputs(seed, dtype)
+        self.sequences = sequences
+        self.scale = 0.7 * head_dim**-0.5
+        self.options = {"window": window, "softcap": softcap}
+        counts = [queries for queries, _ in sequences]
+        contexts = [queries + history for queries, history in sequences]
+        self.max_num_tokens = max(counts)
+        self.starts = ints(0, *torch.tensor(counts).cumsum(0).tolist())
+        self.contexts = ints(*contexts)
+        self.prefixes = [min(context, 3 + 50 * i) for i, context in enumerate(contexts)]
+        self.prefix_lens = ints(*self.prefixes) if prefixes else None
+        if not prefixes:
+            self.prefixes = [0] * len(contexts)
+        self.slopes = 2.0 ** -torch.arange(1, heads + 1, device="cuda").float() if alibi else None
+        # Scores of several units, so that the softmax is neither flat nor one key.
+        self.q = make.normal(sum(counts), heads, head_dim, scale=2)
+        self.out = poisoned(sum(counts), heads, head_dim, dtype=dtype)
+        blocks = [-(-context // block_size) for context in contexts]
+        order = make.permutation(sum(blocks) + 5)
+        self.cache = poisoned(len(order), 2 * kv_heads, block_size, head_dim, dtype=dtype)
+        self.tables = torch.full((len(blocks), max(blocks) + 2), GARBAGE, device="cuda").int()
+        self.keys, self.values = [], []
+        for i, (context, (queries, _)) in enumerate(zip(contexts, sequences, strict=True)):
+            own, order = order[: blocks[i]], order[blocks[i] :]
+            keys, values = (make.normal(context, kv_heads, head_dim) for _ in range(2))
+            seen = torch.arange(context, device="cuda")
+            if window:
+                seen = seen[max(0, context - queries + 1 - window) :]
+            used = seen[0] // block_size
+            self.tables[i, used : blocks[i]] = own[used:]
+            block, place = own[seen // block_size].long(), seen % block_size
+            self.cache[block, :kv_heads, place] = keys[seen]
+            self.cache[block, kv_heads:, place] = values[seen]
+            self.keys.append(keys)
+            self.values.append(values)
+
+    def run(self, gpu: Gpu, path: str = "auto", q: Tensor | None = None) -> Tensor:
+        prefill_attention(
+            gpu,
+            self.q if q is None else q,
+            self.cache,
+            self.tables,
+            self.starts,
+            self.contexts,
+            self.max_num_tokens,
+            self.scale,
+            self.out,
+            alibi_slopes=self.slopes,
+            prefix_lens=self.prefix_lens,
+            path=path,
+            **self.options,
+        )
+        return self.out
+
+    def expected(self) -> Tensor:
+        rows = self.q.split([queries for queries, _ in self.sequences])
+        return torch.cat([self._sequence(i, q.double()) for i, q in enumerate(rows)])
+
+    def _sequence(self, i: int, q: Tensor) -> Tensor:
+        """In fp64, a head at a time."""
+        queries, history = self.sequences[i]
+        positions = history + torch.arange(queries, device="cuda")[:, None]
+        distance = torch.arange(history + queries, device="cuda") - positions
+        visible = (distance <= 0) | (distance + positions < self.prefixes[i])
+        if self.options["window"]:
+            visible &= distance > -self.options["window"]
+        group = q.shape[1] // self.keys[i].shape[1]
+        out = torch.empty_like(q)
+        for head in range(q.shape[1]):
+            keys, values = (x[i][:, head // group].double() for x in (self.keys, self.values))
+            scores = q[:, head] @ keys.T * self.scale
+            if cap := self.options["softcap"]:
+                scores = cap * (scores / cap).tanh()
+            if self.slopes is not None:
+                scores += self.slopes[head].double() * distance
+            out[:, head] = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ values
+        return out
+
+    def in_codes(self, form: str) -> "Case":
+        """With a cache of codes; what no query may see has the highest, and no factor.
+
+        Rows differ in size, so that a factor of another row, or of none, is seen.
+        """
+        num_blocks, heads, block_size, head_dim = self.cache.shape
+        sizes = 2.0 ** Inputs(head_dim).integers(-6, 3, num_blocks, heads, block_size, 1)
+        codes, factors, numbers = coded(form, self.cache * sizes.to(self.cache.dtype))
+        codes[~factors.isfinite()] = 127
+        for i, table in enumerate(self.tables.tolist()):
+            context = int(self.contexts[i])
+            there = [t for t in range(context) if table[t // block_size] != GARBAGE]
+            blocks = ints(*(table[t // block_size] for t in there)).long()
+            read = numbers[blocks, :, ints(*(t % block_size for t in there)).long()]
+            keys, values = self.keys[i].double(), self.values[i].double()
+            keys[there], values[there] = read.nan_to_num(0.0).tensor_split(2, dim=1)
+            self.keys[i], self.values[i] = keys, values
+        self.cache = codes
+        self.options["codes"] = Codes(form, factors)
+        return self
+
+    def check(self, gpu: Gpu, path: str = "auto") -> None:
+        assert_close(self.run(gpu, path), self.expected(), TOLERANCE[self.q.dtype])
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+def test_sequences_of_all_lengths_in_one_call(gpu: Gpu, path) -> None:
+    Case(MIXED, path[1], heads=8, kv_heads=2).check(gpu, path[0])
+
+
+@pytest.mark.parametrize("name", ["mma", "wgmma"])
+def test_fp16(gpu: Gpu, name: str) -> None:
+    if name == "wgmma" and gpu.arch != "sm_90a":
+        pytest.skip("needs sm_90a")
+    for head_dim in (64, 128, 256):
+        Case(MIXED, torch.float16, head_dim=head_dim).check(gpu, name)
+    Case(FEW, torch.float16, head_dim=64, softcap=5.0, alibi=True).check(gpu, name)
+
+
+@pytest.mark.parametrize("block_size", [4, 16, 64, 256])
+def test_block_sizes(gpu: Gpu, path, block_size: int) -> None:
+    Case(FEW, path[1], head_dim=128, block_size=block_size).check(gpu, path[0])
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 2), (4, 1), (14, 2), (8, 1)])
+def test_groups(gpu: Gpu, path, heads: int, kv_heads: int) -> None:
+    Case(FEW, path[1], heads=heads, kv_heads=kv_heads).check(gpu, path[0])
+
+
+@pytest.mark.parametrize("head_dim", [8, 16, 40, 64, 80, 96, 112, 128, 192, 256])
+def test_head_dims(gpu: Gpu, path, head_dim: int) -> None:
+    Case(MIXED, path[1], head_dim=head_dim, seed=head_dim).check(gpu, path[0])
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 1},
+        {"window": 5},
+        {"window": 100},
+        {"window": 4000},
+        {"softcap": 2.0},
+        {"softcap": 50.0},
+        {"alibi": True},
+        {"prefixes": True},
+        {"window": 70, "softcap": 5.0, "alibi": True, "prefixes": True},
+    ],
+    ids=str,
+)
+def test_options(gpu: Gpu, path, head_dim: int, options: dict) -> None:
+    Case(MIXED, path[1], head_dim=head_dim, **options).check(gpu, path[0])
+
+
+def test_more_sequences_than_lanes(gpu: Gpu, path) -> None:
+    lengths = [((7 * i) % 90 if i % 5 else 0, 3 + i) for i in range(100)]
+    Case(lengths, path[1], heads=2).check(gpu, path[0])
+
+
+def test_queries_between_other_rows(gpu: Gpu, path) -> None:
+    case = Case(FEW, path[1], heads=4, head_dim=64)
+    fused = poisoned(len(case.q), 6 * 64, dtype=path[1])
+    fused[:, : 4 * 64] = case.q.flatten(1)
+    q = fused[:, : 4 * 64].unflatten(1, (4, 64))
+    assert torch.equal(case.run(gpu, path[0], q).clone(), case.run(gpu, path[0]))
+
+
+@pytest.mark.parametrize("name", ["mma", "wgmma"])
+def test_a_long_prompt_after_a_long_history(gpu: Gpu, name: str) -> None:
+    if name == "wgmma" and gpu.arch != "sm_90a":
+        pytest.skip("needs sm_90a")
+    case = Case([(3000, 5000)], torch.bfloat16, heads=2, head_dim=128, block_size=64)
+    case.check(gpu, name)
+    first = case.out.clone()
+    for _ in range(5):
+        assert torch.equal(case.run(gpu, name), first)
+
+
+def test_every_kv_head_in_turn(gpu: Gpu, path) -> None:
+    """So much for a key head that few are worked on side by side."""
+    case = Case(FEW, path[1], heads=8, kv_heads=4)
+    expected = case.run(gpu, path[0]).clone()
+    case.max_num_tokens = 2**20
+    assert torch.equal(case.run(gpu, path[0]), expected)
+
+
+def test_a_graph_reads_lengths_when_it_runs(gpu: Gpu, path) -> None:
+    case = Case(FEW, path[1])
+    case.run(gpu, path[0])
+    starts, contexts = case.starts.clone(), case.contexts.clone()
+    expected = case.out.clone()
+    case.starts[1:], case.contexts[:] = ints(1, 2, 3), ints(1, 1, 1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        case.run(gpu, path[0])
+    case.starts.copy_(starts)
+    case.contexts.copy_(contexts)
+    case.out.fill_(torch.nan)
+    graph.replay()
+    assert torch.equal(case.out, expected)
+
+
+def test_nothing_to_do(gpu: Gpu) -> None:
+    case = Case([(0, 5)], torch.bfloat16)
+    assert case.run(gpu).numel() == 0
+
+
+def test_wrong_input_is_refused(gpu: Gpu) -> None:
+    case = Case(FEW, torch.bfloat16)
+    with pytest.raises(ValueError, match="q must be"):
+        case.run(gpu, q=case.q[:, :2])
+    with pytest.raises(ValueError, match="rows must be contiguous"):
+        case.run(gpu, q=case.q.transpose(0, 1).contiguous().transpose(0, 1))
+    with pytest.raises(ValueError, match="path must be"):
+        case.run(gpu, path="fast")
+    with pytest.raises(ValueError, match="cannot share"):
+        Case(FEW, torch.bfloat16, heads=3, kv_heads=2).run(gpu)
+    with pytest.raises(ValueError, match="head_dim"):
+        Case(FEW, torch.bfloat16, head_dim=20).run(gpu)
+    with pytest.raises(ValueError, match="block_size"):
+        Case(FEW, torch.bfloat16, block_size=2).run(gpu)
+
+
+@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128, 192, 256])
+def test_codes(gpu: Gpu, form: str, dtype, head_dim: int) -> None:
+    case = Case(MIXED, dtype, heads=6, kv_heads=2, head_dim=head_dim, seed=head_dim)
+    case.in_codes(form).check(gpu)
+
+
+@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"block_size": 4},
+        {"block_size": 256},
+        {"window": 5},
+        {"prefixes": True},
+        {"window": 70, "softcap": 5.0, "alibi": True, "prefixes": True},
+    ],
+    ids=str,
+)
+def test_codes_with_options(gpu: Gpu, form: str, options: dict) -> None:
+    Case(MIXED, torch.bfloat16, **options).in_codes(form).check(gpu)
+
+
+@pytest.mark.parametrize("form", CODES)
+def test_codes_of_a_long_history(gpu: Gpu, form: str) -> None:
+    case = Case([(1000, 5000)], torch.bfloat16, heads=2, head_dim=128, block_size=64)
+    case.in_codes(form).check(gpu)
+    first = case.out.clone()
+    for _ in range(5):
+        assert torch.equal(case.run(gpu), first)

@@ -1,0 +1,258 @@
+"""rotary against fp64. Tolerance: one rounding of the result. What is not turned must be equal."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.rotary import HeadNorm, rotary
+from swiftchat.cuda.quantized_cache import CODES, Codes
+from swiftchat.engine.model.quantized_kv import encoded
+from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+
+pytestmark = pytest.mark.gpu
+POSITIONS = 500
+
+
+def angles(rotary_dim: int) -> Tensor:
+    """Cosines and sines of angles that differ for every position and pair."""
+    speeds = 100.0 ** -(torch.arange(rotary_dim // 2, device="cuda").double() / rotary_dim)
+    turns = torch.outer(torch.arange(POSITIONS, device="cuda").double(), speeds)
+    return torch.cat((turns.cos(), turns.sin()), 1).float()
+
+
+def turned(x: Tensor, table: Tensor, positions: Tensor, layout: str) -> Tensor:
+    """The fp64 x [n, heads, dim] with its first rotary_dim elements turned."""
+    rotary_dim = table.shape[1]
+    cos, sin = table.double()[positions.long()].unsqueeze(1).chunk(2, -1)
+    part, rest = x[..., :rotary_dim], x[..., rotary_dim:]
+    if layout == "half":
+        a, b = part.chunk(2, -1)
+        both = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    else:
+        a, b = part[..., ::2], part[..., 1::2]
+        both = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+    return torch.cat((both, rest), -1)
+
+
+class Case:
+    """Random heads, slots scattered over a poisoned cache, and every third token without one."""
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        n: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        block_size: int = 16,
+    ) -> None:
+        make = Inputs(n * head_dim + heads, dtype)
+        self.heads, self.kv_heads = heads, kv_heads
+        self.qkv = make.normal(n, heads + 2 * kv_heads, head_dim)
+        self.before = self.qkv.clone()
+        self.positions = make.integers(0, POSITIONS, n)
+        blocks = n // block_size + 3
+        self.cache = poisoned(blocks, 2 * kv_heads, block_size, head_dim, dtype=dtype)
+        self.slots = make.permutation(blocks * block_size)[:n].contiguous()
+        if n > 2:
+            self.slots[::3] = -1
+
+    def run(self, gpu: Gpu, table: Tensor | None, **options) -> None:
+        rotary(
+            gpu,
+            self.qkv,
+            table,
+            self.positions,
+            self.slots,
+            self.cache,
+            self.heads,
+            self.kv_heads,
+            **options,
+        )
+
+    def check(self, expected: Tensor, tolerance: float) -> None:
+        """`expected` is fp64, for the heads of queries and keys; values must be the same bits."""
+        q, heads = self.heads, self.heads + self.kv_heads
+        assert_close(self.qkv[:, :q], expected[:, :q], tolerance)
+        stored = self.slots >= 0
+        flat = self.cache.transpose(1, 2).flatten(0, 1)  # [slots, 2 * kv_heads, head_dim]
+        found = flat[self.slots[stored].long()]
+        assert_close(found[:, : self.kv_heads], expected[stored, q:heads], tolerance)
+        assert torch.equal(found[:, self.kv_heads :], self.before[stored, heads:])
+        unused = torch.ones(len(flat), dtype=torch.bool, device=flat.device)
+        unused[self.slots[stored].long()] = False
+        assert flat[unused].isnan().all()
+
+    def queries_and_keys(self) -> Tensor:
+        return self.before[:, : self.heads + self.kv_heads].double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize(
+    ("n", "heads", "kv_heads", "head_dim", "rotary_dim"),
+    [
+        (1, 32, 8, 128, 128),
+        (67, 9, 3, 64, 64),  # three query heads to a key's
+        (5, 32, 32, 80, 32),  # part of a head
+        (6, 14, 2, 96, 24),  # accesses of 4
+        (4, 8, 8, 80, 20),  # of 2
+        (7, 3, 1, 72, 6),  # of 1
+        (3, 71, 1, 64, 64),  # more heads than one block takes at once
+        (9, 64, 8, 256, 64),
+        (4, 5, 5, 8, 8),
+        (3, 4, 2, 24, 22),
+        (2, 128, 8, 256, 256),
+    ],
+)
+def test_turned_and_stored(
+    gpu: Gpu, dtype, layout: str, n: int, heads: int, kv_heads: int, head_dim: int, rotary_dim: int
+) -> None:
+    case, table = Case(dtype, n, heads, kv_heads, head_dim), angles(rotary_dim)
+    case.run(gpu, table, layout=layout, rotary_dim=rotary_dim)
+    expected = turned(case.queries_and_keys(), table, case.positions, layout)
+    case.check(expected, ROUNDING[dtype])
+    assert torch.equal(case.qkv[:, :heads, rotary_dim:], case.before[:, :heads, rotary_dim:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("n", "heads", "kv_heads", "head_dim", "rotary_dim"),
+    [
+        (1, 32, 8, 128, 128),
+        (67, 9, 3, 64, 64),
+        (5, 8, 2, 256, 256),
+        (3, 6, 6, 128, 32),
+        (4, 7, 1, 16, 6),
+        (2, 5, 5, 64, 0),
+    ],
+)
+def test_normed_heads(
+    gpu: Gpu, dtype, n: int, heads: int, kv_heads: int, head_dim: int, rotary_dim: int
+) -> None:
+    case, make = Case(dtype, n, heads, kv_heads, head_dim), Inputs(head_dim, dtype)
+    case.qkv[0] *= 100
+    case.qkv[:, 1] /= 100  # so small that eps counts
+    case.before = case.qkv.clone()
+    norm = HeadNorm(make.normal(head_dim) / 4 + 1, make.normal(head_dim) / 4 + 1, 1e-4, 0.5)
+    table = angles(rotary_dim) if rotary_dim else None
+    case.run(gpu, table, rotary_dim=rotary_dim, norm=norm)
+    x = case.queries_and_keys()
+    x *= (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+    x[:, :heads] *= norm.query.double() + norm.offset
+    x[:, heads:] *= norm.key.double() + norm.offset
+    case.check(x if table is None else turned(x, table, case.positions, "half"), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "heads", "head_dim"), [(1, 32, 128), (11, 6, 64), (4, 3, 8)])
+def test_two_positions(gpu: Gpu, dtype, n: int, heads: int, head_dim: int) -> None:
+    case, table = Case(dtype, n, heads, heads, head_dim), angles(head_dim // 2)
+    second = Inputs(5).integers(0, POSITIONS, n)
+    case.run(gpu, table, positions2=second)
+    a, b = case.queries_and_keys().chunk(2, -1)
+    expected = [turned(a, table, case.positions, "half"), turned(b, table, second, "half")]
+    case.check(torch.cat(expected, -1), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 8, 200])
+def test_without_angles_it_only_stores(gpu: Gpu, dtype, head_dim: int) -> None:
+    case = Case(dtype, 10, 12, 12, head_dim, block_size=4)
+    case.run(gpu, None)
+    case.check(case.queries_and_keys(), 0.0)
+    assert torch.equal(case.qkv, case.before)
+
+
+def test_a_cache_beyond_two_to_the_31_elements(gpu: Gpu) -> None:
+    case = Case(torch.bfloat16, 2, 4, 2, 128, block_size=64)
+    blocks = 2**31 // (4 * 64 * 128) + 2
+    case.cache = torch.empty(blocks, 4, 64, 128, dtype=torch.bfloat16, device="cuda")
+    case.slots[:] = torch.tensor([blocks * 64 - 1, 0])
+    case.run(gpu, angles(128))
+    expected = turned(case.queries_and_keys(), angles(128), case.positions, "half")
+    for token, (block, place) in enumerate([(blocks - 1, 63), (0, 0)]):
+        found = case.cache[block, :, place]
+        assert_close(found[:2], expected[token, 4:], ROUNDING[torch.bfloat16])
+        assert torch.equal(found[2:], case.before[token, 6:])
+
+
+def test_wrong_arguments_are_refused(gpu: Gpu) -> None:
+    case, table = Case(torch.float32, 4, 4, 2, 64), angles(64)
+    for match, options in [
+        ("layout", {"layout": "both"}),
+        ("rotary_dim", {"rotary_dim": 63}),
+        ("cos_sin must be", {"rotary_dim": 32}),
+        ("fit", {"rotary_dim": 0}),
+        ("positions2", {"positions2": case.positions}),
+        ("positions2 must be", {"positions2": case.positions[:2], "rotary_dim": 32}),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            case.run(gpu, angles(32) if match == "positions2 must be" else table, **options)
+    odd = Case(torch.float32, 4, 4, 2, 96)
+    ones = torch.ones(96, device="cuda")
+    with pytest.raises(ValueError, match="cannot be normalised"):
+        odd.run(gpu, angles(96), norm=HeadNorm(ones, ones, 1e-6))
+    with pytest.raises(ValueError, match="key must be"):
+        case.run(gpu, table, norm=HeadNorm(ones[:64].clone(), ones, 1e-6))
+    case.heads = 5
+    with pytest.raises(ValueError, match="8 heads, not 5"):
+        case.run(gpu, table)
+    with pytest.raises(ValueError, match="power of two"):
+        Case(torch.float32, 4, 4, 2, 64, block_size=12).run(gpu, table)
+    with pytest.raises(ValueError, match="multiple of 8"):
+        Case(torch.float32, 4, 4, 2, 60).run(gpu, angles(60))
+
+
+@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("normed", [False, True])
+def test_codes(gpu: Gpu, form: str, dtype, head_dim: int, normed: bool) -> None:
+    """Values as torch would keep them, bit for bit. A key may round otherwise where it is turned:
+    half a step, and what the rounding of the turned head may be off by."""
+    case = Case(dtype, 67, 6, 2, head_dim)
+    case.qkv[5, -1] = 0
+    case.qkv[7, -1, 3] = float("nan")
+    case.before = case.qkv.clone()
+    table, norm, heads = angles(head_dim), None, case.queries_and_keys()
+    if normed:
+        make = Inputs(9, dtype)
+        norm = HeadNorm(make.normal(head_dim), make.normal(head_dim), 1e-5, 1.0)
+        heads = heads * (heads.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+        heads[:, :6] *= norm.query.double() + 1
+        heads[:, 6:] *= norm.key.double() + 1
+    codes = torch.full(case.cache.shape, 99, dtype=torch.int8, device="cuda")
+    factors = poisoned(*codes.shape[:-1], dtype=torch.float32)
+    case.cache = codes
+    case.run(gpu, table, norm=norm, codes=Codes(form, factors))
+    stored = case.slots >= 0
+    places = case.slots[stored].long()
+    flat, by = codes.transpose(1, 2).flatten(0, 1), factors.transpose(1, 2).flatten(0, 1)
+    expected = turned(heads, table, case.positions, "half")
+    assert_close(case.qkv[:, :6], expected[:, :6], ROUNDING[dtype])
+
+    # On the CPU: on a GPU torch multiplies by what is near the inverse instead of dividing.
+    whole, by_head = (t.cuda() for t in encoded(form, case.before[stored, 8:].cpu()))
+    finite = by_head.isfinite()
+    assert not finite.all() and torch.equal(by[places, 2:].isfinite(), finite)
+    assert torch.equal(by[places, 2:][finite], by_head[finite])
+    assert torch.equal(flat[places, 2:][finite], whole[finite])
+
+    keys, step = expected[stored, 6:8], by[places, :2].double().unsqueeze(-1)
+    numbers = flat[places, :2] if form == "int8" else flat[places, :2].view(torch.float8_e4m3fn)
+    half = step / 2 if form == "int8" else torch.maximum(keys.abs() / 15, step * 2**-10)
+    bound = half + keys.abs().amax(-1, keepdim=True) * 2 * ROUNDING[dtype]
+    assert ((numbers.double() * step - keys).abs() <= bound).all()
+    unused = torch.ones(len(flat), dtype=torch.bool, device="cuda")
+    unused[places] = False
+    assert (flat[unused] == 99).all() and by[unused].isnan().all()
+
+
+def test_heads_that_cannot_be_kept_in_codes_are_refused(gpu: Gpu) -> None:
+    case = Case(torch.bfloat16, 3, 2, 1, 80)
+    case.cache = torch.zeros(case.cache.shape, dtype=torch.int8, device="cuda")
+    factors = torch.zeros(case.cache.shape[:-1], device="cuda")
+    with pytest.raises(ValueError, match="cannot be kept in codes"):
+        case.run(gpu, angles(80), codes=Codes("int8", factors))

@@ -1,0 +1,46 @@
+"""scale_sums against fp64."""
+
+import pytest
+import torch
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.scale_sums import scale_sums
+from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("n", "width", "first", "rows"),
+    [
+        (1, 4, 0, 4),
+        (65, 1024, 0, 1024),
+        (300, 520, 1032, 1552),
+        (4096, 48, 8, 104),
+    ],
+)
+def test_every_column(gpu: Gpu, dtype, n: int, width: int, first: int, rows: int) -> None:
+    make = Inputs(n + width, dtype)
+    sums = make.integers(-(2**22), 2**22, n, width)
+    factors = make.normal(n, dtype=torch.float32) * 1e-4
+    row_scale = make.normal(rows, dtype=torch.float32) * 1e-3
+    bias = make.normal(rows)
+    for added in (None, bias):
+        out = poisoned(n, rows, dtype=dtype)
+        scale_sums(gpu, sums, factors, row_scale, out, first, bias=added)
+        own = slice(first, first + width)
+        expected = sums.double() * factors.double().unsqueeze(1) * row_scale.double()[own]
+        if added is not None:
+            expected += added.double()[own]
+        assert_close(out[:, own], expected, ROUNDING[dtype])
+        assert out[:, :first].isnan().all() and out[:, first + width :].isnan().all()
+
+
+def test_columns_elsewhere_are_refused(gpu: Gpu) -> None:
+    make = Inputs(1, torch.bfloat16)
+    sums, factors = make.integers(0, 9, 4, 16), make.normal(4, dtype=torch.float32)
+    scale, out = make.normal(32, dtype=torch.float32), make.normal(4, 32)
+    for first in (2, 20):
+        with pytest.raises(ValueError, match="do not fit"):
+            scale_sums(gpu, sums, factors, scale, out, first)

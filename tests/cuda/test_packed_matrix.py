@@ -1,0 +1,136 @@
+"""The bits of packed matrices as the kernels' comments describe them, read back without a GPU."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.packed_layout import GROUPS, packed_bytes, packing_fits
+from swiftchat.cuda.packed_matrix import (
+    PackedMatrix,
+    packed_fp8,
+    packed_int4,
+    packed_int8,
+    packed_int8_groups,
+)
+from tests.support.kernel_case import Inputs
+from tests.support.packed_matrices import FORMS, packed, parts
+
+
+def made_int4(rows: int, k: int, group: int) -> tuple[Tensor, Tensor, Tensor, PackedMatrix]:
+    torch.manual_seed(rows + k)
+    numbers = torch.randint(0, 16, (rows, k), dtype=torch.uint8)
+    scale = (torch.randn(rows, k // group) / 50).bfloat16().float()
+    zero = torch.randint(0, 16, (rows, k // group)).float()
+    codes = numbers[:, 0::2] | numbers[:, 1::2] << 4
+    return numbers, scale, zero, packed_int4(codes, scale, zero, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "group"),
+    [
+        *(
+            (*shape, g)
+            for shape in [(5, 128), (3, 640), (2, 2048), (3, 4736)]
+            for g in GROUPS["INT4"]
+        ),
+        (3, 576, 64),
+        (7, 96, 32),
+        (1, 32, 32),
+        (2, 2080, 32),
+    ],
+)
+def test_int4_keeps_every_number(rows: int, k: int, group: int) -> None:
+    """Columns that fill up whole 128s are 0, with a factor of 0."""
+    numbers, scale, zero, matrix = made_int4(rows, k, group)
+    assert matrix.shape == (rows, k)
+    columns, table = parts(matrix)
+    assert torch.equal(columns[:, :k], numbers.long()) and not columns[:, k:].any()
+    s, z = table[:, : k // group].double().unbind(2)
+    assert torch.equal(matrix.row_scale.double().unsqueeze(1) * s, scale.double())
+    assert torch.equal(-z, zero.double())
+    assert not table[:, k // group :].any() and table.shape[1] * group >= columns.shape[1]
+    assert matrix.nbytes == packed_bytes("INT4", rows, k, group)
+
+
+@pytest.mark.parametrize(("rows", "k"), [(5, 64), (3, 608), (2, 32), (4, 2080)])
+def test_int8_in_groups_keeps_every_number(rows: int, k: int) -> None:
+    torch.manual_seed(k)
+    codes = torch.randint(0, 256, (rows, k), dtype=torch.uint8)
+    scale = (torch.randn(rows, k // 32) / 50).half().float()
+    zero = torch.randint(96, 160, (rows, k // 32)).float()
+    matrix = packed_int8_groups(codes.clone(), scale, zero, torch.bfloat16)
+    assert matrix.shape == (rows, k) and matrix.group == 32
+    assert matrix.nbytes == packed_bytes("INT8", rows, k, 32)
+    columns, table = parts(matrix)
+    assert torch.equal(columns[:, :k] + 128, codes.long()) and not columns[:, k:].any()
+    s, z = table[:, : k // 32].double().unbind(2)
+    off = (matrix.row_scale.double().unsqueeze(1) * s - scale.double()).abs()
+    assert (off <= 2.0**-25 * scale.abs().amax(1, keepdim=True)).all()
+    assert torch.equal(128 - z, zero.double())
+    assert not table[:, k // 32 :].any() and table.shape[1] * 32 >= columns.shape[1]
+
+
+def test_factors_of_any_size_are_finite() -> None:
+    scale = torch.tensor([[3e38, 1e38], [0, 0], [1e-40, 2e-45], [-5.0, 1e-9]])
+    codes = torch.zeros(4, 64, dtype=torch.uint8)
+    matrix = packed_int4(codes, scale, torch.full((4, 2), 15.0), torch.float16)
+    table = parts(matrix)[1]
+    assert matrix.row_scale.isfinite().all() and table.isfinite().all()
+    meant = matrix.row_scale.unsqueeze(1) * table[:, :2, 0].float()
+    largest = scale.abs().amax(1, keepdim=True)
+    assert ((meant - scale).abs() <= 2.0**-11 * largest).all()
+    assert (table[:, :2, 0].abs() < 2).all()
+
+
+def test_many_rows_are_packed_a_tile_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = made_int4(37, 256, 64)[3]
+    monkeypatch.setattr("swiftchat.cuda.packed_matrix._TILE_BYTES", 1000)
+    assert torch.equal(made_int4(37, 256, 64)[3].codes, whole.codes)
+
+
+@pytest.mark.parametrize(("rows", "k"), [(6, 48), (16, 64), (43, 208)])
+def test_bytes_keep_their_order(rows: int, k: int) -> None:
+    """Of eight rows 64 bytes each, then the next 64; what fills up is 0."""
+    codes, scale = torch.randint(-128, 128, (rows, k), dtype=torch.int8), torch.rand(rows)
+    for matrix in (packed_int8(codes, scale, torch.float16), packed_fp8(codes, scale, torch.half)):
+        assert torch.equal(matrix.row_scale, scale)
+        assert matrix.nbytes == packed_bytes(matrix.form, rows, k)
+        blocks = matrix.codes.view(torch.int8).view(-(-rows // 8), -(-k // 64), 8, 64)
+        whole = torch.zeros(len(blocks) * 8, blocks.shape[1] * 64, dtype=torch.int8)
+        whole[:rows, :k] = codes
+        for row in range(len(whole)):
+            assert torch.equal(blocks[row // 8, :, row % 8].flatten(), whole[row])
+
+
+@pytest.mark.parametrize(("form", "group"), FORMS)
+def test_rows_of_a_matrix(form: str, group: int) -> None:
+    make = Inputs(1, torch.bfloat16, device="cpu")
+    matrix, _ = packed(make, form, group, 43, 640)
+    index = torch.randperm(43)
+    mixed = matrix.reordered(index).reordered(torch.argsort(index))
+    assert torch.equal(mixed.codes, matrix.codes)
+    assert torch.equal(mixed.row_scale, matrix.row_scale)
+    some = matrix.rows(16, 30)
+    assert some.shape == (14, 640) and torch.equal(some.codes, matrix.codes[2:4])
+    if not group:
+        plain = matrix.plain_codes(8, 43)
+        assert torch.equal(plain, matrix.reordered(torch.arange(8, 43)).plain_codes(0, 35))
+        assert plain.shape == (35, 640)
+
+
+def test_only_what_the_kernels_read_fits() -> None:
+    assert packing_fits("INT4", 640, 32) and packing_fits("INT8", 48) and packing_fits("FP8", 16)
+    assert packing_fits("INT4", 576, 64) and not packing_fits("INT4", 576, 128)
+    assert not packing_fits("INT4", 512, 256) and not packing_fits("INT4", 48, 32)
+    assert packing_fits("INT8", 96, 32) and not packing_fits("INT8", 128, 64)
+    assert not packing_fits("FP8", 128, 32) and not packing_fits("INT8", 112, 32)
+    assert not packing_fits("INT8", 40) and not packing_fits("INT4", 0, 32)
+    with pytest.raises(ValueError, match="INT8 rows of 40 columns do not fit"):
+        packed_int8(torch.zeros(2, 40, dtype=torch.int8), torch.ones(2), torch.bfloat16)
+    with pytest.raises(ValueError, match="INT4 rows of 128 columns in groups of 16"):
+        packed_int4(
+            torch.zeros(2, 64, dtype=torch.uint8),
+            torch.ones(2, 8),
+            torch.ones(2, 8),
+            torch.bfloat16,
+        )

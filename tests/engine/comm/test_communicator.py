@@ -1,0 +1,136 @@
+"""Several ranks against one, on the same tiny random weights of every family, in fp32.
+
+Tolerance 1e-5 relative to the largest logit: the same products, added up in another order.
+"""
+
+import ipaddress
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.comm.communicator import GlooRanks
+from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.parallel.tensor_parallel import share_of, tp_choices
+from tests.support import tiny
+from tests.support.spmd_ranks import ThreadRanks, in_lockstep
+
+NUM_PROMPT = 9
+NUM_NEW = 64
+EIGHT_HEADS = {"num_attention_heads": 8, "n_head": 8, "hidden_size": 64, "n_embd": 64}
+# One of every way in which heads, rows and columns lie in the file.
+DIVIDED = (
+    "llama-tied",
+    "llama-biases",
+    "phi3",
+    "olmo2",
+    "qwen3",
+    "glm4",
+    "gemma",
+    "gpt2",
+    "gpt-j",
+    "gpt-neox",
+    "opt-350m",
+    "bloom",
+    "falcon-7b",
+    "falcon-40b",
+    "mixtral",
+)
+
+
+@torch.inference_mode()
+def greedy(bench: tiny.Bench, num_new: int = NUM_NEW) -> tuple[list[int], torch.Tensor]:
+    """The likeliest ids after a prompt, and the logits they were chosen from."""
+    sequence = Sequence(0, tiny.random_ids(NUM_PROMPT, seed=7), SamplingParams())
+    bench.scheduler.add(sequence)
+    rows = []
+    for _ in range(num_new):
+        rows.append(bench.step()[0])
+        sequence.tokens.append(int(rows[-1].argmax()))
+    bench.scheduler.remove(sequence)
+    return sequence.tokens[NUM_PROMPT:], torch.stack(rows)
+
+
+def assert_ranks_equal_one(
+    folder: Path, tp: int, sliced: Path | None = None, num_new: int = NUM_NEW
+) -> list[tiny.Bench]:
+    ids, logits = greedy(tiny.Bench(folder), num_new)
+    config = Model.open(folder).config
+
+    def run(rank: int, ranks: ThreadRanks) -> tuple[tiny.Bench, list[int], torch.Tensor]:
+        share = share_of(config, tp, rank)
+        bench = tiny.Bench(sliced or folder, share=share, ranks=ranks)
+        return bench, *greedy(bench, num_new)
+
+    benches = []
+    for bench, rank_ids, rank_logits in in_lockstep(tp, run):
+        assert rank_ids == ids
+        error = (rank_logits - logits).abs().max() / logits.abs().max()
+        assert error <= 1e-5, error
+        benches.append(bench)
+    return benches
+
+
+@pytest.mark.parametrize("name", [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED])
+def test_two_ranks_equal_one(name: str, tmp_path: Path) -> None:
+    """Three, where there are three heads."""
+    tiny.make(name, tmp_path)
+    assert_ranks_equal_one(tmp_path, tp_choices(Model.open(tmp_path).config)[1])
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_four_ranks_with_shared_key_heads_equal_one(name: str, tmp_path: Path) -> None:
+    """One or two key heads, where the family has groups: each is on four ranks or two."""
+    tiny.make(name, tmp_path, **EIGHT_HEADS)
+    assert_ranks_equal_one(tmp_path, 4)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "falcon-40b"])
+def test_ranks_on_files_cut_beforehand_equal_one(name: str, tmp_path: Path) -> None:
+    tiny.make(name, tmp_path / "whole", **EIGHT_HEADS)
+    convert(tmp_path / "whole", tmp_path / "sliced", tp=4)
+    assert_ranks_equal_one(tmp_path / "whole", 4, sliced=tmp_path / "sliced")
+
+
+def _rank_process(rank: int, folder: Path, meeting: Path, results: Any) -> None:
+    share = share_of(Model.open(folder).config, 2, rank)
+    torch.set_num_threads(1)
+    ranks = GlooRanks(torch.distributed.FileStore(str(meeting), 2), rank, 2)
+    ids, logits = greedy(tiny.Bench(folder, share=share, ranks=ranks))
+    results.put((rank, ids, logits.numpy(), _listening_elsewhere()))
+
+
+def _listening_elsewhere() -> list[str]:
+    """Addresses that this process listens at and that are not loopback."""
+    connections = psutil.Process().net_connections("inet")
+    hosts = [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
+    assert hosts
+    return [host for host in hosts if not ipaddress.ip_address(host).is_loopback]
+
+
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    """With norms over all heads, a key head they share, and unequal vocabularies."""
+    tiny.make("olmo2", tmp_path, num_key_value_heads=1)
+    ids, logits = greedy(tiny.Bench(tmp_path))
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    processes = [
+        context.Process(target=_rank_process, args=(rank, tmp_path, tmp_path / "meet", results))
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    found = [results.get() for _ in processes]
+    for process in processes:
+        process.join(30)
+        assert process.exitcode == 0
+    for _, rank_ids, rank_logits, elsewhere in found:
+        assert rank_ids == ids and elsewhere == []
+        assert abs(rank_logits - logits.numpy()).max() <= 1e-5 * logits.abs().max()
+    assert (found[0][2] == found[1][2]).all()  # to the bit: they choose the same without a word

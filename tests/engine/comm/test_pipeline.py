@@ -1,0 +1,218 @@
+"""A model's layers on several stages, in fp32: the same ids, and what becomes of a fault."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swiftchat.engine.api.client import EngineClient
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.api.protocol import Tokens
+from swiftchat.engine.comm.pipeline import GlooStages
+from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.ranks.auto_tp import num_ranks, require_gpus
+from swiftchat.errors import BadModelFile, DeviceError, UsageError
+from swiftchat.weights.convert.convert import convert
+from tests.engine.ranks.test_spmd import (
+    LONG,
+    assert_lost,
+    pretend_gpus,
+    when_answering,
+    when_reading,
+)
+from tests.support import tiny
+from tests.support.worker_processes import (
+    ENDLESS,
+    GREEDY,
+    WIDE,
+    all_ranks,
+    assert_as_one,
+    collect,
+)
+
+TWO = EngineConfig(
+    device="cpu", dtype="float32", num_threads=1, pp=2, block_size=tiny.BLOCK_SIZE, chunk_tokens=16
+)
+DRAWN = SamplingParams(temperature=0.9, top_p=0.9, max_tokens=6, seed=3, logprobs=2)
+PROMPTS = {i: tiny.random_ids(1 + 13 * i, seed=i) for i in range(3)}
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="several ranks need Linux")
+pytestmark = pytest.mark.timeout(120)
+
+
+def answered(engine: Engine) -> list[object]:
+    """Greedy answers, answers that are drawn, and what one is thought of."""
+    greedy, _ = tiny.run(engine, PROMPTS, replace(DRAWN, temperature=0))
+    drawn, _ = tiny.run(engine, PROMPTS, DRAWN)
+    return [greedy, drawn, tiny.likelihoods(engine, PROMPTS[1], DRAWN)[1]]
+
+
+@contextmanager
+def threads_in_turn() -> Iterator[None]:
+    """Threads of this process wait for each other after every few operations."""
+    interval, num_threads = sys.getswitchinterval(), torch.get_num_threads()
+    sys.setswitchinterval(1e-4)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+        torch.set_num_threads(num_threads)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_stages"),
+    [
+        ("gemma2", 3),  # tied: first and last stage have the embedding; windows in turn
+        ("gpt2", 3),  # learned positions
+        ("opt-350m", 3),  # norms after the branches, and narrower embeddings
+        ("smollm3", 2),  # its fourth layer is not rotated
+        ("chatglm-6b", 3),  # the prompt both ways, and a scaled stream
+    ],
+)
+def test_stages_answer_as_one(name: str, num_stages: int, tmp_path: Path) -> None:
+    tiny.make(name, tmp_path)
+    store = torch.distributed.HashStore()
+
+    def of_stage(stage: int) -> list[object]:
+        stages = GlooStages(store, stage, num_stages, 60)
+        config = replace(TWO, pp=num_stages, cache_tokens=256)
+        return answered(Engine(tmp_path, config, stages=stages))
+
+    with threads_in_turn(), ThreadPoolExecutor(num_stages) as pool:
+        found = list(pool.map(of_stage, range(num_stages)))
+    expected = answered(tiny.engine(tmp_path, chunk_tokens=16))
+    for answer in found:
+        assert answer == expected
+
+
+def test_a_stage_reads_on_while_the_next_computes(tmp_path: Path) -> None:
+    tiny.make("llama", tmp_path)
+    store = torch.distributed.HashStore()
+    reading_on = threading.Event()
+
+    def of_stage(stage: int) -> list[int]:
+        stages = GlooStages(store, stage, 2, 60)
+        engine = Engine(tmp_path, replace(TWO, cache_tokens=256), stages=stages)
+        plan, receive, num_plans = engine.decoder.ops.plan, stages.receive, 0
+
+        def planned(*batch: Any) -> Any:
+            nonlocal num_plans
+            num_plans += 1
+            if stage == 0 and num_plans == 2:
+                reading_on.set()
+            return plan(*batch)
+
+        def received(*shape: int) -> torch.Tensor:
+            x = receive(*shape)
+            assert reading_on.wait(30)
+            return x
+
+        engine.decoder.ops.plan, stages.receive = planned, received
+        return tiny.run(engine, {1: LONG}, GREEDY)[0][1]
+
+    with threads_in_turn(), ThreadPoolExecutor(2) as pool:
+        first, last = pool.map(of_stage, range(2))
+    assert first == last == tiny.run(tiny.engine(tmp_path), {1: LONG}, GREEDY)[0][1]
+
+
+def test_what_the_last_stage_cannot_choose_from_fails_on_all(tmp_path: Path) -> None:
+    tiny.make("llama", tmp_path)
+    store = torch.distributed.HashStore()
+
+    def of_stage(stage: int) -> object:
+        engine = Engine(tmp_path, TWO, stages=GlooStages(store, stage, 2, 60))
+        if stage == 1:
+            engine.decoder.weights.lm_head.fill_(torch.nan)
+        return tiny.run(engine, {1: [5, 6, 7]}, GREEDY)[1][1]
+
+    with threads_in_turn(), ThreadPoolExecutor(2) as pool:
+        for end in pool.map(of_stage, range(2)):
+            assert isinstance(end, BadModelFile) and "not finite" in str(end)
+
+
+@needs_linux
+def test_two_stages_as_processes(tmp_path: Path) -> None:
+    """Alone and together, after one another, and with an answer cut off in between."""
+    tiny.make("llama-biases", tmp_path, num_hidden_layers=4)
+    prompt = tiny.random_ids(40, seed=3)
+    with EngineClient(TWO, tmp_path) as client:
+        info = client.wait_ready()
+        assert (info.tp, info.pp) == (1, 2)
+        alone = tiny.engine(tmp_path)
+        assert info.weights_bytes == alone.info.weights_bytes
+        assert info.table_bytes == alone.info.table_bytes == 97 * 48 * 4
+        assert info.cache_bytes // info.cache_tokens == (
+            alone.info.cache_bytes // alone.info.cache_tokens
+        )
+        assert_as_one(client, tmp_path, 10)
+        ids, _ = collect(client.generate(prompt, GREEDY))
+        longer = [*prompt, *ids, 5, 6]
+        again, end = collect(client.generate(longer, GREEDY))
+        assert end.cached_tokens == len(longer) - 3
+        assert tiny.run(alone, {1: longer}, GREEDY)[0][1] == again
+        cut = client.generate([9, 9], ENDLESS)
+        while not isinstance(next(iter(cut)), Tokens):
+            pass
+        reading = client.generate(LONG, ENDLESS)
+        cut.cancel()
+        reading.cancel()
+        assert collect(reading)[1].reason == "interrupt"
+        assert collect(client.generate(longer, GREEDY))[0] == again
+        assert client.stats()["used_blocks"] == 0
+
+
+@needs_linux
+def test_two_ranks_on_each_of_two_stages_until_one_is_killed(tmp_path: Path) -> None:
+    """From files cut for two ranks. Rank 3 is the second of the second stage."""
+    tiny.make("gpt2", tmp_path / "whole", **WIDE)
+    convert(tmp_path / "whole", tmp_path / "cut", tp=2)
+    with EngineClient(replace(TWO, tp=2), tmp_path / "cut") as client:
+        pids = all_ranks(client, 4)
+        assert_as_one(client, tmp_path / "whole", 10)
+        when_answering(client)
+        os.kill(pids[3], signal.SIGKILL)
+        assert_lost(client, pids.values(), r"rank 3 ended: signal 9 \(SIGKILL\)")
+
+
+@needs_linux
+def test_a_stage_killed_while_parts_of_a_prompt_are_on_their_way(tmp_path: Path) -> None:
+    tiny.make("mixtral", tmp_path)
+    with EngineClient(replace(TWO, pp=3), tmp_path) as client:
+        pids = all_ranks(client, 3)
+        assert_as_one(client, tmp_path, 10)
+        when_reading(client)
+        os.kill(pids[1], signal.SIGKILL)
+        assert_lost(client, pids.values(), r"rank 1 ended: signal 9 \(SIGKILL\)")
+
+
+def test_what_has_no_such_stages_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.make("llama", tmp_path)
+    with pytest.raises(UsageError, match="--pp 4 is more than this model's 3 layers"):
+        num_ranks(replace(TWO, pp=4), tmp_path)
+    with pytest.raises(UsageError, match="pp must be at least 1, not 0"):
+        replace(TWO, pp=0)
+    pretend_gpus(monkeypatch, [10**10] * 3)
+    with pytest.raises(DeviceError, match="--tp 2 --pp 2 needs 4 GPUs from cuda:0 on: 3 found"):
+        require_gpus(EngineConfig(tp=2, pp=2))
+    with pytest.raises(DeviceError, match="--tp 1 --pp 4 needs 4 GPUs from cuda:0 on: 3 found"):
+        num_ranks(EngineConfig(dummy="llama-3.1-8b", tp="auto", pp=4), Path())
+
+
+@pytest.mark.parametrize(("free_gb", "tp"), [([12] * 8, 1), ([7] * 8, 2), ([4.2] * 8, 4)])
+def test_auto_counts_with_the_stages(
+    free_gb: list[float], tp: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest of two stages of Llama 3.1 8B has 9.1 GB of weights."""
+    pretend_gpus(monkeypatch, [int(gb * 1e9) for gb in free_gb])
+    assert num_ranks(EngineConfig(dummy="llama-3.1-8b", tp="auto", pp=2), Path()) == tp

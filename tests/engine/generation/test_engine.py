@@ -1,0 +1,235 @@
+"""The generation loop on a tiny model: batched = alone, reuse, cancel, limits."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.api.protocol import Finished, Prefill, Tokens
+from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.model.memory import plan_cache
+from swiftchat.errors import BadModelFile, ContextOverflow, DeviceError, OutOfMemory, UsageError
+from tests.support import tiny
+
+GREEDY = SamplingParams(temperature=0, max_tokens=20)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    tiny.make("llama", path)
+    return path
+
+
+def generate(engine: Engine, prompt: list[int], params: SamplingParams = GREEDY) -> list[int]:
+    ids, _ = tiny.run(engine, {1: prompt}, params)
+    return ids[1]
+
+
+def test_batched_equals_alone(folder: Path) -> None:
+    prompts = {i: tiny.random_ids(1 + 13 * i, seed=i) for i in range(5)}
+    alone = {i: generate(tiny.engine(folder), prompt) for i, prompt in prompts.items()}
+    together, ends = tiny.run(tiny.engine(folder, chunk_tokens=16), prompts, GREEDY)
+    assert together == alone
+    assert {end.reason for end in ends.values()} == {"length"}
+
+
+def test_a_cache_too_small_for_all_still_answers_all(folder: Path) -> None:
+    prompts = {i: tiny.random_ids(30, seed=i) for i in range(4)}
+    alone = {i: generate(tiny.engine(folder), prompt) for i, prompt in prompts.items()}
+    small = tiny.engine(folder, ctx_size_tokens=64, cache_tokens=72)
+    together, _ = tiny.run(small, prompts, GREEDY)
+    assert together == alone
+
+
+def test_the_second_turn_prefills_only_what_is_new(folder: Path) -> None:
+    engine = tiny.engine(folder)
+    first = tiny.random_ids(30)
+    answer = generate(engine, first)
+    second = first + answer + tiny.random_ids(9, seed=8)
+    computed = engine.stats()["computed_tokens"]
+    ids, ends = tiny.run(engine, {2: second}, GREEDY)
+    assert ids[2] == generate(tiny.engine(folder), second)
+    # The answer's last token was never computed, so it is new as well.
+    assert ends[2].cached_tokens == len(first) + len(answer) - 1
+    assert engine.stats()["computed_tokens"] - computed == 1 + 9 + len(ids[2]) - 1
+
+
+@given(st.integers(0, 45), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_cancelling_anywhere_leaves_the_cache_right(
+    folder: Path, num_steps: int, other: bool
+) -> None:
+    engine = tiny.engine(folder, chunk_tokens=4)
+    prompt = tiny.random_ids(40, seed=3)
+    engine.add(1, prompt, SamplingParams(temperature=0, max_tokens=40))
+    if other:
+        engine.add(2, prompt[:11], GREEDY)
+    said: list[int] = []
+    for _ in range(num_steps):
+        said += [i for key, e in engine.step() if key == 1 and isinstance(e, Tokens) for i in e.ids]
+    engine.cancel(1)
+    ends = [e for key, e in engine.step() if key == 1]
+    assert isinstance(ends[-1], Finished) and ends[-1].reason == "interrupt"
+    engine.scheduler.check_integrity()
+    following = prompt + said + tiny.random_ids(5, seed=9)
+    expected = generate(tiny.engine(folder), following)
+    ids, _ = tiny.run(engine, {3: following}, GREEDY)
+    assert ids[3] == expected
+    while engine.has_work:
+        engine.step()
+    assert engine.allocator.num_used == 0
+
+
+def test_cancelling_what_has_ended_is_nothing(folder: Path) -> None:
+    engine = tiny.engine(folder)
+    generate(engine, [5, 6])
+    engine.cancel(1)
+    assert not engine.has_work
+
+
+def test_a_stop_id_ends_without_being_returned(folder: Path) -> None:
+    ids = generate(tiny.engine(folder), [5, 6, 7])
+    stop = SamplingParams(temperature=0, max_tokens=20, stop_ids=(ids[4],))
+    got, ends = tiny.run(tiny.engine(folder), {1: [5, 6, 7]}, stop)
+    assert got[1] == ids[: ids.index(ids[4])]
+    assert ends[1].reason == "stop"
+    assert ends[1].completion_tokens == len(got[1])
+
+
+def test_zero_tokens_asked_is_zero_tokens(folder: Path) -> None:
+    ids, ends = tiny.run(tiny.engine(folder), {1: [5]}, SamplingParams(max_tokens=0))
+    assert ids[1] == [] and ends[1].reason == "length"
+
+
+def test_the_context_is_filled_to_the_last_token_and_never_beyond(folder: Path) -> None:
+    engine = tiny.engine(folder, ctx_size_tokens=30)
+    unlimited = SamplingParams(temperature=0)
+    ids, ends = tiny.run(engine, {1: tiny.random_ids(29)}, unlimited)
+    assert len(ids[1]) == 1 and ends[1].reason == "length"
+    for length in (30, 31):
+        with pytest.raises(ContextOverflow, match=f"{length} tokens"):
+            engine.add(2, tiny.random_ids(length), unlimited)
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize("prompt", [[], [-1], [tiny.VOCAB_SIZE], [3, 10**12]])
+def test_bad_prompts_are_refused(folder: Path, prompt: list[int]) -> None:
+    engine = tiny.engine(folder)
+    with pytest.raises(UsageError):
+        engine.add(1, prompt, GREEDY)
+    assert not engine.has_work
+
+
+def test_a_seed_gives_the_same_answer_alone_and_in_company(folder: Path) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=20, seed=42)
+    alone, ends = tiny.run(tiny.engine(folder), {1: [5, 6, 7]}, params)
+    many, _ = tiny.run(tiny.engine(folder), {1: [5, 6, 7], 2: [8, 9]}, params)
+    assert many[1] == alone[1]
+    assert ends[1].seed == 42
+
+
+def test_an_unseeded_generation_reports_the_seed_that_repeats_it(folder: Path) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=20)
+    ids, ends = tiny.run(tiny.engine(folder), {1: [5, 6]}, params)
+    again = SamplingParams(temperature=1.0, max_tokens=20, seed=ends[1].seed)
+    assert generate(tiny.engine(folder), [5, 6], again) == ids[1]
+
+
+def test_logits_that_are_no_numbers_end_that_answer_only(folder: Path) -> None:
+    engine = tiny.engine(folder)
+    poisoned = torch.zeros_like(engine.decoder.weights.embed)
+    engine.add(1, [5], GREEDY)
+    good, engine.decoder.weights = (
+        engine.decoder.weights,
+        type(engine.decoder.weights)(
+            poisoned * float("nan"), *list(vars(engine.decoder.weights).values())[1:]
+        ),
+    )
+    [(key, error)] = engine.step()
+    assert key == 1 and isinstance(error, BadModelFile)
+    assert engine.allocator.num_used == 0
+    engine.decoder.weights = good
+    assert len(generate(engine, [9, 8])) == 20
+
+
+def test_what_is_ready_survives_a_step_that_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = tiny.engine(folder)
+    engine.add(1, [5], GREEDY)
+    engine.add(2, [6], GREEDY)
+    engine.cancel(1)
+
+    def fails(*args: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(engine.decoder, "forward", fails)
+        engine.step()
+    [(key, error)] = engine.abort_all(OutOfMemory("no memory"))
+    assert key == 2 and isinstance(error, OutOfMemory)
+    [(key, event)] = engine.step()
+    assert key == 1 and isinstance(event, Finished) and event.reason == "interrupt"
+    assert engine.allocator.num_used == 0
+    assert len(generate(engine, [9, 8])) == 20
+
+
+def test_prefill_progress_counts_up_to_the_prompt(folder: Path) -> None:
+    engine = tiny.engine(folder, chunk_tokens=8)
+    engine.add(1, tiny.random_ids(30), GREEDY)
+    events = [event for _ in range(4) for _, event in engine.step()]
+    assert events[:3] == [Prefill(8, 30), Prefill(16, 30), Prefill(24, 30)]
+    assert isinstance(events[3], Tokens)
+
+
+def test_five_hundred_start_and_cancel_cycles_lose_nothing(folder: Path) -> None:
+    engine = tiny.engine(folder)
+    for i in range(500):
+        engine.add(i, tiny.random_ids(1 + i % 37, seed=i), GREEDY)
+        for _ in range(i % 4):
+            engine.step()
+        engine.cancel(i)
+        engine.step()
+    assert engine.allocator.num_used == 0
+    engine.scheduler.check_integrity()
+    assert generate(engine, [5, 6]) == generate(tiny.engine(folder), [5, 6])
+
+
+def test_a_missing_gpu_is_an_error_with_a_hint(folder: Path) -> None:
+    with pytest.raises(DeviceError, match="cuda:99"):
+        tiny.engine(folder, device="cuda:99")
+
+
+PLAN = {"max_context_tokens": 8192, "bytes_per_token": 1000, "weights_bytes": 10**9}
+
+
+def test_plan_gives_the_models_context_where_it_fits() -> None:
+    plan = plan_cache(EngineConfig(), **PLAN, available_bytes=10**10)
+    assert plan.ctx_size_tokens == 8192 and plan.num_blocks == 2 * 8192 // 64
+
+
+def test_plan_shrinks_a_context_nobody_asked_for() -> None:
+    plan = plan_cache(EngineConfig(), **PLAN, available_bytes=1_180_000_000)
+    assert 256 <= plan.ctx_size_tokens < 8192
+    assert plan.num_blocks * 64 >= plan.ctx_size_tokens
+
+
+def test_plan_names_what_fits_when_the_asked_context_does_not() -> None:
+    with pytest.raises(OutOfMemory, match="GB needed") as caught:
+        plan_cache(EngineConfig(ctx_size_tokens=8192), **PLAN, available_bytes=1_180_000_000)
+    fitting = int(caught.value.hint.split()[-1])
+    plan_cache(EngineConfig(ctx_size_tokens=fitting), **PLAN, available_bytes=1_180_000_000)
+
+
+def test_plan_refuses_weights_that_do_not_fit() -> None:
+    with pytest.raises(OutOfMemory, match=r"weights 1\.00 GB"):
+        plan_cache(EngineConfig(), **PLAN, available_bytes=10**9)
+
+
+def test_plan_refuses_more_than_the_model_has() -> None:
+    with pytest.raises(UsageError, match="8192"):
+        plan_cache(EngineConfig(ctx_size_tokens=8193), **PLAN, available_bytes=10**10)

@@ -1,0 +1,253 @@
+"""Quantised directories run packed on the CPU: what they compute, keep and refuse."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.linear import quantized as forms
+from swiftchat.engine.linear.merged import Stacked
+from swiftchat.engine.linear.merged import reordered as stacked_reordered
+from swiftchat.engine.linear.quantized import (
+    ByteWeight,
+    Int4Weight,
+    PackedWeight,
+    packed_weight,
+    reordered,
+)
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.quantization.quantize import FORMS, Quantisation
+from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Kept
+from tests.support import tiny
+from tests.support.quantized_models import FORMS as SOURCES
+from tests.support.quantized_models import quantised_model
+from tests.support.tiny_llama import tiny_llama
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
+    reason="torch has no int4 kernel for this processor",
+)
+
+CLASSES = {"int4": Int4Weight, "int8": ByteWeight, "fp8": ByteWeight}
+# bfloat16 has 8 bits, the first among them: what is rounded is wrong by 2^−8 of itself at most.
+HALF_ULP = 2.0**-8
+
+
+def random_kept(form: str, rows: int, columns: int, seed: int = 0) -> tuple[Kept, torch.Tensor]:
+    """A form of odd scales, with outliers, and the matrix that it means, in fp64."""
+    rng = np.random.default_rng(seed)
+    groups = columns // 32 if form == "int4" else 1
+    scale = np.exp(rng.normal(size=(rows, groups))).astype(np.float32)
+    scale[rng.random(scale.shape) < 0.02] *= 100
+    scale = torch.from_numpy(scale).bfloat16().float().numpy()
+    if form == "int4":
+        q, zero = rng.integers(0, 16, (rows, columns)), rng.integers(0, 16, (rows, groups))
+        codes = (q[:, 0::2] | q[:, 1::2] << 4).astype(np.uint8)
+        meant = (q - zero.repeat(32, 1)) * scale.repeat(32, 1).astype(np.float64)
+        return Int4(codes, scale, zero.astype(np.float32)), torch.from_numpy(meant)
+    codes = rng.integers(-127, 127, (rows, columns)).astype(np.int8)
+    if form == "int8":
+        return Int8(codes, scale[:, 0]), torch.from_numpy(codes * scale.astype(np.float64))
+    codes[codes == -1] = 0  # not a number
+    numbers = torch.from_numpy(codes).view(torch.float8_e4m3fn).double()
+    kept = Float8(codes.view(np.uint8), scale[:, 0])
+    return kept, numbers * torch.from_numpy(scale).double()
+
+
+def test_int4_is_decoded_where_torch_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [random_kept("int4", 64, 64)[0]]
+    assert packed_weight(kept, torch.bfloat16) is not None
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    forms._row_order.cache_clear()
+    try:
+        assert packed_weight(kept, torch.bfloat16) is None
+    finally:
+        forms._row_order.cache_clear()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows, columns", [(64, 64), (16, 128), (200, 96), (1000, 608)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_products_against_fp64(form: str, rows: int, columns: int, dtype: torch.dtype) -> None:
+    """Weights, sums, and sums times their factor are each rounded once, at most.
+
+    With torch's packed operator int4's zero, up to 8 factors, is rounded too.
+    """
+    kept, meant = random_kept(form, rows, columns)
+    weight = packed_weight([kept], dtype)
+    assert isinstance(weight, CLASSES[form]) and tuple(weight.shape) == (rows, columns)
+    unit = HALF_ULP if dtype == torch.bfloat16 else columns * 2.0**-24
+    largest = torch.from_numpy(kept.scale).double().reshape(rows, -1)
+    largest = largest.repeat_interleave(columns // largest.shape[1], 1)
+    for n in (1, 3, 16, 17, 65, 130):
+        torch.manual_seed(n)
+        x = torch.randn(n, columns).to(dtype)
+        x[:, 3] *= 50
+        expected = x.double() @ meant.T
+        sizes = x.double().abs() @ (meant.abs() + (8 * largest if form == "int4" else 0)).T
+        found = weight.product(x)
+        assert found.dtype == dtype and found.shape == expected.shape
+        assert ((found.double() - expected).abs() <= 3 * unit * sizes + 1e-30).all(), n
+
+
+def test_parts_under_each_other_and_reordered() -> None:
+    for form in FORMS:
+        (first, one), (second, two) = random_kept(form, 32, 64), random_kept(form, 48, 64, 1)
+        weight = packed_weight([first, second], torch.float32)
+        assert weight is not None
+        eye = torch.eye(64)
+        assert torch.equal(weight.product(eye).T.double(), torch.cat([one, two]))
+        index = torch.randperm(80)
+        turned = reordered(weight, index)
+        assert not isinstance(turned, torch.Tensor)
+        assert torch.equal(turned.product(eye).T.double(), torch.cat([one, two])[index])
+    mixed = [random_kept("int8", 32, 64)[0], random_kept("int4", 32, 64)[0]]
+    assert packed_weight(mixed, torch.float32) is None
+
+
+def test_matrices_in_several_forms_are_one_matrix() -> None:
+    made = [random_kept(form, 32 * (i + 1), 64) for i, form in enumerate(FORMS)]
+    parts = [packed_weight([kept], torch.float32) for kept, _ in made]
+    weight = Stacked([*(part for part in parts if part is not None), torch.ones(7, 64)])
+    meant = torch.cat([meant for _, meant in made] + [torch.ones(7, 64).double()])
+    assert weight.shape == meant.shape == (32 + 64 + 96 + 7, 64)
+    assert torch.equal(weight.product(torch.eye(64)).T.double(), meant)
+    index = torch.cat([torch.randperm(n) + at for n, at in ((32, 0), (64, 32), (96, 96), (7, 192))])
+    turned = stacked_reordered(weight, index)
+    assert isinstance(turned, Stacked)
+    assert torch.equal(turned.product(torch.eye(64)).T.double(), meant[index])
+    with pytest.raises(ValueError, match="belong to another"):
+        stacked_reordered(weight, index.flip(0))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("engine-quantised") / "in"
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "tie_word_embeddings": True}
+    tiny_llama(**sizes).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def quantised(plain: Path) -> dict[str, Path]:
+    for form in FORMS:
+        convert(plain, plain.with_name(form), quantisation=Quantisation(form))
+    return {form: plain.with_name(form) for form in FORMS}
+
+
+def matrices(bench: tiny.Bench) -> list[torch.Tensor | PackedWeight]:
+    layers = bench.decoder.weights.layers
+    return [m for layer in layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_engine_computes_what_the_form_means(
+    quantised: dict[str, Path], tmp_path: Path, form: str
+) -> None:
+    convert(quantised[form], tmp_path / "plain", dtype="float32")
+    ids = tiny.random_ids(30)
+    bench = tiny.Bench(quantised[form], dtype=torch.float32)
+    assert all(isinstance(matrix, CLASSES[form]) for matrix in matrices(bench))
+    expected = tiny.Bench(tmp_path / "plain").last_logits(ids)
+    # In fp32 nothing is rounded but sums, in another order.
+    torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
+    rounded = tiny.Bench(quantised[form], dtype=torch.bfloat16).last_logits(ids)
+    in_bf16 = tiny.Bench(tmp_path / "plain", dtype=torch.bfloat16).last_logits(ids)
+    # As near to fp32 as plain weights in bf16 are, twice over.
+    allowed = 2 * (in_bf16 - expected).abs().max() + 0.02 * expected.abs().max()
+    assert (rounded - expected).abs().max() <= allowed
+
+
+def test_kept_layers_are_plain_and_their_neighbours_packed(plain: Path, tmp_path: Path) -> None:
+    keep = ["*.0.self_attn.v_proj.weight", "*.0.mlp.down_proj.weight"]
+    convert(plain, tmp_path / "out", quantisation=Quantisation("int4", 32, keep))
+    convert(tmp_path / "out", tmp_path / "plain", dtype="float32")
+    bench = tiny.Bench(tmp_path / "out", dtype=torch.float32)
+    first, second = bench.decoder.weights.layers
+    assert isinstance(first.qkv, Stacked) and isinstance(first.down, torch.Tensor)
+    q_and_k, v = first.qkv.parts
+    assert isinstance(q_and_k, Int4Weight) and isinstance(v, torch.Tensor)
+    assert isinstance(first.o, Int4Weight) and isinstance(second.qkv, Int4Weight)
+    ids = tiny.random_ids(9)
+    expected = tiny.Bench(tmp_path / "plain").last_logits(ids)
+    torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
+
+
+KEPT_PACKED = {
+    "awq": Int4Weight,
+    "compressed-w8a8": ByteWeight,
+    "compressed-fp8": ByteWeight,
+    "fp8-row": ByteWeight,
+}
+
+
+@pytest.mark.parametrize("form", SOURCES)
+def test_other_sources_run_as_they_are(tmp_path: Path, form: str) -> None:
+    reference = quantised_model(tmp_path / "in", *SOURCES[form])
+    bench = tiny.Bench(tmp_path / "in", dtype=torch.float32)
+    wanted = KEPT_PACKED.get(form, torch.Tensor)
+    assert all(isinstance(matrix, wanted) for matrix in matrices(bench))
+    ids = tiny.random_ids(30)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0, -1]
+    torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_gptq_in_order_stays_packed(tmp_path: Path) -> None:
+    from tests.support.quantized_models import GPTQ, gptq
+
+    for v2 in (False, True):
+        settings = GPTQ | ({"checkpoint_format": "gptq_v2"} if v2 else {})
+        folder = tmp_path / str(v2)
+        reference = quantised_model(folder, settings, gptq(4, v2=v2))
+        bench = tiny.Bench(folder, dtype=torch.float32)
+        assert all(isinstance(matrix, Int4Weight) for matrix in matrices(bench))
+        ids = tiny.random_ids(30)
+        with torch.inference_mode():
+            expected = reference(torch.tensor([ids])).logits[0, -1]
+        torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_engine_answers_and_says_what_it_keeps(quantised: dict[str, Path]) -> None:
+    engine = Engine(quantised["int4"], EngineConfig(device="cpu"))
+    sizes = {name: nbytes for name, (_, nbytes) in Model.open(quantised["int4"]).stored.items()}
+    matrix = "model.layers.0.mlp.up_proj.weight"
+    assert sizes[matrix] == 192 * 128 // 2 + 192 * 4 * 2 + 192 * 4 // 2 + 16
+    # Factors and zeros of a group take four bytes, half the file's 2½ bytes more.
+    assert engine.info.weights_bytes <= 1.25 * sum(sizes.values())
+    tokens, _ = tiny.run(engine, {1: tiny.random_ids(9)}, SamplingParams(max_tokens=3))
+    assert len(tokens[1]) > 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_damage_is_named(quantised: dict[str, Path], tmp_path: Path, form: str) -> None:
+    scale = "model.layers.1.mlp.down_proj.weight_scale"
+    for change in ("missing", "infinite", "codes"):
+        folder = tmp_path / change
+        shutil.copytree(quantised[form], folder)
+        tensors = load_file(folder / "model.safetensors")
+        if change == "missing":
+            del tensors[scale]
+        elif change == "infinite":
+            tensors[scale][3] = float("nan")
+        elif form == "fp8":
+            tensors[scale.removesuffix("_scale")].view(torch.uint8)[5, 5] = 0x7F
+        else:
+            continue
+        save_file(tensors, folder / "model.safetensors")
+        with pytest.raises(BadModelFile, match=r"layers\.1\.mlp\.down_proj\.weight"):
+            tiny.Bench(folder)
+    config = json.loads((quantised[form] / "config.json").read_text())
+    config["quantization_config"]["format"] = "marlin-24"
+    shutil.copytree(quantised[form], tmp_path / "unknown")
+    (tmp_path / "unknown" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadModelFile, match="format must be one of"):
+        tiny.Bench(tmp_path / "unknown")

@@ -1,0 +1,298 @@
+"""Quantised matrices for the kernels: how they are loaded, and what a GPU answers with them."""
+
+from functools import partial
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.linear import Workspace
+from swiftchat.cuda.packed_matrix import PackedMatrix
+from swiftchat.engine.api.memory_estimate import kept_forms, weights_on_gpu
+from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.decode.async_decode import DecodeAhead
+from swiftchat.engine.linear.merged import Stacked
+from swiftchat.engine.linear.quantized_gpu import packed_matrix, packed_product
+from swiftchat.engine.load.loader import stream_weights
+from swiftchat.engine.model.decoder import resident_bytes
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.formats.dequantize import BLOCK_TYPES, dequantize
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.parallel.tensor_parallel import share_of
+from swiftchat.weights.quantization.gguf_blocks import kept as gguf_kept
+from swiftchat.weights.quantization.quantize import Quantisation
+from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Int8Groups, Kept
+from tests.support import tiny, tiny_gguf
+from tests.support.kernel_case import Inputs, assert_close
+from tests.support.packed_matrices import FORMS, packed, parts
+from tests.support.tiny_llama import tiny_llama
+
+CPU = torch.device("cpu")
+
+
+def kept(form: str, rows: int, k: int, groups: int = 1) -> Kept:
+    rng = np.random.default_rng(rows + k)
+    scale = rng.random((rows, groups), np.float32)
+    if form == "int4":
+        codes = rng.integers(0, 256, (rows, k // 2), np.uint8)
+        return Int4(codes, scale, rng.integers(0, 16, (rows, groups)).astype(np.float32))
+    codes = rng.integers(0, 127, (rows, k), np.uint8)
+    return Float8(codes, scale[:, 0]) if form == "fp8" else Int8(codes.view(np.int8), scale[:, 0])
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+def test_parts_come_under_each_other(form: str) -> None:
+    parts = [kept(form, rows, 256, 8) for rows in (16, 8)]
+    together = packed_matrix(parts, torch.bfloat16, CPU)
+    first, second = (packed_matrix([part], torch.bfloat16, CPU) for part in parts)
+    assert together is not None and first is not None and second is not None
+    assert together.shape == (24, 256) and together.dtype == torch.bfloat16
+    for part, rows in ((first, slice(0, 16)), (second, slice(16, 24))):
+        assert torch.equal(together.codes[rows.start // 8 : rows.stop // 8], part.codes)
+        assert torch.equal(together.row_scale[rows], part.row_scale)
+    exchanged = together.reordered(torch.tensor([*range(16, 24), *range(16)]))
+    assert torch.equal(exchanged.codes, together.codes[[2, 0, 1]])
+    assert exchanged.shape == together.shape
+
+
+def test_what_no_kernel_reads_is_left_to_be_decoded() -> None:
+    none = [
+        [kept("int8", 8, 256), kept("fp8", 8, 256)],
+        [kept("int4", 8, 256, 8), kept("int4", 8, 256, 4)],
+        [kept("int4", 8, 256, 1)],
+        [kept("int4", 8, 192, 12)],
+        [kept("fp8", 8, 24)],
+        [Int8Groups(np.zeros((8, 256), np.uint8), *np.ones((2, 8, 4), np.float32))],
+    ]
+    for several in none:
+        assert packed_matrix(several, torch.bfloat16, CPU) is None
+
+
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q8_0"])
+def test_gguf_blocks_mean_the_same(type_name: str) -> None:
+    """To the bit, and where minima are floats nearer than bfloat16 has them."""
+    rng = np.random.default_rng(4)
+    kind = BLOCK_TYPES[type_name]
+    k = 512
+    blocks = rng.integers(0, 256, (6 * k // kind.block_elements, kind.block_bytes), np.uint8)
+    halves = rng.normal(0, 0.02, (len(blocks), 2)).astype(np.float16)
+    halves[3, 0] = 0  # no factor, only a minimum
+    factors = 1 if type_name.endswith("_0") else 2
+    blocks[:, : 2 * factors] = halves[:, :factors].copy().view(np.uint8)
+    expected = torch.from_numpy(dequantize(blocks, type_name).reshape(6, k))
+    matrix = packed_matrix([gguf_kept(blocks.reshape(6, -1), type_name)], torch.bfloat16, CPU)
+    assert matrix is not None
+    numbers, table = parts(matrix)
+    scale, zero = (t.repeat_interleave(32, 1).double() for t in table.unbind(2))
+    meant = matrix.row_scale.double().unsqueeze(1) * scale * (numbers + zero)
+    largest = expected.view(6, -1, 32).abs().amax(2).repeat_interleave(32, 1)
+    off = (meant - expected).abs() / largest.clamp(min=1e-30)
+    assert off.max() <= (0 if factors == 1 else 2.0**-9)
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    path = tmp_path_factory.mktemp("packed-gpu")
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.2}
+    tiny_llama(**sizes).to(torch.bfloat16).save_pretrained(path / "in")
+    for form in ("int8", "fp8", "int4"):
+        convert(path / "in", path / form, quantisation=Quantisation(form))
+    head = Quantisation("int8", int8=["lm_head.weight"])
+    convert(path / "in", path / "head", quantisation=head)
+    return {"plain": path / "in", **{f: path / f for f in ("int8", "fp8", "int4", "head")}}
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+def test_packed_and_plain_tensors_are_loaded_side_by_side(
+    quantised: dict[str, Path], form: str
+) -> None:
+    model, told = Model.open(quantised[form]), []
+    weights = stream_weights(
+        model.config,
+        model.checkpoint(),
+        torch.float32,
+        CPU,
+        lambda *bytes: told.append(bytes),
+        pack=partial(packed_matrix, device=CPU),
+    )
+    assert all(isinstance(layer.down, PackedMatrix) for layer in weights.layers)
+    assert weights.embed.shape == (model.config.vocab_size, 128) and weights.embed.isfinite().all()
+    done = [before for before, _ in told]
+    assert done == sorted(done) and told[-1][0] == told[-1][1]
+
+
+def as_q4_k_m(path: Path) -> Path:
+    """A model with values, some gates and the tied head in 8 bits, all else in 4."""
+    kinds = gguf.GGMLQuantizationType
+    wide = ("blk.0.attn_v", "blk.0.ffn_gate", "ffn_down", "token_embd")
+    model = tiny_llama(hidden_size=192, intermediate_size=256, tie_word_embeddings=True)
+    tiny_gguf.write(
+        path / "m.gguf", model, quantise=kinds.Q4_0, mixed=dict.fromkeys(wide, kinds.Q8_0)
+    )
+    convert(path / "m.gguf", path / "out", packed=True, dtype="float32")
+    return path / "out"
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "head", "mixed", "Q4_K_M", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_what_weights_take_is_known_before(
+    quantised: dict[str, Path], tmp_path: Path, form: str, tp: int
+) -> None:
+    """To the byte, also where a product's matrices are not in one form."""
+    if form == "mixed":
+        keep = ["*.0.self_attn.v_proj.weight"]
+        convert(quantised["plain"], tmp_path / "out", quantisation=Quantisation("int4", 64, keep))
+    elif form == "Q4_K_M":
+        as_q4_k_m(tmp_path)
+    elif form.startswith("Q"):
+        kind = gguf.GGMLQuantizationType[form]
+        tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(hidden_size=192), quantise=kind)
+        convert(tmp_path / "m.gguf", tmp_path / "out", packed=True)
+    model = Model.open(quantised.get(form, tmp_path / "out"))
+    share = share_of(model.config, tp, tp - 1)
+    weights = stream_weights(
+        model.config,
+        model.checkpoint(),
+        torch.bfloat16,
+        CPU,
+        lambda *_: None,
+        share,
+        pack=partial(packed_matrix, device=CPU),
+    )
+    first, second = weights.layers
+    assert isinstance(first.qkv, Stacked) == (form in ("mixed", "Q4_K_M"))
+    assert isinstance(first.gate_up, Stacked) == (form == "Q4_K_M")
+    assert isinstance(second.qkv, PackedMatrix) and isinstance(second.gate_up, PackedMatrix)
+    assert isinstance(weights.embed, PackedMatrix) == form.startswith("Q")
+    assert weights_on_gpu(share, kept_forms(model.packed), 2) == resident_bytes(weights)
+
+
+def test_a_head_may_be_packed(quantised: dict[str, Path], tmp_path: Path) -> None:
+    convert(quantised["head"], tmp_path / "plain", dtype="float32")
+    ids = tiny.random_ids(30)
+    bench = tiny.Bench(quantised["head"], dtype=torch.float32)
+    assert not isinstance(bench.decoder.weights.lm_head, torch.Tensor)
+    expected = tiny.Bench(tmp_path / "plain").last_logits(ids)
+    torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "head"])
+def test_a_gpu_answers_as_the_cpu(quantised: dict[str, Path], form: str) -> None:
+    """Prompts short and long, three at once: every way in which a product is made."""
+    prompts = {i: tiny.random_ids(5 + 70 * i, seed=i) for i in range(3)}
+    params = SamplingParams(temperature=0, max_tokens=12)
+    on_cpu, _ = tiny.run(tiny.engine(quantised[form]), prompts, params)
+    engine = tiny.engine(quantised[form], device="cuda")
+    assert isinstance(engine.decoder.weights.layers[0].qkv, PackedMatrix)
+    assert "decoded" not in engine.info.device
+    assert tiny.run(engine, prompts, params)[0] == on_cpu
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_packed_weights_beside_a_packed_cache(quantised: dict[str, Path], kv_dtype: str) -> None:
+    """The likelihoods of one prompt, at once and token by token, near the CPU's in fp32."""
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+    prompt = tiny.random_ids(40)
+    on_cpu = tiny.engine(quantised["int4"], kv_dtype=kv_dtype)
+    _, expected = tiny.likelihoods(on_cpu, prompt, params)
+    for chunk_tokens in (64, 1):
+        engine = tiny.engine(
+            quantised["int4"],
+            device="cuda",
+            dtype="bfloat16",
+            kv_dtype=kv_dtype,
+            chunk_tokens=chunk_tokens,
+        )
+        assert engine.gpu is not None
+        _, found = tiny.likelihoods(engine, prompt, params)
+        near = dict(expected[0].likeliest)
+        for token, logprob in found[0].likeliest:
+            assert logprob == pytest.approx(near.get(token, logprob), abs=0.8)
+
+
+@pytest.mark.gpu
+def test_packed_experts_go_through_the_host(tmp_path: Path) -> None:
+    tiny.make("qwen3-moe", tmp_path / "in", moe_intermediate_size=32)
+    convert(tmp_path / "in", tmp_path / "out", quantisation=Quantisation("int8"))
+    prompts = {i: tiny.random_ids(5 + 30 * i, seed=i) for i in range(2)}
+    params = SamplingParams(temperature=0, max_tokens=12)
+    on_cpu, _ = tiny.run(tiny.engine(tmp_path / "out", dtype="float32"), prompts, params)
+    engine = tiny.engine(tmp_path / "out", device="cuda", dtype="float32")
+    experts = engine.decoder.weights.layers[0].experts
+    assert experts is not None and isinstance(experts.each[0].down, PackedMatrix)
+    assert engine._ahead is None
+    assert tiny.run(engine, prompts, params)[0] == on_cpu
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0"])
+def test_gguf_blocks_on_a_gpu(tmp_path: Path, type_name: str) -> None:
+    """All stays packed, the table of embeddings too."""
+    model = tiny_llama(hidden_size=192, intermediate_size=256)  # no whole 128 columns
+    kind = gguf.GGMLQuantizationType[type_name]
+    tiny_gguf.write(tmp_path / "m.gguf", model, quantise=kind)
+    convert(tmp_path / "m.gguf", tmp_path / "out", packed=True, dtype="float32")
+    prompt, params = tiny.random_ids(40), SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+    _, expected = tiny.likelihoods(tiny.engine(tmp_path / "out"), prompt, params)
+    engine = tiny.engine(tmp_path / "out", device="cuda")
+    weights = engine.decoder.weights
+    assert isinstance(weights.embed, PackedMatrix)
+    assert isinstance(weights.layers[0].down, PackedMatrix)
+    assert "decoded" not in engine.info.device
+    _, found = tiny.likelihoods(engine, prompt, params)
+    near = dict(expected[0].likeliest)  # minima of 11 bits on a GPU
+    assert dict(found[0].likeliest) == pytest.approx(near, abs=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("source", ["Q4_K_M", "biases"])
+def test_matrices_in_several_forms_on_a_gpu(tmp_path: Path, source: str) -> None:
+    """One sequence and three, whose prompts are short and long; in the fused decode step."""
+    folder = as_q4_k_m(tmp_path) if source == "Q4_K_M" else with_plain_values(tmp_path)
+    params = SamplingParams(temperature=0, max_tokens=12)
+    on_cpu, engine = tiny.engine(folder), tiny.engine(folder, device="cuda")
+    weights = engine.decoder.weights
+    assert isinstance(weights.layers[0].qkv, Stacked)
+    assert isinstance(weights.layers[0].gate_up, Stacked)
+    assert isinstance(weights.embed, PackedMatrix) == (source == "Q4_K_M")
+    assert isinstance(engine._ahead, DecodeAhead)
+    assert engine._ahead._step._is_fused(1) and engine._ahead._step._is_fused(4)
+    for n in (1, 3):
+        prompts = {i: tiny.random_ids(5 + 70 * i, seed=i) for i in range(n)}
+        expected, _ = tiny.run(on_cpu, prompts, params)
+        assert tiny.run(engine, prompts, params)[0] == expected
+
+
+def with_plain_values(path: Path) -> Path:
+    """A model with biases whose first layer has values and gates as they were."""
+    tiny.make(
+        "llama-biases", path / "in", hidden_size=128, num_attention_heads=8, intermediate_size=256
+    )
+    keep = ["*.0.self_attn.v_proj.weight", "*.0.mlp.gate_proj.weight"]
+    convert(path / "in", path / "out", quantisation=Quantisation("int8", keep=keep))
+    return path / "out"
+
+
+@pytest.mark.gpu
+def test_torch_alone_on_a_gpu_computes_with_decoded_weights(quantised: dict[str, Path]) -> None:
+    engine = tiny.engine(quantised["int8"], device="cuda", kernels=False)
+    assert "torch only, weights decoded" in engine.info.device
+    assert isinstance(engine.decoder.weights.layers[0].qkv, torch.Tensor)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("form", "group"), FORMS)
+@pytest.mark.parametrize("n", [1, 16, 17, 50, 64, 65, 300])
+def test_products_with_any_number_of_vectors(gpu: Gpu, form: str, group: int, n: int) -> None:
+    make = Inputs(n, torch.bfloat16)
+    weight, meant = packed(make, form, group, 9000, 2048, magnitude=0.02)
+    x, bias = make.normal(n, 2048), make.normal(9000)
+    for added in (None, bias):
+        expected = x.double() @ meant.T + (0 if added is None else added.double())
+        product = packed_product(gpu, x, weight, added, Workspace(gpu, 9000))
+        assert_close(product, expected, 2.0**-8)  # weights may be rounded too

@@ -1,0 +1,239 @@
+"""Checkpoints that ask for 8-bit activations: transformers with compressed-tensors is the judge."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.linear.merged import Stacked
+from swiftchat.engine.linear.quantized import ByteWeight
+from swiftchat.engine.linear.w8a8 import RoundedInputs, reordered, rounded
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.parallel.tensor_parallel import share_of
+from swiftchat.weights.quantization.scheme import Rounding
+from tests.support import tiny
+from tests.support.quantized_models import compressed, compressed_int8, fp8_row, quantised_model
+from tests.support.spmd_ranks import ThreadRanks, in_lockstep
+
+FORMS = {
+    "int8": ("int-quantized", "int", compressed_int8),
+    "fp8": ("float-quantized", "float", fp8_row),
+}
+DYNAMIC = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
+STATIC = {"num_bits": 8, "symmetric": True, "strategy": "tensor", "dynamic": False}
+
+
+def made(
+    folder: Path, form: str, activations: dict[str, Any] | None, scale: float = 0.0
+) -> transformers.LlamaForCausalLM:
+    """A model in `folder` with such activations, whose factors are `scale` times 1, 2, 3 …"""
+    name, kind, pack = FORMS[form]
+    settings = compressed(name, num_bits=8, type=kind, strategy="channel", symmetric=True)
+    group = settings["config_groups"]["group_0"]
+    group["input_activations"] = activations and {"type": kind, **activations}
+    plain = quantised_model(folder, settings, pack)
+    tensors = load_file(folder / "model.safetensors")
+    modules = [n.removesuffix(".weight_scale") for n in tensors if n.endswith(".weight_scale")]
+    for module in modules:
+        layer, part = int(module.split(".")[2]), module.split(".")[-1]
+        # What reads the same numbers has the same factor.
+        number = (
+            1
+            + 4 * layer
+            + ["q k v", "o", "gate up", "down"].index(
+                next(g for g in ("q k v", "o", "gate up", "down") if part[: part.index("_")] in g)
+            )
+        )
+        tensors[f"{module}.input_scale"] = torch.full((1,), scale * number)
+        if not scale:
+            del tensors[f"{module}.input_scale"]
+    save_file(tensors, folder / "model.safetensors")
+    return plain
+
+
+def reference(folder: Path) -> transformers.LlamaForCausalLM:
+    """The model as transformers and compressed-tensors have it, in fp32."""
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@torch.inference_mode()
+def theirs_of(model: transformers.LlamaForCausalLM, ids: list[int]) -> torch.Tensor:
+    logits: torch.Tensor = model(torch.tensor([ids])).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize(("form", "activations"), [("int8", DYNAMIC), ("fp8", STATIC)])
+def test_logits_are_those_of_transformers(
+    tmp_path: Path, form: str, activations: dict[str, Any]
+) -> None:
+    static = activations is STATIC
+    plain = made(tmp_path / "in", form, activations, 0.004 if static else 0.0)
+    ids = tiny.random_ids(40)
+    model = reference(tmp_path / "in")
+    expected, unrounded = theirs_of(model, ids), theirs_of(plain, ids)
+    bench = tiny.Bench(tmp_path / "in", dtype=torch.float32)
+    layer = bench.decoder.weights.layers[0]
+    for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
+        assert isinstance(matrix, RoundedInputs) and isinstance(matrix.weight, ByteWeight)
+        assert (matrix.weight.decode is None) == (form == "int8")
+        assert (matrix.rounding.scale is None) != static
+    found = bench.logits(ids)
+    effect, error = (unrounded - expected).abs(), (found - expected).abs()
+    assert effect.mean() > 0.01  # what is rounded is seen
+    # A number that the order of a sum puts into the next step moves all that follow it.
+    assert error.mean() < effect.mean() / 3
+    with torch.inference_mode():
+        alone = model(torch.tensor(ids).unsqueeze(1)).logits[:, 0]
+    ours = [bench.logits([token])[0] for token in ids]
+    same = [torch.allclose(a, b, rtol=0, atol=1e-4) for a, b in zip(ours, alone, strict=True)]
+    assert sum(same) > 0.75 * len(ids)
+
+
+def test_a_prompt_is_the_same_at_once_and_token_by_token(tmp_path: Path) -> None:
+    """Each token is rounded by itself; in fp32 only sums differ, and what they push over."""
+    for form in FORMS:
+        made(tmp_path / form, form, DYNAMIC)
+        bench = tiny.Bench(tmp_path / form, dtype=torch.float32)
+        weight = bench.decoder.weights.layers[1].down
+        x = torch.randn(130, 96, generator=torch.Generator().manual_seed(4))
+        x[7] *= 1000
+        x[9] = 0
+        assert isinstance(weight, RoundedInputs)
+        together = weight.product(x)
+        turned = reordered(weight, torch.arange(63, -1, -1))
+        assert isinstance(turned, RoundedInputs) and turned.shape == (64, 96)
+        assert torch.equal(turned.product(x), together.flip(1))
+        for n in (1, 3, 17):
+            alone = torch.cat([weight.product(some) for some in x.split(n)])
+            torch.testing.assert_close(alone, together, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_roundings_against_their_description(form: str) -> None:
+    x = torch.randn(50, 320, generator=torch.Generator().manual_seed(5))
+    x *= torch.logspace(-6, 6, 50).unsqueeze(1)
+    x[3] = 0
+    for scale in (None, 0.03):
+        codes, factors = rounded(x.bfloat16(), Rounding(form, scale))  # type: ignore[arg-type]
+        wide = x.bfloat16().double()
+        largest, most = (127.5, 127) if form == "int8" else (448, 448)
+        if scale is None:
+            expected = wide.abs().amax(1, keepdim=True) / largest
+            torch.testing.assert_close(factors.double()[4:], expected[4:], rtol=1e-6, atol=0)
+        else:
+            assert (factors == torch.tensor(0.03)).all()
+        ratio = (wide / factors.double()).clamp(-most - (form == "int8"), most)
+        # Half a step: of whole numbers, or of e4m3's eighths of a power of two, from 2^-6 on.
+        half = torch.full_like(ratio, 0.5)
+        if form == "fp8":
+            half = 2.0 ** (ratio.abs().clamp(min=2.0**-6).log2().floor() - 4)
+        assert ((codes - ratio).abs() <= half * (1 + 1e-5)).all()
+        assert torch.equal(codes, codes.bfloat16().float())
+        bad = torch.tensor([[1.0, float("nan")], [2.0, 3.0]])
+        codes, factors = rounded(bad, Rounding(form, scale))  # type: ignore[arg-type]
+        assert (codes * factors)[0].isnan().any() and (codes * factors)[1].isfinite().all()
+
+
+def test_what_is_declared_otherwise_is_not_rounded(tmp_path: Path) -> None:
+    """Groups, zeros, other widths, and nothing: inputs stay as they are, as they always did."""
+    unlike = [
+        None,
+        {**DYNAMIC, "symmetric": False},
+        {**DYNAMIC, "num_bits": 4},
+        {**DYNAMIC, "strategy": "group", "group_size": 32},
+    ]
+    for i, activations in enumerate(unlike):
+        made(tmp_path / str(i), "int8", activations)
+        bench = tiny.Bench(tmp_path / str(i))
+        assert isinstance(bench.decoder.weights.layers[0].qkv, ByteWeight)
+    made(tmp_path / "tensor", "int8", {**DYNAMIC, "strategy": "tensor"})
+    down = tiny.Bench(tmp_path / "tensor").decoder.weights.layers[0].down
+    assert isinstance(down, RoundedInputs) and down.rounding == Rounding("int8")
+
+
+def test_decoded_matrices_and_plain_ones(tmp_path: Path) -> None:
+    """A form that no class keeps is decoded, its inputs rounded; one product, one rounding."""
+    for change in ("asymmetric", "plain v"):
+        folder = tmp_path / change
+        made(folder, "int8", DYNAMIC)
+        tensors = load_file(folder / "model.safetensors")
+        if change == "asymmetric":
+            config = json.loads((folder / "config.json").read_text())
+            group = config["quantization_config"]["config_groups"]["group_0"]
+            group["weights"]["symmetric"] = False
+            (folder / "config.json").write_text(json.dumps(config))
+            for scale in [n for n in tensors if n.endswith("weight_scale")]:
+                zero = scale.replace("weight_scale", "weight_zero_point")
+                tensors[zero] = torch.ones_like(tensors[scale], dtype=torch.int8)
+        else:
+            v = "model.layers.0.self_attn.v_proj.weight"
+            tensors[v] = tensors[v].float() * tensors.pop(f"{v}_scale")
+        save_file(tensors, folder / "model.safetensors")
+    ids = tiny.random_ids(9)
+    bench = tiny.Bench(tmp_path / "asymmetric", dtype=torch.float32)
+    qkv = bench.decoder.weights.layers[0].qkv
+    assert isinstance(qkv, RoundedInputs) and isinstance(qkv.weight, torch.Tensor)
+    expected = theirs_of(reference(tmp_path / "asymmetric"), ids)
+    assert (bench.logits(ids[:1])[0] - expected[0]).abs().max() < 1e-4
+    first, second = tiny.Bench(tmp_path / "plain v").decoder.weights.layers
+    assert isinstance(first.qkv, Stacked) and isinstance(second.qkv, RoundedInputs)
+
+
+def test_the_engine_answers_and_a_plain_copy_is_plain(tmp_path: Path) -> None:
+    made(tmp_path / "in", "int8", DYNAMIC)
+    params = SamplingParams(temperature=0, max_tokens=4)
+    engine = tiny.engine(tmp_path / "in")
+    tokens, _ = tiny.run(engine, {1: tiny.random_ids(20)}, params)
+    assert len(tokens[1]) > 0 and "decoded" not in engine.info.device
+    # Written as a plain model it is one, and says no more of its inputs.
+    convert(tmp_path / "in", tmp_path / "plain", dtype="float32")
+    layer = tiny.Bench(tmp_path / "plain").decoder.weights.layers[0]
+    assert isinstance(layer.down, torch.Tensor)
+
+
+def test_ranks_round_their_own_parts(tmp_path: Path) -> None:
+    """Both have the same logits, as near to the plain model's as one rank's are."""
+    plain = made(tmp_path / "in", "int8", DYNAMIC)
+    config, ids = Model.open(tmp_path / "in").config, tiny.random_ids(20)
+    whole = tiny.Bench(tmp_path / "in").last_logits(ids)
+
+    def run(rank: int, ranks: ThreadRanks) -> torch.Tensor:
+        bench = tiny.Bench(tmp_path / "in", share=share_of(config, 2, rank), ranks=ranks)
+        assert isinstance(bench.decoder.weights.layers[0].down, RoundedInputs)
+        return bench.last_logits(ids)
+
+    first, second = in_lockstep(2, run)
+    assert torch.equal(first, second)
+    unrounded = theirs_of(plain, ids)[-1]
+    assert (first - unrounded).norm() < 1.5 * (whole - unrounded).norm()
+
+
+def test_a_missing_or_impossible_factor_is_named(tmp_path: Path) -> None:
+    made(tmp_path / "in", "fp8", STATIC, 0.01)
+    name = "model.layers.1.mlp.down_proj.input_scale"
+    tensors = load_file(tmp_path / "in" / "model.safetensors")
+    for value in (None, torch.tensor([0.0]), torch.tensor([float("inf")]), torch.ones(3)):
+        changed = {**tensors, name: value}
+        if value is None:
+            del changed[name]
+        save_file(changed, tmp_path / "in" / "model.safetensors")
+        with pytest.raises(BadModelFile, match=r"layers\.1\.mlp\.down_proj\.input_scale"):
+            tiny.Bench(tmp_path / "in")
+    config = json.loads((tmp_path / "in" / "config.json").read_text())
+    group = config["quantization_config"]["config_groups"]["group_0"]
+    for field, value in (("num_bits", "8"), ("type", "complex"), ("dynamic", 3)):
+        changed = {**config, "quantization_config": {**config["quantization_config"]}}
+        inputs = {**group["input_activations"], field: value}
+        changed["quantization_config"]["config_groups"] = {
+            "group_0": {**group, "input_activations": inputs}
+        }
+        (tmp_path / "in" / "config.json").write_text(json.dumps(changed))
+        with pytest.raises(BadModelFile, match=f"input_activations: {field} must be"):
+            tiny.Bench(tmp_path / "in")

@@ -1,0 +1,187 @@
+"""Dummy models: the published shapes, and weights with which a decoder's logits stay in bounds."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from swiftchat.engine.api.memory_estimate import weights_on_gpu
+from swiftchat.engine.api.params import EngineConfig
+from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.linear.quantized import Int4Weight, packed_weight
+from swiftchat.engine.linear.quantized_gpu import packed_matrix
+from swiftchat.engine.load.dummy import dummy_weights
+from swiftchat.engine.model.decoder import Decoder, DecoderWeights, resident_bytes
+from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.model.torch_ops import TorchOps
+from swiftchat.engine.schedule.batch import Batch, Span
+from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.registry import expected_tensors
+from swiftchat.weights.model.dummy import DUMMY_CONFIGS, dummy_forms
+from swiftchat.weights.parallel.tensor_parallel import share_of
+
+CPU = torch.device("cpu")
+NUM_TOKENS = 24
+
+
+def small(name: str, **changes: object) -> ModelConfig:
+    """Two layers of a model, of a width and vocabulary that a test can afford."""
+    shrunk = {
+        "num_hidden_layers": 2,
+        "vocab_size": 2000,
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    return ModelConfig.from_hf({**DUMMY_CONFIGS[name], **shrunk, **changes})
+
+
+def tensors(weights: DecoderWeights) -> Iterator[torch.Tensor]:
+    yield from (weights.embed, weights.final_norm, weights.lm_head)
+    for layer in weights.layers:
+        yield from (tensor for tensor in vars(layer).values() if tensor is not None)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "w8a8-int8", "w8a8-fp8"])
+def test_packed_weights_compute_nearly_what_plain_ones_do(form: str) -> None:
+    config = small("llama-3.1-8b")
+    packed = dummy_weights(config, torch.float32, CPU, form=form, pack=packed_weight)
+    assert not isinstance(packed.layers[1].down, torch.Tensor)
+    assert isinstance(packed.lm_head, torch.Tensor) == (form not in ("int8", "int4"))
+    expected = logits(config, dummy_weights(config, torch.float32, CPU))
+    off = torch.linalg.norm(logits(config, packed) - expected) / torch.linalg.norm(expected)
+    most = {"int8": 0.02, "fp8": 0.1, "int4": 0.3, "w8a8-int8": 0.04, "w8a8-fp8": 0.15}
+    assert 0 < off < most[form]
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.2-1b"])
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "w8a8-int8"])
+def test_what_they_take_on_a_gpu_is_known_before(name: str, form: str) -> None:
+    config = small(name)
+    pack = partial(packed_matrix, device=CPU)
+    for share in (share_of(config, 1, 0), share_of(config, 2, 1)):
+        weights = dummy_weights(config, torch.bfloat16, CPU, share=share, form=form, pack=pack)
+        assert weights_on_gpu(share, dummy_forms(config, form), 2) == resident_bytes(weights)
+        assert isinstance(weights.lm_head, torch.Tensor) == (form not in ("int8", "int4"))
+        assert (weights.lm_head is weights.embed) == config.tied_embeddings
+
+
+def test_packed_parts_of_ranks_are_those_of_one() -> None:
+    config, eye = small("llama-3.1-8b"), torch.eye(1024)
+    parts = [None, *(share_of(config, 2, rank) for rank in range(2))]
+    whole, *halves = (
+        dummy_weights(config, torch.float32, CPU, share=share, form="int4", pack=packed_weight)
+        for share in parts
+    )
+    found = [weights.layers[0].down for weights in (whole, *halves)]
+    assert all(isinstance(down, Int4Weight) for down in found)
+    columns = [down.product(eye[: down.shape[1], : down.shape[1]]) for down in found]
+    assert torch.equal(columns[0], torch.cat(columns[1:]))
+
+
+def test_an_engine_of_packed_random_weights() -> None:
+    plain, packed = (
+        Engine(Path(), EngineConfig(device="cpu", dummy=f"smollm2-135m{form}", ctx_size_tokens=256))
+        for form in ("", ":int8")
+    )
+    assert packed.info.weights_bytes < 0.7 * plain.info.weights_bytes
+    assert "decoded" not in packed.info.device
+
+
+@torch.inference_mode()
+def logits(config: ModelConfig, weights: DecoderWeights) -> torch.Tensor:
+    """After each of some random tokens: [NUM_TOKENS, vocab_size]."""
+    cache = KVCache(config, 1, 32, weights.embed.dtype, CPU)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(config.vocab_size, (NUM_TOKENS,), generator=generator).tolist()
+    places, span = list(range(NUM_TOKENS)), Span(0, NUM_TOKENS, NUM_TOKENS, [0])
+    batch = Batch(ids, places, places, places, [span], [])
+    return Decoder(config, weights, TorchOps(config, NUM_TOKENS, CPU)).forward(batch, cache)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("llama-3.1-70b", 70_553_706_496),
+        ("smollm2-135m", 134_515_008),
+    ],
+)
+def test_shapes_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
+    shapes = expected_tensors(ModelConfig.from_hf(DUMMY_CONFIGS[name])).values()
+    assert sum(torch.Size(shape).numel() for shape in shapes) == parameters
+
+
+def test_weights_have_the_config_s_shapes() -> None:
+    config = small("llama-3.2-1b", attention_bias=True, mlp_bias=True)
+    weights = dummy_weights(config, torch.bfloat16, CPU)
+    wanted = sum(torch.Size(shape).numel() for shape in expected_tensors(config).values())
+    assert weights.lm_head is weights.embed
+    once = {tensor.data_ptr(): tensor.numel() for tensor in tensors(weights)}
+    assert sum(once.values()) == wanted
+    assert {tensor.dtype for tensor in tensors(weights)} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("name", DUMMY_CONFIGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_are_of_ordinary_size(name: str, dtype: torch.dtype) -> None:
+    config = small(name)
+    out = logits(config, dummy_weights(config, dtype, CPU))
+    assert out.isfinite().all()
+    assert 0.3 < out.std() < 10
+    # Every token has its own logits, and none is a constant.
+    assert out.std(dim=0).min() > 0.1
+
+
+def test_size_does_not_grow_with_depth() -> None:
+    config = small("smollm2-135m", hidden_size=192, num_attention_heads=3, vocab_size=500)
+    for layers in (1, 40):
+        deep = replace(config, num_layers=layers)
+        assert 0.3 < logits(deep, dummy_weights(deep, torch.float32, CPU)).std() < 10
+
+
+def test_the_seed_decides() -> None:
+    config = small("llama-3.1-8b")
+    first, again, other = (
+        list(tensors(dummy_weights(config, torch.bfloat16, CPU, seed))) for seed in (3, 3, 4)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_ranks_have_together_what_one_has() -> None:
+    config = small("llama-3.2-1b", attention_bias=True, mlp_bias=True)
+    whole = dummy_weights(config, torch.float32, CPU)
+    first, second = (
+        dummy_weights(config, torch.float32, CPU, share=share_of(config, 2, rank))
+        for rank in range(2)
+    )
+    assert torch.equal(torch.cat([first.embed, second.embed]), whole.embed)
+    for one, two, both in zip(first.layers, second.layers, whole.layers, strict=True):
+        assert torch.equal(torch.cat([one.o, two.o], 1), both.o)
+        assert torch.equal(torch.cat([one.down, two.down], 1), both.down)
+        gates_and_ups = [half for rank in (one, two) for half in rank.gate_up.chunk(2)]
+        assert torch.equal(torch.cat([gates_and_ups[i] for i in (0, 2, 1, 3)]), both.gate_up)
+        assert two.o_bias is None and torch.equal(one.o_bias, both.o_bias)
+        assert torch.equal(two.attn_norm, both.attn_norm)
+        assert two.qkv_bias.shape == (both.qkv_bias.shape[0] // 2,)
+
+
+def test_stages_have_together_what_one_has() -> None:
+    config = small("llama-3.2-1b")  # two layers, tied
+    whole = dummy_weights(config, torch.float32, CPU)
+    first, last = (
+        dummy_weights(config, torch.float32, CPU, share=share_of(config, 1, 0, stage, 2))
+        for stage in range(2)
+    )
+    layers = [*first.layers, *last.layers]
+    assert len(first.layers) == len(last.layers) == 1
+    assert all(torch.equal(a.qkv, b.qkv) for a, b in zip(layers, whole.layers, strict=True))
+    assert torch.equal(first.embed, whole.embed) and torch.equal(last.lm_head, whole.lm_head)
+    assert first.final_norm is None and torch.equal(last.final_norm, whole.final_norm)

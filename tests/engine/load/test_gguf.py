@@ -1,0 +1,191 @@
+"""GGUF matrices run in their own blocks on the CPU, and are decoded where they cannot."""
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.linear.merged import Stacked
+from swiftchat.engine.linear.quantized import Int4Weight, Int8GroupsWeight, packed_weight
+from swiftchat.engine.load.loader import stream_weights
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.formats.dequantize import BLOCK_TYPES, dequantize
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.parallel.tensor_parallel import share_of
+from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES, kept
+from swiftchat.weights.store import Store
+from tests.support import tiny, tiny_gguf
+from tests.support.tiny_llama import tiny_llama
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
+    reason="torch has no int4 kernel for this processor",
+)
+
+CPU = torch.device("cpu")
+# Bytes at which a block's half-precision factors are.
+FACTORS = {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_1": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+WRITTEN = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # by the reference package
+
+
+def random_blocks(type_name: str, rows: int, columns: int) -> np.ndarray:
+    """Rows of blocks of any bits whose factors are numbers of some size, one of them zero."""
+    rng, kind = np.random.default_rng(5), BLOCK_TYPES[type_name]
+    count = rows * columns // kind.block_elements
+    blocks = rng.integers(0, 256, (count, kind.block_bytes), dtype=np.uint8)
+    for at in FACTORS.get(type_name, (0,)):
+        factors = rng.normal(size=count).astype(np.float16)
+        factors[:3] = [0, 6e-8, -2.5]
+        blocks[:, at : at + 2] = factors.view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("type_name", sorted(KEPT_TYPES))
+def test_kept_numbers_are_those_of_the_reference(type_name: str) -> None:
+    """In fp32 every number is right to the last bits of its two terms, and Q6_K to half a step.
+
+    In bf16 factor and zero are rounded: each term by 2^−9 of itself, and what comes out once more.
+    The terms are up to three times as large as the group's largest number.
+    """
+    blocks = random_blocks(type_name, 72, 256)
+    meant = torch.from_numpy(dequantize(blocks, type_name)).double()
+    groups = meant.view(72, 8, 32)
+    sizes = groups.abs().amax(2, keepdim=True).expand_as(groups).reshape(meant.shape)
+    rounding = 0.5 / 127 if type_name == "Q6_K" else 0.0
+    for dtype, unit in ((torch.float32, 2.0**-20), (torch.bfloat16, 2.0**-6)):
+        weight = packed_weight([kept(blocks, type_name)], dtype)
+        assert isinstance(weight, Int4Weight | Int8GroupsWeight)
+        allowed = sizes * (unit + rounding) + 1e-12
+        ids = torch.tensor([71, 0, 64, 3, 3])
+        assert ((weight.rows(ids).double() - meant[ids]).abs() <= allowed[ids]).all()
+        x = torch.eye(256, dtype=dtype)
+        for n in (1, 40, 256):  # torch's operator, and decoded tiles
+            error = weight.product(x[:n]).T.double() - meant[:, :n]
+            assert (error.abs() <= allowed[:, :n]).all()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("engine-gguf")
+    for name in WRITTEN:
+        model = tiny_llama(tie_word_embeddings=name != "Q4_0")
+        kind = gguf.GGMLQuantizationType[name]
+        tiny_gguf.write(folder / f"{name}.gguf", model, quantise=kind)
+    return {name: folder / f"{name}.gguf" for name in WRITTEN}
+
+
+@pytest.mark.parametrize("type_name", WRITTEN)
+def test_the_engine_computes_what_the_blocks_mean(
+    files: dict[str, Path], tmp_path: Path, type_name: str
+) -> None:
+    path = Store(tmp_path / "root", tmp_path / "cache").resolve(str(files[type_name]))
+    # Its norms are rounded to bfloat16 in the directory; its matrices are what they were.
+    convert(path, tmp_path / "plain", dtype="float32")
+    bench, plain = (tiny.Bench(folder) for folder in (path, tmp_path / "plain"))
+    weights = bench.decoder.weights
+    form = Int4Weight if type_name.startswith("Q4") else Int8GroupsWeight
+    matrices = [weights.embed, weights.lm_head, *(layer.qkv for layer in weights.layers)]
+    assert all(isinstance(matrix, form) for matrix in matrices)
+    ids = tiny.random_ids(30)
+    # In fp32 nothing is rounded but sums, in another order; permuted rows are in their places.
+    torch.testing.assert_close(bench.last_logits(ids), plain.last_logits(ids), rtol=1e-4, atol=1e-4)
+    engine = Engine(path, EngineConfig(device="cpu"))
+    assert engine.info.dtype == "bfloat16"
+    tokens, _ = tiny.run(engine, {1: ids}, SamplingParams(max_tokens=3))
+    assert len(tokens[1]) > 0
+
+
+def test_values_and_gates_in_another_form_stay_packed_beside_their_neighbours(
+    tmp_path: Path,
+) -> None:
+    """As in files called Q4_K_M, which have values in Q6_K, in some layers, beside Q4_K."""
+    kinds = gguf.GGMLQuantizationType
+    mixed = {"blk.0.attn_v": kinds.Q8_0, "blk.1.ffn_gate": kinds.Q5_1, "blk.1.attn_k": kinds.F16}
+    tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(), quantise=kinds.Q4_1, mixed=mixed)
+    convert(tmp_path / "m.gguf", tmp_path / "out", packed=True, dtype="float32")
+    convert(tmp_path / "out", tmp_path / "plain")
+    bench = tiny.Bench(tmp_path / "out")
+    first, second = bench.decoder.weights.layers
+    stacks = (
+        (first.qkv, [Int4Weight, Int8GroupsWeight]),
+        (second.qkv, [Int4Weight, torch.Tensor, Int4Weight]),
+        (second.gate_up, [Int8GroupsWeight, Int4Weight]),
+    )
+    for stack, expected in stacks:
+        assert isinstance(stack, Stacked)
+        assert all(map(isinstance, stack.parts, expected)) and len(stack.parts) == len(expected)
+    assert isinstance(first.gate_up, Int4Weight)
+    ids, plain = tiny.random_ids(30), tiny.Bench(tmp_path / "plain")
+    torch.testing.assert_close(bench.last_logits(ids), plain.last_logits(ids), rtol=1e-4, atol=1e-4)
+
+
+def test_plain_weights_are_made_of_packed_ones(files: dict[str, Path], tmp_path: Path) -> None:
+    convert(files["Q5_1"], tmp_path / "packed", packed=True)
+    convert(files["Q5_1"], tmp_path / "direct")
+    convert(tmp_path / "packed", tmp_path / "again")
+    assert "quantization_config" not in json.loads((tmp_path / "again/config.json").read_text())
+    direct, again = (load_file(tmp_path / n / "model.safetensors") for n in ("direct", "again"))
+    assert direct.keys() == again.keys()
+    assert all(torch.equal(direct[name], again[name]) for name in direct)
+
+
+def test_decoded_where_nothing_computes_with_them_packed(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    """On a GPU without our kernels, also for two ranks: they have the plain model's parts."""
+    convert(files["Q4_1"], tmp_path / "packed", packed=True)
+    convert(files["Q4_1"], tmp_path / "plain")
+    models = [Model.open(tmp_path / name) for name in ("packed", "plain")]
+    config, seen = models[0].config, []
+    streamed = [
+        stream_weights(config, m.checkpoint(), torch.bfloat16, CPU, lambda *done: seen.append(done))
+        for m in models
+    ]
+    shares = [share_of(config, 2, rank) for rank in range(2)]
+    cut = [
+        [
+            stream_weights(config, m.checkpoint(s), torch.bfloat16, CPU, lambda *_: None, s)
+            for m in models
+        ]
+        for s in shares
+    ]
+    for packed, plain in [streamed, *cut]:
+        assert isinstance(packed.embed, torch.Tensor) and torch.equal(packed.embed, plain.embed)
+        for ours, theirs in zip(packed.layers, plain.layers, strict=True):
+            for name in ("qkv", "o", "gate_up", "down", "attn_norm"):
+                assert torch.equal(getattr(ours, name), getattr(theirs, name))
+    assert all(done <= total for done, total in seen)
+
+
+@pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0"])
+def test_damage_is_named(files: dict[str, Path], tmp_path: Path, type_name: str) -> None:
+    """In the GGUF file, when it is converted; in the directory, when it is loaded."""
+    reader = gguf.GGUFReader(files[type_name])
+    tensor = next(t for t in reader.tensors if t.name == "blk.1.ffn_down.weight")
+    damaged = bytearray(files[type_name].read_bytes())
+    damaged[tensor.data_offset + 1] = 0x7E  # the first factor is none
+    (tmp_path / "damaged.gguf").write_bytes(damaged)
+    with pytest.raises(BadModelFile, match=r"layers\.1\.mlp\.down_proj\.weight.*not finite"):
+        convert(tmp_path / "damaged.gguf", tmp_path / "out", packed=True)
+    assert not (tmp_path / "out").exists()
+    convert(files[type_name], tmp_path / "out", packed=True)
+    name = f"model.layers.1.mlp.down_proj.weight.{type_name}"
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    tensors[name][0, 1] = 0x7E
+    save_file(tensors, tmp_path / "out" / "model.safetensors")
+    with pytest.raises(BadModelFile, match=r"layers\.1\.mlp\.down_proj\.weight.*finite"):
+        tiny.Bench(tmp_path / "out")
+    with pytest.raises(BadModelFile, match=r"layers\.1\.mlp\.down_proj\.weight.*finite"):
+        convert(tmp_path / "out", tmp_path / "plain")
+    for cut in (tensors[name][:, :-1], tensors[name][:-1], tensors[name].int()):
+        tensors[name] = cut.contiguous()
+        save_file(tensors, tmp_path / "out" / "model.safetensors")
+        with pytest.raises(BadModelFile, match=r"layers\.1\.mlp\.down_proj\.weight"):
+            tiny.Bench(tmp_path / "out")

@@ -1,0 +1,305 @@
+"""Streaming weights to a device against views of the mapped files, bit by bit, on the CPU."""
+
+import gc
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import tqdm
+from torch import Tensor
+
+from swiftchat.engine.load import streaming
+from swiftchat.engine.load.loader import load_weights, stream_weights
+from swiftchat.engine.load.streaming import Copy, ahead, stream_in
+from swiftchat.engine.model.decoder import DecoderWeights
+from swiftchat.errors import BadModelFile, FileSystemError
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.parallel.tensor_parallel import Share, share_of
+from tests.support import tiny
+
+CPU = torch.device("cpu")
+VARIANTS = ("llama", "llama-tied", "llama-biases", "llama-mha")
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param)
+    tiny.make(request.param, path)
+    return path
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    tiny.make("llama", tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test leaves a thread or an open file behind."""
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # a thread of the models' maker
+    gc.collect()  # what other tests have left shall not be closed meanwhile
+    threads, files = set(threading.enumerate()), num_open_files()
+    yield
+    gc.collect()  # a decoder and its recorded layers know each other
+    assert set(threading.enumerate()) <= threads
+    assert num_open_files() <= files
+
+
+def num_open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def tensors(weights: DecoderWeights) -> dict[str, Tensor | None]:
+    found: dict[str, Tensor | None] = {
+        "embed": weights.embed,
+        "final_norm": weights.final_norm,
+        "lm_head": weights.lm_head,
+    }
+    for i, layer in enumerate(weights.layers):
+        found |= {f"{i}.{name}": value for name, value in vars(layer).items() if name != "experts"}
+        if layer.experts is not None:
+            found |= {f"{i}.expert.{n}": t for n, t in enumerate(layer.experts.tensors)}
+            found |= {f"{i}.{name}": None for name in ("gate_up", "down")}  # which are empty
+    return found
+
+
+def assert_streams_as_mapped(
+    folder: Path, dtype: torch.dtype, share: Share | None = None, **settings: int
+) -> None:
+    model = Model.open(folder)
+    checkpoint = model.checkpoint(share)
+    steps: list[tuple[int, int]] = []
+    streamed = stream_weights(
+        model.config,
+        checkpoint,
+        dtype,
+        CPU,
+        lambda *step: steps.append(step),
+        share=share,
+        **settings,
+    )
+    mapped = load_weights(model.config, checkpoint, dtype, CPU, lambda done, total: None, share)
+    ours, theirs = tensors(streamed), tensors(mapped)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        other = ours[name]
+        if tensor is None or other is None:
+            assert tensor is other, name
+            continue
+        assert (other.shape, other.dtype) == (tensor.shape, dtype), name
+        # Experts of one tensor are views, as they lie in the file.
+        assert other.is_contiguous() or (".expert." in name and other.t().is_contiguous()), name
+        ours_bits, bits = (t.contiguous().view(torch.uint8) for t in (other, tensor))
+        assert torch.equal(ours_bits, bits), name
+    assert (streamed.lm_head is streamed.embed) == model.config.tied_embeddings
+    sizes = {name: info.nbytes for name, info in checkpoint.tensors.items()}
+    whole = Share(model.config) if share is None else share
+    expected = sum(sizes.values()) if checkpoint.sliced else whole.weights_bytes(sizes)
+    assert steps == sorted(steps) and steps[-1] == (expected, expected)
+
+
+def with_odd_offsets(folder: Path) -> None:
+    """Lengthen the header by one byte: every tensor then begins at an odd offset."""
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = content[8 : 8 + length] + b" " * (1 if length % 2 == 0 else 2)
+    file.write_bytes(struct.pack("<Q", len(header)) + header + content[8 + length :])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_tensor_is_what_the_mapping_shows(folder: Path, dtype: torch.dtype) -> None:
+    assert_streams_as_mapped(folder, dtype)
+
+
+@pytest.mark.parametrize("staging_bytes", [52, 1000, 4096])
+@pytest.mark.parametrize("num_readers", [1, 5])
+def test_pieces_of_any_size(llama: Path, staging_bytes: int, num_readers: int) -> None:
+    assert_streams_as_mapped(
+        llama, torch.bfloat16, staging_bytes=staging_bytes, num_readers=num_readers
+    )
+
+
+@pytest.mark.parametrize("source", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_conversions_in_shards(llama: Path, source: str, dtype: torch.dtype) -> None:
+    shards = llama.with_name("shards")
+    convert(llama, shards, dtype=source, shard_size_bytes=60_000)
+    assert len(list(shards.glob("*.safetensors"))) > 2
+    assert_streams_as_mapped(shards, dtype, staging_bytes=4096, num_readers=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_odd_offsets(llama: Path, dtype: torch.dtype) -> None:
+    with_odd_offsets(llama)
+    assert all(info.offset % 2 for info in Model.open(llama).checkpoint().tensors.values())
+    assert_streams_as_mapped(llama, dtype, staging_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "staging_bytes"),
+    [
+        ("llama-tied", 100),
+        ("gpt2", 100),
+        ("bloom", 4096),
+        ("phi3", 4096),
+        ("mixtral", 4096),
+        ("gpt-oss", 100),
+        ("gpt-oss", 4096),
+    ],
+)
+def test_parts_are_streamed_as_they_are_mapped(
+    name: str, staging_bytes: int, tmp_path: Path
+) -> None:
+    """Also where a buffer holds less than a row."""
+    tiny.make(name, tmp_path / "whole")
+    convert(tmp_path / "whole", tmp_path / "sliced", tp=2)
+    for folder in (tmp_path / "whole", tmp_path / "sliced"):
+        for rank in range(2):
+            share = share_of(Model.open(folder).config, 2, rank)
+            for dtype in (torch.bfloat16, torch.float32):
+                assert_streams_as_mapped(
+                    folder, dtype, share, staging_bytes=staging_bytes, num_readers=2
+                )
+
+
+def test_of_a_part_no_more_is_in_memory_than_the_part(llama: Path) -> None:
+    """Rows that one product reads are the file's own; the others are copied, and only they."""
+    model = Model.open(llama)
+    checkpoint, share = model.checkpoint(), share_of(model.config, 2, 1)
+    weights = load_weights(model.config, checkpoint, torch.float32, CPU, lambda *_: None, share)
+    mapped = checkpoint.map(llama / "model.safetensors")
+    start = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()
+
+    def in_file(tensor: Tensor) -> bool:
+        return start <= tensor.data_ptr() < start + len(mapped)
+
+    layer = weights.layers[0]
+    assert in_file(weights.embed) and in_file(weights.lm_head)
+    for tensor in (layer.qkv, layer.o, layer.gate_up, layer.down):
+        assert not in_file(tensor) and tensor.untyped_storage().nbytes() == tensor.nbytes
+    assert layer.o.shape == (48, 24) and layer.down.shape == (48, 40)
+    assert weights.embed.shape == (48, 48)  # of 97 ids the first rank has one more
+
+
+def test_an_engine_on_streamed_weights_answers_the_same(llama: Path, monkeypatch) -> None:
+    # No more tokens: layers that torch has recorded keep the weights, and their file, for good.
+    params = tiny.SamplingParams(temperature=0, max_tokens=8)
+    expected, _ = tiny.run(tiny.engine(llama), {1: [5, 6, 7]}, params)
+    monkeypatch.setattr("swiftchat.engine.generation.engine.load_weights", stream_weights)
+    assert tiny.run(tiny.engine(llama), {1: [5, 6, 7]}, params)[0] == expected
+
+
+def test_a_file_cut_off_meanwhile(llama: Path) -> None:
+    shards = llama.with_name("shards")
+    convert(llama, shards, shard_size_bytes=60_000)
+    model = Model.open(shards)
+    checkpoint = model.checkpoint()
+    last = sorted(shards.glob("*.safetensors"))[1]
+    os.truncate(last, last.stat().st_size - 1)
+    with pytest.raises(BadModelFile, match=f"{last.name} ends at byte"):
+        stream_weights(model.config, checkpoint, torch.float32, CPU, lambda *_: None, None, 3, 4096)
+
+
+def test_a_disk_that_fails(llama: Path, monkeypatch) -> None:
+    model, reads, real = Model.open(llama), iter(range(10**6)), os.preadv
+
+    def failing(*args: object) -> int:
+        if next(reads) >= 7:
+            raise OSError(5, "Input/output error")
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(streaming.os, "preadv", failing)
+    with pytest.raises(BadModelFile, match=r"model\.safetensors: Input/output error"):
+        stream_weights(
+            model.config, model.checkpoint(), torch.float32, CPU, lambda *_: None, None, 2, 4096
+        )
+
+
+def test_short_reads_are_continued(llama: Path, monkeypatch) -> None:
+    real = os.preadv
+    monkeypatch.setattr(
+        streaming.os, "preadv", lambda fd, views, offset: real(fd, [views[0][:999]], offset)
+    )
+    assert_streams_as_mapped(llama, torch.float32)
+
+
+def test_a_file_that_is_gone(llama: Path) -> None:
+    model = Model.open(llama)
+    checkpoint = model.checkpoint()
+    (llama / "model.safetensors").unlink()
+    with pytest.raises(FileSystemError, match="No such file"):
+        stream_weights(model.config, checkpoint, torch.float32, CPU, lambda *_: None)
+
+
+def test_a_reporter_that_fails_ends_it(llama: Path) -> None:
+    model = Model.open(llama)
+
+    def gone(done: int, total: int) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        stream_weights(model.config, model.checkpoint(), torch.float32, CPU, gone, None, 4, 256)
+
+
+def test_threads_work_some_jobs_ahead() -> None:
+    begun: list[int] = []
+
+    def job(number: int) -> int:
+        begun.append(number)
+        time.sleep(0.001 * (number % 3))
+        if number == 30:
+            raise ValueError("thirty")
+        return number
+
+    found = []
+    with pytest.raises(ValueError, match="thirty"):
+        for number in ahead([partial(job, i) for i in range(100)], 3, torch.device("cpu")):
+            found.append(number)
+            assert len(begun) <= number + 4  # those that are waited for, and this one
+    assert found == list(range(30)) and len(begun) <= 34
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("reader")]
+
+
+def test_a_tensor_without_numbers_takes_no_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"\x00\x00\x80\x3f")
+    one, none = torch.zeros(1), torch.zeros(0)
+    copies = [
+        Copy(tmp_path / "file", 4, 0, torch.float32, none),
+        Copy(tmp_path / "file", 0, 4, torch.float32, one),
+    ]
+    done: list[int] = []
+    stream_in(copies, CPU, done.append)
+    assert one.item() == 1.0 and done == [4]
+
+
+def test_the_mapped_path_counts_bytes(folder: Path) -> None:
+    model, steps = Model.open(folder), []
+    load_weights(
+        model.config, model.checkpoint(), torch.float32, CPU, lambda *step: steps.append(step)
+    )
+    assert steps == sorted(steps) and steps[-1] == (model.weights_bytes, model.weights_bytes)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_streaming_to_a_gpu(folder: Path, dtype: torch.dtype) -> None:
+    model = Model.open(folder)
+    mapped = load_weights(model.config, model.checkpoint(), dtype, CPU, lambda *_: None)
+    device = torch.device("cuda", 0)
+    for staging_bytes in (4096, 2**24):
+        streamed = stream_weights(
+            model.config, model.checkpoint(), dtype, device, lambda *_: None, None, 4, staging_bytes
+        )
+        for name, tensor in tensors(mapped).items():
+            other = tensors(streamed)[name]
+            if tensor is not None and other is not None:
+                assert other.device == device and torch.equal(other.cpu(), tensor), name

@@ -1,0 +1,142 @@
+"""ChatGLM-6B's prompts: read in both directions, and cached only for the same prompt again.
+
+Tolerance as in `test_engine_families.py`: 1e-4 of the largest logit.
+"""
+
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import pytest
+import torch
+
+from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.weights.architectures.prefix_lm import BothWays, PrefixLM
+from tests.support import tiny
+from tests.support.tiny_chatglm import GMASK, MASK, START, ChatGLM, make
+
+QUESTION = [*tiny.random_ids(17, seed=1), GMASK, START]
+PREFIX_LM = PrefixLM(START, (GMASK, MASK))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ChatGLM]:
+    folder = tmp_path_factory.mktemp("chatglm-6b")
+    return folder, make(folder, tiny.VOCAB_SIZE)
+
+
+def expected(reference: ChatGLM, ids: Seq[int]) -> torch.Tensor:
+    return reference(torch.tensor([ids])).logits[0]
+
+
+def assert_close(ours: torch.Tensor, reference: torch.Tensor) -> None:
+    assert (ours - reference).abs().max() <= 1e-4 * reference.abs().max()
+
+
+def sequence(key: int, prompt: Seq[int]) -> Sequence:
+    return Sequence(key, list(prompt), SamplingParams(), PREFIX_LM.both_ways(prompt))
+
+
+def test_the_prompt_is_read_in_one_go_and_the_answer_token_by_token(model) -> None:
+    """Chunks are of 7 tokens; the prefix has 18."""
+    folder, reference = model
+    bench = tiny.Bench(folder, chunk_tokens=7)
+    ours = sequence(1, QUESTION)
+    bench.scheduler.add(ours)
+    for token in tiny.random_ids(9, seed=2):
+        logits: dict[int, torch.Tensor] = {}
+        while not logits:
+            logits = bench.step()
+        assert_close(logits[1], expected(reference, ours.tokens)[-1])
+        ours.tokens.append(token)
+
+
+def test_a_long_answer_after_the_prompt_is_read_in_chunks(model) -> None:
+    folder, reference = model
+    ids = QUESTION + tiny.random_ids(20, seed=3)
+    bench = tiny.Bench(folder, chunk_tokens=7)
+    bench.scheduler.add(sequence(1, ids))
+    steps = 0
+    while not (logits := bench.step()):
+        steps += 1
+    assert steps == 3  # 18 at once, then 7 and 7 of the other 21
+    assert_close(logits[1], expected(reference, ids)[-1])
+
+
+def test_a_mask_within_the_prompt_is_what_the_answer_stands_for(model) -> None:
+    folder, reference = model
+    ids = [*tiny.random_ids(4, seed=4), MASK, *tiny.random_ids(6, seed=5), START, 7, 8]
+    bench = tiny.Bench(folder)
+    bench.scheduler.add(sequence(1, ids))
+    assert_close(bench.step()[1], expected(reference, ids)[-1])
+
+
+def test_where_a_prompt_ends() -> None:
+    assert PREFIX_LM.both_ways([7, 8, GMASK, START, 9, START]) == BothWays(3, 2)
+    assert PREFIX_LM.both_ways([MASK, 8, GMASK, START]) == BothWays(3, 2)
+    assert PREFIX_LM.both_ways([7, MASK, 8, START]) == BothWays(3, 1)
+    assert PREFIX_LM.both_ways([7, 8, START]) == BothWays(2, 1)
+    assert PREFIX_LM.both_ways([START]) == PREFIX_LM.both_ways([7, GMASK]) == BothWays()
+
+
+@pytest.mark.parametrize("grown", [QUESTION[:-2], QUESTION[:8]])
+def test_nothing_of_a_prompt_is_reused_when_it_grows(model, grown: list[int]) -> None:
+    folder, reference = model
+    bench = tiny.Bench(folder)
+    first = sequence(1, QUESTION)
+    bench.scheduler.add(first)
+    bench.step()
+    bench.scheduler.remove(first)
+    longer = sequence(2, [*grown, *tiny.random_ids(12, seed=6), GMASK, START])
+    bench.scheduler.add(longer)
+    assert_close(bench.step()[2], expected(reference, longer.tokens)[-1])
+    assert longer.num_cached == 0
+
+
+def test_the_same_prompt_is_reused_with_as_much_of_the_answer_as_is_the_same(model) -> None:
+    folder, reference = model
+    answer = tiny.random_ids(11, seed=7)
+    bench = tiny.Bench(folder)
+    first = sequence(1, QUESTION + answer)
+    bench.scheduler.add(first)
+    bench.step()
+    bench.scheduler.remove(first)
+    for key, kept in ((2, 0), (3, 6)):
+        again = sequence(key, QUESTION + answer[:kept])
+        bench.scheduler.add(again)
+        assert_close(bench.step()[key], expected(reference, again.tokens)[-1])
+        assert again.num_cached == len(again.tokens) - 1
+        bench.scheduler.remove(again)
+
+
+def test_what_was_evicted_of_a_prompt_is_computed_with_the_rest_of_it(model) -> None:
+    """The ends of a prompt are evicted first; its beginning is still that of the whole prompt."""
+    folder, reference = model
+    bench = tiny.Bench(folder, num_blocks=6, chunk_tokens=3)
+    for key, prompt in ((1, QUESTION), (2, [8, 9, 10, 11, 12, GMASK, START]), (3, QUESTION)):
+        each = sequence(key, prompt)
+        bench.scheduler.add(each)
+        logits: dict[int, torch.Tensor] = {}
+        while key not in logits:
+            logits = bench.step()
+        assert_close(logits[key], expected(reference, prompt)[-1])
+        bench.scheduler.remove(each)
+    assert 0 < each.num_cached < len(QUESTION) - 2
+
+
+def test_prompts_of_several_lengths_together(model) -> None:
+    """More than the cache holds at once: some wait, or give their blocks back and begin again."""
+    folder, reference = model
+    prompts = {
+        i: [*tiny.random_ids(5 * i, seed=i), GMASK, START, *tiny.random_ids(i, seed=9)]
+        for i in (1, 2, 3, 4)
+    }
+    engine = tiny.engine(folder, ctx_size_tokens=48, cache_tokens=64, chunk_tokens=8)
+    params = SamplingParams(temperature=0, max_tokens=12)
+    ours, _ = tiny.run(engine, prompts, params)
+    for i, prompt in prompts.items():
+        ids = list(prompt)
+        for _ in range(len(ours[i])):
+            ids.append(int(expected(reference, ids)[-1].argmax()))
+        assert ours[i] == ids[len(prompt) :]
+        assert len(ours[i]) == 12 or ours[i][-1] == 2

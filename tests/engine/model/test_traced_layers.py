@@ -1,0 +1,116 @@
+"""Layers recorded for one token: that they are, when they must not be, and what they compute.
+
+All families are in `test_engine_families`.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.linear.merged import Stacked
+from swiftchat.engine.model import traced_layers
+from swiftchat.engine.model.traced_layers import RecordedLayers
+from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.quantization.quantize import Quantisation
+from tests.support import tiny
+from tests.support.tiny_llama import tiny_llama
+
+CPU = torch.device("cpu")
+IDS = tiny.random_ids(3 * tiny.BLOCK_SIZE, seed=5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "plain"
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "tie_word_embeddings": True}
+    tiny_llama(**sizes).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traced_layers, "_STEPS_BEFORE", 3)
+
+
+def record(bench: tiny.Bench) -> RecordedLayers:
+    """Have the bench's layers recorded from now on."""
+    layers = RecordedLayers(bench.decoder)
+    bench.decoder.layers = layers
+    return layers
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_plain_weights(folder: Path, dtype: torch.dtype) -> None:
+    bench = tiny.Bench(folder, dtype=dtype)
+    expected = bench.logits(IDS)
+    layers = record(bench)
+    assert RecordedLayers.suit(bench.decoder, CPU)
+    assert torch.equal(bench.logits(IDS), expected)
+    assert layers.has_record
+
+
+@pytest.mark.skipif(
+    not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
+    reason="torch has no int4 kernel for this processor",
+)
+@pytest.mark.parametrize(("form", "keep"), [("int4", []), ("int8", []), ("int4", ["*.v_proj.*"])])
+def test_packed_weights(folder: Path, tmp_path: Path, form: str, keep: list[str]) -> None:
+    convert(folder, tmp_path / form, quantisation=Quantisation(form, keep=keep))
+    bench = tiny.Bench(tmp_path / form, dtype=torch.bfloat16)
+    assert isinstance(bench.decoder.weights.layers[0].qkv, Stacked) == bool(keep)
+    expected = bench.logits(IDS)
+    layers = record(bench)
+    assert RecordedLayers.suit(bench.decoder, CPU)
+    assert torch.equal(bench.logits(IDS), expected)
+    assert layers.has_record
+
+
+def test_what_computes_by_tiles_is_not_recorded(folder: Path, tmp_path: Path) -> None:
+    convert(folder, tmp_path / "fp8", quantisation=Quantisation("fp8"))
+    assert not RecordedLayers.suit(tiny.Bench(tmp_path / "fp8").decoder, CPU)
+    convert(folder, tmp_path / "int8", quantisation=Quantisation("int8"))
+    assert not RecordedLayers.suit(tiny.Bench(tmp_path / "int8").decoder, CPU)  # in fp32
+
+
+def test_not_on_a_gpu(folder: Path) -> None:
+    assert not RecordedLayers.suit(tiny.Bench(folder).decoder, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_other_steps_are_computed_as_ever(folder: Path, kv_dtype: str) -> None:
+    """Prompts, several sequences, and contexts that are no view, after the layers are recorded."""
+    bench, other = (tiny.Bench(folder, kv_dtype=kv_dtype) for _ in range(2))
+    layers = record(bench)
+    found: list[dict[int, torch.Tensor]] = []
+    for each in (bench, other):
+        each.logits(IDS)
+        each.last_logits(IDS[:11])
+        taken = [each.allocator.allocate() for _ in range(each.allocator.num_free)]
+        each.allocator.release(taken[::2])
+        each.held = [taken[1::2]]
+        each.scheduler.add(Sequence(1, IDS[::-1], SamplingParams()))
+        each.scheduler.add(Sequence(2, IDS[3:], SamplingParams()))
+        rows: list[dict[int, torch.Tensor]] = [each.step()]
+        for sequence in each.scheduler.running:
+            sequence.tokens.append(7)
+        rows.append(each.step())
+        each.scheduler.remove(each.scheduler.running[0])
+        each.scheduler.running[0].tokens.append(9)
+        rows.append(each.step())
+        found.append({i: torch.stack(list(row.values())) for i, row in enumerate(rows)})
+    assert layers.has_record == (kv_dtype == "auto")
+    assert [len(rows) for rows in found[0].values()] == [2, 2, 1]
+    for i, rows in found[0].items():
+        assert torch.equal(rows, found[1][i])
+
+
+def test_short_answers_do_not_wait(folder: Path) -> None:
+    bench = tiny.Bench(folder)
+    layers = record(bench)
+    bench.logits(IDS[:3])
+    assert not layers.has_record
+    bench.logits(IDS[:1])
+    assert layers.has_record

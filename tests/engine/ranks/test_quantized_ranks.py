@@ -1,0 +1,229 @@
+"""Quantised weights on several ranks and stages: each keeps its part packed, and all answer as one.
+
+Tolerances as in `test_engine_ranks`: in fp32 nothing is rounded but sums, in another order.
+"""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from swiftchat.engine.api.client import EngineClient
+from swiftchat.engine.api.memory_estimate import kept_forms, weights_on_gpu
+from swiftchat.engine.api.params import EngineConfig
+from swiftchat.engine.api.protocol import EngineInfo
+from swiftchat.engine.comm.pipeline import GlooStages
+from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.linear.merged import Stacked
+from swiftchat.engine.linear.quantized import Int4Weight, packed_weight
+from swiftchat.engine.model import memory
+from swiftchat.engine.model.decoder import resident_bytes
+from swiftchat.engine.ranks.auto_tp import num_ranks
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.model.dummy import dummy_config
+from swiftchat.weights.parallel.tensor_parallel import Share
+from swiftchat.weights.quantization.quantize import FORMS, Quantisation
+from swiftchat.weights.quantization.scheme import Int4, cut
+from tests.engine.comm import test_pipeline as stages
+from tests.engine.comm.test_communicator import assert_ranks_equal_one
+from tests.engine.linear.test_quantized import matrices, random_kept
+from tests.engine.ranks.test_spmd import pretend_gpus
+from tests.support import tiny, tiny_gguf
+from tests.support.quantized_models import FORMS as SOURCES
+from tests.support.quantized_models import GPTQ, gptq, quantised_model
+from tests.support.tiny_llama import tiny_llama
+from tests.support.worker_processes import assert_as_one
+
+pytestmark = [
+    pytest.mark.skipif(
+        not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
+        reason="torch has no int4 kernel for this processor",
+    ),
+    pytest.mark.timeout(120),
+]
+
+NUM_NEW = 5
+# Of four ranks each has 32 columns of `o`, one group, and 64 of `down`.
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 2,
+}
+
+
+def make(family: str, form: str, folder: Path, group_size: int = 32, **sizes: int) -> Path:
+    tiny.make(family, folder / "in", **{**SIZES, **sizes})
+    convert(folder / "in", folder / "out", quantisation=Quantisation(form, group_size))
+    return folder / "out"
+
+
+def is_packed(bench: tiny.Bench) -> bool:
+    layers = bench.decoder.weights.layers
+    experts = [e for layer in layers if layer.experts is not None for e in layer.experts.each]
+    found = [*matrices(bench), *(m for e in experts for m in (e.gate_up, e.down))]
+    # Beside experts a layer's own are empty.
+    return not any(isinstance(matrix, torch.Tensor) and matrix.numel() for matrix in found)
+
+
+def benches(folder: Path, tp: int) -> list[tiny.Bench]:
+    """Those of the ranks, which answered as one does."""
+    return assert_ranks_equal_one(folder, tp, num_new=NUM_NEW)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("rows", "columns"), [([(0, 16), (40, 41)], [(32, 64)]), ([(5, 9)], [(64, 128), (192, 224)])]
+)
+def test_a_part_is_that_of_what_is_meant(
+    form: str, rows: list[tuple[int, int]], columns: list[tuple[int, int]]
+) -> None:
+    kept, meant = random_kept(form, 48, 256)
+    for axis, spans in ((0, rows), (1, columns)):
+        part = cut(kept, axis, spans)
+        assert part is not None
+        expected = torch.cat([meant.narrow(axis, a, b - a) for a, b in spans], axis)
+        weight = packed_weight([part], torch.float32)
+        assert weight is not None
+        found = weight.product(torch.eye(expected.shape[1])).T
+        assert torch.equal(found.double(), expected)
+
+
+def test_groups_that_are_cut_become_smaller_ones() -> None:
+    rng = np.random.default_rng(0)
+    scale, zero = rng.random((2, 4, 2), np.float32)
+    kept = Int4(rng.integers(0, 256, (4, 128), np.uint8), scale, zero)
+    part = cut(kept, 1, [(96, 192)])
+    assert isinstance(part, Int4) and part.scale.shape == (4, 3)  # of 32 columns
+    assert np.array_equal(part.scale, scale[:, [0, 1, 1]])
+    assert np.array_equal(part.zero, zero[:, [0, 1, 1]])
+    assert np.array_equal(part.codes, kept.codes[:, 48:96])
+    assert cut(kept, 1, [(3, 128)]) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [("llama-tied", "int8"), ("phi3", "int4"), ("gpt-neox", "fp8"), ("qwen3-moe", "int4")],
+)
+def test_four_ranks_keep_their_parts_packed(family: str, form: str, tmp_path: Path) -> None:
+    """Two key heads, each on two ranks; fused q k v, in groups too; experts."""
+    narrow = {"moe_intermediate_size": 128, "head_dim": 16} if "moe" in family else {}
+    folder = make(family, form, tmp_path, **narrow)
+    assert all(map(is_packed, benches(folder, 4)))
+
+
+def test_two_ranks_have_half_of_the_bytes_each(tmp_path: Path) -> None:
+    folder = make("llama", "int4", tmp_path, num_key_value_heads=4)
+    whole = resident_bytes(tiny.Bench(folder).decoder.weights)
+    for bench in benches(folder, 2):
+        assert is_packed(bench)
+        assert resident_bytes(bench.decoder.weights) <= 0.52 * whole  # both have all norms
+
+
+def test_groups_on_several_ranks_are_cut_or_decoded(tmp_path: Path) -> None:
+    """Groups of 128 in parts of 64 columns; and parts too narrow for any group."""
+    folder = make("llama", "int4", tmp_path / "128", 128)
+    for bench in benches(folder, 2):
+        assert is_packed(bench)
+        assert isinstance(o := bench.decoder.weights.layers[0].o, Int4Weight)
+        assert o.shape == (128, 64) and len(o.scale_and_zero) == 1
+    folder = make("llama", "int4", tmp_path / "32", hidden_size=64)
+    for bench in benches(folder, 4):
+        first = bench.decoder.weights.layers[0]
+        assert isinstance(first.o, torch.Tensor) and isinstance(first.down, Int4Weight)
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq", "compressed-w8a8", "fp8-blocks"])
+def test_other_sources_on_two_ranks(tmp_path: Path, form: str) -> None:
+    settings, pack = (GPTQ, gptq(4)) if form == "gptq" else SOURCES[form]
+    quantised_model(tmp_path / "in", settings, pack)
+    for bench in benches(tmp_path / "in", 2):
+        layer = bench.decoder.weights.layers[0]
+        assert isinstance(layer.qkv, torch.Tensor) == (form == "fp8-blocks")
+
+
+@pytest.mark.parametrize("family", ["llama-biases", "stablelm"])
+def test_matrices_in_several_forms_on_two_ranks(tmp_path: Path, family: str) -> None:
+    """Also where the rows of queries and keys are brought into another order."""
+    tiny.make(family, tmp_path / "in", **SIZES)
+    keep = ["*.0.self_attn.v_proj.weight", "*.1.mlp.gate_proj.weight"]
+    convert(tmp_path / "in", tmp_path / "out", quantisation=Quantisation("int4", 32, keep))
+    for bench in benches(tmp_path / "out", 2):
+        first, second = bench.decoder.weights.layers
+        assert isinstance(first.qkv, Stacked) and isinstance(second.gate_up, Stacked)
+        assert is_packed(bench)
+
+
+@pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0"])
+def test_blocks_of_gguf_on_two_ranks(tmp_path: Path, type_name: str) -> None:
+    """Their tables of embeddings are packed too: each rank looks up its own ids."""
+    kind = gguf.GGMLQuantizationType[type_name]
+    model = tiny_llama(tie_word_embeddings=True, hidden_size=128, intermediate_size=256)
+    tiny_gguf.write(tmp_path / "m.gguf", model, quantise=kind)
+    convert(tmp_path / "m.gguf", tmp_path / "out", packed=True, dtype="float32")
+    for bench in benches(tmp_path / "out", 2):
+        weights = bench.decoder.weights
+        assert is_packed(bench) and not isinstance(weights.embed, torch.Tensor)
+        assert weights.embed is weights.lm_head
+
+
+def test_stages_keep_their_layers_packed(tmp_path: Path) -> None:
+    folder = make("llama-tied", "int4", tmp_path)
+    store = torch.distributed.HashStore()
+
+    def of_stage(stage: int) -> tuple[list[object], EngineInfo, bool]:
+        config = replace(stages.TWO, pp=2, cache_tokens=256)
+        engine = Engine(folder, config, stages=GlooStages(store, stage, 2, 60))
+        weights = engine.decoder.weights
+        packed = not isinstance(weights.layers[0].down, torch.Tensor)
+        return stages.answered(engine), engine.info, packed
+
+    with stages.threads_in_turn(), ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(of_stage, range(2)))
+    one = tiny.engine(folder, chunk_tokens=16)
+    expected, embed = stages.answered(one), one.decoder.weights.embed
+    assert isinstance(embed, torch.Tensor)
+    for answer, _, packed in found:
+        assert answer[:2] == expected[:2] and packed
+    # The first stage and the last have the embedding, which is a head in the last.
+    for _, info, _ in found:
+        assert info.weights_bytes == one.info.weights_bytes + embed.nbytes
+        assert (info.table_bytes, one.info.table_bytes) == (embed.nbytes, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="several ranks need Linux")
+def test_processes_answer_as_one_and_say_what_they_keep(tmp_path: Path) -> None:
+    folder = make("llama", "int4", tmp_path, vocab_size=128, num_key_value_heads=4)
+    two = EngineConfig(
+        device="cpu", dtype="float32", num_threads=1, tp=2, block_size=tiny.BLOCK_SIZE
+    )
+    with EngineClient(two, folder) as client:
+        client.wait_ready()
+        assert client.info is not None
+        assert client.info.weights_bytes <= 0.52 * tiny.engine(folder).info.weights_bytes
+        assert_as_one(client, folder, 4)
+
+
+def test_auto_counts_what_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make("llama", "int4", tmp_path)
+    counted: list[int | None] = []
+    pretend_gpus(monkeypatch, [10**10])
+    monkeypatch.setattr(memory, "plan_share", lambda *given: counted.append(given[5]))
+    for kernels in (True, False):
+        assert num_ranks(EngineConfig(tp="auto", dtype="float16", kernels=kernels), folder) == 1
+    model = Model.open(folder)
+    forms = kept_forms(model.packed)
+    assert counted == [weights_on_gpu(Share(model.config), forms, 2), None]
+    dummy = EngineConfig(tp="auto", dummy="llama-3.2-1b:int4")
+    assert num_ranks(dummy, Path()) == 1 and num_ranks(replace(dummy, kernels=False), Path()) == 1
+    assert counted[3] is None
+    # A layer's matrices in 4 bits and 32 for each 128 columns and each row, the head in 8.
+    config = dummy_config("llama-3.2-1b")
+    numbers = 16 * (2048 * (2048 + 2 * 512 + 2048) + 3 * 2048 * 8192)
+    assert counted[2] == pytest.approx(numbers * 4.25 / 8 + config.vocab_size * 2048, rel=0.01)

@@ -1,0 +1,322 @@
+"""Several ranks as real processes: the same ids, and what becomes of them when one fails."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from swiftchat.chat.history.conversation import Conversation
+from swiftchat.chat.model.chat_model import Speaker
+from swiftchat.chat.oneshot import memory_line
+from swiftchat.chat.options.config import ChatConfig
+from swiftchat.engine.api.client import EngineClient
+from swiftchat.engine.api.params import EngineConfig
+from swiftchat.engine.api.protocol import EngineInfo, Tokens
+from swiftchat.engine.device import device
+from swiftchat.engine.ranks.auto_tp import num_ranks, require_gpus
+from swiftchat.engine.ranks.supervisor import Slowest
+from swiftchat.errors import BadModelFile, DeviceError, OutOfMemory, SwiftchatError, UsageError
+from tests.support import fake_engine, tiny
+from tests.support.worker_processes import (
+    ENDLESS,
+    GREEDY,
+    WIDE,
+    all_ranks,
+    assert_as_one,
+    collect,
+    fault_in_rank,
+    followers,
+    gone,
+    wait_until,
+)
+
+TWO = EngineConfig(device="cpu", dtype="float32", num_threads=1, tp=2, block_size=tiny.BLOCK_SIZE)
+LONG = tiny.random_ids(240)
+TOLD_S = 5.0
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="several ranks need Linux"),
+    pytest.mark.timeout(120),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    tiny.make("llama-biases", path, **WIDE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path):
+    with EngineClient(TWO, folder) as running:
+        running.wait_ready()
+        yield running
+
+
+def test_two_ranks_answer_as_one(pair: EngineClient, folder: Path) -> None:
+    assert pair.info is not None and pair.info.tp == 2
+    assert_as_one(pair, folder, 20)
+
+
+def test_a_second_turn_reuses_the_first(pair: EngineClient, folder: Path) -> None:
+    prompt = tiny.random_ids(40, seed=3)
+    first, _ = collect(pair.generate(prompt, GREEDY))
+    longer = [*prompt, *first, 5, 6]
+    ids, end = collect(pair.generate(longer, GREEDY))
+    assert end.cached_tokens == len(longer) - 3
+    assert tiny.run(tiny.engine(folder), {1: longer}, GREEDY)[0][1] == ids
+
+
+def test_a_cancelled_answer_leaves_the_ranks_together(pair: EngineClient) -> None:
+    expected = collect(pair.generate([9, 9], GREEDY))[0]
+    generation = pair.generate([9, 9], ENDLESS)
+    for event in generation:
+        if isinstance(event, Tokens):
+            generation.cancel()
+    assert collect(pair.generate([9, 9], GREEDY))[0] == expected
+    assert pair.stats()["used_blocks"] == 0
+
+
+def test_only_loopback_is_listened_on(pair: EngineClient) -> None:
+    processes = [psutil.Process(pid) for pid in all_ranks(pair, 2).values()]
+    sockets = [found for process in processes for found in process.net_connections("inet")]
+    listening = [found.laddr.ip for found in sockets if found.status == psutil.CONN_LISTEN]
+    assert len(listening) >= 2  # gloo's
+    assert set(listening) <= {"127.0.0.1", "::1"}
+
+
+def when_loading(client: EngineClient) -> None:
+    return
+
+
+def when_reading(client: EngineClient) -> None:
+    client.wait_ready()
+    client.generate(LONG, ENDLESS)
+
+
+def when_answering(client: EngineClient) -> None:
+    client.wait_ready()
+    events = iter(client.generate([5], ENDLESS))
+    while not isinstance(next(events), Tokens):
+        pass
+
+
+def assert_told(client: EngineClient, kind: type[SwiftchatError], words: str) -> None:
+    """The client has an error, whatever it waits for."""
+    with pytest.raises(kind, match=words):
+        client.wait_ready()
+        while True:
+            collect(client.generate([5], ENDLESS))
+
+
+def assert_lost(client: EngineClient, pids: Iterable[int], words: str) -> None:
+    """Within some seconds the client has an error, and then all processes are gone."""
+    began = time.monotonic()
+    assert_told(client, DeviceError, words)
+    wait_until(lambda: all(map(gone, pids)))
+    assert time.monotonic() - began < TOLD_S
+
+
+def test_four_ranks_answer_as_one_until_one_is_killed(tmp_path: Path) -> None:
+    """The others, which lose their connections to it, are not blamed."""
+    tiny.make("gpt-neox", tmp_path, **WIDE)
+    with EngineClient(replace(TWO, tp=4, chunk_tokens=16), tmp_path) as client:
+        pids = all_ranks(client, 4)
+        assert_as_one(client, tmp_path, 20)
+        when_answering(client)
+        os.kill(pids[3], signal.SIGKILL)
+        assert_lost(client, pids.values(), r"rank 3 ended: signal 9 \(SIGKILL\)")
+
+
+@pytest.mark.parametrize("when", [when_loading, when_reading])
+def test_a_killed_rank_is_named(when, folder: Path) -> None:
+    with EngineClient(TWO, folder) as client:
+        pids = all_ranks(client, 2)
+        when(client)
+        os.kill(pids[1], signal.SIGKILL)
+        assert_lost(client, pids.values(), r"rank 1 ended: signal 9 \(SIGKILL\)")
+
+
+def test_a_stopped_rank_is_named(folder: Path) -> None:
+    """At three moments; at once, for it is noticed only after some seconds."""
+    cases = (
+        (when_loading, 1, "rank 1"),
+        (when_answering, 1, "rank 1"),
+        (when_answering, 0, "the engine process"),
+    )
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(EngineClient(TWO, folder)) for _ in cases]
+        all_pids = []
+        for client, (when, rank, _) in zip(clients, cases, strict=True):
+            pids = all_ranks(client, 2)
+            when(client)
+            os.kill(pids[rank], signal.SIGSTOP)
+            all_pids.append(pids.values())
+        for client, pids_of_one, (_, _, who) in zip(clients, all_pids, cases, strict=True):
+            assert_lost(client, pids_of_one, f"{who} was stopped: SIGSTOP")
+
+
+_OTHER_TOKENS = """
+import zlib
+plain = zlib.crc32
+zlib.crc32 = lambda data, value=0: plain(data, value) ^ 1
+"""
+_FULL_WHEN_LOADING = """
+import swiftchat.engine.model.memory as memory
+def full(*_): raise RuntimeError("DefaultCPUAllocator: can't allocate memory\\nat 0x0")
+memory.plan_share = full
+"""
+_HANGS_WHEN_LOADING = """
+import ctypes
+import swiftchat.engine.model.memory as memory
+memory.plan_share = lambda *_: ctypes.PyDLL(None).sleep(600)  # no other thread runs meanwhile
+"""
+_DAMAGED = """
+import swiftchat.errors, swiftchat.weights.model.directory
+def damaged(*_): raise swiftchat.errors.BadModelFile("model.safetensors is too short")
+swiftchat.weights.model.directory.Model.checkpoint = damaged
+"""
+_FULL_WHEN_ANSWERING = """
+import swiftchat.engine.sampling.distributed_argmax as likeliest
+def full(*_): raise MemoryError("all is taken")
+likeliest.likeliest = full
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "fault", "kind", "words"),
+    [
+        (1, _OTHER_TOKENS, DeviceError, "rank 1: other tokens were chosen here than on rank 0"),
+        (1, _FULL_WHEN_LOADING, OutOfMemory, "rank 1: DefaultCPUAllocator: can't allocate memory"),
+        (1, _HANGS_WHEN_LOADING, DeviceError, "rank 1 has said nothing for 4 s"),
+        (1, _DAMAGED, BadModelFile, "rank 1: model.safetensors is too short"),
+        (0, _FULL_WHEN_ANSWERING, OutOfMemory, "rank 0: all is taken"),
+    ],
+    ids=["other tokens", "no memory to load", "hangs", "damaged file", "no memory to answer"],
+)
+def test_what_fails_on_one_rank_is_told_with_its_number(
+    rank: int,
+    fault: str,
+    kind: type[SwiftchatError],
+    words: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fault_in_rank(monkeypatch, tmp_path / "fault", rank, fault)
+    with EngineClient(TWO, folder) as client:
+        pids = all_ranks(client, 2)
+        assert_told(client, kind, words)
+        wait_until(lambda: all(map(gone, pids.values())))
+
+
+def test_what_cannot_be_divided_is_refused_before_a_rank_starts(folder: Path) -> None:
+    with EngineClient(replace(TWO, tp=3), folder) as client:
+        with pytest.raises(UsageError, match="num_attention_heads 8 is not divisible by --tp 3"):
+            client.wait_ready()
+        assert gone(client.pid) or not followers(client.pid)
+
+
+def test_auto_is_one_rank_on_the_cpu(folder: Path) -> None:
+    assert num_ranks(replace(TWO, tp="auto"), folder) == 1
+
+
+def pretend_gpus(monkeypatch: pytest.MonkeyPatch, free_bytes: list[int]) -> None:
+    monkeypatch.setattr(device, "find_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free_bytes))
+    monkeypatch.setattr(device, "available_bytes", lambda gpu: free_bytes[gpu.index])
+
+
+@pytest.mark.parametrize(
+    ("free_gb", "tp"), [([24] * 8, 1), ([17, 24], 2), ([12] * 8, 2), ([10] * 8, 4), ([4.2] * 8, 8)]
+)
+def test_auto_is_the_fewest_gpus_that_hold_it(
+    free_gb: list[float], tp: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Llama 3.1 8B: 16.1 GB of weights, 0.5 for 4096 tokens, 1.2 to work in; 15 % stay free."""
+    pretend_gpus(monkeypatch, [int(gb * 1e9) for gb in free_gb])
+    assert num_ranks(EngineConfig(dummy="llama-3.1-8b", tp="auto"), Path()) == tp
+
+
+def test_too_few_gpus_are_told_with_found_and_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, [10**10] * 2)
+    with pytest.raises(OutOfMemory, match=r"on 2 GPUs: .* needed"):
+        num_ranks(EngineConfig(dummy="llama-3.1-70b", tp="auto"), Path())
+    with pytest.raises(DeviceError, match="--tp 4 needs 4 GPUs from cuda:0 on: 2 found"):
+        require_gpus(EngineConfig(tp=4))
+
+
+def test_stats_tell_the_number_of_ranks() -> None:
+    info = EngineInfo("H200", "bfloat16", 1, 8 * 10**9, 4096, 10**9, 2048, 1, 0.5, tp=2)
+    assert memory_line(info).startswith("2 × H200, bfloat16 · weights 8.00 GB each · ")
+    info = replace(info, pp=3)
+    assert memory_line(info).startswith("6 × H200, bfloat16 · weights 16.00 GB in all · ")
+
+
+def test_ranks_start_anew_with_a_message_and_end_with_the_worker(tmp_path: Path) -> None:
+    model = fake_engine.make_folder(tmp_path / "model")
+    config = ChatConfig(dummy=str(model / "config.json"), device="cpu", tp=2, max_tokens=50, temp=0)
+    conversation = Conversation()
+    conversation.add("user", "hello")
+    with Speaker(model, config) as speaker:
+        speaker.wait_ready()
+        pids = all_ranks(speaker.engine, 2)
+        os.kill(pids[1], signal.SIGKILL)
+        wait_until(lambda: gone(pids[0]))
+        assert "".join(speaker.answer(conversation, lambda _: None))
+        pids = all_ranks(speaker.engine, 2)
+        when_answering(speaker.engine)
+        os.kill(pids[0], signal.SIGKILL)
+        assert_lost(speaker.engine, pids.values(), "the engine process ended: signal 9")
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGKILL, -9), (signal.SIGHUP, 129)],  # SIGTERM goes the same way as this
+)
+def test_ranks_end_with_the_terminal(number: int, status: int, tmp_path: Path) -> None:
+    model = fake_engine.make_folder(tmp_path / "model", max_position_embeddings=50000)
+    config = str(model / "config.json")
+    options = ["-m", str(model), "--dummy", config, "--device", "cpu", "--tp", "2", "--temp", "0"]
+    command = [sys.executable, "-m", "swiftchat.chat", *options, "--stream-json", "-p", "hello"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as terminal:
+        assert terminal.stdout is not None
+        assert json.loads(terminal.stdout.readline())["model"]["tp"] == 2
+        assert b"delta" in terminal.stdout.readline()
+        (worker,) = psutil.Process(terminal.pid).children()
+        pids = [worker.pid, *followers(worker.pid).values()]
+        assert len(pids) == 2
+        terminal.send_signal(number)
+        assert terminal.wait(TOLD_S) == status
+    wait_until(lambda: all(map(gone, pids)))
+
+
+def test_starting_and_stopping_leaves_nothing() -> None:
+    script = Path(__file__).parents[3] / "benchmarks" / "start_stop.py"
+    subprocess.run([sys.executable, str(script), "--cycles", "4"], check=True)
+
+
+def test_progress_is_that_of_the_last_rank() -> None:
+    told: list[tuple[str, int, int]] = []
+    slowest = Slowest(lambda *progress: told.append(progress), 2)
+    for rank, done in ((0, 1), (0, 50), (1, 30), (1, 45), (1, 80)):
+        slowest.report(rank, "loading weights", done, 100)
+    behind = "loading weights, waiting for rank"
+    assert told == [
+        ("loading weights", 0, 100),
+        (f"{behind} 1", 0, 100),
+        (f"{behind} 1", 30, 100),
+        ("loading weights", 45, 100),
+        (f"{behind} 0", 50, 100),
+    ]

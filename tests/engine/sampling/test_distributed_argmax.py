@@ -1,0 +1,79 @@
+"""The likeliest token by several ranks: what the sampler chooses from all of the logits."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.sampling.distributed_argmax import is_likeliest, likeliest
+from swiftchat.engine.sampling.sampler import sample
+from swiftchat.errors import BadModelFile
+from tests.support import tiny
+from tests.support.spmd_ranks import ThreadRanks, in_lockstep
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6)
+
+
+def sampled(row: torch.Tensor) -> int:
+    try:
+        return sample(row, [0], 1, GREEDY, 0)
+    except BadModelFile:
+        return -1
+
+
+# Few different numbers, so that there are ties, within a rank's columns and between ranks.
+NUMBERS = st.sampled_from([0.0, -0.0, 1.5, 1.5000001, -2.0, 3e38, 1e-45])
+ODD = st.sampled_from([float("nan"), float("inf"), -float("inf")])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_it_is_what_is_sampled_from_all_logits(data: st.DataObject) -> None:
+    size = data.draw(st.integers(2, 4))
+    width = data.draw(st.integers(size * size, 40))  # no rank is without columns
+    rows = data.draw(st.integers(1, 3))
+    number = st.one_of(NUMBERS, NUMBERS, NUMBERS, ODD) if data.draw(st.booleans()) else NUMBERS
+    cells = st.lists(number, min_size=width, max_size=width)
+    whole = torch.tensor([data.draw(cells) for _ in range(rows)])
+    each = -(-width // size)
+
+    def run(rank: int, ranks: ThreadRanks) -> list[int]:
+        return likeliest(whole[:, rank * each : (rank + 1) * each], width, ranks)
+
+    assert in_lockstep(size, run) == [[sampled(row) for row in whole]] * size
+
+
+@pytest.mark.parametrize(
+    ("params", "width"),
+    [
+        (GREEDY, 2),
+        (SamplingParams(temperature=0, repeat_penalty=1.1, max_tokens=6), 64),
+        (SamplingParams(temperature=0, logprobs=0, max_tokens=6), 64),
+        (SamplingParams(temperature=1, seed=3, max_tokens=6), 64),
+    ],
+)
+def test_all_logits_are_put_together_only_if_needed(
+    params: SamplingParams, width: int, tmp_path: Path
+) -> None:
+    """`width` columns leave each of two ranks."""
+    tiny.make("llama", tmp_path, vocab_size=128, num_attention_heads=4, hidden_size=64)
+    assert is_likeliest(params) == (width == 2)
+
+    def run(rank: int, ranks: ThreadRanks) -> tuple[list[int], set[int]]:
+        gather, widths = ranks.gather, set()
+
+        def seen(x: torch.Tensor, whole: int) -> torch.Tensor:
+            widths.add(x.shape[1])
+            return gather(x, whole)
+
+        ranks.gather = seen  # type: ignore[method-assign]
+        config = EngineConfig(device="cpu", dtype="float32", block_size=tiny.BLOCK_SIZE, tp=2)
+        engine = Engine(tmp_path, config, ranks=ranks)
+        return tiny.run(engine, {1: tiny.random_ids(9)}, params)[0][1], widths
+
+    ids, _ = tiny.run(tiny.engine(tmp_path), {1: tiny.random_ids(9)}, params)
+    assert in_lockstep(2, run) == [(ids[1], {width})] * 2

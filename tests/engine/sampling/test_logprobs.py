@@ -1,0 +1,67 @@
+"""How likely the tokens of an answer were, against transformers on the same weights."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from swiftchat.engine.api.client import EngineClient
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.api.protocol import Likelihood, Tokens
+from tests.support import tiny
+
+# All that must not change the numbers: they are of the logits before it.
+SAMPLED = SamplingParams(
+    temperature=1.7,
+    top_k=20,
+    repeat_penalty=1.3,
+    presence_penalty=0.5,
+    seed=5,
+    max_tokens=24,
+    logprobs=4,
+)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("llama")
+    return folder, tiny.make("llama", folder)
+
+
+def assert_those_of_transformers(
+    reference: torch.nn.Module, prompt: list[int], ids: list[int], found: list[Likelihood]
+) -> None:
+    with torch.inference_mode():
+        logits = reference(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    expected = torch.log_softmax(logits, -1)
+    for token, row, one in zip(ids, expected, found, strict=True):
+        # The logits agree to 1e-4 of the largest, which is some 20.
+        assert one.logprob == pytest.approx(float(row[token]), abs=2e-3)
+        values, likeliest = row.topk(len(one.likeliest))
+        assert [i for i, _ in one.likeliest] == likeliest.tolist()
+        assert [v for _, v in one.likeliest] == pytest.approx(values.tolist(), abs=2e-3)
+
+
+def test_likelihoods_equal_transformers(llama) -> None:
+    folder, reference = llama
+    prompt = tiny.random_ids(30)
+    ids, found = tiny.likelihoods(tiny.engine(folder, chunk_tokens=16), prompt, SAMPLED)
+    assert len(found) == 24 and {len(one.likeliest) for one in found} == {4}
+    assert_those_of_transformers(reference, prompt, ids, found)
+    plain, none = tiny.likelihoods(tiny.engine(folder), prompt, replace(SAMPLED, logprobs=None))
+    assert plain == ids and none == []
+
+
+def test_through_the_worker_they_are_the_same(llama: tuple[Path, torch.nn.Module]) -> None:
+    folder, reference = llama
+    prompt = tiny.random_ids(9, seed=2)
+    ids: list[int] = []
+    found: list[Likelihood] = []
+    with EngineClient(EngineConfig(device="cpu", dtype="float32", num_threads=1), folder) as client:
+        for event in client.generate(prompt, SAMPLED):
+            if isinstance(event, Tokens):
+                ids += event.ids
+                found += event.likelihoods
+    assert len(ids) == 24
+    assert_those_of_transformers(reference, prompt, ids, found)

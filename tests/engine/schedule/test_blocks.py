@@ -1,0 +1,185 @@
+"""The block allocator and the scheduler: whatever happens, no block is lost or shared wrongly."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.schedule.blocks import ROOT, BlockAllocator, NoFreeBlock
+from swiftchat.engine.schedule.scheduler import Scheduler, Sequence, Step
+
+
+def test_a_released_prefix_is_found_again() -> None:
+    allocator = BlockAllocator(8, 4)
+    blocks = [allocator.allocate(), allocator.allocate()]
+    parent = allocator.publish(blocks[0], ROOT, [1, 2, 3, 4])
+    allocator.publish(blocks[1], parent, [5, 6])
+    allocator.release(blocks)
+    prefix = allocator.find_prefix([1, 2, 3, 4, 5, 9, 9])
+    assert (prefix.blocks, prefix.tail, prefix.tail_tokens) == ([blocks[0]], blocks[1], 1)
+    assert allocator.find_prefix([2, 2, 3, 4]).blocks == []
+    assert allocator.find_prefix([2]).tail is None
+
+
+def test_eviction_takes_the_end_of_a_sequence_before_its_beginning() -> None:
+    allocator = BlockAllocator(2, 2)
+    blocks = [allocator.allocate(), allocator.allocate()]
+    parent = allocator.publish(blocks[0], ROOT, [1, 2])
+    allocator.publish(blocks[1], parent, [3, 4])
+    allocator.release(blocks)
+    assert allocator.allocate() == blocks[1]
+    assert allocator.find_prefix([1, 2, 3, 4]).blocks == [blocks[0]]
+
+
+def test_a_block_whose_parent_was_evicted_is_never_found_under_another() -> None:
+    allocator = BlockAllocator(3, 1)
+    a, b = allocator.allocate(), allocator.allocate()
+    parent = allocator.publish(a, ROOT, [1])
+    allocator.publish(b, parent, [2])
+    allocator.release([b])
+    allocator.release([a])
+    allocator.acquire([b])  # keeps the child while the parent is evicted
+    c, d = allocator.allocate(), allocator.allocate()
+    assert {c, d} == {0, 1, 2} - {b}
+    allocator.publish(c, ROOT, [1])
+    assert allocator.find_prefix([1, 2]).blocks == [c]
+
+
+def test_blocks_of_one_sequence_lie_side_by_side() -> None:
+    allocator = BlockAllocator(16, 4)
+    table = [allocator.allocate()]
+    other = allocator.allocate(after=table[-1])
+    for _ in range(5):
+        table.append(allocator.allocate(after=table[-1]))
+    assert other == 1 and table == [0, 2, 3, 4, 5, 6]
+
+
+def test_all_referenced_means_no_free_block() -> None:
+    allocator = BlockAllocator(1, 4)
+    allocator.allocate()
+    with pytest.raises(NoFreeBlock):
+        allocator.allocate()
+
+
+class FakeCache:
+    """What the blocks would hold: the tokens themselves, so that every read can be checked."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.slots = [[None] * block_size for _ in range(num_blocks)]
+        self.size = block_size
+
+    def run(self, step: Step) -> None:
+        for source, destination in step.copies:
+            self.slots[destination] = list(self.slots[source])
+        for row in step.rows:
+            sequence = row.sequence
+            for position in range(sequence.num_computed, sequence.num_computed + row.num_tokens):
+                block = sequence.block_table[position // self.size]
+                self.slots[block][position % self.size] = sequence.tokens[position]
+        for row in step.rows:  # every row reads its whole context after all rows have written
+            sequence = row.sequence
+            end = sequence.num_computed + row.num_tokens
+            seen = [
+                self.slots[sequence.block_table[p // self.size]][p % self.size] for p in range(end)
+            ]
+            assert seen == sequence.tokens[:end]
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Adds, steps, finishes and cancels at random on a small cache with few distinct tokens."""
+
+    @initialize(
+        num_blocks=st.integers(6, 12),
+        size=st.integers(1, 4),
+        chunk=st.integers(1, 9),
+        max_seqs=st.integers(1, 4),
+    )
+    def begin(self, num_blocks: int, size: int, chunk: int, max_seqs: int) -> None:
+        self.allocator = BlockAllocator(num_blocks, size)
+        self.scheduler = Scheduler(self.allocator, chunk, max_seqs)
+        self.cache = FakeCache(num_blocks, size)
+        self.capacity = num_blocks * size
+        self.next_id = 0
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20))
+    def add(self, tokens: list[int]) -> None:
+        self.next_id += 1
+        tokens = tokens[: self.capacity - 1]
+        self.scheduler.add(Sequence(self.next_id, tokens, SamplingParams()))
+
+    @precondition(lambda self: self.scheduler.has_work)
+    @rule(token=st.integers(0, 1))
+    def step(self, token: int) -> None:
+        step = self.scheduler.schedule()
+        assert step.rows, "work, but nothing scheduled"
+        assert sum(row.num_tokens for row in step.rows) <= self.scheduler.chunk_tokens
+        self.cache.run(step)
+        for row in step.rows:
+            ends = row.reaches_end
+            self.scheduler.advance(row)
+            if ends:
+                row.sequence.tokens.append(token)
+                if len(row.sequence.tokens) >= self.capacity:
+                    self.scheduler.remove(row.sequence)
+
+    @precondition(lambda self: self.scheduler.has_work)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        sequences = [*self.scheduler.running, *self.scheduler.waiting]
+        self.scheduler.remove(data.draw(st.sampled_from(sequences)))
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if hasattr(self, "scheduler"):
+            self.scheduler.check_integrity()
+
+    def teardown(self) -> None:
+        if hasattr(self, "scheduler"):
+            for _ in range(10_000):
+                if not self.scheduler.has_work:
+                    break
+                self.step(0)
+            assert not self.scheduler.has_work, "sequences starve"
+            assert self.allocator.num_used == 0
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@given(
+    st.lists(st.integers(0, 2), max_size=30),
+    st.lists(st.integers(0, 2), max_size=30),
+    st.integers(1, 5),
+)
+@settings(deadline=None)
+def test_find_prefix_finds_the_longest(first: list[int], second: list[int], size: int) -> None:
+    allocator = BlockAllocator(40, size)
+    parent, blocks = ROOT, []
+    for start in range(0, len(first), size):
+        blocks.append(allocator.allocate())
+        parent = allocator.publish(blocks[-1], parent, first[start : start + size])
+    common = 0
+    while common < min(len(first), len(second)) and first[common] == second[common]:
+        common += 1
+    prefix = allocator.find_prefix(second)
+    assert len(prefix.blocks) * size + prefix.tail_tokens == common
+
+
+def test_decoding_goes_on_while_a_long_prompt_is_read() -> None:
+    scheduler = Scheduler(BlockAllocator(100, 4), chunk_tokens=8, max_num_seqs=4)
+    short = Sequence(1, [1], SamplingParams())
+    scheduler.add(short)
+    for row in scheduler.schedule().rows:
+        scheduler.advance(row)
+    short.tokens.append(2)
+    scheduler.add(Sequence(2, random.Random(0).choices(range(9), k=100), SamplingParams()))
+    for _ in range(5):
+        rows = scheduler.schedule().rows
+        assert rows[0].sequence is short and rows[0].num_tokens == 1 and len(rows) == 2
+        for row in rows:
+            scheduler.advance(row)
+        short.tokens.append(2)

@@ -1,0 +1,386 @@
+"""Who may attach to an engine, what an engine bears, and what each terminal gets."""
+
+import contextlib
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from swiftchat.engine.api.address import Address
+from swiftchat.engine.api.model_files import TextFile
+from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.api.protocol import Tokens
+from swiftchat.engine.api.remote import AttachedEngine, attach, token_from
+from swiftchat.engine.server import listener as listener_module
+from swiftchat.engine.server.listener import Listener
+from swiftchat.engine.server.validate import checked
+from swiftchat.errors import BadModelFile, ContextOverflow, DeviceError, UsageError
+from tests.support import tiny
+from tests.support.connecting import Attached, served
+from tests.support.worker_processes import ENDLESS, GREEDY, collect, wait_until
+
+PROMPT = [5, 6, 7]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    tiny.make("llama", path)
+    (path / "tokenizer.json").write_text("{}" + " " * 3_000_000)  # more than one piece
+    (path / "additional_chat_templates").mkdir()
+    (path / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
+    (path / "model.safetensors.index.json").write_text("{}")
+    return path
+
+
+@pytest.fixture(scope="module")
+def tcp(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listener]:
+    token_file = tmp_path_factory.mktemp("state") / "new" / "token"
+    with served(folder, "127.0.0.1:0", token_file) as listener:
+        yield listener
+
+
+@pytest.fixture(scope="module")
+def unix(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listener]:
+    with served(folder, str(tmp_path_factory.mktemp("run") / "engine.sock")) as listener:
+        yield listener
+
+
+def attached(listener: Listener) -> Attached:
+    return Attached(str(listener.address), listener.token_file)
+
+
+def answer(listener: Listener) -> list[int]:
+    with attached(listener) as client:
+        return collect(client.generate(PROMPT, GREEDY))[0]
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_terminals_attach_leave_and_attach_again(
+    kind: str, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    listener: Listener = request.getfixturevalue(kind)
+    expected = tiny.run(tiny.engine(folder), {1: PROMPT}, GREEDY)[0][1]
+    assert answer(listener) == expected
+    with attached(listener) as leaves:
+        next(iter(leaves.generate([9], ENDLESS)))
+    with attached(listener) as client:
+        assert client.wait_ready().device == "cpu"
+        wait_until(lambda: client.stats()["running"] == 0)
+        assert collect(client.generate(PROMPT, GREEDY))[0] == expected
+        assert client.stats()["used_blocks"] == 0
+
+
+def test_two_terminals_are_answered_at_once_each_with_its_own(unix: Listener) -> None:
+    """Both call their generation 1; who leaves ends only its own."""
+    expected = answer(unix)
+    with attached(unix) as one:
+        endless = iter(one.generate([9], ENDLESS))
+        with attached(unix) as other:
+            endless_too = other.generate([9], ENDLESS)
+            while not isinstance(next(endless), Tokens):
+                pass
+            assert next(iter(endless_too))
+            assert collect(other.generate(PROMPT, GREEDY))[0] == expected
+        assert isinstance(next(endless), Tokens)
+        wait_until(lambda: one.stats()["running"] == 1)
+
+
+def test_errors_are_those_of_a_local_engine(tcp: Listener) -> None:
+    with attached(tcp) as client:
+        with pytest.raises(ContextOverflow, match="256"):
+            collect(client.generate([5] * 300, GREEDY))
+        with pytest.raises(UsageError, match="vocabulary"):
+            collect(client.generate([5, 96000], GREEDY))
+        with pytest.raises(UsageError, match="cannot read a prompt"):
+            collect(client.generate([5, -1], GREEDY))
+        assert len(collect(client.generate(PROMPT, GREEDY))[0]) == 20
+
+
+def test_only_its_owner_reaches_it(tcp: Listener, unix: Listener) -> None:
+    assert tcp.token_file is not None and unix.address.path is not None
+    for path in (tcp.token_file, unix.address.path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(tcp.token_file.parent.stat().st_mode) == 0o700
+    assert len(tcp.token_file.read_text().strip()) >= 43  # 32 bytes
+    assert unix.token_file is None
+
+
+@pytest.mark.parametrize("token", ["", "guess", "é" * 20, None, 7, b"\xff"])
+def test_a_wrong_token_gets_nothing(token: Any, tcp: Listener) -> None:
+    hello = {"type": "hello", "version": 1, "token": token}
+    assert said_to(tcp, framed(msgpack.packb(hello))) == b""
+    with pytest.raises(DeviceError, match="hung up") as caught:
+        attach(str(tcp.address), token)
+    assert "--token-file" in caught.value.hint
+    assert len(answer(tcp)) == 20
+
+
+def test_who_says_nothing_is_hung_up_on(tcp: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than there is room for, and who has the token waits no longer than they may."""
+    monkeypatch.setattr(listener_module, "_STRANGER_S", 0.2)
+    with contextlib.ExitStack() as silent:
+        for _ in range(40):
+            silent.enter_context(connected(tcp)).sendall(b"\0\0")
+        assert len(answer(tcp)) == 20
+
+
+def test_another_version_and_too_many_are_told_why(
+    tcp: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_module, "_MOST_TERMINALS", 1)
+    with attached(tcp) as client:
+        client.wait_ready()
+        with pytest.raises(DeviceError, match="1 terminals are attached to the engine already"):
+            attached(tcp)
+    monkeypatch.setattr(listener_module, "VERSION", 2)
+    with pytest.raises(UsageError, match="another version"):
+        attached(tcp)
+
+
+def test_a_terminal_that_does_not_read_is_parted_with(
+    unix: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_module, "_STUCK_S", 1)
+    wait_until(lambda: unix._service.num_terminals == 0)
+    params = GREEDY.to_wire() | {"max_tokens": 100, "logprobs": 50}
+    ask = {"type": "generate", "id": 1, "prompt": PROMPT, "params": params}
+    hello = {"type": "hello", "version": 1, "token": None}
+    with connected(unix) as stuck:
+        for message in (hello, {"type": "begin"}, *[ask] * 6):
+            stuck.sendall(framed(msgpack.packb(message)))
+        wait_until(lambda: unix._service.num_terminals == 1)
+        wait_until(lambda: unix._service.num_terminals == 0, 20)
+        assert len(answer(unix)) == 20
+
+
+def framed(content: bytes) -> bytes:
+    return len(content).to_bytes(4, "big") + content
+
+
+def connected(listener: Listener) -> socket.socket:
+    return listener.address.connect(5)
+
+
+def said_to(listener: Listener, content: bytes) -> bytes:
+    """What an engine says to this and nothing more, until it hangs up."""
+    with connected(listener) as stranger:
+        stranger.settimeout(10)
+        heard = b""
+        with contextlib.suppress(OSError):  # it hangs up in the middle
+            stranger.sendall(content)
+            stranger.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            while data := stranger.recv(65536):
+                heard += data
+        return heard
+
+
+_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=4)
+    | st.binary(max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+_GOOD = GREEDY.to_wire() | {"max_tokens": 2, "stop_ids": []}
+_PARAMS = st.builds(
+    lambda changes: _GOOD | changes, st.dictionaries(st.sampled_from(sorted(_GOOD)), _VALUES)
+)
+_COMMANDS = st.one_of(
+    _VALUES,
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["hello", "load", "begin", "cancel", "stats", "file", "leave"])},
+        optional=dict.fromkeys(("id", "measure", "name", "start", "token", "version"), _VALUES),
+    ),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("generate"),
+            "id": st.integers(0, 3) | _VALUES,
+            "prompt": st.lists(st.integers(0, 100), max_size=3) | _VALUES,
+            "params": _PARAMS | _VALUES,
+        }
+    ),
+)
+_BYTES = (
+    st.binary(max_size=40)
+    | _COMMANDS.map(msgpack.packb).map(framed)
+    | st.sampled_from(
+        [
+            b"\xff\xff\xff\xff" + b"\x7f" * 8,
+            b"\x7f\xff\xff\xff",
+            b"\xff\xff\xff\x00",
+            framed(b""),
+            framed(b"\x81\xa4type\xd4\xff\x00"),
+            framed(b"\xdd\xff\xff\xff\xff"),
+            framed(b"\x91" * 2000),
+        ]
+    )
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(_BYTES, max_size=4))
+def test_hostile_bytes_of_a_stranger_get_nothing(tcp: Listener, messages: list[bytes]) -> None:
+    assert said_to(tcp, b"".join(messages)) == b""
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(_BYTES, max_size=6), st.booleans())
+def test_hostile_bytes_of_a_terminal_end_only_that(
+    unix: Listener, messages: list[bytes], begins: bool
+) -> None:
+    hello = {"type": "hello", "version": 1, "token": None}
+    first = [hello, {"type": "begin"}] if begins else [hello]
+    said_to(unix, b"".join([*(framed(msgpack.packb(m)) for m in first), *messages]))
+    with attached(unix) as client:
+        assert len(collect(client.generate(PROMPT, GREEDY))[0]) == 20
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"type": "shutdown"}, "'shutdown'"),
+        ({"id": True}, "number"),
+        ({"prompt": [1.5]}, "prompt"),
+        ({"params": {}}, "parameters"),
+        ({"params": _GOOD | {"top_k": 2**31}}, "top_k"),
+        ({"params": _GOOD | {"temperature": "0"}}, "temperature"),
+        ({"params": _GOOD | {"temperature": None}}, "temperature"),
+        ({"params": _GOOD | {"temperature": 2**64 - 1}}, "temperature"),
+        ({"params": _GOOD | {"top_k": 1.0}}, "top_k"),
+        ({"params": _GOOD | {"stop_ids": [-1]}}, "stop_ids"),
+        ({"params": _GOOD | {"seed": 2**64}}, "seed"),
+    ],
+)
+def test_requests_are_looked_through(change: dict[str, Any], what: str) -> None:
+    right = {"type": "generate", "id": 1, "prompt": [1], "params": _GOOD}
+    assert checked(right) == right
+    with pytest.raises(UsageError, match=what):
+        checked(right | change)
+
+
+def test_every_parameter_passes_as_it_is() -> None:
+    for params in (SamplingParams(), SamplingParams(seed=2**64 - 1, logprobs=3, stop_ids=(1, 2))):
+        wire = msgpack.unpackb(msgpack.packb(params.to_wire()))
+        checked({"type": "generate", "id": 1, "prompt": [1], "params": wire})
+
+
+def test_a_terminal_gets_the_models_files_and_no_others(
+    tcp: Listener, folder: Path, tmp_path: Path
+) -> None:
+    engine = attached(tcp).engine
+    engine.close()
+    names = [file.name for file in engine.files]
+    expected = [
+        "additional_chat_templates/tools.jinja",
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+    ]
+    assert names == expected
+    engine = attach(str(tcp.address), token_from(tcp.token_file, str(tcp.address)))
+    got = engine.model_folder(tmp_path)
+    assert got.name == "tiny"
+    for name in names:
+        assert (got / name).read_bytes() == (folder / name).read_bytes()
+    assert engine.model_folder(tmp_path) == got
+    for name in ("model.safetensors", "../secret", "/etc/passwd"):
+        assert engine._ask({"type": "file", "name": name, "start": 0})["type"] == "error"
+    engine.files = [TextFile("config.json", 5, "0" * 64)]
+    with pytest.raises(BadModelFile, match=r"config\.json came otherwise"):
+        engine.model_folder(tmp_path)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        ["../x.json", 1, "0" * 64],
+        ["/x.json", 1, "0" * 64],
+        ["x.sh", 1, "0" * 64],
+        "x.json",
+        [".json", 1, "0" * 64],
+        ["x.json", 2**40, "0" * 64],
+        ["a/b.json", 1, "0" * 64],
+        ["x.json", 1, "short"],
+        ["x.json\n.json", 1, "0" * 64],
+    ],
+)
+def test_files_that_no_engine_should_offer_are_refused(wire: Any) -> None:
+    with pytest.raises(BadModelFile, match="none of a model's"):
+        TextFile.from_wire(wire)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:4000", Address("127.0.0.1", 4000)),
+        ("[::1]:1", Address("::1", 1)),
+        ("./e.sock", Address(path=Path("e.sock"))),
+        ("/run/e", Address(path=Path("/run/e"))),
+    ],
+)
+def test_addresses(text: str, expected: Address) -> None:
+    assert Address.parse(text) == expected
+    assert str(expected) == text
+
+
+@pytest.mark.parametrize("text", ["", "4000", "host", "host:", "host:70000", "::1:4000", "a:b"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="neither HOST:PORT nor a path"):
+        Address.parse(text)
+
+
+def test_it_listens_on_loopback_alone(tmp_path: Path, unix: Listener) -> None:
+    with pytest.raises(UsageError, match="other machines"):
+        Address("0.0.0.0", 0).listen()
+    with pytest.raises(DeviceError, match="cannot listen at"):
+        Address(path=unix.address.path).listen()
+    left = tmp_path / "left.sock"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(left))
+    Address(path=left).listen().close()
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(DeviceError, match="cannot listen at"):
+        Address(path=tmp_path / "file").listen()
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_nothing_stays_behind(folder: Path, tmp_path: Path) -> None:
+    with served(folder, str(tmp_path / "e.sock")), served(folder, "127.0.0.1:0", tmp_path / "t"):
+        assert len(list(tmp_path.iterdir())) == 2
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(DeviceError, match="no engine answers"):
+        attach(str(tmp_path / "e.sock"), None)
+    with pytest.raises(DeviceError, match="no engine answers"):
+        attach("x" * 300 + ":1", None)
+    with pytest.raises(DeviceError, match="cannot listen"):
+        Address(path=tmp_path / ("x" * 200)).listen()
+    with pytest.raises(UsageError, match="cannot read the engine's token"):
+        token_from(tmp_path / "t", "127.0.0.1:1")
+
+
+def test_an_engine_that_says_nothing_is_given_up(
+    unix: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that it is alive when it has nothing else to say."""
+    with attached(unix) as client:
+        client.wait_ready()
+        client._heard = False
+        wait_until(lambda: client._heard, 10)
+    engine = client.engine
+    assert isinstance(engine, AttachedEngine)
+    assert engine.look(is_ready=True, heard=True) is None
+    looks = [engine.look(is_ready=True, heard=False) for _ in range(5)]
+    assert looks[:4] == [None] * 4
+    assert looks[4] is not None and "has said nothing for 5 s" in looks[4].message

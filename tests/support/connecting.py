@@ -1,0 +1,55 @@
+"""Terminals attached to engines that run by themselves."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from swiftchat.engine.api.address import Address
+from swiftchat.engine.api.client import EngineClient
+from swiftchat.engine.api.model_files import text_files
+from swiftchat.engine.api.params import EngineConfig
+from swiftchat.engine.api.remote import attach, token_from
+from swiftchat.engine.server.listener import Listener
+from swiftchat.engine.server.serve import Service
+from tests.support import fake_engine, tiny
+from tests.support.worker_processes import WIDE
+
+
+class Attached(EngineClient):
+    """A client of the engine at an address, as `swiftchat --connect` has."""
+
+    def __init__(self, address: str, token_file: Path | None = None) -> None:
+        self.engine = attach(address, token_from(token_file, address))
+        self.engine.begin()
+        super().__init__(EngineConfig(), Path(), self.engine)
+
+
+@contextmanager
+def served(folder: Path, at: str, token_file: Path | None = None) -> Iterator[Listener]:
+    """An engine of this process with the tiny model in `folder`, that terminals attach to."""
+    service = Service()
+    listener = Listener(
+        Address.parse(at), token_file, service, "a/tiny", folder, text_files(folder)
+    )
+    listener.open()
+    engine = tiny.engine(folder)
+    service.tell(engine.info.to_wire())
+    threading.Thread(target=service.work, args=(engine,), daemon=True).start()
+    try:
+        yield listener
+    finally:
+        listener.close()
+        for terminal in list(service._terminals):
+            terminal.close()
+
+
+def speaking_model(folder: Path, **config: int) -> Path:
+    """A tiny model with weights for four ranks, and a tokenizer that has a token for each byte."""
+    tiny.make("llama-biases", folder, **WIDE | {"vocab_size": 258} | config)
+    bytewise = fake_engine.make_folder(folder / "bytewise")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.move(bytewise / name, folder / name)
+    shutil.rmtree(bytewise)
+    return folder

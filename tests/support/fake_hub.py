@@ -1,0 +1,289 @@
+"""A hub over HTTP on loopback: one model, a second server for its large files, faults on demand.
+
+Real sockets and the hub's own addresses, headers and error codes, so that both our client and the
+hub's library can be pointed at it. `log` has one line for each request.
+"""
+
+import hashlib
+import json
+import random
+import sys
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+COMMIT = "c0ffee" + "0" * 34
+WEIGHTS = random.Random(0).randbytes(1_000_000)
+MODEL = {
+    "config.json": b"{}",
+    "tokenizer.json": b'{"a": 1}',
+    "model.safetensors": WEIGHTS,
+    "README.md": b"# Model",
+    "additional_chat_templates/tools.jinja": b"{{ tools }}",
+    "model.gguf": b"GGUF",
+    "pytorch_model.bin": b"pickle",
+    "original/consolidated.00.pth": b"pickle",
+    "consolidated.safetensors": b"again",
+    "onnx/model.onnx": b"onnx",
+    "onnx/config.json": b"[]",
+    "odd[1].json": b"1",
+}
+_PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+
+
+@dataclass
+class Request:
+    server: str  # "hub" or "storage"
+    method: str
+    path: str
+    range: str | None
+    authorization: str | None
+    encoding: str | None
+
+
+@dataclass
+class Fault:
+    """What goes wrong with requests for one name: the file's, or "api" for the list.
+
+    `status` answers with that; `cut_after` closes the connection after so many bytes of the
+    answer, `stall_after` sends nothing more; `sends` replaces the content; `no_ranges` answers
+    with the whole file; `times` is for how many requests the fault lasts.
+    """
+
+    status: int | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    cut_after: int | None = None
+    stall_after: int | None = None
+    sends: bytes | None = None
+    no_ranges: bool = False
+    delay_s: float = 0.0
+    times: int = 1_000_000
+
+
+class FakeHub:
+    """`files` by name; what ends in .safetensors, .gguf or .bin is large and lies on `storage`."""
+
+    def __init__(self, files: dict[str, bytes], repo: str = "owner/model") -> None:
+        self.files = files
+        self.repo = repo
+        self.faults: dict[str, Fault] = {}
+        self.log: list[Request] = []
+        self.card: dict[str, Any] = {"license": "apache-2.0"}
+        self.commit = COMMIT
+        self.extra_siblings: list[Any] = []
+        self.closing = threading.Event()
+
+    def listing(self) -> dict[str, Any]:
+        siblings = [self._sibling(name, content) for name, content in self.files.items()]
+        return {
+            "id": self.repo,
+            "modelId": self.repo,
+            "sha": self.commit,
+            "cardData": self.card,
+            "tags": [],
+            "siblings": [*siblings, *self.extra_siblings],
+        }
+
+    def _sibling(self, name: str, content: bytes) -> dict[str, Any]:
+        entry: dict[str, Any] = {
+            "rfilename": name,
+            "size": len(content),
+            "blobId": git_digest(content),
+        }
+        if is_large(name):
+            sha256 = hashlib.sha256(content).hexdigest()
+            entry["lfs"] = {"sha256": sha256, "size": len(content), "pointerSize": 134}
+        return entry
+
+    def tree(self) -> list[dict[str, Any]]:
+        """The same in the form that the hub's library asks for."""
+        rows = []
+        for name, content in self.files.items():
+            row = {"type": "file", "path": name, "size": len(content), "oid": git_digest(content)}
+            if is_large(name):
+                sha256 = hashlib.sha256(content).hexdigest()
+                row["lfs"] = {"oid": sha256, "size": len(content), "pointerSize": 134}
+            rows.append(row)
+        return rows
+
+    def ranges(self, name: str) -> list[str | None]:
+        """The Range headers of all requests for the contents of a file, in order."""
+        return [
+            request.range
+            for request in self.log
+            if request.method == "GET"
+            and request.path.endswith(f"/{name}")
+            and (request.server == "storage" or not is_large(name))
+        ]
+
+    def fault(self, name: str) -> Fault:
+        """The fault that applies to this request, used up by one."""
+        found = self.faults.get(name, Fault())
+        found.times -= 1
+        return found if found.times >= 0 else Fault()
+
+
+def is_large(name: str) -> bool:
+    return name.endswith((".safetensors", ".gguf", ".bin"))
+
+
+def git_digest(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@contextmanager
+def serving(hub: FakeHub) -> Iterator[str]:
+    """Serve `hub` until the context ends; yields its address."""
+    storage = _server(hub, "storage", "")
+    main = _server(hub, "hub", f"http://127.0.0.1:{storage.server_port}")
+    threads = [threading.Thread(target=s.serve_forever, args=(0.02,)) for s in (main, storage)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield f"http://127.0.0.1:{main.server_port}"
+    finally:
+        hub.closing.set()
+        for server in (main, storage):
+            server.shutdown()
+            server.server_close()
+        for thread in threads:
+            thread.join()
+
+
+@contextmanager
+def in_use(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """Serve `hub` as this process's hub, without a token or proxy, and with a stall of a second."""
+    for name in (*_PROXIES, "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nonexistent/token")
+    with serving(hub) as url:
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        yield hub
+
+
+def _server(hub: FakeHub, role: str, storage_url: str) -> ThreadingHTTPServer:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *args: Any) -> None:
+            """Say nothing."""
+
+        def do_HEAD(self) -> None:
+            self._answer()
+
+        def do_GET(self) -> None:
+            self._answer()
+
+        def _answer(self) -> None:
+            path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+            hub.log.append(
+                Request(
+                    role,
+                    self.command,
+                    path,
+                    self.headers.get("Range"),
+                    self.headers.get("Authorization"),
+                    self.headers.get("Accept-Encoding"),
+                )
+            )
+            if role == "storage":
+                self._content(path.removeprefix("/"))
+            elif path.startswith("/api/models/"):
+                self._api(path.removeprefix("/api/models/"))
+            else:
+                self._resolve(path.removeprefix(f"/{hub.repo}/resolve/").partition("/")[2])
+
+        def _api(self, asked: str) -> None:
+            if self._refused(fault := hub.fault("api")):
+                return
+            repo, _, revision = asked.partition("/revision/")
+            if asked == f"{hub.repo}/tree/{hub.commit}":
+                self._send(200, json.dumps(hub.tree()).encode(), {})
+            elif repo != hub.repo and repo.lower() == hub.repo.lower():
+                self._send(307, b"", {"Location": self.path.replace(repo, hub.repo)})
+            elif repo != hub.repo:
+                self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+            elif revision not in ("", "main", hub.commit):
+                self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+            else:
+                text = json.dumps(hub.listing()).encode() if fault.sends is None else fault.sends
+                self._send(200, text, {"Content-Type": "application/json"}, fault)
+
+        def _resolve(self, name: str) -> None:
+            if name not in hub.files:
+                self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
+            elif not is_large(name):
+                self._content(name)
+            elif not self._refused(hub.fault(f"resolve {name}")):
+                content = hub.files[name]
+                self._send(
+                    302,
+                    b"",
+                    {
+                        "Location": f"{storage_url}/{urllib.parse.quote(name)}?signature=x",
+                        "X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"',
+                        "X-Linked-Size": str(len(content)),
+                        "X-Repo-Commit": hub.commit,
+                    },
+                )
+
+        def _content(self, name: str) -> None:
+            if self._refused(fault := hub.fault(name)):
+                return
+            content = hub.files[name] if fault.sends is None else fault.sends
+            headers = {
+                "X-Repo-Commit": hub.commit,
+                "ETag": f'"{git_digest(hub.files[name])}"',
+                "Accept-Ranges": "bytes",
+            }
+            asked = self.headers.get("Range")
+            if asked is None or fault.no_ranges:
+                self._send(200, content, headers, fault)
+                return
+            start = int(asked.removeprefix("bytes=").partition("-")[0])
+            if start >= len(content):
+                self._send(416, b"", headers)
+                return
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+            self._send(206, content[start:], headers | fault.headers, fault)
+
+        def _refused(self, fault: Fault) -> bool:
+            time.sleep(fault.delay_s)
+            if fault.status is not None:
+                self._send(fault.status, b"no", fault.headers)
+            return fault.status is not None
+
+        def _send(
+            self, status: int, body: bytes, headers: dict[str, str], fault: Fault | None = None
+        ) -> None:
+            fault = fault or Fault()
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "HEAD":
+                return
+            limits = [n for n in (fault.cut_after, fault.stall_after) if n is not None]
+            self.wfile.write(body[: min(limits, default=len(body))])
+            self.wfile.flush()
+            if fault.stall_after is not None:
+                hub.closing.wait(20)
+            if limits:
+                self.close_connection = True
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *args: Any) -> None:
+            """Clients that leave in the middle are what some tests are about."""
+            if not isinstance(sys.exception(), ConnectionError):
+                super().handle_error(*args)
+
+    return Server(("127.0.0.1", 0), Handler)

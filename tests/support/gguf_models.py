@@ -1,0 +1,157 @@
+"""Tiny GGUF files of every architecture, written as llama.cpp's converter writes them.
+
+Names of tensors and of keys come from llama.cpp's own `gguf` package, what its converter does to
+numbers and which keys it writes from `gguf_converter`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import transformers
+from safetensors.numpy import load_file
+
+from tests.support import tiny, tiny_gguf
+from tests.support.gguf_converter import ARCHS, Fields, extra_tensors, rope_scaling
+
+VOCABULARY: Fields = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": tiny_gguf.TOKENS[: tiny.VOCAB_SIZE],
+    "tokenizer.ggml.token_type": [1] * tiny.VOCAB_SIZE,
+    "tokenizer.ggml.merges": tiny_gguf.MERGES[:2],
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.padding_token_id": 0,
+}
+
+# What a name stands for: model of `tiny`, architecture, and what its config.json says instead,
+# because a GGUF file does not say what it said.
+_HEAD = {"query_pre_attn_scalar": 8}
+_NO_FACTOR = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.5],
+    "long_factor": [1.0, 2.0, 7.5],
+}
+_ONE_STRETCHED = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+}
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("llama", "llama", {}),
+    "llama-biases": ("llama-biases", "llama", {}),
+    "llama-wide-heads": ("llama-wide-heads", "llama", {}),
+    "llama-linear-rope": ("linear-rope", "llama", {}),
+    "mistral": ("mistral", "llama", {}),
+    "mixtral": ("mixtral", "llama", {}),
+    "qwen2": ("qwen2", "qwen2", {}),
+    "qwen2-yarn": ("qwen2-yarn", "qwen2", {}),
+    "qwen3": ("qwen3", "qwen3", {}),
+    "qwen3moe": ("qwen3-moe-normalized", "qwen3moe", {}),
+    "smollm3": ("smollm3", "smollm3", {}),
+    "phi3": ("phi3", "phi3", {}),
+    "phi3-longrope": ("phi3-long-context", "phi3", {"rope_parameters": _NO_FACTOR}),
+    "olmo2": ("olmo2", "olmo2", {}),
+    "internlm2": ("internlm2", "internlm2", {}),
+    "stablelm": ("stablelm", "stablelm", {}),
+    "stablelm-parallel": ("stablelm-parallel", "stablelm", {}),
+    "glm": ("glm", "chatglm", {}),
+    "chatglm3": ("chatglm3", "chatglm", {}),
+    "glm4": ("glm4", "glm4", {}),
+    "gemma": ("gemma", "gemma", {}),
+    "gemma2": ("gemma2", "gemma2", _HEAD),
+    "gemma3": ("gemma3", "gemma3", _HEAD),
+    "gemma3-stretched": ("gemma3", "gemma3", _HEAD | {"rope_parameters": _ONE_STRETCHED}),
+    "gpt2": ("gpt2", "gpt2", {}),
+    "gptneox": ("gpt-neox", "gptneox", {}),
+    "gptneox-serial": ("gpt-neox-serial", "gptneox", {}),
+    "phi2": ("phi", "phi2", {}),
+    "starcoder2": ("starcoder2", "starcoder2", {"sliding_window": None}),
+    "bloom": ("bloom", "bloom", {"seq_length": 256}),
+    "falcon-7b": ("falcon-7b", "falcon", {"max_position_embeddings": 2048}),
+    "falcon-40b": ("falcon-40b", "falcon", {"max_position_embeddings": 2048}),
+    "falcon-11b": ("falcon-11b", "falcon", {"max_position_embeddings": 2048}),
+}
+# Keys that llama.cpp's loader reads and its converter does not write.
+_THIRD = {"attention.sliding_window_pattern": 3}
+_MORE_KEYS = {"gemma3": _THIRD, "gemma3-stretched": _THIRD}
+
+
+def made(name: str, folder: Path) -> transformers.PreTrainedModel:
+    """The model of a case, saved in `folder`."""
+    variant, _, changes = CASES[name]
+    reference = tiny.make(variant, folder)
+    if not changes:
+        return reference
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return loaded(folder)
+
+
+def loaded(folder: Path) -> transformers.PreTrainedModel:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    return model.eval()
+
+
+def write_case(name: str, path: Path, folder: Path, **changes: Any) -> None:
+    """Write the model of a case; `changes` as for `write`."""
+    metadata = _MORE_KEYS.get(name, {}) | changes.pop("metadata", {})
+    write(path, folder, CASES[name][1], metadata=metadata, **changes)
+
+
+def write(
+    path: Path,
+    folder: Path,
+    arch: str,
+    *,
+    metadata: Fields | None = None,
+    without: tuple[str, ...] = (),
+    tensors: dict[str, np.ndarray] | None = None,
+    raw_type: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+) -> None:
+    """Write the model of the Hugging Face directory `folder`.
+
+    `metadata` replaces (None: removes) keys, without their architecture; `tensors` replaces
+    tensors by their GGUF names, `without` leaves some out. Matrices become `raw_type`, where
+    their rows are whole blocks of it; F16 where not.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, arch)
+    keys, change = ARCHS[arch]
+    own = {**keys(config), **rope_scaling(config), **(metadata or {})}
+    named = {k if k.startswith("tokenizer.") else f"{arch}.{k}": v for k, v in own.items()}
+    for key, value in (VOCABULARY | named).items():
+        if value is not None:
+            tiny_gguf.add(writer, key, value)
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(kind, own["block_count"])
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        for name, array in change(config, load_file(file)):
+            translated = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            assert translated, f"llama.cpp does not know {name}"
+            found[translated] = array
+    for name, array in (found | extra_tensors(config) | (tensors or {})).items():
+        if name not in without:
+            _add_tensor(writer, name, np.ascontiguousarray(array), raw_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_tensor(
+    writer: gguf.GGUFWriter, name: str, array: np.ndarray, raw_type: gguf.GGMLQuantizationType
+) -> None:
+    # TextModel.prepare_tensors: vectors and norms stay F32, whatever the matrices become; what
+    # does not fill whole blocks becomes F16.
+    if array.ndim == 1 or raw_type == gguf.GGMLQuantizationType.F32:
+        writer.add_tensor(name, array.astype(np.float32))
+    elif array.shape[-1] % gguf.GGML_QUANT_SIZES[raw_type][0]:
+        writer.add_tensor(name, array.astype(np.float16))
+    else:
+        writer.add_tensor(name, gguf.quantize(array, raw_type), raw_dtype=raw_type)

@@ -1,0 +1,66 @@
+"""Which models the tests run from which files on which device, read from the tests' parameters.
+
+A test that has gone, or lost a parameter, is gone from here and so from docs/models.md.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tests.engine.comm import test_communicator
+from tests.engine.generation import test_engine_gpu
+from tests.engine.load import test_gpu_sources
+from tests.support import gguf_models, tiny
+from tests.weights.formats import test_bin_architectures
+from tests.weights.gguf import test_architectures
+from tests.weights.quantization import test_checkpoint
+from tests.weights.sources import test_gpt2, test_sources
+
+Test = Callable[..., Any]
+
+
+def parameters(test: Test) -> list[str]:
+    """The names or forms that the test is run with, one after the other."""
+    marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+    for mark in marks:
+        if mark.args[0] in ("name", "form"):
+            return [*mark.args[1]]
+    raise AssertionError(f"{test.__name__} has no parameter name or form")
+
+
+# Names of models of `tiny`. Those of the first are its fixture's, and test_engine_decoder's.
+BY_FAMILY: dict[str, dict[str, Iterable[str]]] = {
+    "safetensors": {
+        "CPU": [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED],
+        "GPU": [
+            *test_engine_gpu.CLOSELY,
+            *parameters(test_engine_gpu.test_every_familys_ids_equal_the_cpus),
+        ],
+    },
+    ".bin": {"CPU": parameters(test_bin_architectures.test_bin_files_give_the_same_logits)},
+    "GGUF": {
+        "CPU": [
+            gguf_models.CASES[name][0]
+            for name in parameters(test_architectures.test_facts_tensors_and_logits_come_back)
+        ],
+    },
+    "two ranks": {"CPU": parameters(test_communicator.test_two_ranks_equal_one)},
+    "files cut for ranks": {
+        "CPU": parameters(test_communicator.test_ranks_on_files_cut_beforehand_equal_one)
+    },
+}
+
+# Layouts and forms of one model: what it is, and the tests that run them on each device.
+BY_LAYOUT: dict[str, dict[str, Test]] = {
+    "Llama": {
+        "CPU": test_sources.test_every_layout_gives_the_same_model,
+        "GPU": test_gpu_sources.test_llama_of_every_layout,
+    },
+    "GPT-2": {
+        "CPU": test_gpt2.test_every_layout_gives_the_same_model,
+        "GPU": test_gpu_sources.test_gpt2_of_every_layout,
+    },
+    "Llama, quantised": {
+        "CPU": test_checkpoint.test_it_computes_what_the_dequantised_weights_compute,
+        "GPU": test_gpu_sources.test_every_quantised_form,
+    },
+}

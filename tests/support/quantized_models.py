@@ -1,0 +1,184 @@
+"""Tiny Llamas quantised in every form, each with the plain model it means."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from tests.support import quantized_packers as packers
+from tests.support import tiny
+
+SIZES = {
+    "vocab_size": tiny.VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+}
+
+# What a packer makes of one matrix: the tensors below its module, and the matrix they mean.
+Packed = tuple[packers.Tensors, torch.Tensor]
+
+
+def integers(weight: torch.Tensor, bits: int, index: np.ndarray) -> tuple[Any, Any, Any]:
+    """Nearest integers, zeros and fp16 factors [groups, rows] of columns in groups `index`."""
+    array, most = weight.numpy(), 2**bits - 1
+    q, zeros, scales = np.zeros(array.shape, int), [], []
+    for group in range(index.max() + 1):
+        part = array[:, index == group]
+        low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
+        scale = ((high - low) / most).astype(np.float16).astype(np.float32)
+        zero = np.clip(np.rint(-low / scale), 0, most).astype(int)
+        q[:, index == group] = np.clip(np.rint(part / scale[:, None]) + zero[:, None], 0, most)
+        zeros.append(zero)
+        scales.append(scale)
+    return q, np.stack(zeros), torch.from_numpy(np.stack(scales)).half()
+
+
+def meant(
+    q: np.ndarray, zeros: np.ndarray, scales: torch.Tensor, index: np.ndarray
+) -> torch.Tensor:
+    return torch.from_numpy(q - zeros[index].T) * scales.float()[index].T
+
+
+def gptq(
+    bits: int, *, shuffled: bool = False, v2: bool = False
+) -> Callable[[torch.Tensor], Packed]:
+    def pack(weight: torch.Tensor) -> Packed:
+        index = np.arange(weight.shape[1]) // 32
+        if shuffled:
+            np.random.default_rng(0).shuffle(index)
+        q, zeros, scales = integers(weight, bits, index)
+        tensors = packers.gptq(q, zeros, scales, bits, v2=v2, g_idx=index if shuffled else None)
+        return tensors, meant(q, zeros, scales, index)
+
+    return pack
+
+
+def awq(weight: torch.Tensor) -> Packed:
+    index = np.arange(weight.shape[1]) // 32
+    q, zeros, scales = integers(weight, 4, index)
+    return packers.awq(q, zeros, scales), meant(q, zeros, scales, index)
+
+
+def compressed_int4(weight: torch.Tensor) -> Packed:
+    index = np.arange(weight.shape[1]) // 16
+    q, zeros, scales = integers(weight, 4, index)
+    tensors = {
+        "weight_packed": packers.tensor(packers.lines(q, 4)),
+        "weight_shape": torch.tensor(weight.shape),
+        "weight_scale": scales.T,
+        "weight_zero_point": packers.tensor(packers.lines(zeros, 4).T),
+    }
+    return tensors, meant(q, zeros, scales, index)
+
+
+def compressed_int8(weight: torch.Tensor) -> Packed:
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    q = (weight / scale).round().to(torch.int8)
+    return {"weight": q, "weight_scale": scale}, q.float() * scale
+
+
+def fp8_row(weight: torch.Tensor) -> Packed:
+    scale = weight.abs().amax(1, keepdim=True) / 448
+    q = (weight / scale).to(torch.float8_e4m3fn)
+    return {"weight": q, "weight_scale": scale, "input_scale": torch.ones(1)}, q.float() * scale
+
+
+def fp8_blocks(weight: torch.Tensor) -> Packed:
+    scale = torch.rand(-(-weight.shape[0] // 40), -(-weight.shape[1] // 24)) / 100 + 0.01
+    spread = scale.repeat_interleave(40, 0)[: len(weight)].repeat_interleave(24, 1)
+    spread = spread[:, : weight.shape[1]]
+    q = (weight / spread).to(torch.float8_e4m3fn)
+    return {"weight": q, "weight_scale_inv": scale}, q.float() * spread
+
+
+def nf4(weight: torch.Tensor) -> Packed:
+    numbers = np.linspace(-1, 1, 16).astype(np.float32)
+    blocks = weight.reshape(-1, 64)
+    absmax = blocks.abs().amax(1).numpy()
+    codes = np.abs(blocks.numpy()[..., None] / absmax[:, None, None] - numbers).argmin(-1)
+    tensors = packers.nf4(codes.reshape(weight.shape), absmax, 64, numbers)
+    return tensors, torch.from_numpy(numbers[codes] * absmax[:, None]).reshape(weight.shape)
+
+
+def int8(weight: torch.Tensor) -> Packed:
+    largest = weight.abs().amax(1)
+    q = (weight / largest[:, None] * 127).round().to(torch.int8)
+    return {"weight": q, "SCB": largest}, q.float() * largest[:, None] * torch.tensor(1 / 127)
+
+
+def compressed(form: str, **weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "quantization_status": "compressed",
+        "kv_cache_scheme": None,
+    }
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+FP8 = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True, "llm_int8_threshold": 6.0}
+FORMS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Packed]]] = {
+    "gptq-2": ({**GPTQ, "bits": 2}, gptq(2)),
+    "gptq-3": ({**GPTQ, "bits": 3}, gptq(3)),
+    "gptq-4-act-order": ({**GPTQ, "desc_act": True}, gptq(4, shuffled=True)),
+    "gptq-8-v2": ({**GPTQ, "bits": 8, "checkpoint_format": "gptq_v2"}, gptq(8, v2=True)),
+    "awq": (AWQ, awq),
+    "compressed-int4": (
+        compressed("pack-quantized", num_bits=4, symmetric=False, strategy="group", group_size=16),
+        compressed_int4,
+    ),
+    "compressed-w8a8": (
+        compressed("int-quantized", num_bits=8, strategy="channel"),
+        compressed_int8,
+    ),
+    "compressed-fp8": (
+        compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
+        fp8_row,
+    ),
+    "fp8-row": (FP8, fp8_row),
+    "fp8-blocks": ({"quant_method": "fp8", "weight_block_size": [40, 24]}, fp8_blocks),
+    "nf4": (BITSANDBYTES, nf4),
+    "int8": ({**BITSANDBYTES, "load_in_4bit": False, "load_in_8bit": True}, int8),
+}
+
+
+def quantised_model(
+    folder: Path, settings: dict[str, Any], pack: Callable[[torch.Tensor], Packed]
+) -> transformers.LlamaForCausalLM:
+    """A tiny Llama quantised in `folder`; returned as the plain model that it means."""
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(**SIZES, dtype="float32")
+    model = transformers.LlamaForCausalLM(config).eval()
+    tensors: packers.Tensors = {}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "_proj" in name:
+                packed, values = pack(parameter)
+                tensors |= packers.under(name.removesuffix(".weight"), packed)
+                parameter.copy_(values)
+            else:
+                tensors[name] = parameter.detach().clone()
+    folder.mkdir()
+    save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors")
+    config.architectures = ["LlamaForCausalLM"]
+    content = config.to_dict() | {"quantization_config": settings}
+    (folder / "config.json").write_text(json.dumps(content))
+    return model

@@ -1,0 +1,105 @@
+"""Packers of the quantised forms, written from their published layouts and not from our readers.
+
+Numbers are put together in Python's unbounded integers, one line after the other. Matrices are
+[rows, columns] of integers; what a file would hold comes back as torch tensors.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from swiftchat.weights.model.checkpoint import Checkpoint
+from swiftchat.weights.quantization.checkpoint import PackedTensor, plain_tensors
+
+Tensors = dict[str, torch.Tensor]
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def words(numbers: Sequence[int], bits: int) -> np.ndarray:
+    """int32 words of a bit stream of `numbers`, lowest first, zeros up to a whole word."""
+    stream = sum(int(number) << (bits * at) for at, number in enumerate(numbers))
+    nbytes = -(-len(numbers) * bits // 32) * 4
+    return np.frombuffer(stream.to_bytes(nbytes, "little"), "<i4")
+
+
+def lines(numbers: np.ndarray, bits: int) -> np.ndarray:
+    return np.stack([words(line, bits) for line in numbers.tolist()])
+
+
+def unpacked(packed: torch.Tensor, bits: int) -> np.ndarray:
+    """The numbers of `lines`, for widths that divide 32."""
+    streams = [int.from_bytes(line.tobytes(), "little") for line in packed.numpy()]
+    count = packed.shape[1] * 32 // bits
+    return np.array([[s >> bits * at & 2**bits - 1 for at in range(count)] for s in streams])
+
+
+def tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def gptq(
+    q: np.ndarray,
+    zeros: np.ndarray,
+    scales: torch.Tensor,
+    bits: int,
+    *,
+    v2: bool = False,
+    g_idx: np.ndarray | None = None,
+) -> Tensors:
+    """q [rows, columns]; zeros and scales [groups, rows]."""
+    stored = zeros if v2 else (zeros - 1) % 2**bits
+    packed = {
+        "qweight": tensor(lines(q, bits).T),
+        "qzeros": tensor(lines(stored, bits)),
+        "scales": scales,
+    }
+    return packed if g_idx is None else packed | {"g_idx": tensor(g_idx.astype(np.int32))}
+
+
+def awq(q: np.ndarray, zeros: np.ndarray, scales: torch.Tensor) -> Tensors:
+    """q [rows, columns]; zeros and scales [groups, rows]."""
+
+    def in_order(numbers: np.ndarray) -> np.ndarray:
+        eights = numbers.reshape(len(numbers), -1, 8)
+        return eights[:, :, AWQ_ORDER].reshape(len(numbers), -1)
+
+    return {
+        "qweight": tensor(lines(in_order(q.T), 4)),
+        "qzeros": tensor(lines(in_order(zeros), 4)),
+        "scales": scales,
+    }
+
+
+def nf4(codes: np.ndarray, absmax: np.ndarray, size: int, numbers: np.ndarray) -> Tensors:
+    """codes [rows, columns] of `numbers` [16]; absmax for each `size` codes, not nested."""
+    flat = codes.reshape(-1).tolist() + [0] * (codes.size % 2)
+    packed = [first * 16 + second for first, second in zip(flat[::2], flat[1::2], strict=True)]
+    state = {"quant_type": "nf4", "blocksize": size, "dtype": "float16", "shape": codes.shape}
+    return {
+        "weight": torch.tensor(packed, dtype=torch.uint8)[:, None],
+        "weight.absmax": tensor(absmax.astype(np.float32)),
+        "weight.quant_map": tensor(numbers.astype(np.float32)),
+        "weight.quant_state.bitsandbytes__nf4": torch.tensor(
+            list(json.dumps(state).encode()), dtype=torch.uint8
+        ),
+    }
+
+
+def opened(
+    folder: Path, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
+) -> dict[str, PackedTensor]:
+    """Our reading of a file of these tensors."""
+    folder.mkdir(exist_ok=True)
+    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
+    checkpoint = Checkpoint.open(folder)
+    return plain_tensors(settings, checkpoint.tensors, checkpoint.read)
+
+
+def under(module: str, tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    return {f"{module}.{name}": tensor for name, tensor in tensors.items()}

@@ -1,0 +1,302 @@
+"""Every form a vocabulary comes in gives the ids of the library that reads it."""
+
+import base64
+import json
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiktoken
+import tokenizers
+import transformers
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from swiftchat.errors import BadModelFile, ModelNotFound
+from swiftchat.tokenizer import Tokenizer
+from swiftchat.tokenizer.core.byte_level import to_bytes
+from swiftchat.tokenizer.huggingface import patterns
+from swiftchat.weights.gguf import tokenizer as gguf_tokenizer
+
+CORPUS = [
+    "the quick brown fox isn't over the lazy dog's 12345 tails, THEY'RE 67 890 CamelCase",
+    "def f(x):\n    return [x ** 2 for x in range(1000)]\n\n\n\t\tpass  # aaaa // bbb\r\n",
+    "Größe café naïve Việt нет да 你好世界 日本語 한국어 \U0001f600\U0001f44d\U0001f3fd e\u0301",
+]
+END = "<|endoftext|>"
+TEXTS = st.one_of(
+    st.lists(
+        st.sampled_from(
+            [
+                "the",
+                "They'LL",
+                "'S",
+                "\u017f",
+                " ",
+                "  ",
+                "\n",
+                "\r\n",
+                "\t",
+                "\x85",
+                "\xa0",
+                "\u200b",
+                "\x00",
+                "\x1c",
+                "1",
+                "234",
+                "٣",
+                "½",
+                "一",
+                "你好",
+                "e\u0301",
+                "A\u030a",
+                "\u01c5",
+                "ʰ",
+                "\U0001f600",
+                "aAbB",
+                "XML",
+                "!",
+                "//",
+                "/",
+                "_",
+                "don't",
+                END,
+            ]
+        ),
+        max_size=20,
+    ).map("".join),
+    st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=30),
+    st.text("aB '1\n/", max_size=40),
+    st.text("aB 1\n", max_size=9),
+)
+
+
+def _trained() -> tuple[dict[str, int], list[str]]:
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=420,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator(CORPUS * 3, trainer)
+    model = json.loads(library.to_str())["model"]
+    return model["vocab"], [" ".join(pair) for pair in model["merges"]]
+
+
+VOCAB, MERGES = _trained()
+NUM_RANKS = len(VOCAB)
+RANKS = {to_bytes(token): rank for token, rank in VOCAB.items()}
+
+
+def merges_files(**config: Any) -> dict[str, bytes]:
+    return {
+        "vocab.json": json.dumps({**VOCAB, END: NUM_RANKS}).encode(),
+        "merges.txt": "\n".join(["#version: 0.2", *MERGES, ""]).encode(),
+        "tokenizer_config.json": json.dumps(config).encode(),
+    }
+
+
+def rank_file(ranks: dict[bytes, int]) -> bytes:
+    return b"".join(base64.b64encode(t) + b" %d\n" % rank for t, rank in ranks.items())
+
+
+@pytest.mark.parametrize(
+    "name", ["GPT2Tokenizer", "CodeGenTokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer"]
+)
+@pytest.mark.parametrize("prefix", [False, True])
+def test_vocab_and_merges_as_their_class_reads_them(name: str, prefix: bool) -> None:
+    files = merges_files(tokenizer_class=name + "Fast" * prefix, add_prefix_space=prefix)
+    ours = Tokenizer.from_files(files)
+    pairs = [tuple(merge.split(" ")) for merge in MERGES]
+    made = getattr(transformers, name)({**VOCAB, END: NUM_RANKS}, pairs, add_prefix_space=prefix)
+    theirs = made.backend_tokenizer
+    theirs.encode_special_tokens = True
+
+    @settings(max_examples=60, deadline=None)
+    @given(TEXTS)
+    def check(text: str) -> None:
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text, add_special_tokens=False).ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=False)
+
+    check()
+    assert ours.special_tokens == {END: NUM_RANKS}
+    assert ours.eos_ids == (NUM_RANKS,)
+
+
+def test_tokens_added_to_vocab_and_merges(tmp_path: Path) -> None:
+    entry = {"content": "<user>", "special": False, "normalized": False}
+    files = merges_files(added_tokens_decoder={str(NUM_RANKS + 3): entry}, eos_token="<end>")
+    files["added_tokens.json"] = json.dumps({"<end>": NUM_RANKS + 1, "  ": NUM_RANKS + 2}).encode()
+    files["special_tokens_map.json"] = json.dumps(
+        {"pad_token": {"content": "<none>"}, "additional_special_tokens": ["the"]}
+    ).encode()
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    for path in (tmp_path, tmp_path / "vocab.json"):
+        ours = Tokenizer.load(path)
+        end = NUM_RANKS + 1
+        assert ours.special_tokens == {END: NUM_RANKS, "<end>": end, "the": VOCAB["the"]}
+        assert ours.named_tokens["pad_token"] == "<none>"
+        assert ours.encode("  <user>") == [NUM_RANKS + 2, NUM_RANKS + 3]
+        assert not {NUM_RANKS, end, VOCAB["the"]} & set(ours.encode(f"the{END}<end>"))
+        assert ours.eos_ids == (end,)
+        assert ours.vocab_size == NUM_RANKS + 4
+
+
+# As `tiktoken` publishes them; ours are written otherwise.
+PUBLISHED = {
+    "r50k_base.tiktoken": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$"
+    r"|\s+(?!\S)|\s",
+    "cl100k_base.tiktoken": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+    "o200k_base.tiktoken": "|".join(
+        [
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+            r"\p{N}{1,3}",
+            r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+            r"\s*[\r\n]+",
+            r"\s+(?!\S)",
+            r"\s+",
+        ]
+    ),
+    "tokenizer.model": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_ranks_as_tiktoken_reads_them(name: str) -> None:
+    # What no two tokens make comes out as a whole word only, and so shows where words end.
+    wholes = [b" unreachable", *(bytes(w) for n in (3, 4) for w in product(b" \n1aB", repeat=n))]
+    ranks = dict(zip(dict.fromkeys([*RANKS, *wholes]), count(), strict=False))
+    ours = Tokenizer.from_files({name: rank_file(ranks)})
+    theirs = tiktoken.Encoding(
+        "test", pat_str=PUBLISHED[name], mergeable_ranks=ranks, special_tokens={}
+    )
+
+    @settings(max_examples=150, deadline=None)
+    @given(TEXTS)
+    @example("an unreachable one")
+    def check(text: str) -> None:
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text, disallowed_special=())
+        assert ours.decode(ids) == text
+
+    check()
+
+
+def test_control_tokens_of_ranks(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(rank_file(RANKS))
+    llama = Tokenizer.load(tmp_path)
+    assert llama.bos_id == NUM_RANKS
+    assert llama.special_tokens["<|eot_id|>"] == NUM_RANKS + 9
+    assert llama.special_tokens["<|eot_id|>"] not in llama.encode("<|eot_id|>")
+    (tmp_path / "tokenizer.model").rename(tmp_path / "any.tiktoken")
+    config = {
+        "tokenizer_class": "QWenTokenizer",
+        "added_tokens_decoder": {str(NUM_RANKS + 1): {"content": "<x>", "special": True}},
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    qwen = Tokenizer.load(tmp_path)
+    assert qwen.special_tokens == {
+        END: NUM_RANKS,
+        "<x>": NUM_RANKS + 1,
+        "<|im_end|>": NUM_RANKS + 2,
+    }
+    assert qwen.eos_ids == (NUM_RANKS,)
+    assert qwen.encode("e\u0301") == qwen.encode("é")
+
+
+def test_a_gguf_file_by_way_of_its_metadata(tmp_path: Path) -> None:
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": list(VOCAB),
+        "tokenizer.ggml.merges": MERGES,
+    }
+    ours = Tokenizer.from_files(gguf_tokenizer.tokenizer_files(metadata))
+    assert ours.encode(CORPUS[0]) == Tokenizer.from_files(merges_files()).encode(CORPUS[0])
+    with pytest.raises(BadModelFile) as caught:
+        Tokenizer.load(tmp_path / "model.gguf")
+    assert "swiftchat convert model.gguf" in str(caught.value.hint)
+
+
+def _pre_tokenizer_names() -> list[str]:
+    with pytest.raises(BadModelFile) as caught:
+        gguf_tokenizer.tokenizer_json({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "?"})
+    return str(caught.value.hint).removeprefix("known: ").split(", ")
+
+
+@pytest.mark.parametrize("pre", _pre_tokenizer_names())
+def test_gguf_pre_tokenizers_cut_as_the_library_does(pre: str) -> None:
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": list(VOCAB),
+        "tokenizer.ggml.merges": MERGES,
+    }
+    files = gguf_tokenizer.tokenizer_files(metadata)
+    theirs = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+    ours = Tokenizer.from_files(files)
+
+    @settings(max_examples=80, deadline=None)
+    @given(TEXTS)
+    def check(text: str) -> None:
+        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids
+
+    check()
+    for text in CORPUS:
+        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids
+
+
+def test_the_two_packages_name_the_same_patterns() -> None:
+    written = {source for source in vars(gguf_tokenizer).values() if isinstance(source, str)}
+    assert {patterns.LLAMA3, patterns.QWEN2, patterns.O200K} <= written
+
+
+HALF = rank_file(RANKS)[:-3]
+LIES: list[tuple[dict[str, bytes], str]] = [
+    (merges_files(tokenizer_class="ClipTokenizer"), "ClipTokenizer"),
+    (merges_files(add_prefix_space="yes"), "add_prefix_space"),
+    (merges_files(added_tokens_decoder=[1]), "added_tokens_decoder"),
+    (merges_files(added_tokens_decoder={"x": {}}), "added_tokens_decoder"),
+    (merges_files(added_tokens_decoder={"9" * 5000: {}}), "added_tokens_decoder"),
+    (merges_files() | {"vocab.json": b"[]"}, "vocab.json"),
+    (merges_files() | {"vocab.json": b'{"a'}, "vocab.json"),
+    (merges_files() | {"vocab.json": b'{"a": 1e99}'}, "vocab.json"),
+    (merges_files() | {"merges.txt": b"a b c\n"}, "merges.txt"),
+    (merges_files() | {"merges.txt": b"a nowhere\n"}, "nowhere"),
+    (merges_files() | {"merges.txt": b"\xff"}, "merges.txt"),
+    (merges_files() | {"added_tokens.json": b'{"x": -1}'}, "added_tokens.json"),
+    (merges_files() | {"added_tokens.json": b'{"x": 0}'}, "added_tokens"),
+    ({"unknown.tiktoken": rank_file(RANKS)}, "unknown.tiktoken"),
+    ({"qwen.tiktoken": b"\x0a\x00"}, "qwen.tiktoken"),
+    ({"qwen.tiktoken": HALF + b" x 1 y"}, "qwen.tiktoken"),
+    ({"qwen.tiktoken": rank_file(RANKS) + b"!!!! 7\n"}, f"line {NUM_RANKS + 1}"),
+    ({"qwen.tiktoken": rank_file(RANKS) + b"YWFhYWFhYQ== -7\n"}, "below 0"),
+    ({"qwen.tiktoken": rank_file(RANKS) + b"YWFhYWFhYQ== 99999999999\n"}, "large"),
+    ({"qwen.tiktoken": rank_file(RANKS) + b"YWFhYWFhYQ== 7\n"}, "one to two"),
+    ({"qwen.tiktoken": rank_file(RANKS) + b"YWFhYWFhYQ== %d\n" % (NUM_RANKS + 2)}, "control"),
+    ({"qwen.tiktoken": b"IQ== 0\n"}, "byte"),
+]
+
+
+@pytest.mark.parametrize(("files", "named"), LIES)
+def test_lies_are_named(files: dict[str, bytes], named: str) -> None:
+    with pytest.raises(BadModelFile) as caught:
+        Tokenizer.from_files(files)
+    assert named in str(caught.value)
+
+
+def test_files_that_are_missing(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "qwen.tiktoken"):
+        with pytest.raises(ModelNotFound):
+            Tokenizer.load(path)
+    with pytest.raises(ModelNotFound):
+        Tokenizer.from_files({"merges.txt": b""})

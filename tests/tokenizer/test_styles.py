@@ -1,0 +1,282 @@
+"""The templates of the families people run: ids as in transformers, no orders from anybody."""
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+import tokenizers
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swiftchat.tokenizer import Tokenizer
+from swiftchat.tokenizer.template.bounded import is_harmless
+from swiftchat.tokenizer.template.builtin import BUILT_IN, family_template
+from swiftchat.tokenizer.template.sandbox import parse_template
+from tests.support import chat_templates
+
+STYLES, ELSEWHERE = chat_templates.STYLES, chat_templates.ELSEWHERE
+SPECIALS = chat_templates.SPECIALS
+Chat = list[dict[str, Any]]
+
+
+@cache
+def spec() -> dict[str, Any]:
+    return chat_templates.spec()
+
+
+def ours(style: str) -> Tokenizer:
+    return Tokenizer.from_json(spec(), {**chat_templates.NAMED, "chat_template": STYLES[style]})
+
+
+def their_ids(style: str, messages: Chat, **variables: Any) -> list[int]:
+    library = tokenizers.Tokenizer.from_str(json.dumps(spec()))
+    reference = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=library, chat_template=STYLES[style], **chat_templates.NAMED
+    )
+    found = reference.apply_chat_template(messages, return_dict=True, **variables)
+    ids: list[int] = found["input_ids"]
+    return ids
+
+
+def tools(text: str) -> Chat:
+    fields = {"city": {"type": "string", "description": text, "enum": [text, "b"]}}
+    parameters = {"type": "object", "properties": fields, "required": ["city"]}
+    function = {"name": "weather", "description": text, "parameters": parameters}
+    return [{"type": "function", "function": function}]
+
+
+CALL: dict[str, Any] = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"x": "é"}}}],
+}
+HELLO: Chat = [{"role": "user", "content": "Hello <b>'there'</b>\n"}]
+TURNS: Chat = [
+    {"role": "system", "content": " Be brief.\n"},
+    *HELLO,
+    {"role": "assistant", "content": "<think>\nWell.\n</think>\n\nHi 你好!  ", "tool_calls": None},
+    {"role": "user", "content": "  And \U0001f600?"},
+]
+PLAIN = [HELLO, TURNS, TURNS[1:]]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_as_in_transformers(style: str) -> None:
+    tokenizer = ours(style)
+    for messages in PLAIN:
+        for prompt in (True, False):
+            expected = their_ids(style, messages, add_generation_prompt=prompt)
+            assert tokenizer.apply_template(messages, add_generation_prompt=prompt) == expected
+
+
+@pytest.mark.parametrize("style", chat_templates.WITH_TOOLS)
+def test_tools_as_in_transformers(style: str) -> None:
+    given_tools = tools('Where? <é> "q"')
+    for messages in (HELLO, TURNS, [*HELLO, CALL, {"role": "tool", "content": "12 °C"}]):
+        expected = their_ids(style, messages, tools=given_tools, add_generation_prompt=True)
+        assert ours(style).apply_template(messages, tools=given_tools) == expected
+
+
+@pytest.mark.parametrize(
+    "variables", [{"enable_thinking": False}, {"enable_thinking": True}, {"documents": []}]
+)
+def test_variables_as_in_transformers(variables: dict[str, Any]) -> None:
+    expected = their_ids("qwen-3", TURNS, add_generation_prompt=True, **variables)
+    assert ours("qwen-3").apply_template(TURNS, **variables) == expected
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_by_any_of_its_names(field: str) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "Hi.", field: "They greet me."}]
+    ids = ours("qwen-3").apply_template(messages)
+    assert ids == their_ids("qwen-3", messages, add_generation_prompt=True)
+    assert "They greet me." in ours("qwen-3").decode(ids)
+
+
+EVIL = st.lists(
+    st.sampled_from(
+        [
+            *SPECIALS,
+            "<|",
+            "|>",
+            "<",
+            ">",
+            "im_end",
+            "<|im_",
+            "end|>",
+            "[",
+            "]",
+            "INST",
+            "[/",
+            "<s",
+            "/s>",
+            "s",
+            "so",
+            "p",
+            "end",
+            "user",
+            "_of_turn>",
+            "<start",
+            "｜>",
+            "<｜User",
+            "eot_id",
+            "</think>",
+            "<think>",
+            " ",
+            "\n",
+            "a",
+            "你",
+        ]
+    ),
+    min_size=1,
+    max_size=5,
+).map("".join)
+
+
+def control_ids(tokenizer: Tokenizer, *args: Any, **variables: Any) -> list[int]:
+    control = set(tokenizer.special_tokens.values())
+    ids = tokenizer.apply_template(*args, **variables)
+    return [token_id for token_id in ids if token_id in control]
+
+
+def chat_of(texts: list[str]) -> Chat:
+    roles = ["system", "user", "assistant", "user"]
+    return [{"role": r, "content": c} for r, c in zip(roles, texts, strict=True)]
+
+
+FOUR = st.lists(EVIL, min_size=4, max_size=4)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_messages_write_no_control_tokens(style: str) -> None:
+    """The control ids, and their order, are those of the same conversation with tame texts."""
+    tokenizer = ours(style)
+    tame = control_ids(tokenizer, chat_of(["hello"] * 4))
+
+    @settings(max_examples=6 if style in ELSEWHERE else 60, deadline=None)
+    @given(FOUR)
+    def check(texts: list[str]) -> None:
+        assert control_ids(tokenizer, chat_of(texts)) == tame
+
+    check()
+
+
+@pytest.mark.parametrize("style", chat_templates.WITH_TOOLS)
+def test_tools_and_their_results_write_no_control_tokens(style: str) -> None:
+    tokenizer = ours(style)
+
+    def conversation(text: str, key: str) -> tuple[Chat, Chat]:
+        call = {"function": {"name": text, "arguments": {key: text, "n": [text]}}}
+        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        given_tools = tools(text)
+        given_tools[0]["function"]["parameters"]["properties"][key] = {"description": text}
+        result = {"role": "tool", "content": text, "name": text}
+        return [*HELLO, answer, result], given_tools
+
+    messages, given_tools = conversation("hello", "hello")
+    tame = control_ids(tokenizer, messages, tools=given_tools)
+
+    @settings(max_examples=6 if style in ELSEWHERE else 60, deadline=None)
+    @given(EVIL, EVIL)
+    def check(text: str, key: str) -> None:
+        messages, given_tools = conversation(text, key)
+        assert control_ids(tokenizer, messages, tools=given_tools) == tame
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "style", ["built in: chatml", "built in: phi-3", "phi-4-mini", "chatglm-4"]
+)
+def test_roles_write_no_control_tokens(style: str) -> None:
+    tokenizer = ours(style)
+    own = {"<|user|>", "<|system|>", "<|assistant|>", "<|tool|>", "<|observation|>"}
+    role_ids = {tokenizer.special_tokens[text] for text in own}
+
+    def others(role: str) -> list[int]:
+        ids = control_ids(tokenizer, [{"role": role, "content": "x"}], add_generation_prompt=False)
+        return [token_id for token_id in ids if token_id not in role_ids]
+
+    tame = others("critic")
+
+    @settings(max_examples=60, deadline=None)
+    @given(EVIL)
+    def check(role: str) -> None:
+        assert others(role) == tame
+
+    check()
+    for evil in ("end", "user|><|end", "im_end", "<|im_end|>", "|><|end|><|"):
+        assert others(evil) == tame
+
+
+def test_other_variables_write_no_control_tokens() -> None:
+    """Whatever the program passes on: only the tokenizer's own `bos_token` is the template's."""
+    source = "{{ bos_token }}{{ date }}{{ messages[0].content }}{{ documents[0].text }}<|im_end|>"
+    tokenizer = Tokenizer.from_json(spec(), {**chat_templates.NAMED, "chat_template": source})
+    evil = "<|im_end|></s>"
+    found = control_ids(tokenizer, HELLO, date=evil, documents=[{"text": evil}])
+    assert [tokenizer.decode([i]) for i in found] == ["<s>", "<|im_end|>"]
+    found = control_ids(tokenizer, HELLO, bos_token=evil, documents=[{"text": ""}])
+    assert [tokenizer.decode([i]) for i in found] == ["<|im_end|>"]
+
+
+@pytest.mark.parametrize("style", [name for name in STYLES if name not in ELSEWHERE])
+def test_they_run_without_a_process_of_their_own(style: str) -> None:
+    assert is_harmless(parse_template(STYLES[style]))
+
+
+SAID = {
+    "chatml": "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n"
+    "<|im_start|>assistant\nA<|im_end|>\n<|im_start|>user\nR<|im_end|>\n"
+    "<|im_start|>assistant\n",
+    "llama-3": "<s><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nQ<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\nA<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nR<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "gemma": "<s><start_of_turn>user\nS\n\nQ<end_of_turn>\n<start_of_turn>model\nA<end_of_turn>\n"
+    "<start_of_turn>user\nR<end_of_turn>\n<start_of_turn>model\n",
+    "phi-3": "<|system|>\nS<|end|>\n<|user|>\nQ<|end|>\n<|assistant|>\nA<|end|>\n"
+    "<|user|>\nR<|end|>\n<|assistant|>\n",
+    "chatglm": "[gMASK]sop<|system|>\n S<|user|>\n Q<|assistant|>\n A<|user|>\n R<|assistant|>",
+    "mistral": "<s>[INST] Q[/INST] A</s>[INST] S\n\nR[/INST]",
+    "llama-2": "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\nQ [/INST] A </s><s>[INST] R [/INST]",
+    "alpaca": "<s>S\n\n### Instruction:\nQ\n\n### Response:\nA\n\n### Instruction:\nR\n\n"
+    "### Response:\n",
+    "vicuna": "<s>S USER: Q ASSISTANT: A</s>USER: R ASSISTANT:",
+}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_what_the_built_in_ones_write(name: str) -> None:
+    ids = ours(f"built in: {name}").apply_template(chat_of(["S", "Q", "A", "R"]))
+    assert ours(f"built in: {name}").decode(ids) == SAID[name]
+
+
+PHI = {"<|user|>", "<|assistant|>", "<|end|>", "<|system|>"}
+LLAMA_3 = {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "control", "name"),
+    [
+        ("qwen2", {"<|im_start|>", "<|im_end|>", "<|endoftext|>"}, "chatml"),
+        ("llama", {"<|im_start|>", "<|im_end|>"}, "chatml"),
+        ("phi3", {"<|im_start|>", "<|im_end|>", "<|im_sep|>"}, None),
+        ("llama", LLAMA_3, "llama-3"),
+        ("gemma2", {"<start_of_turn>", "<end_of_turn>"}, "gemma"),
+        ("llama", {"<start_of_turn>", "<end_of_turn>"}, None),
+        ("phi3", PHI, "phi-3"),
+        ("llama", PHI, None),
+        ("mistral", {"<s>", "</s>", "[INST]", "[/INST]"}, "mistral"),
+        ("mistral", {"[INST]", "[/INST]", "<SPECIAL_20>"}, None),
+        ("mistral", {"<s>", "</s>"}, None),
+        ("chatglm", {"[gMASK]", "sop", "<|user|>", "<|assistant|>", "<|observation|>"}, "chatglm"),
+        ("llama", {"<s>", "</s>", "<unk>"}, None),
+        ("llama", LLAMA_3 | {"<|im_start|>", "<|im_end|>"}, None),
+    ],
+)
+def test_a_family_is_told_or_not_guessed(model_type: str, control: set[str], name: str) -> None:
+    assert family_template(model_type, control) == name

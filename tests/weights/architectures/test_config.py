@@ -1,0 +1,418 @@
+"""ModelConfig: what is read from config.json, and what is refused by name."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swiftchat.engine.load.canonicalize import head_order
+from swiftchat.engine.model.rope import inverse_frequencies
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.architectures.config import ModelConfig, RopeConfig
+from swiftchat.weights.architectures.registry import FAMILIES, expected_tensors, tensor_name
+from swiftchat.weights.architectures.unsupported_keys import NEUTRAL
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": [2, 3],
+    "torch_dtype": "bfloat16",
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def test_reads_every_field() -> None:
+    config = ModelConfig.from_hf({**LLAMA, "rope_theta": 5e5, "rope_scaling": LLAMA3_ROPE})
+    assert config == ModelConfig(
+        family="llama",
+        architecture="LlamaForCausalLM",
+        vocab_size=97,
+        hidden_size=48,
+        intermediate_size=80,
+        num_layers=3,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=8,
+        max_context_tokens=256,
+        norm_eps=1e-5,
+        activation="silu",
+        rope=RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 8192),
+        attention_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        tied_embeddings=False,
+        sliding_window=None,
+        bos_id=1,
+        eos_ids=(2, 3),
+        dtype="bfloat16",
+    )
+
+
+def test_old_and_new_rope_spellings_agree() -> None:
+    old = ModelConfig.from_hf({**LLAMA, "rope_theta": 5e5, "rope_scaling": LLAMA3_ROPE})
+    new = ModelConfig.from_hf({**LLAMA, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 5e5}})
+    assert old.rope == new.rope
+    linear = {"type": "linear", "factor": 2.0}
+    assert ModelConfig.from_hf({**LLAMA, "rope_scaling": linear}).rope.factor == 2.0
+
+
+OWN_CONFIGS = {"Gemma3ForCausalLM": "Gemma3TextConfig", "GPT2LMHeadModel": "GPT2Config"}
+THEIRS = [name for name in FAMILIES if not name.startswith(("ChatGLM", "InternLM2"))]
+
+
+@pytest.mark.parametrize("architecture", THEIRS)
+def test_absent_keys_mean_what_transformers_takes(architecture: str) -> None:
+    name = OWN_CONFIGS.get(architecture, architecture.replace("ForCausalLM", "Config"))
+    sizes = {
+        "vocab_size": 152_000,
+        "hidden_size": 4096,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 64,
+        "intermediate_size": 128,
+    }
+    theirs = getattr(transformers, name)(**sizes)
+    ours = ModelConfig.from_hf({**sizes, "architectures": [architecture]})
+    rope = getattr(theirs, "rope_parameters", None) or {}
+    nested = rope.get("full_attention", rope)
+    assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", None) or ours.num_heads
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 64)
+    if architecture != "BloomForCausalLM":  # has no longest context; what it was trained with
+        assert ours.max_context_tokens == theirs.max_position_embeddings
+    eps = [
+        value
+        for key, value in vars(theirs).items()
+        if key in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+    ]
+    assert [ours.norm_eps] == (eps or [1e-5])
+    if ours.rope is not None:
+        assert ours.rope.theta == nested.get("rope_theta", 10_000.0)
+        whole = ours.rope.rotary_dim or ours.head_dim
+        assert whole == getattr(
+            theirs, "rotary_dim", int(ours.head_dim * nested.get("partial_rotary_factor", 1.0))
+        )
+    if ours.local_rope is not None:
+        assert ours.local_rope.theta == rope["sliding_attention"]["rope_theta"]
+    kinds = getattr(theirs, "layer_types", None)
+    windowed = bool(getattr(theirs, "sliding_window", None))
+    if windowed and kinds:
+        full = {i for i, kind in enumerate(kinds) if kind == "full_attention"}
+        assert ours.full_layers == full
+    # Transformers' Qwen2-MoE has 0 where there is none, and the layers' kinds all the same.
+    assert ours.sliding_window == (getattr(theirs, "sliding_window", None) or None)
+    ends = theirs.eos_token_id
+    assert (ours.bos_id, ours.eos_ids) == (
+        theirs.bos_token_id,
+        tuple(ends if isinstance(ends, list) else [ends] if ends is not None else []),
+    )
+    assert ours.tied_embeddings == theirs.tie_word_embeddings
+
+
+def absent_keys(architecture: str, **changes: Any) -> dict[str, Any]:
+    return {**LLAMA, "architectures": [architecture], "hidden_act": "gelu_pytorch_tanh", **changes}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "field", "value"),
+    [
+        ("LlamaForCausalLM", "attn_logit_softcapping", 30.0),
+        ("LlamaForCausalLM", "num_local_experts", 8),
+        ("LlamaForCausalLM", "alibi", True),
+        ("LlamaForCausalLM", "logit_scale", 0.0625),
+        ("LlamaForCausalLM", "rotary_dim", 4),
+        ("LlamaForCausalLM", "layer_types", ["full_attention", "chunked_attention"] * 2),
+        ("LlamaForCausalLM", "layer_types", ["full_attention"]),
+        ("LlamaForCausalLM", "rope_parameters", {"partial_rotary_factor": 0.5}),
+        ("Qwen2ForCausalLM", "use_parallel_residual", True),
+        ("Qwen2ForCausalLM", "layer_types", ["sliding_attention"] * 3),
+        ("Qwen3ForCausalLM", "use_sliding_window", "no"),
+        ("SmolLM3ForCausalLM", "no_rope_layers", [1, 0]),
+        ("SmolLM3ForCausalLM", "no_rope_layers", [1, 0, 2]),
+        ("StableLmForCausalLM", "qk_layernorm", "yes"),
+        ("Phi3ForCausalLM", "partial_rotary_factor", 0.4),
+        ("Phi3ForCausalLM", "rope_scaling", {"type": "longrope", "long_factor": [1.0]}),
+        ("Gemma2ForCausalLM", "hidden_activation", "gelu"),
+        ("Gemma3ForCausalLM", "use_bidirectional_attention", True),
+        ("GPT2LMHeadModel", "scale_attn_by_inverse_layer_idx", True),
+        ("GPT2LMHeadModel", "activation_function", "mish"),
+        ("OPTForCausalLM", "layer_norm_elementwise_affine", False),
+        ("BloomForCausalLM", "apply_residual_connection_post_layernorm", True),
+        ("FalconForCausalLM", "alibi", 1),
+        ("FalconForCausalLM", "num_ln_in_parallel_attn", 3),
+        ("MixtralForCausalLM", "num_experts_per_tok", 9),
+        ("MixtralForCausalLM", "num_local_experts", 2**20),
+        ("Qwen3MoeForCausalLM", "mlp_only_layers", [3]),
+        ("Qwen3MoeForCausalLM", "mlp_only_layers", [0] * 4),
+        ("Qwen3MoeForCausalLM", "mlp_only_layers", {"0": True}),
+        ("Qwen3MoeForCausalLM", "decoder_sparse_step", 0),
+        ("Qwen3MoeForCausalLM", "moe_intermediate_size", 0),
+        ("Qwen2MoeForCausalLM", "shared_expert_intermediate_size", -1),
+        ("Qwen2MoeForCausalLM", "qkv_bias", 1),
+        ("GptOssForCausalLM", "swiglu_limit", 0),
+        ("GptOssForCausalLM", "swiglu_limit", math.nan),
+        ("GptOssForCausalLM", "swiglu_alpha", 1.5),
+        ("GptOssForCausalLM", "num_experts_per_tok", 129),
+        ("GptOssForCausalLM", "sliding_window", 0),
+        ("GptOssForCausalLM", "layer_types", ["full_attention"] * 4),
+        ("ChatGLMModel", "rmsnorm", False),
+        ("ChatGLMModel", "num_attention_heads", "6"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(
+    architecture: str, field: str, value: object
+) -> None:
+    usual = {
+        "rope_parameters": "partial_rotary_factor",
+        "rope_scaling": "factor",
+        "hidden_activation": "hidden_act",
+        "activation_function": "hidden_act",
+    }
+    spelled = {"padded_vocab_size": 97, "num_layers": 3, "ffn_hidden_size": 80, "kv_channels": 8}
+    known = ModelConfig.from_hf(absent_keys(architecture, **spelled))
+    assert known.architecture == architecture
+    with pytest.raises(BadModelFile, match=usual.get(field, field)):
+        ModelConfig.from_hf(absent_keys(architecture, **spelled, **{field: value}))
+
+
+CHATGLM_6B = {
+    "architectures": ["ChatGLMModel"],
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "num_layers": 3,
+    "num_attention_heads": 3,
+    "inner_hidden_size": 80,
+    "position_encoding_2d": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "gmask_token_id": 0,
+    "mask_token_id": 5,
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("position_encoding_2d", False),
+        ("quantization_bit", 4),
+        ("pre_seq_len", 128),
+        ("hidden_size", 42),
+        ("num_layers", 10**9),
+        ("gmask_token_id", 97),
+        ("mask_token_id", None),
+        ("bos_token_id", "1"),
+        ("max_sequence_length", 0),
+        ("layernorm_epsilon", math.nan),
+    ],
+)
+def test_a_chatglm_6b_that_is_not_understood_is_refused_by_name(field: str, value: object) -> None:
+    assert ModelConfig.from_hf(CHATGLM_6B).family == "chatglm-6b"
+    usual = {
+        "num_layers": "num_hidden_layers",
+        "max_sequence_length": "max_position_embeddings",
+        "layernorm_epsilon": "rms_norm_eps",
+    }
+    with pytest.raises(BadModelFile, match=usual.get(field, field)):
+        ModelConfig.from_hf({**CHATGLM_6B, field: value})
+
+
+def test_older_spellings_mean_the_same() -> None:
+    """As published years ago, and as transformers writes them now."""
+    gemma = absent_keys(
+        "Gemma3ForCausalLM",
+        rope_theta=1e6,
+        rope_local_base_freq=5e3,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
+    config = ModelConfig.from_hf(gemma)
+    assert config.rope == RopeConfig(1e6, "linear", 8.0)
+    assert config.local_rope == RopeConfig(5e3)
+    neox = absent_keys("GPTNeoXForCausalLM", rotary_pct=0.5, rotary_emb_base=5e4)
+    assert ModelConfig.from_hf(neox).rope == RopeConfig(5e4, rotary_dim=4)
+    falcon = absent_keys(
+        "FalconForCausalLM", n_head=12, n_layer=2, n_head_kv=3, new_decoder_architecture=True
+    )
+    config = ModelConfig.from_hf(falcon)
+    assert (config.num_heads, config.num_layers, config.num_kv_heads) == (12, 2, 3)
+    su = {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    phi = absent_keys("Phi3ForCausalLM", rope_scaling=su, original_max_position_embeddings=64)
+    rope = ModelConfig.from_hf(phi).rope
+    assert rope is not None and rope.scaling == "longrope"
+    assert rope.magnitude == pytest.approx(math.sqrt(1 + math.log(4) / math.log(64)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_hidden_layers", 10**9),
+        ("num_hidden_layers", True),
+        ("num_attention_heads", 0),
+        pytest.param("num_attention_heads", 10**5000, id="huge"),
+        ("num_key_value_heads", 4),
+        ("num_key_value_heads", 7),
+        ("hidden_size", "48"),
+        ("hidden_size", 47),
+        ("head_dim", 7),
+        ("head_dim", -8),
+        ("vocab_size", None),
+        ("vocab_size", 97.0),
+        ("rms_norm_eps", math.nan),
+        ("rms_norm_eps", 0),
+        ("rope_theta", math.inf),
+        ("rope_theta", "10000"),
+        pytest.param("rope_theta", 10**400, id="huge-theta"),
+        ("rope_scaling", ["linear"]),
+        ("tie_word_embeddings", 1),
+        ("attention_bias", "no"),
+        ("sliding_window", 0),
+        ("bos_token_id", 97),
+        ("eos_token_id", [2, -1]),
+        ("eos_token_id", list(range(97)) * 3),
+        ("torch_dtype", "int8"),
+        ("dtype", ["bfloat16"]),
+        ("hidden_act", "mish"),
+        ("hidden_act", ["silu"]),
+        ("partial_rotary_factor", 0.5),
+        ("architectures", []),
+        ("architectures", "LlamaForCausalLM"),
+        ("quantization_config", {"quant_method": "gptq"}),
+    ],
+)
+def test_absurd_field_is_named(field: str, value: object) -> None:
+    with pytest.raises(BadModelFile, match=field) as caught:
+        ModelConfig.from_hf({**LLAMA, field: value})
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("field", ["factor", "low_freq_factor", "high_freq_factor"])
+@pytest.mark.parametrize("value", [0, math.nan, None, "8", True])
+def test_absurd_rope_field_is_named(field: str, value: object) -> None:
+    with pytest.raises(BadModelFile, match=field):
+        ModelConfig.from_hf({**LLAMA, "rope_scaling": {**LLAMA3_ROPE, field: value}})
+
+
+def test_unknown_rope_scaling_names_itself() -> None:
+    with pytest.raises(BadModelFile, match="mrope"):
+        ModelConfig.from_hf({**LLAMA, "rope_scaling": {"rope_type": "mrope", "factor": 4.0}})
+
+
+def test_unknown_architecture_names_itself_the_nearest_and_all() -> None:
+    with pytest.raises(BadModelFile, match="LamaForCausalLM") as caught:
+        ModelConfig.from_hf({**LLAMA, "architectures": ["LamaForCausalLM"]})
+    assert "nearest known: LlamaForCausalLM" in caught.value.hint
+    assert "MistralForCausalLM" in caught.value.hint
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+FIELDS = [
+    *LLAMA,
+    "head_dim",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "sliding_window",
+    "attention_bias",
+    "mlp_bias",
+    "tie_word_embeddings",
+    "dtype",
+    "hidden_act",
+]
+
+
+OF_FAMILIES = sorted(
+    {key for family in FAMILIES.values() for key in (*family.fields.values(), *family.defaults)}
+    | {*NEUTRAL, "layer_types"}
+)
+small_values = json_values | st.sampled_from([0, 1, 2, 4, 8, 0.5, True, False, [], [1, 1, 1]])
+stretched = st.fixed_dictionaries(
+    {
+        "rope_type": st.sampled_from(["yarn", "longrope", "dynamic", "linear", "llama3"]),
+        "factor": small_values,
+        "original_max_position_embeddings": small_values,
+    },
+    optional={
+        "rope_theta": small_values,
+        "short_factor": small_values,
+        "mscale": small_values,
+        "long_factor": small_values,
+        "partial_rotary_factor": small_values,
+    },
+)
+
+
+@given(
+    st.sampled_from(sorted(FAMILIES)),
+    st.dictionaries(st.sampled_from(OF_FAMILIES), small_values, max_size=4),
+    st.none() | stretched,
+)
+@settings(max_examples=400, deadline=None)
+def test_any_json_gives_a_config_of_any_family_or_bad_model_file(
+    architecture: str, changes: dict[str, Any], rope: dict[str, Any] | None
+) -> None:
+    sizes = {"padded_vocab_size": 97, "num_layers": 3, "ffn_hidden_size": 80, "kv_channels": 8}
+    config = absent_keys(architecture, **sizes, rope_parameters=rope) | changes
+    try:
+        made = ModelConfig.from_hf(json.loads(json.dumps(config)))
+    except BadModelFile:
+        return
+    assert made.num_heads % made.num_kv_heads == 0
+    assert len(expected_tensors(made)) > made.num_layers
+    for each in (made.rope, made.local_rope):
+        if each is not None:
+            assert inverse_frequencies(each, made.head_dim, 9).shape == (made.head_dim // 2,)
+    if made.rope is not None:
+        order = head_order(made)
+        assert order is None or sorted(order.tolist()) == list(range(made.head_dim))
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), json_values, min_size=1, max_size=3))
+@settings(max_examples=300, deadline=None)
+def test_any_json_gives_a_config_or_bad_model_file(changes: dict[str, Any]) -> None:
+    # Through JSON, because that is where configs come from.
+    config = json.loads(json.dumps({**LLAMA, **changes}))
+    try:
+        made = ModelConfig.from_hf(config)
+    except BadModelFile:
+        return
+    assert made.num_heads % made.num_kv_heads == 0
+    assert all(0 <= token < made.vocab_size for token in made.eos_ids)
+    assert len(expected_tensors(made)) >= 9 * made.num_layers
+
+
+def test_expected_tensors_are_those_of_transformers() -> None:
+    for changes in (
+        {},
+        {"attention_bias": True, "mlp_bias": True},
+        {"tie_word_embeddings": True},
+        {"head_dim": 16},
+    ):
+        config = {**LLAMA, **changes}
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config))
+        theirs = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        assert expected_tensors(ModelConfig.from_hf(config)) == theirs
+
+
+def test_tensor_name_fills_in_the_layer() -> None:
+    config = ModelConfig.from_hf(LLAMA)
+    assert tensor_name(config, "q", 2) == "model.layers.2.self_attn.q_proj.weight"
+    assert tensor_name(config, "final_norm") == "model.norm.weight"

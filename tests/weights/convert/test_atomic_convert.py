@@ -1,0 +1,253 @@
+"""convert: all or nothing, whatever is interrupted, full, or done twice."""
+
+import errno
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swiftchat.errors import FileSystemError
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.formats import safetensors_file
+from swiftchat.weights.model.directory import Model
+from tests.support import tiny_gguf
+from tests.support.tiny_llama import left_in, tiny_llama
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source" / "tiny.gguf"
+    path.parent.mkdir()
+    tiny_gguf.write(path, tiny_llama())
+    return path
+
+
+class Stop(Exception):
+    """Raised from a callback."""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Stop])
+@pytest.mark.parametrize("after", [1, 7, 20, 23])
+def test_interrupt_leaves_nothing(
+    tmp_path: Path, source: Path, error: type[BaseException], after: int
+) -> None:
+    target = tmp_path / "target"
+    calls = 0
+
+    def progress(label: str, done: int, total: int) -> None:
+        nonlocal calls
+        calls += 1
+        assert len(left_in(target)) == 2  # the lock and the directory in the making
+        if calls == after:
+            raise error
+
+    with pytest.raises(error):
+        convert(source, target / "out", progress=progress)
+    assert left_in(target) == []
+    convert(source, target / "out")
+    assert left_in(target) == ["out"]
+
+
+def fail_after(monkeypatch: pytest.MonkeyPatch, number: int, error: OSError) -> None:
+    write = safetensors_file.Writer.write
+    calls = iter(range(1000))
+
+    def failing(self: safetensors_file.Writer, name: str, array: np.ndarray) -> None:
+        if next(calls) == number:
+            raise error
+        write(self, name, array)
+
+    monkeypatch.setattr(safetensors_file.Writer, "write", failing)
+
+
+def test_full_disk_says_needed_and_free_and_leaves_nothing(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "target"
+    fail_after(monkeypatch, 5, OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(FileSystemError, match=r"MB needed, .* MB free") as caught:
+        convert(source, target / "out")
+    assert caught.value.exit_code == 8
+    assert left_in(target) == []
+
+
+def test_other_write_errors_are_told(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_after(monkeypatch, 0, OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(FileSystemError, match="Input/output error"):
+        convert(source, tmp_path / "target" / "out")
+    assert left_in(tmp_path / "target") == []
+
+
+def test_too_little_room_is_told_before_writing(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type(shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 9, 1))
+    fail_after(monkeypatch, 0, OSError(errno.EIO, "must not be written"))
+    with pytest.raises(FileSystemError, match="not enough room"):
+        convert(source, tmp_path / "target" / "out")
+    assert left_in(tmp_path / "target") == []
+
+
+def test_existing_destination_is_kept(tmp_path: Path, source: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine").write_text("precious")
+    with pytest.raises(FileSystemError, match="exists already"):
+        convert(source, out)
+    assert left_in(out) == ["mine"]
+
+
+def test_what_a_killed_process_left_is_cleared(tmp_path: Path, source: Path) -> None:
+    target = tmp_path / "target"
+    stale = target / ".out.x8f3k.partial"
+    stale.mkdir(parents=True)
+    (stale / "model.safetensors").write_bytes(bytes(99))
+    (target / ".out2.aaaa.partial").mkdir()
+    convert(source, target / "out")
+    assert left_in(target) == [".out2.aaaa.partial", "out"]
+
+
+def test_killed_process_leaves_nothing_under_the_name(tmp_path: Path, source: Path) -> None:
+    target = tmp_path / "target"
+    for after in (1, 5, 21, 23):  # the last while it is read back
+
+        def killed(after: int = after) -> None:
+            calls = iter(range(1, 100))
+
+            def progress(label: str, done: int, total: int) -> None:
+                if next(calls) == after:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            convert(source, target / "out", progress=progress)
+
+        child = multiprocessing.get_context("fork").Process(target=killed)
+        child.start()
+        child.join(30)
+        assert child.exitcode == -signal.SIGKILL
+        assert not (target / "out").exists()
+    convert(source, target / "out")
+    assert left_in(target) == ["out"]
+    Model.open(target / "out").checkpoint()
+
+
+def test_killed_at_random_points(tmp_path: Path, source: Path) -> None:
+    """Thirty kills, at moments spread over the time that a conversion takes."""
+    target, context = tmp_path / "target", multiprocessing.get_context("fork")
+
+    def seconds_until(end: float | None) -> float:
+        child = context.Process(target=convert, args=(source, target / "out"))
+        start = time.monotonic()
+        child.start()
+        child.join(30 if end is None else end)
+        child.kill()
+        child.join(30)
+        return time.monotonic() - start
+
+    whole = seconds_until(None)
+    shutil.rmtree(target)
+    moments, killed = random.Random(7), 0
+    for _ in range(200):
+        seconds_until(moments.uniform(0, whole))
+        if (target / "out").exists():
+            # It was quicker this time; then it is whole.
+            Model.open(target / "out").checkpoint()
+            shutil.rmtree(target / "out")
+        else:
+            killed += 1
+            assert {name.split(".")[1] for name in left_in(target)} <= {"out"}
+        if killed == 30:
+            break
+    assert killed == 30
+    convert(source, target / "out")
+    assert left_in(target) == ["out"]
+    Model.open(target / "out").checkpoint()
+
+
+def _convert_in_child(
+    source: Path, destination: Path, dtype: str, start: Any, results: Any
+) -> None:
+    calls: list[str] = []
+    try:
+        start.wait(20)
+        convert(source, destination, dtype=dtype, progress=lambda label, *_: calls.append(label))
+    except FileSystemError as error:
+        results.put((error.message, calls))
+    else:
+        results.put(("done", calls))
+
+
+def race(source: Path, destination: Path, dtypes: list[str]) -> list[tuple[str, list[str]]]:
+    context = multiprocessing.get_context("fork")
+    start, results = context.Barrier(len(dtypes)), context.Queue()
+    children = [
+        context.Process(target=_convert_in_child, args=(source, destination, dtype, start, results))
+        for dtype in dtypes
+    ]
+    for child in children:
+        child.start()
+    found = [results.get(timeout=60) for _ in children]
+    for child in children:
+        child.join(20)
+        assert child.exitcode == 0
+    return found
+
+
+def test_two_processes_one_works_and_one_waits(tmp_path: Path, source: Path) -> None:
+    for round_number in range(5):
+        target = tmp_path / f"target{round_number}"
+        found = race(source, target / "out", ["bfloat16", "bfloat16"])
+        workers = [calls for _, calls in found if "converting" in calls]
+        assert len(workers) == 1
+        late = {"done", f"{target / 'out'} exists already"}
+        assert "done" in {message for message, _ in found} <= late
+        assert left_in(target) == ["out"]
+        Model.open(target / "out").checkpoint()
+
+
+def test_two_processes_wanting_different_things_do_not_share(tmp_path: Path, source: Path) -> None:
+    found = race(source, tmp_path / "target" / "out", ["bfloat16", "float32"])
+    messages = sorted(message for message, _ in found)
+    assert messages.count("done") == 1
+    assert "made meanwhile from something else" in "".join(messages) or "exists" in "".join(
+        messages
+    )
+    assert left_in(tmp_path / "target") == ["out"]
+
+
+def test_waiting_process_finds_the_work_done(tmp_path: Path, source: Path) -> None:
+    """The second starts while the first is in its middle, and returns without converting."""
+    context = multiprocessing.get_context("fork")
+    begun, waits, results = context.Event(), context.Event(), context.Queue()
+    destination = tmp_path / "target" / "out"
+
+    def second() -> None:
+        labels: list[str] = []
+
+        def progress(label: str, done: int, total: int) -> None:
+            labels.append(label)
+            waits.set()
+
+        begun.wait(20)
+        convert(source, destination, progress=progress)
+        results.put(labels)
+
+    def progress(label: str, done: int, total: int) -> None:
+        begun.set()
+        assert waits.wait(20)
+
+    child = context.Process(target=second)
+    child.start()
+    convert(source, destination, progress=progress)
+    assert results.get(timeout=30) == ["waiting for another process"]
+    child.join(20)
+    assert child.exitcode == 0

@@ -1,0 +1,218 @@
+"""convert: what comes out computes the same, in the dtype and the files asked for."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
+from swiftchat.weights.convert.convert import convert, outline
+from swiftchat.weights.formats.safetensors_file import read_header
+from swiftchat.weights.model.directory import Model
+from tests.support import layouts, tiny_gguf
+from tests.support.tiny_llama import left_in, loaded, logits, tiny_llama
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source" / "tiny.gguf"
+    path.parent.mkdir()
+    tiny_gguf.write(path, tiny_llama())
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("source_dtype", ["bfloat16", "float16", "float32"])
+def test_directory_to_every_dtype(tmp_path: Path, source_dtype: str, dtype: str) -> None:
+    model = tiny_llama(tie_word_embeddings=True).to(getattr(torch, source_dtype))
+    model.save_pretrained(tmp_path / "in")
+    (tmp_path / "in" / "tokenizer.json").write_text("{}")
+    convert(tmp_path / "in", tmp_path / "out", dtype=dtype)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert set(found) == {name for name, _ in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        assert torch.equal(found[name], parameter.detach().to(getattr(torch, dtype))), name
+    assert Model.open(tmp_path / "out").config.dtype == dtype
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert again.dtype == getattr(torch, dtype)
+
+
+def test_shards_are_what_transformers_reads(tmp_path: Path, source: Path) -> None:
+    convert(source, tmp_path / "one")
+    convert(source, tmp_path / "many", shard_size_bytes=50_000)
+    files = sorted((tmp_path / "many").glob("*.safetensors"))
+    assert len(files) > 2
+    assert max(file.stat().st_size for file in files) < 60_000
+    assert torch.equal(logits(loaded(tmp_path / "many")), logits(loaded(tmp_path / "one")))
+    Model.open(tmp_path / "many").checkpoint()
+
+
+def test_order_and_alignment_of_tensors(tmp_path: Path, source: Path) -> None:
+    convert(source, tmp_path / "out")
+    tensors, metadata = read_header(tmp_path / "out" / "model.safetensors")
+    names = [info.name for info in sorted(tensors.values(), key=lambda info: info.offset)]
+    layer = [name.removeprefix("model.layers.0.") for name in names if ".layers.0." in name]
+    short = [name.split(".")[-2].removesuffix("_proj") for name in layer]
+    assert short[:7] == ["q", "k", "v", "o", "gate", "up", "down"]
+    assert min(info.offset for info in tensors.values()) % 64 == 0
+    assert metadata["format"] == "pt"
+
+
+def test_progress_counts_up_to_the_total(tmp_path: Path, source: Path) -> None:
+    reports: list[tuple[str, int, int]] = []
+    convert(source, tmp_path / "out", progress=lambda *report: reports.append(report))
+    total = sum(info.nbytes for info in read_header(tmp_path / "out/model.safetensors")[0].values())
+    written = sum(f.stat().st_size for f in (tmp_path / "out").iterdir())
+    written -= (tmp_path / "out" / "swiftchat.json").stat().st_size
+    for label, expected in (("converting", total), ("checking", written)):
+        done = [report[1] for report in reports if report[0] == label]
+        assert done == sorted(done)
+        assert (label, expected, expected) in reports
+
+
+def test_all_chat_templates_are_kept(tmp_path: Path) -> None:
+    named = {"tokenizer.chat_template.rag": "R", "tokenizer.chat_template.tool_use": "T"}
+    tiny_gguf.write(tmp_path / "tiny.gguf", tiny_llama(), metadata=named)
+    convert(tmp_path / "tiny.gguf", tmp_path / "a")
+    said = json.loads((tmp_path / "a" / "tokenizer_config.json").read_text())["chat_template"]
+    names = {entry["name"]: entry["template"] for entry in said}
+    assert names == {"default": "{{ messages[0]['content'] }}", "rag": "R", "tool_use": "T"}
+    (tmp_path / "a" / "additional_chat_templates").mkdir()
+    (tmp_path / "a" / "additional_chat_templates" / "rag.jinja").write_text("file")
+    convert(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b" / "additional_chat_templates" / "rag.jinja").read_text() == "file"
+
+
+def test_license_and_ends_are_kept(tmp_path: Path) -> None:
+    ids = {f"tokenizer.ggml.{name}_token_id": 100 + at for at, name in enumerate(("eos", "eot"))}
+    tiny_gguf.write(tmp_path / "tiny.gguf", tiny_llama(), metadata=ids)
+    defaults = {"temperature": 0.2, "eos_token_id": 5}
+    convert(tmp_path / "tiny.gguf", tmp_path / "out", generation_defaults=defaults)
+    model = Model.open(tmp_path / "out")
+    assert model.license == "apache-2.0"
+    assert model.config.eos_ids == (100, 101)
+    assert model.generation_config["temperature"] == 0.2
+
+
+def test_unknown_source_and_dtype(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        convert(tmp_path / "none", tmp_path / "out")
+    with pytest.raises(UsageError, match="int8"):
+        convert(source, tmp_path / "out", dtype="int8")
+
+
+def test_only_and_skip(tmp_path: Path, source: Path) -> None:
+    convert(source, tmp_path / "out", only=["*.layers.1.*", "lm_head*"], skip=["*norm*"])
+    found = read_header(tmp_path / "out" / "model.safetensors")[0]
+    assert len(found) == 8
+    assert all(".layers.1." in name or name == "lm_head.weight" for name in found)
+    for wrong in ({"only": ["q_proj"]}, {"skip": ["nothing"]}, {"skip": ["*"]}):
+        with pytest.raises(UsageError, match=r"no tensor matches|leave no tensor"):
+            convert(source, tmp_path / "other", **wrong)
+    assert left_in(tmp_path) == ["out", "source"]
+
+
+@pytest.mark.parametrize("shard_size_bytes", [5e9, 50_000])
+def test_outline_is_what_is_written(tmp_path: Path, source: Path, shard_size_bytes: float) -> None:
+    options = {"shard_size_bytes": shard_size_bytes, "dtype": "bfloat16", "skip": ["*norm*"]}
+    planned = outline(source, **options)
+    assert left_in(tmp_path) == ["source"]
+    convert(source, tmp_path / "out", **options)
+    written = {file.name: file.stat().st_size for file in (tmp_path / "out").iterdir()}
+    del written["swiftchat.json"]
+    assert planned.files == written
+    assert planned.num_tensors == 16
+    assert planned.dtype == "bfloat16"
+
+
+def test_manifest_has_every_file(tmp_path: Path, source: Path) -> None:
+    convert(source, tmp_path / "out", shard_size_bytes=50_000)
+    said = json.loads((tmp_path / "out" / "swiftchat.json").read_text())["files"]
+    assert {*said, "swiftchat.json"} == {file.name for file in (tmp_path / "out").iterdir()}
+    for name, entry in said.items():
+        content = (tmp_path / "out" / name).read_bytes()
+        assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def test_what_the_disk_changed_is_noticed(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flipped(label: str, done: int, total: int) -> None:
+        if label == "converting" and done == total:
+            (file,) = (tmp_path / "target").glob(".out.*/model.safetensors")
+            content = bytearray(file.read_bytes())
+            content[-5000] ^= 1
+            file.write_bytes(content)
+
+    with pytest.raises(FileSystemError, match=r"model.safetensors reads back differently"):
+        convert(source, tmp_path / "target" / "out", progress=flipped)
+    assert left_in(tmp_path / "target") == []
+
+
+_MEASURE = """
+import pathlib, re, sys
+from swiftchat.weights.convert.convert import convert, outline
+source, out, dtype = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
+expected = outline(source, dtype=dtype).peak_bytes
+convert(source, out, dtype=dtype)
+# Not ru_maxrss, which a child has from its parent.
+status = pathlib.Path("/proc/self/status").read_text()
+peak = int(re.search(r"VmHWM:\\s*(\\d+) kB", status)[1]) * 1024
+print(peak, expected)
+sys.exit(peak > expected)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux")
+@pytest.mark.parametrize("layout", ["bin", "meta", "megatron", "gguf"])
+def test_memory_does_not_grow_with_the_model(tmp_path: Path, layout: str) -> None:
+    """A model of 177 MB, its largest tensor 4 MB: within what the outline promises, 136 MB."""
+    model = tiny_llama(
+        hidden_size=1024,
+        intermediate_size=1024,
+        num_hidden_layers=6,
+        vocab_size=104,
+        num_key_value_heads=4,
+    )
+    source = tmp_path / "in"
+    if layout == "gguf":
+        source = tmp_path / "in.gguf"
+        tiny_gguf.write(source, model)
+    else:
+        write = {
+            "bin": layouts.write_bin,
+            "meta": layouts.write_meta,
+            "megatron": layouts.write_megatron,
+        }[layout]
+        write(source, model.requires_grad_(False))
+    del model
+    command = [sys.executable, "-c", _MEASURE, source, tmp_path / "out", "float32"]
+    child = subprocess.run(command, capture_output=True, text=True)
+    assert child.returncode == 0, child.stdout + child.stderr
+    print(layout, child.stdout)
+    shutil.rmtree(tmp_path / "out")
+
+
+# The real model
+
+
+def test_real_model_talks(smollm2: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
+    model = transformers.AutoModelForCausalLM.from_pretrained(smollm2)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Why is the sky blue?"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    out = model.generate(**prompt, max_new_tokens=24, do_sample=False)
+    answer = tokenizer.decode(out[0, prompt["input_ids"].shape[1] :])
+    assert "Rayleigh scattering" in answer

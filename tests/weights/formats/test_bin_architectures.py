@@ -1,0 +1,22 @@
+"""Files of torch.save of every family: they run as they are and compute what safetensors do."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support import tiny
+
+
+@pytest.mark.parametrize("name", [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED])
+def test_bin_files_give_the_same_logits(name: str, tmp_path: Path) -> None:
+    tiny.make(name, tmp_path / "theirs")
+    (tmp_path / "ours").mkdir()
+    shutil.copy(tmp_path / "theirs" / "config.json", tmp_path / "ours")
+    tensors = load_file(tmp_path / "theirs" / "model.safetensors")
+    torch.save(tensors, tmp_path / "ours" / "pytorch_model.bin")
+    ids = tiny.random_ids(11)
+    expected = tiny.Bench(tmp_path / "theirs").last_logits(ids)
+    assert torch.equal(tiny.Bench(tmp_path / "ours").last_logits(ids), expected)

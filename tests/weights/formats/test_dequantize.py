@@ -1,0 +1,68 @@
+"""Dequantising is bit for bit what the reference package computes."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from swiftchat.weights.formats.dequantize import BLOCK_TYPES, dequantize
+from swiftchat.weights.formats.gguf import GgufFile
+
+
+def reference(data: np.ndarray, type_name: str) -> np.ndarray:
+    plain = {"F32": np.float32, "F16": np.float16}.get(type_name)
+    if type_name == "Q8_K":  # the package has its size only: float d, int8 q[256], 16 int16 sums
+        d, q = data.reshape(-1, 292)[:, :4], data.reshape(-1, 292)[:, 4:260]
+        numbers = torch.from_numpy(q.view(np.int8).copy()).float()
+        factors = torch.from_numpy(d.copy().view(np.float32))
+        return (numbers * factors).numpy().reshape(len(data), -1)
+    with np.errstate(all="ignore"):
+        typed = data.view(plain) if plain else data
+        return gguf.dequantize(typed, gguf.GGMLQuantizationType[type_name])
+
+
+def assert_same_bits(ours: np.ndarray, theirs: np.ndarray) -> None:
+    assert ours.dtype == np.float32
+    assert ours.shape == theirs.shape
+    numbers = ~np.isnan(theirs)
+    assert np.array_equal(np.isnan(ours), ~numbers)
+    assert np.array_equal(ours[numbers].view(np.uint32), theirs[numbers].view(np.uint32))
+
+
+@pytest.mark.parametrize("type_name", BLOCK_TYPES)
+def test_random_bytes(type_name: str) -> None:
+    kind = BLOCK_TYPES[type_name]
+    row_bytes = kind.block_bytes * (64 if kind.block_elements == 1 else 4)
+    data = np.random.default_rng(0).integers(0, 256, (300, row_bytes), dtype=np.uint8)
+    assert_same_bits(dequantize(data, type_name), reference(data, type_name))
+
+
+@pytest.mark.parametrize("type_name", BLOCK_TYPES)
+def test_block_sizes_are_the_formats(type_name: str) -> None:
+    kind = BLOCK_TYPES[type_name]
+    sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
+    assert (kind.block_elements, kind.block_bytes) == sizes
+
+
+@pytest.mark.parametrize(
+    "type_name", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
+)
+def test_quantised_numbers_come_back(type_name: str) -> None:
+    numbers = np.random.default_rng(1).standard_normal((40, 256)).astype(np.float32)
+    data = gguf.quantize(numbers, gguf.GGMLQuantizationType[type_name]).view(np.uint8)
+    ours = dequantize(data.reshape(40, -1), type_name)
+    assert_same_bits(ours, reference(data.reshape(40, -1), type_name))
+    # The coarsest, Q4_0, has eight steps to the largest number and cuts off one end's last.
+    assert np.abs(ours - numbers).max() <= np.abs(numbers).max() / 8
+
+
+def test_real_model(smollm2_gguf: Path) -> None:
+    file = GgufFile.open(smollm2_gguf)
+    theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(smollm2_gguf).tensors}
+    assert set(theirs) == set(file.tensors)
+    for name, tensor in file.tensors.items():
+        expected = gguf.dequantize(theirs[name].data, theirs[name].tensor_type)
+        rows = dequantize(file.rows(tensor), tensor.type_name)
+        assert_same_bits(rows.reshape(tensor.shape), expected)

@@ -1,0 +1,276 @@
+"""GGUF files: read as the reference package reads them; lies end in BadModelFile, quickly."""
+
+import resource
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from swiftchat.errors import BadModelFile, ModelNotFound
+from swiftchat.weights.formats.gguf import GgufFile
+
+U8, U32, F32, BOOL, STRING, ARRAY, U64 = 0, 4, 6, 7, 8, 9, 10
+
+
+def string(text: str | bytes) -> bytes:
+    raw = text if isinstance(text, bytes) else text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def pair(key: str | bytes, kind: int, value: bytes) -> bytes:
+    return string(key) + struct.pack("<I", kind) + value
+
+
+def tensor(
+    name: str = "t", shape: tuple[int, ...] = (32, 2), type_id: int = 0, offset: int = 0
+) -> bytes:
+    dims = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    return string(name) + dims + struct.pack("<IQ", type_id, offset)
+
+
+def build(
+    pairs: list[bytes] = [],  # noqa: B006 - never changed
+    tensors: list[bytes] = [],  # noqa: B006
+    data: bytes = b"\0" * 256,
+    version: int = 3,
+    counts: tuple[int, int] | None = None,
+) -> bytes:
+    num_tensors, num_pairs = counts or (len(tensors), len(pairs))
+    head = b"GGUF" + struct.pack("<IQQ", version, num_tensors, num_pairs)
+    head += b"".join(pairs) + b"".join(tensors)
+    return head + b"\0" * (-len(head) % 32) + data
+
+
+def opened(folder: Path, content: bytes) -> GgufFile:
+    path = folder / "model.gguf"
+    path.write_bytes(content)
+    return GgufFile.open(path)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_reads_what_the_reference_writes(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint8("a.u8", 250)
+    writer.add_int64("a.i64", -(2**40))
+    writer.add_float32("a.f32", 0.5)
+    writer.add_float64("a.f64", 1e300)
+    writer.add_bool("a.bool", True)
+    writer.add_string("a.string", "Ġ漢字")
+    writer.add_array("a.strings", ["x", "", "ÿ"])
+    writer.add_array("a.numbers", [1, 2, 3])
+    writer.add_array("a.flags", [True, False])
+    writer.add_custom_alignment(64)
+    writer.add_tensor("one", np.arange(6, dtype=np.float32).reshape(2, 3))
+    writer.add_tensor("two", np.ones((4, 5, 6), np.float16))
+    for step in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{step}_to_file")()
+    writer.close()
+    content = bytearray(path.read_bytes())
+    content[4] = version
+    file = opened(tmp_path, bytes(content))
+    assert dict(file.metadata) == {
+        "general.architecture": "llama",
+        "a.u8": 250,
+        "a.i64": -(2**40),
+        "a.f32": 0.5,
+        "a.f64": 1e300,
+        "a.bool": True,
+        "a.string": "Ġ漢字",
+        "a.strings": ["x", "", "ÿ"],
+        "a.numbers": [1, 2, 3],
+        "a.flags": [True, False],
+        "general.alignment": 64,
+    }
+    one, two = file.tensors["one"], file.tensors["two"]
+    assert (one.shape, one.type_name) == ((2, 3), "F32")
+    assert (two.shape, two.type_name) == ((4, 5, 6), "F16")
+    assert file.rows(one).view(np.float32).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert file.rows(two).shape == (20, 12)
+    assert one.offset % 64 == two.offset % 64 == 0
+
+
+def test_real_model_is_read_quickly_and_like_the_reference(smollm2_gguf: Path) -> None:
+    begin = time.perf_counter()
+    file = GgufFile.open(smollm2_gguf)
+    assert time.perf_counter() - begin < 5
+    reference = gguf.GGUFReader(smollm2_gguf)
+    for key, field in reference.fields.items():
+        if not key.startswith("GGUF."):
+            assert file.metadata[key] == field.contents()
+    for theirs in reference.tensors:
+        ours = file.tensors[theirs.name]
+        assert (ours.offset, ours.nbytes) == (theirs.data_offset, theirs.n_bytes)
+        assert ours.shape == tuple(int(size) for size in theirs.shape[::-1])
+
+
+HUGE = struct.pack("<Q", 2**62)
+LIES: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "not a GGUF"),
+    "magic only": (b"GGUF", "not a GGUF"),
+    "other magic": (b"GGML" + bytes(60), "not a GGUF"),
+    "web page": (b"<!DOCTYPE html><html></html>          ", "web page"),
+    "git-lfs": (b"version https://git-lfs.example/spec/v1\noid", "git-lfs"),
+    "version 1": (build(version=1), "version 1"),
+    "big endian": (build(version=3 << 24), "big-endian"),
+    "2^62 tensors": (build(counts=(2**62, 0)), "tensors announced"),
+    "2^62 pairs": (build(counts=(0, 2**62)), "pairs announced"),
+    "more pairs than bytes": (build(counts=(0, 60_000)), "room"),
+    "more tensors than there are": (build(tensors=[tensor()], counts=(9, 0)), "fit|dimensions"),
+    "49 bytes of array": (
+        build(counts=(0, 1))[:24] + string("k") + struct.pack("<II", ARRAY, U8) + HUGE,
+        "elements of k",
+    ),
+    "string array of 2^62": (
+        build([pair("k", ARRAY, struct.pack("<I", STRING) + HUGE)]),
+        "elements",
+    ),
+    "string of 2^62": (build([pair("k", STRING, HUGE)]), "k has"),
+    "string beyond the end": (build([pair("k", STRING, struct.pack("<Q", 5000))]), "truncated"),
+    "key of 2^62": (build([HUGE]), "metadata key"),
+    "key of 2^64 - 1": (build([b"\xff" * 16]), "metadata key"),
+    "arrays in arrays": (
+        build([pair("k", ARRAY, struct.pack("<IQ", ARRAY, 1) * 9)]),
+        "array of arrays",
+    ),
+    "unknown type": (build([pair("k", 77, bytes(8))]), "unknown type 77"),
+    "unknown element type": (
+        build([pair("k", ARRAY, struct.pack("<IQ", 77, 1) + bytes(8))]),
+        "unknown type 77",
+    ),
+    "twice the same key": (build([pair("k", U8, b"\1"), pair("k", U8, b"\2")]), "k occurs twice"),
+    "key that is not text": (build([pair(b"\xff\xfe", U8, b"\1")]), "not UTF-8"),
+    "value that is not text": (build([pair("k", STRING, string(b"\xff\xfe"))]), "k is not UTF-8"),
+    "item that is not text": (
+        build([pair("k", ARRAY, struct.pack("<IQ", STRING, 1) + string(b"\xff"))]),
+        "not UTF-8",
+    ),
+    "alignment 0": (build([pair("general.alignment", U32, bytes(4))]), "alignment"),
+    "alignment 3": (build([pair("general.alignment", U32, b"\3\0\0\0")]), "alignment"),
+    "alignment 2^31": (build([pair("general.alignment", U32, b"\0\0\0\x80")]), "alignment"),
+    "alignment as text": (build([pair("general.alignment", STRING, string("32"))]), "alignment"),
+    "no dimensions": (build(tensors=[tensor(shape=())]), "0 dimensions"),
+    "2^32 - 1 dimensions": (
+        build(tensors=[string("t") + b"\xff" * 4 + bytes(64)]),
+        "4294967295 dimensions",
+    ),
+    "dimension of 2^62": (build(tensors=[tensor(shape=(2**62, 4))]), "truncated"),
+    "product beyond 2^64": (build(tensors=[tensor(shape=(2**63, 2**63, 2, 2))]), "truncated"),
+    "dimension of 0": (build(tensors=[tensor(shape=(32, 0))]), "no elements"),
+    "part of a block": (build(tensors=[tensor(shape=(33, 1), type_id=8)]), "blocks of 32"),
+    "unknown tensor type": (build(tensors=[tensor(type_id=999)]), "number 999"),
+    "known but unread type": (build(tensors=[tensor(type_id=22)]), "IQ2_S"),
+    "offset beyond the end": (build(tensors=[tensor(offset=2**40)]), "truncated"),
+    "offset of 2^64 - 32": (build(tensors=[tensor(offset=2**64 - 32)]), "truncated"),
+    "odd offset": (build(tensors=[tensor(offset=7)]), "no multiple"),
+    "overlap": (build(tensors=[tensor(), tensor("u", offset=32)], data=bytes(999)), "overlap"),
+    "twice the same tensor": (
+        build(tensors=[tensor(), tensor(offset=256)], data=bytes(999)),
+        "t occurs twice",
+    ),
+    "data cut short": (build(tensors=[tensor()], data=bytes(255)), "truncated"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_lie_is_refused(tmp_path: Path, lie: str) -> None:
+    content, complaint = LIES[lie]
+    begin = time.perf_counter()
+    with pytest.raises(BadModelFile, match=complaint):
+        opened(tmp_path, content)
+    assert time.perf_counter() - begin < 10
+
+
+def test_the_built_file_is_fine_without_a_lie(tmp_path: Path) -> None:
+    file = opened(tmp_path, build([pair("k", U8, b"\1")], [tensor()]))
+    assert file.metadata["k"] == 1
+    assert file.tensors["t"].nbytes == 256
+
+
+def test_missing_file_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        GgufFile.open(tmp_path / "none.gguf")
+
+
+def test_costliest_header_stays_within_memory(tmp_path: Path) -> None:
+    """As many short strings as are allowed, then one element more than that."""
+    num = 2_999_000
+    items = (string("ab") + string("ac")) * (num // 2)
+    array = struct.pack("<IQ", STRING, num) + items
+    rest = struct.pack("<IQ", U8, 1_001) + bytes(1_001)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(build([pair("k", ARRAY, array), pair("l", ARRAY, rest)]))
+    script = (
+        "import sys, pathlib\n"
+        "from swiftchat.errors import BadModelFile\n"
+        "from swiftchat.weights.formats.gguf import GgufFile\n"
+        "try: GgufFile.open(pathlib.Path(sys.argv[1]))\n"
+        "except BadModelFile as error: print(error.message)\n"
+    )
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (512 << 20, 512 << 20))
+
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        preexec_fn=limit,
+        env={"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert "elements of l announced" in done.stdout, done.stderr
+
+
+def valid_file() -> bytes:
+    tokens = struct.pack("<IQ", STRING, 3) + string("a") + string("bc") + string("")
+    pairs = [
+        pair("general.architecture", STRING, string("llama")),
+        pair("general.alignment", U32, struct.pack("<I", 32)),
+        pair("tokens", ARRAY, tokens),
+        pair("scores", ARRAY, struct.pack("<IQ3f", F32, 3, 1.0, 2.0, 3.0)),
+        pair("count", U64, struct.pack("<Q", 7)),
+        pair("flag", BOOL, b"\1"),
+    ]
+    tensors = [tensor("one"), tensor("two", (64,), 8, 256)]
+    return build(pairs, tensors, bytes(256 + 68))
+
+
+interesting = st.sampled_from([0, 1, 255, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1])
+
+
+@given(data=st.data())
+@settings(
+    max_examples=500, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_mutated_file_reads_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
+    content = bytearray(valid_file())
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, len(content) - 8))
+        if data.draw(st.booleans()):
+            content[at] = data.draw(st.integers(0, 255))
+        else:
+            content[at : at + 8] = struct.pack("<Q", data.draw(interesting))
+    content = content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))]
+    try:
+        file = opened(tmp_path, bytes(content))
+    except BadModelFile:
+        return
+    for found in file.tensors.values():
+        assert file.rows(found).nbytes == found.nbytes <= len(content)
+
+
+def test_unmutated_file_is_read(tmp_path: Path) -> None:
+    file = opened(tmp_path, valid_file())
+    metadata: dict[str, Any] = dict(file.metadata)
+    assert metadata["tokens"] == ["a", "bc", ""]
+    assert metadata["scores"] == [1.0, 2.0, 3.0]
+    assert [found.type_name for found in file.tensors.values()] == ["F32", "Q8_0"]

@@ -1,0 +1,415 @@
+"""Files of torch.save: read exactly, and nothing in them runs, grows or lies unseen."""
+
+import os
+import pickle
+import resource
+import struct
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.formats.safe_pickle import Inert
+from swiftchat.weights.formats.torch_checkpoint import read_content, read_tensors
+from swiftchat.weights.formats.zip_entries import zip_entries
+from swiftchat.weights.model.checkpoint import Checkpoint
+
+DTYPES = (
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+
+
+def assert_read(file: Path, tensors: dict[str, torch.Tensor]) -> None:
+    checkpoint = Checkpoint(file, read_tensors(file))
+    assert set(checkpoint.tensors) == set(tensors)
+    for name, tensor in tensors.items():
+        read = checkpoint.read(name)
+        assert read.shape == tuple(tensor.shape)
+        assert read.tobytes() == tensor.reshape(-1).view(torch.uint8).numpy().tobytes(), name
+
+
+def save_in_a_row(content: Any, file: Path, **options: Any) -> None:
+    """As torch did before version 1.6."""
+    torch.save(content, file, _use_new_zipfile_serialization=False, **options)
+
+
+FORMATS: dict[str, Callable[..., None]] = {"zip": torch.save, "row": save_in_a_row}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_reads_what_torch_writes(
+    tmp_path: Path, dtype: torch.dtype, protocol: int, form: str
+) -> None:
+    storage = (torch.randn(60) * 100).to(dtype)
+    tensors = {
+        "a": (torch.randn(5, 7) * 100).to(dtype),
+        "empty": torch.zeros(0, 3, dtype=dtype),
+        "scalar": torch.tensor(1, dtype=dtype),
+        "later in its storage": storage[10:34].view(4, 6),
+        "one row": storage[40:45].view(1, 5),
+    }
+    FORMATS[form](OrderedDict(tensors), tmp_path / "a.bin", pickle_protocol=protocol)
+    assert_read(tmp_path / "a.bin", tensors)
+
+
+@pytest.mark.parametrize("save", FORMATS.values())
+def test_parameters_modules_and_names_for_the_same(
+    tmp_path: Path, save: Callable[..., None]
+) -> None:
+    module = torch.nn.Linear(3, 2)
+    state = module.state_dict()  # an OrderedDict with version numbers
+    state["again"] = state["weight"]
+    save(state, tmp_path / "state.bin")
+    assert_read(tmp_path / "state.bin", dict(state))
+    parameters = dict(module.named_parameters())
+    save({**parameters, "steps": 3, "note": "x"}, tmp_path / "parameters.bin")
+    assert_read(tmp_path / "parameters.bin", {n: p.detach() for n, p in parameters.items()})
+
+
+def test_offsets_beyond_32_bits(tmp_path: Path) -> None:
+    file = tmp_path / "long.zip"
+    with file.open("wb") as sparse:
+        sparse.truncate(5 * 2**30)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("a/b", b"content")
+        archive.writestr("c", b"")
+    entries = zip_entries(file)
+    with file.open("rb") as opened:
+        opened.seek(entries["a/b"].offset)
+        assert opened.read(entries["a/b"].nbytes) == b"content"
+    assert entries["c"].nbytes == 0
+
+
+# Nothing runs
+
+
+class Calls:
+    """Pickled as a call of `function` with `arguments`."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._call = (function, arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._call
+
+
+def refused(file: Path, complaint: str) -> None:
+    with pytest.raises(BadModelFile, match=complaint) as caught:
+        read_tensors(file)
+    assert caught.value.exit_code == 7
+    assert str(file) in caught.value.message
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4])
+@pytest.mark.parametrize(
+    "function",
+    [os.system, eval, exec, getattr, __import__, subprocess.Popen, torch.load, np.load, Path.touch],
+)
+def test_payload_never_runs(tmp_path: Path, function: Any, protocol: int) -> None:
+    mark = tmp_path / "ran"
+    arguments = {
+        eval: (f"open({str(mark)!r}, 'w')",),
+        exec: (f"open({str(mark)!r}, 'w')",),
+        Path.touch: (mark,),
+        subprocess.Popen: (["touch", str(mark)],),
+        getattr: ("", "x"),
+    }.get(function, (f"touch {mark}",))
+    content = {"a": torch.ones(2), "b": Calls(function, *arguments)}
+    with zipfile.ZipFile(tmp_path / "a.bin", "w") as archive:
+        archive.writestr("a/data.pkl", pickle.dumps(content["b"], protocol=protocol))
+    refused(tmp_path / "a.bin", "nothing was run")
+    for save in FORMATS.values():
+        save(content, tmp_path / "b.bin")
+        refused(tmp_path / "b.bin", "nothing was run")
+    assert not mark.exists()
+
+
+def test_objects_of_trainers_are_passed_over(tmp_path: Path) -> None:
+    import argparse
+
+    args = argparse.Namespace(hidden_size=4, where=Path("x"), dtype=torch.float16)
+    content = {"args": args, "rng": np.ones(3), "model": {"w": torch.ones(2)}, 3: torch.ones(1)}
+    torch.save(content, tmp_path / "a.pt")
+    read = read_content(tmp_path / "a.pt")
+    assert isinstance(read["args"], Inert)
+    assert read["args"].state["hidden_size"] == 4
+    assert read_tensors(tmp_path / "a.pt").keys() == {"model.w"}
+
+
+# Tensors that are not dense
+
+
+def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    return torch.as_strided(torch.ones(64), shape, strides)
+
+
+@pytest.mark.filterwarnings("ignore:.*(Sparse CSR|quantize_per_tensor):UserWarning")
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: torch.ones(3, 3).to_sparse(), "only dense"),
+        (lambda: torch.ones(3, 3).to_sparse_csr(), "only dense"),
+        (
+            lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8),
+            "only dense|nothing was",
+        ),
+        (lambda: torch.ones(2, dtype=torch.complex64), "ComplexFloatStorage"),
+        (lambda: torch.ones(2, device="meta"), "only dense"),
+        (lambda: strided((1 << 40,), (0,)), r"expected strides \[1\], found \[0\]"),
+        (lambda: strided((4, 4), (0, 1)), r"expected strides \[4, 1\], found \[0, 1\]"),
+        (lambda: strided((4, 4), (2, 1)), r"found \[2, 1\]"),
+        (lambda: strided((4, 3), (4, 1)), r"found \[4, 1\]"),
+        (lambda: torch.ones(2, 3).T, r"expected strides \[2, 1\], found \[1, 3\]"),
+    ],
+)
+def test_other_tensors_are_refused(
+    tmp_path: Path, make: Callable[[], torch.Tensor], complaint: str
+) -> None:
+    torch.save({"w": make()}, tmp_path / "a.bin")
+    refused(tmp_path / "a.bin", complaint)
+
+
+def test_overlapping_tensors_are_refused(tmp_path: Path) -> None:
+    storage = torch.ones(10)
+    torch.save({"a": storage[:6], "b": storage[4:]}, tmp_path / "a.bin")
+    refused(tmp_path / "a.bin", "tensors a and b overlap")
+
+
+# Archives that lie
+
+
+def rewritten(file: Path, compression: int = zipfile.ZIP_STORED, **changes: bytes | None) -> None:
+    """The archive again with other contents for (None: without) the entries of these names."""
+    with zipfile.ZipFile(file) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    prefix = next(iter(contents)).partition("/")[0]
+    for name, content in changes.items():
+        contents[f"{prefix}/{name.replace('__', '/').replace('_pkl', '.pkl')}"] = content
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, content in contents.items():
+            if content is not None:
+                archive.writestr(name, content)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"compression": zipfile.ZIP_DEFLATED}, "compressed"),
+        ({"data__0": None}, "storage 0 is not in the file"),
+        ({"data__0": b"123"}, "storage 0: expected 6 numbers of F32, found 3 bytes"),
+        ({"data_pkl": None}, "not one of torch.save"),
+        ({"data_pkl": b""}, "damaged pickle"),
+        ({"data_pkl": b"garbage"}, "damaged pickle"),
+        ({"data_pkl": b"}."}, "holds no tensors"),
+        ({"data_pkl": b"}(."}, "holds no tensors"),
+        ({"data_pkl": b"}\x93."}, "damaged pickle"),
+        ({"data_pkl": b"\x80\x02]." + bytes(17 * 2**20)}, "a pickle of more than 16777216 bytes"),
+        ({"data_pkl": b"N" * 3_000_000 + b"."}, "more than 2000000 operations"),
+        ({"data_pkl": b"]r\xff\xff\xff\x7f."}, "holds no tensors"),
+        ({"data_pkl": b"\x8d" + b"\xff" * 7 + b"\x7f."}, "damaged pickle"),
+        ({"data_pkl": b"}q\x00X\x01\x00\x00\x00ah\x00s."}, "tables within tables"),
+        ({"data_pkl": b"\x82\x01."}, "EXT1, which no checkpoint has"),
+        ({"data_pkl": b"})K\x01s."}, "a dictionary with a key of the kind tuple"),
+        ({"byteorder": b"big"}, "big-endian"),
+    ],
+)
+def test_lying_archive_is_named(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
+    torch.save({"w": torch.ones(2, 3)}, tmp_path / "a.bin")
+    rewritten(tmp_path / "a.bin", **changes)
+    refused(tmp_path / "a.bin", complaint)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "not a file of torch.save"),
+        (b"version https://git-lfs.example/spec/v1\noid sha256:00\n", "git-lfs pointer"),
+        (b"<html>404</html>", "web page"),
+        (b"PK\3\4", "no end"),
+        (
+            b"PK\3\4" + bytes(60) + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 9, 9, 2**32 - 1, 0, 0),
+            "zip directory of 4294967295 bytes",
+        ),
+        (
+            b"PK\3\4"
+            + struct.pack("<4sLQL", b"PK\6\7", 0, 2**63, 1)
+            + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 9, 9, 0, 0, 0),
+            "outside the file",
+        ),
+    ],
+)
+def test_other_files_are_told(tmp_path: Path, content: bytes, complaint: str) -> None:
+    (tmp_path / "a.bin").write_bytes(content)
+    refused(tmp_path / "a.bin", complaint)
+
+
+def test_the_first_format_is_told(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "b.bin", "w") as archive:
+        archive.add(__file__, "storages")
+    refused(tmp_path / "b.bin", "an archive of tar")
+
+
+@pytest.mark.parametrize("save", FORMATS.values())
+def test_truncated_file_is_told_at_every_length(tmp_path: Path, save: Callable[..., None]) -> None:
+    save({"w": torch.ones(20)}, tmp_path / "a.bin")
+    content = (tmp_path / "a.bin").read_bytes()
+    for length in range(0, len(content), 7):
+        (tmp_path / "a.bin").write_bytes(content[:length])
+        with pytest.raises(BadModelFile):
+            read_tensors(tmp_path / "a.bin")
+
+
+# Pickles in a row
+
+
+def row(
+    saved: bytes,
+    *after: Any,
+    magic: Any = 0x1950A86A20F9469CFC6C,
+    version: Any = 1001,
+    little_endian: Any = True,
+) -> bytes:
+    """A file of the older format around the pickle `saved`; bytes of `after` come as they are."""
+    machine = {"little_endian": little_endian, "protocol_version": version}
+    parts = [pickle.dumps(part, protocol=2) for part in (magic, version, machine)]
+    return b"".join(
+        [
+            *parts,
+            saved,
+            *(p if isinstance(p, bytes) else pickle.dumps(p, protocol=2) for p in after),
+        ]
+    )
+
+
+# A float tensor of 2 numbers, as an id of a storage, its key "7".
+_STORAGE = b"(U\x07storagectorch\nFloatStorage\nU\x017U\x03cpuK\x02NtQ"
+_TENSOR = b"ctorch._utils\n_rebuild_tensor\n(" + _STORAGE + b"K\x00K\x02\x85K\x01\x85tR"
+# What Python 2 wrote: the table as one list of keys and values, its strings as bytes.
+_OF_PYTHON_2 = b"\x80\x02ccollections\nOrderedDict\n]](U\x01w" + _TENSOR + b"ea\x85R."
+_NUMBERS = struct.pack("<q2f", 2, 1.5, -2.0)
+
+
+def test_what_python_2_wrote_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(row(_OF_PYTHON_2, ["7"], _NUMBERS))
+    assert_read(tmp_path / "a.bin", {"w": torch.tensor([1.5, -2.0])})
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (pickle.dumps({"w": 1}, protocol=2), "a pickle, but not of torch.save"),
+        (row(_OF_PYTHON_2, ["7"], _NUMBERS, version=1), "expected version 1001"),
+        (row(_OF_PYTHON_2, ["7"], _NUMBERS, little_endian=False), "big-endian"),
+        (row(_OF_PYTHON_2, "7", _NUMBERS), "expected the keys"),
+        (row(_OF_PYTHON_2, [7], _NUMBERS), "expected the keys"),
+        (row(_OF_PYTHON_2, [], _NUMBERS), "storage 7 is not in the file"),
+        (row(_OF_PYTHON_2, ["7", "7"], _NUMBERS * 2), "storage 7 belongs to no tensor, or is"),
+        (row(_OF_PYTHON_2, ["8"], _NUMBERS), "storage 8 belongs to no tensor"),
+        (row(_OF_PYTHON_2, ["7"], struct.pack("<q", 2**62)), "storage 7: expected 2 numbers"),
+        (row(_OF_PYTHON_2, ["7"], _NUMBERS[:-1]), r"storage 7 ends at byte \d+ of \d+: truncated"),
+        (row(_OF_PYTHON_2.replace(b"K\x02NtQ", b"K\x02U\x018NtQ"), ["7"], _NUMBERS), "part of"),
+        (row(_OF_PYTHON_2.replace(b"K\x02\x85", b"K\x03\x85"), ["7"], _NUMBERS), "has 8"),
+        (row(b"\x80\x02(X\x07\0\0\0storageQ.", [], b""), "a storage of an unknown kind|damaged"),
+        (row(b"\x80\x02X" + struct.pack("<I", 2**24) + b"x" * 2**24 + b"."), "damaged pickle"),
+    ],
+)
+def test_lying_row_is_named(tmp_path: Path, content: bytes, complaint: str) -> None:
+    (tmp_path / "a.bin").write_bytes(content)
+    refused(tmp_path / "a.bin", complaint)
+
+
+@given(data=st.data())
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_mutated_file_reads_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
+    form = data.draw(st.sampled_from(sorted(FORMATS)))
+    file, kept = tmp_path / "a.bin", tmp_path / form
+    if not kept.exists():
+        FORMATS[form]({"a": torch.ones(4, 3), "b": torch.nn.Parameter(torch.zeros(5))}, kept)
+    content = bytearray(kept.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    file.write_bytes(content)
+    try:
+        checkpoint = Checkpoint(file, read_tensors(file))
+    except BadModelFile:
+        return
+    for name, info in checkpoint.tensors.items():
+        assert checkpoint.read(name).nbytes == info.nbytes <= len(content)
+
+
+_BOMBS = {
+    "a memo index of 2^31": b"]r\xff\xff\xff\x7f.",
+    "tuples of tuples": b"(t" + b"q\x00h\x00\x86" * 100 + b"\x85.",
+    "lists of lists": b"]" + b"q\x00]h\x00ah\x00a" * 100 + b".",
+    "tables of tables": b"}"
+    + b"".join(b"q\x00}X\1\0\0\0ah\x00sX\1\0\0\0bh\x00s" for _ in range(60))
+    + b".",
+    "a storage named by tuples of tuples": b"(X\7\0\0\0storagectorch\nFloatStorage\n"
+    + b"(t"
+    + b"q\x00h\x00\x86" * 100
+    + b"X\3\0\0\0cpuK\1tQ.",
+    "tables 300000 deep": b"}q\0" + b"}q\1X\0\0\0\0h\0sq\0" * 150_000 + b".",
+    "a name of a million letters": b"}X"
+    + struct.pack("<I", 1_000_000)
+    + b"x" * 1_000_000
+    + b"}X\1\0\0\0b}ss.",
+    "sizes of a million digits": b"ctorch._utils\n_rebuild_tensor_v2\n("
+    + b"(X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0"
+    + b"0X\3\0\0\0cpuK\2tQK\0("
+    + (b"\x8b" + struct.pack("<i", 1_900_000) + b"\x7f" * 1_900_000) * 8
+    + b"t(K\1K\1K\1K\1K\1K\1K\1K\1t\x89NtR.",
+    "a long announced": b"\x8b\xff\xff\xff\x7f.",
+}
+
+
+@pytest.mark.parametrize("name", _BOMBS)
+def test_bombs_take_neither_time_nor_memory(tmp_path: Path, name: str) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "a.bin")
+    rewritten(tmp_path / "a.bin", data_pkl=_BOMBS[name])
+    (tmp_path / "b.bin").write_bytes(row(b"\x80\x02" + _BOMBS[name], []))
+    script = (
+        "import sys, pathlib\n"
+        "from swiftchat.errors import BadModelFile\n"
+        "from swiftchat.weights.formats.torch_checkpoint import read_tensors\n"
+        "found = 0\n"
+        "for path in map(pathlib.Path, sys.argv[1:]):\n"
+        "    try:\n        read_tensors(path)\n"
+        "    except BadModelFile:\n        found += 1\n"
+        "sys.exit(found)\n"
+    )
+
+    def limits() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (512 * 2**20, 512 * 2**20))
+        resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
+
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    child = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "a.bin", tmp_path / "b.bin"],
+        preexec_fn=limits,
+        env=environment,
+    )
+    assert child.returncode == 2

@@ -1,0 +1,120 @@
+"""The tokenizer.json made from a GGUF vocabulary, as `tokenizers` and transformers read it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import transformers
+
+from swiftchat.weights.formats.gguf import GgufFile
+from swiftchat.weights.gguf.tokenizer import tokenizer_json
+from tests.support import tiny_gguf
+
+TEXTS = [
+    "Hello  world 123\n\tfoo",
+    "<|im_end|>user text é漢字🙂",
+    "   a b\r\n\r\n  ",
+    "I'm we'LL 1234567",
+    "x" * 500,
+    "",
+    " ",
+    "a\u0301 \x1c\x85",
+    "def f(x):\n    return x**2  # ½²",
+]
+
+
+def metadata(**changes: Any) -> dict[str, Any]:
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": tiny_gguf.TOKENS,
+        "tokenizer.ggml.token_type": tiny_gguf.KINDS,
+        "tokenizer.ggml.merges": tiny_gguf.MERGES,
+        "tokenizer.ggml.bos_token_id": tiny_gguf.TOKENS.index("<|begin|>"),
+        **{f"tokenizer.ggml.{key}": value for key, value in changes.items()},
+    }
+
+
+def tokenizer(**changes: Any) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(metadata(**changes))))
+
+
+def test_merges_and_added_tokens_work() -> None:
+    made = tokenizer()
+    assert made.encode("abc a12").tokens == ["abc", "Ġa", "1", "2"]
+    assert made.encode("a<|end|>b<user>").tokens == ["a", "<|end|>", "b", "<user>"]
+    added = made.get_added_tokens_decoder()
+    special = {token.content: token.special for token in added.values()}
+    assert special == {"<|begin|>": True, "<|end|>": True, "<user>": False}
+    assert made.token_to_id("<user>") == tiny_gguf.TOKENS.index("<user>")
+
+
+def test_placeholders_are_left_out() -> None:
+    assert "[PAD102]" not in tokenizer().get_vocab()
+    assert tokenizer().encode("[PAD102]").tokens == list("[PAD102]")
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("smollm", ["a", "1", "2", "3", "4", "!!"]),
+        ("gpt-2", ["a", "1234", "!!"]),
+        ("default", ["a", "1234", "!!"]),
+        ("llama-bpe", ["a", "123", "4", "!!"]),
+        ("falcon3", ["a", "123", "4", "!!"]),
+        ("chatglm-bpe", ["a", "123", "4", "!!"]),
+        ("glm4", ["a", "123", "4", "!!"]),
+        ("qwen2", ["a", "1", "2", "3", "4", "!!"]),
+        ("stablelm2", ["a", "1", "2", "3", "4", "!!"]),
+        ("starcoder", ["a", "1", "2", "3", "4", "!!"]),
+        ("falcon", ["a", "123", "4", "!!"]),
+        ("bloom", ["a1234", "!!"]),
+        ("llama4", ["a", "123", "4", "!!"]),
+    ],
+)
+def test_pre_tokenizers_split_as_their_models_do(pre: str, pieces: list[str]) -> None:
+    split = tokenizer(pre=pre).pre_tokenizer.pre_tokenize_str("a1234!!")
+    assert [piece for piece, _ in split] == pieces
+
+
+@pytest.mark.parametrize(
+    ("changes", "adds"),
+    [
+        ({}, False),
+        ({"add_bos_token": True}, True),
+        ({"pre": "llama-bpe"}, True),
+        ({"pre": "llama-bpe", "add_bos_token": False}, False),
+    ],
+)
+def test_bos_is_added_where_the_file_says_so(changes: dict[str, Any], adds: bool) -> None:
+    encoded = tokenizer(**changes).encode("a")
+    assert encoded.tokens == (["<|begin|>", "a"] if adds else ["a"])
+
+
+def test_whole_words_come_before_merges_only_for_llama() -> None:
+    # "c" + "ab" is no merge, so "cab" is reached as a whole word or not at all.
+    tokens = [*tiny_gguf.TOKENS, "cab"]
+    changes = {"tokens": tokens, "token_type": [*tiny_gguf.KINDS, 1], "add_bos_token": False}
+    assert tokenizer(pre="llama-bpe", **changes).encode("cab").tokens == ["cab"]
+    assert tokenizer(pre="smollm", **changes).encode("cab").tokens == ["c", "ab"]
+
+
+def test_real_vocabulary_is_byte_for_byte_reversible(smollm2: Path) -> None:
+    made = tokenizers.Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
+    theirs = transformers.AutoTokenizer.from_pretrained(smollm2)
+    assert made.get_vocab_size() == 49152
+    assert (theirs.bos_token, theirs.eos_token) == ("<|im_start|>", "<|im_end|>")
+    for text in TEXTS:
+        ids = made.encode(text, add_special_tokens=False).ids
+        assert theirs(text, add_special_tokens=False)["input_ids"] == ids
+        if not {"\x1c", "\x85"} & set(text):
+            assert made.decode(ids, skip_special_tokens=False) == text
+
+
+def test_real_merges_are_kept_in_order(smollm2_gguf: Path) -> None:
+    file = GgufFile.open(smollm2_gguf)
+    made = tokenizer_json(file.metadata)
+    assert made["model"]["merges"] == file.metadata["tokenizer.ggml.merges"]
+    assert [token["id"] for token in made["added_tokens"]] == list(range(17))

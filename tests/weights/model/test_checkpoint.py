@@ -1,0 +1,322 @@
+"""Checkpoint: safetensors are read exactly, and lies in headers and indexes are found."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.registry import expected_tensors
+from swiftchat.weights.formats.safetensors_file import create, header_bytes
+from swiftchat.weights.model.checkpoint import Checkpoint
+
+TINY: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 13,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+INDEX = "model.safetensors.index.json"
+
+
+def write(path: Path, header: object, data: bytes = b"\0" * 64) -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def entry(shape: object = (4, 2), begin: Any = 0, end: Any = 32, dtype: object = "F32") -> Any:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int64])
+def test_reads_what_safetensors_writes(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = {
+        "a": (torch.randn(5, 7) * 100).to(dtype),
+        "b": torch.zeros(0, 3, dtype=dtype),
+        "c": torch.tensor(3, dtype=dtype),
+    }
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open(tmp_path)
+    assert set(checkpoint.tensors) == set(tensors)
+    for name, tensor in tensors.items():
+        read = checkpoint.read(name)
+        assert read.shape == tuple(tensor.shape)
+        assert read.tobytes() == tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_mapping_may_be_written_without_touching_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"a": torch.ones(4)}, file)
+    before = file.read_bytes()
+    checkpoint = Checkpoint.open(tmp_path)
+    info = checkpoint.tensors["a"]
+    mapped = torch.frombuffer(
+        checkpoint.map(info.file), dtype=torch.float32, count=4, offset=info.offset
+    )
+    mapped += 1
+    assert mapped.tolist() == [2.0] * 4
+    assert file.read_bytes() == before
+
+
+def test_safetensors_reads_what_we_write(tmp_path: Path) -> None:
+    arrays = {
+        "b": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "a": np.array([1, 2, 3], np.float16),
+    }
+    names = {"float32": "F32", "float16": "F16"}
+    announced = [(name, names[a.dtype.name], a.shape) for name, a in arrays.items()]
+    file = tmp_path / "model.safetensors"
+    with create(file, announced, {"format": "pt"}) as writer:
+        for name, array in arrays.items():
+            writer.write(name, array)
+    found = safetensors.torch.load_file(file)
+    assert all(np.array_equal(found[name].numpy(), array) for name, array in arrays.items())
+    assert len(header_bytes(announced, {})) % 64 == 0
+
+
+def test_writer_refuses_what_was_not_announced(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match="due"),
+        create(tmp_path / "x", [("a", "F32", (2,))], {}) as writer,
+    ):
+        writer.write("a", np.zeros(3, np.float32))
+    with (
+        pytest.raises(ValueError, match="not written"),
+        create(tmp_path / "y", [("a", "F32", (2,))], {}),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("header", "complaint"),
+    [
+        ({"t": entry(end=33)}, "tensor t"),
+        ({"t": entry(end=10**30)}, "tensor t"),
+        ({"t": entry(begin=-4, end=28)}, "tensor t"),
+        ({"t": entry(begin=64, end=96)}, "tensor t.*truncated"),
+        ({"t": entry(shape=[2**62, 2**62])}, "tensor t"),
+        ({"t": entry(shape=[4, -2])}, "tensor t"),
+        ({"t": entry(shape=[4, 2.0])}, "tensor t"),
+        ({"t": entry(shape=[True] * 99)}, "tensor t"),
+        ({"t": entry(shape="42")}, "tensor t"),
+        ({"t": entry(dtype="Q4")}, "tensor t.*dtype"),
+        ({"t": entry(dtype=["F32"])}, "tensor t.*dtype"),
+        ({"t": [1, 2]}, "tensor t"),
+        ({"t": {}}, "tensor t"),
+        ({"t": entry(), "u": entry(begin=16, end=48)}, "t and u overlap"),
+        ({"__metadata__": {"a": 1}}, "__metadata__"),
+        ([], "not a JSON object"),
+        (b'{"t": 1, "t": 2}', "twice"),
+        (b"[" * 100_000, "not JSON"),
+        (b"{\xff}", "not JSON"),
+        (b"1" * 10_000, "not"),
+    ],
+)
+def test_lying_header_is_named(tmp_path: Path, header: object, complaint: str) -> None:
+    write(tmp_path / "model.safetensors", header)
+    with pytest.raises(BadModelFile, match=complaint) as caught:
+        Checkpoint.open(tmp_path)
+    assert "model.safetensors" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "0 bytes"),
+        (b"\1\2\3", "3 bytes"),
+        (struct.pack("<Q", 2**62) + b"{}", "truncated"),
+        (struct.pack("<Q", 2**63 - 1), "truncated"),
+        (b"version https://git-lfs.example/spec/v1\noid sha256:00\nsize 1\n", "git-lfs pointer"),
+        (b"\n<!DOCTYPE html><html>Not found</html>", "web page"),
+    ],
+)
+def test_file_of_another_kind_is_told(tmp_path: Path, content: bytes, complaint: str) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(BadModelFile, match=complaint):
+        Checkpoint.open(tmp_path)
+
+
+@given(data=st.data())
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_mutated_file_reads_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
+    file = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"a": torch.ones(4, 3), "b": torch.zeros(5)}, file)
+    content = bytearray(file.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    file.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    try:
+        checkpoint = Checkpoint.open(tmp_path)
+    except BadModelFile:
+        return
+    for name, info in checkpoint.tensors.items():
+        assert checkpoint.read(name).nbytes == info.nbytes <= len(content)
+
+
+def sharded(folder: Path) -> dict[str, str]:
+    safetensors.torch.save_file({"a": torch.ones(2)}, folder / "one.safetensors")
+    safetensors.torch.save_file({"b": torch.ones(3)}, folder / "two.safetensors")
+    return {"a": "one.safetensors", "b": "two.safetensors"}
+
+
+def save_index(folder: Path, weight_map: object) -> None:
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_shards_make_one_table(tmp_path: Path) -> None:
+    save_index(tmp_path, sharded(tmp_path))
+    checkpoint = Checkpoint.open(tmp_path)
+    assert checkpoint.read("a").shape == (2,)
+    assert checkpoint.read("b").shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"a": "two.safetensors"}, "tensor a: expected in two.safetensors, found in no shard"),
+        (
+            {"a": "two.safetensors", "x": "one.safetensors"},
+            "tensor a: expected in two.safetensors, found in one.safetensors",
+        ),
+        ({"c": "one.safetensors"}, "tensor c: expected in one.safetensors, found in no shard"),
+        ({"a": "three.safetensors"}, "three.safetensors is missing"),
+        ({"a": "../one.safetensors"}, "no shard name"),
+        ({"a": "/etc/one.safetensors"}, "no shard name"),
+        ({"a": "sub/one.safetensors"}, "no shard name"),
+        ({"a": "..\\one.safetensors"}, "no shard name"),
+        ({"a": "one.safetensors\0"}, "no shard name"),
+        ({"a": 3}, "no shard name"),
+        ({"a": "outside.safetensors"}, "outside the model"),
+        ({"a": "copy.safetensors", "x": "one.safetensors"}, "in both"),
+    ],
+)
+def test_lying_index_is_named(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    weight_map = sharded(folder)
+    outside = tmp_path / "elsewhere.safetensors"
+    outside.write_bytes((folder / "one.safetensors").read_bytes())
+    (folder / "outside.safetensors").symlink_to(outside)
+    (folder / "copy.safetensors").write_bytes((folder / "one.safetensors").read_bytes())
+    save_index(folder, {**weight_map, **change})
+    with pytest.raises(BadModelFile, match=complaint):
+        Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize("index", [[], {}, None, "a"])
+def test_index_without_map_is_refused(tmp_path: Path, index: object) -> None:
+    sharded(tmp_path)
+    save_index(tmp_path, index)
+    with pytest.raises(BadModelFile, match="weight_map"):
+        Checkpoint.open(tmp_path)
+
+
+def test_links_of_the_hubs_cache_are_followed(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    safetensors.torch.save_file({"a": torch.ones(2)}, blobs / "00ff")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/00ff")
+    assert list(Checkpoint.open(snapshot).tensors) == ["a"]
+    (snapshot / "fp16").mkdir()
+    (snapshot / "fp16" / "model.safetensors").symlink_to("../../../blobs/00ff")
+    assert list(Checkpoint.open(snapshot / "fp16").tensors) == ["a"]
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to(tmp_path.parent)
+    with pytest.raises(BadModelFile, match="outside"):
+        Checkpoint.open(snapshot)
+
+
+def test_payload_in_a_torch_file_never_runs(tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save(Payload(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(BadModelFile, match="pickle"):
+        Checkpoint.open(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"a": "two.bin"}, "tensor a: expected in two.bin, found in no shard"),
+        ({"a": "../one.bin"}, "no shard name"),
+        ({"a": "one.safetensors"}, "no shard name"),
+        ({"a": "copy.bin", "x": "one.bin"}, "in both"),
+        ({"a": "outside.bin"}, "outside the model"),
+        ({"a": "page.bin"}, "page.bin: a web page"),
+    ],
+)
+def test_lying_index_of_torch_files_is_named(
+    tmp_path: Path, change: dict[str, str], complaint: str
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name, shard in (("a", "one"), ("b", "two"), ("a", "copy")):
+        torch.save({name: torch.ones(2)}, folder / f"{shard}.bin")
+    torch.save({"a": torch.ones(2)}, tmp_path / "elsewhere.bin")
+    (folder / "outside.bin").symlink_to(tmp_path / "elsewhere.bin")
+    (folder / "page.bin").write_bytes(b"<html></html>")
+    weight_map = {"a": "one.bin", "b": "two.bin"}
+    index = folder / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    assert Checkpoint.open(folder).tensors.keys() == {"a", "b"}
+    index.write_text(json.dumps({"weight_map": {**weight_map, **change}}))
+    with pytest.raises(BadModelFile, match=complaint):
+        Checkpoint.open(folder)
+
+
+def tiny_tensors(config: ModelConfig) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(shape) for name, shape in expected_tensors(config).items()}
+
+
+def test_check_accepts_the_models_own_tensors_and_lists_the_rest(tmp_path: Path) -> None:
+    config = ModelConfig.from_hf({**TINY, "tie_word_embeddings": True})
+    extra = {
+        "lm_head.weight": torch.zeros(13, 8),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2),
+    }
+    tensors = {**tiny_tensors(config), **extra}
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open(tmp_path)
+    checkpoint.check(config)
+    assert checkpoint.unused == ["model.layers.0.self_attn.rotary_emb.inv_freq"]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "complaint"),
+    [
+        ("model.norm.weight", None, r"no tensor model.norm.weight: expected \[8\]"),
+        ("lm_head.weight", None, "no tensor lm_head.weight"),
+        ("lm_head.weight", torch.zeros(8, 13), r"expected \[13, 8\], found \[8, 13\]"),
+        ("model.layers.1.mlp.up_proj.weight", torch.zeros(12), "mlp.up_proj"),
+        ("model.norm.weight", torch.zeros(8, dtype=torch.int32), "found I32"),
+    ],
+)
+def test_check_names_what_is_wrong(
+    tmp_path: Path, name: str, tensor: torch.Tensor | None, complaint: str
+) -> None:
+    config = ModelConfig.from_hf(TINY)
+    tensors = tiny_tensors(config)
+    del tensors[name]
+    if tensor is not None:
+        tensors[name] = tensor
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(BadModelFile, match=complaint):
+        Checkpoint.open(tmp_path).check(config)

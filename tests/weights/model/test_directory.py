@@ -1,0 +1,110 @@
+"""Model.open: a directory's JSON files, its sizes and its license."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from swiftchat.chat.model.memory import cache_bytes_per_token
+from swiftchat.engine.model.kv_cache import kv_bytes_per_token
+from swiftchat.errors import BadModelFile, ModelNotFound
+from swiftchat.weights.model.directory import Model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    config = transformers.LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_sizes_are_those_of_transformers(folder: Path) -> None:
+    model = Model.open(folder)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert model.num_parameters == theirs.num_parameters()
+    assert model.weights_bytes == 2 * theirs.num_parameters()
+    cache = theirs(torch.zeros(1, 5, dtype=torch.long)).past_key_values
+    per_token = sum(
+        layer.keys[0, :, 0].numel() + layer.values[0, :, 0].numel() for layer in cache.layers
+    )
+    rows = per_token // model.config.head_dim
+    assert cache_bytes_per_token(model) == 2 * per_token
+    assert cache_bytes_per_token(model, "int8") == per_token + 4 * rows
+    assert kv_bytes_per_token(model.config, torch.float32) == 4 * per_token
+    assert kv_bytes_per_token(model.config, torch.float32, "fp8") == per_token + 4 * rows
+
+
+def test_ends_of_the_generation_config_win(folder: Path) -> None:
+    assert Model.open(folder).config.eos_ids == (2,)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    assert Model.open(folder).config.eos_ids == (7, 8)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 50}')
+    with pytest.raises(BadModelFile, match="eos_token_id"):
+        Model.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("card", "license_name"),
+    [
+        ("---\nlanguage: en\nlicense: apache-2.0\n---\nlicense: no", "apache-2.0"),
+        ("---\nlicense: 'mit'\n---\n", "mit"),
+        ("---\nlanguage: en\n---\nlicense: mit\n", None),
+        ("# Title\nlicense: mit\n", None),
+        ("---\nlicense:\n---\n", None),
+        ("", None),
+    ],
+)
+def test_license_comes_from_the_front_matter(
+    folder: Path, card: str, license_name: str | None
+) -> None:
+    (folder / "README.md").write_text(card)
+    assert Model.open(folder).license == license_name
+
+
+def test_no_card_no_license(folder: Path) -> None:
+    assert Model.open(folder).license is None
+
+
+def test_what_is_no_model_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="nowhere"):
+        Model.open(tmp_path / "nowhere")
+    with pytest.raises(BadModelFile, match=r"config.json is missing"):
+        Model.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe{}", "not valid JSON"),
+        (b"[]", "not a JSON object"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'{"a": ' + b"1" * 10_000 + b"}", "not valid JSON"),
+        (b"<html>404</html>", "web page"),
+        (b" " * (17 * 1024 * 1024), "larger than"),
+    ],
+)
+def test_damaged_json_is_named(folder: Path, name: str, content: bytes, complaint: str) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(BadModelFile, match=f"{name}.*{complaint}"):
+        Model.open(folder)
+
+
+def test_weights_that_contradict_the_config_are_found(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    model = Model.open(folder)
+    with pytest.raises(BadModelFile, match=r"no tensor model.layers.2"):
+        model.checkpoint()

@@ -1,0 +1,95 @@
+"""Which layers each stage has, and which tensors."""
+
+import dataclasses
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swiftchat.errors import UsageError
+from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.registry import expected_tensors, tensor_name
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.model.dummy import DUMMY_CONFIGS
+from swiftchat.weights.parallel.pipeline import split, stage_layers
+from swiftchat.weights.parallel.tensor_parallel import share_of
+from tests.support import tiny
+
+
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=8).flatmap(
+        lambda costs: st.tuples(st.just(costs), st.integers(1, len(costs)))
+    )
+)
+def test_no_other_division_has_a_cheaper_costliest_stretch(case: tuple[list[int], int]) -> None:
+    costs, count = case
+    stretches = split(costs, count)
+    assert len(stretches) == count
+    assert [first for first, _ in stretches] == [0, *(end for _, end in stretches[:-1])]
+    assert stretches[-1][1] == len(costs) and all(first < end for first, end in stretches)
+    inside = itertools.combinations(range(1, len(costs)), count - 1)
+    every = [list(itertools.pairwise((0, *cuts, len(costs)))) for cuts in inside]
+    assert costliest(costs, stretches) == min(costliest(costs, other) for other in every)
+
+
+def costliest(costs: list[int], stretches: list[tuple[int, int]]) -> int:
+    return max(sum(costs[first:end]) for first, end in stretches)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "layers"),
+    [
+        ("llama-3.1-8b", 1, [32]),
+        ("llama-3.1-8b", 2, [16, 16]),
+        # Embedding and head are 2.4 layers each.
+        ("llama-3.1-8b", 4, [7, 9, 9, 7]),
+        ("llama-3.1-70b", 8, [9, 11, 11, 11, 11, 11, 11, 5]),
+    ],
+)
+def test_the_layers_of_known_models(name: str, count: int, layers: list[int]) -> None:
+    spans = stage_layers(ModelConfig.from_hf(DUMMY_CONFIGS[name]), count)
+    assert [end - first for first, end in spans] == layers
+
+
+def test_what_has_no_such_stages_is_named() -> None:
+    config = ModelConfig.from_hf(DUMMY_CONFIGS["llama-3.1-8b"])
+    assert len(stage_layers(config, 32)) == 32
+    with pytest.raises(UsageError, match="--pp 33 is more than this model's 32 layers"):
+        stage_layers(config, 33)
+    with pytest.raises(UsageError, match="--pp 0 is less than 1"):
+        stage_layers(config, 0)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("name", ["llama-biases", "gemma2", "gpt2", "opt-350m", "qwen3-moe-mixed"])
+def test_the_stages_have_every_tensor_between_them(name: str, size: int, tmp_path: Path) -> None:
+    tiny.make(name, tmp_path)
+    config = Model.open(tmp_path).config
+    for rank in range(size):
+        whole = share_of(config, size, rank)
+        stages = [share_of(config, size, rank, stage, 3) for stage in range(3)]
+        held = Counter(name for share in stages for name in share.shapes())
+        assert held.keys() == whole.shapes().keys()
+        twice = {tensor_name(config, "embed")} if config.tied_embeddings else set()
+        assert {name for name, count in held.items() if count > 1} == twice
+        assert all(
+            whole.shapes()[name] == s for share in stages for name, s in share.shapes().items()
+        )
+        nbytes = dict.fromkeys(expected_tensors(config), 1000)
+        assert max(share.weights_bytes(nbytes) for share in stages) < whole.weights_bytes(nbytes)
+
+
+def test_a_stage_knows_its_layers_by_its_own_numbers() -> None:
+    config = dataclasses.replace(
+        ModelConfig.from_hf(DUMMY_CONFIGS["llama-3.1-8b"]),
+        sliding_window=9,
+        full_layers=frozenset({3, 15, 16, 31}),
+        unrotated_layers=frozenset({17}),
+    )
+    first, last = (share_of(config, 1, 0, stage, 2).local for stage in range(2))
+    assert (first.num_layers, last.num_layers) == (16, 16)
+    assert (first.full_layers, last.full_layers) == ({3, 15}, {0, 15})
+    assert (first.unrotated_layers, last.unrotated_layers) == (frozenset(), {1})

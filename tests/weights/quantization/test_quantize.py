@@ -1,0 +1,221 @@
+"""convert --quantize: what is written is what compressed-tensors and transformers read."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationConfig
+from compressed_tensors.utils.match import match_targets
+from safetensors.torch import load_file, save_file
+
+from swiftchat.errors import BadModelFile, UsageError
+from swiftchat.weights.convert.convert import convert, outline
+from swiftchat.weights.quantization.quantize import FORMS, Quantisation, _e4m3_codes
+from tests.support import tiny
+from tests.support.tiny_llama import left_in, tiny_llama
+
+SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4}
+# How far a number may be from the nearest: half a unit, in parts of the factor; for e4m3 in
+# parts of the number, 2^−4, as it has three bits after the first.
+HALF = 0.5
+PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plain") / "in"
+    tiny_llama(**SIZES).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def written(source: Path) -> dict[str, Path]:
+    made = {}
+    for form in FORMS:
+        made[form] = source.parent / form
+        convert(source, made[form], quantisation=Quantisation(form))
+    return made
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_transformers_reads_what_we_read(
+    written: dict[str, Path], tmp_path: Path, form: str
+) -> None:
+    """Its dequantised weights are ours bit for bit, and so are the logits."""
+    convert(written[form], tmp_path / "plain")
+    settings = transformers.CompressedTensorsConfig(run_compressed=False)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        written[form], dtype=torch.bfloat16, quantization_config=settings
+    ).eval()
+    ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain").eval()
+    expected = dict(theirs.named_parameters())
+    for name, weight in ours.named_parameters():
+        assert torch.equal(weight, expected[name]), name
+    ids = torch.tensor([tiny.random_ids(30)]) % ours.config.vocab_size
+    with torch.inference_mode():
+        assert torch.equal(ours(ids).logits, theirs(ids).logits)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_number_is_the_nearest(
+    source: Path, written: dict[str, Path], tmp_path: Path, form: str
+) -> None:
+    convert(written[form], tmp_path / "plain", dtype="float32")
+    plain, found = (
+        load_file(source / "model.safetensors"),
+        load_file(tmp_path / "plain" / "model.safetensors"),
+    )
+    packed = load_file(written[form] / "model.safetensors")
+    assert set(found) == set(plain)
+    for name, weight in plain.items():
+        if "_proj" not in name:
+            assert torch.equal(found[name], weight.float()), name
+            continue
+        scale = packed[f"{name.removesuffix('.weight')}.weight_scale"].float()
+        scale = scale.repeat_interleave(weight.shape[1] // scale.shape[1], 1)
+        if form == "fp8":
+            unit = (weight.float() / scale).abs().clamp(2.0**-6).log2().floor().exp2() / 8
+            scale = scale * unit
+        # A unit in the last place of the rounded factor shifts the ends of the range.
+        assert ((found[name] - weight.float()).abs() <= (HALF + 0.07) * scale).all(), name
+
+
+def test_e4m3_codes_are_torchs() -> None:
+    rng = np.random.default_rng(0)
+    numbers = (rng.normal(size=4000) * 2.0 ** rng.integers(-14, 9, 4000)).astype(np.float32)
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+    every = every[np.isfinite(every)]
+    between = (np.sort(every)[1:] + np.sort(every)[:-1]) / 2
+    numbers = np.clip(np.concatenate([numbers, every, between]), -448, 448)
+    expected = torch.from_numpy(numbers).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    assert np.array_equal(_e4m3_codes(numbers), expected)
+
+
+def as_the_package_reads(folder: Path) -> dict[str, torch.Tensor]:
+    """Each quantised weight by the group that the package finds for its module's name.
+
+    Not through transformers, which decodes all by one group.
+    """
+    settings = json.loads((folder / "config.json").read_text())["quantization_config"]
+    groups = QuantizationConfig.model_validate(settings).config_groups
+    group_of = {target: group for group in groups.values() for target in group.targets}
+    compressor = BaseCompressor.get_value_from_registry(settings["format"])
+    tensors, found = load_file(folder / "model.safetensors"), {}
+    for name in tensors:
+        module, _, kind = name.rpartition(".")
+        if kind == "weight_scale":
+            group = group_of[match_targets(module, torch.nn.Linear(1, 1), group_of)[0]]
+            own = {key: tensors[f"{module}.{key}"] for key in PARTS if f"{module}.{key}" in tensors}
+            found[f"{module}.weight"] = compressor.decompress(own, group)["weight"]
+    return found
+
+
+def test_a_head_in_int8_beside_layers_in_int4(source: Path, tmp_path: Path) -> None:
+    quantisation = Quantisation("int4", int8=["lm_head.weight", "*.v_proj.weight"])
+    convert(source, tmp_path / "out", quantisation=quantisation)
+    convert(tmp_path / "out", tmp_path / "plain")
+    ours = load_file(tmp_path / "plain" / "model.safetensors")
+    plain = load_file(source / "model.safetensors")
+    theirs = as_the_package_reads(tmp_path / "out")
+    assert {"lm_head.weight", "model.layers.0.self_attn.v_proj.weight"} < set(theirs)
+    for name, weight in theirs.items():
+        assert torch.equal(weight, ours[name]), name
+    head = (ours["lm_head.weight"] - plain["lm_head.weight"]).float()
+    largest = plain["lm_head.weight"].float().abs().amax(1, keepdim=True)
+    assert head.abs().max() > 0 and (head.abs() <= largest / 120).all()
+    bench, ids = tiny.Bench(tmp_path / "out"), tiny.random_ids(20)
+    assert not isinstance(bench.decoder.weights.lm_head, torch.Tensor)
+    torch.testing.assert_close(
+        bench.last_logits(ids), tiny.Bench(tmp_path / "plain").last_logits(ids), rtol=0.05, atol=0.1
+    )
+    with pytest.raises(UsageError, match="--int8 'no' matches no matrix"):
+        outline(source, quantisation=Quantisation("int4", int8=["no"]))
+    with pytest.raises(UsageError, match="--int8 does not go with fp8"):
+        Quantisation("fp8", int8=["lm_head.weight"])
+
+
+def test_what_config_says_and_what_is_kept(source: Path, tmp_path: Path) -> None:
+    keep = ["*.down_proj.weight"]
+    convert(source, tmp_path / "out", quantisation=Quantisation("int4", 64, keep))
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    weights = settings["config_groups"]["group_0"]["weights"]
+    assert (weights["num_bits"], weights["group_size"], weights["symmetric"]) == (4, 64, False)
+    kept = {"model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj", "lm_head"}
+    assert kept <= set(settings["ignore"])
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert tensors["model.layers.0.mlp.down_proj.weight"].dtype == torch.bfloat16
+    assert tensors["model.layers.0.mlp.up_proj.weight_packed"].dtype == torch.int32
+    assert "model.embed_tokens.weight" in tensors
+    manifest = json.loads((tmp_path / "out" / "swiftchat.json").read_text())
+    size = (tmp_path / "out" / "model.safetensors").stat().st_size
+    assert manifest["files"]["model.safetensors"]["bytes"] == size
+    planned = outline(source, quantisation=Quantisation("int4", 64, keep))
+    assert planned.files["model.safetensors"] == size
+    convert(
+        source,
+        tmp_path / "many",
+        shard_size_bytes=60_000,
+        quantisation=Quantisation("int4", 64, keep),
+    )
+    files = sorted((tmp_path / "many").glob("*.safetensors"))
+    assert len(files) > 2
+    together = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    assert together.keys() == tensors.keys()
+    assert all(torch.equal(together[name], tensors[name]) for name in tensors)
+    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == tensors.keys()
+
+
+def test_rows_of_zeros_and_tiny_numbers(tmp_path: Path) -> None:
+    model = tiny_llama(**SIZES)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight[:64] = 0
+        model.model.layers[0].self_attn.k_proj.weight[:] = 1e-38
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "in")
+    for form in FORMS:
+        convert(tmp_path / "in", tmp_path / form, quantisation=Quantisation(form))
+        convert(tmp_path / form, tmp_path / f"{form}-plain")
+        found = load_file(tmp_path / f"{form}-plain" / "model.safetensors")
+        assert not found["model.layers.0.self_attn.q_proj.weight"][:64].any()
+        assert (found["model.layers.0.self_attn.k_proj.weight"].abs() < 1e-37).all()
+
+
+def test_what_cannot_be_quantised_is_named(source: Path, tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+    with pytest.raises(BadModelFile, match=rf"{name}: .* groups of 128, found 192"):
+        convert(source, tmp_path / "out", quantisation=Quantisation("int4", 128))
+    with pytest.raises(UsageError, match="matches no tensor"):
+        convert(source, tmp_path / "out", quantisation=Quantisation("int4", 32, ["*.nowhere"]))
+    with pytest.raises(UsageError, match="not cut for ranks"):
+        convert(source, tmp_path / "out", tp=2, quantisation=Quantisation("int8"))
+    with pytest.raises(UsageError, match="is left to be quantised"):
+        convert(source, tmp_path / "out", quantisation=Quantisation("int8", 32, ["*proj*"]))
+    with pytest.raises(UsageError, match="unknown form"):
+        Quantisation("int3")
+    with pytest.raises(UsageError, match="groups of 48"):
+        Quantisation("int4", 48)
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_scales_that_are_missing_or_not_finite_are_named(
+    written: dict[str, Path], tmp_path: Path, form: str
+) -> None:
+    for change in ("missing", "infinite"):
+        folder = tmp_path / change
+        folder.mkdir()
+        for file in written[form].iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        tensors = load_file(folder / "model.safetensors")
+        name = "model.layers.1.mlp.up_proj.weight_scale"
+        if change == "missing":
+            del tensors[name]
+        else:
+            tensors[name][3] = float("inf")
+        save_file(tensors, folder / "model.safetensors")
+        with pytest.raises(BadModelFile, match=r"layers\.1\.mlp\.up_proj"):
+            convert(folder, tmp_path / "out")

@@ -1,0 +1,388 @@
+"""Every quantised form decodes to the numbers its reference computes."""
+
+from pathlib import Path
+from typing import Any
+
+import bitsandbytes.functional as bnb
+import numpy as np
+import pytest
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from swiftchat.weights.quantization.checkpoint import plain_tensors
+from swiftchat.weights.quantization.quantized_tensor import PackedTensor
+from tests.support import quantized_packers as packers
+
+# A file is written over and over in one folder.
+repeated = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+SEEDS = st.integers(0, 2**32 - 1)
+SCALES = st.sampled_from([torch.float16, torch.bfloat16, torch.float32])
+
+
+def decoded(folder: Path, tensors: packers.Tensors, method: dict[str, Any]) -> torch.Tensor:
+    """The matrix `a.weight`, whole and by pieces and rows, which must be the same numbers."""
+    packed = packers.opened(folder, packers.under("a", tensors), method)["a.weight"]
+    whole = packed.values()
+    assert whole.dtype == np.float32
+    assert whole.shape == packed.shape
+    same_bits(np.concatenate(list(packed.pieces())), whole.reshape(-1))
+    if len(packed.shape) == 2 and packed.shape[0] > 64:
+        middle = min(packed.shape[0], 101)
+        same_bits(packed.rows(64, middle), whole[64:middle])
+    return torch.from_numpy(whole)
+
+
+def same_bits(ours: Any, theirs: Any) -> None:
+    ours, theirs = (torch.as_tensor(array) for array in (ours, theirs))
+    assert ours.shape == theirs.shape
+    assert torch.equal(ours.isnan(), theirs.isnan())
+    numbers = ~theirs.isnan()
+    assert torch.equal(ours[numbers].view(torch.int32), theirs[numbers].view(torch.int32))
+
+
+def random_scales(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    scales = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    scales.view(-1)[0] = 0.0
+    return scales
+
+
+def affine(q: np.ndarray, zeros: np.ndarray, scales: torch.Tensor, index: np.ndarray) -> np.ndarray:
+    """scale·(q − zero) in float64, which holds it exactly; [groups, rows] spread over columns."""
+    factors = scales.to(torch.float64).numpy()
+    return ((q - zeros[index].T) * factors[index].T).astype(np.float32)
+
+
+# GPTQ: AutoGPTQ needs CUDA or a compiler to install, so the reference is the packer's layout.
+# An 8-bit number times a factor of at most 16 bits is exact in fp32; times an fp32 one rounded
+# once: equal bits either way.
+
+
+@repeated
+@given(
+    bits=st.sampled_from([2, 3, 4, 8]),
+    size=st.sampled_from([-1, 32, 48, 64, 128]),
+    row_words=st.integers(1, 4),
+    columns=st.integers(1, 6),
+    order=st.sampled_from("nsr"),
+    v2=st.booleans(),
+    dtype=SCALES,
+    seed=SEEDS,
+)
+def test_gptq(
+    tmp_path: Path,
+    bits: int,
+    size: int,
+    row_words: int,
+    columns: int,
+    order: str,
+    v2: bool,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    rows, columns = 32 * row_words, 32 * columns
+    random = np.random.default_rng(seed)
+    index = np.arange(columns) // (columns if size == -1 else size)
+    groups = index[-1] + 1
+    if order == "r":
+        random.shuffle(index)
+    q = random.integers(0, 2**bits, (rows, columns))
+    zeros = random.integers(0, 2**bits, (groups, rows))
+    scales = random_scales((groups, rows), dtype, seed)
+    tensors = packers.gptq(q, zeros, scales, bits, v2=v2, g_idx=None if order == "n" else index)
+    method = {"quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": order == "r"}
+    if v2:
+        method["checkpoint_format"] = "gptq_v2"
+    same_bits(decoded(tmp_path, tensors, method), affine(q, zeros, scales, index))
+
+
+@repeated
+@given(
+    size=st.sampled_from([-1, 32, 64, 128]),
+    rows=st.integers(1, 17),
+    groups=st.integers(1, 3),
+    dtype=SCALES,
+    seed=SEEDS,
+)
+def test_awq(
+    tmp_path: Path, size: int, rows: int, groups: int, dtype: torch.dtype, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    columns = 37 if size == -1 else size * groups
+    index = np.arange(columns) // (columns if size == -1 else size)
+    groups = index[-1] + 1
+    q = random.integers(0, 16, (8 * rows, columns))
+    zeros = random.integers(0, 16, (groups, 8 * rows))
+    scales = random_scales((groups, 8 * rows), dtype, seed)
+    method = {"quant_method": "awq", "bits": 4, "group_size": size, "version": "GEMM"}
+    found = decoded(tmp_path, packers.awq(q, zeros, scales), method)
+    same_bits(found, affine(q, zeros, scales, index))
+
+
+# compressed-tensors: the package itself. It multiplies in the factors' dtype, where the same
+# product is rounded once; ours, rounded to that dtype, must be equal. Version 0.20 cannot unpack
+# the 4-bit zero points of eight rows or fewer.
+
+
+def compressed(
+    form: str,
+    shape: tuple[int, int],
+    scale_shape: tuple[int, ...],
+    dtype: torch.dtype,
+    seed: int,
+    **weights: Any,
+) -> tuple[packers.Tensors, torch.Tensor, dict[str, Any]]:
+    """Tensors as the package packs them, what it decodes them to, and the settings."""
+    torch.manual_seed(seed)
+    args = QuantizationArgs(**weights)
+    state = {"weight": torch.randn(shape).to(dtype), "weight_scale": torch.rand(scale_shape) / 3}
+    state["weight_scale"] = state["weight_scale"].clamp(min=1e-3).to(dtype)
+    if not args.symmetric:
+        half = 2 ** (args.num_bits - 1)
+        state["weight_zero_point"] = torch.randint(-half, half, scale_shape).to(torch.int8)
+    compressor = BaseCompressor.get_value_from_registry(form)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    tensors = compressor.compress(state, scheme)
+    expected = compressor.decompress(tensors, scheme)["weight"]
+    group = {"targets": ["Linear"], "weights": args.model_dump(mode="json")}
+    method = {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+    return tensors, expected, method
+
+
+@repeated
+@given(
+    bits=st.sampled_from([2, 4, 8]),
+    symmetric=st.booleans(),
+    size=st.sampled_from([-1, 16, 128]),
+    rows=st.integers(9, 90),
+    columns=st.integers(1, 90),
+    dtype=SCALES,
+    seed=SEEDS,
+)
+def test_pack_quantized(
+    tmp_path: Path,
+    bits: int,
+    symmetric: bool,
+    size: int,
+    rows: int,
+    columns: int,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    groups = 1 if size == -1 else columns % 3 + 1
+    shape = (rows, columns if size == -1 else groups * size)
+    tensors, expected, method = compressed(
+        "pack-quantized",
+        shape,
+        (rows, groups),
+        dtype,
+        seed,
+        num_bits=bits,
+        symmetric=symmetric,
+        strategy="channel" if size == -1 else "group",
+        group_size=None if size == -1 else size,
+    )
+    same_bits(decoded(tmp_path, tensors, method).to(dtype).float(), expected.float())
+
+
+@repeated
+@given(
+    form=st.sampled_from(["int-quantized", "naive-quantized", "float-quantized"]),
+    strategy=st.sampled_from(["tensor", "channel", "group", "block"]),
+    symmetric=st.booleans(),
+    rows=st.integers(1, 50),
+    columns=st.integers(1, 50),
+    dtype=SCALES,
+    seed=SEEDS,
+)
+def test_other_compressed_formats(
+    tmp_path: Path,
+    form: str,
+    strategy: str,
+    symmetric: bool,
+    rows: int,
+    columns: int,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    kind = "float" if form == "float-quantized" else "int"
+    weights: dict[str, Any] = {"type": kind, "num_bits": 8, "strategy": strategy}
+    weights["symmetric"] = symmetric or kind == "float" or strategy == "block"
+    shape = (rows, columns)
+    if strategy == "group":
+        weights["group_size"], shape = 8, (rows, columns * 8)
+    if strategy == "block":
+        weights["block_structure"], shape = [4, 8], (rows * 4, columns * 8)
+    scale_shape = {"tensor": (1,), "channel": (rows, 1)}.get(strategy, (rows, columns))
+    tensors, expected, method = compressed(form, shape, scale_shape, dtype, seed, **weights)
+    same_bits(decoded(tmp_path, tensors, method).to(dtype).float(), expected.float())
+
+
+# FP8: transformers' own, which computes in fp32: equal bits, NaN patterns included.
+
+
+@repeated
+@given(
+    blocks=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    size=st.sampled_from([(128, 128), (16, 8), (1, 32)]),
+    dtype=SCALES,
+    kind=st.sampled_from([torch.float8_e4m3fn, torch.float8_e5m2]),
+    seed=SEEDS,
+)
+def test_fp8_blocks(
+    tmp_path: Path,
+    blocks: tuple[int, int],
+    size: tuple[int, int],
+    dtype: torch.dtype,
+    kind: torch.dtype,
+    seed: int,
+) -> None:
+    shape = (blocks[0] * size[0], blocks[1] * size[1])
+    weight = tensor_of_bytes(shape, kind, seed)
+    scales = random_scales(blocks, dtype, seed)
+    method = {
+        "quant_method": "fp8",
+        "weight_block_size": list(size),
+        "activation_scheme": "dynamic",
+    }
+    found = decoded(tmp_path, {"weight": weight, "weight_scale_inv": scales}, method)
+    reference = Fp8Dequantize(None)._dequantize_one(weight, scales, torch.float32)
+    same_bits(found, reference)
+
+
+def tensor_of_bytes(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    random = np.random.default_rng(seed)
+    return torch.from_numpy(random.integers(0, 256, shape, dtype=np.uint8)).view(dtype)
+
+
+def test_fp8_every_byte_and_every_shape_of_factor(tmp_path: Path) -> None:
+    weight = torch.arange(256, dtype=torch.uint8).reshape(8, 32).view(torch.float8_e4m3fn)
+    for scale in (torch.tensor(0.5), torch.tensor([3.0]), torch.rand(8), torch.rand(8, 1)):
+        spread = scale[:, None] if scale.shape == (8,) else scale
+        for method, name in (("fp8", "weight_scale"), ("fbgemm_fp8", "weight_scale")):
+            found = decoded(tmp_path, {"weight": weight, name: scale}, {"quant_method": method})
+            same_bits(found, weight.float() * spread)
+
+
+def test_fp8_blocks_that_end_early(tmp_path: Path) -> None:
+    """Sizes that are no multiples of the block, as DeepSeek's own kernel allows."""
+    weight = torch.randn(150, 70).to(torch.float8_e4m3fn)
+    scales = torch.rand(2, 1)
+    method = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    found = decoded(tmp_path, {"weight": weight, "weight_scale_inv": scales}, method)
+    expected = torch.cat([weight[:128].float() * scales[0], weight[128:].float() * scales[1]])
+    same_bits(found, expected)
+
+
+# MXFP4: transformers' own in fp32; equal bits but for the exponent 255, which the standard
+# calls not a number and transformers computes with.
+
+
+@repeated
+@given(experts=st.integers(1, 3), rows=st.integers(1, 9), groups=st.integers(1, 3), seed=SEEDS)
+def test_mxfp4(tmp_path: Path, experts: int, rows: int, groups: int, seed: int) -> None:
+    blocks = tensor_of_bytes((experts, rows, groups, 16), torch.uint8, seed)
+    scales = tensor_of_bytes((experts, rows, groups), torch.uint8, seed + 1)
+    tensors = {"e.gate_up_proj_blocks": blocks, "e.gate_up_proj_scales": scales}
+    found = packers.opened(tmp_path, tensors, {"quant_method": "mxfp4"})["e.gate_up_proj"]
+    expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).clone()
+    not_numbers = (scales == 255).repeat_interleave(32, dim=2).transpose(1, 2)
+    expected[not_numbers] = float("nan")
+    same_bits(found.values(), expected)
+
+
+# bitsandbytes: its own in fp32, equal bits. Its CPU kernel (0.50) takes a row's end for a
+# block's, so columns are multiples of 64 here, and the packer's layout covers the others.
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("shape", [(33, 64), (200, 128), (5, 4160)])
+def test_four_bits_of_bitsandbytes(
+    tmp_path: Path, kind: str, nested: bool, shape: tuple[int, int]
+) -> None:
+    torch.manual_seed(1)
+    weight = torch.randn(shape)
+    packed, state = bnb.quantize_4bit(
+        weight, blocksize=64, quant_type=kind, compress_statistics=nested
+    )
+    tensors = {"weight": packed} | packers.under("weight", state.as_dict(packed=True))
+    method = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
+    same_bits(decoded(tmp_path, tensors, method), bnb.dequantize_4bit(packed, state))
+
+
+@repeated
+@given(rows=st.integers(1, 130), columns=st.integers(1, 40), seed=SEEDS)
+def test_odd_shapes_of_nf4(tmp_path: Path, rows: int, columns: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    codes = random.integers(0, 16, (rows, columns))
+    numbers = random.standard_normal(16).astype(np.float32)
+    absmax = random.random(-(-codes.size // 64)).astype(np.float32)
+    expected = numbers[codes].reshape(-1) * np.repeat(absmax, 64)[: codes.size]
+    tensors = packers.nf4(codes, absmax, 64, numbers)
+    found = decoded(tmp_path, tensors, {"quant_method": "bitsandbytes", "load_in_4bit": True})
+    same_bits(found, expected.reshape(codes.shape))
+
+
+def test_eight_bits_of_bitsandbytes(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    packed, largest, _ = bnb.int8_vectorwise_quant(torch.randn(70, 33).half())
+    tensors = {
+        "weight": packed,
+        "SCB": largest,
+        "weight_format": torch.tensor(0, dtype=torch.uint8),
+    }
+    found = decoded(tmp_path, tensors, {"quant_method": "bitsandbytes", "load_in_8bit": True})
+    same_bits(found, bnb.int8_vectorwise_dequant(packed, largest))
+
+
+# What is not quantised, and what a reader may cost
+
+
+def test_the_rest_stays_as_it_is_and_the_packed_form_is_reachable(tmp_path: Path) -> None:
+    weight = torch.randn(6, 4).to(torch.float8_e4m3fn)
+    rest = {
+        "lm_head.weight": torch.randn(5, 4).to(torch.bfloat16),
+        "norm.weight": torch.randn(4),
+        "a.bias": torch.randn(6).half(),
+        "one": torch.tensor(2.0),
+        "mask": torch.ones(3, 3).bool(),
+    }
+    tensors = {"a.weight": weight, "a.weight_scale": torch.tensor(2.0), **rest}
+    plain = packers.opened(tmp_path, tensors, {"quant_method": "fp8"})
+    assert set(plain) == {"a.weight", *rest}
+    assert plain["a.weight"].form == "fp8"
+    assert plain["a.weight"].parts == {"weight": "a.weight", "scale": "a.weight_scale"}
+    for name in set(rest) - {"mask"}:
+        assert plain[name].form == "plain"
+        same_bits(plain[name].values(), rest[name].float())
+
+
+def test_pieces_are_small_and_read_once_needed(tmp_path: Path) -> None:
+    """Two million numbers at a time whatever the matrix, and nothing before it is asked for."""
+    reads: list[str] = []
+    weight = torch.zeros(3000, 2048, dtype=torch.float8_e4m3fn)
+    tensors = {"a.weight": weight, "a.weight_scale": torch.tensor(1.0)}
+    plain = packers.opened(tmp_path, tensors, {"quant_method": "fp8"})
+    assert isinstance(plain["a.weight"], PackedTensor)
+    assert [len(piece) for piece in plain["a.weight"].pieces()] == [1024 * 2048] * 2 + [952 * 2048]
+
+    def read(name: str) -> np.ndarray:
+        reads.append(name)
+        raise AssertionError(name)
+
+    checkpoint = packers.Checkpoint.open(tmp_path)
+    plain_tensors({"quant_method": "fp8"}, checkpoint.tensors, read)
+    assert reads == []

@@ -1,0 +1,198 @@
+"""convert --quantize w8a8: what is written, and factors moved from norms into what reads them."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from swiftchat.chat.subcommands import calibration
+from swiftchat.chat.subcommands.models import _quantised
+from swiftchat.engine.calibrate import write_moments
+from swiftchat.engine.linear.quantized import ByteWeight
+from swiftchat.engine.linear.w8a8 import RoundedInputs
+from swiftchat.errors import UsageError
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.quantization.quantize import W8A8, Quantisation
+from swiftchat.weights.quantization.scheme import Rounding
+from swiftchat.weights.quantization.smoothquant import smoothed
+from tests.support import tiny, tiny_gguf
+from tests.support.tiny_llama import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a channel that its norms make forty times as large as the others."""
+    path = tmp_path_factory.mktemp("smoothing") / "in"
+    model = tiny_llama(hidden_size=128, intermediate_size=192, initializer_range=0.1)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.input_layernorm.weight[5] = 40
+            layer.post_attention_layernorm.weight[7] = -40
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("form", W8A8)
+def test_what_is_written_is_what_transformers_runs(source: Path, tmp_path: Path, form: str) -> None:
+    convert(source, tmp_path / "out", quantisation=Quantisation(form))
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    inputs = settings["config_groups"]["group_0"]["input_activations"]
+    assert inputs["num_bits"] == 8 and inputs["dynamic"] and inputs["strategy"] == "token"
+    # The matrices are those of the form without rounded inputs.
+    convert(source, tmp_path / "weights", quantisation=Quantisation(W8A8[form]))
+    for name in ("out", "weights"):
+        convert(tmp_path / name, tmp_path / f"{name}-plain")
+    ours, others = (
+        load_file(tmp_path / f"{n}-plain" / "model.safetensors") for n in ("out", "weights")
+    )
+    assert all(torch.equal(tensor, ours[name]) for name, tensor in others.items())
+    told = f"compressed-tensors, inputs of matrices too ({W8A8[form]})"
+    assert _quantised(Model.open(tmp_path / "out")) == told
+    assert _quantised(Model.open(tmp_path / "weights")) == "compressed-tensors"
+    assert _quantised(Model.open(source)) == "no"
+    bench = tiny.Bench(tmp_path / "out")
+    for layer in bench.decoder.weights.layers:
+        for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            assert isinstance(matrix, RoundedInputs)
+            assert matrix.rounding == Rounding(W8A8[form])
+            assert isinstance(matrix.weight, ByteWeight)
+            assert (matrix.weight.decode is None) == (W8A8[form] == "int8")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float32
+    ).eval()
+    ids = tiny.random_ids(20)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor(ids).unsqueeze(1)).logits[:, 0]
+    found = torch.stack([bench.logits([token])[0] for token in ids])
+    same = ((found - expected).abs().amax(1) < 1e-3).float().mean()
+    assert same > 0.7  # a sum in another order may push a number into the next step
+
+
+def values_of(folder: Path) -> tuple[Callable[[str], Iterator[np.ndarray]], dict[str, np.ndarray]]:
+    """The tensors of a folder, flat in pieces that begin anywhere, and whole."""
+    tensors = {n: t.float().numpy() for n, t in load_file(folder / "model.safetensors").items()}
+
+    def values(name: str) -> Iterator[np.ndarray]:
+        yield from np.array_split(tensors[name].reshape(-1), 7)
+
+    return values, tensors
+
+
+def largest(name: str) -> np.ndarray:
+    seed = [ord(letter) for letter in name.split(".proj")[0]]
+    found = np.exp(2 * np.random.default_rng(seed[13]).normal(size=48)).astype(np.float32)
+    found[3] = 0  # never seen: stays
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "starcoder2", "qwen2"])
+def test_products_of_norms_and_matrices_stay(tmp_path: Path, family: str) -> None:
+    tiny.make(family, tmp_path / "in")
+    config = Model.open(tmp_path / "in").config
+    values, plain = values_of(tmp_path / "in")
+    changed = smoothed(config, values, plain.keys(), largest)
+    moved = {name: np.concatenate(list(changed(name))).reshape(plain[name].shape) for name in plain}
+    offset = float(config.norm_unit_offset)
+    layer = "model.layers.1"
+    of_ffn = "pre_feedforward_layernorm" if family == "gemma2" else "post_attention_layernorm"
+    inner = ["gate_proj", "up_proj"] if config.gated else ["c_fc"]
+    groups = [("input_layernorm", [f"self_attn.{n}_proj" for n in "qkv"])]
+    groups += [(of_ffn, [f"mlp.{name}" for name in inner])]
+    for norm, readers in groups:
+        before, after = (t[f"{layer}.{norm}.weight"] + offset for t in (plain, moved))
+        names = [f"{layer}.{reader}.weight" for reader in readers]
+        for name in names:
+            np.testing.assert_allclose(
+                after * moved[name], before * plain[name], rtol=2e-5, atol=1e-7
+            )
+        biases = [t.get(f"{layer}.{norm}.bias") for t in (plain, moved)]
+        if biases[0] is not None:
+            np.testing.assert_allclose(biases[1] / after, biases[0] / before, rtol=2e-5)
+        # √(inputs / weights), the weights' largest over all that read the norm.
+        weights = np.max([np.abs(plain[name]).max(0) for name in names], 0)
+        factors = np.where(largest(names[0]) > 0, np.sqrt(largest(names[0]) / weights), 1)
+        np.testing.assert_allclose(before / after, factors, rtol=1e-4)
+    for name in ("self_attn.o_proj", "mlp.down_proj" if config.gated else "mlp.c_proj"):
+        assert np.array_equal(moved[f"{layer}.{name}.weight"], plain[f"{layer}.{name}.weight"])
+
+
+def test_norms_that_others_read_too_stay(tmp_path: Path, source: Path) -> None:
+    tiny.make("phi", tmp_path / "in")  # both branches read one norm
+    values, plain = values_of(tmp_path / "in")
+    changed = smoothed(Model.open(tmp_path / "in").config, values, plain.keys(), largest)
+    assert all(
+        np.array_equal(np.concatenate(list(changed(n))), plain[n].reshape(-1)) for n in plain
+    )
+    values, plain = values_of(source)
+    kept = "model.layers.0.self_attn.v_proj.weight"  # is not quantised
+    changed = smoothed(
+        Model.open(source).config,
+        values,
+        plain.keys() - {kept},
+        lambda name: np.full(128, 9, np.float32),
+    )
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        tensor = f"model.layers.0.{name}.weight"
+        found = np.concatenate(list(changed(tensor)))
+        assert np.array_equal(found, plain[tensor]) == (name == "input_layernorm")
+
+
+def test_the_largest_inputs_are_those_of_transformers(source: Path, tmp_path: Path) -> None:
+    ids = tiny.random_ids(300)  # more than one context
+    write_moments(source, ids, tmp_path, lambda *_: None, num_axes=1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(source).eval()
+    seen: list[torch.Tensor] = []
+    down = model.model.layers[1].mlp.down_proj
+    down.register_forward_pre_hook(lambda _, args: seen.append(args[0][0].abs().amax(0)))
+    with torch.inference_mode():
+        for start in range(0, len(ids), 256):
+            model(torch.tensor([ids[start : start + 256]]))
+    found = torch.from_numpy(np.load(tmp_path / "1-down.npy"))
+    torch.testing.assert_close(found, torch.stack(seen).amax(0), rtol=1e-4, atol=1e-5)
+    assert len(list(tmp_path.iterdir())) == 2 * 5  # of each layer the values' apart
+
+
+def test_logits_come_nearer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of channels that are larger than others, by a text that a process of the engine reads."""
+    model = tiny_llama(hidden_size=64, intermediate_size=96)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+                norm.weight[:3] = torch.tensor([60.0, -50.0, 40.0])
+    tiny_gguf.write(tmp_path / "m.gguf", model, quantise=gguf.GGMLQuantizationType.F32)
+    plain = tmp_path / "plain"
+    convert(tmp_path / "m.gguf", plain, dtype="float32")
+    (tmp_path / "text").write_text(calibration._TEXT.read_text()[-600:])
+    monkeypatch.setattr(calibration, "_TEXT", tmp_path / "text")
+    with calibration.inputs_of(plain, 1, lambda *_: None) as found:
+        smooth = Quantisation("w8a8-int8", largest=found)
+        convert(plain, tmp_path / "smooth", quantisation=smooth)
+    convert(plain, tmp_path / "nearest", quantisation=Quantisation("w8a8-int8"))
+    ids = tiny.random_ids(40)
+    meant, near, ours = (
+        tiny.Bench(tmp_path / name).logits(ids) for name in ("plain", "nearest", "smooth")
+    )
+    assert (ours - meant).abs().mean() < 0.75 * (near - meant).abs().mean()
+
+
+def test_the_command_calibrates_w8a8(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "swiftchat.chat", "convert", str(tmp_path), "out"]
+    options = ["--quantize", "w8a8-int8", "--calibrate"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    assert done.returncode == 2 and "no model that can read a text" in done.stderr
+
+
+def test_only_w8a8_is_smoothed() -> None:
+    with pytest.raises(UsageError, match="fp8 is not smoothed"):
+        Quantisation("fp8", largest=largest)
+    with pytest.raises(UsageError, match="w8a8-int8 is not calibrated so"):
+        Quantisation("w8a8-int8", moments=largest)

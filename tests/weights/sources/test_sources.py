@@ -1,0 +1,286 @@
+"""Every layout a model comes in gives the same tensors and, in the engine, the same logits."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.store import Store
+from tests.support import layouts, tiny
+from tests.support.source_tables import LLAMA, write_split
+from tests.support.tiny_llama import tiny_llama
+
+
+def model_of(**changes: Any) -> transformers.LlamaForCausalLM:
+    """Every size divides by 4, for as many parts."""
+    sizes = {
+        "vocab_size": 104,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+    }
+    return tiny_llama(**{**sizes, **changes}).requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, torch.Tensor]:
+    """The model and the engine's logits of the directory transformers writes."""
+    folder = tmp_path_factory.mktemp("reference")
+    model = model_of()
+    model.save_pretrained(folder / "in")
+    convert(folder / "in", folder / "out")
+    return model, tiny.Bench(folder / "out").last_logits(list(range(3, 60)))
+
+
+@pytest.mark.parametrize("name", LLAMA)
+def test_every_layout_gives_the_same_model(
+    tmp_path: Path, reference: tuple[Any, torch.Tensor], name: str
+) -> None:
+    model, expected = reference
+    source = LLAMA[name](tmp_path / "in", model)
+    convert(source, tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert set(found) == set(model.state_dict())
+    for tensor, value in model.state_dict().items():
+        assert torch.equal(found[tensor], value), tensor
+    assert torch.equal(tiny.Bench(tmp_path / "out").last_logits(list(range(3, 60))), expected)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    ids = torch.arange(3, 60)[None]
+    with torch.inference_mode():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_metas_rotation_of_its_rows_is_ours_of_the_converted(tmp_path: Path) -> None:
+    """Scores by complex numbers over neighbouring pairs, as Meta computes them, against halves."""
+    model = model_of()
+    layouts.write_meta(tmp_path / "in", model)
+    convert(tmp_path / "in", tmp_path / "out")
+    meta = torch.load(tmp_path / "in" / "consolidated.00.pth")
+    ours = load_file(tmp_path / "out" / "model.safetensors")
+    x = torch.randn(6, 64)
+    angles = torch.arange(6)[:, None] / 10000.0 ** (torch.arange(0, 8, 2) / 8)
+    turn = torch.polar(torch.ones_like(angles), angles)[:, None]
+    cos, sin = (f(torch.cat([angles, angles], 1))[:, None] for f in (torch.cos, torch.sin))
+
+    def by_pairs(name: str) -> torch.Tensor:
+        heads = (x @ meta[f"layers.2.attention.{name}.weight"].T).view(6, -1, 4, 2)
+        return torch.view_as_real(torch.view_as_complex(heads) * turn).flatten(2)
+
+    def by_halves(name: str) -> torch.Tensor:
+        heads = (x @ ours[f"model.layers.2.self_attn.{name}.weight"].T).view(6, -1, 8)
+        first, second = heads.chunk(2, -1)
+        return heads * cos + torch.cat([-second, first], -1) * sin
+
+    expected = torch.einsum("ihd,jhd->hij", by_pairs("wq")[:, ::2], by_pairs("wk"))
+    found = torch.einsum("ihd,jhd->hij", by_halves("q_proj")[:, ::2], by_halves("k_proj"))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["bin", "bin of before torch 1.6", "sharded bin"])
+def test_bin_files_run_as_they_are(
+    tmp_path: Path, reference: tuple[Any, torch.Tensor], name: str
+) -> None:
+    model, expected = reference
+    source = LLAMA[name](tmp_path / "in", model)
+    assert torch.equal(tiny.Bench(source).last_logits(list(range(3, 60))), expected)
+
+
+@pytest.mark.parametrize("write", [layouts.write_bin, layouts.write_megatron, layouts.write_meta])
+def test_tied_embeddings_are_written_once(tmp_path: Path, write: Callable[..., None]) -> None:
+    model = model_of(tie_word_embeddings=True)
+    write(tmp_path / "in", model)
+    convert(tmp_path / "in", tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert set(found) == {name for name, _ in model.named_parameters()}
+    assert Model.open(tmp_path / "out").config.tied_embeddings
+
+
+def test_split_gguf_behind_links_of_the_hubs_cache(tmp_path: Path) -> None:
+    first = write_split(tmp_path / "in", model_of())
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    for number, file in enumerate(sorted(first.parent.glob("*-of-00003.gguf"))):
+        file.rename(tmp_path / "blobs" / f"{number:064}")
+        (tmp_path / "snapshot" / file.name).symlink_to(tmp_path / "blobs" / f"{number:064}")
+    store = Store(tmp_path / "models", tmp_path / "cache")
+    Model.open(store.resolve(str(tmp_path / "snapshot" / first.name))).checkpoint()
+
+
+def test_megatron_with_biases(tmp_path: Path) -> None:
+    model = model_of(attention_bias=True, mlp_bias=True)
+    layouts.write_megatron(tmp_path / "in", model, tp=2, pp=2)
+    convert(tmp_path / "in", tmp_path / "out", dtype="bfloat16")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    for name, value in model.state_dict().items():
+        assert torch.equal(found[name], value.to(torch.bfloat16)), name
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({"norm_eps": 1e-6}, {"max_position_embeddings": 2048}),
+        ({"rope_theta": None}, {"max_position_embeddings": 4096, "rope_theta": 10000.0}),
+        ({"rope_theta": 1e6}, {"max_position_embeddings": 16384, "rope_theta": 1e6}),
+        ({"n_kv_heads": 4}, {"num_key_value_heads": 4}),
+        ({"sliding_window": 32}, {"architectures": ["MistralForCausalLM"], "sliding_window": 32}),
+        ({"vocab_size": 104}, {"vocab_size": 104}),
+        (
+            {"use_scaled_rope": True, "rope_theta": 5e5},
+            {
+                "max_position_embeddings": 131072,
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 32.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 8192,
+                },
+            },
+        ),
+    ],
+)
+def test_config_out_of_params(
+    tmp_path: Path, params: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    layouts.write_meta(tmp_path / "in", model_of(), params=params)
+    (tmp_path / "in" / "tokenizer.model").write_bytes(b"any")
+    convert(tmp_path / "in", tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert {name: config[name] for name in expected} == expected
+    assert (tmp_path / "out" / "tokenizer.model").read_bytes() == b"any"
+    Model.open(tmp_path / "out").checkpoint()
+
+
+# Lies
+
+
+def refused(source: Path, complaint: str) -> None:
+    with pytest.raises(BadModelFile, match=complaint) as caught:
+        convert(source, source.parent / "out")
+    assert caught.value.exit_code == 7
+    assert not (source.parent / "out").exists()
+
+
+def change(file: Path, **tensors: torch.Tensor | None) -> None:
+    """Replace (None: remove) tensors of a file of torch.save."""
+    state = {**torch.load(file), **tensors}
+    torch.save({name: tensor for name, tensor in state.items() if tensor is not None}, file)
+
+
+@pytest.mark.parametrize(
+    ("params", "complaint"),
+    [
+        ({"dim": 10**30}, r"params.json describes no model: .*hidden_size"),
+        ({"n_heads": "8"}, r"params.json describes no model: .*num_attention_heads"),
+        ({"n_layers": None}, r"num_hidden_layers is missing"),
+        ({"n_layers": 5}, r"consolidated.00.pth: no tensor layers.4.attention.wq.weight"),
+        ({"n_layers": 3}, r"tensor layers.3.attention.wq.weight is none of Llama's"),
+        ({"n_kv_heads": 2}, r"k_proj.weight out of 2 parts: expected \[16, 64\], found \[32, 64\]"),
+        ({"vocab_size": 208}, r"embed_tokens.weight out of 2 parts: expected \[208, 64\]"),
+        ({"moe": {"num_experts": 8}}, "mixtures of experts"),
+    ],
+)
+def test_params_that_lie(tmp_path: Path, params: dict[str, Any], complaint: str) -> None:
+    layouts.write_meta(tmp_path / "in", model_of(), 2, params=params)
+    refused(tmp_path / "in", complaint)
+
+
+def test_parts_that_lie(tmp_path: Path) -> None:
+    layouts.write_meta(tmp_path / "in", model_of(), 2)
+    second = tmp_path / "in" / "consolidated.01.pth"
+    name = "layers.1.feed_forward.w2.weight"
+    original = torch.load(second)[name]
+    change(second, **{name: None})
+    refused(tmp_path / "in", f"01.pth: no tensor {name}")
+    change(second, **{name: original[:, :5]})
+    refused(tmp_path / "in", "01.pth.*strides")
+    change(second, **{name: original[:, :5].clone()})
+    refused(tmp_path / "in", rf"01.pth: tensor {name}: .*\[64, 48\], found \[64, 5\]")
+    for odd in (torch.tensor(1.0), torch.ones(0, 3), torch.ones(2, 3, 4)):
+        change(second, **{name: odd})
+        refused(tmp_path / "in", f"01.pth: tensor {name}: expected a vector or matrix")
+    change(second, **{name: original.to(torch.int32)})
+    refused(tmp_path / "in", f"01.pth: tensor {name}: expected one of .*, found I32")
+    change(second, **{name: original, "vision.weight": torch.ones(2)})
+    refused(tmp_path / "in", "tensor vision.weight is none of Llama's")
+    second.unlink()
+    refused(tmp_path / "in", r"in 1 parts|out of 1 parts: expected .* found")
+    (tmp_path / "in" / "consolidated.00.pth").rename(second)
+    refused(tmp_path / "in", "expected consolidated.00.pth, found consolidated.01.pth")
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        ({"swiglu": False}, r"not like GPT-2 \(swiglu is not set\).*normalization"),
+        ({"normalization": "LayerNorm"}, "not like Llama.*normalization"),
+        ({"num_experts": 8}, "num_experts"),
+        ({"num_layers": 6}, "no tensor self_attention.linear_qkv.weight of layer 4"),
+        ({"num_query_groups": 8}, "groups of 24 rows in each part, found 64"),
+        ({"num_query_groups": 0}, "num_key_value_heads"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+    ],
+)
+def test_args_that_lie(tmp_path: Path, args: dict[str, Any], complaint: str) -> None:
+    layouts.write_megatron(tmp_path / "in", model_of(), 2, 2, args=args)
+    refused(tmp_path / "in", complaint)
+
+
+def test_missing_parts_of_megatron(tmp_path: Path) -> None:
+    layouts.write_megatron(tmp_path / "in", model_of(), 2, 2)
+    iteration = tmp_path / "in" / "iter_0000010"
+    (iteration / "mp_rank_01_001" / "model_optim_rng.pt").unlink()
+    refused(tmp_path / "in", "mp_rank_01_001: model_optim_rng.pt is missing")
+    shutil.rmtree(iteration / "mp_rank_01_001")
+    refused(tmp_path / "in", "rank 1 of stage 1 is missing")
+    (tmp_path / "in" / "latest_checkpointed_iteration.txt").write_text("../../../etc")
+    refused(tmp_path / "in", "is no iteration")
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"split.no": 1}, "not the first of its 3 files"),
+        ({"split.no": 0}, r"00002-of-00003.gguf: expected split.no 1 of 3, found 0 of 3"),
+        ({"split.tensors.count": 5}, "expected 5 tensors in 3 files, found 39"),
+        ({"split.count": 2000}, "split.count is 2000"),
+        ({"split.count": 4}, "split-?00003|is missing: the model has 4 files|00004"),
+    ],
+)
+def test_split_gguf_that_lies(tmp_path: Path, changes: dict[str, int], complaint: str) -> None:
+    refused(write_split(tmp_path / "in", model_of(), changes=changes), complaint)
+
+
+def test_missing_file_of_a_split_gguf(tmp_path: Path) -> None:
+    first = write_split(tmp_path / "in", model_of())
+    third = first.with_name("tiny-00003-of-00003.gguf")
+    content = third.read_bytes()
+    third.unlink()
+    refused(first, "00003-of-00003.gguf is missing")
+    third.write_bytes(content[: len(content) // 2])
+    refused(first, "00003-of-00003.gguf: .*truncated")
+    third.write_bytes(content)
+    renamed = first.rename(first.with_name("renamed.gguf"))
+    refused(renamed, "not named")
+
+
+def test_payload_in_a_part_never_runs(tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "ran",))
+
+    layouts.write_meta(tmp_path / "in", model_of())
+    change(tmp_path / "in" / "consolidated.00.pth", extra=Payload())  # type: ignore[arg-type]
+    refused(tmp_path / "in", "nothing was run")
+    assert not (tmp_path / "ran").exists()

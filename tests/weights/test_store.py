@@ -1,0 +1,273 @@
+"""Store: how names and paths become model directories."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from swiftchat.errors import BadModelFile, ModelNotFound
+from swiftchat.weights.convert import convert as convert_module
+from swiftchat.weights.hub import aliases
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.store import Store, default_store
+from tests.support import layouts, tiny_gguf
+from tests.support.tiny_llama import loaded, logits, tiny_llama
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    hub = tmp_path / "hub"
+    snapshot = hub / "models--Owner--Cached-7B" / "snapshots" / ("a" * 40)
+    make(snapshot)
+    (snapshot / "model.safetensors").write_bytes(bytes(10))
+    refs = hub / "models--Owner--Cached-7B" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("a" * 40)
+    store = Store(tmp_path / "models", tmp_path / "cache", tmp_path / "hub")
+    for name in ("Small-1B", "Small-3B", "meta/Large-70B", "other/Large"):
+        make(store.root / name)
+    return store
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("spelled", "found"),
+    [
+        ("Small-1B", "Small-1B"),
+        ("small-1b", "Small-1B"),
+        ("small-3", "Small-3B"),
+        ("meta/Large-70B", "meta/Large-70B"),
+        ("META/large-70b", "meta/Large-70B"),
+        ("large-7", "meta/Large-70B"),
+        ("large", "other/Large"),
+    ],
+)
+def test_names_are_found(store: Store, spelled: str, found: str) -> None:
+    assert store.resolve(spelled) == store.root / found
+
+
+@pytest.mark.parametrize("spelled", ["Owner/Cached-7B", "owner/cached-7b", "cached"])
+def test_names_in_the_hubs_cache_are_found(store: Store, spelled: str) -> None:
+    assert store.resolve(spelled).name == "a" * 40
+
+
+def test_ambiguous_beginning_is_told(store: Store) -> None:
+    with pytest.raises(ModelNotFound, match=r"'small' could be any of Small-1B, Small-3B"):
+        store.resolve("small")
+
+
+@pytest.mark.parametrize("spelled", ["smal-1b", "meta", "nobody/nothing", "../Small-1B", "", "  "])
+def test_unknown_name_is_not_found(store: Store, spelled: str) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        store.resolve(spelled)
+    assert caught.value.exit_code == 3
+    assert caught.value.hint or spelled.startswith(".")
+
+
+def test_hint_brings_the_model_and_names_the_nearest(store: Store) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        store.resolve("smal-1b")
+    assert caught.value.hint.startswith("swiftchat download OWNER/NAME; nearest here: Small-1B")
+    with pytest.raises(ModelNotFound) as caught:
+        store.resolve("owner/cached-8b")
+    hint = caught.value.hint
+    assert hint == "swiftchat download owner/cached-8b; nearest here: Owner/Cached-7B"
+    with pytest.raises(ModelNotFound) as caught:
+        store.resolve("qwen3:8b")
+    assert caught.value.hint.startswith("swiftchat download qwen3:8b")
+    with pytest.raises(ModelNotFound) as caught:
+        store.resolve("qwen3:9b")
+    assert "nearest short names: qwen3:0.6b" in caught.value.hint
+    with pytest.raises(ModelNotFound) as caught:
+        store.resolve("zzz", offline=True)
+    assert "needs the network" in caught.value.hint
+
+
+def test_directory_stands_for_itself(store: Store, tmp_path: Path) -> None:
+    mine = make(tmp_path / "mine")
+    assert store.resolve(str(mine)) == mine
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadModelFile, match=r"config.json is missing"):
+        store.resolve(str(tmp_path / "empty"))
+    with pytest.raises(ModelNotFound, match="no model at"):
+        store.resolve(str(tmp_path / "gone"))
+
+
+def test_relative_directory_without_a_model_does_not_hide_a_name(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    (work / "Small-1B").mkdir(parents=True)
+    monkeypatch.chdir(work)
+    assert store.resolve("Small-1B") == store.root / "Small-1B"
+
+
+def tiny_file(path: Path) -> Path:
+    config = transformers.LlamaConfig(
+        vocab_size=len(tiny_gguf.TOKENS),
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+    )
+    tiny_gguf.write(path, transformers.LlamaForCausalLM(config))
+    return path
+
+
+def test_gguf_is_converted_once_and_again_when_it_changed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_file(tmp_path / "tiny.gguf")
+    labels: list[str] = []
+    first = store.resolve(str(path), progress=lambda label, *_: labels.append(label))
+    Model.open(first).checkpoint()
+    assert first.parent == store.cache
+    assert labels
+    calls: list[Any] = []
+    convert = convert_module.convert
+    monkeypatch.setattr(
+        convert_module,
+        "convert",
+        lambda *args, **rest: calls.append(args) or convert(*args, **rest),
+    )
+    (tmp_path / "link.gguf").symlink_to(path)
+    assert store.resolve(str(tmp_path / "link.gguf")) == first
+    assert calls == []
+    os.utime(path, (1, 1))
+    assert store.resolve(str(path)) != first
+    assert len(calls) == 1
+
+
+def snapshot_of_bin_files(store: Store, model: transformers.PreTrainedModel) -> Path:
+    """In the hub's cache as its library makes it: links to files named by their digests."""
+    repo = store.hub_folder() / "models--Owner--Old-Model"
+    snapshot = repo / "snapshots" / ("d" * 40)
+    layouts.write_bin(snapshot, model, shards=2)
+    (repo / "blobs").mkdir()
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("d" * 40)
+    for number, file in enumerate(sorted(snapshot.iterdir())):
+        blob = file.rename(repo / "blobs" / f"{number:064}")
+        file.symlink_to(os.path.relpath(blob, snapshot))
+    return snapshot
+
+
+def test_hubs_model_of_bin_files_is_converted_once(store: Store) -> None:
+    model = tiny_llama()
+    snapshot = snapshot_of_bin_files(store, model)
+    assert "Owner/Old-Model" in [model.name for model in store.list()]
+    labels: list[str] = []
+    found = store.resolve("old-model", progress=lambda label, *_: labels.append(label))
+    assert found.parent == store.cache and "converting" in labels
+    assert torch.equal(logits(loaded(found)), logits(model))
+    labels.clear()
+    assert (
+        store.resolve("Owner/Old-Model", progress=lambda label, *_: labels.append(label)) == found
+    )
+    assert labels == []
+    store.remove("Owner/Old-Model")
+    assert not snapshot.exists() and not found.exists()
+
+
+def test_hubs_model_of_bin_files_beside_safetensors_is_taken_as_it_is(store: Store) -> None:
+    snapshot = snapshot_of_bin_files(store, tiny_llama())
+    (snapshot / "model.safetensors").write_bytes(b"x")
+    assert store.resolve("old-model") == snapshot
+
+
+def test_a_link_out_of_the_hubs_cache_is_refused(store: Store, tmp_path: Path) -> None:
+    snapshot = snapshot_of_bin_files(store, tiny_llama())
+    shard = snapshot / "pytorch_model-00001-of-00002.bin"
+    (tmp_path / "elsewhere").write_bytes(shard.read_bytes())
+    (snapshot.parent.parent / "blobs2").mkdir()
+    (snapshot.parent.parent / "blobs2" / "x").write_bytes(shard.read_bytes())
+    for target in (
+        tmp_path / "elsewhere",
+        "../../../../elsewhere",
+        "../../blobs2/x",
+        "../../blobs/../../../elsewhere",
+    ):
+        shard.unlink()
+        shard.symlink_to(target)
+        with pytest.raises(BadModelFile, match="a link to a place outside") as caught:
+            store.resolve("old-model")
+        assert caught.value.exit_code == 7
+    assert not store.cache.exists() or list(store.cache.iterdir()) == []
+
+
+def test_gguf_that_is_missing_is_not_found(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"none\.gguf"):
+        store.resolve(str(tmp_path / "none.gguf"))
+
+
+def test_list_names_everything_once(store: Store) -> None:
+    make(store.root / ".hidden.partial")
+    listed = {(model.name, model.source) for model in store.list()}
+    local = {"Small-1B", "Small-3B", "meta/Large-70B", "other/Large"}
+    assert listed == {(name, "local") for name in local} | {("Owner/Cached-7B", "hub")}
+    sizes = {model.name: model.size_bytes for model in store.list()}
+    assert sizes["Small-1B"] == 2
+    assert sizes["Owner/Cached-7B"] == 12
+
+
+def test_empty_store_lists_nothing_of_its_own(store: Store, tmp_path: Path) -> None:
+    empty = Store(tmp_path / "nowhere", tmp_path / "cache", tmp_path / "hub")
+    assert [model.source for model in empty.list()] == ["hub"]
+
+
+def test_remove_takes_one_model_by_its_whole_name(store: Store) -> None:
+    with pytest.raises(ModelNotFound):
+        store.remove("small")
+    assert store.remove("small-1b").name == "Small-1B"
+    assert not (store.root / "Small-1B").exists()
+    assert (store.root / "Small-3B").exists()
+    with pytest.raises(ModelNotFound):
+        store.remove("Small-1B")
+    assert sorted(entry.name for entry in store.root.iterdir()) == ["Small-3B", "meta", "other"]
+
+
+def test_remove_from_the_hubs_cache(store: Store) -> None:
+    assert store.remove("Owner/Cached-7B").source == "hub"
+    assert [model.source for model in store.list()] == ["local"] * 4
+
+
+def test_an_alias_means_its_model_alone(store: Store) -> None:
+    make(store.root / "SmolLM2-135M-Instruct-tuned")
+    with pytest.raises(ModelNotFound):
+        store.resolve("smollm2:135m")
+    mine = make(store.root / "SmolLM2-135M-Instruct")
+    assert store.resolve("SmolLM2:135M") == mine and store.has("smollm2:135m")
+    hub = store.hub_folder() / "models--Qwen--Qwen3-8B" / "snapshots" / ("b" * 40)
+    (make(hub) / "model.safetensors").write_bytes(b"x")
+    assert store.resolve("qwen3:8b") == hub
+    assert store.remove("qwen3:8b").name == "Qwen/Qwen3-8B"
+    assert not hub.exists()
+    with pytest.raises(ModelNotFound):
+        store.resolve("qwen3:8b")
+
+
+def test_aliases_are_unique_and_name_repositories() -> None:
+    names = aliases.known_names()
+    repositories = [aliases.repository_of(name) or "" for name in names]
+    assert len(set(repositories)) == len(names) > 40
+    for name, repository in zip(names, repositories, strict=True):
+        assert re.fullmatch(r"[a-z0-9.-]+(:[a-z0-9.-]+)?", name)
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+", repository)
+        assert aliases.alias_of(repository.upper()) == name
+
+
+def test_default_store_lies_in_the_users_folders(tmp_path: Path) -> None:
+    store = default_store()
+    assert store.root.is_relative_to(tmp_path)
+    assert store.cache.is_relative_to(tmp_path)
+    assert store.root != store.cache

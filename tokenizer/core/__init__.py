@@ -1,0 +1,1 @@
+"""Encoding algorithms and the parts shared by all tokenizer formats."""

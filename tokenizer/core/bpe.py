@@ -1,0 +1,198 @@
+"""Byte-pair encoding of one word, exactly as merging by rank would do it, in linear time."""
+
+import math
+import re
+from collections.abc import Mapping
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import Protocol
+
+from swiftchat.tokenizer.core.trie import Trie
+
+__all__ = ["BytePairEncoding", "Ranks", "merge_long"]
+
+_MOST_PAIRS_REMEMBERED = 1 << 20
+# Up to here merging at once is quicker than looking for what merging would give.
+_SHORT = 32
+_NEVER = math.inf
+
+
+class Ranks(Protocol):
+    """The rank of `left + separator + right`, the lowest of which is merged first.
+
+    A dict, for one: with pairs as its keys it would take longer to build than all the rest.
+    Without a separator pairs that make the same token have the same rank.
+    """
+
+    def get(self, pair: str, default: float, /) -> float: ...
+
+
+class BytePairEncoding:
+    """Splits a word, a string of symbols, into the tokens that merging by rank ends with.
+
+    Merging (join the adjacent pair of lowest rank, the leftmost of equals, until none is left)
+    has two properties. Any run of neighbours in its result is what merging that run alone
+    gives; and tokens of which all neighbours are `compatible` (merging the two as one text
+    gives back the two) are the result of merging the whole. So the result is the one sequence
+    of compatible tokens that spells the word, and is found without merging the word: take the
+    longest token that begins here and is compatible with the one before, else a shorter one,
+    else go back. The tokens up to a place are determined by the text up to there; a place that
+    led nowhere once is therefore dead for good, and every place is visited at most once.
+
+    The idea of compatible pairs with backtracking is that of the Rust crate `bpe` (rust-gems).
+    """
+
+    def __init__(
+        self,
+        vocab: Mapping[str, int],
+        ranks: Ranks,
+        separator: str = "",
+        *,
+        unknown: str | None = None,
+        fuse_unknown: bool = False,
+        ignore_merges: bool = False,
+    ) -> None:
+        """Build from token → id and `left + separator + right` → rank.
+
+        What a merge makes must be in `vocab`. A symbol that is not in
+        `vocab` becomes `unknown` (a run of them one, with `fuse_unknown`) or, where there is
+        none, vanishes. With `ignore_merges` a word that is a token stays whole even where
+        merging would not have reached it.
+        """
+        self._vocab = vocab
+        self._ranks = ranks
+        self._separator = separator
+        self._ignore_merges = ignore_merges
+        self._trie = Trie(vocab)
+        symbols = "".join(token for token in vocab if len(token) == 1)
+        # An empty class is no valid pattern; without any symbol all text is unknown.
+        outside = f"[^{re.escape(symbols)}]" if symbols else r"[\s\S]"
+        self._unknown_symbols = re.compile(outside + ("+" if fuse_unknown else ""))
+        self._unknown_id = None if unknown is None else vocab[unknown]
+        self._fits: dict[tuple[str, str], bool] = {}
+
+    def encode(self, word: str) -> list[int]:
+        """Return the ids of `word`."""
+        whole = self._vocab.get(word)
+        if whole is not None and (self._ignore_merges or self._is_compatible("", word)):
+            return [whole]
+        if self._unknown_symbols.search(word) is None:
+            return self._encode_known(word)
+        if self._unknown_id is None:
+            return self._encode_known(self._unknown_symbols.sub("", word))
+        return self._encode_around_unknown(word, self._unknown_id)
+
+    def split(self, word: str) -> list[str]:
+        """Return the tokens of `word`; a symbol that is in no token stays as it is."""
+        tokens: list[str] = []
+        start = 0
+        for match in self._unknown_symbols.finditer(word):
+            tokens += self._split(word[start : match.start()])
+            tokens.append(match[0])
+            start = match.end()
+        return tokens + self._split(word[start:])
+
+    def _encode_around_unknown(self, word: str, unknown_id: int) -> list[int]:
+        ids: list[int] = []
+        start = 0
+        for match in self._unknown_symbols.finditer(word):
+            ids += self._encode_known(word[start : match.start()])
+            ids.append(unknown_id)
+            start = match.end()
+        return ids + self._encode_known(word[start:])
+
+    def _encode_known(self, word: str) -> list[int]:
+        vocab = self._vocab
+        return [vocab[token] for token in self._split(word)]
+
+    def _split(self, word: str) -> list[str]:
+        if len(word) <= _SHORT:
+            return merge(list(word), self._ranks, self._separator)
+        fits, prefixes = self._fits, self._trie.prefixes
+        tokens: list[str] = []
+        shorter: list[list[str]] = []  # for each of `tokens`, the candidates not yet tried
+        dead = bytearray(len(word) + 1)
+        start, previous = 0, ""
+        candidates = prefixes(word, 0)
+        while start < len(word):
+            while candidates:
+                token = candidates.pop()
+                end = start + len(token)
+                if dead[end]:
+                    continue
+                fit = fits.get((previous, token))
+                if fit is None:
+                    fit = self._is_compatible(previous, token)
+                if fit:
+                    tokens.append(token)
+                    shorter.append(candidates)
+                    start, previous = end, token
+                    candidates = prefixes(word, end)
+                    break
+            else:
+                dead[start] = 1
+                start -= len(tokens.pop())
+                candidates = shorter.pop()
+                previous = tokens[-1] if tokens else ""
+        return tokens
+
+    def _is_compatible(self, left: str, right: str) -> bool:
+        """Whether merging `left + right` gives `left, right`; or `right`, if `left` is empty."""
+        pair = (left, right)
+        answer = self._fits.get(pair)
+        if answer is None:
+            expected = [left, right] if left else [right]
+            if len(self._fits) >= _MOST_PAIRS_REMEMBERED:
+                self._fits.clear()
+            merged = merge(list(left + right), self._ranks, self._separator)
+            self._fits[pair] = answer = merged == expected
+        return answer
+
+
+def merge(symbols: list[str], ranks: Ranks, separator: str = "") -> list[str]:
+    """Join the neighbours of lowest rank, the leftmost of equals, until none has a rank."""
+    if len(symbols) > _SHORT:
+        return merge_long(symbols, ranks, separator)
+    rank_of = ranks.get
+    waiting = [rank_of(left + separator + right, _NEVER) for left, right in pairwise(symbols)]
+    while waiting and (best := min(waiting)) < _NEVER:
+        at = waiting.index(best)
+        joined = symbols[at] + symbols[at + 1]
+        symbols[at : at + 2] = [joined]
+        del waiting[at]
+        if at:
+            waiting[at - 1] = rank_of(symbols[at - 1] + separator + joined, _NEVER)
+        if at < len(waiting):
+            waiting[at] = rank_of(joined + separator + symbols[at + 1], _NEVER)
+    return symbols
+
+
+def merge_long(symbols: list[str], ranks: Ranks, separator: str = "") -> list[str]:
+    """`merge` with a heap, n log n; a joined symbol stays in the place of its left part."""
+    after = list(range(1, len(symbols) + 1))
+    before = list(range(-1, len(symbols) - 1))
+    heap: list[tuple[float, int, str, str]] = []
+
+    def offer(at: int) -> None:
+        if at < 0 or after[at] >= len(symbols):
+            return
+        left, right = symbols[at], symbols[after[at]]
+        rank = ranks.get(left + separator + right, _NEVER)
+        if rank < _NEVER:
+            heappush(heap, (rank, at, left, right))
+
+    for index in range(len(symbols)):
+        offer(index)
+    while heap:
+        _, at, left, right = heappop(heap)
+        gone = after[at]
+        # An entry is out of date once either side has grown or vanished.
+        if gone >= len(symbols) or symbols[at] != left or symbols[gone] != right:
+            continue
+        symbols[at], symbols[gone] = left + right, ""
+        after[at] = after[gone]
+        if after[at] < len(symbols):
+            before[after[at]] = at
+        offer(before[at])
+        offer(at)
+    return [symbol for symbol in symbols if symbol]

@@ -1,0 +1,55 @@
+"""Ids of pieces, and of what has none."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
+
+__all__ = ["PieceIds", "PieceKind"]
+
+
+class PieceKind(IntEnum):
+    """`SentencePiece.Type` of sentencepiece_model.proto, and `token_type` of GGUF."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class PieceIds:
+    """Looks up pieces; what is none becomes its bytes, or the unknown token.
+
+    Neighbours that are unknown are one unknown token, unless `fuse` is off.
+    """
+
+    def __init__(
+        self,
+        ids: Mapping[str, int],
+        unknown_id: int | None,
+        byte_ids: Sequence[int] | None,
+        *,
+        fuse: bool = True,
+    ) -> None:
+        self._ids = ids
+        self._unknown_id = unknown_id
+        self._byte_ids = byte_ids
+        self._fuse = fuse
+
+    def look_up(self, pieces: Iterable[str]) -> list[int]:
+        """Return the ids of `pieces` in order."""
+        found = list(map(self._ids.get, pieces := list(pieces)))
+        if None not in found:
+            return found  # type: ignore[return-value]  # just checked
+        ids: list[int] = []
+        was_unknown = False
+        for piece, piece_id in zip(pieces, found, strict=True):
+            is_unknown = piece_id is None and self._byte_ids is None
+            if piece_id is not None:
+                ids.append(piece_id)
+            elif self._byte_ids is not None:
+                ids += map(self._byte_ids.__getitem__, piece.encode())
+            elif self._unknown_id is not None and not (was_unknown and self._fuse):
+                ids.append(self._unknown_id)
+            was_unknown = is_unknown
+        return ids

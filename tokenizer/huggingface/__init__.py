@@ -1,0 +1,1 @@
+"""Tokenizers from `tokenizer.json`, `vocab.json` with `merges.txt`, and tiktoken files."""

@@ -1,0 +1,95 @@
+"""`vocab.json` with `merges.txt`: byte-level BPE whose split pattern is that of a class."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from swiftchat.errors import BadModelFile
+from swiftchat.tokenizer.core.pipeline import Form
+from swiftchat.tokenizer.huggingface.checks import flag
+from swiftchat.tokenizer.huggingface.declared_tokens import declared_tokens
+from swiftchat.tokenizer.huggingface.patterns import QWEN2
+from swiftchat.tokenizer.huggingface.tokenizer_json import json_form
+
+__all__ = ["merges_form"]
+
+# By the class of transformers: the pattern where it is not GPT-2's, and the normalizer.
+_CLASSES: Mapping[str, tuple[str | None, str | None]] = {
+    "GPT2Tokenizer": (None, None),
+    "CodeGenTokenizer": (None, None),
+    "GPTNeoXTokenizer": (None, "NFC"),
+    "Qwen2Tokenizer": (QWEN2, "NFC"),
+}
+_END_OF_TEXT = "<|endoftext|>"
+
+
+def merges_form(
+    vocab: Any,
+    merges: str,
+    config: Mapping[str, Any],
+    added_tokens: Mapping[str, Any],
+) -> tuple[Form, dict[str, str]]:
+    """Check the parsed `vocab.json` and the text of `merges.txt`; also return its named tokens.
+
+    `config` is `tokenizer_config.json` with `special_tokens_map.json`, `added_tokens` the file
+    of that name, ids by token. Ids are those of the class of transformers that `config` names,
+    GPT2Tokenizer without any. Raises `BadModelFile` naming what is wrong, or a class whose
+    pattern is not known.
+    """
+    name = str(config.get("tokenizer_class") or "GPT2Tokenizer").removesuffix("Fast")
+    if name not in _CLASSES:
+        raise BadModelFile(
+            f"tokenizer_config.json: tokenizer_class {name[:60]!r} is not known to go with "
+            "vocab.json and merges.txt",
+            f"known: {', '.join(_CLASSES)}; a tokenizer.json needs no class",
+        )
+    if not isinstance(vocab, dict):
+        raise BadModelFile("vocab.json is no JSON object")
+    pattern, normal_form = _CLASSES[name]
+    prefix = flag(config, "add_prefix_space", "tokenizer_config.json")
+    byte_level = {"type": "ByteLevel", "add_prefix_space": prefix, "use_regex": pattern is None}
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    steps = [byte_level] if pattern is None else [split, byte_level]
+    lines = (line.removesuffix("\r") for line in merges.split("\n"))
+    pairs = [line for line in lines if line and not line.startswith("#version")]
+    spec = {
+        "added_tokens": list(_added_tokens(vocab, config, added_tokens)),
+        "normalizer": normal_form and {"type": normal_form},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": vocab, "merges": pairs},
+    }
+    try:
+        form = json_form(spec)
+    except BadModelFile as error:
+        fault = str(error).removeprefix("tokenizer.json: ")
+        raise BadModelFile(f"vocab.json, merges.txt: {fault}") from None
+    # What the classes have where no file says otherwise.
+    has_end = _END_OF_TEXT in vocab or _END_OF_TEXT in added_tokens
+    return form, {"bos_token": _END_OF_TEXT, "eos_token": _END_OF_TEXT} if has_end else {}
+
+
+def _added_tokens(
+    vocab: Mapping[str, Any], config: Mapping[str, Any], ids: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """What the files beside the vocabulary add to it or say more about.
+
+    What they name without an id has no embedding and is left out.
+    """
+    entries: dict[int, Mapping[str, Any]] = {}
+    for content in (*_named(config), _END_OF_TEXT):
+        token_id = ids.get(content, vocab.get(content))
+        if type(token_id) is int:
+            entries[token_id] = {"content": content, "special": True}
+    entries |= declared_tokens(config, ids)
+    for token_id, entry in entries.items():
+        yield {**entry, "id": token_id}
+
+
+def _named(config: Mapping[str, Any]) -> Iterator[str]:
+    """The tokens that have a part to play, each a string or an object with `content`."""
+    more = config.get("additional_special_tokens")
+    named = [value for name, value in config.items() if name.endswith("_token")]
+    for value in [*named, *(more if isinstance(more, list) else ())]:
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            yield content

@@ -1,0 +1,200 @@
+"""The normalizer, the pre-tokenizer and the decoder of a `tokenizer.json`."""
+
+import base64
+import binascii
+import unicodedata
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import regex
+
+from swiftchat.errors import BadModelFile
+from swiftchat.tokenizer.core.byte_level import to_bytes
+from swiftchat.tokenizer.core.metaspace import (
+    Metaspace,
+    byte_of,
+    first_token_reader,
+    stripping_reader,
+)
+from swiftchat.tokenizer.core.pretokenizer import (
+    BEHAVIORS,
+    PrefixSpace,
+    Split,
+    Step,
+    Symbols,
+    time_limit,
+)
+from swiftchat.tokenizer.huggingface.checks import (
+    compiled,
+    flag,
+    parts,
+    refuse,
+    refuse_kind,
+    short,
+    text,
+)
+from swiftchat.tokenizer.huggingface.patterns import GPT2
+from swiftchat.tokenizer.sentencepiece.charsmap import Charsmap
+
+__all__ = ["normalizer", "reader", "steps"]
+
+_NUMBER = r"\p{N}"
+# Unicode's, and what else ASCII has of the kind.
+_PUNCTUATION = r"[\p{P}$+<=>^`|~]"
+_UNICODE_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+_PREPEND_SCHEMES = ("always", "first", "never")
+# White_Space of Unicode; str.strip() would take \x1c to \x1f as well.
+_WHITE_SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+_SPACE_DECODERS = (
+    ["Replace", "ByteFallback", "Fuse", "Strip"],
+    ["Replace", "ByteFallback", "Fuse"],
+)
+
+Change = Callable[[str], str]
+
+
+def normalizer(spec: Any) -> Change:
+    """All steps of `normalizer`, one after the other."""
+    changes = [_change(part, field) for field, part in parts(spec, "normalizer", "normalizers")]
+    if len(changes) == 1:
+        return changes[0]
+
+    def normalize(text: str) -> str:
+        for change in changes:
+            text = change(text)
+        return text
+
+    return normalize
+
+
+def _change(part: dict[str, Any], field: str) -> Change:
+    kind = part.get("type")
+    if kind in _UNICODE_FORMS:
+        return partial(unicodedata.normalize, kind)
+    if kind == "Prepend":
+        prefix = text(part, "prepend", field)
+        return lambda value: prefix + value if value else value
+    if kind == "Replace":
+        return _replacement(part, field)
+    if kind == "Strip":
+        left = _WHITE_SPACE if flag(part, "strip_left", field, default=True) else ""
+        right = _WHITE_SPACE if flag(part, "strip_right", field, default=True) else ""
+        return lambda value: value.lstrip(left).rstrip(right)
+    if kind == "Precompiled":
+        try:
+            source = text(part, "precompiled_charsmap", field, most=1 << 24)
+            blob = base64.b64decode(source, validate=True)
+        except (binascii.Error, ValueError):
+            refuse(f"{field}.precompiled_charsmap", "is no base64")
+        return Charsmap(blob).replace_graphemes
+    return refuse_kind(f"{field}.type", kind)
+
+
+def _replacement(part: dict[str, Any], field: str) -> Change:
+    pattern, content = compiled(part, field), text(part, "content", field)
+    literal = part["pattern"].get("String")
+    if literal is not None:
+        return lambda value: value.replace(literal, content)
+
+    def replace(value: str) -> str:
+        try:
+            changed: str = pattern.sub(lambda _: content, value, timeout=time_limit(value))
+        except TimeoutError:
+            raise BadModelFile(
+                "tokenizer.json: a pattern of normalizer takes without end on this text"
+            ) from None
+        return changed
+
+    return replace
+
+
+def steps(spec: Any) -> tuple[list[Step], bool]:
+    """The pre-tokenizer's steps, and whether the words they give are still to become symbols.
+
+    Where ByteLevel is not the last, as for Falcon, those after it cut symbols.
+    """
+    found: list[Step] = []
+    byte_level = False
+    for field, part in parts(spec, "pre_tokenizer", "pretokenizers"):
+        if byte_level and Symbols() not in found:
+            found.append(Symbols())
+        kind = part.get("type")
+        if kind == "ByteLevel":
+            if byte_level:
+                refuse(field, "is the second of its kind")
+            byte_level = True
+            if flag(part, "add_prefix_space", field, default=True):
+                found.append(PrefixSpace())
+            if flag(part, "use_regex", field, default=True):
+                found.append(Split(regex.compile(GPT2)))
+        elif kind == "Digits":
+            each = flag(part, "individual_digits", field)
+            found.append(Split(regex.compile(_NUMBER), "Isolated" if each else "Contiguous"))
+        elif kind == "Split":
+            found.append(_split(part, field))
+        elif kind == "Punctuation":
+            found.append(Split(regex.compile(_PUNCTUATION), _behavior(part, field, "Isolated")))
+        elif kind == "Metaspace":
+            found.append(_metaspace(part, field))
+        elif kind == "WhitespaceSplit":
+            found.append(Split(regex.compile(f"[{_WHITE_SPACE}]"), "Removed"))
+        else:
+            refuse_kind(f"{field}.type", kind)
+    return found, byte_level and Symbols() not in found
+
+
+def _behavior(part: dict[str, Any], field: str, default: str | None = None) -> str:
+    behavior = part.get("behavior", default)
+    if behavior not in BEHAVIORS:
+        refuse(f"{field}.behavior", f"is {short(behavior)}, none of {', '.join(BEHAVIORS)}")
+    return str(behavior)
+
+
+def _split(part: dict[str, Any], field: str) -> Split:
+    pattern = compiled(part, field)
+    return Split(pattern, _behavior(part, field), flag(part, "invert", field))
+
+
+def _metaspace(part: dict[str, Any], field: str) -> Metaspace:
+    symbol, prepend = text(part, "replacement", field), part.get("prepend_scheme", "always")
+    if len(symbol) != 1:
+        refuse(f"{field}.replacement", f"is {short(symbol)}, no single character")
+    if prepend not in _PREPEND_SCHEMES:
+        refuse(f"{field}.prepend_scheme", f"is {short(prepend)}")
+    # How it was said before there were schemes.
+    if not flag(part, "add_prefix_space", field, default=True):
+        prepend = "never"
+    return Metaspace(symbol, prepend, flag(part, "split", field, default=True))
+
+
+def reader(spec: Any) -> Callable[[], Callable[[str], bytes]]:
+    """What makes a function that reads tokens one after the other as `decoder` says."""
+    found = list(parts(spec, "decoder", "decoders"))
+    kinds = [part.get("type") for _, part in found]
+    if kinds == ["ByteLevel"]:
+        token_bytes = lru_cache(1 << 16)(to_bytes)
+        return lambda: token_bytes
+    if kinds == ["Metaspace"]:
+        metaspace = _metaspace(found[0][1], found[0][0])
+        return partial(first_token_reader, metaspace.symbol, metaspace.prepend != "never")
+    if kinds not in _SPACE_DECODERS:
+        refuse_kind("decoder", ", ".join(map(str, kinds))[:60] or None)
+    replace = _replacement(found[0][1], found[0][0])
+    content, most = "", 0
+    if kinds[-1] == "Strip":
+        field, strip = found[-1]
+        content, start = text(strip, "content", field), strip.get("start")
+        if not isinstance(start, int) or strip.get("stop") != 0 or len(content) != 1:
+            refuse(field, "strips something else than the beginning")
+        most = start
+
+    @lru_cache(1 << 16)
+    def token_bytes_of(token: str) -> bytes:
+        token = replace(token)
+        byte = byte_of(token)
+        return token.encode() if byte is None else byte
+
+    return lambda: stripping_reader(token_bytes_of, content, most)

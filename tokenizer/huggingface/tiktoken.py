@@ -1,0 +1,162 @@
+"""Files of ranks as `tiktoken` reads them, which name no pattern and no control tokens."""
+
+import binascii
+import re
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import regex
+
+from swiftchat.errors import BadModelFile
+from swiftchat.tokenizer.core.added_tokens import AddedToken
+from swiftchat.tokenizer.core.bpe import BytePairEncoding
+from swiftchat.tokenizer.core.byte_level import symbols_of, to_bytes, to_symbols
+from swiftchat.tokenizer.core.pipeline import Form
+from swiftchat.tokenizer.core.pretokenizer import Split, cut
+from swiftchat.tokenizer.huggingface.checks import MOST_IDS
+from swiftchat.tokenizer.huggingface.declared_tokens import declared_tokens
+from swiftchat.tokenizer.huggingface.patterns import CL100K, GPT2, LLAMA3, O200K, QWEN2
+from swiftchat.tokenizer.huggingface.tokenizer_json import added_token
+
+__all__ = ["is_tiktoken", "tiktoken_form"]
+
+_LONGEST_TOKEN = 1 << 12
+_FIRST_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d{1,8}(\r?\n|$)")
+
+
+@dataclass(frozen=True)
+class _Encoding:
+    """What the program that belongs to a rank file says beyond it.
+
+    `control` gives ids counted from the number of ranks on.
+    """
+
+    pattern: str
+    control: Mapping[str, int]
+    normalize: Callable[[str], str] = str
+    bos: str | None = None
+    eos: str = "<|endoftext|>"
+
+
+_FILL_IN = {"<|fim_prefix|>": 2, "<|fim_middle|>": 3, "<|fim_suffix|>": 4}
+_O200K = {"<|endoftext|>": 1, "<|endofprompt|>": 20}
+_HARMONY = {
+    "<|startoftext|>": 0,
+    "<|return|>": 4,
+    "<|constrain|>": 5,
+    "<|channel|>": 7,
+    "<|start|>": 8,
+    "<|end|>": 9,
+    "<|message|>": 10,
+    "<|call|>": 14,
+}
+_QWEN = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
+# Those that Llama 3 and its successors agree on.
+_LLAMA3 = {
+    "<|begin_of_text|>": 0,
+    "<|end_of_text|>": 1,
+    "<|start_header_id|>": 6,
+    "<|end_header_id|>": 7,
+    "<|eot_id|>": 9,
+}
+# By the file's name; Meta's tokenizer.model is one of ranks from Llama 3 on.
+_ENCODINGS: Mapping[str, _Encoding] = {
+    "r50k_base.tiktoken": _Encoding(GPT2, {"<|endoftext|>": 0}),
+    # It has tokens above the control token's id.
+    "p50k_base.tiktoken": _Encoding(GPT2, {"<|endoftext|>": -24}),
+    "cl100k_base.tiktoken": _Encoding(
+        CL100K, {"<|endoftext|>": 1, **_FILL_IN, "<|endofprompt|>": 20}
+    ),
+    "o200k_base.tiktoken": _Encoding(O200K, _O200K),
+    "o200k_harmony.tiktoken": _Encoding(O200K, _O200K | _HARMONY),
+    "qwen.tiktoken": _Encoding(QWEN2, _QWEN, partial(unicodedata.normalize, "NFC")),
+    "tokenizer.model": _Encoding(LLAMA3, _LLAMA3, bos="<|begin_of_text|>", eos="<|end_of_text|>"),
+}
+_CLASSES = {"QWenTokenizer": "qwen.tiktoken"}
+
+
+def is_tiktoken(data: bytes) -> bool:
+    """Whether it is a file of ranks, whatever its name: base64, a space, a number a line."""
+    return _FIRST_LINE.match(data) is not None
+
+
+def tiktoken_form(
+    data: bytes, name: str, config: Mapping[str, Any], added_tokens: Mapping[str, Any]
+) -> tuple[Form, dict[str, str]]:
+    """Check a file of ranks; also return its named tokens. Ids are those of `tiktoken`.
+
+    The pattern is that of the `tokenizer_class` in `config`, or else of the file's `name`. The
+    parsed `tokenizer_config.json` and `added_tokens.json` go before what is known of the control
+    tokens. Raises `BadModelFile` naming the line that is
+    wrong, or the name that is not known.
+    """
+    encoding = _ENCODINGS.get(_CLASSES.get(str(config.get("tokenizer_class")), name))
+    if encoding is None:
+        raise BadModelFile(
+            f"{name}: which pattern splits text before these ranks is not known",
+            f"known: {', '.join(_ENCODINGS)}, and of classes {', '.join(_CLASSES)}",
+        )
+    ranks = _ranks(data, name)
+    by_id = {
+        len(ranks) + n: AddedToken(len(ranks) + n, content, special=True)
+        for content, n in encoding.control.items()
+    }
+    by_id |= {
+        n: added_token(n, entry, f"added_tokens_decoder.{n}")
+        for n, entry in declared_tokens(config, added_tokens).items()
+    }
+    taken = by_id.keys() & set(ranks.values())
+    if taken:
+        raise BadModelFile(f"{name}: {min(taken)} is the id of a control token and a rank")
+    if len({token.content for token in by_id.values()}) < len(by_id):
+        raise BadModelFile(f"{name}: a control token has two ids")
+    bpe = BytePairEncoding(ranks, ranks, ignore_merges=True)
+    split = Split(regex.compile(encoding.pattern))
+    token_bytes = lru_cache(1 << 16)(to_bytes)
+    form = Form(
+        kind="byte-level BPE",
+        vocab=ranks,
+        added_tokens=tuple(by_id.values()),
+        normalize=encoding.normalize,
+        words=lambda text, _: cut(text, [split]),
+        encode_word=lambda word: bpe.encode(to_symbols(word)),
+        reader=lambda: token_bytes,
+    )
+    named = {"eos_token": encoding.eos}
+    return form, named if encoding.bos is None else {**named, "bos_token": encoding.bos}
+
+
+def _ranks(data: bytes, name: str) -> dict[str, int]:
+    """Rank by token, which is written in the alphabet of byte-level vocabularies."""
+    fields = data.split()
+    if len(fields) % 2 or len(fields) > 2 * MOST_IDS:
+        raise BadModelFile(f"{name}: a line is cut off, or there are absurdly many")
+    try:
+        tokens = [binascii.a2b_base64(field, strict_mode=True) for field in fields[::2]]
+        ids = list(map(int, fields[1::2]))
+    except ValueError:
+        raise BadModelFile(f"{name}: line {_wrong_line(fields)} is no token and rank") from None
+    if not ids or min(ids) < 0 or max(ids) >= MOST_IDS:
+        raise BadModelFile(f"{name}: has ranks below 0, absurdly large ones, or none")
+    if not 0 < min(map(len, tokens)) <= max(map(len, tokens)) <= _LONGEST_TOKEN:
+        raise BadModelFile(f"{name}: has an empty or an absurdly long token")
+    ranks = dict(zip(symbols_of(tokens), ids, strict=True))
+    if len(ranks) < len(ids) or len(set(ids)) < len(ids):
+        raise BadModelFile(f"{name}: gives two ranks to a token, or one to two")
+    missing = [byte for byte in range(256) if symbols_of([bytes([byte])])[0] not in ranks]
+    if missing:
+        raise BadModelFile(f"{name}: has no token for the byte {missing[0]}")
+    return ranks
+
+
+def _wrong_line(fields: list[bytes]) -> int:
+    for number in range(len(fields) // 2):
+        try:
+            binascii.a2b_base64(fields[2 * number], strict_mode=True)
+            int(fields[2 * number + 1])
+        except ValueError:
+            return number + 1
+    return 0

@@ -1,0 +1,1 @@
+"""Tokenizers from a SentencePiece `tokenizer.model`."""

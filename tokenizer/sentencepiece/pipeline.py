@@ -1,0 +1,102 @@
+"""What a tokenizer does, out of a `tokenizer.model`."""
+
+import struct
+from collections.abc import Iterable
+from functools import partial
+
+from swiftchat.tokenizer.core.added_tokens import AddedToken
+from swiftchat.tokenizer.core.metaspace import sentencepiece_reader, word_pattern
+from swiftchat.tokenizer.core.piece_ids import PieceIds, PieceKind
+from swiftchat.tokenizer.core.pipeline import Form
+from swiftchat.tokenizer.core.unigram import UNKNOWN_PENALTY
+from swiftchat.tokenizer.sentencepiece.bpe import SentencePieceBpe
+from swiftchat.tokenizer.sentencepiece.chatglm import SpacePieces
+from swiftchat.tokenizer.sentencepiece.model import Piece, SentencePieceModel
+from swiftchat.tokenizer.sentencepiece.normalizer import SentencePieceNormalizer
+from swiftchat.tokenizer.sentencepiece.unigram import SentencePieceUnigram
+
+__all__ = ["sentencepiece_form"]
+
+_LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+
+
+def sentencepiece_form(model: SentencePieceModel, more_tokens: Iterable[AddedToken]) -> Form:
+    """Ids are those of the `sentencepiece` library for the same file.
+
+    The text between two control tokens is a text of its own, with a dummy prefix of its own, as
+    for llama.cpp, for Llama 2's own code and its first tokenizer.json. (transformers 5 turns the
+    file into a tokenizer.json that has the prefix at the very beginning only, unless
+    `tokenizer_config.json` says `legacy`. Where it has saved that one, that one is read.)
+
+    `more_tokens` are those that stand beside the file, in `tokenizer_config.json`. They and
+    the control pieces are added tokens. A piece that is special there is none for text.
+    """
+    added = {
+        piece.text: AddedToken(number, piece.text, special=True)
+        for number, piece in enumerate(model.pieces)
+        if piece.kind == PieceKind.CONTROL
+    }
+    added |= {token.content: token for token in more_tokens}
+    special = {token.content for token in added.values() if token.special}
+    pieces = {
+        number: piece
+        for number, piece in enumerate(model.pieces)
+        if piece.text not in special
+        and piece.kind in (PieceKind.NORMAL, PieceKind.USER_DEFINED, PieceKind.UNUSED)
+    }
+    user_defined = [piece.text for piece in pieces.values() if piece.kind == PieceKind.USER_DEFINED]
+    normalizer = SentencePieceNormalizer(model.normalizer, user_defined)
+    if model.is_unigram:
+        pieces = {n: piece for n, piece in pieces.items() if piece.kind != PieceKind.UNUSED}
+        split = _unigram(model, pieces.values()).split
+        pattern = None
+    else:
+        bpe = SentencePieceBpe(
+            {piece.text: piece.score for piece in pieces.values()},
+            user_defined,
+            {piece.text for piece in pieces.values() if piece.kind == PieceKind.UNUSED},
+        )
+        split = bpe.split
+        texts = {piece.text for piece in pieces.values()}
+        # Unknown characters on both sides of a cut would be one unknown token.
+        cuts = not bpe.has_unused and (model.byte_ids is not None or "▁" in texts)
+        pattern = word_pattern(texts, around_loners=model.byte_ids is not None) if cuts else None
+    # What is unused is taken apart again, or unknown.
+    ids_of_text = {p.text: n for n, p in pieces.items() if p.kind != PieceKind.UNUSED}
+    ids = PieceIds(ids_of_text, model.unknown_id, model.byte_ids)
+    spec = model.normalizer
+    spaces = SpacePieces(ids_of_text)
+    return Form(
+        kind=f"SentencePiece {'Unigram' if model.is_unigram else 'BPE'}",
+        vocab={piece.text: number for number, piece in enumerate(model.pieces)},
+        added_tokens=tuple(added.values()),
+        normalize=lambda text: normalizer.normalize(spaces.write(text)),
+        words=lambda text, _: (text,) if pattern is None else pattern.findall(text),
+        encode_word=lambda word: ids.look_up(split(word)),
+        reader=partial(
+            sentencepiece_reader,
+            {piece.text: piece.kind for piece in model.pieces},
+            model.unknown_surface,
+            spaces.surfaces,
+            strips=spec.add_dummy_prefix or spec.remove_extra_whitespaces,
+            strips_more=spec.remove_extra_whitespaces,
+        ),
+    )
+
+
+def _unigram(model: SentencePieceModel, pieces: Iterable[Piece]) -> SentencePieceUnigram:
+    normal = [piece.score for piece in model.pieces if piece.kind == PieceKind.NORMAL]
+    scores = {
+        piece.text: piece.score
+        if piece.kind == PieceKind.NORMAL
+        # What a user chose is preferred to anything that spells the same.
+        else _float32(0.1 * (len(piece.text.encode()) - 1))
+        for piece in pieces
+    }
+    unknown_score = _float32(min([_LARGEST_FLOAT32, *normal]) - UNKNOWN_PENALTY)
+    return SentencePieceUnigram(scores, unknown_score, word_pattern(scores, around_loners=True))
+
+
+def _float32(value: float) -> float:
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded

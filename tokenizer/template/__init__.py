@@ -1,0 +1,1 @@
+"""Chat templates: render a conversation in a sandbox."""

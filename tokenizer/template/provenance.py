@@ -1,0 +1,226 @@
+"""Which parts of a rendered template come from the caller, so that they cannot give orders."""
+
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from swiftchat.tokenizer.template.template import ChatTemplate
+
+__all__ = ["render"]
+
+# Values of these fields are compared with by templates.
+_COMPARED = frozenset({"role", "type"})
+# What a template may build control tokens from, as in `'<|' + message.role + '|>'`, and the
+# names it looks up.
+_WORDS = frozenset(
+    {
+        "assistant",
+        "developer",
+        "function",
+        "ipython",
+        "model",
+        "observation",
+        "system",
+        "tool",
+        "user",
+        "array",
+        "audio",
+        "boolean",
+        "image",
+        "image_url",
+        "integer",
+        "json",
+        "null",
+        "number",
+        "object",
+        "string",
+        "text",
+        "video",
+        "arguments",
+        "content",
+        "description",
+        "documents",
+        "enum",
+        "items",
+        "id",
+        "messages",
+        "name",
+        "parameters",
+        "properties",
+        "reasoning_content",
+        "required",
+        "return",
+        "role",
+        "thinking",
+        "title",
+        "tool_call_id",
+        "tool_calls",
+        "tools",
+        "type",
+    }
+)
+_WRITTEN = frozenset({"messages", "tools", "documents"})
+_MARK_LENGTH = 12
+
+Ranges = list[tuple[int, int]]
+
+
+def render(
+    template: ChatTemplate,
+    inputs: Mapping[str, Any],
+    own: Mapping[str, Any],
+    special_tokens: Iterable[str],
+) -> tuple[str, Ranges]:
+    """Return the conversation as text and the ranges of it that come from `inputs`.
+
+    `inputs` are `messages`, `tools` and whatever else the caller gives; `own` are variables that
+    count as the template's, such as `bos_token`. The inputs are rendered as they are, and again
+    with marks nobody can guess around their texts. Where the second text without the marks is
+    the first, the marks tell what comes from where. A template that looks at the contents may
+    not come to the same text, so there are three ways to put the marks: around each text; around
+    each text stripped of white space, for templates that strip it; and around the control tokens
+    in it alone. If all fail, every control token that a text could have part in counts as from
+    the caller.
+
+    Raises `BadModelFile` when the template fails.
+    """
+    marks = _Marks()
+    guard = _Guard(special_tokens)
+    texts: list[str] = []
+
+    def as_it_is(text: str) -> str:
+        texts.append(text)
+        return text
+
+    ways: tuple[Callable[[str], str], ...] = (
+        as_it_is,
+        lambda text: marks.write(text, [(0, len(text))]),
+        lambda text: marks.write(text.strip(), [(0, len(text.strip()))]),
+        lambda text: marks.write(text, guard.dangers(text)),
+    )
+    # `tools` and `documents` are always there, as in `transformers`.
+    given = {"tools": None, "documents": None, **own}
+    plain, *marked = template.render([{**given, **_changed(inputs, way, guard)} for way in ways])
+    assert plain is not None
+    for text in marked:
+        found = None if text is None else marks.read(text)
+        if found is not None and found[0] == plain:
+            return found
+    return plain, guard.suspects(plain, texts)
+
+
+class _Marks:
+    """A start and an end mark of private-use characters, new for each rendering."""
+
+    def __init__(self) -> None:
+        self._start, self._end = (
+            "".join(chr(0xF0000 + secrets.randbelow(0xFFFE)) for _ in range(_MARK_LENGTH))
+            for _ in range(2)
+        )
+        self._either = re.compile(f"{self._start}|{self._end}")
+
+    def write(self, text: str, ranges: Ranges) -> str:
+        """`text` with marks around `ranges`, ascending; empty ones get none."""
+        parts: list[str] = []
+        done = 0
+        for start, end in ranges:
+            if start < end:
+                parts += (text[done:start], self._start, text[start:end], self._end)
+                done = end
+        return "".join((*parts, text[done:]))
+
+    def read(self, text: str) -> tuple[str, Ranges] | None:
+        """`text` without marks and the ranges that were between; None if they do not pair."""
+        parts = self._either.split(text)
+        found = self._either.findall(text)
+        if found != [self._start, self._end] * (len(found) // 2):
+            return None
+        ranges: Ranges = []
+        at = 0
+        for number, part in enumerate(parts):
+            if number % 2 and part:
+                ranges.append((at, at + len(part)))
+            at += len(part)
+        return "".join(parts), ranges
+
+
+def _changed(
+    inputs: Mapping[str, Any], change: Callable[[str], str], guard: "_Guard"
+) -> dict[str, Any]:
+    """A copy of what the caller gives, made of JSON's types, with its texts changed.
+
+    What templates compare with and look up stays as it is while it cannot be part of a control
+    token: the roles and types of messages, the keys of objects, variables such as
+    `reasoning_effort`.
+    """
+
+    def text_of(text: str, is_compared: bool) -> str:
+        is_safe = is_compared and (text in _WORDS or not guard.dangers(text))
+        return text if is_safe else change(text)
+
+    def copy(value: Any, is_compared: bool) -> Any:
+        if isinstance(value, str):
+            return text_of(str.__str__(value), is_compared)
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        if isinstance(value, Mapping):
+            return {
+                text_of(str(key), True): copy(item, key in _COMPARED) for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [copy(item, is_compared) for item in value]
+        raise TypeError(f"a template cannot be given a {type(value).__name__}")
+
+    return {name: copy(value, name not in _WRITTEN) for name, value in inputs.items()}
+
+
+class _Guard:
+    """Knows what in a text could be a control token, or become one with what is around it."""
+
+    def __init__(self, special_tokens: Iterable[str]) -> None:
+        self._specials = sorted(filter(None, special_tokens), key=len, reverse=True)
+        self._whole = re.compile("|".join(map(re.escape, self._specials)) or r"(?!)")
+        cuts = [(special, cut) for special in self._specials for cut in range(1, len(special))]
+        self._heads = tuple({special[cut:] for special, cut in cuts})
+        self._tails = tuple({special[:cut] for special, cut in cuts})
+
+    def dangers(self, text: str) -> Ranges:
+        """The control tokens in `text`, and what of one its edges could be, white space aside."""
+        body = text.strip()
+        if not body:
+            return []
+        first = len(text) - len(text.lstrip())
+        last = first + len(body)
+        ranges = [match.span() for match in self._whole.finditer(text)]
+        if any(body in special for special in self._specials):
+            ranges.append((first, last))
+        if body.startswith(self._heads):
+            ranges.append((first, first + _longest(self._heads, body.startswith)))
+        if body.endswith(self._tails):
+            ranges.append((last - _longest(self._tails, body.endswith), last))
+        return _merge(ranges)
+
+    def suspects(self, plain: str, texts: Sequence[str]) -> Ranges:
+        """The places in `plain` of all control tokens that `texts` could have part in."""
+        ranges: Ranges = []
+        for special in self._specials:
+            alone = _Guard([special])
+            if any(alone.dangers(text) for text in texts):
+                ranges += (match.span() for match in re.finditer(re.escape(special), plain))
+        return _merge(ranges)
+
+
+def _longest(parts: Iterable[str], fits: Callable[[str], bool]) -> int:
+    return max(len(part) for part in parts if fits(part))
+
+
+def _merge(ranges: Ranges) -> Ranges:
+    """The same places, ascending and without overlap."""
+    merged: Ranges = []
+    for start, end in sorted(ranges):
+        if merged and start < merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged

@@ -1,0 +1,46 @@
+"""The process in which chat templates run that are not known to end.
+
+Reads `{source, variants, now, seconds}` as JSON from stdin, writes `{texts}` or `{error}` to
+stdout. Who started it kills it when the time is over.
+"""
+
+import json
+import sys
+from datetime import datetime
+from typing import Any
+
+from swiftchat.tokenizer.template.sandbox import (
+    TEMPLATE_ERRORS,
+    compile_template,
+    render_variants,
+)
+
+_MEMORY_BYTES = 1 << 30
+
+
+def _limit(seconds: float) -> None:
+    """Bound memory, and time for the case that the starter is gone."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 1))
+
+
+def main() -> None:
+    """Render one template."""
+    task = json.load(sys.stdin)
+    _limit(task["seconds"])
+    now = datetime.fromisoformat(task["now"])
+    try:
+        template = compile_template(task["source"], lambda: now)
+        texts = render_variants(template, task["variants"], task["seconds"], may_join_lists=True)
+        answer: dict[str, Any] = {"texts": texts}
+    except TEMPLATE_ERRORS as error:
+        answer = {"error": str(error) or type(error).__name__}
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

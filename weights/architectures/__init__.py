@@ -1,0 +1,1 @@
+"""Model architectures as data: config fields, tensor names, defaults."""

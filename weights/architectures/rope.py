@@ -1,0 +1,175 @@
+"""What a model says about its rotary position embeddings."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.architectures.fields import (
+    Fields,
+    bad,
+    flag,
+    integer,
+    mapping,
+    number,
+    numbers,
+    optional_integer,
+    optional_number,
+)
+
+__all__ = ["RopeConfig"]
+
+MAX_CONTEXT = 2**30
+_ORIGINAL = "original_max_position_embeddings"
+_KNOWN = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """How the angles of rotary position embeddings are computed.
+
+    `scaling` is "none"; "linear" (every frequency divided by `factor`); "llama3", which
+    divides low frequencies by `factor`, keeps high ones and interpolates between the wave
+    lengths `original_context_tokens / low_freq_factor` and `… / high_freq_factor`; "yarn", the
+    same between the pairs that turn `slow_turns` and `fast_turns` times within the original
+    context; or "longrope", which divides each by its own of `short_divisors`, or of
+    `long_divisors` where the context is longer than the original one. Cosines and sines are
+    multiplied by `magnitude`.
+
+    The first `rotary_dim` numbers of a head are rotated, None: all. `interleaved`: a pair are
+    neighbours, else one is half of `rotary_dim` after the other. `two_dimensional`: they are
+    half of the head, and its other half is rotated likewise by a second position.
+    """
+
+    theta: float = 10_000.0
+    scaling: str = "none"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context_tokens: int = 8192
+    rotary_dim: int | None = None
+    interleaved: bool = False
+    two_dimensional: bool = False
+    magnitude: float = 1.0
+    slow_turns: float = 1.0
+    fast_turns: float = 32.0
+    whole_pairs: bool = True
+    short_divisors: tuple[float, ...] = ()
+    long_divisors: tuple[float, ...] = ()
+
+    @classmethod
+    def from_hf(cls, config: Fields, head_dim: int, *, interleaved: bool = False) -> Self:
+        """Read `rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
+        named = mapping(config, "rope_parameters")
+        rope = dict(mapping(config, "rope_scaling") or {} if named is None else named)
+        if rope.get("rope_theta") is None:
+            rope["rope_theta"] = config.get("rope_theta", 10_000.0)
+        base = cls(
+            number(rope, "rope_theta", above=0.0, below=1e12, default=10_000.0),
+            rotary_dim=_rotary_dim(config, rope, head_dim),
+            interleaved=interleaved,
+        )
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind in ("default", None) or (kind == "dynamic" and _never_dynamic(config, rope)):
+            return base
+        if kind == "linear":
+            factor = number(rope, "factor", above=0.0, below=1e6)
+            return replace(base, scaling="linear", factor=factor)
+        if kind == "llama3":
+            return replace(base, **_llama3(rope))
+        if kind == "yarn":
+            return replace(base, **_yarn(config, rope))
+        if kind in ("longrope", "su"):
+            return replace(base, **_longrope(config, rope, base.rotary_dim or head_dim))
+        raise BadModelFile(
+            f"unknown rope scaling {str(kind)[:80]!r} in config.json", f"known: {', '.join(_KNOWN)}"
+        )
+
+
+def _llama3(rope: Fields) -> dict[str, Any]:
+    low = number(rope, "low_freq_factor", above=0.0, below=1e6)
+    return {
+        "scaling": "llama3",
+        "factor": number(rope, "factor", above=0.0, below=1e6),
+        "low_freq_factor": low,
+        "high_freq_factor": number(rope, "high_freq_factor", above=low, below=1e6),
+        "original_context_tokens": integer(rope, _ORIGINAL, 1, MAX_CONTEXT),
+    }
+
+
+def _yarn(config: Fields, rope: Fields) -> dict[str, Any]:
+    """Peng et al., 2023 (arXiv:2309.00071)."""
+    number(rope, "rope_theta", above=1.0, below=1e12)  # its logarithm is divided by
+    original, factor = _stretch(config, rope)
+    magnitude = optional_number(rope, "attention_factor", above=0.0, below=1e3)
+    if magnitude is None:
+        share = optional_number(rope, "mscale", above=-1e-9, below=1e3)
+        of_all = optional_number(rope, "mscale_all_dim", above=-1e-9, below=1e3)
+        over, under = (share, of_all) if share and of_all else (1.0, 0.0)
+        magnitude = _yarn_magnitude(factor, over) / _yarn_magnitude(factor, under)
+    slow = number(rope, "beta_slow", above=0.0, below=1e6, default=1.0)
+    return {
+        "scaling": "yarn",
+        "factor": factor,
+        "original_context_tokens": original,
+        "magnitude": magnitude,
+        "slow_turns": slow,
+        "fast_turns": number(rope, "beta_fast", above=slow, below=1e6, default=32.0),
+        "whole_pairs": flag({"truncate": True, **rope}, "truncate"),
+    }
+
+
+def _longrope(config: Fields, rope: Fields, rotary_dim: int) -> dict[str, Any]:
+    """Ding et al., 2024 (arXiv:2402.13753)."""
+    original, factor = _stretch(config, rope)
+    magnitude = optional_number(rope, "attention_factor", above=0.0, below=1e3)
+    if magnitude is None:
+        longer = factor > 1.0 and original > 1
+        magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if longer else 1.0
+    return {
+        "scaling": "longrope",
+        "factor": factor,
+        "original_context_tokens": original,
+        "magnitude": magnitude,
+        "short_divisors": numbers(rope, "short_factor", rotary_dim // 2),
+        "long_divisors": numbers(rope, "long_factor", rotary_dim // 2),
+    }
+
+
+def _rotary_dim(config: Fields, rope: Fields, head_dim: int) -> int | None:
+    """How many numbers of a head are rotated; None where all are."""
+    dim = optional_integer(config, "rotary_dim", 2, head_dim)
+    if dim is None:
+        name = "partial_rotary_factor"
+        fields = rope if rope.get(name) is not None else config
+        share = number({name: fields.get(name, 1.0)}, name, above=0.0, below=1.0 + 1e-9)
+        dim = int(head_dim * share)
+    if dim % 2 or not dim:
+        raise bad("partial_rotary_factor", f"a share of {head_dim} that is an even number", dim)
+    return None if dim == head_dim else dim
+
+
+def _never_dynamic(config: Fields, rope: Fields) -> bool:
+    """Dynamic scaling changes nothing up to `max_position_embeddings`, our longest context."""
+    number(rope, "factor", above=0.0, below=1e6)
+    original = optional_integer(rope, _ORIGINAL, 1, MAX_CONTEXT)
+    longest = config.get("max_position_embeddings")
+    if original is not None and isinstance(longest, int) and original < longest:
+        raise bad(_ORIGINAL, f"{longest} with dynamic scaling", original)
+    return True
+
+
+def _stretch(config: Fields, rope: Fields) -> tuple[int, float]:
+    """The original context, and how many times longer the new one is."""
+    longest = integer(config, "max_position_embeddings", 1, MAX_CONTEXT)
+    # Phi-3 names it outside of the rope's own parameters, and that is what counts then.
+    fields = config if config.get(_ORIGINAL) is not None else rope
+    original = optional_integer(fields, _ORIGINAL, 1, MAX_CONTEXT) or longest
+    factor = optional_number(rope, "factor", above=0.0, below=1e6)
+    if factor is None:
+        factor = longest / original
+    return original, factor
+
+
+def _yarn_magnitude(factor: float, share: float) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * share * math.log(factor) + 1.0

@@ -1,0 +1,1 @@
+"""Convert a model source to a Hugging Face directory."""

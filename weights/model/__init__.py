@@ -1,0 +1,1 @@
+"""A model directory and its checkpoint."""

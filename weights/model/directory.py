@@ -1,0 +1,131 @@
+"""A model directory in Hugging Face's layout, opened without touching its weights."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from swiftchat.errors import BadModelFile, ModelNotFound
+from swiftchat.weights.architectures.config import ModelConfig, token_ids
+from swiftchat.weights.architectures.registry import expected_tensors
+from swiftchat.weights.files.json_file import read_json
+from swiftchat.weights.formats.safetensors_file import ITEM_BYTES
+from swiftchat.weights.model.checkpoint import Checkpoint
+from swiftchat.weights.parallel.rank_files import sliced_for
+from swiftchat.weights.parallel.tensor_parallel import Share, share_of
+from swiftchat.weights.quantization.checkpoint import FIELDS, settings_in
+from swiftchat.weights.quantization.quantized_tensor import PackedTensor
+
+__all__ = ["Model"]
+
+_MAX_CARD_LINES = 200
+
+
+class Model:
+    """A directory with `config.json` and weights; made by `open`.
+
+    The end tokens of `generation_config.json`, where it names any, replace those of
+    `config.json` in `config.eos_ids`, as transformers does when it generates. `quantised`: how
+    the weights are, by the settings of who quantised them; None: they are plain.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        config: ModelConfig,
+        generation_config: dict[str, Any],
+        tokenizer_config: dict[str, Any],
+        quantised: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.path = path
+        self.config = config
+        self.generation_config = generation_config
+        self.tokenizer_config = tokenizer_config
+        self.quantised = quantised
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read the JSON files of the directory `path`.
+
+        Raises `ModelNotFound` when there is no such directory, `BadModelFile` when it is no
+        model or a file is damaged.
+        """
+        if not path.is_dir():
+            raise ModelNotFound(f"no model directory {path}")
+        if not (path / "config.json").is_file():
+            raise BadModelFile(f"{path} is no model directory: config.json is missing")
+        quantised = settings_in(path)
+        config_json = read_json(path / "config.json")
+        config = ModelConfig.from_hf({k: v for k, v in config_json.items() if k not in FIELDS})
+        generation = _read_optional(path / "generation_config.json")
+        if generation.get("eos_token_id") is not None:
+            eos_ids = token_ids(generation, "eos_token_id", config.vocab_size)
+            config = dataclasses.replace(config, eos_ids=eos_ids)
+        tokenizer = _read_optional(path / "tokenizer_config.json")
+        return cls(path, config, generation, tokenizer, quantised)
+
+    def checkpoint(self, share: Share | None = None) -> Checkpoint:
+        """Open the weights and check them against the config; `BadModelFile` names what fails.
+
+        `share` says which rank wants them; `UsageError` when they are cut for other ranks.
+        """
+        checkpoint = Checkpoint.open(self.path, share)
+        if self.quantised is None:
+            checkpoint.check(self.config)
+        else:
+            checkpoint.check_quantised(self.config, self.quantised)
+        return checkpoint
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """How many numbers the model has, tied embeddings counted once."""
+        return sum(math.prod(shape) for shape in expected_tensors(self.config).values())
+
+    @cached_property
+    def weights_bytes(self) -> int:
+        """Bytes of the model's tensors in the dtypes they have on disk."""
+        return sum(nbytes for _, nbytes in self.stored.values())
+
+    @cached_property
+    def stored(self) -> Mapping[str, tuple[str, int]]:
+        """Dtype and bytes of every tensor by name; whole, also where files are cut for ranks."""
+        size = sliced_for(self.path)
+        # The first rank has something of every tensor.
+        checkpoint = self.checkpoint(share_of(self.config, size, 0) if size else None)
+        tensors = checkpoint.tensors
+
+        def stored(name: str, shape: tuple[int, ...]) -> tuple[str, int]:
+            if name in checkpoint.packed:
+                return checkpoint.packed[name].form, checkpoint.nbytes(name)
+            dtype = tensors[name].dtype
+            return dtype, math.prod(shape) * ITEM_BYTES[dtype]
+
+        return {name: stored(name, s) for name, s in expected_tensors(self.config).items()}
+
+    @cached_property
+    def packed(self) -> Mapping[str, PackedTensor]:
+        """The tensors that are quantised, by name."""
+        return {} if self.quantised is None else self.checkpoint().packed
+
+    @cached_property
+    def license(self) -> str | None:
+        """The `license:` of the model card's front matter (README.md), or None."""
+        card = self.path / "README.md"
+        if not card.is_file():
+            return None
+        with card.open(encoding="utf-8", errors="replace") as lines:
+            if next(lines, "").strip() != "---":
+                return None
+            for _, line in zip(range(_MAX_CARD_LINES), lines, strict=False):
+                if line.strip() == "---":
+                    return None
+                key, _, value = line.partition(":")
+                if key == "license":
+                    return value.strip().strip("\"'") or None
+        return None
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}

@@ -1,0 +1,1 @@
+"""How tensors are sharded for tensor and pipeline parallelism."""

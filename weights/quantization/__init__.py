@@ -1,0 +1,1 @@
+"""Quantization schemes: read, dequantize and write quantized weights."""

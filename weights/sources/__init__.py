@@ -1,0 +1,1 @@
+"""Model sources that `convert` reads, each turned into a conversion plan."""

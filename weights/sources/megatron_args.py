@@ -1,0 +1,125 @@
+"""What the arguments in a Megatron-LM checkpoint say, as a `config.json`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from swiftchat.errors import BadModelFile
+
+__all__ = ["config_json"]
+
+Args = Mapping[str, Any]
+
+
+def config_json(source: Path, args: Args, padded_vocab: int, dtype: str) -> dict[str, Any]:
+    """That of a Llama, or of a GPT-2 where the FFN has no gate.
+
+    Raises `BadModelFile` naming the arguments by which the model would compute something else.
+    """
+    like_llama = bool(args.get("swiglu"))
+    wrong = {
+        **_wrong_for_all(args),
+        **(_wrong_for_llama(args) if like_llama else _wrong_for_gpt2(args)),
+    }
+    found = [name for name, refused in wrong.items() if refused]
+    if found:
+        name = "Llama" if like_llama else "GPT-2 (swiglu is not set)"
+        raise BadModelFile(
+            f"{source}: not like {name}, or saved in another order: args {', '.join(found)}",
+            "convert it with Megatron-LM's own tools and then load the result",
+        )
+    vocab_size = args.get("vocab_size")
+    said = {
+        "vocab_size": padded_vocab if vocab_size is None else vocab_size,
+        "tie_word_embeddings": not args.get("untie_embeddings_and_output_weights"),
+        "torch_dtype": dtype,
+    }
+    return {**said, **(_llama(args) if like_llama else _gpt2(args))}
+
+
+def _llama(args: Args) -> dict[str, Any]:
+    heads = args.get("num_attention_heads")
+    grouped = args.get("group_query_attention")
+    bias = bool(args.get("add_bias_linear", True))
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": args.get("hidden_size"),
+        "intermediate_size": args.get("ffn_hidden_size"),
+        "num_hidden_layers": args.get("num_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": args.get("num_query_groups") if grouped else heads,
+        "head_dim": args.get("kv_channels"),
+        "max_position_embeddings": args.get("max_position_embeddings"),
+        "rms_norm_eps": _epsilon(args),
+        "hidden_act": "silu",
+        "rope_theta": args.get("rotary_base", 10_000),
+        "attention_bias": bias,
+        "mlp_bias": bias,
+    }
+
+
+def _gpt2(args: Args) -> dict[str, Any]:
+    # Where the bias and the activation are one operation, it is GELU's approximation by tanh.
+    by_tanh = args.get("bias_gelu_fusion", True) or args.get("openai_gelu")
+    said = {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_embd": args.get("hidden_size"),
+        "n_inner": args.get("ffn_hidden_size"),
+        "n_layer": args.get("num_layers"),
+        "n_head": args.get("num_attention_heads"),
+        "n_positions": args.get("max_position_embeddings"),
+        "layer_norm_epsilon": _epsilon(args),
+        "activation_function": "gelu_new" if by_tanh else "gelu",
+    }
+    # Which tokens end a text, its own vocabulary says, and that is not here.
+    ends = {"bos_token_id": None, "eos_token_id": None}
+    return {name: value for name, value in said.items() if value is not None} | ends
+
+
+def _epsilon(args: Args) -> Any:
+    return args.get("norm_epsilon", args.get("layernorm_epsilon"))
+
+
+def _wrong_for_all(args: Args) -> dict[str, bool]:
+    return {
+        "apply_layernorm_1p": bool(args.get("apply_layernorm_1p")),
+        "apply_residual_connection_post_layernorm": bool(
+            args.get("apply_residual_connection_post_layernorm")
+        ),
+        "add_qkv_bias": bool(args.get("add_qkv_bias")) and not args.get("add_bias_linear", True),
+        "num_experts": args.get("num_experts") is not None,
+        "multi_latent_attention": bool(args.get("multi_latent_attention")),
+        "qk_layernorm": bool(args.get("qk_layernorm")),
+        "virtual_pipeline_model_parallel_size": args.get("virtual_pipeline_model_parallel_size")
+        is not None,
+    }
+
+
+def _rotates(args: Args) -> bool:
+    return args.get("position_embedding_type") == "rope" or bool(
+        args.get("use_rotary_position_embeddings")
+    )
+
+
+def _wrong_for_llama(args: Args) -> dict[str, bool]:
+    return {
+        "normalization": args.get("normalization") != "RMSNorm",
+        "position_embedding_type": not _rotates(args),
+        "rotary_percent": args.get("rotary_percent", 1.0) != 1.0,
+        "rotary_interleaved": bool(args.get("rotary_interleaved")),
+        "use_rope_scaling": bool(args.get("use_rope_scaling")),
+    }
+
+
+def _wrong_for_gpt2(args: Args) -> dict[str, bool]:
+    positions = args.get("position_embedding_type", "learned_absolute")
+    return {
+        "normalization": args.get("normalization", "LayerNorm") != "LayerNorm",
+        "position_embedding_type": _rotates(args) or positions != "learned_absolute",
+        "add_bias_linear": not args.get("add_bias_linear", True),
+        "group_query_attention": bool(args.get("group_query_attention")),
+        "squared_relu": bool(args.get("squared_relu")),
+        "quick_geglu": bool(args.get("quick_geglu")),
+    }

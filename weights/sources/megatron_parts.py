@@ -1,0 +1,192 @@
+"""Where the parts of a Megatron-LM checkpoint lie, and their tensors by one name.
+
+TT of `mp_rank_TT[_PPP]/model_optim_rng.pt` counts tensor-parallel and PPP pipeline-parallel
+parts. Both spellings of the tensors are found, that of Megatron-Core and the older ones.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy.typing as npt
+
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.formats.safe_pickle import Inert
+from swiftchat.weights.formats.torch_checkpoint import read_content, tensors_of
+from swiftchat.weights.model.checkpoint import Checkpoint
+from swiftchat.weights.sources.merging import part_of
+
+__all__ = ["Parts", "is_megatron", "open_parts"]
+
+_LATEST = "latest_checkpointed_iteration.txt"
+_FILES = ("model_optim_rng.pt", "model_rng.pt")
+_RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?")
+_LAYER = re.compile(r"((?:language_model\.)?(?:decoder|encoder|transformer)\.layers\.)(\d{1,6})\.")
+
+_OUTSIDE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "embed": ("embedding.word_embeddings",),
+        "positions": ("embedding.position_embeddings",),
+        "final_norm": (
+            "decoder.final_layernorm",
+            "encoder.final_norm",
+            "encoder.final_layernorm",
+            "transformer.final_layernorm",
+        ),
+        "lm_head": ("output_layer",),
+    }
+)
+_INSIDE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "qkv": (
+            "self_attention.linear_qkv",
+            "self_attention.query_key_value",
+            "attention.query_key_value",
+        ),
+        "o": ("self_attention.linear_proj", "self_attention.dense", "attention.dense"),
+        "inner": ("mlp.linear_fc1", "mlp.dense_h_to_4h"),
+        "down": ("mlp.linear_fc2", "mlp.dense_4h_to_h"),
+        "attn_norm": ("input_layernorm", "input_norm"),
+        "mlp_norm": ("pre_mlp_layernorm", "post_attention_layernorm", "post_attention_norm"),
+    }
+)
+# Where a norm is one with the matrix behind it.
+_FUSED = MappingProxyType(
+    {
+        "attn_norm": "self_attention.linear_qkv.layer_norm_",
+        "mlp_norm": "mlp.linear_fc1.layer_norm_",
+    }
+)
+
+Array = npt.NDArray[Any]
+
+
+def is_megatron(source: Path) -> bool:
+    """Whether the directory is such a checkpoint, or has one of an iteration in it."""
+    return (source / _LATEST).is_file() or any(map(_ranks, (source, *source.glob("iter_*"))))
+
+
+def open_parts(source: Path) -> tuple[Mapping[str, Any], float, "Parts"]:
+    """Its arguments, its `checkpoint_version` and its parts; of several iterations the latest.
+
+    Raises `BadModelFile` for a missing part and for files that Megatron-LM does not save.
+    """
+    facts, tables = None, []
+    for files in _stages(_iteration(source)):
+        row = []
+        for file in files:
+            content = read_content(file)
+            said = _facts(file, content)
+            facts = facts or said
+            row.append(Checkpoint(file, tensors_of(file, content["model"])))
+        tables.append(row)
+    if facts is None:
+        raise BadModelFile(f"{source}: no parts")
+    return *facts, Parts(tables)
+
+
+def _ranks(directory: Path) -> dict[tuple[int, int], Path]:
+    """(pipeline rank, tensor rank) of the parts that are folders of `directory`."""
+    found = {}
+    for folder in directory.glob("mp_rank_*"):
+        match = _RANK.fullmatch(folder.name)
+        if match is None:
+            raise BadModelFile(f"{folder}: a part of experts, which are not supported here")
+        found[int(match[2] or 0), int(match[1])] = folder
+    return found
+
+
+def _iteration(source: Path) -> Path:
+    if _ranks(source):
+        return source
+    if (source / _LATEST).is_file():
+        text = (source / _LATEST).read_bytes()[:20].decode(errors="replace").strip()
+        if text == "release":
+            return source / "release"
+        if not text.isdecimal():
+            raise BadModelFile(f"{source / _LATEST}: {text!r} is no iteration")
+        return source / f"iter_{int(text):07}"
+    return max(source.glob("iter_*"))
+
+
+def _stages(directory: Path) -> list[list[Path]]:
+    """The file of each tensor-parallel part, for each pipeline stage."""
+    ranks = _ranks(directory)
+    if not ranks:
+        raise BadModelFile(
+            f"{directory}: no mp_rank_* folders",
+            "save it with --ckpt-format torch: distributed formats are not read",
+        )
+    stages = []
+    for stage in range(1 + max(stage for stage, _ in ranks)):
+        row = []
+        for rank in range(1 + max(rank for _, rank in ranks)):
+            folder = ranks.get((stage, rank))
+            if folder is None:
+                raise BadModelFile(f"{directory}: rank {rank} of stage {stage} is missing")
+            file = next((folder / name for name in _FILES if (folder / name).is_file()), None)
+            if file is None:
+                raise BadModelFile(f"{folder}: {_FILES[0]} is missing")
+            row.append(file)
+        stages.append(row)
+    return stages
+
+
+def _facts(file: Path, content: Any) -> tuple[Mapping[str, Any], float]:
+    args = content.get("args") if isinstance(content, dict) else None
+    args = args.state if isinstance(args, Inert) else args
+    if not isinstance(args, dict) or not isinstance(content.get("model"), dict):
+        raise BadModelFile(f"{file}: expected args and one model, as Megatron-LM saves them")
+    # Megatron-LM itself takes a missing version for 0.
+    version = content.get("checkpoint_version", 0)
+    if not isinstance(version, int | float) or not (version in (0, 1) or 2 <= version < 4):
+        raise BadModelFile(f"{file}: expected checkpoint_version 0, 1, 2 or 3")
+    return args, float(version)
+
+
+class Parts:
+    """The tables of all parts; finds a tensor by its canonical name and layer in the model."""
+
+    def __init__(self, stages: Sequence[Sequence[Checkpoint]]) -> None:
+        self._stages = stages
+        self.where = stages[0][0].path.parent.parent
+        self._layers: list[tuple[Sequence[Checkpoint], str]] = []
+        for row in stages:
+            # Each stage counts its layers from 0.
+            found = {(int(m[2]), m[1]) for m in map(_LAYER.match, row[0].tensors) if m}
+            self._layers += [(row, f"{prefix}{number}.") for number, prefix in sorted(found)]
+
+    @property
+    def files(self) -> list[Checkpoint]:
+        """Every part."""
+        return [checkpoint for row in self._stages for checkpoint in row]
+
+    def everywhere(self, canonical: str, layer: int | None, kind: str = "weight") -> list[Array]:
+        """The parts of a weight or bias on all tensor-parallel ranks."""
+        names = [f"{name}.{kind}" for name in (_OUTSIDE if layer is None else _INSIDE)[canonical]]
+        if canonical in _FUSED:
+            names.append(f"{_FUSED[canonical]}{kind}")
+        if layer is None:
+            # Tied embeddings are in the first and in the last stage; the first is as good.
+            places = [(row, prefix) for row in self._stages for prefix in ("", "language_model.")]
+        else:
+            places = self._layers[layer : layer + 1]
+        for row, prefix in places:
+            for name in names:
+                if f"{prefix}{name}" in row[0].tensors:
+                    return _alike(row, f"{prefix}{name}")
+        shown = "" if layer is None else f" of layer {layer}"
+        raise BadModelFile(f"{self.where}: no tensor {names[0]}{shown} in any part")
+
+
+def _alike(row: Sequence[Checkpoint], name: str) -> list[Array]:
+    arrays = [part_of(checkpoint, name) for checkpoint in row]
+    for checkpoint, array in zip(row, arrays, strict=True):
+        if array.shape != arrays[0].shape:
+            raise BadModelFile(
+                f"{checkpoint.path}: tensor {name}: expected {list(arrays[0].shape)} as in the "
+                f"first part, found {list(array.shape)}"
+            )
+    return arrays
