@@ -7,7 +7,7 @@ prompt, at batch 1. The rounds interleave the programs, so that a machine whose 
 drifts for all; medians are printed. llama.cpp runs each GGUF that is given, if llama-cpp-python is
 installed; `--from FILE` first makes the first, in bf16, of another, whose conversion MODEL_DIR is.
 `--as-read` has llama.cpp compute with weights as they lie in the file: builds there are that crash
-with those they rearrange. Transformers is left out where MODEL_DIR has quantised weights, and with
+with those they rearrange. Transformers is left out where MODEL_DIR has quantized weights, and with
 `--no-transformers`.
 """
 
@@ -156,8 +156,8 @@ def main() -> None:
         read_as_they_lie()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     programs = {"swiftchat": swiftchat(args.model, args.threads)}
-    quantised = "quantization_config" in json.loads((args.model / "config.json").read_text())
-    if not quantised and not args.no_transformers:
+    quantized = "quantization_config" in json.loads((args.model / "config.json").read_text())
+    if not quantized and not args.no_transformers:
         programs["transformers"] = transformers(args.model, args.threads)
     for gguf in args.gguf:
         programs[f"llama.cpp {gguf.stem}"[:24]] = llama_cpp(gguf, args.threads)

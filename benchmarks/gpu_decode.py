@@ -14,7 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
-from gpu_timing import captured, median_us, read_ceiling_bytes_per_s
+from gpu_timing import bandwidth_ceiling_bytes_per_s, captured, median_us
 
 from swiftchat.cuda.gpu import Launch
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--breakdown", action="store_true")
     args = parser.parse_args()
-    ceiling = read_ceiling_bytes_per_s(torch.device("cuda", 0))
+    ceiling = bandwidth_ceiling_bytes_per_s(torch.device("cuda", 0))
     print(f"{torch.cuda.get_device_name()}; read ceiling {ceiling / 1e12:.2f} TB/s")
     longest = min(max([*args.context, *args.prefill, 1024]) + 512, 131_072)
     config = EngineConfig(

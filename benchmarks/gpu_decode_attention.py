@@ -11,7 +11,7 @@ import argparse
 import itertools
 
 import torch
-from gpu_timing import captured, median_us, read_ceiling_bytes_per_s
+from gpu_timing import bandwidth_ceiling_bytes_per_s, captured, median_us
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--kv-dtype", nargs="+", choices=["auto", *CODES], default=["auto"])
     args = parser.parse_args()
     gpu = Gpu(torch.device("cuda", 0), CubinCache(None))
-    ceiling = read_ceiling_bytes_per_s(torch.device("cuda", 0)) / 1e12
+    ceiling = bandwidth_ceiling_bytes_per_s(torch.device("cuda", 0)) / 1e12
     print(f"{torch.cuda.get_device_name()}, read ceiling {ceiling:.2f} TB/s (cuBLAS)")
     for form, group, context in itertools.product(args.kv_dtype, GROUPS, args.contexts):
         us = launch_us(gpu, context, group, form)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from gpu_timing import captured, median_us, read_ceiling_bytes_per_s
+from gpu_timing import bandwidth_ceiling_bytes_per_s, captured, median_us
 from torch import Tensor
 
 from swiftchat.cuda.cubin_cache import CubinCache
@@ -115,7 +115,7 @@ def main() -> None:
     args = parser.parse_args()
     device = torch.device("cuda", 0)
     gpu = Gpu(device, CubinCache(None))
-    print(f"read ceiling {(read_ceiling_bytes_per_s(device) or 0) / 1e12:.2f} TB/s")
+    print(f"read ceiling {(bandwidth_ceiling_bytes_per_s(device) or 0) / 1e12:.2f} TB/s")
     for form in args.forms:
         layers: dict[str, list[Matrix]] = {}
         for name, shape in SHAPES.items():

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import torch
 
-from swiftchat.engine.device.bandwidth import read_ceiling_bytes_per_s
+from swiftchat.engine.device.bandwidth import bandwidth_ceiling_bytes_per_s
 
-__all__ = ["captured", "median_us", "read_ceiling_bytes_per_s"]
+__all__ = ["bandwidth_ceiling_bytes_per_s", "captured", "median_us"]
 
 
 def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:

@@ -28,8 +28,8 @@ def measure(
     from swiftchat.engine.api.protocol import Tokens
     from swiftchat.engine.generation.engine import Engine
     from swiftchat.engine.ranks.spawn import start_ranks
-    from swiftchat.engine.ranks.spmd import LockstepEngine
-    from swiftchat.engine.ranks.supervisor import Followers
+    from swiftchat.engine.ranks.spmd import SpmdEngine
+    from swiftchat.engine.ranks.supervisor import RankSupervisor
 
     def lost(error: Exception) -> None:
         print(f"lost: {error}", flush=True)
@@ -42,8 +42,8 @@ def measure(
     engine: Any = (
         Engine(Path(), config)
         if tp * pp == 1
-        else LockstepEngine(
-            Path(), config, None, Followers(*start_ranks(tp * pp), lost, lambda *_: None)
+        else SpmdEngine(
+            Path(), config, None, RankSupervisor(*start_ranks(tp * pp), lost, lambda *_: None)
         )
     )
     found = {

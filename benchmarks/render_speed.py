@@ -14,10 +14,10 @@ import time
 
 from swiftchat.chat.render.answer_view import preload
 from swiftchat.chat.render.rendered_view import RenderedView
-from swiftchat.chat.terminal.style import Look
+from swiftchat.chat.terminal.style import Style
 
 PROSE = (
-    "## A heading\n\nSome *emphasised* words, a [link](https://example.org/page), `code`, and a "
+    "## A heading\n\nSome *emphasized* words, a [link](https://example.org/page), `code`, and a "
     "formula $x_i^2$ in a paragraph that goes on for as long as paragraphs do. "
     * 3
     + "\n\n1. first item\n2. second item, with **strong** words\n   - nested\n   - list\n\n"
@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--columns", type=int, default=80)
     columns = parser.parse_args().columns
-    preload(Look("markdown"))  # as a chat does while the engine loads
+    preload(Style("markdown"))  # as a chat does while the engine loads
     print(f"{'':28} {'pieces':>8} {'all ms':>9} {'median':>8} {'slowest':>8}")
     for name, text in TEXTS.items():
         times = measure(text, columns)
@@ -62,7 +62,7 @@ def main() -> None:
 def measure(text: str, columns: int, piece_chars: int = 4) -> list[float]:
     """Milliseconds of each piece, the last being that of the end."""
     view = RenderedView(
-        Look("markdown", True, True),
+        Style("markdown", True, True),
         None,
         "model",
         out=lambda written: None,

@@ -231,7 +231,7 @@ _CHAT_OPTIONS = (
         "--color",
         type=click.Choice(["auto", "always", "never"]),
         default="auto",
-        help="always renders and colours even into a pipe.",
+        help="always renders and colors even into a pipe.",
     ),
     _option("--accessible", is_flag=True, help="For screen readers: nothing is drawn over."),
     _option(
@@ -323,9 +323,9 @@ def _answer_or_talk(
         if config.logprobs is not None and not has_place:
             raise UsageError("--logprobs has no place in a plain answer", "add --json")
         return run_once(config, conversation, autosave)
-    from swiftchat.chat.terminal.typed_ahead import typing_unseen
+    from swiftchat.chat.terminal.typed_ahead import hide_typing
 
-    with typing_unseen():  # some type as soon as they have pressed Enter
+    with hide_typing():  # some type as soon as they have pressed Enter
         from swiftchat.chat.repl.loop import run_repl
 
     return run_repl(config, conversation, autosave)
@@ -333,19 +333,19 @@ def _answer_or_talk(
 
 def run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Autosave") -> int:
     from swiftchat.chat.history.conversation import title_of
-    from swiftchat.chat.model.chat_model import speaker_for
+    from swiftchat.chat.model.chat_model import chat_model_for
     from swiftchat.chat.oneshot import OneShot, prompt_text
-    from swiftchat.chat.terminal.typed_ahead import typing_unseen
+    from swiftchat.chat.terminal.typed_ahead import hide_typing
 
     text = prompt_text(config)
     asked = text if config.prompt in (None, "-") else config.prompt
     conversation.title = conversation.title or title_of(asked or text)
     conversation.add("user", text)
-    with speaker_for(config) as speaker:
+    with chat_model_for(config) as speaker:
         one_shot = OneShot(speaker, config, autosave)
         if not config.interactive and not (sys.stdin.isatty() and sys.stdout.isatty()):
             return _once(one_shot, conversation)
-        with typing_unseen(one_shot.pause):
+        with hide_typing(one_shot.pause):
             if not config.interactive:
                 return _once(one_shot, conversation)
             # While the engine loads: it takes a tenth of a second.

@@ -13,12 +13,12 @@ from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.recording import Recording
 from swiftchat.chat.model.answer import Answer
-from swiftchat.chat.model.chat_model import Speaker
+from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.reasoning import Thought
 from swiftchat.chat.options.config import ChatConfig, read_text
 from swiftchat.chat.render.alternatives import as_json, as_terminal_text
 from swiftchat.chat.render.answer_view import AnswerView, open_view, preload, write
-from swiftchat.chat.terminal.style import choose_look
+from swiftchat.chat.terminal.style import choose_style
 from swiftchat.engine.api.protocol import EngineInfo, Prefill
 from swiftchat.errors import SwiftchatError, UsageError
 
@@ -56,7 +56,7 @@ class OneShot:
     one; a terminal gets it rendered. With `--extract` it is the code in it alone.
     """
 
-    def __init__(self, speaker: Speaker, config: ChatConfig, autosave: Autosave) -> None:
+    def __init__(self, speaker: ChatModel, config: ChatConfig, autosave: Autosave) -> None:
         self.speaker = speaker
         self.config = config
         self.autosave = autosave
@@ -71,7 +71,7 @@ class OneShot:
         conversation.settings = self.speaker.settings
         self.autosave.save(conversation)
         self._session_id = conversation.id if self.autosave.keeps else None
-        self._look = look = choose_look(self.config, os.environ, sys.stdout.isatty())
+        self._look = look = choose_style(self.config, os.environ, sys.stdout.isatty())
         preload(look)  # while the engine loads
         info = self.speaker.wait_ready()
         load_s = time.perf_counter() - started

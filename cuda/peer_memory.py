@@ -15,7 +15,7 @@ EMPTY = -1  # as int32: all bits set, a NaN that no computation gives
 
 
 @dataclass(frozen=True)
-class Inbox:
+class PeerBuffer:
     """Where all ranks' parts of one exchange arrive, and where this rank's parts go.
 
     `own` fp32 [world, numbers] is empty (all bits set) between exchanges. `addresses` int64
@@ -74,7 +74,7 @@ class PeerMemory:
             self._opened.append(address)
             self._bases.append(int(address))
 
-    def inbox(self, numbers: int) -> Inbox:
+    def inbox(self, numbers: int) -> PeerBuffer:
         """The next inbox for parts of so many numbers; all ranks make the same ones in order."""
         room = -(-numbers // 4) * 4
         world, start = len(self._bases), self._next
@@ -83,7 +83,7 @@ class PeerMemory:
             raise ValueError(f"{self._next} bytes of {self._num_bytes} are used up")
         own = _tensor(self._own + start, (world, room), self._gpu.device)
         addresses = [base + start + 4 * self._rank * room for base in self._bases]
-        return Inbox(own, torch.tensor(addresses, device=self._gpu.device), self._rank)
+        return PeerBuffer(own, torch.tensor(addresses, device=self._gpu.device), self._rank)
 
     def close(self) -> None:
         """Let go of the others' memory and give back this rank's, when no kernel uses them."""

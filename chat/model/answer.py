@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from swiftchat.chat.model.reasoning import ReasoningForm, ReasoningSplitter, Thought, control_marks
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.api.protocol import Finished, Likelihood, Prefill, Tokens
+from swiftchat.engine.api.protocol import Finished, Logprob, Prefill, Tokens
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Prompt, Tokenizer
@@ -44,7 +44,7 @@ class Answer:
         self.prompt = prompt
         self.num_prompt_tokens = len(prompt)
         self.ids: list[int] = []
-        self.likelihoods: list[Likelihood] = []
+        self.likelihoods: list[Logprob] = []
         self.num_tokens = 0
         self.text = ""
         self.num_reasoning_tokens = 0

@@ -33,22 +33,22 @@ def start_engine(config: EngineConfig, path: Path) -> EngineClient:
     return EngineClient(config, path).start()
 
 
-def speaker_for(config: ChatConfig) -> "Speaker":
+def chat_model_for(config: ChatConfig) -> "ChatModel":
     """The model that the config names, downloaded if need be, or the engine that runs elsewhere.
 
     Raises what finding the model or attaching to the engine does.
     """
     if config.connect is not None:
-        from swiftchat.chat.model.remote import Elsewhere
+        from swiftchat.chat.model.remote import RemoteEngineFactory
 
-        engine = Elsewhere(config.connect, config.token_file)
-        return Speaker(engine.folder, replace(config, model=engine.name), engine.start)
+        engine = RemoteEngineFactory(config.connect, config.token_file)
+        return ChatModel(engine.folder, replace(config, model=engine.name), engine.start)
     from swiftchat.chat.subcommands.models import find_model
 
-    return Speaker(find_model(config.model, offline=config.offline, quiet=config.quiet), config)
+    return ChatModel(find_model(config.model, offline=config.offline, quiet=config.quiet), config)
 
 
-class Speaker:
+class ChatModel:
     """Loads in the background; a context manager that ends the engine.
 
     The engine's process starts with the construction. This process's part, the tokenizer, starts
@@ -69,7 +69,7 @@ class Speaker:
         self._opening: threading.Thread | None = None
         self.engine = start(config.engine(), path)
 
-    def __enter__(self) -> "Speaker":
+    def __enter__(self) -> "ChatModel":
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -78,9 +78,9 @@ class Speaker:
     def close(self) -> None:
         self.engine.close()
 
-    def other(self, path: Path, name: str) -> "Speaker":
+    def other(self, path: Path, name: str) -> "ChatModel":
         """Another model, with what was asked for here; this one should be closed before."""
-        return Speaker(path, replace(self.config, model=name), self._start)
+        return ChatModel(path, replace(self.config, model=name), self._start)
 
     @property
     def name(self) -> str:
@@ -93,10 +93,10 @@ class Speaker:
 
     @property
     def quantization(self) -> str | None:
-        """Who quantised the weights, by the name in `config.json`; None: they are plain."""
-        if self.config.dummy is not None or self.model.quantised is None:
+        """Who quantized the weights, by the name in `config.json`; None: they are plain."""
+        if self.config.dummy is not None or self.model.quantized is None:
             return None
-        return str(self.model.quantised.get("quant_method"))
+        return str(self.model.quantized.get("quant_method"))
 
     @property
     def tokenizer(self) -> "Tokenizer":

@@ -10,7 +10,7 @@ import psutil
 
 from swiftchat.engine.api.memory_estimate import kept_forms, weights_on_gpu
 from swiftchat.engine.api.params import kv_row_bytes
-from swiftchat.weights.parallel.tensor_parallel import Share, share_of, tp_choices
+from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of, tp_choices
 
 if TYPE_CHECKING:
     from swiftchat.weights.model.directory import Model
@@ -64,8 +64,8 @@ def _item_bytes(model: "Model") -> int:
     return 4 if model.config.dtype == "float32" else 2
 
 
-def bytes_on_gpu(model: "Model", share: Share) -> int:
-    """What a rank's weights take on a GPU; quantised ones as far as they stay so."""
+def bytes_on_gpu(model: "Model", share: Shard) -> int:
+    """What a rank's weights take on a GPU; quantized ones as far as they stay so."""
     if model.packed:
         return weights_on_gpu(share, kept_forms(model.packed), _item_bytes(model))
     return share.weights_bytes({name: nbytes for name, (_, nbytes) in model.stored.items()})
@@ -79,7 +79,7 @@ def fits(
     The engine's workspace, some hundred MB for large models, is not counted.
     """
     per_token = cache_bytes_per_token(model, kv_dtype)
-    on_gpu = bytes_on_gpu(model, Share(model.config)) if gpus else 0
+    on_gpu = bytes_on_gpu(model, Shard(model.config)) if gpus else 0
     return [
         {
             **asdict(place),
@@ -104,7 +104,7 @@ def fits_divided(
     rows = []
     of_head = cache_bytes_per_token(model, kv_dtype) // (config.num_kv_heads * config.num_layers)
     for n, stage in itertools.product(choices, range(pp)):
-        share = share_of(config, n, 0, stage, pp)  # of which no other rank has more
+        share = shard_of(config, n, 0, stage, pp)  # of which no other rank has more
         weights_bytes = bytes_on_gpu(model, share)
         per_token = of_head * share.local.num_kv_heads * share.local.num_layers
         fitting = None

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig
-from swiftchat.engine.api.remote import AttachedEngine, attach, token_from
+from swiftchat.engine.api.remote import RemoteEngine, attach, token_from
 from swiftchat.errors import DeviceError
 
 
-class Elsewhere:
+class RemoteEngineFactory:
     """Attached once already, so that what is wrong is told before anything is typed.
 
     `folder` has the tokenizer of the engine's model, which is called `name`. Raises `UsageError`,
@@ -19,7 +19,7 @@ class Elsewhere:
         import platformdirs
 
         self._address, self._token_file = address, token_file
-        self._unused: AttachedEngine | None = self._attach()
+        self._unused: RemoteEngine | None = self._attach()
         self.name, self._files = self._unused.name, self._unused.files
         self.folder = self._unused.model_folder(platformdirs.user_cache_path("swiftchat") / "far")
 
@@ -35,6 +35,6 @@ class Elsewhere:
         engine.begin()
         return EngineClient(config, path, engine).start()
 
-    def _attach(self) -> AttachedEngine:
+    def _attach(self) -> RemoteEngine:
         token_file = Path(self._token_file).expanduser() if self._token_file else None
         return attach(self._address, token_from(token_file, self._address))

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from swiftchat.chat.terminal.sanitize import visible
-from swiftchat.chat.terminal.style import Look
+from swiftchat.chat.terminal.style import Style
 
 if TYPE_CHECKING:
     from swiftchat.chat.model.answer import Answer
-    from swiftchat.engine.api.protocol import Likelihood
+    from swiftchat.engine.api.protocol import Logprob
     from swiftchat.tokenizer import Tokenizer
 
-# Style by the least probability; colours that stand out on light and dark.
+# Look by the least probability; colors that stand out on light and dark.
 _BANDS = ((0.9, "green"), (0.5, "cyan"), (0.1, "yellow"), (0.0, "red"))
 _SURE = _BANDS[0][0]  # from here on alternatives are not worth a line
 _MOST_CELLS = 100
@@ -45,10 +45,10 @@ def as_json(answer: "Answer", tokenizer: "Tokenizer") -> list[dict[str, Any]] | 
     ]
 
 
-def as_terminal_text(answer: "Answer", tokenizer: "Tokenizer", look: Look) -> str:
-    """The answer with each token coloured by its probability, then a list of the unsure ones.
+def as_terminal_text(answer: "Answer", tokenizer: "Tokenizer", look: Style) -> str:
+    """The answer with each token colored by its probability, then a list of the unsure ones.
 
-    Without colours it is the list alone.
+    Without colors it is the list alone.
     """
     # Here, not at the top: the prompt must not wait for it.
     from rich.console import Console
@@ -59,12 +59,12 @@ def as_terminal_text(answer: "Answer", tokenizer: "Tokenizer", look: Look) -> st
     console = Console(
         file=out,
         width=width,
-        force_terminal=look.is_coloured,
+        force_terminal=look.is_colored,
         highlight=False,
-        color_system="standard" if look.is_coloured else None,
+        color_system="standard" if look.is_colored else None,
     )
-    if look.is_coloured:
-        console.print(_coloured(answer, tokenizer))
+    if look.is_colored:
+        console.print(_colored(answer, tokenizer))
         legend = [
             (f"{floor:.0%} and more  " if floor else "less", style) for floor, style in _BANDS
         ]
@@ -79,7 +79,7 @@ def as_terminal_text(answer: "Answer", tokenizer: "Tokenizer", look: Look) -> st
     return out.getvalue()
 
 
-def _coloured(answer: "Answer", tokenizer: "Tokenizer") -> Any:
+def _colored(answer: "Answer", tokenizer: "Tokenizer") -> Any:
     from rich.text import Text
 
     text, stream = Text(), tokenizer.stream()
@@ -88,7 +88,7 @@ def _coloured(answer: "Answer", tokenizer: "Tokenizer") -> Any:
     return text
 
 
-def _line(tokenizer: "Tokenizer", number: int, token_id: int, one: "Likelihood") -> str:
+def _line(tokenizer: "Tokenizer", number: int, token_id: int, one: "Logprob") -> str:
     others = [
         f"{_quoted(tokenizer, other)} {_percent(logprob)}"
         for other, logprob in one.likeliest
@@ -98,7 +98,7 @@ def _line(tokenizer: "Tokenizer", number: int, token_id: int, one: "Likelihood")
     return f"{line:30}  {'  '.join(others)}".rstrip()
 
 
-def _pairs(answer: "Answer") -> "Iterator[tuple[int, Likelihood]]":
+def _pairs(answer: "Answer") -> "Iterator[tuple[int, Logprob]]":
     said = slice(answer.num_tokens)  # the engine may have been a step ahead
     return zip(answer.ids[said], answer.likelihoods[said], strict=True)
 

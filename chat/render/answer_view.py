@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from swiftchat.chat.model.reasoning import Thought
 from swiftchat.chat.terminal.sanitize import visible
-from swiftchat.chat.terminal.style import Look
+from swiftchat.chat.terminal.style import Style
 
 if TYPE_CHECKING:
     from swiftchat.chat.model.answer import Answer
@@ -22,7 +22,7 @@ class AnswerView(Protocol):
     def close(self, note: str = "") -> None: ...
 
 
-def open_view(look: Look, answer: "Answer | None", name: str) -> AnswerView:
+def open_view(look: Style, answer: "Answer | None", name: str) -> AnswerView:
     """The view of an answer that `name` gives; `answer` is asked what its reasoning took."""
     if look.is_rendered:
         from swiftchat.chat.render.rendered_view import RenderedView
@@ -31,7 +31,7 @@ def open_view(look: Look, answer: "Answer | None", name: str) -> AnswerView:
     return PlainView(look.form == "raw")
 
 
-def preload(look: Look) -> None:
+def preload(look: Style) -> None:
     """Import what a view will need: a tenth of a second that no answer should wait for."""
     if look.is_rendered:
         import swiftchat.chat.render.rendered_view  # noqa: F401
@@ -46,7 +46,7 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def show(look: Look, text: str, name: str) -> None:
+def show(look: Style, text: str, name: str) -> None:
     """Show a text that is complete, as an answer of `name` would be."""
     view = open_view(look, None, name)
     view.push(text)

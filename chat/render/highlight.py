@@ -1,4 +1,4 @@
-"""Colours for code that comes line by line."""
+"""Colors for code that comes line by line."""
 
 from bisect import bisect_left
 from functools import cache
@@ -13,7 +13,7 @@ from rich.text import Text
 _WINDOW_CHARS = 2000
 _LONGEST_LINE = 500  # expressions of lexers may take very long over one
 
-# The terminal's own colours without the bright ones, yellow, black and white: whatever the
+# The terminal's own colors without the bright ones, yellow, black and white: whatever the
 # background is, its theme keeps these readable.
 _STYLES: dict[_TokenType, str] = {
     Comment: "dim italic",

@@ -19,7 +19,7 @@ from swiftchat.chat.render.blocks import BlockStream
 from swiftchat.chat.render.rows import MarkdownRows
 from swiftchat.chat.terminal.live import LiveRegion, Size
 from swiftchat.chat.terminal.sanitize import visible
-from swiftchat.chat.terminal.style import Look
+from swiftchat.chat.terminal.style import Style
 
 if TYPE_CHECKING:
     from swiftchat.chat.model.answer import Answer
@@ -47,7 +47,7 @@ class RenderedView:
 
     def __init__(
         self,
-        look: Look,
+        look: Style,
         answer: "Answer | None",
         name: str,
         out: Callable[[str], None] = write,
@@ -142,11 +142,11 @@ def folded_reasoning(answer: "Answer | None") -> str:
 
 
 class Ansi:
-    """Rows of text with their styles as escape sequences; none for an uncoloured screen reader."""
+    """Rows of text with their styles as escape sequences; none for an uncolored screen reader."""
 
-    def __init__(self, look: Look) -> None:
-        self._is_plain = look.form == "accessible" and not look.is_coloured
-        self._is_coloured = look.is_coloured
+    def __init__(self, look: Style) -> None:
+        self._is_plain = look.form == "accessible" and not look.is_colored
+        self._is_colored = look.is_colored
         self._console = Console(width=80)  # rich wants one to look styles up
         self.dim = "" if self._is_plain else "\x1b[2m"
 
@@ -157,7 +157,7 @@ class Ansi:
         text = ""
         for segment in row.render(self._console):
             style = segment.style
-            if style is not None and not self._is_coloured:
+            if style is not None and not self._is_colored:
                 style = style.without_color
             system = ColorSystem.STANDARD
             text += style.render(segment.text, color_system=system) if style else segment.text

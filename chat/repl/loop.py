@@ -13,7 +13,7 @@ from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation, Message, title_of
 from swiftchat.chat.history.recording import Recording
 from swiftchat.chat.model.answer import Answer
-from swiftchat.chat.model.chat_model import Speaker, speaker_for
+from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
 from swiftchat.chat.oneshot import files_text, stats_line
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.render.answer_view import AnswerView, open_view, preload, write
@@ -22,8 +22,8 @@ from swiftchat.chat.repl.input import InputLine
 from swiftchat.chat.repl.message import message_of
 from swiftchat.chat.repl.plain_input import PlainPrompt
 from swiftchat.chat.terminal.sanitize import visible
-from swiftchat.chat.terminal.style import choose_look, is_accessible, is_dumb
-from swiftchat.chat.terminal.typed_ahead import typing_unseen
+from swiftchat.chat.terminal.style import choose_style, is_accessible, is_dumb
+from swiftchat.chat.terminal.typed_ahead import hide_typing
 from swiftchat.engine.api.protocol import Prefill
 from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
 
@@ -37,7 +37,7 @@ _OVERFLOW_HINT = (
 def run_repl(config: ChatConfig, conversation: Conversation, autosave: Autosave) -> int:
     """Find the model, begin to load it, and talk; the exit code."""
     before = files_text(config.file)
-    with speaker_for(config) as speaker:
+    with chat_model_for(config) as speaker:
         return Repl(speaker, config, conversation, before, autosave).run()
 
 
@@ -51,7 +51,7 @@ class Repl:
 
     def __init__(
         self,
-        speaker: Speaker,
+        speaker: ChatModel,
         config: ChatConfig,
         conversation: Conversation,
         before: str = "",
@@ -69,7 +69,7 @@ class Repl:
         self.commands = Commands(self)
         self._hints = Hints(None if config.quiet else hints_file(), say)
         self._interrupted = float("-inf")
-        self.look = choose_look(config, os.environ, at_terminal=True)
+        self.look = choose_style(config, os.environ, at_terminal=True)
         self._is_accessible = is_accessible(config, os.environ)
         self._status = StatusLine(not self._is_accessible)
         self._view: AnswerView | None = None  # of the last answer
@@ -133,7 +133,7 @@ class Repl:
         self, before: Message | None, draft: str, new_seed: bool = False, begun: str = ""
     ) -> None:
         try:
-            with typing_unseen(self._pause):
+            with hide_typing(self._pause):
                 self._answer(new_seed, begun)
         except (SwiftchatError, KeyboardInterrupt):
             if self.conversation.tip and self.conversation.tip.role == "user":

@@ -170,7 +170,7 @@ def bench(
             for context in contexts
             for batch in batches
         ]
-        ceiling = client.stats(measure=True).get("read_ceiling_bytes_per_s")
+        ceiling = client.stats(measure=True).get("bandwidth_ceiling_bytes_per_s")
     costs = _Costs(shape, info)
     flop = costs.prefill_flop(prompt_tokens)
     results: dict[str, Any] = {
@@ -186,7 +186,7 @@ def bench(
         "weights_bytes": info.weights_bytes,
         **start,
         "load_s": info.load_s,
-        "read_ceiling_bytes_per_s": ceiling,
+        "bandwidth_ceiling_bytes_per_s": ceiling,
         "prefill": {
             "tokens": prompt_tokens,
             **prefill,
@@ -385,7 +385,7 @@ class _Costs:
 def _table(results: dict[str, Any]) -> str:
     prefill = results["prefill"]
     cold_s, warm_s = results["compile_cold_s"], results["compile_warm_s"]
-    ceiling = results["read_ceiling_bytes_per_s"]
+    ceiling = results["bandwidth_ceiling_bytes_per_s"]
     lines = [
         f"{visible(results['model'])} · {visible(_devices(results))} · {results['dtype']} · "
         f"{results['threads']} threads · weights {results['weights_bytes'] / 1e6:.0f} MB",

@@ -69,7 +69,7 @@ def download(
 ) -> None:
     """Download a model: OWNER/NAME of the Hugging Face hub, or a short name like qwen3:8b.
 
-    Without NAME it is SmolLM2-135M-Instruct. Size and licence are shown first; at a terminal it
+    Without NAME it is SmolLM2-135M-Instruct. Size and license are shown first; at a terminal it
     asks whether to go on. An interrupted download goes on where it was when it is run again, and
     every file is checked. HF_TOKEN is used where a model asks for one.
     """
@@ -101,7 +101,7 @@ def _offered(name: str, found: "Offer") -> str:
         to_come = ", already here"
     elif found.missing_bytes < found.size_bytes:
         to_come = f", {size(found.missing_bytes)} still to come"
-    return f"{title}: {size(found.size_bytes)}{to_come}, licence {found.license or 'not stated'}"
+    return f"{title}: {size(found.size_bytes)}{to_come}, license {found.license or 'not stated'}"
 
 
 @click.command()
@@ -140,7 +140,7 @@ def _offered(name: str, found: "Offer") -> str:
     "--keep",
     multiple=True,
     metavar="PATTERN",
-    help="Do not quantise tensors of this pattern of names.",
+    help="Do not quantize tensors of this pattern of names.",
 )
 @click.option(
     "--int8",
@@ -178,7 +178,7 @@ def convert(
     """
     from swiftchat.weights.convert.convert import convert as convert_model
     from swiftchat.weights.convert.convert import outline
-    from swiftchat.weights.quantization.quantize import W8A8, Quantisation
+    from swiftchat.weights.quantization.quantize import W8A8, Quantization
     from swiftchat.weights.store import default_store
 
     if keep and quantize is None:
@@ -187,7 +187,7 @@ def convert(
         raise UsageError("--int8 says what --quantize rounds otherwise", "add --quantize")
     if calibrate and quantize is None:
         raise UsageError("--calibrate says how --quantize rounds", "add --quantize")
-    quantisation = Quantisation(quantize, int(group_size), keep, int8=int8) if quantize else None
+    quantization = Quantization(quantize, int(group_size), keep, int8=int8) if quantize else None
     path, shard_size_bytes = Path(source), bytes_of(shard_size)
     if not path.exists():
         path = default_store().find(source)
@@ -199,21 +199,21 @@ def convert(
             only=only,
             skip=skip,
             tp=tp,
-            quantisation=quantisation,
+            quantization=quantization,
         )
         _print_outline(planned)
         return
     start = time.monotonic()
     with reported(quiet) as progress, ExitStack() as stack:
-        if calibrate and quantisation is not None:
+        if calibrate and quantization is not None:
             from swiftchat.chat.subcommands.calibration import inputs_of
 
             if quantize in W8A8:
                 largest = stack.enter_context(inputs_of(path, 1, progress))
-                quantisation = replace(quantisation, largest=largest)
+                quantization = replace(quantization, largest=largest)
             else:
                 moments = stack.enter_context(inputs_of(path, 2, progress))
-                quantisation = replace(quantisation, moments=moments)
+                quantization = replace(quantization, moments=moments)
         convert_model(
             path,
             Path(destination),
@@ -222,7 +222,7 @@ def convert(
             only=only,
             skip=skip,
             tp=tp,
-            quantisation=quantisation,
+            quantization=quantization,
             progress=progress,
         )
     if not quiet:
@@ -322,14 +322,14 @@ def show(name: str, tp: int | None, pp: int, kv_dtype: str, as_json: bool) -> No
             print(f"{'':{width}}  {line}")
 
 
-def _quantised(model: "Model") -> str:
-    """Who quantised the weights, and what is rounded beside them."""
-    if model.quantised is None:
+def _quantized(model: "Model") -> str:
+    """Who quantized the weights, and what is rounded beside them."""
+    if model.quantized is None:
         return "no"
     packed = model.checkpoint().packed.values()
     inputs = {tensor.inputs.form for tensor in packed if tensor.inputs is not None}
     also = f", inputs of matrices too ({', '.join(sorted(inputs))})" if inputs else ""
-    return f"{model.quantised.get('quant_method')}{also}"
+    return f"{model.quantized.get('quant_method')}{also}"
 
 
 def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> dict[str, object]:
@@ -346,7 +346,7 @@ def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> 
         "architecture": config.architecture,
         "parameters": model.num_parameters,
         "dtype": config.dtype,
-        "quantised": _quantised(model),
+        "quantized": _quantized(model),
         "layers": config.num_layers,
         "hidden_size": config.hidden_size,
         "heads": f"{config.num_heads} ({config.num_kv_heads} for keys and values) "

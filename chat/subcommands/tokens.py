@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from swiftchat.tokenizer import Tokenizer
 
 _SPACES = {" ": "·", "\t": "→", "\n": "⏎\n"}
-_COLOUR, _PLAIN = "\x1b[30;46m", "\x1b[0m"
+_COLOR, _PLAIN = "\x1b[30;46m", "\x1b[0m"
 
 
 @click.command()
@@ -51,20 +51,20 @@ def tokens(
         print(json_module.dumps(report, ensure_ascii=False))
         return
     if show:
-        shown = coloured(pieces) if _has_colours() else separated(pieces)
+        shown = colored(pieces) if _has_colors() else separated(pieces)
         print(shown, end="" if shown.endswith("\n") else "\n")
     if with_ids:
         print(*ids)
     print(len(ids), file=sys.stderr if show or with_ids else sys.stdout)
 
 
-def coloured(pieces: Iterable[str]) -> str:
-    """The pieces for a terminal, every second one on a coloured background."""
+def colored(pieces: Iterable[str]) -> str:
+    """The pieces for a terminal, every second one on a colored background."""
     out = []
     for number, piece in enumerate(pieces):
         lines = marked(piece).split("\n")
         is_odd = number % 2 == 1
-        out.append("\n".join(f"{_COLOUR}{s}{_PLAIN}" if is_odd and s else s for s in lines))
+        out.append("\n".join(f"{_COLOR}{s}{_PLAIN}" if is_odd and s else s for s in lines))
     return "".join(out)
 
 
@@ -96,6 +96,6 @@ def _tokenizer(model: str | None, offline: bool) -> "Tokenizer":
     return Tokenizer.load(path)
 
 
-def _has_colours() -> bool:
+def _has_colors() -> bool:
     is_able = os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
     return sys.stdout.isatty() and is_able

@@ -21,7 +21,7 @@ _REWRAPPING = (
 
 
 @dataclass(frozen=True)
-class Look:
+class Style:
     """`exact` is the model's bytes, for pipes; `raw` those with control characters made visible;
     `markdown` is rendered; `accessible` is rendered for screen readers: nothing is drawn over.
 
@@ -29,7 +29,7 @@ class Look:
     """
 
     form: Literal["exact", "raw", "markdown", "accessible"]
-    is_coloured: bool = False
+    is_colored: bool = False
     is_live: bool = False
     rewraps: bool = False
 
@@ -38,20 +38,20 @@ class Look:
         return self.form in ("markdown", "accessible")
 
 
-def choose_look(config: "ChatConfig", env: Mapping[str, str], at_terminal: bool) -> Look:
+def choose_style(config: "ChatConfig", env: Mapping[str, str], at_terminal: bool) -> Style:
     """What `--raw`, `--accessible`, `--color` and their variables ask for.
 
-    Flags go before NO_COLOR, that before FORCE_COLOR, which never colours what goes into a pipe.
+    Flags go before NO_COLOR, that before FORCE_COLOR, which never colors what goes into a pipe.
     """
     accessible = is_accessible(config, env)
     if config.raw or config.no_template or not (at_terminal or config.color == "always"):
-        return Look("raw" if at_terminal else "exact")
+        return Style("raw" if at_terminal else "exact")
     forced = env.get("FORCE_COLOR", "") not in ("", "0")
     by_itself = not env.get("NO_COLOR") and (forced or not accessible)
-    coloured = config.color == "always" or (config.color == "auto" and by_itself)
+    colored = config.color == "always" or (config.color == "auto" and by_itself)
     if accessible:
-        return Look("accessible", coloured)
-    return Look("markdown", coloured, at_terminal, any(env.get(name) for name in _REWRAPPING))
+        return Style("accessible", colored)
+    return Style("markdown", colored, at_terminal, any(env.get(name) for name in _REWRAPPING))
 
 
 def is_accessible(config: "ChatConfig", env: Mapping[str, str]) -> bool:

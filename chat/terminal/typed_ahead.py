@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def typing_unseen(before_stop: Callable[[], None] | None = None) -> Iterator[None]:
+def hide_typing(before_stop: Callable[[], None] | None = None) -> Iterator[None]:
     """Keep what is typed meanwhile off the screen and for the next prompt; Ctrl-C still signals.
 
     Ctrl-Z calls `before_stop`, which should erase what is drawn over, and leaves the terminal to

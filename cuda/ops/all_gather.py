@@ -4,7 +4,7 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu, KernelSpec
-from swiftchat.cuda.peer_memory import Inbox
+from swiftchat.cuda.peer_memory import PeerBuffer
 
 _THREADS = 128
 _SPEC = KernelSpec("all_gather", "pplii")
@@ -12,7 +12,7 @@ _SPEC = KernelSpec("all_gather", "pplii")
 VARIANTS: list[dict[str, str]] = [{}]
 
 
-def all_gather(gpu: Gpu, out: Tensor, inbox: Inbox, width: int) -> None:
+def all_gather(gpu: Gpu, out: Tensor, inbox: PeerBuffer, width: int) -> None:
     """Write to out, fp32 [n, columns], what `linear_send` of every rank sent to this inbox.
 
     Each rank sent [n, width], the last one the rest of the columns.

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.peer_memory import MAX_WORLD, Inbox
+from swiftchat.cuda.peer_memory import MAX_WORLD, PeerBuffer
 
 _THREADS = 128
 
@@ -22,7 +22,7 @@ def all_reduce_spec(dtype: torch.dtype, world: int, send: bool) -> KernelSpec:
 
 
 def all_reduce(
-    gpu: Gpu, x: Tensor, inbox: Inbox, y: Tensor | None = None, *, adds: bool = True
+    gpu: Gpu, x: Tensor, inbox: PeerBuffer, y: Tensor | None = None, *, adds: bool = True
 ) -> None:
     """Add all ranks' parts to x, fp32 [n, hidden], in place: the same bits on every rank.
 

@@ -107,7 +107,7 @@ def decode_attention_spec(
     return _Layout.of(dtype, head_dim, group, gpu.block_shared_bytes, codes).spec
 
 
-_SMALL, _LARGE = 99 * 1024, 227 * 1024  # sm_86, sm_89, sm_120; data centres' chips
+_SMALL, _LARGE = 99 * 1024, 227 * 1024  # sm_86, sm_89, sm_120; data centers' chips
 VARIANTS = [
     dict(_Layout.of(dtype, head_dim, group, shared_bytes).spec.defines)
     for dtype in DTYPE_NAMES

@@ -10,7 +10,7 @@ from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 from swiftchat.cuda.packed_layout import BLOCK_ROWS, GROUPS, STEPS, filled, record_bytes
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
-from swiftchat.cuda.peer_memory import Inbox
+from swiftchat.cuda.peer_memory import PeerBuffer
 
 MAX_VECTORS = 16
 # Slots of the ring of weights, 16 to 20 KB each. Four leave room for the next kernel's block
@@ -185,7 +185,7 @@ def linear_send(
     gpu: Gpu,
     x: Tensor,
     weight: Matrix,
-    inbox: Inbox,
+    inbox: PeerBuffer,
     workspace: Workspace,
     *,
     bias: Tensor | None = None,

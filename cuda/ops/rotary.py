@@ -54,7 +54,7 @@ def rotary_spec(
 
 
 def head_norm_fits(head_dim: int, rotary_dim: int) -> bool:
-    """Whether `rotary` can normalise heads of this size, or keep them in codes."""
+    """Whether `rotary` can normalize heads of this size, or keep them in codes."""
     lanes = head_dim // (2 * _width(head_dim, rotary_dim))
     return lanes <= 32 and lanes & (lanes - 1) == 0
 
@@ -75,7 +75,7 @@ def rotary(
     norm: HeadNorm | None = None,
     codes: Codes | None = None,
 ) -> None:
-    """Normalise, with `norm`, and turn queries and keys; store keys and values in the cache.
+    """Normalize, with `norm`, and turn queries and keys; store keys and values in the cache.
 
     qkv is T [n, num_heads + 2 * num_kv_heads, head_dim]: queries change in place, keys do not. The
     cache is T [num_blocks, 2 * num_kv_heads, block_size, head_dim], slots int32 [n]; a token
@@ -100,7 +100,7 @@ def rotary(
         check_tensor("cos_sin", cos_sin, (cos_sin.shape[0], rotary_dim), "float32", gpu)
     if norm is not None:
         if not head_norm_fits(head_dim, rotary_dim):
-            raise ValueError(f"heads of {head_dim}, {rotary_dim} turned, cannot be normalised")
+            raise ValueError(f"heads of {head_dim}, {rotary_dim} turned, cannot be normalized")
         check_tensor("norm.query", norm.query, (head_dim,), qkv.dtype, gpu)
         check_tensor("norm.key", norm.key, (head_dim,), qkv.dtype, gpu)
     check_tensor("positions", positions, (n,), "int32", gpu)

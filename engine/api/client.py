@@ -9,7 +9,7 @@ from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from swiftchat.engine.api import protocol
-from swiftchat.engine.api.local import WorkerProcess
+from swiftchat.engine.api.local import LocalEngine
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Event, Finished, Message, Progress
 from swiftchat.errors import DeviceError, SwiftchatError
@@ -29,7 +29,7 @@ class Generation:
     """One answer in the making: iterate it for its events; the last one is `Finished`.
 
     Iterating raises the `SwiftchatError` that ended the generation, and `KeyboardInterrupt`
-    passes through without cancelling: the caller decides. After `cancel` the iteration still
+    passes through without canceling: the caller decides. After `cancel` the iteration still
     delivers what was generated until then and ends with `Finished("interrupt", …)`.
     """
 
@@ -58,7 +58,7 @@ class Generation:
             self._cancel(self.id)
 
 
-class FarEnd(Protocol):
+class EngineConnection(Protocol):
     """What is at the other end of a client's connection: a worker process, or an engine elsewhere.
 
     The connection is that of the socket.
@@ -93,7 +93,7 @@ class EngineClient:
     """
 
     def __init__(
-        self, config: EngineConfig, model_path: Path, far_end: FarEnd | None = None
+        self, config: EngineConfig, model_path: Path, far_end: EngineConnection | None = None
     ) -> None:
         self.config = config
         self.model_path = model_path
@@ -111,7 +111,7 @@ class EngineClient:
 
     def start(self) -> Self:
         """Spawn the worker, if there is none elsewhere, and listen to it."""
-        self._worker = self._far_end or WorkerProcess(self.config, self.model_path)
+        self._worker = self._far_end or LocalEngine(self.config, self.model_path)
         self._connection = self._worker.connection
         self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
         self._reader.start()
@@ -126,7 +126,7 @@ class EngineClient:
     @property
     def pid(self) -> int:
         """The worker process's; `ValueError` if it is none of this machine's."""
-        if not isinstance(self._worker, WorkerProcess):
+        if not isinstance(self._worker, LocalEngine):
             raise ValueError("the engine is no child of this process")
         return self._worker.pid
 

@@ -20,7 +20,7 @@ _LOOKS = 3
 _HINT = "the conversation is kept; send the message again to start the engine anew"
 
 
-class WorkerProcess:
+class LocalEngine:
     """One worker, told to load the model at `path`.
 
     `connection` leads to it, and is the `socket`'s: closing a file does not wake who reads it, its

@@ -1,4 +1,4 @@
-"""What quantised weights take on a GPU, known before any of them is read. No torch."""
+"""What quantized weights take on a GPU, known before any of them is read. No torch."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from swiftchat.cuda.packed_layout import packed_bytes, packing_fits
 from swiftchat.weights.architectures.registry import canonical_shapes, tensor_name
-from swiftchat.weights.parallel.tensor_parallel import Part, Share
+from swiftchat.weights.parallel.tensor_parallel import Part, Shard
 from swiftchat.weights.quantization.quantize import MATRICES
 from swiftchat.weights.quantization.quantized_tensor import PackedTensor
 from swiftchat.weights.quantization.scheme import (
@@ -31,7 +31,7 @@ def kept_forms(packed: Mapping[str, PackedTensor]) -> dict[str, KeptForm]:
     return {name: (kept.form, kept.group) for name, kept in keepings if kept is not None}
 
 
-def weights_on_gpu(share: Share, forms: Mapping[str, KeptForm], item_bytes: int) -> int:
+def weights_on_gpu(share: Shard, forms: Mapping[str, KeptForm], item_bytes: int) -> int:
     """Bytes of a rank's weights where our kernels run the model; `forms` by Hugging Face name.
 
     Matrices stay packed where the kernels read their form and size; all else becomes numbers of

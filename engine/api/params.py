@@ -73,7 +73,7 @@ class EngineConfig:
 
 
 def kv_row_bytes(head_dim: int, item_bytes: int, kv_dtype: str) -> int:
-    """Bytes of one token's key or value of one head; quantised, with its factor."""
+    """Bytes of one token's key or value of one head; quantized, with its factor."""
     return head_dim * item_bytes if kv_dtype == "auto" else head_dim + 4
 
 

@@ -115,7 +115,7 @@ class Prefill:
 
 
 @dataclass(frozen=True)
-class Likelihood:
+class Logprob:
     """How likely the model thought a token: natural logarithms of probabilities.
 
     `likeliest` has (id, logprob) of the tokens it thought likeliest in that place, the likeliest
@@ -134,7 +134,7 @@ class Tokens:
     """
 
     ids: list[int]
-    likelihoods: list[Likelihood] = field(default_factory=list)
+    likelihoods: list[Logprob] = field(default_factory=list)
 
     def to_wire(self, generation_id: int) -> Message:
         return {
@@ -150,7 +150,7 @@ class Finished:
     """How a generation ended and what it cost.
 
     `reason` is `stop` (one of `stop_ids`), `length` (max_tokens or the context is full) or
-    `interrupt` (cancelled). `prefill_s` and `decode_s` are the engine's own time for the prompt
+    `interrupt` (canceled). `prefill_s` and `decode_s` are the engine's own time for the prompt
     up to the first token, and for the tokens after it.
     """
 
@@ -176,7 +176,7 @@ def event_from(message: Message) -> Event | SwiftchatError:
             return Prefill(message["done"], message["total"])
         case "tokens":
             likelihoods = [
-                Likelihood(one["logprob"], [(i, logprob) for i, logprob in one["likeliest"]])
+                Logprob(one["logprob"], [(i, logprob) for i, logprob in one["likeliest"]])
                 for one in message["likelihoods"]
             ]
             return Tokens(message["ids"], likelihoods)

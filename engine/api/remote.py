@@ -23,8 +23,8 @@ _CONNECT_S, _ANSWER_S = 10.0, 30.0
 _SILENT_LOOKS, _SILENT_LOOKS_LOADING = 5, 60
 
 
-class AttachedEngine:
-    """Lets itself in at an address, as `engine.api.client.FarEnd`.
+class RemoteEngine:
+    """Lets itself in at an address, as `engine.api.client.EngineConnection`.
 
     `name` and `files` are the model's. Raises `DeviceError` where no engine answers or the token
     is not its own, and what the engine answers.
@@ -143,9 +143,9 @@ class AttachedEngine:
         self.kill()
 
 
-def attach(address: str, token: str | None) -> AttachedEngine:
-    """Attach to the engine at HOST:PORT or a path; what `AttachedEngine` raises, `UsageError`."""
-    return AttachedEngine(Address.parse(address), token)
+def attach(address: str, token: str | None) -> RemoteEngine:
+    """Attach to the engine at HOST:PORT or a path; what `RemoteEngine` raises, `UsageError`."""
+    return RemoteEngine(Address.parse(address), token)
 
 
 def token_from(file: Path | None, address: str) -> str | None:

@@ -15,7 +15,7 @@ from swiftchat.errors import DeviceError
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankPlacement:
     """Where a rank is: which of its machine's ranks, and how many have to share that machine.
 
     `address` is where it listens for the others, who all are on this machine if `all_here`.
@@ -27,10 +27,10 @@ class Seat:
     all_here: bool = True
 
 
-_ONLY_SEAT = Seat(0, 1)
+_ONLY_SEAT = RankPlacement(0, 1)
 
 
-class Ranks(Protocol):
+class Communicator(Protocol):
     """The ranks that compute one model in lockstep, seen from one of them.
 
     Each calls the same methods in the same order with tensors of the same shapes, and gets the
@@ -39,7 +39,7 @@ class Ranks(Protocol):
 
     size: int
     rank: int
-    seat: Seat
+    seat: RankPlacement
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of every rank's x. May be x itself, changed in place."""
@@ -60,12 +60,12 @@ class Ranks(Protocol):
         """Let go of the others; nothing may be called after."""
 
 
-class Alone:
+class SingleRank:
     """One rank that has the whole model, or a stage of it: nobody to wait for."""
 
     size, rank = 1, 0
 
-    def __init__(self, seat: Seat = _ONLY_SEAT) -> None:
+    def __init__(self, seat: RankPlacement = _ONLY_SEAT) -> None:
         self.seat = seat
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class Alone:
         return
 
 
-class GlooRanks:
+class GlooCommunicator:
     """Processes on CPUs, of this machine unless `seat` says otherwise, that meet over its address.
 
     `store` is a store of `torch.distributed`, where they find each other; its `FileStore` needs
@@ -92,9 +92,14 @@ class GlooRanks:
     """
 
     def __init__(
-        self, store: Any, rank: int, size: int, timeout_s: float = 60.0, seat: Seat | None = None
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout_s: float = 60.0,
+        seat: RankPlacement | None = None,
     ) -> None:
-        self.seat = seat or Seat(rank, size)
+        self.seat = seat or RankPlacement(rank, size)
         gloo: Any = dist.ProcessGroupGloo  # of which torch's stubs do not say all
         options = gloo._Options()
         options._timeout = timedelta(seconds=timeout_s)

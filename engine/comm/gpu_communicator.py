@@ -11,46 +11,51 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear import MAX_VECTORS
-from swiftchat.cuda.peer_memory import MAX_WORLD, Inbox, PeerMemory
-from swiftchat.engine.comm.communicator import GlooRanks, Seat
+from swiftchat.cuda.peer_memory import MAX_WORLD, PeerBuffer, PeerMemory
+from swiftchat.engine.comm.communicator import GlooCommunicator, RankPlacement
 from swiftchat.errors import DeviceError
 from swiftchat.weights.architectures.config import ModelConfig
 
 
 @dataclass(frozen=True)
-class Inboxes:
+class PeerBuffers:
     """Where the parts of a decode step arrive, for up to 16 lanes.
 
     Each exchange of a step uses another than the one before it, as `all_reduce` asks for.
     """
 
-    embedding: Inbox
-    attention: Inbox
-    ffn: Inbox
-    logits: Inbox
+    embedding: PeerBuffer
+    attention: PeerBuffer
+    ffn: PeerBuffer
+    logits: PeerBuffer
     vocab_each: int  # columns of the logits that every rank but the last has
 
 
-class GpuRanks:
-    """The ranks of one model, each on a GPU, as `engine.comm.communicator.Ranks`.
+class GpuCommunicator:
+    """The ranks of one model, each on a GPU, as `engine.comm.communicator.Communicator`.
 
-    `store` and `seat` as for `GlooRanks`. Whole prompts go through NCCL; the few rows of a decode
-    step through `inboxes`, once `open_inboxes` has made them where the GPUs reach each other's
-    memory.
+    `store` and `seat` as for `GlooCommunicator`. Prefill uses NCCL. The few rows of a decode step
+    use peer buffers, after `open_inboxes` has allocated them, if the GPUs have peer access.
     """
 
     def __init__(
-        self, store: Any, rank: int, size: int, device: torch.device, timeout_s: float, seat: Seat
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        device: torch.device,
+        timeout_s: float,
+        seat: RankPlacement,
     ) -> None:
         self.seat = seat
         self.size, self.rank = size, rank
-        self.inboxes: Inboxes | None = None
+        self.inboxes: PeerBuffers | None = None
         self._memory: PeerMemory | None = None
         self._device = device
         torch.cuda.set_device(device)
         torch_stores: Any = dist  # whose stubs do not have them
         prefixed = torch_stores.PrefixStore
-        self._control = GlooRanks(prefixed("control", store), rank, size, timeout_s, seat)
+        self._control = GlooCommunicator(prefixed("control", store), rank, size, timeout_s, seat)
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = timedelta(seconds=timeout_s)
@@ -94,7 +99,7 @@ class GpuRanks:
         self._memory = PeerMemory(gpu, num_bytes, self.rank, self.exchange)
         embedding, attention, ffn = (self._memory.inbox(row) for _ in range(3))
         box = self._memory.inbox(logits)
-        self.inboxes = Inboxes(embedding, attention, ffn, box, each)
+        self.inboxes = PeerBuffers(embedding, attention, ffn, box, each)
 
     def _all_reach_each_other(self) -> bool:
         if not self.seat.all_here:

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from swiftchat.engine.comm.communicator import GlooRanks, Seat
+from swiftchat.engine.comm.communicator import GlooCommunicator, RankPlacement
 
 
-class Stages(Protocol):
+class Pipeline(Protocol):
     """The stages of one model, seen from a rank of one of them.
 
     All make the same calls in the same order, but that one receives what the one before it sends.
@@ -48,7 +48,7 @@ class Stages(Protocol):
         """Let go of the others; nothing may be called after."""
 
 
-class OneStage:
+class SingleStage:
     """All layers: nobody to wait for."""
 
     size, stage = 1, 0
@@ -70,15 +70,15 @@ class OneStage:
         return
 
 
-class GlooStages:
-    """Stages on CPUs; `store`, `seat` and errors as for `GlooRanks`."""
+class GlooPipeline:
+    """Stages on CPUs; `store`, `seat` and errors as for `GlooCommunicator`."""
 
     def __init__(
-        self, store: Any, stage: int, size: int, timeout_s: float, seat: Seat | None = None
+        self, store: Any, stage: int, size: int, timeout_s: float, seat: RankPlacement | None = None
     ) -> None:
         self.size, self.stage = size, stage
         self.is_first, self.is_last = stage == 0, stage == size - 1
-        self._group = GlooRanks(store, stage, size, timeout_s, seat)
+        self._group = GlooCommunicator(store, stage, size, timeout_s, seat)
 
     def receive(self, num_tokens: int, width: int) -> Tensor:
         return self._group.receive(torch.empty(num_tokens, width), self.stage - 1)
@@ -96,18 +96,24 @@ class GlooStages:
         self._group.close()
 
 
-class GpuStages:
-    """Stages on GPUs, which send the stream through NCCL; otherwise as `GlooStages`."""
+class GpuPipeline:
+    """Stages on GPUs, which send the stream through NCCL; otherwise as `GlooPipeline`."""
 
     def __init__(
-        self, store: Any, stage: int, size: int, device: torch.device, timeout_s: float, seat: Seat
+        self,
+        store: Any,
+        stage: int,
+        size: int,
+        device: torch.device,
+        timeout_s: float,
+        seat: RankPlacement,
     ) -> None:
         self.size, self.stage = size, stage
         self._device = device
         torch.cuda.set_device(device)
         torch_stores: Any = dist  # whose stubs do not have them
         prefixed = torch_stores.PrefixStore
-        self._control = GlooStages(prefixed("control", store), stage, size, timeout_s, seat)
+        self._control = GlooPipeline(prefixed("control", store), stage, size, timeout_s, seat)
         self.is_first, self.is_last = self._control.is_first, self._control.is_last
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()

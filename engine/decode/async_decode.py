@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
-from swiftchat.engine.decode.graph_runner import DecodeStep
+from swiftchat.engine.decode.graph_runner import GraphRunner
 from swiftchat.engine.schedule.scheduler import Scheduler, Sequence, Step
 from swiftchat.errors import OutOfMemory
 
 
 @dataclass(frozen=True)
-class _Flight:
+class _InFlight:
     """A step that was launched and not yet read: whose lanes, which step, and its end."""
 
     sequences: list[Sequence]
@@ -33,18 +33,18 @@ def can_replay(step: Step, max_lanes: int) -> bool:
     )
 
 
-class DecodeAhead:
+class AsyncDecode:
     """Replays decode steps; the next is launched before the last one's tokens are looked at.
 
     What follows from a token (an end, a stop string, a cancel) is therefore known one step late,
     and that step's token for the lane is thrown away. Everybody else loses nothing.
     """
 
-    def __init__(self, step: DecodeStep, scheduler: Scheduler, ctx_size_tokens: int) -> None:
+    def __init__(self, step: GraphRunner, scheduler: Scheduler, ctx_size_tokens: int) -> None:
         self._step = step
         self._scheduler = scheduler
         self._ctx_size_tokens = ctx_size_tokens
-        self._flight: _Flight | None = None
+        self._flight: _InFlight | None = None
 
     @property
     def is_flying(self) -> bool:
@@ -100,7 +100,7 @@ class DecodeAhead:
         self._step.launch(len(sequences))
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
-        self._flight = _Flight(sequences, step, done)
+        self._flight = _InFlight(sequences, step, done)
 
     def _goes_on(self, sequences: list[Sequence]) -> bool:
         """Whether all these lanes, and no others, will have a next step as far as one can know."""

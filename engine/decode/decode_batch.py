@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.engine.schedule.batch import whole_lanes
+from swiftchat.engine.schedule.batch import padded_rows
 from swiftchat.engine.schedule.scheduler import Sequence
 
 # Steps of which the host may be behind, and some more.
@@ -22,7 +22,7 @@ _FLOATS = (
 )
 
 
-class Lanes:
+class DecodeBatch:
     """What a step reads and leaves for the next, without the host in between.
 
     All int32 or fp32 [max_lanes] on the device: `tokens` to compute, their `positions`,
@@ -34,7 +34,7 @@ class Lanes:
     def __init__(
         self, gpu: Gpu, max_lanes: int, max_blocks: int, block_size: int, vocab_size: int
     ) -> None:
-        self.max_lanes = whole_lanes(max_lanes)
+        self.max_lanes = padded_rows(max_lanes)
         self.block_size = block_size
         names = [*_INTS, *_FLOATS]
         self._words = torch.zeros(len(names), self.max_lanes, dtype=torch.int32, device=gpu.device)

@@ -28,10 +28,10 @@ from swiftchat.cuda.ops.penalties import penalties
 from swiftchat.cuda.ops.rotary import head_norm_fits, rotary
 from swiftchat.cuda.ops.sample import sample, sample_workspace
 from swiftchat.cuda.packed_matrix import Matrix
-from swiftchat.cuda.peer_memory import Inbox
-from swiftchat.engine.comm.gpu_communicator import GpuRanks, Inboxes
-from swiftchat.engine.decode.decode_batch import Lanes
-from swiftchat.engine.linear.merged import Stacked, biases_of, parts_of
+from swiftchat.cuda.peer_memory import PeerBuffer
+from swiftchat.engine.comm.gpu_communicator import GpuCommunicator, PeerBuffers
+from swiftchat.engine.decode.decode_batch import DecodeBatch
+from swiftchat.engine.linear.merged import MergedWeight, biases_of, parts_of
 from swiftchat.engine.linear.quantized import Weight, for_kernels
 from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan, stored
 from swiftchat.engine.model.decoder import Decoder, LayerWeights, rounds_inputs
@@ -64,11 +64,11 @@ def near_llama(config: ModelConfig) -> bool:
     )
 
 
-class DecodeStep:
+class GraphRunner:
     """The decode steps of one model, for all numbers of lanes.
 
     Few vectors of a model near Llama go through five kernels a layer, each fused with its
-    neighbours; norms of heads and of branches' outputs are one more each. More lanes than those
+    neighbors; norms of heads and of branches' outputs are one more each. More lanes than those
     take, and other models, use the decoder's own operations. Either way the result is a CUDA
     graph. One of several ranks sends its parts of the sums to the others out of the products.
 
@@ -78,11 +78,13 @@ class DecodeStep:
     the next to be computed, which a graph of all layers does itself.
     """
 
-    def __init__(self, decoder: Decoder, ops: CudaOps, cache: KVCache, lanes: Lanes) -> None:
+    def __init__(self, decoder: Decoder, ops: CudaOps, cache: KVCache, lanes: DecodeBatch) -> None:
         config, weights = decoder.config, decoder.weights
         self._decoder, self._ops, self._cache, self.lanes = decoder, ops, cache, lanes
         ranks = decoder.ranks
-        self._inboxes: Inboxes | None = ranks.inboxes if isinstance(ranks, GpuRanks) else None
+        self._inboxes: PeerBuffers | None = (
+            ranks.inboxes if isinstance(ranks, GpuCommunicator) else None
+        )
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         n, gpu = lanes.max_lanes, ops.gpu
         dtype, few = weights.dtype, min(n, MAX_VECTORS)
@@ -90,7 +92,7 @@ class DecodeStep:
         def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=gpu.device)
 
-        # Lanes that nobody uses are computed as well, and so have to be numbers.
+        # Rows that nobody uses are computed as well, and so have to be numbers.
         self.stream = torch.zeros(n, config.hidden_size, device=gpu.device)
         self._part = empty(few, config.hidden_size, dtype=torch.float32)
         self._norm_eps = config.norm_eps
@@ -310,7 +312,7 @@ class DecodeStep:
             of_attention,
         )
         norm = self._norm(layer.mlp_norm)
-        if isinstance(layer.gate_up, Stacked):
+        if isinstance(layer.gate_up, MergedWeight):
             both = inner.new_empty(n, 2 * inner.shape[1])
             self._product(x, layer.gate_up, layer.gate_up_bias, both, norm)
             activation(gpu, both, inner, config.activation, gated=True)
@@ -393,7 +395,7 @@ class DecodeStep:
         weight: Matrix,
         bias: Tensor | None,
         norm: Tensor | None,
-        inbox: Inbox | None,
+        inbox: PeerBuffer | None,
     ) -> None:
         """Add the product of a branch's last matrix to the stream x, normed where it is to be.
 

@@ -4,22 +4,22 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from swiftchat.engine.comm.pipeline import Stages
+from swiftchat.engine.comm.pipeline import Pipeline
 from swiftchat.engine.decode.async_decode import can_replay
-from swiftchat.engine.decode.graph_runner import DecodeStep
+from swiftchat.engine.decode.graph_runner import GraphRunner
 from swiftchat.engine.schedule.scheduler import Sequence, Step
 from swiftchat.errors import OutOfMemory
 
 
-class DecodeInStages:
-    """Replays this stage's part of decode steps, as `DecodeAhead` replays whole ones.
+class PipelineDecode:
+    """Replays this stage's part of decode steps, as `AsyncDecode` replays whole ones.
 
     A step begins when the tokens of the one before it are known. Between the graphs passes just
     what passes between stages that launch kernel by kernel, and schedules are the same: so a stage
     without a graph for some step can compute its part that way, whatever the others do.
     """
 
-    def __init__(self, step: DecodeStep, stages: Stages) -> None:
+    def __init__(self, step: GraphRunner, stages: Pipeline) -> None:
         self._step, self._stages = step, stages
         self._flight: list[Sequence] = []
         # Who has the lanes, with the list of its blocks, and what of it was computed before.

@@ -9,7 +9,7 @@ _COLUMNS = 8192
 _ROWS = (262_144, 65_536)
 
 
-def read_ceiling_bytes_per_s(device: torch.device) -> float | None:
+def bandwidth_ceiling_bytes_per_s(device: torch.device) -> float | None:
     """Bytes a second at which cuBLAS multiplies a vector by a matrix, a median.
 
     The matrix has 4 GB, or 1 GB where there is no such room, for some milliseconds; None where

@@ -111,13 +111,13 @@ def _measure_one(meeting: int, rank: int, size: int) -> float:
     from swiftchat.cuda.gpu import Gpu
     from swiftchat.cuda.ops.all_reduce import all_reduce
     from swiftchat.cuda.peer_memory import PeerMemory
-    from swiftchat.engine.comm.communicator import GlooRanks
+    from swiftchat.engine.comm.communicator import GlooCommunicator
 
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     stores: Any = dist  # whose stubs do not have them
     store = stores.FileStore(f"/proc/self/fd/{meeting}", size)
-    ranks, gpu = GlooRanks(store, rank, size, _LIMIT_S), Gpu(device, CubinCache(None))
+    ranks, gpu = GlooCommunicator(store, rank, size, _LIMIT_S), Gpu(device, CubinCache(None))
     memory = PeerMemory(gpu, 2 * 4 * size * _NUMBERS, rank, ranks.exchange)
     boxes = [memory.inbox(_NUMBERS) for _ in range(2)]
     x = torch.zeros(1, _NUMBERS, device=device)

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.api.protocol import EngineInfo, Event, Finished, Likelihood, Prefill, Tokens
-from swiftchat.engine.comm.communicator import Alone, Ranks
-from swiftchat.engine.comm.gpu_communicator import GpuRanks
-from swiftchat.engine.comm.pipeline import OneStage, Stages
-from swiftchat.engine.decode.async_decode import DecodeAhead
-from swiftchat.engine.decode.decode_batch import Lanes
-from swiftchat.engine.decode.graph_runner import SIZES, DecodeStep
-from swiftchat.engine.decode.pipeline_decode import DecodeInStages
-from swiftchat.engine.device.bandwidth import read_ceiling_bytes_per_s
+from swiftchat.engine.api.protocol import EngineInfo, Event, Finished, Logprob, Prefill, Tokens
+from swiftchat.engine.comm.communicator import Communicator, SingleRank
+from swiftchat.engine.comm.gpu_communicator import GpuCommunicator
+from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
+from swiftchat.engine.decode.async_decode import AsyncDecode
+from swiftchat.engine.decode.decode_batch import DecodeBatch
+from swiftchat.engine.decode.graph_runner import SIZES, GraphRunner
+from swiftchat.engine.decode.pipeline_decode import PipelineDecode
+from swiftchat.engine.device.bandwidth import bandwidth_ceiling_bytes_per_s
 from swiftchat.engine.device.device import available_bytes, described, find_device, find_kernels
 from swiftchat.engine.load.dummy import dummy_weights
 from swiftchat.engine.load.loader import load_weights
@@ -30,8 +30,8 @@ from swiftchat.engine.model.decoder import Decoder, has_packed, resident_bytes, 
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import CachePlan, plan_share
 from swiftchat.engine.model.torch_ops import TorchOps
-from swiftchat.engine.model.traced_layers import RecordedLayers
-from swiftchat.engine.sampling.distributed_argmax import is_likeliest, likeliest
+from swiftchat.engine.model.traced_layers import TracedLayers
+from swiftchat.engine.sampling.distributed_argmax import is_plain_greedy, likeliest
 from swiftchat.engine.sampling.sampler import likelihood, not_finite, sample
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.blocks import BlockAllocator
@@ -41,7 +41,7 @@ from swiftchat.weights.architectures.prefix_lm import BACKWARDS_ONLY
 from swiftchat.weights.architectures.registry import expected_tensors
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import dummy_config, form_asked
-from swiftchat.weights.parallel.tensor_parallel import share_of
+from swiftchat.weights.parallel.tensor_parallel import shard_of
 
 Outcome = tuple[int, Event | SwiftchatError]
 Progress = Callable[[str, int, int], None]
@@ -72,12 +72,12 @@ class Engine:
         config: EngineConfig,
         on_progress: Progress = lambda *_: None,
         cubins: Path | None = None,
-        ranks: Ranks | None = None,
-        stages: Stages | None = None,
+        ranks: Communicator | None = None,
+        stages: Pipeline | None = None,
     ) -> None:
         started = time.perf_counter()
-        self._ranks = ranks = ranks or Alone()
-        self._stages = stages = stages or OneStage()
+        self._ranks = ranks = ranks or SingleRank()
+        self._stages = stages = stages or SingleStage()
         device = find_device(config.device, ranks.seat.local_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # for streams, events and pinned memory
@@ -87,7 +87,7 @@ class Engine:
             )
         model = None if config.dummy else Model.open(path)
         whole = model.config if model else dummy_config(config.dummy or "")
-        share = share_of(whole, ranks.size, ranks.rank, stages.stage, stages.size)
+        share = shard_of(whole, ranks.size, ranks.rank, stages.stage, stages.size)
         shape = share.local
         checkpoint = model.checkpoint(share) if model else None
         dtype: torch.dtype = getattr(torch, config.dtype or shape.dtype)
@@ -132,7 +132,7 @@ class Engine:
             ops = TorchOps(shape, plan.ctx_size_tokens, device, share)
         else:
             ops = CudaOps(gpu, share, plan.ctx_size_tokens, config.max_num_seqs)
-            if isinstance(ranks, GpuRanks):
+            if isinstance(ranks, GpuCommunicator):
                 ranks.open_inboxes(gpu, whole)
         self.decoder = Decoder(shape, weights, ops, ranks, stages)
         self.cache = KVCache(
@@ -144,9 +144,9 @@ class Engine:
             heads_first=ops.heads_first,
             kv_dtype=config.kv_dtype,
         )
-        if RecordedLayers.suit(self.decoder, device):
-            self.decoder.layers = RecordedLayers(self.decoder)
-        self._ahead: DecodeAhead | DecodeInStages | None = None
+        if TracedLayers.suit(self.decoder, device):
+            self.decoder.layers = TracedLayers(self.decoder)
+        self._ahead: AsyncDecode | PipelineDecode | None = None
         if isinstance(ops, CudaOps):
             self._ahead = self._prepare(ops, on_progress)
         self._checkpoint = checkpoint  # keeps the files mapped
@@ -180,7 +180,7 @@ class Engine:
         return min(self._stages.each(self._ranks.least(number)))
 
     @torch.inference_mode()
-    def _prepare(self, ops: CudaOps, on_progress: Progress) -> DecodeAhead | DecodeInStages | None:
+    def _prepare(self, ops: CudaOps, on_progress: Progress) -> AsyncDecode | PipelineDecode | None:
         """Compile what a single conversation needs, on all cores, and capture its decode step.
 
         None where there are experts that only the host can find: such a model decodes as it reads
@@ -188,12 +188,12 @@ class Engine:
         """
         config = self.config
         max_blocks = -(-self.ctx_size_tokens // config.block_size)
-        step: DecodeStep | None = None
+        step: GraphRunner | None = None
         most = ops.max_graph_rows(self.decoder.weights.layers)
         most = self._least(min(config.max_num_seqs, SIZES[-1] if most is None else most))
         if most:
-            lanes = Lanes(ops.gpu, most, max_blocks, config.block_size, self.vocab_size)
-            step = DecodeStep(self.decoder, ops, self.cache, lanes)
+            lanes = DecodeBatch(ops.gpu, most, max_blocks, config.block_size, self.vocab_size)
+            step = GraphRunner(self.decoder, ops, self.cache, lanes)
         with ops.gpu.collecting() as specs:
             if step is None:
                 self.decoder.forward(self._rehearsal(1), self.cache)
@@ -205,8 +205,8 @@ class Engine:
             return None
         step.prepare(1)
         if self._stages.size > 1:
-            return DecodeInStages(step, self._stages)
-        return DecodeAhead(step, self.scheduler, self.ctx_size_tokens)
+            return PipelineDecode(step, self._stages)
+        return AsyncDecode(step, self.scheduler, self.ctx_size_tokens)
 
     def _rehearsal(self, num_tokens: int) -> Batch:
         """A prompt in the first blocks, which nobody has yet."""
@@ -296,7 +296,7 @@ class Engine:
             outcomes += self._take(self._generations[row.sequence.id], token, row_logits)
         return outcomes
 
-    def _land(self, ahead: DecodeAhead | DecodeInStages) -> list[Outcome]:
+    def _land(self, ahead: AsyncDecode | PipelineDecode) -> list[Outcome]:
         """Take in the tokens of a step that the GPU decoded by itself."""
         outcomes: list[Outcome] = []
         landed = ahead.land()
@@ -318,9 +318,9 @@ class Engine:
         if self.gpu is not None:
             of_gpu.update(compile_s=self.gpu.compile_s, graph_steps=self._num_replayed)
         if self.gpu is not None and measure:
-            self._read_ceiling = self._read_ceiling or read_ceiling_bytes_per_s(self.device)
+            self._read_ceiling = self._read_ceiling or bandwidth_ceiling_bytes_per_s(self.device)
             if self._read_ceiling is not None:
-                of_gpu["read_ceiling_bytes_per_s"] = self._read_ceiling
+                of_gpu["bandwidth_ceiling_bytes_per_s"] = self._read_ceiling
         return {
             "num_blocks": self.allocator.num_blocks,
             "block_size": self.allocator.block_size,
@@ -349,7 +349,7 @@ class Engine:
         if not rows:
             return [], None
         tokens, logits = [-1] * len(rows), None
-        few = self._ranks.size > 1 and all(is_likeliest(row.sequence.params) for row in rows)
+        few = self._ranks.size > 1 and all(is_plain_greedy(row.sequence.params) for row in rows)
         if own is not None and few:
             tokens = likeliest(own, self.vocab_size, self._ranks)
         elif own is not None:
@@ -385,7 +385,7 @@ class Engine:
         return generation.sequence.id, error
 
     def _extend(
-        self, generation: _Generation, token: int, likelihoods: Iterable[Likelihood] = ()
+        self, generation: _Generation, token: int, likelihoods: Iterable[Logprob] = ()
     ) -> list[Outcome]:
         """Append the next token and say so; a token or limit that ends the answer ends it."""
         sequence, params = generation.sequence, generation.sequence.params

@@ -13,8 +13,8 @@ from swiftchat.engine.linear.quantized import Weight, for_kernels, tensors_of
 
 
 @dataclass(frozen=True)
-class Stacked:
-    """`parts` under each other, each in a form of its own, or plain; a `PackedWeight` itself."""
+class MergedWeight:
+    """`parts` under each other, each in a form of its own, or plain; a `QuantizedWeight` itself."""
 
     parts: Sequence[Weight]
 
@@ -32,7 +32,7 @@ class Stacked:
 
 def parts_of(weight: Weight) -> list[Matrix]:
     """What is multiplied with one by one on a GPU: the parts of one that is stacked, or itself."""
-    parts = weight.parts if isinstance(weight, Stacked) else [weight]
+    parts = weight.parts if isinstance(weight, MergedWeight) else [weight]
     return [for_kernels(part) for part in parts]
 
 
@@ -49,7 +49,7 @@ def reordered(weight: Weight, index: Tensor) -> Weight:
 
     Of one that is stacked, each part has to keep its rows: queries stay queries.
     """
-    if not isinstance(weight, Stacked):
+    if not isinstance(weight, MergedWeight):
         return quantized.reordered(weight, index)
     parts, start = [], 0
     for part in weight.parts:
@@ -59,4 +59,4 @@ def reordered(weight: Weight, index: Tensor) -> Weight:
             raise ValueError("rows of one part of a stacked matrix belong to another")
         parts.append(quantized.reordered(part, own))
         start += rows
-    return Stacked(parts)
+    return MergedWeight(parts)

@@ -1,7 +1,7 @@
 """Matrices that the engine multiplies with packed, one class for each form, on the CPU; on GPUs
 they are `cuda.packed_matrix`'s.
 
-`docs/quantisation.md` has a picture of each. Torch's packed operators are the fastest there are
+`docs/quantization.md` has a picture of each. Torch's packed operators are the fastest there are
 for a few rows of bfloat16; for more, and for other dtypes, a tile of the matrix at a time is
 decoded and multiplied with in the usual way. Neither ever has the whole matrix decoded.
 """
@@ -32,7 +32,7 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 
-class PackedWeight(Protocol):
+class QuantizedWeight(Protocol):
     """A matrix [rows, columns], outputs by inputs, in fewer bits."""
 
     @property
@@ -43,12 +43,12 @@ class PackedWeight(Protocol):
         """x [n, columns] times the matrix transposed: [n, rows], in x's dtype."""
 
 
-_PackedWeight = TypeVar("_PackedWeight", bound=PackedWeight)
+_PackedWeight = TypeVar("_PackedWeight", bound=QuantizedWeight)
 # What a decoder has: the kernels' packed matrices on a GPU, the classes here on the CPU.
-Weight = Tensor | PackedWeight | PackedMatrix
+Weight = Tensor | QuantizedWeight | PackedMatrix
 
 
-class PackedTable(PackedWeight, Protocol):
+class QuantizedTable(QuantizedWeight, Protocol):
     """A packed matrix whose rows are also looked up: embeddings."""
 
     @property
@@ -57,10 +57,10 @@ class PackedTable(PackedWeight, Protocol):
         """The rows `ids` [n]: [n, columns], in `dtype`."""
 
 
-Table = Tensor | PackedTable | PackedMatrix
+Table = Tensor | QuantizedTable | PackedMatrix
 
 
-def packed_weight(parts: Sequence[Kept], dtype: torch.dtype) -> PackedWeight | None:
+def packed_weight(parts: Sequence[Kept], dtype: torch.dtype) -> QuantizedWeight | None:
     """The parts under each other as one matrix to multiply `dtype` with.
 
     None where they are not of one form, or of one that no class here computes with.
@@ -80,8 +80,8 @@ def packed_weight(parts: Sequence[Kept], dtype: torch.dtype) -> PackedWeight | N
     # A view of the file where it is one part that needs no change.
     numbers, factors = (torch.from_numpy(np.ascontiguousarray(array)) for array in (one, scale))
     if isinstance(first, Int8):
-        return ByteWeight(numbers, factors)
-    return ByteWeight(numbers.view(torch.int8), factors, decoded_e4m3)
+        return Int8Weight(numbers, factors)
+    return Int8Weight(numbers.view(torch.int8), factors, decoded_e4m3)
 
 
 def _together(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -89,7 +89,7 @@ def _together(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 @dataclass(frozen=True)
-class ByteWeight:
+class Int8Weight:
     """A byte for each number, as it lies in the file, and a factor for each row.
 
     `numbers` int8 [rows, columns], `scale` fp32 [rows]. `decode` gives what bytes mean that are not
@@ -342,7 +342,7 @@ def _places() -> Tensor:
 class Reordered:
     """`weight` with the rows that `index` names, in its order."""
 
-    weight: PackedWeight
+    weight: QuantizedWeight
     index: Tensor
 
     @property

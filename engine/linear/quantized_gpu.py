@@ -1,4 +1,4 @@
-"""Quantised matrices on a GPU: brought there as the kernels read them, and multiplied with."""
+"""Quantized matrices on a GPU: brought there as the kernels read them, and multiplied with."""
 
 from collections.abc import Sequence
 from typing import Any

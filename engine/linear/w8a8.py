@@ -28,8 +28,8 @@ _SHIFT = 256.0
 
 
 @dataclass(frozen=True)
-class RoundedInputs:
-    """`weight`, multiplied with what `rounding` makes of its inputs; a `PackedWeight` itself."""
+class W8A8Weight:
+    """`weight`, multiplied with what `rounding` makes of its inputs; a `QuantizedWeight` itself."""
 
     weight: Weight
     rounding: Rounding
@@ -82,11 +82,11 @@ def rounding_of(parts: Sequence[PackedTensor | None]) -> Rounding | None:
 
 def matrix_of(weight: Weight) -> Weight:
     """The matrix itself, whatever is done to its inputs."""
-    return weight.weight if isinstance(weight, RoundedInputs) else weight
+    return weight.weight if isinstance(weight, W8A8Weight) else weight
 
 
 def reordered(weight: Weight, index: Tensor) -> Weight:
     """The rows of `weight` that `index` names, as `merged.reordered`."""
-    if isinstance(weight, RoundedInputs):
-        return RoundedInputs(merged.reordered(weight.weight, index), weight.rounding)
+    if isinstance(weight, W8A8Weight):
+        return W8A8Weight(merged.reordered(weight.weight, index), weight.rounding)
     return merged.reordered(weight, index)

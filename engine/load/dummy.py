@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.linear.quantized import Weight, has_rows
-from swiftchat.engine.linear.w8a8 import RoundedInputs
+from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.load.canonicalize import arrange
 from swiftchat.engine.load.loader import assemble
 from swiftchat.engine.load.packing import Pack, Use
@@ -21,7 +21,7 @@ from swiftchat.weights.architectures.registry import (
     tensor_name,
 )
 from swiftchat.weights.model.dummy import dummy_forms
-from swiftchat.weights.parallel.tensor_parallel import Part, Share
+from swiftchat.weights.parallel.tensor_parallel import Part, Shard
 from swiftchat.weights.quantization.quantize import W8A8
 from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Kept, KeptForm, Rounding, cut
 
@@ -35,7 +35,7 @@ def dummy_weights(
     dtype: torch.dtype,
     device: torch.device,
     seed: int = 0,
-    share: Share | None = None,
+    share: Shard | None = None,
     form: str | None = None,
     pack: Pack | None = None,
 ) -> DecoderWeights:
@@ -50,7 +50,7 @@ def dummy_weights(
     standard deviation near `_LOGIT_STD` at any depth. Where embeddings serve as `lm_head` too,
     they have the spread of that.
     """
-    share = share or Share(config)
+    share = share or Shard(config)
     generator = torch.Generator(device)
     kinds = {tensor_name(config, *place): place[0] for place in canonical_tensors(config)}
     shapes, forms = expected_tensors(config), dummy_forms(config, form)
@@ -83,7 +83,7 @@ def dummy_weights(
     def with_rounding(wanted: Sequence[tuple[str, Part]], use: Use) -> Weight:
         weight = random(wanted, use)
         rounding = Rounding(W8A8[form]) if form is not None and form in W8A8 else None
-        return RoundedInputs(weight, rounding) if rounding and wanted[0][0] in forms else weight
+        return W8A8Weight(weight, rounding) if rounding and wanted[0][0] in forms else weight
 
     return arrange(share.local, assemble(share, with_rounding, dtype))
 

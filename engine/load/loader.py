@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from swiftchat.engine.linear.merged import Stacked
+from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.quantized import (
     Int4Weight,
     Int8GroupsWeight,
@@ -19,7 +19,7 @@ from swiftchat.engine.linear.quantized import (
     has_rows,
     plain,
 )
-from swiftchat.engine.linear.w8a8 import RoundedInputs, rounding_of
+from swiftchat.engine.linear.w8a8 import W8A8Weight, rounding_of
 from swiftchat.engine.load.canonicalize import arrange
 from swiftchat.engine.load.large_pages import LargePages
 from swiftchat.engine.load.packing import Pack, Use, Wanted, packed_or_decoded, packing
@@ -35,7 +35,7 @@ from swiftchat.weights.architectures.registry import (
 )
 from swiftchat.weights.formats.safetensors_file import TensorInfo
 from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.parallel.tensor_parallel import Part, Share, Span
+from swiftchat.weights.parallel.tensor_parallel import Part, Shard, Span
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
@@ -71,7 +71,7 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Callable[[int, int], None],
-    share: Share | None = None,
+    share: Shard | None = None,
     has_kernels: bool = False,
 ) -> DecoderWeights:
     """Make the decoder's weights from a checked checkpoint; with `share`, those of one rank.
@@ -81,14 +81,14 @@ def load_weights(
     On the CPU, tensors of the wanted dtype are views of the mapped files: nothing is copied but
     matrices that one product reads together (q k v, gate up) and that do not lie together in
     the file, and columns; the checkpoint must stay open. On a GPU the files are read once and
-    not mapped, but for quantised matrices. These stay packed where `packing` says how, and it has
+    not mapped, but for quantized matrices. These stay packed where `packing` says how, and it has
     their form; all others are decoded. `on_progress` gets (bytes done, bytes in all), counted in
     the files.
 
     Raises `BadModelFile` when a file on its way to a GPU cannot be read to its end, and for
     packed numbers that are none.
     """
-    share = share or Share(config)
+    share = share or Shard(config)
     pack = packing(device, has_kernels)
     if device.type != "cpu":
         return stream_weights(config, checkpoint, dtype, device, on_progress, share, pack=pack)
@@ -103,7 +103,7 @@ def load_weights(
             keep = pack if use != "plain" else None
             weight = packed_or_decoded(checkpoint, wanted, use, keep, dtype, device)
             checkpoint.forget()
-            for part in weight.parts if isinstance(weight, Stacked) else [weight]:
+            for part in weight.parts if isinstance(weight, MergedWeight) else [weight]:
                 if isinstance(part, Int4Weight | Int8GroupsWeight):  # others may be the file's
                     for tensor in part.tensors:
                         pages.take_in(tensor)
@@ -122,7 +122,7 @@ def stream_weights(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Callable[[int, int], None],
-    share: Share | None = None,
+    share: Shard | None = None,
     num_readers: int | None = None,
     staging_bytes: int = STAGING_BYTES,
     pack: Pack | None = None,
@@ -132,7 +132,7 @@ def stream_weights(
     What is packed is brought there before that: as it is by `pack`, or decoded. Some matrices at
     a time, by as many threads: one takes codes apart at 0.2 to 2 GB/s.
     """
-    share = share or Share(config)
+    share = share or Shard(config)
     copies: list[Copy] = []
     packed_bytes, total_bytes = 0, _wanted_bytes(share, checkpoint)
 
@@ -168,7 +168,7 @@ def stream_weights(
     return arrange(share.local, weights)
 
 
-def _all_asked(share: Share, dtype: torch.dtype) -> list[tuple[Wanted, Use]]:
+def _all_asked(share: Shard, dtype: torch.dtype) -> list[tuple[Wanted, Use]]:
     """What `assemble` asks for, in its order."""
     asked: list[tuple[Wanted, Use]] = []
     shapes = share.shapes()
@@ -186,10 +186,10 @@ def _with_rounding(checkpoint: Checkpoint, wanted: Wanted, use: Use, weight: Wei
     if use != "product":
         return weight
     rounding = rounding_of([checkpoint.packed.get(name) for name, _ in wanted])
-    return weight if rounding is None else RoundedInputs(weight, rounding)
+    return weight if rounding is None else W8A8Weight(weight, rounding)
 
 
-def _wanted_bytes(share: Share, checkpoint: Checkpoint) -> int:
+def _wanted_bytes(share: Shard, checkpoint: Checkpoint) -> int:
     if checkpoint.packed:
         return sum(
             checkpoint.nbytes(name)
@@ -203,7 +203,7 @@ def _wanted_bytes(share: Share, checkpoint: Checkpoint) -> int:
     return share.weights_bytes(nbytes)
 
 
-def assemble(share: Share, place: Place, dtype: torch.dtype) -> DecoderWeights:
+def assemble(share: Shard, place: Place, dtype: torch.dtype) -> DecoderWeights:
     """The weights, computed with in `dtype`, in the order of the files; `arrange` changes that.
 
     `place` makes one tensor of those with the given names, of each the part that `share` has:

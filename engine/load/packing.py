@@ -1,4 +1,4 @@
-"""Quantised tensors on their way to the device: packed where there is a form, or decoded."""
+"""Quantized tensors on their way to the device: packed where there is a form, or decoded."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.memory_estimate import kept_forms, weights_on_gpu
-from swiftchat.engine.linear.merged import Stacked
+from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.quantized import Weight, has_rows, packed_weight
 from swiftchat.engine.linear.quantized_gpu import packed_matrix
 from swiftchat.weights.architectures.registry import expected_tensors
 from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.parallel.tensor_parallel import Part, Share
+from swiftchat.weights.parallel.tensor_parallel import Part, Shard
 from swiftchat.weights.quantization.quantized_tensor import as_float32
 from swiftchat.weights.quantization.scheme import Kept, KeptForm, cut
 
@@ -37,7 +37,7 @@ def packing(device: torch.device, has_kernels: bool) -> Pack | None:
 
 
 def resident_estimate(
-    share: Share, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+    share: Shard, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
 ) -> int:
     """Bytes that a rank's weights of a checkpoint with `packed` tensors take.
 
@@ -65,8 +65,8 @@ def packed_or_decoded(
 ) -> Weight:
     """The wanted parts together, as they are packed where `pack` has a form for them.
 
-    Neighbours in one form become one matrix, and so do those that have none; if there are several
-    matrices then, they are `Stacked`.
+    Neighbors in one form become one matrix, and so do those that have none; if there are several
+    matrices then, they are `MergedWeight`.
     """
     runs = [list(run) for _, run in groupby(wanted, lambda one: _form(checkpoint, one[0]))]
     found = [(run, _packed(checkpoint, run, use, pack, dtype)) for run in runs]
@@ -77,7 +77,7 @@ def packed_or_decoded(
         else:
             plain = [one for run, _ in some for one in run]
             weights.append(_decoded(checkpoint, plain, dtype, device))
-    return weights[0] if len(weights) == 1 else Stacked(weights)
+    return weights[0] if len(weights) == 1 else MergedWeight(weights)
 
 
 def _form(checkpoint: Checkpoint, name: str) -> KeptForm | None:

@@ -21,7 +21,7 @@ class AttentionPlan:
 
     `blocks` is None when the context lies in one stretch of the cache, beginning at slot
     `first`: then no copy is needed, and `contexts` are each layer's keys and values, views
-    [1, kv_heads, context_len, head_dim], unless they are quantised. `mask` is bool [num_tokens,
+    [1, kv_heads, context_len, head_dim], unless they are quantized. `mask` is bool [num_tokens,
     context_len], None when everything is seen or `is_causal` says it all; with ALiBi it is fp32
     [heads, num_tokens, context_len] and to be added.
     """
@@ -66,7 +66,7 @@ def plan_attention(
                 biases = slopes.view(-1, 1, 1) * (keys - queries)
                 mask = biases.masked_fill_(~mask, float("-inf"))
         first = used[0] * block_size
-        at_once = contiguous and not cache.is_quantised
+        at_once = contiguous and not cache.is_quantized
         plans.append(
             AttentionPlan(
                 slice(span.start, span.start + n),
@@ -108,7 +108,7 @@ def attention(
     """Grouped-query attention of q [n, heads, head_dim] over the cache: [n, heads * head_dim].
 
     `cache`, the layer's, is [num_blocks, block_size, 2 * kv_heads, head_dim], the keys' heads
-    before the values', and already holds the rows' own tokens. Of a quantised one, what a row reads
+    before the values', and already holds the rows' own tokens. Of a quantized one, what a row reads
     is decoded for the time of its attention. `grouped`: there are fewer kv heads than heads, and
     query head h reads kv head `h // (heads / kv_heads)`.
     Scores x become softcap·tanh(x / softcap), if set. `sinks` [heads] are one more score of each

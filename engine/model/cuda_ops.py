@@ -24,10 +24,10 @@ from swiftchat.cuda.ops.rotary import HeadNorm, head_norm_fits, rotary
 from swiftchat.cuda.ops.route import route
 from swiftchat.cuda.packed_matrix import PackedMatrix
 from swiftchat.cuda.quantized_cache import Codes
-from swiftchat.engine.linear.merged import Stacked, biases_of, parts_of
+from swiftchat.engine.linear.merged import MergedWeight, biases_of, parts_of
 from swiftchat.engine.linear.quantized import Table, Weight, for_kernels
 from swiftchat.engine.linear.quantized_gpu import packed_product
-from swiftchat.engine.linear.w8a8 import RoundedInputs, rounded
+from swiftchat.engine.linear.w8a8 import W8A8Weight, rounded
 from swiftchat.engine.linear.w8a8_gpu import rounded_product
 from swiftchat.engine.model.attention import alibi_slopes
 from swiftchat.engine.model.decoder import LayerWeights
@@ -35,9 +35,9 @@ from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.moe import Experts, mixture, shared_part
 from swiftchat.engine.model.norms import norm_heads_
 from swiftchat.engine.model.rope import cos_sin_table
-from swiftchat.engine.schedule.batch import Batch, whole_lanes
+from swiftchat.engine.schedule.batch import Batch, padded_rows
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.parallel.tensor_parallel import Share
+from swiftchat.weights.parallel.tensor_parallel import Shard
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class CudaOps:
 
     heads_first = True
 
-    def __init__(self, gpu: Gpu, share: Share, ctx_size_tokens: int, max_num_seqs: int) -> None:
+    def __init__(self, gpu: Gpu, share: Shard, ctx_size_tokens: int, max_num_seqs: int) -> None:
         config = share.local
         # cuBLAS may otherwise add bf16 partial sums in bf16.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -109,7 +109,7 @@ class CudaOps:
             slopes = alibi_slopes(share.config)[slice(*share.heads)]
             self.alibi_slopes = slopes.to(gpu.device)
         self.attention_workspace = decode_attention_workspace(
-            gpu, whole_lanes(max_num_seqs), config.num_heads, config.head_dim
+            gpu, padded_rows(max_num_seqs), config.num_heads, config.head_dim
         )
         self.linear_workspace = Workspace(gpu, config.hidden_size)
         self.scale = config.attention_scale
@@ -184,9 +184,9 @@ class CudaOps:
         add_normed(self.gpu, x, delta, weight, eps, offset=self.norm_offset)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        if isinstance(weight, RoundedInputs):
+        if isinstance(weight, W8A8Weight):
             return self._rounded_linear(x, weight, bias)
-        if isinstance(weight, Stacked):
+        if isinstance(weight, MergedWeight):
             parts = parts_of(weight)
             each = zip(parts, biases_of(parts, bias), strict=True)
             return torch.cat([self.linear(x, part, own) for part, own in each], 1)
@@ -199,7 +199,7 @@ class CudaOps:
         linear(self.gpu, x, matrix, out, self.linear_workspace, bias=bias)
         return out
 
-    def _rounded_linear(self, x: Tensor, weight: RoundedInputs, bias: Tensor | None) -> Tensor:
+    def _rounded_linear(self, x: Tensor, weight: W8A8Weight, bias: Tensor | None) -> Tensor:
         matrix = weight.weight
         if isinstance(matrix, PackedMatrix):
             workspace = self.linear_workspace
@@ -360,7 +360,7 @@ class CudaOps:
         return out.view(x.dtype)
 
     def logits(self, x: Tensor, lm_head: Weight) -> Tensor:
-        if isinstance(lm_head, RoundedInputs):
+        if isinstance(lm_head, W8A8Weight):
             return self.linear(x, lm_head, None).float()
         matrix = for_kernels(lm_head)
         if not linear_takes(self.gpu, len(x), matrix):

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from swiftchat.engine.comm.communicator import Alone, Ranks
-from swiftchat.engine.comm.pipeline import OneStage, Stages
+from swiftchat.engine.comm.communicator import Communicator, SingleRank
+from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
 from swiftchat.engine.linear.quantized import Table, Weight, tensors_of
-from swiftchat.engine.linear.w8a8 import RoundedInputs, matrix_of
+from swiftchat.engine.linear.w8a8 import W8A8Weight, matrix_of
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.norms import norm_widths_
@@ -152,14 +152,14 @@ class Decoder:
         config: ModelConfig,
         weights: DecoderWeights,
         ops: Ops,
-        ranks: Ranks | None = None,
-        stages: Stages | None = None,
+        ranks: Communicator | None = None,
+        stages: Pipeline | None = None,
     ) -> None:
         self.config = config
         self.weights = weights
         self.ops = ops
-        self.ranks: Ranks = Alone() if ranks is None else ranks
-        self.stages: Stages = OneStage() if stages is None else stages
+        self.ranks: Communicator = SingleRank() if ranks is None else ranks
+        self.stages: Pipeline = SingleStage() if stages is None else stages
         # `through_layers`, or what computes the same (`engine.model.traced_layers`).
         self.layers: Callable[[Any, Tensor, KVCache], Tensor] = self.through_layers
         # Models are trained with the factor in the dtype of their weights.
@@ -306,7 +306,7 @@ def has_packed(weights: DecoderWeights) -> bool:
 
 def rounds_inputs(weights: DecoderWeights) -> bool:
     """Whether any matrix has its inputs rounded."""
-    return any(isinstance(matrix, RoundedInputs) for matrix in _matrices(weights))
+    return any(isinstance(matrix, W8A8Weight) for matrix in _matrices(weights))
 
 
 def _matrices(weights: DecoderWeights) -> Iterator[Weight]:

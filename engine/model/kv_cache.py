@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.params import kv_row_bytes
-from swiftchat.engine.model.quantized_kv import LARGEST, QuantisedKV
+from swiftchat.engine.model.quantized_kv import LARGEST, QuantizedKV
 from swiftchat.weights.architectures.config import ModelConfig
 
-LayerKV = Tensor | QuantisedKV
+LayerKV = Tensor | QuantizedKV
 
 
 class KVCache:
@@ -18,7 +18,7 @@ class KVCache:
     `layers[i]` is [num_blocks, block_size, 2 * num_kv_heads, head_dim]: a token's keys of all
     heads, then its values, so that one write stores both. With `heads_first`, as the kernels
     want it, [num_blocks, 2 * num_kv_heads, block_size, head_dim]: what one head reads of a block
-    lies together. With `kv_dtype` int8 or fp8 it is a `QuantisedKV` of that layout. `tensors` are
+    lies together. With `kv_dtype` int8 or fp8 it is a `QuantizedKV` of that layout. `tensors` are
     those of every layer, [num_layers, num_blocks, ...]: who copies blocks copies them in each.
     Memory of the CPU's cache is committed by the system only when a block is first written.
     """
@@ -37,14 +37,14 @@ class KVCache:
         heads = 2 * config.num_kv_heads
         block = (heads, block_size) if heads_first else (block_size, heads)
         rows = (config.num_layers, num_blocks, *block)
-        self.is_quantised = kv_dtype in LARGEST
+        self.is_quantized = kv_dtype in LARGEST
         self.tensors: tuple[Tensor, ...]
         self.layers: Sequence[LayerKV]
-        if self.is_quantised:
+        if self.is_quantized:
             codes = torch.empty(*rows, config.head_dim, dtype=torch.int8, device=device)
             factors = torch.empty(rows, device=device)
             self.tensors = (codes, factors)
-            self.layers = [QuantisedKV(kv_dtype, *of) for of in zip(codes, factors, strict=True)]
+            self.layers = [QuantizedKV(kv_dtype, *of) for of in zip(codes, factors, strict=True)]
         else:
             self.tensors = (torch.empty(*rows, config.head_dim, dtype=dtype, device=device),)
             self.layers = self.tensors[0].unbind()
@@ -54,7 +54,7 @@ class KVCache:
     def stretch(self, first: int, num_tokens: int) -> Tensor:
         """A view of adjacent slots: [num_layers, num_tokens, 2 * num_kv_heads, head_dim].
 
-        Neither of a quantised cache nor with `heads_first`.
+        Neither of a quantized cache nor with `heads_first`.
         """
         (numbers,) = self.tensors
         return numbers.flatten(1, 2)[:, first : first + num_tokens]

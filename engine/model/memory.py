@@ -9,7 +9,7 @@ from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.model.kv_cache import kv_bytes_per_token
 from swiftchat.errors import OutOfMemory, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.parallel.tensor_parallel import Share
+from swiftchat.weights.parallel.tensor_parallel import Shard
 
 # What is left to the operating system, other programs and activations.
 _KEEP_FREE = 0.15
@@ -36,7 +36,7 @@ def workspace_bytes(shape: ModelConfig, chunk_tokens: int, dtype: torch.dtype) -
 
 def plan_share(
     config: EngineConfig,
-    share: Share,
+    share: Shard,
     dtype: torch.dtype,
     chunk_tokens: int | None,
     available_bytes: int,

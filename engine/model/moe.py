@@ -53,20 +53,20 @@ class Experts:
         return [tensor for tensor in routers if tensor is not None] + inside
 
 
-class FfnOps(Protocol):
+class MlpOps(Protocol):
     """The operations of an FFN, as `decoder.Ops` describes them."""
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor: ...
     def gate(self, gate_up: Tensor) -> Tensor: ...
 
 
-def ffn(x: Tensor, expert: Expert, ops: FfnOps) -> Tensor:
+def ffn(x: Tensor, expert: Expert, ops: MlpOps) -> Tensor:
     """What an expert makes of x [n, hidden]: same shape and dtype."""
     inner = ops.gate(ops.linear(x, expert.gate_up, expert.gate_up_bias))
     return ops.linear(inner, expert.down, expert.down_bias)
 
 
-def shared_part(x: Tensor, experts: Experts, ops: FfnOps) -> Tensor | None:
+def shared_part(x: Tensor, experts: Experts, ops: MlpOps) -> Tensor | None:
     """What the shared expert adds for x [n, hidden], in fp32, if there is one."""
     if experts.shared is None or experts.shared_router is None:
         return None
@@ -74,12 +74,12 @@ def shared_part(x: Tensor, experts: Experts, ops: FfnOps) -> Tensor | None:
     return ffn(x, experts.shared, ops).float() * share
 
 
-def mixture(x: Tensor, experts: Experts, config: ModelConfig, ops: FfnOps) -> Tensor:
+def mixture(x: Tensor, experts: Experts, config: ModelConfig, ops: MlpOps) -> Tensor:
     """What the chosen experts make of x [n, hidden], weighted and added up: fp32, same shape.
 
     A token's shares are the softmax over all experts (Shazeer et al., 2017, arXiv:1701.06538,
     without its noise), the largest `experts_per_token` of them, in a tie those of the lowest
-    experts. Normalised, they are the softmax over those chosen. Each expert's tokens are
+    experts. Normalized, they are the softmax over those chosen. Each expert's tokens are
     computed together.
     """
     scores = linear(x, experts.router, experts.router_bias).float()

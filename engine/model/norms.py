@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.engine.comm.communicator import Ranks
+from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.weights.architectures.config import ModelConfig
 
 
@@ -60,7 +60,7 @@ def norm_heads_(qkv: Tensor, q_norm: Tensor, k_norm: Tensor, config: ModelConfig
 
 
 def norm_widths_(
-    qkv: Tensor, q_norm: Tensor, k_norm: Tensor, config: ModelConfig, ranks: Ranks
+    qkv: Tensor, q_norm: Tensor, k_norm: Tensor, config: ModelConfig, ranks: Communicator
 ) -> None:
     """`norm_heads_` over all heads together, of which each of the ranks has some, in place.
 

@@ -17,7 +17,7 @@ _TOKENS_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
-class QuantisedKV:
+class QuantizedKV:
     """One layer's keys and values.
 
     `form` is int8 or fp8 (e4m3). `codes` are int8 in both, for fp8 a number's bits, and laid out

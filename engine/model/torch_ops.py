@@ -22,7 +22,7 @@ from swiftchat.engine.model.norms import RmsNorms, layer_norm, norm_heads_
 from swiftchat.engine.model.rope import cos_sin_table
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig, RopeConfig
-from swiftchat.weights.parallel.tensor_parallel import Share
+from swiftchat.weights.parallel.tensor_parallel import Shard
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -49,9 +49,9 @@ class TorchOps:
         config: ModelConfig,
         ctx_size_tokens: int,
         device: torch.device,
-        share: Share | None = None,
+        share: Shard | None = None,
     ) -> None:
-        share = share or Share(config)
+        share = share or Shard(config)
         self._config = config
         self._device = device
         self._rms_norms = RmsNorms(config, device)
@@ -214,7 +214,7 @@ def places(cache: KVCache, slots: Sequence[int]) -> Sequence[Tensor] | None:
     None where they do not, or what is written into them is not what they hold.
     """
     first = slots[0]
-    if cache.is_quantised or slots != list(range(first, first + len(slots))):
+    if cache.is_quantized or slots != list(range(first, first + len(slots))):
         return None
     return cache.stretch(first, len(slots)).unbind()
 

@@ -9,8 +9,8 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from swiftchat.engine.linear.merged import Stacked
-from swiftchat.engine.linear.quantized import ByteWeight, Int4Weight, Int8GroupsWeight, Weight
+from swiftchat.engine.linear.merged import MergedWeight
+from swiftchat.engine.linear.quantized import Int4Weight, Int8GroupsWeight, Int8Weight, Weight
 from swiftchat.engine.model.decoder import Decoder, LayerWeights
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.torch_ops import TorchPlan
@@ -19,7 +19,7 @@ from swiftchat.engine.model.torch_ops import TorchPlan
 _STEPS_BEFORE = 8
 
 
-class RecordedLayers:
+class TracedLayers:
     """`Decoder.through_layers`, recorded for steps of one token.
 
     In a step of a small model most of the time between two products is Python's. So after a few
@@ -59,7 +59,7 @@ class RecordedLayers:
             return self._decoder.through_layers(plan, x, cache)
         if self._recorded is None:
             self._recorded = self._record(plan, x.clone(), inputs, cache)
-        # The optimiser would take a fifth of a second and find nothing.
+        # The optimizer would take a fifth of a second and find nothing.
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             return self._recorded(x, *inputs)
 
@@ -87,11 +87,11 @@ def _layer_fits(layer: LayerWeights, dtype: torch.dtype) -> bool:
 
 def _fits(matrix: Weight, dtype: torch.dtype) -> bool:
     """Whether one operator multiplies it with a row; torch cannot record how tiles are decoded."""
-    if isinstance(matrix, Stacked):
+    if isinstance(matrix, MergedWeight):
         return all(_fits(part, dtype) for part in matrix.parts)
     if isinstance(matrix, Int4Weight | Int8GroupsWeight):
         return dtype == torch.bfloat16
-    if isinstance(matrix, ByteWeight):
+    if isinstance(matrix, Int8Weight):
         return dtype == torch.bfloat16 and matrix.decode is None
     return isinstance(matrix, Tensor)
 

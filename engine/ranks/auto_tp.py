@@ -11,7 +11,7 @@ from swiftchat.errors import DeviceError, OutOfMemory
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import dummy_config, dummy_forms, form_asked
-from swiftchat.weights.parallel.tensor_parallel import share_of, tp_choices
+from swiftchat.weights.parallel.tensor_parallel import shard_of, tp_choices
 from swiftchat.weights.quantization.scheme import KeptForm
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def num_ranks(config: EngineConfig, path: Path) -> int:
         return 1
     model = None if config.dummy else Model.open(path)
     shape = model.config if model else dummy_config(config.dummy or "")
-    share_of(shape, 1 if config.tp == "auto" else config.tp, 0, num_stages=config.pp)
+    shard_of(shape, 1 if config.tp == "auto" else config.tp, 0, num_stages=config.pp)
     if config.tp != "auto":
         return config.tp
     asked = form_asked(config.dummy or "")[1]
@@ -87,7 +87,7 @@ def _fewest(config: EngineConfig, shape: ModelConfig, forms: Mapping[str, KeptFo
         # Not of more GPUs than needed: asking one takes some of its memory.
         indices = range(start + len(free_bytes), start + n * config.pp)
         free_bytes += [available_bytes(torch.device("cuda", index)) for index in indices]
-        shares = [share_of(shape, n, 0, stage, config.pp) for stage in range(config.pp)]
+        shares = [shard_of(shape, n, 0, stage, config.pp) for stage in range(config.pp)]
         chunk_tokens = config.chunk_tokens or _CHUNK_TOKENS
         try:
             for share in shares:

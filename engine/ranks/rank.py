@@ -24,10 +24,10 @@ from swiftchat.engine.ranks.supervisor import SILENCE_S, OnProgress
 from swiftchat.errors import SwiftchatError
 
 if TYPE_CHECKING:
-    from swiftchat.engine.ranks.spmd import Repeater
+    from swiftchat.engine.ranks.spmd import SpmdRank
 
 
-class Follower:
+class RankMain:
     """One rank's engine behind a connection to rank 0.
 
     `load` makes the engine of rank 0's first message, which it is given a function to wait for.
@@ -36,7 +36,7 @@ class Follower:
     def __init__(
         self,
         connection: Connection,
-        load: Callable[[Callable[[], Message], OnProgress], "Repeater"],
+        load: Callable[[Callable[[], Message], OnProgress], "SpmdRank"],
     ) -> None:
         self._connection, self._load = connection, load
         self._sending = threading.Lock()
@@ -89,23 +89,23 @@ class Follower:
             os._exit(0)  # rank 0 is gone, and the main thread may be waiting for it
 
 
-def load_here(rank: int, first: Callable[[], Message], on_progress: OnProgress) -> "Repeater":
+def load_here(rank: int, first: Callable[[], Message], on_progress: OnProgress) -> "SpmdRank":
     """A rank on rank 0's machine, with the same files."""
     # Here, not at the top: torch takes a second, and this rank already says that it lives.
     # And before what to load is known: rank 0 tells that when it has imported torch itself.
-    from swiftchat.engine.ranks.spmd import Repeater, connect
+    from swiftchat.engine.ranks.spmd import SpmdRank, connect
 
     message = first()
     config = EngineConfig.from_wire(message["config"])
     met = connect(config, message["meeting"], rank)
     cubins = Path(message["cubins"]) if message["cubins"] else None
-    return Repeater(Path(message["path"]), config, on_progress, cubins, *met)
+    return SpmdRank(Path(message["path"]), config, on_progress, cubins, *met)
 
 
 def main() -> None:
     end_with(int(sys.argv[3]))
     rank = int(sys.argv[2])
-    Follower(Connection(int(sys.argv[1])), lambda *told: load_here(rank, *told)).run()
+    RankMain(Connection(int(sys.argv[1])), lambda *told: load_here(rank, *told)).run()
 
 
 if __name__ == "__main__":

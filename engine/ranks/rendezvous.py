@@ -51,8 +51,8 @@ def open_store(launch: Launch, timeout_s: float = MEET_S) -> Any:
 
 
 @dataclass
-class FarRank:
-    """A rank that was started elsewhere, as `engine.ranks.supervisor.RankEnd`."""
+class RemoteRank:
+    """A rank that was started elsewhere, as `engine.ranks.supervisor.RankHandle`."""
 
     rank: int
     local_rank: int
@@ -79,13 +79,13 @@ class FarRank:
             connected.shutdown(socket.SHUT_RDWR)
 
 
-def gather(store: Any, launch: Launch, timeout_s: float = MEET_S) -> tuple[list[FarRank], str]:
+def gather(store: Any, launch: Launch, timeout_s: float = MEET_S) -> tuple[list[RemoteRank], str]:
     """Wait for all other ranks, as rank 0; they by rank, and the address at which this one is.
 
     Raises `DeviceError` with the numbers of those that do not come in time.
     """
     secret, deadline = secrets.token_hex(16), time.monotonic() + timeout_s
-    found: dict[int, FarRank] = {}
+    found: dict[int, RemoteRank] = {}
     with _listen(launch.host, 0) as listening:
         address, port = listening.getsockname()[:2]
         store.set("rank 0", msgpack.packb([port, secret]))
@@ -104,7 +104,7 @@ def gather(store: Any, launch: Launch, timeout_s: float = MEET_S) -> tuple[list[
     return [found[rank] for rank in sorted(found)], address
 
 
-def _greeted(connected: socket.socket, secret: str) -> FarRank | None:
+def _greeted(connected: socket.socket, secret: str) -> RemoteRank | None:
     """The rank that this is, if it is one."""
     answer_at_once(connected)
     connection = Connection(connected.detach())
@@ -120,7 +120,7 @@ def _greeted(connected: socket.socket, secret: str) -> FarRank | None:
             "host": str() as host,
         }:
             if secrets.compare_digest(told.encode(), secret.encode()):
-                return FarRank(rank, local_rank, host, connection)
+                return RemoteRank(rank, local_rank, host, connection)
     connection.close()
     return None
 

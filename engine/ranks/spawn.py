@@ -26,7 +26,7 @@ def start_ranks(size: int) -> tuple[list["RankProcess"], Message]:
 
 
 class RankProcess:
-    """One of them, as `engine.ranks.supervisor.RankEnd`."""
+    """One of them, as `engine.ranks.supervisor.RankHandle`."""
 
     hint = _HINT
 

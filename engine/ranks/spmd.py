@@ -20,21 +20,26 @@ import torch.distributed as dist
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Message, Tokens
-from swiftchat.engine.comm.communicator import Alone, GlooRanks, Ranks, Seat
-from swiftchat.engine.comm.gpu_communicator import GpuRanks
-from swiftchat.engine.comm.pipeline import GlooStages, GpuStages, OneStage, Stages
+from swiftchat.engine.comm.communicator import (
+    Communicator,
+    GlooCommunicator,
+    RankPlacement,
+    SingleRank,
+)
+from swiftchat.engine.comm.gpu_communicator import GpuCommunicator
+from swiftchat.engine.comm.pipeline import GlooPipeline, GpuPipeline, Pipeline, SingleStage
 from swiftchat.engine.device.device import device_error, find_device
 from swiftchat.engine.device.driver import open_gpu, start_driver
 from swiftchat.engine.generation.engine import Engine, Outcome, Progress
-from swiftchat.engine.ranks.supervisor import COMPLAINT_S, Followers
+from swiftchat.engine.ranks.supervisor import COMPLAINT_S, RankSupervisor
 from swiftchat.errors import DeviceError, SwiftchatError
 
-__all__ = ["LockstepEngine", "Repeater", "connect", "meet"]
+__all__ = ["SpmdEngine", "SpmdRank", "connect", "meet"]
 
 _LOAD_S = 300.0  # that ranks may come one after the other to where they wait for all
 
 
-def connect(config: EngineConfig, meeting: int, rank: int) -> tuple[Ranks, Stages]:
+def connect(config: EngineConfig, meeting: int, rank: int) -> tuple[Communicator, Pipeline]:
     """Meet the other ranks, on this machine and without an open port: of this stage, and of others.
 
     That is in the file with the descriptor `meeting`, inherited from rank 0, which is in no
@@ -46,10 +51,12 @@ def connect(config: EngineConfig, meeting: int, rank: int) -> tuple[Ranks, Stage
     size = config.tp * config.pp
     store = stores.FileStore(f"/proc/self/fd/{meeting}", size)
     os.environ.update(NCCL_SOCKET_IFNAME="lo")  # what it listens on is this machine's alone
-    return meet(config, store, rank, Seat(rank, size))
+    return meet(config, store, rank, RankPlacement(rank, size))
 
 
-def meet(config: EngineConfig, store: Any, rank: int, seat: Seat) -> tuple[Ranks, Stages]:
+def meet(
+    config: EngineConfig, store: Any, rank: int, seat: RankPlacement
+) -> tuple[Communicator, Pipeline]:
     """Meet the other ranks in a store: of this stage, and of others.
 
     Stages have ranks that follow each other. `DeviceError` if the others do not come.
@@ -64,24 +71,24 @@ def meet(config: EngineConfig, store: Any, rank: int, seat: Seat) -> tuple[Ranks
     stage, number = divmod(rank, config.tp)
     of_stage = stores.PrefixStore(f"stage {stage}", store)
     of_number = stores.PrefixStore(f"number {number}", store)
-    ranks: Ranks = Alone(seat)
-    stages: Stages = OneStage()
+    ranks: Communicator = SingleRank(seat)
+    stages: Pipeline = SingleStage()
     if device.type == "cpu":
         if config.tp > 1:
-            ranks = GlooRanks(of_stage, number, config.tp, _LOAD_S, seat)
+            ranks = GlooCommunicator(of_stage, number, config.tp, _LOAD_S, seat)
         if config.pp > 1:
-            stages = GlooStages(of_number, stage, config.pp, _LOAD_S, seat)
+            stages = GlooPipeline(of_number, stage, config.pp, _LOAD_S, seat)
     else:
         os.environ.update(NCCL_NVLS_ENABLE="0")  # NVLink multicast stays off
         if config.tp > 1:
-            ranks = GpuRanks(of_stage, number, config.tp, device, _LOAD_S, seat)
+            ranks = GpuCommunicator(of_stage, number, config.tp, device, _LOAD_S, seat)
         if config.pp > 1:
-            stages = GpuStages(of_number, stage, config.pp, device, _LOAD_S, seat)
+            stages = GpuPipeline(of_number, stage, config.pp, device, _LOAD_S, seat)
     stages.each(ranks.least(0))  # all are here
     return ranks, stages
 
 
-class Repeater:
+class SpmdRank:
     """A rank's engine, and what came of it so far, to be compared with the other ranks'."""
 
     def __init__(
@@ -90,8 +97,8 @@ class Repeater:
         config: EngineConfig,
         on_progress: Progress,
         cubins: Path | None,
-        ranks: Ranks,
-        stages: Stages,
+        ranks: Communicator,
+        stages: Pipeline,
     ) -> None:
         self.engine = Engine(path, config, on_progress, cubins, ranks, stages)
         self.digest = 0
@@ -118,7 +125,7 @@ class Repeater:
         return outcomes
 
 
-class LockstepEngine:
+class SpmdEngine:
     """Rank 0's engine, used like `Engine`; the other ranks are `followers`.
 
     They are as many as the config has ranks beside this one, and have been told nothing yet. They
@@ -131,8 +138,8 @@ class LockstepEngine:
         path: Path,
         config: EngineConfig,
         cubins: Path | None,
-        followers: Followers,
-        join: Callable[[], tuple[Ranks, Stages]] | None = None,
+        followers: RankSupervisor,
+        join: Callable[[], tuple[Communicator, Pipeline]] | None = None,
     ) -> None:
         self._followers = followers
         with self._in_company():
@@ -147,7 +154,7 @@ class LockstepEngine:
             )
             met = join() if join else connect(config, followers.invitation["meeting"], 0)
             report = functools.partial(followers.report, 0)
-            self._repeater = Repeater(path, config, report, cubins, *met)
+            self._repeater = SpmdRank(path, config, report, cubins, *met)
             followers.wait_ready()
         self.info = self._repeater.engine.info
 

@@ -25,7 +25,7 @@ _WELL_AHEAD = 0.1  # of what there is to do
 OnProgress = Callable[[str, int, int], None]  # label, done, total
 
 
-class RankEnd(Protocol):
+class RankHandle(Protocol):
     """Where another rank is: a process that this one started, or one on another host.
 
     `hint` says what to do when it is lost.
@@ -49,7 +49,7 @@ class RankEnd(Protocol):
         """End it, also if it is stopped, without waiting for it."""
 
 
-class Followers:
+class RankSupervisor:
     """Ranks 1 … size - 1, at their `ends`; they end when this process does.
 
     The first that dies, fails, is stopped or falls silent is told to `on_loss`, on a thread of
@@ -62,14 +62,14 @@ class Followers:
 
     def __init__(
         self,
-        ends: Sequence[RankEnd],
+        ends: Sequence[RankHandle],
         invitation: Message,
         on_loss: Callable[[SwiftchatError], None],
         on_progress: OnProgress,
     ) -> None:
         self.invitation = invitation
-        self._on_loss, self._slowest = on_loss, Slowest(on_progress, len(ends) + 1)
-        self._ranks = [_Follower(end) for end in ends]
+        self._on_loss, self._slowest = on_loss, SlowestProgress(on_progress, len(ends) + 1)
+        self._ranks = [_SupervisedRank(end) for end in ends]
         self._all_ready = threading.Event()
         self._closing = False
         threading.Thread(target=self._watch, name="followers", daemon=True).start()
@@ -115,7 +115,7 @@ class Followers:
                     return
             looked = now
 
-    def _hear(self, follower: "_Follower", message: Message) -> None:
+    def _hear(self, follower: "_SupervisedRank", message: Message) -> None:
         follower.silent_s = 0.0
         match message["type"]:
             case "awake":
@@ -138,10 +138,10 @@ class Followers:
             self._on_loss(error)
 
 
-class _Follower:
+class _SupervisedRank:
     """What rank 0 knows of one of them."""
 
-    def __init__(self, end: RankEnd) -> None:
+    def __init__(self, end: RankHandle) -> None:
         self.end = end
         self.silent_s, self.is_awake, self.is_ready = 0.0, False, False
         self.complaint: SwiftchatError | None = None
@@ -174,7 +174,7 @@ class _Follower:
         return DeviceError(f"{self.end.name} {how}", self.end.hint)
 
 
-class Slowest:
+class SlowestProgress:
     """Of all ranks' progress, tells how far the one is that is furthest behind.
 
     It is named where another is well ahead of it. Ranks that have said nothing are at 0.

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.comm.communicator import Ranks
+from swiftchat.engine.comm.communicator import Communicator
 
 
-def is_likeliest(params: SamplingParams) -> bool:
+def is_plain_greedy(params: SamplingParams) -> bool:
     """Whether the largest logit alone says which token is next: no other's is asked for."""
     return (
         params.temperature == 0
@@ -18,7 +18,7 @@ def is_likeliest(params: SamplingParams) -> bool:
     )
 
 
-def likeliest(own: Tensor, width: int, ranks: Ranks) -> list[int]:
+def likeliest(own: Tensor, width: int, ranks: Communicator) -> list[int]:
     """Each row's id with the largest logit, the lowest of equals; -1 where one is not finite.
 
     `own` is fp32 [n, this rank's columns], of `width` in all, as `Ranks.gather` takes it. All ranks

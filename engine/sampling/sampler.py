@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.api.protocol import Likelihood
+from swiftchat.engine.api.protocol import Logprob
 from swiftchat.engine.sampling.philox import uniform
 from swiftchat.errors import BadModelFile
 
@@ -44,7 +44,7 @@ def sample(
     return int(ids[min(index, num_kept - 1)])
 
 
-def likelihood(logits: Tensor, token: int, num_likeliest: int) -> Likelihood:
+def likelihood(logits: Tensor, token: int, num_likeliest: int) -> Logprob:
     """How likely a token, and which tokens are the likeliest, by one sequence's logits.
 
     `logits` is fp32 [vocab_size], as the model computed them: log-softmax before penalties,
@@ -54,7 +54,7 @@ def likelihood(logits: Tensor, token: int, num_likeliest: int) -> Likelihood:
     logprobs = torch.log_softmax(logits, 0)
     values, ids = logprobs.topk(min(num_likeliest, len(logprobs)))
     likeliest = list(zip(ids.tolist(), values.tolist(), strict=True))
-    return Likelihood(float(logprobs[token]), likeliest)
+    return Logprob(float(logprobs[token]), likeliest)
 
 
 def not_finite() -> BadModelFile:

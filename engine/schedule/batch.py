@@ -70,6 +70,6 @@ class Batch:
         )
 
 
-def whole_lanes(num_lanes: int) -> int:
+def padded_rows(num_lanes: int) -> int:
     """So many lanes, or a few more: every row of their state begins at 16 bytes."""
     return -(-num_lanes // 4) * 4

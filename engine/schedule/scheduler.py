@@ -120,7 +120,7 @@ class Scheduler:
             sequence.num_published += 1
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a finished or cancelled sequence out; what it computed stays in the cache."""
+        """Take a finished or canceled sequence out; what it computed stays in the cache."""
         if sequence in self.running:
             self.running.remove(sequence)
             self._give_back(sequence)

@@ -14,7 +14,7 @@ from swiftchat.engine.api.address import Address, answer_at_once
 from swiftchat.engine.api.model_files import TextFile, piece
 from swiftchat.engine.api.protocol import MOST_BYTES, VERSION, Message
 from swiftchat.engine.server.connection import Terminal
-from swiftchat.engine.server.serve import Service
+from swiftchat.engine.server.serve import EngineServer
 from swiftchat.errors import DeviceError, FileSystemError, SwiftchatError, UsageError
 
 _ALIVE_S = 1.0
@@ -37,7 +37,7 @@ class Listener:
         self,
         address: Address,
         token_file: Path | None,
-        service: Service,
+        service: EngineServer,
         name: str,
         directory: Path,
         files: Sequence[TextFile],

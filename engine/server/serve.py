@@ -15,15 +15,15 @@ from swiftchat.errors import KernelCompileError, OutOfMemory, SwiftchatError, Us
 
 if TYPE_CHECKING:
     from swiftchat.engine.generation.engine import Engine
-    from swiftchat.engine.ranks.spmd import LockstepEngine
+    from swiftchat.engine.ranks.spmd import SpmdEngine
 
-    AnyEngine = Engine | LockstepEngine
+    AnyEngine = Engine | SpmdEngine
 
 # Commands that wait for the engine; who sends more waits. And so many are obeyed between two steps.
 _MOST_WAITING = 64
 
 
-class Service:
+class EngineServer:
     """Terminals come and go; each has its own numbers for what it asks for.
 
     `serve` is called on a thread for each terminal, `work` on the engine's one; the rest by any.

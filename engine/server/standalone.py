@@ -29,16 +29,16 @@ from swiftchat.engine.api.params import DTYPES, EngineConfig
 from swiftchat.engine.api.protocol import Message
 from swiftchat.engine.ranks.auto_tp import num_ranks
 from swiftchat.engine.ranks.launch import Launch
-from swiftchat.engine.ranks.rank import Follower
-from swiftchat.engine.ranks.supervisor import Followers, OnProgress
+from swiftchat.engine.ranks.rank import RankMain
+from swiftchat.engine.ranks.supervisor import OnProgress, RankSupervisor
 from swiftchat.engine.server.listener import Listener
-from swiftchat.engine.server.serve import Service
+from swiftchat.engine.server.serve import EngineServer
 from swiftchat.errors import BadModelFile, DeviceError, SwiftchatError, UsageError
 from swiftchat.weights.store import default_store
 
 if TYPE_CHECKING:
-    from swiftchat.engine.comm.communicator import Seat
-    from swiftchat.engine.ranks.spmd import Repeater
+    from swiftchat.engine.comm.communicator import RankPlacement
+    from swiftchat.engine.ranks.spmd import SpmdRank
     from swiftchat.engine.server.serve import AnyEngine
 
 # What rank 0 takes to tell terminals of a signal that all ranks get, before the others end of it.
@@ -53,7 +53,7 @@ def serve(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
         launch = Launch.from_environment(environ)
         who = launch.name if launch.size > 1 else who
         if launch.rank == 0:
-            _Leader(launch, asked).run()
+            _RankZero(launch, asked).run()
         else:
             _follow(launch, asked)
     except SwiftchatError as error:
@@ -61,14 +61,14 @@ def serve(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
         os._exit(error.exit_code)
 
 
-class _Leader:
+class _RankZero:
     """Rank 0, which may be the only one."""
 
     def __init__(self, launch: Launch, asked: argparse.Namespace) -> None:
         self._launch, self._path = launch, _model(asked)
         self._config = _config(asked, launch.size)
         num_ranks(self._config, self._path)  # can the model be divided so?
-        self._service, self._ending = Service(), threading.Lock()
+        self._service, self._ending = EngineServer(), threading.Lock()
         self._listener = Listener(
             Address.parse(asked.listen),
             asked.token_file,
@@ -103,7 +103,7 @@ class _Leader:
         # Here, not at the top: importing torch takes a second that a terminal can show.
         from swiftchat.engine.generation.engine import Engine
         from swiftchat.engine.ranks.rendezvous import gather, open_store
-        from swiftchat.engine.ranks.spmd import LockstepEngine, meet
+        from swiftchat.engine.ranks.spmd import SpmdEngine, meet
 
         launch, config = self._launch, self._config
         if launch.size == 1:
@@ -116,9 +116,9 @@ class _Leader:
             "local_ranks": [launch.local_rank, *(other.local_rank for other in others)],
             "model": _digest(self._path),
         }
-        followers = Followers(others, invitation, self._lose, self._service.progress)
+        followers = RankSupervisor(others, invitation, self._lose, self._service.progress)
         seat = seat_of(launch, invitation, address)
-        return LockstepEngine(
+        return SpmdEngine(
             self._path, config, _cubins(), followers, lambda: meet(config, store, 0, seat)
         )
 
@@ -146,35 +146,35 @@ def _follow(launch: Launch, asked: argparse.Namespace) -> None:
         time.sleep(_SIGNAL_S)
         os._exit(0)
 
-    def load(first: Callable[[], Message], on_progress: OnProgress) -> "Repeater":
-        from swiftchat.engine.ranks.spmd import Repeater, meet
+    def load(first: Callable[[], Message], on_progress: OnProgress) -> "SpmdRank":
+        from swiftchat.engine.ranks.spmd import SpmdRank, meet
 
         message = first()
         path = _model(asked)
         require_same(path, message["model"])
         config = EngineConfig.from_wire(message["config"])
         met = meet(config, store, launch.rank, seat_of(launch, message, address))
-        return Repeater(path, config, on_progress, _cubins(), *met)
+        return SpmdRank(path, config, on_progress, _cubins(), *met)
 
     _when_ended(leave)
     store = open_store(launch)
     connection, address = join(store, launch)
-    Follower(connection, load).run()
+    RankMain(connection, load).run()
 
 
-def seat_of(launch: Launch, told: Message, address: str) -> "Seat":
+def seat_of(launch: Launch, told: Message, address: str) -> "RankPlacement":
     """Where this rank is, by what rank 0 tells of all; NCCL shall take the interface of `address`.
 
     `told` has `hosts` and `local_ranks`, of each rank.
     """
-    from swiftchat.engine.comm.communicator import Seat
+    from swiftchat.engine.comm.communicator import RankPlacement
 
     for name, interfaces in psutil.net_if_addrs().items():
         if any(found.address == address for found in interfaces):
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
     hosts, local_ranks = told["hosts"], told["local_ranks"]
     all_here = len(set(hosts)) == 1 and local_ranks == list(range(launch.size))
-    return Seat(launch.local_rank, hosts.count(hosts[launch.rank]), address, all_here)
+    return RankPlacement(launch.local_rank, hosts.count(hosts[launch.rank]), address, all_here)
 
 
 def _model(asked: argparse.Namespace) -> Path:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from swiftchat.chat import cli
 from swiftchat.chat.commands.models import model
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.model.chat_model import Speaker, speaker_for
+from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.repl.loop import Repl
 from swiftchat.engine.api.protocol import Tokens
@@ -87,7 +87,7 @@ def test_what_the_engine_has_settled_is_refused(args: list[str], socket: str) ->
             run(*line, "-p", "hello")
 
 
-def answered(speaker: Speaker) -> str:
+def answered(speaker: ChatModel) -> str:
     conversation = Conversation()
     conversation.add("user", "hello")
     return "".join(speaker.answer(conversation, lambda _: None))
@@ -98,7 +98,7 @@ def test_an_engine_that_ended_is_attached_to_again(folder: Path, tmp_path: Path)
     at = str(tmp_path / "engine.sock")
     config = ChatConfig(connect=at, max_tokens=5, temp=0)
     with served(folder, at):
-        speaker = speaker_for(config)
+        speaker = chat_model_for(config)
         said = answered(speaker)
         assert said
     engine = speaker.engine
@@ -119,7 +119,7 @@ def test_an_engine_that_ended_is_attached_to_again(folder: Path, tmp_path: Path)
 
 def test_the_model_is_the_engines(socket: str) -> None:
     config = ChatConfig(connect=socket)
-    with speaker_for(config) as speaker:
+    with chat_model_for(config) as speaker:
         repl = Repl(speaker, config, Conversation())
         with pytest.raises(UsageError, match="the model is the engine's"):
             model(repl, "other")

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from swiftchat.chat import cli
-from swiftchat.chat.model.chat_model import Speaker
+from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.errors import SwiftchatError
 from tests.support import fake_engine
 
@@ -19,10 +19,10 @@ class Program:
         self.folder = folder
         self.engine = fake_engine.FakeEngine(["An answer."])
 
-        def speaker(path: Path, config: object) -> Speaker:
-            return Speaker(path, config, self.engine.start)  # type: ignore[arg-type]
+        def speaker(path: Path, config: object) -> ChatModel:
+            return ChatModel(path, config, self.engine.start)  # type: ignore[arg-type]
 
-        monkeypatch.setattr("swiftchat.chat.model.chat_model.Speaker", speaker)
+        monkeypatch.setattr("swiftchat.chat.model.chat_model.ChatModel", speaker)
 
     def run(self, *args: str, stdin: str | bytes = "") -> Result:
         return CliRunner().invoke(
@@ -294,7 +294,7 @@ def test_a_failure_in_the_middle_keeps_what_was_said(program: Program) -> None:
     assert isinstance(result.exception, SwiftchatError) and result.exception.exit_code == 4
 
 
-def test_json_tells_how_weights_are_quantised(program: Program) -> None:
+def test_json_tells_how_weights_are_quantized(program: Program) -> None:
     fake_engine.make_folder(program.folder, quantization_config={"quant_method": "gguf"})
     report = json.loads(program.run("-p", "Hi", "--json").stdout)
     assert report["model"]["quantization"] == "gguf"

@@ -16,7 +16,7 @@ import pytest
 
 from swiftchat.chat.commands.registry import Commands
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.model.chat_model import Speaker
+from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.errors import DeviceError
@@ -266,7 +266,7 @@ def test_a_dumb_terminal_gets_no_escape(chat: Callable[..., Terminal]) -> None:
     assert b"\x1b" not in terminal.raw
 
 
-def test_no_color_is_honoured(chat: Callable[..., Terminal]) -> None:
+def test_no_color_is_honored(chat: Callable[..., Terminal]) -> None:
     terminal = chat("Plain.", NO_COLOR="1")
     terminal.type("x\r")
     terminal.wait_for("Plain.")
@@ -276,7 +276,7 @@ def test_no_color_is_honoured(chat: Callable[..., Terminal]) -> None:
         for code in codes.split(b";")
         if code
     }
-    assert not {code for code in codes if len(code) > 1}, "30 and up are colours"
+    assert not {code for code in codes if len(code) > 1}, "30 and up are colors"
 
 
 def test_the_history_file_is_private(chat: Callable[..., Terminal]) -> None:
@@ -327,7 +327,7 @@ class FailingEngine(fake_engine.FakeEngine):
 
 def test_a_failure_to_load_is_told_and_tried_again(program: Program) -> None:
     engine = FailingEngine([])
-    speaker = Speaker(program.folder, ChatConfig(), engine.start)  # type: ignore[arg-type]
+    speaker = ChatModel(program.folder, ChatConfig(), engine.start)  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match="while loading"):
         speaker.wait_ready()
     assert engine.num_starts == 1
@@ -337,7 +337,7 @@ def test_a_failure_to_load_is_told_and_tried_again(program: Program) -> None:
 def test_drop_oldest_leaves_room_for_an_answer(program: Program) -> None:
     engine = fake_engine.FakeEngine(["ok"], ctx_size_tokens=200)
     config = ChatConfig(overflow="drop-oldest")
-    speaker = Speaker(program.folder, config, engine.start)  # type: ignore[arg-type]
+    speaker = ChatModel(program.folder, config, engine.start)  # type: ignore[arg-type]
     conversation = Conversation("S")
     for _ in range(3):
         conversation.add("user", "q" * 10)
@@ -365,7 +365,7 @@ def test_the_system_prompt_can_be_removed() -> None:
 
 def test_another_answer_draws_another_seed(program: Program) -> None:
     engine = fake_engine.FakeEngine(["one", "two"])
-    speaker = Speaker(program.folder, ChatConfig(seed=5), engine.start)  # type: ignore[arg-type]
+    speaker = ChatModel(program.folder, ChatConfig(seed=5), engine.start)  # type: ignore[arg-type]
     conversation = Conversation()
     conversation.add("user", "x")
     list(speaker.answer(conversation, lambda n: None))

@@ -1,4 +1,4 @@
-"""Inboxes between processes, one for each GPU: needs two GPUs that reach each other's memory."""
+"""Peer buffers between processes, one for each GPU: needs two GPUs with peer access."""
 
 import multiprocessing
 from multiprocessing.connection import Connection

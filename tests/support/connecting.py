@@ -12,7 +12,7 @@ from swiftchat.engine.api.model_files import text_files
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.remote import attach, token_from
 from swiftchat.engine.server.listener import Listener
-from swiftchat.engine.server.serve import Service
+from swiftchat.engine.server.serve import EngineServer
 from tests.support import fake_engine, tiny
 from tests.support.worker_processes import WIDE
 
@@ -29,7 +29,7 @@ class Attached(EngineClient):
 @contextmanager
 def served(folder: Path, at: str, token_file: Path | None = None) -> Iterator[Listener]:
     """An engine of this process with the tiny model in `folder`, that terminals attach to."""
-    service = Service()
+    service = EngineServer()
     listener = Listener(
         Address.parse(at), token_file, service, "a/tiny", folder, text_files(folder)
     )

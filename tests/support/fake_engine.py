@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.api.protocol import EngineInfo, Event, Finished, Likelihood, Prefill, Tokens
+from swiftchat.engine.api.protocol import EngineInfo, Event, Finished, Logprob, Prefill, Tokens
 from swiftchat.errors import DeviceError
 
 TEMPLATE = (
@@ -115,13 +115,13 @@ class FakeGeneration:
         self.answer = answer
         self.params = params
         self.cached_tokens = cached_tokens
-        self.cancelled = False
+        self.canceled = False
 
     def __iter__(self) -> Iterator[Event]:
         yield Prefill(len(self.prompt), len(self.prompt))
         num_said, reason = 0, "stop"
         for token in self.answer.get("ids") or self.answer["text"].encode():
-            if self.cancelled:
+            if self.canceled:
                 reason = "interrupt"
                 break
             if num_said == self.params.max_tokens:
@@ -135,15 +135,15 @@ class FakeGeneration:
             raise DeviceError(self.answer["error"], "send it again")
         yield Finished(reason, len(self.prompt), self.cached_tokens, num_said, 0.5, 0.25, 7)
 
-    def _likelihoods(self, token: int) -> list[Likelihood]:
+    def _likelihoods(self, token: int) -> list[Logprob]:
         """The token and those after it, each half as likely as the one before: 1/2, 1/4 …"""
         if self.params.logprobs is None:
             return []
         likeliest = [(token + i, (i + 1) * math.log(0.5)) for i in range(self.params.logprobs)]
-        return [Likelihood(math.log(0.5), likeliest)]
+        return [Logprob(math.log(0.5), likeliest)]
 
     def cancel(self) -> None:
-        self.cancelled = True
+        self.canceled = True
 
 
 class FakeEngine:
@@ -195,7 +195,7 @@ def main() -> None:
 
     folder, script, *options = sys.argv[1:]
     engine = FakeEngine(json.loads(script))
-    chat_model.Speaker.__init__.__defaults__ = (engine.start,)  # in place of the real `start`
+    chat_model.ChatModel.__init__.__defaults__ = (engine.start,)  # in place of the real `start`
     sys.argv = ["swiftchat", "-m", folder, *options]
     try:
         cli.main()

@@ -84,7 +84,7 @@ def _as_they_are(config: Fields, tensors: Fields) -> Tensors:
 
 
 def _permuted(rows: np.ndarray, heads: int) -> np.ndarray:
-    """LlamaModel.permute: halves of a head become neighbours."""
+    """LlamaModel.permute: halves of a head become neighbors."""
     split = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(rows.shape)
 

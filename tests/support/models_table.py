@@ -40,7 +40,7 @@ InternLM2 too, ChatGLM2 and 3 become GLM, and Mixtral is `llama` with experts.
 """
 _LAYOUTS = """
 One Llama and one GPT-2, written in each of these layouts and converted, give the tensors bit for
-bit and the engine's logits. The quantised ones compute what their decoded weights compute.
+bit and the engine's logits. The quantized ones compute what their decoded weights compute.
 
 """
 _TAIL = """

@@ -59,8 +59,8 @@ BY_LAYOUT: dict[str, dict[str, Test]] = {
         "CPU": test_gpt2.test_every_layout_gives_the_same_model,
         "GPU": test_gpu_sources.test_gpt2_of_every_layout,
     },
-    "Llama, quantised": {
-        "CPU": test_checkpoint.test_it_computes_what_the_dequantised_weights_compute,
-        "GPU": test_gpu_sources.test_every_quantised_form,
+    "Llama, quantized": {
+        "CPU": test_checkpoint.test_it_computes_what_the_dequantized_weights_compute,
+        "GPU": test_gpu_sources.test_every_quantized_form,
     },
 }

@@ -1,4 +1,4 @@
-"""Tiny Llamas quantised in every form, each with the plain model it means."""
+"""Tiny Llamas quantized in every form, each with the plain model it means."""
 
 import json
 from collections.abc import Callable
@@ -160,10 +160,10 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Packed]]] = {
 }
 
 
-def quantised_model(
+def quantized_model(
     folder: Path, settings: dict[str, Any], pack: Callable[[torch.Tensor], Packed]
 ) -> transformers.LlamaForCausalLM:
-    """A tiny Llama quantised in `folder`; returned as the plain model that it means."""
+    """A tiny Llama quantized in `folder`; returned as the plain model that it means."""
     torch.manual_seed(3)
     config = transformers.LlamaConfig(**SIZES, dtype="float32")
     model = transformers.LlamaForCausalLM(config).eval()

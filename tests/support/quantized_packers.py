@@ -1,4 +1,4 @@
-"""Packers of the quantised forms, written from their published layouts and not from our readers.
+"""Packers of the quantized forms, written from their published layouts and not from our readers.
 
 Numbers are put together in Python's unbounded integers, one line after the other. Matrices are
 [rows, columns] of integers; what a file would hold comes back as torch tensors.

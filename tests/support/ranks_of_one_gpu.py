@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from swiftchat.cuda.peer_memory import Inbox
+from swiftchat.cuda.peer_memory import PeerBuffer
 
 
-def inboxes(world: int, numbers: int) -> list[Inbox]:
+def inboxes(world: int, numbers: int) -> list[PeerBuffer]:
     """Each rank's inbox for parts of so many numbers, empty."""
     own = [torch.full((world, numbers), -1, dtype=torch.int32, device="cuda") for _ in range(world)]
     starts = [tensor.data_ptr() for tensor in own]
     return [
-        Inbox(
+        PeerBuffer(
             own[rank].view(torch.float32),
             torch.tensor([start + 4 * rank * numbers for start in starts], device="cuda"),
             rank,
@@ -25,7 +25,7 @@ def inboxes(world: int, numbers: int) -> list[Inbox]:
     ]
 
 
-def are_empty(boxes: Sequence[Inbox]) -> bool:
+def are_empty(boxes: Sequence[PeerBuffer]) -> bool:
     return all(bool((box.own.view(torch.int32) == -1).all()) for box in boxes)
 
 

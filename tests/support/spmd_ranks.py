@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from swiftchat.engine.comm.communicator import Seat
+from swiftchat.engine.comm.communicator import RankPlacement
 
 T = TypeVar("T")
 
@@ -34,11 +34,11 @@ class Meeting:
 
 
 class ThreadRanks:
-    """One thread's view of a meeting, as `engine.comm.communicator.Ranks` describes it."""
+    """One thread's view of a meeting, as `engine.comm.communicator.Communicator` describes it."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.size, self.rank = meeting.size, rank
-        self.seat = Seat(rank, meeting.size)
+        self.seat = RankPlacement(rank, meeting.size)
         self._meeting, self._turn = meeting, 0
 
     def all_reduce(self, x: Tensor) -> Tensor:

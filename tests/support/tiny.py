@@ -10,8 +10,8 @@ import transformers
 from safetensors.torch import save_file
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.api.protocol import Finished, Likelihood, Tokens
-from swiftchat.engine.comm.communicator import Ranks
+from swiftchat.engine.api.protocol import Finished, Logprob, Tokens
+from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.model.decoder import Decoder
@@ -23,7 +23,7 @@ from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.engine.schedule.scheduler import Sequence as TokenSequence
 from swiftchat.errors import SwiftchatError
 from swiftchat.weights.model.directory import Model
-from swiftchat.weights.parallel.tensor_parallel import Share
+from swiftchat.weights.parallel.tensor_parallel import Shard
 from tests.support import tiny_chatglm
 
 VOCAB_SIZE = 97
@@ -222,7 +222,7 @@ def make(variant: str, folder: Path, **sizes: Any) -> transformers.PreTrainedMod
     name = _CONFIGS.get(family, f"{family}Config")
     config = getattr(transformers, name)(**{**_SIZES, "pad_token_id": 0, **changes, **sizes})
     torch.manual_seed(20)
-    # Eager attention honours the sliding window everywhere, but adds Falcon's ALiBi twice.
+    # Eager attention honors the sliding window everywhere, but adds Falcon's ALiBi twice.
     config._attn_implementation = "sdpa" if changes.get("alibi") else "eager"
     model = getattr(transformers, _MODELS.get(family, f"{family}ForCausalLM"))(config).eval()
     for name, parameter in model.named_parameters():
@@ -342,8 +342,8 @@ class Bench:
         num_blocks: int = 64,
         block_size: int = BLOCK_SIZE,
         chunk_tokens: int = 512,
-        share: Share | None = None,
-        ranks: Ranks | None = None,
+        share: Shard | None = None,
+        ranks: Communicator | None = None,
         dtype: torch.dtype = torch.float32,
         kv_dtype: str = "auto",
     ) -> None:
@@ -427,11 +427,11 @@ def run(
 
 def likelihoods(
     engine: Engine, prompt: Sequence[int], params: SamplingParams
-) -> tuple[list[int], list[Likelihood]]:
+) -> tuple[list[int], list[Logprob]]:
     """Generate, beside whatever else the engine does; ids and how likely they were."""
     engine.add(1, list(prompt), params)
     ids: list[int] = []
-    found: list[Likelihood] = []
+    found: list[Logprob] = []
     while engine.has_work:
         for key, event in engine.step():
             if key == 1 and isinstance(event, Tokens):

@@ -49,14 +49,14 @@ def write(
     path: Path,
     model: transformers.PreTrainedModel,
     *,
-    quantise: gguf.GGMLQuantizationType | None = None,
+    quantize: gguf.GGMLQuantizationType | None = None,
     mixed: Mapping[str, gguf.GGMLQuantizationType] = MappingProxyType({}),
     metadata: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
 ) -> None:
     """Write `model`; `metadata` replaces (None: removes) keys, `tensors` adds more tensors.
 
-    Matrices become `quantise`, those whose GGUF name contains a key of `mixed` what it says.
+    Matrices become `quantize`, those whose GGUF name contains a key of `mixed` what it says.
     """
     config = model.config
     changes = metadata or {}
@@ -89,7 +89,7 @@ def write(
         if value is not None:
             add(writer, key, value)
     for name, parameter in model.named_parameters():
-        kind = next((k for part, k in mixed.items() if part in gguf_name(name)), quantise)
+        kind = next((k for part, k in mixed.items() if part in gguf_name(name)), quantize)
         _add_tensor(writer, name, parameter.detach().numpy(), config, kind)
     for name, array in (tensors or {}).items():
         writer.add_tensor(name, array)
@@ -117,14 +117,14 @@ def _add_tensor(
     name: str,
     array: np.ndarray,
     config: transformers.LlamaConfig,
-    quantise: gguf.GGMLQuantizationType | None,
+    quantize: gguf.GGMLQuantizationType | None,
 ) -> None:
     if ".q_proj." in name:
         array = rows_for_gguf(array, config.num_attention_heads)
     if ".k_proj." in name:
         array = rows_for_gguf(array, config.num_key_value_heads)
     array = np.ascontiguousarray(array)
-    if quantise is not None and array.ndim == 2:
-        writer.add_tensor(gguf_name(name), gguf.quantize(array, quantise), raw_dtype=quantise)
+    if quantize is not None and array.ndim == 2:
+        writer.add_tensor(gguf_name(name), gguf.quantize(array, quantize), raw_dtype=quantize)
     else:
         writer.add_tensor(gguf_name(name), array)

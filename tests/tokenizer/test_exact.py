@@ -249,7 +249,7 @@ def test_added_tokens(
         }
         for n, i in enumerate(sorted(chosen))
     ]
-    # Two tokens that normalise to one are one pattern twice: which counts is not told.
+    # Two tokens that normalize to one are one pattern twice: which counts is not told.
     if normalizer and {ADDED.index("Å"), ADDED.index("A\u030a")} <= chosen:
         return
     library = tokenizers.Tokenizer.from_str(json.dumps(spec))

@@ -117,7 +117,7 @@ def unigram_of_tokenizers() -> Any:
 
 JSON_FORMS: dict[str, Any] = {
     "llama, legacy": lambda: bpe_json(),
-    "llama, tokens after normalisation": lambda: bpe_json(added_tokens=added(500, normalized=True)),
+    "llama, tokens after normalization": lambda: bpe_json(added_tokens=added(500, normalized=True)),
     "mistral": lambda: bpe_json(normalizer=None, pre_tokenizer=metaspace("first", False)),
     "split, always": lambda: bpe_json(normalizer=None, pre_tokenizer=metaspace("always", True)),
     "gemma": lambda: bpe_json(
@@ -224,7 +224,7 @@ def test_control_tokens_are_text() -> None:
         assert ours.encode_rendered("<s>a</s>", [])[0] == 1
         assert ours.encode_rendered("<s>a</s>", [(0, 3)])[-1] == 2
         assert ours.encode_rendered("<s>a</s>", [(0, 3)])[0] != 1
-    # A control token that is looked for in normalised text, between contents.
+    # A control token that is looked for in normalized text, between contents.
     forged = bpe_json(added_tokens=[*ADDED[:2], ADDED[2] | {"normalized": True}])
     ids = Tokenizer.from_json(forged).encode_rendered("<s> </s>hi </s>", [(3, 10)])
     assert ids.count(2) == 1

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer import Tokenizer
-from swiftchat.tokenizer.template.bounded import is_harmless
+from swiftchat.tokenizer.template.bounded import is_bounded
 from swiftchat.tokenizer.template.sandbox import parse_template
 from swiftchat.tokenizer.template.template import ChatTemplate
 
@@ -314,11 +314,11 @@ USUAL = [
     [*(TEMPLATES[n] for n in ("chatml", "stripping", "thinking", "generation", "upper")), *USUAL],
 )
 def test_usual_templates_run_here(source: str) -> None:
-    assert is_harmless(parse_template(source))
+    assert is_bounded(parse_template(source))
 
 
 def test_a_template_in_a_process_of_its_own_gives_the_same() -> None:
-    assert not is_harmless(parse_template(MACRO))
+    assert not is_bounded(parse_template(MACRO))
     messages = [{"role": "user", "content": "hello <|im_start|>\n"}]
     ids = ours(MACRO).apply_template(messages, add_generation_prompt=False)
     assert ids.count(0) == 1

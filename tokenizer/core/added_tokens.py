@@ -18,7 +18,7 @@ class AddedToken:
     """One entry of `added_tokens`.
 
     `lstrip` and `rstrip` take in the white space beside it, `single_word` needs it to stand
-    between characters that are no letters, `normalized` looks for it after normalisation.
+    between characters that are no letters, `normalized` looks for it after normalization.
     `special` marks the control tokens.
     """
 
@@ -65,7 +65,7 @@ class AddedTokens:
                 at = start + 1
                 continue
             at = end
-            if (inside and token.special) or (token.single_word and _has_neighbours(text, match)):
+            if (inside and token.special) or (token.single_word and _has_neighbors(text, match)):
                 continue
             if token.lstrip:
                 while start > done and _is_space(text[start - 1]):
@@ -106,7 +106,7 @@ def _is_space(character: str) -> bool:
     return character.isspace() and character not in _NO_SPACES
 
 
-def _has_neighbours(text: str, match: re.Match[str]) -> bool:
+def _has_neighbors(text: str, match: re.Match[str]) -> bool:
     """Whether a letter, digit or the like stands directly before or after the match."""
     start, end = match.span()
     before, after = text[max(start - 1, 0) : start], text[end : end + 1]

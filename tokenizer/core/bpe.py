@@ -31,8 +31,8 @@ class BytePairEncoding:
     """Splits a word, a string of symbols, into the tokens that merging by rank ends with.
 
     Merging (join the adjacent pair of lowest rank, the leftmost of equals, until none is left)
-    has two properties. Any run of neighbours in its result is what merging that run alone
-    gives; and tokens of which all neighbours are `compatible` (merging the two as one text
+    has two properties. Any run of neighbors in its result is what merging that run alone
+    gives; and tokens of which all neighbors are `compatible` (merging the two as one text
     gives back the two) are the result of merging the whole. So the result is the one sequence
     of compatible tokens that spells the word, and is found without merging the word: take the
     longest token that begins here and is compatible with the one before, else a shorter one,
@@ -150,7 +150,7 @@ class BytePairEncoding:
 
 
 def merge(symbols: list[str], ranks: Ranks, separator: str = "") -> list[str]:
-    """Join the neighbours of lowest rank, the leftmost of equals, until none has a rank."""
+    """Join the neighbors of lowest rank, the leftmost of equals, until none has a rank."""
     if len(symbols) > _SHORT:
         return merge_long(symbols, ranks, separator)
     rank_of = ranks.get

@@ -20,7 +20,7 @@ class PieceKind(IntEnum):
 class PieceIds:
     """Looks up pieces; what is none becomes its bytes, or the unknown token.
 
-    Neighbours that are unknown are one unknown token, unless `fuse` is off.
+    Neighbors that are unknown are one unknown token, unless `fuse` is off.
     """
 
     def __init__(

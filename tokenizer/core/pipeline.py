@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from swiftchat.tokenizer.core.added_tokens import AddedToken
 
-__all__ = ["Form"]
+__all__ = ["TokenizerPipeline"]
 
 
 @dataclass(frozen=True)
-class Form:
+class TokenizerPipeline:
     """The steps between text and ids, in their order, and the way back.
 
     `vocab` is the model's own: added tokens that are not in it have their ids in

@@ -22,7 +22,7 @@ class Split:
     """Cut at the matches of a pattern; `behavior` says what becomes of a match.
 
     `Isolated`: a word of its own. `Removed`: dropped. `Contiguous`: one word with the matches
-    next to it. `MergedWithPrevious`, `MergedWithNext`: part of that neighbour. With `invert`
+    next to it. `MergedWithPrevious`, `MergedWithNext`: part of that neighbor. With `invert`
     match and no match change roles.
     """
 

@@ -19,7 +19,7 @@ _VOCABULARIES = (
     "ice_text.model",
     "vocab.json",
 )
-_NEIGHBOURS = (
+_NEIGHBORS = (
     "added_tokens.json",
     "chat_template.jinja",
     "generation_config.json",
@@ -32,7 +32,7 @@ _MOST_TEMPLATES = 64
 
 
 def read_files(path: Path) -> dict[str, bytes]:
-    """The vocabulary at `path`, a file or a model directory, and its neighbours, by name.
+    """The vocabulary at `path`, a file or a model directory, and its neighbors, by name.
 
     Raises `ModelNotFound` without a vocabulary, `BadModelFile` for what cannot be read.
     """
@@ -53,7 +53,7 @@ def read_files(path: Path) -> dict[str, bytes]:
         names = (names or sorted(file.name for file in path.glob("*.tiktoken")))[:1]
         if not names:
             raise ModelNotFound(f"tokenizer.json is missing in {path}")
-    names += [name for name in _NEIGHBOURS if (directory / name).is_file()]
+    names += [name for name in _NEIGHBORS if (directory / name).is_file()]
     templates = sorted((directory / MORE_TEMPLATES).glob("*.jinja"))
     if len(templates) > _MOST_TEMPLATES:
         raise BadModelFile(f"{MORE_TEMPLATES} has absurdly many files")
@@ -63,7 +63,7 @@ def read_files(path: Path) -> dict[str, bytes]:
 
 def vocabulary_name(files: Mapping[str, bytes]) -> str:
     """Which of `files` is the vocabulary; raises `ModelNotFound` where none is."""
-    others = [n for n in files if n not in _NEIGHBOURS and not n.startswith(MORE_TEMPLATES)]
+    others = [n for n in files if n not in _NEIGHBORS and not n.startswith(MORE_TEMPLATES)]
     for name in (*_VOCABULARIES, *sorted(others)):
         if name in files:
             return name

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.tokenizer.core.pipeline import Form
+from swiftchat.tokenizer.core.pipeline import TokenizerPipeline
 from swiftchat.tokenizer.huggingface.checks import flag
 from swiftchat.tokenizer.huggingface.declared_tokens import declared_tokens
 from swiftchat.tokenizer.huggingface.patterns import QWEN2
-from swiftchat.tokenizer.huggingface.tokenizer_json import json_form
+from swiftchat.tokenizer.huggingface.tokenizer_json import tokenizer_json_pipeline
 
-__all__ = ["merges_form"]
+__all__ = ["merges_pipeline"]
 
 # By the class of transformers: the pattern where it is not GPT-2's, and the normalizer.
 _CLASSES: Mapping[str, tuple[str | None, str | None]] = {
@@ -22,12 +22,12 @@ _CLASSES: Mapping[str, tuple[str | None, str | None]] = {
 _END_OF_TEXT = "<|endoftext|>"
 
 
-def merges_form(
+def merges_pipeline(
     vocab: Any,
     merges: str,
     config: Mapping[str, Any],
     added_tokens: Mapping[str, Any],
-) -> tuple[Form, dict[str, str]]:
+) -> tuple[TokenizerPipeline, dict[str, str]]:
     """Check the parsed `vocab.json` and the text of `merges.txt`; also return its named tokens.
 
     `config` is `tokenizer_config.json` with `special_tokens_map.json`, `added_tokens` the file
@@ -59,7 +59,7 @@ def merges_form(
         "model": {"type": "BPE", "vocab": vocab, "merges": pairs},
     }
     try:
-        form = json_form(spec)
+        form = tokenizer_json_pipeline(spec)
     except BadModelFile as error:
         fault = str(error).removeprefix("tokenizer.json: ")
         raise BadModelFile(f"vocab.json, merges.txt: {fault}") from None

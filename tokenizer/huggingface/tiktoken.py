@@ -14,14 +14,14 @@ from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer.core.added_tokens import AddedToken
 from swiftchat.tokenizer.core.bpe import BytePairEncoding
 from swiftchat.tokenizer.core.byte_level import symbols_of, to_bytes, to_symbols
-from swiftchat.tokenizer.core.pipeline import Form
+from swiftchat.tokenizer.core.pipeline import TokenizerPipeline
 from swiftchat.tokenizer.core.pretokenizer import Split, cut
 from swiftchat.tokenizer.huggingface.checks import MOST_IDS
 from swiftchat.tokenizer.huggingface.declared_tokens import declared_tokens
 from swiftchat.tokenizer.huggingface.patterns import CL100K, GPT2, LLAMA3, O200K, QWEN2
 from swiftchat.tokenizer.huggingface.tokenizer_json import added_token
 
-__all__ = ["is_tiktoken", "tiktoken_form"]
+__all__ = ["is_tiktoken", "tiktoken_pipeline"]
 
 _LONGEST_TOKEN = 1 << 12
 _FIRST_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d{1,8}(\r?\n|$)")
@@ -83,9 +83,9 @@ def is_tiktoken(data: bytes) -> bool:
     return _FIRST_LINE.match(data) is not None
 
 
-def tiktoken_form(
+def tiktoken_pipeline(
     data: bytes, name: str, config: Mapping[str, Any], added_tokens: Mapping[str, Any]
-) -> tuple[Form, dict[str, str]]:
+) -> tuple[TokenizerPipeline, dict[str, str]]:
     """Check a file of ranks; also return its named tokens. Ids are those of `tiktoken`.
 
     The pattern is that of the `tokenizer_class` in `config`, or else of the file's `name`. The
@@ -116,7 +116,7 @@ def tiktoken_form(
     bpe = BytePairEncoding(ranks, ranks, ignore_merges=True)
     split = Split(regex.compile(encoding.pattern))
     token_bytes = lru_cache(1 << 16)(to_bytes)
-    form = Form(
+    form = TokenizerPipeline(
         kind="byte-level BPE",
         vocab=ranks,
         added_tokens=tuple(by_id.values()),

@@ -12,13 +12,13 @@ from swiftchat.tokenizer.core.bpe import BytePairEncoding
 from swiftchat.tokenizer.core.byte_level import to_symbols
 from swiftchat.tokenizer.core.metaspace import word_pattern
 from swiftchat.tokenizer.core.piece_ids import PieceIds
-from swiftchat.tokenizer.core.pipeline import Form
+from swiftchat.tokenizer.core.pipeline import TokenizerPipeline
 from swiftchat.tokenizer.core.pretokenizer import Split, Symbols, cut
 from swiftchat.tokenizer.core.unigram import UNKNOWN_PENALTY, Unigram, score_as_tokenizers_reads_it
 from swiftchat.tokenizer.huggingface.checks import MOST_IDS, flag, refuse, refuse_kind, short
 from swiftchat.tokenizer.huggingface.steps import normalizer, reader, steps
 
-__all__ = ["added_token", "json_form"]
+__all__ = ["added_token", "tokenizer_json_pipeline"]
 
 _LONGEST_TOKEN = 1 << 12
 _MOST_ADDED_TOKENS = 1 << 14
@@ -28,7 +28,7 @@ _NONCHARACTER = "\U0010ffff"
 Encode = Callable[[str], list[int]]
 
 
-def json_form(spec: Any) -> Form:
+def tokenizer_json_pipeline(spec: Any) -> TokenizerPipeline:
     """Check the parsed `tokenizer.json`; ids are those of the `tokenizers` library for it.
 
     Raises `BadModelFile` naming the field that is wrong.
@@ -58,7 +58,7 @@ def json_form(spec: Any) -> Form:
         # All text as one word would be right, too, but not be found in the cache.
         if pattern is not None and "▁" in vocab and not flag(model, "ignore_merges", "model"):
             stages.append(Split(regex.compile(pattern.pattern)))
-    return Form(
+    return TokenizerPipeline(
         kind=name,
         vocab=vocab,
         added_tokens=added,
@@ -120,7 +120,7 @@ def _unigram(
     worst = min(scores.values())
     scores = {piece: score for piece, score in scores.items() if piece not in special}
     unigram = Unigram(scores, worst - UNKNOWN_PENALTY)
-    # The unknown token written out is as unknown as any, and one with its neighbours.
+    # The unknown token written out is as unknown as any, and one with its neighbors.
     ids = {piece: vocab[piece] for piece in scores if vocab[piece] != unknown}
     pieces = PieceIds(ids, unknown, byte_ids)
     return lambda word: pieces.look_up(unigram.split(word))

@@ -1,4 +1,4 @@
-"""SentencePiece's BPE: neighbours are joined in the order of the scores of what they make."""
+"""SentencePiece's BPE: neighbors are joined in the order of the scores of what they make."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -12,7 +12,7 @@ _SEPARATOR = "\U0010ffff"
 
 
 class SentencePieceBpe:
-    """Splits normalised text into pieces, as `bpe::Model::Encode` of SentencePiece.
+    """Splits normalized text into pieces, as `bpe::Model::Encode` of SentencePiece.
 
     User-defined pieces are cut out first and never joined. The rest is merged by rank, found
     without merging as `BytePairEncoding` explains; any order of ranks will do for that. Here

@@ -1,4 +1,4 @@
-"""SentencePiece's precompiled rules of normalisation: which characters become which."""
+"""SentencePiece's precompiled rules of normalization: which characters become which."""
 
 import re
 import struct

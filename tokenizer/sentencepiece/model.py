@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class NormalizerSpec:
-    """`NormalizerSpec` of the protobuf, and `treat_whitespace_as_suffix` of its neighbour."""
+    """`NormalizerSpec` of the protobuf, and `treat_whitespace_as_suffix` of its neighbor."""
 
     charsmap: bytes = b""
     add_dummy_prefix: bool = True

@@ -7,7 +7,7 @@ from functools import partial
 from swiftchat.tokenizer.core.added_tokens import AddedToken
 from swiftchat.tokenizer.core.metaspace import sentencepiece_reader, word_pattern
 from swiftchat.tokenizer.core.piece_ids import PieceIds, PieceKind
-from swiftchat.tokenizer.core.pipeline import Form
+from swiftchat.tokenizer.core.pipeline import TokenizerPipeline
 from swiftchat.tokenizer.core.unigram import UNKNOWN_PENALTY
 from swiftchat.tokenizer.sentencepiece.bpe import SentencePieceBpe
 from swiftchat.tokenizer.sentencepiece.chatglm import SpacePieces
@@ -15,12 +15,14 @@ from swiftchat.tokenizer.sentencepiece.model import Piece, SentencePieceModel
 from swiftchat.tokenizer.sentencepiece.normalizer import SentencePieceNormalizer
 from swiftchat.tokenizer.sentencepiece.unigram import SentencePieceUnigram
 
-__all__ = ["sentencepiece_form"]
+__all__ = ["sentencepiece_pipeline"]
 
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
-def sentencepiece_form(model: SentencePieceModel, more_tokens: Iterable[AddedToken]) -> Form:
+def sentencepiece_pipeline(
+    model: SentencePieceModel, more_tokens: Iterable[AddedToken]
+) -> TokenizerPipeline:
     """Ids are those of the `sentencepiece` library for the same file.
 
     The text between two control tokens is a text of its own, with a dummy prefix of its own, as
@@ -66,7 +68,7 @@ def sentencepiece_form(model: SentencePieceModel, more_tokens: Iterable[AddedTok
     ids = PieceIds(ids_of_text, model.unknown_id, model.byte_ids)
     spec = model.normalizer
     spaces = SpacePieces(ids_of_text)
-    return Form(
+    return TokenizerPipeline(
         kind=f"SentencePiece {'Unigram' if model.is_unigram else 'BPE'}",
         vocab={piece.text: number for number, piece in enumerate(model.pieces)},
         added_tokens=tuple(added.values()),

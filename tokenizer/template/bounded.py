@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from jinja2 import nodes
 
-__all__ = ["is_harmless"]
+__all__ = ["is_bounded"]
 
 # Names of Jinja's own; any other that the template does not set was given by the caller.
 _NO_INPUTS = frozenset({"caller", "kwargs", "loop", "self", "varargs"})
@@ -106,7 +106,7 @@ _METHODS = frozenset(
 )
 
 
-def is_harmless(tree: nodes.Template) -> bool:
+def is_bounded(tree: nodes.Template) -> bool:
     """Whether the template ends after time and memory in proportion to what it is given.
 
     True only for templates of a plain make: loops go over the messages, tools or documents,

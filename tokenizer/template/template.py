@@ -10,7 +10,7 @@ from typing import Any, Never
 import jinja2
 
 from swiftchat.errors import BadModelFile
-from swiftchat.tokenizer.template.bounded import is_harmless
+from swiftchat.tokenizer.template.bounded import is_bounded
 from swiftchat.tokenizer.template.sandbox import (
     TEMPLATE_ERRORS,
     NotHarmless,
@@ -37,7 +37,7 @@ class ChatTemplate:
         self._here: jinja2.Template | None = None
         try:
             # Compiling evaluates constants, which alone can take for ever: look first.
-            if is_harmless(parse_template(source)):
+            if is_bounded(parse_template(source)):
                 self._here = compile_template(source, lambda: self._now)
         except TEMPLATE_ERRORS as error:
             _refuse(str(error))

@@ -17,7 +17,7 @@ from swiftchat.weights.architectures.fields import (
 from swiftchat.weights.architectures.prefix_lm import PrefixLM
 from swiftchat.weights.architectures.registry import family_of
 from swiftchat.weights.architectures.rope import MAX_CONTEXT, RopeConfig
-from swiftchat.weights.architectures.unsupported_keys import refuse_unread
+from swiftchat.weights.architectures.unsupported_keys import reject_unsupported_keys
 
 __all__ = ["ModelConfig", "RopeConfig"]
 
@@ -162,7 +162,7 @@ class ModelConfig:
         architecture = _architecture(config)
         family = family_of(architecture)
         config = family.in_usual_words(config)
-        refuse_unread(config, family.reads)
+        reject_unsupported_keys(config, family.reads)
         facts = dict(family.facts(config))
 
         def fact(name: str, read: Callable[[], Any]) -> Any:

@@ -37,7 +37,7 @@ class RopeConfig:
     multiplied by `magnitude`.
 
     The first `rotary_dim` numbers of a head are rotated, None: all. `interleaved`: a pair are
-    neighbours, else one is half of `rotary_dim` after the other. `two_dimensional`: they are
+    neighbors, else one is half of `rotary_dim` after the other. `two_dimensional`: they are
     half of the head, and its other half is rotated likewise by a second position.
     """
 

@@ -45,7 +45,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 
 
-def refuse_unread(config: Fields, reads: Collection[str]) -> None:
+def reject_unsupported_keys(config: Fields, reads: Collection[str]) -> None:
     """Raise `BadModelFile` for a key that matters and that nobody reads.
 
     What a family ignores must not be what makes its answers wrong.
@@ -53,7 +53,7 @@ def refuse_unread(config: Fields, reads: Collection[str]) -> None:
     for field in ("quantization_config", "compression_config"):
         if config.get(field) is not None:
             raise BadModelFile(
-                f"config.json has a {field}: quantised weights are not computed with yet",
+                f"config.json has a {field}: quantized weights are not computed with yet",
                 "swiftchat convert MODEL NEW makes a plain model of it",
             )
     rope = mapping(config, "rope_parameters") or mapping(config, "rope_scaling") or {}

@@ -24,7 +24,7 @@ from swiftchat.weights.formats.safetensors_file import (
     header_bytes,
     read_header,
 )
-from swiftchat.weights.quantization.quantize import Quantisation
+from swiftchat.weights.quantization.quantize import Quantization
 from swiftchat.weights.sources.detect import plan_of
 from swiftchat.weights.sources.plan import Plan, json_bytes
 
@@ -58,18 +58,18 @@ def convert(
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
     tp: int = 1,
-    quantisation: Quantisation | None = None,
+    quantization: Quantization | None = None,
     progress: Progress | None = None,
     generation_defaults: Mapping[str, Any] | None = None,
     packed: bool = False,
 ) -> None:
     """Write the model of `source` (see `plan_of`) as a new directory.
 
-    `dtype` None keeps a uniform source's own and takes bfloat16 for quantised weights. Numbers
+    `dtype` None keeps a uniform source's own and takes bfloat16 for quantized weights. Numbers
     are rounded to the nearest, ties to even. `only` and `skip` are patterns of Hugging Face's
     tensor names. `generation_defaults` go into `generation_config.json` where the source says
     nothing of its own. With `tp` not 1 the weights are cut for so many ranks, a file for each,
-    which only this program reads and only with so many ranks. `quantisation` is done to the
+    which only this program reads and only with so many ranks. `quantization` is done to the
     matrices of the layers; their factors have `dtype`, as all the rest. With `packed` matrices of
     a GGUF file stay in its blocks where the engine computes with them so (`gguf_packed`).
 
@@ -83,7 +83,7 @@ def convert(
     """
     if destination.exists():
         raise FileSystemError(f"{destination} exists already", "choose another name or remove it")
-    plan = _planned(source, dtype, only, skip, quantisation, packed)
+    plan = _planned(source, dtype, only, skip, quantization, packed)
     destination = Path(os.path.abspath(destination))  # noqa: PTH100 - resolve() would follow links
     if generation_defaults:
         plan = plan.with_generation_defaults(generation_defaults)
@@ -115,10 +115,10 @@ def outline(
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
     tp: int = 1,
-    quantisation: Quantisation | None = None,
+    quantization: Quantization | None = None,
 ) -> Outline:
     """What `convert` would write with these arguments; raises what it raises before it writes."""
-    plan = _planned(source, dtype, only, skip, quantisation)
+    plan = _planned(source, dtype, only, skip, quantization)
     layout, fingerprint = _layout(plan, shard_size_bytes, tp), _fingerprint(plan, tp)
     files = {name: len(content) for name, content in _small_files(plan, layout).items()}
     for file, tensors in layout.files.items():
@@ -132,8 +132,8 @@ def _peak_bytes(plan: Plan, tp: int) -> int:
     # columns are brought together before they are written.
     largest_bytes = max(map(plan.tensor_bytes, plan.shapes))
     copies = (1 if plan.dtype == "float32" else 2) + (tp != 1)
-    # What is quantised is there as float32, its pages too, and as a byte for each number.
-    numbers = max((math.prod(plan.shapes[name]) for name in plan.quantised), default=0)
+    # What is quantized is there as float32, its pages too, and as a byte for each number.
+    numbers = max((math.prod(plan.shapes[name]) for name in plan.quantized), default=0)
     return max(largest_bytes * (1 + copies), 10 * numbers) + _STANDING_BYTES
 
 
@@ -142,7 +142,7 @@ def _planned(
     dtype: str | None,
     only: Sequence[str],
     skip: Sequence[str],
-    quantisation: Quantisation | None,
+    quantization: Quantization | None,
     packed: bool = False,
 ) -> Plan:
     if dtype is not None and dtype not in DTYPES:
@@ -152,7 +152,7 @@ def _planned(
     plan = plan_of(source, dtype, packed=packed)
     if only or skip:
         plan = plan.selected(only, skip)
-    return plan if quantisation is None else plan.quantised_as(quantisation)
+    return plan if quantization is None else plan.quantized_as(quantization)
 
 
 def _layout(plan: Plan, shard_size_bytes: float, tp: int) -> Layout:
@@ -166,9 +166,9 @@ def _small_files(plan: Plan, layout: Layout) -> Mapping[str, bytes]:
 def _fingerprint(plan: Plan, tp: int) -> str:
     """A name for source, dtype, tensors and ranks: sizes and both ends of the files, hashed."""
     digest = hashlib.sha256(plan.dtype.encode())
-    if plan.quantisation is not None or plan.packed:
+    if plan.quantization is not None or plan.packed:
         digest.update(plan.files["config.json"])
-        of = plan.quantisation
+        of = plan.quantization
         if of is not None and (of.moments or of.largest) is not None:
             digest.update(b"calibrated")
     if tp != 1:

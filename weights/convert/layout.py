@@ -14,7 +14,7 @@ from swiftchat.weights.architectures.registry import canonical_tensors, tensor_n
 from swiftchat.weights.files.names import SINGLE
 from swiftchat.weights.formats.safetensors_file import Announced, announced_bytes
 from swiftchat.weights.parallel.rank_files import rank_file, rank_metadata
-from swiftchat.weights.parallel.tensor_parallel import Part, share_of
+from swiftchat.weights.parallel.tensor_parallel import Part, shard_of
 from swiftchat.weights.sources.plan import WIRE_NAMES, Plan, json_bytes
 
 __all__ = ["Layout", "by_rank", "in_shards"]
@@ -66,14 +66,14 @@ def in_shards(plan: Plan, most_bytes: float) -> Layout:
 
 def by_rank(plan: Plan, size: int) -> Layout:
     """A file for each of `size` ranks; `UsageError` when the model cannot be divided so."""
-    if plan.quantisation is not None:
-        raise UsageError("quantised weights are not cut for ranks yet", "leave out --tp")
+    if plan.quantization is not None:
+        raise UsageError("quantized weights are not cut for ranks yet", "leave out --tp")
     config = ModelConfig.from_hf(json.loads(plan.files["config.json"]))
     canonical = {tensor_name(config, *names): names[0] for names in canonical_tensors(config)}
     files, metadata = {}, {}
     parts: dict[str, list[tuple[str, Part | None]]] = {name: [] for name in plan.shapes}
     for rank in range(size):
-        share, file = share_of(config, size, rank), rank_file(rank, size)
+        share, file = shard_of(config, size, rank), rank_file(rank, size)
         announced, own = [], share.shapes()
         for name, shape in plan.shapes.items():
             part = share.parts[canonical[name]]

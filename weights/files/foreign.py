@@ -4,10 +4,10 @@ from pathlib import Path
 
 from swiftchat.errors import BadModelFile
 
-__all__ = ["refuse_strangers"]
+__all__ = ["reject_foreign_file"]
 
 
-def refuse_strangers(path: Path, start: bytes) -> None:
+def reject_foreign_file(path: Path, start: bytes) -> None:
     """Tell apart what servers and version control leave in the place of a model file."""
     if start.startswith(b"version https://git-lfs"):
         raise BadModelFile(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftchat.errors import BadModelFile, FileSystemError
-from swiftchat.weights.files.foreign import refuse_strangers
+from swiftchat.weights.files.foreign import reject_foreign_file
 
 __all__ = ["read_json"]
 
@@ -20,7 +20,7 @@ def read_json(path: Path) -> dict[str, Any]:
         text = path.read_bytes()
     except OSError as error:
         raise FileSystemError(f"cannot read {path}: {error.strerror}") from error
-    refuse_strangers(path, text[:512])
+    reject_foreign_file(path, text[:512])
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Quantised GGUF blocks to float32, exactly as their formats define it.
+"""Quantized GGUF blocks to float32, exactly as their formats define it.
 
 Layouts are those of the block structures in ggml (`ggml-common.h`): a row is a sequence of
 blocks, a block one or two half-precision factors and packed small integers. Every function

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound
-from swiftchat.weights.files.foreign import refuse_strangers
+from swiftchat.weights.files.foreign import reject_foreign_file
 from swiftchat.weights.files.memory_map import give_back
 from swiftchat.weights.formats.dequantize import BLOCK_TYPES
 
@@ -155,7 +155,7 @@ class GgufFile:
 
 
 def _refuse_other_files(path: Path, start: bytes) -> None:
-    refuse_strangers(path, start)
+    reject_foreign_file(path, start)
     if start[:4] != b"GGUF" or len(start) < 24:
         raise BadModelFile(f"{path}: not a GGUF file")
     (version,) = struct.unpack("<I", start[4:8])
@@ -298,7 +298,7 @@ class _Header:
         if type_name not in BLOCK_TYPES:
             raise BadModelFile(
                 f"{self._path}: tensor {name} has the type {type_name}, which cannot be read",
-                f"use a file quantised as one of {', '.join(BLOCK_TYPES)}",
+                f"use a file quantized as one of {', '.join(BLOCK_TYPES)}",
             )
         return name, shape, type_name, self._u64(f"the offset of {name}")
 

@@ -21,7 +21,7 @@ def tokenizer_model(
 ) -> bytes:
     """Return the bytes of the `tokenizer.model` that the metadata were made from.
 
-    GGUF keeps pieces, scores, kinds and the switches of the normaliser; what it lacks only
+    GGUF keeps pieces, scores, kinds and the switches of the normalizer; what it lacks only
     training needs. Raises `BadModelFile` when scores or kinds do not match the tokens.
     """
     scores = metadata.get("tokenizer.ggml.scores", [0.0] * len(tokens))

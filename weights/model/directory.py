@@ -14,7 +14,7 @@ from swiftchat.weights.files.json_file import read_json
 from swiftchat.weights.formats.safetensors_file import ITEM_BYTES
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.parallel.rank_files import sliced_for
-from swiftchat.weights.parallel.tensor_parallel import Share, share_of
+from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
 from swiftchat.weights.quantization.checkpoint import FIELDS, settings_in
 from swiftchat.weights.quantization.quantized_tensor import PackedTensor
 
@@ -27,8 +27,8 @@ class Model:
     """A directory with `config.json` and weights; made by `open`.
 
     The end tokens of `generation_config.json`, where it names any, replace those of
-    `config.json` in `config.eos_ids`, as transformers does when it generates. `quantised`: how
-    the weights are, by the settings of who quantised them; None: they are plain.
+    `config.json` in `config.eos_ids`, as transformers does when it generates. `quantized`: how
+    the weights are, by the settings of who quantized them; None: they are plain.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class Model:
         config: ModelConfig,
         generation_config: dict[str, Any],
         tokenizer_config: dict[str, Any],
-        quantised: Mapping[str, Any] | None = None,
+        quantized: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = path
         self.config = config
         self.generation_config = generation_config
         self.tokenizer_config = tokenizer_config
-        self.quantised = quantised
+        self.quantized = quantized
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -56,7 +56,7 @@ class Model:
             raise ModelNotFound(f"no model directory {path}")
         if not (path / "config.json").is_file():
             raise BadModelFile(f"{path} is no model directory: config.json is missing")
-        quantised = settings_in(path)
+        quantized = settings_in(path)
         config_json = read_json(path / "config.json")
         config = ModelConfig.from_hf({k: v for k, v in config_json.items() if k not in FIELDS})
         generation = _read_optional(path / "generation_config.json")
@@ -64,18 +64,18 @@ class Model:
             eos_ids = token_ids(generation, "eos_token_id", config.vocab_size)
             config = dataclasses.replace(config, eos_ids=eos_ids)
         tokenizer = _read_optional(path / "tokenizer_config.json")
-        return cls(path, config, generation, tokenizer, quantised)
+        return cls(path, config, generation, tokenizer, quantized)
 
-    def checkpoint(self, share: Share | None = None) -> Checkpoint:
+    def checkpoint(self, share: Shard | None = None) -> Checkpoint:
         """Open the weights and check them against the config; `BadModelFile` names what fails.
 
         `share` says which rank wants them; `UsageError` when they are cut for other ranks.
         """
         checkpoint = Checkpoint.open(self.path, share)
-        if self.quantised is None:
+        if self.quantized is None:
             checkpoint.check(self.config)
         else:
-            checkpoint.check_quantised(self.config, self.quantised)
+            checkpoint.check_quantized(self.config, self.quantized)
         return checkpoint
 
     @cached_property
@@ -93,7 +93,7 @@ class Model:
         """Dtype and bytes of every tensor by name; whole, also where files are cut for ranks."""
         size = sliced_for(self.path)
         # The first rank has something of every tensor.
-        checkpoint = self.checkpoint(share_of(self.config, size, 0) if size else None)
+        checkpoint = self.checkpoint(shard_of(self.config, size, 0) if size else None)
         tensors = checkpoint.tensors
 
         def stored(name: str, shape: tuple[int, ...]) -> tuple[str, int]:
@@ -106,8 +106,8 @@ class Model:
 
     @cached_property
     def packed(self) -> Mapping[str, PackedTensor]:
-        """The tensors that are quantised, by name."""
-        return {} if self.quantised is None else self.checkpoint().packed
+        """The tensors that are quantized, by name."""
+        return {} if self.quantized is None else self.checkpoint().packed
 
     @cached_property
     def license(self) -> str | None:

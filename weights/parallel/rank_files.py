@@ -5,7 +5,7 @@ from pathlib import Path
 
 from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.formats.safetensors_file import TensorInfo, read_header
-from swiftchat.weights.parallel.tensor_parallel import Share
+from swiftchat.weights.parallel.tensor_parallel import Shard
 
 __all__ = ["other_ranks", "rank_file", "rank_metadata", "read_rank_file", "sliced_for"]
 
@@ -34,7 +34,7 @@ def sliced_for(directory: Path) -> int | None:
     return sizes[0] if sizes else None
 
 
-def other_ranks(directory: Path, size: int, share: Share | None) -> UsageError:
+def other_ranks(directory: Path, size: int, share: Shard | None) -> UsageError:
     """The error that files are cut for `size` ranks, and not as `share` wants them."""
     wanted = 1 if share is None else share.size
     return UsageError(
@@ -43,7 +43,7 @@ def other_ranks(directory: Path, size: int, share: Share | None) -> UsageError:
     )
 
 
-def read_rank_file(file: Path, share: Share) -> dict[str, TensorInfo]:
+def read_rank_file(file: Path, share: Shard) -> dict[str, TensorInfo]:
     """The tensors of a rank's file, from its header.
 
     Raises `BadModelFile` when it is damaged or another rank's.

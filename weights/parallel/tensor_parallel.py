@@ -27,7 +27,7 @@ from swiftchat.weights.architectures.registry import (
 )
 from swiftchat.weights.parallel.pipeline import stage_layers
 
-__all__ = ["Part", "Share", "share_of", "tp_choices"]
+__all__ = ["Part", "Shard", "shard_of", "tp_choices"]
 
 Span = tuple[int, int]
 # Canonical name, layer, and number of an expert or head, where there are such.
@@ -71,10 +71,10 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Share:
+class Shard:
     """What `rank` of `size` has of a stage's layers of the model `config`; one of one has it all.
 
-    Made by `share_of`, which refuses what cannot be divided. Spans are (first, end).
+    Made by `shard_of`, which refuses what cannot be divided. Spans are (first, end).
     """
 
     config: ModelConfig
@@ -102,7 +102,7 @@ class Share:
 
     @property
     def kv_heads(self) -> Span:
-        """The heads of keys and values; where there are fewer than ranks, one, as its neighbours.
+        """The heads of keys and values; where there are fewer than ranks, one, as its neighbors.
 
         They are those that `heads` read.
         """
@@ -286,9 +286,9 @@ class Share:
         return (heads[0] * self.config.head_dim, heads[1] * self.config.head_dim)
 
 
-def share_of(
+def shard_of(
     config: ModelConfig, size: int, rank: int, stage: int = 0, num_stages: int = 1
-) -> Share:
+) -> Shard:
     """What `rank` of `size` has of a stage; `UsageError` says what cannot be divided so.
 
     Every stage has `size` ranks.
@@ -299,7 +299,7 @@ def share_of(
         raise UsageError(complaint, f"this model can be divided with --tp {known}")
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} is none of --tp {size}")
-    share = Share(config, size, rank, stage, num_stages)
+    share = Shard(config, size, rank, stage, num_stages)
     _ = share.layers
     return share
 
@@ -333,7 +333,7 @@ def _complaint(config: ModelConfig, size: int) -> str | None:
     if (size - 1) * -(-vocab_size // size) >= vocab_size:
         return f"vocab_size {vocab_size} leaves nothing for the last rank of --tp {size}"
     try:
-        _ = Share(config, size).parts
+        _ = Shard(config, size).parts
     except UsageError as error:
         return error.message
     return None

@@ -1,4 +1,4 @@
-"""AWQ: integers of 4 bits, eight neighbouring rows of a matrix in a word.
+"""AWQ: integers of 4 bits, eight neighboring rows of a matrix in a word.
 
 Layout (AutoAWQ's `WQLinear_GEMM`), for a matrix of `rows` outputs and `columns` inputs: `qweight`
 int32 [columns, rows/8], `qzeros` int32 [groups, rows/8], `scales` [groups, rows]. The i-th four
@@ -18,7 +18,7 @@ from swiftchat.weights.quantization.quantized_tensor import (
     spread,
     unpack,
 )
-from swiftchat.weights.quantization.scheme import Int4, Keeping
+from swiftchat.weights.quantization.scheme import Int4, PackedSource
 from swiftchat.weights.quantization.settings import Settings
 
 __all__ = ["tensors"]
@@ -104,7 +104,7 @@ def _tensor(source: Source, module: str, group_size: int) -> PackedTensor:
         scale = np.ascontiguousarray(source.factors(parts["scales"]).T)
         return Int4(codes[:, 0::2] | codes[:, 1::2] << np.uint8(4), scale, zeros)
 
-    keeping = Keeping(Int4, kept, group_size) if columns % 2 == 0 else None
+    keeping = PackedSource(Int4, kept, group_size) if columns % 2 == 0 else None
     return PackedTensor("awq", (rows, columns), parts, decode, keeping)
 
 

@@ -1,4 +1,4 @@
-"""Quantised checkpoints as the plain model they stand for, one tensor at a time."""
+"""Quantized checkpoints as the plain model they stand for, one tensor at a time."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ _METHODS: Mapping[str, Method] = {
 
 
 def settings_in(directory: Path) -> Mapping[str, Any] | None:
-    """How the model of `directory` is quantised, `quant_method` included; None: it is not.
+    """How the model of `directory` is quantized, `quant_method` included; None: it is not.
 
     The files that older tools wrote beside `config.json` count only where that says nothing.
     """
@@ -66,9 +66,9 @@ def settings_in(directory: Path) -> Mapping[str, Any] | None:
 def plain_tensors(
     settings: Mapping[str, Any], tensors: Mapping[str, TensorInfo], read: Read
 ) -> dict[str, PackedTensor]:
-    """Every tensor of the plain model by its Hugging Face name, and all that is not quantised.
+    """Every tensor of the plain model by its Hugging Face name, and all that is not quantized.
 
-    Nothing is decoded yet. Whether a layer is quantised is told by its tensors, so what
+    Nothing is decoded yet. Whether a layer is quantized is told by its tensors, so what
     `modules_to_not_convert` or `ignore` left alone stays as it is.
 
     Raises `BadModelFile` naming the field of `settings` that is unknown or impossible, or the
@@ -81,11 +81,11 @@ def plain_tensors(
     source = Source(tensors, read)
     found = method(checked, source)
     if not found:
-        raise BadModelFile(f"the model calls itself {_method(checked)}, but no tensor is quantised")
+        raise BadModelFile(f"the model calls itself {_method(checked)}, but no tensor is quantized")
     used = {name for packed in found.values() for name in packed.parts.values()}
     both = [name for name in found if name in tensors and name not in used]
     if both:
-        raise BadModelFile(f"tensor {both[0]} is there both quantised and plain")
+        raise BadModelFile(f"tensor {both[0]} is there both quantized and plain")
     rest = {name: source.plain(name) for name in tensors if name not in used}
     return {**found, **rest}
 

@@ -28,7 +28,7 @@ from swiftchat.weights.quantization.quantized_tensor import (
     spread,
     unpack,
 )
-from swiftchat.weights.quantization.scheme import Int4, Int8, Keeping, Rounding
+from swiftchat.weights.quantization.scheme import Int4, Int8, PackedSource, Rounding
 from swiftchat.weights.quantization.settings import Settings
 
 __all__ = ["tensors"]
@@ -42,7 +42,7 @@ _FORMATS = (
     "naive-quantized",
     "mixed-precision",
 )
-# The cache and outputs are not quantised here, which is more exact than the original run.
+# The cache and outputs are not quantized here, which is more exact than the original run.
 _INERT = {"quant_method", "ignore", "global_compression_ratio", "kv_cache_scheme", "version"}
 _READ = {"config_groups", "format", "quantization_status", "sparsity_config"}
 _INERT_OF_GROUP = {"targets", "output_activations"}
@@ -261,7 +261,7 @@ def _packed_tensor(
 
     whole_rows = bits == 8 and groups == 1 and scheme.symmetric
     fits = order is None and (whole_rows or (bits == 4 and columns % 2 == 0))
-    keeping = Keeping(Int8, kept) if bits == 8 else Keeping(Int4, kept, columns // groups)
+    keeping = PackedSource(Int8, kept) if bits == 8 else PackedSource(Int4, kept, columns // groups)
     return PackedTensor("compressed-tensors", shape, parts, decode, keeping if fits else None)
 
 

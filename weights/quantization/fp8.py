@@ -16,7 +16,7 @@ from swiftchat.weights.quantization.quantized_tensor import (
     Source,
     spread,
 )
-from swiftchat.weights.quantization.scheme import Float8, Int8, Keeping
+from swiftchat.weights.quantization.scheme import Float8, Int8, PackedSource
 from swiftchat.weights.quantization.settings import Settings
 
 __all__ = ["FLOAT8", "scaled_tensor", "tensors"]
@@ -143,5 +143,5 @@ def scaled_tensor(
 
     fits = zero is None and width >= columns and height in (1, rows)
     kind = {"F8_E4M3": Float8, "I8": Int8}.get(source.tensors[name].dtype)
-    keeping = Keeping(kind, kept) if fits and kind else None
+    keeping = PackedSource(kind, kept) if fits and kind else None
     return PackedTensor(form, (rows, columns), parts, decode, keeping)

@@ -23,7 +23,7 @@ from swiftchat.weights.formats.dequantize import (
     scales_and_minima,
 )
 from swiftchat.weights.quantization.quantized_tensor import PackedTensor, Source
-from swiftchat.weights.quantization.scheme import Int4, Int8Groups, Keeping
+from swiftchat.weights.quantization.scheme import Int4, Int8Groups, PackedSource
 from swiftchat.weights.quantization.settings import Settings
 
 __all__ = ["GROUP", "KEPT_TYPES", "finite", "form_of", "kept", "tensors"]
@@ -145,7 +145,7 @@ def kept(rows: Bytes, type_name: str) -> Int4 | Int8Groups:
             numbers, scale, minimum = kind.parts(blocks[start : start + _BLOCKS_AT_ONCE])
             scale, zero = _zero(scale, minimum)
         if kind.middle is None:
-            two = numbers.view("<u2")  # neighbours, the lower column in the low byte
+            two = numbers.view("<u2")  # neighbors, the lower column in the low byte
             codes.append((two | two >> np.uint16(4)).astype(np.uint8))
         else:  # modulo 256
             codes.append(numbers.view(np.uint8) + np.uint8(128 - kind.middle))
@@ -200,5 +200,5 @@ def _tensor(source: Source, name: str, type_name: str) -> PackedTensor:
             raise source.bad(stored, "finite factors", "others")
         return kept(blocks, type_name)
 
-    keeping = Keeping(form_of(type_name), whole, GROUP)
+    keeping = PackedSource(form_of(type_name), whole, GROUP)
     return PackedTensor(type_name, (count, columns), {"blocks": stored}, rows, keeping)

@@ -21,14 +21,14 @@ from swiftchat.weights.quantization.quantized_tensor import (
     spread,
     unpack,
 )
-from swiftchat.weights.quantization.scheme import Int4, Keeping
+from swiftchat.weights.quantization.scheme import Int4, PackedSource
 from swiftchat.weights.quantization.settings import Settings
 
 __all__ = ["tensors"]
 
 _BITS = (2, 3, 4, 8)
 _MAX_GROUP = 2**20
-# How the model was quantised, or which program should run it: nothing that changes a number.
+# How the model was quantized, or which program should run it: nothing that changes a number.
 _INERT = {
     "quant_method",
     "sym",
@@ -159,7 +159,7 @@ def _tensor(
         return Int4(codes[:, 0::2] | codes[:, 1::2] << np.uint8(4), scale, zero)
 
     fits = bits == 4 and columns % group_size == 0 and _in_order(source, parts, in_order)
-    keeping = Keeping(Int4, kept, group_size) if fits else None
+    keeping = PackedSource(Int4, kept, group_size) if fits else None
     return PackedTensor("gptq", (rows, columns), parts, decode, keeping)
 
 

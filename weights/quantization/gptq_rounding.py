@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Compensation", "gained"]
+__all__ = ["GptqRounding", "gained"]
 
 Floats = npt.NDArray[np.float32]
 # (column, numbers): the codes of some numbers in a column, and what they mean.
@@ -26,7 +26,7 @@ _BLOCK = 32  # columns between two updates of all that follow
 _SWEEPS = 6  # over all groups; the last lowers the loss by less than a hundredth
 
 
-class Compensation:
+class GptqRounding:
     """How the error of each column is spread over the columns after it, for inputs like `moment`.
 
     `moment` [columns, columns] is symmetric, and kept; its diagonal is raised in place. Columns are

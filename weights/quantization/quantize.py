@@ -20,11 +20,11 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import FAMILIES, canonical_tensors, tensor_name
 from swiftchat.weights.formats.safetensors_file import Announced
 from swiftchat.weights.quantization.fp8 import FLOAT8
-from swiftchat.weights.quantization.gptq_rounding import Compensation, gained
+from swiftchat.weights.quantization.gptq_rounding import GptqRounding, gained
 from swiftchat.weights.quantization.quantized_tensor import as_float32
 from swiftchat.weights.quantization.rounding import WIRE_NAMES, Floats, rounded
 
-__all__ = ["FORMS", "GROUP_SIZES", "MATRICES", "W8A8", "Quantisation"]
+__all__ = ["FORMS", "GROUP_SIZES", "MATRICES", "W8A8", "Quantization"]
 
 FORMS = ("int8", "int4", "fp8")
 # Forms whose inputs are rounded too, and what their matrices are rounded to.
@@ -64,12 +64,12 @@ _SMALLEST = {"bfloat16": 2.0**-126, "float16": 2.0**-24, "float32": 2.0**-126}
 
 
 @dataclass(frozen=True)
-class Quantisation:
+class Quantization:
     """What is done to the matrices of the layers: a form, and the width of int4's groups.
 
     Tensors that match a pattern of `keep` stay as they are; those of `int8`, among which may be the
     head, are rounded to the nearest int8 instead. `moments(name)` gives what the inputs
-    of a matrix are like (`Compensation`); None: each number is rounded to the nearest.
+    of a matrix are like (`GptqRounding`); None: each number is rounded to the nearest.
     `largest(name)` gives how large each input of a matrix becomes, for W8A8 (`smoothed`). Raises
     `UsageError` for an unknown form or size of groups, and for what another form is calibrated by.
     """
@@ -96,10 +96,10 @@ class Quantisation:
             raise UsageError(f"{self.form} is not smoothed", f"only {' and '.join(W8A8)} are")
 
     def chosen(self, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-        """The names, among those of `shapes`, that are to be quantised.
+        """The names, among those of `shapes`, that are to be quantized.
 
         `BadModelFile` names a matrix that groups do not divide, `UsageError` a pattern that
-        matches none, and that there is nothing to quantise.
+        matches none, and that there is nothing to quantize.
         """
         apart = FAMILIES[config.architecture].transposed
         names = [
@@ -121,7 +121,7 @@ class Quantisation:
         kept = {name for name in names for pattern in self.keep if fnmatch.fnmatch(name, pattern)}
         chosen = [name for name in names if name not in kept]
         if not chosen:
-            raise UsageError(f"no matrix of a {config.architecture} is left to be quantised")
+            raise UsageError(f"no matrix of a {config.architecture} is left to be quantized")
         for name in chosen:
             if self._of(name).form == "int4" and shapes[name][1] % self.group_size:
                 raise BadModelFile(
@@ -166,7 +166,7 @@ class Quantisation:
             "output_activations": None,
         }
 
-    def _of(self, name: str) -> "Quantisation":
+    def _of(self, name: str) -> "Quantization":
         """What is done to this tensor: `self`, or rounding to int8."""
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.int8):
             return replace(self, form="int8", moments=None, int8=())
@@ -211,7 +211,7 @@ class Quantisation:
             return
         codes = np.empty(matrix.shape, np.uint8)
         scales, zeros = [], []
-        compensation = None if self.moments is None else Compensation(self.moments(name))
+        compensation = None if self.moments is None else GptqRounding(self.moments(name))
         # What is compensated goes column by column: the more rows at a time the better.
         step = _ROWS if compensation is None else len(matrix)
         for start in range(0, len(matrix), step):
@@ -234,7 +234,7 @@ class Quantisation:
             yield stored, array
 
     def _rounded(
-        self, name: str, rows: Floats, dtype: str, compensation: Compensation | None
+        self, name: str, rows: Floats, dtype: str, compensation: GptqRounding | None
     ) -> tuple[Array, Array, Array]:
         """Codes, factors and zeros of some rows; divided is by factors that are rounded already."""
 
@@ -263,7 +263,7 @@ def _int4_codes(
     rows: Floats,
     group_size: int,
     stored: Callable[[Floats], tuple[Array, Floats]],
-    compensation: Compensation | None,
+    compensation: GptqRounding | None,
 ) -> tuple[Array, Array, Array]:
     """Codes from 0 to 15 of [rows, columns], so that zero is among what they can mean."""
     groups = rows.reshape(len(rows), -1, group_size)
@@ -312,7 +312,7 @@ def _best_ranges(
     """The same, but of some wider and narrower ranges those of the least loss.
 
     Narrower: what the largest lose may weigh less than what the others win. Wider: numbers are
-    still to make up for the errors of others. `sizes` [groups, size] are those of `Compensation`.
+    still to make up for the errors of others. `sizes` [groups, size] are those of `GptqRounding`.
     """
     low, high = np.minimum(groups.min(2), 0), np.maximum(groups.max(2), 0)
     best: list[Array] = []

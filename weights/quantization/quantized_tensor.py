@@ -1,4 +1,4 @@
-"""Tensors of a plain model as a quantised checkpoint keeps them, decoded some rows at a time."""
+"""Tensors of a plain model as a quantized checkpoint keeps them, decoded some rows at a time."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats.safetensors_file import TensorInfo
-from swiftchat.weights.quantization.scheme import Keeping, Rounding
+from swiftchat.weights.quantization.scheme import PackedSource, Rounding
 
 __all__ = ["FLOATS", "PackedTensor", "Source", "as_float32", "spread", "unpack"]
 
@@ -41,7 +41,7 @@ class PackedTensor:
     shape: Shape
     parts: Mapping[str, str]
     rows: Callable[[int, int], Floats]
-    kept: Keeping | None = None
+    kept: PackedSource | None = None
     inputs: Rounding | None = None
 
     def values(self) -> Floats:

@@ -16,9 +16,9 @@ __all__ = [
     "Int4",
     "Int8",
     "Int8Groups",
-    "Keeping",
     "Kept",
     "KeptForm",
+    "PackedSource",
     "Rounding",
     "cut",
     "group_of_cut",
@@ -77,7 +77,7 @@ KeptForm = tuple[type[Kept], int]
 
 
 @dataclass(frozen=True)
-class Keeping:
+class PackedSource:
     """How a tensor can be kept packed, known before it is read.
 
     `read` gives it in `form`; `group` is how many columns have a factor together, 0 where whole

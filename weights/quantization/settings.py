@@ -1,4 +1,4 @@
-"""The settings of a quantised checkpoint: each one read is checked, each unknown one refused."""
+"""The settings of a quantized checkpoint: each one read is checked, each unknown one refused."""
 
 from collections.abc import Collection, Mapping
 from typing import Any

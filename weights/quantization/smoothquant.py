@@ -26,14 +26,14 @@ _SMALLEST = 1e-5  # a factor
 def smoothed(
     config: ModelConfig,
     values: Values,
-    quantised: Collection[str],
+    quantized: Collection[str],
     largest: Callable[[str], Floats],
 ) -> Values:
     """`values` of norms and matrices that are moved so far apart; the rest as it is.
 
     `values(name)` gives a tensor's numbers flat, in pieces; `largest(name)` the largest size of
     each input of a matrix, [columns]. A norm stays as it is unless all that read it are
-    `quantised`, and so does every norm where a layer's branches read the same one.
+    `quantized`, and so does every norm where a layer's branches read the same one.
     """
     matrices: dict[str, list[str]] = {}  # all that read the same norm, by the name of each
     norms: dict[str, tuple[list[str], float]] = {}
@@ -45,7 +45,7 @@ def smoothed(
     for of_layer in names.values() if moved else ():
         for norm, canonical_readers in _READERS.items():
             readers = [of_layer[name] for name in canonical_readers if name in of_layer]
-            if norm in of_layer and readers and set(readers) <= set(quantised):
+            if norm in of_layer and readers and set(readers) <= set(quantized):
                 matrices |= dict.fromkeys(readers, readers)
                 norms[of_layer[norm]] = readers, float(config.norm_unit_offset)
                 if f"{norm}_bias" in of_layer:

@@ -97,7 +97,7 @@ def _gguf(source: Path, dtype: str | None, packed: bool) -> Plan:
 def _directory(source: Path, dtype: str | None) -> Plan:
     settings = quantized_checkpoint.settings_in(source)
     if settings is not None:
-        return _quantised(source, dtype, settings)
+        return _quantized(source, dtype, settings)
     model = Model.open(source)
     checkpoint = model.checkpoint()
     own = {wire: name for name, wire in WIRE_NAMES.items()}
@@ -111,7 +111,7 @@ def _directory(source: Path, dtype: str | None) -> Plan:
     return Plan(files, shapes, dtype, values, sources, checkpoint.forget)
 
 
-def _quantised(source: Path, dtype: str | None, settings: Mapping[str, Any]) -> Plan:
+def _quantized(source: Path, dtype: str | None, settings: Mapping[str, Any]) -> Plan:
     config_json = read_json(source / "config.json")
     config_json = {k: v for k, v in config_json.items() if k not in quantized_checkpoint.FIELDS}
     config = ModelConfig.from_hf(config_json)

@@ -21,7 +21,7 @@ from swiftchat.weights.gguf import tensors
 from swiftchat.weights.quantization import gguf_blocks
 from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES
 from swiftchat.weights.quantization.quantize import MATRICES
-from swiftchat.weights.sources.plan import AsItIs
+from swiftchat.weights.sources.plan import RawTensor
 
 __all__ = ["SETTINGS", "as_they_are"]
 
@@ -31,7 +31,7 @@ _PACKED = MATRICES | {"embed", "lm_head"}
 
 def as_they_are(
     file: GgufFile, config: ModelConfig, sources: Mapping[str, tensors.Source]
-) -> dict[str, AsItIs]:
+) -> dict[str, RawTensor]:
     """The matrices, by name, that a directory keeps in the blocks that `file` has them in.
 
     Reading one raises `BadModelFile` naming the tensor when a factor of it is not finite.
@@ -39,7 +39,7 @@ def as_they_are(
     canonical = {tensor_name(config, *place): place[0] for place in canonical_tensors(config)}
     shapes = expected_tensors(config)
 
-    def kept(name: str, source: tensors.Source) -> AsItIs:
+    def kept(name: str, source: tensors.Source) -> RawTensor:
         type_name = source.tensor.type_name
         kind = BLOCK_TYPES[type_name]
         rows, columns = shapes[name]
@@ -51,7 +51,7 @@ def as_they_are(
                 raise BadModelFile(f"tensor {name} holds numbers that are not finite")
             return blocks
 
-        return AsItIs((f"{name}.{type_name}", "U8", (rows, row_bytes)), read)
+        return RawTensor((f"{name}.{type_name}", "U8", (rows, row_bytes)), read)
 
     return {
         name: kept(name, source)

@@ -14,17 +14,17 @@ from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import tensor_name
 from swiftchat.weights.formats.safetensors_file import Announced, announced_bytes
-from swiftchat.weights.quantization.quantize import Quantisation
+from swiftchat.weights.quantization.quantize import Quantization
 from swiftchat.weights.quantization.rounding import WIRE_NAMES, Floats, rounded
 from swiftchat.weights.quantization.smoothquant import smoothed
 
-__all__ = ["GENERATION", "WIRE_NAMES", "AsItIs", "Floats", "Plan", "json_bytes"]
+__all__ = ["GENERATION", "WIRE_NAMES", "Floats", "Plan", "RawTensor", "json_bytes"]
 
 GENERATION = "generation_config.json"
 
 
 @dataclass(frozen=True)
-class AsItIs:
+class RawTensor:
     """A tensor that is written as the source has it packed: what files announce, and its bytes."""
 
     announced: Announced
@@ -37,7 +37,7 @@ class Plan:
 
     `shapes` is by Hugging Face name; `values(name)` yields the tensor's numbers, flat.
     `sources` are the files it is made from, and `forget` gives back the memory of what was
-    read of them so far. The tensors `quantised` are written in the form `quantisation`, those of
+    read of them so far. The tensors `quantized` are written in the form `quantization`, those of
     `packed` as they are in the source.
     """
 
@@ -47,9 +47,9 @@ class Plan:
     values: Callable[[str], Iterator[Floats]]
     sources: Sequence[Path]
     forget: Callable[[], None]
-    quantisation: Quantisation | None = None
-    quantised: frozenset[str] = frozenset()
-    packed: Mapping[str, AsItIs] = field(default_factory=dict)
+    quantization: Quantization | None = None
+    quantized: frozenset[str] = frozenset()
+    packed: Mapping[str, RawTensor] = field(default_factory=dict)
 
     def tensor_bytes(self, name: str) -> int:
         """Bytes of one tensor as it will be written."""
@@ -60,8 +60,8 @@ class Plan:
         shape = self.shapes[name]
         if name in self.packed:
             return [self.packed[name].announced]
-        if self.quantisation is not None and name in self.quantised:
-            return self.quantisation.announced(name, shape, self.dtype)
+        if self.quantization is not None and name in self.quantized:
+            return self.quantization.announced(name, shape, self.dtype)
         return [(name, WIRE_NAMES[self.dtype], shape)]
 
     def arrays(self, name: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
@@ -69,9 +69,9 @@ class Plan:
         shape = self.shapes[name]
         if name in self.packed:
             yield self.packed[name].announced[0], self.packed[name].read()
-        elif self.quantisation is not None and name in self.quantised:
+        elif self.quantization is not None and name in self.quantized:
             matrix = rounded(name, shape, "float32", self.values(name))
-            yield from self.quantisation.arrays(name, matrix, self.dtype)
+            yield from self.quantization.arrays(name, matrix, self.dtype)
         else:
             yield name, rounded(name, shape, self.dtype, self.values(name))
 
@@ -123,11 +123,11 @@ class Plan:
             raise UsageError("--only and --skip leave no tensor")
         return dataclasses.replace(self, shapes=shapes)
 
-    def quantised_as(self, quantisation: Quantisation) -> "Plan":
+    def quantized_as(self, quantization: Quantization) -> "Plan":
         """The plan with the matrices of the layers in that form; raises what `chosen` does."""
         config_json = json.loads(self.files["config.json"])
         config = ModelConfig.from_hf(config_json)
-        names = quantisation.chosen(config, self.shapes)
+        names = quantization.chosen(config, self.shapes)
         plain = [
             name.removesuffix(".weight")
             for name, shape in self.shapes.items()
@@ -136,13 +136,13 @@ class Plan:
         head = tensor_name(config, "lm_head")
         if head not in names:
             plain = list(dict.fromkeys([*plain, head.removesuffix(".weight")]))
-        config_json["quantization_config"] = quantisation.settings(plain, names)
+        config_json["quantization_config"] = quantization.settings(plain, names)
         files = {**self.files, "config.json": json_bytes(config_json)}
         values = self.values
-        if quantisation.largest is not None:
-            values = smoothed(config, values, names, quantisation.largest)
+        if quantization.largest is not None:
+            values = smoothed(config, values, names, quantization.largest)
         return dataclasses.replace(
-            self, files=files, values=values, quantisation=quantisation, quantised=frozenset(names)
+            self, files=files, values=values, quantization=quantization, quantized=frozenset(names)
         )
 
     def with_generation_defaults(self, defaults: Mapping[str, Any]) -> "Plan":

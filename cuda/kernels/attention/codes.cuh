@@ -1,5 +1,5 @@
 // A cache in 8 bits: rows of head_dim codes, and a factor in fp32 for each row; a number is its code
-// times the factor (docs/quantisation.md). Compiled with CODES: 1 is int8, 2 is e4m3.
+// times the factor (docs/quantization.md). Compiled with CODES: 1 is int8, 2 is e4m3.
 //
 // Codes become T exactly, times CODE_SCALE, in registers. What they are multiplied with keeps the
 // factor out of the sums: K's is for a score, V's for a weight.

@@ -7,7 +7,7 @@ constexpr int THREADS = NUM_WARPS * WARP;
 constexpr int TILES = ROWS / 8;               // query heads in eights
 // Tokens a warp takes at a time, log2: of codes twice as many, for what a step costs besides its
 // products is more than they do. What the cache has of an element; and how far apart in a sum's 16
-// dimensions neighbouring lanes' are, and a lane's own two.
+// dimensions neighboring lanes' are, and a lane's own two.
 #ifdef CODES
 constexpr int LOG_STEP = 5;
 using Stored = u8;

@@ -15,7 +15,7 @@ struct Ring {
 
 __device__ __forceinline__ void produce(const Arguments& a, const Work& w, Ring& ring, u32 tiles,
                                         int begin, int end) {
-    // CHUNKS neighbouring threads bring a row; a thread finds where one of the rows lies that they
+    // CHUNKS neighboring threads bring a row; a thread finds where one of the rows lies that they
     // bring in turn.
     constexpr int STEPS = KEYS * CHUNKS / COPIERS;
     static_assert(IS_EVEN && STEPS <= CHUNKS && CHUNKS <= WARP);

@@ -1,4 +1,4 @@
-// rotary: normalises query and key heads, turns them by their positions, and stores keys and values
+// rotary: normalizes query and key heads, turns them by their positions, and stores keys and values
 // in the cache.
 //
 //   qkv         T [n, num_heads + 2 * num_kv_heads, head_dim]; the queries are changed in place,
@@ -23,7 +23,7 @@
 // A thread holds 2 * WIDTH elements, whole pairs of one place in a head, for up to 4 heads, all of
 // them loaded before the first is turned; the angles are the same for all. WIDTH elements are
 // one access: 8, 4, 2 or 1, a divisor of rotary_dim / 2 and head_dim / 2. head_dim <= 256.
-// With QK_NORM neighbouring lanes that hold a head add their squares, with CODES they find its
+// With QK_NORM neighboring lanes that hold a head add their squares, with CODES they find its
 // largest number: head_dim / (2 * WIDTH) must be a power of two up to 32. In fp32, rounded once,
 // and as a code once more.
 // Compiled with INTERLEAVED, QK_NORM, WIDTH, and CODES for a cache in 8 bits.
@@ -48,8 +48,8 @@ struct NormWeight {
     Pack<T, W> low, high;
 };
 
-// Divides a head, of which `items` neighbouring lanes hold a part, by its root mean square.
-__device__ __forceinline__ void normalise(float (&at)[2 * W], bool is_query,
+// Divides a head, of which `items` neighboring lanes hold a part, by its root mean square.
+__device__ __forceinline__ void normalize(float (&at)[2 * W], bool is_query,
                                           const NormWeight& query, const NormWeight& key,
                                           int items, float eps, float offset) {
     float squares = 0;
@@ -114,7 +114,7 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
     bool second = positions2 && item >= in_stretch;
     int place = second ? item - in_stretch : item;  // within its stretch
     bool turned = place < in_stretch;
-    // Pairs of neighbours are two neighbouring accesses, and so is what is not turned.
+    // Pairs of neighbors are two neighboring accesses, and so is what is not turned.
     int low = 2 * W * item, high = low + W;
     if (!INTERLEAVED && turned) {
         low = (second ? rotary_dim : 0) + place * W;
@@ -161,7 +161,7 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
             float at[2 * W];
             unpack(held[u], at);
 #if QK_NORM
-            normalise(at, kv_head < 0, q_weight, k_weight, items, eps, offset);
+            normalize(at, kv_head < 0, q_weight, k_weight, items, eps, offset);
 #endif
             if (turned) turn(at, cos, sin);
             pack(at, held[u]);

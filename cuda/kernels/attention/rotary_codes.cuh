@@ -18,7 +18,7 @@ __device__ __forceinline__ u8 to_code(float at) {
 #endif
 }
 
-// The factor of a head of which `items` neighbouring lanes hold a part each. Compared as integers,
+// The factor of a head of which `items` neighboring lanes hold a part each. Compared as integers,
 // what is not finite is the largest, and so is the factor not finite.
 template <int N>
 __device__ __forceinline__ float factor_of(const float (&at)[N], int items) {

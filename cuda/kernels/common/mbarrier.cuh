@@ -8,7 +8,7 @@ __device__ __forceinline__ void barrier_init(u64* barrier, u32 arrivals) {
                  : "memory");
 }
 
-// Makes initialised barriers visible to the copy engine; the threads still need a __syncthreads.
+// Makes initialized barriers visible to the copy engine; the threads still need a __syncthreads.
 __device__ __forceinline__ void barrier_init_fence() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -119,7 +119,7 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, u32 bytes
 #endif
 
 // A warp brings NUM_ROWS rows of `bytes` (a multiple of 16) to shared memory, row r to `to + r * stride`,
-// and completes one phase of `barrier`, initialised with COPY_ARRIVALS. Lane r has row r's address,
+// and completes one phase of `barrier`, initialized with COPY_ARRIVALS. Lane r has row r's address,
 // and every lane the one of row `lane % NUM_ROWS`. What is read once need not stay in L2.
 template <int NUM_ROWS>
 __device__ __forceinline__ void copy_rows(u8* to, int stride, const void* from, u32 bytes,

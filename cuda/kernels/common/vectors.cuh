@@ -1,4 +1,4 @@
-// Neighbouring elements, loaded and stored by the widest instructions 16-byte alignment allows.
+// Neighboring elements, loaded and stored by the widest instructions 16-byte alignment allows.
 #pragma once
 #include "common/common.cuh"
 
@@ -11,7 +11,7 @@ __device__ __forceinline__ u32 to_bits(float a) { return __float_as_uint(a); }
 __device__ __forceinline__ u32 to_bits(bf16 a) { return __bfloat16_as_ushort(a); }
 __device__ __forceinline__ u32 to_bits(half a) { return __half_as_ushort(a); }
 
-// W neighbours as they lie in memory: words of 4 bytes, two 16-bit elements in each. `[i]` is one
+// W neighbors as they lie in memory: words of 4 bytes, two 16-bit elements in each. `[i]` is one
 // of them in fp32; unpacked only there, they take few registers, and a load need not have come
 // before the next one is sent.
 template <typename A, int W> struct Pack {

@@ -1,4 +1,4 @@
-// norm: adds a layer's output to the residual stream, then normalises each row.
+// norm: adds a layer's output to the residual stream, then normalizes each row.
 //
 //   x       fp32 [n, hidden], in place: x += delta (+ bias)
 //   delta   T [n, hidden] or null (nothing is added, x is only read)
@@ -76,7 +76,7 @@ template <int V> __device__ __forceinline__ void add_delta(float (&value)[V][8],
 }
 
 // Subtracts the row's mean from its values.
-template <int V> __device__ __forceinline__ void centre(float (&value)[V][8], const Arguments& a,
+template <int V> __device__ __forceinline__ void center(float (&value)[V][8], const Arguments& a,
                                                         float* scratch) {
     float sum = 0;
 #pragma unroll
@@ -100,7 +100,7 @@ template <int V> __device__ __forceinline__ void norm_in_registers(const Argumen
     if (LAYER_NORM) load_constant(shift, a.shift, a.hidden);
     wait_for_upstream();
     add_delta(value, bias, a, row);
-    if (LAYER_NORM) centre(value, a, scratch);
+    if (LAYER_NORM) center(value, a, scratch);
 #pragma unroll
     for (int v = 0; v < V; v++)
 #pragma unroll

@@ -46,7 +46,7 @@
 // The k order within an mma is permuted alike for both operands, so that 16 bytes of a row are one
 // thread's operands of two instructions.
 // Accumulates in fp32, integers exactly within a group. Test: tests/cuda/kernels/test_linear.py, relative 2^-8
-// (bf16), 2^-11 (fp16), 2e-6 (fp32): one rounding of inputs that are normalised here, one of the result;
+// (bf16), 2^-11 (fp16), 2e-6 (fp32): one rounding of inputs that are normalized here, one of the result;
 // tests/cuda/kernels/test_linear_packed.py, for sums of digits 2^-13.
 #include "common/activation.cuh"
 #include "linear/linear_vectors.cuh"

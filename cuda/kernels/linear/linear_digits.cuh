@@ -13,7 +13,7 @@ constexpr bool MMA = !Same<T, float>::value;
 constexpr bool INTEGERS = MMA && VECTORS == 1 && (FORM == INT8 || FORM == INT4);
 constexpr int X_GROUP = GROUPED ? GROUP : STEP;
 
-// Bytes from one row of digits, or from one vector, to the next: threads of neighbours that read at once
+// Bytes from one row of digits, or from one vector, to the next: threads of neighbors that read at once
 // use different banks. Four lanes of a row have 64 bytes together, or (8 bits as T) 16 of every 32.
 __device__ __forceinline__ int x_stride(const Share& share) {
     int part = (share.end - share.begin) * (INTEGERS ? 1 : (int)sizeof(T));
@@ -40,7 +40,7 @@ __device__ __forceinline__ int digit_at(int column) {
     return column;
 }
 
-// The largest, or the sum, among LANES neighbours, for all of them.
+// The largest, or the sum, among LANES neighbors, for all of them.
 template <int LANES> __device__ __forceinline__ u32 largest_of(u32 x) {
     if constexpr (LANES == WARP) {
         return __reduce_max_sync(ALL, x);
@@ -60,7 +60,7 @@ template <int LANES> __device__ __forceinline__ int sum_of(int x) {
     }
 }
 
-// Keeps EACH neighbours, from `column` of this block's on. Whole warps call it, with zeros past the end;
+// Keeps EACH neighbors, from `column` of this block's on. Whole warps call it, with zeros past the end;
 // nothing is kept unless `valid`.
 template <int EACH>
 __device__ __forceinline__ void keep_digits(const float (&x)[EACH], int column, bool valid, u8* vector,

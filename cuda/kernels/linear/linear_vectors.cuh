@@ -1,4 +1,4 @@
-// How linear's vectors come to shared memory: normalised, as T or as digits.
+// How linear's vectors come to shared memory: normalized, as T or as digits.
 #pragma once
 #include "linear/linear_sums.cuh"
 #include "common/reduce.cuh"
@@ -19,7 +19,7 @@ constexpr int AT_ONCE = COLUMNS > 4 ? 2 : COLUMNS;
 // it is left to the epilogue, which saves a pass. fp16 cannot.
 constexpr bool NORM_FIRST = NORM && IS_HALF && !INTEGERS;
 
-// Keeps EACH neighbours of vector b, from `column` of the whole on, for the products.
+// Keeps EACH neighbors of vector b, from `column` of the whole on, for the products.
 template <int EACH>
 __device__ __forceinline__ void keep(const float (&x)[EACH], int b, int column, const Arguments& a,
                                      const Share& share, u8* vectors, int stride) {
@@ -77,7 +77,7 @@ __device__ __forceinline__ void for_values(const Arguments& a, const Share& shar
     }
 }
 
-// The normalised vectors into shared memory.
+// The normalized vectors into shared memory.
 __device__ void load_vectors(const Arguments& a, const Share& share, Shared& shared, u8* to,
                              int stride) {
     float factors[VECTORS];

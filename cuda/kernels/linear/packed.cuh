@@ -11,7 +11,7 @@
 #define FP8 2
 #define INT4 3
 
-// Two neighbours of T's 16 bits each in a register, minus or times the same number twice.
+// Two neighbors of T's 16 bits each in a register, minus or times the same number twice.
 __device__ __forceinline__ u32 minus(u32 a, u32 b, bf16) {
     __nv_bfloat162 c = __hsub2((__nv_bfloat162&)a, (__nv_bfloat162&)b);
     return (u32&)c;

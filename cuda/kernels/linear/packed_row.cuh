@@ -1,4 +1,4 @@
-// Eight neighbouring columns of a row of a packed matrix: where they lie in a record, and what they mean.
+// Eight neighboring columns of a row of a packed matrix: where they lie in a record, and what they mean.
 #pragma once
 #include "linear/records.cuh"
 

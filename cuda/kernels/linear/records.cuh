@@ -1,4 +1,4 @@
-// How a packed matrix lies (docs/quantisation.md): of every eight rows a block, of records; a record has
+// How a packed matrix lies (docs/quantization.md): of every eight rows a block, of records; a record has
 // 64 bytes of numbers of each row, one after the other, and with groups of columns then, for each of them,
 // half2 (scale, offset) of each row: weight = row_scale * scale * (number + offset). Columns and rows are
 // filled up to whole records by what means 0. Thread (g, t) = (lane / 4, lane % 4) of a warp takes 16 bytes

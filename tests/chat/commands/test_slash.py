@@ -12,7 +12,7 @@ from prompt_toolkit.output import DummyOutput
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.store import Sessions, sessions_path
-from swiftchat.chat.model.chat_model import Speaker
+from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.repl.loop import Repl
 from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
@@ -24,7 +24,7 @@ class Chat:
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.engine = fake_engine.FakeEngine([], ctx_size_tokens=4096)
-        speaker = Speaker(folder, ChatConfig(model=str(folder)), self.engine.start)  # type: ignore[arg-type]
+        speaker = ChatModel(folder, ChatConfig(model=str(folder)), self.engine.start)  # type: ignore[arg-type]
         autosave = Autosave(lambda: Sessions(sessions_path(), print), print)
         self.repl = Repl(speaker, speaker.config, Conversation(), "", autosave)
         self._capsys = capsys

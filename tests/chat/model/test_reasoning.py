@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.model.chat_model import Speaker
+from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.reasoning import FORMS, ReasoningSplitter, Thought, reasoning_form
 from swiftchat.chat.options.config import ChatConfig
 from tests.support import fake_engine
@@ -84,7 +84,7 @@ class Talk:
     def __init__(self, folder: Path, template: str, **config: object) -> None:
         fake_engine.make_folder(folder, template)
         self.engine = fake_engine.FakeEngine([], ctx_size_tokens=4096)
-        self.speaker = Speaker(folder, ChatConfig(**config), self.engine.start)  # type: ignore[arg-type]
+        self.speaker = ChatModel(folder, ChatConfig(**config), self.engine.start)  # type: ignore[arg-type]
         self.conversation = Conversation()
 
     def turn(self, answer: str) -> tuple[str | None, str]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.model.chat_model import Speaker
+from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from tests.support import fake_engine
 
@@ -25,7 +25,7 @@ class Talk:
     def __init__(self, folder: Path, template: str = fake_engine.TEMPLATE) -> None:
         fake_engine.make_folder(folder, template, merges=("h e",))
         self.engine = fake_engine.FakeEngine([], ctx_size_tokens=4096)
-        self.speaker = Speaker(folder, ChatConfig(), self.engine.start)  # type: ignore[arg-type]
+        self.speaker = ChatModel(folder, ChatConfig(), self.engine.start)  # type: ignore[arg-type]
         self.conversation = Conversation()
 
     def turn(self, message: str, answer: str | list[int]) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 
 from swiftchat.chat.history.store import Sessions, sessions_path
 from swiftchat.chat.render.alternatives import as_terminal_text
-from swiftchat.chat.terminal.style import Look
+from swiftchat.chat.terminal.style import Style
 from swiftchat.errors import UsageError
 from tests.chat.commands.test_slash import Chat
 from tests.chat.commands.test_slash import chat as chat
@@ -85,14 +85,14 @@ def test_a_conversation_that_goes_on_later_does_not_ask_for_them(chat: Chat) -> 
     assert settings["top_k"] == 7 and "logprobs" not in settings
 
 
-def test_colours_and_control_characters(chat: Chat) -> None:
+def test_colors_and_control_characters(chat: Chat) -> None:
     chat.say("/set logprobs 1")
     chat.say("Hi", "é\x1b[31m\nx")
     answer, tokenizer = chat.repl.last_answer, chat.repl.speaker.tokenizer
     assert answer is not None
-    plain = as_terminal_text(answer, tokenizer, Look("markdown"))
+    plain = as_terminal_text(answer, tokenizer, Style("markdown"))
     assert "\x1b" not in plain and plain.splitlines()[0].endswith("'\ufffd'")
     assert "'\\x1b'" in plain and "'\\n'" in plain
-    coloured = as_terminal_text(answer, tokenizer, Look("markdown", is_coloured=True))
-    assert "é" in coloured and "\x1b[36m" in coloured and "\x1b[31m\nx" not in coloured
-    assert "90% and more" in coloured
+    colored = as_terminal_text(answer, tokenizer, Style("markdown", is_colored=True))
+    assert "é" in colored and "\x1b[36m" in colored and "\x1b[31m\nx" not in colored
+    assert "90% and more" in colored

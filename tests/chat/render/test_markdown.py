@@ -17,7 +17,7 @@ from swiftchat.chat.render.code_blocks import code_blocks
 from swiftchat.chat.render.rendered_view import RenderedView
 from swiftchat.chat.render.rows import MarkdownRows
 from swiftchat.chat.terminal.sanitize import visible
-from swiftchat.chat.terminal.style import Look
+from swiftchat.chat.terminal.style import Style
 
 SHOWCASE = r"""# Title
 A paragraph with **bold**, `code` and a [link](https://a.b/c_d).
@@ -110,9 +110,9 @@ class Screen:
         self.written = ""
         self.size = (columns, rows)
         self.now_s = 0.0
-        settings = {"form": "markdown", "is_coloured": True, "is_live": True, **look}
+        settings = {"form": "markdown", "is_colored": True, "is_live": True, **look}
         self.view = RenderedView(
-            Look(**settings),
+            Style(**settings),
             None,
             "model",
             self._write,  # type: ignore[arg-type]
@@ -248,7 +248,7 @@ End
 
 
 def test_for_screen_readers_marks_stay_and_nothing_is_drawn_over() -> None:
-    screen = Screen(60, 24, form="accessible", is_coloured=False, is_live=False)
+    screen = Screen(60, 24, form="accessible", is_colored=False, is_live=False)
     lines = screen.show(*SHOWCASE)
     assert "\x1b" not in screen.written and "\r" not in screen.written
     assert lines[:2] == ["model:", "# Title"]
@@ -297,13 +297,13 @@ def test_control_characters_at_every_split_point() -> None:
         screen.view.close()
         rest = OURS.sub("", "".join(written)).replace("\n", "").replace("\r", "")
         assert not set(CONTROLS) & set(rest)
-    bare = Screen(form="accessible", is_coloured=False, is_live=False)
+    bare = Screen(form="accessible", is_colored=False, is_live=False)
     bare.show(*text)
     assert not set(CONTROLS) & set(bare.written)
 
 
-def test_without_colours_there_are_styles_but_no_colours() -> None:
-    screen = Screen(is_coloured=False)
+def test_without_colors_there_are_styles_but_no_colors() -> None:
+    screen = Screen(is_colored=False)
     screen.show(SHOWCASE)
     codes = {
         code

@@ -131,7 +131,7 @@ def test_nothing_is_drawn_over_for_screen_readers(
     assert b"\x1b" not in answer and answer.count(b"\r") == answer.count(b"\r\n")
 
 
-def test_colours_can_be_refused(chat: Chat) -> None:
+def test_colors_can_be_refused(chat: Chat) -> None:
     terminal = chat(SHOWCASE, NO_COLOR="1")
     terminal.type("x\r")
     terminal.wait_for("no end")
@@ -174,8 +174,8 @@ def test_pipes_get_the_answers_bytes(tmp_path: Path) -> None:
     events = [json.loads(line) for line in lines]
     said = "".join(event["content"] for event in events if event["event"] == "reasoning")
     assert said == "hm"
-    coloured = piped(tmp_path / "e", text, "--color", "always").stdout
-    assert "\x1b[1;4mTitle" in coloured and "\x1b[K" not in coloured and "␛[2J" in coloured
+    colored = piped(tmp_path / "e", text, "--color", "always").stdout
+    assert "\x1b[1;4mTitle" in colored and "\x1b[K" not in colored and "␛[2J" in colored
 
 
 def test_extracting_code(tmp_path: Path) -> None:

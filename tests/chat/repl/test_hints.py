@@ -11,7 +11,7 @@ from prompt_toolkit.output import DummyOutput
 
 from swiftchat import errors
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.model.chat_model import Speaker
+from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.repl.hints import Hints, hints_file
 from swiftchat.chat.repl.loop import Repl
@@ -60,7 +60,7 @@ def test_the_first_start_and_only_where_it_is_not_quiet(
         config = ChatConfig(model=str(folder), quiet=quiet)
         with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
             pipe.send_text("\x04")
-            speaker = Speaker(folder, config, fake_engine.FakeEngine([]).start)  # type: ignore[arg-type]
+            speaker = ChatModel(folder, config, fake_engine.FakeEngine([]).start)  # type: ignore[arg-type]
             Repl(speaker, config, Conversation()).run()
         told.append("hint: talks are kept" in capsys.readouterr().err)
     assert told == [False, True, False]

@@ -129,7 +129,7 @@ def test_one_answer_is_given_at_once(engine, tmp_path: Path) -> None:
 
 
 def test_compiling_cold_and_warm(engine, tmp_path: Path) -> None:
-    engine.extra += [{"compile_s": 8.0}, {"compile_s": 0.5, "read_ceiling_bytes_per_s": 4e12}]
+    engine.extra += [{"compile_s": 8.0}, {"compile_s": 0.5, "bandwidth_ceiling_bytes_per_s": 4e12}]
     folder, before = fake_engine.make_folder(tmp_path), os.environ["XDG_CACHE_HOME"]
     found = report("-m", str(folder))
     assert (found["compile_cold_s"], found["compile_warm_s"]) == (8.0, 0.5)

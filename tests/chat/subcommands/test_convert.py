@@ -99,7 +99,7 @@ def test_sizes_that_are_none(text: str) -> None:
     assert [bytes_of(size) for size in ("1", "2kB", "1.5 GB", "3T")] == [1, 2e3, 1.5e9, 3e12]
 
 
-def test_quantize_writes_a_quantised_directory_or_says_why_not(tmp_path: Path) -> None:
+def test_quantize_writes_a_quantized_directory_or_says_why_not(tmp_path: Path) -> None:
     tiny_llama().save_pretrained(tmp_path / "in")
     done = run(tmp_path / "in", tmp_path / "out", "--quantize", "int4", "--keep", "*.o_proj.*")
     assert done.returncode == 0, done.stderr

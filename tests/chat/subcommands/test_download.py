@@ -23,7 +23,7 @@ from swiftchat.weights.architectures.registry import expected_tensors
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.safetensors_file import create
 from swiftchat.weights.model.directory import Model
-from swiftchat.weights.parallel.tensor_parallel import Share
+from swiftchat.weights.parallel.tensor_parallel import Shard
 from tests.support import fake_engine
 from tests.support.fake_hub import FakeHub, Fault, serving
 
@@ -68,7 +68,7 @@ def test_a_short_name_works_wherever_a_name_does(hub: FakeHub) -> None:
     done = run("download", "qwen3:8b")
     total = sum(map(len, hub.files.values()))
     line, *progress = done.stderr.decode().splitlines()
-    assert line == f"qwen3:8b is {REPO}: {total / 1000:.1f} kB, licence mit"
+    assert line == f"qwen3:8b is {REPO}: {total / 1000:.1f} kB, license mit"
     assert progress == [f"downloading {REPO} …", f"verifying {REPO} …"] and done.returncode == 0
     path = Path(done.stdout.decode().strip())
     assert (path / "config.json").is_file()
@@ -111,7 +111,7 @@ def test_an_interrupted_download_goes_on_in_the_next_run(hub: FakeHub) -> None:
     assert process.returncode == 130 and TOKEN.encode() not in stderr
     done_bytes = parts[0].stat().st_size
     again = run("download", REPO, "-y")
-    assert again.returncode == 0 and b" still to come, licence mit" in again.stderr
+    assert again.returncode == 0 and b" still to come, license mit" in again.stderr
     assert (Path(again.stdout.decode().strip()) / "model.safetensors").read_bytes() == weights
     assert hub.ranges("model.safetensors") == [None, f"bytes={done_bytes}-"]
 
@@ -153,7 +153,7 @@ def test_a_refused_connection_and_offline_mode(hub: FakeHub) -> None:
 @pytest.mark.parametrize(("typed", "code"), [("n", 130), ("", 0)])
 def test_at_a_terminal_it_asks(hub: FakeHub, typed: str, code: int) -> None:
     terminal = pexpect.spawn(sys.executable, [*SWIFTCHAT[1:], "download", REPO], timeout=20)
-    terminal.expect_exact("licence mit")
+    terminal.expect_exact("license mit")
     terminal.expect_exact(f"download {REPO}? [Y/n]")
     terminal.sendline(typed)
     terminal.expect(pexpect.EOF)
@@ -233,7 +233,7 @@ def test_show_tells_what_each_stage_holds(tmp_path: Path) -> None:
     assert refused.returncode == 2 and b"more than this model's 2 layers" in refused.stderr
 
 
-def test_quantised_weights_are_counted_as_gpus_have_them(tmp_path: Path) -> None:
+def test_quantized_weights_are_counted_as_gpus_have_them(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model")
     fp8 = tmp_path / "fp8"
     assert run("convert", str(folder), str(fp8), "--quantize", "fp8").returncode == 0
@@ -247,7 +247,7 @@ def test_quantised_weights_are_counted_as_gpus_have_them(tmp_path: Path) -> None
         else 4 * math.prod(shape)
         for name, shape in expected_tensors(model.config).items()
     )
-    assert memory.bytes_on_gpu(model, Share(model.config)) == expected
+    assert memory.bytes_on_gpu(model, Shard(model.config)) == expected
     one, two = memory.fits_divided(model, [])
     assert one["weights_bytes"] == expected
     assert expected / 2 < two["weights_bytes"] < expected  # `o` in halves of 24 is decoded

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.chat.subcommands.tokens import coloured, marked, separated
+from swiftchat.chat.subcommands.tokens import colored, marked, separated
 from tests.chat.terminal.test_terminal import Terminal
 from tests.support import fake_engine
 
@@ -60,23 +60,23 @@ def test_json(folder: Path) -> None:
 def test_white_space_and_control_characters_are_seen() -> None:
     assert marked(" \t\r\x1b[2J\u3000\u202e\n") == "·→␍␛[2J␣\ufffd⏎\n"
     assert separated(["a", " b"]) == "a|·b"
-    assert coloured(["a", "b", "c\n", "\n\n"]) == (
+    assert colored(["a", "b", "c\n", "\n\n"]) == (
         "a\x1b[30;46mb\x1b[0mc⏎\n\x1b[30;46m⏎\x1b[0m\n\x1b[30;46m⏎\x1b[0m\n"
     )
 
 
 @pytest.mark.parametrize(
-    ("env", "has_colours"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+    ("env", "has_colors"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
-def test_colours_on_a_terminal(
-    folder: Path, tmp_path: Path, env: dict[str, str], has_colours: bool
+def test_colors_on_a_terminal(
+    folder: Path, tmp_path: Path, env: dict[str, str], has_colors: bool
 ) -> None:
     (tmp_path / "text").write_text("he hi\x1b]52;c;eA==\x07")
     args = [*SWIFTCHAT[1:], "tokens", "-m", str(folder), "--show", str(tmp_path / "text")]
     terminal = Terminal(sys.executable, args, **env)
-    terminal.wait_for("he·hi" if has_colours else "he|·h|i")
+    terminal.wait_for("he·hi" if has_colors else "he|·h|i")
     assert terminal.wait_end() == 0
-    assert (b"\x1b[30;46m" in terminal.raw) == has_colours
+    assert (b"\x1b[30;46m" in terminal.raw) == has_colors
     assert b"\x1b]" not in terminal.raw and b"\x07" not in terminal.raw
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.terminal.clipboard import copy
-from swiftchat.chat.terminal.style import choose_look
+from swiftchat.chat.terminal.style import choose_style
 from swiftchat.errors import UsageError
 from tests.support import fake_engine
 
 
 @pytest.mark.parametrize(
-    ("options", "env", "at_terminal", "form", "coloured", "live"),
+    ("options", "env", "at_terminal", "form", "colored", "live"),
     [
         ({}, {}, True, "markdown", True, True),
         ({}, {}, False, "exact", False, False),
@@ -40,11 +40,11 @@ def test_how_answers_look(
     env: dict[str, str],
     at_terminal: bool,
     form: str,
-    coloured: bool,
+    colored: bool,
     live: bool,
 ) -> None:
-    look = choose_look(ChatConfig(**options), env, at_terminal)  # type: ignore[arg-type]
-    assert (look.form, look.is_coloured, look.is_live) == (form, coloured, live)
+    look = choose_style(ChatConfig(**options), env, at_terminal)  # type: ignore[arg-type]
+    assert (look.form, look.is_colored, look.is_live) == (form, colored, live)
 
 
 def test_over_ssh_the_terminal_is_asked_to_copy() -> None:

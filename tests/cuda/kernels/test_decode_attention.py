@@ -307,7 +307,7 @@ def test_replays_of_a_graph_are_equal_and_follow_the_lengths(gpu: Gpu) -> None:
     assert_close(out, case.expected(), ROUNDING[torch.bfloat16])
 
 
-def test_a_sequence_does_not_depend_on_its_neighbours(gpu: Gpu) -> None:
+def test_a_sequence_does_not_depend_on_its_neighbors(gpu: Gpu) -> None:
     """With as many splits for both, the bits of a row are the same."""
     case = make_case(torch.bfloat16, (700, 900), 2, 4, 64)
     both = case.run(gpu)

@@ -2,7 +2,7 @@
 
 Tolerances as in test_linear.py, and the order of the sums: weights become the vectors' dtype
 exactly. Not so where there is one vector in 16 bits and the form is not FP8: it becomes 15 bits and
-a power of two for 32 to 128 neighbours; where one is many times as large as all others, those lose
+a power of two for 32 to 128 neighbors; where one is many times as large as all others, those lose
 bits.
 """
 

@@ -192,7 +192,7 @@ def test_wrong_arguments_are_refused(gpu: Gpu) -> None:
             case.run(gpu, angles(32) if match == "positions2 must be" else table, **options)
     odd = Case(torch.float32, 4, 4, 2, 96)
     ones = torch.ones(96, device="cuda")
-    with pytest.raises(ValueError, match="cannot be normalised"):
+    with pytest.raises(ValueError, match="cannot be normalized"):
         odd.run(gpu, angles(96), norm=HeadNorm(ones, ones, 1e-6))
     with pytest.raises(ValueError, match="key must be"):
         case.run(gpu, table, norm=HeadNorm(ones[:64].clone(), ones, 1e-6))

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.comm.communicator import GlooRanks
+from swiftchat.engine.comm.communicator import GlooCommunicator
 from swiftchat.engine.schedule.scheduler import Sequence
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
-from swiftchat.weights.parallel.tensor_parallel import share_of, tp_choices
+from swiftchat.weights.parallel.tensor_parallel import shard_of, tp_choices
 from tests.support import tiny
 from tests.support.spmd_ranks import ThreadRanks, in_lockstep
 
@@ -64,7 +64,7 @@ def assert_ranks_equal_one(
     config = Model.open(folder).config
 
     def run(rank: int, ranks: ThreadRanks) -> tuple[tiny.Bench, list[int], torch.Tensor]:
-        share = share_of(config, tp, rank)
+        share = shard_of(config, tp, rank)
         bench = tiny.Bench(sliced or folder, share=share, ranks=ranks)
         return bench, *greedy(bench, num_new)
 
@@ -99,9 +99,9 @@ def test_ranks_on_files_cut_beforehand_equal_one(name: str, tmp_path: Path) -> N
 
 
 def _rank_process(rank: int, folder: Path, meeting: Path, results: Any) -> None:
-    share = share_of(Model.open(folder).config, 2, rank)
+    share = shard_of(Model.open(folder).config, 2, rank)
     torch.set_num_threads(1)
-    ranks = GlooRanks(torch.distributed.FileStore(str(meeting), 2), rank, 2)
+    ranks = GlooCommunicator(torch.distributed.FileStore(str(meeting), 2), rank, 2)
     ids, logits = greedy(tiny.Bench(folder, share=share, ranks=ranks))
     results.put((rank, ids, logits.numpy(), _listening_elsewhere()))
 

@@ -1,4 +1,4 @@
-"""Lanes and decoding one step ahead, on a device that is played in Python."""
+"""The decode batch and decoding one step ahead, on a device that is played in Python."""
 
 from types import SimpleNamespace
 
@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.decode.async_decode import DecodeAhead
-from swiftchat.engine.decode.decode_batch import Lanes
+from swiftchat.engine.decode.async_decode import AsyncDecode
+from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
 
@@ -26,7 +26,7 @@ class PlayedStep:
     def __init__(self, scheduler: Scheduler) -> None:
         gpu = SimpleNamespace(device=torch.device("cpu"))
         blocks = -(-CTX_SIZE // BLOCK_SIZE)
-        self.lanes = Lanes(gpu, 8, blocks, BLOCK_SIZE, VOCAB_SIZE)  # type: ignore[arg-type]
+        self.lanes = DecodeBatch(gpu, 8, blocks, BLOCK_SIZE, VOCAB_SIZE)  # type: ignore[arg-type]
         self.scheduler = scheduler
         self.num_launches = 0
 
@@ -62,12 +62,12 @@ def no_cuda():
 
 
 class Loop:
-    """The engine's loop around DecodeAhead, with prompts computed by nobody."""
+    """The engine's loop around AsyncDecode, with prompts computed by nobody."""
 
     def __init__(self, num_blocks: int = 64) -> None:
         self.scheduler = Scheduler(BlockAllocator(num_blocks, BLOCK_SIZE), 512, 8)
         self.step = PlayedStep(self.scheduler)
-        self.ahead = DecodeAhead(self.step, self.scheduler, CTX_SIZE)  # type: ignore[arg-type]
+        self.ahead = AsyncDecode(self.step, self.scheduler, CTX_SIZE)  # type: ignore[arg-type]
 
     def run_once(self) -> None:
         if self.ahead.is_flying:

@@ -11,10 +11,10 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.comm.pipeline import GlooStages, OneStage
-from swiftchat.engine.decode.decode_batch import Lanes
-from swiftchat.engine.decode.graph_runner import DecodeStep
-from swiftchat.engine.decode.pipeline_decode import DecodeInStages
+from swiftchat.engine.comm.pipeline import GlooPipeline, SingleStage
+from swiftchat.engine.decode.decode_batch import DecodeBatch
+from swiftchat.engine.decode.graph_runner import GraphRunner
+from swiftchat.engine.decode.pipeline_decode import PipelineDecode
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.load.dummy import dummy_weights
 from swiftchat.engine.model.cuda_ops import CudaOps
@@ -26,7 +26,7 @@ from swiftchat.engine.schedule.scheduler import Row, Sequence, Step
 from swiftchat.errors import BadModelFile, OutOfMemory
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model
-from swiftchat.weights.parallel.tensor_parallel import share_of
+from swiftchat.weights.parallel.tensor_parallel import shard_of
 from tests.engine.comm.test_pipeline import TWO, threads_in_turn
 from tests.support import tiny
 from tests.support.worker_processes import WIDE
@@ -55,7 +55,7 @@ class PlayedStep:
         size = engine.config.block_size
         max_blocks = -(-engine.ctx_size_tokens // size)
         gpu = SimpleNamespace(device=torch.device("cpu"))
-        self.lanes = Lanes(gpu, max_lanes, max_blocks, size, engine.vocab_size)  # type: ignore[arg-type]
+        self.lanes = DecodeBatch(gpu, max_lanes, max_blocks, size, engine.vocab_size)  # type: ignore[arg-type]
         self.lanes.max_lanes = max_lanes  # and no more: the rest is not replayed
         self.stream = torch.zeros(max_lanes, engine.decoder.config.hidden_size)
         self.drawn = torch.full((max_lanes,), -1, dtype=torch.int32)
@@ -152,7 +152,7 @@ def kernels_of_a_step(
 ) -> list[Any]:
     """What a stage launches in its graph, in turn; shapes and dtypes are checked as always."""
     device, gpu = torch.device("cpu"), listing_gpu()
-    share = share_of(config, 1, 0, stage, num_stages)
+    share = shard_of(config, 1, 0, stage, num_stages)
     weights = dummy_weights(config, torch.bfloat16, device, share=share)
     ops = CudaOps(gpu, share, 256, 32)
     stages: Any = SimpleNamespace(
@@ -160,7 +160,7 @@ def kernels_of_a_step(
     )
     decoder = Decoder(share.local, weights, ops, None, stages)
     cache = KVCache(share.local, 64, 4, torch.bfloat16, device, heads_first=True)
-    step = DecodeStep(decoder, ops, cache, Lanes(gpu, 32, 64, 4, config.vocab_size))
+    step = GraphRunner(decoder, ops, cache, DecodeBatch(gpu, 32, 64, 4, config.vocab_size))
     with gpu.collecting() as specs:
         step.run(num_lanes)
     return [spec.key for spec in specs]
@@ -184,11 +184,11 @@ def on_stages(folder: Path, num_stages: int, run, **config):
     store = torch.distributed.HashStore()
 
     def of_stage(stage: int):
-        stages = GlooStages(store, stage, num_stages, 60)
+        stages = GlooPipeline(store, stage, num_stages, 60)
         settings = {"pp": num_stages, "cache_tokens": 256, **config}
         engine = Engine(folder, replace(TWO, **settings), stages=stages)
         step = PlayedStep(engine)
-        engine._ahead = DecodeInStages(step, stages)  # type: ignore[arg-type]
+        engine._ahead = PipelineDecode(step, stages)  # type: ignore[arg-type]
         return run(stage, engine, step)
 
     with threads_in_turn(), ThreadPoolExecutor(num_stages) as pool:
@@ -225,7 +225,7 @@ def test_lanes_are_loaded_anew_unless_one_token_came(between, moves_on: bool) ->
         stream=torch.zeros(4, 8),
         drawn=torch.tensor([7, 0, 0, 0]),
     )
-    decode = DecodeInStages(step, OneStage())  # type: ignore[arg-type]
+    decode = PipelineDecode(step, SingleStage())  # type: ignore[arg-type]
     sequence = Sequence(1, [5, 6], GREEDY)
     sequence.num_computed, sequence.block_table = 1, [3]
     assert decode.take(Step([Row(sequence, 1)], []), [1])

@@ -60,7 +60,7 @@ def test_the_second_turn_prefills_only_what_is_new(folder: Path) -> None:
 
 @given(st.integers(0, 45), st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_cancelling_anywhere_leaves_the_cache_right(
+def test_canceling_anywhere_leaves_the_cache_right(
     folder: Path, num_steps: int, other: bool
 ) -> None:
     engine = tiny.engine(folder, chunk_tokens=4)
@@ -84,7 +84,7 @@ def test_cancelling_anywhere_leaves_the_cache_right(
     assert engine.allocator.num_used == 0
 
 
-def test_cancelling_what_has_ended_is_nothing(folder: Path) -> None:
+def test_canceling_what_has_ended_is_nothing(folder: Path) -> None:
     engine = tiny.engine(folder)
     generate(engine, [5, 6])
     engine.cancel(1)

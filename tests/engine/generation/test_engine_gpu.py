@@ -220,7 +220,7 @@ def test_preemption_on_the_gpu_changes_no_token(folder: Path, cubins: Path) -> N
     assert tight == roomy
 
 
-def test_starting_and_cancelling_loses_nothing(tmp_path: Path, cubins: Path) -> None:
+def test_starting_and_canceling_loses_nothing(tmp_path: Path, cubins: Path) -> None:
     tiny.make("llama", tmp_path)
     engine = gpu_engine(tmp_path, cubins)
     tiny.run(engine, {0: tiny.random_ids(9)}, GREEDY)
@@ -300,7 +300,7 @@ def test_a_context_of_100k_tokens(tmp_path: Path, cubins: Path) -> None:
 
 
 def test_numbers_nobody_expects(folder: Path, cubins: Path) -> None:
-    """Lanes that are no multiple of four, and more candidates than the vocabulary has ids."""
+    """Row counts that are no multiple of four, and more candidates than the vocabulary has ids."""
     prompts = {i: tiny.random_ids(3 + i, seed=i) for i in range(7)}
     params = SamplingParams(temperature=1, top_k=3_000_000_000, max_tokens=9, seed=4)
     settings = {"max_num_seqs": 7, "cache_tokens": 1024}

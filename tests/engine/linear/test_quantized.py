@@ -1,4 +1,4 @@
-"""Quantised directories run packed on the CPU: what they compute, keep and refuse."""
+"""Quantized directories run packed on the CPU: what they compute, keep and refuse."""
 
 import json
 import shutil
@@ -12,23 +12,23 @@ from safetensors.torch import load_file, save_file
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.linear import quantized as forms
-from swiftchat.engine.linear.merged import Stacked
+from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.merged import reordered as stacked_reordered
 from swiftchat.engine.linear.quantized import (
-    ByteWeight,
     Int4Weight,
-    PackedWeight,
+    Int8Weight,
+    QuantizedWeight,
     packed_weight,
     reordered,
 )
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
-from swiftchat.weights.quantization.quantize import FORMS, Quantisation
+from swiftchat.weights.quantization.quantize import FORMS, Quantization
 from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Kept
 from tests.support import tiny
 from tests.support.quantized_models import FORMS as SOURCES
-from tests.support.quantized_models import quantised_model
+from tests.support.quantized_models import quantized_model
 from tests.support.tiny_llama import tiny_llama
 
 pytestmark = pytest.mark.skipif(
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(
     reason="torch has no int4 kernel for this processor",
 )
 
-CLASSES = {"int4": Int4Weight, "int8": ByteWeight, "fp8": ByteWeight}
+CLASSES = {"int4": Int4Weight, "int8": Int8Weight, "fp8": Int8Weight}
 # bfloat16 has 8 bits, the first among them: what is rounded is wrong by 2^−8 of itself at most.
 HALF_ULP = 2.0**-8
 
@@ -116,13 +116,13 @@ def test_parts_under_each_other_and_reordered() -> None:
 def test_matrices_in_several_forms_are_one_matrix() -> None:
     made = [random_kept(form, 32 * (i + 1), 64) for i, form in enumerate(FORMS)]
     parts = [packed_weight([kept], torch.float32) for kept, _ in made]
-    weight = Stacked([*(part for part in parts if part is not None), torch.ones(7, 64)])
+    weight = MergedWeight([*(part for part in parts if part is not None), torch.ones(7, 64)])
     meant = torch.cat([meant for _, meant in made] + [torch.ones(7, 64).double()])
     assert weight.shape == meant.shape == (32 + 64 + 96 + 7, 64)
     assert torch.equal(weight.product(torch.eye(64)).T.double(), meant)
     index = torch.cat([torch.randperm(n) + at for n, at in ((32, 0), (64, 32), (96, 96), (7, 192))])
     turned = stacked_reordered(weight, index)
-    assert isinstance(turned, Stacked)
+    assert isinstance(turned, MergedWeight)
     assert torch.equal(turned.product(torch.eye(64)).T.double(), meant[index])
     with pytest.raises(ValueError, match="belong to another"):
         stacked_reordered(weight, index.flip(0))
@@ -130,49 +130,49 @@ def test_matrices_in_several_forms_are_one_matrix() -> None:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("engine-quantised") / "in"
+    path = tmp_path_factory.mktemp("engine-quantized") / "in"
     sizes = {"hidden_size": 128, "intermediate_size": 192, "tie_word_embeddings": True}
     tiny_llama(**sizes).to(torch.bfloat16).save_pretrained(path)
     return path
 
 
 @pytest.fixture(scope="module")
-def quantised(plain: Path) -> dict[str, Path]:
+def quantized(plain: Path) -> dict[str, Path]:
     for form in FORMS:
-        convert(plain, plain.with_name(form), quantisation=Quantisation(form))
+        convert(plain, plain.with_name(form), quantization=Quantization(form))
     return {form: plain.with_name(form) for form in FORMS}
 
 
-def matrices(bench: tiny.Bench) -> list[torch.Tensor | PackedWeight]:
+def matrices(bench: tiny.Bench) -> list[torch.Tensor | QuantizedWeight]:
     layers = bench.decoder.weights.layers
     return [m for layer in layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_engine_computes_what_the_form_means(
-    quantised: dict[str, Path], tmp_path: Path, form: str
+    quantized: dict[str, Path], tmp_path: Path, form: str
 ) -> None:
-    convert(quantised[form], tmp_path / "plain", dtype="float32")
+    convert(quantized[form], tmp_path / "plain", dtype="float32")
     ids = tiny.random_ids(30)
-    bench = tiny.Bench(quantised[form], dtype=torch.float32)
+    bench = tiny.Bench(quantized[form], dtype=torch.float32)
     assert all(isinstance(matrix, CLASSES[form]) for matrix in matrices(bench))
     expected = tiny.Bench(tmp_path / "plain").last_logits(ids)
     # In fp32 nothing is rounded but sums, in another order.
     torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
-    rounded = tiny.Bench(quantised[form], dtype=torch.bfloat16).last_logits(ids)
+    rounded = tiny.Bench(quantized[form], dtype=torch.bfloat16).last_logits(ids)
     in_bf16 = tiny.Bench(tmp_path / "plain", dtype=torch.bfloat16).last_logits(ids)
     # As near to fp32 as plain weights in bf16 are, twice over.
     allowed = 2 * (in_bf16 - expected).abs().max() + 0.02 * expected.abs().max()
     assert (rounded - expected).abs().max() <= allowed
 
 
-def test_kept_layers_are_plain_and_their_neighbours_packed(plain: Path, tmp_path: Path) -> None:
+def test_kept_layers_are_plain_and_their_neighbors_packed(plain: Path, tmp_path: Path) -> None:
     keep = ["*.0.self_attn.v_proj.weight", "*.0.mlp.down_proj.weight"]
-    convert(plain, tmp_path / "out", quantisation=Quantisation("int4", 32, keep))
+    convert(plain, tmp_path / "out", quantization=Quantization("int4", 32, keep))
     convert(tmp_path / "out", tmp_path / "plain", dtype="float32")
     bench = tiny.Bench(tmp_path / "out", dtype=torch.float32)
     first, second = bench.decoder.weights.layers
-    assert isinstance(first.qkv, Stacked) and isinstance(first.down, torch.Tensor)
+    assert isinstance(first.qkv, MergedWeight) and isinstance(first.down, torch.Tensor)
     q_and_k, v = first.qkv.parts
     assert isinstance(q_and_k, Int4Weight) and isinstance(v, torch.Tensor)
     assert isinstance(first.o, Int4Weight) and isinstance(second.qkv, Int4Weight)
@@ -183,15 +183,15 @@ def test_kept_layers_are_plain_and_their_neighbours_packed(plain: Path, tmp_path
 
 KEPT_PACKED = {
     "awq": Int4Weight,
-    "compressed-w8a8": ByteWeight,
-    "compressed-fp8": ByteWeight,
-    "fp8-row": ByteWeight,
+    "compressed-w8a8": Int8Weight,
+    "compressed-fp8": Int8Weight,
+    "fp8-row": Int8Weight,
 }
 
 
 @pytest.mark.parametrize("form", SOURCES)
 def test_other_sources_run_as_they_are(tmp_path: Path, form: str) -> None:
-    reference = quantised_model(tmp_path / "in", *SOURCES[form])
+    reference = quantized_model(tmp_path / "in", *SOURCES[form])
     bench = tiny.Bench(tmp_path / "in", dtype=torch.float32)
     wanted = KEPT_PACKED.get(form, torch.Tensor)
     assert all(isinstance(matrix, wanted) for matrix in matrices(bench))
@@ -207,7 +207,7 @@ def test_gptq_in_order_stays_packed(tmp_path: Path) -> None:
     for v2 in (False, True):
         settings = GPTQ | ({"checkpoint_format": "gptq_v2"} if v2 else {})
         folder = tmp_path / str(v2)
-        reference = quantised_model(folder, settings, gptq(4, v2=v2))
+        reference = quantized_model(folder, settings, gptq(4, v2=v2))
         bench = tiny.Bench(folder, dtype=torch.float32)
         assert all(isinstance(matrix, Int4Weight) for matrix in matrices(bench))
         ids = tiny.random_ids(30)
@@ -216,9 +216,9 @@ def test_gptq_in_order_stays_packed(tmp_path: Path) -> None:
         torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_engine_answers_and_says_what_it_keeps(quantised: dict[str, Path]) -> None:
-    engine = Engine(quantised["int4"], EngineConfig(device="cpu"))
-    sizes = {name: nbytes for name, (_, nbytes) in Model.open(quantised["int4"]).stored.items()}
+def test_the_engine_answers_and_says_what_it_keeps(quantized: dict[str, Path]) -> None:
+    engine = Engine(quantized["int4"], EngineConfig(device="cpu"))
+    sizes = {name: nbytes for name, (_, nbytes) in Model.open(quantized["int4"]).stored.items()}
     matrix = "model.layers.0.mlp.up_proj.weight"
     assert sizes[matrix] == 192 * 128 // 2 + 192 * 4 * 2 + 192 * 4 // 2 + 16
     # Factors and zeros of a group take four bytes, half the file's 2½ bytes more.
@@ -228,11 +228,11 @@ def test_the_engine_answers_and_says_what_it_keeps(quantised: dict[str, Path]) -
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_damage_is_named(quantised: dict[str, Path], tmp_path: Path, form: str) -> None:
+def test_damage_is_named(quantized: dict[str, Path], tmp_path: Path, form: str) -> None:
     scale = "model.layers.1.mlp.down_proj.weight_scale"
     for change in ("missing", "infinite", "codes"):
         folder = tmp_path / change
-        shutil.copytree(quantised[form], folder)
+        shutil.copytree(quantized[form], folder)
         tensors = load_file(folder / "model.safetensors")
         if change == "missing":
             del tensors[scale]
@@ -245,9 +245,9 @@ def test_damage_is_named(quantised: dict[str, Path], tmp_path: Path, form: str) 
         save_file(tensors, folder / "model.safetensors")
         with pytest.raises(BadModelFile, match=r"layers\.1\.mlp\.down_proj\.weight"):
             tiny.Bench(folder)
-    config = json.loads((quantised[form] / "config.json").read_text())
+    config = json.loads((quantized[form] / "config.json").read_text())
     config["quantization_config"]["format"] = "marlin-24"
-    shutil.copytree(quantised[form], tmp_path / "unknown")
+    shutil.copytree(quantized[form], tmp_path / "unknown")
     (tmp_path / "unknown" / "config.json").write_text(json.dumps(config))
     with pytest.raises(BadModelFile, match="format must be one of"):
         tiny.Bench(tmp_path / "unknown")

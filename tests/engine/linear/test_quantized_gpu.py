@@ -1,4 +1,4 @@
-"""Quantised matrices for the kernels: how they are loaded, and what a GPU answers with them."""
+"""Quantized matrices for the kernels: how they are loaded, and what a GPU answers with them."""
 
 from functools import partial
 from pathlib import Path
@@ -13,17 +13,17 @@ from swiftchat.cuda.ops.linear import Workspace
 from swiftchat.cuda.packed_matrix import PackedMatrix
 from swiftchat.engine.api.memory_estimate import kept_forms, weights_on_gpu
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.decode.async_decode import DecodeAhead
-from swiftchat.engine.linear.merged import Stacked
+from swiftchat.engine.decode.async_decode import AsyncDecode
+from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.quantized_gpu import packed_matrix, packed_product
 from swiftchat.engine.load.loader import stream_weights
 from swiftchat.engine.model.decoder import resident_bytes
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.model.directory import Model
-from swiftchat.weights.parallel.tensor_parallel import share_of
+from swiftchat.weights.parallel.tensor_parallel import shard_of
 from swiftchat.weights.quantization.gguf_blocks import kept as gguf_kept
-from swiftchat.weights.quantization.quantize import Quantisation
+from swiftchat.weights.quantization.quantize import Quantization
 from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Int8Groups, Kept
 from tests.support import tiny, tiny_gguf
 from tests.support.kernel_case import Inputs, assert_close
@@ -94,22 +94,22 @@ def test_gguf_blocks_mean_the_same(type_name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def quantised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     path = tmp_path_factory.mktemp("packed-gpu")
     sizes = {"hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.2}
     tiny_llama(**sizes).to(torch.bfloat16).save_pretrained(path / "in")
     for form in ("int8", "fp8", "int4"):
-        convert(path / "in", path / form, quantisation=Quantisation(form))
-    head = Quantisation("int8", int8=["lm_head.weight"])
-    convert(path / "in", path / "head", quantisation=head)
+        convert(path / "in", path / form, quantization=Quantization(form))
+    head = Quantization("int8", int8=["lm_head.weight"])
+    convert(path / "in", path / "head", quantization=head)
     return {"plain": path / "in", **{f: path / f for f in ("int8", "fp8", "int4", "head")}}
 
 
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
 def test_packed_and_plain_tensors_are_loaded_side_by_side(
-    quantised: dict[str, Path], form: str
+    quantized: dict[str, Path], form: str
 ) -> None:
-    model, told = Model.open(quantised[form]), []
+    model, told = Model.open(quantized[form]), []
     weights = stream_weights(
         model.config,
         model.checkpoint(),
@@ -130,7 +130,7 @@ def as_q4_k_m(path: Path) -> Path:
     wide = ("blk.0.attn_v", "blk.0.ffn_gate", "ffn_down", "token_embd")
     model = tiny_llama(hidden_size=192, intermediate_size=256, tie_word_embeddings=True)
     tiny_gguf.write(
-        path / "m.gguf", model, quantise=kinds.Q4_0, mixed=dict.fromkeys(wide, kinds.Q8_0)
+        path / "m.gguf", model, quantize=kinds.Q4_0, mixed=dict.fromkeys(wide, kinds.Q8_0)
     )
     convert(path / "m.gguf", path / "out", packed=True, dtype="float32")
     return path / "out"
@@ -139,20 +139,20 @@ def as_q4_k_m(path: Path) -> Path:
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4", "head", "mixed", "Q4_K_M", "Q4_1", "Q8_0"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_what_weights_take_is_known_before(
-    quantised: dict[str, Path], tmp_path: Path, form: str, tp: int
+    quantized: dict[str, Path], tmp_path: Path, form: str, tp: int
 ) -> None:
     """To the byte, also where a product's matrices are not in one form."""
     if form == "mixed":
         keep = ["*.0.self_attn.v_proj.weight"]
-        convert(quantised["plain"], tmp_path / "out", quantisation=Quantisation("int4", 64, keep))
+        convert(quantized["plain"], tmp_path / "out", quantization=Quantization("int4", 64, keep))
     elif form == "Q4_K_M":
         as_q4_k_m(tmp_path)
     elif form.startswith("Q"):
         kind = gguf.GGMLQuantizationType[form]
-        tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(hidden_size=192), quantise=kind)
+        tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(hidden_size=192), quantize=kind)
         convert(tmp_path / "m.gguf", tmp_path / "out", packed=True)
-    model = Model.open(quantised.get(form, tmp_path / "out"))
-    share = share_of(model.config, tp, tp - 1)
+    model = Model.open(quantized.get(form, tmp_path / "out"))
+    share = shard_of(model.config, tp, tp - 1)
     weights = stream_weights(
         model.config,
         model.checkpoint(),
@@ -163,17 +163,17 @@ def test_what_weights_take_is_known_before(
         pack=partial(packed_matrix, device=CPU),
     )
     first, second = weights.layers
-    assert isinstance(first.qkv, Stacked) == (form in ("mixed", "Q4_K_M"))
-    assert isinstance(first.gate_up, Stacked) == (form == "Q4_K_M")
+    assert isinstance(first.qkv, MergedWeight) == (form in ("mixed", "Q4_K_M"))
+    assert isinstance(first.gate_up, MergedWeight) == (form == "Q4_K_M")
     assert isinstance(second.qkv, PackedMatrix) and isinstance(second.gate_up, PackedMatrix)
     assert isinstance(weights.embed, PackedMatrix) == form.startswith("Q")
     assert weights_on_gpu(share, kept_forms(model.packed), 2) == resident_bytes(weights)
 
 
-def test_a_head_may_be_packed(quantised: dict[str, Path], tmp_path: Path) -> None:
-    convert(quantised["head"], tmp_path / "plain", dtype="float32")
+def test_a_head_may_be_packed(quantized: dict[str, Path], tmp_path: Path) -> None:
+    convert(quantized["head"], tmp_path / "plain", dtype="float32")
     ids = tiny.random_ids(30)
-    bench = tiny.Bench(quantised["head"], dtype=torch.float32)
+    bench = tiny.Bench(quantized["head"], dtype=torch.float32)
     assert not isinstance(bench.decoder.weights.lm_head, torch.Tensor)
     expected = tiny.Bench(tmp_path / "plain").last_logits(ids)
     torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
@@ -181,12 +181,12 @@ def test_a_head_may_be_packed(quantised: dict[str, Path], tmp_path: Path) -> Non
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4", "head"])
-def test_a_gpu_answers_as_the_cpu(quantised: dict[str, Path], form: str) -> None:
+def test_a_gpu_answers_as_the_cpu(quantized: dict[str, Path], form: str) -> None:
     """Prompts short and long, three at once: every way in which a product is made."""
     prompts = {i: tiny.random_ids(5 + 70 * i, seed=i) for i in range(3)}
     params = SamplingParams(temperature=0, max_tokens=12)
-    on_cpu, _ = tiny.run(tiny.engine(quantised[form]), prompts, params)
-    engine = tiny.engine(quantised[form], device="cuda")
+    on_cpu, _ = tiny.run(tiny.engine(quantized[form]), prompts, params)
+    engine = tiny.engine(quantized[form], device="cuda")
     assert isinstance(engine.decoder.weights.layers[0].qkv, PackedMatrix)
     assert "decoded" not in engine.info.device
     assert tiny.run(engine, prompts, params)[0] == on_cpu
@@ -194,15 +194,15 @@ def test_a_gpu_answers_as_the_cpu(quantised: dict[str, Path], form: str) -> None
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
-def test_packed_weights_beside_a_packed_cache(quantised: dict[str, Path], kv_dtype: str) -> None:
+def test_packed_weights_beside_a_packed_cache(quantized: dict[str, Path], kv_dtype: str) -> None:
     """The likelihoods of one prompt, at once and token by token, near the CPU's in fp32."""
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
     prompt = tiny.random_ids(40)
-    on_cpu = tiny.engine(quantised["int4"], kv_dtype=kv_dtype)
+    on_cpu = tiny.engine(quantized["int4"], kv_dtype=kv_dtype)
     _, expected = tiny.likelihoods(on_cpu, prompt, params)
     for chunk_tokens in (64, 1):
         engine = tiny.engine(
-            quantised["int4"],
+            quantized["int4"],
             device="cuda",
             dtype="bfloat16",
             kv_dtype=kv_dtype,
@@ -218,7 +218,7 @@ def test_packed_weights_beside_a_packed_cache(quantised: dict[str, Path], kv_dty
 @pytest.mark.gpu
 def test_packed_experts_go_through_the_host(tmp_path: Path) -> None:
     tiny.make("qwen3-moe", tmp_path / "in", moe_intermediate_size=32)
-    convert(tmp_path / "in", tmp_path / "out", quantisation=Quantisation("int8"))
+    convert(tmp_path / "in", tmp_path / "out", quantization=Quantization("int8"))
     prompts = {i: tiny.random_ids(5 + 30 * i, seed=i) for i in range(2)}
     params = SamplingParams(temperature=0, max_tokens=12)
     on_cpu, _ = tiny.run(tiny.engine(tmp_path / "out", dtype="float32"), prompts, params)
@@ -235,7 +235,7 @@ def test_gguf_blocks_on_a_gpu(tmp_path: Path, type_name: str) -> None:
     """All stays packed, the table of embeddings too."""
     model = tiny_llama(hidden_size=192, intermediate_size=256)  # no whole 128 columns
     kind = gguf.GGMLQuantizationType[type_name]
-    tiny_gguf.write(tmp_path / "m.gguf", model, quantise=kind)
+    tiny_gguf.write(tmp_path / "m.gguf", model, quantize=kind)
     convert(tmp_path / "m.gguf", tmp_path / "out", packed=True, dtype="float32")
     prompt, params = tiny.random_ids(40), SamplingParams(temperature=0, max_tokens=1, logprobs=5)
     _, expected = tiny.likelihoods(tiny.engine(tmp_path / "out"), prompt, params)
@@ -257,10 +257,10 @@ def test_matrices_in_several_forms_on_a_gpu(tmp_path: Path, source: str) -> None
     params = SamplingParams(temperature=0, max_tokens=12)
     on_cpu, engine = tiny.engine(folder), tiny.engine(folder, device="cuda")
     weights = engine.decoder.weights
-    assert isinstance(weights.layers[0].qkv, Stacked)
-    assert isinstance(weights.layers[0].gate_up, Stacked)
+    assert isinstance(weights.layers[0].qkv, MergedWeight)
+    assert isinstance(weights.layers[0].gate_up, MergedWeight)
     assert isinstance(weights.embed, PackedMatrix) == (source == "Q4_K_M")
-    assert isinstance(engine._ahead, DecodeAhead)
+    assert isinstance(engine._ahead, AsyncDecode)
     assert engine._ahead._step._is_fused(1) and engine._ahead._step._is_fused(4)
     for n in (1, 3):
         prompts = {i: tiny.random_ids(5 + 70 * i, seed=i) for i in range(n)}
@@ -274,13 +274,13 @@ def with_plain_values(path: Path) -> Path:
         "llama-biases", path / "in", hidden_size=128, num_attention_heads=8, intermediate_size=256
     )
     keep = ["*.0.self_attn.v_proj.weight", "*.0.mlp.gate_proj.weight"]
-    convert(path / "in", path / "out", quantisation=Quantisation("int8", keep=keep))
+    convert(path / "in", path / "out", quantization=Quantization("int8", keep=keep))
     return path / "out"
 
 
 @pytest.mark.gpu
-def test_torch_alone_on_a_gpu_computes_with_decoded_weights(quantised: dict[str, Path]) -> None:
-    engine = tiny.engine(quantised["int8"], device="cuda", kernels=False)
+def test_torch_alone_on_a_gpu_computes_with_decoded_weights(quantized: dict[str, Path]) -> None:
+    engine = tiny.engine(quantized["int8"], device="cuda", kernels=False)
     assert "torch only, weights decoded" in engine.info.device
     assert isinstance(engine.decoder.weights.layers[0].qkv, torch.Tensor)
 

@@ -10,16 +10,16 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.linear.merged import Stacked
-from swiftchat.engine.linear.quantized import ByteWeight
-from swiftchat.engine.linear.w8a8 import RoundedInputs, reordered, rounded
+from swiftchat.engine.linear.merged import MergedWeight
+from swiftchat.engine.linear.quantized import Int8Weight
+from swiftchat.engine.linear.w8a8 import W8A8Weight, reordered, rounded
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
-from swiftchat.weights.parallel.tensor_parallel import share_of
+from swiftchat.weights.parallel.tensor_parallel import shard_of
 from swiftchat.weights.quantization.scheme import Rounding
 from tests.support import tiny
-from tests.support.quantized_models import compressed, compressed_int8, fp8_row, quantised_model
+from tests.support.quantized_models import compressed, compressed_int8, fp8_row, quantized_model
 from tests.support.spmd_ranks import ThreadRanks, in_lockstep
 
 FORMS = {
@@ -38,7 +38,7 @@ def made(
     settings = compressed(name, num_bits=8, type=kind, strategy="channel", symmetric=True)
     group = settings["config_groups"]["group_0"]
     group["input_activations"] = activations and {"type": kind, **activations}
-    plain = quantised_model(folder, settings, pack)
+    plain = quantized_model(folder, settings, pack)
     tensors = load_file(folder / "model.safetensors")
     modules = [n.removesuffix(".weight_scale") for n in tensors if n.endswith(".weight_scale")]
     for module in modules:
@@ -81,7 +81,7 @@ def test_logits_are_those_of_transformers(
     bench = tiny.Bench(tmp_path / "in", dtype=torch.float32)
     layer = bench.decoder.weights.layers[0]
     for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
-        assert isinstance(matrix, RoundedInputs) and isinstance(matrix.weight, ByteWeight)
+        assert isinstance(matrix, W8A8Weight) and isinstance(matrix.weight, Int8Weight)
         assert (matrix.weight.decode is None) == (form == "int8")
         assert (matrix.rounding.scale is None) != static
     found = bench.logits(ids)
@@ -105,10 +105,10 @@ def test_a_prompt_is_the_same_at_once_and_token_by_token(tmp_path: Path) -> None
         x = torch.randn(130, 96, generator=torch.Generator().manual_seed(4))
         x[7] *= 1000
         x[9] = 0
-        assert isinstance(weight, RoundedInputs)
+        assert isinstance(weight, W8A8Weight)
         together = weight.product(x)
         turned = reordered(weight, torch.arange(63, -1, -1))
-        assert isinstance(turned, RoundedInputs) and turned.shape == (64, 96)
+        assert isinstance(turned, W8A8Weight) and turned.shape == (64, 96)
         assert torch.equal(turned.product(x), together.flip(1))
         for n in (1, 3, 17):
             alone = torch.cat([weight.product(some) for some in x.split(n)])
@@ -152,10 +152,10 @@ def test_what_is_declared_otherwise_is_not_rounded(tmp_path: Path) -> None:
     for i, activations in enumerate(unlike):
         made(tmp_path / str(i), "int8", activations)
         bench = tiny.Bench(tmp_path / str(i))
-        assert isinstance(bench.decoder.weights.layers[0].qkv, ByteWeight)
+        assert isinstance(bench.decoder.weights.layers[0].qkv, Int8Weight)
     made(tmp_path / "tensor", "int8", {**DYNAMIC, "strategy": "tensor"})
     down = tiny.Bench(tmp_path / "tensor").decoder.weights.layers[0].down
-    assert isinstance(down, RoundedInputs) and down.rounding == Rounding("int8")
+    assert isinstance(down, W8A8Weight) and down.rounding == Rounding("int8")
 
 
 def test_decoded_matrices_and_plain_ones(tmp_path: Path) -> None:
@@ -179,11 +179,11 @@ def test_decoded_matrices_and_plain_ones(tmp_path: Path) -> None:
     ids = tiny.random_ids(9)
     bench = tiny.Bench(tmp_path / "asymmetric", dtype=torch.float32)
     qkv = bench.decoder.weights.layers[0].qkv
-    assert isinstance(qkv, RoundedInputs) and isinstance(qkv.weight, torch.Tensor)
+    assert isinstance(qkv, W8A8Weight) and isinstance(qkv.weight, torch.Tensor)
     expected = theirs_of(reference(tmp_path / "asymmetric"), ids)
     assert (bench.logits(ids[:1])[0] - expected[0]).abs().max() < 1e-4
     first, second = tiny.Bench(tmp_path / "plain v").decoder.weights.layers
-    assert isinstance(first.qkv, Stacked) and isinstance(second.qkv, RoundedInputs)
+    assert isinstance(first.qkv, MergedWeight) and isinstance(second.qkv, W8A8Weight)
 
 
 def test_the_engine_answers_and_a_plain_copy_is_plain(tmp_path: Path) -> None:
@@ -205,8 +205,8 @@ def test_ranks_round_their_own_parts(tmp_path: Path) -> None:
     whole = tiny.Bench(tmp_path / "in").last_logits(ids)
 
     def run(rank: int, ranks: ThreadRanks) -> torch.Tensor:
-        bench = tiny.Bench(tmp_path / "in", share=share_of(config, 2, rank), ranks=ranks)
-        assert isinstance(bench.decoder.weights.layers[0].down, RoundedInputs)
+        bench = tiny.Bench(tmp_path / "in", share=shard_of(config, 2, rank), ranks=ranks)
+        assert isinstance(bench.decoder.weights.layers[0].down, W8A8Weight)
         return bench.last_logits(ids)
 
     first, second = in_lockstep(2, run)

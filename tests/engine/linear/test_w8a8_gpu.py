@@ -9,10 +9,10 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear import Workspace, linear, linear_residual
 from swiftchat.cuda.ops.quantize import quantize
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.linear.w8a8 import RoundedInputs
+from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.linear.w8a8_gpu import rounded_product
 from swiftchat.weights.convert.convert import convert
-from swiftchat.weights.quantization.quantize import Quantisation
+from swiftchat.weights.quantization.quantize import Quantization
 from swiftchat.weights.quantization.scheme import Rounding
 from tests.support import tiny
 from tests.support.kernel_case import Inputs, assert_close
@@ -96,7 +96,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     sizes = {"hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.2}
     tiny_llama(**sizes).to(torch.bfloat16).save_pretrained(path / "in")
     for form in ("w8a8-int8", "w8a8-fp8"):
-        convert(path / "in", path / form, quantisation=Quantisation(form))
+        convert(path / "in", path / form, quantization=Quantization(form))
     return {form: path / form for form in ("w8a8-int8", "w8a8-fp8")}
 
 
@@ -114,7 +114,7 @@ def test_a_gpu_is_near_the_cpu(models: dict[str, Path], form: str) -> None:
         engine = tiny.engine(
             models[form], device="cuda", dtype="bfloat16", chunk_tokens=chunk_tokens
         )
-        assert isinstance(engine.decoder.weights.layers[0].qkv, RoundedInputs)
+        assert isinstance(engine.decoder.weights.layers[0].qkv, W8A8Weight)
         assert "decoded" not in engine.info.device and engine._ahead is not None
         _, found = tiny.likelihoods(engine, prompt, params)
         for token, logprob in found[0].likeliest:

@@ -21,7 +21,7 @@ from swiftchat.engine.schedule.batch import Batch, Span
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import expected_tensors
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS, dummy_forms
-from swiftchat.weights.parallel.tensor_parallel import share_of
+from swiftchat.weights.parallel.tensor_parallel import shard_of
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 24
@@ -64,7 +64,7 @@ def test_packed_weights_compute_nearly_what_plain_ones_do(form: str) -> None:
 def test_what_they_take_on_a_gpu_is_known_before(name: str, form: str) -> None:
     config = small(name)
     pack = partial(packed_matrix, device=CPU)
-    for share in (share_of(config, 1, 0), share_of(config, 2, 1)):
+    for share in (shard_of(config, 1, 0), shard_of(config, 2, 1)):
         weights = dummy_weights(config, torch.bfloat16, CPU, share=share, form=form, pack=pack)
         assert weights_on_gpu(share, dummy_forms(config, form), 2) == resident_bytes(weights)
         assert isinstance(weights.lm_head, torch.Tensor) == (form not in ("int8", "int4"))
@@ -73,7 +73,7 @@ def test_what_they_take_on_a_gpu_is_known_before(name: str, form: str) -> None:
 
 def test_packed_parts_of_ranks_are_those_of_one() -> None:
     config, eye = small("llama-3.1-8b"), torch.eye(1024)
-    parts = [None, *(share_of(config, 2, rank) for rank in range(2))]
+    parts = [None, *(shard_of(config, 2, rank) for rank in range(2))]
     whole, *halves = (
         dummy_weights(config, torch.float32, CPU, share=share, form="int4", pack=packed_weight)
         for share in parts
@@ -159,7 +159,7 @@ def test_ranks_have_together_what_one_has() -> None:
     config = small("llama-3.2-1b", attention_bias=True, mlp_bias=True)
     whole = dummy_weights(config, torch.float32, CPU)
     first, second = (
-        dummy_weights(config, torch.float32, CPU, share=share_of(config, 2, rank))
+        dummy_weights(config, torch.float32, CPU, share=shard_of(config, 2, rank))
         for rank in range(2)
     )
     assert torch.equal(torch.cat([first.embed, second.embed]), whole.embed)
@@ -177,7 +177,7 @@ def test_stages_have_together_what_one_has() -> None:
     config = small("llama-3.2-1b")  # two layers, tied
     whole = dummy_weights(config, torch.float32, CPU)
     first, last = (
-        dummy_weights(config, torch.float32, CPU, share=share_of(config, 1, 0, stage, 2))
+        dummy_weights(config, torch.float32, CPU, share=shard_of(config, 1, 0, stage, 2))
         for stage in range(2)
     )
     layers = [*first.layers, *last.layers]

@@ -11,14 +11,14 @@ from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.linear.merged import Stacked
+from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.quantized import Int4Weight, Int8GroupsWeight, packed_weight
 from swiftchat.engine.load.loader import stream_weights
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.model.directory import Model
-from swiftchat.weights.parallel.tensor_parallel import share_of
+from swiftchat.weights.parallel.tensor_parallel import shard_of
 from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES, kept
 from swiftchat.weights.store import Store
 from tests.support import tiny, tiny_gguf
@@ -77,7 +77,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in WRITTEN:
         model = tiny_llama(tie_word_embeddings=name != "Q4_0")
         kind = gguf.GGMLQuantizationType[name]
-        tiny_gguf.write(folder / f"{name}.gguf", model, quantise=kind)
+        tiny_gguf.write(folder / f"{name}.gguf", model, quantize=kind)
     return {name: folder / f"{name}.gguf" for name in WRITTEN}
 
 
@@ -102,13 +102,13 @@ def test_the_engine_computes_what_the_blocks_mean(
     assert len(tokens[1]) > 0
 
 
-def test_values_and_gates_in_another_form_stay_packed_beside_their_neighbours(
+def test_values_and_gates_in_another_form_stay_packed_beside_their_neighbors(
     tmp_path: Path,
 ) -> None:
     """As in files called Q4_K_M, which have values in Q6_K, in some layers, beside Q4_K."""
     kinds = gguf.GGMLQuantizationType
     mixed = {"blk.0.attn_v": kinds.Q8_0, "blk.1.ffn_gate": kinds.Q5_1, "blk.1.attn_k": kinds.F16}
-    tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(), quantise=kinds.Q4_1, mixed=mixed)
+    tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(), quantize=kinds.Q4_1, mixed=mixed)
     convert(tmp_path / "m.gguf", tmp_path / "out", packed=True, dtype="float32")
     convert(tmp_path / "out", tmp_path / "plain")
     bench = tiny.Bench(tmp_path / "out")
@@ -119,7 +119,7 @@ def test_values_and_gates_in_another_form_stay_packed_beside_their_neighbours(
         (second.gate_up, [Int8GroupsWeight, Int4Weight]),
     )
     for stack, expected in stacks:
-        assert isinstance(stack, Stacked)
+        assert isinstance(stack, MergedWeight)
         assert all(map(isinstance, stack.parts, expected)) and len(stack.parts) == len(expected)
     assert isinstance(first.gate_up, Int4Weight)
     ids, plain = tiny.random_ids(30), tiny.Bench(tmp_path / "plain")
@@ -148,7 +148,7 @@ def test_decoded_where_nothing_computes_with_them_packed(
         stream_weights(config, m.checkpoint(), torch.bfloat16, CPU, lambda *done: seen.append(done))
         for m in models
     ]
-    shares = [share_of(config, 2, rank) for rank in range(2)]
+    shares = [shard_of(config, 2, rank) for rank in range(2)]
     cut = [
         [
             stream_weights(config, m.checkpoint(s), torch.bfloat16, CPU, lambda *_: None, s)

@@ -1,4 +1,4 @@
-"""Models of every layout and every quantised form, converted, answer on a GPU as on the CPU."""
+"""Models of every layout and every quantized form, converted, answer on a GPU as on the CPU."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.weights.convert.convert import convert
 from tests.support import gpt2_layouts, source_tables, tiny, tiny_llama
-from tests.support.quantized_models import FORMS, quantised_model
+from tests.support.quantized_models import FORMS, quantized_model
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +37,7 @@ def test_gpt2_of_every_layout(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_quantised_form(form: str, tmp_path: Path) -> None:
-    quantised_model(tmp_path / "in", *FORMS[form])
+def test_every_quantized_form(form: str, tmp_path: Path) -> None:
+    quantized_model(tmp_path / "in", *FORMS[form])
     convert(tmp_path / "in", tmp_path / "out", dtype="float32")
     assert_the_same_answer(tmp_path / "out")

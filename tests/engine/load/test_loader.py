@@ -21,7 +21,7 @@ from swiftchat.engine.model.decoder import DecoderWeights
 from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
-from swiftchat.weights.parallel.tensor_parallel import Share, share_of
+from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
 from tests.support import tiny
 
 CPU = torch.device("cpu")
@@ -72,7 +72,7 @@ def tensors(weights: DecoderWeights) -> dict[str, Tensor | None]:
 
 
 def assert_streams_as_mapped(
-    folder: Path, dtype: torch.dtype, share: Share | None = None, **settings: int
+    folder: Path, dtype: torch.dtype, share: Shard | None = None, **settings: int
 ) -> None:
     model = Model.open(folder)
     checkpoint = model.checkpoint(share)
@@ -101,7 +101,7 @@ def assert_streams_as_mapped(
         assert torch.equal(ours_bits, bits), name
     assert (streamed.lm_head is streamed.embed) == model.config.tied_embeddings
     sizes = {name: info.nbytes for name, info in checkpoint.tensors.items()}
-    whole = Share(model.config) if share is None else share
+    whole = Shard(model.config) if share is None else share
     expected = sum(sizes.values()) if checkpoint.sliced else whole.weights_bytes(sizes)
     assert steps == sorted(steps) and steps[-1] == (expected, expected)
 
@@ -164,7 +164,7 @@ def test_parts_are_streamed_as_they_are_mapped(
     convert(tmp_path / "whole", tmp_path / "sliced", tp=2)
     for folder in (tmp_path / "whole", tmp_path / "sliced"):
         for rank in range(2):
-            share = share_of(Model.open(folder).config, 2, rank)
+            share = shard_of(Model.open(folder).config, 2, rank)
             for dtype in (torch.bfloat16, torch.float32):
                 assert_streams_as_mapped(
                     folder, dtype, share, staging_bytes=staging_bytes, num_readers=2
@@ -174,7 +174,7 @@ def test_parts_are_streamed_as_they_are_mapped(
 def test_of_a_part_no_more_is_in_memory_than_the_part(llama: Path) -> None:
     """Rows that one product reads are the file's own; the others are copied, and only they."""
     model = Model.open(llama)
-    checkpoint, share = model.checkpoint(), share_of(model.config, 2, 1)
+    checkpoint, share = model.checkpoint(), shard_of(model.config, 2, 1)
     weights = load_weights(model.config, checkpoint, torch.float32, CPU, lambda *_: None, share)
     mapped = checkpoint.map(llama / "model.safetensors")
     start = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()

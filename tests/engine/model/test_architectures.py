@@ -14,7 +14,7 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.model import attention, traced_layers
 from swiftchat.engine.model.cuda_ops import kernels_cover
-from swiftchat.engine.model.traced_layers import RecordedLayers
+from swiftchat.engine.model.traced_layers import TracedLayers
 from swiftchat.engine.schedule.scheduler import Sequence
 from swiftchat.weights.architectures.registry import FAMILIES
 from swiftchat.weights.model.directory import Model
@@ -63,10 +63,10 @@ def test_recorded_layers_compute_the_same(family, monkeypatch: pytest.MonkeyPatc
     ids = tiny.random_ids(2 * SHORTEST, seed=1)
     bench = tiny.Bench(folder)
     expected = bench.logits(ids)
-    if not RecordedLayers.suit(bench.decoder, torch.device("cpu")):
+    if not TracedLayers.suit(bench.decoder, torch.device("cpu")):
         assert bench.decoder.config.num_experts
         return
-    bench.decoder.layers = RecordedLayers(bench.decoder)
+    bench.decoder.layers = TracedLayers(bench.decoder)
     assert torch.equal(bench.logits(ids), expected)
 
 

@@ -18,7 +18,7 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.model import torch_ops
 from swiftchat.engine.model.cuda_ops import kernels_cover
 from swiftchat.engine.model.kv_cache import KVCache, kv_bytes_per_token
-from swiftchat.engine.model.quantized_kv import LARGEST, QuantisedKV, decoded, encoded
+from swiftchat.engine.model.quantized_kv import LARGEST, QuantizedKV, decoded, encoded
 from swiftchat.engine.model.torch_ops import TorchPlan, store
 from swiftchat.errors import UsageError
 from swiftchat.weights.model.directory import Model
@@ -121,7 +121,7 @@ def test_only_the_slots_are_written(folder: Path, form: str) -> None:
     codes.fill_(-1)
     factors.fill_(float("nan"))
     layer = cache.layers[1]
-    assert isinstance(layer, QuantisedKV)
+    assert isinstance(layer, QuantizedKV)
     new = torch.randn(3, 2 * config.num_kv_heads, config.head_dim)
     layer.store(torch.tensor([17, 2, 9]), new)
     assert factors[0].isnan().all() and (codes[0] == -1).all()

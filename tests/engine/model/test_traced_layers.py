@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.linear.merged import Stacked
+from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.model import traced_layers
-from swiftchat.engine.model.traced_layers import RecordedLayers
+from swiftchat.engine.model.traced_layers import TracedLayers
 from swiftchat.engine.schedule.scheduler import Sequence
 from swiftchat.weights.convert.convert import convert
-from swiftchat.weights.quantization.quantize import Quantisation
+from swiftchat.weights.quantization.quantize import Quantization
 from tests.support import tiny
 from tests.support.tiny_llama import tiny_llama
 
@@ -35,9 +35,9 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traced_layers, "_STEPS_BEFORE", 3)
 
 
-def record(bench: tiny.Bench) -> RecordedLayers:
+def record(bench: tiny.Bench) -> TracedLayers:
     """Have the bench's layers recorded from now on."""
-    layers = RecordedLayers(bench.decoder)
+    layers = TracedLayers(bench.decoder)
     bench.decoder.layers = layers
     return layers
 
@@ -47,7 +47,7 @@ def test_plain_weights(folder: Path, dtype: torch.dtype) -> None:
     bench = tiny.Bench(folder, dtype=dtype)
     expected = bench.logits(IDS)
     layers = record(bench)
-    assert RecordedLayers.suit(bench.decoder, CPU)
+    assert TracedLayers.suit(bench.decoder, CPU)
     assert torch.equal(bench.logits(IDS), expected)
     assert layers.has_record
 
@@ -58,25 +58,25 @@ def test_plain_weights(folder: Path, dtype: torch.dtype) -> None:
 )
 @pytest.mark.parametrize(("form", "keep"), [("int4", []), ("int8", []), ("int4", ["*.v_proj.*"])])
 def test_packed_weights(folder: Path, tmp_path: Path, form: str, keep: list[str]) -> None:
-    convert(folder, tmp_path / form, quantisation=Quantisation(form, keep=keep))
+    convert(folder, tmp_path / form, quantization=Quantization(form, keep=keep))
     bench = tiny.Bench(tmp_path / form, dtype=torch.bfloat16)
-    assert isinstance(bench.decoder.weights.layers[0].qkv, Stacked) == bool(keep)
+    assert isinstance(bench.decoder.weights.layers[0].qkv, MergedWeight) == bool(keep)
     expected = bench.logits(IDS)
     layers = record(bench)
-    assert RecordedLayers.suit(bench.decoder, CPU)
+    assert TracedLayers.suit(bench.decoder, CPU)
     assert torch.equal(bench.logits(IDS), expected)
     assert layers.has_record
 
 
 def test_what_computes_by_tiles_is_not_recorded(folder: Path, tmp_path: Path) -> None:
-    convert(folder, tmp_path / "fp8", quantisation=Quantisation("fp8"))
-    assert not RecordedLayers.suit(tiny.Bench(tmp_path / "fp8").decoder, CPU)
-    convert(folder, tmp_path / "int8", quantisation=Quantisation("int8"))
-    assert not RecordedLayers.suit(tiny.Bench(tmp_path / "int8").decoder, CPU)  # in fp32
+    convert(folder, tmp_path / "fp8", quantization=Quantization("fp8"))
+    assert not TracedLayers.suit(tiny.Bench(tmp_path / "fp8").decoder, CPU)
+    convert(folder, tmp_path / "int8", quantization=Quantization("int8"))
+    assert not TracedLayers.suit(tiny.Bench(tmp_path / "int8").decoder, CPU)  # in fp32
 
 
 def test_not_on_a_gpu(folder: Path) -> None:
-    assert not RecordedLayers.suit(tiny.Bench(folder).decoder, torch.device("cuda"))
+    assert not TracedLayers.suit(tiny.Bench(folder).decoder, torch.device("cuda"))
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])

@@ -1,4 +1,4 @@
-"""Quantised weights on several ranks and stages: each keeps its part packed, and all answer as one.
+"""Quantized weights on several ranks and stages: each keeps its part packed, and all answer as one.
 
 Tolerances as in `test_engine_ranks`: in fp32 nothing is rounded but sums, in another order.
 """
@@ -17,9 +17,9 @@ from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.memory_estimate import kept_forms, weights_on_gpu
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo
-from swiftchat.engine.comm.pipeline import GlooStages
+from swiftchat.engine.comm.pipeline import GlooPipeline
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.linear.merged import Stacked
+from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.quantized import Int4Weight, packed_weight
 from swiftchat.engine.model import memory
 from swiftchat.engine.model.decoder import resident_bytes
@@ -27,8 +27,8 @@ from swiftchat.engine.ranks.auto_tp import num_ranks
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import dummy_config
-from swiftchat.weights.parallel.tensor_parallel import Share
-from swiftchat.weights.quantization.quantize import FORMS, Quantisation
+from swiftchat.weights.parallel.tensor_parallel import Shard
+from swiftchat.weights.quantization.quantize import FORMS, Quantization
 from swiftchat.weights.quantization.scheme import Int4, cut
 from tests.engine.comm import test_pipeline as stages
 from tests.engine.comm.test_communicator import assert_ranks_equal_one
@@ -36,7 +36,7 @@ from tests.engine.linear.test_quantized import matrices, random_kept
 from tests.engine.ranks.test_spmd import pretend_gpus
 from tests.support import tiny, tiny_gguf
 from tests.support.quantized_models import FORMS as SOURCES
-from tests.support.quantized_models import GPTQ, gptq, quantised_model
+from tests.support.quantized_models import GPTQ, gptq, quantized_model
 from tests.support.tiny_llama import tiny_llama
 from tests.support.worker_processes import assert_as_one
 
@@ -60,7 +60,7 @@ SIZES = {
 
 def make(family: str, form: str, folder: Path, group_size: int = 32, **sizes: int) -> Path:
     tiny.make(family, folder / "in", **{**SIZES, **sizes})
-    convert(folder / "in", folder / "out", quantisation=Quantisation(form, group_size))
+    convert(folder / "in", folder / "out", quantization=Quantization(form, group_size))
     return folder / "out"
 
 
@@ -142,7 +142,7 @@ def test_groups_on_several_ranks_are_cut_or_decoded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["gptq", "awq", "compressed-w8a8", "fp8-blocks"])
 def test_other_sources_on_two_ranks(tmp_path: Path, form: str) -> None:
     settings, pack = (GPTQ, gptq(4)) if form == "gptq" else SOURCES[form]
-    quantised_model(tmp_path / "in", settings, pack)
+    quantized_model(tmp_path / "in", settings, pack)
     for bench in benches(tmp_path / "in", 2):
         layer = bench.decoder.weights.layers[0]
         assert isinstance(layer.qkv, torch.Tensor) == (form == "fp8-blocks")
@@ -153,10 +153,10 @@ def test_matrices_in_several_forms_on_two_ranks(tmp_path: Path, family: str) -> 
     """Also where the rows of queries and keys are brought into another order."""
     tiny.make(family, tmp_path / "in", **SIZES)
     keep = ["*.0.self_attn.v_proj.weight", "*.1.mlp.gate_proj.weight"]
-    convert(tmp_path / "in", tmp_path / "out", quantisation=Quantisation("int4", 32, keep))
+    convert(tmp_path / "in", tmp_path / "out", quantization=Quantization("int4", 32, keep))
     for bench in benches(tmp_path / "out", 2):
         first, second = bench.decoder.weights.layers
-        assert isinstance(first.qkv, Stacked) and isinstance(second.gate_up, Stacked)
+        assert isinstance(first.qkv, MergedWeight) and isinstance(second.gate_up, MergedWeight)
         assert is_packed(bench)
 
 
@@ -165,7 +165,7 @@ def test_blocks_of_gguf_on_two_ranks(tmp_path: Path, type_name: str) -> None:
     """Their tables of embeddings are packed too: each rank looks up its own ids."""
     kind = gguf.GGMLQuantizationType[type_name]
     model = tiny_llama(tie_word_embeddings=True, hidden_size=128, intermediate_size=256)
-    tiny_gguf.write(tmp_path / "m.gguf", model, quantise=kind)
+    tiny_gguf.write(tmp_path / "m.gguf", model, quantize=kind)
     convert(tmp_path / "m.gguf", tmp_path / "out", packed=True, dtype="float32")
     for bench in benches(tmp_path / "out", 2):
         weights = bench.decoder.weights
@@ -179,7 +179,7 @@ def test_stages_keep_their_layers_packed(tmp_path: Path) -> None:
 
     def of_stage(stage: int) -> tuple[list[object], EngineInfo, bool]:
         config = replace(stages.TWO, pp=2, cache_tokens=256)
-        engine = Engine(folder, config, stages=GlooStages(store, stage, 2, 60))
+        engine = Engine(folder, config, stages=GlooPipeline(store, stage, 2, 60))
         weights = engine.decoder.weights
         packed = not isinstance(weights.layers[0].down, torch.Tensor)
         return stages.answered(engine), engine.info, packed
@@ -219,7 +219,7 @@ def test_auto_counts_what_stays_packed(tmp_path: Path, monkeypatch: pytest.Monke
         assert num_ranks(EngineConfig(tp="auto", dtype="float16", kernels=kernels), folder) == 1
     model = Model.open(folder)
     forms = kept_forms(model.packed)
-    assert counted == [weights_on_gpu(Share(model.config), forms, 2), None]
+    assert counted == [weights_on_gpu(Shard(model.config), forms, 2), None]
     dummy = EngineConfig(tp="auto", dummy="llama-3.2-1b:int4")
     assert num_ranks(dummy, Path()) == 1 and num_ranks(replace(dummy, kernels=False), Path()) == 1
     assert counted[3] is None

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.model.chat_model import Speaker
+from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.oneshot import memory_line
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.engine.api.client import EngineClient
@@ -24,7 +24,7 @@ from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo, Tokens
 from swiftchat.engine.device import device
 from swiftchat.engine.ranks.auto_tp import num_ranks, require_gpus
-from swiftchat.engine.ranks.supervisor import Slowest
+from swiftchat.engine.ranks.supervisor import SlowestProgress
 from swiftchat.errors import BadModelFile, DeviceError, OutOfMemory, SwiftchatError, UsageError
 from tests.support import fake_engine, tiny
 from tests.support.worker_processes import (
@@ -78,7 +78,7 @@ def test_a_second_turn_reuses_the_first(pair: EngineClient, folder: Path) -> Non
     assert tiny.run(tiny.engine(folder), {1: longer}, GREEDY)[0][1] == ids
 
 
-def test_a_cancelled_answer_leaves_the_ranks_together(pair: EngineClient) -> None:
+def test_a_canceled_answer_leaves_the_ranks_together(pair: EngineClient) -> None:
     expected = collect(pair.generate([9, 9], GREEDY))[0]
     generation = pair.generate([9, 9], ENDLESS)
     for event in generation:
@@ -269,7 +269,7 @@ def test_ranks_start_anew_with_a_message_and_end_with_the_worker(tmp_path: Path)
     config = ChatConfig(dummy=str(model / "config.json"), device="cpu", tp=2, max_tokens=50, temp=0)
     conversation = Conversation()
     conversation.add("user", "hello")
-    with Speaker(model, config) as speaker:
+    with ChatModel(model, config) as speaker:
         speaker.wait_ready()
         pids = all_ranks(speaker.engine, 2)
         os.kill(pids[1], signal.SIGKILL)
@@ -309,7 +309,7 @@ def test_starting_and_stopping_leaves_nothing() -> None:
 
 def test_progress_is_that_of_the_last_rank() -> None:
     told: list[tuple[str, int, int]] = []
-    slowest = Slowest(lambda *progress: told.append(progress), 2)
+    slowest = SlowestProgress(lambda *progress: told.append(progress), 2)
     for rank, done in ((0, 1), (0, 50), (1, 30), (1, 45), (1, 80)):
         slowest.report(rank, "loading weights", done, 100)
     behind = "loading weights, waiting for rank"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.sampling.distributed_argmax import is_likeliest, likeliest
+from swiftchat.engine.sampling.distributed_argmax import is_plain_greedy, likeliest
 from swiftchat.engine.sampling.sampler import sample
 from swiftchat.errors import BadModelFile
 from tests.support import tiny
@@ -61,7 +61,7 @@ def test_all_logits_are_put_together_only_if_needed(
 ) -> None:
     """`width` columns leave each of two ranks."""
     tiny.make("llama", tmp_path, vocab_size=128, num_attention_heads=4, hidden_size=64)
-    assert is_likeliest(params) == (width == 2)
+    assert is_plain_greedy(params) == (width == 2)
 
     def run(rank: int, ranks: ThreadRanks) -> tuple[list[int], set[int]]:
         gather, widths = ranks.gather, set()

@@ -8,7 +8,7 @@ import torch
 
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.api.protocol import Likelihood, Tokens
+from swiftchat.engine.api.protocol import Logprob, Tokens
 from tests.support import tiny
 
 # All that must not change the numbers: they are of the logits before it.
@@ -30,7 +30,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory):
 
 
 def assert_those_of_transformers(
-    reference: torch.nn.Module, prompt: list[int], ids: list[int], found: list[Likelihood]
+    reference: torch.nn.Module, prompt: list[int], ids: list[int], found: list[Logprob]
 ) -> None:
     with torch.inference_mode():
         logits = reference(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
@@ -57,7 +57,7 @@ def test_through_the_worker_they_are_the_same(llama: tuple[Path, torch.nn.Module
     folder, reference = llama
     prompt = tiny.random_ids(9, seed=2)
     ids: list[int] = []
-    found: list[Likelihood] = []
+    found: list[Logprob] = []
     with EngineClient(EngineConfig(device="cpu", dtype="float32", num_threads=1), folder) as client:
         for event in client.generate(prompt, SAMPLED):
             if isinstance(event, Tokens):

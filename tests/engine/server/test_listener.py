@@ -16,7 +16,7 @@ from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.model_files import TextFile
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Tokens
-from swiftchat.engine.api.remote import AttachedEngine, attach, token_from
+from swiftchat.engine.api.remote import RemoteEngine, attach, token_from
 from swiftchat.engine.server import listener as listener_module
 from swiftchat.engine.server.listener import Listener
 from swiftchat.engine.server.validate import checked
@@ -379,7 +379,7 @@ def test_an_engine_that_says_nothing_is_given_up(
         client._heard = False
         wait_until(lambda: client._heard, 10)
     engine = client.engine
-    assert isinstance(engine, AttachedEngine)
+    assert isinstance(engine, RemoteEngine)
     assert engine.look(is_ready=True, heard=True) is None
     looks = [engine.look(is_ready=True, heard=False) for _ in range(5)]
     assert looks[:4] == [None] * 4

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from swiftchat.engine.api.protocol import Tokens
-from swiftchat.engine.comm.communicator import Seat
+from swiftchat.engine.comm.communicator import RankPlacement
 from swiftchat.engine.ranks.launch import Launch
 from swiftchat.engine.ranks.rendezvous import gather, join
 from swiftchat.engine.server.standalone import require_same, seat_of
@@ -368,14 +368,17 @@ def test_another_model_on_another_host_is_named(folder: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("hosts_of", "local_ranks", "expected"),
     [
-        (["a", "a", "b", "b"], [0, 1, 0, 1], Seat(0, 2, "127.0.0.1", all_here=False)),
-        (["a", "b", "a", "b"], [0, 0, 1, 1], Seat(1, 2, "127.0.0.1", all_here=False)),
-        (["a"] * 4, [0, 1, 2, 3], Seat(2, 4, "127.0.0.1", all_here=True)),
-        (["a"] * 4, [0, 1, 0, 1], Seat(0, 4, "127.0.0.1", all_here=False)),
+        (["a", "a", "b", "b"], [0, 1, 0, 1], RankPlacement(0, 2, "127.0.0.1", all_here=False)),
+        (["a", "b", "a", "b"], [0, 0, 1, 1], RankPlacement(1, 2, "127.0.0.1", all_here=False)),
+        (["a"] * 4, [0, 1, 2, 3], RankPlacement(2, 4, "127.0.0.1", all_here=True)),
+        (["a"] * 4, [0, 1, 0, 1], RankPlacement(0, 4, "127.0.0.1", all_here=False)),
     ],
 )
 def test_where_a_rank_is(
-    hosts_of: list[str], local_ranks: list[int], expected: Seat, monkeypatch: pytest.MonkeyPatch
+    hosts_of: list[str],
+    local_ranks: list[int],
+    expected: RankPlacement,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")  # so that it is undone
     monkeypatch.delenv("NCCL_SOCKET_IFNAME")

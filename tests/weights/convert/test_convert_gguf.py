@@ -92,10 +92,10 @@ def test_other_rope_divisors_are_refused(tmp_path: Path) -> None:
         convert(path, tmp_path / "out")
 
 
-def test_quantised_gguf_is_rounded_to_nearest_bfloat16(tmp_path: Path) -> None:
+def test_quantized_gguf_is_rounded_to_nearest_bfloat16(tmp_path: Path) -> None:
     kind = gguf.GGMLQuantizationType.Q8_0
     model = tiny_llama()
-    tiny_gguf.write(tmp_path / "tiny.gguf", model, quantise=kind)
+    tiny_gguf.write(tmp_path / "tiny.gguf", model, quantize=kind)
     convert(tmp_path / "tiny.gguf", tmp_path / "out")
     found = load_file(tmp_path / "out" / "model.safetensors")
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Dequantising is bit for bit what the reference package computes."""
+"""Dequantizing is bit for bit what the reference package computes."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def test_block_sizes_are_the_formats(type_name: str) -> None:
 @pytest.mark.parametrize(
     "type_name", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 )
-def test_quantised_numbers_come_back(type_name: str) -> None:
+def test_quantized_numbers_come_back(type_name: str) -> None:
     numbers = np.random.default_rng(1).standard_normal((40, 256)).astype(np.float32)
     data = gguf.quantize(numbers, gguf.GGMLQuantizationType[type_name]).view(np.uint8)
     ours = dequantize(data.reshape(40, -1), type_name)

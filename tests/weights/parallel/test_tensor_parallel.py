@@ -22,7 +22,7 @@ from swiftchat.weights.architectures.registry import (
 from swiftchat.weights.convert.convert import convert, outline
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS
-from swiftchat.weights.parallel.tensor_parallel import Part, Share, share_of, tp_choices
+from swiftchat.weights.parallel.tensor_parallel import Part, Shard, shard_of, tp_choices
 from tests.support import tiny
 
 ONE_OF_EACH_LAYOUT = (
@@ -68,11 +68,11 @@ def test_which_numbers_of_ranks_models_allow() -> None:
 def test_what_cannot_be_divided_is_named(changes: dict[str, int], tp: int, complaint: str) -> None:
     config = published("llama-3.2-1b", **changes)
     with pytest.raises(UsageError, match=complaint) as caught:
-        share_of(config, tp, 0)
+        shard_of(config, tp, 0)
     known = ", ".join(map(str, tp_choices(config)))
     assert caught.value.hint == f"this model can be divided with --tp {known}"
     with pytest.raises(UsageError, match="rank 1 is none of --tp 1"):
-        share_of(config, 1, 1)
+        shard_of(config, 1, 1)
 
 
 def test_a_tensor_without_a_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_a_tensor_without_a_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(f"{module}.canonical_shapes", lambda config: shapes)
     monkeypatch.setattr(f"{module}.last_tensors", lambda config: ["final_norm", "extra"])
     with pytest.raises(UsageError, match="family llama are not divided yet: extra"):
-        share_of(known, 2, 0)
+        shard_of(known, 2, 0)
     assert tp_choices(known) == (1,)
 
 
@@ -99,7 +99,7 @@ def test_the_ranks_have_every_number_between_them(name: str, tmp_path: Path) -> 
     config = Model.open(tmp_path).config
     assert len(tp_choices(config)) > 1
     for tp in tp_choices(config):
-        shares = [share_of(config, tp, rank) for rank in range(tp)]
+        shares = [shard_of(config, tp, rank) for rank in range(tp)]
         copies = max(1, tp // config.num_kv_heads)
         for canonical, shape in canonical_shapes(config).items():
             if canonical not in shares[0].parts:
@@ -123,7 +123,7 @@ def test_the_ranks_have_every_number_between_them(name: str, tmp_path: Path) -> 
 
 def test_alone_a_rank_has_the_model_as_it_is() -> None:
     config = published("llama-3.1-8b")
-    share = share_of(config, 1, 0)
+    share = shard_of(config, 1, 0)
     assert share.local is config and share.shapes() == expected_tensors(config)
 
 
@@ -143,7 +143,7 @@ def test_slices_put_together_are_the_original(name: str, tmp_path: Path) -> None
         for tensor, shape in expected_tensors(config).items()
     }
     for rank in range(2):
-        share = share_of(config, 2, rank)
+        share = shard_of(config, 2, rank)
         found = load_file(parts / f"model-tp{rank}-of-2.safetensors")
         assert {n: tuple(t.shape) for n, t in found.items()} == share.shapes()
         canonical = dict(parts_by_name(share))
@@ -159,7 +159,7 @@ def test_slices_put_together_are_the_original(name: str, tmp_path: Path) -> None
         )
 
 
-def parts_by_name(share: Share) -> Iterator[tuple[str, Part]]:
+def parts_by_name(share: Shard) -> Iterator[tuple[str, Part]]:
     for canonical, layer, expert in canonical_tensors(share.config):
         part = share.parts[canonical]
         if part is not None:
@@ -186,9 +186,9 @@ def test_the_manifest_and_the_outline_say_what_is_there(tmp_path: Path) -> None:
 def test_files_for_other_ranks_are_refused(tmp_path: Path) -> None:
     _, parts = sliced(tmp_path, "llama")
     model = Model.open(parts)
-    share = share_of(model.config, 2, 1)
+    share = shard_of(model.config, 2, 1)
     assert dict(model.checkpoint(share).tensors).keys() == share.shapes().keys()
-    for other, wanted in ((None, 1), (Share(model.config), 1), (Share(model.config, 3), 3)):
+    for other, wanted in ((None, 1), (Shard(model.config), 1), (Shard(model.config, 3), 3)):
         with pytest.raises(UsageError, match=f"sliced for --tp 2, not for --tp {wanted}") as caught:
             model.checkpoint(other)
         assert "use --tp 2" in caught.value.hint
@@ -200,7 +200,7 @@ def test_files_for_other_ranks_are_refused(tmp_path: Path) -> None:
     ):
         model.checkpoint(share)
     with pytest.raises(BadModelFile, match=r"model-tp0-of-2\.safetensors is missing"):
-        model.checkpoint(share_of(model.config, 2, 0))
+        model.checkpoint(shard_of(model.config, 2, 0))
     (parts / "model-tp0-of-3.safetensors").write_bytes(content)
     with pytest.raises(BadModelFile, match="files for --tp 2 and for --tp 3"):
         model.checkpoint(share)
@@ -213,7 +213,7 @@ def test_a_misshapen_part_is_named(tmp_path: Path) -> None:
     (parts / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
     model = Model.open(parts)
     with pytest.raises(BadModelFile, match=r"gate_proj.*expected \[48, 48\], found \[40, 48\]"):
-        model.checkpoint(share_of(model.config, 2, 0))
+        model.checkpoint(shard_of(model.config, 2, 0))
 
 
 def test_a_dtype_and_a_selection_are_kept(tmp_path: Path) -> None:

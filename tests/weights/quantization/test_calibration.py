@@ -20,8 +20,8 @@ from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.files import disk
 from swiftchat.weights.files.disk import disk_full
 from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.quantization.gptq_rounding import Compensation, gained
-from swiftchat.weights.quantization.quantize import FORMS, Quantisation
+from swiftchat.weights.quantization.gptq_rounding import GptqRounding, gained
+from swiftchat.weights.quantization.quantize import FORMS, Quantization
 from tests.support import tiny, tiny_gguf
 from tests.support.tiny_llama import tiny_llama
 
@@ -30,7 +30,7 @@ def step_of(matrix: np.ndarray) -> np.ndarray:
     return np.abs(matrix).max(1) / 7
 
 
-def rounded_by(compensation: Compensation, matrix: np.ndarray) -> np.ndarray:
+def rounded_by(compensation: GptqRounding, matrix: np.ndarray) -> np.ndarray:
     """`matrix` as its codes mean it, with a factor for each row."""
     step = step_of(matrix)
 
@@ -51,7 +51,7 @@ def test_products_come_nearer_than_by_the_nearest() -> None:
     matrix = rng.normal(size=(40, 100)).astype(np.float32)
     before = matrix.copy()
     moment = (inputs.T @ inputs).astype(np.float32)
-    ours = rounded_by(Compensation(moment), matrix)
+    ours = rounded_by(GptqRounding(moment), matrix)
     step = step_of(matrix)[:, None]
     nearest = np.rint(matrix / step) * step
     assert np.array_equal(matrix, before)
@@ -89,7 +89,7 @@ def test_refining_lowers_the_loss() -> None:
     codes, meant = (np.stack(arrays) for arrays in zip(*pairs, strict=True))
     losses = [loss()]
     for again in (None, refit, refit):
-        Compensation(moment.copy()).refine(matrix, codes, meant, round_column, 32, again)
+        GptqRounding(moment.copy()).refine(matrix, codes, meant, round_column, 32, again)
         losses.append(loss())
         assert np.array_equal(meant, (codes - np.repeat(zero, 32, 0)) * np.repeat(scale, 32, 0))
     assert losses[1] < 0.4 * losses[0] and losses[2] < 0.9 * losses[1]
@@ -102,7 +102,7 @@ def test_inputs_that_have_nothing_in_common_change_nothing() -> None:
     matrix = np.random.default_rng(3).normal(size=(8, 64)).astype(np.float32)
     step = step_of(matrix)[:, None]
     for moment in (np.eye(64), np.diag(np.arange(64.0)), np.zeros((64, 64))):
-        ours = rounded_by(Compensation(moment.astype(np.float32)), matrix)
+        ours = rounded_by(GptqRounding(moment.astype(np.float32)), matrix)
         assert np.array_equal(ours, np.rint(matrix / step) * step)
 
 
@@ -163,8 +163,8 @@ def test_each_form_is_rounded_for_its_inputs(tmp_path: Path, form: str) -> None:
     convert(tmp_path / "in", tmp_path / "meant", dtype="float32")
     meant = Checkpoint.open(tmp_path / "meant")
     shapes = {name: info.shape for name, info in meant.tensors.items()}
-    convert(tmp_path / "in", tmp_path / "nearest", quantisation=Quantisation(form))
-    convert(tmp_path / "in", tmp_path / "ours", quantisation=Quantisation(form, moments=moment))
+    convert(tmp_path / "in", tmp_path / "nearest", quantization=Quantization(form))
+    convert(tmp_path / "in", tmp_path / "ours", quantization=Quantization(form, moments=moment))
     for made in ("nearest", "ours"):
         convert(tmp_path / made, tmp_path / f"{made}-plain", dtype="float32")
     nearest, ours = (Checkpoint.open(tmp_path / f"{made}-plain") for made in ("nearest", "ours"))
@@ -208,13 +208,13 @@ def test_the_command_calibrates_a_gguf_file(
     (tmp_path / "text").write_text(text, encoding="utf-8")
     monkeypatch.setattr(calibration, "_TEXT", tmp_path / "text")
     source = tmp_path / "model.gguf"
-    tiny_gguf.write(source, tiny_llama(), quantise=gguf.GGMLQuantizationType.Q8_0)
+    tiny_gguf.write(source, tiny_llama(), quantize=gguf.GGMLQuantizationType.Q8_0)
     command = ["convert", str(source), str(tmp_path / "calibrated")]
     done = CliRunner().invoke(cli.swiftchat, [*command, "--quantize", "int4", "--calibrate"])
     assert done.exit_code == 0, done.output
     bench = tiny.Bench(tmp_path / "calibrated")
     assert isinstance(bench.decoder.weights.layers[0].qkv, Int4Weight)
-    convert(source, tmp_path / "nearest", quantisation=Quantisation("int4"))
+    convert(source, tmp_path / "nearest", quantization=Quantization("int4"))
     convert(source, tmp_path / "meant", dtype="float32")
     for name in ("nearest", "calibrated"):
         convert(tmp_path / name, tmp_path / f"{name}-plain", dtype="float32")

@@ -1,4 +1,4 @@
-"""convert makes a plain model of a quantised one that computes the same."""
+"""convert makes a plain model of a quantized one that computes the same."""
 
 import json
 import shutil
@@ -21,13 +21,13 @@ from tests.support.quantized_models import (
     compressed,
     compressed_int4,
     compressed_int8,
-    quantised_model,
+    quantized_model,
 )
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_computes_what_the_dequantised_weights_compute(tmp_path: Path, form: str) -> None:
-    reference = quantised_model(tmp_path / "in", *FORMS[form])
+def test_it_computes_what_the_dequantized_weights_compute(tmp_path: Path, form: str) -> None:
+    reference = quantized_model(tmp_path / "in", *FORMS[form])
     convert(tmp_path / "in", tmp_path / "out")
     ids = tiny.random_ids(30)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
@@ -44,7 +44,7 @@ def test_settings_in_the_files_of_older_tools(tmp_path: Path) -> None:
     for name, form in (("quantize_config.json", "gptq-3"), ("quant_config.json", "awq")):
         settings, pack = FORMS[form]
         source = tmp_path / form
-        reference = quantised_model(source, settings, pack)
+        reference = quantized_model(source, settings, pack)
         config = json.loads((source / "config.json").read_text())
         del config["quantization_config"]
         (source / "config.json").write_text(json.dumps(config))
@@ -63,7 +63,7 @@ def test_settings_in_the_files_of_older_tools(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shards", [1, 2])
 def test_names_that_older_tools_of_gptq_gave(tmp_path: Path, name: str, shards: int) -> None:
     folder = tmp_path / "in"
-    reference = quantised_model(folder, *FORMS["gptq-3"])
+    reference = quantized_model(folder, *FORMS["gptq-3"])
     tensors = list(load_file(folder / "model.safetensors").items())
     (folder / "model.safetensors").unlink()
     weight_map = {}
@@ -83,7 +83,7 @@ def test_names_that_older_tools_of_gptq_gave(tmp_path: Path, name: str, shards: 
 
 def test_two_models_of_gptq_in_one_folder_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "in"
-    quantised_model(folder, *FORMS["gptq-3"])
+    quantized_model(folder, *FORMS["gptq-3"])
     (folder / "model.safetensors").rename(folder / "model-3bit-128g.safetensors")
     shutil.copy(folder / "model-3bit-128g.safetensors", folder / "model-3bit-32g.safetensors")
     with pytest.raises(BadModelFile, match=r"model-3bit-128g.safetensors or model-3bit-32g"):
@@ -92,7 +92,7 @@ def test_two_models_of_gptq_in_one_folder_are_refused(tmp_path: Path) -> None:
 
 def test_the_older_name_of_compressed_tensors(tmp_path: Path) -> None:
     settings, pack = FORMS["compressed-int4"]
-    quantised_model(tmp_path / "in", settings, pack)
+    quantized_model(tmp_path / "in", settings, pack)
     config = json.loads((tmp_path / "in" / "config.json").read_text())
     config["compression_config"] = config.pop("quantization_config")
     del config["compression_config"]["quant_method"]

@@ -1,4 +1,4 @@
-"""Quantised checkpoints that lie end in one error that names the field or the tensor."""
+"""Quantized checkpoints that lie end in one error that names the field or the tensor."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.safetensors_file import TensorInfo
 from swiftchat.weights.quantization.checkpoint import plain_tensors, select
 from tests.support import quantized_packers as packers
-from tests.support.quantized_models import AWQ, FORMS, FP8, Packed, awq, fp8_row, quantised_model
+from tests.support.quantized_models import AWQ, FORMS, FP8, Packed, awq, fp8_row, quantized_model
 
 KINDS = {
     torch.int32: "I32",
@@ -92,7 +92,7 @@ def test_settings_that_cannot_be_are_named(
         ("gptq-3", "g_idx", torch.zeros(9, dtype=torch.int32), r"g_idx: expected the shape \[64\]"),
         ("gptq-3", "g_idx", torch.full((64,), 2, dtype=torch.int32), "groups from 0 to 1"),
         ("gptq-3", "g_idx", torch.full((64,), -1, dtype=torch.int32), "groups from 0 to 1"),
-        ("gptq-3", "weight", torch.zeros(64, 64), "a.weight is there both quantised and plain"),
+        ("gptq-3", "weight", torch.zeros(64, 64), "a.weight is there both quantized and plain"),
         ("awq", "qzeros", torch.zeros(2, 9, dtype=torch.int32), r"qzeros: expected the shape"),
         ("awq", "scales", torch.zeros(2, 64, dtype=torch.int32), "scales: expected one of F16"),
         ("compressed-int4", "weight_shape", torch.tensor([64, 1000]), r"weight_shape: expected 64"),
@@ -139,7 +139,7 @@ def test_tensors_that_cannot_be_are_named(
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "mxfp4", "bitsandbytes"])
-def test_settings_without_quantised_tensors_are_refused(tmp_path: Path, method: str) -> None:
+def test_settings_without_quantized_tensors_are_refused(tmp_path: Path, method: str) -> None:
     settings = {"quant_method": method}
     if method in ("gptq", "awq"):
         settings |= {"bits": 4, "group_size": 32}
@@ -182,14 +182,14 @@ def test_numbers_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None
         tensors["weight"].view(torch.uint8)[1, 1] = 0x7F
         return tensors, values
 
-    quantised_model(tmp_path / "in", FP8, pack)
+    quantized_model(tmp_path / "in", FP8, pack)
     with pytest.raises(BadModelFile, match=r"q_proj.weight holds numbers that are not finite"):
         convert(tmp_path / "in", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 def test_the_command_ends_with_7(tmp_path: Path) -> None:
-    quantised_model(tmp_path / "in", {**AWQ, "quant_method": "aqlm"}, awq)
+    quantized_model(tmp_path / "in", {**AWQ, "quant_method": "aqlm"}, awq)
     command = [sys.executable, "-m", "swiftchat.chat", "convert", "in", "out"]
     result = subprocess.run(command, capture_output=True, cwd=tmp_path, text=True)
     assert result.returncode == 7
@@ -270,7 +270,7 @@ JSON = st.recursive(
 
 @given(form=st.sampled_from(sorted(FORMS)), field=st.sampled_from(FIELDS), value=JSON)
 def test_any_json_is_read_or_refused(form: str, field: str, value: Any) -> None:
-    """No tensor is there, so that settings which can be end in "no tensor is quantised"."""
+    """No tensor is there, so that settings which can be end in "no tensor is quantized"."""
     settings = {**FORMS[form][0], field: value}
     if field == "weights":
         settings["config_groups"] = {"group_0": {"weights": value}}

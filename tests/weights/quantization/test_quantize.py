@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.convert.convert import convert, outline
-from swiftchat.weights.quantization.quantize import FORMS, Quantisation, _e4m3_codes
+from swiftchat.weights.quantization.quantize import FORMS, Quantization, _e4m3_codes
 from tests.support import tiny
 from tests.support.tiny_llama import left_in, tiny_llama
 
@@ -37,7 +37,7 @@ def written(source: Path) -> dict[str, Path]:
     made = {}
     for form in FORMS:
         made[form] = source.parent / form
-        convert(source, made[form], quantisation=Quantisation(form))
+        convert(source, made[form], quantization=Quantization(form))
     return made
 
 
@@ -45,7 +45,7 @@ def written(source: Path) -> dict[str, Path]:
 def test_transformers_reads_what_we_read(
     written: dict[str, Path], tmp_path: Path, form: str
 ) -> None:
-    """Its dequantised weights are ours bit for bit, and so are the logits."""
+    """Its dequantized weights are ours bit for bit, and so are the logits."""
     convert(written[form], tmp_path / "plain")
     settings = transformers.CompressedTensorsConfig(run_compressed=False)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
@@ -96,7 +96,7 @@ def test_e4m3_codes_are_torchs() -> None:
 
 
 def as_the_package_reads(folder: Path) -> dict[str, torch.Tensor]:
-    """Each quantised weight by the group that the package finds for its module's name.
+    """Each quantized weight by the group that the package finds for its module's name.
 
     Not through transformers, which decodes all by one group.
     """
@@ -115,8 +115,8 @@ def as_the_package_reads(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_a_head_in_int8_beside_layers_in_int4(source: Path, tmp_path: Path) -> None:
-    quantisation = Quantisation("int4", int8=["lm_head.weight", "*.v_proj.weight"])
-    convert(source, tmp_path / "out", quantisation=quantisation)
+    quantization = Quantization("int4", int8=["lm_head.weight", "*.v_proj.weight"])
+    convert(source, tmp_path / "out", quantization=quantization)
     convert(tmp_path / "out", tmp_path / "plain")
     ours = load_file(tmp_path / "plain" / "model.safetensors")
     plain = load_file(source / "model.safetensors")
@@ -133,14 +133,14 @@ def test_a_head_in_int8_beside_layers_in_int4(source: Path, tmp_path: Path) -> N
         bench.last_logits(ids), tiny.Bench(tmp_path / "plain").last_logits(ids), rtol=0.05, atol=0.1
     )
     with pytest.raises(UsageError, match="--int8 'no' matches no matrix"):
-        outline(source, quantisation=Quantisation("int4", int8=["no"]))
+        outline(source, quantization=Quantization("int4", int8=["no"]))
     with pytest.raises(UsageError, match="--int8 does not go with fp8"):
-        Quantisation("fp8", int8=["lm_head.weight"])
+        Quantization("fp8", int8=["lm_head.weight"])
 
 
 def test_what_config_says_and_what_is_kept(source: Path, tmp_path: Path) -> None:
     keep = ["*.down_proj.weight"]
-    convert(source, tmp_path / "out", quantisation=Quantisation("int4", 64, keep))
+    convert(source, tmp_path / "out", quantization=Quantization("int4", 64, keep))
     settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     weights = settings["config_groups"]["group_0"]["weights"]
     assert (weights["num_bits"], weights["group_size"], weights["symmetric"]) == (4, 64, False)
@@ -153,13 +153,13 @@ def test_what_config_says_and_what_is_kept(source: Path, tmp_path: Path) -> None
     manifest = json.loads((tmp_path / "out" / "swiftchat.json").read_text())
     size = (tmp_path / "out" / "model.safetensors").stat().st_size
     assert manifest["files"]["model.safetensors"]["bytes"] == size
-    planned = outline(source, quantisation=Quantisation("int4", 64, keep))
+    planned = outline(source, quantization=Quantization("int4", 64, keep))
     assert planned.files["model.safetensors"] == size
     convert(
         source,
         tmp_path / "many",
         shard_size_bytes=60_000,
-        quantisation=Quantisation("int4", 64, keep),
+        quantization=Quantization("int4", 64, keep),
     )
     files = sorted((tmp_path / "many").glob("*.safetensors"))
     assert len(files) > 2
@@ -177,27 +177,27 @@ def test_rows_of_zeros_and_tiny_numbers(tmp_path: Path) -> None:
         model.model.layers[0].self_attn.k_proj.weight[:] = 1e-38
     model.to(torch.bfloat16).save_pretrained(tmp_path / "in")
     for form in FORMS:
-        convert(tmp_path / "in", tmp_path / form, quantisation=Quantisation(form))
+        convert(tmp_path / "in", tmp_path / form, quantization=Quantization(form))
         convert(tmp_path / form, tmp_path / f"{form}-plain")
         found = load_file(tmp_path / f"{form}-plain" / "model.safetensors")
         assert not found["model.layers.0.self_attn.q_proj.weight"][:64].any()
         assert (found["model.layers.0.self_attn.k_proj.weight"].abs() < 1e-37).all()
 
 
-def test_what_cannot_be_quantised_is_named(source: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_quantized_is_named(source: Path, tmp_path: Path) -> None:
     name = "model.layers.0.mlp.down_proj.weight"
     with pytest.raises(BadModelFile, match=rf"{name}: .* groups of 128, found 192"):
-        convert(source, tmp_path / "out", quantisation=Quantisation("int4", 128))
+        convert(source, tmp_path / "out", quantization=Quantization("int4", 128))
     with pytest.raises(UsageError, match="matches no tensor"):
-        convert(source, tmp_path / "out", quantisation=Quantisation("int4", 32, ["*.nowhere"]))
+        convert(source, tmp_path / "out", quantization=Quantization("int4", 32, ["*.nowhere"]))
     with pytest.raises(UsageError, match="not cut for ranks"):
-        convert(source, tmp_path / "out", tp=2, quantisation=Quantisation("int8"))
-    with pytest.raises(UsageError, match="is left to be quantised"):
-        convert(source, tmp_path / "out", quantisation=Quantisation("int8", 32, ["*proj*"]))
+        convert(source, tmp_path / "out", tp=2, quantization=Quantization("int8"))
+    with pytest.raises(UsageError, match="is left to be quantized"):
+        convert(source, tmp_path / "out", quantization=Quantization("int8", 32, ["*proj*"]))
     with pytest.raises(UsageError, match="unknown form"):
-        Quantisation("int3")
+        Quantization("int3")
     with pytest.raises(UsageError, match="groups of 48"):
-        Quantisation("int4", 48)
+        Quantization("int4", 48)
     assert left_in(tmp_path) == []
 
 

@@ -1,4 +1,4 @@
-"""Every quantised form decodes to the numbers its reference computes."""
+"""Every quantized form decodes to the numbers its reference computes."""
 
 from pathlib import Path
 from typing import Any
@@ -348,7 +348,7 @@ def test_eight_bits_of_bitsandbytes(tmp_path: Path) -> None:
     same_bits(found, bnb.int8_vectorwise_dequant(packed, largest))
 
 
-# What is not quantised, and what a reader may cost
+# What is not quantized, and what a reader may cost
 
 
 def test_the_rest_stays_as_it_is_and_the_packed_form_is_reachable(tmp_path: Path) -> None:

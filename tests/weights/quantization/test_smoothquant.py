@@ -14,14 +14,14 @@ import transformers
 from safetensors.torch import load_file
 
 from swiftchat.chat.subcommands import calibration
-from swiftchat.chat.subcommands.models import _quantised
+from swiftchat.chat.subcommands.models import _quantized
 from swiftchat.engine.calibrate import write_moments
-from swiftchat.engine.linear.quantized import ByteWeight
-from swiftchat.engine.linear.w8a8 import RoundedInputs
+from swiftchat.engine.linear.quantized import Int8Weight
+from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.errors import UsageError
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
-from swiftchat.weights.quantization.quantize import W8A8, Quantisation
+from swiftchat.weights.quantization.quantize import W8A8, Quantization
 from swiftchat.weights.quantization.scheme import Rounding
 from swiftchat.weights.quantization.smoothquant import smoothed
 from tests.support import tiny, tiny_gguf
@@ -43,12 +43,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("form", W8A8)
 def test_what_is_written_is_what_transformers_runs(source: Path, tmp_path: Path, form: str) -> None:
-    convert(source, tmp_path / "out", quantisation=Quantisation(form))
+    convert(source, tmp_path / "out", quantization=Quantization(form))
     settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     inputs = settings["config_groups"]["group_0"]["input_activations"]
     assert inputs["num_bits"] == 8 and inputs["dynamic"] and inputs["strategy"] == "token"
     # The matrices are those of the form without rounded inputs.
-    convert(source, tmp_path / "weights", quantisation=Quantisation(W8A8[form]))
+    convert(source, tmp_path / "weights", quantization=Quantization(W8A8[form]))
     for name in ("out", "weights"):
         convert(tmp_path / name, tmp_path / f"{name}-plain")
     ours, others = (
@@ -56,15 +56,15 @@ def test_what_is_written_is_what_transformers_runs(source: Path, tmp_path: Path,
     )
     assert all(torch.equal(tensor, ours[name]) for name, tensor in others.items())
     told = f"compressed-tensors, inputs of matrices too ({W8A8[form]})"
-    assert _quantised(Model.open(tmp_path / "out")) == told
-    assert _quantised(Model.open(tmp_path / "weights")) == "compressed-tensors"
-    assert _quantised(Model.open(source)) == "no"
+    assert _quantized(Model.open(tmp_path / "out")) == told
+    assert _quantized(Model.open(tmp_path / "weights")) == "compressed-tensors"
+    assert _quantized(Model.open(source)) == "no"
     bench = tiny.Bench(tmp_path / "out")
     for layer in bench.decoder.weights.layers:
         for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
-            assert isinstance(matrix, RoundedInputs)
+            assert isinstance(matrix, W8A8Weight)
             assert matrix.rounding == Rounding(W8A8[form])
-            assert isinstance(matrix.weight, ByteWeight)
+            assert isinstance(matrix.weight, Int8Weight)
             assert (matrix.weight.decode is None) == (W8A8[form] == "int8")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", dtype=torch.float32
@@ -133,7 +133,7 @@ def test_norms_that_others_read_too_stay(tmp_path: Path, source: Path) -> None:
         np.array_equal(np.concatenate(list(changed(n))), plain[n].reshape(-1)) for n in plain
     )
     values, plain = values_of(source)
-    kept = "model.layers.0.self_attn.v_proj.weight"  # is not quantised
+    kept = "model.layers.0.self_attn.v_proj.weight"  # is not quantized
     changed = smoothed(
         Model.open(source).config,
         values,
@@ -168,15 +168,15 @@ def test_logits_come_nearer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         for layer in model.model.layers:
             for norm in (layer.input_layernorm, layer.post_attention_layernorm):
                 norm.weight[:3] = torch.tensor([60.0, -50.0, 40.0])
-    tiny_gguf.write(tmp_path / "m.gguf", model, quantise=gguf.GGMLQuantizationType.F32)
+    tiny_gguf.write(tmp_path / "m.gguf", model, quantize=gguf.GGMLQuantizationType.F32)
     plain = tmp_path / "plain"
     convert(tmp_path / "m.gguf", plain, dtype="float32")
     (tmp_path / "text").write_text(calibration._TEXT.read_text()[-600:])
     monkeypatch.setattr(calibration, "_TEXT", tmp_path / "text")
     with calibration.inputs_of(plain, 1, lambda *_: None) as found:
-        smooth = Quantisation("w8a8-int8", largest=found)
-        convert(plain, tmp_path / "smooth", quantisation=smooth)
-    convert(plain, tmp_path / "nearest", quantisation=Quantisation("w8a8-int8"))
+        smooth = Quantization("w8a8-int8", largest=found)
+        convert(plain, tmp_path / "smooth", quantization=smooth)
+    convert(plain, tmp_path / "nearest", quantization=Quantization("w8a8-int8"))
     ids = tiny.random_ids(40)
     meant, near, ours = (
         tiny.Bench(tmp_path / name).logits(ids) for name in ("plain", "nearest", "smooth")
@@ -193,6 +193,6 @@ def test_the_command_calibrates_w8a8(tmp_path: Path) -> None:
 
 def test_only_w8a8_is_smoothed() -> None:
     with pytest.raises(UsageError, match="fp8 is not smoothed"):
-        Quantisation("fp8", largest=largest)
+        Quantization("fp8", largest=largest)
     with pytest.raises(UsageError, match="w8a8-int8 is not calibrated so"):
-        Quantisation("w8a8-int8", moments=largest)
+        Quantization("w8a8-int8", moments=largest)

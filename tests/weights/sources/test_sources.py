@@ -62,7 +62,7 @@ def test_every_layout_gives_the_same_model(
 
 
 def test_metas_rotation_of_its_rows_is_ours_of_the_converted(tmp_path: Path) -> None:
-    """Scores by complex numbers over neighbouring pairs, as Meta computes them, against halves."""
+    """Scores by complex numbers over neighboring pairs, as Meta computes them, against halves."""
     model = model_of()
     layouts.write_meta(tmp_path / "in", model)
     convert(tmp_path / "in", tmp_path / "out")
