@@ -12,8 +12,8 @@ import argparse
 import statistics
 import time
 
-from swiftchat.chat.render.answer_view import preload
-from swiftchat.chat.render.rendered_view import RenderedView
+from swiftchat.chat.render.markdown_view import MarkdownView
+from swiftchat.chat.render.view import preload
 from swiftchat.chat.terminal.style import Style
 
 PROSE = (
@@ -61,7 +61,7 @@ def main() -> None:
 
 def measure(text: str, columns: int, piece_chars: int = 4) -> list[float]:
     """Milliseconds of each piece, the last being that of the end."""
-    view = RenderedView(
+    view = MarkdownView(
         Style("markdown", True, True),
         None,
         "model",

@@ -25,7 +25,7 @@ from swiftchat.chat.subcommands.completion import (
     complete_shapes,
     complete_templates,
 )
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ def _answer_or_talk(
         if config.logprobs is not None and not has_place:
             raise UsageError("--logprobs has no place in a plain answer", "add --json")
         return run_once(config, conversation, autosave)
-    from swiftchat.chat.terminal.typed_ahead import hide_typing
+    from swiftchat.chat.terminal.echo import hide_typing
 
     with hide_typing():  # some type as soon as they have pressed Enter
         from swiftchat.chat.repl.loop import run_repl
@@ -335,7 +335,7 @@ def run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Auto
     from swiftchat.chat.history.conversation import title_of
     from swiftchat.chat.model.chat_model import chat_model_for
     from swiftchat.chat.oneshot import OneShot, prompt_text
-    from swiftchat.chat.terminal.typed_ahead import hide_typing
+    from swiftchat.chat.terminal.echo import hide_typing
 
     text = prompt_text(config)
     asked = text if config.prompt in (None, "-") else config.prompt
@@ -444,8 +444,8 @@ def _tell(message: str, hint: str, code: int, debug: bool) -> int:
 
         traceback.print_exc()
     with contextlib.suppress(OSError, ValueError):  # nobody may be reading stderr
-        print(f"error: {visible(' '.join(message.split()))}", file=sys.stderr)
-        print(f"hint: {visible(' '.join(hint.split()))}", file=sys.stderr)
+        print(f"error: {sanitize(' '.join(message.split()))}", file=sys.stderr)
+        print(f"hint: {sanitize(' '.join(hint.split()))}", file=sys.stderr)
     return code
 
 

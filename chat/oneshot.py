@@ -16,8 +16,8 @@ from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.reasoning import Thought
 from swiftchat.chat.options.config import ChatConfig, read_text
-from swiftchat.chat.render.alternatives import as_json, as_terminal_text
-from swiftchat.chat.render.answer_view import AnswerView, open_view, preload, write
+from swiftchat.chat.render.logprobs import as_json, as_terminal_text
+from swiftchat.chat.render.view import AnswerView, open_view, preload, write
 from swiftchat.chat.terminal.style import choose_style
 from swiftchat.engine.api.protocol import EngineInfo, Prefill
 from swiftchat.errors import SwiftchatError, UsageError
@@ -71,15 +71,15 @@ class OneShot:
         conversation.settings = self.speaker.settings
         self.autosave.save(conversation)
         self._session_id = conversation.id if self.autosave.keeps else None
-        self._look = look = choose_style(self.config, os.environ, sys.stdout.isatty())
-        preload(look)  # while the engine loads
+        self._style = style = choose_style(self.config, os.environ, sys.stdout.isatty())
+        preload(style)  # while the engine loads
         info = self.speaker.wait_ready()
         load_s = time.perf_counter() - started
         self._event({"event": "start", "model": self._model(info)})
         answer = self.speaker.answer(conversation, self._dropped, self._prefill)
         recording = Recording(self.autosave, conversation, answer)
         if not (self.config.json or self.config.stream_json or self.config.extract):
-            self._view = open_view(look, answer, self.speaker.name)
+            self._view = open_view(style, answer, self.speaker.name)
         exit_code = 0
         try:
             for piece in recording:
@@ -113,7 +113,7 @@ class OneShot:
         if self.config.json or self.config.stream_json:
             self._print_json(self._report(answer, info, load_s, reason))
         elif self.config.extract:
-            from swiftchat.chat.render.code_blocks import code_blocks
+            from swiftchat.chat.render.parse import code_blocks
 
             code = [block.code for block in code_blocks(answer.text)]
             write("".join(code))
@@ -122,7 +122,7 @@ class OneShot:
         elif self._view is not None:
             self._view.close()
             if answer.likelihoods:
-                shown = as_terminal_text(answer, self.speaker.tokenizer, self._look)
+                shown = as_terminal_text(answer, self.speaker.tokenizer, self._style)
                 print(shown, end="", file=sys.stderr)
 
     def _prefill(self, progress: Prefill) -> None:

@@ -8,7 +8,7 @@ import click
 
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def autosave_for(options: dict[str, Any]) -> Autosave:
     keeps = not (options["no_save"] or options["no_template"])
     return Autosave(
         _open_store if keeps else None,
-        lambda text: print(visible(text), file=sys.stderr, flush=True),
+        lambda text: print(sanitize(text), file=sys.stderr, flush=True),
     )
 
 

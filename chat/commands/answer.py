@@ -5,8 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from swiftchat.chat.history.conversation import Message
-from swiftchat.chat.render.answer_view import show, write
-from swiftchat.chat.render.code_blocks import code_blocks
+from swiftchat.chat.render.view import show, write
 from swiftchat.chat.terminal.clipboard import copy
 from swiftchat.errors import UsageError
 
@@ -55,6 +54,9 @@ class AnswerCommands:
 
     def _code(self, number: int | None) -> tuple[str, str]:
         """A code block of the last answer, the last one without a number, and what it is called."""
+        # Imported here because the Markdown parser would delay the first prompt.
+        from swiftchat.chat.render.parse import code_blocks
+
         blocks = code_blocks(self._last_answer().content)
         if not blocks:
             raise UsageError("the last answer has no code block", "/copy copies all of it")
@@ -68,7 +70,7 @@ class AnswerCommands:
         if reasoning is None:
             print("the model did not think before it answered")
         else:
-            show(self._repl.look, reasoning, self._repl.speaker.name)
+            show(self._repl.style, reasoning, self._repl.speaker.name)
 
     def _think(self, argument: str) -> None:
         speaker = self._repl.speaker

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from swiftchat.chat.options.config import read_text
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def read(repl: "Repl", argument: str) -> None:
 def attach(repl: "Repl", name: str, text: str) -> None:
     repl.attached.append(text)
     num_tokens = len(repl.speaker.tokenizer.encode(text))
-    print(visible(f"{num_tokens:7} tokens  {name} goes with the next message"))
+    print(sanitize(f"{num_tokens:7} tokens  {name} goes with the next message"))
 
 
 def _names(word: str) -> Iterator[str]:
@@ -82,7 +82,7 @@ def run_shell(repl: "Repl", command: str) -> None:
     output, size = "", 0
     try:
         for text in _texts(process.stdout):
-            print(visible(text), end="", flush=True)
+            print(sanitize(text), end="", flush=True)
             output += text[: max(0, _MOST_OUTPUT - size)]
             size += len(text)
     except KeyboardInterrupt:

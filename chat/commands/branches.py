@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from swiftchat.chat.history.conversation import Conversation, Message
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def branches(repl: "Repl", argument: str) -> None:
         if shown is not leaf:  # several branches may differ from the path in the same message
             preview += f" … {_short(leaf.content, _PREVIEW)}"
         mark = "*" if is_current else " "
-        print(visible(f"{mark}{number:3}  {len(theirs):3} messages  {shown.role}: {preview}"))
+        print(sanitize(f"{mark}{number:3}  {len(theirs):3} messages  {shown.role}: {preview}"))
 
 
 def _short(text: str, most: int) -> str:

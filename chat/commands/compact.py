@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from swiftchat.chat.history.conversation import Conversation, Message
-from swiftchat.chat.terminal.sanitize import visible
-from swiftchat.chat.terminal.typed_ahead import hide_typing
+from swiftchat.chat.terminal.echo import hide_typing
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def compact(repl: "Repl", argument: str) -> None:
     first_kept = starts[-keep] if keep else len(path)
     with hide_typing():
         summary = _summary(repl, path[:first_kept])
-    print(visible(summary))
+    print(sanitize(summary))
     _go_on_with(repl.conversation, summary, path[first_kept:])
     repl.last_answer = None
     repl.autosave.save(repl.conversation)

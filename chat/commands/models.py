@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ _PREVIEW = 40
 def model(repl: "Repl", argument: str) -> None:
     """Switch in place; the conversation goes on with the other model."""
     if not argument:
-        print(visible(f"{repl.speaker.settings['model']} ({repl.speaker.path})"))
+        print(sanitize(f"{repl.speaker.settings['model']} ({repl.speaker.path})"))
         return
     from swiftchat.chat.subcommands.models import find_model
     from swiftchat.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ def model(repl: "Repl", argument: str) -> None:
         repl.speaker.set(name, value)
     repl.speaker.stops = old.stops
     repl.conversation.last_answer = repl.last_answer = None  # its ids are another vocabulary's
-    print(visible(f"{repl.speaker.name} goes on with this conversation"))
+    print(sanitize(f"{repl.speaker.name} goes on with this conversation"))
 
 
 def models(repl: "Repl", argument: str) -> None:
@@ -46,7 +46,7 @@ def models(repl: "Repl", argument: str) -> None:
     found = default_store().list()
     for one in found:
         mark = "*" if one.path == repl.speaker.path else " "
-        print(visible(f"{mark} {one.name}  {size(one.size_bytes)}"))
+        print(sanitize(f"{mark} {one.name}  {size(one.size_bytes)}"))
     if not found:
         print("no models yet; try: swiftchat download")
 
@@ -66,7 +66,7 @@ def tokens(repl: "Repl", argument: str) -> None:
     if conversation.system:
         print(f"{len(encode(conversation.system)):7}  system")
     for message in conversation.messages:
-        text = visible(" ".join(message.content.split()))
+        text = sanitize(" ".join(message.content.split()))
         preview = text if len(text) <= _PREVIEW else f"{text[:_PREVIEW]}…"
         print(f"{len(encode(message.content)):7}  {message.role}: {preview}")
     for attachment in repl.attached:

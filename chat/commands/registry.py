@@ -14,9 +14,9 @@ from swiftchat.chat.commands.models import MODEL_COMMANDS, known_models
 from swiftchat.chat.commands.sessions import SESSION_COMMANDS, change_to, known_sessions
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.oneshot import memory_line, stats_line
-from swiftchat.chat.render.alternatives import as_terminal_text
-from swiftchat.chat.render.answer_view import write
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.render.logprobs import as_terminal_text
+from swiftchat.chat.render.view import write
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Commands:
             self._repl.conversation.system = "" if argument == '""' else argument
             print("the system prompt is changed")
         else:
-            print(visible(self._repl.conversation.system or "no system prompt is set"))
+            print(sanitize(self._repl.conversation.system or "no system prompt is set"))
 
     def _set(self, argument: str) -> None:
         words = argument.removeprefix("parameter ").split(maxsplit=1)
@@ -176,7 +176,7 @@ class Commands:
             self._repl.speaker.set(name, value)
         else:
             raise UsageError(f"no parameter {name!r}", f"names: {known}")
-        print(f"{name} = {visible(text)}")
+        print(f"{name} = {sanitize(text)}")
 
     def _show(self, argument: str) -> None:
         match argument or "info":
@@ -195,13 +195,13 @@ class Commands:
             case "template":
                 choice = self._repl.speaker.template
                 source = choice.source or self._repl.speaker.tokenizer.template
-                print(visible(source or "no template"))
+                print(sanitize(source or "no template"))
             case "parameters":
                 params = self._repl.speaker.params
                 for name in _PARAMETERS:
                     value = getattr(params, name)
                     print(f"{name:18} {'–' if value is None else value}")
-                print(f"{'stop':18} {visible(repr(self._repl.speaker.stops))}")
+                print(f"{'stop':18} {sanitize(repr(self._repl.speaker.stops))}")
             case "alternatives":
                 self._alternatives()
             case other:
@@ -214,7 +214,7 @@ class Commands:
                 "nobody asked how likely the last answer's tokens are",
                 "/set logprobs 5, then /regen",
             )
-        write(as_terminal_text(answer, speaker.tokenizer, self._repl.look))
+        write(as_terminal_text(answer, speaker.tokenizer, self._repl.style))
 
     def _stats(self, argument: str) -> None:
         engine = self._repl.speaker.engine
@@ -223,6 +223,6 @@ class Commands:
         else:
             print("no answer yet")
         if engine.info is not None:
-            print(visible(memory_line(engine.info)))
+            print(sanitize(memory_line(engine.info)))
             for name, value in engine.stats().items():
                 print(f"{name.replace('_', ' '):16} {value}")

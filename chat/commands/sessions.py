@@ -12,7 +12,7 @@ from swiftchat.chat.subcommands.sessions import (
     when,
     write_new,
 )
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def resume(repl: "Repl", argument: str) -> None:
         repl.speaker.set(name, value)
     model, here = conversation.settings.get("model"), repl.speaker.settings["model"]
     if model not in (None, here):
-        print(visible(f"it was with {model}; /model {model} goes on with that"))
+        print(sanitize(f"it was with {model}; /model {model} goes on with that"))
     show_end(repl)
 
 
@@ -80,7 +80,7 @@ def save(repl: "Repl", argument: str) -> None:
         conversation.name = before
         raise
     known = conversation.name or conversation.id[:SHORT_ID]
-    print(visible(f"saved; swiftchat --session {known} goes on with it"))
+    print(sanitize(f"saved; swiftchat --session {known} goes on with it"))
 
 
 def export(repl: "Repl", argument: str) -> None:
@@ -91,7 +91,7 @@ def export(repl: "Repl", argument: str) -> None:
     if form is None:
         raise UsageError("/export needs a file that ends in .md or .json", "/export talk.md")
     write_new(argument, form(repl.conversation))
-    print(visible(f"written to {argument}"))
+    print(sanitize(f"written to {argument}"))
 
 
 def fork(repl: "Repl", argument: str) -> None:
@@ -123,12 +123,12 @@ def show_end(repl: "Repl") -> None:
         conversation.tip = conversation.tip.parent
     path = conversation.messages
     named = conversation.name or conversation.title
-    print(visible(f"going on with: {named} ({len(path)} messages)"))
+    print(sanitize(f"going on with: {named} ({len(path)} messages)"))
     for message in path[-2:]:
         lines = message.content.strip().splitlines()
         shown = ["…", *lines[-_LINES_OF_END:]] if len(lines) > _LINES_OF_END else lines
         text = "\n".join(shown)
-        print(visible(f">>> {text}" if message.role == "user" else f"{text}\n"))
+        print(sanitize(f">>> {text}" if message.role == "user" else f"{text}\n"))
     if path and path[-1].interrupted:
         print("the answer was cut here; /continue goes on with it")
 

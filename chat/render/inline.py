@@ -4,7 +4,7 @@ from markdown_it.token import Token
 from rich.text import Text
 
 from swiftchat.chat.render.parse import parser
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 
 # The parser looks for the partner of every bracket, which takes time in the square of their number.
 _MOST_BRACKETS = 200
@@ -55,4 +55,4 @@ def _add_address(text: Text, address: str, start: int) -> None:
 
 def _clean(content: str) -> str:
     # Entities such as &#8238; have become characters only now.
-    return visible(content).replace("\t", " ")
+    return sanitize(content).replace("\t", " ")

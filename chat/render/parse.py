@@ -171,3 +171,17 @@ def _start(token: Token) -> int:
 def _lines_of(token: Token) -> tuple[int, int]:
     assert token.map is not None
     return token.map[0], token.map[1]
+
+
+class CodeBlock(NamedTuple):
+    """The language and the code of a fenced block."""
+
+    language: str
+    code: str
+
+
+def code_blocks(text: str) -> list[CodeBlock]:
+    """Return the fenced blocks of a Markdown text in order; answers number them from 1."""
+    lines = text.removesuffix("\n").split("\n")
+    fences = [block for block in parse_blocks(lines) if block.kind == "fence"]
+    return [CodeBlock(block.info.strip().split(" ")[0], block.content) for block in fences]

@@ -21,7 +21,7 @@ from prompt_toolkit.layout.processors import Processor, Transformation, Transfor
 
 from swiftchat.chat.repl.message import is_unfinished
 from swiftchat.chat.repl.pastes import Pastes
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 
 PLACEHOLDER = "Send a message (/? for help)"
 
@@ -86,7 +86,7 @@ class _Gate(Processor):
 
     def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
         fragments = transformation_input.fragments
-        return Transformation([(style, visible(text)) for style, text, *_ in fragments])
+        return Transformation([(style, sanitize(text)) for style, text, *_ in fragments])
 
 
 def _placeholder() -> StyleAndTextTuples:
@@ -183,7 +183,7 @@ class _CommandCompleter(Completer):
         for typed in dict.fromkeys((rest or word, word)):  # names may have blanks in them
             found = [one for one in offered if one.startswith(typed)]
             for one in found:
-                yield Completion(one, -len(typed), display_meta=visible(offered[one]))
+                yield Completion(one, -len(typed), display_meta=sanitize(offered[one]))
             if found:
                 return
         if name == "/read" or "/" in word or word.startswith("~"):

@@ -16,14 +16,14 @@ from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
 from swiftchat.chat.oneshot import files_text, stats_line
 from swiftchat.chat.options.config import ChatConfig
-from swiftchat.chat.render.answer_view import AnswerView, open_view, preload, write
+from swiftchat.chat.render.view import AnswerView, open_view, preload, write
 from swiftchat.chat.repl.hints import Hints, hints_file
 from swiftchat.chat.repl.input import InputLine
 from swiftchat.chat.repl.message import message_of
 from swiftchat.chat.repl.plain_input import PlainPrompt
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.echo import hide_typing
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.terminal.style import choose_style, is_accessible, is_dumb
-from swiftchat.chat.terminal.typed_ahead import hide_typing
 from swiftchat.engine.api.protocol import Prefill
 from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
 
@@ -69,7 +69,7 @@ class Repl:
         self.commands = Commands(self)
         self._hints = Hints(None if config.quiet else hints_file(), say)
         self._interrupted = float("-inf")
-        self.look = choose_style(config, os.environ, at_terminal=True)
+        self.style = choose_style(config, os.environ, at_terminal=True)
         self._is_accessible = is_accessible(config, os.environ)
         self._status = StatusLine(not self._is_accessible)
         self._view: AnswerView | None = None  # of the last answer
@@ -146,14 +146,14 @@ class Repl:
         """Answer the conversation's last message, streaming; Ctrl-C stops and keeps the part."""
         self.conversation.settings = self.speaker.settings
         self.autosave.save(self.conversation)
-        preload(self.look)  # while the engine loads
+        preload(self.style)  # while the engine loads
         self._wait_ready()
         answer = self.speaker.answer(
             self.conversation, self._dropped, self._show_prefill, new_seed, begun
         )
         self.last_answer = answer
         recording = Recording(self.autosave, self.conversation, answer, begun)
-        view, note = open_view(self.look, answer, self.speaker.name), ""
+        view, note = open_view(self.style, answer, self.speaker.name), ""
         self._view = view
         try:
             for piece in recording:
@@ -256,13 +256,13 @@ class Repl:
         say(f"warning: the context is full: the oldest {num_messages} messages were left out")
 
     def _toolbar(self) -> StyleAndTextTuples:
-        engine, name = self.speaker.engine, visible(self.speaker.name)
+        engine, name = self.speaker.engine, sanitize(self.speaker.name)
         if engine.info is None:
             progress = engine.progress
             if progress is None:
                 return [("", f" {name} · starting")]
             percent = 100 * progress.done // max(1, progress.total)
-            return [("", f" {name} · {visible(progress.label)} {percent} %")]
+            return [("", f" {name} · {sanitize(progress.label)} {percent} %")]
         size, answer = engine.info.ctx_size_tokens, self.last_answer
         used = 0 if answer is None else answer.num_prompt_tokens + answer.num_tokens
         percent = 100 * used // size
@@ -273,7 +273,7 @@ class Repl:
             ("", f" {name} · "),
             (style, f"ctx {_thousands(used)}/{_thousands(size)} ({percent} %)"),
             ("", f" · {speed:.0f} tok/s" if speed else ""),
-            ("", f" · {visible(topic)}" if topic else ""),
+            ("", f" · {sanitize(topic)}" if topic else ""),
         ]
 
 
@@ -287,7 +287,7 @@ class StatusLine:
     def show(self, label: str, done: int, total: int) -> None:
         if self._is_able:
             self._is_shown = True
-            write(f"\r\x1b[K{visible(label)} {100 * done // max(1, total)} %")
+            write(f"\r\x1b[K{sanitize(label)} {100 * done // max(1, total)} %")
 
     def clear(self) -> None:
         if self._is_shown:
@@ -301,7 +301,7 @@ def _thousands(num_tokens: int) -> str:
 
 def say(text: str) -> None:
     """A line of the program's own, apart from answers: on stderr."""
-    print(visible(text), file=sys.stderr, flush=True)
+    print(sanitize(text), file=sys.stderr, flush=True)
 
 
 def _history_file() -> Any:

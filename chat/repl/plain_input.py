@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from swiftchat.chat.render.answer_view import write
+from swiftchat.chat.render.view import write
 from swiftchat.chat.repl.message import is_unfinished
 
 _LINE_END = re.compile(rb"\r\n|[\r\n]")  # Enter is \r if it was pressed while an answer came

@@ -16,7 +16,7 @@ import click
 
 from swiftchat.chat.options.num_ranks import RankCount
 from swiftchat.chat.subcommands.completion import complete_models, complete_shapes
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -387,7 +387,7 @@ def _table(results: dict[str, Any]) -> str:
     cold_s, warm_s = results["compile_cold_s"], results["compile_warm_s"]
     ceiling = results["bandwidth_ceiling_bytes_per_s"]
     lines = [
-        f"{visible(results['model'])} · {visible(_devices(results))} · {results['dtype']} · "
+        f"{sanitize(results['model'])} · {sanitize(_devices(results))} · {results['dtype']} · "
         f"{results['threads']} threads · weights {results['weights_bytes'] / 1e6:.0f} MB",
         f"start {results['start_s']:.2f} s, of which loading {results['load_s']:.2f} s",
         *(

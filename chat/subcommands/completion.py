@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 
 COMPLETE_VARIABLE = "_SWIFTCHAT_COMPLETE"  # through which a shell asks
 
@@ -112,7 +112,7 @@ def complete_topics(
 def _fitting(names: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
     """Those that begin with what was typed; names that no line of a shell can hold left out."""
     return [
-        CompletionItem(name, help=visible(" ".join(about.split())[:60]) or None)
+        CompletionItem(name, help=sanitize(" ".join(about.split())[:60]) or None)
         for name, about in names
         if name.startswith(incomplete) and name.isprintable()
     ]

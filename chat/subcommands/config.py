@@ -2,7 +2,7 @@
 
 import click
 
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 
 
 @click.group(invoke_without_command=True)
@@ -40,4 +40,4 @@ def config_show(ctx: click.Context) -> None:
         value, origin = root.params[name], origins.get(source, "default")
         if value is None:
             value, origin = unsaid.get(name, (None, "default"))
-        print(f"{name:18} {visible('–' if value is None else str(value)):24} {origin}")
+        print(f"{name:18} {sanitize('–' if value is None else str(value)):24} {origin}")

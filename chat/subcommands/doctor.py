@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import DeviceError, UsageError
 
 _MARKS = {"ok": "ok", "note": "--", "problem": "!!"}
@@ -65,10 +65,10 @@ def table(checks: list[dict[str, str]]) -> str:
     lines = []
     for check in checks:
         first, *more = check["text"].split("\n")
-        lines.append(f"{_MARKS[check['state']]}  {check['name']:{width}}  {visible(first)}")
-        lines += [f"    {'':{width}}  {visible(line)}" for line in more]
+        lines.append(f"{_MARKS[check['state']]}  {check['name']:{width}}  {sanitize(first)}")
+        lines += [f"    {'':{width}}  {sanitize(line)}" for line in more]
         if check["hint"]:
-            lines.append(f"    {'':{width}}  hint: {visible(check['hint'])}")
+            lines.append(f"    {'':{width}}  hint: {sanitize(check['hint'])}")
     return "\n".join(lines)
 
 

@@ -18,7 +18,7 @@ from swiftchat.chat.subcommands.completion import (
     complete_stored_models,
 )
 from swiftchat.chat.terminal.progress import reported
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import ModelNotFound, UsageError
 
 if TYPE_CHECKING:
@@ -85,12 +85,12 @@ def download(
         token=_token(),
     )
     if not quiet:
-        print(visible(_offered(name, found)), file=sys.stderr)
+        print(sanitize(_offered(name, found)), file=sys.stderr)
     if found.missing_bytes and not yes and sys.stdin.isatty() and sys.stderr.isatty():
-        click.confirm(f"download {visible(found.repo)}?", default=True, abort=True, err=True)
+        click.confirm(f"download {sanitize(found.repo)}?", default=True, abort=True, err=True)
     with reported(quiet) as progress:
         path = found.bring(progress)
-    print(visible(str(path)))
+    print(sanitize(str(path)))
 
 
 def _offered(name: str, found: "Offer") -> str:
@@ -233,12 +233,12 @@ def convert(
             "and right",
             file=sys.stderr,
         )
-    print(visible(destination))
+    print(sanitize(destination))
 
 
 def _print_outline(planned: "Outline") -> None:
     for name, num_bytes in sorted(planned.files.items()):
-        print(f"{size(num_bytes):>9}  {visible(name)}")
+        print(f"{size(num_bytes):>9}  {sanitize(name)}")
     print(
         f"{size(sum(planned.files.values())):>9}  in all: {planned.num_tensors} tensors of "
         f"{planned.dtype}; memory needed: at most {size(planned.peak_bytes)}"
@@ -275,7 +275,7 @@ def list_models(as_json: bool) -> None:
     for model in models:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.modified))
         print(
-            f"{visible(model.name):{width}}  {size(model.size_bytes):>9}  {when:16}  "
+            f"{sanitize(model.name):{width}}  {size(model.size_bytes):>9}  {when:16}  "
             f"{model.source:6}  {alias_of(model.name) or '–'}"
         )
 
@@ -379,9 +379,9 @@ def rm(name: str, yes: bool) -> None:
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("rm asks first, and stdin is no terminal", "use -y")
-        click.confirm(f"remove {visible(name)}?", abort=True, err=True)
+        click.confirm(f"remove {sanitize(name)}?", abort=True, err=True)
     removed = store.remove(name)
-    print(f"removed {visible(removed.name)} ({size(removed.size_bytes)})", file=sys.stderr)
+    print(f"removed {sanitize(removed.name)} ({size(removed.size_bytes)})", file=sys.stderr)
 
 
 def label(key: str) -> str:
@@ -393,16 +393,16 @@ def fact_text(key: str, value: object) -> str:
     """A fact of `describe` for people."""
     match key, value:
         case "weights_bytes_by_dtype", dict():
-            return visible(", ".join(f"{dtype} {size(count)}" for dtype, count in value.items()))
+            return sanitize(", ".join(f"{dtype} {size(count)}" for dtype, count in value.items()))
         case "memory_at_context", list():
             return _at_contexts_text(value)
         case "each_of_several_gpus", list():
             return "\n".join(map(_divided_text, value))
         case "fits", list():
-            return visible("; ".join(map(_fit_text, value)))
+            return sanitize("; ".join(map(_fit_text, value)))
         case _, int():
             return size(value) if key.endswith("_bytes") else f"{value:,}"
-    return visible(str(value))
+    return sanitize(str(value))
 
 
 def _at_contexts_text(rows: list[dict[str, int]]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from swiftchat.chat.subcommands.completion import complete_sessions
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import FileSystemError, UsageError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def show(wanted: str, as_json: bool) -> None:
 
     with open_store() as store:
         conversation = store.load(store.find(wanted))
-    print(json_text(conversation) if as_json else visible(as_markdown(conversation)), end="")
+    print(json_text(conversation) if as_json else sanitize(as_markdown(conversation)), end="")
 
 
 @sessions.command()
@@ -104,7 +104,7 @@ def export(wanted: str, file: str, form: str | None) -> None:
         conversation = store.load(store.find(wanted))
     text = as_json(conversation) if form == "json" else as_markdown(conversation)
     if file == "-":
-        print(visible(text) if sys.stdout.isatty() else text, end="")
+        print(sanitize(text) if sys.stdout.isatty() else text, end="")
     else:
         write_new(file, text)
 
@@ -125,7 +125,7 @@ def import_sessions(files: tuple[str, ...]) -> None:
     with open_store() as store:
         for conversation in found:
             store.save(conversation)
-            print(f"{conversation.id[:SHORT_ID]}  {visible(conversation.title)}")
+            print(f"{conversation.id[:SHORT_ID]}  {sanitize(conversation.title)}")
 
 
 @sessions.command()
@@ -140,10 +140,10 @@ def rm(wanted: tuple[str, ...], yes: bool) -> None:
             if not sys.stdin.isatty():
                 raise UsageError("rm asks first, and stdin is no terminal", "use -y")
             names = ", ".join(repr(titles[one]) for one in ids)
-            click.confirm(f"remove {visible(names)}?", abort=True, err=True)
+            click.confirm(f"remove {sanitize(names)}?", abort=True, err=True)
         for one in ids:
             store.remove(one)
-            print(f"removed {one[:SHORT_ID]} {visible(titles[one])}", file=sys.stderr)
+            print(f"removed {one[:SHORT_ID]} {sanitize(titles[one])}", file=sys.stderr)
 
 
 def open_store() -> "Sessions":
@@ -151,7 +151,7 @@ def open_store() -> "Sessions":
     from swiftchat.chat.history.store import Sessions, sessions_path
 
     def warn(text: str) -> None:
-        print(visible(f"warning: {text}"), file=sys.stderr)
+        print(sanitize(f"warning: {text}"), file=sys.stderr)
 
     return Sessions(sessions_path(), warn)
 
@@ -175,7 +175,7 @@ def print_table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Non
     """A table that fits the terminal; in a pipe, whole values with tabs between and no titles."""
     if not sys.stdout.isatty():
         for row in rows:
-            print("\t".join(" ".join(visible(cell).split()) for cell in row))
+            print("\t".join(" ".join(sanitize(cell).split()) for cell in row))
         return
     # Here, not at the top: it takes as long to import as all the rest.
     from rich.console import Console
@@ -193,20 +193,20 @@ def print_table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Non
             min_width=None if may_shrink else _WIDTHS[title],
         )
     for row in rows:
-        table.add_row(*(Text(" ".join(visible(cell).split())) for cell in row))
+        table.add_row(*(Text(" ".join(sanitize(cell).split())) for cell in row))
     Console(highlight=False).print(table)
 
 
 def print_found(found: "Found") -> None:
     """One line of a search, the word in bold at a terminal."""
-    head = f"{found.session_id[:SHORT_ID]}  {visible(found.title)}  "
+    head = f"{found.session_id[:SHORT_ID]}  {sanitize(found.title)}  "
     if not sys.stdout.isatty():
-        print(f"{head}\t{visible(found.excerpt)}")
+        print(f"{head}\t{sanitize(found.excerpt)}")
         return
     from rich.console import Console
     from rich.text import Text
 
-    text = Text(visible(found.excerpt))
+    text = Text(sanitize(found.excerpt))
     text.stylize("bold", found.start, found.end)
     Console(highlight=False, soft_wrap=True).print(Text(head, "dim"), text, sep="\n    ")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from swiftchat.chat.subcommands.completion import complete_models
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ def separated(pieces: Iterable[str]) -> str:
 
 def marked(piece: str) -> str:
     """A piece with its white space and control characters as glyphs; lines still end."""
-    return re.sub(r"\s", lambda space: _SPACES.get(space[0], "␣"), visible(piece))
+    return re.sub(r"\s", lambda space: _SPACES.get(space[0], "␣"), sanitize(piece))
 
 
 def _text(file: str) -> str:

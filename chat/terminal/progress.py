@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -26,7 +26,7 @@ def reported(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
         def report_once(label: str, done: int, total: int) -> None:
             if label not in seen:
                 seen.add(label)
-                print(f"{visible(label)} …", file=sys.stderr, flush=True)
+                print(f"{sanitize(label)} …", file=sys.stderr, flush=True)
 
         yield report_once
 
@@ -40,7 +40,7 @@ def _bars() -> Iterator[Callable[[str, int, int], None]]:
 
         def report(label: str, done: int, total: int) -> None:
             if label not in tasks:
-                tasks[label] = bars().add_task(visible(label), total=total)
+                tasks[label] = bars().add_task(sanitize(label), total=total)
             bars().update(tasks[label], completed=done, total=total)
 
         yield report

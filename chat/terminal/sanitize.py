@@ -16,7 +16,7 @@ _LINES = dict.fromkeys([0x2028, 0x2029], 0xFFFD)
 _TABLE = {**_C0, 0x7F: 0x2421, **_C1, **_BIDI, **_LINES}
 
 
-def visible(text: str) -> str:
+def sanitize(text: str) -> str:
     """Text with every control character but newline and tab replaced by a visible glyph.
 
     The length stays the same, so any split of a text gives the same result.

@@ -28,14 +28,14 @@ class Style:
     `rewraps`: the terminal breaks lines anew when it becomes narrower.
     """
 
-    form: Literal["exact", "raw", "markdown", "accessible"]
+    mode: Literal["exact", "raw", "markdown", "accessible"]
     is_colored: bool = False
     is_live: bool = False
     rewraps: bool = False
 
     @property
     def is_rendered(self) -> bool:
-        return self.form in ("markdown", "accessible")
+        return self.mode in ("markdown", "accessible")
 
 
 def choose_style(config: "ChatConfig", env: Mapping[str, str], at_terminal: bool) -> Style:

@@ -14,7 +14,7 @@ from swiftchat.chat.options.config import ChatConfig, load_config_file
 from swiftchat.chat.repl.input import open_history
 from swiftchat.chat.repl.message import is_unfinished, message_of
 from swiftchat.chat.repl.pastes import Pastes
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.errors import ContextOverflow, UsageError
 from swiftchat.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ from tests.support import fake_engine
 def test_the_gate_lets_no_control_character_through(text: str) -> None:
     import unicodedata
 
-    out = visible(text)
+    out = sanitize(text)
     assert len(out) == len(text)
     for before, after in zip(text, out, strict=True):
         if unicodedata.category(before) == "Cc" and before not in "\n\t":
@@ -37,7 +37,7 @@ def test_the_gate_lets_no_control_character_through(text: str) -> None:
 
 def test_the_gate_stops_known_attacks() -> None:
     for attack in ("\x1b]52;c;ZXZpbA==\x07", "\x9b2J", "\u202eevil", "\u2066", "\r", "\x7f"):
-        assert not set(visible(attack)) & set("\x1b\x07\x9b\u202e\u2066\r\x7f")
+        assert not set(sanitize(attack)) & set("\x1b\x07\x9b\u202e\u2066\r\x7f")
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from rich.cells import cell_len
 
 from swiftchat.chat.render import blocks, parse
 from swiftchat.chat.render.blocks import Block, BlockStream
-from swiftchat.chat.render.code_blocks import code_blocks
-from swiftchat.chat.render.rendered_view import RenderedView
+from swiftchat.chat.render.markdown_view import MarkdownView
+from swiftchat.chat.render.parse import code_blocks
 from swiftchat.chat.render.rows import MarkdownRows
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.terminal.style import Style
 
 SHOWCASE = r"""# Title
@@ -103,15 +103,15 @@ TEXTS = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 class Screen:
     """A terminal and a view of an answer on it; every piece is drawn."""
 
-    def __init__(self, columns: int = 80, rows: int = 24, **look: object) -> None:
+    def __init__(self, columns: int = 80, rows: int = 24, **style: object) -> None:
         self.screen = pyte.HistoryScreen(columns, rows, history=10_000)
         self.screen.set_mode(pyte.modes.LNM)  # as a terminal's driver does
         self.stream = pyte.Stream(self.screen)
         self.written = ""
         self.size = (columns, rows)
         self.now_s = 0.0
-        settings = {"form": "markdown", "is_colored": True, "is_live": True, **look}
-        self.view = RenderedView(
+        settings = {"mode": "markdown", "is_colored": True, "is_live": True, **style}
+        self.view = MarkdownView(
             Style(**settings),
             None,
             "model",
@@ -184,7 +184,7 @@ def joined(blocks: Iterable[Block]) -> list[Told]:
 @settings(max_examples=150, deadline=None)
 @given(TEXTS)
 def test_the_blocks_are_those_of_the_whole_text(text: str) -> None:
-    text = visible(text)
+    text = sanitize(text)
     stream = BlockStream()
     given = [*stream.push(text), *stream.finish()]
     whole = [
@@ -199,14 +199,14 @@ def test_the_blocks_are_those_of_the_whole_text(text: str) -> None:
 @given(TEXTS, st.integers(20, 400))
 def test_no_row_is_wider_than_the_screen(text: str, columns: int) -> None:
     rows, stream = MarkdownRows(), BlockStream()
-    for block in [*stream.push(visible(text)), *stream.finish()]:
+    for block in [*stream.push(sanitize(text)), *stream.finish()]:
         assert all(
             row.cell_len <= columns and "\n" not in row.plain for row in rows.of(block, columns)
         )
 
 
-def shown(text: str, columns: int = 60, **look: object) -> str:
-    return "\n".join(Screen(columns, 24, **look).show(text)).rstrip("\n")
+def shown(text: str, columns: int = 60, **style: object) -> str:
+    return "\n".join(Screen(columns, 24, **style).show(text)).rstrip("\n")
 
 
 def test_the_showcase() -> None:
@@ -248,7 +248,7 @@ End
 
 
 def test_for_screen_readers_marks_stay_and_nothing_is_drawn_over() -> None:
-    screen = Screen(60, 24, form="accessible", is_colored=False, is_live=False)
+    screen = Screen(60, 24, mode="accessible", is_colored=False, is_live=False)
     lines = screen.show(*SHOWCASE)
     assert "\x1b" not in screen.written and "\r" not in screen.written
     assert lines[:2] == ["model:", "# Title"]
@@ -297,7 +297,7 @@ def test_control_characters_at_every_split_point() -> None:
         screen.view.close()
         rest = OURS.sub("", "".join(written)).replace("\n", "").replace("\r", "")
         assert not set(CONTROLS) & set(rest)
-    bare = Screen(form="accessible", is_colored=False, is_live=False)
+    bare = Screen(mode="accessible", is_colored=False, is_live=False)
     bare.show(*text)
     assert not set(CONTROLS) & set(bare.written)
 

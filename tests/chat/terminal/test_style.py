@@ -43,8 +43,8 @@ def test_how_answers_look(
     colored: bool,
     live: bool,
 ) -> None:
-    look = choose_style(ChatConfig(**options), env, at_terminal)  # type: ignore[arg-type]
-    assert (look.form, look.is_colored, look.is_live) == (form, colored, live)
+    style = choose_style(ChatConfig(**options), env, at_terminal)  # type: ignore[arg-type]
+    assert (style.mode, style.is_colored, style.is_live) == (form, colored, live)
 
 
 def test_over_ssh_the_terminal_is_asked_to_copy() -> None:

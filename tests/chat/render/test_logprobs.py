@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swiftchat.chat.history.store import Sessions, sessions_path
-from swiftchat.chat.render.alternatives import as_terminal_text
+from swiftchat.chat.render.logprobs import as_terminal_text
 from swiftchat.chat.terminal.style import Style
 from swiftchat.errors import UsageError
 from tests.chat.commands.test_slash import Chat

@@ -4,7 +4,7 @@ import sys
 from typing import TYPE_CHECKING, Protocol
 
 from swiftchat.chat.model.reasoning import Thought
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.terminal.style import Style
 
 if TYPE_CHECKING:
@@ -22,19 +22,19 @@ class AnswerView(Protocol):
     def close(self, note: str = "") -> None: ...
 
 
-def open_view(look: Style, answer: "Answer | None", name: str) -> AnswerView:
+def open_view(style: Style, answer: "Answer | None", name: str) -> AnswerView:
     """The view of an answer that `name` gives; `answer` is asked what its reasoning took."""
-    if look.is_rendered:
-        from swiftchat.chat.render.rendered_view import RenderedView
+    if style.is_rendered:
+        from swiftchat.chat.render.markdown_view import MarkdownView
 
-        return RenderedView(look, answer, name)
-    return PlainView(look.form == "raw")
+        return MarkdownView(style, answer, name)
+    return PlainView(style.mode == "raw")
 
 
-def preload(look: Style) -> None:
+def preload(style: Style) -> None:
     """Import what a view will need: a tenth of a second that no answer should wait for."""
-    if look.is_rendered:
-        import swiftchat.chat.render.rendered_view  # noqa: F401
+    if style.is_rendered:
+        import swiftchat.chat.render.markdown_view  # noqa: F401
         from swiftchat.chat.render.highlight import Highlighter
 
         Highlighter("python")  # the most likely one
@@ -46,9 +46,9 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def show(look: Style, text: str, name: str) -> None:
+def show(style: Style, text: str, name: str) -> None:
     """Show a text that is complete, as an answer of `name` would be."""
-    view = open_view(look, None, name)
+    view = open_view(style, None, name)
     view.push(text)
     view.close()
 
@@ -63,7 +63,7 @@ class PlainView:
     def push(self, piece: str) -> None:
         if piece and not isinstance(piece, Thought):
             self._ends_line = piece.endswith("\n")
-            write(visible(piece) if self._gated else piece)
+            write(sanitize(piece) if self._gated else piece)
 
     def pause(self) -> None:
         """Nothing here is drawn over."""

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.terminal.style import Style
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def as_json(answer: "Answer", tokenizer: "Tokenizer") -> list[dict[str, Any]] | 
     ]
 
 
-def as_terminal_text(answer: "Answer", tokenizer: "Tokenizer", look: Style) -> str:
+def as_terminal_text(answer: "Answer", tokenizer: "Tokenizer", style: Style) -> str:
     """The answer with each token colored by its probability, then a list of the unsure ones.
 
     Without colors it is the list alone.
@@ -59,11 +59,11 @@ def as_terminal_text(answer: "Answer", tokenizer: "Tokenizer", look: Style) -> s
     console = Console(
         file=out,
         width=width,
-        force_terminal=look.is_colored,
+        force_terminal=style.is_colored,
         highlight=False,
-        color_system="standard" if look.is_colored else None,
+        color_system="standard" if style.is_colored else None,
     )
-    if look.is_colored:
+    if style.is_colored:
         console.print(_colored(answer, tokenizer))
         legend = [
             (f"{floor:.0%} and more  " if floor else "less", style) for floor, style in _BANDS
@@ -84,7 +84,7 @@ def _colored(answer: "Answer", tokenizer: "Tokenizer") -> Any:
 
     text, stream = Text(), tokenizer.stream()
     for token_id, one in _pairs(answer):
-        text.append(visible(stream.push(token_id)), style=_style(one.logprob))
+        text.append(sanitize(stream.push(token_id)), style=_style(one.logprob))
     return text
 
 
@@ -110,7 +110,7 @@ def _text(tokenizer: "Tokenizer", token_id: int) -> str:
 
 
 def _quoted(tokenizer: "Tokenizer", token_id: int) -> str:
-    return visible(repr(_text(tokenizer, token_id)))
+    return sanitize(repr(_text(tokenizer, token_id)))
 
 
 def _percent(logprob: float) -> str:

@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.text import Text
 
 from swiftchat.chat.model.reasoning import Thought
-from swiftchat.chat.render.answer_view import write
 from swiftchat.chat.render.blocks import BlockStream
+from swiftchat.chat.render.live_region import LiveRegion, Size
 from swiftchat.chat.render.rows import MarkdownRows
-from swiftchat.chat.terminal.live import LiveRegion, Size
-from swiftchat.chat.terminal.sanitize import visible
+from swiftchat.chat.render.view import write
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.terminal.style import Style
 
 if TYPE_CHECKING:
@@ -38,34 +38,36 @@ def terminal_size() -> Size:
     return size if size.columns and size.lines else shutil.get_terminal_size()
 
 
-class RenderedView:
+class MarkdownView:
     """Markdown, each finished block written once, and what is not finished drawn below it.
 
-    Reasoning is shown while it comes and folded to a line afterwards. Without `look.is_live`
+    Reasoning is shown while it comes and folded to a line afterwards. Without `style.is_live`
     nothing is drawn that does not stay. `out`, `size` and `clock` are for tests.
     """
 
     def __init__(
         self,
-        look: Style,
+        style: Style,
         answer: "Answer | None",
         name: str,
         out: Callable[[str], None] = write,
         size: Callable[[], Size] = terminal_size,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._look = look
+        self._style = style
         self._answer = answer
         self._size = size
         self._clock = clock
         self._blocks = BlockStream()
-        self._rows = MarkdownRows(marks=look.form == "accessible")
-        self._region = LiveRegion(out, size, look.rewraps)
-        self._ansi = Ansi(look)
+        self._rows = MarkdownRows(marks=style.mode == "accessible")
+        self._region = LiveRegion(out, size, style.rewraps)
+        self._ansi = Ansi(style)
         self._thought = ""
         self._is_thinking = False
         self._drawn = float("-inf")
-        self._waiting = [f"{visible(name)}:"] if look.form == "accessible" else []  # to be written
+        self._waiting = (
+            [f"{sanitize(name)}:"] if style.mode == "accessible" else []
+        )  # to be written
 
     def push(self, piece: str) -> None:
         with _uninterrupted():
@@ -73,9 +75,9 @@ class RenderedView:
                 self._think(piece)
             elif piece:
                 self._fold()
-                for block in self._blocks.push(visible(piece)):
+                for block in self._blocks.push(sanitize(piece)):
                     self._add(self._rows.of(block, self._size()[0]))
-            if self._clock() - self._drawn >= _EVERY_S and (self._look.is_live or self._waiting):
+            if self._clock() - self._drawn >= _EVERY_S and (self._style.is_live or self._waiting):
                 self._draw()
 
     def pause(self) -> None:
@@ -92,10 +94,10 @@ class RenderedView:
             self._waiting = []
 
     def _think(self, piece: str) -> None:
-        if not self._is_thinking and not self._look.is_live:
+        if not self._is_thinking and not self._style.is_live:
             self._waiting.append("Thinking…")
         self._is_thinking = True
-        self._thought = (self._thought + visible(piece))[-_MOST_THOUGHT:]
+        self._thought = (self._thought + sanitize(piece))[-_MOST_THOUGHT:]
 
     def _fold(self) -> None:
         if self._is_thinking:
@@ -108,7 +110,7 @@ class RenderedView:
     def _draw(self) -> None:
         self._drawn = self._clock()
         waiting, self._waiting = self._waiting, []
-        if not self._look.is_live:
+        if not self._style.is_live:
             self._region.draw(waiting, [])
         elif self._is_thinking:
             thought = self._thought.strip("\n").split("\n")[-_TAIL_LINES:]
@@ -144,9 +146,9 @@ def folded_reasoning(answer: "Answer | None") -> str:
 class Ansi:
     """Rows of text with their styles as escape sequences; none for an uncolored screen reader."""
 
-    def __init__(self, look: Style) -> None:
-        self._is_plain = look.form == "accessible" and not look.is_colored
-        self._is_colored = look.is_colored
+    def __init__(self, style: Style) -> None:
+        self._is_plain = style.mode == "accessible" and not style.is_colored
+        self._is_colored = style.is_colored
         self._console = Console(width=80)  # rich wants one to look styles up
         self.dim = "" if self._is_plain else "\x1b[2m"
 
