@@ -28,10 +28,13 @@ def has_bindings() -> bool:
 
 
 @cache
+def _sources() -> dict[str, Path]:
+    return {file.stem: file for file in KERNELS.glob("*/*.cu")}
+
+
 def source(name: str) -> Path:
-    """The file of a kernel: `kernels/FOLDER/NAME.cu`; names are unique across folders."""
-    (file,) = KERNELS.glob(f"*/{name}.cu")
-    return file
+    """Return the file of a kernel, `kernels/FOLDER/NAME.cu`; names are unique across folders."""
+    return _sources()[name]
 
 
 @cache

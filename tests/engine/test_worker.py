@@ -140,7 +140,7 @@ def test_close_leaves_no_process(folder: Path) -> None:
 def test_a_killed_terminal_leaves_no_worker(folder: Path) -> None:
     script = f"""
 import pathlib, time
-from swiftchat.engine import protocol
+from swiftchat.engine.api import protocol
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig
 client = EngineClient(EngineConfig(device="cpu"), pathlib.Path({str(folder)!r})).start()

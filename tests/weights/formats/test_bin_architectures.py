@@ -19,4 +19,7 @@ def test_bin_files_give_the_same_logits(name: str, tmp_path: Path) -> None:
     torch.save(tensors, tmp_path / "ours" / "pytorch_model.bin")
     ids = tiny.random_ids(11)
     expected = tiny.Bench(tmp_path / "theirs").last_logits(ids)
-    assert torch.equal(tiny.Bench(tmp_path / "ours").last_logits(ids), expected)
+    actual = tiny.Bench(tmp_path / "ours").last_logits(ids)
+    # Not bitwise: torch picks its fp32 GEMM by the alignment of the mapped tensors. Summing at most
+    # 2**10 products in another order moves a logit by about 2**10 * 2**-24 of its scale.
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2**-14 * float(expected.abs().max()))
