@@ -69,7 +69,7 @@ def measure(rank: int, world: int, folder: str, sizes: list[int]) -> None:
         return everybodys
 
     memory = PeerMemory(gpu, 16 * world * max(sizes), rank, exchange)
-    inboxes = [memory.inbox(max(sizes)) for _ in range(2)]
+    peer_buffers = [memory.inbox(max(sizes)) for _ in range(2)]
     dist.barrier()
     found: dict[str, dict[str, float]] = {}
     for numbers in sizes:
@@ -79,11 +79,11 @@ def measure(rank: int, world: int, folder: str, sizes: list[int]) -> None:
         other = part.clone()
 
         def with_norm(i: int, x=x, part=part, weight=weight, out=out) -> None:  # type: ignore[no-untyped-def]
-            all_reduce(gpu, x, inboxes[i % 2], part)
+            all_reduce(gpu, x, peer_buffers[i % 2], part)
             norm(gpu, x, weight, 1e-5, out)
 
         row = {
-            "ours": timed(lambda i, x=x, part=part: all_reduce(gpu, x, inboxes[i % 2], part)),  # type: ignore[misc]
+            "ours": timed(lambda i, x=x, part=part: all_reduce(gpu, x, peer_buffers[i % 2], part)),  # type: ignore[misc]
             "ours + norm": timed(with_norm),
             "nccl": timed(lambda i, other=other: dist.all_reduce(other)),  # type: ignore[misc]
         }

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig
-from swiftchat.engine.api.remote import RemoteEngine, attach, token_from
+from swiftchat.engine.api.remote import RemoteEngine, connect_engine, read_token
 from swiftchat.errors import DeviceError
 
 
@@ -21,7 +21,9 @@ class RemoteEngineFactory:
         self._address, self._token_file = address, token_file
         self._unused: RemoteEngine | None = self._attach()
         self.name, self._files = self._unused.name, self._unused.files
-        self.folder = self._unused.model_folder(platformdirs.user_cache_path("swiftchat") / "far")
+        self.folder = self._unused.fetch_model_files(
+            platformdirs.user_cache_path("swiftchat") / "far"
+        )
 
     def start(self, config: EngineConfig, path: Path) -> EngineClient:
         """A client of the engine, attached anew after the first time; how it runs is its own."""
@@ -37,4 +39,4 @@ class RemoteEngineFactory:
 
     def _attach(self) -> RemoteEngine:
         token_file = Path(self._token_file).expanduser() if self._token_file else None
-        return attach(self._address, token_from(token_file, self._address))
+        return connect_engine(self._address, read_token(token_file, self._address))

@@ -39,7 +39,7 @@ def as_json(answer: "Answer", tokenizer: "Tokenizer") -> list[dict[str, Any]] | 
     return [
         {
             **entry(token_id, one.logprob),
-            "alternatives": [entry(*alternative) for alternative in one.likeliest],
+            "alternatives": [entry(*alternative) for alternative in one.top],
         }
         for token_id, one in _pairs(answer)
     ]
@@ -91,7 +91,7 @@ def _colored(answer: "Answer", tokenizer: "Tokenizer") -> Any:
 def _line(tokenizer: "Tokenizer", number: int, token_id: int, one: "Logprob") -> str:
     others = [
         f"{_quoted(tokenizer, other)} {_percent(logprob)}"
-        for other, logprob in one.likeliest
+        for other, logprob in one.top
         if other != token_id
     ]
     line = f"{number:5}  {_percent(one.logprob):>6}  {_quoted(tokenizer, token_id)}"

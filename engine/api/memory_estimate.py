@@ -31,7 +31,7 @@ def kept_forms(packed: Mapping[str, PackedTensor]) -> dict[str, KeptForm]:
     return {name: (kept.form, kept.group) for name, kept in keepings if kept is not None}
 
 
-def weights_on_gpu(share: Shard, forms: Mapping[str, KeptForm], item_bytes: int) -> int:
+def gpu_weight_bytes(share: Shard, forms: Mapping[str, KeptForm], item_bytes: int) -> int:
     """Bytes of a rank's weights where our kernels run the model; `forms` by Hugging Face name.
 
     Matrices stay packed where the kernels read their form and size; all else becomes numbers of

@@ -10,7 +10,7 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("bfloat16", "float16", "float32")
 KV_DTYPES = ("auto", "int8", "fp8")
 NumRanks = int | Literal["auto"]
-MOST_LOGPROBS = 50
+MAX_LOGPROBS = 50
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class SamplingParams:
     `seed` None draws one; the engine reports the seed it used. `max_tokens` None means up to
     the end of the context. Generation ends after any of `stop_ids`, which is not returned.
     `logprobs` asks for the logarithm of each token's probability and for so many of the likeliest
-    tokens in its place (at most MOST_LOGPROBS; None is off); what is said stays the same.
+    tokens in its place (at most MAX_LOGPROBS; None is off); what is said stays the same.
     """
 
     temperature: float = 0.7
@@ -121,8 +121,8 @@ class SamplingParams:
         require("max_tokens", self.max_tokens is None or self.max_tokens >= 0, "0 or more")
         require(
             "logprobs",
-            self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS,
-            f"between 0 and {MOST_LOGPROBS}",
+            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
+            f"between 0 and {MAX_LOGPROBS}",
         )
 
     def to_wire(self) -> dict[str, Any]:

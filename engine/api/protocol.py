@@ -116,32 +116,33 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Logprob:
-    """How likely the model thought a token: natural logarithms of probabilities.
+    """The natural logarithm of a token's probability, and of the most probable tokens' there.
 
-    `likeliest` has (id, logprob) of the tokens it thought likeliest in that place, the likeliest
-    first; the chosen one may be among them. Which distribution: `sampler.likelihood`.
+    `top` lists (id, logprob) in descending order; the chosen token may be one of them.
     """
 
     logprob: float
-    likeliest: list[tuple[int, float]]
+    top: list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
 class Tokens:
     """Newly generated ids, in order, without the one that ended the generation.
 
-    `likelihoods` has one entry for each, or none where nobody asked.
+    `logprobs` has an entry for each id, or is empty if they were not requested.
     """
 
     ids: list[int]
-    likelihoods: list[Logprob] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
 
     def to_wire(self, generation_id: int) -> Message:
         return {
             "type": "tokens",
             "id": generation_id,
             "ids": self.ids,
-            "likelihoods": [asdict(one) for one in self.likelihoods],
+            "likelihoods": [
+                {"logprob": one.logprob, "likeliest": one.top} for one in self.logprobs
+            ],
         }
 
 
@@ -175,11 +176,11 @@ def event_from(message: Message) -> Event | SwiftchatError:
         case "prefill":
             return Prefill(message["done"], message["total"])
         case "tokens":
-            likelihoods = [
+            logprobs = [
                 Logprob(one["logprob"], [(i, logprob) for i, logprob in one["likeliest"]])
                 for one in message["likelihoods"]
             ]
-            return Tokens(message["ids"], likelihoods)
+            return Tokens(message["ids"], logprobs)
         case "finished":
             return Finished(**message["result"])
         case "error":

@@ -58,7 +58,7 @@ class RemoteEngine:
             case _:
                 raise DeviceError(f"what answers at {self.address} is no engine of swiftchat's")
 
-    def model_folder(self, cache: Path) -> Path:
+    def fetch_model_files(self, cache: Path) -> Path:
         """A folder below `cache` with the model's files but its weights, fetched if need be.
 
         Raises `BadModelFile` for files that are not what was announced, `FileSystemError`.
@@ -143,12 +143,12 @@ class RemoteEngine:
         self.kill()
 
 
-def attach(address: str, token: str | None) -> RemoteEngine:
+def connect_engine(address: str, token: str | None) -> RemoteEngine:
     """Attach to the engine at HOST:PORT or a path; what `RemoteEngine` raises, `UsageError`."""
     return RemoteEngine(Address.parse(address), token)
 
 
-def token_from(file: Path | None, address: str) -> str | None:
+def read_token(file: Path | None, address: str) -> str | None:
     """The token for an address: of a file, or of where an engine at that port leaves it.
 
     None for a Unix socket, which needs none. Raises `UsageError` where it is not found.

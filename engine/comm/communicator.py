@@ -22,9 +22,9 @@ class RankPlacement:
     """
 
     local_rank: int
-    num_here: int
+    num_local_ranks: int
     address: str = "127.0.0.1"
-    all_here: bool = True
+    is_single_host: bool = True
 
 
 _ONLY_SEAT = RankPlacement(0, 1)
@@ -39,21 +39,21 @@ class Communicator(Protocol):
 
     size: int
     rank: int
-    seat: RankPlacement
+    placement: RankPlacement
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of every rank's x. May be x itself, changed in place."""
 
-    def gather(self, x: Tensor, width: int) -> Tensor:
+    def all_gather(self, x: Tensor, width: int) -> Tensor:
         """The columns of every rank's x side by side, `width` in all.
 
         Each rank has an equal number of them, rounded up; the last may have fewer.
         """
 
-    def first(self, number: int) -> int:
+    def broadcast_from_first(self, number: int) -> int:
         """Rank 0's number."""
 
-    def least(self, number: int) -> int:
+    def min_across_ranks(self, number: int) -> int:
         """The least of every rank's number."""
 
     def close(self) -> None:
@@ -65,19 +65,19 @@ class SingleRank:
 
     size, rank = 1, 0
 
-    def __init__(self, seat: RankPlacement = _ONLY_SEAT) -> None:
-        self.seat = seat
+    def __init__(self, placement: RankPlacement = _ONLY_SEAT) -> None:
+        self.placement = placement
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
 
-    def gather(self, x: Tensor, width: int) -> Tensor:
+    def all_gather(self, x: Tensor, width: int) -> Tensor:
         return x
 
-    def first(self, number: int) -> int:
+    def broadcast_from_first(self, number: int) -> int:
         return number
 
-    def least(self, number: int) -> int:
+    def min_across_ranks(self, number: int) -> int:
         return number
 
     def close(self) -> None:
@@ -97,14 +97,14 @@ class GlooCommunicator:
         rank: int,
         size: int,
         timeout_s: float = 60.0,
-        seat: RankPlacement | None = None,
+        placement: RankPlacement | None = None,
     ) -> None:
-        self.seat = seat or RankPlacement(rank, size)
+        self.placement = placement or RankPlacement(rank, size)
         gloo: Any = dist.ProcessGroupGloo  # of which torch's stubs do not say all
         options = gloo._Options()
         options._timeout = timedelta(seconds=timeout_s)
         # Left to itself it listens where this machine's name leads to.
-        options._devices = [gloo.create_device(hostname=self.seat.address)]
+        options._devices = [gloo.create_device(hostname=self.placement.address)]
         self.size, self.rank = size, rank
         with _lost_sight():
             self._group = gloo(store, rank, size, options)
@@ -114,18 +114,18 @@ class GlooCommunicator:
             self._group.allreduce([x]).wait()
         return x
 
-    def gather(self, x: Tensor, width: int) -> Tensor:
+    def all_gather(self, x: Tensor, width: int) -> Tensor:
         each = -(-width // self.size)
         parts = [torch.empty(len(x), each, dtype=x.dtype) for _ in range(self.size)]
         with _lost_sight():
             self._group.allgather([parts], [F.pad(x, (0, each - x.shape[1]))]).wait()
         return torch.cat(parts, 1)[:, :width]
 
-    def first(self, number: int) -> int:
+    def broadcast_from_first(self, number: int) -> int:
         return int(self.broadcast(torch.tensor([number]), 0))
 
-    def least(self, number: int) -> int:
-        return min(self.each(number))
+    def min_across_ranks(self, number: int) -> int:
+        return min(self.all_gather_int(number))
 
     def close(self) -> None:
         self._group.abort()
@@ -147,11 +147,13 @@ class GlooCommunicator:
             self._group.recv([x], source, 0).wait()
         return x
 
-    def each(self, number: int) -> list[int]:
+    def all_gather_int(self, number: int) -> list[int]:
         """Every rank's number, in the order of the ranks."""
-        return [int.from_bytes(n, "big", signed=True) for n in self.exchange(_bytes_of(number))]
+        return [
+            int.from_bytes(n, "big", signed=True) for n in self.all_gather_bytes(_bytes_of(number))
+        ]
 
-    def exchange(self, mine: bytes) -> list[bytes]:
+    def all_gather_bytes(self, mine: bytes) -> list[bytes]:
         """Every rank's bytes, equally many, in the order of the ranks."""
         parts = [torch.empty(len(mine), dtype=torch.uint8) for _ in range(self.size)]
         with _lost_sight():

@@ -26,9 +26,9 @@ class PeerBuffers:
 
     embedding: PeerBuffer
     attention: PeerBuffer
-    ffn: PeerBuffer
+    mlp: PeerBuffer
     logits: PeerBuffer
-    vocab_each: int  # columns of the logits that every rank but the last has
+    vocab_per_rank: int  # columns of the logits that every rank but the last has
 
 
 class GpuCommunicator:
@@ -45,17 +45,19 @@ class GpuCommunicator:
         size: int,
         device: torch.device,
         timeout_s: float,
-        seat: RankPlacement,
+        placement: RankPlacement,
     ) -> None:
-        self.seat = seat
+        self.placement = placement
         self.size, self.rank = size, rank
-        self.inboxes: PeerBuffers | None = None
+        self.peer_buffers: PeerBuffers | None = None
         self._memory: PeerMemory | None = None
         self._device = device
         torch.cuda.set_device(device)
         torch_stores: Any = dist  # whose stubs do not have them
         prefixed = torch_stores.PrefixStore
-        self._control = GlooCommunicator(prefixed("control", store), rank, size, timeout_s, seat)
+        self._control = GlooCommunicator(
+            prefixed("control", store), rank, size, timeout_s, placement
+        )
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = timedelta(seconds=timeout_s)
@@ -66,7 +68,7 @@ class GpuCommunicator:
         self._group.allreduce([x]).wait()
         return x
 
-    def gather(self, x: Tensor, width: int) -> Tensor:
+    def all_gather(self, x: Tensor, width: int) -> Tensor:
         if not len(x):
             return x.new_empty(0, width)
         each = -(-width // self.size)
@@ -75,16 +77,16 @@ class GpuCommunicator:
         self._group._allgather_base(parts, mine).wait()
         return parts.transpose(0, 1).reshape(len(x), -1)[:, :width]
 
-    def first(self, number: int) -> int:
-        return self._control.first(number)
+    def broadcast_from_first(self, number: int) -> int:
+        return self._control.broadcast_from_first(number)
 
-    def least(self, number: int) -> int:
-        return self._control.least(number)
+    def min_across_ranks(self, number: int) -> int:
+        return self._control.min_across_ranks(number)
 
-    def exchange(self, mine: bytes) -> list[bytes]:
-        return self._control.exchange(mine)
+    def all_gather_bytes(self, mine: bytes) -> list[bytes]:
+        return self._control.all_gather_bytes(mine)
 
-    def open_inboxes(self, gpu: Gpu, config: ModelConfig) -> None:
+    def allocate_peer_buffers(self, gpu: Gpu, config: ModelConfig) -> None:
         """Make the inboxes of a model's decode steps; without, all goes through NCCL.
 
         That is so where GPUs do not reach each other, or rows are no multiples of 16 bytes.
@@ -92,17 +94,17 @@ class GpuCommunicator:
         each = -(-config.vocab_size // self.size)
         odd = config.hidden_size % 4 or each % 4 or config.vocab_size % 4
         able = self.size <= MAX_WORLD and not odd and self._all_reach_each_other()
-        if not self.least(int(able)):
+        if not self.min_across_ranks(int(able)):
             return
         row, logits = MAX_VECTORS * config.hidden_size, MAX_VECTORS * each
         num_bytes = 4 * self.size * (3 * row + logits)
-        self._memory = PeerMemory(gpu, num_bytes, self.rank, self.exchange)
+        self._memory = PeerMemory(gpu, num_bytes, self.rank, self.all_gather_bytes)
         embedding, attention, ffn = (self._memory.inbox(row) for _ in range(3))
         box = self._memory.inbox(logits)
-        self.inboxes = PeerBuffers(embedding, attention, ffn, box, each)
+        self.peer_buffers = PeerBuffers(embedding, attention, ffn, box, each)
 
     def _all_reach_each_other(self) -> bool:
-        if not self.seat.all_here:
+        if not self.placement.is_single_host:
             return False
         first = (self._device.index or 0) - self.rank
         others = [first + other for other in range(self.size) if other != self.rank]

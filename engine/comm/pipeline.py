@@ -38,10 +38,10 @@ class Pipeline(Protocol):
         Returns when that stage has begun to receive: so each is ahead of the next by one batch.
         """
 
-    def of_last(self, x: Tensor) -> Tensor:
+    def broadcast_from_last(self, x: Tensor) -> Tensor:
         """The last stage's x, on the CPU if it travels; of others only shape and dtype matter."""
 
-    def each(self, number: int) -> list[int]:
+    def gather_from_stages(self, number: int) -> list[int]:
         """Every stage's number, the first one's first."""
 
     def close(self) -> None:
@@ -60,10 +60,10 @@ class SingleStage:
     def send(self, x: Tensor) -> None:
         raise RuntimeError("there is no stage after the only one")
 
-    def of_last(self, x: Tensor) -> Tensor:
+    def broadcast_from_last(self, x: Tensor) -> Tensor:
         return x
 
-    def each(self, number: int) -> list[int]:
+    def gather_from_stages(self, number: int) -> list[int]:
         return [number]
 
     def close(self) -> None:
@@ -74,11 +74,16 @@ class GlooPipeline:
     """Stages on CPUs; `store`, `seat` and errors as for `GlooCommunicator`."""
 
     def __init__(
-        self, store: Any, stage: int, size: int, timeout_s: float, seat: RankPlacement | None = None
+        self,
+        store: Any,
+        stage: int,
+        size: int,
+        timeout_s: float,
+        placement: RankPlacement | None = None,
     ) -> None:
         self.size, self.stage = size, stage
         self.is_first, self.is_last = stage == 0, stage == size - 1
-        self._group = GlooCommunicator(store, stage, size, timeout_s, seat)
+        self._group = GlooCommunicator(store, stage, size, timeout_s, placement)
 
     def receive(self, num_tokens: int, width: int) -> Tensor:
         return self._group.receive(torch.empty(num_tokens, width), self.stage - 1)
@@ -86,11 +91,11 @@ class GlooPipeline:
     def send(self, x: Tensor) -> None:
         self._group.send(x, self.stage + 1)
 
-    def of_last(self, x: Tensor) -> Tensor:
+    def broadcast_from_last(self, x: Tensor) -> Tensor:
         return self._group.broadcast(x, self.size - 1)
 
-    def each(self, number: int) -> list[int]:
-        return self._group.each(number)
+    def gather_from_stages(self, number: int) -> list[int]:
+        return self._group.all_gather_int(number)
 
     def close(self) -> None:
         self._group.close()
@@ -106,14 +111,14 @@ class GpuPipeline:
         size: int,
         device: torch.device,
         timeout_s: float,
-        seat: RankPlacement,
+        placement: RankPlacement,
     ) -> None:
         self.size, self.stage = size, stage
         self._device = device
         torch.cuda.set_device(device)
         torch_stores: Any = dist  # whose stubs do not have them
         prefixed = torch_stores.PrefixStore
-        self._control = GlooPipeline(prefixed("control", store), stage, size, timeout_s, seat)
+        self._control = GlooPipeline(prefixed("control", store), stage, size, timeout_s, placement)
         self.is_first, self.is_last = self._control.is_first, self._control.is_last
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
@@ -135,11 +140,11 @@ class GpuPipeline:
         # As gloo does: else this process would run ahead of the GPUs by a whole prompt.
         torch.cuda.current_stream(self._device).synchronize()
 
-    def of_last(self, x: Tensor) -> Tensor:
-        return self._control.of_last(x.cpu())
+    def broadcast_from_last(self, x: Tensor) -> Tensor:
+        return self._control.broadcast_from_last(x.cpu())
 
-    def each(self, number: int) -> list[int]:
-        return self._control.each(number)
+    def gather_from_stages(self, number: int) -> list[int]:
+        return self._control.gather_from_stages(number)
 
     def close(self) -> None:
         self._control.close()

@@ -82,8 +82,8 @@ class GraphRunner:
         config, weights = decoder.config, decoder.weights
         self._decoder, self._ops, self._cache, self.lanes = decoder, ops, cache, lanes
         ranks = decoder.ranks
-        self._inboxes: PeerBuffers | None = (
-            ranks.inboxes if isinstance(ranks, GpuCommunicator) else None
+        self._peer_buffers: PeerBuffers | None = (
+            ranks.peer_buffers if isinstance(ranks, GpuCommunicator) else None
         )
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         n, gpu = lanes.max_lanes, ops.gpu
@@ -223,7 +223,7 @@ class GraphRunner:
         normed = decoder.through_layers(plan, x, self._cache)
         if decoder.stages.is_last:
             own = decoder.logits(plan, normed)
-            logits.copy_(decoder.ranks.gather(own, logits.shape[1]))
+            logits.copy_(decoder.ranks.all_gather(own, logits.shape[1]))
         elif decoder.stages.is_first:
             stream.copy_(x)
 
@@ -231,7 +231,7 @@ class GraphRunner:
         config, gpu, is_last = self._decoder.config, self._ops.gpu, self._decoder.stages.is_last
         return (
             near_llama(config)
-            and (self._decoder.ranks.size == 1 or self._inboxes is not None)
+            and (self._decoder.ranks.size == 1 or self._peer_buffers is not None)
             and not rounds_inputs(self._decoder.weights)
             and (not is_last or linear_takes(gpu, n, for_kernels(self._decoder.weights.lm_head)))
             and all(self._takes(n, layer) for layer in self._decoder.weights.layers)
@@ -261,7 +261,7 @@ class GraphRunner:
 
     def _embed(self, n: int, x: Tensor) -> None:
         gpu, decoder = self._ops.gpu, self._decoder
-        part = x if self._inboxes is None else self._part[:n]
+        part = x if self._peer_buffers is None else self._part[:n]
         embed(
             gpu,
             self.lanes.tokens[:n],
@@ -270,17 +270,17 @@ class GraphRunner:
             scale=decoder.embedding_scale,
             first_id=self._ops.first_id,
         )
-        if self._inboxes is not None:
-            all_reduce(gpu, x, self._inboxes.embedding, part, adds=False)
+        if self._peer_buffers is not None:
+            all_reduce(gpu, x, self._peer_buffers.embedding, part, adds=False)
 
     def _head(self, x: Tensor, norm: Norm, logits: Tensor) -> None:
         gpu, workspace = self._ops.gpu, self._ops.linear_workspace
         weight = for_kernels(self._decoder.weights.lm_head)
-        if self._inboxes is None:
+        if self._peer_buffers is None:
             linear(gpu, x, weight, logits, workspace, norm=norm)
             return
-        linear_send(gpu, x, weight, self._inboxes.logits, workspace, norm=norm)
-        all_gather(gpu, logits, self._inboxes.logits, self._inboxes.vocab_each)
+        linear_send(gpu, x, weight, self._peer_buffers.logits, workspace, norm=norm)
+        all_gather(gpu, logits, self._peer_buffers.logits, self._peer_buffers.vocab_per_rank)
 
     def _layer(self, n: int, x: Tensor, i: int, layer: LayerWeights, kv: LayerKV) -> None:
         lanes, ops, gpu, config = self.lanes, self._ops, self._ops.gpu, self._decoder.config
@@ -301,8 +301,8 @@ class GraphRunner:
             settled=True,
             codes=codes,
         )
-        boxes = self._inboxes
-        of_attention, of_ffn = (None, None) if boxes is None else (boxes.attention, boxes.ffn)
+        boxes = self._peer_buffers
+        of_attention, of_ffn = (None, None) if boxes is None else (boxes.attention, boxes.mlp)
         self._add(
             x,
             attended.view(n, -1),

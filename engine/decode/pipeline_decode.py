@@ -59,7 +59,7 @@ class PipelineDecode:
     def land(self) -> list[tuple[Sequence, int]]:
         """The step's tokens, which the last stage has drawn; -1: its logits were not finite."""
         sequences, self._flight = self._flight, []
-        drawn = self._stages.of_last(self._step.drawn[: len(sequences)].long())
+        drawn = self._stages.broadcast_from_last(self._step.drawn[: len(sequences)].long())
         return list(zip(sequences, drawn.tolist(), strict=True))
 
     def drop(self) -> None:

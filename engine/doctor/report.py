@@ -17,7 +17,7 @@ import platformdirs
 import psutil
 
 from swiftchat.cuda import nvrtc
-from swiftchat.engine.doctor import links
+from swiftchat.engine.doctor import interconnect
 from swiftchat.engine.doctor.diagnosis import Facts, judge
 from swiftchat.errors import SwiftchatError
 
@@ -44,9 +44,9 @@ def report() -> Facts:
         facts["gpus"], facts["peer_access"] = _gpus()
     count = len(facts["gpus"])
     if count > 1:
-        facts["links"] = links.link_names(count)
+        facts["links"] = interconnect.link_names(count)
     if count > 1 and all(map(all, facts["peer_access"])):
-        facts["all_reduce"] = links.measure(min(count, links.MOST_GPUS))
+        facts["all_reduce"] = interconnect.measure(min(count, interconnect.MOST_GPUS))
     archs = [gpu["architecture"] for gpu in facts["gpus"] if gpu["has_kernels"]]
     facts["compile"] = _compile(archs[0] if archs else "sm_90a")
     facts["cpu"] = _cpu(has_torch=facts["torch"]["error"] is None)

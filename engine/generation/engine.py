@@ -78,12 +78,13 @@ class Engine:
         started = time.perf_counter()
         self._ranks = ranks = ranks or SingleRank()
         self._stages = stages = stages or SingleStage()
-        device = find_device(config.device, ranks.seat.local_rank)
+        device = find_device(config.device, ranks.placement.local_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # for streams, events and pinned memory
-        if config.num_threads is not None or ranks.seat.num_here > 1:
+        if config.num_threads is not None or ranks.placement.num_local_ranks > 1:
             torch.set_num_threads(
-                config.num_threads or max(1, torch.get_num_threads() // ranks.seat.num_here)
+                config.num_threads
+                or max(1, torch.get_num_threads() // ranks.placement.num_local_ranks)
             )
         model = None if config.dummy else Model.open(path)
         whole = model.config if model else dummy_config(config.dummy or "")
@@ -102,7 +103,7 @@ class Engine:
             share,
             dtype,
             chunk_tokens if gpu else None,
-            available_bytes(device, ranks.seat.num_here),
+            available_bytes(device, ranks.placement.num_local_ranks),
         )
         estimate = resident_estimate(share, checkpoint, dtype, device) if checkpoint and pack else 0
         plan = self._agreed(planned(estimate if pack else None))
@@ -133,7 +134,7 @@ class Engine:
         else:
             ops = CudaOps(gpu, share, plan.ctx_size_tokens, config.max_num_seqs)
             if isinstance(ranks, GpuCommunicator):
-                ranks.open_inboxes(gpu, whole)
+                ranks.allocate_peer_buffers(gpu, whole)
         self.decoder = Decoder(shape, weights, ops, ranks, stages)
         self.cache = KVCache(
             shape,
@@ -159,11 +160,11 @@ class Engine:
             device=described(device, gpu is not None, is_packed and not has_packed(weights)),
             dtype=computed_in,
             num_parameters=sum(math.prod(s) for s in expected_tensors(whole).values()),
-            weights_bytes=sum(stages.each(resident_bytes(weights))),
-            table_bytes=sum(stages.each(table_bytes(weights, stages.is_last))),
+            weights_bytes=sum(stages.gather_from_stages(resident_bytes(weights))),
+            table_bytes=sum(stages.gather_from_stages(table_bytes(weights, stages.is_last))),
             cache_tokens=plan.num_blocks * config.block_size,
             kv_dtype=computed_in if config.kv_dtype == "auto" else config.kv_dtype,
-            cache_bytes=sum(stages.each(self.cache.num_bytes)),
+            cache_bytes=sum(stages.gather_from_stages(self.cache.num_bytes)),
             ctx_size_tokens=plan.ctx_size_tokens,
             num_threads=torch.get_num_threads(),
             load_s=time.perf_counter() - started,
@@ -177,7 +178,7 @@ class Engine:
 
     def _least(self, number: int) -> int:
         """The least of all ranks' numbers."""
-        return min(self._stages.each(self._ranks.least(number)))
+        return min(self._stages.gather_from_stages(self._ranks.min_across_ranks(number)))
 
     @torch.inference_mode()
     def _prepare(self, ops: CudaOps, on_progress: Progress) -> AsyncDecode | PipelineDecode | None:
@@ -353,9 +354,9 @@ class Engine:
         if own is not None and few:
             tokens = likeliest(own, self.vocab_size, self._ranks)
         elif own is not None:
-            logits = self._ranks.gather(own, self.vocab_size)
+            logits = self._ranks.all_gather(own, self.vocab_size)
             tokens = list(map(self._draw_one, rows, logits))
-        agreed: list[int] = self._stages.of_last(torch.tensor(tokens)).tolist()
+        agreed: list[int] = self._stages.broadcast_from_last(torch.tensor(tokens)).tolist()
         return agreed, logits
 
     def _draw_one(self, row: Row, logits: torch.Tensor) -> int:
@@ -365,7 +366,7 @@ class Engine:
         except BadModelFile:
             return -1
         # Among ranks the first's: not every operator of torch gives the same bits on every GPU.
-        return self._ranks.first(token)
+        return self._ranks.broadcast_from_first(token)
 
     def _take(
         self, generation: _Generation, token: int, logits: torch.Tensor | None = None
@@ -376,7 +377,9 @@ class Engine:
         asked = generation.sequence.params.logprobs
         if asked is None:
             return self._extend(generation, token)
-        row = self._stages.of_last(torch.empty(self.vocab_size) if logits is None else logits)
+        row = self._stages.broadcast_from_last(
+            torch.empty(self.vocab_size) if logits is None else logits
+        )
         return self._extend(generation, token, [likelihood(row, token, asked)])
 
     def _fail(self, generation: _Generation, error: SwiftchatError) -> Outcome:

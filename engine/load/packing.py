@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from swiftchat.engine.api.memory_estimate import kept_forms, weights_on_gpu
+from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, kept_forms
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.quantized import Weight, has_rows, packed_weight
 from swiftchat.engine.linear.quantized_gpu import packed_matrix
@@ -45,7 +45,7 @@ def resident_estimate(
     """
     packed = checkpoint.packed
     if device.type != "cpu":
-        return weights_on_gpu(share, kept_forms(packed), dtype.itemsize)
+        return gpu_weight_bytes(share, kept_forms(packed), dtype.itemsize)
     whole_bytes = {
         name: checkpoint.nbytes(name)
         if name in packed and packed[name].kept is not None

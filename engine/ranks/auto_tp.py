@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swiftchat.engine.api.memory_estimate import kept_forms, weights_on_gpu
+from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, kept_forms
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.errors import DeviceError, OutOfMemory
 from swiftchat.weights.architectures.config import ModelConfig
@@ -91,7 +91,7 @@ def _fewest(config: EngineConfig, shape: ModelConfig, forms: Mapping[str, KeptFo
         chunk_tokens = config.chunk_tokens or _CHUNK_TOKENS
         try:
             for share in shares:
-                packed_bytes = weights_on_gpu(share, forms, dtype.itemsize) if forms else None
+                packed_bytes = gpu_weight_bytes(share, forms, dtype.itemsize) if forms else None
                 plan_share(asked, share, dtype, chunk_tokens, min(free_bytes), packed_bytes)
         except OutOfMemory as error:
             refusal = OutOfMemory(f"on {n * config.pp} GPUs: {error.message}", error.hint)

@@ -40,7 +40,7 @@ class RankProcess:
             [
                 sys.executable,
                 "-m",
-                "swiftchat.engine.ranks.rank",
+                "swiftchat.engine.ranks.main",
                 str(theirs.fileno()),
                 str(rank),
                 str(os.getpid()),

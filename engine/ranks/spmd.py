@@ -55,7 +55,7 @@ def connect(config: EngineConfig, meeting: int, rank: int) -> tuple[Communicator
 
 
 def meet(
-    config: EngineConfig, store: Any, rank: int, seat: RankPlacement
+    config: EngineConfig, store: Any, rank: int, placement: RankPlacement
 ) -> tuple[Communicator, Pipeline]:
     """Meet the other ranks in a store: of this stage, and of others.
 
@@ -64,27 +64,27 @@ def meet(
     assert config.tp != "auto"
     if config.device != "cpu":
         start_driver()
-    device = find_device(config.device, seat.local_rank)
+    device = find_device(config.device, placement.local_rank)
     if device.type == "cuda":
         open_gpu(device)
     stores: Any = dist
     stage, number = divmod(rank, config.tp)
     of_stage = stores.PrefixStore(f"stage {stage}", store)
     of_number = stores.PrefixStore(f"number {number}", store)
-    ranks: Communicator = SingleRank(seat)
+    ranks: Communicator = SingleRank(placement)
     stages: Pipeline = SingleStage()
     if device.type == "cpu":
         if config.tp > 1:
-            ranks = GlooCommunicator(of_stage, number, config.tp, _LOAD_S, seat)
+            ranks = GlooCommunicator(of_stage, number, config.tp, _LOAD_S, placement)
         if config.pp > 1:
-            stages = GlooPipeline(of_number, stage, config.pp, _LOAD_S, seat)
+            stages = GlooPipeline(of_number, stage, config.pp, _LOAD_S, placement)
     else:
         os.environ.update(NCCL_NVLS_ENABLE="0")  # NVLink multicast stays off
         if config.tp > 1:
-            ranks = GpuCommunicator(of_stage, number, config.tp, device, _LOAD_S, seat)
+            ranks = GpuCommunicator(of_stage, number, config.tp, device, _LOAD_S, placement)
         if config.pp > 1:
-            stages = GpuPipeline(of_number, stage, config.pp, device, _LOAD_S, seat)
-    stages.each(ranks.least(0))  # all are here
+            stages = GpuPipeline(of_number, stage, config.pp, device, _LOAD_S, placement)
+    stages.gather_from_stages(ranks.min_across_ranks(0))  # all are here
     return ranks, stages
 
 

@@ -29,7 +29,7 @@ def likeliest(own: Tensor, width: int, ranks: Communicator) -> list[int]:
     values, columns = own.max(1)  # the first of equals
     values = values.masked_fill(~torch.isfinite(own).all(1), torch.nan)
     mine = torch.stack((values.double(), (first_id + columns).double()), 1)
-    pairs = ranks.gather(mine, 2 * ranks.size).cpu()
+    pairs = ranks.all_gather(mine, 2 * ranks.size).cpu()
     best, ids = pairs[:, 0::2], pairs[:, 1::2].long()
     chosen = ids.gather(1, best.argmax(1, keepdim=True)).squeeze(1)
     found: list[int] = chosen.masked_fill(best.isnan().any(1), -1).tolist()

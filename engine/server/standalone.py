@@ -29,7 +29,7 @@ from swiftchat.engine.api.params import DTYPES, EngineConfig
 from swiftchat.engine.api.protocol import Message
 from swiftchat.engine.ranks.auto_tp import num_ranks
 from swiftchat.engine.ranks.launch import Launch
-from swiftchat.engine.ranks.rank import RankMain
+from swiftchat.engine.ranks.main import RankMain
 from swiftchat.engine.ranks.supervisor import OnProgress, RankSupervisor
 from swiftchat.engine.server.listener import Listener
 from swiftchat.engine.server.serve import EngineServer
@@ -117,9 +117,9 @@ class _RankZero:
             "model": _digest(self._path),
         }
         followers = RankSupervisor(others, invitation, self._lose, self._service.progress)
-        seat = seat_of(launch, invitation, address)
+        placement = rank_placement(launch, invitation, address)
         return SpmdEngine(
-            self._path, config, _cubins(), followers, lambda: meet(config, store, 0, seat)
+            self._path, config, _cubins(), followers, lambda: meet(config, store, 0, placement)
         )
 
     def _end(self, signal_name: str) -> NoReturn:
@@ -153,7 +153,7 @@ def _follow(launch: Launch, asked: argparse.Namespace) -> None:
         path = _model(asked)
         require_same(path, message["model"])
         config = EngineConfig.from_wire(message["config"])
-        met = meet(config, store, launch.rank, seat_of(launch, message, address))
+        met = meet(config, store, launch.rank, rank_placement(launch, message, address))
         return SpmdRank(path, config, on_progress, _cubins(), *met)
 
     _when_ended(leave)
@@ -162,7 +162,7 @@ def _follow(launch: Launch, asked: argparse.Namespace) -> None:
     RankMain(connection, load).run()
 
 
-def seat_of(launch: Launch, told: Message, address: str) -> "RankPlacement":
+def rank_placement(launch: Launch, told: Message, address: str) -> "RankPlacement":
     """Where this rank is, by what rank 0 tells of all; NCCL shall take the interface of `address`.
 
     `told` has `hosts` and `local_ranks`, of each rank.
@@ -173,8 +173,10 @@ def seat_of(launch: Launch, told: Message, address: str) -> "RankPlacement":
         if any(found.address == address for found in interfaces):
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
     hosts, local_ranks = told["hosts"], told["local_ranks"]
-    all_here = len(set(hosts)) == 1 and local_ranks == list(range(launch.size))
-    return RankPlacement(launch.local_rank, hosts.count(hosts[launch.rank]), address, all_here)
+    is_single_host = len(set(hosts)) == 1 and local_ranks == list(range(launch.size))
+    return RankPlacement(
+        launch.local_rank, hosts.count(hosts[launch.rank]), address, is_single_host
+    )
 
 
 def _model(asked: argparse.Namespace) -> Path:

@@ -15,17 +15,17 @@ from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.repl.loop import Repl
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.errors import DeviceError, UsageError
-from tests.support.connecting import served, speaking_model
+from tests.support.remote_engine import chat_model_folder, serving
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return speaking_model(tmp_path_factory.mktemp("model"))
+    return chat_model_folder(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
 def socket(folder: Path, tmp_path: Path) -> Iterator[str]:
-    with served(folder, str(tmp_path / "engine.sock")) as listener:
+    with serving(folder, str(tmp_path / "engine.sock")) as listener:
         yield str(listener.address)
 
 
@@ -54,7 +54,7 @@ def test_a_token_of_ones_own_is_found_by_the_port(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with served(folder, "127.0.0.1:0") as listener:
+    with serving(folder, "127.0.0.1:0") as listener:
         address, token = str(listener.address), listener.token_file
         assert token is not None and token.parent == tmp_path / "swiftchat"
         asked = ("--connect", address, "-n", "2", "-p", "hello")
@@ -97,7 +97,7 @@ def test_an_engine_that_ended_is_attached_to_again(folder: Path, tmp_path: Path)
     """As soon as it runs again, with the same model."""
     at = str(tmp_path / "engine.sock")
     config = ChatConfig(connect=at, max_tokens=5, temp=0)
-    with served(folder, at):
+    with serving(folder, at):
         speaker = chat_model_for(config)
         said = answered(speaker)
         assert said
@@ -109,10 +109,10 @@ def test_an_engine_that_ended_is_attached_to_again(folder: Path, tmp_path: Path)
     for _ in range(2):
         with pytest.raises(DeviceError, match="no engine answers"):
             answered(speaker)
-    with served(folder, at):
+    with serving(folder, at):
         assert answered(speaker) == said
-    other = speaking_model(tmp_path / "other", num_hidden_layers=1)
-    with served(other, at), pytest.raises(DeviceError, match=r"another model is at .* now"):
+    other = chat_model_folder(tmp_path / "other", num_hidden_layers=1)
+    with serving(other, at), pytest.raises(DeviceError, match=r"another model is at .* now"):
         answered(speaker)
     speaker.close()
 

@@ -14,7 +14,7 @@ from swiftchat.engine.comm.communicator import RankPlacement
 T = TypeVar("T")
 
 
-class Meeting:
+class ThreadRendezvous:
     """Where the threads leave what they have, and fetch what all have."""
 
     def __init__(self, size: int) -> None:
@@ -33,18 +33,18 @@ class Meeting:
         self._barrier.abort()
 
 
-class ThreadRanks:
+class ThreadCommunicator:
     """One thread's view of a meeting, as `engine.comm.communicator.Communicator` describes it."""
 
-    def __init__(self, meeting: Meeting, rank: int) -> None:
+    def __init__(self, meeting: ThreadRendezvous, rank: int) -> None:
         self.size, self.rank = meeting.size, rank
-        self.seat = RankPlacement(rank, meeting.size)
+        self.placement = RankPlacement(rank, meeting.size)
         self._meeting, self._turn = meeting, 0
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return torch.stack(self._exchange(x)).sum(0)
 
-    def gather(self, x: Tensor, width: int) -> Tensor:
+    def all_gather(self, x: Tensor, width: int) -> Tensor:
         parts = self._exchange(x)
         each = -(-width // self.size)
         assert [part.shape[1] for part in parts[:-1]] == [each] * (self.size - 1)
@@ -52,10 +52,10 @@ class ThreadRanks:
         assert together.shape[1] == width
         return together
 
-    def first(self, number: int) -> int:
+    def broadcast_from_first(self, number: int) -> int:
         return int(self._exchange(torch.tensor(number))[0])
 
-    def least(self, number: int) -> int:
+    def min_across_ranks(self, number: int) -> int:
         return int(torch.stack(self._exchange(torch.tensor(number))).min())
 
     def close(self) -> None:
@@ -66,13 +66,13 @@ class ThreadRanks:
         return self._meeting.exchange(self._turn, self.rank, x)
 
 
-def in_lockstep(size: int, run: Callable[[int, ThreadRanks], T]) -> list[T]:
+def run_ranks(size: int, run: Callable[[int, ThreadCommunicator], T]) -> list[T]:
     """What `run(rank, ranks)` returns in each of `size` threads."""
-    meeting = Meeting(size)
+    meeting = ThreadRendezvous(size)
 
     def guarded(rank: int) -> T:
         try:
-            return run(rank, ThreadRanks(meeting, rank))
+            return run(rank, ThreadCommunicator(meeting, rank))
         except BaseException:
             meeting.abort()  # the others shall not wait for this one
             raise

@@ -371,7 +371,7 @@ class Bench:
         batch = Batch.pack(step.rows, self.allocator.block_size)
         own = self.decoder.forward(batch, self.cache)
         assert own is not None
-        logits = self.decoder.ranks.gather(own, self.decoder.config.vocab_size)
+        logits = self.decoder.ranks.all_gather(own, self.decoder.config.vocab_size)
         for row in step.rows:
             self.scheduler.advance(row)
         tables = [sequence.block_table for sequence in self.scheduler.running]
@@ -436,5 +436,5 @@ def likelihoods(
         for key, event in engine.step():
             if key == 1 and isinstance(event, Tokens):
                 ids += event.ids
-                found += event.likelihoods
+                found += event.logprobs
     return ids, found

@@ -51,7 +51,7 @@ def answers(
     return [collect(generation)[0] for generation in generations]
 
 
-def assert_as_one(client: EngineClient, folder: Path, num_tokens: int) -> None:
+def assert_equals_single_rank(client: EngineClient, folder: Path, num_tokens: int) -> None:
     """Greedy and drawn, alone and together: the ids of one rank on the CPU."""
     prompts = [tiny.random_ids(1 + 13 * i, seed=i) for i in range(4)]
     one = tiny.engine(folder)
@@ -64,29 +64,29 @@ def assert_as_one(client: EngineClient, folder: Path, num_tokens: int) -> None:
         assert answers(client, prompts[2:3], params) == [expected[2]]
 
 
-def followers(worker: int) -> dict[int, int]:
+def rank_processes(worker: int) -> dict[int, int]:
     """The processes of a worker's other ranks, by rank."""
     found = {}
     for child in psutil.Process(worker).children():
         words = child.cmdline()
-        if "swiftchat.engine.ranks.rank" in words:
+        if "swiftchat.engine.ranks.main" in words:
             found[int(words[-2])] = child.pid
     return found
 
 
 def all_ranks(client: EngineClient, tp: int) -> dict[int, int]:
     """The processes of all ranks, as soon as they are there."""
-    wait_until(lambda: len(followers(client.pid)) == tp - 1, 20)
-    return {0: client.pid, **followers(client.pid)}
+    wait_until(lambda: len(rank_processes(client.pid)) == tp - 1, 20)
+    return {0: client.pid, **rank_processes(client.pid)}
 
 
-def fault_in_rank(monkeypatch: pytest.MonkeyPatch, folder: Path, rank: int, code: str) -> None:
+def inject_fault(monkeypatch: pytest.MonkeyPatch, folder: Path, rank: int, code: str) -> None:
     """Have rank `rank` run this code when its Python starts.
 
     It may patch what the rank will import.
     """
     folder.mkdir()
-    program = f"['swiftchat.engine.ranks.rank', {str(rank)!r}]"
+    program = f"['swiftchat.engine.ranks.main', {str(rank)!r}]"
     mine = f"[sys.orig_argv[2], sys.orig_argv[-2]] == {program}"
     if rank == 0:
         mine = "sys.orig_argv[2] == 'swiftchat.engine.worker'"

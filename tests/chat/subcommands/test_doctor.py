@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from swiftchat.chat.subcommands import doctor as terminal
 from swiftchat.cuda import nvrtc
-from swiftchat.engine.doctor import diagnosis, links
+from swiftchat.engine.doctor import diagnosis, interconnect
 from swiftchat.engine.doctor import report as doctor
 from swiftchat.errors import DeviceError, UsageError
 
@@ -210,10 +210,10 @@ Legend:
 
 
 def test_the_links_between_gpus() -> None:
-    names = links.parse_topology(TOPOLOGY, 2)
+    names = interconnect.parse_topology(TOPOLOGY, 2)
     assert names == [["X", "NV18"], ["NV18", "X"]]
-    assert links.parse_topology(TOPOLOGY, 1) == []  # of GPUs that are hidden from torch
-    check = judged(machine(peer_access=[[True] * 2] * 2, links=names), "peer access")
+    assert interconnect.parse_topology(TOPOLOGY, 1) == []  # of GPUs that are hidden from torch
+    check = judged(machine(peer_access=[[True] * 2] * 2, interconnect=names), "peer access")
     assert [line.split() for line in check.text.split("\n")[1:]] == [
         ["0", "X", "NV18"],
         ["1", "NV18", "X"],
@@ -238,12 +238,12 @@ def test_the_all_reduce(count: int, measured: Any, state: str, words: str) -> No
 
 
 def test_measuring_without_gpus_ends_with_an_error() -> None:
-    assert "GPU 0: status 1" in links.measure(1)["error"]
+    assert "GPU 0: status 1" in interconnect.measure(1)["error"]
 
 
 def test_measuring_that_hangs_is_ended() -> None:
     began = time.monotonic()
-    assert links.measure(1, limit_s=0.05)["error"] == "GPU 0 was not ready after 0 s"
+    assert interconnect.measure(1, limit_s=0.05)["error"] == "GPU 0 was not ready after 0 s"
     assert time.monotonic() - began < 2
 
 
@@ -344,7 +344,7 @@ def test_an_examination_that_dies_is_told(monkeypatch, script: str) -> None:
 
 @pytest.mark.gpus(2)
 def test_two_gpus_add_up() -> None:
-    measured = links.measure(2)
+    measured = interconnect.measure(2)
     assert measured["error"] is None and 1 < measured["us"] < 100
 
 

@@ -7,7 +7,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.all_gather import all_gather
 from swiftchat.cuda.ops.linear import Norm, Workspace, linear, linear_send
 from tests.support.kernel_case import DTYPES, Inputs, poisoned
-from tests.support.ranks_of_one_gpu import are_empty, inboxes, together
+from tests.support.ranks_on_one_gpu import are_empty, peer_buffers, together
 
 pytestmark = pytest.mark.gpu
 
@@ -20,7 +20,7 @@ def test_columns_of_all_ranks(
     gpu: Gpu, dtype, world: int, n: int, hidden: int, columns: int
 ) -> None:
     make, width = Inputs(columns, dtype), -(-columns // (4 * world)) * 4
-    boxes, spaces = inboxes(world, n * width), [Workspace(gpu, width) for _ in range(world)]
+    boxes, spaces = peer_buffers(world, n * width), [Workspace(gpu, width) for _ in range(world)]
     x = make.normal(n, hidden, dtype=torch.float32)
     weight, norm = make.normal(world * width, hidden), Norm(make.normal(hidden), 1e-5)
     found = [poisoned(n, columns, dtype=torch.float32) for _ in range(world)]
@@ -38,7 +38,7 @@ def test_columns_of_all_ranks(
 
 
 def test_wrong_sizes_are_refused(gpu: Gpu) -> None:
-    box, _ = inboxes(2, 64)
+    box, _ = peer_buffers(2, 64)
     with pytest.raises(ValueError, match="do not make 100 columns"):
         all_gather(gpu, torch.zeros(1, 100, device="cuda"), box, 32)
     with pytest.raises(ValueError, match="multiples of 4"):

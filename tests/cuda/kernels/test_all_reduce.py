@@ -7,7 +7,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.all_reduce import all_reduce
 from swiftchat.cuda.ops.linear import Workspace, linear_send
 from tests.support.kernel_case import DTYPES, Inputs
-from tests.support.ranks_of_one_gpu import are_empty, inboxes, together
+from tests.support.ranks_on_one_gpu import are_empty, peer_buffers, together
 
 pytestmark = pytest.mark.gpu
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 def test_parts_are_added_in_order(gpu: Gpu, dtype, world: int, n: int, hidden: int) -> None:
     """Many rounds over two inboxes in turn: nobody may run ahead or read an old part."""
     make, rounds = Inputs(n * hidden + world, dtype), 6
-    boxes = [inboxes(world, n * hidden + 8) for _ in range(2)]
+    boxes = [peer_buffers(world, n * hidden + 8) for _ in range(2)]
     parts = [[make.normal(n, hidden, scale=3) for _ in range(world)] for _ in range(rounds)]
     before = make.normal(n, hidden, dtype=torch.float32, scale=50)
     streams = [before.clone() for _ in range(world)]
@@ -47,7 +47,7 @@ def test_any_number_of_ranks(gpu: Gpu, world: int) -> None:
     before, total = make.normal(1, numbers), torch.zeros(1, numbers, device="cuda")
     for part in parts:
         total += part
-    for rank, box in enumerate(inboxes(world, numbers)):
+    for rank, box in enumerate(peer_buffers(world, numbers)):
         box.own.copy_(torch.cat(parts))
         box.own[rank].view(torch.int32).fill_(-1)
         stream = before.clone()
@@ -66,7 +66,7 @@ def test_any_number_of_ranks(gpu: Gpu, world: int) -> None:
 def test_parts_that_a_product_sent(gpu: Gpu, dtype, n: int, k: int, rows: int) -> None:
     """Row-parallel halves of a product, the columns of one split as well, equal the whole."""
     make, world = Inputs(n + k, dtype), 2
-    boxes, spaces = inboxes(world, n * rows), [Workspace(gpu, rows) for _ in range(world)]
+    boxes, spaces = peer_buffers(world, n * rows), [Workspace(gpu, rows) for _ in range(world)]
     x = [make.normal(n, k) for _ in range(world)]
     weight = [make.normal(rows, k, scale=k**-0.5) for _ in range(world)]
     bias = make.normal(rows)
@@ -88,7 +88,7 @@ def test_parts_that_a_product_sent(gpu: Gpu, dtype, n: int, k: int, rows: int) -
 
 def test_numbers_that_are_not_finite_arrive(gpu: Gpu) -> None:
     """Also the one bit pattern that stands for nothing: it must not hang the group."""
-    boxes = inboxes(2, 8)
+    boxes = peer_buffers(2, 8)
     parts = [
         torch.full((1, 8), -1, dtype=torch.int32, device="cuda").view(torch.float32),
         torch.full((1, 8), float("inf"), device="cuda"),
@@ -100,7 +100,7 @@ def test_numbers_that_are_not_finite_arrive(gpu: Gpu) -> None:
 
 
 def test_wrong_sizes_are_refused(gpu: Gpu) -> None:
-    (box, _), x = inboxes(2, 64), torch.zeros(2, 48, device="cuda")
+    (box, _), x = peer_buffers(2, 64), torch.zeros(2, 48, device="cuda")
     with pytest.raises(ValueError, match="room for 64"):
         all_reduce(gpu, x, box, x)
     with pytest.raises(ValueError, match="multiple of 4"):

@@ -19,7 +19,7 @@ from swiftchat.cuda.ops.linear import Norm, Rotation, Workspace
 from swiftchat.cuda.packed_matrix import packed_int4, packed_int8
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 from tests.support.packed_matrices import FORMS, packed
-from tests.support.ranks_of_one_gpu import inboxes
+from tests.support.ranks_on_one_gpu import peer_buffers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize(("form", "group"), FORMS)]
 SHAPES = [(4096, 4096), (97, 640), (1536, 128), (5000, 2176), (64, 14336), (8, 128)]
@@ -141,7 +141,7 @@ def test_residual_add_is_exact_and_repeatable(
 def test_parts_are_sent(gpu: Gpu, form: str, group: int, dtype, rows: int, k: int, n: int) -> None:
     make = Inputs(rows + n, dtype)
     weight, meant = packed(make, form, group, rows, k)
-    x, boxes = make.normal(n, k), inboxes(3, n * rows)
+    x, boxes = make.normal(n, k), peer_buffers(3, n * rows)
     op.linear_send(gpu, x, weight, boxes[1], Workspace(gpu, rows))
     for box in boxes:
         assert_close(box.own[1].view(n, rows), x.double() @ meant.T, sums(form, dtype, n))

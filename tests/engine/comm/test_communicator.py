@@ -19,7 +19,7 @@ from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of, tp_choices
 from tests.support import tiny
-from tests.support.spmd_ranks import ThreadRanks, in_lockstep
+from tests.support.spmd_ranks import ThreadCommunicator, run_ranks
 
 NUM_PROMPT = 9
 NUM_NEW = 64
@@ -63,13 +63,13 @@ def assert_ranks_equal_one(
     ids, logits = greedy(tiny.Bench(folder), num_new)
     config = Model.open(folder).config
 
-    def run(rank: int, ranks: ThreadRanks) -> tuple[tiny.Bench, list[int], torch.Tensor]:
+    def run(rank: int, ranks: ThreadCommunicator) -> tuple[tiny.Bench, list[int], torch.Tensor]:
         share = shard_of(config, tp, rank)
         bench = tiny.Bench(sliced or folder, share=share, ranks=ranks)
         return bench, *greedy(bench, num_new)
 
     benches = []
-    for bench, rank_ids, rank_logits in in_lockstep(tp, run):
+    for bench, rank_ids, rank_logits in run_ranks(tp, run):
         assert rank_ids == ids
         error = (rank_logits - logits).abs().max() / logits.abs().max()
         assert error <= 1e-5, error

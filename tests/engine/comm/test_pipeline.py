@@ -24,10 +24,10 @@ from swiftchat.errors import BadModelFile, DeviceError, UsageError
 from swiftchat.weights.convert.convert import convert
 from tests.engine.ranks.test_spmd import (
     LONG,
-    assert_lost,
-    pretend_gpus,
-    when_answering,
-    when_reading,
+    assert_ranks_lost,
+    mock_gpus,
+    wait_until_decoding,
+    wait_until_prefilling,
 )
 from tests.support import tiny
 from tests.support.worker_processes import (
@@ -35,7 +35,7 @@ from tests.support.worker_processes import (
     GREEDY,
     WIDE,
     all_ranks,
-    assert_as_one,
+    assert_equals_single_rank,
     collect,
 )
 
@@ -153,7 +153,7 @@ def test_two_stages_as_processes(tmp_path: Path) -> None:
         assert info.cache_bytes // info.cache_tokens == (
             alone.info.cache_bytes // alone.info.cache_tokens
         )
-        assert_as_one(client, tmp_path, 10)
+        assert_equals_single_rank(client, tmp_path, 10)
         ids, _ = collect(client.generate(prompt, GREEDY))
         longer = [*prompt, *ids, 5, 6]
         again, end = collect(client.generate(longer, GREEDY))
@@ -177,10 +177,10 @@ def test_two_ranks_on_each_of_two_stages_until_one_is_killed(tmp_path: Path) -> 
     convert(tmp_path / "whole", tmp_path / "cut", tp=2)
     with EngineClient(replace(TWO, tp=2), tmp_path / "cut") as client:
         pids = all_ranks(client, 4)
-        assert_as_one(client, tmp_path / "whole", 10)
-        when_answering(client)
+        assert_equals_single_rank(client, tmp_path / "whole", 10)
+        wait_until_decoding(client)
         os.kill(pids[3], signal.SIGKILL)
-        assert_lost(client, pids.values(), r"rank 3 ended: signal 9 \(SIGKILL\)")
+        assert_ranks_lost(client, pids.values(), r"rank 3 ended: signal 9 \(SIGKILL\)")
 
 
 @needs_linux
@@ -188,10 +188,10 @@ def test_a_stage_killed_while_parts_of_a_prompt_are_on_their_way(tmp_path: Path)
     tiny.make("mixtral", tmp_path)
     with EngineClient(replace(TWO, pp=3), tmp_path) as client:
         pids = all_ranks(client, 3)
-        assert_as_one(client, tmp_path, 10)
-        when_reading(client)
+        assert_equals_single_rank(client, tmp_path, 10)
+        wait_until_prefilling(client)
         os.kill(pids[1], signal.SIGKILL)
-        assert_lost(client, pids.values(), r"rank 1 ended: signal 9 \(SIGKILL\)")
+        assert_ranks_lost(client, pids.values(), r"rank 1 ended: signal 9 \(SIGKILL\)")
 
 
 def test_what_has_no_such_stages_is_refused(
@@ -202,7 +202,7 @@ def test_what_has_no_such_stages_is_refused(
         num_ranks(replace(TWO, pp=4), tmp_path)
     with pytest.raises(UsageError, match="pp must be at least 1, not 0"):
         replace(TWO, pp=0)
-    pretend_gpus(monkeypatch, [10**10] * 3)
+    mock_gpus(monkeypatch, [10**10] * 3)
     with pytest.raises(DeviceError, match="--tp 2 --pp 2 needs 4 GPUs from cuda:0 on: 3 found"):
         require_gpus(EngineConfig(tp=2, pp=2))
     with pytest.raises(DeviceError, match="--tp 1 --pp 4 needs 4 GPUs from cuda:0 on: 3 found"):
@@ -214,5 +214,5 @@ def test_auto_counts_with_the_stages(
     free_gb: list[float], tp: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The largest of two stages of Llama 3.1 8B has 9.1 GB of weights."""
-    pretend_gpus(monkeypatch, [int(gb * 1e9) for gb in free_gb])
+    mock_gpus(monkeypatch, [int(gb * 1e9) for gb in free_gb])
     assert num_ranks(EngineConfig(dummy="llama-3.1-8b", tp="auto", pp=2), Path()) == tp

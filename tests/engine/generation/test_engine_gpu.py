@@ -118,7 +118,7 @@ def test_likelihoods_on_the_gpu_are_the_cpus(folder: Path, cubins: Path) -> None
     _, found = tiny.likelihoods(engine, prompt, asking)
     for one, other in zip(found, expected, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
-        assert dict(one.likeliest) == pytest.approx(dict(other.likeliest), abs=1e-3)
+        assert dict(one.top) == pytest.approx(dict(other.top), abs=1e-3)
 
 
 @pytest.mark.parametrize("path", ["kernels", "torch"])

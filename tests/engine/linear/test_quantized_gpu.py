@@ -11,7 +11,7 @@ import torch
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear import Workspace
 from swiftchat.cuda.packed_matrix import PackedMatrix
-from swiftchat.engine.api.memory_estimate import kept_forms, weights_on_gpu
+from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, kept_forms
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.linear.merged import MergedWeight
@@ -167,7 +167,7 @@ def test_what_weights_take_is_known_before(
     assert isinstance(first.gate_up, MergedWeight) == (form == "Q4_K_M")
     assert isinstance(second.qkv, PackedMatrix) and isinstance(second.gate_up, PackedMatrix)
     assert isinstance(weights.embed, PackedMatrix) == form.startswith("Q")
-    assert weights_on_gpu(share, kept_forms(model.packed), 2) == resident_bytes(weights)
+    assert gpu_weight_bytes(share, kept_forms(model.packed), 2) == resident_bytes(weights)
 
 
 def test_a_head_may_be_packed(quantized: dict[str, Path], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from swiftchat.weights.parallel.tensor_parallel import shard_of
 from swiftchat.weights.quantization.scheme import Rounding
 from tests.support import tiny
 from tests.support.quantized_models import compressed, compressed_int8, fp8_row, quantized_model
-from tests.support.spmd_ranks import ThreadRanks, in_lockstep
+from tests.support.spmd_ranks import ThreadCommunicator, run_ranks
 
 FORMS = {
     "int8": ("int-quantized", "int", compressed_int8),
@@ -204,12 +204,12 @@ def test_ranks_round_their_own_parts(tmp_path: Path) -> None:
     config, ids = Model.open(tmp_path / "in").config, tiny.random_ids(20)
     whole = tiny.Bench(tmp_path / "in").last_logits(ids)
 
-    def run(rank: int, ranks: ThreadRanks) -> torch.Tensor:
+    def run(rank: int, ranks: ThreadCommunicator) -> torch.Tensor:
         bench = tiny.Bench(tmp_path / "in", share=shard_of(config, 2, rank), ranks=ranks)
         assert isinstance(bench.decoder.weights.layers[0].down, W8A8Weight)
         return bench.last_logits(ids)
 
-    first, second = in_lockstep(2, run)
+    first, second = run_ranks(2, run)
     assert torch.equal(first, second)
     unrounded = theirs_of(plain, ids)[-1]
     assert (first - unrounded).norm() < 1.5 * (whole - unrounded).norm()

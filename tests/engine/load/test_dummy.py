@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swiftchat.engine.api.memory_estimate import weights_on_gpu
+from swiftchat.engine.api.memory_estimate import gpu_weight_bytes
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.linear.quantized import Int4Weight, packed_weight
@@ -66,7 +66,7 @@ def test_what_they_take_on_a_gpu_is_known_before(name: str, form: str) -> None:
     pack = partial(packed_matrix, device=CPU)
     for share in (shard_of(config, 1, 0), shard_of(config, 2, 1)):
         weights = dummy_weights(config, torch.bfloat16, CPU, share=share, form=form, pack=pack)
-        assert weights_on_gpu(share, dummy_forms(config, form), 2) == resident_bytes(weights)
+        assert gpu_weight_bytes(share, dummy_forms(config, form), 2) == resident_bytes(weights)
         assert isinstance(weights.lm_head, torch.Tensor) == (form not in ("int8", "int4"))
         assert (weights.lm_head is weights.embed) == config.tied_embeddings
 

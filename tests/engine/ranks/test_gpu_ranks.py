@@ -14,7 +14,7 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.quantization.quantize import Quantization
 from tests.support import tiny
-from tests.support.worker_processes import WIDE, assert_as_one, collect
+from tests.support.worker_processes import WIDE, assert_equals_single_rank, collect
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 # Fused and not, heads normed, branches normed, windows, LayerNorm, ALiBi, parallel branches.
@@ -39,7 +39,7 @@ def test_ids_equal_one_cpus(
         device="cuda", dtype="float32", block_size=tiny.BLOCK_SIZE, chunk_tokens=16, tp=tp
     )
     with EngineClient(config, tmp_path) as client:
-        assert_as_one(client, tmp_path, 64)
+        assert_equals_single_rank(client, tmp_path, 64)
 
 
 def answers_from_graphs(config: EngineConfig, folder: Path) -> list[list[int]]:
@@ -107,7 +107,7 @@ def test_ids_of_stages_equal_one_cpus(
         device="cuda", dtype="float32", block_size=tiny.BLOCK_SIZE, chunk_tokens=16, tp=tp, pp=pp
     )
     with EngineClient(config, tmp_path) as client:
-        assert_as_one(client, tmp_path, 64)
+        assert_equals_single_rank(client, tmp_path, 64)
         assert client.stats()["graph_steps"] > 4 * 60
 
 
@@ -136,4 +136,4 @@ def test_ids_of_packed_weights_equal_one_cpus(
     with EngineClient(config, folder) as client:
         client.wait_ready()
         assert client.info is not None and "decoded" not in client.info.device
-        assert_as_one(client, folder, 64)
+        assert_equals_single_rank(client, folder, 64)

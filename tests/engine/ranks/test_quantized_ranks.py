@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from swiftchat.engine.api.client import EngineClient
-from swiftchat.engine.api.memory_estimate import kept_forms, weights_on_gpu
+from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, kept_forms
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.engine.comm.pipeline import GlooPipeline
@@ -33,12 +33,12 @@ from swiftchat.weights.quantization.scheme import Int4, cut
 from tests.engine.comm import test_pipeline as stages
 from tests.engine.comm.test_communicator import assert_ranks_equal_one
 from tests.engine.linear.test_quantized import matrices, random_kept
-from tests.engine.ranks.test_spmd import pretend_gpus
+from tests.engine.ranks.test_spmd import mock_gpus
 from tests.support import tiny, tiny_gguf
 from tests.support.quantized_models import FORMS as SOURCES
 from tests.support.quantized_models import GPTQ, gptq, quantized_model
 from tests.support.tiny_llama import tiny_llama
-from tests.support.worker_processes import assert_as_one
+from tests.support.worker_processes import assert_equals_single_rank
 
 pytestmark = [
     pytest.mark.skipif(
@@ -207,19 +207,19 @@ def test_processes_answer_as_one_and_say_what_they_keep(tmp_path: Path) -> None:
         client.wait_ready()
         assert client.info is not None
         assert client.info.weights_bytes <= 0.52 * tiny.engine(folder).info.weights_bytes
-        assert_as_one(client, folder, 4)
+        assert_equals_single_rank(client, folder, 4)
 
 
 def test_auto_counts_what_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make("llama", "int4", tmp_path)
     counted: list[int | None] = []
-    pretend_gpus(monkeypatch, [10**10])
+    mock_gpus(monkeypatch, [10**10])
     monkeypatch.setattr(memory, "plan_share", lambda *given: counted.append(given[5]))
     for kernels in (True, False):
         assert num_ranks(EngineConfig(tp="auto", dtype="float16", kernels=kernels), folder) == 1
     model = Model.open(folder)
     forms = kept_forms(model.packed)
-    assert counted == [weights_on_gpu(Shard(model.config), forms, 2), None]
+    assert counted == [gpu_weight_bytes(Shard(model.config), forms, 2), None]
     dummy = EngineConfig(tp="auto", dummy="llama-3.2-1b:int4")
     assert num_ranks(dummy, Path()) == 1 and num_ranks(replace(dummy, kernels=False), Path()) == 1
     assert counted[3] is None

@@ -32,17 +32,17 @@ from tests.support.worker_processes import (
     GREEDY,
     WIDE,
     all_ranks,
-    assert_as_one,
+    assert_equals_single_rank,
     collect,
-    fault_in_rank,
-    followers,
     gone,
+    inject_fault,
+    rank_processes,
     wait_until,
 )
 
 TWO = EngineConfig(device="cpu", dtype="float32", num_threads=1, tp=2, block_size=tiny.BLOCK_SIZE)
 LONG = tiny.random_ids(240)
-TOLD_S = 5.0
+REPORTED_S = 5.0
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="several ranks need Linux"),
@@ -66,7 +66,7 @@ def pair(folder: Path):
 
 def test_two_ranks_answer_as_one(pair: EngineClient, folder: Path) -> None:
     assert pair.info is not None and pair.info.tp == 2
-    assert_as_one(pair, folder, 20)
+    assert_equals_single_rank(pair, folder, 20)
 
 
 def test_a_second_turn_reuses_the_first(pair: EngineClient, folder: Path) -> None:
@@ -96,23 +96,23 @@ def test_only_loopback_is_listened_on(pair: EngineClient) -> None:
     assert set(listening) <= {"127.0.0.1", "::1"}
 
 
-def when_loading(client: EngineClient) -> None:
+def wait_until_loading(client: EngineClient) -> None:
     return
 
 
-def when_reading(client: EngineClient) -> None:
+def wait_until_prefilling(client: EngineClient) -> None:
     client.wait_ready()
     client.generate(LONG, ENDLESS)
 
 
-def when_answering(client: EngineClient) -> None:
+def wait_until_decoding(client: EngineClient) -> None:
     client.wait_ready()
     events = iter(client.generate([5], ENDLESS))
     while not isinstance(next(events), Tokens):
         pass
 
 
-def assert_told(client: EngineClient, kind: type[SwiftchatError], words: str) -> None:
+def assert_reported(client: EngineClient, kind: type[SwiftchatError], words: str) -> None:
     """The client has an error, whatever it waits for."""
     with pytest.raises(kind, match=words):
         client.wait_ready()
@@ -120,12 +120,12 @@ def assert_told(client: EngineClient, kind: type[SwiftchatError], words: str) ->
             collect(client.generate([5], ENDLESS))
 
 
-def assert_lost(client: EngineClient, pids: Iterable[int], words: str) -> None:
+def assert_ranks_lost(client: EngineClient, pids: Iterable[int], words: str) -> None:
     """Within some seconds the client has an error, and then all processes are gone."""
     began = time.monotonic()
-    assert_told(client, DeviceError, words)
+    assert_reported(client, DeviceError, words)
     wait_until(lambda: all(map(gone, pids)))
-    assert time.monotonic() - began < TOLD_S
+    assert time.monotonic() - began < REPORTED_S
 
 
 def test_four_ranks_answer_as_one_until_one_is_killed(tmp_path: Path) -> None:
@@ -133,27 +133,27 @@ def test_four_ranks_answer_as_one_until_one_is_killed(tmp_path: Path) -> None:
     tiny.make("gpt-neox", tmp_path, **WIDE)
     with EngineClient(replace(TWO, tp=4, chunk_tokens=16), tmp_path) as client:
         pids = all_ranks(client, 4)
-        assert_as_one(client, tmp_path, 20)
-        when_answering(client)
+        assert_equals_single_rank(client, tmp_path, 20)
+        wait_until_decoding(client)
         os.kill(pids[3], signal.SIGKILL)
-        assert_lost(client, pids.values(), r"rank 3 ended: signal 9 \(SIGKILL\)")
+        assert_ranks_lost(client, pids.values(), r"rank 3 ended: signal 9 \(SIGKILL\)")
 
 
-@pytest.mark.parametrize("when", [when_loading, when_reading])
+@pytest.mark.parametrize("when", [wait_until_loading, wait_until_prefilling])
 def test_a_killed_rank_is_named(when, folder: Path) -> None:
     with EngineClient(TWO, folder) as client:
         pids = all_ranks(client, 2)
         when(client)
         os.kill(pids[1], signal.SIGKILL)
-        assert_lost(client, pids.values(), r"rank 1 ended: signal 9 \(SIGKILL\)")
+        assert_ranks_lost(client, pids.values(), r"rank 1 ended: signal 9 \(SIGKILL\)")
 
 
 def test_a_stopped_rank_is_named(folder: Path) -> None:
     """At three moments; at once, for it is noticed only after some seconds."""
     cases = (
-        (when_loading, 1, "rank 1"),
-        (when_answering, 1, "rank 1"),
-        (when_answering, 0, "the engine process"),
+        (wait_until_loading, 1, "rank 1"),
+        (wait_until_decoding, 1, "rank 1"),
+        (wait_until_decoding, 0, "the engine process"),
     )
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(EngineClient(TWO, folder)) for _ in cases]
@@ -164,7 +164,7 @@ def test_a_stopped_rank_is_named(folder: Path) -> None:
             os.kill(pids[rank], signal.SIGSTOP)
             all_pids.append(pids.values())
         for client, pids_of_one, (_, _, who) in zip(clients, all_pids, cases, strict=True):
-            assert_lost(client, pids_of_one, f"{who} was stopped: SIGSTOP")
+            assert_ranks_lost(client, pids_of_one, f"{who} was stopped: SIGSTOP")
 
 
 _OTHER_TOKENS = """
@@ -214,10 +214,10 @@ def test_what_fails_on_one_rank_is_told_with_its_number(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fault_in_rank(monkeypatch, tmp_path / "fault", rank, fault)
+    inject_fault(monkeypatch, tmp_path / "fault", rank, fault)
     with EngineClient(TWO, folder) as client:
         pids = all_ranks(client, 2)
-        assert_told(client, kind, words)
+        assert_reported(client, kind, words)
         wait_until(lambda: all(map(gone, pids.values())))
 
 
@@ -225,14 +225,14 @@ def test_what_cannot_be_divided_is_refused_before_a_rank_starts(folder: Path) ->
     with EngineClient(replace(TWO, tp=3), folder) as client:
         with pytest.raises(UsageError, match="num_attention_heads 8 is not divisible by --tp 3"):
             client.wait_ready()
-        assert gone(client.pid) or not followers(client.pid)
+        assert gone(client.pid) or not rank_processes(client.pid)
 
 
 def test_auto_is_one_rank_on_the_cpu(folder: Path) -> None:
     assert num_ranks(replace(TWO, tp="auto"), folder) == 1
 
 
-def pretend_gpus(monkeypatch: pytest.MonkeyPatch, free_bytes: list[int]) -> None:
+def mock_gpus(monkeypatch: pytest.MonkeyPatch, free_bytes: list[int]) -> None:
     monkeypatch.setattr(device, "find_device", lambda name: torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free_bytes))
     monkeypatch.setattr(device, "available_bytes", lambda gpu: free_bytes[gpu.index])
@@ -245,12 +245,12 @@ def test_auto_is_the_fewest_gpus_that_hold_it(
     free_gb: list[float], tp: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Llama 3.1 8B: 16.1 GB of weights, 0.5 for 4096 tokens, 1.2 to work in; 15 % stay free."""
-    pretend_gpus(monkeypatch, [int(gb * 1e9) for gb in free_gb])
+    mock_gpus(monkeypatch, [int(gb * 1e9) for gb in free_gb])
     assert num_ranks(EngineConfig(dummy="llama-3.1-8b", tp="auto"), Path()) == tp
 
 
 def test_too_few_gpus_are_told_with_found_and_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpus(monkeypatch, [10**10] * 2)
+    mock_gpus(monkeypatch, [10**10] * 2)
     with pytest.raises(OutOfMemory, match=r"on 2 GPUs: .* needed"):
         num_ranks(EngineConfig(dummy="llama-3.1-70b", tp="auto"), Path())
     with pytest.raises(DeviceError, match="--tp 4 needs 4 GPUs from cuda:0 on: 2 found"):
@@ -276,9 +276,9 @@ def test_ranks_start_anew_with_a_message_and_end_with_the_worker(tmp_path: Path)
         wait_until(lambda: gone(pids[0]))
         assert "".join(speaker.answer(conversation, lambda _: None))
         pids = all_ranks(speaker.engine, 2)
-        when_answering(speaker.engine)
+        wait_until_decoding(speaker.engine)
         os.kill(pids[0], signal.SIGKILL)
-        assert_lost(speaker.engine, pids.values(), "the engine process ended: signal 9")
+        assert_ranks_lost(speaker.engine, pids.values(), "the engine process ended: signal 9")
 
 
 @pytest.mark.parametrize(
@@ -295,10 +295,10 @@ def test_ranks_end_with_the_terminal(number: int, status: int, tmp_path: Path) -
         assert json.loads(terminal.stdout.readline())["model"]["tp"] == 2
         assert b"delta" in terminal.stdout.readline()
         (worker,) = psutil.Process(terminal.pid).children()
-        pids = [worker.pid, *followers(worker.pid).values()]
+        pids = [worker.pid, *rank_processes(worker.pid).values()]
         assert len(pids) == 2
         terminal.send_signal(number)
-        assert terminal.wait(TOLD_S) == status
+        assert terminal.wait(REPORTED_S) == status
     wait_until(lambda: all(map(gone, pids)))
 
 

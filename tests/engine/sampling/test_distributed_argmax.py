@@ -13,7 +13,7 @@ from swiftchat.engine.sampling.distributed_argmax import is_plain_greedy, likeli
 from swiftchat.engine.sampling.sampler import sample
 from swiftchat.errors import BadModelFile
 from tests.support import tiny
-from tests.support.spmd_ranks import ThreadRanks, in_lockstep
+from tests.support.spmd_ranks import ThreadCommunicator, run_ranks
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 
@@ -41,10 +41,10 @@ def test_it_is_what_is_sampled_from_all_logits(data: st.DataObject) -> None:
     whole = torch.tensor([data.draw(cells) for _ in range(rows)])
     each = -(-width // size)
 
-    def run(rank: int, ranks: ThreadRanks) -> list[int]:
+    def run(rank: int, ranks: ThreadCommunicator) -> list[int]:
         return likeliest(whole[:, rank * each : (rank + 1) * each], width, ranks)
 
-    assert in_lockstep(size, run) == [[sampled(row) for row in whole]] * size
+    assert run_ranks(size, run) == [[sampled(row) for row in whole]] * size
 
 
 @pytest.mark.parametrize(
@@ -63,17 +63,17 @@ def test_all_logits_are_put_together_only_if_needed(
     tiny.make("llama", tmp_path, vocab_size=128, num_attention_heads=4, hidden_size=64)
     assert is_plain_greedy(params) == (width == 2)
 
-    def run(rank: int, ranks: ThreadRanks) -> tuple[list[int], set[int]]:
-        gather, widths = ranks.gather, set()
+    def run(rank: int, ranks: ThreadCommunicator) -> tuple[list[int], set[int]]:
+        gather, widths = ranks.all_gather, set()
 
         def seen(x: torch.Tensor, whole: int) -> torch.Tensor:
             widths.add(x.shape[1])
             return gather(x, whole)
 
-        ranks.gather = seen  # type: ignore[method-assign]
+        ranks.all_gather = seen  # type: ignore[method-assign]
         config = EngineConfig(device="cpu", dtype="float32", block_size=tiny.BLOCK_SIZE, tp=2)
         engine = Engine(tmp_path, config, ranks=ranks)
         return tiny.run(engine, {1: tiny.random_ids(9)}, params)[0][1], widths
 
     ids, _ = tiny.run(tiny.engine(tmp_path), {1: tiny.random_ids(9)}, params)
-    assert in_lockstep(2, run) == [(ids[1], {width})] * 2
+    assert run_ranks(2, run) == [(ids[1], {width})] * 2

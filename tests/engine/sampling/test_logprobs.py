@@ -38,16 +38,16 @@ def assert_those_of_transformers(
     for token, row, one in zip(ids, expected, found, strict=True):
         # The logits agree to 1e-4 of the largest, which is some 20.
         assert one.logprob == pytest.approx(float(row[token]), abs=2e-3)
-        values, likeliest = row.topk(len(one.likeliest))
-        assert [i for i, _ in one.likeliest] == likeliest.tolist()
-        assert [v for _, v in one.likeliest] == pytest.approx(values.tolist(), abs=2e-3)
+        values, likeliest = row.topk(len(one.top))
+        assert [i for i, _ in one.top] == likeliest.tolist()
+        assert [v for _, v in one.top] == pytest.approx(values.tolist(), abs=2e-3)
 
 
 def test_likelihoods_equal_transformers(llama) -> None:
     folder, reference = llama
     prompt = tiny.random_ids(30)
     ids, found = tiny.likelihoods(tiny.engine(folder, chunk_tokens=16), prompt, SAMPLED)
-    assert len(found) == 24 and {len(one.likeliest) for one in found} == {4}
+    assert len(found) == 24 and {len(one.top) for one in found} == {4}
     assert_those_of_transformers(reference, prompt, ids, found)
     plain, none = tiny.likelihoods(tiny.engine(folder), prompt, replace(SAMPLED, logprobs=None))
     assert plain == ids and none == []
@@ -62,6 +62,6 @@ def test_through_the_worker_they_are_the_same(llama: tuple[Path, torch.nn.Module
         for event in client.generate(prompt, SAMPLED):
             if isinstance(event, Tokens):
                 ids += event.ids
-                found += event.likelihoods
+                found += event.logprobs
     assert len(ids) == 24
     assert_those_of_transformers(reference, prompt, ids, found)

@@ -16,13 +16,13 @@ from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.model_files import TextFile
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Tokens
-from swiftchat.engine.api.remote import RemoteEngine, attach, token_from
+from swiftchat.engine.api.remote import RemoteEngine, connect_engine, read_token
 from swiftchat.engine.server import listener as listener_module
 from swiftchat.engine.server.listener import Listener
 from swiftchat.engine.server.validate import checked
 from swiftchat.errors import BadModelFile, ContextOverflow, DeviceError, UsageError
 from tests.support import tiny
-from tests.support.connecting import Attached, served
+from tests.support.remote_engine import ConnectedClient, serving
 from tests.support.worker_processes import ENDLESS, GREEDY, collect, wait_until
 
 PROMPT = [5, 6, 7]
@@ -42,18 +42,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tcp(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listener]:
     token_file = tmp_path_factory.mktemp("state") / "new" / "token"
-    with served(folder, "127.0.0.1:0", token_file) as listener:
+    with serving(folder, "127.0.0.1:0", token_file) as listener:
         yield listener
 
 
 @pytest.fixture(scope="module")
 def unix(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listener]:
-    with served(folder, str(tmp_path_factory.mktemp("run") / "engine.sock")) as listener:
+    with serving(folder, str(tmp_path_factory.mktemp("run") / "engine.sock")) as listener:
         yield listener
 
 
-def attached(listener: Listener) -> Attached:
-    return Attached(str(listener.address), listener.token_file)
+def attached(listener: Listener) -> ConnectedClient:
+    return ConnectedClient(str(listener.address), listener.token_file)
 
 
 def answer(listener: Listener) -> list[int]:
@@ -117,7 +117,7 @@ def test_a_wrong_token_gets_nothing(token: Any, tcp: Listener) -> None:
     hello = {"type": "hello", "version": 1, "token": token}
     assert said_to(tcp, framed(msgpack.packb(hello))) == b""
     with pytest.raises(DeviceError, match="hung up") as caught:
-        attach(str(tcp.address), token)
+        connect_engine(str(tcp.address), token)
     assert "--token-file" in caught.value.hint
     assert len(answer(tcp)) == 20
 
@@ -288,17 +288,17 @@ def test_a_terminal_gets_the_models_files_and_no_others(
         "tokenizer.json",
     ]
     assert names == expected
-    engine = attach(str(tcp.address), token_from(tcp.token_file, str(tcp.address)))
-    got = engine.model_folder(tmp_path)
+    engine = connect_engine(str(tcp.address), read_token(tcp.token_file, str(tcp.address)))
+    got = engine.fetch_model_files(tmp_path)
     assert got.name == "tiny"
     for name in names:
         assert (got / name).read_bytes() == (folder / name).read_bytes()
-    assert engine.model_folder(tmp_path) == got
+    assert engine.fetch_model_files(tmp_path) == got
     for name in ("model.safetensors", "../secret", "/etc/passwd"):
         assert engine._ask({"type": "file", "name": name, "start": 0})["type"] == "error"
     engine.files = [TextFile("config.json", 5, "0" * 64)]
     with pytest.raises(BadModelFile, match=r"config\.json came otherwise"):
-        engine.model_folder(tmp_path)
+        engine.fetch_model_files(tmp_path)
     engine.close()
 
 
@@ -357,17 +357,17 @@ def test_it_listens_on_loopback_alone(tmp_path: Path, unix: Listener) -> None:
 
 
 def test_nothing_stays_behind(folder: Path, tmp_path: Path) -> None:
-    with served(folder, str(tmp_path / "e.sock")), served(folder, "127.0.0.1:0", tmp_path / "t"):
+    with serving(folder, str(tmp_path / "e.sock")), serving(folder, "127.0.0.1:0", tmp_path / "t"):
         assert len(list(tmp_path.iterdir())) == 2
     assert not list(tmp_path.iterdir())
     with pytest.raises(DeviceError, match="no engine answers"):
-        attach(str(tmp_path / "e.sock"), None)
+        connect_engine(str(tmp_path / "e.sock"), None)
     with pytest.raises(DeviceError, match="no engine answers"):
-        attach("x" * 300 + ":1", None)
+        connect_engine("x" * 300 + ":1", None)
     with pytest.raises(DeviceError, match="cannot listen"):
         Address(path=tmp_path / ("x" * 200)).listen()
     with pytest.raises(UsageError, match="cannot read the engine's token"):
-        token_from(tmp_path / "t", "127.0.0.1:1")
+        read_token(tmp_path / "t", "127.0.0.1:1")
 
 
 def test_an_engine_that_says_nothing_is_given_up(

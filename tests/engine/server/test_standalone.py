@@ -22,12 +22,19 @@ from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.comm.communicator import RankPlacement
 from swiftchat.engine.ranks.launch import Launch
 from swiftchat.engine.ranks.rendezvous import gather, join
-from swiftchat.engine.server.standalone import require_same, seat_of
+from swiftchat.engine.server.standalone import rank_placement, require_same
 from swiftchat.errors import BadModelFile, DeviceError, UsageError
-from tests.support.connecting import Attached, speaking_model
-from tests.support.worker_processes import ENDLESS, GREEDY, assert_as_one, collect, gone, wait_until
+from tests.support.remote_engine import ConnectedClient, chat_model_folder
+from tests.support.worker_processes import (
+    ENDLESS,
+    GREEDY,
+    assert_equals_single_rank,
+    collect,
+    gone,
+    wait_until,
+)
 
-TOLD_S = 5.0
+REPORTED_S = 5.0
 START_S = 90.0
 ENGINE = ("-m", "swiftchat.engine.worker")
 ON_CPU = ("--device", "cpu", "--dtype", "float32", "--threads", "1")
@@ -41,7 +48,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
-    return speaking_model(path, max_position_embeddings=50000)
+    return chat_model_folder(path, max_position_embeddings=50000)
 
 
 class Hosts:
@@ -152,10 +159,10 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def attached(hosts: Hosts) -> Attached:
+def attached(hosts: Hosts) -> ConnectedClient:
     address = hosts.address()
     state = hosts.folder / "STATE" / "swiftchat"
-    return Attached(address, state / f"engine-{address.rpartition(':')[2]}.token")
+    return ConnectedClient(address, state / f"engine-{address.rpartition(':')[2]}.token")
 
 
 def test_two_hosts_answer_as_one_process(two: Hosts, folder: Path) -> None:
@@ -164,7 +171,7 @@ def test_two_hosts_answer_as_one_process(two: Hosts, folder: Path) -> None:
         info = client.wait_ready(lambda progress: shown.append(progress.label))
         assert info.tp == 2
         assert shown
-        assert_as_one(client, folder, 20)
+        assert_equals_single_rank(client, folder, 20)
 
 
 def test_a_terminal_that_leaves_ends_only_its_answers(two: Hosts) -> None:
@@ -202,8 +209,8 @@ def test_a_rank_killed_on_the_other_host_is_named(two: Hosts) -> None:
             for _ in events:
                 pass
         end = json.loads(chat.stdout.read().splitlines()[-1])
-        assert chat.wait(TOLD_S) == 4
-        assert time.monotonic() - killed < TOLD_S
+        assert chat.wait(REPORTED_S) == 4
+        assert time.monotonic() - killed < REPORTED_S
         assert f"error: {who}" in chat.stderr.read().decode()
     wait_until(lambda: all(map(gone, ranks)))
     assert who in two.said(0)
@@ -270,9 +277,9 @@ def test_a_lost_host_is_noticed(hosts: Hosts, namespaces: list[str], folder: Pat
             ],
             **as_slurm(rank, host="10.77.0.1", port=4711),
         )
-    with Attached(hosts.address()) as client:
+    with ConnectedClient(hosts.address()) as client:
         assert client.wait_ready().tp == 2
-        assert_as_one(client, folder, 5)
+        assert_equals_single_rank(client, folder, 5)
         events = iter(client.generate([5], ENDLESS))
         while not isinstance(next(events), Tokens):
             pass
@@ -281,9 +288,9 @@ def test_a_lost_host_is_noticed(hosts: Hosts, namespaces: list[str], folder: Pat
         with pytest.raises(DeviceError, match=r"rank 1 on \S+ (has said nothing for|is gone)"):
             for _ in events:
                 pass
-        assert time.monotonic() - pulled < TOLD_S + 2  # 4 s without a word, and a busy machine
-    assert hosts.processes[0].wait(TOLD_S) == 4
-    hosts.processes[1].wait(2 * TOLD_S)  # it has noticed the same
+        assert time.monotonic() - pulled < REPORTED_S + 2  # 4 s without a word, and a busy machine
+    assert hosts.processes[0].wait(REPORTED_S) == 4
+    hosts.processes[1].wait(2 * REPORTED_S)  # it has noticed the same
 
 
 def test_each_host_is_a_stage(hosts: Hosts, folder: Path) -> None:
@@ -291,10 +298,10 @@ def test_each_host_is_a_stage(hosts: Hosts, folder: Path) -> None:
     command = [sys.executable, *ENGINE, str(folder), *ON_CPU, "--pp", "2", "--listen", socket]
     for rank in range(2):
         hosts.start(command, **as_slurm(rank, port=port))
-    with Attached(hosts.address()) as client:
+    with ConnectedClient(hosts.address()) as client:
         info = client.wait_ready()
         assert (info.tp, info.pp) == (1, 2)
-        assert_as_one(client, folder, 5)
+        assert_equals_single_rank(client, folder, 5)
 
 
 _STOPS_WHEN_LOADING = """
@@ -314,14 +321,14 @@ def test_a_rank_stopped_while_it_loads_is_named(hosts: Hosts, folder: Path) -> N
     hosts.start(command, **as_slurm(1, port=port), PYTHONPATH=paths)
     rank = psutil.Process(hosts.processes[1].pid)
     wait_until(lambda: rank.status() == psutil.STATUS_STOPPED, START_S)
-    assert hosts.processes[0].wait(TOLD_S + 2) == 4  # 4 s without a word, and a busy machine
+    assert hosts.processes[0].wait(REPORTED_S + 2) == 4  # 4 s without a word, and a busy machine
     assert f"rank 1 on {os.uname().nodename} has said nothing for 4 s" in hosts.said()
 
 
 def test_an_engine_by_itself_ends_with_a_signal(hosts: Hosts, folder: Path) -> None:
     socket = hosts.folder / "engine.sock"
     hosts.start([sys.executable, *ENGINE, str(folder), *ON_CPU, "--listen", str(socket)])
-    with Attached(hosts.address()) as client:
+    with ConnectedClient(hosts.address()) as client:
         assert client.wait_ready().tp == 1
         events = iter(client.generate([5], ENDLESS))
         next(events)
@@ -329,7 +336,7 @@ def test_an_engine_by_itself_ends_with_a_signal(hosts: Hosts, folder: Path) -> N
         with pytest.raises(DeviceError, match="the engine was ended: SIGTERM"):
             for _ in events:
                 pass
-    assert hosts.processes[0].wait(TOLD_S) == 0, hosts.said()
+    assert hosts.processes[0].wait(REPORTED_S) == 0, hosts.said()
     assert not socket.exists()
 
 
@@ -342,7 +349,7 @@ def test_an_engine_ends_though_nobody_reads_its_log(hosts: Hosts, folder: Path) 
         assert os.read(reads, 1)
         os.close(reads)
         engine.send_signal(signal.SIGTERM)
-        assert engine.wait(TOLD_S) == 0
+        assert engine.wait(REPORTED_S) == 0
     assert not socket.exists()
 
 
@@ -368,10 +375,18 @@ def test_another_model_on_another_host_is_named(folder: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("hosts_of", "local_ranks", "expected"),
     [
-        (["a", "a", "b", "b"], [0, 1, 0, 1], RankPlacement(0, 2, "127.0.0.1", all_here=False)),
-        (["a", "b", "a", "b"], [0, 0, 1, 1], RankPlacement(1, 2, "127.0.0.1", all_here=False)),
-        (["a"] * 4, [0, 1, 2, 3], RankPlacement(2, 4, "127.0.0.1", all_here=True)),
-        (["a"] * 4, [0, 1, 0, 1], RankPlacement(0, 4, "127.0.0.1", all_here=False)),
+        (
+            ["a", "a", "b", "b"],
+            [0, 1, 0, 1],
+            RankPlacement(0, 2, "127.0.0.1", is_single_host=False),
+        ),
+        (
+            ["a", "b", "a", "b"],
+            [0, 0, 1, 1],
+            RankPlacement(1, 2, "127.0.0.1", is_single_host=False),
+        ),
+        (["a"] * 4, [0, 1, 2, 3], RankPlacement(2, 4, "127.0.0.1", is_single_host=True)),
+        (["a"] * 4, [0, 1, 0, 1], RankPlacement(0, 4, "127.0.0.1", is_single_host=False)),
     ],
 )
 def test_where_a_rank_is(
@@ -383,7 +398,10 @@ def test_where_a_rank_is(
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")  # so that it is undone
     monkeypatch.delenv("NCCL_SOCKET_IFNAME")
     launch = Launch(2, 4, local_ranks[2], "a", 1)
-    assert seat_of(launch, {"hosts": hosts_of, "local_ranks": local_ranks}, "127.0.0.1") == expected
+    assert (
+        rank_placement(launch, {"hosts": hosts_of, "local_ranks": local_ranks}, "127.0.0.1")
+        == expected
+    )
     assert os.environ["NCCL_SOCKET_IFNAME"] == "=lo"
 
 

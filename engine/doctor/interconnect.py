@@ -1,6 +1,6 @@
 """How the GPUs of this machine are linked, and how long they take to add something up.
 
-`python -m swiftchat.engine.doctor.links FD RANK SIZE PARENT` is one of the
+`python -m swiftchat.engine.doctor.interconnect FD RANK SIZE PARENT` is one of the
 processes that measure it, each on a GPU; a GPU or driver that hangs, hangs only these.
 """
 
@@ -67,7 +67,7 @@ def measure(size: int, limit_s: float = _LIMIT_S) -> dict[str, Any]:
             [
                 sys.executable,
                 "-m",
-                "swiftchat.engine.doctor.links",
+                "swiftchat.engine.doctor.interconnect",
                 str(meeting),
                 str(rank),
                 str(size),
@@ -118,7 +118,7 @@ def _measure_one(meeting: int, rank: int, size: int) -> float:
     stores: Any = dist  # whose stubs do not have them
     store = stores.FileStore(f"/proc/self/fd/{meeting}", size)
     ranks, gpu = GlooCommunicator(store, rank, size, _LIMIT_S), Gpu(device, CubinCache(None))
-    memory = PeerMemory(gpu, 2 * 4 * size * _NUMBERS, rank, ranks.exchange)
+    memory = PeerMemory(gpu, 2 * 4 * size * _NUMBERS, rank, ranks.all_gather_bytes)
     boxes = [memory.inbox(_NUMBERS) for _ in range(2)]
     x = torch.zeros(1, _NUMBERS, device=device)
     part = torch.zeros(1, _NUMBERS, device=device, dtype=torch.bfloat16)
@@ -134,7 +134,7 @@ def _measure_one(meeting: int, rank: int, size: int) -> float:
         work(_REPEATS)
     times: list[float] = []
     for _ in range(_ROUNDS):
-        ranks.least(0)
+        ranks.min_across_ranks(0)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         graph.replay()  # so that all are in step before the clock starts
         start.record()
@@ -142,7 +142,7 @@ def _measure_one(meeting: int, rank: int, size: int) -> float:
         end.record()
         torch.cuda.synchronize()
         times.append(1e3 * start.elapsed_time(end) / _REPEATS)
-    ranks.least(0)  # nobody may leave while others still write to its memory
+    ranks.min_across_ranks(0)  # nobody may leave while others still write to its memory
     return statistics.median(times)
 
 

@@ -1,4 +1,4 @@
-"""A rank other than 0: `python -m swiftchat.engine.ranks.rank FD RANK PARENT`, by `rank_process`.
+"""A rank other than 0: `python -m swiftchat.engine.ranks.main FD RANK PARENT`, by `rank_process`.
 
 It repeats what rank 0 does with its engine, told over the inherited socket FD, and ends when the
 process PARENT is gone: a thread reads the socket, and where the kernel can, it sends a signal too.

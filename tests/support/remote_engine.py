@@ -10,25 +10,25 @@ from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.model_files import text_files
 from swiftchat.engine.api.params import EngineConfig
-from swiftchat.engine.api.remote import attach, token_from
+from swiftchat.engine.api.remote import connect_engine, read_token
 from swiftchat.engine.server.listener import Listener
 from swiftchat.engine.server.serve import EngineServer
 from tests.support import fake_engine, tiny
 from tests.support.worker_processes import WIDE
 
 
-class Attached(EngineClient):
+class ConnectedClient(EngineClient):
     """A client of the engine at an address, as `swiftchat --connect` has."""
 
     def __init__(self, address: str, token_file: Path | None = None) -> None:
-        self.engine = attach(address, token_from(token_file, address))
+        self.engine = connect_engine(address, read_token(token_file, address))
         self.engine.begin()
         super().__init__(EngineConfig(), Path(), self.engine)
 
 
 @contextmanager
-def served(folder: Path, at: str, token_file: Path | None = None) -> Iterator[Listener]:
-    """An engine of this process with the tiny model in `folder`, that terminals attach to."""
+def serving(folder: Path, at: str, token_file: Path | None = None) -> Iterator[Listener]:
+    """An engine of this process with the tiny model in `folder`, for terminals."""
     service = EngineServer()
     listener = Listener(
         Address.parse(at), token_file, service, "a/tiny", folder, text_files(folder)
@@ -45,7 +45,7 @@ def served(folder: Path, at: str, token_file: Path | None = None) -> Iterator[Li
             terminal.close()
 
 
-def speaking_model(folder: Path, **config: int) -> Path:
+def chat_model_folder(folder: Path, **config: int) -> Path:
     """A tiny model with weights for four ranks, and a tokenizer that has a token for each byte."""
     tiny.make("llama-biases", folder, **WIDE | {"vocab_size": 258} | config)
     bytewise = fake_engine.make_folder(folder / "bytewise")

@@ -11,7 +11,7 @@ import torch
 from swiftchat.cuda.peer_memory import PeerBuffer
 
 
-def inboxes(world: int, numbers: int) -> list[PeerBuffer]:
+def peer_buffers(world: int, numbers: int) -> list[PeerBuffer]:
     """Each rank's inbox for parts of so many numbers, empty."""
     own = [torch.full((world, numbers), -1, dtype=torch.int32, device="cuda") for _ in range(world)]
     starts = [tensor.data_ptr() for tensor in own]
