@@ -13,8 +13,8 @@ import statistics
 import time
 
 from swiftchat.chat.render.markdown_view import MarkdownView
+from swiftchat.chat.render.style import Style
 from swiftchat.chat.render.view import preload
-from swiftchat.chat.terminal.style import Style
 
 PROSE = (
     "## A heading\n\nSome *emphasized* words, a [link](https://example.org/page), `code`, and a "

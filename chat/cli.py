@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from swiftchat.chat.options.help_layout import ChatCommand, write_everyday_options
-from swiftchat.chat.options.num_ranks import RankCount
-from swiftchat.chat.subcommands.completion import (
+from swiftchat.chat.options.completion import (
     COMPLETE_VARIABLE,
     complete_models,
     complete_roles,
@@ -25,6 +23,8 @@ from swiftchat.chat.subcommands.completion import (
     complete_shapes,
     complete_templates,
 )
+from swiftchat.chat.options.help_layout import ChatCommand, write_everyday_options
+from swiftchat.chat.options.num_ranks import RankCount
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import SwiftchatError, UsageError
 

@@ -5,20 +5,21 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.history.recording import Recording
 from swiftchat.chat.model.answer import Answer
+from swiftchat.chat.model.answer_saver import AnswerSaver
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.reasoning import Thought
-from swiftchat.chat.options.config import ChatConfig, read_text
+from swiftchat.chat.options.config import ChatConfig, files_text
 from swiftchat.chat.render.logprobs import as_json, as_terminal_text
-from swiftchat.chat.render.view import AnswerView, open_view, preload, write
-from swiftchat.chat.terminal.style import choose_style
+from swiftchat.chat.render.stats import rounded, speeds, stats_line
+from swiftchat.chat.render.style import choose_style
+from swiftchat.chat.render.view import AnswerView, open_view, preload
+from swiftchat.chat.terminal.output import write
 from swiftchat.engine.api.protocol import EngineInfo, Prefill
 from swiftchat.errors import SwiftchatError, UsageError
 
@@ -42,11 +43,6 @@ def prompt_text(config: ChatConfig) -> str:
     if not text.strip():
         raise UsageError("the prompt is empty", 'try: swiftchat -p "Why is the sky blue?"')
     return text
-
-
-def files_text(names: Iterable[str]) -> str:
-    """Files as a part of a message: each under its name, a blank line between."""
-    return "\n\n".join(f"{name}:\n{read_text(name)}" for name in names)
 
 
 class OneShot:
@@ -77,21 +73,21 @@ class OneShot:
         load_s = time.perf_counter() - started
         self._event({"event": "start", "model": self._model(info)})
         answer = self.speaker.answer(conversation, self._dropped, self._prefill)
-        recording = Recording(self.autosave, conversation, answer)
+        saver = AnswerSaver(self.autosave, conversation, answer)
         if not (self.config.json or self.config.stream_json or self.config.extract):
             self._view = open_view(style, answer, self.speaker.name)
         exit_code = 0
         try:
-            for piece in recording:
+            for piece in saver:
                 self._delta(piece)
         except KeyboardInterrupt:
             self._delta(answer.interrupt())
             exit_code = 130
         except SwiftchatError as error:
-            recording.end("error")
+            saver.end("error")
             self._end(answer, info, load_s, "error")
             raise error
-        recording.end(answer.finish_reason)
+        saver.end(answer.finish_reason)
         self._end(answer, info, load_s, answer.finish_reason or "interrupt")
         if self.config.stats:
             print(stats_line(answer, info.load_s), file=sys.stderr)
@@ -157,7 +153,6 @@ class OneShot:
     ) -> dict[str, Any]:
         result = answer.result
         used = answer.num_prompt_tokens + answer.num_tokens
-        speeds = _speeds(answer)
         report = {
             "schema": SCHEMA,
             "id": uuid.uuid4().hex,
@@ -175,7 +170,11 @@ class OneShot:
                 "context_used": used,
                 "context_size": info.ctx_size_tokens,
             },
-            "timings": {"load_s": round(load_s, 4), "ttft_s": _rounded(answer.ttft_s), **speeds},
+            "timings": {
+                "load_s": round(load_s, 4),
+                "ttft_s": rounded(answer.ttft_s),
+                **speeds(answer),
+            },
             "params": {
                 "temperature": answer.params.temperature,
                 "top_k": answer.params.top_k,
@@ -186,45 +185,3 @@ class OneShot:
             "warnings": self.warnings,
         }
         return {"event": "end", **report} if self.config.stream_json else report
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
-
-
-def _speeds(answer: Answer) -> dict[str, float | None]:
-    computed = answer.num_prompt_tokens - (answer.result.cached_tokens if answer.result else 0)
-    prompt_tps = computed / answer.ttft_s if answer.ttft_s else None
-    return {"prompt_tps": _rounded(prompt_tps), "completion_tps": _rounded(answer.tokens_per_s)}
-
-
-def stats_line(answer: Answer, load_s: float) -> str:
-    """What an answer cost, for people."""
-    speeds = _speeds(answer)
-    cached = answer.result.cached_tokens if answer.result else 0
-
-    def per_s(value: float | None) -> str:
-        return "–" if value is None else f"{value:.1f} tok/s"
-
-    return (
-        f"load {load_s:.2f} s · prompt {answer.num_prompt_tokens} tokens ({cached} cached) · "
-        f"first token {answer.ttft_s or 0:.2f} s, {per_s(speeds['prompt_tps'])} · "
-        f"answer {answer.num_tokens} tokens, {per_s(speeds['completion_tps'])} · "
-        f"{answer.finish_reason}"
-    )
-
-
-def memory_line(info: EngineInfo) -> str:
-    """What the engine took, and what for, for people."""
-    count, weights, cache, each = info.tp * info.pp, info.weights_bytes, info.cache_bytes, ""
-    devices = f"{count} × {info.device}" if count > 1 else info.device
-    if info.pp > 1:  # stages differ
-        weights, cache, each = weights * info.tp, cache * info.tp, " in all"
-    elif info.tp > 1:
-        each = " each"
-    kept = "" if info.kv_dtype in ("auto", info.dtype) else f" in {info.kv_dtype}"
-    return (
-        f"{devices}, {info.dtype} · weights {weights / 1e9:.2f} GB{each} · "
-        f"cache for {info.cache_tokens} tokens{kept} {cache / 1e9:.2f} GB{each} · "
-        f"context {info.ctx_size_tokens}"
-    )

@@ -44,7 +44,7 @@ def autosave_for(options: dict[str, Any]) -> Autosave:
 
 def _open_store() -> "Sessions":
     # Here, not at the top: the engine shall start before there is anything to save.
-    from swiftchat.chat.subcommands.sessions import open_store
+    from swiftchat.chat.history.store import open_store
 
     return open_store()
 
@@ -66,7 +66,7 @@ def conversation_for(
         _settle(ctx, options, given, {**role.settings, "system": role.system or None})
     if not (options["continue_"] or options["session"] is not None):
         return Conversation()
-    from swiftchat.chat.subcommands.sessions import load_wanted
+    from swiftchat.chat.history.store import load_wanted
 
     conversation = load_wanted(options["session"])
     _settle(ctx, options, given, {**conversation.settings, "system": conversation.system})

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from swiftchat.chat.history.conversation import Message
-from swiftchat.chat.render.view import show, write
+from swiftchat.chat.render.view import show
 from swiftchat.chat.terminal.clipboard import copy
+from swiftchat.chat.terminal.output import write
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:

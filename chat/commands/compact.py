@@ -50,7 +50,7 @@ def _go_on_with(conversation: Conversation, summary: str, kept: list[Message]) -
         content = f"{question}\n\n{message.content}" if is_first else message.content
         copied = conversation.add(message.role, content, message.finish_reason)
         copied.model, copied.params = message.model, message.params
-    conversation.last_answer = None
+    conversation.last_turn = None
 
 
 def _summary(repl: "Repl", messages: list[Message]) -> str:

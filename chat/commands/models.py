@@ -17,7 +17,7 @@ def model(repl: "Repl", argument: str) -> None:
     if not argument:
         print(sanitize(f"{repl.speaker.settings['model']} ({repl.speaker.path})"))
         return
-    from swiftchat.chat.subcommands.models import find_model
+    from swiftchat.chat.model.find import find_model
     from swiftchat.tokenizer import Tokenizer
     from swiftchat.weights.model.directory import Model
 
@@ -35,12 +35,12 @@ def model(repl: "Repl", argument: str) -> None:
     for name, value in old.changes.items():
         repl.speaker.set(name, value)
     repl.speaker.stops = old.stops
-    repl.conversation.last_answer = repl.last_answer = None  # its ids are another vocabulary's
+    repl.conversation.last_turn = repl.last_answer = None  # its ids are another vocabulary's
     print(sanitize(f"{repl.speaker.name} goes on with this conversation"))
 
 
 def models(repl: "Repl", argument: str) -> None:
-    from swiftchat.chat.subcommands.models import size
+    from swiftchat.chat.model.description import size
     from swiftchat.weights.store import default_store
 
     found = default_store().list()
@@ -53,7 +53,7 @@ def models(repl: "Repl", argument: str) -> None:
 
 def known_models(repl: "Repl") -> dict[str, str]:
     """The sizes of the models on this machine by name."""
-    from swiftchat.chat.subcommands.models import size
+    from swiftchat.chat.model.description import size
     from swiftchat.weights.store import default_store
 
     return {one.name: size(one.size_bytes) for one in default_store().list()}
@@ -72,7 +72,7 @@ def tokens(repl: "Repl", argument: str) -> None:
     for attachment in repl.attached:
         print(f"{len(encode(attachment)):7}  goes with the next message")
     if conversation.messages:
-        num_tokens = len(speaker.encoder(conversation.last_answer)(conversation.rendered()))
+        num_tokens = len(speaker.encoder(conversation.last_turn)(conversation.rendered()))
         info = speaker.engine.info
         of = f" of {info.ctx_size_tokens}" if info else ""
         print(f"{num_tokens:7}  in all{of}, as the template writes it")

@@ -13,9 +13,9 @@ from swiftchat.chat.commands.branches import BRANCH_COMMANDS
 from swiftchat.chat.commands.models import MODEL_COMMANDS, known_models
 from swiftchat.chat.commands.sessions import SESSION_COMMANDS, change_to, known_sessions
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.oneshot import memory_line, stats_line
 from swiftchat.chat.render.logprobs import as_terminal_text
-from swiftchat.chat.render.view import write
+from swiftchat.chat.render.stats import memory_line, stats_line
+from swiftchat.chat.terminal.output import write
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import SwiftchatError, UsageError
 
@@ -181,7 +181,7 @@ class Commands:
     def _show(self, argument: str) -> None:
         match argument or "info":
             case "info":
-                from swiftchat.chat.subcommands.models import describe, fact_text, label
+                from swiftchat.chat.model.description import describe, fact_text, label
 
                 facts = describe(
                     self._repl.speaker.model,

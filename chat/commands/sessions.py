@@ -3,15 +3,9 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from swiftchat.chat.history.conversation import Conversation
+from swiftchat.chat.history.conversation import SHORT_ID, Conversation
+from swiftchat.chat.history.listing import print_found, print_table, when
 from swiftchat.chat.options.config import sampling_changes
-from swiftchat.chat.subcommands.sessions import (
-    SHORT_ID,
-    print_found,
-    print_table,
-    when,
-    write_new,
-)
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import SwiftchatError, UsageError
 
@@ -84,7 +78,7 @@ def save(repl: "Repl", argument: str) -> None:
 
 
 def export(repl: "Repl", argument: str) -> None:
-    from swiftchat.chat.history.transcript import as_json, as_markdown
+    from swiftchat.chat.history.transcript import as_json, as_markdown, write_new
 
     forms = {".md": as_markdown, ".json": as_json}
     form = next((forms[ending] for ending in forms if argument.endswith(ending)), None)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from swiftchat.errors import ContextOverflow
 
 if TYPE_CHECKING:
-    from swiftchat.chat.model.answer import Answer
+    from swiftchat.tokenizer import Prompt
 
 Ids = TypeVar("Ids", bound=Sized)
 Role = Literal["user", "assistant"]
 
+SHORT_ID = 8  # characters of an id in lists
 _TITLE_CHARACTERS = 50
 _WHOLE = ("stop", "length", "edit")
 
@@ -57,14 +58,22 @@ class Message:
         return self.role == "assistant" and self.finish_reason not in _WHOLE
 
 
+@dataclass(frozen=True)
+class EncodedTurn:
+    """The prompt of a turn and the ids of its answer, which grow while it is generated."""
+
+    prompt: "Prompt"
+    answer_ids: list[int]
+
+
 @dataclass(eq=False)
 class Conversation:
     """An optional system prompt and a tree of messages, of which `tip` ends the path in use.
 
     Whatever moves the tip leaves the tree as it is: nothing that was said is lost. `tree` has
     parents before what follows them. `settings` are options by their names in the configuration
-    file. `unsaved` holds, in order, the messages that the store does not have as they are;
-    `last_answer` has ids to keep.
+    file. `unsaved` holds, in order, the messages that the store does not have as they are.
+    `last_turn` has the ids that the next prompt reuses.
     """
 
     system: str | None = None
@@ -76,7 +85,7 @@ class Conversation:
     tree: list[Message] = field(default_factory=list)
     tip: Message | None = None
     unsaved: dict[Message, None] = field(default_factory=dict)
-    last_answer: "Answer | None" = None
+    last_turn: "EncodedTurn | None" = None
 
     @property
     def messages(self) -> list[Message]:
@@ -151,7 +160,7 @@ class Conversation:
         copied = Conversation(self.system, title=self.title, settings=dict(self.settings))
         for message in self.messages:
             copied.tip = copied.put(replace(message, parent=copied.tip, id=new_id()))
-        copied.last_answer = self.last_answer
+        copied.last_turn = self.last_turn
         return copied
 
     def _unanswered(self, content: str) -> Message | None:

@@ -16,6 +16,7 @@ import errno
 import json
 import os
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 
 from swiftchat.chat.history.conversation import Conversation, Message
 from swiftchat.chat.history.search import Found, matches
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import FileSystemError, UsageError
 
 T = TypeVar("T")
@@ -248,6 +250,26 @@ def sessions_path() -> Path:
     import platformdirs
 
     return platformdirs.user_data_path("swiftchat") / "sessions" / "sessions.db"
+
+
+def open_store() -> Sessions:
+    """The user's store; where it is damaged, that is told on stderr."""
+
+    def warn(text: str) -> None:
+        print(sanitize(f"warning: {text}"), file=sys.stderr)
+
+    return Sessions(sessions_path(), warn)
+
+
+def load_wanted(wanted: str | None) -> Conversation:
+    """The conversation that `wanted` means, None the last; also with --no-save."""
+    with open_store() as store:
+        if wanted is not None:
+            return store.load(store.find(wanted))
+        last = store.recent(1)
+        if not last:
+            raise UsageError("there is no conversation to go on with", "swiftchat begins one")
+        return store.load(last[0]["id"])
 
 
 def names_in(path: Path, most: int = 200) -> list[tuple[str, str | None, str]]:

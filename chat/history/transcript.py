@@ -2,9 +2,11 @@
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 from swiftchat.chat.history.conversation import Conversation, Message
+from swiftchat.errors import FileSystemError
 
 FORM = 1  # counts changes of the JSON that readers must know about
 
@@ -67,3 +69,15 @@ def _message(message: Message) -> dict[str, Any]:
     fields = {name: getattr(message, name) for name in MESSAGE_FIELDS}
     known = {name: value for name, value in fields.items() if value not in (None, {})}
     return {"id": message.id, "parent": message.parent and message.parent.id, **known}
+
+
+def write_new(file: str, text: str) -> None:
+    """Write a file that does not exist yet; `FileSystemError` if it cannot be."""
+    path = Path(file).expanduser()
+    try:
+        with path.open("x", encoding="utf-8", errors="replace") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise FileSystemError(f"{file} exists already", "choose another name") from None
+    except OSError as error:
+        raise FileSystemError(f"cannot write {file}: {error.strerror}") from error

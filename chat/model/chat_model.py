@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swiftchat.chat.history.conversation import Conversation
+from swiftchat.chat.history.conversation import Conversation, EncodedTurn
 from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.reasoning import ReasoningForm, reasoning_form
 from swiftchat.chat.model.template_choice import TemplateChoice, choose_template
@@ -43,7 +43,7 @@ def chat_model_for(config: ChatConfig) -> "ChatModel":
 
         engine = RemoteEngineFactory(config.connect, config.token_file)
         return ChatModel(engine.folder, replace(config, model=engine.name), engine.start)
-    from swiftchat.chat.subcommands.models import find_model
+    from swiftchat.chat.model.find import find_model
 
     return ChatModel(find_model(config.model, offline=config.offline, quiet=config.quiet), config)
 
@@ -176,8 +176,9 @@ class ChatModel:
         params = replace(self.params, seed=None) if new_seed else self.params
         quarter = info.ctx_size_tokens // 4
         room = quarter if params.max_tokens is None else min(params.max_tokens, quarter)
-        last = conversation.last_answer
-        encode = self._plain if self.config.no_template else self.encoder(last, begun)
+        encode = (
+            self._plain if self.config.no_template else self.encoder(conversation.last_turn, begun)
+        )
         prompt, num_dropped = conversation.fit(
             encode, info.ctx_size_tokens, self.config.overflow, room
         )
@@ -190,15 +191,15 @@ class ChatModel:
         answer = Answer(
             self.engine, self.tokenizer, prompt, params, stops, on_prefill, self._reasoning_form()
         )
-        conversation.last_answer = answer
+        conversation.last_turn = EncodedTurn(prompt, answer.ids)
         return answer
 
     def encoder(
-        self, last: Answer | None = None, begun: str = ""
+        self, last: EncodedTurn | None = None, begun: str = ""
     ) -> Callable[[list[dict[str, str]]], "Prompt"]:
         """Renders by the template, with the ids of the last answer as far as it repeats it."""
         tokenizer, source = self.tokenizer, self.template.source
-        earlier = None if last is None else tokenizer.continued(last.prompt, last.ids)
+        earlier = None if last is None else tokenizer.continued(last.prompt, last.answer_ids)
         variables = {} if self.think == "auto" else dict.fromkeys(_SWITCHES, self.think == "on")
         return lambda messages: tokenizer.prompt(
             messages, earlier=earlier, template=source, begun=begun, **variables

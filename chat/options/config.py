@@ -1,6 +1,7 @@
 """What the user asked for: flags, environment and configuration file in one frozen value."""
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,11 @@ def read_text(name: str) -> str:
         return Path(name).read_bytes().decode("utf-8", "replace")
     except OSError as error:
         raise FileSystemError(f"cannot read {name}: {error.strerror}") from error
+
+
+def files_text(names: Iterable[str]) -> str:
+    """Files as a part of a message: each under its name, a blank line between."""
+    return "\n\n".join(f"{name}:\n{read_text(name)}" for name in names)
 
 
 def config_path() -> Path:

@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from swiftchat.chat.render.style import Style
 from swiftchat.chat.terminal.sanitize import sanitize
-from swiftchat.chat.terminal.style import Style
 
 if TYPE_CHECKING:
     from swiftchat.chat.model.answer import Answer

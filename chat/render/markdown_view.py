@@ -17,9 +17,9 @@ from swiftchat.chat.model.reasoning import Thought
 from swiftchat.chat.render.blocks import BlockStream
 from swiftchat.chat.render.live_region import LiveRegion, Size
 from swiftchat.chat.render.rows import MarkdownRows
-from swiftchat.chat.render.view import write
+from swiftchat.chat.render.style import Style
+from swiftchat.chat.terminal.output import write
 from swiftchat.chat.terminal.sanitize import sanitize
-from swiftchat.chat.terminal.style import Style
 
 if TYPE_CHECKING:
     from swiftchat.chat.model.answer import Answer

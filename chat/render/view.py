@@ -1,11 +1,11 @@
 """Where an answer goes while it comes: a pipe, or a terminal."""
 
-import sys
 from typing import TYPE_CHECKING, Protocol
 
 from swiftchat.chat.model.reasoning import Thought
+from swiftchat.chat.render.style import Style
+from swiftchat.chat.terminal.output import write
 from swiftchat.chat.terminal.sanitize import sanitize
-from swiftchat.chat.terminal.style import Style
 
 if TYPE_CHECKING:
     from swiftchat.chat.model.answer import Answer
@@ -38,12 +38,6 @@ def preload(style: Style) -> None:
         from swiftchat.chat.render.highlight import Highlighter
 
         Highlighter("python")  # the most likely one
-
-
-def write(text: str) -> None:
-    """Text to stdout, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def show(style: Style, text: str, name: str) -> None:

@@ -1,7 +1,6 @@
 """The conversation in the terminal: read, answer, command, repeat."""
 
 import os
-import sys
 import time
 from typing import Any
 
@@ -11,19 +10,20 @@ from swiftchat.chat.commands.registry import COMMANDS, Commands
 from swiftchat.chat.commands.sessions import show_end
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation, Message, title_of
-from swiftchat.chat.history.recording import Recording
 from swiftchat.chat.model.answer import Answer
+from swiftchat.chat.model.answer_saver import AnswerSaver
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
-from swiftchat.chat.oneshot import files_text, stats_line
-from swiftchat.chat.options.config import ChatConfig
-from swiftchat.chat.render.view import AnswerView, open_view, preload, write
+from swiftchat.chat.options.config import ChatConfig, files_text
+from swiftchat.chat.render.stats import stats_line
+from swiftchat.chat.render.style import choose_style, is_accessible, is_dumb
+from swiftchat.chat.render.view import AnswerView, open_view, preload
 from swiftchat.chat.repl.hints import Hints, hints_file
 from swiftchat.chat.repl.input import InputLine
 from swiftchat.chat.repl.message import message_of
 from swiftchat.chat.repl.plain_input import PlainPrompt
 from swiftchat.chat.terminal.echo import hide_typing
+from swiftchat.chat.terminal.output import StatusLine, say, write
 from swiftchat.chat.terminal.sanitize import sanitize
-from swiftchat.chat.terminal.style import choose_style, is_accessible, is_dumb
 from swiftchat.engine.api.protocol import Prefill
 from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
 
@@ -152,11 +152,11 @@ class Repl:
             self.conversation, self._dropped, self._show_prefill, new_seed, begun
         )
         self.last_answer = answer
-        recording = Recording(self.autosave, self.conversation, answer, begun)
+        saver = AnswerSaver(self.autosave, self.conversation, answer, begun)
         view, note = open_view(self.style, answer, self.speaker.name), ""
         self._view = view
         try:
-            for piece in recording:
+            for piece in saver:
                 self._status.clear()
                 view.push(piece)
         except KeyboardInterrupt:
@@ -171,13 +171,13 @@ class Repl:
             self._status.clear()
             view.close()
             if answer.text or answer.reasoning:
-                recording.end("error")
+                saver.end("error")
             raise
         self._status.clear()
         view.close(note)
         if begun and not answer.text:
             raise UsageError("the model has nothing to add", "/regen answers anew")
-        recording.end(answer.finish_reason)
+        saver.end(answer.finish_reason)
         write("\n")
         if note:
             self._hints.show("stopped")
@@ -277,31 +277,8 @@ class Repl:
         ]
 
 
-class StatusLine:
-    """One line that is written over and then erased; nothing where that cannot or may not be."""
-
-    def __init__(self, may_erase: bool) -> None:
-        self._is_able = sys.stdout.isatty() and may_erase
-        self._is_shown = False
-
-    def show(self, label: str, done: int, total: int) -> None:
-        if self._is_able:
-            self._is_shown = True
-            write(f"\r\x1b[K{sanitize(label)} {100 * done // max(1, total)} %")
-
-    def clear(self) -> None:
-        if self._is_shown:
-            self._is_shown = False
-            write("\r\x1b[K")
-
-
 def _thousands(num_tokens: int) -> str:
     return str(num_tokens) if num_tokens < 1000 else f"{num_tokens / 1000:.1f}k"
-
-
-def say(text: str) -> None:
-    """A line of the program's own, apart from answers: on stderr."""
-    print(sanitize(text), file=sys.stderr, flush=True)
 
 
 def _history_file() -> Any:

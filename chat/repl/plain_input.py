@@ -5,8 +5,8 @@ import re
 import sys
 from collections.abc import Callable
 
-from swiftchat.chat.render.view import write
 from swiftchat.chat.repl.message import is_unfinished
+from swiftchat.chat.terminal.output import write
 
 _LINE_END = re.compile(rb"\r\n|[\r\n]")  # Enter is \r if it was pressed while an answer came
 

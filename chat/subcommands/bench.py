@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from swiftchat.chat.options.completion import complete_models, complete_shapes
 from swiftchat.chat.options.num_ranks import RankCount
-from swiftchat.chat.subcommands.completion import complete_models, complete_shapes
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
@@ -131,8 +131,8 @@ def bench(
     \b
     swiftchat bench --plot terminal --context 0 --context 1000 --context 2000 --context 4000
     """
+    from swiftchat.chat.model.find import find_model
     from swiftchat.chat.subcommands.bench_plot import TERMINAL, check_target, draw
-    from swiftchat.chat.subcommands.models import find_model
     from swiftchat.engine.api.params import EngineConfig
 
     if dummy is not None and model is not None:

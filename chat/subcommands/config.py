@@ -25,7 +25,6 @@ def config_path_command() -> None:
 @click.pass_context
 def config_show(ctx: click.Context) -> None:
     """Print every setting and where it comes from."""
-    from swiftchat.chat.cli import option_names
     from swiftchat.chat.options.config import defaults
 
     root = ctx.find_root()
@@ -35,7 +34,8 @@ def config_show(ctx: click.Context) -> None:
         click.core.ParameterSource.ENVIRONMENT: "environment",
         click.core.ParameterSource.DEFAULT_MAP: "config file",
     }
-    for name in sorted(option_names()):
+    names = {p.name for p in root.command.params if isinstance(p, click.Option) and p.envvar}
+    for name in sorted(filter(None, names)):
         source = root.get_parameter_source(name)
         value, origin = root.params[name], origins.get(source, "default")
         if value is None:

@@ -4,10 +4,21 @@ import difflib
 import sys
 
 import click
+from click.shell_completion import CompletionItem
 
-from swiftchat.chat.subcommands.completion import complete_topics
+from swiftchat.chat.options.completion import matching
 from swiftchat.chat.subcommands.help_pages import PAGES, page, two_columns
 from swiftchat.errors import UsageError
+
+
+def complete_topics(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Pages of help, and commands."""
+    group = ctx.find_root().command
+    commands = group.list_commands(ctx) if isinstance(group, click.Group) else []
+    topics = {**dict.fromkeys(commands, ""), **{name: one.summary for name, one in PAGES.items()}}
+    return matching(topics.items(), incomplete)
 
 
 @click.command(name="help")

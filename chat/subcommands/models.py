@@ -1,55 +1,30 @@
 """The commands about models: download, convert, list, show, rm."""
 
 import json as json_module
-import os
 import re
 import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from swiftchat.chat.subcommands.completion import (
+from swiftchat.chat.model.description import describe, fact_text, label, size
+from swiftchat.chat.model.find import hub_token
+from swiftchat.chat.options.completion import (
     complete_downloads,
     complete_models,
     complete_stored_models,
 )
 from swiftchat.chat.terminal.progress import reported
 from swiftchat.chat.terminal.sanitize import sanitize
-from swiftchat.errors import ModelNotFound, UsageError
+from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
-    from swiftchat.tokenizer import Tokenizer
     from swiftchat.weights.convert.convert import Outline
     from swiftchat.weights.download import Offer
-    from swiftchat.weights.model.directory import Model
-
-
-def find_model(name: str | None, *, offline: bool, quiet: bool) -> Path:
-    """The directory of the model to run; without a name the default one, downloaded if need be."""
-    from swiftchat.weights.hub.aliases import DEFAULT_MODEL
-    from swiftchat.weights.store import default_store
-
-    store = default_store()
-    with reported(quiet) as progress:
-        try:
-            return store.resolve(name or DEFAULT_MODEL, progress, offline)
-        except ModelNotFound:
-            if name is not None or offline:
-                raise
-        if not quiet:
-            print(f"{DEFAULT_MODEL} is not here yet: downloading it once", file=sys.stderr)
-        # Here, not at the top: who has a model should not wait for an HTTP library.
-        from swiftchat.weights.download import download
-
-        return download(DEFAULT_MODEL, store, token=_token(), progress=progress)
-
-
-def _token() -> str | None:
-    return os.environ.get("HF_TOKEN") or None
 
 
 @click.command()
@@ -82,7 +57,7 @@ def download(
         revision=revision,
         include=include,
         exclude=exclude,
-        token=_token(),
+        token=hub_token(),
     )
     if not quiet:
         print(sanitize(_offered(name, found)), file=sys.stderr)
@@ -322,52 +297,6 @@ def show(name: str, tp: int | None, pp: int, kv_dtype: str, as_json: bool) -> No
             print(f"{'':{width}}  {line}")
 
 
-def _quantized(model: "Model") -> str:
-    """Who quantized the weights, and what is rounded beside them."""
-    if model.quantized is None:
-        return "no"
-    packed = model.checkpoint().packed.values()
-    inputs = {tensor.inputs.form for tensor in packed if tensor.inputs is not None}
-    also = f", inputs of matrices too ({', '.join(sorted(inputs))})" if inputs else ""
-    return f"{model.quantized.get('quant_method')}{also}"
-
-
-def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> dict[str, object]:
-    """The facts that `show` and `/show info` print."""
-    from swiftchat.chat.model.memory import memory_facts
-    from swiftchat.chat.model.template_choice import template_fact
-    from swiftchat.weights.architectures.registry import family_of
-
-    config = model.config
-    return {
-        "name": _name_of(model.path),
-        "path": str(model.path),
-        "family": config.family,
-        "architecture": config.architecture,
-        "parameters": model.num_parameters,
-        "dtype": config.dtype,
-        "quantized": _quantized(model),
-        "layers": config.num_layers,
-        "hidden_size": config.hidden_size,
-        "heads": f"{config.num_heads} ({config.num_kv_heads} for keys and values) "
-        f"of {config.head_dim}",
-        "context_tokens": config.max_context_tokens,
-        "vocabulary": tokenizer.vocab_size,
-        "tokenizer": tokenizer.kind,
-        "chat_template": template_fact(tokenizer, family_of(config.architecture).model_type),
-        "license": model.license or "not stated",
-        **memory_facts(model, kv_dtype),
-    }
-
-
-def _name_of(path: Path) -> str:
-    """A model's name from its directory; in the hub's cache that is called like the commit."""
-    folder = path.parent.parent.name
-    if path.parent.name == "snapshots" and folder.startswith("models--"):
-        return folder.removeprefix("models--").replace("--", "/")
-    return path.name
-
-
 @click.command()
 @click.argument("name", shell_complete=complete_stored_models)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -382,60 +311,6 @@ def rm(name: str, yes: bool) -> None:
         click.confirm(f"remove {sanitize(name)}?", abort=True, err=True)
     removed = store.remove(name)
     print(f"removed {sanitize(removed.name)} ({size(removed.size_bytes)})", file=sys.stderr)
-
-
-def label(key: str) -> str:
-    """A fact's name for people."""
-    return key.removesuffix("_bytes").replace("_bytes_", "_").replace("_", " ")
-
-
-def fact_text(key: str, value: object) -> str:
-    """A fact of `describe` for people."""
-    match key, value:
-        case "weights_bytes_by_dtype", dict():
-            return sanitize(", ".join(f"{dtype} {size(count)}" for dtype, count in value.items()))
-        case "memory_at_context", list():
-            return _at_contexts_text(value)
-        case "each_of_several_gpus", list():
-            return "\n".join(map(_divided_text, value))
-        case "fits", list():
-            return sanitize("; ".join(map(_fit_text, value)))
-        case _, int():
-            return size(value) if key.endswith("_bytes") else f"{value:,}"
-    return sanitize(str(value))
-
-
-def _at_contexts_text(rows: list[dict[str, int]]) -> str:
-    return ", ".join(f"{size(row['bytes'])} at {row['context_tokens']:,} tokens" for row in rows)
-
-
-def _divided_text(row: dict[str, Any]) -> str:
-    tokens, count = row["largest_context_tokens"], row["tp"] * row["pp"]
-    if tokens is None:
-        fit = f"needs {count} GPUs" if count > 1 else "needs a GPU"
-    else:
-        fit = f"up to {tokens:,} tokens here" if tokens else "too small here"
-    needed = _at_contexts_text(row["memory_at_context"])
-    stage = ""
-    if row["pp"] > 1:
-        first, end = row["layers"]
-        stage = f" --pp {row['pp']}, layers {first} to {end - 1}"
-    return f"--tp {row['tp']}{stage}: {size(row['weights_bytes'])} weights, {needed}; {fit}"
-
-
-def _fit_text(row: dict[str, Any]) -> str:
-    free = f"{row['name']}, {size(row['free_bytes'])} of {size(row['total_bytes'])} free"
-    tokens = row["largest_context_tokens"]
-    return f"{free}: {f'up to {tokens:,} tokens' if tokens else 'too small'}"
-
-
-def size(num_bytes: float) -> str:
-    """Bytes for people, in powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} TB"
 
 
 def bytes_of(text: str) -> float:

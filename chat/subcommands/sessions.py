@@ -2,24 +2,19 @@
 
 import json
 import sys
-import time
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from swiftchat.chat.subcommands.completion import complete_sessions
+from swiftchat.chat.history.conversation import SHORT_ID
+from swiftchat.chat.history.listing import print_found, print_table, when
+from swiftchat.chat.history.store import open_store
+from swiftchat.chat.history.transcript import as_json as as_json_text
+from swiftchat.chat.history.transcript import as_markdown, write_new
+from swiftchat.chat.options.completion import complete_sessions
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import FileSystemError, UsageError
 
-if TYPE_CHECKING:
-    from swiftchat.chat.history.conversation import Conversation
-    from swiftchat.chat.history.search import Found
-    from swiftchat.chat.history.store import Sessions
-
-SHORT_ID = 8
-_WIDTHS = {"ID": SHORT_ID, "USED": 16, "MESSAGES": 8}
 _NONE_YET = "no conversations yet; every chat is kept as it goes"
 
 
@@ -67,12 +62,9 @@ def list_sessions(most: int, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="The whole tree as JSON.")
 def show(wanted: str, as_json: bool) -> None:
     """Print a conversation."""
-    from swiftchat.chat.history.transcript import as_json as json_text
-    from swiftchat.chat.history.transcript import as_markdown
-
     with open_store() as store:
         conversation = store.load(store.find(wanted))
-    print(json_text(conversation) if as_json else sanitize(as_markdown(conversation)), end="")
+    print(as_json_text(conversation) if as_json else sanitize(as_markdown(conversation)), end="")
 
 
 @sessions.command()
@@ -97,12 +89,10 @@ def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
 @click.option("--format", "form", type=click.Choice(["md", "json"]), help="Default: by FILE.")
 def export(wanted: str, file: str, form: str | None) -> None:
     """Write a conversation to FILE.md, FILE.json or stdout; JSON has all its branches."""
-    from swiftchat.chat.history.transcript import as_json, as_markdown
-
     form = form or ("json" if file.endswith(".json") else "md")
     with open_store() as store:
         conversation = store.load(store.find(wanted))
-    text = as_json(conversation) if form == "json" else as_markdown(conversation)
+    text = as_json_text(conversation) if form == "json" else as_markdown(conversation)
     if file == "-":
         print(sanitize(text) if sys.stdout.isatty() else text, end="")
     else:
@@ -144,83 +134,6 @@ def rm(wanted: tuple[str, ...], yes: bool) -> None:
         for one in ids:
             store.remove(one)
             print(f"removed {one[:SHORT_ID]} {sanitize(titles[one])}", file=sys.stderr)
-
-
-def open_store() -> "Sessions":
-    """The user's store; where it is damaged, that is told on stderr."""
-    from swiftchat.chat.history.store import Sessions, sessions_path
-
-    def warn(text: str) -> None:
-        print(sanitize(f"warning: {text}"), file=sys.stderr)
-
-    return Sessions(sessions_path(), warn)
-
-
-def load_wanted(wanted: str | None) -> "Conversation":
-    """The conversation that `wanted` means, None the last; also with --no-save."""
-    with open_store() as store:
-        if wanted is not None:
-            return store.load(store.find(wanted))
-        last = store.recent(1)
-        if not last:
-            raise UsageError("there is no conversation to go on with", "swiftchat begins one")
-        return store.load(last[0]["id"])
-
-
-def when(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-def print_table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
-    """A table that fits the terminal; in a pipe, whole values with tabs between and no titles."""
-    if not sys.stdout.isatty():
-        for row in rows:
-            print("\t".join(" ".join(sanitize(cell).split()) for cell in row))
-        return
-    # Here, not at the top: it takes as long to import as all the rest.
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in titles:
-        # Where there is no room, what is for people to read goes before what is to be typed.
-        may_shrink = title in ("MODEL", "TITLE")
-        table.add_column(
-            title,
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=None if may_shrink else _WIDTHS[title],
-        )
-    for row in rows:
-        table.add_row(*(Text(" ".join(sanitize(cell).split())) for cell in row))
-    Console(highlight=False).print(table)
-
-
-def print_found(found: "Found") -> None:
-    """One line of a search, the word in bold at a terminal."""
-    head = f"{found.session_id[:SHORT_ID]}  {sanitize(found.title)}  "
-    if not sys.stdout.isatty():
-        print(f"{head}\t{sanitize(found.excerpt)}")
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    text = Text(sanitize(found.excerpt))
-    text.stylize("bold", found.start, found.end)
-    Console(highlight=False, soft_wrap=True).print(Text(head, "dim"), text, sep="\n    ")
-
-
-def write_new(file: str, text: str) -> None:
-    """Write a file that does not exist yet; `FileSystemError` if it cannot be."""
-    path = Path(file).expanduser()
-    try:
-        with path.open("x", encoding="utf-8", errors="replace") as stream:
-            stream.write(text)
-    except FileExistsError:
-        raise FileSystemError(f"{file} exists already", "choose another name") from None
-    except OSError as error:
-        raise FileSystemError(f"cannot write {file}: {error.strerror}") from error
 
 
 def _print_json(value: object) -> None:

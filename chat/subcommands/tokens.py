@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swiftchat.chat.subcommands.completion import complete_models
+from swiftchat.chat.options.completion import complete_models
 from swiftchat.chat.terminal.sanitize import sanitize
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _text(file: str) -> str:
 
 
 def _tokenizer(model: str | None, offline: bool) -> "Tokenizer":
-    from swiftchat.chat.subcommands.models import find_model
+    from swiftchat.chat.model.find import find_model
     from swiftchat.tokenizer import Tokenizer
 
     path = Path(model or "").expanduser()

@@ -46,7 +46,7 @@ def shape(conversation: Conversation) -> object:
     known = {
         k: v
         for k, v in vars(conversation).items()
-        if k not in ("tree", "tip", "unsaved", "last_answer")
+        if k not in ("tree", "tip", "unsaved", "last_turn")
     }
     return (known, tip, [facts(message) for message in conversation.tree])
 

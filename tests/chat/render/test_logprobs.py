@@ -9,7 +9,7 @@ import pytest
 
 from swiftchat.chat.history.store import Sessions, sessions_path
 from swiftchat.chat.render.logprobs import as_terminal_text
-from swiftchat.chat.terminal.style import Style
+from swiftchat.chat.render.style import Style
 from swiftchat.errors import UsageError
 from tests.chat.commands.test_slash import Chat
 from tests.chat.commands.test_slash import chat as chat

@@ -16,8 +16,8 @@ from swiftchat.chat.render.blocks import Block, BlockStream
 from swiftchat.chat.render.markdown_view import MarkdownView
 from swiftchat.chat.render.parse import code_blocks
 from swiftchat.chat.render.rows import MarkdownRows
+from swiftchat.chat.render.style import Style
 from swiftchat.chat.terminal.sanitize import sanitize
-from swiftchat.chat.terminal.style import Style
 
 SHOWCASE = r"""# Title
 A paragraph with **bold**, `code` and a [link](https://a.b/c_d).

@@ -16,7 +16,7 @@ import pexpect
 import pytest
 
 from swiftchat.chat.model import memory
-from swiftchat.chat.subcommands.models import describe, fact_text, label
+from swiftchat.chat.model.description import describe, fact_text, label
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import expected_tensors

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swiftchat.chat.oneshot import memory_line
+from swiftchat.chat.render.stats import memory_line
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.model import torch_ops
 from swiftchat.engine.model.cuda_ops import kernels_cover

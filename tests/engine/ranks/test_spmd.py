@@ -17,8 +17,8 @@ import torch
 
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel
-from swiftchat.chat.oneshot import memory_line
 from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.render.stats import memory_line
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo, Tokens

@@ -13,8 +13,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from swiftchat.chat.model.description import _quantized
 from swiftchat.chat.subcommands import calibration
-from swiftchat.chat.subcommands.models import _quantized
 from swiftchat.engine.calibrate import write_moments
 from swiftchat.engine.linear.quantized import Int8Weight
 from swiftchat.engine.linear.w8a8 import W8A8Weight

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.render.style import choose_style
 from swiftchat.chat.terminal.clipboard import copy
-from swiftchat.chat.terminal.style import choose_style
 from swiftchat.errors import UsageError
 from tests.support import fake_engine
 
@@ -78,7 +78,7 @@ def test_the_prompt_does_not_wait_for_what_comes_later(tmp_path: Path) -> None:
     folder = fake_engine.make_folder(tmp_path / "model")
     script = (
         "import sys, swiftchat.chat.repl.loop, swiftchat.chat.start\n"
-        "from swiftchat.chat.subcommands.models import find_model\n"
+        "from swiftchat.chat.model.find import find_model\n"
         "sys.stderr.isatty = lambda: True  # where a bar could be drawn\n"
         "find_model(sys.argv[1], offline=True, quiet=False)\n"
         "print(*sys.modules)"

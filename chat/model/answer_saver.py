@@ -11,7 +11,7 @@ from swiftchat.chat.model.answer import Answer
 _EVERY_S = 0.25
 
 
-class Recording:
+class AnswerSaver:
     """Iterate for an answer's pieces; what has come is in the conversation before it is shown.
 
     From the first piece on it is the conversation's tip, and it is saved four times a second, so

@@ -1,0 +1,58 @@
+"""Lists of conversations and search results on stdout."""
+
+import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from swiftchat.chat.history.conversation import SHORT_ID
+from swiftchat.chat.terminal.sanitize import sanitize
+
+if TYPE_CHECKING:  # SQLite is not needed before the first list
+    from swiftchat.chat.history.search import Found
+
+_WIDTHS = {"ID": SHORT_ID, "USED": 16, "MESSAGES": 8}
+
+
+def when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def print_table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    """A table that fits the terminal; in a pipe, whole values with tabs between and no titles."""
+    if not sys.stdout.isatty():
+        for row in rows:
+            print("\t".join(" ".join(sanitize(cell).split()) for cell in row))
+        return
+    # Here, not at the top: it takes as long to import as all the rest.
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in titles:
+        # Where there is no room, what is for people to read goes before what is to be typed.
+        may_shrink = title in ("MODEL", "TITLE")
+        table.add_column(
+            title,
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=None if may_shrink else _WIDTHS[title],
+        )
+    for row in rows:
+        table.add_row(*(Text(" ".join(sanitize(cell).split())) for cell in row))
+    Console(highlight=False).print(table)
+
+
+def print_found(found: "Found") -> None:
+    """One line of a search, the word in bold at a terminal."""
+    head = f"{found.session_id[:SHORT_ID]}  {sanitize(found.title)}  "
+    if not sys.stdout.isatty():
+        print(f"{head}\t{sanitize(found.excerpt)}")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    text = Text(sanitize(found.excerpt))
+    text.stylize("bold", found.start, found.end)
+    Console(highlight=False, soft_wrap=True).print(Text(head, "dim"), text, sep="\n    ")

@@ -1,0 +1,88 @@
+"""Shell completion: the scripts, and what Tab offers for names. No torch, and nothing slow.
+
+Each function takes click's (context, parameter, what was typed) and returns what may stand
+there. Nothing here changes a file; what cannot be read offers nothing: a shell shows no errors.
+"""
+
+from collections.abc import Iterable
+
+import click
+from click.shell_completion import CompletionItem
+
+from swiftchat.chat.terminal.sanitize import sanitize
+
+COMPLETE_VARIABLE = "_SWIFTCHAT_COMPLETE"  # through which a shell asks
+
+
+def complete_models(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Models on this machine, and files."""
+    from swiftchat.weights.store import default_store
+
+    found = matching(((name, "") for name in default_store().names()), incomplete)
+    return [*found, CompletionItem(incomplete, type="file")]
+
+
+def complete_stored_models(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    from swiftchat.weights.store import default_store
+
+    return matching(((name, "") for name in default_store().names()), incomplete)
+
+
+def complete_downloads(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Short names, which stand for repositories of the hub."""
+    from swiftchat.weights.hub.aliases import known_names, repository_of
+
+    return matching(((name, repository_of(name) or "") for name in known_names()), incomplete)
+
+
+def complete_sessions(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Conversations by name, or else by the beginning of the id."""
+    from swiftchat.chat.history.conversation import SHORT_ID
+    from swiftchat.chat.history.store import names_in, sessions_path
+
+    rows = names_in(sessions_path())
+    return matching(((name or one[:SHORT_ID], title) for one, name, title in rows), incomplete)
+
+
+def complete_roles(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    from swiftchat.chat.options.roles import role_names
+
+    return matching(((name, "") for name in role_names()), incomplete)
+
+
+def complete_templates(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The built-in ones, and files."""
+    from swiftchat.tokenizer.template.builtin import BUILT_IN
+
+    found = matching(((name, "") for name in BUILT_IN), incomplete)
+    return [*found, CompletionItem(incomplete, type="file")]
+
+
+def complete_shapes(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    from swiftchat.weights.model.dummy import DUMMY_CONFIGS
+
+    found = matching(((name, "") for name in DUMMY_CONFIGS), incomplete)
+    return [*found, CompletionItem(incomplete, type="file")]
+
+
+def matching(names: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
+    """Those that begin with what was typed; names that no line of a shell can hold left out."""
+    return [
+        CompletionItem(name, help=sanitize(" ".join(about.split())[:60]) or None)
+        for name, about in names
+        if name.startswith(incomplete) and name.isprintable()
+    ]
