@@ -210,8 +210,8 @@ def test_packed_weights_beside_a_packed_cache(quantized: dict[str, Path], kv_dty
         )
         assert engine.gpu is not None
         _, found = tiny.likelihoods(engine, prompt, params)
-        near = dict(expected[0].likeliest)
-        for token, logprob in found[0].likeliest:
+        near = dict(expected[0].top)
+        for token, logprob in found[0].top:
             assert logprob == pytest.approx(near.get(token, logprob), abs=0.8)
 
 
@@ -245,8 +245,8 @@ def test_gguf_blocks_on_a_gpu(tmp_path: Path, type_name: str) -> None:
     assert isinstance(weights.layers[0].down, PackedMatrix)
     assert "decoded" not in engine.info.device
     _, found = tiny.likelihoods(engine, prompt, params)
-    near = dict(expected[0].likeliest)  # minima of 11 bits on a GPU
-    assert dict(found[0].likeliest) == pytest.approx(near, abs=0.02)
+    near = dict(expected[0].top)  # minima of 11 bits on a GPU
+    assert dict(found[0].top) == pytest.approx(near, abs=0.02)
 
 
 @pytest.mark.gpu

@@ -167,10 +167,10 @@ def test_likelihoods_are_of_the_logits_as_they_are() -> None:
     logits = torch.tensor([0.5, 0.3, 0.2]).log() + 7
     found = likelihood(logits, 2, 2)
     assert found.logprob == pytest.approx(math.log(0.2), abs=1e-6)
-    assert [i for i, _ in found.likeliest] == [0, 1]
-    probs = [math.exp(logprob) for _, logprob in likelihood(logits, 0, 50).likeliest]
+    assert [i for i, _ in found.top] == [0, 1]
+    probs = [math.exp(logprob) for _, logprob in likelihood(logits, 0, 50).top]
     assert probs == pytest.approx([0.5, 0.3, 0.2], abs=1e-6)
-    assert likelihood(logits, 0, 0).likeliest == []
+    assert likelihood(logits, 0, 0).top == []
 
 
 @pytest.mark.parametrize(
