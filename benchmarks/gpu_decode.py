@@ -18,6 +18,7 @@ from gpu_timing import bandwidth_ceiling_bytes_per_s, captured, median_us
 
 from swiftchat.cuda.gpu import Launch
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.schedule.scheduler import Sequence
 
@@ -35,15 +36,15 @@ def lanes_at(engine: Engine, num_lanes: int, context: int, params: SamplingParam
         sequence.block_table = list(range(lane * blocks, (lane + 1) * blocks))
         assert (lane + 1) * blocks <= engine.allocator.num_blocks
         sequences.append(sequence)
-    engine._ahead._step.lanes.reset()
-    engine._ahead._step.lanes.load(sequences, [7] * num_lanes)
+    engine.graph_decode._step.lanes.reset()
+    engine.graph_decode._step.lanes.load(sequences, [7] * num_lanes)
 
 
 def breakdown(engine: Engine, num_lanes: int, ceiling: float) -> None:
     """Each kernel of a step alone: all its launches of the step in one graph, in their order."""
     gpu, kinds = engine.gpu, defaultdict(list)
     gpu.launches = []
-    engine._ahead._step.run(num_lanes)
+    engine.graph_decode._step.run(num_lanes)
     for launch in gpu.launches:
         kind = f"{launch.spec.name} {launch.spec.defines.get('EPILOGUE', '').lower()}"
         kinds[kind].append(launch)
@@ -93,7 +94,7 @@ def main() -> None:
         kv_dtype=args.kv_dtype,
     )
     started = time.perf_counter()
-    engine = Engine(Path(), config, cubins=CUBINS)
+    engine = build_engine(Path(), config, cubins=CUBINS)
     took, memory_gb = time.perf_counter() - started, torch.cuda.memory_allocated() / 1e9
     print(
         f"{args.shape}: ready in {took:.2f} s, of which {engine.gpu.compile_s:.2f} s compiling; "
@@ -105,7 +106,7 @@ def main() -> None:
         factors[0].fill_(0.02)
     else:
         numbers.normal_()
-    step = engine._ahead._step
+    step = engine.graph_decode._step
     params = SamplingParams(temperature=args.temperature)
     weights = engine.info.weights_bytes - engine.info.table_bytes
     for num_lanes in args.lanes:

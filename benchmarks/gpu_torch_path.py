@@ -16,6 +16,7 @@ import transformers
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Finished
+from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 
 SHAPE = {
@@ -61,7 +62,7 @@ def main() -> None:
         torch.manual_seed(0)
         network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)).bfloat16()
         network.save_pretrained(folder)
-        engine = Engine(Path(folder), EngineConfig(device="cuda", chunk_tokens=4096))
+        engine = build_engine(Path(folder), EngineConfig(device="cuda", chunk_tokens=4096))
         print(f"load {engine.info.load_s:.2f} s, {engine.info.weights_bytes / 1e9:.2f} GB")
         for context in (128, 1024, 8192):
             ends = [generate(engine, [3 + run, *range(5, 4 + context)], 128) for run in range(4)][

@@ -26,7 +26,7 @@ def measure(
     tp: int, pp: int, shape: str, contexts: list[int], batch: int, result: Connection
 ) -> None:
     from swiftchat.engine.api.protocol import Tokens
-    from swiftchat.engine.generation.engine import Engine
+    from swiftchat.engine.generation.build import build_engine
     from swiftchat.engine.ranks.spawn import start_ranks
     from swiftchat.engine.ranks.spmd import SpmdEngine
     from swiftchat.engine.ranks.supervisor import RankSupervisor
@@ -40,7 +40,7 @@ def measure(
     )
     started = time.perf_counter()
     engine: Any = (
-        Engine(Path(), config)
+        build_engine(Path(), config)
         if tp * pp == 1
         else SpmdEngine(
             Path(), config, None, RankSupervisor(*start_ranks(tp * pp), lost, lambda *_: None)

@@ -74,13 +74,13 @@ class Worker:
         if size > 1:  # they import torch while this process does
             followers = RankSupervisor(*start_ranks(size), self._give_up, progress)
         # Here, not at the top: importing torch takes a second that the terminal can show.
-        from swiftchat.engine.generation.engine import Engine
+        from swiftchat.engine.generation.build import build_engine
         from swiftchat.engine.ranks.spmd import SpmdEngine
 
         cubins = platformdirs.user_cache_path("swiftchat") / "cubins"
         engine: AnyEngine
         if size == 1:
-            engine = Engine(path, config, progress, cubins)
+            engine = build_engine(path, config, progress, cubins)
         else:
             require_gpus(config)
             engine = SpmdEngine(path, config, cubins, followers)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.scheduler import Row, Sequence
 from swiftchat.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ MOST_OF_CACHE = {"int8": 0.003, "fp8": 0.0105}
 @torch.inference_mode()
 def perplexity(folder: Path, chunk_tokens: int = 512, kv_dtype: str = "auto") -> float:
     """exp of the mean of −log p over all tokens of the text but the first, in one context."""
-    engine = Engine(folder, EngineConfig(device="cpu", kv_dtype=kv_dtype))
+    engine = build_engine(folder, EngineConfig(device="cpu", kv_dtype=kv_dtype))
     ids = Tokenizer.load(folder).encode(TEXT.read_text())
     decoder, size = engine.decoder, engine.config.block_size
     decoder.ops.last_rows = lambda plan, x: x  # type: ignore[method-assign]

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.convert.convert import convert
@@ -43,7 +44,7 @@ def tokenizer(smollm2_f32: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def engine(smollm2_f32: Path) -> Engine:
-    return Engine(smollm2_f32, EngineConfig(device="cpu"))
+    return build_engine(smollm2_f32, EngineConfig(device="cpu"))
 
 
 @pytest.mark.parametrize("chat", range(len(CHATS)))
@@ -111,7 +112,7 @@ def test_two_turns_with_reuse_equal_one_long_prompt(
     second = tokenizer.apply_template(turn)
     with_reuse, ends = tiny.run(engine, {2: second}, params)
     fresh, fresh_ends = tiny.run(
-        Engine(smollm2_f32, EngineConfig(device="cpu")), {2: second}, params
+        build_engine(smollm2_f32, EngineConfig(device="cpu")), {2: second}, params
     )
     assert with_reuse[2] == fresh[2]
     assert ends[2].cached_tokens >= len(first) + len(answer[1]) - 1
@@ -146,7 +147,7 @@ def test_other_layouts_are_the_same_model(
 
 def test_bf16_answers_sensibly(smollm2: Path) -> None:
     tokenizer = Tokenizer.load(smollm2)
-    engine = Engine(smollm2, EngineConfig(device="cpu"))
+    engine = build_engine(smollm2, EngineConfig(device="cpu"))
     assert engine.info.dtype == "bfloat16"
     ids = tokenizer.apply_template([{"role": "user", "content": "What is the capital of France?"}])
     params = SamplingParams(temperature=0, max_tokens=24, stop_ids=tuple(tokenizer.eos_ids))

@@ -47,12 +47,12 @@ class AsyncDecode:
         self._flight: _InFlight | None = None
 
     @property
-    def is_flying(self) -> bool:
+    def is_in_flight(self) -> bool:
         """Whether a step is under way that somebody still waits for."""
         flight = self._flight
         return flight is not None and any(s in self._scheduler.running for s in flight.sequences)
 
-    def take(self, step: Step, seeds: Seq[int]) -> bool:
+    def launch(self, step: Step, seeds: Seq[int]) -> bool:
         """Launch a scheduled step here, if it can be replayed and there are blocks for it."""
         if not can_replay(step, self._step.lanes.max_lanes):
             return False
@@ -65,10 +65,10 @@ class AsyncDecode:
         except (OutOfMemory, torch.OutOfMemoryError):
             return False  # the same without a graph takes less
         self._step.lanes.load(sequences, seeds)
-        self._launch(sequences)
+        self._replay(sequences)
         return True
 
-    def land(self) -> list[tuple[Sequence, int]]:
+    def collect(self) -> list[tuple[Sequence, int]]:
         """Launch the next step if it can be foreseen, then return the last one's tokens.
 
         -1 stands for logits that were not finite. Sequences that ended meanwhile are left out.
@@ -79,7 +79,7 @@ class AsyncDecode:
         if self._goes_on(flight.sequences):
             for lane, sequence in enumerate(flight.sequences):
                 self._step.lanes.extend(lane, sequence)
-            self._launch(flight.sequences)
+            self._replay(flight.sequences)
         flight.done.synchronize()
         ring = self._step.lanes.ring
         tokens = ring[flight.step % len(ring), : len(flight.sequences)].tolist()
@@ -95,7 +95,7 @@ class AsyncDecode:
             self._flight.done.synchronize()
             self._flight = None
 
-    def _launch(self, sequences: list[Sequence]) -> None:
+    def _replay(self, sequences: list[Sequence]) -> None:
         step = self._step.lanes.num_steps
         self._step.launch(len(sequences))
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]

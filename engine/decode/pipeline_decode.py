@@ -26,11 +26,11 @@ class PipelineDecode:
         self._held: list[tuple[Sequence, list[int], int]] = []
 
     @property
-    def is_flying(self) -> bool:
-        """Whether a step is under way: between `take` and `land`."""
+    def is_in_flight(self) -> bool:
+        """Whether a step is under way: between `launch` and `collect`."""
         return bool(self._flight)
 
-    def take(self, step: Step, seeds: Seq[int]) -> bool:
+    def launch(self, step: Step, seeds: Seq[int]) -> bool:
         """Compute this stage's part of a scheduled step here, if it can be replayed."""
         if not can_replay(step, self._step.lanes.max_lanes):
             return False
@@ -56,7 +56,7 @@ class PipelineDecode:
         self._flight = sequences
         return True
 
-    def land(self) -> list[tuple[Sequence, int]]:
+    def collect(self) -> list[tuple[Sequence, int]]:
         """The step's tokens, which the last stage has drawn; -1: its logits were not finite."""
         sequences, self._flight = self._flight, []
         drawn = self._stages.broadcast_from_last(self._step.drawn[: len(sequences)].long())

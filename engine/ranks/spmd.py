@@ -30,7 +30,8 @@ from swiftchat.engine.comm.gpu_communicator import GpuCommunicator
 from swiftchat.engine.comm.pipeline import GlooPipeline, GpuPipeline, Pipeline, SingleStage
 from swiftchat.engine.device.device import device_error, find_device
 from swiftchat.engine.device.driver import open_gpu, start_driver
-from swiftchat.engine.generation.engine import Engine, Outcome, Progress
+from swiftchat.engine.generation.build import build_engine
+from swiftchat.engine.generation.engine import Outcome, Progress
 from swiftchat.engine.ranks.supervisor import COMPLAINT_S, RankSupervisor
 from swiftchat.errors import DeviceError, SwiftchatError
 
@@ -100,7 +101,7 @@ class SpmdRank:
         ranks: Communicator,
         stages: Pipeline,
     ) -> None:
-        self.engine = Engine(path, config, on_progress, cubins, ranks, stages)
+        self.engine = build_engine(path, config, on_progress, cubins, ranks, stages)
         self.digest = 0
 
     def repeat(self, call: Message) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""Chooses the next token from one sequence's logits."""
+"""Sample the next token from one sequence's logits, with counter-based random numbers."""
 
 import math
 from collections import Counter
@@ -9,106 +9,126 @@ from torch import Tensor
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Logprob
-from swiftchat.engine.sampling.philox import uniform
 from swiftchat.errors import BadModelFile
 
-# Top-p and min-p nearly always keep fewer candidates than this; finding them is then a partial
-# sort of the vocabulary instead of a whole one. The result is the same either way.
-_NARROW = 256
+# Top-p and min-p rarely keep more candidates than this, so a partial sort of the vocabulary is
+# enough. The result equals that of a full sort.
+_NUM_PARTIAL_SORT = 256
+
+_PHILOX_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_PHILOX_WEYL = 0x9E3779B9, 0xBB67AE85
+_MASK = 0xFFFFFFFF
 
 
 def sample(
     logits: Tensor, tokens: Sequence[int], num_prompt: int, params: SamplingParams, seed: int
 ) -> int:
-    """The id that follows `tokens` (a prompt of `num_prompt` and what was generated since).
+    """Return the id that follows `tokens`: a prompt of `num_prompt` ids and the generated ones.
 
     `logits` is fp32 [vocab_size] and is not modified. Order: penalties → temperature → top-k →
-    min-p → top-p. Greedy ties go to the lowest id. Draws are a function of (seed, number of
-    tokens) alone. Raises `BadModelFile` when a logit is NaN or infinite.
+    min-p → top-p. Greedy ties go to the lowest id. The random number depends only on the seed and
+    the number of tokens. Raises `BadModelFile` when a logit is NaN or infinite.
     """
     if not math.isfinite(logits.sum()) and not torch.isfinite(logits).all():
-        raise not_finite()
-    logits = penalize(logits, tokens, num_prompt, params)
+        raise not_finite_error()
+    logits = apply_penalties(logits, tokens, num_prompt, params)
     if params.temperature == 0:
-        return int(logits.max(0).indices)  # the first of equals; a third of `argmax`'s time
-    # The largest taken off first, and no smaller divisor: neither overflows then.
+        return int(logits.max(0).indices)  # the first of equal ones; three times as fast as argmax
+    # Subtracting the maximum and bounding the divisor prevent overflow.
     probs = torch.softmax((logits - logits.max()) / max(params.temperature, 1e-6), 0)
     values, ids = _candidates(probs, params)
     cumulative = values.double().cumsum(0)
     num_kept = len(values)
     if params.top_p < 1:
-        # The kept ones are a prefix: each starts below top_p of the mass, the last may cross it.
-        num_kept = 1 + int((cumulative[:-1] < params.top_p * _mass(cumulative, params)).sum())
+        # Keep every candidate before which less than top_p of the probability mass lies.
+        has_filter = params.top_k or params.min_p > 0
+        total = float(cumulative[-1]) if has_filter else 1.0
+        num_kept = 1 + int((cumulative[:-1] < params.top_p * total).sum())
     point = uniform(seed, len(tokens)) * float(cumulative[num_kept - 1])
     index = int(torch.searchsorted(cumulative[:num_kept], point, right=True))
     return int(ids[min(index, num_kept - 1)])
 
 
-def likelihood(logits: Tensor, token: int, num_likeliest: int) -> Logprob:
-    """How likely a token, and which tokens are the likeliest, by one sequence's logits.
+def token_logprob(logits: Tensor, token: int, num_top: int) -> Logprob:
+    """Return the logprob of a token, with the `num_top` tokens of the highest logprobs.
 
-    `logits` is fp32 [vocab_size], as the model computed them: log-softmax before penalties,
-    temperature and filters, so that the numbers say what the model thinks whatever the sampling,
-    and add up to one over the vocabulary.
+    `logits` is fp32 [vocab_size] as the model computed them: the log-softmax is taken before
+    penalties, temperature and filters, so it describes the model and not the sampling parameters.
     """
     logprobs = torch.log_softmax(logits, 0)
-    values, ids = logprobs.topk(min(num_likeliest, len(logprobs)))
-    likeliest = list(zip(ids.tolist(), values.tolist(), strict=True))
-    return Logprob(float(logprobs[token]), likeliest)
+    values, ids = logprobs.topk(min(num_top, len(logprobs)))
+    return Logprob(float(logprobs[token]), list(zip(ids.tolist(), values.tolist(), strict=True)))
 
 
-def not_finite() -> BadModelFile:
-    """What is raised for logits that are NaN or infinite."""
+def not_finite_error() -> BadModelFile:
+    """Return the error for logits that are NaN or infinite."""
     return BadModelFile(
         "the model computed logits that are not finite numbers",
         "its weights may be damaged, or need --dtype float32",
     )
 
 
-def penalize(
+def apply_penalties(
     logits: Tensor, tokens: Sequence[int], num_prompt: int, params: SamplingParams
 ) -> Tensor:
-    """Logits with the penalties applied; the same tensor if none is on.
+    """Return the logits with the penalties applied; the same tensor if no penalty is set.
 
     The repetition penalty divides positive and multiplies negative logits, once for each id in
-    `tokens` (Keskar et al., 2019, arXiv:1909.05858). Presence and frequency penalties are
-    subtracted once, and once per occurrence, for each id that was generated.
+    `tokens` (Keskar et al., 2019, arXiv:1909.05858). For each generated id, the presence penalty
+    is subtracted once and the frequency penalty once per occurrence.
     """
-    if params.repeat_penalty != 1:
+    penalty = params.repeat_penalty
+    if penalty != 1:
         seen = torch.tensor(list(set(tokens)), device=logits.device)
         old = logits[seen]
-        factor = params.repeat_penalty
-        logits = logits.index_copy(0, seen, torch.where(old > 0, old / factor, old * factor))
+        logits = logits.index_copy(0, seen, torch.where(old > 0, old / penalty, old * penalty))
     generated = Counter(tokens[num_prompt:])
     if generated and (params.presence_penalty or params.frequency_penalty):
         ids = torch.tensor(list(generated), device=logits.device)
         counts = torch.tensor(list(generated.values()), device=logits.device)
-        penalty = params.presence_penalty + params.frequency_penalty * counts
-        logits = logits.index_add(0, ids, -penalty.to(logits.dtype))
+        penalties = params.presence_penalty + params.frequency_penalty * counts
+        logits = logits.index_add(0, ids, -penalties.to(logits.dtype))
     return logits
 
 
 def _candidates(probs: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Probabilities and ids left by top-k and min-p, largest first (any order if all are left).
+    """Return the probabilities and ids that top-k and min-p keep, in descending order.
 
-    May end early once they hold all that top-p can keep.
+    Without any filter the order is that of the ids. Candidates that top-p will drop anyway may be
+    missing at the end.
     """
     vocab_size = len(probs)
     top_k = min(params.top_k or vocab_size, vocab_size)
     if top_k == vocab_size and params.min_p == 0 and params.top_p == 1:
         return probs, torch.arange(vocab_size, device=probs.device)
-    num_first = top_k if params.top_k else min(_NARROW, vocab_size)
-    values, ids = probs.topk(num_first)
-    floor = params.min_p * values[0]
-    if num_first < top_k and values[-1] >= floor:
-        # min-p keeps more than these: they do only if top-p, of the mass of all, ends in them.
-        covered = params.min_p == 0 and values.double().sum() >= params.top_p
-        if not covered:
+    num_sorted = top_k if params.top_k else min(_NUM_PARTIAL_SORT, vocab_size)
+    values, ids = probs.topk(num_sorted)
+    min_prob = params.min_p * values[0]
+    if num_sorted < top_k and values[-1] >= min_prob:
+        # min-p keeps more candidates; the sorted ones suffice only if top-p ends among them.
+        is_covered = params.min_p == 0 and values.double().sum() >= params.top_p
+        if not is_covered:
             values, ids = probs.sort(descending=True, stable=True)
-    num_kept = int((values >= floor).sum())
+    num_kept = int((values >= min_prob).sum())
     return values[:num_kept], ids[:num_kept]
 
 
-def _mass(cumulative: Tensor, params: SamplingParams) -> float:
-    """The mass that top-p is a share of: what top-k and min-p left, which is all without them."""
-    return 1.0 if not params.top_k and params.min_p == 0 else float(cumulative[-1])
+def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, ...]:
+    """Return four 32-bit words from a 128-bit counter and a 64-bit key, in ten rounds.
+
+    Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): the
+    same words on every device, for any order of evaluation.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = _PHILOX_MULTIPLIERS[0] * c0, _PHILOX_MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & _MASK, (p0 >> 32) ^ c3 ^ k1, p0 & _MASK
+        k0, k1 = (k0 + _PHILOX_WEYL[0]) & _MASK, (k1 + _PHILOX_WEYL[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def uniform(seed: int, position: int) -> float:
+    """Return a number in [0, 1) for the token at `position` of a generation with a 64-bit seed."""
+    words = philox4x32((position & _MASK, position >> 32, 0, 0), (seed & _MASK, seed >> 32))
+    return ((words[0] << 21) | (words[1] >> 11)) * 2.0**-53

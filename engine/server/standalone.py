@@ -101,13 +101,13 @@ class _RankZero:
 
     def _load(self) -> "AnyEngine":
         # Here, not at the top: importing torch takes a second that a terminal can show.
-        from swiftchat.engine.generation.engine import Engine
+        from swiftchat.engine.generation.build import build_engine
         from swiftchat.engine.ranks.rendezvous import gather, open_store
         from swiftchat.engine.ranks.spmd import SpmdEngine, meet
 
         launch, config = self._launch, self._config
         if launch.size == 1:
-            return Engine(self._path, config, self._service.progress, _cubins())
+            return build_engine(self._path, config, self._service.progress, _cubins())
         self._service.progress("waiting for the other ranks", 0, 1)
         store = open_store(launch)
         others, address = gather(store, launch)

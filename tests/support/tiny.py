@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Finished, Logprob, Tokens
 from swiftchat.engine.comm.communicator import Communicator
+from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.model.decoder import Decoder
@@ -402,7 +403,7 @@ class Bench:
 
 def engine(folder: Path, **config: Any) -> Engine:
     settings = {"device": "cpu", "dtype": "float32", "block_size": BLOCK_SIZE, **config}
-    return Engine(folder, EngineConfig(**settings))
+    return build_engine(folder, EngineConfig(**settings))
 
 
 def run(

@@ -8,7 +8,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.count_tokens import count_tokens
 from swiftchat.cuda.ops.penalties import penalties
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.sampling.sampler import penalize
+from swiftchat.engine.sampling.sampler import apply_penalties
 from tests.support.kernel_case import Inputs
 
 pytestmark = pytest.mark.gpu
@@ -49,7 +49,7 @@ def test_penalties(gpu: Gpu, vocab: int, num_prompt: int, num_tokens: int) -> No
         count_tokens(gpu, answer, counts, rows=place[num_prompt:].clone(), generated=True)
     apply(gpu, logits, counts, PARAMS)
     for row, params in enumerate(PARAMS):
-        expected = penalize(before[row].cpu(), tokens[row].tolist(), num_prompt, params)
+        expected = apply_penalties(before[row].cpu(), tokens[row].tolist(), num_prompt, params)
         assert torch.equal(logits[row].cpu(), expected)
 
 

@@ -18,7 +18,7 @@ from swiftchat.cuda.ops.argmax import argmax, argmax_workspace
 from swiftchat.cuda.ops.sample import sample, sample_workspace
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.sampling import sampler
-from swiftchat.engine.sampling.philox import uniform
+from swiftchat.engine.sampling.sampler import uniform
 from tests.support.kernel_case import Inputs, poisoned
 
 pytestmark = pytest.mark.gpu

@@ -18,6 +18,7 @@ from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.comm.pipeline import GlooPipeline
+from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.ranks.auto_tp import num_ranks, require_gpus
 from swiftchat.errors import BadModelFile, DeviceError, UsageError
@@ -85,7 +86,7 @@ def test_stages_answer_as_one(name: str, num_stages: int, tmp_path: Path) -> Non
     def of_stage(stage: int) -> list[object]:
         stages = GlooPipeline(store, stage, num_stages, 60)
         config = replace(TWO, pp=num_stages, cache_tokens=256)
-        return answered(Engine(tmp_path, config, stages=stages))
+        return answered(build_engine(tmp_path, config, stages=stages))
 
     with threads_in_turn(), ThreadPoolExecutor(num_stages) as pool:
         found = list(pool.map(of_stage, range(num_stages)))
@@ -101,7 +102,7 @@ def test_a_stage_reads_on_while_the_next_computes(tmp_path: Path) -> None:
 
     def of_stage(stage: int) -> list[int]:
         stages = GlooPipeline(store, stage, 2, 60)
-        engine = Engine(tmp_path, replace(TWO, cache_tokens=256), stages=stages)
+        engine = build_engine(tmp_path, replace(TWO, cache_tokens=256), stages=stages)
         plan, receive, num_plans = engine.decoder.ops.plan, stages.receive, 0
 
         def planned(*batch: Any) -> Any:
@@ -129,7 +130,7 @@ def test_what_the_last_stage_cannot_choose_from_fails_on_all(tmp_path: Path) -> 
     store = torch.distributed.HashStore()
 
     def of_stage(stage: int) -> object:
-        engine = Engine(tmp_path, TWO, stages=GlooPipeline(store, stage, 2, 60))
+        engine = build_engine(tmp_path, TWO, stages=GlooPipeline(store, stage, 2, 60))
         if stage == 1:
             engine.decoder.weights.lm_head.fill_(torch.nan)
         return tiny.run(engine, {1: [5, 6, 7]}, GREEDY)[1][1]

@@ -70,11 +70,11 @@ class Loop:
         self.ahead = AsyncDecode(self.step, self.scheduler, CTX_SIZE)  # type: ignore[arg-type]
 
     def run_once(self) -> None:
-        if self.ahead.is_flying:
+        if self.ahead.is_in_flight:
             self._land()
             return
         step: Step = self.scheduler.schedule()
-        if self.ahead.take(step, [1] * len(step.rows)):
+        if self.ahead.launch(step, [1] * len(step.rows)):
             self._land()
             return
         for row in step.rows:
@@ -84,7 +84,7 @@ class Loop:
                 self._extend(row.sequence, follower(row.sequence.tokens[-1]))
 
     def _land(self) -> None:
-        for sequence, token in self.ahead.land():
+        for sequence, token in self.ahead.collect():
             self.scheduler.advance(Row(sequence, 1))
             self._extend(sequence, token)
 
@@ -130,7 +130,7 @@ def test_a_sequence_that_needs_likelihoods_goes_the_plain_way() -> None:
     loop.scheduler.add(asking)
     while asking in (*loop.scheduler.running, *loop.scheduler.waiting):
         loop.run_once()
-        assert not loop.ahead.is_flying or asking not in loop.scheduler.running
+        assert not loop.ahead.is_in_flight or asking not in loop.scheduler.running
     assert launches <= loop.step.num_launches <= launches + 1
     while loop.scheduler.has_work:
         loop.run_once()

@@ -15,12 +15,13 @@ from swiftchat.engine.comm.pipeline import GlooPipeline, SingleStage
 from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.decode.graph_runner import GraphRunner
 from swiftchat.engine.decode.pipeline_decode import PipelineDecode
+from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.load.dummy import dummy_weights
 from swiftchat.engine.model.cuda_ops import CudaOps
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.sampling.sampler import not_finite, sample
+from swiftchat.engine.sampling.sampler import not_finite_error, sample
 from swiftchat.engine.schedule.batch import Batch, Span
 from swiftchat.engine.schedule.scheduler import Row, Sequence, Step
 from swiftchat.errors import BadModelFile, OutOfMemory
@@ -186,9 +187,9 @@ def on_stages(folder: Path, num_stages: int, run, **config):
     def of_stage(stage: int):
         stages = GlooPipeline(store, stage, num_stages, 60)
         settings = {"pp": num_stages, "cache_tokens": 256, **config}
-        engine = Engine(folder, replace(TWO, **settings), stages=stages)
+        engine = build_engine(folder, replace(TWO, **settings), stages=stages)
         step = PlayedStep(engine)
-        engine._ahead = PipelineDecode(step, stages)  # type: ignore[arg-type]
+        engine.graph_decode = PipelineDecode(step, stages)  # type: ignore[arg-type]
         return run(stage, engine, step)
 
     with threads_in_turn(), ThreadPoolExecutor(num_stages) as pool:
@@ -228,12 +229,12 @@ def test_lanes_are_loaded_anew_unless_one_token_came(between, moves_on: bool) ->
     decode = PipelineDecode(step, SingleStage())  # type: ignore[arg-type]
     sequence = Sequence(1, [5, 6], GREEDY)
     sequence.num_computed, sequence.block_table = 1, [3]
-    assert decode.take(Step([Row(sequence, 1)], []), [1])
-    assert decode.is_flying and decode.land() == [(sequence, 7)] and not decode.is_flying
+    assert decode.launch(Step([Row(sequence, 1)], []), [1])
+    assert decode.is_in_flight and decode.collect() == [(sequence, 7)] and not decode.is_in_flight
     sequence.num_computed += 1
     sequence.tokens.append(7)
     between(sequence)
-    assert decode.take(Step([Row(sequence, 1)], []), [1])
+    assert decode.launch(Step([Row(sequence, 1)], []), [1])
     assert calls == ["load", "move on" if moves_on else "load"]
 
 
@@ -305,4 +306,4 @@ def test_what_the_last_graph_cannot_choose_from_fails_on_all(tmp_path: Path) -> 
         return ends[-1]
 
     for end in on_stages(tmp_path, 2, run):
-        assert isinstance(end, BadModelFile) and end.message == not_finite().message
+        assert isinstance(end, BadModelFile) and end.message == not_finite_error().message

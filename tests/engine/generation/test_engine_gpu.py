@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS
@@ -54,10 +55,10 @@ def cubins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def gpu_engine(folder: Path, cubins: Path, *, graphs: bool = True, **config: Any) -> Engine:
     settings = {"device": "cuda", "dtype": "float32", "block_size": tiny.BLOCK_SIZE, **config}
-    engine = Engine(folder, EngineConfig(**settings), cubins=cubins)
+    engine = build_engine(folder, EngineConfig(**settings), cubins=cubins)
     assert (engine.gpu is None) == (not settings.get("kernels", True))
     if not graphs:
-        engine._ahead = None
+        engine.graph_decode = None
     return engine
 
 
@@ -79,7 +80,7 @@ def test_every_familys_ids_equal_the_cpus(name: str, tmp_path: Path, cubins: Pat
     tiny.make(name, tmp_path)
     prompts = {i: tiny.random_ids(5 + 13 * i, seed=i) for i in range(3)}
     settings = {"device": "cuda", "dtype": "float32", "block_size": tiny.BLOCK_SIZE}
-    engine = Engine(tmp_path, EngineConfig(**settings), cubins=cubins)
+    engine = build_engine(tmp_path, EngineConfig(**settings), cubins=cubins)
     assert (engine.gpu is None) == (name in tiny.NOT_ON_KERNELS)
     params = SamplingParams(temperature=0, max_tokens=12)
     on_cpu, _ = tiny.run(tiny.engine(tmp_path), prompts, params)
@@ -262,7 +263,7 @@ def test_a_graph_is_captured_without_a_trace(tmp_path: Path, cubins: Path) -> No
     tiny.run(engine, {1: tiny.random_ids(9)}, GREEDY)
     (cache,) = engine.cache.tensors
     cache = cache.view(torch.int32)  # what nobody has written may be no number
-    step, before = engine._ahead._step, cache.clone()
+    step, before = engine.graph_decode._step, cache.clone()
     lanes = [step.lanes.tokens.clone(), step.lanes.slots.clone(), step.lanes.context_lens.clone()]
     assert lanes[2].any()
     with torch.inference_mode():  # in which the engine made them
@@ -291,7 +292,7 @@ def test_a_context_of_100k_tokens(tmp_path: Path, cubins: Path) -> None:
         ctx_size_tokens=101_000,
         cache_tokens=210_000,
     )
-    engine = Engine(Path(), config, cubins=cubins)
+    engine = build_engine(Path(), config, cubins=cubins)
     prompt = [(j * 7919 + j // 13) % 128_000 for j in range(100_000)]
     first, _ = tiny.run(engine, {1: prompt}, SamplingParams(temperature=0, max_tokens=12))
     longer = prompt + first[1][:6]

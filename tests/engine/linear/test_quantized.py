@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.linear import quantized as forms
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.merged import reordered as stacked_reordered
@@ -217,7 +217,7 @@ def test_gptq_in_order_stays_packed(tmp_path: Path) -> None:
 
 
 def test_the_engine_answers_and_says_what_it_keeps(quantized: dict[str, Path]) -> None:
-    engine = Engine(quantized["int4"], EngineConfig(device="cpu"))
+    engine = build_engine(quantized["int4"], EngineConfig(device="cpu"))
     sizes = {name: nbytes for name, (_, nbytes) in Model.open(quantized["int4"]).stored.items()}
     matrix = "model.layers.0.mlp.up_proj.weight"
     assert sizes[matrix] == 192 * 128 // 2 + 192 * 4 * 2 + 192 * 4 // 2 + 16

@@ -225,7 +225,7 @@ def test_packed_experts_go_through_the_host(tmp_path: Path) -> None:
     engine = tiny.engine(tmp_path / "out", device="cuda", dtype="float32")
     experts = engine.decoder.weights.layers[0].experts
     assert experts is not None and isinstance(experts.each[0].down, PackedMatrix)
-    assert engine._ahead is None
+    assert engine.graph_decode is None
     assert tiny.run(engine, prompts, params)[0] == on_cpu
 
 
@@ -260,8 +260,8 @@ def test_matrices_in_several_forms_on_a_gpu(tmp_path: Path, source: str) -> None
     assert isinstance(weights.layers[0].qkv, MergedWeight)
     assert isinstance(weights.layers[0].gate_up, MergedWeight)
     assert isinstance(weights.embed, PackedMatrix) == (source == "Q4_K_M")
-    assert isinstance(engine._ahead, AsyncDecode)
-    assert engine._ahead._step._is_fused(1) and engine._ahead._step._is_fused(4)
+    assert isinstance(engine.graph_decode, AsyncDecode)
+    assert engine.graph_decode._step._is_fused(1) and engine.graph_decode._step._is_fused(4)
     for n in (1, 3):
         prompts = {i: tiny.random_ids(5 + 70 * i, seed=i) for i in range(n)}
         expected, _ = tiny.run(on_cpu, prompts, params)

@@ -10,7 +10,7 @@ import torch
 
 from swiftchat.engine.api.memory_estimate import gpu_weight_bytes
 from swiftchat.engine.api.params import EngineConfig
-from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.linear.quantized import Int4Weight, packed_weight
 from swiftchat.engine.linear.quantized_gpu import packed_matrix
 from swiftchat.engine.load.dummy import dummy_weights
@@ -86,7 +86,9 @@ def test_packed_parts_of_ranks_are_those_of_one() -> None:
 
 def test_an_engine_of_packed_random_weights() -> None:
     plain, packed = (
-        Engine(Path(), EngineConfig(device="cpu", dummy=f"smollm2-135m{form}", ctx_size_tokens=256))
+        build_engine(
+            Path(), EngineConfig(device="cpu", dummy=f"smollm2-135m{form}", ctx_size_tokens=256)
+        )
         for form in ("", ":int8")
     )
     assert packed.info.weights_bytes < 0.7 * plain.info.weights_bytes

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.quantized import Int4Weight, Int8GroupsWeight, packed_weight
 from swiftchat.engine.load.loader import stream_weights
@@ -96,7 +96,7 @@ def test_the_engine_computes_what_the_blocks_mean(
     ids = tiny.random_ids(30)
     # In fp32 nothing is rounded but sums, in another order; permuted rows are in their places.
     torch.testing.assert_close(bench.last_logits(ids), plain.last_logits(ids), rtol=1e-4, atol=1e-4)
-    engine = Engine(path, EngineConfig(device="cpu"))
+    engine = build_engine(path, EngineConfig(device="cpu"))
     assert engine.info.dtype == "bfloat16"
     tokens, _ = tiny.run(engine, {1: ids}, SamplingParams(max_tokens=3))
     assert len(tokens[1]) > 0

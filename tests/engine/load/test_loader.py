@@ -194,7 +194,7 @@ def test_an_engine_on_streamed_weights_answers_the_same(llama: Path, monkeypatch
     # No more tokens: layers that torch has recorded keep the weights, and their file, for good.
     params = tiny.SamplingParams(temperature=0, max_tokens=8)
     expected, _ = tiny.run(tiny.engine(llama), {1: [5, 6, 7]}, params)
-    monkeypatch.setattr("swiftchat.engine.generation.engine.load_weights", stream_weights)
+    monkeypatch.setattr("swiftchat.engine.generation.build.load_weights", stream_weights)
     assert tiny.run(tiny.engine(llama), {1: [5, 6, 7]}, params)[0] == expected
 
 

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.model import attention, traced_layers
 from swiftchat.engine.model.cuda_ops import kernels_cover
 from swiftchat.engine.model.traced_layers import TracedLayers
@@ -144,7 +144,7 @@ def test_random_weights_of_every_family_answer(name: str, tmp_path: Path) -> Non
     """Finite logits of about the spread that sampling is to find."""
     tiny.make(name, tmp_path)
     settings = EngineConfig(device="cpu", dtype="float32", dummy=str(tmp_path / "config.json"))
-    engine = Engine(Path(), settings)
+    engine = build_engine(Path(), settings)
     found = []
     forward = engine.decoder.forward
     engine.decoder.forward = lambda *args: found.append(forward(*args)) or found[-1]  # type: ignore[method-assign]

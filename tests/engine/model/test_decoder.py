@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swiftchat.engine.api.params import EngineConfig
-from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.model.decoder import resident_bytes
 from swiftchat.engine.model.rope import cos_sin_table
 from swiftchat.weights.architectures.config import RopeConfig
@@ -76,7 +76,7 @@ def test_a_context_scattered_over_the_cache_equals_a_contiguous_one(variant) -> 
 
 def test_weights_are_views_of_the_file(tmp_path: Path) -> None:
     tiny.make("llama", tmp_path)
-    loaded = Engine(tmp_path, EngineConfig(device="cpu"))
+    loaded = build_engine(tmp_path, EngineConfig(device="cpu"))
     mapped = loaded._checkpoint.map(tmp_path / "model.safetensors")
     start = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()
     layer = loaded.decoder.weights.layers[0]

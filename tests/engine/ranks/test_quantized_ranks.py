@@ -18,7 +18,7 @@ from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, kept_forms
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.engine.comm.pipeline import GlooPipeline
-from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.quantized import Int4Weight, packed_weight
 from swiftchat.engine.model import memory
@@ -179,7 +179,7 @@ def test_stages_keep_their_layers_packed(tmp_path: Path) -> None:
 
     def of_stage(stage: int) -> tuple[list[object], EngineInfo, bool]:
         config = replace(stages.TWO, pp=2, cache_tokens=256)
-        engine = Engine(folder, config, stages=GlooPipeline(store, stage, 2, 60))
+        engine = build_engine(folder, config, stages=GlooPipeline(store, stage, 2, 60))
         weights = engine.decoder.weights
         packed = not isinstance(weights.layers[0].down, torch.Tensor)
         return stages.answered(engine), engine.info, packed

@@ -188,9 +188,9 @@ def damaged(*_): raise swiftchat.errors.BadModelFile("model.safetensors is too s
 swiftchat.weights.model.directory.Model.checkpoint = damaged
 """
 _FULL_WHEN_ANSWERING = """
-import swiftchat.engine.sampling.distributed_argmax as likeliest
+import swiftchat.engine.sampling.distributed as distributed
 def full(*_): raise MemoryError("all is taken")
-likeliest.likeliest = full
+distributed.distributed_argmax = full
 """
 
 

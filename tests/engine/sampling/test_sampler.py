@@ -9,8 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.sampling.philox import philox4x32, uniform
-from swiftchat.engine.sampling.sampler import likelihood, penalize, sample
+from swiftchat.engine.sampling.sampler import (
+    apply_penalties,
+    philox4x32,
+    sample,
+    token_logprob,
+    uniform,
+)
 from swiftchat.errors import BadModelFile, UsageError
 
 
@@ -152,25 +157,25 @@ def test_a_seed_repeats_and_another_differs() -> None:
 def test_repetition_penalty_once_per_id_whatever_the_sign() -> None:
     logits = torch.tensor([2.0, -2.0, 1.0])
     params = SamplingParams(repeat_penalty=2.0)
-    out = penalize(logits, [0, 0, 1], 3, params)
+    out = apply_penalties(logits, [0, 0, 1], 3, params)
     assert out.tolist() == [1.0, -4.0, 1.0]
     assert logits.tolist() == [2.0, -2.0, 1.0]
 
 
 def test_presence_and_frequency_count_generated_tokens_only() -> None:
     params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
-    out = penalize(torch.zeros(4), [0, 0, 1, 2, 2], 2, params)
+    out = apply_penalties(torch.zeros(4), [0, 0, 1, 2, 2], 2, params)
     assert out.tolist() == [0.0, -0.75, -1.0, 0.0]
 
 
 def test_likelihoods_are_of_the_logits_as_they_are() -> None:
     logits = torch.tensor([0.5, 0.3, 0.2]).log() + 7
-    found = likelihood(logits, 2, 2)
+    found = token_logprob(logits, 2, 2)
     assert found.logprob == pytest.approx(math.log(0.2), abs=1e-6)
     assert [i for i, _ in found.top] == [0, 1]
-    probs = [math.exp(logprob) for _, logprob in likelihood(logits, 0, 50).top]
+    probs = [math.exp(logprob) for _, logprob in token_logprob(logits, 0, 50).top]
     assert probs == pytest.approx([0.5, 0.3, 0.2], abs=1e-6)
-    assert likelihood(logits, 0, 0).top == []
+    assert token_logprob(logits, 0, 0).top == []
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.sampling.distributed_argmax import is_plain_greedy, likeliest
+from swiftchat.engine.generation.build import build_engine
+from swiftchat.engine.sampling.distributed import distributed_argmax, is_plain_greedy
 from swiftchat.engine.sampling.sampler import sample
 from swiftchat.errors import BadModelFile
 from tests.support import tiny
@@ -42,7 +42,7 @@ def test_it_is_what_is_sampled_from_all_logits(data: st.DataObject) -> None:
     each = -(-width // size)
 
     def run(rank: int, ranks: ThreadCommunicator) -> list[int]:
-        return likeliest(whole[:, rank * each : (rank + 1) * each], width, ranks)
+        return distributed_argmax(whole[:, rank * each : (rank + 1) * each], width, ranks)
 
     assert run_ranks(size, run) == [[sampled(row) for row in whole]] * size
 
@@ -72,7 +72,7 @@ def test_all_logits_are_put_together_only_if_needed(
 
         ranks.all_gather = seen  # type: ignore[method-assign]
         config = EngineConfig(device="cpu", dtype="float32", block_size=tiny.BLOCK_SIZE, tp=2)
-        engine = Engine(tmp_path, config, ranks=ranks)
+        engine = build_engine(tmp_path, config, ranks=ranks)
         return tiny.run(engine, {1: tiny.random_ids(9)}, params)[0][1], widths
 
     ids, _ = tiny.run(tiny.engine(tmp_path), {1: tiny.random_ids(9)}, params)

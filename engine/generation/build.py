@@ -1,0 +1,308 @@
+"""Build an engine: device, shard, memory plan, weights, operations, KV cache and graphs."""
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.api.protocol import EngineInfo
+from swiftchat.engine.comm.communicator import Communicator, RankPlacement, SingleRank
+from swiftchat.engine.comm.gpu_communicator import GpuCommunicator
+from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
+from swiftchat.engine.decode.async_decode import AsyncDecode
+from swiftchat.engine.decode.decode_batch import DecodeBatch
+from swiftchat.engine.decode.graph_runner import SIZES, GraphRunner
+from swiftchat.engine.decode.pipeline_decode import PipelineDecode
+from swiftchat.engine.device.device import available_bytes, described, find_device, find_kernels
+from swiftchat.engine.generation.engine import Engine, EngineParts, GraphDecode, Progress
+from swiftchat.engine.load.dummy import dummy_weights
+from swiftchat.engine.load.loader import load_weights
+from swiftchat.engine.load.packing import Pack, packing, resident_estimate
+from swiftchat.engine.model.cuda_ops import CudaOps
+from swiftchat.engine.model.decoder import (
+    Decoder,
+    DecoderWeights,
+    has_packed,
+    resident_bytes,
+    table_bytes,
+)
+from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.model.memory import CachePlan, plan_share
+from swiftchat.engine.model.torch_ops import TorchOps
+from swiftchat.engine.model.traced_layers import TracedLayers
+from swiftchat.engine.schedule.batch import Batch
+from swiftchat.engine.schedule.blocks import BlockAllocator
+from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence
+from swiftchat.weights.architectures.registry import expected_tensors
+from swiftchat.weights.model.checkpoint import Checkpoint
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.model.dummy import dummy_config, form_asked
+from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
+
+# Default number of tokens of one prefill step.
+_CHUNK_TOKENS = 512
+_CHUNK_TOKENS_WITH_KERNELS = 4096
+
+
+def build_engine(
+    path: Path,
+    config: EngineConfig,
+    on_progress: Progress = lambda *_: None,
+    cubins: Path | None = None,
+    ranks: Communicator | None = None,
+    stages: Pipeline | None = None,
+) -> Engine:
+    """Load the model at `path` and return an engine that is ready to generate.
+
+    Compiled kernels are cached in the folder `cubins`, if given. With several tensor-parallel
+    `ranks` or pipeline `stages`, the engine holds this rank's shard of the model, and all ranks
+    call this function and then the engine's methods in the same order (`engine.ranks.spmd`).
+    """
+    started = time.perf_counter()
+    ranks, stages = ranks or SingleRank(), stages or SingleStage()
+    setup = _set_up(path, config, cubins, ranks, stages)
+    plan = _plan_cache(setup, _estimated_bytes(setup), ranks, stages)
+    weights = _load_weights(setup, on_progress)
+    if setup.is_quantized:  # the loader may have dequantized some matrices
+        plan = _plan_cache(setup, resident_bytes(weights), ranks, stages)
+    decoder = _build_decoder(setup, weights, plan, ranks, stages)
+    cache = KVCache(
+        decoder.config,
+        plan.num_blocks,
+        config.block_size,
+        setup.dtype,
+        setup.device,
+        heads_first=decoder.ops.heads_first,
+        kv_dtype=config.kv_dtype,
+    )
+    if TracedLayers.suit(decoder, setup.device):
+        decoder.layers = TracedLayers(decoder)
+    allocator = BlockAllocator(plan.num_blocks, config.block_size)
+    scheduler = Scheduler(allocator, setup.chunk_tokens, config.max_num_seqs)
+    graph_decode: GraphDecode | None = None
+    if isinstance(decoder.ops, CudaOps):
+        graph_decode = _warm_up(config, plan, decoder, decoder.ops, cache, scheduler, on_progress)
+    return Engine(
+        EngineParts(
+            config=config,
+            info=_engine_info(setup, decoder, cache, plan, started),
+            device=setup.device,
+            gpu=setup.gpu,
+            decoder=decoder,
+            cache=cache,
+            scheduler=scheduler,
+            graph_decode=graph_decode,
+            checkpoint=setup.checkpoint,
+        )
+    )
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """Everything that is decided before weights are loaded.
+
+    `checkpoint` is None for a dummy model, whose quantization scheme is `dummy_scheme`. `gpu` is
+    None where torch's operators compute. `pack` is None where no matrix stays quantized.
+    """
+
+    config: EngineConfig
+    device: torch.device
+    gpu: Gpu | None
+    shard: Shard
+    checkpoint: Checkpoint | None
+    dummy_scheme: str | None
+    dtype: torch.dtype
+    available_bytes: int
+
+    @property
+    def is_quantized(self) -> bool:
+        if self.checkpoint is None:
+            return self.dummy_scheme is not None
+        return bool(self.checkpoint.packed)
+
+    @property
+    def pack(self) -> Pack | None:
+        return packing(self.device, self.gpu is not None) if self.is_quantized else None
+
+    @property
+    def chunk_tokens(self) -> int:
+        default = _CHUNK_TOKENS if self.gpu is None else _CHUNK_TOKENS_WITH_KERNELS
+        return self.config.chunk_tokens or default
+
+
+def _set_up(
+    path: Path, config: EngineConfig, cubins: Path | None, ranks: Communicator, stages: Pipeline
+) -> _Setup:
+    device = _set_up_device(config, ranks.placement)
+    model = None if config.dummy else Model.open(path)
+    model_config = model.config if model else dummy_config(config.dummy or "")
+    shard = shard_of(model_config, ranks.size, ranks.rank, stages.stage, stages.size)
+    checkpoint = model.checkpoint(shard) if model else None
+    dtype: torch.dtype = getattr(torch, config.dtype or shard.local.dtype)
+    return _Setup(
+        config=config,
+        device=device,
+        gpu=find_kernels(device, config, shard.local, dtype, cubins),
+        shard=shard,
+        checkpoint=checkpoint,
+        dummy_scheme=None if model else form_asked(config.dummy or "")[1],
+        dtype=dtype,
+        available_bytes=available_bytes(device, ranks.placement.num_local_ranks),
+    )
+
+
+def _set_up_device(config: EngineConfig, placement: RankPlacement) -> torch.device:
+    """Return this rank's device; divide the CPU threads among the ranks of the machine."""
+    device = find_device(config.device, placement.local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # for streams, events and pinned memory
+    if config.num_threads is not None or placement.num_local_ranks > 1:
+        threads = config.num_threads or max(1, torch.get_num_threads() // placement.num_local_ranks)
+        torch.set_num_threads(threads)
+    return device
+
+
+def _estimated_bytes(setup: _Setup) -> int | None:
+    """Estimate the size of quantized weights before they are loaded, as `_plan_cache` takes it."""
+    if setup.pack is None:
+        return None
+    if setup.checkpoint is None:
+        return 0
+    return resident_estimate(setup.shard, setup.checkpoint, setup.dtype, setup.device)
+
+
+def _plan_cache(
+    setup: _Setup, weights_bytes: int | None, ranks: Communicator, stages: Pipeline
+) -> CachePlan:
+    """Plan the KV cache: the largest that fits on every rank.
+
+    `weights_bytes` is the size of quantized weights; None for weights that all have `setup.dtype`.
+    """
+    plan = plan_share(
+        setup.config,
+        setup.shard,
+        setup.dtype,
+        setup.chunk_tokens if setup.gpu else None,
+        setup.available_bytes,
+        weights_bytes,
+    )
+    return CachePlan(
+        _min_across_ranks(plan.num_blocks, ranks, stages),
+        _min_across_ranks(plan.ctx_size_tokens, ranks, stages),
+    )
+
+
+def _min_across_ranks(number: int, ranks: Communicator, stages: Pipeline) -> int:
+    return min(stages.gather_from_stages(ranks.min_across_ranks(number)))
+
+
+def _load_weights(setup: _Setup, on_progress: Progress) -> DecoderWeights:
+    shard = setup.shard
+    if setup.checkpoint is None:
+        return dummy_weights(
+            shard.config,
+            setup.dtype,
+            setup.device,
+            share=shard,
+            form=setup.dummy_scheme,
+            pack=setup.pack,
+        )
+    return load_weights(
+        shard.config,
+        setup.checkpoint,
+        setup.dtype,
+        setup.device,
+        lambda done, total: on_progress("loading weights", done, total),
+        shard,
+        setup.gpu is not None,
+    )
+
+
+def _build_decoder(
+    setup: _Setup, weights: DecoderWeights, plan: CachePlan, ranks: Communicator, stages: Pipeline
+) -> Decoder:
+    """Build the decoder with the device's operations; allocate the ranks' peer buffers."""
+    shard, ctx_size_tokens = setup.shard, plan.ctx_size_tokens
+    ops: CudaOps | TorchOps
+    if setup.gpu is None:
+        ops = TorchOps(shard.local, ctx_size_tokens, setup.device, shard)
+    else:
+        ops = CudaOps(setup.gpu, shard, ctx_size_tokens, setup.config.max_num_seqs)
+        if isinstance(ranks, GpuCommunicator):
+            ranks.allocate_peer_buffers(setup.gpu, shard.config)
+    return Decoder(shard.local, weights, ops, ranks, stages)
+
+
+@torch.inference_mode()
+def _warm_up(
+    config: EngineConfig,
+    plan: CachePlan,
+    decoder: Decoder,
+    ops: CudaOps,
+    cache: KVCache,
+    scheduler: Scheduler,
+    on_progress: Progress,
+) -> GraphDecode | None:
+    """Compile the kernels of a single conversation on all cores and capture its decode step.
+
+    Return None for a MoE model whose experts the kernels cannot select: the host must route each
+    step, so the model decodes without a graph.
+    """
+    ranks, stages, block_size = decoder.ranks, decoder.stages, config.block_size
+    runner: GraphRunner | None = None
+    max_rows = ops.max_graph_rows(decoder.weights.layers)
+    max_rows = min(config.max_num_seqs, SIZES[-1] if max_rows is None else max_rows)
+    max_rows = _min_across_ranks(max_rows, ranks, stages)
+    if max_rows:
+        max_blocks = -(-plan.ctx_size_tokens // block_size)
+        vocab_size = decoder.config.vocab_size
+        rows = DecodeBatch(ops.gpu, max_rows, max_blocks, block_size, vocab_size)
+        runner = GraphRunner(decoder, ops, cache, rows)
+    with ops.gpu.collecting() as specs:
+        if runner is None:
+            decoder.forward(_warm_up_batch(1, block_size), cache)
+        else:
+            runner.run(1)
+        decoder.forward(_warm_up_batch(32, block_size), cache)
+    ops.gpu.compile(specs, lambda done, total: on_progress("compiling kernels", done, total))
+    if runner is None:
+        return None
+    runner.prepare(1)
+    if stages.size > 1:
+        return PipelineDecode(runner, stages)
+    return AsyncDecode(runner, scheduler, plan.ctx_size_tokens)
+
+
+def _warm_up_batch(num_tokens: int, block_size: int) -> Batch:
+    """A prompt in the first blocks of the cache, which no sequence uses yet."""
+    prompt = Sequence(0, [0] * num_tokens, SamplingParams())
+    prompt.block_table = [0] * -(-num_tokens // block_size)
+    return Batch.pack([Row(prompt, num_tokens)], block_size)
+
+
+def _engine_info(
+    setup: _Setup, decoder: Decoder, cache: KVCache, plan: CachePlan, started: float
+) -> EngineInfo:
+    """Describe the loaded model and its memory, summed over all stages."""
+    config, weights, stages = setup.config, decoder.weights, decoder.stages
+    dtype = str(setup.dtype).removeprefix("torch.")
+    is_dequantized = setup.is_quantized and not has_packed(weights)
+    return EngineInfo(
+        device=described(setup.device, setup.gpu is not None, is_dequantized),
+        dtype=dtype,
+        num_parameters=sum(math.prod(s) for s in expected_tensors(setup.shard.config).values()),
+        weights_bytes=sum(stages.gather_from_stages(resident_bytes(weights))),
+        table_bytes=sum(stages.gather_from_stages(table_bytes(weights, stages.is_last))),
+        cache_tokens=plan.num_blocks * config.block_size,
+        kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
+        cache_bytes=sum(stages.gather_from_stages(cache.num_bytes)),
+        ctx_size_tokens=plan.ctx_size_tokens,
+        num_threads=torch.get_num_threads(),
+        load_s=time.perf_counter() - started,
+        tp=decoder.ranks.size,
+        pp=stages.size,
+    )

@@ -1,0 +1,89 @@
+"""Sample the next token of each row, with the same result on every rank."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.api.protocol import Logprob
+from swiftchat.engine.comm.communicator import Communicator
+from swiftchat.engine.comm.pipeline import Pipeline
+from swiftchat.engine.sampling.sampler import sample, token_logprob
+from swiftchat.engine.schedule.scheduler import Row
+from swiftchat.errors import BadModelFile
+
+
+class DistributedSampler:
+    """Samples from logits whose columns are distributed over the ranks of the last stage.
+
+    All ranks of all stages call the same methods in the same order.
+    """
+
+    def __init__(self, vocab_size: int, ranks: Communicator, stages: Pipeline) -> None:
+        self._vocab_size, self._ranks, self._stages = vocab_size, ranks, stages
+
+    def sample_rows(
+        self, rows: Sequence[Row], seeds: Sequence[int], local_logits: Tensor | None
+    ) -> tuple[list[int], Tensor | None]:
+        """Return the next token of each row, and all columns of the logits if they were gathered.
+
+        A token of -1 marks logits that are not finite. `local_logits` fp32 [len(rows), columns of
+        this rank] is None except on the last stage. Greedy rows exchange only each rank's maximum.
+        """
+        if not rows:
+            return [], None
+        tokens, logits = [-1] * len(rows), None
+        is_greedy = all(is_plain_greedy(row.sequence.params) for row in rows)
+        if local_logits is not None and self._ranks.size > 1 and is_greedy:
+            tokens = distributed_argmax(local_logits, self._vocab_size, self._ranks)
+        elif local_logits is not None:
+            logits = self._ranks.all_gather(local_logits, self._vocab_size)
+            tokens = list(map(self._sample_row, rows, seeds, logits))
+        agreed: list[int] = self._stages.broadcast_from_last(torch.tensor(tokens)).tolist()
+        return agreed, logits
+
+    def logprob(self, logits: Tensor | None, token: int, num_top: int) -> Logprob:
+        """The logprob of a token from one row of the logits, which only the last stage has."""
+        row = self._stages.broadcast_from_last(
+            torch.empty(self._vocab_size) if logits is None else logits
+        )
+        return token_logprob(row, token, num_top)
+
+    def _sample_row(self, row: Row, seed: int, logits: Tensor) -> int:
+        sequence = row.sequence
+        try:
+            token = sample(logits, sequence.tokens, sequence.num_prompt, sequence.params, seed)
+        except BadModelFile:
+            return -1
+        # Rank 0's token counts: some torch operators differ in the last bits between GPUs.
+        return self._ranks.broadcast_from_first(token)
+
+
+def is_plain_greedy(params: SamplingParams) -> bool:
+    """Whether the next token is the argmax of the unmodified logits and no logprob is requested."""
+    return (
+        params.temperature == 0
+        and params.repeat_penalty == 1
+        and not params.presence_penalty
+        and not params.frequency_penalty
+        and params.logprobs is None
+    )
+
+
+def distributed_argmax(local_logits: Tensor, vocab_size: int, ranks: Communicator) -> list[int]:
+    """Return each row's argmax over all ranks' columns; -1 for a row with a non-finite logit.
+
+    `local_logits` is fp32 [n, columns of this rank], in the layout of `Communicator.all_gather`.
+    The lowest id wins ties, as in `sample`. Ranks all-gather only each maximum and its id; fp64 holds
+    both exactly.
+    """
+    first_id = ranks.rank * -(-vocab_size // ranks.size)
+    values, columns = local_logits.max(1)  # the first of equal ones
+    values = values.masked_fill(~torch.isfinite(local_logits).all(1), torch.nan)
+    local_maxima = torch.stack((values.double(), (first_id + columns).double()), 1)
+    pairs = ranks.all_gather(local_maxima, 2 * ranks.size).cpu()
+    maxima, ids = pairs[:, 0::2], pairs[:, 1::2].long()
+    winners = ids.gather(1, maxima.argmax(1, keepdim=True)).squeeze(1)
+    tokens: list[int] = winners.masked_fill(maxima.isnan().any(1), -1).tolist()
+    return tokens
