@@ -75,8 +75,8 @@ def distributed_argmax(local_logits: Tensor, vocab_size: int, ranks: Communicato
     """Return each row's argmax over all ranks' columns; -1 for a row with a non-finite logit.
 
     `local_logits` is fp32 [n, columns of this rank], in the layout of `Communicator.all_gather`.
-    The lowest id wins ties, as in `sample`. Ranks all-gather only each maximum and its id; fp64 holds
-    both exactly.
+    The lowest id wins ties, as in `sample`. Ranks all-gather only each maximum and its id, which
+    fp64 holds exactly.
     """
     first_id = ranks.rank * -(-vocab_size // ranks.size)
     values, columns = local_logits.max(1)  # the first of equal ones
