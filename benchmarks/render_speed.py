@@ -65,7 +65,7 @@ def measure(text: str, columns: int, piece_chars: int = 4) -> list[float]:
         Style("markdown", True, True),
         None,
         "model",
-        out=lambda written: None,
+        write=lambda written: None,
         size=lambda: (columns, 40),
         clock=lambda: clock_s,
     )

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from swiftchat.chat.terminal.progress import reported
+from swiftchat.chat.terminal.progress import progress_display
 from swiftchat.errors import ModelNotFound
 
 
@@ -14,7 +14,7 @@ def find_model(name: str | None, *, offline: bool, quiet: bool) -> Path:
     from swiftchat.weights.store import default_store
 
     store = default_store()
-    with reported(quiet) as progress:
+    with progress_display(quiet) as progress:
         try:
             return store.resolve(name or DEFAULT_MODEL, progress, offline)
         except ModelNotFound:

@@ -1,1 +1,1 @@
-"""Render answers in the terminal: Markdown, code, tables."""
+"""Render answers in the terminal: Markdown, code, tables, log-probabilities."""

@@ -1,4 +1,4 @@
-"""Colors for code that comes line by line."""
+"""Syntax highlighting of code that arrives line by line."""
 
 from bisect import bisect_left
 from functools import cache
@@ -9,12 +9,11 @@ from pygments.token import Comment, Generic, Keyword, Name, Number, Operator, St
 from pygments.util import ClassNotFound
 from rich.text import Text
 
-# A lexer reads from here on for every line, so it must not be far.
-_WINDOW_CHARS = 2000
-_LONGEST_LINE = 500  # expressions of lexers may take very long over one
+_WINDOW_CHARS = 2000  # code that the lexer reads again for every line
+_MAX_LINE_CHARS = 500  # the regular expressions of lexers can take very long on longer lines
 
-# The terminal's own colors without the bright ones, yellow, black and white: whatever the
-# background is, its theme keeps these readable.
+# ANSI colors without the bright ones, yellow, black and white: terminal themes keep these
+# readable on any background.
 _STYLES: dict[_TokenType, str] = {
     Comment: "dim italic",
     Comment.Preproc: "magenta",
@@ -41,35 +40,35 @@ _STYLES: dict[_TokenType, str] = {
 
 
 class Highlighter:
-    """Styles each line by what came before it, which is never styled anew."""
+    """Styles each line of code in the context of the lines before it."""
 
     def __init__(self, language: str) -> None:
         self._lexer = _lexer(language)
-        self._before = ""  # what the lexer reads first
-        self._safe = [0]  # places in it where a line begins outside strings and comments
+        self._context = ""  # recent code that the lexer reads before the new line
+        self._safe = [0]  # offsets of lines in it that begin outside strings and comments
 
     def styled(self, code: str) -> Text:
-        """The next line or lines of the code."""
-        if self._lexer is None or max(map(len, code.split("\n"))) > _LONGEST_LINE:
-            self._before, self._safe = "", [0]
+        """Return the next line or lines of the code with styles."""
+        if self._lexer is None or max(map(len, code.split("\n"))) > _MAX_LINE_CHARS:
+            self._context, self._safe = "", [0]
             return Text(code)
-        start, text = len(self._before), Text()
-        self._before += code + "\n"
+        start, text = len(self._context), Text()
+        self._context += code + "\n"
         last: _TokenType = Name
-        for place, kind, value in self._lexer.get_tokens_unprocessed(self._before):
+        for offset, kind, value in self._lexer.get_tokens_unprocessed(self._context):
             last = kind
-            if place + len(value) > start:
-                text.append(value[max(0, start - place) :], _style(kind))
+            if offset + len(value) > start:
+                text.append(value[max(0, start - offset) :], _style(kind))
         text.rstrip_end(len(code))
         if last not in String and last not in Comment:
-            self._safe.append(len(self._before))
-        self._shorten()
+            self._safe.append(len(self._context))
+        self._trim_context()
         return text[: len(code)]
 
-    def _shorten(self) -> None:
-        if len(self._before) > _WINDOW_CHARS:
-            at = self._safe[-1] or self._before.index("\n", _WINDOW_CHARS // 2) + 1
-            self._before = self._before[at:]
+    def _trim_context(self) -> None:
+        if len(self._context) > _WINDOW_CHARS:
+            at = self._safe[-1] or self._context.index("\n", _WINDOW_CHARS // 2) + 1
+            self._context = self._context[at:]
             self._safe = [0, *(s - at for s in self._safe[bisect_left(self._safe, at + 1) :])]
 
 

@@ -1,4 +1,4 @@
-"""Emphasis, code, links and formulas inside a block, as styled text."""
+"""Inline Markdown (emphasis, code, links, formulas) as styled text."""
 
 from markdown_it.token import Token
 from rich.text import Text
@@ -6,20 +6,20 @@ from rich.text import Text
 from swiftchat.chat.render.parse import parser
 from swiftchat.chat.terminal.sanitize import sanitize
 
-# The parser looks for the partner of every bracket, which takes time in the square of their number.
-_MOST_BRACKETS = 200
-_LONGEST = 8192
+# The parser takes quadratic time in the number of brackets; longer texts are not parsed.
+_MAX_BRACKETS = 200
+_MAX_CHARS = 8192
 _STYLES = {"em": "italic", "strong": "bold", "s": "strike", "link": "underline"}
-CODE_STYLE = "cyan"
+_CODE_STYLE = "cyan"
 
 
 def styled(content: str, marks: bool = False) -> Text:
-    """The text of a paragraph, a heading or a cell; line breaks stay.
+    """Return the styled text of a paragraph, heading or table cell, with its line breaks.
 
-    With `marks` code keeps its backticks, for where styles cannot be seen. Links are followed by
-    their addresses.
+    With `marks` code keeps its backticks, for output without styles. Link addresses follow the
+    link text in parentheses.
     """
-    if len(content) > _LONGEST or content.count("[") > _MOST_BRACKETS:
+    if len(content) > _MAX_CHARS or content.count("[") > _MAX_BRACKETS:
         return Text(_clean(content))
     tokens: list[Token] = []
     parser().inline.parse(content, parser(), {}, tokens)
@@ -36,7 +36,7 @@ def styled(content: str, marks: bool = False) -> Text:
             open_styles.append(_STYLES[name]) if token.nesting == 1 else open_styles.pop()
         elif token.type == "code_inline":
             code = f"`{token.content}`" if marks else token.content
-            text.append(_clean(code), f"{style} {CODE_STYLE}".strip())
+            text.append(_clean(code), f"{style} {_CODE_STYLE}".strip())
         elif token.type in ("softbreak", "hardbreak"):
             text.append("\n")
         elif token.type == "image":
@@ -54,5 +54,5 @@ def _add_address(text: Text, address: str, start: int) -> None:
 
 
 def _clean(content: str) -> str:
-    # Entities such as &#8238; have become characters only now.
+    # Sanitize again: the parser has replaced entities such as &#8238; by characters.
     return sanitize(content).replace("\t", " ")

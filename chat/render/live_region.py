@@ -1,4 +1,4 @@
-"""The foot of a terminal: rows that stay, and below them a few that are drawn over and over."""
+"""Rows at the bottom of the terminal that are erased and redrawn while an answer streams."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,15 +7,15 @@ from rich.console import Console
 from rich.text import Text
 
 Size = tuple[int, int]  # columns, rows
-_CONSOLE = Console(width=80)  # rich asks it how wide a tab is
-_MOST_ROWS = 12
+_CONSOLE = Console(width=80)  # rich reads the tab size from it
+_MAX_ROWS = 12
 
 
 class LiveRegion:
-    """Rows that stay are written once. The others are erased before anything else is written.
+    """Writes permanent rows once and redraws a short tail below them.
 
-    `write` takes what one drawing needs at once, so that nothing flickers. `rewraps` says that
-    the terminal breaks rows that become too long in two when it is made narrower.
+    `write` receives each drawing as one string, so that the terminal does not flicker. `rewraps`:
+    the terminal rewraps long rows when it becomes narrower.
     """
 
     def __init__(
@@ -24,53 +24,53 @@ class LiveRegion:
         self._write = write
         self._size = size
         self._rewraps = rewraps
-        self._shown: list[int] = []  # how wide the rows are that stand there now
+        self._widths: list[int] = []  # of the tail's rows on the screen
 
     def draw(
         self,
-        staying: Sequence[str],
+        permanent: Sequence[str],
         tail: Sequence[str],
         title: str = "",
         style: str = "",
         by_words: bool = True,
     ) -> None:
-        """Write rows that stay, with their escapes, then the last rows of `tail`, plain text.
+        """Erase the old tail, write permanent rows, then draw the last rows of `tail`.
 
-        `title` stands over the tail, `style` is the escape sequence of both. Lines of the tail
-        are wrapped, `by_words` or where a row is full; no more rows of them are shown than half
-        the screen holds.
+        `permanent` may contain escape sequences; `tail` is plain text. `title` stands above the
+        tail; `style` is the escape sequence for both. Tail lines wrap `by_words` or at the full
+        width, and take at most half the screen.
         """
         columns, lines = self._size()
-        most = max(1, min(_MOST_ROWS, lines // 2))
+        max_rows = max(1, min(_MAX_ROWS, lines // 2))
         above = last_rows([title], columns - 1, 1, by_words) if title else []
-        rows = above + last_rows(tail, columns - 1, most - len(above), by_words)
-        written = self._erasing(columns) + "".join(f"{row}\n" for row in staying)
+        rows = above + last_rows(tail, columns - 1, max_rows - len(above), by_words)
+        written = self._erasing(columns) + "".join(f"{row}\n" for row in permanent)
         if rows:
-            # A terminal that thinks a character wider than we do must not begin a new row.
+            # No automatic wrap: the terminal may count a character as wider than wcwidth does.
             reset = "\x1b[0m" if style else ""
             written += "\x1b[?7l" + style + "\n".join(rows) + reset + "\x1b[?7h"
-        self._shown = [cell_len(row) for row in rows]
+        self._widths = [cell_len(row) for row in rows]
         if written:
             self._write(written)
 
     def _erasing(self, columns: int) -> str:
-        # Row by row: what is erased at once, tmux keeps if it began at the screen's first row.
-        if not self._shown:
+        # Erase row by row: tmux keeps a block that begins at the first row of the screen.
+        if not self._widths:
             return ""
-        num_rows = len(self._shown)
+        num_rows = len(self._widths)
         if self._rewraps:
-            num_rows = sum(max(1, -(-width // columns)) for width in self._shown)
+            num_rows = sum(max(1, -(-width // columns)) for width in self._widths)
         return "\r\x1b[K" + "\x1b[A\x1b[K" * (num_rows - 1)
 
 
-def last_rows(lines: Sequence[str], columns: int, most: int, by_words: bool) -> list[str]:
-    """The last rows of some lines of plain text; [] if there is nothing to be seen."""
+def last_rows(lines: Sequence[str], columns: int, max_rows: int, by_words: bool) -> list[str]:
+    """Wrap plain text and return its last rows; [] if all of them are empty."""
     rows: list[str] = []
     for line in reversed(lines):
         rows = _wrapped(line.expandtabs(4), max(1, columns), by_words) + rows
-        if len(rows) >= most:
+        if len(rows) >= max_rows:
             break
-    return rows[-most:] if most > 0 and any(rows) else []
+    return rows[-max_rows:] if max_rows > 0 and any(rows) else []
 
 
 def _wrapped(line: str, columns: int, by_words: bool) -> list[str]:

@@ -1,7 +1,7 @@
-"""How likely an answer's tokens were, and what the model would have said instead.
+"""Log-probabilities of an answer's tokens, as JSON and as colored text.
 
-Needs an `Answer` whose parameters asked for `logprobs`. All tokens that the model said count,
-those of its reasoning too, up to and with the one in which a stop string ended the answer.
+Both functions need an `Answer` whose parameters requested `logprobs`. They cover all generated
+tokens including reasoning, up to and including the token that completed a stop string.
 """
 
 import io
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from swiftchat.engine.api.protocol import Logprob
     from swiftchat.tokenizer import Tokenizer
 
-# Look by the least probability; colors that stand out on light and dark.
+# (lowest probability, color); the colors are readable on light and dark backgrounds.
 _BANDS = ((0.9, "green"), (0.5, "cyan"), (0.1, "yellow"), (0.0, "red"))
-_SURE = _BANDS[0][0]  # from here on alternatives are not worth a line
-_MOST_CELLS = 100
+_MAX_LISTED_PROBABILITY = _BANDS[0][0]  # tokens at or above it are counted but not listed
+_MAX_COLUMNS = 100
 
 
 def as_json(answer: "Answer", tokenizer: "Tokenizer") -> list[dict[str, Any]] | None:
-    """A list of `token`, `id`, `logprob` and `alternatives`, None where nobody asked.
+    """Return a list of `token`, `id`, `logprob`, `alternatives`; None if not requested.
 
-    A token that is a part of a character has U+FFFD in its text; its id tells it apart.
+    The text of a token that is only part of a character contains U+FFFD; use the id instead.
     """
     if answer.params.logprobs is None:
         return None
@@ -46,19 +46,18 @@ def as_json(answer: "Answer", tokenizer: "Tokenizer") -> list[dict[str, Any]] | 
 
 
 def as_terminal_text(answer: "Answer", tokenizer: "Tokenizer", style: Style) -> str:
-    """The answer with each token colored by its probability, then a list of the unsure ones.
+    """Return the answer colored by token probability, then a list of the uncertain tokens.
 
-    Without colors it is the list alone.
+    Without colors the list is the whole text.
     """
-    # Here, not at the top: the prompt must not wait for it.
+    # Imported here because rich would delay the first prompt.
     from rich.console import Console
     from rich.text import Text
 
-    width = min(_MOST_CELLS, shutil.get_terminal_size().columns)
     out = io.StringIO()
     console = Console(
         file=out,
-        width=width,
+        width=min(_MAX_COLUMNS, shutil.get_terminal_size().columns),
         force_terminal=style.is_colored,
         highlight=False,
         color_system="standard" if style.is_colored else None,
@@ -66,16 +65,18 @@ def as_terminal_text(answer: "Answer", tokenizer: "Tokenizer", style: Style) -> 
     if style.is_colored:
         console.print(_colored(answer, tokenizer))
         legend = [
-            (f"{floor:.0%} and more  " if floor else "less", style) for floor, style in _BANDS
+            (f"{floor:.0%} and more  " if floor else "less", color) for floor, color in _BANDS
         ]
         console.print(Text.assemble(*legend))
     rows = [(i, token_id, one) for i, (token_id, one) in enumerate(_pairs(answer), 1)]
-    unsure = [row for row in rows if math.exp(row[2].logprob) < _SURE]
-    for number, token_id, one in unsure:
+    listed = [row for row in rows if math.exp(row[2].logprob) < _MAX_LISTED_PROBABILITY]
+    for number, token_id, one in listed:
         line = _line(tokenizer, number, token_id, one)
-        console.print(Text(line, style=_style(one.logprob)), no_wrap=True, overflow="ellipsis")
-    if sure := len(rows) - len(unsure):
-        console.print(Text(f"not listed: {sure} tokens of {_SURE:.0%} and more"))
+        console.print(Text(line, style=_color(one.logprob)), no_wrap=True, overflow="ellipsis")
+    if num_omitted := len(rows) - len(listed):
+        console.print(
+            Text(f"not listed: {num_omitted} tokens of {_MAX_LISTED_PROBABILITY:.0%} and more")
+        )
     return out.getvalue()
 
 
@@ -84,7 +85,7 @@ def _colored(answer: "Answer", tokenizer: "Tokenizer") -> Any:
 
     text, stream = Text(), tokenizer.stream()
     for token_id, one in _pairs(answer):
-        text.append(sanitize(stream.push(token_id)), style=_style(one.logprob))
+        text.append(sanitize(stream.push(token_id)), style=_color(one.logprob))
     return text
 
 
@@ -99,12 +100,13 @@ def _line(tokenizer: "Tokenizer", number: int, token_id: int, one: "Logprob") ->
 
 
 def _pairs(answer: "Answer") -> "Iterator[tuple[int, Logprob]]":
-    said = slice(answer.num_tokens)  # the engine may have been a step ahead
-    return zip(answer.ids[said], answer.likelihoods[said], strict=True)
+    # With async decode the engine may have sampled one token more than the answer uses.
+    used = slice(answer.num_tokens)
+    return zip(answer.ids[used], answer.likelihoods[used], strict=True)
 
 
 def _text(tokenizer: "Tokenizer", token_id: int) -> str:
-    # After another token: the first of a text may lose the blank that it begins with.
+    # Decode the token after another one: the first token of a text may lose its leading space.
     *_, piece = tokenizer.pieces((token_id, token_id))
     return piece.decode("utf-8", "replace")
 
@@ -118,5 +120,5 @@ def _percent(logprob: float) -> str:
     return f"{probability:.0%}" if probability >= 0.1 else f"{probability:.1%}"
 
 
-def _style(logprob: float) -> str:
-    return next(style for floor, style in _BANDS if math.exp(logprob) >= floor)
+def _color(logprob: float) -> str:
+    return next(color for floor, color in _BANDS if math.exp(logprob) >= floor)

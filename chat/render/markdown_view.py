@@ -1,4 +1,4 @@
-"""An answer on the terminal as Markdown, while it comes."""
+"""Streaming Markdown view of an answer on a terminal."""
 
 import os
 import shutil
@@ -18,19 +18,18 @@ from swiftchat.chat.render.blocks import BlockStream
 from swiftchat.chat.render.live_region import LiveRegion, Size
 from swiftchat.chat.render.rows import MarkdownRows
 from swiftchat.chat.render.style import Style
-from swiftchat.chat.terminal.output import write
 from swiftchat.chat.terminal.sanitize import sanitize
 
 if TYPE_CHECKING:
     from swiftchat.chat.model.answer import Answer
 
-_EVERY_S = 0.05  # between two drawings
+_MIN_INTERVAL_S = 0.05  # between two drawings
 _TAIL_LINES = 12
-_MOST_THOUGHT = 4096  # characters of the reasoning that may be on the screen
+_MAX_REASONING_CHARS = 4096  # kept for the tail
 
 
 def terminal_size() -> Size:
-    """Columns and rows of what stdout is, or what the environment says of them."""
+    """Return columns and rows of stdout, or those that the environment gives."""
     try:
         size = os.get_terminal_size(sys.stdout.fileno())
     except (OSError, ValueError):
@@ -39,10 +38,10 @@ def terminal_size() -> Size:
 
 
 class MarkdownView:
-    """Markdown, each finished block written once, and what is not finished drawn below it.
+    """Writes each finished Markdown block once and redraws the unfinished tail below it.
 
-    Reasoning is shown while it comes and folded to a line afterwards. Without `style.is_live`
-    nothing is drawn that does not stay. `out`, `size` and `clock` are for tests.
+    Reasoning is shown while it streams and then folded to one line. Without `style.is_live`
+    nothing is redrawn. Tests replace `size` and `clock`.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class MarkdownView:
         style: Style,
         answer: "Answer | None",
         name: str,
-        out: Callable[[str], None] = write,
+        write: Callable[[str], None],
         size: Callable[[], Size] = terminal_size,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -60,71 +59,72 @@ class MarkdownView:
         self._clock = clock
         self._blocks = BlockStream()
         self._rows = MarkdownRows(marks=style.mode == "accessible")
-        self._region = LiveRegion(out, size, style.rewraps)
-        self._ansi = Ansi(style)
-        self._thought = ""
-        self._is_thinking = False
-        self._drawn = float("-inf")
-        self._waiting = (
-            [f"{sanitize(name)}:"] if style.mode == "accessible" else []
-        )  # to be written
+        self._region = LiveRegion(write, size, style.rewraps)
+        self._ansi = AnsiEncoder(style)
+        self._reasoning = ""
+        self._is_reasoning = False
+        self._last_drawn_s = float("-inf")
+        self._unwritten: list[str] = []
+        if style.mode == "accessible":
+            self._unwritten.append(f"{sanitize(name)}:")
 
     def push(self, piece: str) -> None:
-        with _uninterrupted():
+        with _signals_deferred():
             if isinstance(piece, Thought):
-                self._think(piece)
+                self._add_reasoning(piece)
             elif piece:
-                self._fold()
+                self._fold_reasoning()
                 for block in self._blocks.push(sanitize(piece)):
-                    self._add(self._rows.of(block, self._size()[0]))
-            if self._clock() - self._drawn >= _EVERY_S and (self._style.is_live or self._waiting):
+                    self._add(self._rows.render(block, self._size()[0]))
+            is_due = self._clock() - self._last_drawn_s >= _MIN_INTERVAL_S
+            if is_due and (self._style.is_live or self._unwritten):
                 self._draw()
 
     def pause(self) -> None:
         self._region.draw([], [])
-        self._drawn = float("-inf")
+        self._last_drawn_s = float("-inf")
 
     def close(self, note: str = "") -> None:
-        with _uninterrupted():
-            self._fold()
+        with _signals_deferred():
+            self._fold_reasoning()
             for block in self._blocks.finish():
-                self._add(self._rows.of(block, self._size()[0]))
+                self._add(self._rows.render(block, self._size()[0]))
             self._add([Text(note)] if note else [])
-            self._region.draw(self._waiting, [])
-            self._waiting = []
+            self._region.draw(self._unwritten, [])
+            self._unwritten = []
 
-    def _think(self, piece: str) -> None:
-        if not self._is_thinking and not self._style.is_live:
-            self._waiting.append("Thinking…")
-        self._is_thinking = True
-        self._thought = (self._thought + sanitize(piece))[-_MOST_THOUGHT:]
+    def _add_reasoning(self, piece: str) -> None:
+        if not self._is_reasoning and not self._style.is_live:
+            self._unwritten.append("Thinking…")
+        self._is_reasoning = True
+        self._reasoning = (self._reasoning + sanitize(piece))[-_MAX_REASONING_CHARS:]
 
-    def _fold(self) -> None:
-        if self._is_thinking:
-            self._is_thinking, self._thought = False, ""
-            self._add([Text(folded_reasoning(self._answer), "dim"), Text()])
+    def _fold_reasoning(self) -> None:
+        if self._is_reasoning:
+            self._is_reasoning, self._reasoning = False, ""
+            self._add([Text(_reasoning_summary(self._answer), "dim"), Text()])
 
     def _add(self, rows: list[Text]) -> None:
-        self._waiting += map(self._ansi.of, rows)
+        self._unwritten += map(self._ansi.encode, rows)
 
     def _draw(self) -> None:
-        self._drawn = self._clock()
-        waiting, self._waiting = self._waiting, []
+        self._last_drawn_s = self._clock()
+        rows, self._unwritten = self._unwritten, []
         if not self._style.is_live:
-            self._region.draw(waiting, [])
-        elif self._is_thinking:
-            thought = self._thought.strip("\n").split("\n")[-_TAIL_LINES:]
-            self._region.draw(waiting, thought, "Thinking…", self._ansi.dim)
+            self._region.draw(rows, [])
+        elif self._is_reasoning:
+            tail = self._reasoning.strip("\n").split("\n")[-_TAIL_LINES:]
+            self._region.draw(rows, tail, "Thinking…", self._ansi.dim)
         else:
             tail, in_fence = self._blocks.tail(_TAIL_LINES), self._blocks.is_in_fence
             if in_fence and tail[-1]:
                 tail[-1] = self._rows.unfinished_code(tail[-1], self._size()[0])
-            self._region.draw(waiting, tail, by_words=not in_fence)
+            self._region.draw(rows, tail, by_words=not in_fence)
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C and Ctrl-Z wait for the end: in the middle of a drawing they would lose lines."""
+def _signals_deferred() -> Iterator[None]:
+    """Deliver Ctrl-C and Ctrl-Z at the end: during a drawing they would lose lines."""
     caught: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTSTP)
     before = [signal.signal(number, lambda n, frame: caught.append(n)) for number in numbers]
@@ -133,26 +133,26 @@ def _uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-    for waiting in caught:
-        signal.raise_signal(waiting)
+    for pending in caught:
+        signal.raise_signal(pending)
 
 
-def folded_reasoning(answer: "Answer | None") -> str:
+def _reasoning_summary(answer: "Answer | None") -> str:
     if answer is None:
         return "…done thinking"
     return f"…done thinking ({answer.num_reasoning_tokens} tok, {answer.reasoning_s:.1f} s)"
 
 
-class Ansi:
-    """Rows of text with their styles as escape sequences; none for an uncolored screen reader."""
+class AnsiEncoder:
+    """Encodes styled rows with escape sequences; without any for uncolored accessible output."""
 
     def __init__(self, style: Style) -> None:
         self._is_plain = style.mode == "accessible" and not style.is_colored
         self._is_colored = style.is_colored
-        self._console = Console(width=80)  # rich wants one to look styles up
+        self._console = Console(width=80)  # rich looks styles up in it
         self.dim = "" if self._is_plain else "\x1b[2m"
 
-    def of(self, row: Text) -> str:
+    def encode(self, row: Text) -> str:
         if self._is_plain:
             return row.plain
         row.end = ""

@@ -1,7 +1,7 @@
-r"""Formulas in Markdown, kept as they were written.
+r"""Formulas in Markdown, shown as TeX source.
 
-Between `$…$`, `$$…$$`, `\(…\)` and `\[…\]` nothing is emphasis, a list or an escape. The rule for
-a single dollar is pandoc's (`tex_math_dollars`), so prices are no formulas.
+Text between `$…$`, `$$…$$`, `\(…\)` and `\[…\]` is not parsed as Markdown. A single dollar follows
+pandoc's rule `tex_math_dollars`, so that prices are not formulas.
 """
 
 from markdown_it import MarkdownIt
@@ -12,14 +12,14 @@ _ENDS = {"$$": "$$", "\\[": "\\]", "\\(": "\\)"}
 
 
 def add_math(parser: MarkdownIt) -> None:
-    """Give a parser the tokens `math_block` and `math`, whose content has the marks around it."""
+    """Add the tokens `math_block` and `math` to a parser; their content includes the delimiters."""
     may_interrupt = {"alt": ["paragraph", "blockquote", "list"]}
     parser.block.ruler.before("fence", "math_block", _block, may_interrupt)  # type: ignore[arg-type]
     parser.inline.ruler.before("escape", "math", _inline)
 
 
 def _block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """`$$` or `\\[` at a line's beginning, up to its partner at a line's end or a blank line."""
+    """Parse from `$$` or `\\[` at a line's start to its partner at a line's end or a blank line."""
     if state.is_code_block(start):
         return False
     first = _line(state, start)

@@ -1,4 +1,4 @@
-"""Markdown as a flat row of blocks, each with the quotes and lists it stands in."""
+"""Parse Markdown into a flat list of blocks with their enclosing quotes and lists."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,20 +13,20 @@ Kind = Literal["paragraph", "heading", "code", "fence", "rule", "table", "math",
 
 
 class Container(NamedTuple):
-    """A quote, or an item of a list with its bullet or number."""
+    """A block quote, or a list item with its bullet or number."""
 
     kind: Literal["quote", "item"]
     marker: str
-    start: int  # the line that opens it
-    order: int = 0  # its number in a numbered list
-    is_first: bool = True  # in its list
+    start: int  # index of its first line
+    order: int = 0  # of an item in a numbered list
+    is_first: bool = True  # item of its list
 
 
 @dataclass
 class Leaf:
-    """A block without blocks in it; `start` and `end` are its lines in what was parsed.
+    """A block without inner blocks; `start` and `end` delimit its lines in the parsed text.
 
-    The last `num_opened` containers of its path begin with it.
+    The innermost `num_opened` containers of `path` begin with it.
     """
 
     kind: Kind
@@ -41,26 +41,26 @@ class Leaf:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is over with its last line, whatever follows."""
-        if self.kind == "fence":  # the opening line, the code, the closing line
+        """Return whether no later line can continue the block."""
+        if self.kind == "fence":  # opening line, code, closing line
             return self.end - self.start > self.content.count("\n") + 1
         return self.kind in ("heading", "rule")
 
     @property
     def first_line(self) -> int:
-        """The line that opens the first container that begins with it, or its own first."""
+        """Return the first line of the block and of the containers that begin with it."""
         return self.path[-self.num_opened].start if self.num_opened else self.start
 
     @property
     def stands_alone(self) -> bool:
-        """Whether it parses the same without what came before: no item goes on into it."""
+        """Return whether it parses the same without the lines before: no list item continues."""
         earlier = self.path[: len(self.path) - self.num_opened]
         return all(container.kind == "quote" for container in earlier)
 
 
 @cache
 def parser() -> MarkdownIt:
-    """CommonMark with tables, strike-through and formulas; HTML and references stay text."""
+    """Return a CommonMark parser with tables, strikethrough, formulas; no HTML, no references."""
     parser = MarkdownIt("commonmark", {"html": False, "maxNesting": 600})
     parser.enable(["table", "strikethrough"])
     parser.disable(["reference", "html_block", "html_inline"])
@@ -70,22 +70,25 @@ def parser() -> MarkdownIt:
 
 
 def parse_blocks(lines: list[str], order: int | None = None) -> list[Leaf]:
-    """The blocks of some lines; `order` is the number a list at their beginning goes on with."""
+    """Parse lines into leaf blocks.
+
+    If the lines begin with a list, its first item gets the number `order`.
+    """
     if not lines:
         return []
-    # The last newline too, or a fence that is open there would lack it.
+    # End with a newline: the code of an open fence includes it.
     return _Leaves(order).read(parser().parse("\n".join(lines) + "\n"))
 
 
 class _Leaves:
-    """Flattens the parser's tokens."""
+    """Flattens the tokens of markdown-it."""
 
     def __init__(self, order: int | None) -> None:
-        self._next_order = order  # of the first list's first item
+        self._next_order = order  # of the first item
         self._path: list[Container] = []
-        self._num_fresh = 0  # containers at the end of the path that hold nothing yet
-        self._orders: list[int | None] = []  # of the open lists; None is a bullet's
-        self._counts: list[int] = []  # items so far of the open lists
+        self._num_empty = 0  # innermost containers without a block so far
+        self._orders: list[int | None] = []  # next number of each open list; None for bullets
+        self._counts: list[int] = []  # items so far of each open list
         self.found: list[Leaf] = []
 
     def read(self, tokens: list[Token]) -> list[Leaf]:
@@ -101,7 +104,7 @@ class _Leaves:
                     self._orders.pop()
                     self._counts.pop()
                 case "blockquote_close" | "list_item_close":
-                    if self._num_fresh:  # an empty item has a bullet all the same
+                    if self._num_empty:  # show the bullet of an empty item
                         start = self._path[-1].start
                         self._add("paragraph", start, start + 1)
                     self._path.pop()
@@ -124,7 +127,7 @@ class _Leaves:
 
     def _open(self, container: Container) -> None:
         self._path.append(container)
-        self._num_fresh += 1
+        self._num_empty += 1
 
     def _open_list(self, token: Token) -> None:
         start = int(token.attrs.get("start", 1)) if token.type[0] == "o" else None
@@ -145,8 +148,8 @@ class _Leaves:
             self._orders[-1] = order + 1
 
     def _add(self, kind: Kind, start: int, end: int, content: str = "", info: str = "") -> None:
-        leaf = Leaf(kind, start, end, tuple(self._path), self._num_fresh, content, info)
-        self._num_fresh = 0
+        leaf = Leaf(kind, start, end, tuple(self._path), self._num_empty, content, info)
+        self._num_empty = 0
         self.found.append(leaf)
 
     def _add_cell(self, token: Token, content: str) -> None:

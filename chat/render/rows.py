@@ -1,4 +1,4 @@
-"""Blocks of Markdown as rows of a terminal."""
+"""Markdown blocks as terminal rows."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,32 +13,34 @@ from swiftchat.chat.render.inline import styled
 from swiftchat.chat.render.table import TableRows
 
 _HEADINGS = {"1": "bold underline", "2": "bold"}
-_LONGEST_RULE = 60
+_MAX_RULE_COLUMNS = 60
 
 
 class MarkdownRows:
-    """Turns blocks into rows in their order; numbers the fences, beginning with 1.
+    """Renders the blocks of one text in order and numbers its fences from 1.
 
-    With `marks` the rows make sense without styles and drawn lines, for those who listen to them:
-    headings keep their `#`, quotes their `>`, and a table is told cell by cell.
+    With `marks` the rows are readable without styles and line drawing, for screen readers:
+    headings keep their `#`, quotes their `>`, and tables become lists of cells.
     """
 
     def __init__(self, marks: bool = False) -> None:
         self.num_fences = 0
         self._marks = marks
         self._highlighter = Highlighter("")
-        self._outside_fence = ""  # what stands left of the open one
+        self._fence_prefix = ""  # left of the open fence
         self._table = TableRows(marks)
-        self._overlong = ""  # the part of a long line that does not fill a row yet
-        self._console = Console(width=80)  # rich asks it how wide a tab is
+        self._overlong = ""  # the last, incomplete row of an overlong line
+        self._console = Console(width=80)  # rich reads the tab size from it
 
-    def of(self, block: Block, width: int) -> list[Text]:
-        """A block's rows, at most `width` cells wide, the blank one before it included."""
+    def render(self, block: Block, width: int) -> list[Text]:
+        """Return the rows of a block, including a blank row before it.
+
+        Each row takes at most `width` columns.
+        """
         first, others = self._prefixes(block, width)
-        inside = max(1, width - first.cell_len)
         if block.kind == "fence":
-            self._outside_fence = others.plain
-        rows = self._inside(block, inside)
+            self._fence_prefix = others.plain
+        rows = self._unprefixed(block, max(1, width - first.cell_len))
         rows = [(others if i else first) + row for i, row in enumerate(rows)]
         for row in rows:
             row.rstrip()
@@ -47,16 +49,16 @@ class MarkdownRows:
         return [Text(" ".join([self._bar] * block.gap), "dim"), *rows]
 
     def unfinished_code(self, line: str, width: int) -> str:
-        """An incomplete line of the open fence, where it will stand when it is complete."""
-        outside = self._outside_fence
-        return outside + _indent(width - len(outside)) + line.removeprefix(outside)
+        """Indent an incomplete line of the open fence as its complete row will be."""
+        prefix = self._fence_prefix
+        return prefix + _indent(width - len(prefix)) + line.removeprefix(prefix)
 
     @property
     def _bar(self) -> str:
         return ">" if self._marks else "▌"
 
     def _prefixes(self, block: Block, width: int) -> tuple[Text, Text]:
-        """What stands before a block's first row, and before its others."""
+        """Return the quote bars and list markers of a block's first row and of its others."""
         first, others = Text(), Text()
         num_earlier = len(block.path) - block.num_opened
         for i, container in enumerate(block.path):
@@ -68,11 +70,11 @@ class MarkdownRows:
                 first, others = first + Text(mark, "dim"), others + Text(mark, "dim")
             else:
                 first, others = first + (blank if i < num_earlier else Text(mark)), others + blank
-            if first.cell_len > width // 2:  # too deep to show where it stands
+            if first.cell_len > width // 2:  # too deeply nested to show the nesting
                 return Text(" " * (width // 2)), Text(" " * (width // 2))
         return first, others
 
-    def _inside(self, block: Block, width: int) -> list[Text]:
+    def _unprefixed(self, block: Block, width: int) -> list[Text]:
         match block.kind:
             case "heading":
                 marks = f"{'#' * int(block.info)} " if self._marks else ""
@@ -80,7 +82,8 @@ class MarkdownRows:
                 text.stylize(_HEADINGS.get(block.info, "bold italic"))
                 return self._wrapped(text, width)
             case "rule":
-                return [Text("-" * 3 if self._marks else "─" * min(width, _LONGEST_RULE), "dim")]
+                line = "-" * 3 if self._marks else "─" * min(width, _MAX_RULE_COLUMNS)
+                return [Text(line, "dim")]
             case "fence":
                 return self._fence(block, width)
             case "code":
@@ -88,7 +91,7 @@ class MarkdownRows:
             case "math":
                 return _folded(Text(block.content), width)
             case "table":
-                return self._table.of(block, width)
+                return self._table.render(block, width)
             case "plain":
                 return self._plain(block, width)
             case _:
@@ -123,7 +126,7 @@ def _indent(width: int) -> str:
 
 
 def _folded(text: Text, width: int) -> list[Text]:
-    """Lines cut where a row is full, not between words: code and formulas stay as they are."""
+    """Cut lines at the full width and not between words: for code and formulas."""
     rows: list[Text] = []
     text.expand_tabs(4)
     for line in text.split("\n", allow_blank=True):

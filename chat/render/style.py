@@ -1,4 +1,4 @@
-"""How answers look: decided once, from the options, the environment and what stdout is."""
+"""Output style of answers, chosen once from options, environment and stdout."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from swiftchat.chat.options.config import ChatConfig
 
-# Terminals that break lines anew when their width changes, by a variable that they set.
+# Environment variables set by terminals that rewrap lines when their width changes.
 _REWRAPPING = (
     "TMUX",
     "VTE_VERSION",
@@ -22,10 +22,14 @@ _REWRAPPING = (
 
 @dataclass(frozen=True)
 class Style:
-    """`exact` is the model's bytes, for pipes; `raw` those with control characters made visible;
-    `markdown` is rendered; `accessible` is rendered for screen readers: nothing is drawn over.
+    """Output style of answers.
 
-    `rewraps`: the terminal breaks lines anew when it becomes narrower.
+    - `exact`: the model's text unchanged, for pipes.
+    - `raw`: the model's text, sanitized.
+    - `markdown`: rendered Markdown; with `is_live` the unfinished tail is redrawn.
+    - `accessible`: rendered for screen readers; nothing is redrawn.
+
+    `rewraps`: the terminal rewraps lines when it becomes narrower.
     """
 
     mode: Literal["exact", "raw", "markdown", "accessible"]
@@ -39,26 +43,26 @@ class Style:
 
 
 def choose_style(config: "ChatConfig", env: Mapping[str, str], at_terminal: bool) -> Style:
-    """What `--raw`, `--accessible`, `--color` and their variables ask for.
+    """Choose the style from `--raw`, `--accessible`, `--color` and their environment variables.
 
-    Flags go before NO_COLOR, that before FORCE_COLOR, which never colors what goes into a pipe.
+    Flags override NO_COLOR, which overrides FORCE_COLOR. FORCE_COLOR does not affect pipes.
     """
     accessible = is_accessible(config, env)
     if config.raw or config.no_template or not (at_terminal or config.color == "always"):
         return Style("raw" if at_terminal else "exact")
     forced = env.get("FORCE_COLOR", "") not in ("", "0")
-    by_itself = not env.get("NO_COLOR") and (forced or not accessible)
-    colored = config.color == "always" or (config.color == "auto" and by_itself)
+    auto_colored = not env.get("NO_COLOR") and (forced or not accessible)
+    colored = config.color == "always" or (config.color == "auto" and auto_colored)
     if accessible:
         return Style("accessible", colored)
     return Style("markdown", colored, at_terminal, any(env.get(name) for name in _REWRAPPING))
 
 
 def is_accessible(config: "ChatConfig", env: Mapping[str, str]) -> bool:
-    """Whether nothing may be drawn over: asked for, or the terminal cannot."""
+    """Return whether rows must not be redrawn, by request or because the terminal is dumb."""
     return config.accessible or is_dumb(env) or env.get("ACCESSIBLE", "") not in ("", "0")
 
 
 def is_dumb(env: Mapping[str, str]) -> bool:
-    """Whether the terminal cannot move its cursor."""
+    """Return whether the terminal cannot move its cursor."""
     return env.get("TERM", "") in ("dumb", "unknown")

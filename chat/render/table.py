@@ -1,4 +1,4 @@
-"""Tables of Markdown in columns, or cell by cell where they do not fit."""
+"""Markdown tables as terminal columns, or as lists of cells where the columns do not fit."""
 
 from itertools import zip_longest
 
@@ -8,13 +8,13 @@ from rich.text import Text
 from swiftchat.chat.render.blocks import Block
 from swiftchat.chat.render.inline import styled
 
-_BETWEEN = " │ "
-_NARROWEST = 5  # columns narrower than this are not worth having
-_LONGEST_CELL = 1000
+_SEPARATOR = " │ "
+_MIN_COLUMN_WIDTH = 5
+_MAX_STYLED_CHARS = 1000  # a longer cell is shown as plain text
 
 
 class TableRows:
-    """Turns tables into rows; a long one comes in parts, with the columns of its first."""
+    """Renders tables; the parts of a long table keep the column widths of its first part."""
 
     def __init__(self, as_list: bool = False) -> None:
         self._as_list = as_list
@@ -22,13 +22,15 @@ class TableRows:
         self._width = 0
         self._console = Console(width=80)
 
-    def of(self, block: Block, width: int) -> list[Text]:
+    def render(self, block: Block, width: int) -> list[Text]:
+        """Return the rows of a table block, at most `width` columns wide."""
         head, *body = [[self._cell(cell) for cell in row] for row in block.rows]
-        if self._as_list or len(head) * (_NARROWEST + len(_BETWEEN)) > width + len(_BETWEEN):
+        min_width = len(head) * (_MIN_COLUMN_WIDTH + len(_SEPARATOR)) - len(_SEPARATOR)
+        if self._as_list or min_width > width:
             return [row for cells in body for row in self._listed(head, cells, width)]
         if block.starts or width != self._width:
             self._width = width
-            self._widths = _widths([head, *body], width - len(_BETWEEN) * (len(head) - 1))
+            self._widths = _widths([head, *body], width - len(_SEPARATOR) * (len(head) - 1))
         rows: list[Text] = []
         if block.starts:
             for cell in head:
@@ -40,10 +42,10 @@ class TableRows:
         return rows
 
     def _cell(self, content: str) -> Text:
-        if len(content) > _LONGEST_CELL:
+        if len(content) > _MAX_STYLED_CHARS:
             return Text(content)
         text = styled(content, self._as_list)
-        parts = [part for line in text.split("\n") for part in _at_breaks(line)]
+        parts = [part for line in text.split("\n") for part in _split_at_breaks(line)]
         return Text("\n").join(parts)
 
     def _in_columns(self, cells: list[Text], aligns: tuple[str, ...]) -> list[Text]:
@@ -57,10 +59,10 @@ class TableRows:
                 line.pad_left(left)
                 line.pad_right(missing - left)
             columns.append(list(lines))
-        between, rows = Text.assemble((_BETWEEN, "dim")), []
+        separator, rows = Text.assemble((_SEPARATOR, "dim")), []
         for parts in zip_longest(*columns):
             full = [p or Text(" " * w) for p, w in zip(parts, self._widths, strict=True)]
-            rows.append(between.join(full))
+            rows.append(separator.join(full))
         return rows
 
     def _listed(self, head: list[Text], cells: list[Text], width: int) -> list[Text]:
@@ -71,24 +73,24 @@ class TableRows:
         return rows
 
 
-def _at_breaks(line: Text) -> list[Text]:
-    """A cell cannot have two lines in Markdown; models write <br> there."""
+def _split_at_breaks(line: Text) -> list[Text]:
+    """Split at `<br>`, which models write because a Markdown cell cannot hold a newline."""
     text = line.plain
     for mark in ("<br>", "<br/>", "<br />"):
         if mark in text:
             before, after = text.index(mark), text.index(mark) + len(mark)
-            return [line[:before], *_at_breaks(line[after:])]
+            return [line[:before], *_split_at_breaks(line[after:])]
     return [line]
 
 
-def _widths(rows: list[list[Text]], room: int) -> list[int]:
-    """Each column as wide as its widest cell, or the widest columns cut down to what there is."""
-    wanted = [
+def _widths(rows: list[list[Text]], total: int) -> list[int]:
+    """Return column widths of at most `total` together; only the widest columns are cut."""
+    natural = [
         max(1, *(max((line.cell_len for line in row[i].split("\n")), default=0) for row in rows))
         for i in range(len(rows[0]))
     ]
-    left, share = room, 0
-    for num_left, width in zip(range(len(wanted), 0, -1), sorted(wanted), strict=True):
-        share = max(1, left // num_left)
-        left -= min(width, share)
-    return [min(width, share) for width in wanted]
+    left, limit = total, 0
+    for num_left, width in zip(range(len(natural), 0, -1), sorted(natural), strict=True):
+        limit = max(1, left // num_left)
+        left -= min(width, limit)
+    return [min(width, limit) for width in natural]

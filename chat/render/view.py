@@ -1,4 +1,4 @@
-"""Where an answer goes while it comes: a pipe, or a terminal."""
+"""Output of an answer while it streams, to a pipe or to a terminal."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 class AnswerView(Protocol):
-    """Shows an answer's pieces as they come; `close` shows what is left, and why it ended.
+    """Output of one streamed answer.
 
-    `pause` erases what would be drawn over, until the next piece.
+    `push` shows a piece of text. `pause` erases the redrawn rows until the next piece. `close`
+    shows the remaining text and an optional note on why the answer ended.
     """
 
     def push(self, piece: str) -> None: ...
@@ -23,44 +24,47 @@ class AnswerView(Protocol):
 
 
 def open_view(style: Style, answer: "Answer | None", name: str) -> AnswerView:
-    """The view of an answer that `name` gives; `answer` is asked what its reasoning took."""
+    """Return the view for an answer of the model `name`.
+
+    `answer` supplies the reasoning statistics; None leaves them out.
+    """
     if style.is_rendered:
         from swiftchat.chat.render.markdown_view import MarkdownView
 
-        return MarkdownView(style, answer, name)
-    return PlainView(style.mode == "raw")
+        return MarkdownView(style, answer, name, write)
+    return PlainView(sanitized=style.mode == "raw")
 
 
 def preload(style: Style) -> None:
-    """Import what a view will need: a tenth of a second that no answer should wait for."""
+    """Import the modules that a view needs: 0.1 s that would otherwise delay the first answer."""
     if style.is_rendered:
-        import swiftchat.chat.render.markdown_view  # noqa: F401
+        import swiftchat.chat.render.markdown_view  # noqa: F401 (loads rich early)
         from swiftchat.chat.render.highlight import Highlighter
 
-        Highlighter("python")  # the most likely one
+        Highlighter("python")  # load the most frequent lexer
 
 
 def show(style: Style, text: str, name: str) -> None:
-    """Show a text that is complete, as an answer of `name` would be."""
+    """Show a complete text as if the model `name` had answered it."""
     view = open_view(style, None, name)
     view.push(text)
     view.close()
 
 
 class PlainView:
-    """The text as it is, with control characters made visible for a terminal; no reasoning."""
+    """An answer without rendering and without reasoning; `sanitized` for terminals."""
 
-    def __init__(self, gated: bool) -> None:
-        self._gated = gated
+    def __init__(self, sanitized: bool) -> None:
+        self._sanitized = sanitized
         self._ends_line = False
 
     def push(self, piece: str) -> None:
         if piece and not isinstance(piece, Thought):
             self._ends_line = piece.endswith("\n")
-            write(sanitize(piece) if self._gated else piece)
+            write(sanitize(piece) if self._sanitized else piece)
 
     def pause(self) -> None:
-        """Nothing here is drawn over."""
+        """Do nothing: this view redraws no rows."""
 
     def close(self, note: str = "") -> None:
         write(f" {note}" if note else "")

@@ -22,7 +22,7 @@ from swiftchat.chat.repl.input import InputLine
 from swiftchat.chat.repl.message import message_of
 from swiftchat.chat.repl.plain_input import PlainPrompt
 from swiftchat.chat.terminal.echo import hide_typing
-from swiftchat.chat.terminal.output import StatusLine, say, write
+from swiftchat.chat.terminal.output import StatusLine, print_notice, write
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.engine.api.protocol import Prefill
 from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
@@ -61,13 +61,13 @@ class Repl:
         self.speaker = speaker
         self.config = config
         self.conversation = conversation
-        self.autosave = autosave or Autosave(None, say)
+        self.autosave = autosave or Autosave(None, print_notice)
         self.attached = [before] if before else []
         self.draft = ""
         self.shell_output = ""
         self.last_answer: Answer | None = None
         self.commands = Commands(self)
-        self._hints = Hints(None if config.quiet else hints_file(), say)
+        self._hints = Hints(None if config.quiet else hints_file(), print_notice)
         self._interrupted = float("-inf")
         self.style = choose_style(config, os.environ, at_terminal=True)
         self._is_accessible = is_accessible(config, os.environ)
@@ -82,10 +82,10 @@ class Repl:
             where = "".join(f" · --{name} {count}" for name, count in asked.items() if count != 1)
             if self.config.connect:
                 where = f" · at {self.config.connect}"
-            say(f"swiftchat · {self.speaker.name}{where} · /? for help, Ctrl-D to leave")
+            print_notice(f"swiftchat · {self.speaker.name}{where} · /? for help, Ctrl-D to leave")
             self._hints.show("start")
             for name in self.config.file if self.attached else ():
-                say(f"{name} goes before the first message")
+                print_notice(f"{name} goes before the first message")
         if self.conversation.tree:
             show_end(self)
         try:
@@ -105,7 +105,7 @@ class Repl:
             except KeyboardInterrupt:
                 if self._twice():
                     return 130
-                say("Ctrl-D or /bye leaves")
+                print_notice("Ctrl-D or /bye leaves")
             except SwiftchatError as error:
                 self.report(error)
 
@@ -184,9 +184,11 @@ class Repl:
         elif "```" in answer.text:
             self._hints.show("code")
         if answer.finish_reason == "length":
-            say("the answer ends here: its limit of tokens is reached (/continue, /set max_tokens)")
+            print_notice(
+                "the answer ends here: its limit of tokens is reached (/continue, /set max_tokens)"
+            )
         if self.config.stats and self.speaker.engine.info:
-            say(stats_line(answer, self.speaker.engine.info.load_s))
+            print_notice(stats_line(answer, self.speaker.engine.info.load_s))
 
     def show_status(self, label: str = "", done: int = 0, total: int = 1) -> None:
         """Write how far something is over the line before; without a label, erase it."""
@@ -198,9 +200,9 @@ class Repl:
     def report(self, error: SwiftchatError) -> None:
         """Show an error and its hint; the conversation goes on."""
         hint = _OVERFLOW_HINT if isinstance(error, ContextOverflow) else error.hint
-        say(f"error: {' '.join(error.message.split())}")
+        print_notice(f"error: {' '.join(error.message.split())}")
         if hint:
-            say(f"hint: {' '.join(hint.split())}")
+            print_notice(f"hint: {' '.join(hint.split())}")
 
     def _input_line(self, io: dict[str, object]) -> InputLine | PlainPrompt:
         if is_dumb(os.environ) and not io:
@@ -246,14 +248,16 @@ class Repl:
             self._status.clear()
         if was_ready and self.speaker.engine is not engine:
             again = "attached to again" if self.config.connect else "started again"
-            say(f"the engine process had ended and was {again}")
+            print_notice(f"the engine process had ended and was {again}")
 
     def _show_prefill(self, progress: Prefill) -> None:
         if progress.done < progress.total:
             self._status.show("reading the prompt", progress.done, progress.total)
 
     def _dropped(self, num_messages: int) -> None:
-        say(f"warning: the context is full: the oldest {num_messages} messages were left out")
+        print_notice(
+            f"warning: the context is full: the oldest {num_messages} messages were left out"
+        )
 
     def _toolbar(self) -> StyleAndTextTuples:
         engine, name = self.speaker.engine, sanitize(self.speaker.name)

@@ -18,7 +18,7 @@ from swiftchat.chat.options.completion import (
     complete_models,
     complete_stored_models,
 )
-from swiftchat.chat.terminal.progress import reported
+from swiftchat.chat.terminal.progress import progress_display
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
@@ -63,7 +63,7 @@ def download(
         print(sanitize(_offered(name, found)), file=sys.stderr)
     if found.missing_bytes and not yes and sys.stdin.isatty() and sys.stderr.isatty():
         click.confirm(f"download {sanitize(found.repo)}?", default=True, abort=True, err=True)
-    with reported(quiet) as progress:
+    with progress_display(quiet) as progress:
         path = found.bring(progress)
     print(sanitize(str(path)))
 
@@ -179,7 +179,7 @@ def convert(
         _print_outline(planned)
         return
     start = time.monotonic()
-    with reported(quiet) as progress, ExitStack() as stack:
+    with progress_display(quiet) as progress, ExitStack() as stack:
         if calibrate and quantization is not None:
             from swiftchat.chat.subcommands.calibration import inputs_of
 

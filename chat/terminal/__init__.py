@@ -1,1 +1,1 @@
-"""The terminal: size, colors, sanitizing, clipboard."""
+"""The terminal: style of answers, sanitizing, progress, clipboard, echo."""

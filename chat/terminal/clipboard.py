@@ -1,35 +1,34 @@
-"""The clipboard: the terminal's over SSH, the desktop's otherwise."""
+"""Copy text to the clipboard: the local terminal's over SSH, otherwise the desktop's."""
 
 import base64
 from collections.abc import Callable, Mapping
 
 from swiftchat.errors import UsageError
 
-# What xterm takes of one OSC 52 sequence, and others took over.
-_LONGEST_BASE64 = 74_994
+# xterm's limit for one OSC 52 sequence, which other terminals adopted.
+_MAX_BASE64_CHARS = 74_994
 
 
 def copy(text: str, env: Mapping[str, str], write: Callable[[str], None]) -> None:
-    """Put a text on the clipboard of whoever sits at the keyboard; `UsageError` if none is there.
+    """Copy a text to the user's clipboard; raise `UsageError` if there is none.
 
-    Over SSH (`SSH_TTY` in `env`) the terminal is asked to by OSC 52, which it never answers.
-    `write` takes that sequence.
+    Over SSH (`SSH_TTY` in `env`) send OSC 52 through `write`; terminals do not acknowledge it.
     """
     if env.get("SSH_TTY"):
         code = base64.b64encode(text.encode("utf-8", "replace")).decode()
-        if len(code) > _LONGEST_BASE64:
+        if len(code) > _MAX_BASE64_CHARS:
             raise UsageError(
-                f"{len(text)} characters are too many for a clipboard over SSH",
-                "copy a part: /copy code N",
+                f"{len(text)} characters are too many for the clipboard over SSH",
+                "copy a code block instead: /copy code N",
             )
         write(f"\x1b]52;c;{code}\x07")
         return
-    # Here, not at the top: it looks for the programs it may use.
+    # Imported here because it searches PATH for clipboard programs.
     import pyperclip
 
     try:
         pyperclip.copy(text)
     except (pyperclip.PyperclipException, OSError) as error:
         raise UsageError(
-            "there is no clipboard here", "install wl-clipboard, xclip or xsel"
+            "no clipboard program was found", "install wl-clipboard, xclip or xsel"
         ) from error

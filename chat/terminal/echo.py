@@ -1,4 +1,4 @@
-"""The terminal while nobody is asked to type: what is typed waits unseen, and Ctrl-Z works."""
+"""Terminal echo: hide typed keys while an answer streams, and handle Ctrl-Z."""
 
 import contextlib
 import signal
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def hide_typing(before_stop: Callable[[], None] | None = None) -> Iterator[None]:
-    """Keep what is typed meanwhile off the screen and for the next prompt; Ctrl-C still signals.
+    """Turn off echo and keep typed keys for the next prompt; Ctrl-C still raises SIGINT.
 
-    Ctrl-Z calls `before_stop`, which should erase what is drawn over, and leaves the terminal to
-    the shell as it was; `fg` takes it again.
+    Ctrl-Z calls `before_stop`, which should erase redrawn rows, then restores the terminal's
+    settings and suspends the process; after `fg` echo is off again.
     """
     if not sys.stdin.isatty():
         yield
@@ -20,26 +20,26 @@ def hide_typing(before_stop: Callable[[], None] | None = None) -> Iterator[None]
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     quiet = termios.tcgetattr(descriptor)
-    quiet[0] &= ~termios.ICRNL  # Enter stays what prompt_toolkit takes for Enter
+    quiet[0] &= ~termios.ICRNL  # prompt_toolkit expects Enter as a carriage return
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
-    quiet[3] |= termios.NOFLSH  # else Ctrl-C would throw away what was typed before it
+    quiet[3] |= termios.NOFLSH  # otherwise Ctrl-C discards the keys typed before it
 
     def stop(number: int, frame: object) -> None:
         if before_stop is not None:
             before_stop()
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGTSTP)  # here it stands still until `fg`
+        signal.raise_signal(signal.SIGTSTP)  # returns after `fg`
         signal.signal(signal.SIGTSTP, stop)
         termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
 
     old_stop = signal.getsignal(signal.SIGTSTP)
-    if old_stop is not signal.SIG_IGN:  # a shell without job control could never go on
+    if old_stop is not signal.SIG_IGN:  # a shell without job control could not resume us
         signal.signal(signal.SIGTSTP, stop)
     termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
     try:
         yield
     finally:
         signal.signal(signal.SIGTSTP, old_stop)
-        with contextlib.suppress(termios.error):  # the terminal may have been closed
+        with contextlib.suppress(termios.error):  # the terminal may be closed
             termios.tcsetattr(descriptor, termios.TCSANOW, before)

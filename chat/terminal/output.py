@@ -1,4 +1,4 @@
-"""Writing to the terminal: text on stdout, notices on stderr, a status line."""
+"""Output to the terminal: text on stdout, notices on stderr, a status line."""
 
 import sys
 
@@ -6,25 +6,28 @@ from swiftchat.chat.terminal.sanitize import sanitize
 
 
 def write(text: str) -> None:
-    """Text to stdout, at once."""
+    """Write text to stdout and flush."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
-def say(text: str) -> None:
-    """A line of the program's own, apart from answers: on stderr."""
+def print_notice(text: str) -> None:
+    """Print one line to stderr, sanitized."""
     print(sanitize(text), file=sys.stderr, flush=True)
 
 
 class StatusLine:
-    """One line that is written over and then erased; nothing where that cannot or may not be."""
+    """One line that is overwritten and finally erased.
+
+    It shows nothing if stdout is not a terminal or `may_erase` is false.
+    """
 
     def __init__(self, may_erase: bool) -> None:
-        self._is_able = sys.stdout.isatty() and may_erase
+        self._is_enabled = sys.stdout.isatty() and may_erase
         self._is_shown = False
 
     def show(self, label: str, done: int, total: int) -> None:
-        if self._is_able:
+        if self._is_enabled:
             self._is_shown = True
             write(f"\r\x1b[K{sanitize(label)} {100 * done // max(1, total)} %")
 

@@ -1,4 +1,4 @@
-"""Progress of long operations on stderr, as bars on a terminal and single lines elsewhere."""
+"""Progress of long operations on stderr: bars on a terminal, otherwise one line each."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def reported(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function (label, done, total) that shows how far something is."""
+def progress_display(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function (label, done, total) that displays progress in bytes."""
     if quiet:
         yield lambda label, done, total: None
     elif sys.stderr.isatty():
@@ -34,7 +34,7 @@ def reported(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
 @contextmanager
 def _bars() -> Iterator[Callable[[str, int, int], None]]:
     with ExitStack() as stack:
-        # When there is something to show: rich takes 80 ms, and a model that is here needs none.
+        # Created with the first report: importing rich takes 80 ms, and a local model needs no bar.
         bars = cache(lambda: stack.enter_context(_progress()))
         tasks: dict[str, TaskID] = {}
 

@@ -1,12 +1,12 @@
-"""The one gate between foreign text and the terminal.
+"""Sanitize untrusted text for the terminal.
 
-Model output, file and model names and error texts may hold escape sequences that move the
-cursor, set the clipboard or hide text. Everything of foreign origin passes here before it is
-shown on a terminal. Output to a pipe or file does not: there the bytes are the answer.
+Model output, file names, model names and error messages may contain escape sequences that move
+the cursor, set the clipboard or hide text. Every such text goes through `sanitize` before it is
+shown on a terminal. Output to a pipe or a file is not changed.
 """
 
-# C0 and DEL have pictures of their own; C1 and the bidirectional controls get a question mark
-# in a diamond, because no visible picture of them exists.
+# C0 controls and DEL have Unicode pictures; C1 and bidirectional controls have none and become
+# U+FFFD.
 _C0 = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)}
 _C1 = dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 _BIDI = dict.fromkeys(
@@ -17,8 +17,8 @@ _TABLE = {**_C0, 0x7F: 0x2421, **_C1, **_BIDI, **_LINES}
 
 
 def sanitize(text: str) -> str:
-    """Text with every control character but newline and tab replaced by a visible glyph.
+    """Replace control characters other than newline and tab by visible glyphs.
 
-    The length stays the same, so any split of a text gives the same result.
+    Each character is replaced by exactly one, so a text may be sanitized in pieces.
     """
     return text.translate(_TABLE)

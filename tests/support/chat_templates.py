@@ -1,4 +1,4 @@
-"""Chat templates in the styles of the families people run, and a vocabulary for all of them."""
+"""Chat templates in the styles of common model families, and a tokenizer for all of them."""
 
 import json
 from typing import Any
@@ -268,7 +268,7 @@ _QWEN_3 = """{%- if tools %}
     {%- if enable_thinking is defined and enable_thinking is false %}
         {{- '<think>\\n\\n</think>\\n\\n' }}
     {%- endif %}
-{%- endif %}"""  # noqa: E501
+{%- endif %}"""  # noqa: E501 (lines of the template)
 
 _DEEPSEEK = (
     "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}"
@@ -320,16 +320,16 @@ STYLES = {
     "deepseek-r1": _DEEPSEEK,
     "chatglm-4": _CHATGLM_STYLE,
     "macros": _MACROS,
-    **{f"built in: {name}": form.source for name, form in BUILT_IN.items()},
+    **{f"built in: {name}": built_in.source for name, built_in in BUILT_IN.items()},
 }
-# Macros, and a loop over tools in one over messages, run in a process of their own.
-ELSEWHERE = ("macros", "mistral-v3")
+# Templates with macros or a loop over tools inside the loop over messages run in a worker process.
+RUN_IN_WORKER = ("macros", "mistral-v3")
 WITH_TOOLS = ("llama-3.1", "mistral-v3", "qwen-3", "macros")
-NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-def spec() -> dict[str, Any]:
-    """A `tokenizer.json` with the control tokens of all styles; `<think>` is none."""
+def tokenizer_json() -> dict[str, Any]:
+    """Return a `tokenizer.json` with the control tokens of all styles; `<think>` is not one."""
     library = tokenizers.Tokenizer(tokenizers.models.BPE())
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = tokenizers.decoders.ByteLevel()

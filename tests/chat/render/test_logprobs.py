@@ -1,4 +1,4 @@
-"""How likely tokens were: in JSON, at a terminal, and with `/show alternatives`."""
+"""Log-probabilities in JSON, on the terminal and with `/show alternatives`."""
 
 import json
 import math
@@ -22,7 +22,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     return Program(fake_engine.make_folder(tmp_path / "model"), monkeypatch)
 
 
-def test_json_has_every_token_with_its_alternatives(program: Program) -> None:
+def test_json_lists_every_token_with_its_alternatives(program: Program) -> None:
     report = json.loads(program.run("-p", "x", "--logprobs", "2", "--json").stdout)
     half = pytest.approx(math.log(0.5), abs=1e-6)
     assert [one["token"] for one in report["logprobs"]] == list("An answer.")
@@ -37,7 +37,7 @@ def test_json_has_every_token_with_its_alternatives(program: Program) -> None:
     }
 
 
-def test_five_without_a_number_and_none_without_the_option(program: Program) -> None:
+def test_logprobs_defaults_to_five_and_is_off_without_the_option(program: Program) -> None:
     program.engine.answers = [{"text": "An answer."}, {"text": "An answer."}]
     lines = program.run("-p", "x", "--logprobs", "--stream-json").stdout.splitlines()
     assert {len(one["alternatives"]) for one in json.loads(lines[-1])["logprobs"]} == {5}
@@ -45,7 +45,7 @@ def test_five_without_a_number_and_none_without_the_option(program: Program) -> 
     assert [params.logprobs for params in program.engine.params] == [5, None]
 
 
-def test_they_end_where_a_stop_string_does(program: Program) -> None:
+def test_logprobs_end_at_a_stop_string(program: Program) -> None:
     result = program.run("-p", "x", "--logprobs", "0", "--stop", "ns", "--json")
     report = json.loads(result.stdout)
     assert report["content"] == "An a" and report["finish_reason"] == "stop"
@@ -53,7 +53,7 @@ def test_they_end_where_a_stop_string_does(program: Program) -> None:
     assert len(report["logprobs"]) == report["usage"]["completion_tokens"]
 
 
-def test_a_plain_answer_has_no_place_for_them(program: Program) -> None:
+def test_logprobs_need_json_output(program: Program) -> None:
     error = failure(program, "-p", "x", "--logprobs")
     assert error.exit_code == 2 and "--json" in error.hint
     assert failure(program, "-p", "x", "--logprobs", "51", "--json").exit_code == 2
@@ -76,7 +76,7 @@ def test_show_alternatives(chat: Chat) -> None:
     assert chat.repl.speaker.params.logprobs is None
 
 
-def test_a_conversation_that_goes_on_later_does_not_ask_for_them(chat: Chat) -> None:
+def test_logprobs_are_not_saved_with_the_session(chat: Chat) -> None:
     chat.say("/set logprobs 3")
     chat.say("/set top_k 7")
     chat.say("Hi", "Oh")
@@ -85,7 +85,7 @@ def test_a_conversation_that_goes_on_later_does_not_ask_for_them(chat: Chat) -> 
     assert settings["top_k"] == 7 and "logprobs" not in settings
 
 
-def test_colors_and_control_characters(chat: Chat) -> None:
+def test_terminal_text_is_colored_and_sanitized(chat: Chat) -> None:
     chat.say("/set logprobs 1")
     chat.say("Hi", "é\x1b[31m\nx")
     answer, tokenizer = chat.repl.last_answer, chat.repl.speaker.tokenizer

@@ -1,4 +1,4 @@
-"""Markdown while it comes: the same screen however it is cut, and nothing twice."""
+"""Streaming Markdown: the screen does not depend on the chunking and repeats no line."""
 
 import os
 import re
@@ -101,11 +101,11 @@ TEXTS = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 
 
 class Screen:
-    """A terminal and a view of an answer on it; every piece is drawn."""
+    """An emulated terminal with a MarkdownView; every piece triggers a drawing."""
 
     def __init__(self, columns: int = 80, rows: int = 24, **style: object) -> None:
         self.screen = pyte.HistoryScreen(columns, rows, history=10_000)
-        self.screen.set_mode(pyte.modes.LNM)  # as a terminal's driver does
+        self.screen.set_mode(pyte.modes.LNM)  # as a tty driver does
         self.stream = pyte.Stream(self.screen)
         self.written = ""
         self.size = (columns, rows)
@@ -135,14 +135,14 @@ class Screen:
         return self.lines()
 
     def lines(self) -> list[str]:
-        """Everything in the scrollback and on the screen, up to the cursor's line."""
+        """Return the lines of scrollback and screen up to the cursor."""
         columns = range(self.screen.columns)
         above = ["".join(line[i].data for i in columns) for line in self.screen.history.top]
-        here = self.screen.display[: self.screen.cursor.y + 1]
-        return [line.rstrip() for line in [*above, *here]]
+        on_screen = self.screen.display[: self.screen.cursor.y + 1]
+        return [line.rstrip() for line in [*above, *on_screen]]
 
 
-def cut(text: str, places: list[int]) -> list[str]:
+def split_at(text: str, places: list[int]) -> list[str]:
     ends = sorted({place % (len(text) + 1) for place in places})
     return [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
 
@@ -153,23 +153,23 @@ def test_any_chunking_gives_the_same_screen_and_scrollback(
     text: str, places: list[int], size: tuple[int, int]
 ) -> None:
     whole = Screen(*size, is_live=False).show(text)
-    assert Screen(*size).show(*cut(text, places)) == whole
+    assert Screen(*size).show(*split_at(text, places)) == whole
     assert Screen(*size).show(*text[-60:]) == Screen(*size, is_live=False).show(text[-60:])
 
 
-def test_token_by_token_at_every_size() -> None:
+def test_character_by_character_at_several_sizes() -> None:
     for size in ((80, 24), (20, 10), (200, 60), (400, 20), (1, 1)):
         whole = Screen(*size, is_live=False).show(SHOWCASE)
         assert Screen(*size).show(*SHOWCASE) == whole
-    assert whole  # that of 1×1, where only that it ends is asked
+    assert whole  # at 1×1 the output only has to end
 
 
-Told = tuple[str, list[str], str, tuple[tuple[str, ...], ...]]
+JoinedBlock = tuple[str, list[str], str, tuple[tuple[str, ...], ...]]
 
 
-def joined(blocks: Iterable[Block]) -> list[Told]:
-    """What a stream gave, its parts of fences and tables put together."""
-    found: list[Told] = []
+def joined(blocks: Iterable[Block]) -> list[JoinedBlock]:
+    """Join the parts of fences and tables that a stream yielded."""
+    found: list[JoinedBlock] = []
     for block in blocks:
         path = [container.kind + container.marker for container in block.path]
         content = f"{block.content}\n" if block.kind == "fence" and block.content else block.content
@@ -183,15 +183,15 @@ def joined(blocks: Iterable[Block]) -> list[Told]:
 
 @settings(max_examples=150, deadline=None)
 @given(TEXTS)
-def test_the_blocks_are_those_of_the_whole_text(text: str) -> None:
+def test_streamed_blocks_equal_those_of_the_whole_text(text: str) -> None:
     text = sanitize(text)
     stream = BlockStream()
-    given = [*stream.push(text), *stream.finish()]
+    streamed = [*stream.push(text), *stream.finish()]
     whole = [
         (leaf.kind, [c.kind + c.marker for c in leaf.path], leaf.content.rstrip(), tuple(leaf.rows))
         for leaf in parse.parse_blocks(text.split("\n"))
     ]
-    assert joined(given) == whole
+    assert joined(streamed) == whole
 
 
 @settings(max_examples=50, deadline=None)
@@ -209,7 +209,7 @@ def shown(text: str, columns: int = 60, **style: object) -> str:
     return "\n".join(Screen(columns, 24, **style).show(text)).rstrip("\n")
 
 
-def test_the_showcase() -> None:
+def test_showcase_screen() -> None:
     assert (
         shown(SHOWCASE)
         == r"""Title
@@ -247,7 +247,7 @@ End
     )
 
 
-def test_for_screen_readers_marks_stay_and_nothing_is_drawn_over() -> None:
+def test_accessible_output_keeps_marks_and_redraws_nothing() -> None:
     screen = Screen(60, 24, mode="accessible", is_colored=False, is_live=False)
     lines = screen.show(*SHOWCASE)
     assert "\x1b" not in screen.written and "\r" not in screen.written
@@ -274,20 +274,20 @@ def test_for_screen_readers_marks_stay_and_nothing_is_drawn_over() -> None:
         ("> " * 40 + "deep", "> " * 30 + "\n" + "> " * 10 + "deep"),
     ],
 )
-def test_what_is_shown(text: str, rendered: str) -> None:
+def test_rendering(text: str, rendered: str) -> None:
     assert shown(text) == "\n".join(line.rstrip() for line in rendered.split("\n"))
 
 
-def test_a_table_without_room_is_told_cell_by_cell() -> None:
+def test_a_table_that_does_not_fit_becomes_a_list() -> None:
     table = "| a | b | c |\n|---|---|---|\n| one | two | three |\n"
     assert shown(table, columns=16) == "- a: one\n  b: two\n  c: three"
 
 
 CONTROLS = "".join(map(chr, [*range(9), *range(11, 32), *range(127, 160), 0x202E, 0x2066, 0x2028]))
-OURS = re.compile(r"\x1b\[(?:[0-9;]*m|K|A|\?7[hl])")
+OUR_ESCAPES = re.compile(r"\x1b\[(?:[0-9;]*m|K|A|\?7[hl])")
 
 
-def test_control_characters_at_every_split_point() -> None:
+def test_control_characters_are_sanitized_at_every_split_point() -> None:
     text = f"a\x1b]52;c;eA==\x07b `{CONTROLS}` c\n\n```\n{CONTROLS}\n```\n| {CONTROLS} |\n|--|\n"
     for place in range(len(text) + 1):
         screen, written = Screen(), list[str]()
@@ -295,14 +295,14 @@ def test_control_characters_at_every_split_point() -> None:
         for piece in (text[:place], text[place:]):
             screen.view.push(piece)
         screen.view.close()
-        rest = OURS.sub("", "".join(written)).replace("\n", "").replace("\r", "")
+        rest = OUR_ESCAPES.sub("", "".join(written)).replace("\n", "").replace("\r", "")
         assert not set(CONTROLS) & set(rest)
     bare = Screen(mode="accessible", is_colored=False, is_live=False)
     bare.show(*text)
     assert not set(CONTROLS) & set(bare.written)
 
 
-def test_without_colors_there_are_styles_but_no_colors() -> None:
+def test_uncolored_output_has_styles_but_no_colors() -> None:
     screen = Screen(is_colored=False)
     screen.show(SHOWCASE)
     codes = {
@@ -313,7 +313,7 @@ def test_without_colors_there_are_styles_but_no_colors() -> None:
     assert "1" in codes and not codes & {str(n) for n in [*range(30, 50), *range(90, 108)]}
 
 
-def test_a_tail_stays_small_and_is_drawn_at_most_twenty_times_a_second() -> None:
+def test_the_tail_is_small_and_drawn_at_most_twenty_times_a_second() -> None:
     screen = Screen(40, 10)
     for i in range(200):
         screen.view.push("word ")
@@ -329,7 +329,7 @@ def test_a_tail_stays_small_and_is_drawn_at_most_twenty_times_a_second() -> None
     assert 50 <= len(times) <= 61
 
 
-def test_an_incomplete_line_of_code_stands_where_it_will_stay() -> None:
+def test_an_incomplete_line_of_code_is_indented_like_the_complete_one() -> None:
     screen = Screen()
     screen.view.push("1. item\n   ```\n   one\n   tw")
     assert screen.lines()[-2:] == ["     one", "     tw"]
@@ -338,7 +338,7 @@ def test_an_incomplete_line_of_code_stands_where_it_will_stay() -> None:
 
 
 @pytest.mark.parametrize("columns", [30, 59, 61, 120])
-def test_a_resize_while_answering_leaves_nothing_twice(columns: int) -> None:
+def test_a_resize_while_answering_repeats_no_line(columns: int) -> None:
     screen = Screen(60, 24)
     words = [f"word{i} " for i in range(60)]
     for i, word in enumerate(["# Head\n\ndone before\n\n", *words]):
@@ -351,7 +351,7 @@ def test_a_resize_while_answering_leaves_nothing_twice(columns: int) -> None:
     assert text == ["Head", "done", "before", *(word.strip() for word in words)]
 
 
-def test_ctrl_c_in_the_middle_of_a_drawing_loses_nothing() -> None:
+def test_ctrl_c_during_a_drawing_loses_no_line() -> None:
     screen = Screen()
 
     def interrupted(text: str) -> None:
@@ -367,8 +367,8 @@ def test_ctrl_c_in_the_middle_of_a_drawing_loses_nothing() -> None:
     assert screen.lines() == ["one", "", "two", "", "three", "stopped", ""]
 
 
-class Counted:
-    """Counts what the parser is given while a text comes."""
+class ParserCalls:
+    """Records the number of characters of each call of the parser."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lengths: list[int] = []
@@ -393,26 +393,28 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_the_work_for_a_line_does_not_grow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = Counted(monkeypatch)
+def test_the_cost_of_a_line_does_not_grow_with_the_text(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = ParserCalls(monkeypatch)
     stream = BlockStream()
     num_blocks = len(list(stream.push(HOSTILE[name](800)))) + len(list(stream.finish()))
-    assert max(counted.lengths) < 100 and len(counted.lengths) <= 2 * 800 + 10
+    assert max(calls.lengths) < 100 and len(calls.lengths) <= 2 * 800 + 10
     assert num_blocks > (1 if name == "line" else 5)
 
 
-def test_what_never_ends_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = Counted(monkeypatch)
+def test_long_unfinished_blocks_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = ParserCalls(monkeypatch)
     stream = BlockStream()
     text = "a line of a paragraph\n" * 400 + "- x\n" + "  - y\n" * 400 + "x" * 20_000
     blocks = [*stream.push(text), *stream.finish()]
-    assert max(counted.lengths) <= 16_384 + 4096
+    assert max(calls.lengths) <= 16_384 + 4096
     assert sum(block.content.count("paragraph") for block in blocks) == 400
     assert sum(block.content == "y" for block in blocks) == 400
     assert sum(block.content.count("x") for block in blocks) == 20_001
 
 
-def test_code_numbers_are_those_that_copy_takes() -> None:
+def test_code_blocks_are_numbered_as_copy_expects() -> None:
     blocks = code_blocks(SHOWCASE + "```\n> ~~~ sh\n> ls\n> ~~~\n")
     assert [(block.language, block.code) for block in blocks] == [
         ("py", 'x = "你好"\n\ny = 2\n'),

@@ -1,4 +1,4 @@
-"""How answers look, by options and environment; and the clipboard."""
+"""Output style by options and environment; clipboard; import time."""
 
 import base64
 import subprocess
@@ -15,7 +15,7 @@ from tests.support import fake_engine
 
 
 @pytest.mark.parametrize(
-    ("options", "env", "at_terminal", "form", "colored", "live"),
+    ("options", "env", "at_terminal", "mode", "colored", "live"),
     [
         ({}, {}, True, "markdown", True, True),
         ({}, {}, False, "exact", False, False),
@@ -35,19 +35,19 @@ from tests.support import fake_engine
         ({"accessible": True}, {}, True, "accessible", False, False),
     ],
 )
-def test_how_answers_look(
+def test_choose_style(
     options: dict[str, object],
     env: dict[str, str],
     at_terminal: bool,
-    form: str,
+    mode: str,
     colored: bool,
     live: bool,
 ) -> None:
     style = choose_style(ChatConfig(**options), env, at_terminal)  # type: ignore[arg-type]
-    assert (style.mode, style.is_colored, style.is_live) == (form, colored, live)
+    assert (style.mode, style.is_colored, style.is_live) == (mode, colored, live)
 
 
-def test_over_ssh_the_terminal_is_asked_to_copy() -> None:
+def test_copy_over_ssh_sends_osc_52() -> None:
     written: list[str] = []
     copy("grün\x07", {"SSH_TTY": "/dev/pts/0"}, written.append)
     sequence = "".join(written)
@@ -58,35 +58,35 @@ def test_over_ssh_the_terminal_is_asked_to_copy() -> None:
     assert len(written) == 1
 
 
-def test_elsewhere_the_desktops_clipboard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_uses_the_desktop_clipboard_without_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
     import pyperclip
 
     copied: list[str] = []
     monkeypatch.setattr(pyperclip, "copy", copied.append)
-    copy("text", {}, lambda text: pytest.fail("nothing is written"))
+    copy("text", {}, lambda text: pytest.fail("unexpected output"))
     assert copied == ["text"]
 
     def fail(text: str) -> None:
         raise pyperclip.PyperclipException("no mechanism")
 
     monkeypatch.setattr(pyperclip, "copy", fail)
-    with pytest.raises(UsageError, match="no clipboard"):
+    with pytest.raises(UsageError, match="no clipboard program"):
         copy("text", {}, copied.append)
 
 
-def test_the_prompt_does_not_wait_for_what_comes_later(tmp_path: Path) -> None:
+def test_the_prompt_does_not_import_slow_modules(tmp_path: Path) -> None:
     folder = fake_engine.make_folder(tmp_path / "model")
     script = (
         "import sys, swiftchat.chat.repl.loop, swiftchat.chat.start\n"
         "from swiftchat.chat.model.find import find_model\n"
-        "sys.stderr.isatty = lambda: True  # where a bar could be drawn\n"
+        "sys.stderr.isatty = lambda: True  # progress bars possible\n"
         "find_model(sys.argv[1], offline=True, quiet=False)\n"
         "print(*sys.modules)"
     )
     command = [sys.executable, "-c", script, str(folder)]
     loaded = set(subprocess.run(command, capture_output=True, text=True).stdout.split())
     assert "prompt_toolkit" in loaded
-    late = {
+    slow = {
         "rich",
         "markdown_it",
         "pygments",
@@ -100,4 +100,4 @@ def test_the_prompt_does_not_wait_for_what_comes_later(tmp_path: Path) -> None:
         "swiftchat.tokenizer",
         "swiftchat.weights.model.directory",
     }
-    assert not loaded & late
+    assert not loaded & slow

@@ -1,4 +1,4 @@
-"""The conversation in a real terminal: a pty, and what its screen shows."""
+"""Conversations in a pty, checked on an emulated screen."""
 
 import contextlib
 import json
@@ -18,14 +18,14 @@ SCRIPT = Path(fake_engine.__file__)
 
 
 class Terminal:
-    """A program in a pty with a screen that can be looked at."""
+    """A program in a pty with an emulated screen."""
 
     def __init__(
         self, command: str, args: list[str], columns: int = 80, rows: int = 24, **env: str
     ) -> None:
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
-        # pyte does not tell where its cursor is, and prompt_toolkit would wait for that.
+        # pyte does not report its cursor position; prompt_toolkit would wait for the report.
         quiet = {"PROMPT_TOOLKIT_NO_CPR": "1"}
         environment = {**os.environ, "TERM": "xterm-256color", **quiet, **env}
         self.process = pexpect.spawn(
@@ -37,7 +37,7 @@ class Terminal:
         self.process.send(text)
 
     def look(self) -> str:
-        """The screen's text after taking in what has come."""
+        """Feed new output to the screen and return the screen's text."""
         with contextlib.suppress(pexpect.TIMEOUT, pexpect.EOF):
             piece = self.process.read_nonblocking(65536, timeout=0.05)
             self.raw += piece
@@ -80,7 +80,7 @@ def chat(folder: Path) -> Iterator[Callable[..., Terminal]]:
         terminal.process.close(force=True)
 
 
-def test_two_turns_and_leaving(chat: Callable[..., Terminal]) -> None:
+def test_two_turns_and_ctrl_d(chat: Callable[..., Terminal]) -> None:
     terminal = chat("First answer.", "Second answer.")
     terminal.type("one\r")
     terminal.wait_for("First answer.")
@@ -92,13 +92,13 @@ def test_two_turns_and_leaving(chat: Callable[..., Terminal]) -> None:
 
 
 @pytest.mark.parametrize("word", ["/bye", "/exit", "/quit"])
-def test_leaving_by_command(chat: Callable[..., Terminal], word: str) -> None:
+def test_exit_commands(chat: Callable[..., Terminal], word: str) -> None:
     terminal = chat()
     terminal.type(f"{word}\r")
     assert terminal.wait_end() == 0
 
 
-def test_ctrl_c_stops_the_answer_and_the_next_turn_knows_it(chat: Callable[..., Terminal]) -> None:
+def test_ctrl_c_stops_the_answer_and_the_next_turn_works(chat: Callable[..., Terminal]) -> None:
     terminal = chat({"text": "x" * 500, "delay_s": 0.02}, "Next.")
     terminal.type("long\r")
     terminal.wait_for("xxxxx")
@@ -110,7 +110,7 @@ def test_ctrl_c_stops_the_answer_and_the_next_turn_knows_it(chat: Callable[..., 
     terminal.wait_for("Next.")
 
 
-def test_ctrl_c_in_an_answer_keeps_what_was_typed_meanwhile(chat: Callable[..., Terminal]) -> None:
+def test_ctrl_c_during_an_answer_keeps_typed_text(chat: Callable[..., Terminal]) -> None:
     terminal = chat({"text": "x" * 500, "delay_s": 0.02}, "Second answer.")
     terminal.type("long\r")
     terminal.wait_for("xxxxx")
@@ -123,7 +123,7 @@ def test_ctrl_c_in_an_answer_keeps_what_was_typed_meanwhile(chat: Callable[..., 
     terminal.wait_for("Second answer.")
 
 
-def test_ctrl_c_twice_leaves_with_130(chat: Callable[..., Terminal]) -> None:
+def test_ctrl_c_twice_exits_with_130(chat: Callable[..., Terminal]) -> None:
     terminal = chat()
     terminal.type("\x03")
     terminal.wait_for("Ctrl-D or /bye")
@@ -131,7 +131,7 @@ def test_ctrl_c_twice_leaves_with_130(chat: Callable[..., Terminal]) -> None:
     assert terminal.wait_end() == 130
 
 
-def test_ctrl_c_clears_what_is_typed(chat: Callable[..., Terminal]) -> None:
+def test_ctrl_c_clears_the_line(chat: Callable[..., Terminal]) -> None:
     terminal = chat("Answer.")
     terminal.type("unwanted")
     terminal.wait_for("unwanted")
@@ -141,7 +141,7 @@ def test_ctrl_c_clears_what_is_typed(chat: Callable[..., Terminal]) -> None:
     terminal.wait_for("Answer.")
 
 
-def test_pasting_lines_does_not_send(chat: Callable[..., Terminal]) -> None:
+def test_pasting_newlines_does_not_send(chat: Callable[..., Terminal]) -> None:
     terminal = chat("Got it.")
     terminal.type("\x1b[200~line one\nline two\x1b[201~")
     text = terminal.wait_for("line two")
@@ -151,7 +151,7 @@ def test_pasting_lines_does_not_send(chat: Callable[..., Terminal]) -> None:
 
 
 @pytest.mark.parametrize("keys", ["\x1b\r", "\n", "\\\r"])
-def test_new_lines_without_sending(chat: Callable[..., Terminal], keys: str) -> None:
+def test_newline_keys_do_not_send(chat: Callable[..., Terminal], keys: str) -> None:
     terminal = chat("Sent.")
     terminal.type(f"first{keys}second")
     text = terminal.wait_for("second")
@@ -160,7 +160,7 @@ def test_new_lines_without_sending(chat: Callable[..., Terminal], keys: str) -> 
     terminal.wait_for("Sent.")
 
 
-def test_a_block_between_triple_quotes(chat: Callable[..., Terminal]) -> None:
+def test_triple_quoted_block(chat: Callable[..., Terminal]) -> None:
     terminal = chat("Block read.")
     terminal.type('"""\rinside\r')
     text = terminal.wait_for("inside")
@@ -169,7 +169,7 @@ def test_a_block_between_triple_quotes(chat: Callable[..., Terminal]) -> None:
     terminal.wait_for("Block read.")
 
 
-def test_commands_and_unknown_ones(chat: Callable[..., Terminal]) -> None:
+def test_known_and_unknown_commands(chat: Callable[..., Terminal]) -> None:
     terminal = chat("Hello.", "Hello again.")
     terminal.type("/clera\r")
     terminal.wait_for("unknown command")
@@ -195,7 +195,7 @@ def test_commands_and_unknown_ones(chat: Callable[..., Terminal]) -> None:
     terminal.wait_for("Ctrl-X Ctrl-E")
 
 
-def test_an_engine_that_fails_gives_the_message_back(chat: Callable[..., Terminal]) -> None:
+def test_an_engine_failure_restores_the_typed_message(chat: Callable[..., Terminal]) -> None:
     terminal = chat({"text": "", "error": "the engine process ended: signal 9"}, "Recovered.")
     terminal.type("precious words\r")
     terminal.wait_for("signal 9")
@@ -204,14 +204,14 @@ def test_an_engine_that_fails_gives_the_message_back(chat: Callable[..., Termina
     terminal.wait_for("Recovered.")
 
 
-def test_escapes_in_an_answer_are_shown_not_obeyed(chat: Callable[..., Terminal]) -> None:
+def test_escape_sequences_in_an_answer_are_sanitized(chat: Callable[..., Terminal]) -> None:
     terminal = chat("a\x1b]52;c;eA==\x07b\x9b2Jc")
     terminal.type("x\r")
     terminal.wait_for("]52;c;eA==")
     assert b"\x1b]52" not in terminal.raw and b"\xc2\x9b" not in terminal.raw
 
 
-def test_wide_characters_and_a_narrow_screen(chat: Callable[..., Terminal]) -> None:
+def test_wide_characters_on_a_narrow_screen(chat: Callable[..., Terminal]) -> None:
     terminal = chat("你好，世界 👋 done", columns=20)
     terminal.type("嗨\r")
     terminal.wait_for(lambda text: "done" in text and "世界" in text.replace(" ", ""))

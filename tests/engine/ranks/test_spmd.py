@@ -261,7 +261,7 @@ def test_stats_tell_the_number_of_ranks() -> None:
     info = EngineInfo("H200", "bfloat16", 1, 8 * 10**9, 4096, 10**9, 2048, 1, 0.5, tp=2)
     assert memory_line(info).startswith("2 × H200, bfloat16 · weights 8.00 GB each · ")
     info = replace(info, pp=3)
-    assert memory_line(info).startswith("6 × H200, bfloat16 · weights 16.00 GB in all · ")
+    assert memory_line(info).startswith("6 × H200, bfloat16 · weights 16.00 GB in total · ")
 
 
 def test_ranks_start_anew_with_a_message_and_end_with_the_worker(tmp_path: Path) -> None:

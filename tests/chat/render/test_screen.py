@@ -1,4 +1,4 @@
-"""Rendered answers in a real terminal: what its screen and scrollback hold."""
+"""Rendered answers in a pty: the contents of screen and scrollback."""
 
 import json
 import os
@@ -48,20 +48,20 @@ def chat(tmp_path: Path) -> Iterator[Chat]:
         terminal.process.close(force=True)
 
 
-def everything(terminal: Terminal) -> list[str]:
-    """The scrollback's lines and the screen's."""
+def all_lines(terminal: Terminal) -> list[str]:
+    """Return the lines of the scrollback and of the screen."""
     screen = terminal.screen
     above = ["".join(line[i].data for i in range(screen.columns)) for line in screen.history.top]
     return [line.rstrip() for line in [*above, *screen.display]]
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (20, 10), (200, 60)])
-def test_each_line_stands_there_once(chat: Chat, columns: int, rows: int) -> None:
+def test_each_line_appears_once(chat: Chat, columns: int, rows: int) -> None:
     terminal = chat({"text": SHOWCASE, "delay_s": 0.001}, columns=columns, rows=rows)
     terminal.type("x\r")
     terminal.wait_for(lambda text: "no end" in text and "Send" in text.partition("no end")[2])
     wanted = [line for line in Screen(columns, rows, is_live=False).show(SHOWCASE) if line]
-    lines = [line for line in everything(terminal) if line]
+    lines = [line for line in all_lines(terminal) if line]
     start = lines.index("Title")
     assert lines[start : start + len(wanted)] == wanted
     assert lines.count("Title") == 1 and lines.count("Its second line.") == 1
@@ -76,38 +76,38 @@ def test_a_resize_while_answering(chat: Chat) -> None:
         terminal.process.setwinsize(24, columns)
         terminal.screen.resize(24, columns)
     terminal.wait_for(lambda text: "last" in text and "Send" in text)
-    text = " ".join(everything(terminal)).split()
+    text = " ".join(all_lines(terminal)).split()
     assert [word for word in text if word.startswith("word")] == words.split()
 
 
-def test_reasoning_is_folded_and_can_be_shown(chat: Chat) -> None:
+def test_reasoning_is_folded_and_shown_on_request(chat: Chat) -> None:
     answer = {"text": f"<think>\n{'I wonder. ' * 9}\n</think>\n\nFour.", "delay_s": 0.01}
     terminal = chat(answer, "Five.")
     terminal.type("x\r")
     terminal.wait_for(lambda text: "Thinking…" in text and "I wonder." in text)
     text = terminal.wait_for(lambda text: "Four." in text and "Send" in text)
     assert "…done thinking (" in text and "tok, " in text
-    assert "wonder" not in "".join(everything(terminal)) and "think>" not in text
+    assert "wonder" not in "".join(all_lines(terminal)) and "think>" not in text
     terminal.type("/reasoning\r")
     terminal.wait_for("I wonder. I wonder.")
     terminal.type("/think on\r")
     terminal.wait_for("no switch")
 
 
-def test_copying_over_ssh(chat: Chat) -> None:
+def test_copy_over_ssh(chat: Chat) -> None:
     terminal = chat("```\none\n```\n\n```py\ntwo\n```\nend", SSH_TTY="/dev/pts/9")
     terminal.type("/copy\r")
     terminal.wait_for("no answer yet")
     terminal.type("x\r")
     terminal.wait_for(lambda text: "[2] py" in text and "Send" in text)
-    for typed, told, code in (
+    for typed, reply, code in (
         ("/copy code 1", "code block 1 of 2", b"b25lCg=="),
         ("/copy code", "code block 2 of 2", b"dHdvCg=="),
         ("/copy all", "the conversation", b"dXNlcjoKeA"),
         ("/copy", "the answer", b"YGBgCm9uZQ"),
     ):
         terminal.type(f"{typed}\r")
-        terminal.wait_for(told)
+        terminal.wait_for(reply)
         assert b"\x1b]52;c;" + code in terminal.raw
     terminal.type("/copy code 3\r")
     terminal.wait_for("no code block 3")
@@ -116,7 +116,7 @@ def test_copying_over_ssh(chat: Chat) -> None:
 @pytest.mark.parametrize(
     ("options", "env"), [((), {"TERM": "dumb"}), (("--accessible",), {}), ((), {"ACCESSIBLE": "1"})]
 )
-def test_nothing_is_drawn_over_for_screen_readers(
+def test_accessible_output_redraws_nothing(
     chat: Chat, options: tuple[str, ...], env: dict[str, str]
 ) -> None:
     terminal = chat(
@@ -131,7 +131,7 @@ def test_nothing_is_drawn_over_for_screen_readers(
     assert b"\x1b" not in answer and answer.count(b"\r") == answer.count(b"\r\n")
 
 
-def test_colors_can_be_refused(chat: Chat) -> None:
+def test_no_color_is_respected(chat: Chat) -> None:
     terminal = chat(SHOWCASE, NO_COLOR="1")
     terminal.type("x\r")
     terminal.wait_for("no end")
@@ -139,13 +139,13 @@ def test_colors_can_be_refused(chat: Chat) -> None:
     assert b"\x1b[1m" in answer and b"\x1b[3" not in answer.replace(b"\x1b[3m", b"")
 
 
-def test_raw_is_what_the_model_wrote(chat: Chat) -> None:
+def test_raw_shows_the_models_text_sanitized(chat: Chat) -> None:
     terminal = chat("<think>hm</think>**four** `x`\x1b[2J", options=("--raw",))
     terminal.type("x\r")
     terminal.wait_for("<think>hm</think>**four** `x`␛[2J")
 
 
-def test_one_shot_at_a_terminal_is_rendered(tmp_path: Path) -> None:
+def test_one_shot_on_a_terminal_is_rendered(tmp_path: Path) -> None:
     args = command(tmp_path / "model", {"text": SHOWCASE, "delay_s": 0.001})
     terminal = Terminal(sys.executable, [*args, "-p", "x"], rows=40, NO_COLOR="", TMUX="")
     text = terminal.wait_for("no end")
@@ -163,7 +163,7 @@ def piped(folder: Path, answer: str, *options: str, **env: str) -> subprocess.Co
     )
 
 
-def test_pipes_get_the_answers_bytes(tmp_path: Path) -> None:
+def test_a_pipe_receives_the_exact_text(tmp_path: Path) -> None:
     text = f"<think>hm</think>\n\n{SHOWCASE}\x1b[2J"
     result = piped(tmp_path / "a", text, FORCE_COLOR="1")
     assert (result.stdout, result.stderr) == (f"{SHOWCASE}\x1b[2J\n", "")
@@ -178,7 +178,7 @@ def test_pipes_get_the_answers_bytes(tmp_path: Path) -> None:
     assert "\x1b[1;4mTitle" in colored and "\x1b[K" not in colored and "␛[2J" in colored
 
 
-def test_extracting_code(tmp_path: Path) -> None:
+def test_extract_prints_code_only(tmp_path: Path) -> None:
     result = piped(tmp_path / "a", SHOWCASE, "-x")
     assert (result.stdout, result.stderr) == ('x = "你好"\n\ny = 2\nno end\n\n', "")
     result = piped(tmp_path / "b", "no code", "-x")
