@@ -19,7 +19,7 @@ from gpu_timing import median_us
 from safetensors.torch import save_file
 
 from swiftchat.engine.load.loader import load_weights
-from swiftchat.weights.architectures.registry import expected_tensors
+from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS, dummy_config
 

@@ -6,8 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swiftchat.errors import DownloadError, ModelNotFound
-from swiftchat.weights.files.names import INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE
-from swiftchat.weights.files.progress import Progress
+from swiftchat.weights.files.disk import Progress
+from swiftchat.weights.formats.weight_files import (
+    SAFETENSORS_FILE,
+    SAFETENSORS_INDEX,
+    TORCH_FILE,
+    TORCH_INDEX,
+)
 from swiftchat.weights.hub.aliases import known_names, nearest, repository_of
 from swiftchat.weights.hub.cache import HubCache
 from swiftchat.weights.hub.client import Hub, HubUnreachable
@@ -152,7 +157,7 @@ def _shards(hub: Hub, listing: Listing) -> list[str] | None:
     Files of torch.save only where there is nothing else.
     """
     others = any(name.endswith(".safetensors") and "/" not in name for name in listing.files)
-    for single, index_name in ((SINGLE, INDEX), (TORCH_SINGLE, TORCH_INDEX)):
+    for single, index_name in ((SAFETENSORS_FILE, SAFETENSORS_INDEX), (TORCH_FILE, TORCH_INDEX)):
         if single in listing.files:
             return [single]
         index = listing.files.get(index_name)

@@ -10,8 +10,8 @@ from pathlib import Path
 import platformdirs
 
 from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound
-from swiftchat.weights.files.names import TORCH_SHARDS
-from swiftchat.weights.files.progress import Progress
+from swiftchat.weights.files.disk import Progress
+from swiftchat.weights.formats.weight_files import TORCH_FILES
 from swiftchat.weights.hub.aliases import known_names, nearest, repository_of
 
 __all__ = ["Store", "StoredModel", "default_store"]
@@ -287,7 +287,7 @@ def _hub_models(hub_cache: Path | None) -> Iterator[StoredModel]:
             revision.snapshot_path
             for revision in sorted(repo.revisions, key=lambda revision: -revision.last_modified)
             if (revision.snapshot_path / "config.json").is_file()
-            and any(map(any, map(revision.snapshot_path.glob, ("*.safetensors", TORCH_SHARDS))))
+            and any(map(any, map(revision.snapshot_path.glob, ("*.safetensors", TORCH_FILES))))
         ]
         if repo.repo_type == "model" and revisions:
             main = _main_snapshot(repo.repo_id, hub_cache)

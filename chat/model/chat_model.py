@@ -245,11 +245,11 @@ class ChatModel:
             self._failure = error
 
     def _chosen_template(self) -> TemplateChoice:
-        from swiftchat.weights.architectures.registry import family_of
+        from swiftchat.weights.architectures.registry import architecture_of
 
         if self.config.no_template:
             return TemplateChoice("none")
-        model_type = family_of(self._model.config.architecture).model_type
+        model_type = architecture_of(self._model.config.architecture).model_type
         return choose_template(self.config.template, self._tokenizer, model_type)
 
     def _opened(self) -> None:

@@ -24,7 +24,7 @@ def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> 
     """The facts that `show` and `/show info` print."""
     from swiftchat.chat.model.memory import memory_facts
     from swiftchat.chat.model.template_choice import template_fact
-    from swiftchat.weights.architectures.registry import family_of
+    from swiftchat.weights.architectures.registry import architecture_of
 
     config = model.config
     return {
@@ -42,7 +42,7 @@ def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> 
         "context_tokens": config.max_context_tokens,
         "vocabulary": tokenizer.vocab_size,
         "tokenizer": tokenizer.kind,
-        "chat_template": template_fact(tokenizer, family_of(config.architecture).model_type),
+        "chat_template": template_fact(tokenizer, architecture_of(config.architecture).model_type),
         "license": model.license or "not stated",
         **memory_facts(model, kv_dtype),
     }

@@ -106,7 +106,7 @@ def fits_divided(
     for n, stage in itertools.product(choices, range(pp)):
         share = shard_of(config, n, 0, stage, pp)  # of which no other rank has more
         weights_bytes = bytes_on_gpu(model, share)
-        per_token = of_head * share.local.num_kv_heads * share.local.num_layers
+        per_token = of_head * share.local_config.num_kv_heads * share.local_config.num_layers
         fitting = None
         if n * pp <= len(gpus):
             fitting = _longest(model, roomiest[n * pp - 1], weights_bytes, per_token)

@@ -365,7 +365,7 @@ class _Costs:
 
     def _layers(self, of_an_expert: bool = False) -> int:
         """Numbers in all layers' matrices: in those for every token, or in those of one expert."""
-        from swiftchat.weights.architectures.registry import canonical_shapes, layer_tensors
+        from swiftchat.weights.architectures.tensors import canonical_shapes, layer_tensors
 
         sizes = canonical_shapes(self.shape)
         return sum(

@@ -21,7 +21,7 @@ from swiftchat.errors import DeviceError, UsageError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from swiftchat.weights.files.progress import Progress
+    from swiftchat.weights.files.disk import Progress
 
 _TEXT = Path(__file__).with_name("calibration.txt")
 # Of a layer the matrices that read the same numbers, by the name of what they read.
@@ -49,7 +49,7 @@ def inputs_of(
     import numpy as np
 
     from swiftchat.tokenizer import Tokenizer
-    from swiftchat.weights.architectures.registry import (
+    from swiftchat.weights.architectures.tensors import (
         canonical_tensors,
         expected_tensors,
         tensor_name,

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from swiftchat.cuda.packed_layout import packed_bytes, packing_fits
-from swiftchat.weights.architectures.registry import canonical_shapes, tensor_name
-from swiftchat.weights.parallel.tensor_parallel import Part, Shard
+from swiftchat.weights.architectures.tensors import canonical_shapes, tensor_name
+from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice
 from swiftchat.weights.quantization.quantize import MATRICES
 from swiftchat.weights.quantization.quantized_tensor import PackedTensor
 from swiftchat.weights.quantization.scheme import (
@@ -49,7 +49,7 @@ def gpu_weight_bytes(share: Shard, forms: Mapping[str, KeptForm], item_bytes: in
     return total
 
 
-def _form(kept: KeptForm, part: Part, shape: tuple[int, ...]) -> tuple[str, int] | None:
+def _form(kept: KeptForm, part: TensorSlice, shape: tuple[int, ...]) -> tuple[str, int] | None:
     """The kernels' form and group that a part of a matrix is kept in; None: it is decoded."""
     form, group = _FORMS[kept[0]], kept[1]
     if group and part.axis == 1:

@@ -37,7 +37,7 @@ from swiftchat.engine.model.traced_layers import TracedLayers
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence
-from swiftchat.weights.architectures.registry import expected_tensors
+from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import dummy_config, form_asked

@@ -22,7 +22,7 @@ from swiftchat.engine.sampling.sampler import not_finite_error
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
 from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
-from swiftchat.weights.architectures.prefix_lm import BACKWARDS_ONLY
+from swiftchat.weights.architectures.prefix_lm import CAUSAL
 from swiftchat.weights.model.checkpoint import Checkpoint
 
 Outcome = tuple[int, Event | SwiftchatError]
@@ -95,8 +95,8 @@ class Engine:
         self.check(prompt)
         seed = secrets.randbits(32) if params.seed is None else params.seed
         prefix_lm = self.decoder.config.prefix_lm
-        both_ways = BACKWARDS_ONLY if prefix_lm is None else prefix_lm.both_ways(prompt)
-        sequence = Sequence(generation_id, list(prompt), params, both_ways)
+        bidirectional_prefix = CAUSAL if prefix_lm is None else prefix_lm.prefix_of(prompt)
+        sequence = Sequence(generation_id, list(prompt), params, bidirectional_prefix)
         generation = _Generation(sequence, seed, time.perf_counter())
         self._generations[generation_id] = generation
         if params.max_tokens == 0:

@@ -14,7 +14,7 @@ from swiftchat.engine.linear.w8a8 import reordered
 from swiftchat.engine.model.decoder import DecoderWeights, LayerWeights
 from swiftchat.engine.model.moe import Experts
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import FAMILIES
+from swiftchat.weights.architectures.registry import ARCHITECTURES
 
 # Fields of `LayerWeights` by the canonical names of the matrices they hold in the file.
 _FIELDS = {"qkv": "qkv", "o": "o", "up": "gate_up", "down": "down"}
@@ -37,7 +37,7 @@ def _layer(
     config: ModelConfig, layer: LayerWeights, rows: Tensor | None, order: Tensor | None
 ) -> LayerWeights:
     changes: dict[str, Weight | Experts | None] = {}
-    for name in FAMILIES[config.architecture].transposed & _FIELDS.keys():
+    for name in ARCHITECTURES[config.architecture].transposed & _FIELDS.keys():
         field = _FIELDS[name]
         changes[field] = getattr(layer, field).t().contiguous()
     if layer.experts is not None:
@@ -57,7 +57,7 @@ def _layer(
 
 def _experts(config: ModelConfig, experts: Experts) -> Experts:
     """Transposed ones as views: they are nearly all of a model, and seldom used."""
-    names = FAMILIES[config.architecture].transposed & _EXPERT_FIELDS.keys()
+    names = ARCHITECTURES[config.architecture].transposed & _EXPERT_FIELDS.keys()
     fields = [_EXPERT_FIELDS[name] for name in names]
     each = [
         dataclasses.replace(expert, **{field: getattr(expert, field).t() for field in fields})
@@ -72,7 +72,7 @@ def qkv_rows(config: ModelConfig) -> Tensor | None:
     Ours are all query heads, all key heads, all value heads, with the numbers of a query's and
     a key's head in `head_order`.
     """
-    order, grouped = head_order(config), FAMILIES[config.architecture].qkv_in_groups
+    order, grouped = head_order(config), ARCHITECTURES[config.architecture].qkv_in_groups
     if order is None and not grouped:
         return None
     heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim

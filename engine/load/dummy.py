@@ -14,14 +14,10 @@ from swiftchat.engine.load.loader import assemble
 from swiftchat.engine.load.packing import Pack, Use
 from swiftchat.engine.model.decoder import DecoderWeights
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import (
-    FAMILIES,
-    canonical_tensors,
-    expected_tensors,
-    tensor_name,
-)
+from swiftchat.weights.architectures.registry import ARCHITECTURES
+from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name
 from swiftchat.weights.model.dummy import dummy_forms
-from swiftchat.weights.parallel.tensor_parallel import Part, Shard
+from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice
 from swiftchat.weights.quantization.quantize import W8A8
 from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Kept, KeptForm, Rounding, cut
 
@@ -56,7 +52,7 @@ def dummy_weights(
     shapes, forms = expected_tensors(config), dummy_forms(config, form)
     numbers = {name: number for number, name in enumerate(shapes)}
 
-    def random(wanted: Sequence[tuple[str, Part]], use: Use) -> Weight:
+    def random(wanted: Sequence[tuple[str, TensorSlice]], use: Use) -> Weight:
         names = [name for name, _ in wanted]
         rows = [shapes[name][0] for name in names]
         tensor = torch.empty((sum(rows), *shapes[names[0]][1:]), dtype=dtype, device=device)
@@ -80,12 +76,12 @@ def dummy_weights(
         ]
         return torch.cat(own, wanted[0][1].axis)
 
-    def with_rounding(wanted: Sequence[tuple[str, Part]], use: Use) -> Weight:
+    def with_rounding(wanted: Sequence[tuple[str, TensorSlice]], use: Use) -> Weight:
         weight = random(wanted, use)
         rounding = Rounding(W8A8[form]) if form is not None and form in W8A8 else None
         return W8A8Weight(weight, rounding) if rounding and wanted[0][0] in forms else weight
 
-    return arrange(share.local, assemble(share, with_rounding, dtype))
+    return arrange(share.local_config, assemble(share, with_rounding, dtype))
 
 
 def _rounded(matrix: Tensor, kept: KeptForm) -> Kept:
@@ -127,5 +123,5 @@ def _spread(config: ModelConfig, kind: str, shape: tuple[int, ...]) -> tuple[flo
         return 0.0, 1.0
     if kind == "sinks":
         return 0.0, 1.0
-    fan_in = shape[-2] if kind in FAMILIES[config.architecture].transposed else shape[-1]
+    fan_in = shape[-2] if kind in ARCHITECTURES[config.architecture].transposed else shape[-1]
     return 0.0, of_branch * float(fan_in) ** -0.5

@@ -27,15 +27,15 @@ from swiftchat.engine.load.streaming import STAGING_BYTES, Copy, ahead, default_
 from swiftchat.engine.model.decoder import DecoderWeights, LayerWeights
 from swiftchat.engine.model.moe import Expert, Experts
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import (
-    first_tensors,
-    last_tensors,
+from swiftchat.weights.architectures.tensors import (
     layer_tensors,
     tensor_name,
+    tensors_after_layers,
+    tensors_before_layers,
 )
-from swiftchat.weights.formats.safetensors_file import TensorInfo
+from swiftchat.weights.formats.safetensors import TensorInfo
 from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.parallel.tensor_parallel import Part, Shard, Span
+from swiftchat.weights.parallel.tensor_parallel import Shard, Span, TensorSlice
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
@@ -45,7 +45,7 @@ class Piece:
     """What is wanted of a tensor in a file."""
 
     info: TensorInfo
-    part: Part
+    part: TensorSlice
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ def load_weights(
             on_progress(done_bytes, total_bytes)
             keep = pack if use != "plain" else None
             weight = packed_or_decoded(checkpoint, wanted, use, keep, dtype, device)
-            checkpoint.forget()
+            checkpoint.release_pages()
             for part in weight.parts if isinstance(weight, MergedWeight) else [weight]:
                 if isinstance(part, Int4Weight | Int8GroupsWeight):  # others may be the file's
                     for tensor in part.tensors:
@@ -113,7 +113,7 @@ def load_weights(
         on_progress(done_bytes, total_bytes)
         return _stack(checkpoint, pieces).to(dtype)
 
-    return arrange(share.local, assemble(share, place, dtype))
+    return arrange(share.local_config, assemble(share, place, dtype))
 
 
 def stream_weights(
@@ -144,7 +144,7 @@ def stream_weights(
         if not is_packed(wanted):
             return _allocate(_pieces(checkpoint, wanted), dtype, device, copies)
         weight = next(made)
-        checkpoint.forget()
+        checkpoint.release_pages()
         packed_bytes += sum(checkpoint.nbytes(name) for name, _ in wanted)
         on_progress(packed_bytes, total_bytes)
         return _with_rounding(checkpoint, wanted, use, weight)
@@ -165,7 +165,7 @@ def stream_weights(
         num_readers,
         staging_bytes,
     )
-    return arrange(share.local, weights)
+    return arrange(share.local_config, weights)
 
 
 def _all_asked(share: Shard, dtype: torch.dtype) -> list[tuple[Wanted, Use]]:
@@ -210,8 +210,8 @@ def assemble(share: Shard, place: Place, dtype: torch.dtype) -> DecoderWeights:
     rows under each other, columns side by side. Only matrices that the decoder hands to its
     products, and tables of embeddings, may be packed.
     """
-    config, parts = share.config, share.parts
-    outside = [*first_tensors(config), *last_tensors(config)]
+    config, parts = share.config, share.slices
+    outside = [*tensors_before_layers(config), *tensors_after_layers(config)]
 
     def optional(*canonical: str, layer: int | None = None) -> Tensor | None:
         """The named tensors that this rank has, stacked; None where it has none of them."""
@@ -224,7 +224,7 @@ def assemble(share: Shard, place: Place, dtype: torch.dtype) -> DecoderWeights:
             (tensor_name(config, name, layer, number), part)
             for name in canonical
             if name in known and (part := parts[name]) is not None
-            for number in share.numbers(name)
+            for number in share.indices(name)
         ]
         return place(wanted, use) if wanted else None
 
@@ -310,11 +310,11 @@ def assemble(share: Shard, place: Place, dtype: torch.dtype) -> DecoderWeights:
     )
 
 
-def _pieces(checkpoint: Checkpoint, wanted: Sequence[tuple[str, Part]]) -> list[Piece]:
+def _pieces(checkpoint: Checkpoint, wanted: Sequence[tuple[str, TensorSlice]]) -> list[Piece]:
     """Where the wanted parts are; in files cut by rank, each is the whole tensor there."""
     infos = [checkpoint.tensors[name] for name, _ in wanted]
     if checkpoint.sliced:
-        return [Piece(info, Part(0, ((0, info.shape[0]),))) for info in infos]
+        return [Piece(info, TensorSlice(0, ((0, info.shape[0]),))) for info in infos]
     return [Piece(info, part) for info, (_, part) in zip(infos, wanted, strict=True)]
 
 

@@ -13,13 +13,13 @@ from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, kept_forms
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.quantized import Weight, has_rows, packed_weight
 from swiftchat.engine.linear.quantized_gpu import packed_matrix
-from swiftchat.weights.architectures.registry import expected_tensors
+from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.parallel.tensor_parallel import Part, Shard
+from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice
 from swiftchat.weights.quantization.quantized_tensor import as_float32
 from swiftchat.weights.quantization.scheme import Kept, KeptForm, cut
 
-Wanted = Sequence[tuple[str, Part]]
+Wanted = Sequence[tuple[str, TensorSlice]]
 # What is done with a tensor: anything (so it has to be a plain one), products, or looking up rows.
 Use = Literal["plain", "product", "lookup"]
 # The parts under each other as one packed matrix to multiply the dtype with, or None.

@@ -53,12 +53,12 @@ def plan_attention(
         used = span.block_table[: -(-length // block_size)]
         contiguous = used[-1] - used[0] == len(used) - 1 and used == sorted(used)
         windowed = window is not None and length > window
-        both_ways = span.both_ways.length
+        bidirectional_prefix = span.bidirectional_prefix.length
         mask = None
-        if slopes is not None or windowed or (n > 1 and (n != length or both_ways > 1)):
+        if slopes is not None or windowed or (n > 1 and (n != length or bidirectional_prefix > 1)):
             keys = torch.arange(length, device=device)
             queries = torch.arange(length - n, length, device=device).unsqueeze(1)
-            mask = (keys <= queries) | (keys < both_ways)
+            mask = (keys <= queries) | (keys < bidirectional_prefix)
             if window is not None:
                 mask &= keys > queries - window
             if slopes is not None:

@@ -94,7 +94,7 @@ class CudaOps:
     heads_first = True
 
     def __init__(self, gpu: Gpu, share: Shard, ctx_size_tokens: int, max_num_seqs: int) -> None:
-        config = share.local
+        config = share.local_config
         # cuBLAS may otherwise add bf16 partial sums in bf16.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
@@ -116,7 +116,7 @@ class CudaOps:
         self.softcap = config.attention_softcap or 0.0
         self.norm_offset = float(config.norm_unit_offset)
         self._addresses: dict[int, tuple[Tensor, Tensor] | None] = {}
-        self.first_id = share.vocabulary[0]  # of the embeddings that are here
+        self.first_id = share.vocab[0]  # of the embeddings that are here
         self._config = config
 
     def plan(self, batch: Batch, cache: KVCache) -> CudaPlan:

@@ -47,7 +47,7 @@ def plan_share(
     `chunk_tokens` is the longest forward pass where our kernels run, which need a workspace;
     `packed_bytes` is what weights take that do not all have `dtype`.
     """
-    shape = share.local
+    shape = share.local_config
     plain_bytes = sum(math.prod(size) for size in share.shapes().values()) * dtype.itemsize
     return plan_cache(
         config,

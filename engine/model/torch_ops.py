@@ -39,7 +39,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 class TorchOps:
     """The operations of one model on one device, as `decoder.Ops` describes them.
 
-    With `share` those of one rank, and `config` is `share.local`.
+    With `share` those of one rank, and `config` is `share.local_config`.
     """
 
     heads_first = False
@@ -64,7 +64,7 @@ class TorchOps:
         self._slopes: Tensor | None = None
         if config.alibi:
             self._slopes = alibi_slopes(share.config)[slice(*share.heads)].to(device)
-        self._first_id = share.vocabulary[0]
+        self._first_id = share.vocab[0]
 
     def plan(self, batch: Batch, cache: KVCache) -> "TorchPlan":
         def tensor(values: Sequence[int]) -> Tensor:

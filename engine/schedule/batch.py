@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from swiftchat.engine.schedule.scheduler import Row
-from swiftchat.weights.architectures.prefix_lm import BACKWARDS_ONLY, BothWays
+from swiftchat.weights.architectures.prefix_lm import CAUSAL, BidirectionalPrefix
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Span:
     num_tokens: int
     context_len: int
     block_table: list[int]
-    both_ways: BothWays = BACKWARDS_ONLY
+    bidirectional_prefix: BidirectionalPrefix = CAUSAL
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Batch:
     def places(self) -> list[tuple[int, int]]:
         """Both positions of every token, for models that have two."""
         return [
-            span.both_ways.place(position)
+            span.bidirectional_prefix.positions(position)
             for span in self.spans
             for position in self.positions[span.start : span.start + span.num_tokens]
         ]
@@ -57,7 +57,7 @@ class Batch:
             sequence = row.sequence
             first, end = sequence.num_computed, sequence.num_computed + row.num_tokens
             table = sequence.block_table
-            spans.append(Span(len(ids), row.num_tokens, end, table, sequence.both_ways))
+            spans.append(Span(len(ids), row.num_tokens, end, table, sequence.bidirectional_prefix))
             ids += sequence.tokens[first:end]
             positions += range(first, end)
             slots += (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.schedule.blocks import ROOT, BlockAllocator, NoFreeBlock, Parent
-from swiftchat.weights.architectures.prefix_lm import BACKWARDS_ONLY, BothWays
+from swiftchat.weights.architectures.prefix_lm import CAUSAL, BidirectionalPrefix
 
 
 @dataclass(eq=False)
@@ -22,7 +22,7 @@ class Sequence:
     id: int
     tokens: list[int]
     params: SamplingParams
-    both_ways: BothWays = BACKWARDS_ONLY
+    bidirectional_prefix: BidirectionalPrefix = CAUSAL
     num_prompt: int = field(init=False)
     num_computed: int = 0
     num_cached: int = 0
@@ -37,7 +37,7 @@ class Sequence:
     @property
     def root(self) -> Parent:
         """What the content of the first block depends on, beside its own tokens."""
-        return tuple(self.tokens[: self.both_ways.length]) or ROOT
+        return tuple(self.tokens[: self.bidirectional_prefix.length]) or ROOT
 
     @property
     def num_generated(self) -> int:
@@ -143,7 +143,7 @@ class Scheduler:
         if sequence not in self.running:  # preempted for an earlier row of this step
             return 0
         # What attends both ways is computed in one go, however long it is.
-        least = sequence.both_ways.length - sequence.num_computed
+        least = sequence.bidirectional_prefix.length - sequence.num_computed
         num_tokens = min(max(budget, least), len(sequence.tokens) - sequence.num_computed)
         while not self._grow(sequence, sequence.num_computed + num_tokens):
             victim = self.running[-1]

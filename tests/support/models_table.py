@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from swiftchat.engine.model.cuda_ops import kernels_cover
-from swiftchat.weights.architectures.registry import FAMILIES
+from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.model.directory import Model
 from tests.support import tiny
 from tests.support.proofs import BY_FAMILY, BY_LAYOUT, parameters
@@ -71,7 +71,7 @@ Not supported: the vision models of Gemma 3, multi-head latent attention.
 def page() -> str:
     """The whole page."""
     architectures: dict[str, str] = {}
-    covered: dict[str, set[bool]] = {name: set() for name in FAMILIES}
+    covered: dict[str, set[bool]] = {name: set() for name in ARCHITECTURES}
     with tempfile.TemporaryDirectory() as folder:
         for variant in [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED]:
             tiny.make(variant, Path(folder))
@@ -80,7 +80,7 @@ def page() -> str:
             covered[config.architecture].add(kernels_cover(config, torch.bfloat16))
     words = {frozenset({True}): "kernels", frozenset({False}): "torch"}
     rows = []
-    for architecture, family in FAMILIES.items():
+    for architecture, family in ARCHITECTURES.items():
         by_source = [
             _devices(
                 {d: any(architectures[v] == architecture for v in vs) for d, vs in tests.items()}

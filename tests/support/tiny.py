@@ -349,7 +349,7 @@ class Bench:
         kv_dtype: str = "auto",
     ) -> None:
         model = Model.open(folder)
-        config = model.config if share is None else share.local
+        config = model.config if share is None else share.local_config
         self.checkpoint = model.checkpoint(share)
         cpu = torch.device("cpu")
         weights = load_weights(

@@ -18,7 +18,7 @@ def no_facts(config: Fields) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Family:
+class Architecture:
     """One architecture as data.
 
     `tensors` maps a canonical name to the Hugging Face name; `{i}` stands for the layer, `{e}`

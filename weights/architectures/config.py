@@ -15,7 +15,7 @@ from swiftchat.weights.architectures.fields import (
     optional_number,
 )
 from swiftchat.weights.architectures.prefix_lm import PrefixLM
-from swiftchat.weights.architectures.registry import family_of
+from swiftchat.weights.architectures.registry import architecture_of
 from swiftchat.weights.architectures.rope import MAX_CONTEXT, RopeConfig
 from swiftchat.weights.architectures.unsupported_keys import reject_unsupported_keys
 
@@ -160,7 +160,7 @@ class ModelConfig:
         if not isinstance(config, Mapping):
             raise BadModelFile("config.json is not a JSON object")
         architecture = _architecture(config)
-        family = family_of(architecture)
+        family = architecture_of(architecture)
         config = family.in_usual_words(config)
         reject_unsupported_keys(config, family.reads)
         facts = dict(family.facts(config))

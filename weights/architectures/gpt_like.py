@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from swiftchat.weights.architectures import gpt_like_fields
-from swiftchat.weights.architectures.architecture import Family
+from swiftchat.weights.architectures.architecture import Architecture
 from swiftchat.weights.architectures.tensor_names import table
 
 _ATTENTION_AND_FFN = {
@@ -43,9 +43,9 @@ def _defaults(**values: Any) -> Mapping[str, Any]:
     return MappingProxyType(values)
 
 
-CLASSIC_FAMILIES: Mapping[str, Family] = MappingProxyType(
+CLASSIC_FAMILIES: Mapping[str, Architecture] = MappingProxyType(
     {
-        "GPT2LMHeadModel": Family(
+        "GPT2LMHeadModel": Architecture(
             name="gpt2",
             model_type="gpt2",
             facts=gpt_like_fields.gpt2,
@@ -84,7 +84,7 @@ CLASSIC_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 eos_token_id=50_256,
             ),
         ),
-        "GPTJForCausalLM": Family(
+        "GPTJForCausalLM": Architecture(
             name="gptj",
             model_type="gptj",
             facts=gpt_like_fields.gpt_j,
@@ -121,7 +121,7 @@ CLASSIC_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 eos_token_id=50_256,
             ),
         ),
-        "GPTNeoXForCausalLM": Family(
+        "GPTNeoXForCausalLM": Architecture(
             name="gpt_neox",
             model_type="gpt_neox",
             facts=gpt_like_fields.gpt_neox,
@@ -154,7 +154,7 @@ CLASSIC_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 eos_token_id=2,
             ),
         ),
-        "PhiForCausalLM": Family(
+        "PhiForCausalLM": Architecture(
             name="phi",
             model_type="phi",
             facts=gpt_like_fields.phi,
@@ -193,7 +193,7 @@ CLASSIC_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 eos_token_id=2,
             ),
         ),
-        "Starcoder2ForCausalLM": Family(
+        "Starcoder2ForCausalLM": Architecture(
             name="starcoder2",
             model_type="starcoder2",
             facts=gpt_like_fields.starcoder2,
@@ -234,7 +234,7 @@ CLASSIC_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 eos_token_id=50_256,
             ),
         ),
-        "OPTForCausalLM": Family(
+        "OPTForCausalLM": Architecture(
             name="opt",
             model_type="opt",
             facts=gpt_like_fields.opt,
@@ -282,7 +282,7 @@ CLASSIC_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 eos_token_id=2,
             ),
         ),
-        "BloomForCausalLM": Family(
+        "BloomForCausalLM": Architecture(
             name="bloom",
             model_type="bloom",
             facts=gpt_like_fields.bloom,
@@ -313,7 +313,7 @@ CLASSIC_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 eos_token_id=2,
             ),
         ),
-        "FalconForCausalLM": Family(
+        "FalconForCausalLM": Architecture(
             name="falcon",
             model_type="falcon",
             facts=gpt_like_fields.falcon,
@@ -356,7 +356,7 @@ CLASSIC_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 eos_token_id=11,
             ),
         ),
-        "ChatGLMForConditionalGeneration": Family(
+        "ChatGLMForConditionalGeneration": Architecture(
             # The first generation; see `ChatGLMModel` for the others.
             name="chatglm-6b",
             model_type="chatglm",

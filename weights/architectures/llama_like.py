@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from swiftchat.weights.architectures import llama_like_fields
-from swiftchat.weights.architectures.architecture import Family
+from swiftchat.weights.architectures.architecture import Architecture
 from swiftchat.weights.architectures.tensor_names import (
     FUSED_FFN,
     FUSED_QKV,
@@ -62,15 +62,15 @@ _GEMMA_READS = frozenset(
 )
 _PARTIAL = frozenset({"partial_rotary_factor"})
 
-GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
+GATED_FAMILIES: Mapping[str, Architecture] = MappingProxyType(
     {
-        "LlamaForCausalLM": Family(
+        "LlamaForCausalLM": Architecture(
             name="llama",
             model_type="llama",
             tensors=LLAMA_TENSORS,
             defaults=_LLAMA_DEFAULTS,
         ),
-        "MistralForCausalLM": Family(
+        "MistralForCausalLM": Architecture(
             name="mistral",
             model_type="mistral",
             tensors=LLAMA_TENSORS,
@@ -83,21 +83,21 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 eos_token_id=2,
             ),
         ),
-        "Qwen2ForCausalLM": Family(
+        "Qwen2ForCausalLM": Architecture(
             name="qwen2",
             model_type="qwen2",
             tensors=LLAMA_TENSORS,
             defaults=_QWEN_DEFAULTS,
             facts=llama_like_fields.qwen2,
         ),
-        "Qwen3ForCausalLM": Family(
+        "Qwen3ForCausalLM": Architecture(
             name="qwen3",
             model_type="qwen3",
             tensors=LLAMA_TENSORS,
             defaults=_frozen(**_QWEN_DEFAULTS, head_dim=128),
             facts=llama_like_fields.qwen3,
         ),
-        "SmolLM3ForCausalLM": Family(
+        "SmolLM3ForCausalLM": Architecture(
             name="smollm3",
             model_type="smollm3",
             tensors=LLAMA_TENSORS,
@@ -115,7 +115,7 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 eos_token_id=128_001,
             ),
         ),
-        "Phi3ForCausalLM": Family(
+        "Phi3ForCausalLM": Architecture(
             name="phi3",
             model_type="phi3",
             facts=llama_like_fields.no_biases,
@@ -131,7 +131,7 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 eos_token_id=32_000,
             ),
         ),
-        "Olmo2ForCausalLM": Family(
+        "Olmo2ForCausalLM": Architecture(
             name="olmo2",
             model_type="olmo2",
             facts=llama_like_fields.olmo2,
@@ -143,7 +143,7 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             defaults=_frozen(max_position_embeddings=2048, rms_norm_eps=1e-5, eos_token_id=50_279),
         ),
-        "InternLM2ForCausalLM": Family(
+        "InternLM2ForCausalLM": Architecture(
             name="internlm2",
             model_type="internlm2",
             facts=llama_like_fields.internlm2,
@@ -173,7 +173,7 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 eos_token_id=2,
             ),
         ),
-        "StableLmForCausalLM": Family(
+        "StableLmForCausalLM": Architecture(
             name="stablelm",
             model_type="stablelm",
             facts=llama_like_fields.stablelm,
@@ -194,7 +194,7 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 eos_token_id=0,
             ),
         ),
-        "GlmForCausalLM": Family(
+        "GlmForCausalLM": Architecture(
             name="glm",
             model_type="glm",
             facts=llama_like_fields.glm,
@@ -203,7 +203,7 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
             tensors=like_llama({"gate_up": "mlp.gate_up_proj.weight"}, without=FUSED_FFN),
             defaults=_GLM_DEFAULTS,
         ),
-        "Glm4ForCausalLM": Family(
+        "Glm4ForCausalLM": Architecture(
             name="glm4",
             model_type="glm4",
             facts=llama_like_fields.glm4,
@@ -219,7 +219,7 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             defaults=_GLM_DEFAULTS,
         ),
-        "ChatGLMModel": Family(
+        "ChatGLMModel": Architecture(
             name="chatglm",
             model_type="chatglm",
             facts=llama_like_fields.chatglm,
@@ -249,14 +249,14 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             defaults=_frozen(layernorm_epsilon=1e-5, seq_length=2048, kv_channels=128),
         ),
-        "GemmaForCausalLM": Family(
+        "GemmaForCausalLM": Architecture(
             name="gemma",
             model_type="gemma",
             facts=llama_like_fields.gemma,
             tensors=LLAMA_TENSORS,
             defaults=_frozen(**_GEMMA_DEFAULTS, num_key_value_heads=16),
         ),
-        "Gemma2ForCausalLM": Family(
+        "Gemma2ForCausalLM": Architecture(
             name="gemma2",
             model_type="gemma2",
             facts=llama_like_fields.gemma2,
@@ -267,7 +267,7 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 **_GEMMA2_DEFAULTS, attn_logit_softcapping=50.0, final_logit_softcapping=30.0
             ),
         ),
-        "Gemma3ForCausalLM": Family(
+        "Gemma3ForCausalLM": Architecture(
             name="gemma3",
             model_type="gemma3_text",
             facts=llama_like_fields.gemma3,
@@ -282,7 +282,7 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 sliding_window_pattern=6,
             ),
         ),
-        "MixtralForCausalLM": Family(
+        "MixtralForCausalLM": Architecture(
             name="mixtral",
             model_type="mixtral",
             facts=llama_like_fields.mixture,
@@ -307,7 +307,7 @@ GATED_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 eos_token_id=2,
             ),
         ),
-        "Qwen3MoeForCausalLM": Family(
+        "Qwen3MoeForCausalLM": Architecture(
             name="qwen3_moe",
             model_type="qwen3_moe",
             facts=llama_like_fields.qwen3_moe,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from swiftchat.weights.architectures import llama_like_fields
-from swiftchat.weights.architectures.architecture import Family
+from swiftchat.weights.architectures.architecture import Architecture
 from swiftchat.weights.architectures.tensor_names import FUSED_FFN, QWEN_EXPERTS, like_llama
 
 
@@ -16,9 +16,9 @@ def _frozen(**values: Any) -> Mapping[str, Any]:
     return MappingProxyType(values)
 
 
-MIXTURE_FAMILIES: Mapping[str, Family] = MappingProxyType(
+MIXTURE_FAMILIES: Mapping[str, Architecture] = MappingProxyType(
     {
-        "Qwen2MoeForCausalLM": Family(
+        "Qwen2MoeForCausalLM": Architecture(
             name="qwen2_moe",
             model_type="qwen2_moe",
             facts=llama_like_fields.qwen2_moe,
@@ -49,7 +49,7 @@ MIXTURE_FAMILIES: Mapping[str, Family] = MappingProxyType(
                 decoder_sparse_step=1,
             ),
         ),
-        "GptOssForCausalLM": Family(
+        "GptOssForCausalLM": Architecture(
             name="gpt_oss",
             model_type="gpt_oss",
             facts=llama_like_fields.gpt_oss,

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["BACKWARDS_ONLY", "BothWays", "PrefixLM"]
+__all__ = ["CAUSAL", "BidirectionalPrefix", "PrefixLM"]
 
 
 @dataclass(frozen=True)
-class BothWays:
+class BidirectionalPrefix:
     """The first `length` tokens attend to each other in both directions, the others backwards.
 
     Those others stand for the token at `position`, a mask, and are counted from 1 on.
@@ -16,14 +16,14 @@ class BothWays:
     length: int = 0
     position: int = 0
 
-    def place(self, index: int) -> tuple[int, int]:
+    def positions(self, index: int) -> tuple[int, int]:
         """The two positions of the token with this index."""
         if index < self.length:
             return index, 0
         return self.position, index - self.length + 1
 
 
-BACKWARDS_ONLY = BothWays()
+CAUSAL = BidirectionalPrefix()
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class PrefixLM:
     start_id: int
     mask_ids: tuple[int, ...]
 
-    def both_ways(self, ids: Sequence[int]) -> BothWays:
+    def prefix_of(self, ids: Sequence[int]) -> BidirectionalPrefix:
         """How the prompt `ids` is read; without a `start_id`, backwards only."""
         length = list(ids).index(self.start_id) if self.start_id in ids else 0
         prefix = list(ids[:length])
         masks = [prefix.index(mask) for mask in self.mask_ids if mask in prefix]
-        return BothWays(length, masks[0] if masks else max(length - 1, 0))
+        return BidirectionalPrefix(length, masks[0] if masks else max(length - 1, 0))

@@ -13,17 +13,20 @@ from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
 from swiftchat.weights.architectures.config import DTYPES
 from swiftchat.weights.convert.layout import Layout, by_rank, in_shards
 from swiftchat.weights.convert.manifest import MANIFEST, manifest, self_check
-from swiftchat.weights.files.atomic_directory import appearing, as_file_system_error
-from swiftchat.weights.files.disk import require_space
-from swiftchat.weights.files.lock import exclusive
-from swiftchat.weights.files.names import INDEX
-from swiftchat.weights.files.progress import Progress
-from swiftchat.weights.formats.safetensors_file import (
-    announced_bytes,
-    create,
+from swiftchat.weights.files.disk import (
+    Progress,
+    as_file_system_error,
+    atomic_directory,
+    require_space,
+)
+from swiftchat.weights.files.lock import exclusive_lock
+from swiftchat.weights.formats.safetensors import (
+    create_safetensors,
     header_bytes,
     read_header,
+    spec_bytes,
 )
+from swiftchat.weights.formats.weight_files import SAFETENSORS_INDEX
 from swiftchat.weights.quantization.quantize import Quantization
 from swiftchat.weights.sources.detect import plan_of
 from swiftchat.weights.sources.plan import Plan, json_bytes
@@ -97,13 +100,13 @@ def convert(
     with as_file_system_error(destination, total_bytes):
         fingerprint = _fingerprint(plan, tp)
         destination.parent.mkdir(parents=True, exist_ok=True)
-        with exclusive(destination, waiting):
+        with exclusive_lock(destination, waiting):
             if destination.exists():
                 if _fingerprint_of(destination) == fingerprint:
                     return
                 raise FileSystemError(f"{destination} was made meanwhile from something else")
             require_space(destination, total_bytes)
-            with appearing(destination) as directory:
+            with atomic_directory(destination) as directory:
                 _write(plan, layout, directory, fingerprint, progress)
 
 
@@ -123,7 +126,7 @@ def outline(
     files = {name: len(content) for name, content in _small_files(plan, layout).items()}
     for file, tensors in layout.files.items():
         header = header_bytes(tensors, _metadata(layout, file, fingerprint))
-        files[file] = len(header) + sum(map(announced_bytes, tensors))
+        files[file] = len(header) + sum(map(spec_bytes, tensors))
     return Outline(files, sum(map(len, layout.files.values())), plan.dtype, _peak_bytes(plan, tp))
 
 
@@ -160,7 +163,7 @@ def _layout(plan: Plan, shard_size_bytes: float, tp: int) -> Layout:
 
 
 def _small_files(plan: Plan, layout: Layout) -> Mapping[str, bytes]:
-    return {**plan.files, **({INDEX: layout.index} if layout.index else {})}
+    return {**plan.files, **({SAFETENSORS_INDEX: layout.index} if layout.index else {})}
 
 
 def _fingerprint(plan: Plan, tp: int) -> str:
@@ -208,7 +211,7 @@ def _write(
         # All at once: of a tensor that is decoded several files may get a part.
         writers = {
             file: stack.enter_context(
-                create(directory / file, tensors, _metadata(layout, file, fingerprint))
+                create_safetensors(directory / file, tensors, _metadata(layout, file, fingerprint))
             )
             for file, tensors in layout.files.items()
         }
@@ -216,7 +219,7 @@ def _write(
             for stored, tensor in plan.arrays(name):
                 for file, piece in layout.pieces(stored, tensor):
                     writers[file].write(stored, piece)
-            plan.forget()
+            plan.release_pages()
             done += plan.tensor_bytes(name)
             if progress:
                 progress("converting", done, plan.tensors_bytes)

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from swiftchat.errors import FileSystemError
-from swiftchat.weights.files.progress import Progress
-from swiftchat.weights.formats.safetensors_file import Announced, read_header
+from swiftchat.weights.files.disk import Progress
+from swiftchat.weights.formats.safetensors import TensorSpec, read_header
 from swiftchat.weights.sources.plan import json_bytes
 
 __all__ = ["MANIFEST", "manifest", "self_check"]
@@ -31,7 +31,7 @@ def manifest(directory: Path, digests: Mapping[str, str], fingerprint: str, tp: 
 def self_check(
     directory: Path,
     digests: Mapping[str, str],
-    weights: Mapping[str, Sequence[Announced]],
+    weights: Mapping[str, Sequence[TensorSpec]],
     progress: Progress | None,
 ) -> None:
     """Read `directory` back and raise `FileSystemError` naming the file that differs.

@@ -1,11 +1,19 @@
-"""Room on the disk, asked for before anything is written."""
+"""Writing large files: free disk space, atomic directories, progress."""
 
+import errno
+import os
 import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from swiftchat.errors import FileSystemError
 
-__all__ = ["disk_full", "require_space"]
+__all__ = ["Progress", "as_file_system_error", "atomic_directory", "disk_full", "require_space"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with a label, the bytes done and the total bytes."""
 
 
 def require_space(destination: Path, needed_bytes: int) -> None:
@@ -23,3 +31,48 @@ def disk_full(destination: Path, needed_bytes: int, free_bytes: int) -> FileSyst
         f"{free_bytes / unit_bytes:.2f} {unit} free",
         "free some space or choose another place",
     )
+
+
+@contextmanager
+def atomic_directory(destination: Path) -> Iterator[Path]:
+    """A new sibling directory, renamed to `destination` at the end or removed on any failure."""
+    prefix = f".{destination.name}."
+    for stale in destination.parent.glob(f"{_escaped(prefix)}*.partial"):
+        # Left by a process that was killed: whoever holds the lock is alone here.
+        shutil.rmtree(stale)
+    directory = Path(tempfile.mkdtemp(prefix=prefix, suffix=".partial", dir=destination.parent))
+    try:
+        yield directory
+        for file in filter(Path.is_file, directory.rglob("*")):
+            _flush(file)
+        directory.chmod(0o777 & ~_umask())
+        directory.rename(destination)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{character}]" if character in "*?[" else character for character in name)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _flush(file: Path) -> None:
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+
+
+@contextmanager
+def as_file_system_error(destination: Path, needed_bytes: int) -> Iterator[None]:
+    """Turn what the system says into a `FileSystemError`; a full disk says how much is needed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free_bytes = shutil.disk_usage(destination.parent).free
+            raise disk_full(destination, needed_bytes, free_bytes) from error
+        raise FileSystemError(f"cannot convert to {destination}: {error}") from error

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["exclusive"]
+__all__ = ["exclusive_lock"]
 
 
 @contextmanager
-def exclusive(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+def exclusive_lock(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold the lock that belongs to `path`, a hidden file beside it, without a time limit.
 
     `waiting` is called once when another process holds it. The lock's file is removed at the

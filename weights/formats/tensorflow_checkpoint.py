@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from swiftchat.errors import BadModelFile, FileSystemError
-from swiftchat.weights.formats.safetensors_file import ITEM_BYTES, TensorInfo
+from swiftchat.weights.formats.safetensors import ITEM_BYTES, TensorInfo
 from swiftchat.weights.formats.sorted_table import read_table, varint
 from swiftchat.weights.formats.torch_checkpoint import refuse_overlaps
 
-__all__ = ["read_bundle"]
+__all__ = ["read_tensorflow_checkpoint"]
 
 _DTYPES: Mapping[int, str] = {
     1: "F32",
@@ -35,7 +35,7 @@ _MAX_DIMENSIONS = 8
 Message = Mapping[int, list[int | bytes]]
 
 
-def read_bundle(index: Path) -> dict[str, TensorInfo]:
+def read_tensorflow_checkpoint(index: Path) -> dict[str, TensorInfo]:
     """The tensors of the checkpoint with the file `index`, by name; strings are left out.
 
     Raises `BadModelFile` naming the file and the tensor when the table is damaged, a data file is

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from swiftchat.errors import BadModelFile, FileSystemError
-from swiftchat.weights.files.foreign import reject_foreign_file
+from swiftchat.weights.files.reading import reject_foreign_file
 from swiftchat.weights.formats.safe_pickle import MAX_BYTES, Global, Inert, load
-from swiftchat.weights.formats.safetensors_file import ITEM_BYTES, TensorInfo
+from swiftchat.weights.formats.safetensors import ITEM_BYTES, TensorInfo
 from swiftchat.weights.formats.torch_legacy import row_entries
 from swiftchat.weights.formats.zip_entries import Entry, zip_entries
 
-__all__ = ["read_content", "read_tensors", "refuse_overlaps", "tensors_of"]
+__all__ = ["read_content", "read_torch_checkpoint", "refuse_overlaps", "tensors_of"]
 
 _MAX_DIMENSIONS = 8
 _MAX_DEPTH = 16
@@ -69,7 +69,7 @@ _DTYPES = frozenset(
 _ORDERED = "collections.OrderedDict"
 
 
-def read_tensors(path: Path) -> dict[str, TensorInfo]:
+def read_torch_checkpoint(path: Path) -> dict[str, TensorInfo]:
     """The tensors of the table in `path`, by name.
 
     Raises `BadModelFile` naming the file (and tensor) for anything but dense tensors with
@@ -86,7 +86,8 @@ def read_tensors(path: Path) -> dict[str, TensorInfo]:
 def read_content(path: Path) -> Any:
     """All that was saved: dicts, lists, numbers, strings, `TensorInfo` without a name, `Inert`.
 
-    Raises `BadModelFile` as `read_tensors` does, `FileSystemError` when `path` cannot be read.
+    Raises `BadModelFile` as `read_torch_checkpoint` does, `FileSystemError` when `path`
+    cannot be read.
     """
     try:
         with path.open("rb") as file:

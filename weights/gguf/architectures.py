@@ -9,15 +9,15 @@ from types import MappingProxyType
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.architecture import Family
+from swiftchat.weights.architectures.architecture import Architecture
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import FAMILIES, unknown
+from swiftchat.weights.architectures.registry import ARCHITECTURES, unknown_name
 from swiftchat.weights.architectures.tensor_names import table
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf import settings
 from swiftchat.weights.gguf.settings import Said
 
-__all__ = ["GGUF_ARCHS", "GgufArch", "arch_of"]
+__all__ = ["GGUF_ARCHITECTURES", "GgufArchitecture", "gguf_architecture"]
 
 _TENSORS = table(
     {
@@ -69,7 +69,7 @@ _ONE_HEAD_COUNT = frozenset({"num_key_value_heads"})
 
 
 @dataclass(frozen=True)
-class GgufArch:
+class GgufArchitecture:
     """One `general.architecture` as data.
 
     `architecture` is the Hugging Face class that its models become. `permuted` names what is
@@ -90,9 +90,9 @@ class GgufArch:
     two_norm_tensors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
-    def family(self) -> Family:
+    def family(self) -> Architecture:
         """What Hugging Face's side of it is."""
-        return FAMILIES[self.architecture]
+        return ARCHITECTURES[self.architecture]
 
     def tensor_name(self, config: ModelConfig, canonical: str) -> str:
         """The GGUF name of a canonical tensor; `{i}` stands for the layer."""
@@ -107,39 +107,41 @@ class GgufArch:
 
 
 # Mistral's models have no architecture of their own: their files say llama.
-GGUF_ARCHS: Mapping[str, GgufArch] = MappingProxyType(
+GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
     {
-        "llama": GgufArch("LlamaForCausalLM", permuted=_PERMUTED),
-        "qwen2": GgufArch("Qwen2ForCausalLM"),
-        "qwen3": GgufArch("Qwen3ForCausalLM"),
-        "qwen3moe": GgufArch("Qwen3MoeForCausalLM", settings.qwen3moe),
-        "smollm3": GgufArch("SmolLM3ForCausalLM", permuted=_PERMUTED),
-        "phi3": GgufArch("Phi3ForCausalLM"),
-        "olmo2": GgufArch("Olmo2ForCausalLM"),
+        "llama": GgufArchitecture("LlamaForCausalLM", permuted=_PERMUTED),
+        "qwen2": GgufArchitecture("Qwen2ForCausalLM"),
+        "qwen3": GgufArchitecture("Qwen3ForCausalLM"),
+        "qwen3moe": GgufArchitecture("Qwen3MoeForCausalLM", settings.qwen3moe),
+        "smollm3": GgufArchitecture("SmolLM3ForCausalLM", permuted=_PERMUTED),
+        "phi3": GgufArchitecture("Phi3ForCausalLM"),
+        "olmo2": GgufArchitecture("Olmo2ForCausalLM"),
         # With queries, keys and values apart it is a Llama, which needs no code of its makers.
-        "internlm2": GgufArch("LlamaForCausalLM", permuted=_PERMUTED),
-        "stablelm": GgufArch("StableLmForCausalLM", settings.stablelm, without=_ONE_HEAD_SIZE),
+        "internlm2": GgufArchitecture("LlamaForCausalLM", permuted=_PERMUTED),
+        "stablelm": GgufArchitecture(
+            "StableLmForCausalLM", settings.stablelm, without=_ONE_HEAD_SIZE
+        ),
         # ChatGLM2 and 3 too: they compute what transformers' own Glm does.
-        "chatglm": GgufArch("GlmForCausalLM", settings.glm),
-        "glm4": GgufArch("Glm4ForCausalLM", settings.glm),
-        "gemma": GgufArch("GemmaForCausalLM", settings.nothing),
-        "gemma2": GgufArch("Gemma2ForCausalLM", settings.gemma2),
-        "gemma3": GgufArch("Gemma3ForCausalLM", settings.gemma3),
-        "gpt2": GgufArch(
+        "chatglm": GgufArchitecture("GlmForCausalLM", settings.glm),
+        "glm4": GgufArchitecture("Glm4ForCausalLM", settings.glm),
+        "gemma": GgufArchitecture("GemmaForCausalLM", settings.nothing),
+        "gemma2": GgufArchitecture("Gemma2ForCausalLM", settings.gemma2),
+        "gemma3": GgufArchitecture("Gemma3ForCausalLM", settings.gemma3),
+        "gpt2": GgufArchitecture(
             "GPT2LMHeadModel",
             settings.nothing,
             without=_WITHOUT_ROPE | _ONE_HEAD_SIZE | _ONE_HEAD_COUNT,
         ),
-        "gptneox": GgufArch(
+        "gptneox": GgufArchitecture(
             "GPTNeoXForCausalLM",
             settings.gptneox,
             without=_ONE_HEAD_SIZE | _ONE_HEAD_COUNT,
         ),
-        "phi2": GgufArch("PhiForCausalLM", settings.nothing, without=_ONE_HEAD_SIZE),
-        "starcoder2": GgufArch(
+        "phi2": GgufArchitecture("PhiForCausalLM", settings.nothing, without=_ONE_HEAD_SIZE),
+        "starcoder2": GgufArchitecture(
             "Starcoder2ForCausalLM", settings.starcoder2, without=_ONE_HEAD_SIZE
         ),
-        "bloom": GgufArch(
+        "bloom": GgufArchitecture(
             "BloomForCausalLM",
             settings.nothing,
             without=_WITHOUT_ROPE | _ONE_HEAD_SIZE | _ONE_HEAD_COUNT | {"hidden_act"},
@@ -152,7 +154,7 @@ GGUF_ARCHS: Mapping[str, GgufArch] = MappingProxyType(
                 }
             ),
         ),
-        "falcon": GgufArch(
+        "falcon": GgufArchitecture(
             "FalconForCausalLM",
             settings.falcon,
             without=_ONE_HEAD_SIZE | _ONE_HEAD_COUNT,
@@ -175,16 +177,16 @@ GGUF_ARCHS: Mapping[str, GgufArch] = MappingProxyType(
     }
 )
 # Mixtral's files say llama and how many experts there are.
-_LLAMA_OF_EXPERTS = GgufArch("MixtralForCausalLM", settings.mixtral, permuted=_PERMUTED)
+_LLAMA_OF_EXPERTS = GgufArchitecture("MixtralForCausalLM", settings.mixtral, permuted=_PERMUTED)
 
 
-def arch_of(file: GgufFile) -> tuple[GgufArch, Said]:
+def gguf_architecture(file: GgufFile) -> tuple[GgufArchitecture, Said]:
     """The architecture of `file` and what it says; an unknown one raises `BadModelFile`."""
     name = str(file.metadata.get("general.architecture"))
-    if name not in GGUF_ARCHS:
-        error = unknown("GGUF architecture", name, sorted(GGUF_ARCHS))
+    if name not in GGUF_ARCHITECTURES:
+        error = unknown_name("GGUF architecture", name, sorted(GGUF_ARCHITECTURES))
         raise BadModelFile(f"{file.path}: {error.message}", error.hint)
     said = Said(file, name)
     if name == "llama" and said.get("expert_count"):
         return _LLAMA_OF_EXPERTS, said
-    return GGUF_ARCHS[name], said
+    return GGUF_ARCHITECTURES[name], said

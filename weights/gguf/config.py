@@ -8,7 +8,7 @@ from typing import Any
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.formats.gguf import GgufFile
-from swiftchat.weights.gguf.architectures import GgufArch, arch_of
+from swiftchat.weights.gguf.architectures import GgufArchitecture, gguf_architecture
 from swiftchat.weights.gguf.rope import rope_fields
 from swiftchat.weights.gguf.settings import Said
 from swiftchat.weights.gguf.tokenizer import adds_bos, token_at, tokenizer_class
@@ -30,7 +30,7 @@ def model_config_json(file: GgufFile, dtype: str) -> dict[str, Any]:
     Raises `BadModelFile` for an architecture or rope scaling this program does not know, and
     for numbers that cannot be.
     """
-    arch, said = arch_of(file)
+    arch, said = gguf_architecture(file)
     usual = {
         "vocab_size": _vocab_size(file),
         "hidden_size": said.get("embedding_length"),
@@ -67,7 +67,7 @@ def model_config_json(file: GgufFile, dtype: str) -> dict[str, Any]:
     return config
 
 
-def _rotated_share(arch: GgufArch, said: Said) -> float | None:
+def _rotated_share(arch: GgufArchitecture, said: Said) -> float | None:
     """How much of a head is rotated; None where it is all and the family would think so."""
     head_dim, rotated = said.head_dim, said.get("rope.dimension_count", said.head_dim)
     if said.get("attention.value_length", head_dim) != head_dim:

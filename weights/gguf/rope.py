@@ -10,7 +10,7 @@ import numpy.typing as npt
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.rope import RopeConfig
-from swiftchat.weights.formats.dequantize import dequantize
+from swiftchat.weights.formats.ggml_dequantize import dequantize
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf.settings import Said, shortest
 

@@ -8,14 +8,10 @@ import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import (
-    canonical_shapes,
-    canonical_tensors,
-    tensor_name,
-)
-from swiftchat.weights.formats.dequantize import BLOCK_TYPES, dequantize
+from swiftchat.weights.architectures.tensors import canonical_shapes, canonical_tensors, tensor_name
+from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
-from swiftchat.weights.gguf.architectures import GgufArch
+from swiftchat.weights.gguf.architectures import GgufArchitecture
 from swiftchat.weights.gguf.rope import ROPE_TENSORS
 
 __all__ = ["Bytes", "Source", "blocks", "tensor_sources", "values"]
@@ -49,7 +45,9 @@ class _Place:
     first: int = 0
 
 
-def tensor_sources(file: GgufFile, arch: GgufArch, config: ModelConfig) -> dict[str, Source]:
+def tensor_sources(
+    file: GgufFile, arch: GgufArchitecture, config: ModelConfig
+) -> dict[str, Source]:
     """For every expected Hugging Face name, where its numbers are.
 
     Raises `BadModelFile` for a missing or misshapen tensor, naming expected and found, and for
@@ -133,14 +131,14 @@ def _refuse_others(file: GgufFile, sources: dict[str, Source]) -> None:
             )
 
 
-def _shapes(arch: GgufArch, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def _shapes(arch: GgufArchitecture, config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """As canonical tensors have them in GGUF: matrices are [out, in]."""
     shapes = canonical_shapes(config)
     return shapes | {name: shapes[name][::-1] for name in arch.family.transposed}
 
 
 def _places(
-    arch: GgufArch,
+    arch: GgufArchitecture,
     config: ModelConfig,
     shapes: dict[str, tuple[int, ...]],
     canonical: str,
@@ -171,7 +169,7 @@ def _places(
     return [usual]
 
 
-def _order(arch: GgufArch, config: ModelConfig, canonical: str, count: int) -> Rows:
+def _order(arch: GgufArchitecture, config: ModelConfig, canonical: str, count: int) -> Rows:
     if canonical in arch.permuted:
         heads = config.num_heads if canonical.startswith("q") else config.num_kv_heads
         # GGUF's row 2j + h of a head is row h·(head_dim / 2) + j here.

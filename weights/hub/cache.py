@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swiftchat.errors import BadModelFile, FileSystemError
-from swiftchat.weights.files.disk import disk_full, require_space
-from swiftchat.weights.files.lock import exclusive
-from swiftchat.weights.files.progress import Progress
+from swiftchat.weights.files.disk import Progress, disk_full, require_space
+from swiftchat.weights.files.lock import exclusive_lock
 from swiftchat.weights.hub.client import Hub, HubUnreachable
 from swiftchat.weights.hub.listing import HubFile, Listing
 
@@ -55,7 +54,7 @@ class HubCache:
         missing_bytes = 0
         try:
             self._locks.mkdir(parents=True, exist_ok=True)
-            with exclusive(self._locks / self.folder.name, waiting):
+            with exclusive_lock(self._locks / self.folder.name, waiting):
                 self._blobs.mkdir(parents=True, exist_ok=True)
                 self._sweep(files)
                 missing_bytes = self.missing_bytes(files)

@@ -17,9 +17,8 @@ from swiftchat.errors import (
     DownloadError,
     FileSystemError,
 )
-from swiftchat.weights.files.disk import require_space
-from swiftchat.weights.files.lock import exclusive
-from swiftchat.weights.files.progress import Progress
+from swiftchat.weights.files.disk import Progress, require_space
+from swiftchat.weights.files.lock import exclusive_lock
 from swiftchat.weights.hub.aliases import DEFAULT_MODEL
 
 __all__ = [
@@ -118,7 +117,7 @@ def _fetched(
     lock_path = destination.with_name(f"{destination.name}.download")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        with exclusive(lock_path, lambda: report("waiting for another process", 0)):
+        with exclusive_lock(lock_path, lambda: report("waiting for another process", 0)):
             if destination.exists():
                 yield None
                 return

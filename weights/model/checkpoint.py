@@ -14,13 +14,23 @@ import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import FAMILIES, expected_tensors, tensor_name
-from swiftchat.weights.files.foreign import reject_foreign_file
-from swiftchat.weights.files.memory_map import give_back
-from swiftchat.weights.files.names import INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE
-from swiftchat.weights.formats.safetensors_file import TensorInfo, read_header
-from swiftchat.weights.formats.torch_checkpoint import read_tensors
-from swiftchat.weights.parallel.rank_files import other_ranks, rank_file, read_rank_file, sliced_for
+from swiftchat.weights.architectures.registry import ARCHITECTURES
+from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
+from swiftchat.weights.files.reading import reject_foreign_file, release_pages
+from swiftchat.weights.formats.safetensors import TensorInfo, read_header
+from swiftchat.weights.formats.torch_checkpoint import read_torch_checkpoint
+from swiftchat.weights.formats.weight_files import (
+    SAFETENSORS_FILE,
+    SAFETENSORS_INDEX,
+    TORCH_FILE,
+    TORCH_INDEX,
+)
+from swiftchat.weights.parallel.rank_files import (
+    rank_file_name,
+    read_rank_file,
+    stored_tp_size,
+    wrong_tp_size,
+)
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
 from swiftchat.weights.quantization.checkpoint import plain_tensors, select
 from swiftchat.weights.quantization.quantized_tensor import PackedTensor
@@ -79,12 +89,12 @@ class Checkpoint:
         """
         directory = Path(path).resolve()
         try:
-            size = sliced_for(directory)
+            size = stored_tp_size(directory)
             if size is None:
                 return cls(path, _all_tensors(directory))
             if share is None or share.size != size:
-                raise other_ranks(path, size, share)
-            file = _inside(directory, rank_file(share.rank, size))
+                raise wrong_tp_size(path, size, share)
+            file = _inside(directory, rank_file_name(share.rank, size))
             # It has the layers of all stages, whichever this is.
             return cls(path, read_rank_file(file, share), shard_of(share.config, size, share.rank))
         except OSError as error:
@@ -113,13 +123,13 @@ class Checkpoint:
         flat = np.frombuffer(self.map(info.file), dtype, count, info.offset)
         return flat.reshape(info.shape)
 
-    def forget(self) -> None:
+    def release_pages(self) -> None:
         """Give back the memory of what was read; the arrays stay valid.
 
         Only where nobody has written to a mapping: what was written is lost.
         """
         for mapped in self._maps.values():
-            give_back(mapped)
+            release_pages(mapped)
 
     def check(self, config: ModelConfig) -> None:
         """Every tensor of `config` must be here, in its shape and a float dtype.
@@ -128,7 +138,7 @@ class Checkpoint:
         `lm_head` may be absent. What is left over is listed in `unused`. Names without the
         prefix that all names of the family have get it here, as the oldest files lack it.
         """
-        prefix = FAMILIES[config.architecture].prefix
+        prefix = ARCHITECTURES[config.architecture].prefix
         if prefix and not any(name.startswith(prefix) for name in self.tensors):
             bare = {name.removeprefix(prefix): name for name in expected_tensors(config)}
             self.tensors = MappingProxyType(
@@ -184,7 +194,7 @@ class Checkpoint:
 def _all_tensors(directory: Path) -> dict[str, TensorInfo]:
     if not directory.is_dir():
         raise BadModelFile(f"{directory} is not a model directory")
-    for single, index in ((SINGLE, INDEX), (TORCH_SINGLE, TORCH_INDEX)):
+    for single, index in ((SAFETENSORS_FILE, SAFETENSORS_INDEX), (TORCH_FILE, TORCH_INDEX)):
         if (directory / single).exists():
             return _single(directory, single)
         if (directory / index).exists():
@@ -196,7 +206,8 @@ def _all_tensors(directory: Path) -> dict[str, TensorInfo]:
         if names:
             return read(directory, names[0])
     raise BadModelFile(
-        f"{directory} holds none of {SINGLE}, {INDEX}, {TORCH_SINGLE}, {TORCH_INDEX}"
+        f"{directory} holds none of {SAFETENSORS_FILE}, {SAFETENSORS_INDEX}, "
+        f"{TORCH_FILE}, {TORCH_INDEX}"
     )
 
 
@@ -205,7 +216,7 @@ def _single(directory: Path, name: str) -> dict[str, TensorInfo]:
 
 
 def _tensors_in(file: Path) -> dict[str, TensorInfo]:
-    return read_tensors(file) if file.suffix == ".bin" else read_header(file)[0]
+    return read_torch_checkpoint(file) if file.suffix == ".bin" else read_header(file)[0]
 
 
 def _sharded(directory: Path, index: str) -> dict[str, TensorInfo]:

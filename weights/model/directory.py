@@ -9,11 +9,11 @@ from typing import Any, Self
 
 from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.weights.architectures.config import ModelConfig, token_ids
-from swiftchat.weights.architectures.registry import expected_tensors
-from swiftchat.weights.files.json_file import read_json
-from swiftchat.weights.formats.safetensors_file import ITEM_BYTES
+from swiftchat.weights.architectures.tensors import expected_tensors
+from swiftchat.weights.files.reading import read_json
+from swiftchat.weights.formats.safetensors import ITEM_BYTES
 from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.parallel.rank_files import sliced_for
+from swiftchat.weights.parallel.rank_files import stored_tp_size
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
 from swiftchat.weights.quantization.checkpoint import FIELDS, settings_in
 from swiftchat.weights.quantization.quantized_tensor import PackedTensor
@@ -91,7 +91,7 @@ class Model:
     @cached_property
     def stored(self) -> Mapping[str, tuple[str, int]]:
         """Dtype and bytes of every tensor by name; whole, also where files are cut for ranks."""
-        size = sliced_for(self.path)
+        size = stored_tp_size(self.path)
         # The first rank has something of every tensor.
         checkpoint = self.checkpoint(shard_of(self.config, size, 0) if size else None)
         tensors = checkpoint.tensors

@@ -7,13 +7,9 @@ from typing import Any
 
 from swiftchat.errors import ModelNotFound
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import (
-    FAMILIES,
-    canonical_tensors,
-    expected_tensors,
-    tensor_name,
-)
-from swiftchat.weights.files.json_file import read_json
+from swiftchat.weights.architectures.registry import ARCHITECTURES
+from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name
+from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.quantization.quantize import FORMS, MATRICES, W8A8
 from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Kept, KeptForm
 
@@ -100,7 +96,7 @@ def dummy_forms(config: ModelConfig, form: str | None) -> dict[str, KeptForm]:
         return {}
     kept, shapes = _KEPT[W8A8.get(form, form)], expected_tensors(config)
     head = "embed" if config.tied_embeddings else "lm_head"
-    matrices = MATRICES - FAMILIES[config.architecture].transposed
+    matrices = MATRICES - ARCHITECTURES[config.architecture].transposed
     forms: dict[str, KeptForm] = {}
     for place in canonical_tensors(config):
         its = tensor_name(config, *place)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import (
+from swiftchat.weights.architectures.tensors import (
     canonical_shapes,
     canonical_tensors,
-    first_tensors,
+    tensors_before_layers,
 )
 
 __all__ = ["split", "stage_layers"]
@@ -65,7 +65,7 @@ def _filled(costs: Sequence[int], most: int, at_least: int = 1) -> list[tuple[in
 
 def _costs(config: ModelConfig) -> list[int]:
     """The numbers in each layer's tensors, with those before and after the layers."""
-    shapes, first = canonical_shapes(config), first_tensors(config)
+    shapes, first = canonical_shapes(config), tensors_before_layers(config)
     costs = [0] * config.num_layers
     for name, layer, _ in canonical_tensors(config):
         outside = 0 if name in first else -1

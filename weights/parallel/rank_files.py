@@ -4,15 +4,15 @@ import re
 from pathlib import Path
 
 from swiftchat.errors import BadModelFile, UsageError
-from swiftchat.weights.formats.safetensors_file import TensorInfo, read_header
+from swiftchat.weights.formats.safetensors import TensorInfo, read_header
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
-__all__ = ["other_ranks", "rank_file", "rank_metadata", "read_rank_file", "sliced_for"]
+__all__ = ["rank_file_name", "rank_metadata", "read_rank_file", "stored_tp_size", "wrong_tp_size"]
 
 _NAME = re.compile(r"model-tp(\d{1,6})-of-(\d{1,6})\.safetensors")
 
 
-def rank_file(rank: int, size: int) -> str:
+def rank_file_name(rank: int, size: int) -> str:
     """The name of the file with what `rank` of `size` needs."""
     return f"model-tp{rank}-of-{size}.safetensors"
 
@@ -22,7 +22,7 @@ def rank_metadata(rank: int, size: int) -> dict[str, str]:
     return {"tp_rank": str(rank), "tp_size": str(size)}
 
 
-def sliced_for(directory: Path) -> int | None:
+def stored_tp_size(directory: Path) -> int | None:
     """The number of ranks that the files of `directory` are cut for; None: they are whole.
 
     Raises `BadModelFile` when they are cut for several numbers.
@@ -34,7 +34,7 @@ def sliced_for(directory: Path) -> int | None:
     return sizes[0] if sizes else None
 
 
-def other_ranks(directory: Path, size: int, share: Shard | None) -> UsageError:
+def wrong_tp_size(directory: Path, size: int, share: Shard | None) -> UsageError:
     """The error that files are cut for `size` ranks, and not as `share` wants them."""
     wanted = 1 if share is None else share.size
     return UsageError(

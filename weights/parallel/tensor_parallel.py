@@ -15,19 +15,19 @@ from functools import cached_property
 
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import (
-    FAMILIES,
+from swiftchat.weights.architectures.registry import ARCHITECTURES
+from swiftchat.weights.architectures.tensors import (
     canonical_shapes,
     canonical_tensors,
-    first_tensors,
-    last_tensors,
+    index_count,
     layer_tensors,
-    num_parts,
     tensor_name,
+    tensors_after_layers,
+    tensors_before_layers,
 )
 from swiftchat.weights.parallel.pipeline import stage_layers
 
-__all__ = ["Part", "Shard", "shard_of", "tp_choices"]
+__all__ = ["Shard", "TensorSlice", "shard_of", "tp_choices"]
 
 Span = tuple[int, int]
 # Canonical name, layer, and number of an expert or head, where there are such.
@@ -55,7 +55,7 @@ _WHOLE = frozenset(
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorSlice:
     """What a rank needs of a stored tensor: along `axis`, the `spans`.
 
     A span is (first, end). The spans lie in the file in their order.
@@ -118,7 +118,7 @@ class Shard:
         return self._of(self.config.intermediate_size)
 
     @property
-    def vocabulary(self) -> Span:
+    def vocab(self) -> Span:
         """The token ids whose embeddings and logits this rank has; the last rank may have fewer.
 
         Not padded, so that files stay what they are and no padding can be chosen; all but the
@@ -128,7 +128,7 @@ class Shard:
         return (self.rank * each, min((self.rank + 1) * each, self.config.vocab_size))
 
     @cached_property
-    def local(self) -> ModelConfig:
+    def local_config(self) -> ModelConfig:
         """What this rank computes, as a model: with its layers, heads and inner numbers only.
 
         What all ranks have in common stays as it is, and so does `vocab_size`.
@@ -154,7 +154,7 @@ class Shard:
         )
 
     @cached_property
-    def parts(self) -> Mapping[str, Part | None]:
+    def slices(self) -> Mapping[str, TensorSlice | None]:
         """The part of every tensor by canonical name; None: this rank does without."""
         shapes, elsewhere = canonical_shapes(self.config), self._elsewhere()
         return {
@@ -162,22 +162,22 @@ class Shard:
             for name in _canonical_names(self.config)
         }
 
-    def numbers(self, canonical: str) -> Sequence[int | None]:
+    def indices(self, canonical: str) -> Sequence[int | None]:
         """Of a tensor that the files keep one by one, for each expert or head, those it has.
 
         Only None for any other.
         """
-        count = num_parts(self.config, canonical)
+        count = index_count(self.config, canonical)
         if count is None:
             return [None]
         heads = {"q_norm": self.heads, "k_norm": self.kv_heads}
         return range(*heads.get(canonical, (0, count)))
 
-    def own_tensors(self) -> Iterator[tuple[Place, Part]]:
+    def own_tensors(self) -> Iterator[tuple[Place, TensorSlice]]:
         """Every tensor this rank has, as `canonical_tensors` names it, and the part of it."""
         own = {
-            name: (part, set(self.numbers(name)))
-            for name, part in self.parts.items()
+            name: (part, set(self.indices(name)))
+            for name, part in self.slices.items()
             if part is not None
         }
         first, end = self.layers
@@ -207,7 +207,10 @@ class Shard:
 
     def _elsewhere(self) -> set[str]:
         """Canonical names of what belongs before or after the layers, and to other stages alone."""
-        before, after = set(first_tensors(self.config)), set(last_tensors(self.config))
+        before, after = (
+            set(tensors_before_layers(self.config)),
+            set(tensors_after_layers(self.config)),
+        )
         if self.config.tied_embeddings:
             after.add("embed")  # the head is the embedding once more
         own = before if self.stage == 0 else set()
@@ -219,8 +222,8 @@ class Shard:
         each = length // self.size
         return (self.rank * each, (self.rank + 1) * each)
 
-    def _part(self, canonical: str, shape: tuple[int, ...]) -> Part | None:
-        whole = Part(0, ((0, shape[0]),))
+    def _part(self, canonical: str, shape: tuple[int, ...]) -> TensorSlice | None:
+        whole = TensorSlice(0, ((0, shape[0]),))
         if self.size == 1 or canonical in _WHOLE:
             return whole
         if canonical in _ONCE:
@@ -229,10 +232,10 @@ class Shard:
             return whole
         spans = tuple(self._spans(canonical))
         if len(shape) == 1 or canonical.endswith("_bias"):
-            return Part(len(shape) - 1, spans)
-        transposed = canonical in FAMILIES[self.config.architecture].transposed
+            return TensorSlice(len(shape) - 1, spans)
+        transposed = canonical in ARCHITECTURES[self.config.architecture].transposed
         by_last = (canonical in _BY_COLUMNS) != transposed
-        return Part(len(shape) - (1 if by_last else 2), spans)
+        return TensorSlice(len(shape) - (1 if by_last else 2), spans)
 
     def _spans(self, canonical: str) -> Sequence[Span]:
         config = self.config
@@ -240,7 +243,7 @@ class Shard:
         queries, keys = (self._rows(heads) for heads in (self.heads, self.kv_heads))
         match canonical.removesuffix("_bias"):
             case "embed" | "lm_head":
-                return [self.vocabulary]
+                return [self.vocab]
             case "q" | "q_norm" | "o":
                 return [queries]
             case "k" | "k_norm" | "v":
@@ -269,7 +272,7 @@ class Shard:
     def _fused_qkv(self, queries: Span, keys: Span) -> Sequence[Span]:
         """The rows of queries, keys and values in one tensor, in the order of the file."""
         config, size = self.config, self.config.head_dim
-        if not FAMILIES[config.architecture].qkv_in_groups:
+        if not ARCHITECTURES[config.architecture].qkv_in_groups:
             k_start = config.num_heads * size
             v_start = k_start + config.num_kv_heads * size
             return [queries, _moved(keys, k_start), _moved(keys, v_start)]
@@ -333,7 +336,7 @@ def _complaint(config: ModelConfig, size: int) -> str | None:
     if (size - 1) * -(-vocab_size // size) >= vocab_size:
         return f"vocab_size {vocab_size} leaves nothing for the last rank of --tp {size}"
     try:
-        _ = Shard(config, size).parts
+        _ = Shard(config, size).slices
     except UsageError as error:
         return error.message
     return None
@@ -343,7 +346,7 @@ def _canonical_names(config: ModelConfig) -> list[str]:
     of_layers = {
         name: None for layer in range(config.num_layers) for name in layer_tensors(config, layer)
     }
-    return [*first_tensors(config), *of_layers, *last_tensors(config)]
+    return [*tensors_before_layers(config), *of_layers, *tensors_after_layers(config)]
 
 
 def _no_rule(config: ModelConfig, canonical: str) -> UsageError:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.files.json_file import read_json
-from swiftchat.weights.formats.safetensors_file import TensorInfo
+from swiftchat.weights.files.reading import read_json
+from swiftchat.weights.formats.safetensors import TensorInfo
 from swiftchat.weights.quantization import (
     awq,
     bitsandbytes,

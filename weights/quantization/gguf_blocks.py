@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from swiftchat.weights.formats.dequantize import (
+from swiftchat.weights.formats.ggml_dequantize import (
     BLOCK_TYPES,
     IQ4_NUMBERS,
     bit_planes,

@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import FAMILIES, canonical_tensors, tensor_name
-from swiftchat.weights.formats.safetensors_file import Announced
+from swiftchat.weights.architectures.registry import ARCHITECTURES
+from swiftchat.weights.architectures.tensors import canonical_tensors, tensor_name
+from swiftchat.weights.formats.safetensors import TensorSpec
 from swiftchat.weights.quantization.fp8 import FLOAT8
 from swiftchat.weights.quantization.gptq_rounding import GptqRounding, gained
 from swiftchat.weights.quantization.quantized_tensor import as_float32
@@ -101,7 +102,7 @@ class Quantization:
         `BadModelFile` names a matrix that groups do not divide, `UsageError` a pattern that
         matches none, and that there is nothing to quantize.
         """
-        apart = FAMILIES[config.architecture].transposed
+        apart = ARCHITECTURES[config.architecture].transposed
         names = [
             name
             for canonical, layer, part in canonical_tensors(config)
@@ -182,7 +183,7 @@ class Quantization:
             return "float-quantized"
         return "int-quantized" if self.form in W8A8 else "pack-quantized"
 
-    def announced(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Announced]:
+    def announced(self, name: str, shape: tuple[int, ...], dtype: str) -> list[TensorSpec]:
         """The tensors of the file for the matrix `name`, whose factors have `dtype`."""
         if (of := self._of(name)) is not self:
             return of.announced(name, shape, dtype)
@@ -195,7 +196,7 @@ class Quantization:
             ]
         bits = 4 if self.form == "int4" else 8
         groups = columns // self.group_size if self.form == "int4" else 1
-        tensors: list[Announced] = [
+        tensors: list[TensorSpec] = [
             (f"{module}.weight_packed", "I32", (rows, -(-columns * bits // 32))),
             (f"{module}.weight_scale", wire, (rows, groups)),
             (f"{module}.weight_shape", "I64", (2,)),

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.formats.safetensors_file import TensorInfo
+from swiftchat.weights.formats.safetensors import TensorInfo
 from swiftchat.weights.quantization.scheme import PackedSource, Rounding
 
 __all__ = ["FLOATS", "PackedTensor", "Source", "as_float32", "spread", "unpack"]

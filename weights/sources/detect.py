@@ -6,9 +6,9 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import expected_tensors, tensor_name
-from swiftchat.weights.files.json_file import read_json
-from swiftchat.weights.formats.gguf_split import open_gguf
+from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
+from swiftchat.weights.files.reading import read_json
+from swiftchat.weights.formats.gguf import open_gguf
 from swiftchat.weights.gguf import architectures, tensors
 from swiftchat.weights.gguf import config as gguf_config
 from swiftchat.weights.gguf.tokenizer import tokenizer_files
@@ -68,7 +68,7 @@ def _gguf(source: Path, dtype: str | None, packed: bool) -> Plan:
         dtype = kept.get(types.pop(), "bfloat16") if len(types) == 1 else "bfloat16"
     config_json = gguf_config.model_config_json(file, dtype)
     config = ModelConfig.from_hf(config_json)
-    sources = tensors.tensor_sources(file, architectures.arch_of(file)[0], config)
+    sources = tensors.tensor_sources(file, architectures.gguf_architecture(file)[0], config)
     as_it_is = gguf_quantized.as_they_are(file, config, sources) if packed else {}
     if as_it_is:
         config_json["quantization_config"] = gguf_quantized.SETTINGS
@@ -90,7 +90,13 @@ def _gguf(source: Path, dtype: str | None, packed: bool) -> Plan:
         return tensors.values(file, sources[name])
 
     return Plan(
-        files, expected_tensors(config), dtype, values, file.paths, file.forget, packed=as_it_is
+        files,
+        expected_tensors(config),
+        dtype,
+        values,
+        file.paths,
+        file.release_pages,
+        packed=as_it_is,
     )
 
 
@@ -108,7 +114,7 @@ def _directory(source: Path, dtype: str | None) -> Plan:
         return by_rows([checkpoint.read(name)])
 
     shapes = expected_tensors(model.config)
-    return Plan(files, shapes, dtype, values, sources, checkpoint.forget)
+    return Plan(files, shapes, dtype, values, sources, checkpoint.release_pages)
 
 
 def _quantized(source: Path, dtype: str | None, settings: Mapping[str, Any]) -> Plan:
@@ -122,7 +128,7 @@ def _quantized(source: Path, dtype: str | None, settings: Mapping[str, Any]) -> 
     files, sources = _small_files(source, config_json, dtype, checkpoint)
     shapes = {name: tensor.shape for name, tensor in chosen.items()}
     return Plan(
-        files, shapes, dtype, lambda name: chosen[name].pieces(), sources, checkpoint.forget
+        files, shapes, dtype, lambda name: chosen[name].pieces(), sources, checkpoint.release_pages
     )
 
 

@@ -10,12 +10,8 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import (
-    canonical_tensors,
-    expected_tensors,
-    tensor_name,
-)
-from swiftchat.weights.formats.dequantize import BLOCK_TYPES
+from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name
+from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf import tensors
 from swiftchat.weights.quantization import gguf_blocks

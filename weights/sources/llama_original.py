@@ -14,8 +14,8 @@ import numpy as np
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.files.json_file import read_json
-from swiftchat.weights.formats.torch_checkpoint import read_tensors
+from swiftchat.weights.files.reading import read_json
+from swiftchat.weights.formats.torch_checkpoint import read_torch_checkpoint
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.sources.merging import Merged, halves_apart, merged_plan, part_of
 from swiftchat.weights.sources.plan import GENERATION, WIRE_NAMES, Plan, json_bytes
@@ -58,7 +58,7 @@ def plan(source: Path, dtype: str | None) -> Plan:
     leads to, and one this layout does not have.
     """
     params = read_json(source / "params.json")
-    parts = [Checkpoint(file, read_tensors(file)) for file in _files(source)]
+    parts = [Checkpoint(file, read_torch_checkpoint(file)) for file in _files(source)]
     own = {wire: name for name, wire in WIRE_NAMES.items()}
     part_of(parts[0], _NAMES["embed"])
     dtype = dtype or own[parts[0].tensors[_NAMES["embed"]].dtype]
@@ -185,7 +185,7 @@ def _are_tied(parts: Sequence[Checkpoint]) -> bool:
             for at in range(0, len(embed), _ROWS)
         ):
             return False
-        checkpoint.forget()
+        checkpoint.release_pages()
     return True
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import FAMILIES
+from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.sources.megatron_args import config_json
 from swiftchat.weights.sources.megatron_parts import Parts, is_megatron, open_parts
 from swiftchat.weights.sources.merging import Merged, merged_plan
@@ -61,7 +61,7 @@ class _Merge:
         self._config = config
         self._version = version
         self._parts = parts
-        self._transposed = FAMILIES[config.architecture].transposed
+        self._transposed = ARCHITECTURES[config.architecture].transposed
 
     def tensor(self, canonical: str, layer: int | None) -> Merged:
         """The tensor of this canonical name, as the family's files have it."""

@@ -9,11 +9,7 @@ import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import (
-    canonical_tensors,
-    expected_tensors,
-    tensor_name,
-)
+from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.sources.plan import WIRE_NAMES, Floats, Plan
 
@@ -136,9 +132,9 @@ def merged_plan(
             )
         merged[name] = tensor
 
-    def forget() -> None:
+    def release_pages() -> None:
         for checkpoint in parts:
-            checkpoint.forget()
+            checkpoint.release_pages()
 
     return Plan(
         files,
@@ -146,5 +142,5 @@ def merged_plan(
         dtype,
         lambda name: merged[name].values(),
         [checkpoint.path for checkpoint in parts],
-        forget,
+        release_pages,
     )

@@ -12,13 +12,9 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import (
-    canonical_tensors,
-    expected_tensors,
-    tensor_name,
-)
-from swiftchat.weights.files.json_file import read_json
-from swiftchat.weights.formats.tensorflow_checkpoint import read_bundle
+from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name
+from swiftchat.weights.files.reading import read_json
+from swiftchat.weights.formats.tensorflow_checkpoint import read_tensorflow_checkpoint
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.sources.merging import by_rows
 from swiftchat.weights.sources.plan import WIRE_NAMES, Floats, Plan, json_bytes
@@ -66,7 +62,7 @@ def plan(source: Path, dtype: str | None) -> Plan:
     misshapen, and for a damaged checkpoint.
     """
     index = _index(source)
-    checkpoint = Checkpoint(source, read_bundle(index))
+    checkpoint = Checkpoint(source, read_tensorflow_checkpoint(index))
     files = _tokenizer_files(source)
     said = _config_json(source, dtype or "float32", _end_id(source))
     try:
@@ -87,7 +83,7 @@ def plan(source: Path, dtype: str | None) -> Plan:
 
     written = {"config.json": json_bytes(said), **files}
     sources = [source / _SETTINGS, index, *{info.file for info in checkpoint.tensors.values()}]
-    return Plan(written, shapes, dtype or "float32", values, sources, checkpoint.forget)
+    return Plan(written, shapes, dtype or "float32", values, sources, checkpoint.release_pages)
 
 
 def _index(source: Path) -> Path:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import tensor_name
-from swiftchat.weights.formats.safetensors_file import Announced, announced_bytes
+from swiftchat.weights.architectures.tensors import tensor_name
+from swiftchat.weights.formats.safetensors import TensorSpec, spec_bytes
 from swiftchat.weights.quantization.quantize import Quantization
 from swiftchat.weights.quantization.rounding import WIRE_NAMES, Floats, rounded
 from swiftchat.weights.quantization.smoothquant import smoothed
@@ -27,7 +27,7 @@ GENERATION = "generation_config.json"
 class RawTensor:
     """A tensor that is written as the source has it packed: what files announce, and its bytes."""
 
-    announced: Announced
+    announced: TensorSpec
     read: Callable[[], npt.NDArray[Any]]
 
 
@@ -36,7 +36,7 @@ class Plan:
     """What the destination will hold: small files as bytes, tensors in the order of writing.
 
     `shapes` is by Hugging Face name; `values(name)` yields the tensor's numbers, flat.
-    `sources` are the files it is made from, and `forget` gives back the memory of what was
+    `sources` are the files it is made from, and `release_pages` gives back the memory of what was
     read of them so far. The tensors `quantized` are written in the form `quantization`, those of
     `packed` as they are in the source.
     """
@@ -46,16 +46,16 @@ class Plan:
     dtype: str
     values: Callable[[str], Iterator[Floats]]
     sources: Sequence[Path]
-    forget: Callable[[], None]
+    release_pages: Callable[[], None]
     quantization: Quantization | None = None
     quantized: frozenset[str] = frozenset()
     packed: Mapping[str, RawTensor] = field(default_factory=dict)
 
     def tensor_bytes(self, name: str) -> int:
         """Bytes of one tensor as it will be written."""
-        return sum(map(announced_bytes, self.stored(name)))
+        return sum(map(spec_bytes, self.stored(name)))
 
-    def stored(self, name: str) -> list[Announced]:
+    def stored(self, name: str) -> list[TensorSpec]:
         """Name, dtype and shape of what the weight files have of the tensor `name`."""
         shape = self.shapes[name]
         if name in self.packed:
@@ -85,7 +85,7 @@ class Plan:
         """Bytes of tensors and small files, without the headers of the weight files."""
         return self.tensors_bytes + sum(map(len, self.files.values()))
 
-    def announced(self, names: Sequence[str]) -> list[Announced]:
+    def announced(self, names: Sequence[str]) -> list[TensorSpec]:
         """Name, dtype and shape of each as the header of a weight file says them."""
         return [tensor for name in names for tensor in self.stored(name)]
 

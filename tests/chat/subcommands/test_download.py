@@ -19,9 +19,9 @@ from swiftchat.chat.model import memory
 from swiftchat.chat.model.description import describe, fact_text, label
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import expected_tensors
+from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.convert.convert import convert
-from swiftchat.weights.formats.safetensors_file import create
+from swiftchat.weights.formats.safetensors import create_safetensors
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import Shard
 from tests.support import fake_engine
@@ -38,7 +38,7 @@ def make_model(folder: Path) -> Path:
     config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text()))
     tensors = [(name, "BF16", shape) for name, shape in expected_tensors(config).items()]
     tensors[0] = (tensors[0][0], "F32", tensors[0][2])
-    with create(folder / "model.safetensors", tensors, {}) as writer:
+    with create_safetensors(folder / "model.safetensors", tensors, {}) as writer:
         for name, dtype, shape in tensors:
             writer.write(name, np.zeros(shape, {"BF16": np.uint16, "F32": np.float32}[dtype]))
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# A model\n")

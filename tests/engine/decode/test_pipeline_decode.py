@@ -159,8 +159,8 @@ def kernels_of_a_step(
     stages: Any = SimpleNamespace(
         size=num_stages, is_first=stage == 0, is_last=stage == num_stages - 1
     )
-    decoder = Decoder(share.local, weights, ops, None, stages)
-    cache = KVCache(share.local, 64, 4, torch.bfloat16, device, heads_first=True)
+    decoder = Decoder(share.local_config, weights, ops, None, stages)
+    cache = KVCache(share.local_config, 64, 4, torch.bfloat16, device, heads_first=True)
     step = GraphRunner(decoder, ops, cache, DecodeBatch(gpu, 32, 64, 4, config.vocab_size))
     with gpu.collecting() as specs:
         step.run(num_lanes)

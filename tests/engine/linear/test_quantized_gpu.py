@@ -19,7 +19,7 @@ from swiftchat.engine.linear.quantized_gpu import packed_matrix, packed_product
 from swiftchat.engine.load.loader import stream_weights
 from swiftchat.engine.model.decoder import resident_bytes
 from swiftchat.weights.convert.convert import convert
-from swiftchat.weights.formats.dequantize import BLOCK_TYPES, dequantize
+from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 from swiftchat.weights.quantization.gguf_blocks import kept as gguf_kept

@@ -19,7 +19,7 @@ from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.torch_ops import TorchOps
 from swiftchat.engine.schedule.batch import Batch, Span
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import expected_tensors
+from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS, dummy_forms
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 

@@ -16,7 +16,7 @@ from swiftchat.engine.linear.quantized import Int4Weight, Int8GroupsWeight, pack
 from swiftchat.engine.load.loader import stream_weights
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
-from swiftchat.weights.formats.dequantize import BLOCK_TYPES, dequantize
+from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES, kept

@@ -11,7 +11,7 @@ import torch
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.schedule.scheduler import Sequence
-from swiftchat.weights.architectures.prefix_lm import BothWays, PrefixLM
+from swiftchat.weights.architectures.prefix_lm import BidirectionalPrefix, PrefixLM
 from tests.support import tiny
 from tests.support.tiny_chatglm import GMASK, MASK, START, ChatGLM, make
 
@@ -34,7 +34,7 @@ def assert_close(ours: torch.Tensor, reference: torch.Tensor) -> None:
 
 
 def sequence(key: int, prompt: Seq[int]) -> Sequence:
-    return Sequence(key, list(prompt), SamplingParams(), PREFIX_LM.both_ways(prompt))
+    return Sequence(key, list(prompt), SamplingParams(), PREFIX_LM.prefix_of(prompt))
 
 
 def test_the_prompt_is_read_in_one_go_and_the_answer_token_by_token(model) -> None:
@@ -72,11 +72,11 @@ def test_a_mask_within_the_prompt_is_what_the_answer_stands_for(model) -> None:
 
 
 def test_where_a_prompt_ends() -> None:
-    assert PREFIX_LM.both_ways([7, 8, GMASK, START, 9, START]) == BothWays(3, 2)
-    assert PREFIX_LM.both_ways([MASK, 8, GMASK, START]) == BothWays(3, 2)
-    assert PREFIX_LM.both_ways([7, MASK, 8, START]) == BothWays(3, 1)
-    assert PREFIX_LM.both_ways([7, 8, START]) == BothWays(2, 1)
-    assert PREFIX_LM.both_ways([START]) == PREFIX_LM.both_ways([7, GMASK]) == BothWays()
+    assert PREFIX_LM.prefix_of([7, 8, GMASK, START, 9, START]) == BidirectionalPrefix(3, 2)
+    assert PREFIX_LM.prefix_of([MASK, 8, GMASK, START]) == BidirectionalPrefix(3, 2)
+    assert PREFIX_LM.prefix_of([7, MASK, 8, START]) == BidirectionalPrefix(3, 1)
+    assert PREFIX_LM.prefix_of([7, 8, START]) == BidirectionalPrefix(2, 1)
+    assert PREFIX_LM.prefix_of([START]) == PREFIX_LM.prefix_of([7, GMASK]) == BidirectionalPrefix()
 
 
 @pytest.mark.parametrize("grown", [QUESTION[:-2], QUESTION[:8]])

@@ -13,7 +13,8 @@ from swiftchat.engine.load.canonicalize import head_order
 from swiftchat.engine.model.rope import inverse_frequencies
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig, RopeConfig
-from swiftchat.weights.architectures.registry import FAMILIES, expected_tensors, tensor_name
+from swiftchat.weights.architectures.registry import ARCHITECTURES
+from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.architectures.unsupported_keys import NEUTRAL
 
 LLAMA: dict[str, Any] = {
@@ -75,7 +76,7 @@ def test_old_and_new_rope_spellings_agree() -> None:
 
 
 OWN_CONFIGS = {"Gemma3ForCausalLM": "Gemma3TextConfig", "GPT2LMHeadModel": "GPT2Config"}
-THEIRS = [name for name in FAMILIES if not name.startswith(("ChatGLM", "InternLM2"))]
+THEIRS = [name for name in ARCHITECTURES if not name.startswith(("ChatGLM", "InternLM2"))]
 
 
 @pytest.mark.parametrize("architecture", THEIRS)
@@ -340,7 +341,11 @@ FIELDS = [
 
 
 OF_FAMILIES = sorted(
-    {key for family in FAMILIES.values() for key in (*family.fields.values(), *family.defaults)}
+    {
+        key
+        for family in ARCHITECTURES.values()
+        for key in (*family.fields.values(), *family.defaults)
+    }
     | {*NEUTRAL, "layer_types"}
 )
 small_values = json_values | st.sampled_from([0, 1, 2, 4, 8, 0.5, True, False, [], [1, 1, 1]])
@@ -361,7 +366,7 @@ stretched = st.fixed_dictionaries(
 
 
 @given(
-    st.sampled_from(sorted(FAMILIES)),
+    st.sampled_from(sorted(ARCHITECTURES)),
     st.dictionaries(st.sampled_from(OF_FAMILIES), small_values, max_size=4),
     st.none() | stretched,
 )

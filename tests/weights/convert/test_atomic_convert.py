@@ -15,7 +15,7 @@ import pytest
 
 from swiftchat.errors import FileSystemError
 from swiftchat.weights.convert.convert import convert
-from swiftchat.weights.formats import safetensors_file
+from swiftchat.weights.formats import safetensors
 from swiftchat.weights.model.directory import Model
 from tests.support import tiny_gguf
 from tests.support.tiny_llama import left_in, tiny_llama
@@ -56,15 +56,15 @@ def test_interrupt_leaves_nothing(
 
 
 def fail_after(monkeypatch: pytest.MonkeyPatch, number: int, error: OSError) -> None:
-    write = safetensors_file.Writer.write
+    write = safetensors.Writer.write
     calls = iter(range(1000))
 
-    def failing(self: safetensors_file.Writer, name: str, array: np.ndarray) -> None:
+    def failing(self: safetensors.Writer, name: str, array: np.ndarray) -> None:
         if next(calls) == number:
             raise error
         write(self, name, array)
 
-    monkeypatch.setattr(safetensors_file.Writer, "write", failing)
+    monkeypatch.setattr(safetensors.Writer, "write", failing)
 
 
 def test_full_disk_says_needed_and_free_and_leaves_nothing(

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
 from swiftchat.weights.convert.convert import convert, outline
-from swiftchat.weights.formats.safetensors_file import read_header
+from swiftchat.weights.formats.safetensors import read_header
 from swiftchat.weights.model.directory import Model
 from tests.support import layouts, tiny_gguf
 from tests.support.tiny_llama import left_in, loaded, logits, tiny_llama

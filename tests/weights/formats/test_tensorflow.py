@@ -15,7 +15,7 @@ from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.sorted_table import read_table
-from swiftchat.weights.formats.tensorflow_checkpoint import read_bundle
+from swiftchat.weights.formats.tensorflow_checkpoint import read_tensorflow_checkpoint
 from swiftchat.weights.model.checkpoint import Checkpoint
 from tests.support import gpt2_layouts
 from tests.support import tensorflow_files as tf
@@ -33,7 +33,7 @@ def test_bundle_has_every_tensor(tmp_path: Path, files: int) -> None:
     tensors = {f"t/{dtype}": (torch.randn(3, 5) * 50).to(dtype) for dtype in tf.DTYPES}
     tensors["empty"] = torch.zeros(0, 4)
     tf.write_bundle(tmp_path / "model.ckpt", tensors, files)
-    found = read_bundle(tmp_path / "model.ckpt.index")
+    found = read_tensorflow_checkpoint(tmp_path / "model.ckpt.index")
     checkpoint = Checkpoint(tmp_path, found)
     assert set(found) == set(tensors)
     for name, tensor in tensors.items():
@@ -173,7 +173,7 @@ def test_lying_bundle_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.index").write_bytes(content)
     (tmp_path / "a.data-00000-of-00001").write_bytes(bytes(64))
     with pytest.raises(BadModelFile, match=complaint) as caught:
-        read_bundle(tmp_path / "a.index")
+        read_tensorflow_checkpoint(tmp_path / "a.index")
     assert "a." in caught.value.message
 
 
@@ -192,7 +192,7 @@ def test_mutated_index_reads_or_is_refused(tmp_path: Path, data: st.DataObject) 
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     (tmp_path / "m.index").write_bytes(around(bytes(content)))
     try:
-        checkpoint = Checkpoint(tmp_path, read_bundle(tmp_path / "m.index"))
+        checkpoint = Checkpoint(tmp_path, read_tensorflow_checkpoint(tmp_path / "m.index"))
     except BadModelFile:
         return
     for name, info in checkpoint.tensors.items():

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats.safe_pickle import Inert
-from swiftchat.weights.formats.torch_checkpoint import read_content, read_tensors
+from swiftchat.weights.formats.torch_checkpoint import read_content, read_torch_checkpoint
 from swiftchat.weights.formats.zip_entries import zip_entries
 from swiftchat.weights.model.checkpoint import Checkpoint
 
@@ -40,7 +40,7 @@ DTYPES = (
 
 
 def assert_read(file: Path, tensors: dict[str, torch.Tensor]) -> None:
-    checkpoint = Checkpoint(file, read_tensors(file))
+    checkpoint = Checkpoint(file, read_torch_checkpoint(file))
     assert set(checkpoint.tensors) == set(tensors)
     for name, tensor in tensors.items():
         read = checkpoint.read(name)
@@ -117,7 +117,7 @@ class Calls:
 
 def refused(file: Path, complaint: str) -> None:
     with pytest.raises(BadModelFile, match=complaint) as caught:
-        read_tensors(file)
+        read_torch_checkpoint(file)
     assert caught.value.exit_code == 7
     assert str(file) in caught.value.message
 
@@ -155,7 +155,7 @@ def test_objects_of_trainers_are_passed_over(tmp_path: Path) -> None:
     read = read_content(tmp_path / "a.pt")
     assert isinstance(read["args"], Inert)
     assert read["args"].state["hidden_size"] == 4
-    assert read_tensors(tmp_path / "a.pt").keys() == {"model.w"}
+    assert read_torch_checkpoint(tmp_path / "a.pt").keys() == {"model.w"}
 
 
 # Tensors that are not dense
@@ -278,7 +278,7 @@ def test_truncated_file_is_told_at_every_length(tmp_path: Path, save: Callable[.
     for length in range(0, len(content), 7):
         (tmp_path / "a.bin").write_bytes(content[:length])
         with pytest.raises(BadModelFile):
-            read_tensors(tmp_path / "a.bin")
+            read_torch_checkpoint(tmp_path / "a.bin")
 
 
 # Pickles in a row
@@ -354,7 +354,7 @@ def test_mutated_file_reads_or_is_refused(tmp_path: Path, data: st.DataObject) -
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     file.write_bytes(content)
     try:
-        checkpoint = Checkpoint(file, read_tensors(file))
+        checkpoint = Checkpoint(file, read_torch_checkpoint(file))
     except BadModelFile:
         return
     for name, info in checkpoint.tensors.items():
@@ -394,10 +394,10 @@ def test_bombs_take_neither_time_nor_memory(tmp_path: Path, name: str) -> None:
     script = (
         "import sys, pathlib\n"
         "from swiftchat.errors import BadModelFile\n"
-        "from swiftchat.weights.formats.torch_checkpoint import read_tensors\n"
+        "from swiftchat.weights.formats.torch_checkpoint import read_torch_checkpoint\n"
         "found = 0\n"
         "for path in map(pathlib.Path, sys.argv[1:]):\n"
-        "    try:\n        read_tensors(path)\n"
+        "    try:\n        read_torch_checkpoint(path)\n"
         "    except BadModelFile:\n        found += 1\n"
         "sys.exit(found)\n"
     )

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer import Tokenizer
-from swiftchat.weights.architectures.registry import expected_tensors
+from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.convert.convert import convert
-from swiftchat.weights.formats.gguf_split import open_gguf
-from swiftchat.weights.gguf.architectures import GGUF_ARCHS
+from swiftchat.weights.formats.gguf import open_gguf
+from swiftchat.weights.gguf.architectures import GGUF_ARCHITECTURES
 from swiftchat.weights.gguf.config import model_config_json
 from swiftchat.weights.model.directory import Model
 from tests.support import gguf_converter, gguf_models, sentencepiece_models, tiny, tiny_gguf
@@ -63,7 +63,11 @@ def test_facts_tensors_and_logits_come_back(name: str, tmp_path: Path) -> None:
 
 
 def test_every_architecture_is_tested() -> None:
-    assert {arch for _, arch, _ in CASES.values()} == set(GGUF_ARCHS) == set(gguf_converter.ARCHS)
+    assert (
+        {arch for _, arch, _ in CASES.values()}
+        == set(GGUF_ARCHITECTURES)
+        == set(gguf_converter.ARCHS)
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral", "falcon-40b"])

@@ -12,7 +12,7 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
-from swiftchat.weights.gguf.architectures import GGUF_ARCHS, arch_of
+from swiftchat.weights.gguf.architectures import GGUF_ARCHITECTURES, gguf_architecture
 from swiftchat.weights.gguf.config import model_config_json
 from swiftchat.weights.gguf.tensors import tensor_sources
 from tests.support.gguf_models import made, write_case
@@ -136,7 +136,7 @@ _KEYS: dict[str, Any] = {
 _JUNK = ["x", "", -1, 0, 1, 2**31, 2**63, math.nan, math.inf, 1e-300, [1, 2], [], ["a"], True]
 
 
-@pytest.mark.parametrize("arch", GGUF_ARCHS)
+@pytest.mark.parametrize("arch", GGUF_ARCHITECTURES)
 def test_junk_in_any_key_is_refused_or_harmless(arch: str) -> None:
     """Of a file without tensors but one: whatever a key says, some tensor is then missing."""
     embed = GgufTensor("token_embd.weight", (97, 48), "F32", 0, 97 * 48 * 4)
@@ -146,4 +146,4 @@ def test_junk_in_any_key_is_refused_or_harmless(arch: str) -> None:
         file = GgufFile(Path("x.gguf"), metadata, {embed.name: embed}, [], [])
         with pytest.raises(BadModelFile):
             config = model_config_json(file, "float32")
-            tensor_sources(file, arch_of(file)[0], ModelConfig.from_hf(config))
+            tensor_sources(file, gguf_architecture(file)[0], ModelConfig.from_hf(config))

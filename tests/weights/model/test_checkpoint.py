@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import expected_tensors
-from swiftchat.weights.formats.safetensors_file import create, header_bytes
+from swiftchat.weights.architectures.tensors import expected_tensors
+from swiftchat.weights.formats.safetensors import create_safetensors, header_bytes
 from swiftchat.weights.model.checkpoint import Checkpoint
 
 TINY: dict[str, Any] = {
@@ -78,7 +78,7 @@ def test_safetensors_reads_what_we_write(tmp_path: Path) -> None:
     names = {"float32": "F32", "float16": "F16"}
     announced = [(name, names[a.dtype.name], a.shape) for name, a in arrays.items()]
     file = tmp_path / "model.safetensors"
-    with create(file, announced, {"format": "pt"}) as writer:
+    with create_safetensors(file, announced, {"format": "pt"}) as writer:
         for name, array in arrays.items():
             writer.write(name, array)
     found = safetensors.torch.load_file(file)
@@ -89,12 +89,12 @@ def test_safetensors_reads_what_we_write(tmp_path: Path) -> None:
 def test_writer_refuses_what_was_not_announced(tmp_path: Path) -> None:
     with (
         pytest.raises(ValueError, match="due"),
-        create(tmp_path / "x", [("a", "F32", (2,))], {}) as writer,
+        create_safetensors(tmp_path / "x", [("a", "F32", (2,))], {}) as writer,
     ):
         writer.write("a", np.zeros(3, np.float32))
     with (
         pytest.raises(ValueError, match="not written"),
-        create(tmp_path / "y", [("a", "F32", (2,))], {}),
+        create_safetensors(tmp_path / "y", [("a", "F32", (2,))], {}),
     ):
         pass
 

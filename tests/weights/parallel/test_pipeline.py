@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import expected_tensors, tensor_name
+from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS
 from swiftchat.weights.parallel.pipeline import split, stage_layers
@@ -89,7 +89,7 @@ def test_a_stage_knows_its_layers_by_its_own_numbers() -> None:
         full_layers=frozenset({3, 15, 16, 31}),
         unrotated_layers=frozenset({17}),
     )
-    first, last = (shard_of(config, 1, 0, stage, 2).local for stage in range(2))
+    first, last = (shard_of(config, 1, 0, stage, 2).local_config for stage in range(2))
     assert (first.num_layers, last.num_layers) == (16, 16)
     assert (first.full_layers, last.full_layers) == ({3, 15}, {0, 15})
     assert (first.unrotated_layers, last.unrotated_layers) == (frozenset(), {1})

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from swiftchat.errors import BadModelFile, FileSystemError, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import (
+from swiftchat.weights.architectures.tensors import (
     canonical_shapes,
     canonical_tensors,
     expected_tensors,
@@ -22,7 +22,7 @@ from swiftchat.weights.architectures.registry import (
 from swiftchat.weights.convert.convert import convert, outline
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS
-from swiftchat.weights.parallel.tensor_parallel import Part, Shard, shard_of, tp_choices
+from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice, shard_of, tp_choices
 from tests.support import tiny
 
 ONE_OF_EACH_LAYOUT = (
@@ -87,7 +87,7 @@ def test_a_tensor_without_a_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert tp_choices(known) == (1,)
 
 
-def cut(tensor: np.ndarray, part: Part) -> list[np.ndarray]:
+def cut(tensor: np.ndarray, part: TensorSlice) -> list[np.ndarray]:
     """Views of what a part has."""
     return [tensor[(slice(None),) * part.axis + (slice(*span),)] for span in part.spans]
 
@@ -102,21 +102,21 @@ def test_the_ranks_have_every_number_between_them(name: str, tmp_path: Path) -> 
         shares = [shard_of(config, tp, rank) for rank in range(tp)]
         copies = max(1, tp // config.num_kv_heads)
         for canonical, shape in canonical_shapes(config).items():
-            if canonical not in shares[0].parts:
+            if canonical not in shares[0].slices:
                 continue
             counts, num_cuts = np.zeros(shape, np.int64), 0
             for share in shares:
-                part = share.parts[canonical]
+                part = share.slices[canonical]
                 for view in cut(counts, part) if part else []:
                     assert view.size
                     view += 1
                     num_cuts += 1
             assert counts.min() >= 1, canonical
             assert set(np.unique(counts)) <= {1, copies, tp}, canonical
-            by_rank = [share.parts[canonical] for share in shares]
+            by_rank = [share.slices[canonical] for share in shares]
             if canonical in ("o_bias", "down_bias"):
                 assert [part is not None for part in by_rank] == [True] + [False] * (tp - 1)
-        local = shares[-1].local
+        local = shares[-1].local_config
         assert local.num_heads * tp == config.num_heads
         assert local.num_kv_heads == max(1, config.num_kv_heads // tp)
 
@@ -124,7 +124,7 @@ def test_the_ranks_have_every_number_between_them(name: str, tmp_path: Path) -> 
 def test_alone_a_rank_has_the_model_as_it_is() -> None:
     config = published("llama-3.1-8b")
     share = shard_of(config, 1, 0)
-    assert share.local is config and share.shapes() == expected_tensors(config)
+    assert share.local_config is config and share.shapes() == expected_tensors(config)
 
 
 def sliced(tmp_path: Path, name: str, tp: int = 2) -> tuple[Path, Path]:
@@ -159,9 +159,9 @@ def test_slices_put_together_are_the_original(name: str, tmp_path: Path) -> None
         )
 
 
-def parts_by_name(share: Shard) -> Iterator[tuple[str, Part]]:
+def parts_by_name(share: Shard) -> Iterator[tuple[str, TensorSlice]]:
     for canonical, layer, expert in canonical_tensors(share.config):
-        part = share.parts[canonical]
+        part = share.slices[canonical]
         if part is not None:
             yield tensor_name(share.config, canonical, layer, expert), part
 

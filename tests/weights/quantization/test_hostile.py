@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
-from swiftchat.weights.formats.safetensors_file import TensorInfo
+from swiftchat.weights.formats.safetensors import TensorInfo
 from swiftchat.weights.quantization.checkpoint import plain_tensors, select
 from tests.support import quantized_packers as packers
 from tests.support.quantized_models import AWQ, FORMS, FP8, Packed, awq, fp8_row, quantized_model

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from swiftchat.weights.formats.dequantize import BLOCK_TYPES, dequantize
+from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.formats.gguf import GgufFile
 
 

@@ -19,16 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.files.foreign import reject_foreign_file
+from swiftchat.weights.files.reading import reject_foreign_file
 
 __all__ = [
     "ITEM_BYTES",
     "TensorInfo",
     "Writer",
-    "announced_bytes",
-    "create",
+    "create_safetensors",
     "header_bytes",
     "read_header",
+    "spec_bytes",
 ]
 
 ITEM_BYTES: Mapping[str, int] = {
@@ -54,7 +54,7 @@ _MAX_HEADER_BYTES = 16 * 1024 * 1024
 _MAX_DIMENSIONS = 8
 _ALIGNMENT_BYTES = 64
 
-Announced = tuple[str, str, tuple[int, ...]]
+TensorSpec = tuple[str, str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _refuse_overlaps(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
             raise _bad(path, f"tensors {before.name} and {after.name} overlap")
 
 
-def header_bytes(tensors: Sequence[Announced], metadata: Mapping[str, str]) -> bytes:
+def header_bytes(tensors: Sequence[TensorSpec], metadata: Mapping[str, str]) -> bytes:
     """Length and header for (name, dtype, shape) in the order their data will follow.
 
     Padded with spaces so that the data starts on a multiple of 64 bytes.
@@ -176,19 +176,19 @@ def header_bytes(tensors: Sequence[Announced], metadata: Mapping[str, str]) -> b
     return struct.pack("<Q", len(text)) + text
 
 
-def announced_bytes(tensor: Announced) -> int:
+def spec_bytes(tensor: TensorSpec) -> int:
     """Bytes of one tensor's numbers."""
     _, dtype, shape = tensor
     return math.prod(shape) * ITEM_BYTES[dtype]
 
 
 class Writer:
-    """Writes the data of announced tensors one after the other; made by `create`.
+    """Writes the data of announced tensors one after the other; made by `create_safetensors`.
 
     `digest` is the SHA-256 of all that was written so far, header included.
     """
 
-    def __init__(self, file: BinaryIO, tensors: Sequence[Announced], header: bytes) -> None:
+    def __init__(self, file: BinaryIO, tensors: Sequence[TensorSpec], header: bytes) -> None:
         self._file = file
         self._due = list(reversed(tensors))
         self.digest = hashlib.sha256(header)
@@ -211,8 +211,8 @@ class Writer:
 
 
 @contextmanager
-def create(
-    path: Path, tensors: Sequence[Announced], metadata: Mapping[str, str]
+def create_safetensors(
+    path: Path, tensors: Sequence[TensorSpec], metadata: Mapping[str, str]
 ) -> Iterator[Writer]:
     """Write a new safetensors file holding `tensors`, (name, dtype, shape) in order of data."""
     with path.open("xb") as file:
