@@ -142,11 +142,11 @@ def _set_up(
     model_config = model.config if model else dummy_config(config.dummy or "")
     shard = shard_of(model_config, ranks.size, ranks.rank, stages.stage, stages.size)
     checkpoint = model.checkpoint(shard) if model else None
-    dtype: torch.dtype = getattr(torch, config.dtype or shard.local.dtype)
+    dtype: torch.dtype = getattr(torch, config.dtype or shard.local_config.dtype)
     return _Setup(
         config=config,
         device=device,
-        gpu=find_kernels(device, config, shard.local, dtype, cubins),
+        gpu=find_kernels(device, config, shard.local_config, dtype, cubins),
         shard=shard,
         checkpoint=checkpoint,
         dummy_scheme=None if model else form_asked(config.dummy or "")[1],
@@ -229,12 +229,12 @@ def _build_decoder(
     shard, ctx_size_tokens = setup.shard, plan.ctx_size_tokens
     ops: CudaOps | TorchOps
     if setup.gpu is None:
-        ops = TorchOps(shard.local, ctx_size_tokens, setup.device, shard)
+        ops = TorchOps(shard.local_config, ctx_size_tokens, setup.device, shard)
     else:
         ops = CudaOps(setup.gpu, shard, ctx_size_tokens, setup.config.max_num_seqs)
         if isinstance(ranks, GpuCommunicator):
             ranks.allocate_peer_buffers(setup.gpu, shard.config)
-    return Decoder(shard.local, weights, ops, ranks, stages)
+    return Decoder(shard.local_config, weights, ops, ranks, stages)
 
 
 @torch.inference_mode()
