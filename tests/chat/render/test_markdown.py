@@ -201,7 +201,7 @@ def test_no_row_is_wider_than_the_screen(text: str, columns: int) -> None:
     rows, stream = MarkdownRows(), BlockStream()
     for block in [*stream.push(sanitize(text)), *stream.finish()]:
         assert all(
-            row.cell_len <= columns and "\n" not in row.plain for row in rows.of(block, columns)
+            row.cell_len <= columns and "\n" not in row.plain for row in rows.render(block, columns)
         )
 
 
