@@ -1,4 +1,4 @@
-"""Decoding with the GPU one step ahead of the host."""
+"""Async decode: each step is launched before the tokens of the previous one are read."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -12,114 +12,116 @@ from swiftchat.errors import OutOfMemory
 
 @dataclass(frozen=True)
 class _InFlight:
-    """A step that was launched and not yet read: whose lanes, which step, and its end."""
+    """A step that was launched but not collected: its sequences, its number, and its end."""
 
     sequences: list[Sequence]
-    step: int
+    number: int
     done: torch.cuda.Event
 
 
-def can_replay(step: Step, max_lanes: int) -> bool:
-    """Whether each row of a step only needs its next token, and there is a lane for each.
+def can_replay(step: Step, max_rows: int) -> bool:
+    """Whether a scheduled step only decodes one token for each of at most `max_rows` rows.
 
-    Not if one needs its likelihood, too: the device's sampler keeps none of the logits.
+    False if a row needs logprobs: the sampler on the device does not keep the logits.
     """
     rows = step.rows
     return (
         not step.copies
-        and 0 < len(rows) <= max_lanes
+        and 0 < len(rows) <= max_rows
         and all(row.num_tokens == 1 and row.reaches_end for row in rows)
         and all(row.sequence.params.logprobs is None for row in rows)
     )
 
 
 class AsyncDecode:
-    """Replays decode steps; the next is launched before the last one's tokens are looked at.
+    """Replays decode steps, one step ahead of the host.
 
-    What follows from a token (an end, a stop string, a cancel) is therefore known one step late,
-    and that step's token for the lane is thrown away. Everybody else loses nothing.
+    The host learns of an end token, a stop string or a cancel one step late and discards that
+    row's extra token. Other rows are not affected.
     """
 
-    def __init__(self, step: GraphRunner, scheduler: Scheduler, ctx_size_tokens: int) -> None:
-        self._step = step
+    def __init__(self, runner: GraphRunner, scheduler: Scheduler, ctx_size_tokens: int) -> None:
+        self.runner = runner
         self._scheduler = scheduler
         self._ctx_size_tokens = ctx_size_tokens
-        self._flight: _InFlight | None = None
+        self._in_flight: _InFlight | None = None
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether a step is under way that somebody still waits for."""
-        flight = self._flight
-        return flight is not None and any(s in self._scheduler.running for s in flight.sequences)
+        """Whether a launched step still has running sequences."""
+        step = self._in_flight
+        return step is not None and any(s in self._scheduler.running for s in step.sequences)
 
     def launch(self, step: Step, seeds: Seq[int]) -> bool:
-        """Launch a scheduled step here, if it can be replayed and there are blocks for it."""
-        if not can_replay(step, self._step.lanes.max_lanes):
+        """Launch a scheduled step; return False if it cannot be replayed or blocks are missing."""
+        if not can_replay(step, self.runner.batch.max_rows):
             return False
         sequences = [row.sequence for row in step.rows]
-        if not self._reserve(sequences, ahead=1):
+        if not self._reserve(sequences, num_ahead=1):
             return False
         self.drop()
         try:
-            self._step.prepare(len(sequences))
+            self.runner.graph(len(sequences))
         except (OutOfMemory, torch.OutOfMemoryError):
-            return False  # the same without a graph takes less
-        self._step.lanes.load(sequences, seeds)
+            return False  # the step needs less memory without a graph
+        self.runner.batch.load(sequences, seeds)
         self._replay(sequences)
         return True
 
     def collect(self) -> list[tuple[Sequence, int]]:
-        """Launch the next step if it can be foreseen, then return the last one's tokens.
+        """Launch the next step if it can be predicted, then return the tokens of the previous one.
 
-        -1 stands for logits that were not finite. Sequences that ended meanwhile are left out.
+        A token of -1 marks logits that are not finite. Sequences that ended meanwhile are omitted.
         """
-        flight = self._flight
-        assert flight is not None
-        self._flight = None
-        if self._goes_on(flight.sequences):
-            for lane, sequence in enumerate(flight.sequences):
-                self._step.lanes.extend(lane, sequence)
-            self._replay(flight.sequences)
-        flight.done.synchronize()
-        ring = self._step.lanes.ring
-        tokens = ring[flight.step % len(ring), : len(flight.sequences)].tolist()
+        step = self._in_flight
+        assert step is not None
+        self._in_flight = None
+        if self._can_continue(step.sequences):
+            for row, sequence in enumerate(step.sequences):
+                self.runner.batch.update_block_table(row, sequence)
+            self._replay(step.sequences)
+        step.done.synchronize()
+        ring = self.runner.batch.ring
+        tokens = ring[step.number % len(ring), : len(step.sequences)].tolist()
         return [
             (sequence, token)
-            for sequence, token in zip(flight.sequences, tokens, strict=True)
+            for sequence, token in zip(step.sequences, tokens, strict=True)
             if sequence in self._scheduler.running
         ]
 
     def drop(self) -> None:
-        """Forget the step under way once the device has ended it."""
-        if self._flight is not None:
-            self._flight.done.synchronize()
-            self._flight = None
+        """Wait for the step in flight and discard its tokens."""
+        if self._in_flight is not None:
+            self._in_flight.done.synchronize()
+            self._in_flight = None
 
     def _replay(self, sequences: list[Sequence]) -> None:
-        step = self._step.lanes.num_steps
-        self._step.launch(len(sequences))
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        number = self.runner.batch.num_steps
+        self.runner.replay(len(sequences))
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stubs
         done.record()
-        self._flight = _InFlight(sequences, step, done)
+        self._in_flight = _InFlight(sequences, number, done)
 
-    def _goes_on(self, sequences: list[Sequence]) -> bool:
-        """Whether all these lanes, and no others, will have a next step as far as one can know."""
+    def _can_continue(self, sequences: list[Sequence]) -> bool:
+        """Whether the next step will have the same rows, as far as the host can predict."""
         scheduler = self._scheduler
         could_admit = scheduler.waiting and len(scheduler.running) < scheduler.max_num_seqs
         if could_admit or set(sequences) != set(scheduler.running):
             return False
         for sequence in sequences:
-            num_tokens = len(sequence.tokens) + 1  # with the token under way
+            num_tokens = len(sequence.tokens) + 1  # with the token in flight
             if num_tokens >= self._ctx_size_tokens:
                 return False
             if num_tokens - sequence.num_prompt == sequence.params.max_tokens:
                 return False
-        return self._reserve(sequences, ahead=2)
+        return self._reserve(sequences, num_ahead=2)
 
-    def _reserve(self, sequences: list[Sequence], ahead: int) -> bool:
-        """Blocks for so many tokens after the one to be computed: where a step ends, the device
-        already looks up the place of the next token."""
+    def _reserve(self, sequences: list[Sequence], num_ahead: int) -> bool:
+        """Reserve blocks for `num_ahead` tokens after the one that the step computes.
+
+        A step already looks up the next token's slot at its end.
+        """
         return all(
-            self._scheduler.reserve(s, min(s.num_computed + 1 + ahead, self._ctx_size_tokens))
+            self._scheduler.reserve(s, min(s.num_computed + 1 + num_ahead, self._ctx_size_tokens))
             for s in sequences
         )

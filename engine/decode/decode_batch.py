@@ -1,4 +1,4 @@
-"""The state of a running decode step on the GPU: a lane for each sequence."""
+"""The decode batch: the state of running decode steps on the GPU, one row for each sequence."""
 
 from collections import Counter
 from collections.abc import Sequence as Seq
@@ -9,10 +9,10 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.schedule.batch import padded_rows
 from swiftchat.engine.schedule.scheduler import Sequence
 
-# Steps of which the host may be behind, and some more.
-_RING_ROWS = 8
-_INTS = ("tokens", "positions", "context_lens", "slots", "top_k")
-_FLOATS = (
+# More than the number of steps that the device can be ahead of the host.
+_RING_STEPS = 8
+_INT_FIELDS = ("tokens", "positions", "context_lens", "slot_mapping", "top_k")
+_FLOAT_FIELDS = (
     "temperature",
     "top_p",
     "min_p",
@@ -20,29 +20,32 @@ _FLOATS = (
     "presence_penalty",
     "frequency_penalty",
 )
+# Added to the count of each id of the sequence: see `kernels/sampling/penalties.cu`.
+_SEEN = 1 << 30
 
 
 class DecodeBatch:
-    """What a step reads and leaves for the next, without the host in between.
+    """Inputs of a decode step; the step itself updates them for the next one.
 
-    All int32 or fp32 [max_lanes] on the device: `tokens` to compute, their `positions`,
-    `context_lens` (0: nobody uses the lane) and `slots`, and the sampling parameters; int64
-    `seeds`; int32 `block_tables` [max_lanes, max_blocks] and `counts` [max_lanes, vocab_size].
-    `ring` [rows, max_lanes] is pinned host memory that receives each step's tokens.
+    On the device, int32 or fp32 [max_rows]: `tokens` to compute, their `positions`,
+    `context_lens` (0 for an unused row), `slot_mapping`, and the sampling parameters; int64
+    `seeds`; int32 `block_tables` [max_rows, max_blocks] and `counts` [max_rows, vocab_size].
+    `ring` [steps, max_rows] is pinned host memory that receives each step's tokens.
     """
 
     def __init__(
-        self, gpu: Gpu, max_lanes: int, max_blocks: int, block_size: int, vocab_size: int
+        self, gpu: Gpu, max_rows: int, max_blocks: int, block_size: int, vocab_size: int
     ) -> None:
-        self.max_lanes = padded_rows(max_lanes)
+        self.max_rows = max_rows = padded_rows(max_rows)
         self.block_size = block_size
-        names = [*_INTS, *_FLOATS]
-        self._words = torch.zeros(len(names), self.max_lanes, dtype=torch.int32, device=gpu.device)
-        self._host_words = self._words.cpu().pin_memory()
-        self._rows = {name: row for row, name in enumerate(names)}
-        ints = (self._words[self._rows[name]] for name in _INTS)
-        self.tokens, self.positions, self.context_lens, self.slots, self.top_k = ints
-        floats = (self._words[self._rows[name]].view(torch.float32) for name in _FLOATS)
+        # All fields share one tensor, which one copy from pinned memory fills.
+        names = [*_INT_FIELDS, *_FLOAT_FIELDS]
+        self._fields = torch.zeros(len(names), max_rows, dtype=torch.int32, device=gpu.device)
+        self._host_fields = self._fields.cpu().pin_memory()
+        self._index = {name: i for i, name in enumerate(names)}
+        ints = (self._fields[self._index[name]] for name in _INT_FIELDS)
+        self.tokens, self.positions, self.context_lens, self.slot_mapping, self.top_k = ints
+        floats = (self._fields[self._index[name]].view(torch.float32) for name in _FLOAT_FIELDS)
         (
             self.temperature,
             self.top_p,
@@ -51,79 +54,73 @@ class DecodeBatch:
             self.presence_penalty,
             self.frequency_penalty,
         ) = floats
-        self.seeds = torch.zeros(self.max_lanes, dtype=torch.int64, device=gpu.device)
-        max_blocks = -(-max_blocks // 4) * 4
-        self.block_tables = torch.zeros(
-            self.max_lanes, max_blocks, dtype=torch.int32, device=gpu.device
-        )
+        self.seeds = torch.zeros(max_rows, dtype=torch.int64, device=gpu.device)
+        max_blocks = -(-max_blocks // 4) * 4  # rows of 16 bytes
+        self.block_tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=gpu.device)
         self._host_tables = self.block_tables.cpu().pin_memory()
-        self.counts = torch.zeros(self.max_lanes, vocab_size, dtype=torch.int32, device=gpu.device)
-        self.ring = torch.zeros(_RING_ROWS, self.max_lanes, dtype=torch.int32).pin_memory()
+        self.counts = torch.zeros(max_rows, vocab_size, dtype=torch.int32, device=gpu.device)
+        self.ring = torch.zeros(_RING_STEPS, max_rows, dtype=torch.int32).pin_memory()
         self.step = torch.zeros(1, dtype=torch.int64, device=gpu.device)
-        self.num_steps = 0  # what `step` will be when all that was launched is done
-        self._num_blocks = [0] * self.max_lanes  # of each table, that the device knows
-        self.reset()
-
-    def reset(self) -> None:
-        """Nobody uses any lane, and no step was made; the device must be idle."""
-        self._words.zero_()
-        self.slots.fill_(-1)
-        self.step.zero_()
-        self.num_steps = 0
+        self.num_steps = 0  # the value of `step` after all launched steps
+        self._num_blocks = [0] * max_rows  # blocks of each row that are on the device
+        self.slot_mapping.fill_(-1)
 
     def load(self, sequences: Seq[Sequence], seeds: Seq[int]) -> None:
-        """Give each sequence a lane. All its tokens but the last are computed.
+        """Assign a row to each sequence; all its tokens but the last must be computed.
 
-        The device must be idle: what earlier copies read from is written again.
+        The device must be idle, because this overwrites the host buffers of earlier copies.
         """
-        host = self._host_words
-        floats = host.view(torch.float32)
+        host = self._host_fields
         host.zero_()
-        host[self._rows["slots"]] = -1
-        for lane, sequence in enumerate(sequences):
-            position = sequence.num_computed
-            block = sequence.block_table[position // self.block_size]
-            values = {
-                "tokens": sequence.tokens[-1],
-                "positions": position,
-                "context_lens": position + 1,
-                "slots": block * self.block_size + position % self.block_size,
-                "top_k": min(sequence.params.top_k, self.counts.shape[1]),
-            }
-            for name, value in values.items():
-                host[self._rows[name], lane] = value
-            for name in _FLOATS:
-                floats[self._rows[name], lane] = getattr(sequence.params, name)
-            self._num_blocks[lane] = 0
-            self.extend(lane, sequence)
-            if _is_penalized(sequence):
-                self._count(lane, sequence)
-        self._words.copy_(host, non_blocking=True)
+        host[self._index["slot_mapping"]] = -1
+        for row, sequence in enumerate(sequences):
+            self._load_row(row, sequence)
+        self._fields.copy_(host, non_blocking=True)
         signed = [seed - 2**64 if seed >= 2**63 else seed for seed in seeds]
-        # From ordinary memory, which waits for all copies above.
+        # This copy from pageable memory also waits for all copies above.
         self.seeds[: len(signed)] = torch.tensor(
             signed, dtype=torch.int64, device=self.seeds.device
         )
 
-    def extend(self, lane: int, sequence: Sequence) -> None:
-        """Tell the device the blocks that the sequence was given since the last call."""
-        known, table = self._num_blocks[lane], sequence.block_table
-        if known < len(table):
-            new = torch.tensor(table[known:], dtype=torch.int32)
-            host = self._host_tables[lane, known : len(table)]
-            host.copy_(new)
-            self.block_tables[lane, known : len(table)].copy_(host, non_blocking=True)
-            self._num_blocks[lane] = len(table)
+    def _load_row(self, row: int, sequence: Sequence) -> None:
+        host = self._host_fields
+        floats = host.view(torch.float32)
+        position = sequence.num_computed
+        block = sequence.block_table[position // self.block_size]
+        values = {
+            "tokens": sequence.tokens[-1],
+            "positions": position,
+            "context_lens": position + 1,
+            "slot_mapping": block * self.block_size + position % self.block_size,
+            "top_k": min(sequence.params.top_k, self.counts.shape[1]),
+        }
+        for name, value in values.items():
+            host[self._index[name], row] = value
+        for name in _FLOAT_FIELDS:
+            floats[self._index[name], row] = getattr(sequence.params, name)
+        self._num_blocks[row] = 0
+        self.update_block_table(row, sequence)
+        if _has_penalty(sequence):
+            self._load_counts(row, sequence)
 
-    def _count(self, lane: int, sequence: Sequence) -> None:
+    def update_block_table(self, row: int, sequence: Sequence) -> None:
+        """Copy the blocks that the sequence got since the last call to the device."""
+        first, table = self._num_blocks[row], sequence.block_table
+        if first < len(table):
+            host = self._host_tables[row, first : len(table)]
+            host.copy_(torch.tensor(table[first:], dtype=torch.int32))
+            self.block_tables[row, first : len(table)].copy_(host, non_blocking=True)
+            self._num_blocks[row] = len(table)
+
+    def _load_counts(self, row: int, sequence: Sequence) -> None:
         counts = torch.zeros(self.counts.shape[1], dtype=torch.int32)
-        counts[list(set(sequence.tokens))] = 1 << 30
+        counts[list(set(sequence.tokens))] = _SEEN
         generated = Counter(sequence.tokens[sequence.num_prompt :])
         if generated:
             counts[list(generated)] += torch.tensor(list(generated.values()), dtype=torch.int32)
-        self.counts[lane].copy_(counts)
+        self.counts[row].copy_(counts)
 
 
-def _is_penalized(sequence: Sequence) -> bool:
+def _has_penalty(sequence: Sequence) -> bool:
     params = sequence.params
     return params.repeat_penalty != 1 or bool(params.presence_penalty or params.frequency_penalty)

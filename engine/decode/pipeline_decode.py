@@ -1,4 +1,4 @@
-"""Decoding where a model has several stages, each with its part of a step in a CUDA graph."""
+"""Decode with pipeline stages, each replaying its part of a step as a CUDA graph."""
 
 from collections.abc import Sequence as Seq
 
@@ -12,66 +12,68 @@ from swiftchat.errors import OutOfMemory
 
 
 class PipelineDecode:
-    """Replays this stage's part of decode steps, as `AsyncDecode` replays whole ones.
+    """Replays this stage's part of decode steps, with the interface of `AsyncDecode`.
 
-    A step begins when the tokens of the one before it are known. Between the graphs passes just
-    what passes between stages that launch kernel by kernel, and schedules are the same: so a stage
-    without a graph for some step can compute its part that way, whatever the others do.
+    A step starts when the tokens of the previous one are known. Stages exchange the same messages
+    with and without a graph, and their schedules are equal, so a stage that has no graph for a
+    step can compute its part without one while the others replay theirs.
     """
 
-    def __init__(self, step: GraphRunner, stages: Pipeline) -> None:
-        self._step, self._stages = step, stages
-        self._flight: list[Sequence] = []
-        # Who has the lanes, with the list of its blocks, and what of it was computed before.
-        self._held: list[tuple[Sequence, list[int], int]] = []
+    def __init__(self, runner: GraphRunner, stages: Pipeline) -> None:
+        self.runner, self._stages = runner, stages
+        self._in_flight: list[Sequence] = []
+        # Of each row of the last step: sequence, block table and number of computed tokens.
+        self._loaded: list[tuple[Sequence, list[int], int]] = []
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether a step is under way: between `launch` and `collect`."""
-        return bool(self._flight)
+        """Whether a step was launched and not yet collected."""
+        return bool(self._in_flight)
 
     def launch(self, step: Step, seeds: Seq[int]) -> bool:
-        """Compute this stage's part of a scheduled step here, if it can be replayed."""
-        if not can_replay(step, self._step.lanes.max_lanes):
+        """Compute this stage's part of a scheduled step; return False if it cannot be replayed."""
+        if not can_replay(step, self.runner.batch.max_rows):
             return False
         sequences = [row.sequence for row in step.rows]
         n = len(sequences)
         try:
-            graph = self._step.prepare(n)
+            graph = self.runner.graph(n)
         except (OutOfMemory, torch.OutOfMemoryError):
-            self._held = []  # a graph half captured has left anything in the lanes
-            return False  # the same without a graph takes less
-        if self._go_on(sequences):
-            self._step.move_on(sequences)
+            self._loaded = []  # the failed capture may have overwritten the rows
+            return False  # the step needs less memory without a graph
+        if self._can_append(sequences):
+            self.runner.append_tokens(sequences)
         else:
-            self._step.lanes.load(sequences, seeds)
-        self._held = [(s, s.block_table, s.num_computed) for s in sequences]
-        stages, stream = self._stages, self._step.stream
+            self.runner.batch.load(sequences, seeds)
+        self._loaded = [(s, s.block_table, s.num_computed) for s in sequences]
+        stages, residual = self._stages, self.runner.residual
         if not stages.is_first:
-            stream[:n].copy_(stages.receive(n, stream.shape[1]))
-            stream[n:].zero_()  # lanes of the graph that nobody uses: else each step adds to them
+            residual[:n].copy_(stages.receive(n, residual.shape[1]))
+            residual[n:].zero_()  # each step adds to the graph's unused rows, too
         graph.replay()
         if not stages.is_last:
-            stages.send(stream[:n])
-        self._flight = sequences
+            stages.send(residual[:n])
+        self._in_flight = sequences
         return True
 
     def collect(self) -> list[tuple[Sequence, int]]:
-        """The step's tokens, which the last stage has drawn; -1: its logits were not finite."""
-        sequences, self._flight = self._flight, []
-        drawn = self._stages.broadcast_from_last(self._step.drawn[: len(sequences)].long())
-        return list(zip(sequences, drawn.tolist(), strict=True))
+        """Return the tokens that the last stage sampled; -1 marks logits that are not finite."""
+        sequences, self._in_flight = self._in_flight, []
+        sampled = self._stages.broadcast_from_last(self.runner.sampled[: len(sequences)].long())
+        return list(zip(sequences, sampled.tolist(), strict=True))
 
     def drop(self) -> None:
-        """Forget the step under way."""
-        self._flight = []
+        """Discard the step in flight."""
+        self._in_flight = []
 
-    def _go_on(self, sequences: list[Sequence]) -> bool:
-        """Whether these have the lanes, and all that came since is one token for each.
+    def _can_append(self, sequences: list[Sequence]) -> bool:
+        """Whether the rows hold these sequences, and each has one more token since.
 
-        A sequence that gave its blocks back meanwhile has them in another list.
+        A sequence that was preempted meanwhile has a new block table.
         """
-        return len(sequences) == len(self._held) and all(
-            sequence is held and sequence.block_table is table and sequence.num_computed == done + 1
-            for sequence, (held, table, done) in zip(sequences, self._held, strict=True)
+        return len(sequences) == len(self._loaded) and all(
+            sequence is loaded
+            and sequence.block_table is table
+            and sequence.num_computed == num_computed + 1
+            for sequence, (loaded, table, num_computed) in zip(sequences, self._loaded, strict=True)
         )

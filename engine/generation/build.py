@@ -15,7 +15,7 @@ from swiftchat.engine.comm.gpu_communicator import GpuCommunicator
 from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
 from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.decode.decode_batch import DecodeBatch
-from swiftchat.engine.decode.graph_runner import SIZES, GraphRunner
+from swiftchat.engine.decode.graph_runner import GRAPH_SIZES, GraphRunner
 from swiftchat.engine.decode.pipeline_decode import PipelineDecode
 from swiftchat.engine.device.device import available_bytes, described, find_device, find_kernels
 from swiftchat.engine.generation.engine import Engine, EngineParts, GraphDecode, Progress
@@ -255,23 +255,23 @@ def _warm_up(
     ranks, stages, block_size = decoder.ranks, decoder.stages, config.block_size
     runner: GraphRunner | None = None
     max_rows = ops.max_graph_rows(decoder.weights.layers)
-    max_rows = min(config.max_num_seqs, SIZES[-1] if max_rows is None else max_rows)
+    max_rows = min(config.max_num_seqs, GRAPH_SIZES[-1] if max_rows is None else max_rows)
     max_rows = _min_across_ranks(max_rows, ranks, stages)
     if max_rows:
         max_blocks = -(-plan.ctx_size_tokens // block_size)
         vocab_size = decoder.config.vocab_size
-        rows = DecodeBatch(ops.gpu, max_rows, max_blocks, block_size, vocab_size)
-        runner = GraphRunner(decoder, ops, cache, rows)
+        batch = DecodeBatch(ops.gpu, max_rows, max_blocks, block_size, vocab_size)
+        runner = GraphRunner(decoder, ops, cache, batch)
     with ops.gpu.collecting() as specs:
         if runner is None:
             decoder.forward(_warm_up_batch(1, block_size), cache)
         else:
-            runner.run(1)
+            runner.launch_kernels(1)
         decoder.forward(_warm_up_batch(32, block_size), cache)
     ops.gpu.compile(specs, lambda done, total: on_progress("compiling kernels", done, total))
     if runner is None:
         return None
-    runner.prepare(1)
+    runner.graph(1)
     if stages.size > 1:
         return PipelineDecode(runner, stages)
     return AsyncDecode(runner, scheduler, plan.ctx_size_tokens)

@@ -70,6 +70,6 @@ class Batch:
         )
 
 
-def padded_rows(num_lanes: int) -> int:
-    """So many lanes, or a few more: every row of their state begins at 16 bytes."""
-    return -(-num_lanes // 4) * 4
+def padded_rows(num_rows: int) -> int:
+    """Round up to a multiple of 4, so that each field of 4-byte elements starts at 16 bytes."""
+    return -(-num_rows // 4) * 4

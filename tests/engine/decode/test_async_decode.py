@@ -1,4 +1,4 @@
-"""The decode batch and decoding one step ahead, on a device that is played in Python."""
+"""The decode batch and async decode, with a graph runner simulated in Python."""
 
 from types import SimpleNamespace
 
@@ -16,39 +16,38 @@ from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
 BLOCK_SIZE, VOCAB_SIZE, CTX_SIZE = 4, 97, 60
 
 
-def follower(token: int) -> int:
+def next_token(token: int) -> int:
     return (token * 31 + 7) % VOCAB_SIZE
 
 
-class PlayedStep:
-    """Does what the kernels of a step do, and watches whose slots are written."""
+class FakeRunner:
+    """Updates the decode batch as the kernels of a step do, and checks slots and positions."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self) -> None:
         gpu = SimpleNamespace(device=torch.device("cpu"))
         blocks = -(-CTX_SIZE // BLOCK_SIZE)
-        self.lanes = DecodeBatch(gpu, 8, blocks, BLOCK_SIZE, VOCAB_SIZE)  # type: ignore[arg-type]
-        self.scheduler = scheduler
-        self.num_launches = 0
+        self.batch = DecodeBatch(gpu, 8, blocks, BLOCK_SIZE, VOCAB_SIZE)  # type: ignore[arg-type]
+        self.num_replays = 0
 
-    def prepare(self, num_lanes: int) -> None:
-        assert num_lanes <= self.lanes.max_lanes
+    def graph(self, num_rows: int) -> None:
+        assert num_rows <= self.batch.max_rows
 
-    def launch(self, num_lanes: int) -> None:
-        lanes = self.lanes
-        row = lanes.num_steps % len(lanes.ring)
-        for lane in range(num_lanes):
-            position, slot = int(lanes.positions[lane]), int(lanes.slots[lane])
-            assert lanes.context_lens[lane] == position + 1
-            block = int(lanes.block_tables[lane, position // BLOCK_SIZE])
+    def replay(self, num_rows: int) -> None:
+        batch = self.batch
+        ring = batch.ring[batch.num_steps % len(batch.ring)]
+        for row in range(num_rows):
+            position, slot = int(batch.positions[row]), int(batch.slot_mapping[row])
+            assert batch.context_lens[row] == position + 1
+            block = int(batch.block_tables[row, position // BLOCK_SIZE])
             assert slot == block * BLOCK_SIZE + position % BLOCK_SIZE
-            token = follower(int(lanes.tokens[lane]))
-            lanes.ring[row, lane] = token
-            lanes.tokens[lane], lanes.positions[lane] = token, position + 1
-            lanes.context_lens[lane] = position + 2
-            block = int(lanes.block_tables[lane, (position + 1) // BLOCK_SIZE])
-            lanes.slots[lane] = block * BLOCK_SIZE + (position + 1) % BLOCK_SIZE
-        lanes.num_steps += 1
-        self.num_launches += 1
+            token = next_token(int(batch.tokens[row]))
+            ring[row] = token
+            batch.tokens[row], batch.positions[row] = token, position + 1
+            batch.context_lens[row] = position + 2
+            block = int(batch.block_tables[row, (position + 1) // BLOCK_SIZE])
+            batch.slot_mapping[row] = block * BLOCK_SIZE + (position + 1) % BLOCK_SIZE
+        batch.num_steps += 1
+        self.num_replays += 1
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -62,33 +61,33 @@ def no_cuda():
 
 
 class Loop:
-    """The engine's loop around AsyncDecode, with prompts computed by nobody."""
+    """The engine's loop around AsyncDecode, without a model."""
 
     def __init__(self, num_blocks: int = 64) -> None:
         self.scheduler = Scheduler(BlockAllocator(num_blocks, BLOCK_SIZE), 512, 8)
-        self.step = PlayedStep(self.scheduler)
-        self.ahead = AsyncDecode(self.step, self.scheduler, CTX_SIZE)  # type: ignore[arg-type]
+        self.runner = FakeRunner()
+        self.decode = AsyncDecode(self.runner, self.scheduler, CTX_SIZE)  # type: ignore[arg-type]
 
     def run_once(self) -> None:
-        if self.ahead.is_in_flight:
-            self._land()
+        if self.decode.is_in_flight:
+            self._collect()
             return
         step: Step = self.scheduler.schedule()
-        if self.ahead.launch(step, [1] * len(step.rows)):
-            self._land()
+        if self.decode.launch(step, [1] * len(step.rows)):
+            self._collect()
             return
         for row in step.rows:
             reaches_end = row.reaches_end
             self.scheduler.advance(row)
             if reaches_end:
-                self._extend(row.sequence, follower(row.sequence.tokens[-1]))
+                self._append_token(row.sequence, next_token(row.sequence.tokens[-1]))
 
-    def _land(self) -> None:
-        for sequence, token in self.ahead.collect():
+    def _collect(self) -> None:
+        for sequence, token in self.decode.collect():
             self.scheduler.advance(Row(sequence, 1))
-            self._extend(sequence, token)
+            self._append_token(sequence, token)
 
-    def _extend(self, sequence: Sequence, token: int) -> None:
+    def _append_token(self, sequence: Sequence, token: int) -> None:
         if token in sequence.params.stop_ids:
             self.scheduler.remove(sequence)
             return
@@ -101,42 +100,42 @@ class Loop:
 def expected(sequence: Sequence, prompt: list[int]) -> list[int]:
     tokens = list(prompt)
     while len(tokens) < CTX_SIZE and len(tokens) - len(prompt) != sequence.params.max_tokens:
-        token = follower(tokens[-1])
+        token = next_token(tokens[-1])
         if token in sequence.params.stop_ids:
             break
         tokens.append(token)
     return tokens
 
 
-def test_one_launch_a_token_and_one_more() -> None:
+def test_a_token_limit_causes_no_extra_launch() -> None:
     loop = Loop()
     sequence = Sequence(1, [3, 4, 5], SamplingParams(max_tokens=20))
     loop.scheduler.add(sequence)
     while loop.scheduler.has_work:
         loop.run_once()
     assert sequence.tokens == expected(sequence, [3, 4, 5])
-    # The first token is the prompt's; a limit is known beforehand, so nothing is thrown away.
-    assert loop.step.num_launches == 19
+    # Prefill samples the first token; the limit is known in advance, so no step is discarded.
+    assert loop.runner.num_replays == 19
 
 
-def test_a_sequence_that_needs_likelihoods_goes_the_plain_way() -> None:
+def test_rows_with_logprobs_are_not_replayed() -> None:
     loop = Loop()
     plain = Sequence(1, [3, 4, 5], SamplingParams(max_tokens=30))
-    asking = Sequence(2, [6, 7], SamplingParams(max_tokens=10, logprobs=0))
+    with_logprobs = Sequence(2, [6, 7], SamplingParams(max_tokens=10, logprobs=0))
     loop.scheduler.add(plain)
     for _ in range(5):
         loop.run_once()
-    launches = loop.step.num_launches
-    loop.scheduler.add(asking)
-    while asking in (*loop.scheduler.running, *loop.scheduler.waiting):
+    before = loop.runner.num_replays
+    loop.scheduler.add(with_logprobs)
+    while with_logprobs in (*loop.scheduler.running, *loop.scheduler.waiting):
         loop.run_once()
-        assert not loop.ahead.is_in_flight or asking not in loop.scheduler.running
-    assert launches <= loop.step.num_launches <= launches + 1
+        assert not loop.decode.is_in_flight or with_logprobs not in loop.scheduler.running
+    assert before <= loop.runner.num_replays <= before + 1
     while loop.scheduler.has_work:
         loop.run_once()
-    assert loop.step.num_launches > launches + 1
+    assert loop.runner.num_replays > before + 1
     assert plain.tokens == expected(plain, [3, 4, 5])
-    assert asking.tokens == expected(asking, [6, 7])
+    assert with_logprobs.tokens == expected(with_logprobs, [6, 7])
 
 
 @settings(max_examples=150, deadline=None)

@@ -263,14 +263,14 @@ def test_a_graph_is_captured_without_a_trace(tmp_path: Path, cubins: Path) -> No
     tiny.run(engine, {1: tiny.random_ids(9)}, GREEDY)
     (cache,) = engine.cache.tensors
     cache = cache.view(torch.int32)  # what nobody has written may be no number
-    step, before = engine.graph_decode._step, cache.clone()
-    lanes = [step.lanes.tokens.clone(), step.lanes.slots.clone(), step.lanes.context_lens.clone()]
-    assert lanes[2].any()
+    runner, before = engine.graph_decode.runner, cache.clone()
+    state = [runner.batch.tokens, runner.batch.slot_mapping, runner.batch.context_lens]
+    state_before = [tensor.clone() for tensor in state]
+    assert runner.batch.context_lens.any()
     with torch.inference_mode():  # in which the engine made them
-        step.prepare(8)
+        runner.graph(8)
     assert torch.equal(cache, before)
-    found = [step.lanes.tokens, step.lanes.slots, step.lanes.context_lens]
-    assert all(torch.equal(now, then) for now, then in zip(found, lanes, strict=True))
+    assert all(map(torch.equal, state, state_before))
 
 
 @pytest.mark.timeout(120)

@@ -261,7 +261,7 @@ def test_matrices_in_several_forms_on_a_gpu(tmp_path: Path, source: str) -> None
     assert isinstance(weights.layers[0].gate_up, MergedWeight)
     assert isinstance(weights.embed, PackedMatrix) == (source == "Q4_K_M")
     assert isinstance(engine.graph_decode, AsyncDecode)
-    assert engine.graph_decode._step._is_fused(1) and engine.graph_decode._step._is_fused(4)
+    assert all(map(engine.graph_decode.runner.uses_fused_kernels, (1, 4)))
     for n in (1, 3):
         prompts = {i: tiny.random_ids(5 + 70 * i, seed=i) for i in range(n)}
         expected, _ = tiny.run(on_cpu, prompts, params)

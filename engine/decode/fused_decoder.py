@@ -1,0 +1,294 @@
+"""A decode step of Llama-like models in five fused kernels a layer."""
+
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.ops.activation import activation
+from swiftchat.cuda.ops.add_normed import add_normed
+from swiftchat.cuda.ops.all_gather import all_gather
+from swiftchat.cuda.ops.all_reduce import all_reduce
+from swiftchat.cuda.ops.decode_attention import decode_attention
+from swiftchat.cuda.ops.embed import embed
+from swiftchat.cuda.ops.linear import (
+    MAX_VECTORS,
+    Norm,
+    Rotation,
+    linear,
+    linear_gated,
+    linear_residual,
+    linear_rotate,
+    linear_send,
+    linear_takes,
+)
+from swiftchat.cuda.ops.rotary import head_norm_fits, rotary
+from swiftchat.cuda.packed_matrix import Matrix
+from swiftchat.cuda.peer_memory import PeerBuffer
+from swiftchat.engine.comm.gpu_communicator import GpuCommunicator, PeerBuffers
+from swiftchat.engine.decode.decode_batch import DecodeBatch
+from swiftchat.engine.linear.merged import MergedWeight, biases_of, parts_of
+from swiftchat.engine.linear.quantized import Weight, for_kernels
+from swiftchat.engine.model.cuda_ops import CudaOps, stored
+from swiftchat.engine.model.decoder import Decoder, LayerWeights, rounds_inputs
+from swiftchat.engine.model.kv_cache import KVCache, LayerKV
+from swiftchat.weights.architectures.config import ModelConfig
+
+
+def fused_kernels_cover(config: ModelConfig) -> bool:
+    """Whether the fused kernels compute every operation of an architecture.
+
+    They fuse RMSNorm, but not LayerNorm, into a matmul, and expect an attention and an MLP branch
+    in sequence.
+    """
+    size = config.head_dim
+    return (
+        config.norm == "rms"
+        and config.norm_order in ("pre", "sandwich")
+        and config.gated
+        and not config.parallel_residual
+        and not config.embedding_norm
+        and not config.learned_positions
+        and not config.lm_head_bias
+        and not config.alibi
+        and config.num_experts == 0
+        and config.embedding_size is None
+        and (config.qk_norm is None or (config.qk_norm == "head" and head_norm_fits(size, size)))
+    )
+
+
+class FusedDecoder:
+    """Computes decode rows from their embeddings to their logits with fused kernels.
+
+    A layer takes five kernels: normed q/k/v projection with rotation, attention, output projection
+    added to the residual stream, normed gate and up projection with activation, down projection
+    added to the stream. Norms of heads and of branch outputs take one more each. With several
+    ranks, the output projections send their partial sums straight to the other ranks' peer buffers.
+    """
+
+    def __init__(self, decoder: Decoder, ops: CudaOps, cache: KVCache, batch: DecodeBatch) -> None:
+        self._decoder, self._ops, self._cache, self._batch = decoder, ops, cache, batch
+        ranks, config = decoder.ranks, decoder.config
+        self._peer_buffers: PeerBuffers | None = (
+            ranks.peer_buffers if isinstance(ranks, GpuCommunicator) else None
+        )
+        max_rows, device = min(batch.max_rows, MAX_VECTORS), ops.gpu.device
+
+        def empty(*shape: int, dtype: torch.dtype = decoder.weights.dtype) -> Tensor:
+            return torch.empty(max_rows, *shape, dtype=dtype, device=device)
+
+        self._embedding = empty(config.hidden_size, dtype=torch.float32)
+        self._queries = empty(config.num_heads, config.head_dim)
+        # For a layer that rotates in a kernel of its own, with keys and values beside the queries.
+        self._qkv = empty(config.num_heads + 2 * config.num_kv_heads, config.head_dim)
+        self._attention_output = empty(config.num_heads, config.head_dim)
+        self._mlp_inner = empty(config.intermediate_size)
+        self._branch_output = torch.zeros(max_rows, config.hidden_size, device=device)
+
+    def supports(self, n: int) -> bool:
+        """Whether n rows of this model can be computed."""
+        decoder, gpu, is_last = self._decoder, self._ops.gpu, self._decoder.stages.is_last
+        weights = decoder.weights
+        return (
+            fused_kernels_cover(decoder.config)
+            and (decoder.ranks.size == 1 or self._peer_buffers is not None)
+            and not rounds_inputs(weights)
+            and (not is_last or linear_takes(gpu, n, for_kernels(weights.lm_head)))
+            and all(self._supports_layer(n, layer) for layer in weights.layers)
+        )
+
+    def _supports_layer(self, n: int, layer: LayerWeights) -> bool:
+        gpu, head_dim = self._ops.gpu, self._decoder.config.head_dim
+        return (
+            all(linear_takes(gpu, n, part, span=head_dim) for part in parts_of(layer.qkv))
+            and all(linear_takes(gpu, n, part, span=len(part)) for part in parts_of(layer.gate_up))
+            and all(
+                linear_takes(gpu, n, for_kernels(weight), splittable=True)
+                for weight in (layer.o, layer.down)
+            )
+        )
+
+    def launch(self, x: Tensor, logits: Tensor) -> None:
+        """Launch the kernels of this stage for the first rows of the decode batch.
+
+        `x` fp32 [n, hidden_size] is the residual stream: read unless this is the first stage, and
+        modified in place. The last stage writes `logits` fp32 [n, vocab_size].
+        """
+        weights, stages = self._decoder.weights, self._decoder.stages
+        if stages.is_first:
+            self._embed(x)
+        for i, (layer, kv) in enumerate(zip(weights.layers, self._cache.layers, strict=True)):
+            self._layer(x, i, layer, kv)
+        if stages.is_last:
+            self._lm_head(x, self._norm(weights.final_norm), logits)
+            self._decoder.cap_(logits)
+
+    def _embed(self, x: Tensor) -> None:
+        gpu, decoder, n = self._ops.gpu, self._decoder, len(x)
+        embed(
+            gpu,
+            self._batch.tokens[:n],
+            for_kernels(decoder.weights.embed),
+            x if self._peer_buffers is None else self._embedding[:n],
+            scale=decoder.embedding_scale,
+            first_id=self._ops.first_id,
+        )
+        if self._peer_buffers is not None:
+            all_reduce(gpu, x, self._peer_buffers.embedding, self._embedding[:n], adds=False)
+
+    def _lm_head(self, x: Tensor, norm: Norm, logits: Tensor) -> None:
+        gpu, workspace, buffers = self._ops.gpu, self._ops.linear_workspace, self._peer_buffers
+        weight = for_kernels(self._decoder.weights.lm_head)
+        if buffers is None:
+            linear(gpu, x, weight, logits, workspace, norm=norm)
+            return
+        linear_send(gpu, x, weight, buffers.logits, workspace, norm=norm)
+        all_gather(gpu, logits, buffers.logits, buffers.vocab_per_rank)
+
+    def _layer(self, x: Tensor, i: int, layer: LayerWeights, kv: LayerKV) -> None:
+        buffers = self._peer_buffers
+        self._add_branch(
+            x,
+            self._attend(x, i, layer, kv),
+            for_kernels(layer.o),
+            layer.o_bias,
+            layer.attn_out_norm,
+            None if buffers is None else buffers.attention,
+        )
+        self._add_branch(
+            x,
+            self._gate_up(x, layer),
+            for_kernels(layer.down),
+            layer.down_bias,
+            layer.mlp_out_norm,
+            None if buffers is None else buffers.mlp,
+        )
+
+    def _attend(self, x: Tensor, i: int, layer: LayerWeights, kv: LayerKV) -> Tensor:
+        """Return the attention output before its projection, [n, num_heads * head_dim]."""
+        n, ops, batch = len(x), self._ops, self._batch
+        output = self._attention_output[:n]
+        cache, codes = stored(kv)
+        decode_attention(
+            ops.gpu,
+            self._rotated_queries(x, i, layer, kv),
+            cache,
+            batch.block_tables[:n],
+            batch.context_lens[:n],
+            ops.scale,
+            output,
+            ops.attention_workspace,
+            window=ops.window(i),
+            softcap=ops.softcap,
+            settled=True,
+            codes=codes,
+        )
+        return output.view(n, -1)
+
+    def _rotated_queries(self, x: Tensor, i: int, layer: LayerWeights, kv: LayerKV) -> Tensor:
+        """Return rotated queries [n, num_heads, head_dim]; store keys and values in the cache."""
+        n, ops, gpu, config = len(x), self._ops, self._ops.gpu, self._decoder.config
+        norm, cos_sin = self._norm(layer.attn_norm), ops.cos_sin(i)
+        positions, slot_mapping = self._batch.positions[:n], self._batch.slot_mapping[:n]
+        cache, codes = stored(kv)
+        # `linear_rotate` computes a part of a head at a time; a quantized cache needs the maximum
+        # of the whole head.
+        if layer.head_norms is None and cos_sin is not None and codes is None:
+            queries = self._queries[:n]
+            rotation = Rotation(cos_sin, positions, slot_mapping, cache, config.num_heads)
+            parts, first = parts_of(layer.qkv), 0
+            for part, bias in zip(parts, biases_of(parts, layer.qkv_bias), strict=True):
+                linear_rotate(
+                    gpu,
+                    x,
+                    part,
+                    queries,
+                    ops.linear_workspace,
+                    norm,
+                    rotation,
+                    bias=bias,
+                    first_head=first,
+                )
+                first += len(part) // config.head_dim
+            return queries
+        heads = self._qkv[:n]
+        self._linear(x, layer.qkv, layer.qkv_bias, heads.view(n, -1), norm)
+        rotary(
+            gpu,
+            heads,
+            cos_sin,
+            positions,
+            slot_mapping,
+            cache,
+            config.num_heads,
+            config.num_kv_heads,
+            norm=ops.head_norm(layer.head_norms),
+            codes=codes,
+        )
+        return heads[:, : config.num_heads]
+
+    def _gate_up(self, x: Tensor, layer: LayerWeights) -> Tensor:
+        """Return activation(gate) * up, [n, intermediate_size]."""
+        gpu, activation_name = self._ops.gpu, self._decoder.config.activation
+        inner, norm = self._mlp_inner[: len(x)], self._norm(layer.mlp_norm)
+        if isinstance(layer.gate_up, MergedWeight):
+            gate_up = inner.new_empty(len(x), 2 * inner.shape[1])
+            self._linear(x, layer.gate_up, layer.gate_up_bias, gate_up, norm)
+            activation(gpu, gate_up, inner, activation_name, gated=True)
+        else:
+            linear_gated(
+                gpu,
+                x,
+                for_kernels(layer.gate_up),
+                inner,
+                self._ops.linear_workspace,
+                norm,
+                activation_name,
+                bias=layer.gate_up_bias,
+            )
+        return inner
+
+    def _norm(self, weight: Tensor | None) -> Norm:
+        assert weight is not None  # see `fused_kernels_cover`
+        return Norm(weight, self._decoder.config.norm_eps, self._ops.norm_offset)
+
+    def _linear(
+        self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor, norm: Norm
+    ) -> None:
+        """Write norm(x) · weightᵀ + bias to `out`, with one kernel for each part of the weight."""
+        parts = parts_of(weight)
+        sizes = [len(part) for part in parts]
+        # The kernel writes a contiguous tensor; columns of `out` are contiguous for one row only.
+        needs_copy = len(x) > 1 and len(parts) > 1
+        if needs_copy:
+            outs = [out.new_empty(len(x), size) for size in sizes]
+        else:
+            outs = list(torch.split(out, sizes, 1))
+        gpu, workspace = self._ops.gpu, self._ops.linear_workspace
+        for part, part_out, part_bias in zip(parts, outs, biases_of(parts, bias), strict=True):
+            linear(gpu, x, part, part_out, workspace, bias=part_bias, norm=norm)
+        if needs_copy:
+            torch.cat(outs, 1, out=out)
+
+    def _add_branch(
+        self,
+        x: Tensor,
+        inner: Tensor,
+        weight: Matrix,
+        bias: Tensor | None,
+        norm: Tensor | None,
+        peer_buffer: PeerBuffer | None,
+    ) -> None:
+        """Add the branch output inner · weightᵀ + bias, normed if `norm` is given, to x in place.
+
+        With a peer buffer, all-reduce the output over the ranks.
+        """
+        gpu, workspace = self._ops.gpu, self._ops.linear_workspace
+        # `_branch_output` is zero here: `add_normed` clears it after each use.
+        target = x if norm is None else self._branch_output[: len(x)]
+        if peer_buffer is None:
+            linear_residual(gpu, inner, weight, target, workspace, bias=bias)
+        else:
+            linear_send(gpu, inner, weight, peer_buffer, workspace, bias=bias)
+            all_reduce(gpu, target, peer_buffer)
+        if norm is not None:
+            eps, offset = self._decoder.config.norm_eps, self._ops.norm_offset
+            add_normed(gpu, x, target, norm, eps, offset=offset, sums=True)
