@@ -35,7 +35,7 @@ from swiftchat.tokenizer.huggingface.checks import (
     text,
 )
 from swiftchat.tokenizer.huggingface.patterns import GPT2
-from swiftchat.tokenizer.sentencepiece.charsmap import Charsmap
+from swiftchat.tokenizer.huggingface.precompiled import PrecompiledCharsmap
 
 __all__ = ["normalizer", "reader", "steps"]
 
@@ -89,7 +89,7 @@ def _change(part: dict[str, Any], field: str) -> Change:
             blob = base64.b64decode(source, validate=True)
         except (binascii.Error, ValueError):
             refuse(f"{field}.precompiled_charsmap", "is no base64")
-        return Charsmap(blob).replace_graphemes
+        return PrecompiledCharsmap(blob).replace_graphemes
     return refuse_kind(f"{field}.type", kind)
 
 

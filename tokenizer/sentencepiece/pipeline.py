@@ -12,7 +12,6 @@ from swiftchat.tokenizer.core.unigram import UNKNOWN_PENALTY
 from swiftchat.tokenizer.sentencepiece.bpe import SentencePieceBpe
 from swiftchat.tokenizer.sentencepiece.chatglm import SpacePieces
 from swiftchat.tokenizer.sentencepiece.model import Piece, SentencePieceModel
-from swiftchat.tokenizer.sentencepiece.normalizer import SentencePieceNormalizer
 from swiftchat.tokenizer.sentencepiece.unigram import SentencePieceUnigram
 
 __all__ = ["sentencepiece_pipeline"]
@@ -47,7 +46,7 @@ def sentencepiece_pipeline(
         and piece.kind in (PieceKind.NORMAL, PieceKind.USER_DEFINED, PieceKind.UNUSED)
     }
     user_defined = [piece.text for piece in pieces.values() if piece.kind == PieceKind.USER_DEFINED]
-    normalizer = SentencePieceNormalizer(model.normalizer, user_defined)
+    normalize = model.make_normalizer(special)
     if model.is_unigram:
         pieces = {n: piece for n, piece in pieces.items() if piece.kind != PieceKind.UNUSED}
         split = _unigram(model, pieces.values()).split
@@ -72,7 +71,7 @@ def sentencepiece_pipeline(
         kind=f"SentencePiece {'Unigram' if model.is_unigram else 'BPE'}",
         vocab={piece.text: number for number, piece in enumerate(model.pieces)},
         added_tokens=tuple(added.values()),
-        normalize=lambda text: normalizer.normalize(spaces.write(text)),
+        normalize=lambda text: normalize(spaces.write(text)),
         words=lambda text, _: (text,) if pattern is None else pattern.findall(text),
         encode_word=lambda word: ids.look_up(split(word)),
         reader=partial(

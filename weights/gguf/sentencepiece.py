@@ -1,9 +1,10 @@
 """The SentencePiece vocabulary inside a GGUF file as a `tokenizer.model`."""
 
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from sentencepiece import sentencepiece_model_pb2
 
 from swiftchat.errors import BadModelFile
 
@@ -37,23 +38,26 @@ def tokenizer_model(
     kinds = [_UNUSED if kind == _UNKNOWN else kind for kind in kinds]
     if type(unknown_id) is int and 0 <= unknown_id < len(kinds):
         kinds[unknown_id] = _UNKNOWN
-    model = metadata["tokenizer.ggml.model"]
-    pieces = (
-        _bytes(1, _bytes(1, token.encode()) + _float(2, score) + _number(3, kind))
-        for token, score, kind in zip(tokens, scores, kinds, strict=True)
-    )
-    trainer = _number(3, SENTENCEPIECE_KINDS[model]) + _number(35, _BYTE in kinds)
-    for field, name in ((46, "bos"), (47, "eos")):
+    proto = sentencepiece_model_pb2.ModelProto()
+    for token, score, kind in zip(tokens, scores, kinds, strict=True):
+        proto.pieces.add(piece=token, score=score, type=kind)
+    trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
+    trainer.model_type = SENTENCEPIECE_KINDS[metadata["tokenizer.ggml.model"]]
+    trainer.byte_fallback = _BYTE in kinds
+    for name in ("bos", "eos"):
         token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
         if type(token_id) is int and 0 <= token_id < len(tokens):
-            trainer += _bytes(field, tokens[token_id].encode())
-    # The defaults are llama.cpp's.
-    normalizer = (
-        _bytes(2, _charsmap(metadata.get("tokenizer.ggml.precompiled_charsmap", [])))
-        + _number(3, bool(metadata.get("tokenizer.ggml.add_space_prefix", True)))
-        + _number(4, bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)))
+            setattr(trainer, f"{name}_piece", tokens[token_id])
+    # Defaults as in llama.cpp.
+    normalizer.precompiled_charsmap = _charsmap(
+        metadata.get("tokenizer.ggml.precompiled_charsmap", [])
     )
-    return b"".join(pieces) + _bytes(2, trainer) + _bytes(3, normalizer)
+    normalizer.add_dummy_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    normalizer.remove_extra_whitespaces = bool(
+        metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)
+    )
+    serialized: bytes = proto.SerializeToString()
+    return serialized
 
 
 def _charsmap(value: object) -> bytes:
@@ -63,23 +67,3 @@ def _charsmap(value: object) -> bytes:
     ):
         raise BadModelFile("tokenizer.ggml.precompiled_charsmap is no list of bytes")
     return bytes(byte & 0xFF for byte in value)
-
-
-def _varint(value: int) -> bytes:
-    parts = bytearray()
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes((*parts, value))
-
-
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(int(value))
-
-
-def _float(field: int, value: float) -> bytes:
-    return _varint(field << 3 | 5) + struct.pack("<f", value)
-
-
-def _bytes(field: int, value: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(value)) + value
