@@ -1,10 +1,10 @@
-"""What the matrices of a model get to see in a text, so that `convert` rounds them for that.
+"""Calibration for `convert --calibrate`: collect input statistics of a model's matrices.
 
-The text, `calibration.txt`, is the beginnings of Alice's Adventures in Wonderland (Carroll, 1865),
-The Adventures of Sherlock Holmes (Doyle, 1892), Jane Eyre (Brontë, 1847), The Chemical History of
-a Candle (Faraday, 1861) and of a chapter of On the Origin of Species (Darwin, 1859), which belong
-to everybody, some conversation, and pages of this program's description and code: what is
-calibrated with prose alone is no better than the nearest numbers for anything else.
+The model reads `calibration.txt`: the beginnings of Alice's Adventures in Wonderland (Carroll,
+1865), The Adventures of Sherlock Holmes (Doyle, 1892), Jane Eyre (Brontë, 1847), The Chemical
+History of a Candle (Faraday, 1861) and of a chapter of On the Origin of Species (Darwin, 1859), all
+in the public domain, some conversation, and pages of this program's description and code. With
+prose alone, GPTQ was no better on other text than rounding to nearest.
 """
 
 import json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from swiftchat.weights.files.disk import Progress
 
 _TEXT = Path(__file__).with_name("calibration.txt")
-# Of a layer the matrices that read the same numbers, by the name of what they read.
+# Canonical names of a layer's matrices that have the same input, by the name of the input.
 _READERS = {
     "qkv": ("qkv", "q", "k"),
     "v": ("v",),
@@ -35,16 +35,17 @@ _READERS = {
 
 
 @contextmanager
-def inputs_of(
+def input_statistics(
     source: Path, num_axes: int, progress: "Progress"
 ) -> Iterator[Callable[[str], "npt.NDArray[Any]"]]:
-    """For as long as the context lasts, a function from a tensor's name to what its inputs are.
+    """Yield a function from a tensor name to the statistics of its inputs.
 
-    With two axes their second moment, with one how large each becomes (`engine.calibrate`).
-    `source` is a model directory or a GGUF file; the model there reads the text on the CPU.
-    Raises `UsageError` for other sources and mixtures of experts, `FileSystemError` when the
-    moments find no room in the folder for temporary files, `DeviceError` when the process that
-    computes ends badly.
+    Statistics (computed by `engine.calibrate`): second moments [columns, columns] for `num_axes`
+    2, largest magnitudes [columns] for 1. They are deleted when the context ends.
+
+    `source` is a model directory or a GGUF file; the model runs on the CPU. Raises `UsageError`
+    for other sources and MoE models, `FileSystemError` if the statistics do not fit into the
+    folder for temporary files, `DeviceError` if the computing process fails.
     """
     import numpy as np
 
@@ -61,12 +62,12 @@ def inputs_of(
     path = default_store().resolve(str(source), progress) if source.is_file() else source
     if not (path / "config.json").is_file():
         raise UsageError(
-            f"{source} is no model that can read a text as it is",
+            f"{source} must be converted before it can be calibrated",
             "convert it without --quantize first, then convert the result",
         )
     config = Model.open(path).config
     if config.num_experts:
-        raise UsageError("models with experts are not calibrated yet", "leave out --calibrate")
+        raise UsageError("calibration does not support MoE models", "leave out --calibrate")
     readers = {name: field for field, names in _READERS.items() for name in names}
     files = {
         tensor_name(config, canonical, layer, part): f"{layer}-{readers[canonical]}.npy"
@@ -78,20 +79,20 @@ def inputs_of(
         columns = {file: shapes[name][1] for name, file in files.items()}
         disk.require_space(Path(folder), sum(4 * count**num_axes for count in columns.values()))
         ids = Tokenizer.load(path).encode(_TEXT.read_text(encoding="utf-8"))
-        _measure(
+        _run_model(
             {"model": str(path.resolve()), "ids": ids, "folder": folder, "num_axes": num_axes},
             progress,
         )
         yield lambda name: np.load(Path(folder) / files[name])
 
 
-def _measure(request: dict[str, Any], progress: "Progress") -> None:
-    """Have `swiftchat.engine.calibrate` read the text, in a process that may import torch."""
+def _run_model(request: dict[str, Any], progress: "Progress") -> None:
+    """Run `swiftchat.engine.calibrate` in a process that may import torch."""
     command = [sys.executable, "-m", "swiftchat.engine.calibrate"]
     with (
-        tempfile.TemporaryFile() as words,
+        tempfile.TemporaryFile() as stderr,
         subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
         ) as child,
     ):
         assert child.stdin is not None and child.stdout is not None
@@ -100,11 +101,11 @@ def _measure(request: dict[str, Any], progress: "Progress") -> None:
             child.stdin.close()
             for line in child.stdout:
                 done, total = map(int, line.split())
-                progress("reading a text", done, total)
+                progress("calibrating", done, total)
         except BaseException:
             child.kill()
             raise
         if child.wait() != 0:
-            words.seek(0)
-            last = words.read().decode(errors="replace").strip().splitlines()[-1:]
-            raise DeviceError(f"reading a text ended with {child.returncode}: {''.join(last)}")
+            stderr.seek(0)
+            last_line = stderr.read().decode(errors="replace").strip().splitlines()[-1:]
+            raise DeviceError(f"calibration ended with {child.returncode}: {''.join(last_line)}")

@@ -1,4 +1,4 @@
-"""`swiftchat completion`: the script that sets up completion in a shell."""
+"""`swiftchat completion`: print the completion script of a shell."""
 
 import click
 from click.shell_completion import get_completion_class
@@ -17,7 +17,7 @@ def completion(ctx: click.Context, shell: str) -> None:
     zsh   eval "$(swiftchat completion zsh)"      in ~/.zshrc
     fish  swiftchat completion fish > ~/.config/fish/completions/swiftchat.fish
 
-    Tab then completes options, commands, models, conversations, roles, templates and topics.
+    Tab completes options, commands, models, conversations, roles, templates and topics.
     """
     kind = get_completion_class(shell)
     assert kind is not None

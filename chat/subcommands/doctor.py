@@ -1,4 +1,4 @@
-"""`swiftchat doctor`: what running on a GPU needs, what is here, and what to do about the rest."""
+"""`swiftchat doctor`: check what this machine needs to run models on a GPU."""
 
 import json as json_module
 import signal
@@ -12,30 +12,36 @@ from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import DeviceError, UsageError
 
 _MARKS = {"ok": "ok", "note": "--", "problem": "!!"}
-_TIMEOUT_S = 120  # a driver that hangs never answers
+_TIMEOUT_S = 120  # the driver may hang
 
 
 @click.command()
-@click.option("--device", default="auto", help="Exit code 4 if this cannot be used: cuda, cuda:N.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option(
+    "--device", default="auto", help="Exit with code 4 if this device is not usable: cuda, cuda:N."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def doctor(ctx: click.Context, device: str, as_json: bool) -> None:
-    """Look whether models can run here, and what is missing for a GPU."""
+    """Check whether models can run on this machine, and what a GPU still needs."""
     kind, _, index = device.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and not (kind == "cuda" and index.isdigit())):
         raise UsageError(f"unknown device {device!r}", "one of auto, cpu, cuda, cuda:0 …")
-    report = examine()
+    report = run_checks()
     print(json_module.dumps(report, indent=2) if as_json else table(report["checks"]))
     usable = report["usable_gpus"]
-    wanted = int(index) in usable if index else bool(usable)
-    can_run = report["can_chat"] and (kind != "cuda" or wanted)
+    is_usable = int(index) in usable if index else bool(usable)
+    can_run = report["can_chat"] and (kind != "cuda" or is_usable)
     if not as_json:
         print(verdict(report, device, can_run))
     ctx.exit(0 if can_run else DeviceError.exit_code)
 
 
-def examine() -> dict[str, Any]:
-    """The report of `swiftchat.engine.doctor`, made by a process that may import torch, and die."""
+def run_checks() -> dict[str, Any]:
+    """Return the report of `swiftchat.engine.doctor`.
+
+    It runs in a process of its own, which imports torch and may crash with the driver. Raises
+    `DeviceError` if that process fails or hangs.
+    """
     command = [sys.executable, "-m", "swiftchat.engine.doctor"]
     try:
         done = subprocess.run(
@@ -43,24 +49,24 @@ def examine() -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         raise DeviceError(
-            f"looking at the GPU took more than {_TIMEOUT_S} s",
-            "the driver may hang: try nvidia-smi, and start the machine anew",
+            f"checking the GPU took more than {_TIMEOUT_S} s",
+            "the driver may hang: try nvidia-smi, then restart the machine",
         ) from None
     if done.returncode != 0:
         status = done.returncode
         how = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"{status}"
-        words = done.stderr.decode(errors="replace").strip().splitlines()
-        last = f": {words[-1]}" if words else ""
+        stderr = done.stderr.decode(errors="replace").strip().splitlines()
+        last_line = f": {stderr[-1]}" if stderr else ""
         raise DeviceError(
-            f"looking at this machine ended with {how}{last}",
-            f"to see all of it: {' '.join(command)}",
+            f"the checks ended with {how}{last_line}",
+            f"for the whole output run: {' '.join(command)}",
         )
     report: dict[str, Any] = json_module.loads(done.stdout)
     return report
 
 
 def table(checks: list[dict[str, str]]) -> str:
-    """Rows of mark, name and text; under what is not well, the hint."""
+    """Return rows of mark, name and text; the hint follows a check that is not ok."""
     width = max(len(check["name"]) for check in checks)
     lines = []
     for check in checks:
@@ -73,9 +79,9 @@ def table(checks: list[dict[str, str]]) -> str:
 
 
 def verdict(report: dict[str, Any], device: str, can_run: bool) -> str:
-    """The last line: on what a chat can run."""
+    """Return the last line of the output: the devices that a chat can use."""
     if not report["can_chat"]:
-        return "No chat can run here."
+        return "No device can run a chat."
     places = [f"cuda:{i}" for i in report["usable_gpus"]] + ["cpu"]
-    refusal = "" if can_run else f"{device} cannot be used. "
-    return f"{refusal}A chat can run on: {', '.join(places)}"
+    refusal = "" if can_run else f"{device} is not usable. "
+    return f"{refusal}Usable devices: {', '.join(places)}"

@@ -181,13 +181,13 @@ def convert(
     start = time.monotonic()
     with progress_display(quiet) as progress, ExitStack() as stack:
         if calibrate and quantization is not None:
-            from swiftchat.chat.subcommands.calibration import inputs_of
+            from swiftchat.chat.subcommands.calibration import input_statistics
 
             if quantize in W8A8:
-                largest = stack.enter_context(inputs_of(path, 1, progress))
+                largest = stack.enter_context(input_statistics(path, 1, progress))
                 quantization = replace(quantization, largest=largest)
             else:
-                moments = stack.enter_context(inputs_of(path, 2, progress))
+                moments = stack.enter_context(input_statistics(path, 2, progress))
                 quantization = replace(quantization, moments=moments)
         convert_model(
             path,

@@ -1,4 +1,4 @@
-"""`swiftchat sessions`: the saved conversations from the command line."""
+"""`swiftchat sessions`: manage saved conversations."""
 
 import json
 import sys
@@ -15,32 +15,32 @@ from swiftchat.chat.options.completion import complete_sessions
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import FileSystemError, UsageError
 
-_NONE_YET = "no conversations yet; every chat is kept as it goes"
+_NO_SESSIONS = "no saved conversations; chats are saved automatically"
 
 
 @click.group(invoke_without_command=True)
 @click.pass_context
 def sessions(ctx: click.Context) -> None:
-    """The saved conversations: list, show, search, export, import, remove.
+    """List, show, search, export, import and remove saved conversations.
 
     ID is the beginning of a conversation's id, or its name (/save NAME). `swiftchat --session ID`
-    goes on with one, `swiftchat -c` with the last.
+    continues a conversation, `swiftchat -c` the last one.
     """
     if ctx.invoked_subcommand is None:
         ctx.invoke(list_sessions)
 
 
 @sessions.command(name="list")
-@click.option("-n", "--most", type=int, default=-1, help="Only the last so many.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("-n", "--most", type=int, default=-1, help="Show at most this many.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_sessions(most: int, as_json: bool) -> None:
-    """List the conversations, the last used first."""
+    """List conversations, most recently used first."""
     with open_store() as store:
         rows = store.recent(most)
     if as_json:
         _print_json(rows)
     elif not rows:
-        print(_NONE_YET, file=sys.stderr)
+        print(_NO_SESSIONS, file=sys.stderr)
     else:
         print_table(
             ("ID", "USED", "MESSAGES", "MODEL", "TITLE"),
@@ -59,7 +59,7 @@ def list_sessions(most: int, as_json: bool) -> None:
 
 @sessions.command()
 @click.argument("wanted", metavar="ID", shell_complete=complete_sessions)
-@click.option("--json", "as_json", is_flag=True, help="The whole tree as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print all branches as JSON.")
 def show(wanted: str, as_json: bool) -> None:
     """Print a conversation."""
     with open_store() as store:
@@ -69,16 +69,18 @@ def show(wanted: str, as_json: bool) -> None:
 
 @sessions.command()
 @click.argument("words", nargs=-1, required=True)
-@click.option("-n", "--most", type=int, default=50, show_default=True, help="Only so many.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option(
+    "-n", "--most", type=int, default=50, show_default=True, help="Show at most this many."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
-    """Find the messages that hold all the words, or parts of words."""
+    """Find messages that contain all words or word parts."""
     with open_store() as store:
         found = store.search(" ".join(words), most)
     if as_json:
         _print_json([vars(one) for one in found])
     elif not found:
-        print("nothing found", file=sys.stderr)
+        print("no matches", file=sys.stderr)
     for one in () if as_json else found:
         print_found(one)
 
@@ -86,13 +88,18 @@ def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
 @sessions.command()
 @click.argument("wanted", metavar="ID", shell_complete=complete_sessions)
 @click.argument("file", type=click.Path(), default="-")
-@click.option("--format", "form", type=click.Choice(["md", "json"]), help="Default: by FILE.")
-def export(wanted: str, file: str, form: str | None) -> None:
-    """Write a conversation to FILE.md, FILE.json or stdout; JSON has all its branches."""
-    form = form or ("json" if file.endswith(".json") else "md")
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(["md", "json"]),
+    help="Default: from the name of FILE.",
+)
+def export(wanted: str, file: str, file_format: str | None) -> None:
+    """Write a conversation to FILE.md, FILE.json or stdout; JSON includes all branches."""
+    file_format = file_format or ("json" if file.endswith(".json") else "md")
     with open_store() as store:
         conversation = store.load(store.find(wanted))
-    text = as_json_text(conversation) if form == "json" else as_markdown(conversation)
+    text = as_json_text(conversation) if file_format == "json" else as_markdown(conversation)
     if file == "-":
         print(sanitize(text) if sys.stdout.isatty() else text, end="")
     else:
@@ -102,7 +109,7 @@ def export(wanted: str, file: str, form: str | None) -> None:
 @sessions.command(name="import")
 @click.argument("files", metavar="FILE…", nargs=-1, required=True, type=click.Path())
 def import_sessions(files: tuple[str, ...]) -> None:
-    """Take in conversations: our JSON, ChatGPT's conversations.json, lists of messages."""
+    """Import conversations: exported JSON, ChatGPT's conversations.json, lists of messages."""
     from swiftchat.chat.history.importer import conversations_of
 
     found = []
@@ -120,15 +127,15 @@ def import_sessions(files: tuple[str, ...]) -> None:
 
 @sessions.command()
 @click.argument("wanted", metavar="ID…", nargs=-1, required=True, shell_complete=complete_sessions)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def rm(wanted: tuple[str, ...], yes: bool) -> None:
-    """Remove conversations for good."""
+    """Delete conversations permanently."""
     with open_store() as store:
         ids = list(dict.fromkeys(store.find(one) for one in wanted))
         titles = {row["id"]: row["name"] or row["title"] for row in store.recent()}
         if not yes:
             if not sys.stdin.isatty():
-                raise UsageError("rm asks first, and stdin is no terminal", "use -y")
+                raise UsageError("rm asks for confirmation, but stdin is not a terminal", "use -y")
             names = ", ".join(repr(titles[one]) for one in ids)
             click.confirm(f"remove {sanitize(names)}?", abort=True, err=True)
         for one in ids:

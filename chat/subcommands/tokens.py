@@ -1,4 +1,4 @@
-"""`swiftchat tokens`: how many tokens a text has for a model, and which."""
+"""`swiftchat tokens`: count and show the tokens of a text."""
 
 import json as json_module
 import os
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from swiftchat.tokenizer import Tokenizer
 
 _SPACES = {" ": "·", "\t": "→", "\n": "⏎\n"}
-_COLOR, _PLAIN = "\x1b[30;46m", "\x1b[0m"
+_COLOR, _RESET = "\x1b[30;46m", "\x1b[0m"
 
 
 @click.command()
@@ -27,18 +27,20 @@ _COLOR, _PLAIN = "\x1b[30;46m", "\x1b[0m"
     "--model",
     envvar="SWIFTCHAT_MODEL",
     shell_complete=complete_models,
-    help="Name, OWNER/NAME, directory, .gguf file or a tokenizer's file.",
+    help="Name, OWNER/NAME, directory, .gguf file or tokenizer file.",
 )
-@click.option("--show", is_flag=True, help="The text cut into its tokens.")
-@click.option("--ids", "with_ids", is_flag=True, help="The tokens' ids.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON; with --show and --ids too.")
+@click.option("--show", is_flag=True, help="Print the text split into its tokens.")
+@click.option("--ids", "with_ids", is_flag=True, help="Print the token ids.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, with the output of --show and --ids."
+)
 @click.option("--offline", envvar="SWIFTCHAT_OFFLINE", is_flag=True, help="Never use the network.")
 def tokens(
     file: str, model: str | None, show: bool, with_ids: bool, as_json: bool, offline: bool
 ) -> None:
     """Count the tokens of FILE (- is stdin) for a model.
 
-    The text counts as what somebody typed: without template and without control tokens.
+    The text is encoded like a user's input: without a chat template and without control tokens.
     """
     text = _text(file)
     tokenizer = _tokenizer(model, offline)
@@ -59,22 +61,22 @@ def tokens(
 
 
 def colored(pieces: Iterable[str]) -> str:
-    """The pieces for a terminal, every second one on a colored background."""
+    """Join pieces for a terminal, every second one on a colored background."""
     out = []
     for number, piece in enumerate(pieces):
         lines = marked(piece).split("\n")
         is_odd = number % 2 == 1
-        out.append("\n".join(f"{_COLOR}{s}{_PLAIN}" if is_odd and s else s for s in lines))
+        out.append("\n".join(f"{_COLOR}{s}{_RESET}" if is_odd and s else s for s in lines))
     return "".join(out)
 
 
 def separated(pieces: Iterable[str]) -> str:
-    """The pieces with a bar between."""
+    """Join pieces with a bar between them."""
     return "|".join(map(marked, pieces))
 
 
 def marked(piece: str) -> str:
-    """A piece with its white space and control characters as glyphs; lines still end."""
+    """Replace white space and control characters of a piece by glyphs; keep the newlines."""
     return re.sub(r"\s", lambda space: _SPACES.get(space[0], "␣"), sanitize(piece))
 
 
@@ -97,5 +99,5 @@ def _tokenizer(model: str | None, offline: bool) -> "Tokenizer":
 
 
 def _has_colors() -> bool:
-    is_able = os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
-    return sys.stdout.isatty() and is_able
+    is_capable = os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+    return sys.stdout.isatty() and is_capable

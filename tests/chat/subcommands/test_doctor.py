@@ -75,7 +75,7 @@ def judged(facts: dict[str, Any], name: str) -> diagnosis.Check:
 
 def run(monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], *args: str) -> Result:
     checks = [vars(check) for check in diagnosis.judge(facts)]
-    monkeypatch.setattr(terminal, "examine", lambda: {**facts, "checks": checks})
+    monkeypatch.setattr(terminal, "run_checks", lambda: {**facts, "checks": checks})
     return CliRunner().invoke(terminal.doctor, args)
 
 
@@ -265,11 +265,11 @@ def test_exit_codes(monkeypatch, args: tuple[str, ...], usable: list[int], code:
 
 def test_the_last_line_says_what_a_chat_can_run_on(monkeypatch) -> None:
     last = run(monkeypatch, WELL).stdout.splitlines()[-1]
-    assert last == "A chat can run on: cuda:0, cpu"
+    assert last == "Usable devices: cuda:0, cpu"
     last = run(monkeypatch, WELL, "--device", "cuda:3").stdout.splitlines()[-1]
-    assert last == "cuda:3 cannot be used. A chat can run on: cuda:0, cpu"
+    assert last == "cuda:3 is not usable. Usable devices: cuda:0, cpu"
     result = run(monkeypatch, machine(can_chat=False, usable_gpus=[]))
-    assert result.exit_code == 4 and result.stdout.splitlines()[-1] == "No chat can run here."
+    assert result.exit_code == 4 and result.stdout.splitlines()[-1] == "No device can run a chat."
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "cpu:1", "cuda:-1"])
@@ -339,7 +339,7 @@ def test_an_examination_that_dies_is_told(monkeypatch, script: str) -> None:
     run, dying = subprocess.run, [sys.executable, "-c", script]
     monkeypatch.setattr(subprocess, "run", lambda command, **settings: run(dying, **settings))
     with pytest.raises(DeviceError, match=r"SIGSEGV|broken"):
-        terminal.examine()
+        terminal.run_checks()
 
 
 @pytest.mark.gpus(2)

@@ -101,7 +101,7 @@ def test_search_show_export_and_rm(program: Program, tmp_path: Path) -> None:
     assert [one["role"] for one in found] == ["user"]
     session = found[0]["session_id"]
     assert "penguins live" in listed("search", "penguin").stdout
-    assert "nothing found" in listed("search", "walrus").stderr
+    assert "no matches" in listed("search", "walrus").stderr
     assert "\x1b" not in listed("list").stdout + listed("show", session).stdout
     file = tmp_path / "talk.json"
     listed("export", session, str(file))

@@ -186,7 +186,7 @@ def test_room_for_the_moments_is_asked_for(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(disk, "require_space", refuse)
     with (
         pytest.raises(FileSystemError, match="not enough room"),
-        calibration.inputs_of(tmp_path / "in", 2, lambda *_: None),
+        calibration.input_statistics(tmp_path / "in", 2, lambda *_: None),
     ):
         pass
     (tmp_path / "moments").mkdir()
@@ -242,7 +242,7 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
     done = run(tmp_path / "in", tmp_path / "out", "--calibrate")
     assert done.returncode == 2 and "--calibrate says how --quantize rounds" in done.stderr
     done = run(tmp_path / "in", tmp_path / "out", "--quantize", "int4", "--calibrate")
-    assert done.returncode == 2 and "no model that can read a text" in done.stderr
+    assert done.returncode == 2 and "must be converted before it can be calibrated" in done.stderr
     tiny.make("mixtral", tmp_path / "mixture")
     done = run(tmp_path / "mixture", tmp_path / "out", "--quantize", "int4", "--calibrate")
     assert done.returncode == 2 and "experts are not calibrated" in done.stderr

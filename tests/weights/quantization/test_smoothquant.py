@@ -173,7 +173,7 @@ def test_logits_come_nearer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     convert(tmp_path / "m.gguf", plain, dtype="float32")
     (tmp_path / "text").write_text(calibration._TEXT.read_text()[-600:])
     monkeypatch.setattr(calibration, "_TEXT", tmp_path / "text")
-    with calibration.inputs_of(plain, 1, lambda *_: None) as found:
+    with calibration.input_statistics(plain, 1, lambda *_: None) as found:
         smooth = Quantization("w8a8-int8", largest=found)
         convert(plain, tmp_path / "smooth", quantization=smooth)
     convert(plain, tmp_path / "nearest", quantization=Quantization("w8a8-int8"))
@@ -188,7 +188,7 @@ def test_the_command_calibrates_w8a8(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "swiftchat.chat", "convert", str(tmp_path), "out"]
     options = ["--quantize", "w8a8-int8", "--calibrate"]
     done = subprocess.run([*command, *options], capture_output=True, text=True)
-    assert done.returncode == 2 and "no model that can read a text" in done.stderr
+    assert done.returncode == 2 and "must be converted before it can be calibrated" in done.stderr
 
 
 def test_only_w8a8_is_smoothed() -> None:
