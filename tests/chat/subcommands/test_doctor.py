@@ -1,4 +1,4 @@
-"""`swiftchat doctor`: what it finds here, and what it says of machines this is not."""
+"""`swiftchat doctor`: the report of this machine and the checks of simulated machines."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ import platformdirs
 import pytest
 from click.testing import CliRunner, Result
 
-from swiftchat.chat.subcommands import doctor as terminal
+from swiftchat.chat.subcommands import doctor as command
 from swiftchat.cuda import nvrtc
 from swiftchat.engine.doctor import diagnosis, interconnect
 from swiftchat.engine.doctor import report as doctor
@@ -30,7 +30,7 @@ GPU = {
     "error": None,
     "kernel_error": None,
 }
-WELL: dict[str, Any] = {
+HEALTHY: dict[str, Any] = {
     "program": {"swiftchat": "0.1.0", "python": "3.12.1", "system": "Linux"},
     "cpu": {
         "cores": 16,
@@ -59,42 +59,42 @@ WELL: dict[str, Any] = {
 
 
 def machine(*path: str, **changes: Any) -> dict[str, Any]:
-    """The facts of a machine where all is well but `changes` in what `path` leads to."""
-    facts = copy.deepcopy(WELL)
-    place = facts
+    """Return the report of a healthy machine with `changes` at `path`."""
+    facts = copy.deepcopy(HEALTHY)
+    part = facts
     for name in path:
-        place = place[name]
-    place.update(changes)
+        part = part[name]
+    part.update(changes)
     return facts
 
 
-def judged(facts: dict[str, Any], name: str) -> diagnosis.Check:
+def check_named(facts: dict[str, Any], name: str) -> diagnosis.Check:
     (check,) = [check for check in diagnosis.judge(facts) if check.name == name]
     return check
 
 
 def run(monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], *args: str) -> Result:
     checks = [vars(check) for check in diagnosis.judge(facts)]
-    monkeypatch.setattr(terminal, "run_checks", lambda: {**facts, "checks": checks})
-    return CliRunner().invoke(terminal.doctor, args)
+    monkeypatch.setattr(command, "run_checks", lambda: {**facts, "checks": checks})
+    return CliRunner().invoke(command.doctor, args)
 
 
 @pytest.fixture
 def fresh_compiler():
-    """Forget what was found of the compiler, before and after."""
-    found = (nvrtc.version, nvrtc.header_folders, nvrtc._nvrtc)
-    for function in found:
+    """Clear the cached results about the compiler, before and after the test."""
+    functions = (nvrtc.version, nvrtc.header_folders, nvrtc._nvrtc)
+    for function in functions:
         function.cache_clear()
     yield
-    for function in found:
+    for function in functions:
         function.cache_clear()
 
 
-def test_nothing_is_wrong_with_a_good_machine() -> None:
-    checks = diagnosis.judge(WELL)
+def test_a_healthy_machine_passes_all_checks() -> None:
+    checks = diagnosis.judge(HEALTHY)
     assert {check.state for check in checks} == {"ok"}
     assert not any(check.hint for check in checks)
-    assert "149.0 of 150.0 GB free" in judged(WELL, "GPU 0").text
+    assert "149.0 of 150.0 GB free" in check_named(HEALTHY, "GPU 0").text
 
 
 @pytest.mark.parametrize(
@@ -180,21 +180,21 @@ def test_nothing_is_wrong_with_a_good_machine() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_what_to_do(
+def test_each_problem_has_a_hint(
     facts: dict[str, Any], name: str, state: str, words: str, hint: str
 ) -> None:
-    check = judged(facts, name)
+    check = check_named(facts, name)
     assert check.state == state and words in check.text and hint in check.hint
     assert bool(check.hint) == (state != "ok")
 
 
-def test_the_peer_matrix() -> None:
-    assert judged(machine(peer_access=[[True] * 2] * 2), "peer access").state == "ok"
-    check = judged(machine(peer_access=[[True, False], [True, True]]), "peer access")
+def test_peer_access_matrix() -> None:
+    assert check_named(machine(peer_access=[[True] * 2] * 2), "peer access").state == "ok"
+    check = check_named(machine(peer_access=[[True, False], [True, True]]), "peer access")
     assert check.state == "note"
     rows = [line.split()[1:] for line in check.text.split("\n")]
     assert rows == [["0", "1"], ["+", "-"], ["+", "+"]]
-    head, first, second, hint = terminal.table([vars(check)]).split("\n")
+    head, first, second, hint = command.table([vars(check)]).split("\n")
     assert head.index("0") == first.index("+") == second.index("+") and "hint: " in hint
     assert head.index("1") == first.index("-") == second.rindex("+")
 
@@ -206,14 +206,14 @@ GPU1\tNV18\t X \tSYS\t16-31\t1\t\tN/A
 NIC0\tNODE\tSYS\t X 
 
 Legend:
-"""  # noqa: W291  (so nvidia-smi writes it)
+"""  # noqa: W291  (output of nvidia-smi)
 
 
-def test_the_links_between_gpus() -> None:
+def test_links_between_gpus() -> None:
     names = interconnect.parse_topology(TOPOLOGY, 2)
     assert names == [["X", "NV18"], ["NV18", "X"]]
-    assert interconnect.parse_topology(TOPOLOGY, 1) == []  # of GPUs that are hidden from torch
-    check = judged(machine(peer_access=[[True] * 2] * 2, interconnect=names), "peer access")
+    assert interconnect.parse_topology(TOPOLOGY, 1) == []  # more GPUs than torch sees
+    check = check_named(machine(peer_access=[[True] * 2] * 2, links=names), "peer access")
     assert [line.split() for line in check.text.split("\n")[1:]] == [
         ["0", "X", "NV18"],
         ["1", "NV18", "X"],
@@ -230,18 +230,18 @@ def test_the_links_between_gpus() -> None:
         (2, {"us": None, "error": "GPU 1 hangs"}, "problem", "GPU 1 hangs"),
     ],
 )
-def test_the_all_reduce(count: int, measured: Any, state: str, words: str) -> None:
+def test_all_reduce_check(count: int, measured: Any, state: str, words: str) -> None:
     sizes = {"gpus": 2, "bytes": 8192}
     facts = machine(gpus=[GPU] * count, all_reduce=measured and {**sizes, **measured})
-    check = judged(facts, "all-reduce")
+    check = check_named(facts, "all-reduce")
     assert check.state == state and words in check.text
 
 
-def test_measuring_without_gpus_ends_with_an_error() -> None:
+def test_measuring_without_gpus_returns_an_error() -> None:
     assert "GPU 0: status 1" in interconnect.measure(1)["error"]
 
 
-def test_measuring_that_hangs_is_ended() -> None:
+def test_a_hanging_measurement_is_stopped() -> None:
     began = time.monotonic()
     assert interconnect.measure(1, limit_s=0.05)["error"] == "GPU 0 was not ready after 0 s"
     assert time.monotonic() - began < 2
@@ -263,18 +263,18 @@ def test_exit_codes(monkeypatch, args: tuple[str, ...], usable: list[int], code:
     assert run(monkeypatch, machine(usable_gpus=usable), *args).exit_code == code
 
 
-def test_the_last_line_says_what_a_chat_can_run_on(monkeypatch) -> None:
-    last = run(monkeypatch, WELL).stdout.splitlines()[-1]
+def test_the_last_line_lists_the_usable_devices(monkeypatch) -> None:
+    last = run(monkeypatch, HEALTHY).stdout.splitlines()[-1]
     assert last == "Usable devices: cuda:0, cpu"
-    last = run(monkeypatch, WELL, "--device", "cuda:3").stdout.splitlines()[-1]
+    last = run(monkeypatch, HEALTHY, "--device", "cuda:3").stdout.splitlines()[-1]
     assert last == "cuda:3 is not usable. Usable devices: cuda:0, cpu"
     result = run(monkeypatch, machine(can_chat=False, usable_gpus=[]))
     assert result.exit_code == 4 and result.stdout.splitlines()[-1] == "No device can run a chat."
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "cpu:1", "cuda:-1"])
-def test_a_device_that_is_none(monkeypatch, device: str) -> None:
-    assert isinstance(run(monkeypatch, WELL, "--device", device).exception, UsageError)
+def test_an_unknown_device_is_a_usage_error(monkeypatch, device: str) -> None:
+    assert isinstance(run(monkeypatch, HEALTHY, "--device", device).exception, UsageError)
 
 
 def test_marks_and_names_are_aligned(monkeypatch) -> None:
@@ -286,7 +286,7 @@ def test_marks_and_names_are_aligned(monkeypatch) -> None:
     assert all(line[:4] in ("ok  ", "!!  ", "--  ", "    ") for line in lines[:-1])
 
 
-def test_this_machine_without_cuda_python(monkeypatch, fresh_compiler) -> None:
+def test_report_without_cuda_python(monkeypatch, fresh_compiler) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     report = doctor.report()
     assert report["can_chat"] and not report["driver"]["has_bindings"]
@@ -295,19 +295,19 @@ def test_this_machine_without_cuda_python(monkeypatch, fresh_compiler) -> None:
     assert hints["driver"] == hints["compiler"] == "pip install 'swiftchat[cuda]'"
 
 
-def test_this_machine_without_headers(monkeypatch, fresh_compiler) -> None:
+def test_report_without_cuda_headers(monkeypatch, fresh_compiler) -> None:
     monkeypatch.setattr(Path, "exists", lambda path: False)
     compiler = doctor.report()["compiler"]
     assert compiler["nvrtc"] is not None and "headers" in compiler["error"]
 
 
-def test_this_machine_without_torch(monkeypatch) -> None:
+def test_report_without_torch(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     report = doctor.report()
     assert not report["can_chat"] and report["usable_gpus"] == [] and report["cpu"]["cores"] > 0
 
 
-def test_the_kernel_drivers_number(monkeypatch, tmp_path: Path) -> None:
+def test_driver_version_of_the_kernel_module(monkeypatch, tmp_path: Path) -> None:
     file = tmp_path / "version"
     for kind in ("x86_64 Kernel Module", "Open Kernel Module for x86_64"):
         file.write_text(
@@ -317,14 +317,14 @@ def test_the_kernel_drivers_number(monkeypatch, tmp_path: Path) -> None:
         assert doctor._driver()["number"] == "580.159.04"
 
 
-def test_the_cache_is_counted() -> None:
+def test_cubin_cache_statistics() -> None:
     folder = platformdirs.user_cache_path("swiftchat") / "cubins"
     folder.mkdir(parents=True)
     (folder / "norm-sm_90a-0.cubin").write_bytes(b"x" * 100)
     assert doctor._cubin_cache() == {"folder": str(folder), "entries": 1, "bytes": 100}
 
 
-def test_the_program_itself() -> None:
+def test_doctor_as_a_process() -> None:
     command = [sys.executable, "-m", "swiftchat.chat", "doctor", "--json"]
     report = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     assert report["can_chat"] and report["compile"]["seconds"] > 0
@@ -335,21 +335,21 @@ def test_the_program_itself() -> None:
 @pytest.mark.parametrize(
     "script", ["import os; os.kill(os.getpid(), 11)", "raise OSError('broken')"]
 )
-def test_an_examination_that_dies_is_told(monkeypatch, script: str) -> None:
-    run, dying = subprocess.run, [sys.executable, "-c", script]
-    monkeypatch.setattr(subprocess, "run", lambda command, **settings: run(dying, **settings))
+def test_a_crash_of_the_checks_is_reported(monkeypatch, script: str) -> None:
+    run, crashing = subprocess.run, [sys.executable, "-c", script]
+    monkeypatch.setattr(subprocess, "run", lambda command, **settings: run(crashing, **settings))
     with pytest.raises(DeviceError, match=r"SIGSEGV|broken"):
-        terminal.run_checks()
+        command.run_checks()
 
 
 @pytest.mark.gpus(2)
-def test_two_gpus_add_up() -> None:
+def test_all_reduce_of_two_gpus() -> None:
     measured = interconnect.measure(2)
     assert measured["error"] is None and 1 < measured["us"] < 100
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_kernel_runs() -> None:
+def test_report_with_a_gpu() -> None:
     report = doctor.report()
     gpu = report["gpus"][0]
     assert gpu["error"] is None and gpu["kernel_error"] is None and 0 in report["usable_gpus"]

@@ -25,18 +25,18 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     return found
 
 
-def listed(*args: str) -> Any:
+def run_sessions(*args: str) -> Any:
     result = CliRunner().invoke(cli.swiftchat, ["sessions", *args])
     assert result.exit_code == 0, result.output
     return result
 
 
 def rows() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(listed("list", "--json").stdout)
+    found: list[dict[str, Any]] = json.loads(run_sessions("list", "--json").stdout)
     return found
 
 
-def test_c_goes_on_with_the_last_conversation(program: Program) -> None:
+def test_continue_and_session_options(program: Program) -> None:
     program.run("-p", "first", "-s", "Be brief.", "--temp", "0.25")
     program.run("-p", "another")
     (newest, oldest) = rows()
@@ -49,12 +49,12 @@ def test_c_goes_on_with_the_last_conversation(program: Program) -> None:
     assert program.engine.params[-1].temperature == 0.25
     result = program.run("-c", "-p", "more", "--temp", "0.5", "-s", "")
     assert "and then?" in program.engine.asked() and "system" not in program.engine.asked()
-    assert program.engine.params[-1].temperature == 0.5, "a flag wins over the conversation"
+    assert program.engine.params[-1].temperature == 0.5, "a flag overrides the session"
     assert (result.exit_code, result.stderr) == (0, "")
     assert [row["num_messages"] for row in rows()] == [6, 2]
 
 
-def test_a_conversation_remembers_its_model(program: Program, tmp_path: Path) -> None:
+def test_a_session_saves_its_model(program: Program, tmp_path: Path) -> None:
     program.run("-p", "x")
     other = fake_engine.make_folder(tmp_path / "other")
     result = CliRunner().invoke(cli.swiftchat, ["-c", "-p", "y", "--json"])
@@ -64,7 +64,7 @@ def test_a_conversation_remembers_its_model(program: Program, tmp_path: Path) ->
     assert rows()[0]["model"] == str(other)
 
 
-def test_nothing_is_kept_where_nobody_wants_it(program: Program) -> None:
+def test_no_save(program: Program) -> None:
     program.run("-p", "x", "--no-save")
     report = json.loads(program.run("-p", "x", "--no-save", "--json").stdout)
     program.run("-p", "x", "--no-template")
@@ -77,14 +77,14 @@ def test_nothing_is_kept_where_nobody_wants_it(program: Program) -> None:
     assert "kept" in program.engine.asked() and rows()[0]["num_messages"] == 2
 
 
-def test_a_failure_in_the_middle_is_kept(program: Program) -> None:
+def test_a_partial_answer_is_saved(program: Program) -> None:
     program.engine.answers = [{"text": "Half", "error": "gone"}]
     assert failure(program, "-p", "x").exit_code == 4
-    text = listed("show", rows()[0]["id"]).stdout
+    text = run_sessions("show", rows()[0]["id"]).stdout
     assert "Half\n\n*(stopped here)*" in text
 
 
-def test_a_home_that_cannot_be_written_is_a_warning(program: Program) -> None:
+def test_an_unwritable_home_causes_a_warning(program: Program) -> None:
     sessions_path().parent.parent.mkdir(parents=True)
     sessions_path().parent.write_text("in the way")
     result = program.run("-p", "x")
@@ -97,33 +97,33 @@ def test_a_home_that_cannot_be_written_is_a_warning(program: Program) -> None:
 def test_search_show_export_and_rm(program: Program, tmp_path: Path) -> None:
     program.run("-p", "Where do \x1b[31mpenguins live?")
     program.run("-p", "y")
-    found = json.loads(listed("search", "PENGUIN", "--json").stdout)
+    found = json.loads(run_sessions("search", "PENGUIN", "--json").stdout)
     assert [one["role"] for one in found] == ["user"]
     session = found[0]["session_id"]
-    assert "penguins live" in listed("search", "penguin").stdout
-    assert "no matches" in listed("search", "walrus").stderr
-    assert "\x1b" not in listed("list").stdout + listed("show", session).stdout
+    assert "penguins live" in run_sessions("search", "penguin").stdout
+    assert "no matches" in run_sessions("search", "walrus").stderr
+    assert "\x1b" not in run_sessions("list").stdout + run_sessions("show", session).stdout
     file = tmp_path / "talk.json"
-    listed("export", session, str(file))
+    run_sessions("export", session, str(file))
     assert json.loads(file.read_text())["messages"][1]["content"] == "Answer 0."
     exists = CliRunner().invoke(
         cli.swiftchat, ["sessions", "export", session, str(file)], standalone_mode=False
     )
     assert getattr(exists.exception, "exit_code", 0) == 8
-    assert "## You\n\nWhere do" in listed("export", session).stdout
+    assert "## You\n\nWhere do" in run_sessions("export", session).stdout
     asks = CliRunner().invoke(cli.swiftchat, ["sessions", "rm", session], standalone_mode=False)
     assert getattr(asks.exception, "exit_code", 0) == 2
-    listed("rm", "-y", session)
+    run_sessions("rm", "-y", session)
     assert [row["title"] for row in rows()] == ["y"]
-    listed("import", str(file))
+    run_sessions("import", str(file))
     assert rows()[0]["title"].startswith("Where do") and rows()[0]["id"] != session
 
 
-def loaded(value: object) -> Any:
+def imported(value: object) -> Any:
     return conversations_of(json.dumps(value).encode(), "f.json")
 
 
-def test_our_own_json_comes_back_whole(program: Program) -> None:
+def test_exported_json_round_trips(program: Program) -> None:
     program.run("-p", "x", "-s", "S", "--temp", "0.5")
     with Sessions(sessions_path(), print) as store:
         conversation = store.load(rows()[0]["id"])
@@ -153,10 +153,10 @@ def test_lists_of_messages_are_imported() -> None:
         {"role": "user", "content": "bye"},
     ]
     for value in (messages, {"model": "llama3", "messages": messages}, [{"messages": messages}]):
-        (found,) = loaded(value)
+        (found,) = imported(value)
         assert [m.content for m in found.messages] == ["hi", "hello", "bye"]
         assert (found.system, found.title, found.settings) == ("S", "hi", {})
-    assert loaded({"model": "llama3", "messages": messages})[0].tree[1].model == "llama3"
+    assert imported({"model": "llama3", "messages": messages})[0].tree[1].model == "llama3"
 
 
 def chatgpt_node(role: str, text: str, parent: str | None) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def chatgpt_node(role: str, text: str, parent: str | None) -> dict[str, Any]:
     }
 
 
-def test_chatgpts_tree_keeps_its_branches() -> None:
+def test_chatgpt_import_keeps_branches() -> None:
     mapping = {
         "root": {"message": None, "parent": None},
         "hidden": chatgpt_node("system", "", "root"),
@@ -181,7 +181,7 @@ def test_chatgpts_tree_keeps_its_branches() -> None:
         "a1": chatgpt_node("assistant", "one", "tool"),
         "a2": chatgpt_node("assistant", "two", "q"),
     }
-    (found,) = loaded(
+    (found,) = imported(
         [{"title": "T", "create_time": 1.4e9, "mapping": mapping, "current_node": "a1"}]
     )
     assert [m.content for m in found.messages] == ["question", "one"]
@@ -213,16 +213,16 @@ OWN = {"swiftchat": 1, "messages": [{"id": "a", "role": "user", "content": "x"}]
         {**OWN, "messages": [{"role": "root", "content": "x"}]},
     ],
 )
-def test_a_file_that_is_no_conversation_is_refused(value: object) -> None:
+def test_importing_other_json_is_a_usage_error(value: object) -> None:
     with pytest.raises(UsageError, match=r"f\.json"):
-        loaded(value)
+        imported(value)
 
 
-def test_a_hostile_file_is_refused_or_bounded() -> None:
+def test_hostile_files_are_rejected_or_limited() -> None:
     for data in (b"", b"\xff", b"[" * 100_000, b'{"messages": ' * 50_000):
         with pytest.raises(UsageError):
             conversations_of(data, "f.json")
-    (found,) = loaded({**OWN, "created": 10**400, "tip": [], "settings": [], "title": {}})
+    (found,) = imported({**OWN, "created": 10**400, "tip": [], "settings": [], "title": {}})
     assert found.title == "x" and found.tip is found.tree[0]
 
 
@@ -236,7 +236,7 @@ You are a pirate.
 """
 
 
-def test_a_role_brings_its_options_and_system_prompt(program: Program, tmp_path: Path) -> None:
+def test_a_role_sets_options_and_system_prompt(program: Program, tmp_path: Path) -> None:
     from swiftchat.chat.options.roles import roles_folder
 
     roles_folder().mkdir(parents=True)
@@ -262,17 +262,17 @@ def test_a_role_brings_its_options_and_system_prompt(program: Program, tmp_path:
         "---\n!!python/object:os.system x\n---\n",
     ],
 )
-def test_a_role_that_is_wrong_is_refused(text: str) -> None:
+def test_an_invalid_role_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"r\.md"):
         role_of(text, ["temp", "system"], "r.md")
 
 
-def test_a_role_may_be_a_text_alone() -> None:
+def test_a_role_without_options() -> None:
     assert role_of("Be *brief*.\n\n---\nend", [], "r.md").system == "Be *brief*.\n\n---\nend"
     assert role_of("---\nsystem: S\n---\n", ["system"], "r.md").system == "S"
 
 
-def test_a_value_of_a_role_is_checked_as_its_flag_is(program: Program) -> None:
+def test_role_values_are_validated_like_flags(program: Program) -> None:
     from swiftchat.chat.options.roles import roles_folder
 
     roles_folder().mkdir(parents=True)

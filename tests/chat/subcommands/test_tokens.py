@@ -1,4 +1,4 @@
-"""`swiftchat tokens`: counts, ids and pieces, in a pipe and on a terminal."""
+"""`swiftchat tokens`: counts, ids and pieces in a pipe and on a terminal."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def test_control_tokens_are_ordinary_text(folder: Path) -> None:
     assert ids == list(b"<|im_end|>")
 
 
-def test_ids_and_pieces_leave_the_count_to_stderr(folder: Path) -> None:
+def test_ids_and_pieces_move_the_count_to_stderr(folder: Path) -> None:
     result = run(folder, "-", "--ids", stdin=b"he hi")
     assert (result.stdout, result.stderr) == (b"258 259 105\n", b"3\n")
     result = run(folder, "-", "--show", stdin="he h\n你".encode())
@@ -57,7 +57,7 @@ def test_json(folder: Path) -> None:
     assert (report["ids"], report["pieces"]) == ([258, 259, 105], ["he", " h", "i"])
 
 
-def test_white_space_and_control_characters_are_seen() -> None:
+def test_white_space_and_control_characters_become_glyphs() -> None:
     assert marked(" \t\r\x1b[2J\u3000\u202e\n") == "·→␍␛[2J␣\ufffd⏎\n"
     assert separated(["a", " b"]) == "a|·b"
     assert colored(["a", "b", "c\n", "\n\n"]) == (
