@@ -341,8 +341,8 @@ def run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Auto
     asked = text if config.prompt in (None, "-") else config.prompt
     conversation.title = conversation.title or title_of(asked or text)
     conversation.add("user", text)
-    with chat_model_for(config) as speaker:
-        one_shot = OneShot(speaker, config, autosave)
+    with chat_model_for(config) as chat_model:
+        one_shot = OneShot(chat_model, config, autosave)
         if not config.interactive and not (sys.stdin.isatty() and sys.stdout.isatty()):
             return _once(one_shot, conversation)
         with hide_typing(one_shot.pause):
@@ -352,7 +352,7 @@ def run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Auto
             from swiftchat.chat.repl.loop import Repl
 
             one_shot.run(conversation)
-        return Repl(speaker, config, conversation, "", autosave).run()
+        return Repl(chat_model, config, conversation, "", autosave).run()
 
 
 def _once(one_shot: "OneShot", conversation: "Conversation") -> int:

@@ -52,8 +52,8 @@ class OneShot:
     one; a terminal gets it rendered. With `--extract` it is the code in it alone.
     """
 
-    def __init__(self, speaker: ChatModel, config: ChatConfig, autosave: Autosave) -> None:
-        self.speaker = speaker
+    def __init__(self, chat_model: ChatModel, config: ChatConfig, autosave: Autosave) -> None:
+        self.chat_model = chat_model
         self.config = config
         self.autosave = autosave
         self.warnings: list[str] = []
@@ -63,19 +63,19 @@ class OneShot:
     def run(self, conversation: Conversation) -> int:
         """Answer the conversation's last message and add the answer to it; the exit code."""
         started = time.perf_counter()
-        self.speaker.prepare()
-        conversation.settings = self.speaker.settings
+        self.chat_model.prepare()
+        conversation.settings = self.chat_model.settings
         self.autosave.save(conversation)
-        self._session_id = conversation.id if self.autosave.keeps else None
+        self._session_id = conversation.id if self.autosave.is_saving else None
         self._style = style = choose_style(self.config, os.environ, sys.stdout.isatty())
         preload(style)  # while the engine loads
-        info = self.speaker.wait_ready()
+        info = self.chat_model.wait_ready()
         load_s = time.perf_counter() - started
         self._event({"event": "start", "model": self._model(info)})
-        answer = self.speaker.answer(conversation, self._dropped, self._prefill)
+        answer = self.chat_model.answer(conversation, self._dropped, self._prefill)
         saver = AnswerSaver(self.autosave, conversation, answer)
         if not (self.config.json or self.config.stream_json or self.config.extract):
-            self._view = open_view(style, answer, self.speaker.name)
+            self._view = open_view(style, answer, self.chat_model.name)
         exit_code = 0
         try:
             for piece in saver:
@@ -84,10 +84,10 @@ class OneShot:
             self._delta(answer.interrupt())
             exit_code = 130
         except SwiftchatError as error:
-            saver.end("error")
+            saver.finish("error")
             self._end(answer, info, load_s, "error")
             raise error
-        saver.end(answer.finish_reason)
+        saver.finish(answer.finish_reason)
         self._end(answer, info, load_s, answer.finish_reason or "interrupt")
         if self.config.stats:
             print(stats_line(answer, info.load_s), file=sys.stderr)
@@ -117,8 +117,8 @@ class OneShot:
                 print("warning: the answer has no code block", file=sys.stderr)
         elif self._view is not None:
             self._view.close()
-            if answer.likelihoods:
-                shown = as_terminal_text(answer, self.speaker.tokenizer, self._style)
+            if answer.logprobs:
+                shown = as_terminal_text(answer, self.chat_model.tokenizer, self._style)
                 print(shown, end="", file=sys.stderr)
 
     def _prefill(self, progress: Prefill) -> None:
@@ -138,11 +138,11 @@ class OneShot:
 
     def _model(self, info: EngineInfo) -> dict[str, Any]:
         return {
-            "id": self.speaker.name,
+            "id": self.chat_model.name,
             "revision": None,
             "dtype": info.dtype,
             "kv_dtype": info.kv_dtype,
-            "quantization": self.speaker.quantization,
+            "quantization": self.chat_model.quantization,
             "device": info.device,
             "tp": info.tp,
             "pp": info.pp,
@@ -162,7 +162,7 @@ class OneShot:
             "content": answer.text,
             "reasoning": answer.reasoning,
             "finish_reason": reason,
-            "logprobs": as_json(answer, self.speaker.tokenizer),
+            "logprobs": as_json(answer, self.chat_model.tokenizer),
             "usage": {
                 "prompt_tokens": answer.num_prompt_tokens,
                 "cached_tokens": result.cached_tokens if result else 0,

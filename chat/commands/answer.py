@@ -1,92 +1,95 @@
-"""The commands about what was answered: `/copy`, `/reasoning`, `/think`."""
+"""Commands about the last answer: `/copy`, `/reasoning`, `/think`."""
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from swiftchat.chat.commands.command import Command
+from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Message
 from swiftchat.chat.render.view import show
 from swiftchat.chat.terminal.clipboard import copy
 from swiftchat.chat.terminal.output import write
 from swiftchat.errors import UsageError
 
-if TYPE_CHECKING:
-    from swiftchat.chat.repl.loop import Repl
 
-ANSWER_COMMANDS: dict[str, tuple[str, str]] = {
-    "/copy": ("[code [N]|all]", "copy the last answer, its code block N, or everything"),
-    "/reasoning": ("", "show what was thought before the last answer"),
-    "/think": ("[on|off|auto]", "make the model think first, or not, if it can"),
-}
-ANSWER_ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "/copy": ("all", "code"),
-    "/think": ("auto", "off", "on"),
-}
+def copy_answer(state: ChatState, argument: str) -> None:
+    answer = _last_answer(state)
+    match argument.split():
+        case []:
+            text, name = answer.content, "the answer"
+        case ["all"]:
+            messages = state.conversation.messages
+            text = "\n\n".join(f"{m.role}:\n{m.content}" for m in messages)
+            name = "the conversation"
+        case ["code"]:
+            text, name = _code_block(answer, None)
+        case ["code", number] if number.isdecimal():
+            text, name = _code_block(answer, int(number))
+        case _:
+            raise UsageError(f"/copy cannot copy {argument!r}", "/copy [code [N]|all]")
+    copy(text, os.environ, write)
+    print(f"copied {name}, {len(text)} characters")
 
 
-class AnswerCommands:
-    """Runs them on a conversation at the prompt."""
+def _code_block(answer: Message, number: int | None) -> tuple[str, str]:
+    """Code block `number` of an answer, by default the last one, and a name for it."""
+    # Imported here: the Markdown parser would delay the first prompt.
+    from swiftchat.chat.render.parse import code_blocks
 
-    def __init__(self, repl: "Repl") -> None:
-        self._repl = repl
-        self.run: dict[str, Callable[[str], None]] = {
-            "/copy": self._copy,
-            "/reasoning": self._reasoning,
-            "/think": self._think,
-        }
+    blocks = code_blocks(answer.content)
+    if not blocks:
+        raise UsageError("the last answer has no code block", "/copy copies the whole answer")
+    number = len(blocks) if number is None else number
+    if not 1 <= number <= len(blocks):
+        raise UsageError(f"there is no code block {number}", f"choose one from 1 to {len(blocks)}")
+    return blocks[number - 1].code, f"code block {number} of {len(blocks)}"
 
-    def _copy(self, argument: str) -> None:
-        match argument.split():
-            case []:
-                text, what = self._last_answer().content, "the answer"
-            case ["all"]:
-                self._last_answer()
-                messages = self._repl.conversation.messages
-                text = "\n\n".join(f"{m.role}:\n{m.content}" for m in messages)
-                what = "the conversation"
-            case ["code"]:
-                text, what = self._code(None)
-            case ["code", number] if number.isdecimal():
-                text, what = self._code(int(number))
-            case _:
-                raise UsageError(f"/copy cannot copy {argument!r}", "/copy [code [N]|all]")
-        copy(text, os.environ, write)
-        print(f"copied {what}, {len(text)} characters")
 
-    def _code(self, number: int | None) -> tuple[str, str]:
-        """A code block of the last answer, the last one without a number, and what it is called."""
-        # Imported here because the Markdown parser would delay the first prompt.
-        from swiftchat.chat.render.parse import code_blocks
+def show_reasoning(state: ChatState, argument: str) -> None:
+    reasoning = _last_answer(state).reasoning
+    if reasoning is None:
+        print("the last answer has no reasoning")
+    else:
+        show(state.style, reasoning, state.chat_model.name)
 
-        blocks = code_blocks(self._last_answer().content)
-        if not blocks:
-            raise UsageError("the last answer has no code block", "/copy copies all of it")
-        number = len(blocks) if number is None else number
-        if not 1 <= number <= len(blocks):
-            raise UsageError(f"there is no code block {number}", f"there are 1 to {len(blocks)}")
-        return blocks[number - 1].code, f"code block {number} of {len(blocks)}"
 
-    def _reasoning(self, argument: str) -> None:
-        reasoning = self._last_answer().reasoning
-        if reasoning is None:
-            print("the model did not think before it answered")
-        else:
-            show(self._repl.style, reasoning, self._repl.speaker.name)
+def think(state: ChatState, argument: str) -> None:
+    chat_model = state.chat_model
+    if argument not in ("", "on", "off", "auto"):
+        raise UsageError(f"/think is on, off or auto, not {argument!r}")
+    if argument in ("on", "off") and not chat_model.can_switch_thinking:
+        raise UsageError(
+            "the model's chat template has no switch for thinking",
+            "this model always thinks or never does",
+        )
+    chat_model.think = argument or chat_model.think
+    print(f"think = {chat_model.think}")
 
-    def _think(self, argument: str) -> None:
-        speaker = self._repl.speaker
-        if argument not in ("", "on", "off", "auto"):
-            raise UsageError(f"/think is on, off or auto, not {argument!r}")
-        if argument in ("on", "off") and not speaker.can_switch_thinking:
-            raise UsageError(
-                "the model's chat template knows no switch for thinking",
-                "it always thinks, or never does",
-            )
-        speaker.think = argument or speaker.think
-        print(f"think = {speaker.think}")
 
-    def _last_answer(self) -> Message:
-        for message in reversed(self._repl.conversation.messages):
-            if message.role == "assistant":
-                return message
-        raise UsageError("there is no answer yet", "send a message first")
+def _last_answer(state: ChatState) -> Message:
+    for message in reversed(state.conversation.messages):
+        if message.role == "assistant":
+            return message
+    raise UsageError("there is no answer yet", "send a message first")
+
+
+ANSWER_COMMANDS = (
+    Command(
+        "/copy",
+        "[code [N]|all]",
+        "copy the last answer, a code block of it, or everything",
+        copy_answer,
+        completion=("all", "code"),
+        details="/copy code copies the last code block, /copy code 1 the first one,\n"
+        "/copy all the whole conversation.",
+    ),
+    Command("/reasoning", "", "show the reasoning before the last answer", show_reasoning),
+    Command(
+        "/think",
+        "[on|off|auto]",
+        "switch the model's thinking, if its template can",
+        think,
+        completion=("auto", "off", "on"),
+        details="auto leaves the choice to the chat template; without an argument the current\n"
+        "value is shown.",
+    ),
+)

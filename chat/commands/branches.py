@@ -1,131 +1,134 @@
-"""The commands that move in the tree of a conversation: /undo /edit /regen /branches /switch …
+"""Commands on the tree of messages: `/regen`, `/continue`, `/undo`, `/edit`, `/branches`, …
 
-None of them loses anything: what is left behind stays in a branch of its own.
+No message is ever lost: the path that a command leaves stays as a branch.
 """
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
+import click
+
+from swiftchat.chat.commands.command import Command, Next
+from swiftchat.chat.commands.sessions import show_end
+from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Conversation, Message
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
-if TYPE_CHECKING:
-    from swiftchat.chat.repl.loop import Repl
-
-_PREVIEW = 36
+_PREVIEW = 36  # characters
 
 
-def undo(repl: "Repl", argument: str) -> None:
+def undo(state: ChatState, argument: str) -> None:
     if argument and not (argument.isdecimal() and int(argument) > 0):
         raise UsageError(f"/undo needs a number of turns, not {argument!r}")
-    done = repl.conversation.undo(int(argument or 1))
-    repl.autosave.save(repl.conversation)
-    turns = len([m for m in repl.conversation.messages if m.role == "user"])
-    print(f"took back {done} turn{'' if done == 1 else 's'}; {turns} left")
+    num_undone = state.conversation.undo(int(argument or 1))
+    state.save()
+    num_left = len([m for m in state.conversation.messages if m.role == "user"])
+    print(f"took back {num_undone} turn{'' if num_undone == 1 else 's'}; {num_left} left")
 
 
-def regen(repl: "Repl", argument: str) -> None:
-    if not repl.conversation.messages:
-        raise UsageError("there is nothing to answer again", "send a message first")
-    repl.answer_again()
+def regenerate(state: ChatState, argument: str) -> Next:
+    if not state.conversation.messages:
+        raise UsageError("there is no message to answer again", "send a message first")
+    return Next.REGENERATE
 
 
-def go_on(repl: "Repl", argument: str) -> None:
-    tip = repl.conversation.tip
+def continue_answer(state: ChatState, argument: str) -> Next:
+    tip = state.conversation.tip
     if tip is None or tip.role != "assistant":
-        raise UsageError("there is no answer to go on with", "send a message first")
-    repl.go_on()
+        raise UsageError("there is no answer to continue", "send a message first")
+    return Next.CONTINUE
 
 
-def edit(repl: "Repl", argument: str) -> None:
-    """Message N of the path, from 1; without a number the last question."""
-    path = repl.conversation.messages
-    message = _chosen(path, argument)
+def edit(state: ChatState, argument: str) -> None:
+    """Edit message N of the path, counted from 1; by default the last user message."""
+    path = state.conversation.messages
+    message = _chosen_message(path, argument)
     if message.role == "user":
-        repl.conversation.tip = message.parent
-        repl.draft = message.content
-        print(_left(repl.conversation, path[-1]))
+        state.conversation.tip = message.parent
+        state.draft = message.content
+        print(_branch_notice(state.conversation, path[-1]))
         return
-    import click
-
     text = click.edit(message.content, extension=".md")
     if text is None or text.strip() == message.content.strip():
         print("nothing is changed")
         return
-    repl.conversation.tip = message.parent
-    repl.conversation.add("assistant", text.rstrip("\n"), "edit")
-    repl.autosave.save(repl.conversation)
-    print(_left(repl.conversation, path[-1]))
+    state.conversation.tip = message.parent
+    state.conversation.add("assistant", text.rstrip("\n"), "edit")
+    state.save()
+    print(_branch_notice(state.conversation, path[-1]))
 
 
-def _chosen(path: list[Message], argument: str) -> Message:
+def _chosen_message(path: list[Message], argument: str) -> Message:
     if not path:
-        raise UsageError("there is nothing to edit", "send a message first")
+        raise UsageError("there is no message to edit", "send a message first")
     if not argument:
         return next((m for m in reversed(path) if m.role == "user"), path[-1])
     number = int(argument) if argument.removeprefix("-").isdecimal() else 0
     if not number or abs(number) > len(path):
         raise UsageError(
             f"/edit needs a message from 1 to {len(path)}, not {argument!r}",
-            "odd ones are usually yours; -1 is the last one",
+            "odd numbers are usually your messages; -1 is the last message",
         )
     return path[number - 1 if number > 0 else number]
 
 
-def _left(conversation: Conversation, before: Message) -> str:
+def _branch_notice(conversation: Conversation, old_tip: Message) -> str:
     leaves = conversation.branches()
-    number = leaves.index(before) + 1 if before in leaves else 0
-    return f"what was there stays: /switch {number} goes back" if number else "what was there stays"
+    if old_tip not in leaves:
+        return "the old messages are still saved"
+    return f"the old messages are still saved; /switch {leaves.index(old_tip) + 1} goes back"
 
 
-def branches(repl: "Repl", argument: str) -> None:
-    found = repl.conversation.branches()
-    if not found:
-        print("nothing has been said yet")
-    path = repl.conversation.messages
-    for number, leaf in enumerate(found, 1):
-        theirs = _path(leaf)
-        is_current = leaf is repl.conversation.tip
-        shown = leaf if is_current else theirs[min(_common(path, theirs), len(theirs) - 1)]
-        preview = _short(shown.content, _PREVIEW)
-        if shown is not leaf:  # several branches may differ from the path in the same message
-            preview += f" … {_short(leaf.content, _PREVIEW)}"
+def list_branches(state: ChatState, argument: str) -> None:
+    leaves = state.conversation.branches()
+    if not leaves:
+        print("there are no messages yet")
+    current_path = state.conversation.messages
+    for number, leaf in enumerate(leaves, 1):
+        path = Conversation(tip=leaf).messages
+        is_current = leaf is state.conversation.tip
+        # Of another branch show its first message outside the current path.
+        fork = path[min(_num_common(current_path, path), len(path) - 1)]
+        first = leaf if is_current else fork
+        preview = _preview(first.content)
+        if first is not leaf:  # several branches may begin with the same message
+            preview += f" … {_preview(leaf.content)}"
         mark = "*" if is_current else " "
-        print(sanitize(f"{mark}{number:3}  {len(theirs):3} messages  {shown.role}: {preview}"))
+        print(sanitize(f"{mark}{number:3}  {len(path):3} messages  {first.role}: {preview}"))
 
 
-def _short(text: str, most: int) -> str:
+def _preview(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[:most]}…"
+    return line if len(line) <= _PREVIEW else f"{line[:_PREVIEW]}…"
 
 
-def _path(leaf: Message) -> list[Message]:
-    return Conversation(tip=leaf).messages
-
-
-def _common(one: Iterable[Message], other: Iterable[Message]) -> int:
+def _num_common(one: Iterable[Message], other: Iterable[Message]) -> int:
+    """The number of messages that two paths have in common."""
     return sum(1 for a, b in zip(one, other, strict=False) if a is b)
 
 
-def switch(repl: "Repl", argument: str) -> None:
-    found = repl.conversation.branches()
+def switch(state: ChatState, argument: str) -> None:
+    leaves = state.conversation.branches()
     number = int(argument) if argument.isdecimal() else 0
-    if not 1 <= number <= len(found):
-        raise UsageError(f"/switch needs a branch from 1 to {len(found)}", "/branches lists them")
-    repl.conversation.tip = found[number - 1]
-    repl.autosave.save(repl.conversation)
-    from swiftchat.chat.commands.sessions import show_end
-
-    show_end(repl)
+    if not 1 <= number <= len(leaves):
+        raise UsageError(f"/switch needs a branch from 1 to {len(leaves)}", "/branches lists them")
+    state.conversation.tip = leaves[number - 1]
+    state.save()
+    show_end(state)
 
 
-BRANCH_COMMANDS: dict[str, tuple[str, str, Callable[["Repl", str], None]]] = {
-    "/regen": ("", "answer the last message again (also /retry)", regen),
-    "/retry": ("", "", regen),
-    "/continue": ("", "go on with an answer that was cut", go_on),
-    "/undo": ("[N]", "take back the last N turns", undo),
-    "/edit": ("[N]", "change message N, yours or the answer; default: your last", edit),
-    "/branches": ("", "list the branches of this conversation", branches),
-    "/switch": ("N", "go on in branch N", switch),
-}
+BRANCH_COMMANDS = (
+    Command("/regen", "", "answer the last message again", regenerate, aliases=("/retry",)),
+    Command("/continue", "", "continue an answer that was cut off", continue_answer),
+    Command("/undo", "[N]", "take back the last N turns", undo),
+    Command(
+        "/edit",
+        "[N]",
+        "change message N; default: your last one",
+        edit,
+        details="Your own message returns to the input line; an answer opens in $EDITOR.\n"
+        "-1 is the last message. The old messages stay in a branch.",
+    ),
+    Command("/branches", "", "list the branches of this conversation", list_branches),
+    Command("/switch", "N", "switch to branch N", switch),
+)

@@ -1,47 +1,49 @@
-"""Making room: the model itself summarizes the old turns, which stay in a branch of their own."""
+"""`/compact`: a summary by the model in place of old turns, which stay in a branch."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Conversation, Message
 from swiftchat.chat.terminal.echo import hide_typing
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
-if TYPE_CHECKING:
-    from swiftchat.chat.repl.loop import Repl
-
 _INSTRUCTION = (
-    "Summarise the conversation below for somebody who will go on with it: facts, names, numbers, "
+    "Summarize the conversation below for somebody who will go on with it: facts, names, numbers, "
     "decisions, and what is still open. Write only the summary, in its language, at most 200 words."
 )
-_BEFORE = "Summary of our conversation so far:"
+_SUMMARY_HEADING = "Summary of our conversation so far:"
 
 
-def compact(repl: "Repl", argument: str) -> None:
-    """Go on in a branch that has a summary for all but the last turns (default: one)."""
+def compact(state: ChatState, argument: str) -> None:
+    """Start a branch that has a summary in place of all but the last turns (default: one)."""
     if argument and not argument.isdecimal():
         raise UsageError(f"/compact needs a number of turns to keep, not {argument!r}")
-    path = repl.conversation.messages
+    path = state.conversation.messages
     starts = [i for i, message in enumerate(path) if message.role == "user"]
-    keep = int(argument or 1)
-    if len(starts) <= keep:
-        raise UsageError("there is nothing to summarize yet", f"all but the last {keep} turns are")
-    first_kept = starts[-keep] if keep else len(path)
+    num_kept_turns = int(argument or 1)
+    if len(starts) <= num_kept_turns:
+        raise UsageError(
+            "there is nothing to summarize yet", f"the last {num_kept_turns} turns are kept as is"
+        )
+    first_kept = starts[-num_kept_turns] if num_kept_turns else len(path)
     with hide_typing():
-        summary = _summary(repl, path[:first_kept])
+        summary = _summarize(state, path[:first_kept])
     print(sanitize(summary))
-    _go_on_with(repl.conversation, summary, path[first_kept:])
-    repl.last_answer = None
-    repl.autosave.save(repl.conversation)
-    leaf = repl.conversation.branches().index(path[-1]) + 1 if path else 0
-    print(f"summarized {first_kept} messages; /switch {leaf} goes back to them")
+    _start_branch(state.conversation, summary, path[first_kept:])
+    state.last_answer = None
+    state.save()
+    branch = state.conversation.branches().index(path[-1]) + 1 if path else 0
+    print(f"summarized {first_kept} messages; /switch {branch} goes back to them")
 
 
-def _go_on_with(conversation: Conversation, summary: str, kept: list[Message]) -> None:
-    """The summary goes into the first question: any template takes that."""
+def _start_branch(conversation: Conversation, summary: str, kept: list[Message]) -> None:
+    """Start a branch with the summary and the kept messages.
+
+    The summary is part of the first user message, because every template accepts that.
+    """
     conversation.tip = None
-    question = f"{_BEFORE}\n\n{summary}"
+    question = f"{_SUMMARY_HEADING}\n\n{summary}"
     if not kept:
         conversation.add("user", question)
         conversation.add("assistant", "Understood.", "edit")
@@ -53,34 +55,34 @@ def _go_on_with(conversation: Conversation, summary: str, kept: list[Message]) -
     conversation.last_turn = None
 
 
-def _summary(repl: "Repl", messages: list[Message]) -> str:
-    """In portions that fit half of the context, each with the summary of those before."""
-    info = repl.speaker.wait_ready()
-    count = repl.speaker.tokenizer.encode
-    most = info.ctx_size_tokens // 2 - len(count(_INSTRUCTION))
+def _summarize(state: ChatState, messages: list[Message]) -> str:
+    """Summarize portions that fit half of the context, each with the summary so far."""
+    info = state.chat_model.wait_ready()
+    encode = state.chat_model.tokenizer.encode
+    max_tokens = max(16, info.ctx_size_tokens // 2 - len(encode(_INSTRUCTION)))
     transcript = "\n\n".join(f"{m.role.capitalize()}: {m.content}" for m in messages)
     summary = ""
-    for portion in _portions(transcript, lambda text: len(count(text)) <= max(16, most)):
-        before = f"{_BEFORE} {summary}\n\n" if summary else ""
-        asked = Conversation()
-        asked.add("user", f"{_INSTRUCTION}\n\n{before}{portion}")
-        answer = repl.speaker.answer(asked, lambda num_messages: None)
+    for portion in _portions(transcript, lambda text: len(encode(text)) <= max_tokens):
+        so_far = f"{_SUMMARY_HEADING} {summary}\n\n" if summary else ""
+        request = Conversation()
+        request.add("user", f"{_INSTRUCTION}\n\n{so_far}{portion}")
+        answer = state.chat_model.answer(request, lambda num_messages: None)
         try:
             for _ in answer:
-                repl.show_status("summarizing", answer.num_tokens, info.ctx_size_tokens // 4)
+                state.status.show("summarizing", answer.num_tokens, info.ctx_size_tokens // 4)
         except KeyboardInterrupt:
             answer.interrupt()
             raise
         finally:
-            repl.show_status()
+            state.status.clear()
         summary = answer.text.strip()
     if not summary:
-        raise UsageError("the model gave no summary", "nothing is changed")
+        raise UsageError("the model returned an empty summary", "the conversation is unchanged")
     return summary
 
 
 def _portions(text: str, fits: Callable[[str], bool]) -> list[str]:
-    """`text` cut in halves, at the ends of lines where there are some, until each part fits."""
+    """Halve `text`, at line ends if possible, until each portion fits."""
     if len(text) < 2 or fits(text):
         return [text]
     middle = text.rfind("\n", 1, len(text) // 2) + 1 or len(text) // 2

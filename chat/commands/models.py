@@ -1,92 +1,95 @@
-"""The commands about the model and what a conversation costs it: /model /models /tokens."""
+"""Commands about the model and the context: `/model`, `/models`, `/tokens`, `/compact`."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
+from swiftchat.chat.commands.command import Command
+from swiftchat.chat.commands.compact import compact
+from swiftchat.chat.commands.state import ChatState
+from swiftchat.chat.model.description import size
+from swiftchat.chat.model.find import find_model
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
-if TYPE_CHECKING:
-    from swiftchat.chat.repl.loop import Repl
-
-_PREVIEW = 40
+_PREVIEW = 40  # characters
 
 
-def model(repl: "Repl", argument: str) -> None:
-    """Switch in place; the conversation goes on with the other model."""
+def change_model(state: ChatState, argument: str) -> None:
+    """Replace the model; the conversation stays."""
     if not argument:
-        print(sanitize(f"{repl.speaker.settings['model']} ({repl.speaker.path})"))
+        print(sanitize(f"{state.chat_model.settings['model']} ({state.chat_model.path})"))
         return
-    from swiftchat.chat.model.find import find_model
     from swiftchat.tokenizer import Tokenizer
     from swiftchat.weights.model.directory import Model
 
-    if repl.config.connect is not None:
+    if state.config.connect is not None:
         raise UsageError(
-            "the model is the engine's, which runs elsewhere",
-            "leave --connect out to run another here",
+            "the remote engine determines the model", "start without --connect to use another"
         )
-    path = find_model(argument, offline=repl.config.offline, quiet=repl.config.quiet)
-    Model.open(path)  # a broken one is refused here, while the one before is still there
+    path = find_model(argument, offline=state.config.offline, quiet=state.config.quiet)
+    # A broken model must raise here, while the current one still runs.
+    Model.open(path)
     Tokenizer.load(path)
-    old = repl.speaker
-    old.close()  # first: there may not be room for both
-    repl.speaker = old.other(path, argument)
+    old = state.chat_model
+    old.close()  # first: there may not be memory for both
+    state.chat_model = old.for_model(path, argument)
     for name, value in old.changes.items():
-        repl.speaker.set(name, value)
-    repl.speaker.stops = old.stops
-    repl.conversation.last_turn = repl.last_answer = None  # its ids are another vocabulary's
-    print(sanitize(f"{repl.speaker.name} goes on with this conversation"))
+        state.chat_model.set_parameter(name, value)
+    state.chat_model.stops = old.stops
+    # The ids belong to the old vocabulary.
+    state.conversation.last_turn = state.last_answer = None
+    print(sanitize(f"the conversation continues with {state.chat_model.name}"))
 
 
-def models(repl: "Repl", argument: str) -> None:
-    from swiftchat.chat.model.description import size
+def list_models(state: ChatState, argument: str) -> None:
     from swiftchat.weights.store import default_store
 
-    found = default_store().list()
-    for one in found:
-        mark = "*" if one.path == repl.speaker.path else " "
-        print(sanitize(f"{mark} {one.name}  {size(one.size_bytes)}"))
-    if not found:
+    models = default_store().list()
+    for model in models:
+        mark = "*" if model.path == state.chat_model.path else " "
+        print(sanitize(f"{mark} {model.name}  {size(model.size_bytes)}"))
+    if not models:
         print("no models yet; try: swiftchat download")
 
 
-def known_models(repl: "Repl") -> dict[str, str]:
-    """The sizes of the models on this machine by name."""
-    from swiftchat.chat.model.description import size
+def _complete_models(state: ChatState) -> dict[str, str]:
+    """Names and sizes of the models on this machine."""
     from swiftchat.weights.store import default_store
 
-    return {one.name: size(one.size_bytes) for one in default_store().list()}
+    return {model.name: size(model.size_bytes) for model in default_store().list()}
 
 
-def tokens(repl: "Repl", argument: str) -> None:
-    """What each message costs; the template's own tokens are in the sum."""
-    conversation, speaker = repl.conversation, repl.speaker
-    encode = speaker.tokenizer.encode
+def show_tokens(state: ChatState, argument: str) -> None:
+    """Print the tokens of each message; the total includes those of the template."""
+    conversation, chat_model = state.conversation, state.chat_model
+    encode = chat_model.tokenizer.encode
     if conversation.system:
         print(f"{len(encode(conversation.system)):7}  system")
     for message in conversation.messages:
         text = sanitize(" ".join(message.content.split()))
         preview = text if len(text) <= _PREVIEW else f"{text[:_PREVIEW]}…"
         print(f"{len(encode(message.content)):7}  {message.role}: {preview}")
-    for attachment in repl.attached:
-        print(f"{len(encode(attachment)):7}  goes with the next message")
+    for attachment in state.attachments:
+        print(f"{len(encode(attachment)):7}  attached to the next message")
     if conversation.messages:
-        num_tokens = len(speaker.encoder(conversation.last_turn)(conversation.rendered()))
-        info = speaker.engine.info
-        of = f" of {info.ctx_size_tokens}" if info else ""
-        print(f"{num_tokens:7}  in all{of}, as the template writes it")
+        num_tokens = len(chat_model.encoder(conversation.last_turn)(conversation.rendered()))
+        info = chat_model.engine.info
+        limit = f" of {info.ctx_size_tokens}" if info else ""
+        print(f"{num_tokens:7}  in total{limit}, with the chat template")
 
 
-def compact(repl: "Repl", argument: str) -> None:
-    from swiftchat.chat.commands.compact import compact as run
-
-    run(repl, argument)
-
-
-MODEL_COMMANDS: dict[str, tuple[str, str, Callable[["Repl", str], None]]] = {
-    "/model": ("[NAME]", "show the model, or go on with another", model),
-    "/models": ("", "the models on this machine", models),
-    "/tokens": ("", "what each message costs", tokens),
-    "/compact": ("[N]", "put a summary in place of all but the last N turns", compact),
-}
+MODEL_COMMANDS = (
+    Command(
+        "/model",
+        "[NAME]",
+        "show the model, or switch to another",
+        change_model,
+        completion=_complete_models,
+    ),
+    Command("/models", "", "list the models on this machine", list_models),
+    Command("/tokens", "", "count the tokens of each message", show_tokens),
+    Command(
+        "/compact",
+        "[N]",
+        "replace all but the last N turns by a summary",
+        compact,
+        details="N is 1 by default. The model writes the summary; the old turns stay in a branch.",
+    ),
+)

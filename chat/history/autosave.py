@@ -46,7 +46,7 @@ class Autosave:
             self.failed = True
 
     @property
-    def keeps(self) -> bool:
+    def is_saving(self) -> bool:
         """Whether what is saved can be found again."""
         return self._open_store is not None and not self.failed
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # SQLite is not needed before the first list
 _WIDTHS = {"ID": SHORT_ID, "USED": 16, "MESSAGES": 8}
 
 
-def when(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 

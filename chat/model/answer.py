@@ -20,7 +20,7 @@ class Answer:
     together, `num_reasoning_tokens` and `reasoning_s` say what they took.
 
     `text` is the answer delivered so far, `ids` what the model said, which may be more, and
-    `likelihoods` how likely those were, if the parameters ask for it.
+    `logprobs` their log probabilities, if the parameters ask for it.
     `finish_reason` is `stop` (the model ended, or a stop string was met), `length` or
     `interrupt`; None while going on. `result` is the engine's
     account, None if the answer was interrupted before the engine gave it. A `KeyboardInterrupt`
@@ -44,7 +44,7 @@ class Answer:
         self.prompt = prompt
         self.num_prompt_tokens = len(prompt)
         self.ids: list[int] = []
-        self.likelihoods: list[Logprob] = []
+        self.logprobs: list[Logprob] = []
         self.num_tokens = 0
         self.text = ""
         self.num_reasoning_tokens = 0
@@ -67,9 +67,9 @@ class Answer:
     def __iter__(self) -> Iterator[str]:
         for event in self._generation:
             match event:
-                case Tokens(ids, likelihoods):
+                case Tokens(ids, logprobs):
                     self.ids += ids
-                    self.likelihoods += likelihoods
+                    self.logprobs += logprobs
                     self._count(len(ids))
                     yield from self._say(self._stops.push("".join(map(self._decoded, ids))))
                 case Finished():

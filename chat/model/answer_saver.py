@@ -15,16 +15,16 @@ class AnswerSaver:
     """Iterate for an answer's pieces; what has come is in the conversation before it is shown.
 
     From the first piece on it is the conversation's tip, and it is saved four times a second, so
-    that a killed program loses no more. `begun` is what it goes on from. Call `end` afterwards.
+    that a killed program loses no more. `prefix` is what it goes on from. Call `finish` afterwards.
     """
 
     def __init__(
-        self, autosave: Autosave, conversation: Conversation, answer: Answer, begun: str = ""
+        self, autosave: Autosave, conversation: Conversation, answer: Answer, prefix: str = ""
     ) -> None:
         self._autosave = autosave
         self._conversation = conversation
         self._answer = answer
-        self._begun = begun
+        self._prefix = prefix
         self._message: Message | None = None
         self._saved = self._started = time.monotonic()
 
@@ -35,7 +35,7 @@ class AnswerSaver:
                 self._save()
             yield piece
 
-    def end(self, reason: str | None) -> None:
+    def finish(self, reason: str | None) -> None:
         """Write down how it ended, and save it; an answer without a word is one, too."""
         message, answer = self._write(), self._answer
         message.finish_reason = reason or "interrupt"
@@ -52,7 +52,7 @@ class AnswerSaver:
             params = asdict(self._answer.params)
             del params["stop_ids"]
             self._message.params = {k: v for k, v in params.items() if v is not None}
-        self._message.content = self._begun + self._answer.text
+        self._message.content = self._prefix + self._answer.text
         self._message.reasoning = self._answer.reasoning
         self._conversation.unsaved[self._message] = None
         return self._message

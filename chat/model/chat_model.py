@@ -78,7 +78,7 @@ class ChatModel:
     def close(self) -> None:
         self.engine.close()
 
-    def other(self, path: Path, name: str) -> "ChatModel":
+    def for_model(self, path: Path, name: str) -> "ChatModel":
         """Another model, with what was asked for here; this one should be closed before."""
         return ChatModel(path, replace(self.config, model=name), self._start)
 
@@ -131,7 +131,7 @@ class ChatModel:
             self._opening = threading.Thread(target=self._open, name="tokenizer", daemon=True)
             self._opening.start()
 
-    def set(self, name: str, value: Any) -> None:
+    def set_parameter(self, name: str, value: Any) -> None:
         """Change a sampling parameter for the answers to come; `UsageError` if it cannot be."""
         changes = {**self.changes, name: value}
         self.config.sampling(self.model.generation_config, (), changes)
@@ -165,11 +165,11 @@ class ChatModel:
         on_dropped: Callable[[int], None],
         on_prefill: Callable[[Prefill], None] | None = None,
         new_seed: bool = False,
-        begun: str = "",
+        prefix: str = "",
     ) -> Answer:
         """Begin the answer to a conversation; `on_dropped` hears of messages left out.
 
-        With `new_seed` a seed is drawn even where one is set, for another answer. With `begun` the
+        With `new_seed` a seed is drawn even where one is set, for another answer. With `prefix` the
         answer goes on from this text, and has only what comes after it.
         """
         info = self.wait_ready()
@@ -177,7 +177,7 @@ class ChatModel:
         quarter = info.ctx_size_tokens // 4
         room = quarter if params.max_tokens is None else min(params.max_tokens, quarter)
         encode = (
-            self._plain if self.config.no_template else self.encoder(conversation.last_turn, begun)
+            self._plain if self.config.no_template else self.encoder(conversation.last_turn, prefix)
         )
         prompt, num_dropped = conversation.fit(
             encode, info.ctx_size_tokens, self.config.overflow, room
@@ -195,14 +195,14 @@ class ChatModel:
         return answer
 
     def encoder(
-        self, last: EncodedTurn | None = None, begun: str = ""
+        self, last: EncodedTurn | None = None, prefix: str = ""
     ) -> Callable[[list[dict[str, str]]], "Prompt"]:
         """Renders by the template, with the ids of the last answer as far as it repeats it."""
         tokenizer, source = self.tokenizer, self.template.source
         earlier = None if last is None else tokenizer.continued(last.prompt, last.answer_ids)
         variables = {} if self.think == "auto" else dict.fromkeys(_SWITCHES, self.think == "on")
         return lambda messages: tokenizer.prompt(
-            messages, earlier=earlier, template=source, begun=begun, **variables
+            messages, earlier=earlier, template=source, begun=prefix, **variables
         )
 
     @property

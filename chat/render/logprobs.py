@@ -102,7 +102,7 @@ def _line(tokenizer: "Tokenizer", number: int, token_id: int, one: "Logprob") ->
 def _pairs(answer: "Answer") -> "Iterator[tuple[int, Logprob]]":
     # With async decode the engine may have sampled one token more than the answer uses.
     used = slice(answer.num_tokens)
-    return zip(answer.ids[used], answer.likelihoods[used], strict=True)
+    return zip(answer.ids[used], answer.logprobs[used], strict=True)
 
 
 def _text(tokenizer: "Tokenizer", token_id: int) -> str:

@@ -212,8 +212,7 @@ def two_columns(rows: Iterable[tuple[str, str]]) -> str:
 def _commands() -> str:
     from swiftchat.chat.commands.registry import COMMANDS
 
-    rows = [(f"{name} {args}".strip(), text) for name, (args, text) in COMMANDS.items() if text]
-    return two_columns(rows)
+    return two_columns(command.help_row for command in COMMANDS)
 
 
 def _keys() -> str:

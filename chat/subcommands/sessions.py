@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from swiftchat.chat.history.conversation import SHORT_ID
-from swiftchat.chat.history.listing import print_found, print_table, when
+from swiftchat.chat.history.listing import format_time, print_found, print_table
 from swiftchat.chat.history.store import open_store
 from swiftchat.chat.history.transcript import as_json as as_json_text
 from swiftchat.chat.history.transcript import as_markdown, write_new
@@ -47,7 +47,7 @@ def list_sessions(most: int, as_json: bool) -> None:
             (
                 (
                     row["id"][:SHORT_ID],
-                    when(row["updated"]),
+                    format_time(row["updated"]),
                     str(row["num_messages"]),
                     Path(row["model"] or "–").name,
                     row["name"] or row["title"],

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from swiftchat.chat import cli
-from swiftchat.chat.commands.models import model
+from swiftchat.chat.commands.models import change_model
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
 from swiftchat.chat.options.config import ChatConfig
@@ -87,10 +87,10 @@ def test_what_the_engine_has_settled_is_refused(args: list[str], socket: str) ->
             run(*line, "-p", "hello")
 
 
-def answered(speaker: ChatModel) -> str:
+def answered(chat_model: ChatModel) -> str:
     conversation = Conversation()
     conversation.add("user", "hello")
-    return "".join(speaker.answer(conversation, lambda _: None))
+    return "".join(chat_model.answer(conversation, lambda _: None))
 
 
 def test_an_engine_that_ended_is_attached_to_again(folder: Path, tmp_path: Path) -> None:
@@ -98,30 +98,30 @@ def test_an_engine_that_ended_is_attached_to_again(folder: Path, tmp_path: Path)
     at = str(tmp_path / "engine.sock")
     config = ChatConfig(connect=at, max_tokens=5, temp=0)
     with serving(folder, at):
-        speaker = chat_model_for(config)
-        said = answered(speaker)
+        chat_model = chat_model_for(config)
+        said = answered(chat_model)
         assert said
-    engine = speaker.engine
+    engine = chat_model.engine
     with pytest.raises(DeviceError, match="is gone: its connection ended") as caught:
-        for event in engine.generate([5], speaker.params):
+        for event in engine.generate([5], chat_model.params):
             assert isinstance(event, Tokens)
     assert "when the engine runs again" in caught.value.hint
     for _ in range(2):
         with pytest.raises(DeviceError, match="no engine answers"):
-            answered(speaker)
+            answered(chat_model)
     with serving(folder, at):
-        assert answered(speaker) == said
+        assert answered(chat_model) == said
     other = chat_model_folder(tmp_path / "other", num_hidden_layers=1)
     with serving(other, at), pytest.raises(DeviceError, match=r"another model is at .* now"):
-        answered(speaker)
-    speaker.close()
+        answered(chat_model)
+    chat_model.close()
 
 
 def test_the_model_is_the_engines(socket: str) -> None:
     config = ChatConfig(connect=socket)
-    with chat_model_for(config) as speaker:
-        repl = Repl(speaker, config, Conversation())
-        with pytest.raises(UsageError, match="the model is the engine's"):
-            model(repl, "other")
-        assert speaker.settings["model"] == "a/tiny"
-        assert answered(speaker)
+    with chat_model_for(config) as chat_model:
+        repl = Repl(chat_model, config, Conversation())
+        with pytest.raises(UsageError, match="the remote engine determines"):
+            change_model(repl.state, "other")
+        assert chat_model.settings["model"] == "a/tiny"
+        assert answered(chat_model)

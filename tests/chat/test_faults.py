@@ -206,7 +206,7 @@ def test_a_read_only_home_can_be_read_and_chatted_in(
     assert result.stderr.count(b"not saved") == 1
     assert b"and then?" not in subprocess.run([*listing, "list"], capture_output=True).stdout
     terminal = Terminal(read_only[0], [*read_only[1:], *program.command("Fine.", options=("-c",))])
-    terminal.wait_for("going on with: first question")
+    terminal.wait_for("continuing: first question")
     terminal.type("more\r")
     terminal.wait_for("Fine.")
     terminal.type("/save name\r")

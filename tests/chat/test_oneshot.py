@@ -19,10 +19,10 @@ class Program:
         self.folder = folder
         self.engine = fake_engine.FakeEngine(["An answer."])
 
-        def speaker(path: Path, config: object) -> ChatModel:
+        def chat_model(path: Path, config: object) -> ChatModel:
             return ChatModel(path, config, self.engine.start)  # type: ignore[arg-type]
 
-        monkeypatch.setattr("swiftchat.chat.model.chat_model.ChatModel", speaker)
+        monkeypatch.setattr("swiftchat.chat.model.chat_model.ChatModel", chat_model)
 
     def run(self, *args: str, stdin: str | bytes = "") -> Result:
         return CliRunner().invoke(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from swiftchat.chat.commands.registry import Commands
+from swiftchat.chat.commands.registry import run
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
@@ -153,13 +153,13 @@ def test_going_on_after_a_first_answer(chat: Callable[..., Terminal]) -> None:
     terminal.wait_for("Second answer.")
 
 
-def test_files_go_before_the_first_message(chat: Callable[..., Terminal], tmp_path: Path) -> None:
+def test_files_precede_the_first_message(chat: Callable[..., Terminal], tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("n" * 300)
     terminal = chat("Read.", options=("-f", str(tmp_path / "notes")))
     # The path may be of any length, and the line break anywhere.
-    assert "goesbeforethefirstmessage" in "".join(terminal.look().split())
+    assert "isattachedtothefirstmessage" in "".join(terminal.look().split())
     terminal.type("sum up\r")
-    terminal.wait_for("the context 256")  # the file went along: it is what is too long
+    terminal.wait_for("the context 256")  # the file was sent with the message
     assert "tokens, the context" in terminal.look()
 
 
@@ -327,30 +327,30 @@ class FailingEngine(fake_engine.FakeEngine):
 
 def test_a_failure_to_load_is_told_and_tried_again(program: Program) -> None:
     engine = FailingEngine([])
-    speaker = ChatModel(program.folder, ChatConfig(), engine.start)  # type: ignore[arg-type]
+    chat_model = ChatModel(program.folder, ChatConfig(), engine.start)  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match="while loading"):
-        speaker.wait_ready()
+        chat_model.wait_ready()
     assert engine.num_starts == 1
-    assert speaker.wait_ready().device == "fake" and engine.num_starts == 2
+    assert chat_model.wait_ready().device == "fake" and engine.num_starts == 2
 
 
 def test_drop_oldest_leaves_room_for_an_answer(program: Program) -> None:
     engine = fake_engine.FakeEngine(["ok"], ctx_size_tokens=200)
     config = ChatConfig(overflow="drop-oldest")
-    speaker = ChatModel(program.folder, config, engine.start)  # type: ignore[arg-type]
+    chat_model = ChatModel(program.folder, config, engine.start)  # type: ignore[arg-type]
     conversation = Conversation("S")
     for _ in range(3):
         conversation.add("user", "q" * 10)
         conversation.add("assistant", "a" * 10)
     conversation.add("user", "last")
     dropped: list[int] = []
-    list(speaker.answer(conversation, dropped.append))
+    list(chat_model.answer(conversation, dropped.append))
     assert dropped and len(engine.prompts[0]) <= 150
     assert "system\nS" in engine.asked() and "last" in engine.asked()
 
 
 class Recorder:
-    """What `Commands` asks of the conversation at the prompt."""
+    """The part of the chat state that `/system` uses."""
 
     def __init__(self) -> None:
         self.conversation = Conversation("Be brief.")
@@ -358,16 +358,15 @@ class Recorder:
 
 def test_the_system_prompt_can_be_removed() -> None:
     recorder = Recorder()
-    commands = Commands(recorder)  # type: ignore[arg-type]
-    commands.run('/system ""')
+    run(recorder, '/system ""')  # type: ignore[arg-type]
     assert recorder.conversation.rendered() == []
 
 
 def test_another_answer_draws_another_seed(program: Program) -> None:
     engine = fake_engine.FakeEngine(["one", "two"])
-    speaker = ChatModel(program.folder, ChatConfig(seed=5), engine.start)  # type: ignore[arg-type]
+    chat_model = ChatModel(program.folder, ChatConfig(seed=5), engine.start)  # type: ignore[arg-type]
     conversation = Conversation()
     conversation.add("user", "x")
-    list(speaker.answer(conversation, lambda n: None))
-    list(speaker.answer(conversation, lambda n: None, new_seed=True))
+    list(chat_model.answer(conversation, lambda n: None))
+    list(chat_model.answer(conversation, lambda n: None, new_seed=True))
     assert [params.seed for params in engine.params] == [5, None]

@@ -24,23 +24,24 @@ class Chat:
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.engine = fake_engine.FakeEngine([], ctx_size_tokens=4096)
-        speaker = ChatModel(folder, ChatConfig(model=str(folder)), self.engine.start)  # type: ignore[arg-type]
+        chat_model = ChatModel(folder, ChatConfig(model=str(folder)), self.engine.start)  # type: ignore[arg-type]
         autosave = Autosave(lambda: Sessions(sessions_path(), print), print)
-        self.repl = Repl(speaker, speaker.config, Conversation(), "", autosave)
+        self.repl = Repl(chat_model, chat_model.config, Conversation(), "", autosave)
+        self.state = self.repl.state
         self._capsys = capsys
 
     def say(self, text: str, *answers: object) -> str:
         """Type a line; what the screen shows of it."""
         self.engine.answers += [a if isinstance(a, dict) else {"text": a} for a in answers]
-        self.repl._obey_or_answer(text)
+        self.repl.handle(text)
         return "".join(self._capsys.readouterr())
 
     def path(self) -> list[str]:
-        return [message.content for message in self.repl.conversation.messages]
+        return [message.content for message in self.state.conversation.messages]
 
     def kept(self) -> Conversation:
         with Sessions(sessions_path(), print) as store:
-            return store.load(self.repl.conversation.id)
+            return store.load(self.state.conversation.id)
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def chat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Chat]:
     with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
         chat = Chat(folder, capsys)
         yield chat
-        chat.repl.autosave.close()
+        chat.state.autosave.close()
 
 
 def test_what_is_kept_of_an_answer(chat: Chat) -> None:
@@ -62,7 +63,7 @@ def test_what_is_kept_of_an_answer(chat: Chat) -> None:
     assert (answer.content, answer.finish_reason, answer.completion_tokens) == ("So.", "stop", 3)
     assert answer.prompt_tokens == len(chat.engine.prompts[0])
     assert answer.params["seed"] == 7 and answer.params["temperature"] == 0.5
-    assert answer.model == str(chat.repl.speaker.path) and answer.seconds is not None
+    assert answer.model == str(chat.state.chat_model.path) and answer.seconds is not None
 
 
 def test_undo_and_switch_lose_nothing(chat: Chat) -> None:
@@ -84,7 +85,7 @@ def test_undo_and_switch_lose_nothing(chat: Chat) -> None:
 def test_regen_makes_a_sibling_and_keeps_the_answer_before(chat: Chat) -> None:
     chat.say("q", "first")
     chat.say("/regen", "second")
-    assert chat.path() == ["q", "second"] and len(chat.repl.conversation.tree) == 3
+    assert chat.path() == ["q", "second"] and len(chat.state.conversation.tree) == 3
     chat.say("/switch 1")
     assert chat.path() == ["q", "first"]
 
@@ -94,19 +95,19 @@ def test_an_answer_that_fails_leaves_the_place_and_one_question(chat: Chat) -> N
     for _ in range(2):
         with pytest.raises(Exception, match="gone"):
             chat.say("next", {"text": "", "error": "gone"})
-        assert chat.path() == ["q", "a"] and chat.repl.draft == "next"
+        assert chat.path() == ["q", "a"] and chat.state.draft == "next"
     chat.say("next", "b")
-    assert chat.path() == ["q", "a", "next", "b"] and len(chat.repl.conversation.tree) == 4
+    assert chat.path() == ["q", "a", "next", "b"] and len(chat.state.conversation.tree) == 4
 
 
 def test_editing_a_question_brings_it_back_to_be_typed(chat: Chat) -> None:
     chat.say("one", "A")
     chat.say("two", "B")
     assert "/switch 1 goes back" in chat.say("/edit")
-    assert chat.repl.draft == "two" and chat.path() == ["one", "A"]
+    assert chat.state.draft == "two" and chat.path() == ["one", "A"]
     chat.say("two!", "B!")
     chat.say("/edit 1")
-    assert chat.repl.draft == "one" and chat.path() == []
+    assert chat.state.draft == "one" and chat.path() == []
     assert len(chat.kept().tree) == 6
 
 
@@ -127,12 +128,12 @@ def test_editing_an_answer_in_the_editor(
 
 
 def test_continue_goes_on_where_the_answer_was_cut(chat: Chat) -> None:
-    chat.repl.speaker.set("max_tokens", 6)
+    chat.state.chat_model.set_parameter("max_tokens", 6)
     assert "/continue" in chat.say("q", "Half of an answer.")
     shown = chat.say("/continue", " of an")
     assert chat.engine.asked().endswith("<|im_start|>assistant\nHalf o")
     assert "of an" in shown and "Half" not in shown
-    assert chat.path() == ["q", "Half o of an"] and len(chat.repl.conversation.tree) == 3
+    assert chat.path() == ["q", "Half o of an"] and len(chat.state.conversation.tree) == 3
     chat.say("next", "x")
     assert "assistant\nHalf o of an<|im_end|>" in chat.engine.asked()
     with pytest.raises(UsageError, match="nothing to add"):
@@ -149,36 +150,36 @@ def test_continue_takes_no_control_token_from_a_text(chat: Chat) -> None:
 
 def test_from_one_conversation_to_another_and_back(chat: Chat) -> None:
     chat.say("one", "A")
-    first = chat.repl.conversation.id
+    first = chat.state.conversation.id
     assert "/resume goes back" in chat.say("/clear")
     chat.say("two", "B")
     assert chat.engine.asked().count("user") == 1
     assert "one" in chat.say("/sessions") and "B" in chat.say("/sessions b")
     shown = chat.say("/resume")
-    assert "going on with: one" in shown and ">>> one\nA" in shown
-    assert chat.repl.conversation.id == first and chat.path() == ["one", "A"]
+    assert "continuing: one" in shown and ">>> one\nA" in shown
+    assert chat.state.conversation.id == first and chat.path() == ["one", "A"]
     chat.say("/save my talk")
     chat.say("/resume")
     chat.say("/resume my talk")
-    assert chat.repl.conversation.id == first
+    assert chat.state.conversation.id == first
     with pytest.raises(UsageError):
         chat.say("/resume nowhere")
 
 
 def test_resume_brings_back_a_question_that_was_never_answered(chat: Chat) -> None:
     chat.say("one", "A")
-    chat.repl.conversation.add("user", "killed here")
+    chat.state.conversation.add("user", "killed here")
     chat.say("/clear")
     chat.say("/resume")
-    assert chat.repl.draft == "killed here" and chat.path() == ["one", "A"]
+    assert chat.state.draft == "killed here" and chat.path() == ["one", "A"]
 
 
 def test_a_fork_goes_its_own_way(chat: Chat) -> None:
     chat.say("one", "A")
-    old = chat.repl.conversation
+    old = chat.state.conversation
     chat.say("/fork")
     chat.say("two", "B")
-    assert chat.path() == ["one", "A", "two", "B"] and old.id != chat.repl.conversation.id
+    assert chat.path() == ["one", "A", "two", "B"] and old.id != chat.state.conversation.id
     assert [m.content for m in old.messages] == ["one", "A"]
     assert not {m.id for m in old.tree} & {m.id for m in chat.kept().tree}
 
@@ -261,11 +262,11 @@ def test_files_and_patterns_go_with_the_next_message(chat: Chat, tmp_path: Path)
     asked = chat.engine.asked()
     assert f"{tmp_path}/a.txt:\ncontent of a.txt\n\n{tmp_path}/b.txt:" in asked
     assert "content of c.md\n\nsum up<|im_end|>" in asked
-    assert chat.repl.conversation.title == "sum up"
+    assert chat.state.conversation.title == "sum up"
     chat.say("next", "x")
     assert chat.engine.asked().count("content of c.md") == 1
     chat.say(f"/read {tmp_path}/a.txt")
-    assert "nothing goes with" in chat.say("/read") and not chat.repl.attached
+    assert "dropped all" in chat.say("/read") and not chat.state.attachments
 
 
 def test_what_cannot_be_read_is_refused(chat: Chat, tmp_path: Path) -> None:
@@ -276,7 +277,7 @@ def test_what_cannot_be_read_is_refused(chat: Chat, tmp_path: Path) -> None:
             chat.say(f"/read {tmp_path}/{name}")
     with pytest.raises(FileSystemError):
         chat.say(f"/read {tmp_path}/none")
-    assert not chat.repl.attached
+    assert not chat.state.attachments
 
 
 def test_a_shell_commands_output_can_go_with_the_next_message(chat: Chat) -> None:
@@ -290,7 +291,7 @@ def test_a_shell_commands_output_can_go_with_the_next_message(chat: Chat) -> Non
     with pytest.raises(UsageError):
         chat.say("!")
     assert "1048576 of 3000000 characters" in chat.say("!head -c 3000000 /dev/zero | tr '\\0' x")
-    assert len(chat.repl.shell_output) < 1_048_700
+    assert len(chat.state.shell_output) < 1_048_700
 
 
 def test_an_explicit_save_that_fails_says_so(chat: Chat) -> None:
@@ -299,7 +300,7 @@ def test_an_explicit_save_that_fails_says_so(chat: Chat) -> None:
     assert "is not saved" in chat.say("q", "a")
     with pytest.raises(FileSystemError):
         chat.say("/save name")
-    assert chat.repl.conversation.name is None
+    assert chat.state.conversation.name is None
     sessions_path().parent.unlink()
     assert "swiftchat --session name" in chat.say("/save name")
     assert chat.kept().name == "name"

@@ -36,8 +36,8 @@ def test_what_was_said_is_kept_and_goes_on(chat: Open, number: int, code: int | 
     assert SLOW["text"].startswith(content)  # type: ignore[attr-defined]
 
     terminal = chat(" It ends.", options=("-c",))
-    text = terminal.wait_for("/continue goes on with it")
-    assert "going on with: tell me" in text and ">>> tell me" in text and "slow answer" in text
+    text = terminal.wait_for("/continue extends it")
+    assert "continuing: tell me" in text and ">>> tell me" in text and "slow answer" in text
     terminal.type("/continue\r")
     terminal.wait_for("It ends.")
     terminal.type("\x04")

@@ -270,13 +270,13 @@ def test_where_nothing_can_be_saved_the_chat_goes_on(tmp_path: Path) -> None:
     for text in ("one", "two"):
         conversation.add("user", text)
         autosave.save(conversation)
-    assert len(warnings) == 1 and "is not saved" in warnings[0] and not autosave.keeps
+    assert len(warnings) == 1 and "is not saved" in warnings[0] and not autosave.is_saving
     with pytest.raises(FileSystemError) as caught:
         autosave.store.save(conversation)
     assert caught.value.exit_code == 8
     (tmp_path / "file").unlink()
     autosave.save(conversation)
-    assert autosave.keeps and len(autosave.store.load(conversation.id).tree) == 2
+    assert autosave.is_saving and len(autosave.store.load(conversation.id).tree) == 2
     autosave.finish(conversation)
 
 
@@ -293,7 +293,7 @@ def test_a_full_disk_keeps_what_was_saved(path: Path) -> None:
     assert len(store.load(conversation.id).tree) == 2
     store._db.execute("PRAGMA max_page_count = 100000")
     autosave.save(conversation)
-    assert len(store.load(conversation.id).tree) == 3 and autosave.keeps
+    assert len(store.load(conversation.id).tree) == 3 and autosave.is_saving
     autosave.finish(conversation)
 
 

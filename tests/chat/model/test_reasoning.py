@@ -84,13 +84,13 @@ class Talk:
     def __init__(self, folder: Path, template: str, **config: object) -> None:
         fake_engine.make_folder(folder, template)
         self.engine = fake_engine.FakeEngine([], ctx_size_tokens=4096)
-        self.speaker = ChatModel(folder, ChatConfig(**config), self.engine.start)  # type: ignore[arg-type]
+        self.chat_model = ChatModel(folder, ChatConfig(**config), self.engine.start)  # type: ignore[arg-type]
         self.conversation = Conversation()
 
     def turn(self, answer: str) -> tuple[str | None, str]:
         self.engine.answers.append({"text": answer})
         self.conversation.add("user", "hi")
-        made = self.speaker.answer(self.conversation, lambda n: None)
+        made = self.chat_model.answer(self.conversation, lambda n: None)
         list(made)
         self.conversation.add("assistant", made.text, reasoning=made.reasoning)
         return made.reasoning, made.text
@@ -111,7 +111,7 @@ def test_what_reasoning_took_and_raw_text(tmp_path: Path) -> None:
     talk = Talk(tmp_path / "model", SHOWS_REASONING)
     talk.engine.answers.append({"text": "<think>hm</think>four"})
     talk.conversation.add("user", "hi")
-    answer = talk.speaker.answer(talk.conversation, lambda n: None)
+    answer = talk.chat_model.answer(talk.conversation, lambda n: None)
     list(answer)
     assert 9 <= answer.num_reasoning_tokens <= 17 and answer.num_tokens == 21
     assert 0 < answer.reasoning_s < 5
@@ -121,10 +121,10 @@ def test_what_reasoning_took_and_raw_text(tmp_path: Path) -> None:
 
 def test_the_switch_reaches_the_template(tmp_path: Path) -> None:
     talk = Talk(tmp_path / "off", SWITCHED, think="off")
-    assert talk.speaker.can_switch_thinking
+    assert talk.chat_model.can_switch_thinking
     assert talk.turn("four") == (None, "four")
     assert talk.engine.asked().endswith("<think>\n\n</think>\n\n")
-    talk.speaker.think = "auto"
+    talk.chat_model.think = "auto"
     talk.turn("five")
     assert talk.engine.asked().endswith("assistant\n")
-    assert not Talk(tmp_path / "none", SHOWS_REASONING).speaker.can_switch_thinking
+    assert not Talk(tmp_path / "none", SHOWS_REASONING).chat_model.can_switch_thinking

@@ -25,7 +25,7 @@ class Talk:
     def __init__(self, folder: Path, template: str = fake_engine.TEMPLATE) -> None:
         fake_engine.make_folder(folder, template, merges=("h e",))
         self.engine = fake_engine.FakeEngine([], ctx_size_tokens=4096)
-        self.speaker = ChatModel(folder, ChatConfig(), self.engine.start)  # type: ignore[arg-type]
+        self.chat_model = ChatModel(folder, ChatConfig(), self.engine.start)  # type: ignore[arg-type]
         self.conversation = Conversation()
 
     def turn(self, message: str, answer: str | list[int]) -> list[int]:
@@ -33,7 +33,7 @@ class Talk:
         ids = list(answer.encode()) if isinstance(answer, str) else answer
         self.engine.answers.append({"ids": ids or None, "text": ""})
         self.conversation.add("user", message)
-        made = self.speaker.answer(self.conversation, lambda n: None)
+        made = self.chat_model.answer(self.conversation, lambda n: None)
         list(made)
         self.conversation.add("assistant", made.text, reasoning=made.reasoning)
         return self.engine.prompts[-1]
@@ -41,7 +41,7 @@ class Talk:
     def afresh(self) -> list[int]:
         """The ids of the conversation, without its last answer, if nothing had been kept."""
         messages = self.conversation.rendered(self.conversation.messages[:-1])
-        return self.speaker.tokenizer.apply_template(messages)
+        return self.chat_model.tokenizer.apply_template(messages)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_template_that_changes_what_was_said(tmp_path: Path, template: str, an
 def test_what_has_no_text_of_its_own_is_not_kept(talk: Talk) -> None:
     talk.turn("hi", [*b"he", fake_engine.START_ID, *b"he"])
     assert talk.turn("and?", "x") == talk.afresh()
-    tokenizer = talk.speaker.tokenizer
+    tokenizer = talk.chat_model.tokenizer
     prompt = tokenizer.prompt([{"role": "user", "content": "hi"}])
     assert tokenizer.continued(prompt, [*b"he", fake_engine.START_ID]) == prompt
     assert tokenizer.continued(prompt, []) == prompt
@@ -101,7 +101,7 @@ def test_a_cut_character_is_kept_as_the_model_wrote_it(talk: Talk) -> None:
 
 
 def test_a_text_up_to_a_stop_string_is_encoded(talk: Talk) -> None:
-    talk.speaker.stops = ["STOP"]
+    talk.chat_model.stops = ["STOP"]
     talk.turn("hi", "heSTOP")
     assert talk.turn("and?", "x") == talk.afresh()
 
@@ -153,7 +153,7 @@ def test_whatever_is_said_the_text_and_control_tokens_are_right(
 
     def seen(ids: list[int]) -> Any:
         places = [i for i in ids if i in control]
-        return talk.speaker.tokenizer.decode(ids), places
+        return talk.chat_model.tokenizer.decode(ids), places
 
     @settings(max_examples=60, deadline=None)
     @given(STEPS)

@@ -73,7 +73,7 @@ def test_show_alternatives(chat: Chat) -> None:
         "    2     50%  'n'              'o' 25%  'p' 13%",
     ]
     chat.say("/set logprobs off")
-    assert chat.repl.speaker.params.logprobs is None
+    assert chat.state.chat_model.params.logprobs is None
 
 
 def test_logprobs_are_not_saved_with_the_session(chat: Chat) -> None:
@@ -81,14 +81,14 @@ def test_logprobs_are_not_saved_with_the_session(chat: Chat) -> None:
     chat.say("/set top_k 7")
     chat.say("Hi", "Oh")
     with Sessions(sessions_path(), print) as store:
-        settings = store.load(chat.repl.conversation.id).settings
+        settings = store.load(chat.state.conversation.id).settings
     assert settings["top_k"] == 7 and "logprobs" not in settings
 
 
 def test_terminal_text_is_colored_and_sanitized(chat: Chat) -> None:
     chat.say("/set logprobs 1")
     chat.say("Hi", "é\x1b[31m\nx")
-    answer, tokenizer = chat.repl.last_answer, chat.repl.speaker.tokenizer
+    answer, tokenizer = chat.state.last_answer, chat.state.chat_model.tokenizer
     assert answer is not None
     plain = as_terminal_text(answer, tokenizer, Style("markdown"))
     assert "\x1b" not in plain and plain.splitlines()[0].endswith("'\ufffd'")

@@ -60,8 +60,8 @@ def test_the_first_start_and_only_where_it_is_not_quiet(
         config = ChatConfig(model=str(folder), quiet=quiet)
         with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
             pipe.send_text("\x04")
-            speaker = ChatModel(folder, config, fake_engine.FakeEngine([]).start)  # type: ignore[arg-type]
-            Repl(speaker, config, Conversation()).run()
+            chat_model = ChatModel(folder, config, fake_engine.FakeEngine([]).start)  # type: ignore[arg-type]
+            Repl(chat_model, config, Conversation()).run()
         told.append("hint: talks are kept" in capsys.readouterr().err)
     assert told == [False, True, False]
 

@@ -123,7 +123,7 @@ def test_tab_finds_conversations(program: Program) -> None:
     terminal.type("/resume \t")
     terminal.wait_for(lambda text: re.search(r"/resume [0-9a-f]{8}\b", text) is not None)
     terminal.type("\r")
-    terminal.wait_for("going on with: the trip to Rome (2 messages)")
+    terminal.wait_for("continuing: the trip to Rome (2 messages)")
     terminal.process.close(force=True)
 
 

@@ -10,7 +10,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from swiftchat.chat.commands.registry import ARGUMENTS, COMMANDS
+from swiftchat.chat.commands.registry import BY_NAME, complete_argument
 from swiftchat.chat.repl.input import InputLine, open_history
 from swiftchat.chat.repl.message import is_unfinished, message_of
 from swiftchat.chat.repl.pastes import Pastes
@@ -20,7 +20,7 @@ Read = Callable[..., str]
 
 def words(name: str) -> dict[str, str]:
     sessions = {"my trip": "To Rome", "0a1b2c3d": "To Paris"}
-    return sessions if name == "/resume" else dict.fromkeys(ARGUMENTS.get(name, ()), "")
+    return sessions if name == "/resume" else dict(complete_argument(None, name))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def pipe() -> Iterator[PipeInput]:
 
 @pytest.fixture
 def read(pipe: PipeInput, tmp_path: Path) -> Read:
-    session = InputLine(COMMANDS, words, tmp_path / "state" / "history", lambda: [])
+    session = InputLine(BY_NAME, words, tmp_path / "state" / "history", lambda: [])
 
     def read(keys: str) -> str:
         pipe.send_text(keys)
@@ -66,7 +66,7 @@ PASTED = "".join(f"line {i}\n" for i in range(30))
 
 def test_long_pastes_are_folded_until_they_are_sent(pipe: PipeInput, tmp_path: Path) -> None:
     file, other = tmp_path / "history", PASTED.replace("9", "x")
-    line = InputLine(COMMANDS, words, file, lambda: [])
+    line = InputLine(BY_NAME, words, file, lambda: [])
 
     def read(keys: str, default: str = "") -> str:
         pipe.send_text(keys)
@@ -83,7 +83,7 @@ def test_long_pastes_are_folded_until_they_are_sent(pipe: PipeInput, tmp_path: P
 
 
 def test_vi_keys(pipe: PipeInput) -> None:
-    line = InputLine(COMMANDS, words, None, lambda: [], is_vi=True)
+    line = InputLine(BY_NAME, words, None, lambda: [], is_vi=True)
     pipe.send_text("wrong words\x1bbcwtext\x1b0x\r")
     assert line.prompt() == "rong text"
 
@@ -121,7 +121,7 @@ def test_a_history_that_cannot_be_written_is_told(
 
 
 def completions(pipe: PipeInput, text: str) -> list[str]:
-    completer = InputLine(COMMANDS, words, None, lambda: []).completer
+    completer = InputLine(BY_NAME, words, None, lambda: []).completer
     found = completer.get_completions(Document(text), CompleteEvent(completion_requested=True))
     return [completion.text for completion in found]
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from swiftchat import errors
 from swiftchat.chat import cli
-from swiftchat.chat.commands.registry import COMMANDS
+from swiftchat.chat.commands.registry import BY_NAME
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.store import Sessions, names_in, sessions_path
 from swiftchat.chat.options.help_layout import SECTIONS
@@ -42,7 +42,7 @@ def test_pages_name_only_what_there_is(topic: str) -> None:
     text = page(topic)
     known = options_of(cli.swiftchat) | {"--help"}
     assert set(re.findall(r"(?<!\S)--?[a-z][a-z-]*\b", text)) - {"-m"} <= known
-    commands = {name for name in COMMANDS if name.startswith("/")}
+    commands = {name for name in BY_NAME if name.startswith("/")}
     assert set(re.findall(r"(?<!\S)/[a-z]+\b(?!/)", text)) <= commands
     for word in re.findall(r"swiftchat ([a-z]+)", text):
         assert word in cli._COMMANDS, word

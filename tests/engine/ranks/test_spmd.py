@@ -269,16 +269,16 @@ def test_ranks_start_anew_with_a_message_and_end_with_the_worker(tmp_path: Path)
     config = ChatConfig(dummy=str(model / "config.json"), device="cpu", tp=2, max_tokens=50, temp=0)
     conversation = Conversation()
     conversation.add("user", "hello")
-    with ChatModel(model, config) as speaker:
-        speaker.wait_ready()
-        pids = all_ranks(speaker.engine, 2)
+    with ChatModel(model, config) as chat_model:
+        chat_model.wait_ready()
+        pids = all_ranks(chat_model.engine, 2)
         os.kill(pids[1], signal.SIGKILL)
         wait_until(lambda: gone(pids[0]))
-        assert "".join(speaker.answer(conversation, lambda _: None))
-        pids = all_ranks(speaker.engine, 2)
-        wait_until_decoding(speaker.engine)
+        assert "".join(chat_model.answer(conversation, lambda _: None))
+        pids = all_ranks(chat_model.engine, 2)
+        wait_until_decoding(chat_model.engine)
         os.kill(pids[0], signal.SIGKILL)
-        assert_ranks_lost(speaker.engine, pids.values(), "the engine process ended: signal 9")
+        assert_ranks_lost(chat_model.engine, pids.values(), "the engine process ended: signal 9")
 
 
 @pytest.mark.parametrize(

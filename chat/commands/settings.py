@@ -1,0 +1,147 @@
+"""Commands about settings and statistics: `/system`, `/set`, `/show`, `/stats`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from swiftchat.chat.commands.command import Command
+from swiftchat.chat.commands.state import ChatState
+from swiftchat.chat.model.description import describe, fact_text, label
+from swiftchat.chat.render.logprobs import as_terminal_text
+from swiftchat.chat.render.stats import memory_line, stats_line
+from swiftchat.chat.terminal.output import write
+from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.errors import UsageError
+
+_PARAMETERS: dict[str, Callable[[str], Any]] = {
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repeat_penalty": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "seed": int,
+    "max_tokens": int,
+    "logprobs": lambda text: None if text == "off" else int(text),
+}
+_OTHER_NAMES = {"temp": "temperature", "num_predict": "max_tokens"}
+_SETTABLE = (*_PARAMETERS, "stop", "system")
+
+
+def system(state: ChatState, argument: str) -> None:
+    if argument:
+        state.conversation.system = "" if argument == '""' else argument
+        print("the system prompt is changed")
+    else:
+        print(sanitize(state.conversation.system or "no system prompt is set"))
+
+
+def set_parameter(state: ChatState, argument: str) -> None:
+    words = argument.removeprefix("parameter ").split(maxsplit=1)
+    names = f"names: {', '.join(_SETTABLE)}"
+    if len(words) != 2:
+        raise UsageError("/set needs a name and a value", names)
+    name, text = _OTHER_NAMES.get(words[0], words[0]), words[1]
+    if name == "system":
+        system(state, text)
+        return
+    if name == "stop":
+        state.chat_model.stops = [*state.chat_model.stops, text]
+    elif name in _PARAMETERS:
+        state.chat_model.set_parameter(name, _parsed(name, text))
+    else:
+        raise UsageError(f"no parameter {name!r}", names)
+    print(f"{name} = {sanitize(text)}")
+
+
+def _parsed(name: str, text: str) -> Any:
+    parse = _PARAMETERS[name]
+    try:
+        return parse(text)
+    except ValueError:
+        kind = "a number" if parse is float else "a whole number"
+        hint = f"as /set {name} {parse('1')}; /show parameters lists the current values"
+        raise UsageError(f"{name} must be {kind}, not {text!r}", hint) from None
+
+
+def _show_info(state: ChatState) -> None:
+    model, tokenizer = state.chat_model.model, state.chat_model.tokenizer
+    for key, value in describe(model, tokenizer, state.config.kv_dtype).items():
+        print(f"{label(key):22}  {fact_text(key, value)}")
+
+
+def _show_system(state: ChatState) -> None:
+    system(state, "")
+
+
+def _show_template(state: ChatState) -> None:
+    source = state.chat_model.template.source or state.chat_model.tokenizer.template
+    print(sanitize(source or "no template"))
+
+
+def _show_parameters(state: ChatState) -> None:
+    params = state.chat_model.params
+    for name in _PARAMETERS:
+        value = getattr(params, name)
+        print(f"{name:18} {'–' if value is None else value}")
+    print(f"{'stop':18} {sanitize(repr(state.chat_model.stops))}")
+
+
+def _show_alternatives(state: ChatState) -> None:
+    answer = state.last_answer
+    if answer is None or not answer.logprobs:
+        raise UsageError(
+            "the last answer has no token probabilities", "/set logprobs 5, then /regen"
+        )
+    write(as_terminal_text(answer, state.chat_model.tokenizer, state.style))
+
+
+_SHOW: dict[str, Callable[[ChatState], None]] = {
+    "alternatives": _show_alternatives,
+    "info": _show_info,
+    "parameters": _show_parameters,
+    "system": _show_system,
+    "template": _show_template,
+}
+
+
+def show(state: ChatState, argument: str) -> None:
+    topic = argument or "info"
+    if topic not in _SHOW:
+        raise UsageError(f"/show has no {topic!r}", f"it has {', '.join(_SHOW)}")
+    _SHOW[topic](state)
+
+
+def show_stats(state: ChatState, argument: str) -> None:
+    engine = state.chat_model.engine
+    if state.last_answer is not None and engine.info is not None:
+        print(stats_line(state.last_answer, engine.info.load_s))
+    else:
+        print("no answer yet")
+    if engine.info is not None:
+        print(sanitize(memory_line(engine.info)))
+        for name, value in engine.stats().items():
+            print(f"{name.replace('_', ' '):16} {value}")
+
+
+SETTINGS_COMMANDS = (
+    Command("/system", "[TEXT]", 'show or change the system prompt; "" removes it', system),
+    Command(
+        "/set",
+        "NAME VALUE",
+        "change a parameter: temperature, top_k, …",
+        set_parameter,
+        completion=_SETTABLE,
+        details=f"Parameters: {', '.join(_SETTABLE[:5])},\n{', '.join(_SETTABLE[5:])}.",
+    ),
+    Command(
+        "/show",
+        "[TOPIC]",
+        "info, system, template, parameters or alternatives",
+        show,
+        completion=tuple(_SHOW),
+        details="info describes the model; alternatives shows the probability of each token of\n"
+        "the last answer, after /set logprobs N.",
+    ),
+    Command("/stats", "", "speed of the last answer, state of the cache", show_stats),
+)

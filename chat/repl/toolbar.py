@@ -1,0 +1,33 @@
+"""The bottom toolbar: model, used context, speed, title."""
+
+from prompt_toolkit.formatted_text import StyleAndTextTuples
+
+from swiftchat.chat.commands.state import ChatState
+from swiftchat.chat.terminal.sanitize import sanitize
+
+
+def toolbar(state: ChatState) -> StyleAndTextTuples:
+    """Return the loading progress, or else the used context, amber from 80 %, red from 95 %."""
+    engine, name = state.chat_model.engine, sanitize(state.chat_model.name)
+    if engine.info is None:
+        progress = engine.progress
+        if progress is None:
+            return [("", f" {name} · starting")]
+        percent = 100 * progress.done // max(1, progress.total)
+        return [("", f" {name} · {sanitize(progress.label)} {percent} %")]
+    size, answer = engine.info.ctx_size_tokens, state.last_answer
+    used = 0 if answer is None else answer.num_prompt_tokens + answer.num_tokens
+    percent = 100 * used // size
+    style = "fg:ansired" if percent >= 95 else "fg:ansiyellow" if percent >= 80 else ""
+    speed = answer and answer.tokens_per_s
+    title = state.conversation.name or state.conversation.title
+    return [
+        ("", f" {name} · "),
+        (style, f"ctx {_thousands(used)}/{_thousands(size)} ({percent} %)"),
+        ("", f" · {speed:.0f} tok/s" if speed else ""),
+        ("", f" · {sanitize(title)}" if title else ""),
+    ]
+
+
+def _thousands(num_tokens: int) -> str:
+    return str(num_tokens) if num_tokens < 1000 else f"{num_tokens / 1000:.1f}k"

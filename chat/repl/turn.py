@@ -1,0 +1,160 @@
+"""One turn at the prompt: wait for the engine, stream the answer, save it."""
+
+import time
+
+from swiftchat.chat.commands.state import ChatState
+from swiftchat.chat.history.conversation import Message, title_of
+from swiftchat.chat.model.answer import Answer
+from swiftchat.chat.model.answer_saver import AnswerSaver
+from swiftchat.chat.render.stats import stats_line
+from swiftchat.chat.render.view import AnswerView, open_view, preload
+from swiftchat.chat.repl.hints import Hints
+from swiftchat.chat.terminal.echo import hide_typing
+from swiftchat.chat.terminal.output import print_notice, write
+from swiftchat.engine.api.protocol import Prefill
+from swiftchat.errors import SwiftchatError, UsageError
+
+_DOUBLE_INTERRUPT_S = 2.0
+
+
+class InterruptTimer:
+    """Recognizes two Ctrl-C within two seconds."""
+
+    def __init__(self) -> None:
+        self._last_s = float("-inf")
+
+    def record(self) -> bool:
+        """Record a Ctrl-C; return whether the previous one was less than two seconds ago."""
+        now = time.monotonic()
+        before, self._last_s = self._last_s, now
+        return now - before < _DOUBLE_INTERRUPT_S
+
+
+class TurnRunner:
+    """Answers the conversation of a chat on the terminal."""
+
+    def __init__(self, state: ChatState, hints: Hints, interrupts: InterruptTimer) -> None:
+        self._state = state
+        self._hints = hints
+        self._interrupts = interrupts
+        self._view: AnswerView | None = None  # of the last answer
+
+    def ask(self, message: str, typed: str) -> None:
+        """Add a message and answer it; without an answer `typed` becomes the draft."""
+        conversation = self._state.conversation
+        old_tip = conversation.tip
+        conversation.title = conversation.title or title_of(typed)
+        conversation.add("user", message)
+        self._answer_or_restore(old_tip, typed)
+
+    def regenerate(self) -> None:
+        """Answer again with a new seed; the old answer stays in a branch."""
+        old_tip = self._state.conversation.tip
+        self._state.conversation.pop_answer()
+        self._answer_or_restore(old_tip, "", new_seed=True)
+
+    def continue_answer(self) -> None:
+        """Extend the last answer; the shorter one stays in a branch."""
+        old_tip = self._state.conversation.tip
+        assert old_tip is not None
+        self._state.conversation.pop_answer()
+        self._answer_or_restore(old_tip, "", prefix=old_tip.content)
+
+    def _answer_or_restore(
+        self, old_tip: Message | None, draft: str, new_seed: bool = False, prefix: str = ""
+    ) -> None:
+        state = self._state
+        try:
+            with hide_typing(self._pause):
+                self._answer(new_seed, prefix)
+        except (SwiftchatError, KeyboardInterrupt):
+            if state.conversation.tip and state.conversation.tip.role == "user":
+                state.conversation.tip = old_tip
+                state.draft = draft
+                state.save()
+            raise
+
+    def _answer(self, new_seed: bool, prefix: str) -> None:
+        """Stream the answer to the last message; Ctrl-C stops it and keeps the partial answer."""
+        state, chat_model = self._state, self._state.chat_model
+        state.conversation.settings = chat_model.settings
+        state.save()
+        preload(state.style)  # while the engine loads
+        self._wait_ready()
+        answer = chat_model.answer(
+            state.conversation, _warn_dropped, self._show_prefill, new_seed, prefix
+        )
+        state.last_answer = answer
+        saver = AnswerSaver(state.autosave, state.conversation, answer, prefix)
+        self._view = open_view(state.style, answer, chat_model.name)
+        was_stopped = self._stream(answer, saver, self._view)
+        if prefix and not answer.text:
+            raise UsageError("the model has nothing to add", "/regen answers again")
+        saver.finish(answer.finish_reason)
+        write("\n")
+        if was_stopped:
+            self._hints.show("stopped")
+        elif "```" in answer.text:
+            self._hints.show("code")
+        if answer.finish_reason == "length":
+            print_notice("the answer has reached its token limit (/continue, /set max_tokens)")
+        if state.config.stats and chat_model.engine.info:
+            print_notice(stats_line(answer, chat_model.engine.info.load_s))
+
+    def _stream(self, answer: Answer, saver: AnswerSaver, view: AnswerView) -> bool:
+        """Show an answer as it arrives; return whether Ctrl-C stopped it.
+
+        Raises `KeyboardInterrupt` if it was stopped before its first text.
+        """
+        note = ""
+        try:
+            for piece in saver:
+                self._state.status.clear()
+                view.push(piece)
+        except KeyboardInterrupt:
+            self._state.status.clear()
+            view.push(answer.interrupt())
+            if not (answer.text or answer.reasoning):
+                view.close()
+                raise
+            self._interrupts.record()
+            note = "⏹ stopped"
+        except SwiftchatError:
+            self._state.status.clear()
+            view.close()
+            if answer.text or answer.reasoning:
+                saver.finish("error")
+            raise
+        self._state.status.clear()
+        view.close(note)
+        return bool(note)
+
+    def _pause(self) -> None:
+        """Erase temporary output before the program is suspended."""
+        self._state.status.clear()
+        if self._view is not None:
+            self._view.pause()
+
+    def _wait_ready(self) -> None:
+        chat_model, status = self._state.chat_model, self._state.status
+        engine = chat_model.engine
+        was_ready = engine.info is not None
+        try:
+            chat_model.wait_ready(
+                lambda progress: status.show(progress.label, progress.done, progress.total)
+            )
+        finally:
+            status.clear()
+        if was_ready and chat_model.engine is not engine:
+            if self._state.config.connect:
+                print_notice("the engine connection was lost and restored")
+            else:
+                print_notice("the engine process had ended and was restarted")
+
+    def _show_prefill(self, progress: Prefill) -> None:
+        if progress.done < progress.total:
+            self._state.status.show("prefill", progress.done, progress.total)
+
+
+def _warn_dropped(num_messages: int) -> None:
+    print_notice(f"warning: the context is full: the oldest {num_messages} messages were left out")
