@@ -22,7 +22,7 @@ from swiftchat.cuda.ops.quantize import quantize
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
 from swiftchat.engine.linear.quantized_gpu import packed_product
 from swiftchat.engine.linear.w8a8_gpu import rounded_product
-from swiftchat.weights.quantization.scheme import Rounding
+from swiftchat.weights.quantization.scheme import ActivationQuantization
 
 FLOPS_A_VECTOR = 2 * sum(rows * k for rows, k in SHAPES.values())
 CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -55,9 +55,9 @@ def time_products(gpu: Gpu, n: int, matrices: dict[str, dict[str, Matrix]]) -> N
 
     timed("plain", n, each("plain", plain))
     for form, dtype in CODES.items():
-        rounding = Rounding("int8" if form == "int8" else "fp8")
+        rounding = ActivationQuantization("int8" if form == "int8" else "fp8")
 
-        def rounded(x: Tensor, weight: Matrix, rounding: Rounding = rounding) -> None:
+        def rounded(x: Tensor, weight: Matrix, rounding: ActivationQuantization = rounding) -> None:
             assert isinstance(weight, PackedMatrix)
             assert rounded_product(gpu, x, weight, rounding, None, workspace) is not None
 

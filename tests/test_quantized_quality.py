@@ -11,7 +11,7 @@ from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.scheduler import Row, Sequence
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.convert.convert import convert
-from swiftchat.weights.quantization.quantize import Quantization
+from swiftchat.weights.quantization.quantize import QuantizationSpec
 
 TEXT = Path(__file__).parent / "data" / "pride_and_prejudice.txt"
 
@@ -51,7 +51,7 @@ def of_bf16(smollm2: Path) -> float:
 
 @pytest.mark.parametrize("form", MOST)
 def test_perplexity_of_each_form(smollm2: Path, tmp_path: Path, of_bf16: float, form: str) -> None:
-    convert(smollm2, tmp_path / form, quantization=Quantization(form))
+    convert(smollm2, tmp_path / form, quantization=QuantizationSpec(form))
     found = perplexity(tmp_path / form)
     assert found <= of_bf16 * (1 + MOST[form])
     if form != "int4":

@@ -94,9 +94,9 @@ class ChatModel:
     @property
     def quantization(self) -> str | None:
         """Who quantized the weights, by the name in `config.json`; None: they are plain."""
-        if self.config.dummy is not None or self.model.quantized is None:
+        if self.config.dummy is not None or self.model.quantization_config is None:
             return None
-        return str(self.model.quantized.get("quant_method"))
+        return str(self.model.quantization_config.get("quant_method"))
 
     @property
     def tokenizer(self) -> "Tokenizer":

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 def _quantized(model: "Model") -> str:
     """Who quantized the weights, and what is rounded beside them."""
-    if model.quantized is None:
+    if model.quantization_config is None:
         return "no"
-    packed = model.checkpoint().packed.values()
-    inputs = {tensor.inputs.form for tensor in packed if tensor.inputs is not None}
+    packed = model.checkpoint().quantized.values()
+    inputs = {tensor.activations.dtype for tensor in packed if tensor.activations is not None}
     also = f", inputs of matrices too ({', '.join(sorted(inputs))})" if inputs else ""
-    return f"{model.quantized.get('quant_method')}{also}"
+    return f"{model.quantization_config.get('quant_method')}{also}"
 
 
 def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, kept_forms
+from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_schemes
 from swiftchat.engine.api.params import kv_row_bytes
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of, tp_choices
 
@@ -66,8 +66,8 @@ def _item_bytes(model: "Model") -> int:
 
 def bytes_on_gpu(model: "Model", share: Shard) -> int:
     """What a rank's weights take on a GPU; quantized ones as far as they stay so."""
-    if model.packed:
-        return gpu_weight_bytes(share, kept_forms(model.packed), _item_bytes(model))
+    if model.quantized_tensors:
+        return gpu_weight_bytes(share, packed_schemes(model.quantized_tensors), _item_bytes(model))
     return share.weights_bytes({name: nbytes for name, (_, nbytes) in model.stored.items()})
 
 

@@ -153,7 +153,7 @@ def convert(
     """
     from swiftchat.weights.convert.convert import convert as convert_model
     from swiftchat.weights.convert.convert import outline
-    from swiftchat.weights.quantization.quantize import W8A8, Quantization
+    from swiftchat.weights.quantization.quantize import W8A8, QuantizationSpec
     from swiftchat.weights.store import default_store
 
     if keep and quantize is None:
@@ -162,7 +162,9 @@ def convert(
         raise UsageError("--int8 says what --quantize rounds otherwise", "add --quantize")
     if calibrate and quantize is None:
         raise UsageError("--calibrate says how --quantize rounds", "add --quantize")
-    quantization = Quantization(quantize, int(group_size), keep, int8=int8) if quantize else None
+    quantization = (
+        QuantizationSpec(quantize, int(group_size), keep, int8=int8) if quantize else None
+    )
     path, shard_size_bytes = Path(source), bytes_of(shard_size)
     if not path.exists():
         path = default_store().find(source)
@@ -185,10 +187,10 @@ def convert(
 
             if quantize in W8A8:
                 largest = stack.enter_context(input_statistics(path, 1, progress))
-                quantization = replace(quantization, largest=largest)
+                quantization = replace(quantization, abs_maxima=largest)
             else:
                 moments = stack.enter_context(input_statistics(path, 2, progress))
-                quantization = replace(quantization, moments=moments)
+                quantization = replace(quantization, second_moments=moments)
         convert_model(
             path,
             Path(destination),

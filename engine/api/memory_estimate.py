@@ -7,31 +7,31 @@ from types import MappingProxyType
 from swiftchat.cuda.packed_layout import packed_bytes, packing_fits
 from swiftchat.weights.architectures.tensors import canonical_shapes, tensor_name
 from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice
-from swiftchat.weights.quantization.quantize import MATRICES
-from swiftchat.weights.quantization.quantized_tensor import PackedTensor
+from swiftchat.weights.quantization.quantize import QUANTIZABLE
 from swiftchat.weights.quantization.scheme import (
     Float8,
     Int4,
     Int8,
     Int8Groups,
-    Kept,
-    KeptForm,
-    group_of_cut,
+    QuantizedMatrix,
+    Scheme,
+    sliced_group_size,
 )
+from swiftchat.weights.quantization.stored_tensor import StoredTensor
 
-_PACKED = MATRICES | {"embed", "lm_head"}
-_FORMS: Mapping[type[Kept], str] = MappingProxyType(
+_PACKED = QUANTIZABLE | {"embed", "lm_head"}
+_FORMS: Mapping[type[QuantizedMatrix], str] = MappingProxyType(
     {Int4: "INT4", Int8: "INT8", Int8Groups: "INT8", Float8: "FP8"}
 )
 
 
-def kept_forms(packed: Mapping[str, PackedTensor]) -> dict[str, KeptForm]:
+def packed_schemes(packed: Mapping[str, StoredTensor]) -> dict[str, Scheme]:
     """How those of the tensors are kept that can be."""
-    keepings = ((name, tensor.kept) for name, tensor in packed.items())
-    return {name: (kept.form, kept.group) for name, kept in keepings if kept is not None}
+    keepings = ((name, tensor.packed) for name, tensor in packed.items())
+    return {name: kept.scheme for name, kept in keepings if kept is not None}
 
 
-def gpu_weight_bytes(share: Shard, forms: Mapping[str, KeptForm], item_bytes: int) -> int:
+def gpu_weight_bytes(share: Shard, forms: Mapping[str, Scheme], item_bytes: int) -> int:
     """Bytes of a rank's weights where our kernels run the model; `forms` by Hugging Face name.
 
     Matrices stay packed where the kernels read their form and size; all else becomes numbers of
@@ -49,9 +49,9 @@ def gpu_weight_bytes(share: Shard, forms: Mapping[str, KeptForm], item_bytes: in
     return total
 
 
-def _form(kept: KeptForm, part: TensorSlice, shape: tuple[int, ...]) -> tuple[str, int] | None:
+def _form(kept: Scheme, part: TensorSlice, shape: tuple[int, ...]) -> tuple[str, int] | None:
     """The kernels' form and group that a part of a matrix is kept in; None: it is decoded."""
     form, group = _FORMS[kept[0]], kept[1]
     if group and part.axis == 1:
-        group = group_of_cut(group, part.spans)
+        group = sliced_group_size(group, part.spans)
     return (form, group) if packing_fits(form, shape[1], group) else None

@@ -40,7 +40,7 @@ from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.model.directory import Model
-from swiftchat.weights.model.dummy import dummy_config, form_asked
+from swiftchat.weights.model.dummy import dummy_config, parse_dummy_name
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
 
 # Default number of tokens of one prefill step.
@@ -122,7 +122,7 @@ class _Setup:
     def is_quantized(self) -> bool:
         if self.checkpoint is None:
             return self.dummy_scheme is not None
-        return bool(self.checkpoint.packed)
+        return bool(self.checkpoint.quantized)
 
     @property
     def pack(self) -> Pack | None:
@@ -149,7 +149,7 @@ def _set_up(
         gpu=find_kernels(device, config, shard.local_config, dtype, cubins),
         shard=shard,
         checkpoint=checkpoint,
-        dummy_scheme=None if model else form_asked(config.dummy or "")[1],
+        dummy_scheme=None if model else parse_dummy_name(config.dummy or "")[1],
         dtype=dtype,
         available_bytes=available_bytes(device, ranks.placement.num_local_ranks),
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
 from swiftchat.errors import DeviceError
-from swiftchat.weights.quantization.scheme import Int4, Int8, Int8Groups, Kept
+from swiftchat.weights.quantization.scheme import Int4, Int8, Int8Groups, QuantizedMatrix
 
 # Up to so many rows torch's packed operator is the faster way; measured with SmolLM2's shapes.
 _FEW_ROWS_INT4 = 64
@@ -60,7 +60,7 @@ class QuantizedTable(QuantizedWeight, Protocol):
 Table = Tensor | QuantizedTable | PackedMatrix
 
 
-def packed_weight(parts: Sequence[Kept], dtype: torch.dtype) -> QuantizedWeight | None:
+def packed_weight(parts: Sequence[QuantizedMatrix], dtype: torch.dtype) -> QuantizedWeight | None:
     """The parts under each other as one matrix to multiply `dtype` with.
 
     None where they are not of one form, or of one that no class here computes with.
@@ -69,11 +69,11 @@ def packed_weight(parts: Sequence[Kept], dtype: torch.dtype) -> QuantizedWeight 
     if len({type(part) for part in parts}) > 1:
         return None
     scale = np.concatenate([part.scale for part in parts])
-    one = _together([part.codes for part in parts])
+    one = _together([part.values for part in parts])
     if isinstance(first, Int4 | Int8Groups):
         if len({part.scale.shape[1] for part in parts}) > 1:
             return None
-        zero = _together([part.zero for part in parts if isinstance(part, Int4 | Int8Groups)])
+        zero = _together([part.zero_point for part in parts if isinstance(part, Int4 | Int8Groups)])
         if isinstance(first, Int4):
             return Int4Weight.packed(Int4(one, scale, zero), dtype)
         return Int8GroupsWeight.packed(Int8Groups(one, scale, zero), dtype)
@@ -145,16 +145,16 @@ class Int4Weight:
 
     @classmethod
     def packed(cls, kept: Int4, dtype: torch.dtype) -> "Int4Weight | None":
-        rows, half = kept.codes.shape
+        rows, half = kept.values.shape
         columns, groups = 2 * half, kept.scale.shape[1]
         order = _row_order()
         if columns // groups not in _KERNEL_GROUPS or order is None:
             return None
 
         def codes(start: int, stop: int) -> Bytes:
-            return np.stack([kept.codes[start:stop] & 15, kept.codes[start:stop] >> 4], 2)
+            return np.stack([kept.values[start:stop] & 15, kept.values[start:stop] >> 4], 2)
 
-        return cls._made((rows, columns), codes, kept.scale, kept.zero, dtype, order)
+        return cls._made((rows, columns), codes, kept.scale, kept.zero_point, dtype, order)
 
     @classmethod
     def _made(
@@ -263,16 +263,16 @@ class Int8GroupsWeight:
 
     @classmethod
     def packed(cls, kept: Int8Groups, dtype: torch.dtype) -> "Int8GroupsWeight | None":
-        rows, columns = kept.codes.shape
+        rows, columns = kept.values.shape
         order = _row_order()
         if columns // kept.scale.shape[1] not in _KERNEL_GROUPS or order is None:
             return None
 
         def codes(start: int, stop: int) -> Bytes:
-            return np.concatenate([kept.codes[start:stop] >> 4, kept.codes[start:stop] & 15], 1)
+            return np.concatenate([kept.values[start:stop] >> 4, kept.values[start:stop] & 15], 1)
 
         scale = np.concatenate([16 * kept.scale, kept.scale], 1)
-        zero = np.concatenate([np.full_like(kept.zero, 8), kept.zero - 128], 1)
+        zero = np.concatenate([np.full_like(kept.zero_point, 8), kept.zero_point - 128], 1)
         return cls(Int4Weight._made((rows, 2 * columns), codes, scale, zero, dtype, order))
 
     @property

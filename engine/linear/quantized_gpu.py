@@ -19,7 +19,7 @@ from swiftchat.cuda.packed_matrix import (
     packed_int8,
     packed_int8_groups,
 )
-from swiftchat.weights.quantization.scheme import Int4, Int8, Int8Groups, Kept
+from swiftchat.weights.quantization.scheme import Int4, Int8, Int8Groups, QuantizedMatrix
 
 # Up to so many vectors the matrix is read once for every sixteen instead of made plain.
 FEW_VECTORS = 64
@@ -27,7 +27,7 @@ _TILE_BYTES = 1 << 25  # of plain weights made at once: they stay in L2
 
 
 def packed_matrix(
-    parts: Sequence[Kept], dtype: torch.dtype, device: torch.device
+    parts: Sequence[QuantizedMatrix], dtype: torch.dtype, device: torch.device
 ) -> PackedMatrix | None:
     """The parts under each other, on the device, to multiply `dtype` with.
 
@@ -38,17 +38,17 @@ def packed_matrix(
         # Copies: what files are mapped to cannot be written to, which torch warns of.
         return torch.cat([torch.from_numpy(np.array(array)).to(device) for array in arrays])
 
-    first, k = parts[0], parts[0].codes.shape[1]
+    first, k = parts[0], parts[0].values.shape[1]
     if len({type(part) for part in parts}) > 1:
         return None
-    codes, scales = [part.codes for part in parts], [part.scale for part in parts]
+    codes, scales = [part.values for part in parts], [part.scale for part in parts]
     if isinstance(first, Int4 | Int8Groups):
         form, columns = ("INT4", 2 * k) if isinstance(first, Int4) else ("INT8", k)
         groups = first.scale.shape[1]
         same = all(scale.shape[1] == groups for scale in scales)
         if not same or not packing_fits(form, columns, columns // groups):
             return None
-        zeros = [part.zero for part in parts if isinstance(part, Int4 | Int8Groups)]
+        zeros = [part.zero_point for part in parts if isinstance(part, Int4 | Int8Groups)]
         in_groups = packed_int4 if isinstance(first, Int4) else packed_int8_groups
         return in_groups(together(codes), together(scales), together(zeros), dtype)
     if not packing_fits("INT8", k):  # and FP8's bytes

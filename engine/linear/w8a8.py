@@ -15,8 +15,8 @@ from torch import Tensor
 from swiftchat.engine.linear import merged
 from swiftchat.engine.linear.plain import linear
 from swiftchat.engine.linear.quantized import Weight, tensors_of
-from swiftchat.weights.quantization.quantized_tensor import PackedTensor
-from swiftchat.weights.quantization.scheme import Rounding
+from swiftchat.weights.quantization.scheme import ActivationQuantization
+from swiftchat.weights.quantization.stored_tensor import StoredTensor
 
 # What a vector's largest number becomes; the package compressed-tensors divides int8's whole
 # range by two, and its upper end is then cut off by half a step.
@@ -32,7 +32,7 @@ class W8A8Weight:
     """`weight`, multiplied with what `rounding` makes of its inputs; a `QuantizedWeight` itself."""
 
     weight: Weight
-    rounding: Rounding
+    rounding: ActivationQuantization
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -48,7 +48,7 @@ class W8A8Weight:
         return (product.float() * (factors * _SHIFT)).to(x.dtype)
 
 
-def rounded(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
+def rounded(x: Tensor, rounding: ActivationQuantization) -> tuple[Tensor, Tensor]:
     """x [n, k] as whole or e4m3 numbers in fp32 [n, k], and what each row is times: fp32 [n, 1].
 
     Rounded to the nearest, ties to even; what is beyond the largest becomes it. A row with a
@@ -56,28 +56,28 @@ def rounded(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
     """
     wide = x.float()
     if rounding.scale is None:
-        factors = wide.abs().amax(1, keepdim=True).div_(LARGEST[rounding.form])
+        factors = wide.abs().amax(1, keepdim=True).div_(LARGEST[rounding.dtype])
         factors.clamp_(min=_SMALLEST_FACTOR)
     else:
         factors = wide.new_full((len(x), 1), rounding.scale)
     scaled = wide / factors
-    if rounding.form == "int8":
+    if rounding.dtype == "int8":
         return scaled.clamp_(-128, 127).round_(), factors
     return scaled.clamp_(-448, 448).to(torch.float8_e4m3fn).float(), factors
 
 
-def rounding_of(parts: Sequence[PackedTensor | None]) -> Rounding | None:
+def rounding_of(parts: Sequence[StoredTensor | None]) -> ActivationQuantization | None:
     """What is done to the inputs of these matrices, which one product reads together.
 
     None where they do not all have it done; of several fixed factors the largest, which they
     share anyway where they were found by what goes into them.
     """
-    found = [None if part is None else part.inputs for part in parts]
+    found = [None if part is None else part.activations for part in parts]
     given = [rounding for rounding in found if rounding is not None]
-    if len(given) < len(found) or len({(r.form, r.scale is None) for r in given}) != 1:
+    if len(given) < len(found) or len({(r.dtype, r.scale is None) for r in given}) != 1:
         return None
     scales = [rounding.scale for rounding in given if rounding.scale is not None]
-    return Rounding(given[0].form, max(scales, default=None))
+    return ActivationQuantization(given[0].dtype, max(scales, default=None))
 
 
 def matrix_of(weight: Weight) -> Weight:

@@ -15,7 +15,7 @@ from swiftchat.cuda.ops.quantize import quantize
 from swiftchat.cuda.ops.scale_sums import scale_sums
 from swiftchat.cuda.packed_matrix import PackedMatrix
 from swiftchat.engine.linear.quantized_gpu import FEW_VECTORS
-from swiftchat.weights.quantization.scheme import Rounding
+from swiftchat.weights.quantization.scheme import ActivationQuantization
 
 _TILE_BYTES = 1 << 25  # of integer sums made at once: they stay in L2
 _CUTLASS_TILE = 256  # vectors that torch's product may read the factors of, past the last
@@ -26,7 +26,7 @@ def rounded_product(
     gpu: Gpu,
     x: Tensor,
     weight: PackedMatrix,
-    rounding: Rounding,
+    rounding: ActivationQuantization,
     bias: Tensor | None,
     workspace: Workspace,
 ) -> Tensor | None:
@@ -39,7 +39,7 @@ def rounded_product(
     n, rows = len(x), len(weight)
     if n <= FEW_VECTORS and linear_takes(gpu, min(n, MAX_VECTORS), weight, splittable=True):
         return _few(gpu, x, weight, rounding, bias, workspace)
-    forms = weight.form, rounding.form
+    forms = weight.form, rounding.dtype
     if weight.shape[1] % 64:  # torch's products have no use for columns that are filled up
         return None
     if forms == ("INT8", "int8") and n > MAX_VECTORS and rows % 8 == 0:
@@ -54,7 +54,7 @@ def _few(
     gpu: Gpu,
     x: Tensor,
     weight: PackedMatrix,
-    rounding: Rounding,
+    rounding: ActivationQuantization,
     bias: Tensor | None,
     workspace: Workspace,
 ) -> Tensor | None:
@@ -73,7 +73,7 @@ def _few(
 
 
 def _many_int8(
-    gpu: Gpu, x: Tensor, weight: PackedMatrix, rounding: Rounding, bias: Tensor | None
+    gpu: Gpu, x: Tensor, weight: PackedMatrix, rounding: ActivationQuantization, bias: Tensor | None
 ) -> Tensor:
     n, rows = len(x), len(weight)
     codes, factors = _rounded(gpu, x, torch.int8, rounding)
@@ -89,7 +89,7 @@ def _many_int8(
 
 
 def _many_fp8(
-    gpu: Gpu, x: Tensor, weight: PackedMatrix, rounding: Rounding, bias: Tensor | None
+    gpu: Gpu, x: Tensor, weight: PackedMatrix, rounding: ActivationQuantization, bias: Tensor | None
 ) -> Tensor:
     codes, factors = _rounded(gpu, x, torch.float8_e4m3fn, rounding)
     matrix = weight.plain_codes(0, len(weight)).view(torch.float8_e4m3fn)
@@ -105,11 +105,13 @@ def _many_fp8(
     )
 
 
-def _rounded(gpu: Gpu, x: Tensor, dtype: torch.dtype, rounding: Rounding) -> tuple[Tensor, Tensor]:
+def _rounded(
+    gpu: Gpu, x: Tensor, dtype: torch.dtype, rounding: ActivationQuantization
+) -> tuple[Tensor, Tensor]:
     """Codes [n, k] of that dtype, and factors fp32 [n]."""
     n = len(x)
     codes = torch.empty(x.shape, dtype=dtype, device=x.device)
     room = -(-n // _CUTLASS_TILE) * _CUTLASS_TILE
     factors = torch.empty(room, device=x.device)[:n]
-    quantize(gpu, x, codes, factors, rounding.form, given=rounding.scale)
+    quantize(gpu, x, codes, factors, rounding.dtype, given=rounding.scale)
     return codes, factors

@@ -16,10 +16,18 @@ from swiftchat.engine.model.decoder import DecoderWeights
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name
-from swiftchat.weights.model.dummy import dummy_forms
+from swiftchat.weights.model.dummy import dummy_schemes
 from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice
 from swiftchat.weights.quantization.quantize import W8A8
-from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Kept, KeptForm, Rounding, cut
+from swiftchat.weights.quantization.scheme import (
+    ActivationQuantization,
+    Float8,
+    Int4,
+    Int8,
+    QuantizedMatrix,
+    Scheme,
+    slice_matrix,
+)
 
 # As peaked as a trained model's: top-p 0.95 then keeps a few tokens, not tens of thousands.
 _LOGIT_STD = 4.0
@@ -39,7 +47,7 @@ def dummy_weights(
 
     With `share` those of one rank: each tensor is generated whole, by itself, and then cut, so
     that all ranks together have what one has. With a `form` and a way to `pack`, the matrices of
-    `dummy_forms` are rounded and packed, and with one of `W8A8` their inputs rounded too.
+    `dummy_schemes` are rounded and packed, and with one of `W8A8` their inputs rounded too.
 
     The spread of a matrix keeps the size of what goes through it, and what the layers add to
     the residual stream together is about as large as an embedding, so that logits have a
@@ -49,7 +57,7 @@ def dummy_weights(
     share = share or Shard(config)
     generator = torch.Generator(device)
     kinds = {tensor_name(config, *place): place[0] for place in canonical_tensors(config)}
-    shapes, forms = expected_tensors(config), dummy_forms(config, form)
+    shapes, forms = expected_tensors(config), dummy_schemes(config, form)
     numbers = {name: number for number, name in enumerate(shapes)}
 
     def random(wanted: Sequence[tuple[str, TensorSlice]], use: Use) -> Weight:
@@ -62,7 +70,9 @@ def dummy_weights(
         each = list(zip(torch.split(tensor, rows), (part for _, part in wanted), strict=True))
         its = forms.get(names[0])
         if its is not None and pack is not None:
-            kept = [cut(_rounded(whole, its), part.axis, part.spans) for whole, part in each]
+            kept = [
+                slice_matrix(_rounded(whole, its), part.axis, part.spans) for whole, part in each
+            ]
             together = [own for own in kept if own is not None]
             packed = pack(together, dtype) if len(together) == len(kept) else None
             if packed is not None and (use != "lookup" or has_rows(packed)):
@@ -78,13 +88,13 @@ def dummy_weights(
 
     def with_rounding(wanted: Sequence[tuple[str, TensorSlice]], use: Use) -> Weight:
         weight = random(wanted, use)
-        rounding = Rounding(W8A8[form]) if form is not None and form in W8A8 else None
+        rounding = ActivationQuantization(W8A8[form]) if form is not None and form in W8A8 else None
         return W8A8Weight(weight, rounding) if rounding and wanted[0][0] in forms else weight
 
     return arrange(share.local_config, assemble(share, with_rounding, dtype))
 
 
-def _rounded(matrix: Tensor, kept: KeptForm) -> Kept:
+def _rounded(matrix: Tensor, kept: Scheme) -> QuantizedMatrix:
     """A matrix in the nearest numbers of the form."""
     form, group = kept
     rows = len(matrix)

@@ -97,7 +97,7 @@ def load_weights(
 
     def place(wanted: Wanted, use: Use) -> Weight:
         nonlocal done_bytes
-        if any(name in checkpoint.packed for name, _ in wanted):
+        if any(name in checkpoint.quantized for name, _ in wanted):
             done_bytes += sum(checkpoint.nbytes(name) for name, _ in wanted)
             on_progress(done_bytes, total_bytes)
             keep = pack if use != "plain" else None
@@ -137,7 +137,7 @@ def stream_weights(
     packed_bytes, total_bytes = 0, _wanted_bytes(share, checkpoint)
 
     def is_packed(wanted: Wanted) -> bool:
-        return any(name in checkpoint.packed for name, _ in wanted)
+        return any(name in checkpoint.quantized for name, _ in wanted)
 
     def place(wanted: Wanted, use: Use) -> Weight:
         nonlocal packed_bytes
@@ -185,15 +185,15 @@ def _with_rounding(checkpoint: Checkpoint, wanted: Wanted, use: Use, weight: Wei
     """The weight with its inputs rounded, where the checkpoint says so of all its parts."""
     if use != "product":
         return weight
-    rounding = rounding_of([checkpoint.packed.get(name) for name, _ in wanted])
+    rounding = rounding_of([checkpoint.quantized.get(name) for name, _ in wanted])
     return weight if rounding is None else W8A8Weight(weight, rounding)
 
 
 def _wanted_bytes(share: Shard, checkpoint: Checkpoint) -> int:
-    if checkpoint.packed:
+    if checkpoint.quantized:
         return sum(
             checkpoint.nbytes(name)
-            if name in checkpoint.packed
+            if name in checkpoint.quantized
             else math.prod(shape) * _DTYPES[checkpoint.tensors[name].dtype].itemsize
             for name, shape in share.shapes().items()
         )

@@ -9,21 +9,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, kept_forms
+from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_schemes
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.quantized import Weight, has_rows, packed_weight
 from swiftchat.engine.linear.quantized_gpu import packed_matrix
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice
-from swiftchat.weights.quantization.quantized_tensor import as_float32
-from swiftchat.weights.quantization.scheme import Kept, KeptForm, cut
+from swiftchat.weights.quantization.scheme import QuantizedMatrix, Scheme, slice_matrix
+from swiftchat.weights.quantization.stored_tensor import as_float32
 
 Wanted = Sequence[tuple[str, TensorSlice]]
 # What is done with a tensor: anything (so it has to be a plain one), products, or looking up rows.
 Use = Literal["plain", "product", "lookup"]
 # The parts under each other as one packed matrix to multiply the dtype with, or None.
-Pack = Callable[[Sequence[Kept], torch.dtype], Weight | None]
+Pack = Callable[[Sequence[QuantizedMatrix], torch.dtype], Weight | None]
 
 
 def packing(device: torch.device, has_kernels: bool) -> Pack | None:
@@ -43,12 +43,12 @@ def resident_estimate(
 
     On the CPU those are the least there will be: which stay packed is known when they are read.
     """
-    packed = checkpoint.packed
+    packed = checkpoint.quantized
     if device.type != "cpu":
-        return gpu_weight_bytes(share, kept_forms(packed), dtype.itemsize)
+        return gpu_weight_bytes(share, packed_schemes(packed), dtype.itemsize)
     whole_bytes = {
         name: checkpoint.nbytes(name)
-        if name in packed and packed[name].kept is not None
+        if name in packed and packed[name].packed is not None
         else math.prod(shape) * dtype.itemsize
         for name, shape in expected_tensors(share.config).items()
     }
@@ -80,11 +80,11 @@ def packed_or_decoded(
     return weights[0] if len(weights) == 1 else MergedWeight(weights)
 
 
-def _form(checkpoint: Checkpoint, name: str) -> KeptForm | None:
+def _form(checkpoint: Checkpoint, name: str) -> Scheme | None:
     """What those have in common that can be packed together; None: it has no such form."""
-    tensor = checkpoint.packed.get(name)
-    keeping = None if tensor is None else tensor.kept
-    return None if keeping is None else (keeping.form, keeping.group)
+    tensor = checkpoint.quantized.get(name)
+    keeping = None if tensor is None else tensor.packed
+    return None if keeping is None else keeping.scheme
 
 
 def _packed(
@@ -92,12 +92,12 @@ def _packed(
 ) -> Weight | None:
     if pack is None:
         return None
-    parts: list[Kept] = []
+    parts: list[QuantizedMatrix] = []
     for name, part in wanted:
-        tensor = checkpoint.packed.get(name)
-        if tensor is None or tensor.kept is None:
+        tensor = checkpoint.quantized.get(name)
+        if tensor is None or tensor.packed is None:
             return None
-        own = cut(tensor.kept.read(), part.axis, part.spans)
+        own = slice_matrix(tensor.packed.read(), part.axis, part.spans)
         if own is None:
             return None
         parts.append(own)
@@ -111,11 +111,11 @@ def _decoded(
     """The wanted parts together, of tensors of which some are packed."""
 
     def whole(name: str) -> Tensor:
-        if name not in checkpoint.packed:
+        if name not in checkpoint.quantized:
             array = as_float32(checkpoint.read(name), checkpoint.tensors[name].dtype)
             return torch.from_numpy(array).to(dtype).to(device)
-        tensor = checkpoint.packed[name]
-        pieces = [torch.from_numpy(piece).to(dtype).to(device) for piece in tensor.pieces()]
+        tensor = checkpoint.quantized[name]
+        pieces = [torch.from_numpy(piece).to(dtype).to(device) for piece in tensor.chunks()]
         return torch.cat(pieces).view(tensor.shape)
 
     cut_out = [

@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, kept_forms
+from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_schemes
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.errors import DeviceError, OutOfMemory
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model
-from swiftchat.weights.model.dummy import dummy_config, dummy_forms, form_asked
+from swiftchat.weights.model.dummy import dummy_config, dummy_schemes, parse_dummy_name
 from swiftchat.weights.parallel.tensor_parallel import shard_of, tp_choices
-from swiftchat.weights.quantization.scheme import KeptForm
+from swiftchat.weights.quantization.scheme import Scheme
 
 if TYPE_CHECKING:
     import torch
@@ -35,8 +35,8 @@ def num_ranks(config: EngineConfig, path: Path) -> int:
     shard_of(shape, 1 if config.tp == "auto" else config.tp, 0, num_stages=config.pp)
     if config.tp != "auto":
         return config.tp
-    asked = form_asked(config.dummy or "")[1]
-    forms = kept_forms(model.packed) if model else dummy_forms(shape, asked)
+    asked = parse_dummy_name(config.dummy or "")[1]
+    forms = packed_schemes(model.quantized_tensors) if model else dummy_schemes(shape, asked)
     return _fewest(config, shape, forms if config.kernels else {})
 
 
@@ -67,7 +67,7 @@ def _num_gpus(first: "torch.device") -> int:
     return torch.cuda.device_count() - (first.index or 0)
 
 
-def _fewest(config: EngineConfig, shape: ModelConfig, forms: Mapping[str, KeptForm]) -> int:
+def _fewest(config: EngineConfig, shape: ModelConfig, forms: Mapping[str, Scheme]) -> int:
     """The fewest GPUs, from the first on, each of which has room for its share and a context."""
     import torch
 

@@ -1,4 +1,4 @@
-"""Tiny Llamas quantized in every form, each with the plain model it means."""
+"""Tiny Llama models in every quantized format, each with its dequantized model."""
 
 import json
 from collections.abc import Callable
@@ -27,12 +27,12 @@ SIZES = {
     "tie_word_embeddings": False,
 }
 
-# What a packer makes of one matrix: the tensors below its module, and the matrix they mean.
+# A packed matrix: the tensors of its module, and the dequantized matrix.
 Packed = tuple[packers.Tensors, torch.Tensor]
 
 
 def integers(weight: torch.Tensor, bits: int, index: np.ndarray) -> tuple[Any, Any, Any]:
-    """Nearest integers, zeros and fp16 factors [groups, rows] of columns in groups `index`."""
+    """Return integers, zero points and fp16 scales [groups, rows]; `index` groups the columns."""
     array, most = weight.numpy(), 2**bits - 1
     q, zeros, scales = np.zeros(array.shape, int), [], []
     for group in range(index.max() + 1):
@@ -46,7 +46,7 @@ def integers(weight: torch.Tensor, bits: int, index: np.ndarray) -> tuple[Any, A
     return q, np.stack(zeros), torch.from_numpy(np.stack(scales)).half()
 
 
-def meant(
+def dequantize(
     q: np.ndarray, zeros: np.ndarray, scales: torch.Tensor, index: np.ndarray
 ) -> torch.Tensor:
     return torch.from_numpy(q - zeros[index].T) * scales.float()[index].T
@@ -61,7 +61,7 @@ def gptq(
             np.random.default_rng(0).shuffle(index)
         q, zeros, scales = integers(weight, bits, index)
         tensors = packers.gptq(q, zeros, scales, bits, v2=v2, g_idx=index if shuffled else None)
-        return tensors, meant(q, zeros, scales, index)
+        return tensors, dequantize(q, zeros, scales, index)
 
     return pack
 
@@ -69,7 +69,7 @@ def gptq(
 def awq(weight: torch.Tensor) -> Packed:
     index = np.arange(weight.shape[1]) // 32
     q, zeros, scales = integers(weight, 4, index)
-    return packers.awq(q, zeros, scales), meant(q, zeros, scales, index)
+    return packers.awq(q, zeros, scales), dequantize(q, zeros, scales, index)
 
 
 def compressed_int4(weight: torch.Tensor) -> Packed:
@@ -81,7 +81,7 @@ def compressed_int4(weight: torch.Tensor) -> Packed:
         "weight_scale": scales.T,
         "weight_zero_point": packers.tensor(packers.lines(zeros, 4).T),
     }
-    return tensors, meant(q, zeros, scales, index)
+    return tensors, dequantize(q, zeros, scales, index)
 
 
 def compressed_int8(weight: torch.Tensor) -> Packed:
@@ -98,32 +98,32 @@ def fp8_row(weight: torch.Tensor) -> Packed:
 
 def fp8_blocks(weight: torch.Tensor) -> Packed:
     scale = torch.rand(-(-weight.shape[0] // 40), -(-weight.shape[1] // 24)) / 100 + 0.01
-    spread = scale.repeat_interleave(40, 0)[: len(weight)].repeat_interleave(24, 1)
-    spread = spread[:, : weight.shape[1]]
-    q = (weight / spread).to(torch.float8_e4m3fn)
-    return {"weight": q, "weight_scale_inv": scale}, q.float() * spread
+    expanded = scale.repeat_interleave(40, 0)[: len(weight)].repeat_interleave(24, 1)
+    expanded = expanded[:, : weight.shape[1]]
+    q = (weight / expanded).to(torch.float8_e4m3fn)
+    return {"weight": q, "weight_scale_inv": scale}, q.float() * expanded
 
 
 def nf4(weight: torch.Tensor) -> Packed:
-    numbers = np.linspace(-1, 1, 16).astype(np.float32)
+    codebook = np.linspace(-1, 1, 16).astype(np.float32)
     blocks = weight.reshape(-1, 64)
     absmax = blocks.abs().amax(1).numpy()
-    codes = np.abs(blocks.numpy()[..., None] / absmax[:, None, None] - numbers).argmin(-1)
-    tensors = packers.nf4(codes.reshape(weight.shape), absmax, 64, numbers)
-    return tensors, torch.from_numpy(numbers[codes] * absmax[:, None]).reshape(weight.shape)
+    indices = np.abs(blocks.numpy()[..., None] / absmax[:, None, None] - codebook).argmin(-1)
+    tensors = packers.nf4(indices.reshape(weight.shape), absmax, 64, codebook)
+    return tensors, torch.from_numpy(codebook[indices] * absmax[:, None]).reshape(weight.shape)
 
 
 def int8(weight: torch.Tensor) -> Packed:
-    largest = weight.abs().amax(1)
-    q = (weight / largest[:, None] * 127).round().to(torch.int8)
-    return {"weight": q, "SCB": largest}, q.float() * largest[:, None] * torch.tensor(1 / 127)
+    abs_max = weight.abs().amax(1)
+    q = (weight / abs_max[:, None] * 127).round().to(torch.int8)
+    return {"weight": q, "SCB": abs_max}, q.float() * abs_max[:, None] * torch.tensor(1 / 127)
 
 
-def compressed(form: str, **weights: Any) -> dict[str, Any]:
+def compressed(format: str, **weights: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
     return {
         "quant_method": "compressed-tensors",
-        "format": form,
+        "format": format,
         "config_groups": {"group_0": group},
         "ignore": ["lm_head"],
         "quantization_status": "compressed",
@@ -135,7 +135,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 FP8 = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
 BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True, "llm_int8_threshold": 6.0}
-FORMS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Packed]]] = {
+FORMATS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Packed]]] = {
     "gptq-2": ({**GPTQ, "bits": 2}, gptq(2)),
     "gptq-3": ({**GPTQ, "bits": 3}, gptq(3)),
     "gptq-4-act-order": ({**GPTQ, "desc_act": True}, gptq(4, shuffled=True)),
@@ -163,7 +163,7 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Packed]]] = {
 def quantized_model(
     folder: Path, settings: dict[str, Any], pack: Callable[[torch.Tensor], Packed]
 ) -> transformers.LlamaForCausalLM:
-    """A tiny Llama quantized in `folder`; returned as the plain model that it means."""
+    """Write a quantized tiny Llama to `folder` and return its dequantized model."""
     torch.manual_seed(3)
     config = transformers.LlamaConfig(**SIZES, dtype="float32")
     model = transformers.LlamaForCausalLM(config).eval()

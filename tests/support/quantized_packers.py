@@ -1,7 +1,7 @@
-"""Packers of the quantized forms, written from their published layouts and not from our readers.
+"""Packers for the quantized formats, written from their published layouts, not from our readers.
 
-Numbers are put together in Python's unbounded integers, one line after the other. Matrices are
-[rows, columns] of integers; what a file would hold comes back as torch tensors.
+They pack bits in Python's unbounded integers, one line at a time. Matrices are [rows, columns] of
+integers; the packers return the tensors of a file.
 """
 
 import json
@@ -14,26 +14,26 @@ import torch
 from safetensors.torch import save_file
 
 from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.quantization.checkpoint import PackedTensor, plain_tensors
+from swiftchat.weights.quantization.checkpoint import StoredTensor, model_tensors
 
 Tensors = dict[str, torch.Tensor]
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def words(numbers: Sequence[int], bits: int) -> np.ndarray:
-    """int32 words of a bit stream of `numbers`, lowest first, zeros up to a whole word."""
-    stream = sum(int(number) << (bits * at) for at, number in enumerate(numbers))
-    nbytes = -(-len(numbers) * bits // 32) * 4
+def words(values: Sequence[int], bits: int) -> np.ndarray:
+    """Pack `values` into int32 words, low bits first, padded with zeros."""
+    stream = sum(int(value) << (bits * i) for i, value in enumerate(values))
+    nbytes = -(-len(values) * bits // 32) * 4
     return np.frombuffer(stream.to_bytes(nbytes, "little"), "<i4")
 
 
-def lines(numbers: np.ndarray, bits: int) -> np.ndarray:
-    return np.stack([words(line, bits) for line in numbers.tolist()])
+def lines(values: np.ndarray, bits: int) -> np.ndarray:
+    return np.stack([words(line, bits) for line in values.tolist()])
 
 
 def unpacked(packed: torch.Tensor, bits: int) -> np.ndarray:
-    """The numbers of `lines`, for widths that divide 32."""
+    """Unpack `lines`, for widths that divide 32."""
     streams = [int.from_bytes(line.tobytes(), "little") for line in packed.numpy()]
     count = packed.shape[1] * 32 // bits
     return np.array([[s >> bits * at & 2**bits - 1 for at in range(count)] for s in streams])
@@ -65,9 +65,9 @@ def gptq(
 def awq(q: np.ndarray, zeros: np.ndarray, scales: torch.Tensor) -> Tensors:
     """q [rows, columns]; zeros and scales [groups, rows]."""
 
-    def in_order(numbers: np.ndarray) -> np.ndarray:
-        eights = numbers.reshape(len(numbers), -1, 8)
-        return eights[:, :, AWQ_ORDER].reshape(len(numbers), -1)
+    def in_order(values: np.ndarray) -> np.ndarray:
+        eights = values.reshape(len(values), -1, 8)
+        return eights[:, :, AWQ_ORDER].reshape(len(values), -1)
 
     return {
         "qweight": tensor(lines(in_order(q.T), 4)),
@@ -76,15 +76,15 @@ def awq(q: np.ndarray, zeros: np.ndarray, scales: torch.Tensor) -> Tensors:
     }
 
 
-def nf4(codes: np.ndarray, absmax: np.ndarray, size: int, numbers: np.ndarray) -> Tensors:
-    """codes [rows, columns] of `numbers` [16]; absmax for each `size` codes, not nested."""
-    flat = codes.reshape(-1).tolist() + [0] * (codes.size % 2)
+def nf4(indices: np.ndarray, absmax: np.ndarray, size: int, codebook: np.ndarray) -> Tensors:
+    """indices [rows, columns] into `codebook` [16]; one absmax per `size` indices, not nested."""
+    flat = indices.reshape(-1).tolist() + [0] * (indices.size % 2)
     packed = [first * 16 + second for first, second in zip(flat[::2], flat[1::2], strict=True)]
-    state = {"quant_type": "nf4", "blocksize": size, "dtype": "float16", "shape": codes.shape}
+    state = {"quant_type": "nf4", "blocksize": size, "dtype": "float16", "shape": indices.shape}
     return {
         "weight": torch.tensor(packed, dtype=torch.uint8)[:, None],
         "weight.absmax": tensor(absmax.astype(np.float32)),
-        "weight.quant_map": tensor(numbers.astype(np.float32)),
+        "weight.quant_map": tensor(codebook.astype(np.float32)),
         "weight.quant_state.bitsandbytes__nf4": torch.tensor(
             list(json.dumps(state).encode()), dtype=torch.uint8
         ),
@@ -93,12 +93,12 @@ def nf4(codes: np.ndarray, absmax: np.ndarray, size: int, numbers: np.ndarray) -
 
 def opened(
     folder: Path, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
-) -> dict[str, PackedTensor]:
-    """Our reading of a file of these tensors."""
+) -> dict[str, StoredTensor]:
+    """Write the tensors to a file and open it with our reader."""
     folder.mkdir(exist_ok=True)
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
     checkpoint = Checkpoint.open(folder)
-    return plain_tensors(settings, checkpoint.tensors, checkpoint.read)
+    return model_tensors(settings, checkpoint.tensors, checkpoint.read)
 
 
 def under(module: str, tensors: Mapping[str, torch.Tensor]) -> Tensors:

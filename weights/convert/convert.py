@@ -27,7 +27,7 @@ from swiftchat.weights.formats.safetensors import (
     spec_bytes,
 )
 from swiftchat.weights.formats.weight_files import SAFETENSORS_INDEX
-from swiftchat.weights.quantization.quantize import Quantization
+from swiftchat.weights.quantization.quantize import QuantizationSpec
 from swiftchat.weights.sources.detect import plan_of
 from swiftchat.weights.sources.plan import Plan, json_bytes
 
@@ -61,7 +61,7 @@ def convert(
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
     tp: int = 1,
-    quantization: Quantization | None = None,
+    quantization: QuantizationSpec | None = None,
     progress: Progress | None = None,
     generation_defaults: Mapping[str, Any] | None = None,
     packed: bool = False,
@@ -118,7 +118,7 @@ def outline(
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
     tp: int = 1,
-    quantization: Quantization | None = None,
+    quantization: QuantizationSpec | None = None,
 ) -> Outline:
     """What `convert` would write with these arguments; raises what it raises before it writes."""
     plan = _planned(source, dtype, only, skip, quantization)
@@ -145,7 +145,7 @@ def _planned(
     dtype: str | None,
     only: Sequence[str],
     skip: Sequence[str],
-    quantization: Quantization | None,
+    quantization: QuantizationSpec | None,
     packed: bool = False,
 ) -> Plan:
     if dtype is not None and dtype not in DTYPES:
@@ -171,8 +171,7 @@ def _fingerprint(plan: Plan, tp: int) -> str:
     digest = hashlib.sha256(plan.dtype.encode())
     if plan.quantization is not None or plan.packed:
         digest.update(plan.files["config.json"])
-        of = plan.quantization
-        if of is not None and (of.moments or of.largest) is not None:
+        if plan.quantization is not None and plan.quantization.is_calibrated:
             digest.update(b"calibrated")
     if tp != 1:
         digest.update(f"tp {tp}".encode())

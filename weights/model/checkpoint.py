@@ -32,8 +32,8 @@ from swiftchat.weights.parallel.rank_files import (
     wrong_tp_size,
 )
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
-from swiftchat.weights.quantization.checkpoint import plain_tensors, select
-from swiftchat.weights.quantization.quantized_tensor import PackedTensor
+from swiftchat.weights.quantization.checkpoint import model_tensors, select_expected
+from swiftchat.weights.quantization.stored_tensor import StoredTensor
 
 __all__ = ["Checkpoint", "TensorInfo"]
 
@@ -76,7 +76,7 @@ class Checkpoint:
         self.path = path
         self.tensors = MappingProxyType(dict(tensors))
         self.sliced = sliced
-        self.packed: Mapping[str, PackedTensor] = {}
+        self.quantized: Mapping[str, StoredTensor] = {}
         self.unused: list[str] = []
         self._maps: dict[Path, mmap.mmap] = {}
 
@@ -159,18 +159,18 @@ class Checkpoint:
     def check_quantized(self, config: ModelConfig, settings: Mapping[str, Any]) -> None:
         """`check` for files whose matrices are quantized as `settings` say; fills `packed`.
 
-        Raises `BadModelFile` as `quantized.plain_tensors` and `select` do.
+        Raises `BadModelFile` as `model_tensors` and `select_expected` do.
         """
-        plain = plain_tensors(settings, self.tensors, self.read)
-        chosen = select(plain, expected_tensors(config))
+        tensors = model_tensors(settings, self.tensors, self.read)
+        chosen = select_expected(tensors, expected_tensors(config))
         for name, tensor in chosen.items():
-            if tensor.form == "plain":
+            if tensor.format == "plain":
                 self._check_one(self.tensors[name], tensor.shape)
-        self.packed = {name: tensor for name, tensor in chosen.items() if tensor.form != "plain"}
+        self.quantized = {n: tensor for n, tensor in chosen.items() if tensor.format != "plain"}
 
     def nbytes(self, name: str) -> int:
         """Bytes in the files of a tensor of the model, all its parts if it is packed."""
-        packed = self.packed.get(name)
+        packed = self.quantized.get(name)
         parts = [name] if packed is None else packed.parts.values()
         return sum(self.tensors[part].nbytes for part in parts)
 

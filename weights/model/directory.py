@@ -15,8 +15,8 @@ from swiftchat.weights.formats.safetensors import ITEM_BYTES
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.parallel.rank_files import stored_tp_size
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
-from swiftchat.weights.quantization.checkpoint import FIELDS, settings_in
-from swiftchat.weights.quantization.quantized_tensor import PackedTensor
+from swiftchat.weights.quantization.checkpoint import CONFIG_FIELDS, read_settings
+from swiftchat.weights.quantization.stored_tensor import StoredTensor
 
 __all__ = ["Model"]
 
@@ -37,13 +37,13 @@ class Model:
         config: ModelConfig,
         generation_config: dict[str, Any],
         tokenizer_config: dict[str, Any],
-        quantized: Mapping[str, Any] | None = None,
+        quantization_config: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = path
         self.config = config
         self.generation_config = generation_config
         self.tokenizer_config = tokenizer_config
-        self.quantized = quantized
+        self.quantization_config = quantization_config
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -56,15 +56,17 @@ class Model:
             raise ModelNotFound(f"no model directory {path}")
         if not (path / "config.json").is_file():
             raise BadModelFile(f"{path} is no model directory: config.json is missing")
-        quantized = settings_in(path)
+        quantization_config = read_settings(path)
         config_json = read_json(path / "config.json")
-        config = ModelConfig.from_hf({k: v for k, v in config_json.items() if k not in FIELDS})
+        config = ModelConfig.from_hf(
+            {k: v for k, v in config_json.items() if k not in CONFIG_FIELDS}
+        )
         generation = _read_optional(path / "generation_config.json")
         if generation.get("eos_token_id") is not None:
             eos_ids = token_ids(generation, "eos_token_id", config.vocab_size)
             config = dataclasses.replace(config, eos_ids=eos_ids)
         tokenizer = _read_optional(path / "tokenizer_config.json")
-        return cls(path, config, generation, tokenizer, quantized)
+        return cls(path, config, generation, tokenizer, quantization_config)
 
     def checkpoint(self, share: Shard | None = None) -> Checkpoint:
         """Open the weights and check them against the config; `BadModelFile` names what fails.
@@ -72,10 +74,10 @@ class Model:
         `share` says which rank wants them; `UsageError` when they are cut for other ranks.
         """
         checkpoint = Checkpoint.open(self.path, share)
-        if self.quantized is None:
+        if self.quantization_config is None:
             checkpoint.check(self.config)
         else:
-            checkpoint.check_quantized(self.config, self.quantized)
+            checkpoint.check_quantized(self.config, self.quantization_config)
         return checkpoint
 
     @cached_property
@@ -97,17 +99,17 @@ class Model:
         tensors = checkpoint.tensors
 
         def stored(name: str, shape: tuple[int, ...]) -> tuple[str, int]:
-            if name in checkpoint.packed:
-                return checkpoint.packed[name].form, checkpoint.nbytes(name)
+            if name in checkpoint.quantized:
+                return checkpoint.quantized[name].format, checkpoint.nbytes(name)
             dtype = tensors[name].dtype
             return dtype, math.prod(shape) * ITEM_BYTES[dtype]
 
         return {name: stored(name, s) for name, s in expected_tensors(self.config).items()}
 
     @cached_property
-    def packed(self) -> Mapping[str, PackedTensor]:
+    def quantized_tensors(self) -> Mapping[str, StoredTensor]:
         """The tensors that are quantized, by name."""
-        return {} if self.quantized is None else self.checkpoint().packed
+        return {} if self.quantization_config is None else self.checkpoint().quantized
 
     @cached_property
     def license(self) -> str | None:

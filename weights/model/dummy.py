@@ -10,10 +10,12 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name
 from swiftchat.weights.files.reading import read_json
-from swiftchat.weights.quantization.quantize import FORMS, MATRICES, W8A8
-from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Kept, KeptForm
+from swiftchat.weights.quantization.quantize import QUANTIZABLE, W8A8, WEIGHT_ONLY
+from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, QuantizedMatrix, Scheme
 
-_KEPT: Mapping[str, type[Kept]] = MappingProxyType({"int4": Int4, "int8": Int8, "fp8": Float8})
+_MATRIX_TYPES: Mapping[str, type[QuantizedMatrix]] = MappingProxyType(
+    {"int4": Int4, "int8": Int8, "fp8": Float8}
+)
 _GROUP = 128  # columns of int4 that have a factor together
 _SHARED = {
     "architectures": ["LlamaForCausalLM"],
@@ -80,13 +82,13 @@ DUMMY_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-def form_asked(name: str) -> tuple[str, str | None]:
+def parse_dummy_name(name: str) -> tuple[str, str | None]:
     """Shape and form of `SHAPE:FORM`, as in `llama-3.1-8b:int4`; None without a form known."""
     shape, _, form = name.rpartition(":")
-    return (shape, form) if form in (*FORMS, *W8A8) else (name, None)
+    return (shape, form) if form in (*WEIGHT_ONLY, *W8A8) else (name, None)
 
 
-def dummy_forms(config: ModelConfig, form: str | None) -> dict[str, KeptForm]:
+def dummy_schemes(config: ModelConfig, form: str | None) -> dict[str, Scheme]:
     """How random matrices of a form are packed, by Hugging Face name; those without stay plain.
 
     They are those that `convert --quantize` packs, int4 in groups of 128, and with int4 and int8
@@ -94,27 +96,27 @@ def dummy_forms(config: ModelConfig, form: str | None) -> dict[str, KeptForm]:
     """
     if form is None:
         return {}
-    kept, shapes = _KEPT[W8A8.get(form, form)], expected_tensors(config)
+    kept, shapes = _MATRIX_TYPES[W8A8.get(form, form)], expected_tensors(config)
     head = "embed" if config.tied_embeddings else "lm_head"
-    matrices = MATRICES - ARCHITECTURES[config.architecture].transposed
-    forms: dict[str, KeptForm] = {}
+    matrices = QUANTIZABLE - ARCHITECTURES[config.architecture].transposed
+    forms: dict[str, Scheme] = {}
     for place in canonical_tensors(config):
         its = tensor_name(config, *place)
         if place[0] in matrices:
             columns = shapes[its][-1]
             group = _GROUP if columns % _GROUP == 0 else columns
-            forms[its] = (kept, group if kept is Int4 else 0)
+            forms[its] = Scheme(kept, group if kept is Int4 else 0)
         elif place[0] == head and form in ("int4", "int8"):
-            forms[its] = (Int8, 0)
+            forms[its] = Scheme(Int8)
     return forms
 
 
 def dummy_config(name: str) -> ModelConfig:
     """The configuration of a name in `DUMMY_CONFIGS`, or of a `config.json` at that path.
 
-    A form behind it (`form_asked`) changes nothing of it.
+    A form behind it (`parse_dummy_name`) changes nothing of it.
     """
-    name, _ = form_asked(name)
+    name, _ = parse_dummy_name(name)
     known = DUMMY_CONFIGS.get(name)
     if known is not None:
         return ModelConfig.from_hf(known)

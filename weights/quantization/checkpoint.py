@@ -1,4 +1,4 @@
-"""Quantized checkpoints as the plain model they stand for, one tensor at a time."""
+"""Quantized checkpoints, read as the unquantized models they represent."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -17,17 +17,17 @@ from swiftchat.weights.quantization import (
     gptq,
     mxfp4,
 )
-from swiftchat.weights.quantization.quantized_tensor import PackedTensor, Read, Source
-from swiftchat.weights.quantization.settings import Settings, shortened
+from swiftchat.weights.quantization.settings import Settings, shorten
+from swiftchat.weights.quantization.stored_tensor import CheckedTensors, Read, StoredTensor
 
-__all__ = ["FIELDS", "PackedTensor", "plain_tensors", "select", "settings_in"]
+__all__ = ["CONFIG_FIELDS", "model_tensors", "read_settings", "select_expected"]
 
-Method = Callable[[Settings, Source], dict[str, PackedTensor]]
+Method = Callable[[Settings, CheckedTensors], dict[str, StoredTensor]]
 
 # Fields of config.json; the second is the older name of compressed-tensors.
-FIELDS = ("quantization_config", "compression_config")
-# Files that older tools wrote in their place, and the method each stands for.
-_BESIDE: Mapping[str, str] = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+CONFIG_FIELDS = ("quantization_config", "compression_config")
+# Settings files of older tools, and the method of each.
+_SETTINGS_FILES: Mapping[str, str] = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 _METHODS: Mapping[str, Method] = {
     "gptq": gptq.tensors,
@@ -41,51 +41,52 @@ _METHODS: Mapping[str, Method] = {
 }
 
 
-def settings_in(directory: Path) -> Mapping[str, Any] | None:
-    """How the model of `directory` is quantized, `quant_method` included; None: it is not.
+def read_settings(directory: Path) -> Mapping[str, Any] | None:
+    """Return the quantization settings of a model directory, `quant_method` included.
 
-    The files that older tools wrote beside `config.json` count only where that says nothing.
+    None: the model is not quantized. The files of older tools count only if `config.json` has no
+    such settings.
     """
     if not (directory / "config.json").is_file():
         return None
     config_json = read_json(directory / "config.json")
-    for field in FIELDS:
+    for field in CONFIG_FIELDS:
         found = config_json.get(field)
         if found is None:
             continue
         if not isinstance(found, Mapping):
             raise BadModelFile(f"config.json: {field} must be an object")
-        default = {"quant_method": "compressed-tensors"} if field == FIELDS[1] else {}
+        default = {"quant_method": "compressed-tensors"} if field == CONFIG_FIELDS[1] else {}
         return {**default, **found}
-    for name, method in _BESIDE.items():
+    for name, method in _SETTINGS_FILES.items():
         if (directory / name).is_file():
             return {"quant_method": method, **read_json(directory / name)}
     return None
 
 
-def plain_tensors(
+def model_tensors(
     settings: Mapping[str, Any], tensors: Mapping[str, TensorInfo], read: Read
-) -> dict[str, PackedTensor]:
-    """Every tensor of the plain model by its Hugging Face name, and all that is not quantized.
+) -> dict[str, StoredTensor]:
+    """Return every tensor of the unquantized model by its Hugging Face name.
 
-    Nothing is decoded yet. Whether a layer is quantized is told by its tensors, so what
-    `modules_to_not_convert` or `ignore` left alone stays as it is.
+    Nothing is dequantized yet. The tensors of a layer show whether it is quantized, so layers in
+    `modules_to_not_convert` or `ignore` are returned as plain tensors.
 
-    Raises `BadModelFile` naming the field of `settings` that is unknown or impossible, or the
-    tensor that is missing or misshapen.
+    Raises `BadModelFile` with the field of `settings` that is unknown or impossible, or the
+    tensor that is missing or has the wrong shape.
     """
     checked = Settings(settings, "quantization_config")
     method = _METHODS.get(_method(checked))
     if method is None:
-        raise _unknown(_method(checked))
-    source = Source(tensors, read)
+        raise _unknown_method(_method(checked))
+    source = CheckedTensors(tensors, read)
     found = method(checked, source)
     if not found:
-        raise BadModelFile(f"the model calls itself {_method(checked)}, but no tensor is quantized")
-    used = {name for packed in found.values() for name in packed.parts.values()}
+        raise BadModelFile(f"quant_method is {_method(checked)}, but no tensor is quantized")
+    used = {name for tensor in found.values() for name in tensor.parts.values()}
     both = [name for name in found if name in tensors and name not in used]
     if both:
-        raise BadModelFile(f"tensor {both[0]} is there both quantized and plain")
+        raise BadModelFile(f"tensor {both[0]} is stored twice, quantized and plain")
     rest = {name: source.plain(name) for name in tensors if name not in used}
     return {**found, **rest}
 
@@ -93,36 +94,36 @@ def plain_tensors(
 def _method(settings: Settings) -> str:
     value = settings.fields.get("quant_method")
     if not isinstance(value, str):
-        raise settings.bad("quant_method", f"one of {', '.join(_METHODS)}", value)
+        raise settings.error("quant_method", f"one of {', '.join(_METHODS)}", value)
     return value.lower()
 
 
-def _unknown(method: str) -> BadModelFile:
+def _unknown_method(method: str) -> BadModelFile:
     nearest = difflib.get_close_matches(method, _METHODS, n=1, cutoff=0.0)
     hint = f"nearest known: {nearest[0]}; known: {', '.join(_METHODS)}" if nearest else ""
-    return BadModelFile(f"unknown quant_method {shortened(repr(method))}", hint)
+    return BadModelFile(f"unknown quant_method {shorten(repr(method))}", hint)
 
 
-def select(
-    plain: Mapping[str, PackedTensor], expected: Mapping[str, tuple[int, ...]]
-) -> dict[str, PackedTensor]:
-    """The tensors of `expected`; `BadModelFile` names one that is missing or misshapen.
+def select_expected(
+    tensors: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]]
+) -> dict[str, StoredTensor]:
+    """Return the `expected` tensors; `BadModelFile` names one missing or of another shape.
 
-    Tools add biases of zeros to layers without; one that is not zero is refused, not dropped.
+    Some tools add zero biases to layers without bias. A nonzero one raises `BadModelFile`.
     """
     for name, shape in expected.items():
-        if name not in plain:
-            near = difflib.get_close_matches(name, plain, n=1)
-            found = f"found at most {near[0]}" if near else f"found {len(plain)} other tensors"
+        if name not in tensors:
+            near = difflib.get_close_matches(name, tensors, n=1)
+            found = f"found at most {near[0]}" if near else f"found {len(tensors)} other tensors"
             raise BadModelFile(f"no tensor {name}: expected {list(shape)}, {found}")
-        if plain[name].shape != shape:
+        if tensors[name].shape != shape:
             raise BadModelFile(
-                f"tensor {name}: expected {list(shape)}, found {list(plain[name].shape)} "
-                f"({plain[name].form})"
+                f"tensor {name}: expected {list(shape)}, found {list(tensors[name].shape)} "
+                f"({tensors[name].format})"
             )
-    for name, tensor in plain.items():
+    for name, tensor in tensors.items():
         weight = f"{name.removesuffix('.bias')}.weight"
         unexpected = name.endswith(".bias") and name not in expected and weight in expected
-        if unexpected and tensor.values().any():
+        if unexpected and tensor.to_float32().any():
             raise BadModelFile(f"tensor {name} is not zero, but the model has no such bias")
-    return {name: plain[name] for name in expected}
+    return {name: tensors[name] for name in expected}

@@ -1,8 +1,7 @@
-"""GGUF blocks as the forms that an engine keeps packed, for the types that have one.
+"""GGUF blocks as quantized matrices, for the block types with a matching scheme.
 
-Whole numbers stay what they are; the factor of a group is the product that the block's own
-definition begins with, in float32. Q6_K alone is rounded: it has a factor for each 16 columns,
-and none of the forms does.
+Integers are taken over unchanged; the scale of a group is the product of the block's scales, in
+float32. Only Q6_K is requantized: it has a scale per 16 columns, which no scheme has.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,17 +21,24 @@ from swiftchat.weights.formats.ggml_dequantize import (
     nibbles,
     scales_and_minima,
 )
-from swiftchat.weights.quantization.quantized_tensor import PackedTensor, Source
-from swiftchat.weights.quantization.scheme import Int4, Int8Groups, PackedSource
+from swiftchat.weights.quantization.scheme import Int4, Int8Groups, PackedSource, Scheme
 from swiftchat.weights.quantization.settings import Settings
+from swiftchat.weights.quantization.stored_tensor import CheckedTensors, StoredTensor
 
-__all__ = ["GROUP", "KEPT_TYPES", "finite", "form_of", "kept", "tensors"]
+__all__ = [
+    "GROUP_SIZE",
+    "PACKABLE_TYPES",
+    "has_finite_scales",
+    "matrix_type_of",
+    "tensors",
+    "to_matrix",
+]
 
-GROUP = 32  # columns that have a factor and a zero together, of all types
+GROUP_SIZE = 32  # of the matrices of all types
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
-# Numbers, and for each group factor and minimum: weight = factor·number + minimum.
+# Quantized values, and scale and minimum of each group: weight = scale·value + minimum.
 Parts = tuple[npt.NDArray[np.uint8] | npt.NDArray[np.int8], Floats, Floats]
 
 _BLOCKS_AT_ONCE = 1 << 16
@@ -47,8 +53,8 @@ def _q4_1(blocks: Bytes) -> Parts:
     return nibbles(blocks[:, 4:], 16), half(blocks, 0), half(blocks, 2)
 
 
-def _factors_k(blocks: Bytes) -> tuple[Floats, Floats]:
-    """Factor and minimum of the eight groups of a Q4_K or Q5_K block."""
+def _scales_k(blocks: Bytes) -> tuple[Floats, Floats]:
+    """Return scales and minima of the eight groups of Q4_K or Q5_K blocks."""
     scales, minima = scales_and_minima(blocks[:, 4:16])
     return (
         half(blocks, 0) * scales.astype(np.float32),
@@ -57,7 +63,7 @@ def _factors_k(blocks: Bytes) -> tuple[Floats, Floats]:
 
 
 def _q4_k(blocks: Bytes) -> Parts:
-    return nibbles(blocks[:, 16:], 32), *_factors_k(blocks)
+    return nibbles(blocks[:, 16:], 32), *_scales_k(blocks)
 
 
 def _q5_0(blocks: Bytes) -> Parts:
@@ -71,7 +77,7 @@ def _q5_1(blocks: Bytes) -> Parts:
 
 def _q5_k(blocks: Bytes) -> Parts:
     fifth = bit_planes(blocks[:, 16:48]) << np.uint8(4)
-    return nibbles(blocks[:, 48:], 32) | fifth, *_factors_k(blocks)
+    return nibbles(blocks[:, 48:], 32) | fifth, *_scales_k(blocks)
 
 
 def _q8_0(blocks: Bytes) -> Parts:
@@ -81,28 +87,28 @@ def _q8_0(blocks: Bytes) -> Parts:
 
 def _iq4_nl(blocks: Bytes) -> Parts:
     scale = half(blocks, 0)
-    numbers = IQ4_NUMBERS.astype(np.int8)[nibbles(blocks[:, 2:], 16)]
-    return numbers, scale, np.zeros_like(scale)
+    values = IQ4_NUMBERS.astype(np.int8)[nibbles(blocks[:, 2:], 16)]
+    return values, scale, np.zeros_like(scale)
 
 
 def _q6_k(blocks: Bytes) -> Parts:
-    """To the nearest of 255 numbers for each 32 columns."""
+    """Requantize to int8 in groups of 32, to the nearest."""
     groups = dequantize(blocks, "Q6_K").reshape(len(blocks), 8, 32)
     scale = np.abs(groups).max(2) / np.float32(127)
-    numbers = np.rint(groups / np.where(scale == 0, 1, scale)[..., None])
-    return numbers.reshape(len(blocks), 256).astype(np.int8), scale, np.zeros_like(scale)
+    values = np.rint(groups / np.where(scale == 0, 1, scale)[..., None])
+    return values.reshape(len(blocks), 256).astype(np.int8), scale, np.zeros_like(scale)
 
 
 @dataclass(frozen=True)
 class _Type:
-    """How blocks of a type are taken apart, and at which bytes their half-precision factors are.
+    """A block type: its unpacking function and the byte offsets of its float16 scales.
 
-    `middle` is the number in the middle of those that a group may have; None: they have 4 bits.
+    `center` is the middle of the range of an 8-bit type's values; None: 4-bit values.
     """
 
-    parts: Callable[[Bytes], Parts]
-    factors: tuple[int, ...]
-    middle: int | None = None
+    unpack: Callable[[Bytes], Parts]
+    scale_offsets: tuple[int, ...]
+    center: int | None = None
 
 
 _TYPES: Mapping[str, _Type] = MappingProxyType(
@@ -118,52 +124,52 @@ _TYPES: Mapping[str, _Type] = MappingProxyType(
         "IQ4_NL": _Type(_iq4_nl, (0,), 0),
     }
 )
-KEPT_TYPES = frozenset(_TYPES)
+PACKABLE_TYPES = frozenset(_TYPES)
 
 
-def finite(rows: Bytes, type_name: str) -> bool:
-    """Whether all factors of `rows`, [rows, row bytes], are finite, and so all numbers."""
+def has_finite_scales(rows: Bytes, type_name: str) -> bool:
+    """Return whether all scales, and so all weights, of `rows` [rows, row bytes] are finite."""
     blocks = rows.reshape(-1, BLOCK_TYPES[type_name].block_bytes)
-    return all(np.isfinite(half(blocks, at)).all() for at in _TYPES[type_name].factors)
+    return all(np.isfinite(half(blocks, at)).all() for at in _TYPES[type_name].scale_offsets)
 
 
-def form_of(type_name: str) -> type[Int4] | type[Int8Groups]:
-    """Which form blocks of a `KEPT_TYPES` type are kept in."""
-    return Int4 if _TYPES[type_name].middle is None else Int8Groups
+def matrix_type_of(type_name: str) -> type[Int4] | type[Int8Groups]:
+    """Return the type of quantized matrix that `to_matrix` makes of a block type."""
+    return Int4 if _TYPES[type_name].center is None else Int8Groups
 
 
-def kept(rows: Bytes, type_name: str) -> Int4 | Int8Groups:
-    """The matrix whose rows of whole blocks are `rows`, [rows, row bytes], of a `KEPT_TYPES` type.
+def to_matrix(rows: Bytes, type_name: str) -> Int4 | Int8Groups:
+    """Convert rows of whole blocks, [rows, row bytes], of one of `PACKABLE_TYPES`.
 
-    Factors that are not finite are passed on.
+    Scales that are not finite are passed through.
     """
     kind = _TYPES[type_name]
     blocks = rows.reshape(-1, BLOCK_TYPES[type_name].block_bytes)
-    codes, scales, zeros = [], [], []
+    all_values, scales, zero_points = [], [], []
     for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
         with np.errstate(invalid="ignore", over="ignore"):
-            numbers, scale, minimum = kind.parts(blocks[start : start + _BLOCKS_AT_ONCE])
-            scale, zero = _zero(scale, minimum)
-        if kind.middle is None:
-            two = numbers.view("<u2")  # neighbors, the lower column in the low byte
-            codes.append((two | two >> np.uint16(4)).astype(np.uint8))
+            values, scale, minimum = kind.unpack(blocks[start : start + _BLOCKS_AT_ONCE])
+            scale, zero_point = _zero_point(scale, minimum)
+        if kind.center is None:
+            pairs = values.view("<u2")  # neighbors, the lower column in the low byte
+            all_values.append((pairs | pairs >> np.uint16(4)).astype(np.uint8))
         else:  # modulo 256
-            codes.append(numbers.view(np.uint8) + np.uint8(128 - kind.middle))
-            zero += 128 - kind.middle
+            all_values.append(values.view(np.uint8) + np.uint8(128 - kind.center))
+            zero_point += 128 - kind.center
         scales.append(scale)
-        zeros.append(zero)
-    return form_of(type_name)(
-        np.concatenate(codes).reshape(len(rows), -1),
+        zero_points.append(zero_point)
+    return matrix_type_of(type_name)(
+        np.concatenate(all_values).reshape(len(rows), -1),
         np.concatenate(scales).reshape(len(rows), -1),
-        np.concatenate(zeros).reshape(len(rows), -1),
+        np.concatenate(zero_points).reshape(len(rows), -1),
     )
 
 
-def _zero(scale: Floats, minimum: Floats) -> tuple[Floats, Floats]:
-    """Factor and zero for scale·number + minimum.
+def _zero_point(scale: Floats, minimum: Floats) -> tuple[Floats, Floats]:
+    """Return scale and zero point for scale·value + minimum.
 
-    Without a factor all numbers of a group mean the minimum, which then becomes the factor of
-    so small a part of it that the numbers do not count.
+    With scale 0 every weight of a group equals the minimum. The group then gets a scale so small
+    compared with the minimum that its values do not matter.
     """
     flat = (scale == 0) & (minimum != 0)
     scale = np.where(flat, np.abs(minimum) * np.float32(2.0**-40), scale)
@@ -171,34 +177,34 @@ def _zero(scale: Floats, minimum: Floats) -> tuple[Floats, Floats]:
     return scale, minimum / divisor
 
 
-def tensors(settings: Settings, source: Source) -> dict[str, PackedTensor]:
-    """Every `….TYPE` that is a matrix of such blocks, by its name without the type."""
-    settings.refuse_others({"quant_method"})
+def tensors(settings: Settings, source: CheckedTensors) -> dict[str, StoredTensor]:
+    """Return every `….TYPE` that is a matrix of such blocks, named without the type."""
+    settings.reject_unknown({"quant_method"})
     return {
         name: _tensor(source, name, type_name)
-        for type_name in sorted(KEPT_TYPES)
-        for name in source.ending(f".{type_name}")
+        for type_name in sorted(PACKABLE_TYPES)
+        for name in source.stems(f".{type_name}")
     }
 
 
-def _tensor(source: Source, name: str, type_name: str) -> PackedTensor:
+def _tensor(source: CheckedTensors, name: str, type_name: str) -> StoredTensor:
     stored, kind = f"{name}.{type_name}", BLOCK_TYPES[type_name]
     count, row_bytes = source.shape(stored, ("U8",), 2)
     if row_bytes % kind.block_bytes:
-        raise source.bad(stored, f"rows of blocks of {kind.block_bytes} bytes", f"{row_bytes}")
+        raise source.error(stored, f"rows of blocks of {kind.block_bytes} bytes", f"{row_bytes}")
     columns = row_bytes // kind.block_bytes * kind.block_elements
 
-    def rows(start: int, stop: int) -> Floats:
-        numbers = dequantize(source.read(stored)[start:stop], type_name)
-        if not np.isfinite(numbers).all():
-            raise source.bad(stored, "finite factors", "others")
-        return numbers
+    def dequantize_rows(start: int, stop: int) -> Floats:
+        weights = dequantize(source.read(stored)[start:stop], type_name)
+        if not np.isfinite(weights).all():
+            raise source.error(stored, "finite scales", "others")
+        return weights
 
-    def whole() -> Int4 | Int8Groups:
+    def read_packed() -> Int4 | Int8Groups:
         blocks = source.read(stored)
-        if not finite(blocks, type_name):
-            raise source.bad(stored, "finite factors", "others")
-        return kept(blocks, type_name)
+        if not has_finite_scales(blocks, type_name):
+            raise source.error(stored, "finite scales", "others")
+        return to_matrix(blocks, type_name)
 
-    keeping = PackedSource(form_of(type_name), whole, GROUP)
-    return PackedTensor(type_name, (count, columns), {"blocks": stored}, rows, keeping)
+    packed = PackedSource(Scheme(matrix_type_of(type_name), GROUP_SIZE), read_packed)
+    return StoredTensor(type_name, (count, columns), {"blocks": stored}, dequantize_rows, packed)

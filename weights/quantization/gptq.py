@@ -1,35 +1,35 @@
-"""GPTQ: integers of 2, 3, 4 or 8 bits, packed along the columns of a matrix.
+"""GPTQ checkpoints: integers of 2, 3, 4 or 8 bits, packed along the columns of a matrix.
 
 Layout (AutoGPTQ's `QuantLinear`), for a matrix of `rows` outputs and `columns` inputs: `qweight`
 int32 [columns·bits/32, rows], `scales` [groups, rows], `qzeros` int32 [groups, rows·bits/32],
-`g_idx` int32 [columns], the group of each column. Numbers lie low bits first, and those of
-3 bits run on across words. weight[r, c] = scales[g, r]·(q[c, r] − zero[g, r]), g = g_idx[c].
+`g_idx` int32 [columns], the group of each column. Values are packed low bits first; 3-bit values
+straddle words. weight[r, c] = scales[g, r]·(q[c, r] − zero_point[g, r]), g = g_idx[c].
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.quantization.quantized_tensor import (
-    FLOATS,
-    Floats,
-    PackedTensor,
-    Source,
-    spread,
-    unpack,
-)
-from swiftchat.weights.quantization.scheme import Int4, PackedSource
+from swiftchat.weights.quantization.scheme import Int4, PackedSource, Scheme
 from swiftchat.weights.quantization.settings import Settings
+from swiftchat.weights.quantization.stored_tensor import (
+    FLOATS,
+    CheckedTensors,
+    Floats,
+    StoredTensor,
+    expand_groups,
+    pack_nibbles,
+    unpack_bits,
+)
 
 __all__ = ["tensors"]
 
 _BITS = (2, 3, 4, 8)
 _MAX_GROUP = 2**20
-# How the model was quantized, or which program should run it: nothing that changes a number.
-_INERT = {
+# How the model was quantized or should be run: no effect on the weights.
+_IGNORED = {
     "quant_method",
     "sym",
     "damp_percent",
@@ -74,29 +74,29 @@ _READ = {
 }
 
 
-def tensors(settings: Settings, source: Source) -> dict[str, PackedTensor]:
-    """Every `….qweight` and its parts as `….weight`.
+def tensors(settings: Settings, source: CheckedTensors) -> dict[str, StoredTensor]:
+    """Return every `….qweight` with its parts as `….weight`.
 
-    The first format stores zeros less one, modulo 2^bits; `gptq_v2` stores them as they are.
-    (Some kernels read all ones as 2^bits, which no tool writes: zeros are below it.)
+    The first format stores zero points minus one, modulo 2^bits; `gptq_v2` stores them as they
+    are. (Some kernels read all ones as 2^bits, which no tool writes: zero points are below it.)
     """
-    settings.refuse_others(_INERT | _READ)
+    settings.reject_unknown(_IGNORED | _READ)
     bits = settings.integer("bits", _BITS, "2, 3, 4 or 8")
     group_size = settings.integer("group_size", range(-1, _MAX_GROUP), "-1 or a size")
     if group_size == 0:
-        raise settings.bad("group_size", "-1 or a size", 0)
+        raise settings.error("group_size", "-1 or a size", 0)
     settings.text("pack_dtype", ("int32",), "int32")
     settings.text("method", ("gptq",), "gptq")
     for pattern in settings.nested("dynamic").fields:
-        # "-:" leaves layers as they are, which their tensors tell; all else changes their bits.
+        # "-:" excludes layers, which their tensors show; other patterns change their bits.
         if not pattern.startswith("-:"):
-            raise settings.bad("dynamic", "patterns that begin with -:", pattern)
-    offset = 1 if _format(settings) == "gptq" else 0
+            raise settings.error("dynamic", "patterns that begin with -:", pattern)
+    zero_offset = 1 if _format(settings) == "gptq" else 0
     reordered = settings.flag("desc_act", False) and not settings.flag("static_groups", False)
-    ordered = not reordered or group_size == -1
+    in_order = not reordered or group_size == -1
     return {
-        f"{module}.weight": _tensor(source, module, bits, group_size, offset, ordered)
-        for module in source.ending(".qweight")
+        f"{module}.weight": _tensor(source, module, bits, group_size, zero_offset, in_order)
+        for module in source.stems(".qweight")
     }
 
 
@@ -108,17 +108,22 @@ def _format(settings: Settings) -> str:
         if settings.fields.get(name)
     ]
     if len(set(named)) > 1:
-        raise settings.bad("format", f"{named[0]}, as checkpoint_format is", named[1])
+        raise settings.error("format", f"{named[0]}, as checkpoint_format is", named[1])
     return named[0] if named else "gptq"
 
 
 def _tensor(
-    source: Source, module: str, bits: int, group_size: int, offset: int, ordered: bool
-) -> PackedTensor:
+    source: CheckedTensors,
+    module: str,
+    bits: int,
+    group_size: int,
+    zero_offset: int,
+    in_order: bool,
+) -> StoredTensor:
     words, rows = source.shape(f"{module}.qweight", ("I32",), 2)
     columns = words * 32 // bits
     if words * 32 % bits or rows * bits % 32:
-        raise source.bad(f"{module}.qweight", f"whole words of {bits} bits", f"{[words, rows]}")
+        raise source.error(f"{module}.qweight", f"whole words of {bits} bits", f"{[words, rows]}")
     group_size = columns if group_size == -1 else group_size
     groups = -(-columns // group_size)
     parts = {
@@ -128,41 +133,38 @@ def _tensor(
     }
     if f"{module}.g_idx" in source.tensors:
         parts["g_idx"] = source.require(f"{module}.g_idx", ("I32",), (columns,))
-    elif not ordered:
+    elif not in_order:
         raise BadModelFile(
-            f"no tensor {module}.g_idx: desc_act is set, and only it tells the order of columns"
+            f"no tensor {module}.g_idx: desc_act is set, so the order of the columns is needed"
         )
 
-    in_order = np.arange(columns) // group_size
+    default_index = np.arange(columns) // group_size
 
     def by_column(table: npt.NDArray[Any]) -> Floats:
         by_row = np.ascontiguousarray(table.T).astype(np.float32)
-        index = source.index(parts["g_idx"], groups) if "g_idx" in parts else in_order
-        if np.array_equal(index, in_order):
-            return spread(by_row, group_size, columns)
+        index = source.read_group_index(parts["g_idx"], groups) if "g_idx" in parts else None
+        if index is None or np.array_equal(index, default_index):
+            return expand_groups(by_row, group_size, columns)
         return by_row[:, index]
 
-    def decode(start: int, stop: int) -> Floats:
-        numbers = unpack(source.words(parts["qweight"])[:, start:stop].T, bits)
-        zeros = unpack(source.words(parts["qzeros"]), bits)[:, start:stop]
-        zeros = (zeros + np.uint8(offset)) & np.uint8((1 << bits) - 1)
-        result = numbers.astype(np.float32)
-        result -= by_column(zeros)
-        result *= by_column(source.floats(parts["scales"])[:, start:stop])
+    def zero_points(start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Zero points [groups, stop − start]."""
+        stored = unpack_bits(source.read_words(parts["qzeros"]), bits)[:, start:stop]
+        return (stored + np.uint8(zero_offset)) & np.uint8((1 << bits) - 1)
+
+    def dequantize(start: int, stop: int) -> Floats:
+        values = unpack_bits(source.read_words(parts["qweight"])[:, start:stop].T, bits)
+        result = values.astype(np.float32)
+        result -= by_column(zero_points(start, stop))
+        result *= by_column(source.read_floats(parts["scales"])[:, start:stop])
         return result
 
-    def kept() -> Int4:
-        codes = unpack(np.ascontiguousarray(source.words(parts["qweight"]).T), bits)
-        zeros = unpack(source.words(parts["qzeros"]), bits)[:, :rows].T
-        zero = ((zeros + np.uint8(offset)) & np.uint8(15)).astype(np.float32)
-        scale = np.ascontiguousarray(source.factors(parts["scales"]).T)
-        return Int4(codes[:, 0::2] | codes[:, 1::2] << np.uint8(4), scale, zero)
+    def read_packed() -> Int4:
+        values = unpack_bits(np.ascontiguousarray(source.read_words(parts["qweight"]).T), bits)
+        scale = np.ascontiguousarray(source.read_scales(parts["scales"]).T)
+        return Int4(pack_nibbles(values), scale, zero_points(0, rows).T.astype(np.float32))
 
-    fits = bits == 4 and columns % group_size == 0 and _in_order(source, parts, in_order)
-    keeping = PackedSource(Int4, kept, group_size) if fits else None
-    return PackedTensor("gptq", (rows, columns), parts, decode, keeping)
-
-
-def _in_order(source: Source, parts: Mapping[str, str], in_order: npt.NDArray[Any]) -> bool:
-    """Whether each column is in the group that its place says."""
-    return "g_idx" not in parts or np.array_equal(source.read(parts["g_idx"]), in_order)
+    is_default = "g_idx" not in parts or np.array_equal(source.read(parts["g_idx"]), default_index)
+    can_stay_packed = bits == 4 and columns % group_size == 0 and is_default
+    packed = PackedSource(Scheme(Int4, group_size), read_packed) if can_stay_packed else None
+    return StoredTensor("gptq", (rows, columns), parts, dequantize, packed)

@@ -1,9 +1,9 @@
-"""Rounding that lets the columns still to come make up for the error of those before.
+"""GPTQ: rounding in which later columns compensate the error of earlier ones.
 
-GPTQ: Frantar et al., 2022 (arXiv:2210.17323). What counts is not how far weights move but how far
-products do: (W − Q)·M·(W − Q)ᵀ, where M is the second moment of the inputs, Σ x·xᵀ over a text.
-What was found so is then improved number by number, as QuantEase does it (Behdin et al., 2023,
-arXiv:2309.01885), and factor by factor.
+Frantar et al., 2022 (arXiv:2210.17323). It minimizes the error of the matrix's outputs instead of
+its weights: (W − Q)·M·(W − Q)ᵀ, with M the second moments of the inputs, Σ x·xᵀ over a text. The
+result is then improved by coordinate descent over the values, as in QuantEase (Behdin et al., 2023,
+arXiv:2309.01885), and over the scales.
 """
 
 from collections.abc import Callable
@@ -11,96 +11,97 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GptqRounding", "gained"]
+__all__ = ["GptqRounding", "scale_update"]
 
 Floats = npt.NDArray[np.float32]
-# (column, numbers): the codes of some numbers in a column, and what they mean.
+# (column, weights of that column) -> (quantized values, dequantized weights).
 RoundColumn = Callable[[int, Floats], tuple[Floats, Floats]]
-# (group, codes, left, within): what a group's codes [columns, rows] mean by new factors; `left` is
-# the slope of the loss at those columns, times −½, and `within` the moment among them.
-Refit = Callable[[int, Floats, Floats, Floats], Floats]
+# (group, values [columns, rows], gradient, moments) -> the values dequantized with new scales;
+# `gradient` is −½ times the gradient of the error at those columns, `moments` their block of M.
+RefitScales = Callable[[int, Floats, Floats, Floats], Floats]
 
-# Of the mean of M's diagonal, added to it: directions that a text does not show stay in bounds.
+# Added to M's diagonal, relative to its mean: bounds directions missing from the text.
 _DAMPING = 0.02
-_BLOCK = 32  # columns between two updates of all that follow
-_SWEEPS = 6  # over all groups; the last lowers the loss by less than a hundredth
+_BLOCK = 32  # columns between two updates of all following columns
+_SWEEPS = 6  # over all groups; the last one lowers the error by less than 1 %
 
 
 class GptqRounding:
-    """How the error of each column is spread over the columns after it, for inputs like `moment`.
+    """GPTQ's error propagation for inputs with the second moments `moments`.
 
-    `moment` [columns, columns] is symmetric, and kept; its diagonal is raised in place. Columns are
-    taken in the order of their inputs' size, the largest first, while there are most others left to
-    make up for them. `sizes` says what a column's error costs, squared, when all others make up for
-    it: 1 / the diagonal of M⁻¹.
+    `moments` [columns, columns] is symmetric; it is kept, and its diagonal is raised in place.
+    Columns are rounded in the order of their inputs' size, the largest first, when most columns
+    are left to compensate. `error_weights` is the cost of a column's squared error when all other
+    columns compensate it: 1 / the diagonal of M⁻¹.
     """
 
-    def __init__(self, moment: Floats) -> None:
-        sizes = np.diag(moment)
-        self._order = np.argsort(-sizes, kind="stable")
-        self._moment = moment
-        added = _DAMPING * float(sizes.mean()) or 1.0
-        self._moment[np.diag_indices_from(moment)] += np.where(sizes == 0, 1 + added, added)
-        whole = self._moment[np.ix_(self._order, self._order)].astype(np.float64)
-        inverse = np.linalg.inv(whole)
-        self.sizes = np.empty_like(sizes)
-        self.sizes[self._order] = 1 / np.diag(inverse)
-        # Upper triangular U with Uᵀ·U the inverse of M.
-        self._spread = np.linalg.cholesky(inverse).T.astype(np.float32)
+    def __init__(self, moments: Floats) -> None:
+        diagonal = np.diag(moments)
+        self._order = np.argsort(-diagonal, kind="stable")
+        self._moments = moments
+        added = _DAMPING * float(diagonal.mean()) or 1.0
+        self._moments[np.diag_indices_from(moments)] += np.where(diagonal == 0, 1 + added, added)
+        ordered = self._moments[np.ix_(self._order, self._order)].astype(np.float64)
+        inverse = np.linalg.inv(ordered)
+        self.error_weights = np.empty_like(diagonal)
+        self.error_weights[self._order] = 1 / np.diag(inverse)
+        # Upper triangular U with Uᵀ·U = M⁻¹.
+        self._propagation = np.linalg.cholesky(inverse).T.astype(np.float32)
 
-    def codes(self, matrix: Floats, round_column: RoundColumn) -> tuple[Floats, Floats]:
-        """Codes of `matrix` [rows, columns] and what they mean, both [columns, rows]."""
-        # Columns as rows, so that one lies together.
-        left, spread = np.ascontiguousarray(matrix.T[self._order]), self._spread
-        codes, meant = np.empty_like(left), np.empty_like(left)
-        for start in range(0, len(spread), _BLOCK):
-            stop = min(start + _BLOCK, len(spread))
-            block, errors = left[start:stop], np.empty_like(left[start:stop])
+    def quantize(self, matrix: Floats, round_column: RoundColumn) -> tuple[Floats, Floats]:
+        """Return values and dequantized weights of `matrix` [rows, columns], as [columns, rows]."""
+        # Transposed, so that columns are contiguous.
+        remaining, u = np.ascontiguousarray(matrix.T[self._order]), self._propagation
+        values, dequantized = np.empty_like(remaining), np.empty_like(remaining)
+        for start in range(0, len(u), _BLOCK):
+            stop = min(start + _BLOCK, len(u))
+            block, errors = remaining[start:stop], np.empty_like(remaining[start:stop])
             for i, column in enumerate(self._order[start:stop]):
                 at = start + i
-                codes[column], meant[column] = round_column(int(column), block[i])
-                errors[i] = (block[i] - meant[column]) / spread[at, at]
-                block[i + 1 :] -= spread[at, at + 1 : stop, None] * errors[i]
-            left[stop:] -= spread[start:stop, stop:].T @ errors
-        return codes, meant
+                values[column], dequantized[column] = round_column(int(column), block[i])
+                errors[i] = (block[i] - dequantized[column]) / u[at, at]
+                block[i + 1 :] -= u[at, at + 1 : stop, None] * errors[i]
+            remaining[stop:] -= u[start:stop, stop:].T @ errors
+        return values, dequantized
 
     def refine(
         self,
         matrix: Floats,
-        codes: Floats,
-        meant: Floats,
+        values: Floats,
+        dequantized: Floats,
         round_column: RoundColumn,
         group_size: int = _BLOCK,
-        refit: Refit | None = None,
+        refit: RefitScales | None = None,
     ) -> None:
-        """Bring what codes mean nearer to `matrix` [rows, columns], as products see it.
+        """Lower the output error of a quantized `matrix` [rows, columns] by coordinate descent.
 
-        `codes` and `meant`, as `codes` gives them, are modified in place. One group of columns
-        after the other is first refitted, if its factors can be, and gets then, a column at a time,
-        the codes of the least loss with all others as they are.
+        Modifies `values` and `dequantized`, as returned by `quantize`, in place. For each group
+        of columns in turn, `refit` first updates its scales; then each of its columns gets the
+        values of least error with all other columns fixed.
         """
         for _ in range(_SWEEPS):
-            slope = self._moment @ (matrix.T - meant)  # of the loss, times −½
-            for start in range(0, len(codes), group_size):
-                at = slice(start, start + group_size)
-                before, within, left = meant[at].copy(), self._moment[at, at], slope[at].copy()
+            gradient = self._moments @ (matrix.T - dequantized)  # of the error, times −½
+            for start in range(0, len(values), group_size):
+                group = slice(start, start + group_size)
+                before, moments = dequantized[group].copy(), self._moments[group, group]
+                local = gradient[group].copy()
                 if refit is not None:
-                    meant[at] = refit(start // group_size, codes[at], left, within)
-                    left += within @ (before - meant[at])
-                for i, column in enumerate(range(start, start + len(left))):
-                    number = meant[column] + left[i] / within[i, i]
-                    codes[column], now = round_column(column, number)
-                    left[i + 1 :] -= within[i, i + 1 :, None] * (now - meant[column])
-                    meant[column] = now
-                slope += self._moment[:, at] @ (before - meant[at])
+                    dequantized[group] = refit(start // group_size, values[group], local, moments)
+                    local += moments @ (before - dequantized[group])
+                for i, column in enumerate(range(start, start + len(local))):
+                    target = dequantized[column] + local[i] / moments[i, i]
+                    values[column], now = round_column(column, target)
+                    local[i + 1 :] -= moments[i, i + 1 :, None] * (now - dequantized[column])
+                    dequantized[column] = now
+                gradient += self._moments[:, group] @ (before - dequantized[group])
 
 
-def gained(steps: Floats, left: Floats, within: Floats) -> Floats:
-    """What to add to the factors of a group of columns for the least loss.
+def scale_update(steps: Floats, gradient: Floats, moments: Floats) -> Floats:
+    """Return the change of a group's scales of least error, for fixed values.
 
-    `steps` [columns, rows] are what codes mean before they are multiplied; `left` and `within` are
-    what `Refit` gets.
+    `steps` [columns, rows] are the values minus the zero point; `gradient` and `moments` are
+    those of `RefitScales`.
     """
-    weight = np.einsum("cr,cr->r", steps, within @ steps)
-    found: Floats = np.einsum("cr,cr->r", steps, left) / np.where(weight > 0, weight, 1)
-    return found
+    curvature = np.einsum("cr,cr->r", steps, moments @ steps)
+    update: Floats = np.einsum("cr,cr->r", steps, gradient) / np.where(curvature > 0, curvature, 1)
+    return update

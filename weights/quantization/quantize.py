@@ -1,9 +1,8 @@
-"""Matrices rounded to fewer bits for `convert`, as the package compressed-tensors keeps them.
+"""Quantization of weight matrices for `convert --quantize`, in compressed-tensors' layout.
 
-int8: a factor for each row, numbers from −127 to 127. int4: a factor and a zero for each group of
-columns. fp8: e4m3 numbers, a factor for each row. w8a8-int8 and w8a8-fp8: the same numbers as
-int8's and fp8's, a byte each, and inputs are to be rounded too. `compressed_tensors` says how the
-parts lie.
+int8: one scale per row, values from −127 to 127. int4: a scale and a zero point per group of
+columns. fp8: e4m3 values, one scale per row. w8a8-int8 and w8a8-fp8: the same weights as int8 and
+fp8, one byte per value, with quantized inputs. `compressed_tensors` describes the layout.
 """
 
 import fnmatch
@@ -21,23 +20,24 @@ from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import canonical_tensors, tensor_name
 from swiftchat.weights.formats.safetensors import TensorSpec
 from swiftchat.weights.quantization.fp8 import FLOAT8
-from swiftchat.weights.quantization.gptq_rounding import GptqRounding, gained
-from swiftchat.weights.quantization.quantized_tensor import as_float32
-from swiftchat.weights.quantization.rounding import WIRE_NAMES, Floats, rounded
+from swiftchat.weights.quantization.gptq_rounding import GptqRounding, scale_update
+from swiftchat.weights.quantization.rounding import WIRE_NAMES, Floats, convert_dtype
+from swiftchat.weights.quantization.stored_tensor import as_float32, pack_nibbles
 
-__all__ = ["FORMS", "GROUP_SIZES", "MATRICES", "W8A8", "Quantization"]
+__all__ = ["GROUP_SIZES", "QUANTIZABLE", "W8A8", "WEIGHT_ONLY", "QuantizationSpec"]
 
-FORMS = ("int8", "int4", "fp8")
-# Forms whose inputs are rounded too, and what their matrices are rounded to.
+WEIGHT_ONLY = ("int8", "int4", "fp8")
+# Schemes with quantized inputs, and the scheme of their weights.
 W8A8: Mapping[str, Literal["int8", "fp8"]] = MappingProxyType(
     {"w8a8-int8": "int8", "w8a8-fp8": "fp8"}
 )
 GROUP_SIZES = (32, 64, 128)
 
 Array = npt.NDArray[Any]
+StoreScale = Callable[[Floats], tuple[Array, Floats]]
 
-# Matrices of the layers by canonical name; embeddings, head, routers and norms stay as they are.
-MATRICES = frozenset(
+# Matrices of the layers by canonical name; embeddings, head, routers and norms are not quantized.
+QUANTIZABLE = frozenset(
     (
         "q",
         "k",
@@ -56,109 +56,125 @@ MATRICES = frozenset(
         "shared_down",
     )
 )
-_ROWS = 512  # at a time, so that what comes between is small
-_LARGEST_E4M3 = 448.0
-# Of a group's range, those that calibration tries.
-_SHARES = (1.0, 1.15, 1.1, 1.05, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
-# Above zero in each dtype of factors: rows of zeros have one too.
-_SMALLEST = {"bfloat16": 2.0**-126, "float16": 2.0**-24, "float32": 2.0**-126}
+_ROWS_AT_ONCE = 512  # bounds the memory of temporaries
+_MAX_E4M3 = 448.0
+# Fractions of a group's range tried with calibration.
+_RANGE_FRACTIONS = (1.0, 1.15, 1.1, 1.05, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
+# Smallest positive scale per dtype: rows of zeros need a scale above zero too.
+_MIN_SCALE = {"bfloat16": 2.0**-126, "float16": 2.0**-24, "float32": 2.0**-126}
 
 
 @dataclass(frozen=True)
-class Quantization:
-    """What is done to the matrices of the layers: a form, and the width of int4's groups.
+class QuantizationSpec:
+    """How `convert` quantizes the matrices of the layers.
 
-    Tensors that match a pattern of `keep` stay as they are; those of `int8`, among which may be the
-    head, are rounded to the nearest int8 instead. `moments(name)` gives what the inputs
-    of a matrix are like (`GptqRounding`); None: each number is rounded to the nearest.
-    `largest(name)` gives how large each input of a matrix becomes, for W8A8 (`smoothed`). Raises
-    `UsageError` for an unknown form or size of groups, and for what another form is calibrated by.
+    `scheme` is one of `WEIGHT_ONLY` or `W8A8`, `group_size` that of int4. Tensors that match a
+    pattern of `keep` are not quantized; matrices that match one of `int8`, among them possibly
+    the head, are rounded to int8 instead. `second_moments(name)` returns the second moments of a
+    matrix's inputs for `GptqRounding`; None: each value is rounded to nearest.
+    `abs_maxima(name)` returns the absolute maximum of each input of a matrix, for W8A8
+    (`apply_smoothquant`). Raises `UsageError` for an unknown scheme or group size, and for
+    calibration statistics that the scheme does not use.
     """
 
-    form: str
+    scheme: str
     group_size: int = 32
     keep: Sequence[str] = ()
-    moments: Callable[[str], Floats] | None = None
-    largest: Callable[[str], Floats] | None = None
+    second_moments: Callable[[str], Floats] | None = None
+    abs_maxima: Callable[[str], Floats] | None = None
     int8: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.form not in (*FORMS, *W8A8):
-            known = ", ".join((*FORMS, *W8A8))
-            raise UsageError(f"unknown form {self.form!r}", f"one of {known}")
+        if self.scheme not in (*WEIGHT_ONLY, *W8A8):
+            known = ", ".join((*WEIGHT_ONLY, *W8A8))
+            raise UsageError(f"unknown quantization scheme {self.scheme!r}", f"one of {known}")
         if self.group_size not in GROUP_SIZES:
             sizes = ", ".join(map(str, GROUP_SIZES))
-            raise UsageError(f"groups of {self.group_size} are not known", f"one of {sizes}")
+            raise UsageError(f"group size {self.group_size} is not supported", f"one of {sizes}")
         if self.int8 and self._format != "pack-quantized":
-            raise UsageError(f"--int8 does not go with {self.form}", "with int4 and int8 only")
-        if self.moments is not None and self.form in W8A8:
-            raise UsageError(f"{self.form} is not calibrated so", "it is smoothed")
-        if self.largest is not None and self.form not in W8A8:
-            raise UsageError(f"{self.form} is not smoothed", f"only {' and '.join(W8A8)} are")
+            raise UsageError(
+                f"--int8 does not work with {self.scheme}", "use it with int4 or int8 only"
+            )
+        if self.second_moments is not None and self.scheme in W8A8:
+            raise UsageError(
+                f"{self.scheme} is not calibrated with second moments", "it uses SmoothQuant"
+            )
+        if self.abs_maxima is not None and self.scheme not in W8A8:
+            raise UsageError(
+                f"{self.scheme} does not use SmoothQuant", f"only {' and '.join(W8A8)} do"
+            )
 
-    def chosen(self, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-        """The names, among those of `shapes`, that are to be quantized.
+    @property
+    def is_calibrated(self) -> bool:
+        return self.second_moments is not None or self.abs_maxima is not None
 
-        `BadModelFile` names a matrix that groups do not divide, `UsageError` a pattern that
-        matches none, and that there is nothing to quantize.
+    def select_matrices(
+        self, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
+    ) -> list[str]:
+        """Return the names in `shapes` of the matrices to quantize.
+
+        Raises `BadModelFile` for a matrix whose columns the group size does not divide, and
+        `UsageError` for a pattern without a match and when no matrix is left.
         """
-        apart = ARCHITECTURES[config.architecture].transposed
+        transposed = ARCHITECTURES[config.architecture].transposed
         names = [
             name
             for canonical, layer, part in canonical_tensors(config)
-            if canonical in (MATRICES | {"lm_head"}) - apart
+            if canonical in (QUANTIZABLE | {"lm_head"}) - transposed
             and (name := tensor_name(config, canonical, layer, part)) in shapes
-            and (canonical != "lm_head" or self._of(name) is not self)
+            and (canonical != "lm_head" or self._spec_of(name) is not self)
         ]
         for pattern in self.int8:
             if not fnmatch.filter(names, pattern):
                 raise UsageError(
                     f"--int8 {pattern!r} matches no matrix",
-                    "the head has none of its own where embeddings serve as one",
+                    "a model with tied embeddings has no matrix for the head",
                 )
         for pattern in self.keep:
             if not fnmatch.filter(shapes, pattern):
                 raise UsageError(f"--keep {pattern!r} matches no tensor")
         kept = {name for name in names for pattern in self.keep if fnmatch.fnmatch(name, pattern)}
-        chosen = [name for name in names if name not in kept]
-        if not chosen:
-            raise UsageError(f"no matrix of a {config.architecture} is left to be quantized")
-        for name in chosen:
-            if self._of(name).form == "int4" and shapes[name][1] % self.group_size:
+        selected = [name for name in names if name not in kept]
+        if not selected:
+            raise UsageError(f"no matrix of {config.architecture} is left to quantize")
+        for name in selected:
+            if self._spec_of(name).scheme == "int4" and shapes[name][1] % self.group_size:
                 raise BadModelFile(
                     f"tensor {name}: expected columns in groups of {self.group_size}, "
                     f"found {shapes[name][1]}",
                     "choose another --group-size, or --keep the tensor",
                 )
-        return chosen
+        return selected
 
-    def settings(self, plain: Sequence[str], chosen: Sequence[str]) -> dict[str, Any]:
-        """The `quantization_config` that tells others; `plain` names the matrices left alone."""
-        groups = {"group_0": self._group(["Linear"])}
-        eight = [name for name in chosen if self._of(name) is not self]
-        if eight:
-            modules = [name.removesuffix(".weight") for name in eight]
-            groups["group_1"] = self._of(eight[0])._group(modules)
+    def quantization_config(
+        self, ignored: Sequence[str], quantized: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return `quantization_config` for `config.json`; `ignored` are modules left as is."""
+        groups = {"group_0": self._group_config(["Linear"])}
+        as_int8 = [name for name in quantized if self._spec_of(name) is not self]
+        if as_int8:
+            modules = [name.removesuffix(".weight") for name in as_int8]
+            groups["group_1"] = self._spec_of(as_int8[0])._group_config(modules)
         return {
             "quant_method": "compressed-tensors",
             "format": self._format,
             "quantization_status": "compressed",
             "config_groups": groups,
-            "ignore": list(plain),
+            "ignore": list(ignored),
         }
 
-    def _group(self, targets: Sequence[str]) -> dict[str, Any]:
+    def _group_config(self, targets: Sequence[str]) -> dict[str, Any]:
         weights: dict[str, Any] = {
-            "num_bits": 4 if self.form == "int4" else 8,
+            "num_bits": self._bits,
             "type": "float" if self._is_float else "int",
-            "symmetric": self.form != "int4",
-            "strategy": "group" if self.form == "int4" else "channel",
+            "symmetric": self.scheme != "int4",
+            "strategy": "group" if self.scheme == "int4" else "channel",
             "dynamic": False,
         }
-        if self.form == "int4":
+        if self.scheme == "int4":
             weights["group_size"] = self.group_size
         inputs = None
-        if self.form in W8A8:
+        if self.scheme in W8A8:
             inputs = {**weights, "strategy": "token", "dynamic": True}
         return {
             "targets": list(targets),
@@ -167,26 +183,30 @@ class Quantization:
             "output_activations": None,
         }
 
-    def _of(self, name: str) -> "Quantization":
-        """What is done to this tensor: `self`, or rounding to int8."""
+    def _spec_of(self, name: str) -> "QuantizationSpec":
+        """Return `self`, or plain int8 for a tensor that matches a pattern of `int8`."""
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.int8):
-            return replace(self, form="int8", moments=None, int8=())
+            return replace(self, scheme="int8", second_moments=None, int8=())
         return self
 
     @property
+    def _bits(self) -> int:
+        return 4 if self.scheme == "int4" else 8
+
+    @property
     def _is_float(self) -> bool:
-        return W8A8.get(self.form, self.form) == "fp8"
+        return W8A8.get(self.scheme, self.scheme) == "fp8"
 
     @property
     def _format(self) -> str:
         if self._is_float:
             return "float-quantized"
-        return "int-quantized" if self.form in W8A8 else "pack-quantized"
+        return "int-quantized" if self.scheme in W8A8 else "pack-quantized"
 
-    def announced(self, name: str, shape: tuple[int, ...], dtype: str) -> list[TensorSpec]:
-        """The tensors of the file for the matrix `name`, whose factors have `dtype`."""
-        if (of := self._of(name)) is not self:
-            return of.announced(name, shape, dtype)
+    def tensor_specs(self, name: str, shape: tuple[int, ...], dtype: str) -> list[TensorSpec]:
+        """Return the file's tensors for the matrix `name`; its scales have `dtype`."""
+        if (spec := self._spec_of(name)) is not self:
+            return spec.tensor_specs(name, shape, dtype)
         module, (rows, columns) = name.removesuffix(".weight"), shape
         wire = WIRE_NAMES[dtype]
         if self._format != "pack-quantized":
@@ -194,181 +214,178 @@ class Quantization:
                 (name, "F8_E4M3" if self._is_float else "I8", shape),
                 (f"{module}.weight_scale", wire, (rows, 1)),
             ]
-        bits = 4 if self.form == "int4" else 8
-        groups = columns // self.group_size if self.form == "int4" else 1
+        groups = columns // self.group_size if self.scheme == "int4" else 1
         tensors: list[TensorSpec] = [
-            (f"{module}.weight_packed", "I32", (rows, -(-columns * bits // 32))),
+            (f"{module}.weight_packed", "I32", (rows, -(-columns * self._bits // 32))),
             (f"{module}.weight_scale", wire, (rows, groups)),
             (f"{module}.weight_shape", "I64", (2,)),
         ]
-        if self.form == "int4":
+        if self.scheme == "int4":
             tensors.append((f"{module}.weight_zero_point", "I32", (-(-rows // 8), groups)))
         return tensors
 
-    def arrays(self, name: str, matrix: Floats, dtype: str) -> Iterator[tuple[str, Array]]:
-        """The tensors that `announced` names, in its order, for the numbers of `matrix`."""
-        if (of := self._of(name)) is not self:
-            yield from of.arrays(name, matrix, dtype)
+    def quantize(self, name: str, matrix: Floats, dtype: str) -> Iterator[tuple[str, Array]]:
+        """Yield the tensors of `tensor_specs`, in its order, for the weights `matrix`."""
+        if (spec := self._spec_of(name)) is not self:
+            yield from spec.quantize(name, matrix, dtype)
             return
-        codes = np.empty(matrix.shape, np.uint8)
-        scales, zeros = [], []
-        compensation = None if self.moments is None else GptqRounding(self.moments(name))
-        # What is compensated goes column by column: the more rows at a time the better.
-        step = _ROWS if compensation is None else len(matrix)
+        values = np.empty(matrix.shape, np.uint8)
+        scales, zero_points = [], []
+        gptq = None if self.second_moments is None else GptqRounding(self.second_moments(name))
+        # GPTQ rounds column by column, which is fastest with all rows at once.
+        step = _ROWS_AT_ONCE if gptq is None else len(matrix)
         for start in range(0, len(matrix), step):
             rows = matrix[start : start + step]
-            found, scale, zero = self._rounded(name, rows, dtype, compensation)
-            codes[start : start + step] = found
+            found, scale, zero_point = self._quantize_rows(name, rows, dtype, gptq)
+            values[start : start + step] = found
             scales.append(scale)
-            zeros.append(zero)
-        bits = 4 if self.form == "int4" else 8
-        parts: list[Array] = [codes]
+            zero_points.append(zero_point)
+        parts: list[Array] = [values]
         if self._format == "int-quantized":
-            parts = [(codes ^ np.uint8(128)).view(np.int8)]
+            parts = [(values ^ np.uint8(128)).view(np.int8)]
         elif self._format == "pack-quantized":
-            parts = [_words(codes, bits)]
+            parts = [_pack_words(values, self._bits)]
         parts.append(np.concatenate(scales))
         parts.append(np.array(matrix.shape, np.int64))
-        parts.append(_words(np.concatenate(zeros).T, bits).T)
-        names = self.announced(name, matrix.shape, dtype)
-        for (stored, _, _), array in zip(names, parts[: len(names)], strict=True):
+        parts.append(_pack_words(np.concatenate(zero_points).T, self._bits).T)
+        specs = self.tensor_specs(name, matrix.shape, dtype)
+        for (stored, _, _), array in zip(specs, parts[: len(specs)], strict=True):
             yield stored, array
 
-    def _rounded(
-        self, name: str, rows: Floats, dtype: str, compensation: GptqRounding | None
+    def _quantize_rows(
+        self, name: str, rows: Floats, dtype: str, gptq: GptqRounding | None
     ) -> tuple[Array, Array, Array]:
-        """Codes, factors and zeros of some rows; divided is by factors that are rounded already."""
+        """Return values, stored scales and zero points of some rows."""
 
-        def stored(scale: Floats) -> tuple[Array, Floats]:
-            scale = np.maximum(scale, _SMALLEST[dtype])
-            array = rounded(f"{name}_scale", scale.shape, dtype, [scale.reshape(-1)])
+        def store_scale(scale: Floats) -> tuple[Array, Floats]:
+            """Round to `dtype`; weights are divided by the rounded scale."""
+            scale = np.maximum(scale, _MIN_SCALE[dtype])
+            array = convert_dtype(f"{name}_scale", scale.shape, dtype, [scale.reshape(-1)])
             return array, as_float32(array, WIRE_NAMES[dtype])
 
-        if self.form == "int4":
-            return _int4_codes(rows, self.group_size, stored, compensation)
-        most, nearest = (_LARGEST_E4M3, _nearest_e4m3) if self._is_float else (127.0, _nearest_int8)
-        array, scale = stored(np.abs(rows).max(1, keepdims=True) / np.float32(most))
-        nothing = np.empty((0, 1), np.uint8)
-        if compensation is None:
-            return nearest(rows, scale)[0].astype(np.uint8), array, nothing
+        if self.scheme == "int4":
+            return _quantize_int4(rows, self.group_size, store_scale, gptq)
+        limit, to_nearest = (_MAX_E4M3, _nearest_e4m3) if self._is_float else (127.0, _nearest_int8)
+        array, scale = store_scale(np.abs(rows).max(1, keepdims=True) / np.float32(limit))
+        no_zero_points = np.empty((0, 1), np.uint8)
+        if gptq is None:
+            return to_nearest(rows, scale)[0].astype(np.uint8), array, no_zero_points
 
-        def round_column(_: int, numbers: Floats) -> tuple[Floats, Floats]:
-            return nearest(numbers, scale[:, 0])
+        def round_column(_: int, weights: Floats) -> tuple[Floats, Floats]:
+            return to_nearest(weights, scale[:, 0])
 
-        codes, meant = compensation.codes(rows, round_column)
-        compensation.refine(rows, codes, meant, round_column)
-        return codes.T.astype(np.uint8), array, nothing
+        values, dequantized = gptq.quantize(rows, round_column)
+        gptq.refine(rows, values, dequantized, round_column)
+        return values.T.astype(np.uint8), array, no_zero_points
 
 
-def _int4_codes(
-    rows: Floats,
-    group_size: int,
-    stored: Callable[[Floats], tuple[Array, Floats]],
-    compensation: GptqRounding | None,
+def _quantize_int4(
+    rows: Floats, group_size: int, store_scale: StoreScale, gptq: GptqRounding | None
 ) -> tuple[Array, Array, Array]:
-    """Codes from 0 to 15 of [rows, columns], so that zero is among what they can mean."""
+    """Quantize [rows, columns] to values from 0 to 15; weight 0 is always representable."""
     groups = rows.reshape(len(rows), -1, group_size)
-    if compensation is None:
-        array, scale, zero = _ranges(groups, stored)
-        codes = np.clip(np.rint(groups / scale[..., None]) + zero[..., None], 0, 15)
-        return codes.reshape(rows.shape).astype(np.uint8), array, zero.astype(np.uint8)
-    array, scale, zero = _best_ranges(groups, stored, compensation.sizes.reshape(-1, group_size))
-    # Groups as rows, so that one of them lies together.
-    scale, zero = np.ascontiguousarray(scale.T), np.ascontiguousarray(zero.T)
+    if gptq is None:
+        array, scale, zero_point = _full_ranges(groups, store_scale)
+        values = np.clip(np.rint(groups / scale[..., None]) + zero_point[..., None], 0, 15)
+        return values.reshape(rows.shape).astype(np.uint8), array, zero_point.astype(np.uint8)
+    error_weights = gptq.error_weights.reshape(-1, group_size)
+    array, scale, zero_point = _best_ranges(groups, store_scale, error_weights)
+    # [groups, rows]: the scales of one group are contiguous.
+    scale, zero_point = np.ascontiguousarray(scale.T), np.ascontiguousarray(zero_point.T)
 
-    def round_column(column: int, numbers: Floats) -> tuple[Floats, Floats]:
-        s, z = scale[column // group_size], zero[column // group_size]
-        codes = np.clip(np.rint(numbers / s) + z, 0, 15)
-        return codes, (codes - z) * s
+    def round_column(column: int, weights: Floats) -> tuple[Floats, Floats]:
+        s, z = scale[column // group_size], zero_point[column // group_size]
+        values = np.clip(np.rint(weights / s) + z, 0, 15)
+        return values, (values - z) * s
 
-    def refit(group: int, codes: Floats, left: Floats, within: Floats) -> Floats:
-        before, steps = scale[group], codes - zero[group]
-        found = before + gained(steps, left, within)
-        # A group whose codes hardly differ from its zero may ask for anything.
-        _, scale[group] = stored(np.clip(found, before / 2, before * 2))
-        meant: Floats = steps * scale[group]
-        return meant
+    def refit(group: int, values: Floats, gradient: Floats, moments: Floats) -> Floats:
+        before, steps = scale[group], values - zero_point[group]
+        refitted = before + scale_update(steps, gradient, moments)
+        # The fit is ill-conditioned when all values of a group are close to its zero point.
+        _, scale[group] = store_scale(np.clip(refitted, before / 2, before * 2))
+        dequantized: Floats = steps * scale[group]
+        return dequantized
 
-    codes, meant = compensation.codes(rows, round_column)
-    compensation.refine(rows, codes, meant, round_column, group_size, refit)
-    array, _ = stored(np.ascontiguousarray(scale.T))
-    return codes.T.astype(np.uint8), array, zero.T.astype(np.uint8)
+    values, dequantized = gptq.quantize(rows, round_column)
+    gptq.refine(rows, values, dequantized, round_column, group_size, refit)
+    array, _ = store_scale(np.ascontiguousarray(scale.T))
+    return values.T.astype(np.uint8), array, zero_point.T.astype(np.uint8)
 
 
-def _ranges(
-    groups: Floats, stored: Callable[[Floats], tuple[Array, Floats]]
-) -> tuple[Array, Floats, Floats]:
-    """Factors, as they are stored and as numbers, and zeros of [rows, groups, size].
+def _full_ranges(groups: Floats, store_scale: StoreScale) -> tuple[Array, Floats, Floats]:
+    """Return scales (as stored and as float32) and zero points of [rows, groups, group size].
 
-    They span all numbers of a group, and zero.
+    They cover all weights of a group, and zero.
     """
     low, high = np.minimum(groups.min(2), 0), np.maximum(groups.max(2), 0)
-    array, scale = stored((high - low) * np.float32(1 / 15))
+    array, scale = store_scale((high - low) * np.float32(1 / 15))
     return array, scale, np.clip(np.rint(-low / scale), 0, 15)
 
 
 def _best_ranges(
-    groups: Floats, stored: Callable[[Floats], tuple[Array, Floats]], sizes: Floats
+    groups: Floats, store_scale: StoreScale, error_weights: Floats
 ) -> tuple[Array, Floats, Floats]:
-    """The same, but of some wider and narrower ranges those of the least loss.
+    """Return the scales and zero points of least error among narrower and wider ranges.
 
-    Narrower: what the largest lose may weigh less than what the others win. Wider: numbers are
-    still to make up for the errors of others. `sizes` [groups, size] are those of `GptqRounding`.
+    A narrower range can help all but the largest weights; a wider one leaves room for GPTQ's
+    corrections. `error_weights` [groups, group size] are those of `GptqRounding`.
     """
     low, high = np.minimum(groups.min(2), 0), np.maximum(groups.max(2), 0)
     best: list[Array] = []
     least = np.full(low.shape, np.inf, np.float32)
-    for share in _SHARES:
-        array, scale = stored((high - low) * np.float32(share / 15))
+    for fraction in _RANGE_FRACTIONS:
+        array, scale = store_scale((high - low) * np.float32(fraction / 15))
         middle = np.floor(7.5 - (low + high) / (2 * scale))
-        for zero in (np.clip(middle, 0, 15), np.clip(middle + 1, 0, 15)):
-            loss = _loss(groups, scale, zero, sizes)
-            found, less = [array, scale, zero], loss < least
+        for zero_point in (np.clip(middle, 0, 15), np.clip(middle + 1, 0, 15)):
+            error = _rounding_error(groups, scale, zero_point, error_weights)
+            found, less = [array, scale, zero_point], error < least
             best = [np.where(less, new, old) for new, old in zip(found, best or found, strict=True)]
-            least = np.minimum(loss, least)
+            least = np.minimum(error, least)
     return best[0], best[1], best[2]
 
 
-def _loss(groups: Floats, scale: Floats, zero: Floats, sizes: Floats) -> Floats:
-    """What rounding to the nearest moves the numbers by, squared, each times its size."""
-    scale, zero = scale[..., None], zero[..., None]
-    moved = (np.clip(np.rint(groups / scale) + zero, 0, 15) - zero) * scale - groups
-    loss: Floats = np.einsum("rgc,rgc,gc->rg", moved, moved, sizes)
-    return loss
+def _rounding_error(
+    groups: Floats, scale: Floats, zero_point: Floats, error_weights: Floats
+) -> Floats:
+    """Return the weighted squared error of rounding to nearest, [rows, groups]."""
+    scale, zero_point = scale[..., None], zero_point[..., None]
+    error = (np.clip(np.rint(groups / scale) + zero_point, 0, 15) - zero_point) * scale - groups
+    total: Floats = np.einsum("rgc,rgc,gc->rg", error, error, error_weights)
+    return total
 
 
-def _nearest_int8(numbers: Floats, scale: Floats) -> tuple[Floats, Floats]:
-    """Codes from 1 to 255, and what they mean."""
-    found = np.clip(np.rint(numbers / scale), -127, 127)
+def _nearest_int8(weights: Floats, scale: Floats) -> tuple[Floats, Floats]:
+    """Return int8 values plus 128 (1 to 255) and the weights they represent."""
+    found = np.clip(np.rint(weights / scale), -127, 127)
     return found + 128, found * scale
 
 
-def _nearest_e4m3(numbers: Floats, scale: Floats) -> tuple[Array, Floats]:
-    """The same of e4m3: codes are the bytes."""
-    codes = _e4m3_codes(numbers / scale)
-    return codes, FLOAT8["F8_E4M3"][codes] * scale
+def _nearest_e4m3(weights: Floats, scale: Floats) -> tuple[Array, Floats]:
+    """Return e4m3 bytes and the weights they represent."""
+    values = _to_e4m3(weights / scale)
+    return values, FLOAT8["F8_E4M3"][values] * scale
 
 
-def _e4m3_codes(numbers: Floats) -> Array:
-    """The bytes of the nearest e4m3 numbers, ties to even; beyond the largest: the largest.
+def _to_e4m3(x: Floats) -> Array:
+    """Round to e4m3 bytes, to nearest, ties to even, saturating at ±448.
 
-    Numbers from 2^e to 2^(e + 1) lie 2^(e − 3) apart, those below 2^−6 as far as those above:
-    counted in such units, a number has 8 to 15 of them, or fewer where it is that small.
+    Values from 2^e to 2^(e + 1) are multiples of 2^(e − 3), and those below 2^−6 of 2^−9: a
+    normal value is 8 to 15 of these units, a subnormal one fewer.
     """
-    size = np.minimum(np.abs(numbers), np.float32(_LARGEST_E4M3))
+    size = np.minimum(np.abs(x), np.float32(_MAX_E4M3))
     exponent = np.maximum(np.frexp(size)[1] - 1, -6)
     units = np.rint(np.ldexp(size, 3 - exponent)).astype(np.int32)
-    # Sixteen units are the first number of the next power, as they should be.
-    codes = np.where(size == 0, 0, ((exponent + 7) << 3) + units - 8)
-    signed: Array = (codes | np.signbit(numbers) * 128).astype(np.uint8)
+    # Sixteen units carry into the exponent, which gives the next power of two.
+    values = np.where(size == 0, 0, ((exponent + 7) << 3) + units - 8)
+    signed: Array = (values | np.signbit(x) * 128).astype(np.uint8)
     return signed
 
 
-def _words(codes: Array, bits: int) -> Array:
-    """int32 words of codes along the last axis, low bits first, zeros up to a whole word."""
-    spare = -codes.shape[-1] % (32 // bits)
-    padded = np.pad(codes, ((0, 0), (0, spare))) if spare else codes
+def _pack_words(values: Array, bits: int) -> Array:
+    """Pack values along the last axis into int32 words, low bits first, padded with zeros."""
+    spare = -values.shape[-1] % (32 // bits)
+    padded = np.pad(values, ((0, 0), (0, spare))) if spare else values
     if bits == 4:
-        padded = padded[:, 0::2] | padded[:, 1::2] << np.uint8(4)
+        padded = pack_nibbles(padded)
     words: Array = np.ascontiguousarray(padded).view("<i4")
     return words

@@ -1,27 +1,27 @@
-"""Packed matrices as an engine keeps them: the forms that sources map to without loss.
+"""Quantized matrices in memory, in the schemes that the engine computes with.
 
-Matrices are [rows, columns], outputs by inputs; every factor is finite.
+Matrices are [rows, columns], outputs by inputs. All scales are finite.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "ActivationQuantization",
     "Float8",
     "Int4",
     "Int8",
     "Int8Groups",
-    "Kept",
-    "KeptForm",
     "PackedSource",
-    "Rounding",
-    "cut",
-    "group_of_cut",
+    "QuantizedMatrix",
+    "Scheme",
+    "slice_matrix",
+    "sliced_group_size",
 ]
 
 Floats = npt.NDArray[np.float32]
@@ -30,114 +30,118 @@ Spans = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Int4:
-    """weight[r, c] = scale[r, g]·(q[r, c] − zero[r, g]), g = c // (columns // groups).
+    """weight[r, c] = scale[r, g]·(q[r, c] − zero_point[r, g]), g = c // (columns // groups).
 
-    `codes` uint8 [rows, columns/2] has two numbers a byte, the lower column in the low half;
-    `scale` and `zero` are [rows, groups]. Zeros are whole and from 0 to 15, but where a form has
-    a float minimum instead: then zero = −minimum / scale.
+    `values` uint8 [rows, columns/2] packs two values q per byte, the lower column in the low
+    half; `scale` and `zero_point` are [rows, groups]. Zero points are integers from 0 to 15,
+    except in formats with a float minimum per group: there zero_point = −minimum / scale.
     """
 
-    codes: npt.NDArray[np.uint8]
+    values: npt.NDArray[np.uint8]
     scale: Floats
-    zero: Floats
+    zero_point: Floats
 
 
 @dataclass(frozen=True)
 class Int8:
-    """weight[r, c] = scale[r]·codes[r, c]; `codes` int8 [rows, columns], `scale` [rows]."""
+    """weight[r, c] = scale[r]·values[r, c]; `values` int8 [rows, columns], `scale` [rows]."""
 
-    codes: npt.NDArray[np.int8]
+    values: npt.NDArray[np.int8]
     scale: Floats
 
 
 @dataclass(frozen=True)
 class Int8Groups:
-    """weight[r, c] = scale[r, g]·(codes[r, c] − zero[r, g]), g = c // (columns // groups).
+    """weight[r, c] = scale[r, g]·(values[r, c] − zero_point[r, g]), g = c // (columns // groups).
 
-    `codes` uint8 [rows, columns] lie around 128, and so do zeros, which need not be whole;
-    `scale` and `zero` are [rows, groups].
+    `values` uint8 [rows, columns] are centered at 128, and so are the zero points, which may be
+    fractional; `scale` and `zero_point` are [rows, groups].
     """
 
-    codes: npt.NDArray[np.uint8]
+    values: npt.NDArray[np.uint8]
     scale: Floats
-    zero: Floats
+    zero_point: Floats
 
 
 @dataclass(frozen=True)
 class Float8:
-    """weight[r, c] = scale[r]·e4m3(codes[r, c]); `codes` uint8 [rows, columns], `scale` [rows]."""
+    """weight[r, c] = scale[r]·e4m3(values[r, c]).
 
-    codes: npt.NDArray[np.uint8]
+    `values` uint8 [rows, columns], `scale` [rows].
+    """
+
+    values: npt.NDArray[np.uint8]
     scale: Floats
 
 
-Kept = Int4 | Int8 | Int8Groups | Float8
-# A form, and how many columns have a factor together, 0 where whole rows have.
-KeptForm = tuple[type[Kept], int]
+QuantizedMatrix = Int4 | Int8 | Int8Groups | Float8
+
+
+class Scheme(NamedTuple):
+    """The type of a quantized matrix and its group size; 0: one scale per row."""
+
+    matrix_type: type[QuantizedMatrix]
+    group_size: int = 0
 
 
 @dataclass(frozen=True)
 class PackedSource:
-    """How a tensor can be kept packed, known before it is read.
+    """A tensor that can stay quantized: its scheme, known from the header, and a reader."""
 
-    `read` gives it in `form`; `group` is how many columns have a factor together, 0 where whole
-    rows have.
-    """
-
-    form: type[Kept]
-    read: Callable[[], Kept]
-    group: int = 0
-
-
-def group_of_cut(group: int, spans: Spans) -> int:
-    """How many columns have a factor together where these spans of columns, (first, end), are cut.
-
-    Groups that a span cuts become smaller ones, all of them.
-    """
-    return gcd(group, *(border for span in spans for border in span))
-
-
-def cut(kept: Kept, axis: int, spans: Spans) -> Kept | None:
-    """The rows (axis 0) or columns (axis 1) of the spans, which are (first, end).
-
-    What is one span is a view. Columns are in groups of `group_of_cut`, of which several may have
-    one factor. None: two numbers of a byte are cut apart.
-    """
-    if isinstance(kept, Int8 | Float8):
-        codes = _taken(kept.codes, axis, spans)
-        return type(kept)(codes, _taken(kept.scale, 0, spans) if axis == 0 else kept.scale)
-    tables = kept.scale, kept.zero
-    if axis == 0:
-        return type(kept)(*(_taken(array, 0, spans) for array in (kept.codes, *tables)))
-    in_byte = 2 if isinstance(kept, Int4) else 1
-    group = in_byte * kept.codes.shape[1] // kept.scale.shape[1]
-    size = group_of_cut(group, spans)
-    if size % in_byte:
-        return None
-    scale, zero = (
-        _taken(np.repeat(table, group // size, 1), 1, _counted(spans, size)) for table in tables
-    )
-    return type(kept)(_taken(kept.codes, 1, _counted(spans, in_byte)), scale, zero)
-
-
-def _counted(spans: Spans, size: int) -> Spans:
-    """The spans in units of so many columns."""
-    return [(first // size, end // size) for first, end in spans]
-
-
-def _taken(array: npt.NDArray[Any], axis: int, spans: Spans) -> npt.NDArray[Any]:
-    along = (slice(None),) * axis
-    parts = [array[(*along, slice(*span))] for span in spans]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
+    scheme: Scheme
+    read: Callable[[], QuantizedMatrix]
 
 
 @dataclass(frozen=True)
-class Rounding:
-    """How the vectors a matrix is multiplied with are rounded before the product.
+class ActivationQuantization:
+    """How the inputs of a matmul are quantized (W8A8).
 
-    To `form`: int8's integers from −128 to 127, or fp8's e4m3 numbers, up to 448, times a factor:
-    `scale`, or where that is None the vector's largest number / 127.5 or 448.
+    To int8 (−128 to 127) or fp8 (e4m3, up to 448), times a scale: the fixed `scale`, or where
+    that is None one per vector, its absolute maximum / 127.5 or 448.
     """
 
-    form: Literal["int8", "fp8"]
+    dtype: Literal["int8", "fp8"]
     scale: float | None = None
+
+
+def sliced_group_size(group_size: int, spans: Spans) -> int:
+    """Return the group size of a matrix sliced to column spans, (start, stop) each.
+
+    A span border inside a group makes all groups of the slice smaller.
+    """
+    return gcd(group_size, *(border for span in spans for border in span))
+
+
+def slice_matrix(matrix: QuantizedMatrix, axis: int, spans: Spans) -> QuantizedMatrix | None:
+    """Return the rows (axis 0) or columns (axis 1) in `spans`, (start, stop) each.
+
+    A single span gives a view. Sliced columns have groups of `sliced_group_size`. Returns None
+    when a span border separates two 4-bit values of one byte.
+    """
+    if isinstance(matrix, Int8 | Float8):
+        values = _take(matrix.values, axis, spans)
+        return type(matrix)(values, _take(matrix.scale, 0, spans) if axis == 0 else matrix.scale)
+    tables = matrix.scale, matrix.zero_point
+    if axis == 0:
+        return type(matrix)(*(_take(array, 0, spans) for array in (matrix.values, *tables)))
+    per_byte = 2 if isinstance(matrix, Int4) else 1
+    group_size = per_byte * matrix.values.shape[1] // matrix.scale.shape[1]
+    new_size = sliced_group_size(group_size, spans)
+    if new_size % per_byte:
+        return None
+    scale, zero_point = (
+        _take(np.repeat(table, group_size // new_size, 1), 1, _in_units(spans, new_size))
+        for table in tables
+    )
+    return type(matrix)(_take(matrix.values, 1, _in_units(spans, per_byte)), scale, zero_point)
+
+
+def _in_units(spans: Spans, size: int) -> Spans:
+    """Convert spans of columns to spans of units of `size` columns."""
+    return [(start // size, stop // size) for start, stop in spans]
+
+
+def _take(array: npt.NDArray[Any], axis: int, spans: Spans) -> npt.NDArray[Any]:
+    leading = (slice(None),) * axis
+    parts = [array[(*leading, slice(*span))] for span in spans]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)

@@ -1,9 +1,10 @@
-"""Factors moved from what a matrix reads into the matrix, so that both are rounded with less loss.
+"""SmoothQuant: scale the channels of a norm's output so that weights and inputs quantize well.
 
-SmoothQuant, Xiao et al., 2022 (arXiv:2211.10438): single channels of what norms give are a hundred
-times as large as the others, and a vector's 8 bits go to them. Each channel is divided by
-s = √(largest input / largest weight of its column), in the norm's own weight, and its column of all
-matrices that read the norm multiplied by s. No norm precedes o and down: they stay as they are.
+Xiao et al., 2022 (arXiv:2211.10438): some channels of a norm's output are a hundred times larger
+than the others and would determine a vector's 8-bit scale. Each channel is divided by
+s = √(input maximum / weight maximum of its column), in the weight of the norm, and the column of
+every matrix that reads the norm is multiplied by s. o and down do not follow a norm and are not
+changed.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -14,84 +15,85 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import canonical_tensors, tensor_name
 from swiftchat.weights.quantization.rounding import Floats
 
-__all__ = ["smoothed"]
+__all__ = ["apply_smoothquant"]
 
-Values = Callable[[str], Iterator[Floats]]
+Chunks = Callable[[str], Iterator[Floats]]
 
-# By the norm of a layer, what reads it and nothing else does.
+# The matrices that read each norm of a layer; nothing else reads it.
 _READERS = {"attn_norm": ("qkv", "q", "k", "v"), "mlp_norm": ("gate_up", "gate", "up")}
-_SMALLEST = 1e-5  # a factor
+_MIN_SCALE = 1e-5
 
 
-def smoothed(
+def apply_smoothquant(
     config: ModelConfig,
-    values: Values,
+    chunks: Chunks,
     quantized: Collection[str],
-    largest: Callable[[str], Floats],
-) -> Values:
-    """`values` of norms and matrices that are moved so far apart; the rest as it is.
+    abs_maxima: Callable[[str], Floats],
+) -> Chunks:
+    """Return `chunks` with smoothed norms and matrices; other tensors are unchanged.
 
-    `values(name)` gives a tensor's numbers flat, in pieces; `largest(name)` the largest size of
-    each input of a matrix, [columns]. A norm stays as it is unless all that read it are
-    `quantized`, and so does every norm where a layer's branches read the same one.
+    `chunks(name)` yields a tensor's elements flat; `abs_maxima(name)` returns the absolute
+    maximum of each input of a matrix, [columns]. A norm is only smoothed if all its readers are
+    `quantized`, and none where attention and MLP of a layer read the same norm.
     """
-    matrices: dict[str, list[str]] = {}  # all that read the same norm, by the name of each
-    norms: dict[str, tuple[list[str], float]] = {}
-    names: dict[int, dict[str, str]] = {}
+    readers_of: dict[str, list[str]] = {}  # matrix -> all matrices that read the same norm
+    norms: dict[str, tuple[list[str], float]] = {}  # norm -> its readers, offset of its weight
+    layers: dict[int, dict[str, str]] = {}
     for canonical, layer, part in canonical_tensors(config):
         if layer is not None and part is None:
-            names.setdefault(layer, {})[canonical] = tensor_name(config, canonical, layer)
-    moved = config.norm_order in ("pre", "sandwich") and not config.parallel_residual
-    for of_layer in names.values() if moved else ():
+            layers.setdefault(layer, {})[canonical] = tensor_name(config, canonical, layer)
+    applies = config.norm_order in ("pre", "sandwich") and not config.parallel_residual
+    for names in layers.values() if applies else ():
         for norm, canonical_readers in _READERS.items():
-            readers = [of_layer[name] for name in canonical_readers if name in of_layer]
-            if norm in of_layer and readers and set(readers) <= set(quantized):
-                matrices |= dict.fromkeys(readers, readers)
-                norms[of_layer[norm]] = readers, float(config.norm_unit_offset)
-                if f"{norm}_bias" in of_layer:
-                    norms[of_layer[f"{norm}_bias"]] = readers, 0.0
-    known: dict[str, Floats] = {}
+            readers = [names[name] for name in canonical_readers if name in names]
+            if norm in names and readers and set(readers) <= set(quantized):
+                readers_of |= dict.fromkeys(readers, readers)
+                norms[names[norm]] = readers, float(config.norm_unit_offset)
+                if f"{norm}_bias" in names:
+                    norms[names[f"{norm}_bias"]] = readers, 0.0
+    cached: dict[str, Floats] = {}
 
-    def factors(readers: list[str]) -> Floats:
+    def scales(readers: list[str]) -> Floats:
         first = readers[0]
-        if first not in known:
-            inputs = np.maximum(largest(first), 0)
-            known.clear()  # tensors come layer by layer
-            known[first] = _factors(inputs, (piece for name in readers for piece in values(name)))
-        return known[first]
+        if first not in cached:
+            inputs = np.maximum(abs_maxima(first), 0)
+            cached.clear()  # tensors are written layer by layer
+            weights = (chunk for name in readers for chunk in chunks(name))
+            cached[first] = _column_scales(inputs, weights)
+        return cached[first]
 
-    def changed(name: str) -> Iterator[Floats]:
+    def smoothed(name: str) -> Iterator[Floats]:
         if name in norms:
             readers, offset = norms[name]
-            for part, piece in _with_columns(values(name), factors(readers)):
-                yield (piece + np.float32(offset)) / part - np.float32(offset)
-        elif name in matrices:
-            for part, piece in _with_columns(values(name), factors(matrices[name])):
-                yield piece * part
+            for scale, chunk in _with_scales(chunks(name), scales(readers)):
+                yield (chunk + np.float32(offset)) / scale - np.float32(offset)
+        elif name in readers_of:
+            for scale, chunk in _with_scales(chunks(name), scales(readers_of[name])):
+                yield chunk * scale
         else:
-            yield from values(name)
+            yield from chunks(name)
 
-    return changed
+    return smoothed
 
 
-def _factors(inputs: Floats, pieces: Iterator[Floats]) -> Floats:
-    """What each column is multiplied by, for matrices that come flat, in pieces of any size."""
+def _column_scales(inputs: Floats, chunks: Iterator[Floats]) -> Floats:
+    """Return s of each column, [columns]; chunks are flat and of any size."""
     columns = len(inputs)
     weights = np.zeros(columns, np.float32)
     at = 0
-    for piece in pieces:
+    for chunk in chunks:
         column = at % columns
-        padded = np.pad(np.abs(piece), (column, -(column + len(piece)) % columns))
+        padded = np.pad(np.abs(chunk), (column, -(column + len(chunk)) % columns))
         weights = np.maximum(weights, padded.reshape(-1, columns).max(0))
-        at += len(piece)
-    seen = (inputs > 0) & (weights > 0)
-    ratio = np.sqrt(np.where(seen, inputs, 1) / np.where(seen, weights, 1))
-    return np.maximum(np.where(seen, ratio, 1), _SMALLEST).astype(np.float32)
+        at += len(chunk)
+    nonzero = (inputs > 0) & (weights > 0)
+    ratio = np.sqrt(np.where(nonzero, inputs, 1) / np.where(nonzero, weights, 1))
+    return np.maximum(np.where(nonzero, ratio, 1), _MIN_SCALE).astype(np.float32)
 
 
-def _with_columns(pieces: Iterator[Floats], factors: Floats) -> Iterator[tuple[Floats, Floats]]:
-    """Each piece of a flat matrix behind the factor of each of its numbers."""
-    at, columns = 0, len(factors)
-    for piece in pieces:
-        yield factors[np.arange(at, at + len(piece)) % columns], piece
-        at += len(piece)
+def _with_scales(chunks: Iterator[Floats], scales: Floats) -> Iterator[tuple[Floats, Floats]]:
+    """Yield, for each chunk of a flat matrix, the scale of each element and the chunk."""
+    at, columns = 0, len(scales)
+    for chunk in chunks:
+        yield scales[np.arange(at, at + len(chunk)) % columns], chunk
+        at += len(chunk)

@@ -101,7 +101,7 @@ def _gguf(source: Path, dtype: str | None, packed: bool) -> Plan:
 
 
 def _directory(source: Path, dtype: str | None) -> Plan:
-    settings = quantized_checkpoint.settings_in(source)
+    settings = quantized_checkpoint.read_settings(source)
     if settings is not None:
         return _quantized(source, dtype, settings)
     model = Model.open(source)
@@ -119,16 +119,17 @@ def _directory(source: Path, dtype: str | None) -> Plan:
 
 def _quantized(source: Path, dtype: str | None, settings: Mapping[str, Any]) -> Plan:
     config_json = read_json(source / "config.json")
-    config_json = {k: v for k, v in config_json.items() if k not in quantized_checkpoint.FIELDS}
+    for field in quantized_checkpoint.CONFIG_FIELDS:
+        config_json.pop(field, None)
     config = ModelConfig.from_hf(config_json)
     checkpoint = Checkpoint.open(source)
-    plain = quantized_checkpoint.plain_tensors(settings, checkpoint.tensors, checkpoint.read)
-    chosen = quantized_checkpoint.select(plain, expected_tensors(config))
+    plain = quantized_checkpoint.model_tensors(settings, checkpoint.tensors, checkpoint.read)
+    chosen = quantized_checkpoint.select_expected(plain, expected_tensors(config))
     dtype = dtype or config.dtype
     files, sources = _small_files(source, config_json, dtype, checkpoint)
     shapes = {name: tensor.shape for name, tensor in chosen.items()}
     return Plan(
-        files, shapes, dtype, lambda name: chosen[name].pieces(), sources, checkpoint.release_pages
+        files, shapes, dtype, lambda name: chosen[name].chunks(), sources, checkpoint.release_pages
     )
 
 

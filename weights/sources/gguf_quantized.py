@@ -15,14 +15,14 @@ from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf import tensors
 from swiftchat.weights.quantization import gguf_blocks
-from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES
-from swiftchat.weights.quantization.quantize import MATRICES
+from swiftchat.weights.quantization.gguf_blocks import PACKABLE_TYPES
+from swiftchat.weights.quantization.quantize import QUANTIZABLE
 from swiftchat.weights.sources.plan import RawTensor
 
 __all__ = ["SETTINGS", "as_they_are"]
 
 SETTINGS: Mapping[str, Any] = {"quant_method": "gguf"}
-_PACKED = MATRICES | {"embed", "lm_head"}
+_PACKED = QUANTIZABLE | {"embed", "lm_head"}
 
 
 def as_they_are(
@@ -43,7 +43,7 @@ def as_they_are(
 
         def read() -> tensors.Bytes:
             blocks = tensors.blocks(file, source)
-            if not gguf_blocks.finite(blocks, type_name):
+            if not gguf_blocks.has_finite_scales(blocks, type_name):
                 raise BadModelFile(f"tensor {name} holds numbers that are not finite")
             return blocks
 
@@ -53,6 +53,6 @@ def as_they_are(
         name: kept(name, source)
         for name, source in sources.items()
         if canonical[name] in _PACKED
-        and source.tensor.type_name in KEPT_TYPES
+        and source.tensor.type_name in PACKABLE_TYPES
         and not source.transposed
     }

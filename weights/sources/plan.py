@@ -14,9 +14,9 @@ from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import tensor_name
 from swiftchat.weights.formats.safetensors import TensorSpec, spec_bytes
-from swiftchat.weights.quantization.quantize import Quantization
-from swiftchat.weights.quantization.rounding import WIRE_NAMES, Floats, rounded
-from swiftchat.weights.quantization.smoothquant import smoothed
+from swiftchat.weights.quantization.quantize import QuantizationSpec
+from swiftchat.weights.quantization.rounding import WIRE_NAMES, Floats, convert_dtype
+from swiftchat.weights.quantization.smoothquant import apply_smoothquant
 
 __all__ = ["GENERATION", "WIRE_NAMES", "Floats", "Plan", "RawTensor", "json_bytes"]
 
@@ -47,7 +47,7 @@ class Plan:
     values: Callable[[str], Iterator[Floats]]
     sources: Sequence[Path]
     release_pages: Callable[[], None]
-    quantization: Quantization | None = None
+    quantization: QuantizationSpec | None = None
     quantized: frozenset[str] = frozenset()
     packed: Mapping[str, RawTensor] = field(default_factory=dict)
 
@@ -61,7 +61,7 @@ class Plan:
         if name in self.packed:
             return [self.packed[name].announced]
         if self.quantization is not None and name in self.quantized:
-            return self.quantization.announced(name, shape, self.dtype)
+            return self.quantization.tensor_specs(name, shape, self.dtype)
         return [(name, WIRE_NAMES[self.dtype], shape)]
 
     def arrays(self, name: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
@@ -70,10 +70,10 @@ class Plan:
         if name in self.packed:
             yield self.packed[name].announced[0], self.packed[name].read()
         elif self.quantization is not None and name in self.quantized:
-            matrix = rounded(name, shape, "float32", self.values(name))
-            yield from self.quantization.arrays(name, matrix, self.dtype)
+            matrix = convert_dtype(name, shape, "float32", self.values(name))
+            yield from self.quantization.quantize(name, matrix, self.dtype)
         else:
-            yield name, rounded(name, shape, self.dtype, self.values(name))
+            yield name, convert_dtype(name, shape, self.dtype, self.values(name))
 
     @property
     def tensors_bytes(self) -> int:
@@ -123,11 +123,11 @@ class Plan:
             raise UsageError("--only and --skip leave no tensor")
         return dataclasses.replace(self, shapes=shapes)
 
-    def quantized_as(self, quantization: Quantization) -> "Plan":
+    def quantized_as(self, quantization: QuantizationSpec) -> "Plan":
         """The plan with the matrices of the layers in that form; raises what `chosen` does."""
         config_json = json.loads(self.files["config.json"])
         config = ModelConfig.from_hf(config_json)
-        names = quantization.chosen(config, self.shapes)
+        names = quantization.select_matrices(config, self.shapes)
         plain = [
             name.removesuffix(".weight")
             for name, shape in self.shapes.items()
@@ -136,11 +136,11 @@ class Plan:
         head = tensor_name(config, "lm_head")
         if head not in names:
             plain = list(dict.fromkeys([*plain, head.removesuffix(".weight")]))
-        config_json["quantization_config"] = quantization.settings(plain, names)
+        config_json["quantization_config"] = quantization.quantization_config(plain, names)
         files = {**self.files, "config.json": json_bytes(config_json)}
         values = self.values
-        if quantization.largest is not None:
-            values = smoothed(config, values, names, quantization.largest)
+        if quantization.abs_maxima is not None:
+            values = apply_smoothquant(config, values, names, quantization.abs_maxima)
         return dataclasses.replace(
             self, files=files, values=values, quantization=quantization, quantized=frozenset(names)
         )

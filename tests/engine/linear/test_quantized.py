@@ -24,10 +24,10 @@ from swiftchat.engine.linear.quantized import (
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
-from swiftchat.weights.quantization.quantize import FORMS, Quantization
-from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Kept
+from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpec
+from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, QuantizedMatrix
 from tests.support import tiny
-from tests.support.quantized_models import FORMS as SOURCES
+from tests.support.quantized_models import FORMATS as SOURCES
 from tests.support.quantized_models import quantized_model
 from tests.support.tiny_llama import tiny_llama
 
@@ -41,7 +41,9 @@ CLASSES = {"int4": Int4Weight, "int8": Int8Weight, "fp8": Int8Weight}
 HALF_ULP = 2.0**-8
 
 
-def random_kept(form: str, rows: int, columns: int, seed: int = 0) -> tuple[Kept, torch.Tensor]:
+def random_kept(
+    form: str, rows: int, columns: int, seed: int = 0
+) -> tuple[QuantizedMatrix, torch.Tensor]:
     """A form of odd scales, with outliers, and the matrix that it means, in fp64."""
     rng = np.random.default_rng(seed)
     groups = columns // 32 if form == "int4" else 1
@@ -73,7 +75,7 @@ def test_int4_is_decoded_where_torch_has_no_kernel(monkeypatch: pytest.MonkeyPat
         forms._row_order.cache_clear()
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", WEIGHT_ONLY)
 @pytest.mark.parametrize("rows, columns", [(64, 64), (16, 128), (200, 96), (1000, 608)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_products_against_fp64(form: str, rows: int, columns: int, dtype: torch.dtype) -> None:
@@ -99,7 +101,7 @@ def test_products_against_fp64(form: str, rows: int, columns: int, dtype: torch.
 
 
 def test_parts_under_each_other_and_reordered() -> None:
-    for form in FORMS:
+    for form in WEIGHT_ONLY:
         (first, one), (second, two) = random_kept(form, 32, 64), random_kept(form, 48, 64, 1)
         weight = packed_weight([first, second], torch.float32)
         assert weight is not None
@@ -114,7 +116,7 @@ def test_parts_under_each_other_and_reordered() -> None:
 
 
 def test_matrices_in_several_forms_are_one_matrix() -> None:
-    made = [random_kept(form, 32 * (i + 1), 64) for i, form in enumerate(FORMS)]
+    made = [random_kept(form, 32 * (i + 1), 64) for i, form in enumerate(WEIGHT_ONLY)]
     parts = [packed_weight([kept], torch.float32) for kept, _ in made]
     weight = MergedWeight([*(part for part in parts if part is not None), torch.ones(7, 64)])
     meant = torch.cat([meant for _, meant in made] + [torch.ones(7, 64).double()])
@@ -138,9 +140,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def quantized(plain: Path) -> dict[str, Path]:
-    for form in FORMS:
-        convert(plain, plain.with_name(form), quantization=Quantization(form))
-    return {form: plain.with_name(form) for form in FORMS}
+    for form in WEIGHT_ONLY:
+        convert(plain, plain.with_name(form), quantization=QuantizationSpec(form))
+    return {form: plain.with_name(form) for form in WEIGHT_ONLY}
 
 
 def matrices(bench: tiny.Bench) -> list[torch.Tensor | QuantizedWeight]:
@@ -148,7 +150,7 @@ def matrices(bench: tiny.Bench) -> list[torch.Tensor | QuantizedWeight]:
     return [m for layer in layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", WEIGHT_ONLY)
 def test_the_engine_computes_what_the_form_means(
     quantized: dict[str, Path], tmp_path: Path, form: str
 ) -> None:
@@ -168,7 +170,7 @@ def test_the_engine_computes_what_the_form_means(
 
 def test_kept_layers_are_plain_and_their_neighbors_packed(plain: Path, tmp_path: Path) -> None:
     keep = ["*.0.self_attn.v_proj.weight", "*.0.mlp.down_proj.weight"]
-    convert(plain, tmp_path / "out", quantization=Quantization("int4", 32, keep))
+    convert(plain, tmp_path / "out", quantization=QuantizationSpec("int4", 32, keep))
     convert(tmp_path / "out", tmp_path / "plain", dtype="float32")
     bench = tiny.Bench(tmp_path / "out", dtype=torch.float32)
     first, second = bench.decoder.weights.layers
@@ -227,7 +229,7 @@ def test_the_engine_answers_and_says_what_it_keeps(quantized: dict[str, Path]) -
     assert len(tokens[1]) > 0
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", WEIGHT_ONLY)
 def test_damage_is_named(quantized: dict[str, Path], tmp_path: Path, form: str) -> None:
     scale = "model.layers.1.mlp.down_proj.weight_scale"
     for change in ("missing", "infinite", "codes"):

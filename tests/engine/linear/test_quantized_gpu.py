@@ -11,7 +11,7 @@ import torch
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear import Workspace
 from swiftchat.cuda.packed_matrix import PackedMatrix
-from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, kept_forms
+from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_schemes
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.linear.merged import MergedWeight
@@ -22,9 +22,9 @@ from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
-from swiftchat.weights.quantization.gguf_blocks import kept as gguf_kept
-from swiftchat.weights.quantization.quantize import Quantization
-from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Int8Groups, Kept
+from swiftchat.weights.quantization.gguf_blocks import to_matrix as gguf_matrix
+from swiftchat.weights.quantization.quantize import QuantizationSpec
+from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Int8Groups, QuantizedMatrix
 from tests.support import tiny, tiny_gguf
 from tests.support.kernel_case import Inputs, assert_close
 from tests.support.packed_matrices import FORMS, packed, parts
@@ -33,7 +33,7 @@ from tests.support.tiny_llama import tiny_llama
 CPU = torch.device("cpu")
 
 
-def kept(form: str, rows: int, k: int, groups: int = 1) -> Kept:
+def kept(form: str, rows: int, k: int, groups: int = 1) -> QuantizedMatrix:
     rng = np.random.default_rng(rows + k)
     scale = rng.random((rows, groups), np.float32)
     if form == "int4":
@@ -83,7 +83,7 @@ def test_gguf_blocks_mean_the_same(type_name: str) -> None:
     factors = 1 if type_name.endswith("_0") else 2
     blocks[:, : 2 * factors] = halves[:, :factors].copy().view(np.uint8)
     expected = torch.from_numpy(dequantize(blocks, type_name).reshape(6, k))
-    matrix = packed_matrix([gguf_kept(blocks.reshape(6, -1), type_name)], torch.bfloat16, CPU)
+    matrix = packed_matrix([gguf_matrix(blocks.reshape(6, -1), type_name)], torch.bfloat16, CPU)
     assert matrix is not None
     numbers, table = parts(matrix)
     scale, zero = (t.repeat_interleave(32, 1).double() for t in table.unbind(2))
@@ -99,8 +99,8 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     sizes = {"hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.2}
     tiny_llama(**sizes).to(torch.bfloat16).save_pretrained(path / "in")
     for form in ("int8", "fp8", "int4"):
-        convert(path / "in", path / form, quantization=Quantization(form))
-    head = Quantization("int8", int8=["lm_head.weight"])
+        convert(path / "in", path / form, quantization=QuantizationSpec(form))
+    head = QuantizationSpec("int8", int8=["lm_head.weight"])
     convert(path / "in", path / "head", quantization=head)
     return {"plain": path / "in", **{f: path / f for f in ("int8", "fp8", "int4", "head")}}
 
@@ -144,7 +144,9 @@ def test_what_weights_take_is_known_before(
     """To the byte, also where a product's matrices are not in one form."""
     if form == "mixed":
         keep = ["*.0.self_attn.v_proj.weight"]
-        convert(quantized["plain"], tmp_path / "out", quantization=Quantization("int4", 64, keep))
+        convert(
+            quantized["plain"], tmp_path / "out", quantization=QuantizationSpec("int4", 64, keep)
+        )
     elif form == "Q4_K_M":
         as_q4_k_m(tmp_path)
     elif form.startswith("Q"):
@@ -167,7 +169,9 @@ def test_what_weights_take_is_known_before(
     assert isinstance(first.gate_up, MergedWeight) == (form == "Q4_K_M")
     assert isinstance(second.qkv, PackedMatrix) and isinstance(second.gate_up, PackedMatrix)
     assert isinstance(weights.embed, PackedMatrix) == form.startswith("Q")
-    assert gpu_weight_bytes(share, kept_forms(model.packed), 2) == resident_bytes(weights)
+    assert gpu_weight_bytes(share, packed_schemes(model.quantized_tensors), 2) == resident_bytes(
+        weights
+    )
 
 
 def test_a_head_may_be_packed(quantized: dict[str, Path], tmp_path: Path) -> None:
@@ -218,7 +222,7 @@ def test_packed_weights_beside_a_packed_cache(quantized: dict[str, Path], kv_dty
 @pytest.mark.gpu
 def test_packed_experts_go_through_the_host(tmp_path: Path) -> None:
     tiny.make("qwen3-moe", tmp_path / "in", moe_intermediate_size=32)
-    convert(tmp_path / "in", tmp_path / "out", quantization=Quantization("int8"))
+    convert(tmp_path / "in", tmp_path / "out", quantization=QuantizationSpec("int8"))
     prompts = {i: tiny.random_ids(5 + 30 * i, seed=i) for i in range(2)}
     params = SamplingParams(temperature=0, max_tokens=12)
     on_cpu, _ = tiny.run(tiny.engine(tmp_path / "out", dtype="float32"), prompts, params)
@@ -274,7 +278,7 @@ def with_plain_values(path: Path) -> Path:
         "llama-biases", path / "in", hidden_size=128, num_attention_heads=8, intermediate_size=256
     )
     keep = ["*.0.self_attn.v_proj.weight", "*.0.mlp.gate_proj.weight"]
-    convert(path / "in", path / "out", quantization=Quantization("int8", keep=keep))
+    convert(path / "in", path / "out", quantization=QuantizationSpec("int8", keep=keep))
     return path / "out"
 
 

@@ -17,7 +17,7 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
-from swiftchat.weights.quantization.scheme import Rounding
+from swiftchat.weights.quantization.scheme import ActivationQuantization
 from tests.support import tiny
 from tests.support.quantized_models import compressed, compressed_int8, fp8_row, quantized_model
 from tests.support.spmd_ranks import ThreadCommunicator, run_ranks
@@ -121,7 +121,7 @@ def test_roundings_against_their_description(form: str) -> None:
     x *= torch.logspace(-6, 6, 50).unsqueeze(1)
     x[3] = 0
     for scale in (None, 0.03):
-        codes, factors = rounded(x.bfloat16(), Rounding(form, scale))  # type: ignore[arg-type]
+        codes, factors = rounded(x.bfloat16(), ActivationQuantization(form, scale))  # type: ignore[arg-type]
         wide = x.bfloat16().double()
         largest, most = (127.5, 127) if form == "int8" else (448, 448)
         if scale is None:
@@ -137,7 +137,7 @@ def test_roundings_against_their_description(form: str) -> None:
         assert ((codes - ratio).abs() <= half * (1 + 1e-5)).all()
         assert torch.equal(codes, codes.bfloat16().float())
         bad = torch.tensor([[1.0, float("nan")], [2.0, 3.0]])
-        codes, factors = rounded(bad, Rounding(form, scale))  # type: ignore[arg-type]
+        codes, factors = rounded(bad, ActivationQuantization(form, scale))  # type: ignore[arg-type]
         assert (codes * factors)[0].isnan().any() and (codes * factors)[1].isfinite().all()
 
 
@@ -155,7 +155,7 @@ def test_what_is_declared_otherwise_is_not_rounded(tmp_path: Path) -> None:
         assert isinstance(bench.decoder.weights.layers[0].qkv, Int8Weight)
     made(tmp_path / "tensor", "int8", {**DYNAMIC, "strategy": "tensor"})
     down = tiny.Bench(tmp_path / "tensor").decoder.weights.layers[0].down
-    assert isinstance(down, W8A8Weight) and down.rounding == Rounding("int8")
+    assert isinstance(down, W8A8Weight) and down.rounding == ActivationQuantization("int8")
 
 
 def test_decoded_matrices_and_plain_ones(tmp_path: Path) -> None:

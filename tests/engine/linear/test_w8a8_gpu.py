@@ -12,8 +12,8 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.linear.w8a8_gpu import rounded_product
 from swiftchat.weights.convert.convert import convert
-from swiftchat.weights.quantization.quantize import Quantization
-from swiftchat.weights.quantization.scheme import Rounding
+from swiftchat.weights.quantization.quantize import QuantizationSpec
+from swiftchat.weights.quantization.scheme import ActivationQuantization
 from tests.support import tiny
 from tests.support.kernel_case import Inputs, assert_close
 from tests.support.packed_matrices import packed
@@ -36,7 +36,7 @@ def test_products(
     weight, meant = packed(make, form, 128 if form == "INT4" else 0, rows, k, magnitude=0.02)
     x, bias = make.normal(n, k), make.normal(rows)
     x[n // 2] *= 100
-    rounding = Rounding(inputs, given)  # type: ignore[arg-type]
+    rounding = ActivationQuantization(inputs, given)  # type: ignore[arg-type]
     # The kernel's own codes: what is in the middle between two goes either way by a factor's end.
     codes, factors = torch.empty_like(x), torch.empty(n, device="cuda")
     quantize(gpu, x, codes, factors, inputs, given=given)
@@ -60,7 +60,7 @@ def test_few_and_many_vectors_are_alike(gpu: Gpu, form: str, inputs: str) -> Non
     make = Inputs(9, torch.bfloat16)
     weight, _ = packed(make, form, 0, 1024, 4096, magnitude=0.02)
     x, workspace = make.normal(200, 4096), Workspace(gpu, 1024)
-    rounding = Rounding(inputs)  # type: ignore[arg-type]
+    rounding = ActivationQuantization(inputs)  # type: ignore[arg-type]
     many, some, one = (
         rounded_product(gpu, x[:n], weight, rounding, None, workspace) for n in (200, 16, 1)
     )
@@ -96,7 +96,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     sizes = {"hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.2}
     tiny_llama(**sizes).to(torch.bfloat16).save_pretrained(path / "in")
     for form in ("w8a8-int8", "w8a8-fp8"):
-        convert(path / "in", path / form, quantization=Quantization(form))
+        convert(path / "in", path / form, quantization=QuantizationSpec(form))
     return {form: path / form for form in ("w8a8-int8", "w8a8-fp8")}
 
 

@@ -20,7 +20,7 @@ from swiftchat.engine.model.torch_ops import TorchOps
 from swiftchat.engine.schedule.batch import Batch, Span
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors
-from swiftchat.weights.model.dummy import DUMMY_CONFIGS, dummy_forms
+from swiftchat.weights.model.dummy import DUMMY_CONFIGS, dummy_schemes
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ def test_what_they_take_on_a_gpu_is_known_before(name: str, form: str) -> None:
     pack = partial(packed_matrix, device=CPU)
     for share in (shard_of(config, 1, 0), shard_of(config, 2, 1)):
         weights = dummy_weights(config, torch.bfloat16, CPU, share=share, form=form, pack=pack)
-        assert gpu_weight_bytes(share, dummy_forms(config, form), 2) == resident_bytes(weights)
+        assert gpu_weight_bytes(share, dummy_schemes(config, form), 2) == resident_bytes(weights)
         assert isinstance(weights.lm_head, torch.Tensor) == (form not in ("int8", "int4"))
         assert (weights.lm_head is weights.embed) == config.tied_embeddings
 

@@ -19,7 +19,7 @@ from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
-from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES, kept
+from swiftchat.weights.quantization.gguf_blocks import PACKABLE_TYPES, to_matrix
 from swiftchat.weights.store import Store
 from tests.support import tiny, tiny_gguf
 from tests.support.tiny_llama import tiny_llama
@@ -47,7 +47,7 @@ def random_blocks(type_name: str, rows: int, columns: int) -> np.ndarray:
     return blocks.reshape(rows, -1)
 
 
-@pytest.mark.parametrize("type_name", sorted(KEPT_TYPES))
+@pytest.mark.parametrize("type_name", sorted(PACKABLE_TYPES))
 def test_kept_numbers_are_those_of_the_reference(type_name: str) -> None:
     """In fp32 every number is right to the last bits of its two terms, and Q6_K to half a step.
 
@@ -60,7 +60,7 @@ def test_kept_numbers_are_those_of_the_reference(type_name: str) -> None:
     sizes = groups.abs().amax(2, keepdim=True).expand_as(groups).reshape(meant.shape)
     rounding = 0.5 / 127 if type_name == "Q6_K" else 0.0
     for dtype, unit in ((torch.float32, 2.0**-20), (torch.bfloat16, 2.0**-6)):
-        weight = packed_weight([kept(blocks, type_name)], dtype)
+        weight = packed_weight([to_matrix(blocks, type_name)], dtype)
         assert isinstance(weight, Int4Weight | Int8GroupsWeight)
         allowed = sizes * (unit + rounding) + 1e-12
         ids = torch.tensor([71, 0, 64, 3, 3])

@@ -7,7 +7,7 @@ import pytest
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.weights.convert.convert import convert
 from tests.support import gpt2_layouts, source_tables, tiny, tiny_llama
-from tests.support.quantized_models import FORMS, quantized_model
+from tests.support.quantized_models import FORMATS, quantized_model
 
 pytestmark = pytest.mark.gpu
 
@@ -36,8 +36,8 @@ def test_gpt2_of_every_layout(name: str, tmp_path: Path) -> None:
     assert_the_same_answer(tmp_path / "out")
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FORMATS)
 def test_every_quantized_form(form: str, tmp_path: Path) -> None:
-    quantized_model(tmp_path / "in", *FORMS[form])
+    quantized_model(tmp_path / "in", *FORMATS[form])
     convert(tmp_path / "in", tmp_path / "out", dtype="float32")
     assert_the_same_answer(tmp_path / "out")

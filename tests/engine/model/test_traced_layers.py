@@ -14,7 +14,7 @@ from swiftchat.engine.model import traced_layers
 from swiftchat.engine.model.traced_layers import TracedLayers
 from swiftchat.engine.schedule.scheduler import Sequence
 from swiftchat.weights.convert.convert import convert
-from swiftchat.weights.quantization.quantize import Quantization
+from swiftchat.weights.quantization.quantize import QuantizationSpec
 from tests.support import tiny
 from tests.support.tiny_llama import tiny_llama
 
@@ -58,7 +58,7 @@ def test_plain_weights(folder: Path, dtype: torch.dtype) -> None:
 )
 @pytest.mark.parametrize(("form", "keep"), [("int4", []), ("int8", []), ("int4", ["*.v_proj.*"])])
 def test_packed_weights(folder: Path, tmp_path: Path, form: str, keep: list[str]) -> None:
-    convert(folder, tmp_path / form, quantization=Quantization(form, keep=keep))
+    convert(folder, tmp_path / form, quantization=QuantizationSpec(form, keep=keep))
     bench = tiny.Bench(tmp_path / form, dtype=torch.bfloat16)
     assert isinstance(bench.decoder.weights.layers[0].qkv, MergedWeight) == bool(keep)
     expected = bench.logits(IDS)
@@ -69,9 +69,9 @@ def test_packed_weights(folder: Path, tmp_path: Path, form: str, keep: list[str]
 
 
 def test_what_computes_by_tiles_is_not_recorded(folder: Path, tmp_path: Path) -> None:
-    convert(folder, tmp_path / "fp8", quantization=Quantization("fp8"))
+    convert(folder, tmp_path / "fp8", quantization=QuantizationSpec("fp8"))
     assert not TracedLayers.suit(tiny.Bench(tmp_path / "fp8").decoder, CPU)
-    convert(folder, tmp_path / "int8", quantization=Quantization("int8"))
+    convert(folder, tmp_path / "int8", quantization=QuantizationSpec("int8"))
     assert not TracedLayers.suit(tiny.Bench(tmp_path / "int8").decoder, CPU)  # in fp32
 
 

@@ -12,7 +12,7 @@ import pytest
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.weights.convert.convert import convert
-from swiftchat.weights.quantization.quantize import Quantization
+from swiftchat.weights.quantization.quantize import QuantizationSpec
 from tests.support import tiny
 from tests.support.worker_processes import WIDE, assert_equals_single_rank, collect
 
@@ -129,7 +129,7 @@ def test_ids_of_packed_weights_equal_one_cpus(
     sizes = {**WIDE, "hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 4}
     tiny.make("llama", tmp_path / "in", **sizes)
     folder = tmp_path / "out"
-    convert(tmp_path / "in", folder, dtype="bfloat16", quantization=Quantization(form))
+    convert(tmp_path / "in", folder, dtype="bfloat16", quantization=QuantizationSpec(form))
     config = EngineConfig(
         device="cuda", dtype="float32", block_size=tiny.BLOCK_SIZE, chunk_tokens=16, tp=tp, pp=pp
     )

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from swiftchat.engine.api.client import EngineClient
-from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, kept_forms
+from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_schemes
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.engine.comm.pipeline import GlooPipeline
@@ -28,14 +28,14 @@ from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import dummy_config
 from swiftchat.weights.parallel.tensor_parallel import Shard
-from swiftchat.weights.quantization.quantize import FORMS, Quantization
-from swiftchat.weights.quantization.scheme import Int4, cut
+from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpec
+from swiftchat.weights.quantization.scheme import Int4, slice_matrix
 from tests.engine.comm import test_pipeline as stages
 from tests.engine.comm.test_communicator import assert_ranks_equal_one
 from tests.engine.linear.test_quantized import matrices, random_kept
 from tests.engine.ranks.test_spmd import mock_gpus
 from tests.support import tiny, tiny_gguf
-from tests.support.quantized_models import FORMS as SOURCES
+from tests.support.quantized_models import FORMATS as SOURCES
 from tests.support.quantized_models import GPTQ, gptq, quantized_model
 from tests.support.tiny_llama import tiny_llama
 from tests.support.worker_processes import assert_equals_single_rank
@@ -60,7 +60,7 @@ SIZES = {
 
 def make(family: str, form: str, folder: Path, group_size: int = 32, **sizes: int) -> Path:
     tiny.make(family, folder / "in", **{**SIZES, **sizes})
-    convert(folder / "in", folder / "out", quantization=Quantization(form, group_size))
+    convert(folder / "in", folder / "out", quantization=QuantizationSpec(form, group_size))
     return folder / "out"
 
 
@@ -77,7 +77,7 @@ def benches(folder: Path, tp: int) -> list[tiny.Bench]:
     return assert_ranks_equal_one(folder, tp, num_new=NUM_NEW)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", WEIGHT_ONLY)
 @pytest.mark.parametrize(
     ("rows", "columns"), [([(0, 16), (40, 41)], [(32, 64)]), ([(5, 9)], [(64, 128), (192, 224)])]
 )
@@ -86,7 +86,7 @@ def test_a_part_is_that_of_what_is_meant(
 ) -> None:
     kept, meant = random_kept(form, 48, 256)
     for axis, spans in ((0, rows), (1, columns)):
-        part = cut(kept, axis, spans)
+        part = slice_matrix(kept, axis, spans)
         assert part is not None
         expected = torch.cat([meant.narrow(axis, a, b - a) for a, b in spans], axis)
         weight = packed_weight([part], torch.float32)
@@ -99,12 +99,12 @@ def test_groups_that_are_cut_become_smaller_ones() -> None:
     rng = np.random.default_rng(0)
     scale, zero = rng.random((2, 4, 2), np.float32)
     kept = Int4(rng.integers(0, 256, (4, 128), np.uint8), scale, zero)
-    part = cut(kept, 1, [(96, 192)])
+    part = slice_matrix(kept, 1, [(96, 192)])
     assert isinstance(part, Int4) and part.scale.shape == (4, 3)  # of 32 columns
     assert np.array_equal(part.scale, scale[:, [0, 1, 1]])
-    assert np.array_equal(part.zero, zero[:, [0, 1, 1]])
-    assert np.array_equal(part.codes, kept.codes[:, 48:96])
-    assert cut(kept, 1, [(3, 128)]) is None
+    assert np.array_equal(part.zero_point, zero[:, [0, 1, 1]])
+    assert np.array_equal(part.values, kept.values[:, 48:96])
+    assert slice_matrix(kept, 1, [(3, 128)]) is None
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_matrices_in_several_forms_on_two_ranks(tmp_path: Path, family: str) -> 
     """Also where the rows of queries and keys are brought into another order."""
     tiny.make(family, tmp_path / "in", **SIZES)
     keep = ["*.0.self_attn.v_proj.weight", "*.1.mlp.gate_proj.weight"]
-    convert(tmp_path / "in", tmp_path / "out", quantization=Quantization("int4", 32, keep))
+    convert(tmp_path / "in", tmp_path / "out", quantization=QuantizationSpec("int4", 32, keep))
     for bench in benches(tmp_path / "out", 2):
         first, second = bench.decoder.weights.layers
         assert isinstance(first.qkv, MergedWeight) and isinstance(second.gate_up, MergedWeight)
@@ -218,7 +218,7 @@ def test_auto_counts_what_stays_packed(tmp_path: Path, monkeypatch: pytest.Monke
     for kernels in (True, False):
         assert num_ranks(EngineConfig(tp="auto", dtype="float16", kernels=kernels), folder) == 1
     model = Model.open(folder)
-    forms = kept_forms(model.packed)
+    forms = packed_schemes(model.quantized_tensors)
     assert counted == [gpu_weight_bytes(Shard(model.config), forms, 2), None]
     dummy = EngineConfig(tp="auto", dummy="llama-3.2-1b:int4")
     assert num_ranks(dummy, Path()) == 1 and num_ranks(replace(dummy, kernels=False), Path()) == 1

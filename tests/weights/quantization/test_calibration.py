@@ -1,4 +1,4 @@
-"""Rounding by what goes into a matrix: moments are right, products nearer to what they were."""
+"""Calibration: second moments are correct, and GPTQ lowers the error of the outputs."""
 
 import subprocess
 import sys
@@ -20,30 +20,30 @@ from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.files import disk
 from swiftchat.weights.files.disk import disk_full
 from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.quantization.gptq_rounding import GptqRounding, gained
-from swiftchat.weights.quantization.quantize import FORMS, Quantization
+from swiftchat.weights.quantization.gptq_rounding import GptqRounding, scale_update
+from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpec
 from tests.support import tiny, tiny_gguf
 from tests.support.tiny_llama import tiny_llama
 
 
-def step_of(matrix: np.ndarray) -> np.ndarray:
+def scale_of(matrix: np.ndarray) -> np.ndarray:
     return np.abs(matrix).max(1) / 7
 
 
-def rounded_by(compensation: GptqRounding, matrix: np.ndarray) -> np.ndarray:
-    """`matrix` as its codes mean it, with a factor for each row."""
-    step = step_of(matrix)
+def gptq_round(gptq: GptqRounding, matrix: np.ndarray) -> np.ndarray:
+    """Return `matrix` rounded by GPTQ, with a scale per row."""
+    scale = scale_of(matrix)
 
-    def round_column(column: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        codes = np.clip(np.rint(numbers / step), -7, 7)
-        return codes, codes * step
+    def round_column(column: int, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values = np.clip(np.rint(weights / scale), -7, 7)
+        return values, values * scale
 
-    codes, meant = compensation.codes(matrix, round_column)
-    assert np.array_equal(meant, codes * step)
-    return codes.T * step[:, None]
+    values, dequantized = gptq.quantize(matrix, round_column)
+    assert np.array_equal(dequantized, values * scale)
+    return values.T * scale[:, None]
 
 
-def test_products_come_nearer_than_by_the_nearest() -> None:
+def test_gptq_has_a_lower_output_error_than_rounding_to_nearest() -> None:
     rng = np.random.default_rng(2)
     inputs = (
         rng.normal(size=(500, 100)) @ rng.normal(size=(100, 100)) * np.exp(rng.normal(size=100))
@@ -51,16 +51,16 @@ def test_products_come_nearer_than_by_the_nearest() -> None:
     matrix = rng.normal(size=(40, 100)).astype(np.float32)
     before = matrix.copy()
     moment = (inputs.T @ inputs).astype(np.float32)
-    ours = rounded_by(GptqRounding(moment), matrix)
-    step = step_of(matrix)[:, None]
-    nearest = np.rint(matrix / step) * step
+    ours = gptq_round(GptqRounding(moment), matrix)
+    scale = scale_of(matrix)[:, None]
+    nearest = np.rint(matrix / scale) * scale
     assert np.array_equal(matrix, before)
     errors = [np.square(inputs @ (m - matrix).T).sum() for m in (ours, nearest)]
     assert errors[0] < 0.3 * errors[1]
 
 
-def test_refining_lowers_the_loss() -> None:
-    """Codes stay codes and factors what can be stored, and products come nearer once more."""
+def test_refine_lowers_the_output_error() -> None:
+    """Codes stay values and factors what can be stored, and products come nearer once more."""
     rng = np.random.default_rng(4)
     inputs = rng.normal(size=(500, 128)) @ rng.normal(size=(128, 128))
     moment = (inputs.T @ inputs).astype(np.float32)
@@ -68,45 +68,49 @@ def test_refining_lowers_the_loss() -> None:
     matrix = rng.normal(size=(40, 128)).astype(np.float32)
     matrix[3, 32:64] = 0  # a group without a range
     scale = np.full((4, 40), 2.0**-2, np.float32)
-    zero = rng.integers(6, 10, size=(4, 40)).astype(np.float32)
+    zero_point = rng.integers(6, 10, size=(4, 40)).astype(np.float32)
 
-    def round_column(column: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        s, z = scale[column // 32], zero[column // 32]
-        codes = np.clip(np.rint(numbers / s) + z, 0, 15)
-        return codes, (codes - z) * s
+    def round_column(column: int, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        s, z = scale[column // 32], zero_point[column // 32]
+        values = np.clip(np.rint(weights / s) + z, 0, 15)
+        return values, (values - z) * s
 
-    def refit(group: int, codes: np.ndarray, left: np.ndarray, within: np.ndarray) -> np.ndarray:
-        steps = codes - zero[group]
-        found = np.clip(scale[group] + gained(steps, left, within), 2.0**-4, 1)
+    def refit(
+        group: int, values: np.ndarray, gradient: np.ndarray, moments: np.ndarray
+    ) -> np.ndarray:
+        steps = values - zero_point[group]
+        found = np.clip(scale[group] + scale_update(steps, gradient, moments), 2.0**-4, 1)
         scale[group] = np.rint(found * 2.0**10) / 2.0**10
         return steps * scale[group]
 
     def loss() -> float:
-        moved = (codes - np.repeat(zero, 32, 0)) * np.repeat(scale, 32, 0) - matrix.T
+        moved = (values - np.repeat(zero_point, 32, 0)) * np.repeat(scale, 32, 0) - matrix.T
         return float((moved * (moment @ moved)).sum())
 
     pairs = [round_column(i, column) for i, column in enumerate(matrix.T)]
-    codes, meant = (np.stack(arrays) for arrays in zip(*pairs, strict=True))
+    values, dequantized = (np.stack(arrays) for arrays in zip(*pairs, strict=True))
     losses = [loss()]
     for again in (None, refit, refit):
-        GptqRounding(moment.copy()).refine(matrix, codes, meant, round_column, 32, again)
+        GptqRounding(moment.copy()).refine(matrix, values, dequantized, round_column, 32, again)
         losses.append(loss())
-        assert np.array_equal(meant, (codes - np.repeat(zero, 32, 0)) * np.repeat(scale, 32, 0))
+        assert np.array_equal(
+            dequantized, (values - np.repeat(zero_point, 32, 0)) * np.repeat(scale, 32, 0)
+        )
     assert losses[1] < 0.4 * losses[0] and losses[2] < 0.9 * losses[1]
-    assert 0.8 * losses[2] < losses[3] <= losses[2]  # there is little left to be gained
-    assert set(np.unique(codes)) <= set(range(16))
+    assert 0.8 * losses[2] < losses[3] <= losses[2]  # it has nearly converged
+    assert set(np.unique(values)) <= set(range(16))
 
 
-def test_inputs_that_have_nothing_in_common_change_nothing() -> None:
-    """Without correlation there is nothing to make up with; a text may also show nothing at all."""
+def test_gptq_equals_rounding_to_nearest_for_uncorrelated_inputs() -> None:
+    """Without correlation no column can compensate another; second moments may also be zero."""
     matrix = np.random.default_rng(3).normal(size=(8, 64)).astype(np.float32)
-    step = step_of(matrix)[:, None]
+    scale = scale_of(matrix)[:, None]
     for moment in (np.eye(64), np.diag(np.arange(64.0)), np.zeros((64, 64))):
-        ours = rounded_by(GptqRounding(moment.astype(np.float32)), matrix)
-        assert np.array_equal(ours, np.rint(matrix / step) * step)
+        ours = gptq_round(GptqRounding(moment.astype(np.float32)), matrix)
+        assert np.array_equal(ours, np.rint(matrix / scale) * scale)
 
 
-def test_moments_are_those_of_transformers(tmp_path: Path) -> None:
+def test_second_moments_equal_transformers(tmp_path: Path) -> None:
     model = tiny_llama()
     model.save_pretrained(tmp_path / "in")
     ids = tiny.random_ids(600)  # more than two contexts
@@ -140,7 +144,9 @@ def test_moments_are_those_of_transformers(tmp_path: Path) -> None:
             read.clear()
             out = model(torch.tensor([ids[start : start + 256]]), output_attentions=True)
             for i, (x, scores) in enumerate(zip(read, out.attentions, strict=True)):
-                mixed = (scores[0] @ x).flatten(0, 1)  # what each head's values are made of
+                mixed = (scores[0] @ x).flatten(
+                    0, 1
+                )  # inputs of the value projection, mixed by each head
                 if start % 512 == 0:  # of every other context
                     expected[f"{i}-v"] = expected.get(f"{i}-v", 0) + mixed.T @ mixed
     assert {file.stem for file in (tmp_path / "moments").iterdir()} == expected.keys()
@@ -150,32 +156,38 @@ def test_moments_are_those_of_transformers(tmp_path: Path) -> None:
     assert all(done <= total for done, total in seen) and seen == sorted(seen)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_each_form_is_rounded_for_its_inputs(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY)
+def test_gptq_lowers_the_output_error_in_every_scheme(tmp_path: Path, scheme: str) -> None:
     tiny_llama().to(torch.bfloat16).save_pretrained(tmp_path / "in")
     mixing = np.random.default_rng(5).normal(size=(32, 512)).astype(np.float32)
 
     def moment(name: str) -> np.ndarray:
-        """Inputs that lie along few directions, and a little along all."""
+        """Inputs of low rank, plus a little of every direction."""
         few = mixing[:, : shapes[name][1]]
         return few.T @ few + np.eye(few.shape[1], dtype=np.float32)
 
-    convert(tmp_path / "in", tmp_path / "meant", dtype="float32")
-    meant = Checkpoint.open(tmp_path / "meant")
-    shapes = {name: info.shape for name, info in meant.tensors.items()}
-    convert(tmp_path / "in", tmp_path / "nearest", quantization=Quantization(form))
-    convert(tmp_path / "in", tmp_path / "ours", quantization=Quantization(form, moments=moment))
+    convert(tmp_path / "in", tmp_path / "dequantized", dtype="float32")
+    dequantized = Checkpoint.open(tmp_path / "dequantized")
+    shapes = {name: info.shape for name, info in dequantized.tensors.items()}
+    convert(tmp_path / "in", tmp_path / "nearest", quantization=QuantizationSpec(scheme))
+    convert(
+        tmp_path / "in",
+        tmp_path / "ours",
+        quantization=QuantizationSpec(scheme, second_moments=moment),
+    )
     for made in ("nearest", "ours"):
         convert(tmp_path / made, tmp_path / f"{made}-plain", dtype="float32")
     nearest, ours = (Checkpoint.open(tmp_path / f"{made}-plain") for made in ("nearest", "ours"))
     for name in shapes:
         if "_proj" in name:
-            moved = [made.read(name) - meant.read(name) for made in (ours, nearest)]
+            moved = [made.read(name) - dequantized.read(name) for made in (ours, nearest)]
             errors = [((by @ moment(name)) * by).sum() for by in moved]
             assert errors[0] < 0.7 * errors[1], name
 
 
-def test_room_for_the_moments_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_space_for_second_moments_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiny.make("llama", tmp_path / "in")
     asked: list[int] = []
 
@@ -203,7 +215,7 @@ def run(*args: object) -> subprocess.CompletedProcess[str]:
 def test_the_command_calibrates_a_gguf_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The products of all matrices are nearer to what they were, for inputs like the text's."""
+    """The output error of every matrix falls, for inputs from the calibration text."""
     text = calibration._TEXT.read_text(encoding="utf-8")[-8000:]
     (tmp_path / "text").write_text(text, encoding="utf-8")
     monkeypatch.setattr(calibration, "_TEXT", tmp_path / "text")
@@ -214,16 +226,16 @@ def test_the_command_calibrates_a_gguf_file(
     assert done.exit_code == 0, done.output
     bench = tiny.Bench(tmp_path / "calibrated")
     assert isinstance(bench.decoder.weights.layers[0].qkv, Int4Weight)
-    convert(source, tmp_path / "nearest", quantization=Quantization("int4"))
-    convert(source, tmp_path / "meant", dtype="float32")
+    convert(source, tmp_path / "nearest", quantization=QuantizationSpec("int4"))
+    convert(source, tmp_path / "dequantized", dtype="float32")
     for name in ("nearest", "calibrated"):
         convert(tmp_path / name, tmp_path / f"{name}-plain", dtype="float32")
-    meant, nearest, ours = (
-        Checkpoint.open(tmp_path / n) for n in ("meant", "nearest-plain", "calibrated-plain")
+    dequantized, nearest, ours = (
+        Checkpoint.open(tmp_path / n) for n in ("dequantized", "nearest-plain", "calibrated-plain")
     )
     (tmp_path / "moments").mkdir()
-    ids = Tokenizer.load(tmp_path / "meant").encode(text[-3000:])
-    write_moments(tmp_path / "meant", ids, tmp_path / "moments", lambda *_: None)
+    ids = Tokenizer.load(tmp_path / "dequantized").encode(text[-3000:])
+    write_moments(tmp_path / "dequantized", ids, tmp_path / "moments", lambda *_: None)
     for name, key in (
         ("self_attn.q_proj", "0-qkv"),
         ("self_attn.v_proj", "0-v"),
@@ -232,17 +244,19 @@ def test_the_command_calibrates_a_gguf_file(
         ("mlp.down_proj", "0-down"),
     ):
         tensor, moment = f"model.layers.{key[0]}.{name}.weight", tmp_path / "moments" / f"{key}.npy"
-        moved = [checkpoint.read(tensor) - meant.read(tensor) for checkpoint in (ours, nearest)]
+        moved = [
+            checkpoint.read(tensor) - dequantized.read(tensor) for checkpoint in (ours, nearest)
+        ]
         errors = [((by @ np.load(moment)) * by).sum() for by in moved]
         assert errors[0] < errors[1], name
 
 
-def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
+def test_models_that_cannot_be_calibrated_raise_an_error(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     done = run(tmp_path / "in", tmp_path / "out", "--calibrate")
     assert done.returncode == 2 and "--calibrate says how --quantize rounds" in done.stderr
     done = run(tmp_path / "in", tmp_path / "out", "--quantize", "int4", "--calibrate")
     assert done.returncode == 2 and "must be converted before it can be calibrated" in done.stderr
-    tiny.make("mixtral", tmp_path / "mixture")
-    done = run(tmp_path / "mixture", tmp_path / "out", "--quantize", "int4", "--calibrate")
+    tiny.make("mixtral", tmp_path / "moe")
+    done = run(tmp_path / "moe", tmp_path / "out", "--quantize", "int4", "--calibrate")
     assert done.returncode == 2 and "does not support MoE" in done.stderr

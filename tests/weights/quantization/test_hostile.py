@@ -1,4 +1,4 @@
-"""Quantized checkpoints that lie end in one error that names the field or the tensor."""
+"""Malformed quantized checkpoints raise one error that names the field or the tensor."""
 
 import subprocess
 import sys
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.safetensors import TensorInfo
-from swiftchat.weights.quantization.checkpoint import plain_tensors, select
+from swiftchat.weights.quantization.checkpoint import model_tensors, select_expected
 from tests.support import quantized_packers as packers
-from tests.support.quantized_models import AWQ, FORMS, FP8, Packed, awq, fp8_row, quantized_model
+from tests.support.quantized_models import AWQ, FORMATS, FP8, Packed, awq, fp8_row, quantized_model
 
 KINDS = {
     torch.int32: "I32",
@@ -30,7 +30,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize(
-    ("form", "settings", "complaint"),
+    ("name", "settings", "complaint"),
     [
         ("awq", {"quant_method": "hqq"}, "unknown quant_method 'hqq'"),
         ("awq", {"quant_method": ["awq"]}, "quant_method must be one of gptq"),
@@ -53,7 +53,7 @@ KINDS = {
         ("gptq-2", {"checkpoint_format": "marlin"}, "checkpoint_format must be one of gptq"),
         ("gptq-2", {"checkpoint_format": "gptq", "format": "gptq_v2"}, "format must be gptq, as"),
         ("gptq-2", {"dynamic": {"+:a": {"bits": 8}}}, "dynamic must be patterns that begin"),
-        ("fp8-blocks", {"weight_block_size": None}, "weight_scale_inv: expected one number or 64"),
+        ("fp8-blocks", {"weight_block_size": None}, "weight_scale_inv: expected one element or 64"),
         ("fp8-blocks", {"weight_block_size": [0, 1]}, "weight_block_size must be two sizes"),
         ("fp8-blocks", {"weight_block_size": [64, 64]}, r"the shape \[1, 1\], found \[2, 3\]"),
         ("fp8-blocks", {"expert_dtype": "fp4"}, "expert_dtype must be one of fp8"),
@@ -61,7 +61,7 @@ KINDS = {
         ("compressed-int4", {"quantization_status": "calibration"}, "quantization_status must be"),
         ("compressed-int4", {"config_groups": {}}, "config_groups: expected 1 to 64, found 0"),
         ("compressed-int4", {"config_groups": {"a": {"weights": {"num_bits": 3}}}}, "num_bits"),
-        ("compressed-int4", {"config_groups": {"a": {"weights": {"num_bits": 4}}}}, "fit 0 of"),
+        ("compressed-int4", {"config_groups": {"a": {"weights": {"num_bits": 4}}}}, "match 0 of"),
         ("compressed-int4", {"config_groups": {"a": {"weights": 4}}}, "weights must be an object"),
         ("compressed-int4", {"config_groups": {"a": {"weights": {"dynamic": True}}}}, "dynamic"),
         ("compressed-int4", {"transform_config": {"config_groups": {"u": 1}}}, "transform_config"),
@@ -72,17 +72,17 @@ KINDS = {
         ("fp8-row", {"quant_method": "bitsandbytes"}, "the field activation_scheme is unknown"),
     ],
 )
-def test_settings_that_cannot_be_are_named(
-    tmp_path: Path, form: str, settings: dict[str, Any], complaint: str
+def test_invalid_settings_raise_an_error_that_names_them(
+    tmp_path: Path, name: str, settings: dict[str, Any], complaint: str
 ) -> None:
-    own, pack = FORMS[form]
+    own, pack = FORMATS[name]
     tensors = packers.under("model.layers.0.self_attn.q_proj", pack(torch.randn(64, 64))[0])
     with pytest.raises(BadModelFile, match=complaint):
         packers.opened(tmp_path, tensors, {**own, **settings})
 
 
 @pytest.mark.parametrize(
-    ("form", "part", "replaced", "complaint"),
+    ("format", "part", "replaced", "complaint"),
     [
         ("gptq-3", "scales", None, "no tensor a.scales"),
         ("gptq-3", "qzeros", None, "no tensor a.qzeros"),
@@ -92,20 +92,25 @@ def test_settings_that_cannot_be_are_named(
         ("gptq-3", "g_idx", torch.zeros(9, dtype=torch.int32), r"g_idx: expected the shape \[64\]"),
         ("gptq-3", "g_idx", torch.full((64,), 2, dtype=torch.int32), "groups from 0 to 1"),
         ("gptq-3", "g_idx", torch.full((64,), -1, dtype=torch.int32), "groups from 0 to 1"),
-        ("gptq-3", "weight", torch.zeros(64, 64), "a.weight is there both quantized and plain"),
+        ("gptq-3", "weight", torch.zeros(64, 64), "a.weight is stored twice"),
         ("awq", "qzeros", torch.zeros(2, 9, dtype=torch.int32), r"qzeros: expected the shape"),
         ("awq", "scales", torch.zeros(2, 64, dtype=torch.int32), "scales: expected one of F16"),
         ("compressed-int4", "weight_shape", torch.tensor([64, 1000]), r"weight_shape: expected 64"),
         ("compressed-int4", "weight_shape", torch.tensor([64, -1]), r"weight_shape: expected 64"),
-        ("compressed-int4", "weight_shape", torch.tensor([64, 61]), "fit 0 of the 1 schemes"),
-        ("compressed-int4", "weight_scale", None, "fit 0 of the 1 schemes"),
-        ("compressed-int4", "weight_zero_point", None, "fit 0 of the 1 schemes"),
+        (
+            "compressed-int4",
+            "weight_shape",
+            torch.tensor([64, 61]),
+            "match 0 of the 1 config_groups",
+        ),
+        ("compressed-int4", "weight_scale", None, "match 0 of the 1 config_groups"),
+        ("compressed-int4", "weight_zero_point", None, "match 0 of the 1 config_groups"),
         ("compressed-int4", "weight_g_idx", torch.full((64,), 4), "groups from 0 to 3"),
         ("compressed-w8a8", "weight_scale", None, "no tensor a.weight_scale"),
-        ("compressed-w8a8", "weight_scale", torch.ones(64, 3), "fits 0 of the 1 schemes"),
-        ("fp8-row", "weight_scale", None, "expected one factor beside it.* found 0"),
-        ("fp8-row", "weight_scale_inv", torch.ones(1), "expected one factor beside it.* found 2"),
-        ("fp8-row", "weight_scale", torch.ones(63), "weight_scale: expected one number or 64"),
+        ("compressed-w8a8", "weight_scale", torch.ones(64, 3), "matches 0 of the 1 config_groups"),
+        ("fp8-row", "weight_scale", None, "expected one scale for it.* found 0"),
+        ("fp8-row", "weight_scale_inv", torch.ones(1), "expected one scale for it.* found 2"),
+        ("fp8-row", "weight_scale", torch.ones(63), "weight_scale: expected one element or 64"),
         ("fp8-row", "weight_scale", torch.ones(64, dtype=torch.int8), "expected one of F16"),
         ("nf4", "weight.absmax", None, "no tensor a.weight.absmax"),
         ("nf4", "weight.quant_map", torch.ones(17), r"quant_map: expected the shape \[16\]"),
@@ -116,14 +121,14 @@ def test_settings_that_cannot_be_are_named(
         ("nf4", "state", b'{"shape": [64, 64], "spin": 3}', "the field spin is unknown"),
         ("nf4", "state", b"[" * 50_000, "expected JSON"),
         ("nf4", "state", b" " * 70_000, "at most 65536 bytes"),
-        ("int8", "weight_format", torch.tensor(1, dtype=torch.uint8), "rows as they are"),
+        ("int8", "weight_format", torch.tensor(1, dtype=torch.uint8), "rows in their own order"),
         ("int8", "SCB", torch.ones(3), r"SCB: expected the shape \[64\]"),
     ],
 )
-def test_tensors_that_cannot_be_are_named(
-    tmp_path: Path, form: str, part: str, replaced: Any, complaint: str
+def test_invalid_tensors_raise_an_error_that_names_them(
+    tmp_path: Path, format: str, part: str, replaced: Any, complaint: str
 ) -> None:
-    settings, pack = FORMS[form]
+    settings, pack = FORMATS[format]
     tensors = packers.under("a", pack(torch.randn(64, 64))[0])
     tensors["b.unused"] = torch.ones(1)
     name = f"a.{part}"
@@ -135,15 +140,15 @@ def test_tensors_that_cannot_be_are_named(
         tensors[name] = replaced
     with pytest.raises(BadModelFile, match=complaint):
         for tensor in packers.opened(tmp_path, tensors, settings).values():
-            tensor.values()
+            tensor.to_float32()
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "mxfp4", "bitsandbytes"])
-def test_settings_without_quantized_tensors_are_refused(tmp_path: Path, method: str) -> None:
+def test_settings_without_quantized_tensors_raise_an_error(tmp_path: Path, method: str) -> None:
     settings = {"quant_method": method}
     if method in ("gptq", "awq"):
         settings |= {"bits": 4, "group_size": 32}
-    with pytest.raises(BadModelFile, match=f"calls itself {method}, but no tensor"):
+    with pytest.raises(BadModelFile, match=f"quant_method is {method}, but no tensor"):
         packers.opened(tmp_path, {"a.weight": torch.ones(2, 2)}, settings)
 
 
@@ -154,41 +159,41 @@ def test_mxfp4_scales_must_match(tmp_path: Path) -> None:
             packers.opened(tmp_path, {"e_blocks": blocks, name: scales}, {"quant_method": "mxfp4"})
 
 
-def test_what_the_model_needs_must_be_there(tmp_path: Path) -> None:
+def test_missing_tensors_raise_an_error(tmp_path: Path) -> None:
     tensors = {"a.weight": torch.ones(4, 4).char(), "a.SCB": torch.ones(4)}
     plain = packers.opened(tmp_path, tensors, {"quant_method": "bitsandbytes"})
-    assert list(select(plain, {"a.weight": (4, 4)})) == ["a.weight"]
+    assert list(select_expected(plain, {"a.weight": (4, 4)})) == ["a.weight"]
     with pytest.raises(BadModelFile, match=r"a.weight: expected \[4, 5\], found \[4, 4\] \(int8\)"):
-        select(plain, {"a.weight": (4, 5)})
+        select_expected(plain, {"a.weight": (4, 5)})
     with pytest.raises(BadModelFile, match=r"no tensor b.weight: expected \[4\], found at most a."):
-        select(plain, {"b.weight": (4,)})
+        select_expected(plain, {"b.weight": (4,)})
 
 
-def test_a_bias_that_the_model_does_not_have_must_be_zero(tmp_path: Path) -> None:
+def test_an_unexpected_bias_must_be_zero(tmp_path: Path) -> None:
     tensors = {"a.weight": torch.ones(4, 4).char(), "a.SCB": torch.ones(4), "b.bias": torch.ones(4)}
     for bias in (torch.zeros(4), torch.tensor([0, 0, 0, 0.5])):
         tensors["a.bias"] = bias.half()
         plain = packers.opened(tmp_path, tensors, {"quant_method": "bitsandbytes"})
         if not bias.any():
-            assert list(select(plain, {"a.weight": (4, 4)})) == ["a.weight"]
+            assert list(select_expected(plain, {"a.weight": (4, 4)})) == ["a.weight"]
     with pytest.raises(BadModelFile, match=r"tensor a.bias is not zero"):
-        select(plain, {"a.weight": (4, 4)})
-    assert "a.bias" in select(plain, {"a.weight": (4, 4), "a.bias": (4,)})
+        select_expected(plain, {"a.weight": (4, 4)})
+    assert "a.bias" in select_expected(plain, {"a.weight": (4, 4), "a.bias": (4,)})
 
 
-def test_numbers_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
+def test_elements_that_are_not_finite_raise_an_error(tmp_path: Path) -> None:
     def pack(weight: torch.Tensor) -> Packed:
         tensors, values = fp8_row(weight)
         tensors["weight"].view(torch.uint8)[1, 1] = 0x7F
         return tensors, values
 
     quantized_model(tmp_path / "in", FP8, pack)
-    with pytest.raises(BadModelFile, match=r"q_proj.weight holds numbers that are not finite"):
+    with pytest.raises(BadModelFile, match=r"q_proj.weight has elements that are not finite"):
         convert(tmp_path / "in", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_the_command_ends_with_7(tmp_path: Path) -> None:
+def test_the_command_exits_with_7(tmp_path: Path) -> None:
     quantized_model(tmp_path / "in", {**AWQ, "quant_method": "aqlm"}, awq)
     command = [sys.executable, "-m", "swiftchat.chat", "convert", "in", "out"]
     result = subprocess.run(command, capture_output=True, cwd=tmp_path, text=True)
@@ -197,13 +202,13 @@ def test_the_command_ends_with_7(tmp_path: Path) -> None:
     assert len(result.stderr.splitlines()) == 2
 
 
-def test_random_tables_of_tensors_end_in_one_error() -> None:
-    """Shapes and dtypes of every part at random: an error of ours, or a tensor that decodes."""
+def test_random_tensor_tables_raise_our_error_or_are_read() -> None:
+    """With random shapes and dtypes, reading raises `BadModelFile` or returns a tensor."""
     random = np.random.default_rng(0)
     dtypes = {"I32": "<i4", "F16": "<f2", "U8": "u1", "I8": "i1", "F8_E4M3": "u1", "F32": "<f4"}
-    decoded = 0
+    dequantized = 0
     for _ in range(600):
-        settings, pack = FORMS[str(random.choice(list(FORMS)))]
+        settings, pack = FORMATS[str(random.choice(list(FORMATS)))]
         table = {}
         for part, tensor in packers.under("a", pack(torch.randn(64, 64))[0]).items():
             shape = tuple(tensor.shape)
@@ -218,17 +223,17 @@ def test_random_tables_of_tensors_end_in_one_error() -> None:
             return random.integers(0, 3, info.shape).astype(dtypes.get(info.dtype, "<i8"))
 
         try:
-            for packed in plain_tensors(settings, table, read).values():
-                if packed.form != "plain":
-                    assert packed.values().shape == packed.shape
-                    decoded += 1
+            for tensor in model_tensors(settings, table, read).values():
+                if tensor.format != "plain":
+                    assert tensor.to_float32().shape == tensor.shape
+                    dequantized += 1
         except BadModelFile:
             continue
-    assert decoded > 30
+    assert dequantized > 30
 
 
-def test_columns_in_another_order_need_their_index(tmp_path: Path) -> None:
-    settings, pack = FORMS["compressed-int4"]
+def test_reordered_columns_need_an_index(tmp_path: Path) -> None:
+    settings, pack = FORMATS["compressed-int4"]
     weights = settings["config_groups"]["group_0"]["weights"]
     group = {"targets": ["Linear"], "weights": {**weights, "actorder": "group"}}
     tensors = packers.under("a", pack(torch.randn(32, 64))[0])
@@ -237,7 +242,7 @@ def test_columns_in_another_order_need_their_index(tmp_path: Path) -> None:
 
 
 FIELDS = sorted(
-    {field for settings, _ in FORMS.values() for field in settings}
+    {field for settings, _ in FORMATS.values() for field in settings}
     | {
         "weight_block_size",
         "checkpoint_format",
@@ -268,12 +273,12 @@ JSON = st.recursive(
 )
 
 
-@given(form=st.sampled_from(sorted(FORMS)), field=st.sampled_from(FIELDS), value=JSON)
-def test_any_json_is_read_or_refused(form: str, field: str, value: Any) -> None:
-    """No tensor is there, so that settings which can be end in "no tensor is quantized"."""
-    settings = {**FORMS[form][0], field: value}
+@given(name=st.sampled_from(sorted(FORMATS)), field=st.sampled_from(FIELDS), value=JSON)
+def test_any_json_settings_are_read_or_raise_our_error(name: str, field: str, value: Any) -> None:
+    """Without tensors, valid settings too raise an error: no tensor is quantized."""
+    settings = {**FORMATS[name][0], field: value}
     if field == "weights":
         settings["config_groups"] = {"group_0": {"weights": value}}
         del settings[field]
     with pytest.raises(BadModelFile):
-        plain_tensors(settings, {}, lambda name: np.zeros(0))
+        model_tensors(settings, {}, lambda name: np.zeros(0))

@@ -1,4 +1,4 @@
-"""convert --quantize: what is written is what compressed-tensors and transformers read."""
+"""convert --quantize: compressed-tensors and transformers read the same weights."""
 
 import json
 from pathlib import Path
@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.convert.convert import convert, outline
-from swiftchat.weights.quantization.quantize import FORMS, Quantization, _e4m3_codes
+from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpec, _to_e4m3
 from tests.support import tiny
 from tests.support.tiny_llama import left_in, tiny_llama
 
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4}
-# How far a number may be from the nearest: half a unit, in parts of the factor; for e4m3 in
-# parts of the number, 2^−4, as it has three bits after the first.
+# Largest rounding error: half a unit, relative to the scale; for e4m3 a unit is 1/8 of the power of
+# two, as it has three fraction bits.
 HALF = 0.5
 PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
 
@@ -35,21 +35,21 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def written(source: Path) -> dict[str, Path]:
     made = {}
-    for form in FORMS:
-        made[form] = source.parent / form
-        convert(source, made[form], quantization=Quantization(form))
+    for scheme in WEIGHT_ONLY:
+        made[scheme] = source.parent / scheme
+        convert(source, made[scheme], quantization=QuantizationSpec(scheme))
     return made
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_transformers_reads_what_we_read(
-    written: dict[str, Path], tmp_path: Path, form: str
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY)
+def test_transformers_dequantizes_the_same_weights(
+    written: dict[str, Path], tmp_path: Path, scheme: str
 ) -> None:
-    """Its dequantized weights are ours bit for bit, and so are the logits."""
-    convert(written[form], tmp_path / "plain")
+    """Its dequantized weights and logits equal ours bit for bit."""
+    convert(written[scheme], tmp_path / "plain")
     settings = transformers.CompressedTensorsConfig(run_compressed=False)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        written[form], dtype=torch.bfloat16, quantization_config=settings
+        written[scheme], dtype=torch.bfloat16, quantization_config=settings
     ).eval()
     ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain").eval()
     expected = dict(theirs.named_parameters())
@@ -60,16 +60,16 @@ def test_transformers_reads_what_we_read(
         assert torch.equal(ours(ids).logits, theirs(ids).logits)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_number_is_the_nearest(
-    source: Path, written: dict[str, Path], tmp_path: Path, form: str
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY)
+def test_every_weight_is_rounded_to_nearest(
+    source: Path, written: dict[str, Path], tmp_path: Path, scheme: str
 ) -> None:
-    convert(written[form], tmp_path / "plain", dtype="float32")
+    convert(written[scheme], tmp_path / "plain", dtype="float32")
     plain, found = (
         load_file(source / "model.safetensors"),
         load_file(tmp_path / "plain" / "model.safetensors"),
     )
-    packed = load_file(written[form] / "model.safetensors")
+    packed = load_file(written[scheme] / "model.safetensors")
     assert set(found) == set(plain)
     for name, weight in plain.items():
         if "_proj" not in name:
@@ -77,28 +77,28 @@ def test_every_number_is_the_nearest(
             continue
         scale = packed[f"{name.removesuffix('.weight')}.weight_scale"].float()
         scale = scale.repeat_interleave(weight.shape[1] // scale.shape[1], 1)
-        if form == "fp8":
+        if scheme == "fp8":
             unit = (weight.float() / scale).abs().clamp(2.0**-6).log2().floor().exp2() / 8
             scale = scale * unit
-        # A unit in the last place of the rounded factor shifts the ends of the range.
+        # A unit in the last place of the rounded scale shifts the ends of the range.
         assert ((found[name] - weight.float()).abs() <= (HALF + 0.07) * scale).all(), name
 
 
-def test_e4m3_codes_are_torchs() -> None:
+def test_to_e4m3_are_torchs() -> None:
     rng = np.random.default_rng(0)
-    numbers = (rng.normal(size=4000) * 2.0 ** rng.integers(-14, 9, 4000)).astype(np.float32)
+    weights = (rng.normal(size=4000) * 2.0 ** rng.integers(-14, 9, 4000)).astype(np.float32)
     every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
     every = every[np.isfinite(every)]
     between = (np.sort(every)[1:] + np.sort(every)[:-1]) / 2
-    numbers = np.clip(np.concatenate([numbers, every, between]), -448, 448)
-    expected = torch.from_numpy(numbers).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
-    assert np.array_equal(_e4m3_codes(numbers), expected)
+    weights = np.clip(np.concatenate([weights, every, between]), -448, 448)
+    expected = torch.from_numpy(weights).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    assert np.array_equal(_to_e4m3(weights), expected)
 
 
-def as_the_package_reads(folder: Path) -> dict[str, torch.Tensor]:
-    """Each quantized weight by the group that the package finds for its module's name.
+def read_by_compressed_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Return each quantized weight, with the layer group that the package selects by name.
 
-    Not through transformers, which decodes all by one group.
+    Transformers cannot be used: it dequantizes all layers with one group.
     """
     settings = json.loads((folder / "config.json").read_text())["quantization_config"]
     groups = QuantizationConfig.model_validate(settings).config_groups
@@ -114,13 +114,13 @@ def as_the_package_reads(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_a_head_in_int8_beside_layers_in_int4(source: Path, tmp_path: Path) -> None:
-    quantization = Quantization("int4", int8=["lm_head.weight", "*.v_proj.weight"])
+def test_int8_head_with_int4_layers(source: Path, tmp_path: Path) -> None:
+    quantization = QuantizationSpec("int4", int8=["lm_head.weight", "*.v_proj.weight"])
     convert(source, tmp_path / "out", quantization=quantization)
     convert(tmp_path / "out", tmp_path / "plain")
     ours = load_file(tmp_path / "plain" / "model.safetensors")
     plain = load_file(source / "model.safetensors")
-    theirs = as_the_package_reads(tmp_path / "out")
+    theirs = read_by_compressed_tensors(tmp_path / "out")
     assert {"lm_head.weight", "model.layers.0.self_attn.v_proj.weight"} < set(theirs)
     for name, weight in theirs.items():
         assert torch.equal(weight, ours[name]), name
@@ -133,14 +133,14 @@ def test_a_head_in_int8_beside_layers_in_int4(source: Path, tmp_path: Path) -> N
         bench.last_logits(ids), tiny.Bench(tmp_path / "plain").last_logits(ids), rtol=0.05, atol=0.1
     )
     with pytest.raises(UsageError, match="--int8 'no' matches no matrix"):
-        outline(source, quantization=Quantization("int4", int8=["no"]))
-    with pytest.raises(UsageError, match="--int8 does not go with fp8"):
-        Quantization("fp8", int8=["lm_head.weight"])
+        outline(source, quantization=QuantizationSpec("int4", int8=["no"]))
+    with pytest.raises(UsageError, match="--int8 does not work with fp8"):
+        QuantizationSpec("fp8", int8=["lm_head.weight"])
 
 
-def test_what_config_says_and_what_is_kept(source: Path, tmp_path: Path) -> None:
+def test_quantization_config_and_kept_tensors(source: Path, tmp_path: Path) -> None:
     keep = ["*.down_proj.weight"]
-    convert(source, tmp_path / "out", quantization=Quantization("int4", 64, keep))
+    convert(source, tmp_path / "out", quantization=QuantizationSpec("int4", 64, keep))
     settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     weights = settings["config_groups"]["group_0"]["weights"]
     assert (weights["num_bits"], weights["group_size"], weights["symmetric"]) == (4, 64, False)
@@ -153,13 +153,13 @@ def test_what_config_says_and_what_is_kept(source: Path, tmp_path: Path) -> None
     manifest = json.loads((tmp_path / "out" / "swiftchat.json").read_text())
     size = (tmp_path / "out" / "model.safetensors").stat().st_size
     assert manifest["files"]["model.safetensors"]["bytes"] == size
-    planned = outline(source, quantization=Quantization("int4", 64, keep))
+    planned = outline(source, quantization=QuantizationSpec("int4", 64, keep))
     assert planned.files["model.safetensors"] == size
     convert(
         source,
         tmp_path / "many",
         shard_size_bytes=60_000,
-        quantization=Quantization("int4", 64, keep),
+        quantization=QuantizationSpec("int4", 64, keep),
     )
     files = sorted((tmp_path / "many").glob("*.safetensors"))
     assert len(files) > 2
@@ -170,45 +170,45 @@ def test_what_config_says_and_what_is_kept(source: Path, tmp_path: Path) -> None
     assert index["weight_map"].keys() == tensors.keys()
 
 
-def test_rows_of_zeros_and_tiny_numbers(tmp_path: Path) -> None:
+def test_zero_rows_and_tiny_weights(tmp_path: Path) -> None:
     model = tiny_llama(**SIZES)
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight[:64] = 0
         model.model.layers[0].self_attn.k_proj.weight[:] = 1e-38
     model.to(torch.bfloat16).save_pretrained(tmp_path / "in")
-    for form in FORMS:
-        convert(tmp_path / "in", tmp_path / form, quantization=Quantization(form))
-        convert(tmp_path / form, tmp_path / f"{form}-plain")
-        found = load_file(tmp_path / f"{form}-plain" / "model.safetensors")
+    for scheme in WEIGHT_ONLY:
+        convert(tmp_path / "in", tmp_path / scheme, quantization=QuantizationSpec(scheme))
+        convert(tmp_path / scheme, tmp_path / f"{scheme}-plain")
+        found = load_file(tmp_path / f"{scheme}-plain" / "model.safetensors")
         assert not found["model.layers.0.self_attn.q_proj.weight"][:64].any()
         assert (found["model.layers.0.self_attn.k_proj.weight"].abs() < 1e-37).all()
 
 
-def test_what_cannot_be_quantized_is_named(source: Path, tmp_path: Path) -> None:
+def test_impossible_quantizations_raise_an_error(source: Path, tmp_path: Path) -> None:
     name = "model.layers.0.mlp.down_proj.weight"
     with pytest.raises(BadModelFile, match=rf"{name}: .* groups of 128, found 192"):
-        convert(source, tmp_path / "out", quantization=Quantization("int4", 128))
+        convert(source, tmp_path / "out", quantization=QuantizationSpec("int4", 128))
     with pytest.raises(UsageError, match="matches no tensor"):
-        convert(source, tmp_path / "out", quantization=Quantization("int4", 32, ["*.nowhere"]))
+        convert(source, tmp_path / "out", quantization=QuantizationSpec("int4", 32, ["*.nowhere"]))
     with pytest.raises(UsageError, match="not cut for ranks"):
-        convert(source, tmp_path / "out", tp=2, quantization=Quantization("int8"))
-    with pytest.raises(UsageError, match="is left to be quantized"):
-        convert(source, tmp_path / "out", quantization=Quantization("int8", 32, ["*proj*"]))
-    with pytest.raises(UsageError, match="unknown form"):
-        Quantization("int3")
-    with pytest.raises(UsageError, match="groups of 48"):
-        Quantization("int4", 48)
+        convert(source, tmp_path / "out", tp=2, quantization=QuantizationSpec("int8"))
+    with pytest.raises(UsageError, match="is left to quantize"):
+        convert(source, tmp_path / "out", quantization=QuantizationSpec("int8", 32, ["*proj*"]))
+    with pytest.raises(UsageError, match="unknown quantization scheme"):
+        QuantizationSpec("int3")
+    with pytest.raises(UsageError, match="group size 48"):
+        QuantizationSpec("int4", 48)
     assert left_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_scales_that_are_missing_or_not_finite_are_named(
-    written: dict[str, Path], tmp_path: Path, form: str
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY)
+def test_missing_or_infinite_scales_raise_an_error(
+    written: dict[str, Path], tmp_path: Path, scheme: str
 ) -> None:
     for change in ("missing", "infinite"):
         folder = tmp_path / change
         folder.mkdir()
-        for file in written[form].iterdir():
+        for file in written[scheme].iterdir():
             (folder / file.name).write_bytes(file.read_bytes())
         tensors = load_file(folder / "model.safetensors")
         name = "model.layers.1.mlp.up_proj.weight_scale"

@@ -1,4 +1,4 @@
-"""Numbers are rounded as torch rounds them; those that do not fit are told."""
+"""Rounding equals torch; elements too large for the dtype raise an error."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from tests.support import tiny_gguf
 from tests.support.tiny_llama import left_in, tiny_llama
 
 
-def test_rounding_to_bfloat16_is_torchs() -> None:
+def test_rounding_to_bfloat16_equals_torch() -> None:
     bits = np.random.default_rng(0).integers(0, 2**32, 200_000, dtype=np.uint64)
-    numbers = bits.astype(np.uint32).view(np.float32)
-    numbers = numbers[np.abs(numbers) < 3.38e38]
+    elements = bits.astype(np.uint32).view(np.float32)
+    elements = elements[np.abs(elements) < 3.38e38]
     ties = (np.arange(2000, dtype=np.uint32) << 15 | 0x3F800000).view(np.float32)
-    for array in (numbers, ties):
+    for array in (elements, ties):
         ours = to_bfloat16(array)
         assert ours is not None
         theirs = torch.from_numpy(array).to(torch.bfloat16).view(torch.uint16).numpy()
@@ -26,7 +26,7 @@ def test_rounding_to_bfloat16_is_torchs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "dtype", "complaint"),
+    ("element", "dtype", "complaint"),
     [
         (1e5, "float16", "too large for float16"),
         (3.4e38, "bfloat16", "too large for bfloat16"),
@@ -34,12 +34,12 @@ def test_rounding_to_bfloat16_is_torchs() -> None:
         (np.nan, "bfloat16", "not finite"),
     ],
 )
-def test_numbers_that_do_not_fit_are_refused(
-    tmp_path: Path, number: float, dtype: str, complaint: str
+def test_elements_too_large_for_the_dtype_raise_an_error(
+    tmp_path: Path, element: float, dtype: str, complaint: str
 ) -> None:
     model = tiny_llama()
     with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[3, 4] = number
+        model.model.layers[1].mlp.up_proj.weight[3, 4] = element
     tiny_gguf.write(tmp_path / "tiny.gguf", model)
     with pytest.raises(BadModelFile, match=f"layers.1.mlp.up_proj.weight .*{complaint}"):
         convert(tmp_path / "tiny.gguf", tmp_path / "out", dtype=dtype)

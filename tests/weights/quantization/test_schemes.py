@@ -1,4 +1,4 @@
-"""Every quantized form decodes to the numbers its reference computes."""
+"""Every quantized format dequantizes to the weights of its reference implementation."""
 
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from swiftchat.weights.quantization.checkpoint import plain_tensors
-from swiftchat.weights.quantization.quantized_tensor import PackedTensor
+from swiftchat.weights.quantization.checkpoint import model_tensors
+from swiftchat.weights.quantization.stored_tensor import StoredTensor
 from tests.support import quantized_packers as packers
 
 # A file is written over and over in one folder.
@@ -26,16 +26,16 @@ SEEDS = st.integers(0, 2**32 - 1)
 SCALES = st.sampled_from([torch.float16, torch.bfloat16, torch.float32])
 
 
-def decoded(folder: Path, tensors: packers.Tensors, method: dict[str, Any]) -> torch.Tensor:
-    """The matrix `a.weight`, whole and by pieces and rows, which must be the same numbers."""
-    packed = packers.opened(folder, packers.under("a", tensors), method)["a.weight"]
-    whole = packed.values()
+def dequantized(folder: Path, tensors: packers.Tensors, method: dict[str, Any]) -> torch.Tensor:
+    """Return the matrix `a.weight`; reading it whole, in chunks and by rows must agree."""
+    stored = packers.opened(folder, packers.under("a", tensors), method)["a.weight"]
+    whole = stored.to_float32()
     assert whole.dtype == np.float32
-    assert whole.shape == packed.shape
-    same_bits(np.concatenate(list(packed.pieces())), whole.reshape(-1))
-    if len(packed.shape) == 2 and packed.shape[0] > 64:
-        middle = min(packed.shape[0], 101)
-        same_bits(packed.rows(64, middle), whole[64:middle])
+    assert whole.shape == stored.shape
+    same_bits(np.concatenate(list(stored.chunks())), whole.reshape(-1))
+    if len(stored.shape) == 2 and stored.shape[0] > 64:
+        middle = min(stored.shape[0], 101)
+        same_bits(stored.dequantize(64, middle), whole[64:middle])
     return torch.from_numpy(whole)
 
 
@@ -54,14 +54,14 @@ def random_scales(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torc
 
 
 def affine(q: np.ndarray, zeros: np.ndarray, scales: torch.Tensor, index: np.ndarray) -> np.ndarray:
-    """scale·(q − zero) in float64, which holds it exactly; [groups, rows] spread over columns."""
-    factors = scales.to(torch.float64).numpy()
-    return ((q - zeros[index].T) * factors[index].T).astype(np.float32)
+    """Return scale·(q − zero point), exact in float64; tables are [groups, rows]."""
+    wide = scales.to(torch.float64).numpy()
+    return ((q - zeros[index].T) * wide[index].T).astype(np.float32)
 
 
 # GPTQ: AutoGPTQ needs CUDA or a compiler to install, so the reference is the packer's layout.
-# An 8-bit number times a factor of at most 16 bits is exact in fp32; times an fp32 one rounded
-# once: equal bits either way.
+# An 8-bit integer times a scale of at most 16 bits is exact in fp32; times an fp32 scale it is
+# rounded once: equal bits either way.
 
 
 @repeated
@@ -99,7 +99,7 @@ def test_gptq(
     method = {"quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": order == "r"}
     if v2:
         method["checkpoint_format"] = "gptq_v2"
-    same_bits(decoded(tmp_path, tensors, method), affine(q, zeros, scales, index))
+    same_bits(dequantized(tmp_path, tensors, method), affine(q, zeros, scales, index))
 
 
 @repeated
@@ -121,24 +121,24 @@ def test_awq(
     zeros = random.integers(0, 16, (groups, 8 * rows))
     scales = random_scales((groups, 8 * rows), dtype, seed)
     method = {"quant_method": "awq", "bits": 4, "group_size": size, "version": "GEMM"}
-    found = decoded(tmp_path, packers.awq(q, zeros, scales), method)
+    found = dequantized(tmp_path, packers.awq(q, zeros, scales), method)
     same_bits(found, affine(q, zeros, scales, index))
 
 
-# compressed-tensors: the package itself. It multiplies in the factors' dtype, where the same
-# product is rounded once; ours, rounded to that dtype, must be equal. Version 0.20 cannot unpack
+# compressed-tensors: the package itself. It multiplies in the dtype of the scales, with one
+# rounding; our result, rounded to that dtype, must be equal. Version 0.20 cannot unpack
 # the 4-bit zero points of eight rows or fewer.
 
 
 def compressed(
-    form: str,
+    format: str,
     shape: tuple[int, int],
     scale_shape: tuple[int, ...],
     dtype: torch.dtype,
     seed: int,
     **weights: Any,
 ) -> tuple[packers.Tensors, torch.Tensor, dict[str, Any]]:
-    """Tensors as the package packs them, what it decodes them to, and the settings."""
+    """Return tensors packed by the package, its dequantized weights, and the settings."""
     torch.manual_seed(seed)
     args = QuantizationArgs(**weights)
     state = {"weight": torch.randn(shape).to(dtype), "weight_scale": torch.rand(scale_shape) / 3}
@@ -146,14 +146,14 @@ def compressed(
     if not args.symmetric:
         half = 2 ** (args.num_bits - 1)
         state["weight_zero_point"] = torch.randint(-half, half, scale_shape).to(torch.int8)
-    compressor = BaseCompressor.get_value_from_registry(form)
+    compressor = BaseCompressor.get_value_from_registry(format)
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
     tensors = compressor.compress(state, scheme)
     expected = compressor.decompress(tensors, scheme)["weight"]
     group = {"targets": ["Linear"], "weights": args.model_dump(mode="json")}
     method = {
         "quant_method": "compressed-tensors",
-        "format": form,
+        "format": format,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
         "ignore": ["lm_head"],
@@ -194,12 +194,12 @@ def test_pack_quantized(
         strategy="channel" if size == -1 else "group",
         group_size=None if size == -1 else size,
     )
-    same_bits(decoded(tmp_path, tensors, method).to(dtype).float(), expected.float())
+    same_bits(dequantized(tmp_path, tensors, method).to(dtype).float(), expected.float())
 
 
 @repeated
 @given(
-    form=st.sampled_from(["int-quantized", "naive-quantized", "float-quantized"]),
+    format=st.sampled_from(["int-quantized", "naive-quantized", "float-quantized"]),
     strategy=st.sampled_from(["tensor", "channel", "group", "block"]),
     symmetric=st.booleans(),
     rows=st.integers(1, 50),
@@ -209,7 +209,7 @@ def test_pack_quantized(
 )
 def test_other_compressed_formats(
     tmp_path: Path,
-    form: str,
+    format: str,
     strategy: str,
     symmetric: bool,
     rows: int,
@@ -217,7 +217,7 @@ def test_other_compressed_formats(
     dtype: torch.dtype,
     seed: int,
 ) -> None:
-    kind = "float" if form == "float-quantized" else "int"
+    kind = "float" if format == "float-quantized" else "int"
     weights: dict[str, Any] = {"type": kind, "num_bits": 8, "strategy": strategy}
     weights["symmetric"] = symmetric or kind == "float" or strategy == "block"
     shape = (rows, columns)
@@ -226,8 +226,8 @@ def test_other_compressed_formats(
     if strategy == "block":
         weights["block_structure"], shape = [4, 8], (rows * 4, columns * 8)
     scale_shape = {"tensor": (1,), "channel": (rows, 1)}.get(strategy, (rows, columns))
-    tensors, expected, method = compressed(form, shape, scale_shape, dtype, seed, **weights)
-    same_bits(decoded(tmp_path, tensors, method).to(dtype).float(), expected.float())
+    tensors, expected, method = compressed(format, shape, scale_shape, dtype, seed, **weights)
+    same_bits(dequantized(tmp_path, tensors, method).to(dtype).float(), expected.float())
 
 
 # FP8: transformers' own, which computes in fp32: equal bits, NaN patterns included.
@@ -257,7 +257,7 @@ def test_fp8_blocks(
         "weight_block_size": list(size),
         "activation_scheme": "dynamic",
     }
-    found = decoded(tmp_path, {"weight": weight, "weight_scale_inv": scales}, method)
+    found = dequantized(tmp_path, {"weight": weight, "weight_scale_inv": scales}, method)
     reference = Fp8Dequantize(None)._dequantize_one(weight, scales, torch.float32)
     same_bits(found, reference)
 
@@ -267,27 +267,27 @@ def tensor_of_bytes(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> to
     return torch.from_numpy(random.integers(0, 256, shape, dtype=np.uint8)).view(dtype)
 
 
-def test_fp8_every_byte_and_every_shape_of_factor(tmp_path: Path) -> None:
+def test_fp8_every_byte_and_every_scale_shape(tmp_path: Path) -> None:
     weight = torch.arange(256, dtype=torch.uint8).reshape(8, 32).view(torch.float8_e4m3fn)
     for scale in (torch.tensor(0.5), torch.tensor([3.0]), torch.rand(8), torch.rand(8, 1)):
-        spread = scale[:, None] if scale.shape == (8,) else scale
+        expanded = scale[:, None] if scale.shape == (8,) else scale
         for method, name in (("fp8", "weight_scale"), ("fbgemm_fp8", "weight_scale")):
-            found = decoded(tmp_path, {"weight": weight, name: scale}, {"quant_method": method})
-            same_bits(found, weight.float() * spread)
+            found = dequantized(tmp_path, {"weight": weight, name: scale}, {"quant_method": method})
+            same_bits(found, weight.float() * expanded)
 
 
-def test_fp8_blocks_that_end_early(tmp_path: Path) -> None:
-    """Sizes that are no multiples of the block, as DeepSeek's own kernel allows."""
+def test_fp8_with_smaller_last_blocks(tmp_path: Path) -> None:
+    """Matrix sizes that are not multiples of the block, as DeepSeek's own kernel allows."""
     weight = torch.randn(150, 70).to(torch.float8_e4m3fn)
     scales = torch.rand(2, 1)
     method = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    found = decoded(tmp_path, {"weight": weight, "weight_scale_inv": scales}, method)
+    found = dequantized(tmp_path, {"weight": weight, "weight_scale_inv": scales}, method)
     expected = torch.cat([weight[:128].float() * scales[0], weight[128:].float() * scales[1]])
     same_bits(found, expected)
 
 
 # MXFP4: transformers' own in fp32; equal bits but for the exponent 255, which the standard
-# calls not a number and transformers computes with.
+# defines as NaN and transformers treats as a number.
 
 
 @repeated
@@ -300,17 +300,17 @@ def test_mxfp4(tmp_path: Path, experts: int, rows: int, groups: int, seed: int) 
     expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).clone()
     not_numbers = (scales == 255).repeat_interleave(32, dim=2).transpose(1, 2)
     expected[not_numbers] = float("nan")
-    same_bits(found.values(), expected)
+    same_bits(found.to_float32(), expected)
 
 
-# bitsandbytes: its own in fp32, equal bits. Its CPU kernel (0.50) takes a row's end for a
-# block's, so columns are multiples of 64 here, and the packer's layout covers the others.
+# bitsandbytes: its own in fp32, equal bits. Its CPU kernel (0.50) ends a block at the end
+# of a row, so columns are multiples of 64 here; the packer's layout covers other sizes.
 
 
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("shape", [(33, 64), (200, 128), (5, 4160)])
-def test_four_bits_of_bitsandbytes(
+def test_bitsandbytes_4_bits(
     tmp_path: Path, kind: str, nested: bool, shape: tuple[int, int]
 ) -> None:
     torch.manual_seed(1)
@@ -320,38 +320,38 @@ def test_four_bits_of_bitsandbytes(
     )
     tensors = {"weight": packed} | packers.under("weight", state.as_dict(packed=True))
     method = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
-    same_bits(decoded(tmp_path, tensors, method), bnb.dequantize_4bit(packed, state))
+    same_bits(dequantized(tmp_path, tensors, method), bnb.dequantize_4bit(packed, state))
 
 
 @repeated
 @given(rows=st.integers(1, 130), columns=st.integers(1, 40), seed=SEEDS)
-def test_odd_shapes_of_nf4(tmp_path: Path, rows: int, columns: int, seed: int) -> None:
+def test_nf4_with_odd_shapes(tmp_path: Path, rows: int, columns: int, seed: int) -> None:
     random = np.random.default_rng(seed)
-    codes = random.integers(0, 16, (rows, columns))
-    numbers = random.standard_normal(16).astype(np.float32)
-    absmax = random.random(-(-codes.size // 64)).astype(np.float32)
-    expected = numbers[codes].reshape(-1) * np.repeat(absmax, 64)[: codes.size]
-    tensors = packers.nf4(codes, absmax, 64, numbers)
-    found = decoded(tmp_path, tensors, {"quant_method": "bitsandbytes", "load_in_4bit": True})
-    same_bits(found, expected.reshape(codes.shape))
+    indices = random.integers(0, 16, (rows, columns))
+    codebook = random.standard_normal(16).astype(np.float32)
+    absmax = random.random(-(-indices.size // 64)).astype(np.float32)
+    expected = codebook[indices].reshape(-1) * np.repeat(absmax, 64)[: indices.size]
+    tensors = packers.nf4(indices, absmax, 64, codebook)
+    found = dequantized(tmp_path, tensors, {"quant_method": "bitsandbytes", "load_in_4bit": True})
+    same_bits(found, expected.reshape(indices.shape))
 
 
-def test_eight_bits_of_bitsandbytes(tmp_path: Path) -> None:
+def test_bitsandbytes_8_bits(tmp_path: Path) -> None:
     torch.manual_seed(1)
-    packed, largest, _ = bnb.int8_vectorwise_quant(torch.randn(70, 33).half())
+    packed, abs_max, _ = bnb.int8_vectorwise_quant(torch.randn(70, 33).half())
     tensors = {
         "weight": packed,
-        "SCB": largest,
+        "SCB": abs_max,
         "weight_format": torch.tensor(0, dtype=torch.uint8),
     }
-    found = decoded(tmp_path, tensors, {"quant_method": "bitsandbytes", "load_in_8bit": True})
-    same_bits(found, bnb.int8_vectorwise_dequant(packed, largest))
+    found = dequantized(tmp_path, tensors, {"quant_method": "bitsandbytes", "load_in_8bit": True})
+    same_bits(found, bnb.int8_vectorwise_dequant(packed, abs_max))
 
 
-# What is not quantized, and what a reader may cost
+# Tensors that are not quantized, and memory of reading
 
 
-def test_the_rest_stays_as_it_is_and_the_packed_form_is_reachable(tmp_path: Path) -> None:
+def test_other_tensors_are_plain_and_parts_are_named(tmp_path: Path) -> None:
     weight = torch.randn(6, 4).to(torch.float8_e4m3fn)
     rest = {
         "lm_head.weight": torch.randn(5, 4).to(torch.bfloat16),
@@ -363,26 +363,26 @@ def test_the_rest_stays_as_it_is_and_the_packed_form_is_reachable(tmp_path: Path
     tensors = {"a.weight": weight, "a.weight_scale": torch.tensor(2.0), **rest}
     plain = packers.opened(tmp_path, tensors, {"quant_method": "fp8"})
     assert set(plain) == {"a.weight", *rest}
-    assert plain["a.weight"].form == "fp8"
+    assert plain["a.weight"].format == "fp8"
     assert plain["a.weight"].parts == {"weight": "a.weight", "scale": "a.weight_scale"}
     for name in set(rest) - {"mask"}:
-        assert plain[name].form == "plain"
-        same_bits(plain[name].values(), rest[name].float())
+        assert plain[name].format == "plain"
+        same_bits(plain[name].to_float32(), rest[name].float())
 
 
-def test_pieces_are_small_and_read_once_needed(tmp_path: Path) -> None:
-    """Two million numbers at a time whatever the matrix, and nothing before it is asked for."""
+def test_chunks_are_small_and_read_on_demand(tmp_path: Path) -> None:
+    """Chunks have two million elements for any matrix; opening a checkpoint reads no data."""
     reads: list[str] = []
     weight = torch.zeros(3000, 2048, dtype=torch.float8_e4m3fn)
     tensors = {"a.weight": weight, "a.weight_scale": torch.tensor(1.0)}
     plain = packers.opened(tmp_path, tensors, {"quant_method": "fp8"})
-    assert isinstance(plain["a.weight"], PackedTensor)
-    assert [len(piece) for piece in plain["a.weight"].pieces()] == [1024 * 2048] * 2 + [952 * 2048]
+    assert isinstance(plain["a.weight"], StoredTensor)
+    assert [len(chunk) for chunk in plain["a.weight"].chunks()] == [1024 * 2048] * 2 + [952 * 2048]
 
     def read(name: str) -> np.ndarray:
         reads.append(name)
         raise AssertionError(name)
 
     checkpoint = packers.Checkpoint.open(tmp_path)
-    plain_tensors({"quant_method": "fp8"}, checkpoint.tensors, read)
+    model_tensors({"quant_method": "fp8"}, checkpoint.tensors, read)
     assert reads == []
