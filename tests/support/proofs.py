@@ -60,7 +60,7 @@ BY_LAYOUT: dict[str, dict[str, Test]] = {
         "GPU": test_gpu_sources.test_gpt2_of_every_layout,
     },
     "Llama, quantized": {
-        "CPU": test_checkpoint.test_it_computes_what_the_dequantized_weights_compute,
+        "CPU": test_checkpoint.test_converted_model_equals_the_dequantized_weights,
         "GPU": test_gpu_sources.test_every_quantized_form,
     },
 }
