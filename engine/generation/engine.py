@@ -187,9 +187,9 @@ class Engine:
             if not reaches_end:
                 progress = Prefill(sequence.num_computed, len(sequence.tokens))
                 outcomes.append((sequence.id, progress))
-        seeds = self._seeds(batch.wanted)
-        tokens, logits = self._sampler.sample_rows(batch.wanted, seeds, local_logits)
-        for i, (row, token) in enumerate(zip(batch.wanted, tokens, strict=True)):
+        seeds = self._seeds(batch.sampled_rows)
+        tokens, logits = self._sampler.sample_rows(batch.sampled_rows, seeds, local_logits)
+        for i, (row, token) in enumerate(zip(batch.sampled_rows, tokens, strict=True)):
             row_logits = None if logits is None else logits[i]
             outcomes += self._add_token(self._generations[row.sequence.id], token, row_logits)
         return outcomes

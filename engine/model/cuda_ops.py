@@ -47,7 +47,7 @@ class CudaPlan:
     `ids`, `positions` and `slots` [n]; `block_tables` [num_seqs, max_blocks] and `context_lens`
     [num_seqs]. The first `num_decode` sequences have one token each; the others' begin at
     `query_starts` [num_seqs - num_decode + 1] of the tokens that follow, at most
-    `max_num_tokens` a sequence. `logit_rows` None means all rows.
+    `max_num_tokens` a sequence. `logits_indices` None means all rows.
     """
 
     ids: Tensor
@@ -58,7 +58,7 @@ class CudaPlan:
     num_decode: int
     query_starts: Tensor | None = None
     max_num_tokens: int = 1
-    logit_rows: Tensor | None = None
+    logits_indices: Tensor | None = None
 
 
 def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto") -> bool:
@@ -134,7 +134,7 @@ class CudaOps:
             [block for table in used for block in table + [0] * (width - len(table))],
             [span.context_len for span in spans],
             list(accumulate((span.num_tokens for span in rest), initial=0)),
-            batch.logit_rows,
+            batch.logits_indices,
         ]
         # Each part begins at a multiple of 16 bytes.
         padded = [[*part, *([0] * (-len(part) % 4))] for part in parts]
@@ -143,7 +143,7 @@ class CudaOps:
         ids, positions, slots, tables, lens, starts, rows = (
             tensor[: len(part)] for tensor, part in zip(on_device, parts, strict=True)
         )
-        everything = len(batch.logit_rows) == len(batch.ids)
+        everything = len(batch.logits_indices) == len(batch.ids)
         return CudaPlan(
             ids,
             positions,
@@ -350,13 +350,13 @@ class CudaOps:
         return both[0], both[1].clone()
 
     def last_rows(self, plan: CudaPlan, x: Tensor) -> Tensor:
-        if plan.logit_rows is None:
+        if plan.logits_indices is None:
             return x
         if x.shape[1] * x.itemsize % 4:
-            return x[plan.logit_rows]
+            return x[plan.logits_indices]
         words = x.view(torch.float32)  # the kernel only moves bytes
-        out = words.new_empty(len(plan.logit_rows), words.shape[1])
-        gather_rows(self.gpu, words, plan.logit_rows, out)
+        out = words.new_empty(len(plan.logits_indices), words.shape[1])
+        gather_rows(self.gpu, words, plan.logits_indices, out)
         return out.view(x.dtype)
 
     def logits(self, x: Tensor, lm_head: Weight) -> Tensor:

@@ -169,9 +169,9 @@ class Decoder:
     def forward(self, batch: Batch, cache: KVCache) -> Tensor | None:
         """Compute the batch, write its keys and values to the cache, and return the logits.
 
-        fp32 [len(batch.wanted), vocab_size]; only the tokens of `batch.logit_rows` have any. One of
-        several ranks has its columns of them, for `Ranks.gather`. Of several stages the last has
-        them, and the others None.
+        fp32 [len(batch.sampled_rows), vocab_size], for the tokens of `batch.logits_indices`. With
+        several ranks, only this rank's columns, for `Communicator.all_gather`. With several
+        stages, all but the last return None.
         """
         plan = self.ops.plan(batch, cache)
         # The residual stream stays in fp32: single channels of it reach 25,000 in small models,

@@ -76,7 +76,7 @@ class TorchOps:
         config, positions = self._config, tensor(batch.positions)
         attention = reading(config.sliding_window)
         if config.rope is not None and config.rope.two_dimensional:
-            first, second = zip(*batch.places(), strict=True)
+            first, second = zip(*batch.position_pairs(), strict=True)
             angles = [_halves(t[tensor(first)], t[tensor(second)]) for t in self._angles]
         else:
             angles = [table[positions] for table in self._angles]
@@ -86,7 +86,7 @@ class TorchOps:
             places=places(cache, batch.slot_mapping),
             positions=positions,
             angles=[t.unsqueeze(2).unbind(1) for t in angles],
-            logit_rows=tensor(batch.logit_rows),
+            logits_indices=tensor(batch.logits_indices),
             attention=attention,
             full_attention=reading(None) if config.full_layers else attention,
         )
@@ -164,7 +164,7 @@ class TorchOps:
         return mixture(x, experts, self._config, self)
 
     def last_rows(self, plan: "TorchPlan", x: Tensor) -> Tensor:
-        return x if len(plan.logit_rows) == len(x) else x[plan.logit_rows]
+        return x if len(plan.logits_indices) == len(x) else x[plan.logits_indices]
 
     def logits(self, x: Tensor, lm_head: Weight) -> Tensor:
         return linear(x, lm_head).float()
@@ -231,7 +231,7 @@ def store(plan: "TorchPlan", layer: int, cache: LayerKV, new: Tensor) -> None:
 
 @dataclass(frozen=True)
 class TorchPlan:
-    """A batch on the device: int64 `ids`, `positions` and `slots` [n], and `logit_rows`.
+    """A batch on the device: int64 `ids`, `positions` and `slots` [n], and `logits_indices`.
 
     `places` are as `places` makes them. `angles` [n, 1, d], cosines and sines, for each table there
     is; `full_attention` is for the layers without a window.
@@ -242,6 +242,6 @@ class TorchPlan:
     slots: Tensor
     places: Sequence[Tensor] | None
     angles: Sequence[Sequence[Tensor]]
-    logit_rows: Tensor
+    logits_indices: Tensor
     attention: list[AttentionPlan]
     full_attention: list[AttentionPlan]

@@ -1,1 +1,1 @@
-"""Which tokens a forward pass computes, and the KV blocks they are kept in."""
+"""Schedule the tokens of each forward pass and allocate their KV-cache blocks."""

@@ -1,4 +1,4 @@
-"""The rows of one forward pass, packed: tokens of prefill and decode rows side by side."""
+"""The input of one forward pass: the tokens of all its rows, packed one after the other."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -10,11 +10,10 @@ from swiftchat.weights.architectures.prefix_lm import CAUSAL, BidirectionalPrefi
 
 @dataclass(frozen=True)
 class Span:
-    """One row's place in the batch.
+    """The packed tokens `start : start + num_tokens` of one row.
 
-    Its tokens are `start : start + num_tokens` of the packed ones; they attend to all
-    `context_len` tokens in the blocks of `block_table`, of which they are the last, the first
-    ones of the context in both directions.
+    They are the last of `context_len` tokens in the blocks of `block_table` and attend to all of
+    these, except that tokens before `bidirectional_prefix` ends also attend to later ones in it.
     """
 
     start: int
@@ -26,21 +25,21 @@ class Span:
 
 @dataclass(frozen=True)
 class Batch:
-    """`ids`, `positions` and `slot_mapping` of all tokens, and `logit_rows`.
+    """`ids`, `positions` and `slot_mapping` of all packed tokens, and the `spans` of the rows.
 
-    Slot s is place `s % block_size` of block `s // block_size`. `logit_rows` are the packed
-    tokens whose logits are wanted, `wanted` the rows they belong to.
+    Slot s is offset `s % block_size` in block `s // block_size`. `logits_indices` are the packed
+    tokens whose logits are computed, and `sampled_rows` the rows they belong to.
     """
 
     ids: list[int]
     positions: list[int]
     slot_mapping: list[int]
-    logit_rows: list[int]
+    logits_indices: list[int]
     spans: list[Span]
-    wanted: list[Row]
+    sampled_rows: list[Row]
 
-    def places(self) -> list[tuple[int, int]]:
-        """Both positions of every token, for models that have two."""
+    def position_pairs(self) -> list[tuple[int, int]]:
+        """Both positions of every token, for models with two-dimensional positions."""
         return [
             span.bidirectional_prefix.positions(position)
             for span in self.spans
@@ -49,25 +48,25 @@ class Batch:
 
     @classmethod
     def pack(cls, rows: Seq[Row], block_size: int) -> Self:
+        """Pack the rows of a scheduled step, whose blocks are allocated."""
         ids: list[int] = []
         positions: list[int] = []
-        slots: list[int] = []
+        slot_mapping: list[int] = []
+        logits_indices: list[int] = []
         spans: list[Span] = []
         for row in rows:
-            sequence = row.sequence
+            sequence, table = row.sequence, row.sequence.block_table
             first, end = sequence.num_computed, sequence.num_computed + row.num_tokens
-            table = sequence.block_table
             spans.append(Span(len(ids), row.num_tokens, end, table, sequence.bidirectional_prefix))
             ids += sequence.tokens[first:end]
             positions += range(first, end)
-            slots += (
+            slot_mapping += (
                 table[p // block_size] * block_size + p % block_size for p in range(first, end)
             )
-        ends = [(s.start + s.num_tokens - 1, row) for s, row in zip(spans, rows, strict=True)]
-        wanted = [(last, row) for last, row in ends if row.reaches_end]
-        return cls(
-            ids, positions, slots, [last for last, _ in wanted], spans, [row for _, row in wanted]
-        )
+            if row.reaches_end:
+                logits_indices.append(len(ids) - 1)
+        sampled_rows = [row for row in rows if row.reaches_end]
+        return cls(ids, positions, slot_mapping, logits_indices, spans, sampled_rows)
 
 
 def padded_rows(num_rows: int) -> int:

@@ -1,17 +1,15 @@
-"""Ref-counted KV-cache blocks that are found again by their content.
+"""Ref-counted KV-cache blocks with a content-addressed prefix cache.
 
 A block holds the keys and values of up to `block_size` consecutive tokens. It is in one of three
-states: *free*; *used* (its reference count is above 0); or *cached*: nobody references it, but
-its content is known and may be asked for again, until the block is needed for something else
-(least recently used first).
+states: *free*; *used* (its reference count is above 0); or *cached*: unreferenced, but its content
+is known and can be reused until the block is evicted (least recently used first).
 
-What a block holds is named by (parent, tokens), where `parent` is the serial number of the
-published block before it and ROOT for the first. Serials are never reused, so a name stands for
-exactly one token sequence from position 0 on: there are no hash collisions to fear. Where a
-prompt attends both ways, what a block holds depends on all of it; the first block's parent is then
-the prompt itself instead of ROOT, so that only the same prompt finds it again. Sequences
-with a common prefix therefore share its blocks whoever they belong to, and undo, regenerate and
-branches of a conversation need no operation of their own.
+The key of a block's content is (parent, tokens), where `parent` is the serial number of the
+published block before it, or ROOT for the first block. Serials are never reused, so a key stands
+for exactly one token sequence from position 0 on, without hash collisions. In a bidirectional
+prefix, keys and values depend on the whole prefix; the first block's parent is then the prefix
+itself instead of ROOT, so that only the same prefix matches. Sequences with a common prefix share
+its blocks, so undo, regenerate and branches of a conversation need no operation of their own.
 """
 
 from collections import OrderedDict
@@ -23,16 +21,15 @@ Parent = int | tuple[int, ...]
 
 
 class NoFreeBlock(Exception):
-    """Every block is referenced; the scheduler must preempt a sequence or wait."""
+    """All blocks are referenced: the scheduler must preempt a sequence or wait."""
 
 
 @dataclass(frozen=True)
 class Prefix:
     """The longest cached prefix of some tokens.
 
-    `blocks` are full and can be shared as they are; `parent` is the serial of the last of them.
-    `tail`, if any, is a block whose first `tail_tokens` slots also match: it must be copied
-    before anything is appended.
+    `blocks` are full and can be shared; `parent` is the serial of the last one. `tail` is a block
+    whose first `tail_tokens` slots also match, or None; it must be copied before an append.
     """
 
     blocks: list[int]
@@ -49,7 +46,7 @@ class _Content:
 
 
 class BlockAllocator:
-    """Hands out the `num_blocks` blocks of a KV cache; holds no tensor itself."""
+    """Allocates the `num_blocks` blocks of a KV cache, whose tensors are elsewhere."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
@@ -78,18 +75,18 @@ class BlockAllocator:
         return block in self._cached
 
     def allocate(self, after: int | None = None) -> int:
-        """Take a block with reference count 1 and no content; raises `NoFreeBlock`.
+        """Return a block with reference count 1 and no content; raise `NoFreeBlock`.
 
-        Prefers the block that follows `after`, so that a sequence's blocks tend to lie side by
-        side and attention can read them as one stretch.
+        Prefers the block that follows `after`, so that a sequence's blocks tend to be contiguous
+        and attention can read them as one view.
         """
         if self._free:
-            next_one = -1 if after is None else after + 1
-            block = next_one if next_one in self._free else min(self._free)
+            neighbor = -1 if after is None else after + 1
+            block = neighbor if neighbor in self._free else min(self._free)
             self._free.remove(block)
         elif self._cached:
             block, _ = self._cached.popitem(last=False)
-            self._forget(block)
+            self._evict(block)
         else:
             raise NoFreeBlock
         self._ref_counts[block] = 1
@@ -105,9 +102,8 @@ class BlockAllocator:
     def release(self, blocks: Sequence[int]) -> None:
         """Drop a reference to each block of a sequence, given in the sequence's order.
 
-        Blocks nobody else references become cached if their content was published, else free.
-        The end of the sequence is made the first to be evicted: a prefix outlives its
-        continuations.
+        Blocks without references become cached if their content was published, else free. The
+        end of the sequence is evicted first, so a prefix outlives its continuations.
         """
         for block in reversed(blocks):
             assert self._ref_counts[block] > 0, f"block {block} is not referenced"
@@ -120,10 +116,10 @@ class BlockAllocator:
                 self._free.add(block)
 
     def publish(self, block: int, parent: Parent, tokens: Sequence[int]) -> int:
-        """Declare what a used block holds and return the serial its successors name as parent.
+        """Register the content of a used block; return its serial, the parent of its successors.
 
-        When another block already holds the same, that one's serial is returned and this block
-        stays anonymous: it will be free again once released.
+        If another block has the same content, return that block's serial; this block then stays
+        unregistered and becomes free when released.
         """
         key = (parent, tuple(tokens))
         known = self._by_content.get(key)
@@ -137,7 +133,7 @@ class BlockAllocator:
         return serial
 
     def find_prefix(self, tokens: Sequence[int], root: Parent = ROOT) -> Prefix:
-        """Find the longest prefix of the tokens that is still in the cache; takes nothing."""
+        """Find the longest cached prefix of the tokens; the caller must `acquire` its blocks."""
         blocks: list[int] = []
         parent, size = root, self.block_size
         while (start := len(blocks) * size) + size <= len(tokens):
@@ -173,7 +169,7 @@ class BlockAllocator:
             children.setdefault(content.parent, set()).add(block)
         assert children == self._children
 
-    def _forget(self, block: int) -> None:
+    def _evict(self, block: int) -> None:
         content = self._contents.pop(block)
         del self._by_content[content.parent, content.tokens]
         siblings = self._children[content.parent]

@@ -1,4 +1,4 @@
-"""Decides which tokens of which sequences the next forward pass computes."""
+"""Continuous batching: choose the rows of each forward pass and allocate their blocks."""
 
 from collections import deque
 from collections.abc import Sequence as Seq
@@ -11,12 +11,12 @@ from swiftchat.weights.architectures.prefix_lm import CAUSAL, BidirectionalPrefi
 
 @dataclass(eq=False)
 class Sequence:
-    """One generation: its tokens so far, and the blocks that hold what was computed of them.
+    """The tokens of one generation, and the blocks with their keys and values.
 
-    Keys and values of `tokens[:num_computed]` are in the blocks of `block_table`. The newest
-    token is never computed before the next step, so `num_computed < len(tokens)` while running.
-    `num_published` counts the leading full blocks whose content the allocator knows, and
-    `parent` is the serial of the last of those, or the `root` where there are none.
+    The blocks of `block_table` hold the keys and values of `tokens[:num_computed]`. The newest
+    token is computed in the next step, so `num_computed < len(tokens)` while running. The first
+    `num_published` blocks are full and registered in the prefix cache; `parent` is the serial of
+    the last of them, or `root`. `num_cached` is the length of the prefix found in the cache.
     """
 
     id: int
@@ -36,7 +36,7 @@ class Sequence:
 
     @property
     def root(self) -> Parent:
-        """What the content of the first block depends on, beside its own tokens."""
+        """The parent of the first block: a bidirectional prefix, or ROOT."""
         return tuple(self.tokens[: self.bidirectional_prefix.length]) or ROOT
 
     @property
@@ -46,30 +46,30 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Row:
-    """`num_tokens` of one sequence, beginning at `sequence.num_computed`, in one forward pass."""
+    """`num_tokens` tokens of a sequence from `sequence.num_computed` on, in one forward pass."""
 
     sequence: Sequence
     num_tokens: int
 
     @property
     def reaches_end(self) -> bool:
-        """Whether the logits of the row's last token choose the sequence's next token."""
+        """Whether the next token is sampled from the logits of the row's last token."""
         return self.sequence.num_computed + self.num_tokens == len(self.sequence.tokens)
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the next forward pass computes; `copies` (from, to) must be carried out before it."""
+    """The rows of a forward pass; the block `copies` (from, to) must be made before it."""
 
     rows: list[Row]
     copies: list[tuple[int, int]]
 
 
 class Scheduler:
-    """First come, first served, with decoding before prefill and at most `chunk_tokens` a step.
+    """First come, first served, with decode before prefill and at most `chunk_tokens` a step.
 
-    When blocks run out, the sequence admitted last gives its own back and waits; what it had
-    computed stays cached as long as the room is not needed, so going on is usually cheap.
+    When blocks run out, the sequence admitted last is preempted. Its blocks stay in the prefix
+    cache until they are evicted, so resuming it is usually cheap.
     """
 
     def __init__(self, allocator: BlockAllocator, chunk_tokens: int, max_num_seqs: int) -> None:
@@ -84,16 +84,15 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence; the caller has checked that it fits the cache when alone."""
+        """Queue a sequence, which must fit the cache when alone."""
         self.waiting.append(sequence)
 
     def schedule(self) -> Step:
-        """Choose the rows of the next step and give them their blocks."""
+        """Choose the rows of the next step and allocate their blocks."""
         copies: list[tuple[int, int]] = []
         rows: list[Row] = []
         budget = self.chunk_tokens
-        # Sequences that only need their next token come first: nobody's answer stalls
-        # because somebody else's long prompt is being read.
+        # Decode rows come first, so that prefill of a long prompt does not stall other answers.
         for sequence in sorted(self.running, key=lambda s: len(s.tokens) - s.num_computed > 1):
             if budget <= 0:
                 break
@@ -108,7 +107,7 @@ class Scheduler:
         return Step(rows, copies)
 
     def advance(self, row: Row) -> None:
-        """Record that a row was computed and publish the blocks it filled."""
+        """Count a row's tokens as computed and publish the blocks it filled."""
         sequence, size = row.sequence, self.allocator.block_size
         sequence.num_computed += row.num_tokens
         while (end := (sequence.num_published + 1) * size) <= sequence.num_computed:
@@ -120,18 +119,24 @@ class Scheduler:
             sequence.num_published += 1
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a finished or canceled sequence out; what it computed stays in the cache."""
+        """Remove a finished or canceled sequence; its blocks stay in the prefix cache."""
         if sequence in self.running:
             self.running.remove(sequence)
-            self._give_back(sequence)
+            self._release_blocks(sequence)
         else:
             self.waiting.remove(sequence)
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Give a running sequence blocks for so many tokens, if nobody has to give way."""
-        return self._grow(sequence, num_tokens)
+        """Extend a sequence's block table to `num_tokens`; return False if no block is free."""
+        while len(sequence.block_table) * self.allocator.block_size < num_tokens:
+            try:
+                sequence.block_table.append(self._allocate_next(sequence))
+            except NoFreeBlock:
+                return False
+        return True
 
     def check_integrity(self) -> None:
+        """Raise `AssertionError` if block tables and allocator disagree."""
         self.allocator.check_integrity([s.block_table for s in self.running])
         for sequence in self.running:
             assert sequence.num_computed <= len(sequence.block_table) * self.allocator.block_size
@@ -139,13 +144,13 @@ class Scheduler:
     def _add_row(
         self, rows: list[Row], sequence: Sequence, budget: int, may_preempt: bool = True
     ) -> int:
-        """Append the sequence's row and return its number of tokens (0: no blocks for it)."""
+        """Append the sequence's row; return its number of tokens, 0 if blocks are missing."""
         if sequence not in self.running:  # preempted for an earlier row of this step
             return 0
-        # What attends both ways is computed in one go, however long it is.
-        least = sequence.bidirectional_prefix.length - sequence.num_computed
-        num_tokens = min(max(budget, least), len(sequence.tokens) - sequence.num_computed)
-        while not self._grow(sequence, sequence.num_computed + num_tokens):
+        # A bidirectional prefix must be computed in a single step, whatever its length.
+        minimum = sequence.bidirectional_prefix.length - sequence.num_computed
+        num_tokens = min(max(budget, minimum), len(sequence.tokens) - sequence.num_computed)
+        while not self.reserve(sequence, sequence.num_computed + num_tokens):
             victim = self.running[-1]
             if not may_preempt or victim is sequence or any(r.sequence is victim for r in rows):
                 return 0
@@ -154,8 +159,8 @@ class Scheduler:
         return num_tokens
 
     def _admit(self, sequence: Sequence, copies: list[tuple[int, int]]) -> bool:
-        """Give a waiting sequence the cached prefix of its tokens; False when there is no room."""
-        # The last token is always computed: its logits are what the sequence waits for.
+        """Assign the cached prefix of a waiting sequence; return False if blocks are missing."""
+        # The last token is always computed, because the next one is sampled from its logits.
         prefix = self.allocator.find_prefix(sequence.tokens[:-1], sequence.root)
         size = self.allocator.block_size
         needed = -(-len(sequence.tokens) // size) - len(prefix.blocks)
@@ -168,7 +173,7 @@ class Scheduler:
         sequence.parent, sequence.num_published = prefix.parent, len(prefix.blocks)
         sequence.num_computed = len(prefix.blocks) * size
         if prefix.tail is not None:
-            block = self._allocate_after(sequence)
+            block = self._allocate_next(sequence)
             copies.append((prefix.tail, block))
             sequence.block_table.append(block)
             sequence.num_computed += prefix.tail_tokens
@@ -176,24 +181,16 @@ class Scheduler:
             sequence.num_cached = sequence.num_computed
         return True
 
-    def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        while len(sequence.block_table) * self.allocator.block_size < num_tokens:
-            try:
-                sequence.block_table.append(self._allocate_after(sequence))
-            except NoFreeBlock:
-                return False
-        return True
-
-    def _allocate_after(self, sequence: Sequence) -> int:
+    def _allocate_next(self, sequence: Sequence) -> int:
         table = sequence.block_table
         return self.allocator.allocate(after=table[-1] if table else None)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._give_back(sequence)
+        self._release_blocks(sequence)
         self.waiting.appendleft(sequence)
 
-    def _give_back(self, sequence: Sequence) -> None:
+    def _release_blocks(self, sequence: Sequence) -> None:
         start = sequence.num_published * self.allocator.block_size
         rest: Seq[int] = sequence.tokens[start : sequence.num_computed]
         if rest:

@@ -377,7 +377,7 @@ class Bench:
             self.scheduler.advance(row)
         tables = [sequence.block_table for sequence in self.scheduler.running]
         self.allocator.check_integrity([*tables, *self.held])
-        return {row.sequence.id: out for row, out in zip(batch.wanted, logits, strict=True)}
+        return {row.sequence.id: out for row, out in zip(batch.sampled_rows, logits, strict=True)}
 
     def logits(self, ids: Sequence[int]) -> torch.Tensor:
         """Logits after each of the ids, computed token by token: [len(ids), vocab_size]."""
