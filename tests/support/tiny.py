@@ -196,17 +196,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-# Those of them that compute what Llama does, and those that the GPU's kernels do not run.
-LIKE_LLAMA = (
-    "qwen2",
-    "qwen2-yarn",
-    "phi3",
-    "phi3-short-context",
-    "phi3-long-context",
-    "glm",
-    "internlm2",
-    "chatglm3",
-)
+# Architectures that the CUDA kernels do not support.
 NOT_ON_KERNELS = ("gpt-oss", "chatglm-6b")
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 _MODELS = {"GPT2": "GPT2LMHeadModel"}

@@ -1,4 +1,4 @@
-"""What makes a model family, as data."""
+"""One entry of the architecture table, and the helpers that write one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,50 +7,116 @@ from typing import Any
 
 from swiftchat.weights.architectures.fields import Fields
 
+__all__ = [
+    "ALL_BIASES",
+    "LAYER_NORM_UNGATED",
+    "LLAMA_TENSORS",
+    "SEPARATE_GATE_UP",
+    "Architecture",
+    "frozen",
+    "llama_tensors",
+    "tensor_names",
+]
 
-def _empty() -> Mapping[str, Any]:
-    return MappingProxyType({})
+
+def frozen(**values: Any) -> Mapping[str, Any]:
+    """Return a read-only mapping."""
+    return MappingProxyType(values)
 
 
-def no_facts(config: Fields) -> Mapping[str, Any]:
-    """For families whose `config.json` says everything in the usual words."""
-    return _empty()
+def _no_overrides(config: Fields) -> Mapping[str, Any]:
+    return frozen()
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One architecture as data.
+    """One model architecture as data; the table's key is the Hugging Face class name.
 
-    `tensors` maps a canonical name to the Hugging Face name; `{i}` stands for the layer, `{e}`
-    for the expert and `{h}` for the head. Where it has `qkv`, `gate_up` or `experts_…`, the file
-    keeps those in one tensor. `prefix` is what the names begin with and some files leave out;
-    `two_norm_tensors` are the names that differ where attention and FFN have a norm each of the
-    same stream. `defaults` are the values transformers takes for absent keys of `config.json`,
-    `fields` its spelling of the usual keys, `facts` gives the fields of `ModelConfig` that this
-    family fixes or reads in its own way. `reads` are keys of `refusals.NEUTRAL` that it
-    understands or, as transformers, has no use for.
+    `name` is short and unique; `model_type` is the one of `config.json`.
 
-    `qkv_in_groups`: the file's rows are, for each key head, its query heads, itself and its
-    value head. `transposed` matrices are [in, out] in the file.
+    Tensors: `tensors` maps a canonical name to the Hugging Face name with `{i}` for the layer,
+    `{e}` for the expert and `{h}` for the head. An entry `qkv`, `gate_up` or `experts_…` means
+    that the file merges those matrices. All names start with `prefix`, which some files omit.
+    `separate_norm_tensors` are the names that differ where attention and MLP read the same
+    residual stream through a norm each. With `qkv_in_groups`, the rows of the merged q/k/v are
+    ordered by key head: its query heads, the key head, the value head. `transposed` matrices
+    are [in, out] in the file.
+
+    Config: `defaults` are the values of transformers for absent keys of `config.json`;
+    `renamed` maps a standard key to this architecture's key. `overrides` returns the fields of
+    `ModelConfig` that the architecture fixes or reads in its own way, and optionally
+    `layer_types`. `supported_keys` are keys of `unsupported_keys.NEUTRAL_VALUES` that the
+    architecture reads, or that transformers ignores too.
     """
 
     name: str
     model_type: str
     tensors: Mapping[str, str]
-    defaults: Mapping[str, Any] = field(default_factory=_empty)
-    fields: Mapping[str, str] = field(default_factory=_empty)
-    facts: Callable[[Fields], Mapping[str, Any]] = no_facts
-    reads: frozenset[str] = frozenset()
+    defaults: Mapping[str, Any] = field(default_factory=frozen)
+    renamed: Mapping[str, str] = field(default_factory=frozen)
+    overrides: Callable[[Fields], Mapping[str, Any]] = _no_overrides
+    supported_keys: frozenset[str] = frozenset()
     prefix: str = ""
-    two_norm_tensors: Mapping[str, str] = field(default_factory=_empty)
+    separate_norm_tensors: Mapping[str, str] = field(default_factory=frozen)
     interleaved_rope: bool = False
     qkv_in_groups: bool = False
     transposed: frozenset[str] = frozenset()
 
-    def in_usual_words(self, config: Fields) -> dict[str, Any]:
-        """The parsed `config.json` with absent keys filled in and this family's spellings read."""
+    def standard_fields(self, config: Fields) -> dict[str, Any]:
+        """Return `config` with defaults for absent keys and values under the standard keys."""
         complete = {**self.defaults, **config}
-        for usual, spelled in self.fields.items():
-            if complete.get(spelled) is not None:
-                complete[usual] = complete[spelled]
+        for standard, own in self.renamed.items():
+            if complete.get(own) is not None:
+                complete[standard] = complete[own]
         return complete
+
+
+def tensor_names(in_layer: Mapping[str, str], *, layer: str, **outside: str) -> Mapping[str, str]:
+    """Return the names `in_layer`, each prefixed with `layer`, and those `outside` the layers."""
+    return MappingProxyType(outside | {name: layer + rest for name, rest in in_layer.items()})
+
+
+_LLAMA_LAYER = {
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "o": "self_attn.o_proj.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+    "attn_norm": "input_layernorm.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "attn_norm_bias": "input_layernorm.bias",
+    "mlp_norm_bias": "post_attention_layernorm.bias",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+    "o_bias": "self_attn.o_proj.bias",
+    "gate_bias": "mlp.gate_proj.bias",
+    "up_bias": "mlp.up_proj.bias",
+    "down_bias": "mlp.down_proj.bias",
+}
+
+
+def llama_tensors(changes: Mapping[str, str], without: tuple[str, ...] = ()) -> Mapping[str, str]:
+    """Return Llama's tensor names except `without`, with `changes` to those of a layer."""
+    kept = {name: rest for name, rest in _LLAMA_LAYER.items() if name not in without}
+    return tensor_names(
+        {**kept, **changes},
+        embed="model.embed_tokens.weight",
+        final_norm="model.norm.weight",
+        final_norm_bias="model.norm.bias",
+        lm_head="lm_head.weight",
+        layer="model.layers.{i}.",
+    )
+
+
+LLAMA_TENSORS = llama_tensors({})
+# Names that one merged gate_up tensor replaces.
+SEPARATE_GATE_UP = ("gate", "up", "gate_bias", "up_bias")
+
+# Overrides that several architectures share.
+LAYER_NORM_UNGATED: Mapping[str, Any] = frozen(norm="layer", norm_bias=True, gated=False)
+ALL_BIASES: Mapping[str, Any] = frozen(attention_bias=True, output_bias=True, mlp_bias=True)

@@ -1,39 +1,39 @@
-"""What a model is: the numbers of its `config.json`, every one checked before it is believed."""
+"""The configuration of a model, read from `config.json` and checked."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.architectures.architecture import Architecture
 from swiftchat.weights.architectures.fields import (
+    MAX_CONTEXT,
+    MAX_EXPERTS,
+    MAX_HEAD_DIM,
+    MAX_VOCAB,
+    MAX_WIDTH,
     Fields,
-    bad,
     flag,
+    hidden_size,
     integer,
+    invalid,
+    num_heads,
+    num_layers,
     number,
     optional_integer,
     optional_number,
 )
+from swiftchat.weights.architectures.glm import CHATGLM, CHATGLM_6B, chatglm_generation
 from swiftchat.weights.architectures.prefix_lm import PrefixLM
 from swiftchat.weights.architectures.registry import architecture_of
-from swiftchat.weights.architectures.rope import MAX_CONTEXT, RopeConfig
+from swiftchat.weights.architectures.rope import RopeConfig
 from swiftchat.weights.architectures.unsupported_keys import reject_unsupported_keys
 
 __all__ = ["ModelConfig", "RopeConfig"]
 
 DTYPES = ("bfloat16", "float16", "float32")
 
-# Far above every published model, far below what would exhaust memory before a tensor is read.
-_MAX_LAYERS = 2048
-_MAX_HEADS = 4096
-_MAX_HEAD_DIM = 4096
-_MAX_WIDTH = 2**20
-_MAX_VOCAB = 2**24
-_MAX_EXPERTS = 2**16  # in all layers
-
-_CHATGLM, _CHATGLM_6B = "ChatGLMModel", "ChatGLMForConditionalGeneration"
-
-# What transformers calls them, and what they are.
+# The names in transformers, and the activations of this program.
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -50,31 +50,35 @@ _ACTIVATIONS = {
 class ModelConfig:
     """A decoder described by data; sizes in elements, `max_context_tokens` in tokens.
 
-    `architecture` is the Hugging Face class name and `family` its entry in the family table.
-    `sliding_window` None means full attention. `dtype` is the one the weights were saved in.
-    The fields with defaults are those in which a family differs from Llama:
+    `architecture` is the Hugging Face class name and `family` the short name of its table entry.
+    `sliding_window` None means full attention. `dtype` is the dtype of the saved weights. The
+    fields with defaults are those in which an architecture differs from Llama:
 
-    `norm` is "rms" or "layer", with a bias if `norm_bias`; `norm_unit_offset`: one is to be
-    added to its weights. `norm_order` says what is normed: "pre" a branch's input, "output" its
-    output, "sandwich" both, "post" the residual stream after the branch is added, "stream" the
-    residual stream before the branch, which goes on `stream_scale` times as large.
-    `parallel_residual`: attention and FFN read the same stream, `shared_norm` by one norm too.
-    `gated`: the FFN has a gate; `interleaved_gate`: its rows and those of up alternate;
-    `gate_limit`: both are clamped there, and up is one more. `qk_norm`: norm of queries and
-    keys, of each "head", of all "heads" with weights of their own, or of the whole "width".
-    `query_scalar`: scores are divided by its root, None: `head_dim`. `attention_sinks`: each
-    head has a score that is nobody's.
+    Norms. `norm` is "rms" or "layer", with a bias if `norm_bias`; with `norm_unit_offset` the
+    weights are stored minus one. `norm_order` is the place of the norms: "pre" (input of a
+    branch), "output" (output of a branch), "sandwich" (both), "post" (residual stream after the
+    addition), "stream" (residual stream before the branch; the residual is multiplied by
+    `stream_scale`). `qk_norm` normalizes queries and keys over each "head", over each of the
+    "heads" with separate weights, or over the whole "width".
 
-    `rope` None: no rotary embedding. `full_layers` see everything in spite of `sliding_window`;
-    the others take `local_rope`, if there is one; `unrotated_layers` none. `learned_positions`
-    rows are added to the embeddings, the first belonging to position `-position_offset`. `alibi`:
-    scores fall with distance, `alibi_scale` times as much as elsewhere. `embedding_size`, where
-    it is not None, is projected to and from `hidden_size`. `attention_softcap` and
-    `logit_softcap` c make x into c·tanh(x/c). `num_experts` 0: a plain FFN; else each token takes
-    `experts_per_token` experts of width `expert_size`, and `normalized_experts` makes their
-    shares add up to one; `expert_bias`: router and experts have biases. Every token also takes a
-    shared expert of width `shared_expert_size`, if that is not 0. `dense_layers` have a plain FFN
-    all the same. `prefix_lm`: prompts attend both ways.
+    Layers. `parallel_residual`: attention and MLP read the same residual stream, through one
+    norm if `shared_norm`. `gated`: the MLP has a gate; `interleaved_gate`: gate and up rows
+    alternate; `gate_limit`: gate and up are clamped to it, and 1 is added to up.
+
+    Attention. Scores are divided by √`query_scalar`, None: √`head_dim`. `attention_sinks`: each
+    head has a learned logit in its softmax without a value. `rope` None: no rotary embedding.
+    `full_layers` ignore `sliding_window`; the other layers use `local_rope` if it is set.
+    `unrotated_layers` have no rotary embedding. `learned_positions` is the number of position
+    embeddings; row `position_offset` belongs to position 0. `alibi`: linear biases, multiplied by
+    `alibi_scale`. `attention_softcap` and `logit_softcap` c replace x by c·tanh(x/c).
+    `prefix_lm`: prompts have a bidirectional prefix.
+
+    Embeddings of `embedding_size`, if set, are projected to and from `hidden_size`.
+
+    MoE. `num_experts` 0: a plain MLP. Otherwise each token uses `experts_per_token` experts of
+    width `expert_size`; `normalized_experts`: their weights are normalized to a sum of 1;
+    `expert_bias`: router and experts have biases. `shared_expert_size` is the width of an expert
+    for all tokens, 0: none. `dense_layers` have a plain MLP.
     """
 
     family: str
@@ -135,162 +139,152 @@ class ModelConfig:
     prefix_lm: PrefixLM | None = None
 
     @property
-    def like_llama(self) -> bool:
-        """Whether the model computes what Llama does: every field with a default has that one."""
-        plain = all(
-            getattr(self, field.name) == field.default
-            for field in fields(self)
-            if field.default is not MISSING
-        )
-        return plain and self.rope is not None
-
-    @property
     def attention_scale(self) -> float:
-        """What the products of queries and keys are multiplied by."""
+        """The factor that attention scores are multiplied by."""
         scalar = self.head_dim if self.query_scalar is None else self.query_scalar
         return float(scalar**-0.5)
 
     def window(self, layer: int) -> int | None:
-        """How many of the last tokens a layer sees; None: all."""
+        """Return how many of the last tokens a layer attends to; None: all."""
         return None if layer in self.full_layers else self.sliding_window
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Self:
-        """Read a parsed `config.json`; `BadModelFile` names the first field that cannot be."""
+        """Read a parsed `config.json`.
+
+        Raises `BadModelFile` with the name of the first invalid or unsupported field.
+        """
         if not isinstance(config, Mapping):
             raise BadModelFile("config.json is not a JSON object")
-        architecture = _architecture(config)
-        family = architecture_of(architecture)
-        config = family.in_usual_words(config)
-        reject_unsupported_keys(config, family.reads)
-        facts = dict(family.facts(config))
-
-        def fact(name: str, read: Callable[[], Any]) -> Any:
-            return facts.pop(name) if name in facts else read()
-
-        hidden = integer(config, "hidden_size", 1, _MAX_WIDTH)
-        heads = integer(config, "num_attention_heads", 1, _MAX_HEADS)
-        kv_heads = fact("num_kv_heads", lambda: _kv_heads(config, heads))
-        layers = integer(config, "num_hidden_layers", 1, _MAX_LAYERS)
-        vocab_size = integer(config, "vocab_size", 1, _MAX_VOCAB)
-        head_dim = _head_dim(config, hidden, heads)
-        bias = fact("attention_bias", lambda: flag(config, "attention_bias"))
-        window, full_layers = _windows(config, layers, facts.pop("layer_types", None))
+        class_name = _class_name(config)
+        architecture = architecture_of(class_name)
+        config = architecture.standard_fields(config)
+        reject_unsupported_keys(config, architecture.supported_keys)
+        values = dict(architecture.overrides(config))
+        layer_types = values.pop("layer_types", None)
+        for name, read in _readers(config, architecture).items():
+            if name not in values:
+                values[name] = read()
+        values.setdefault("output_bias", values["attention_bias"])
+        window, full_layers = _windows(config, layer_types)
         made = cls(
-            family=family.name,
-            architecture=architecture,
-            vocab_size=vocab_size,
-            hidden_size=hidden,
-            intermediate_size=fact(
-                "intermediate_size",
-                lambda: integer(config, "intermediate_size", 1, _MAX_WIDTH),
-            ),
-            num_layers=layers,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            max_context_tokens=integer(config, "max_position_embeddings", 1, MAX_CONTEXT),
-            norm_eps=fact("norm_eps", lambda: number(config, "rms_norm_eps", above=0.0, below=1.0)),
-            activation=fact("activation", lambda: _activation(config)),
-            rope=fact(
-                "rope",
-                lambda: RopeConfig.from_hf(config, head_dim, interleaved=family.interleaved_rope),
-            ),
-            attention_bias=bias,
-            output_bias=fact("output_bias", lambda: bias),
-            mlp_bias=fact("mlp_bias", lambda: flag(config, "mlp_bias")),
-            tied_embeddings=fact("tied_embeddings", lambda: flag(config, "tie_word_embeddings")),
+            family=architecture.name,
+            architecture=class_name,
             sliding_window=window,
             full_layers=full_layers,
-            bos_id=optional_integer(config, "bos_token_id", 0, vocab_size - 1),
-            eos_ids=token_ids(config, "eos_token_id", vocab_size),
-            dtype=_dtype(config),
-            query_scalar=fact(
-                "query_scalar",
-                lambda: optional_number(config, "query_pre_attn_scalar", above=0.0, below=1e6),
-            ),
-            attention_softcap=optional_number(
-                config, "attn_logit_softcapping", above=0.0, below=1e6
-            ),
-            logit_softcap=optional_number(config, "final_logit_softcapping", above=0.0, below=1e6),
-            **facts,
+            **values,
         )
-        if made.num_experts * layers > _MAX_EXPERTS:
-            raise bad("num_experts", f"at most {_MAX_EXPERTS} in all layers", made.num_experts)
+        if made.num_experts * made.num_layers > MAX_EXPERTS:
+            raise invalid("num_experts", f"at most {MAX_EXPERTS} in all layers", made.num_experts)
         return made
 
 
+def _readers(config: Fields, architecture: Architecture) -> dict[str, Callable[[], Any]]:
+    """Return a function for each field of `ModelConfig` that reads it from its standard key."""
+    hidden, heads = hidden_size(config), num_heads(config)
+    layers, vocab_size = num_layers(config), integer(config, "vocab_size", 1, MAX_VOCAB)
+    head_dim = _head_dim(config, hidden, heads)
+
+    def rope() -> RopeConfig:
+        return RopeConfig.from_hf(config, head_dim, interleaved=architecture.interleaved_rope)
+
+    def optional(name: str) -> Callable[[], float | None]:
+        return lambda: optional_number(config, name, above=0.0, below=1e6)
+
+    return {
+        "vocab_size": lambda: vocab_size,
+        "hidden_size": lambda: hidden,
+        "intermediate_size": lambda: integer(config, "intermediate_size", 1, MAX_WIDTH),
+        "num_layers": lambda: layers,
+        "num_heads": lambda: heads,
+        "num_kv_heads": lambda: _num_kv_heads(config, heads),
+        "head_dim": lambda: head_dim,
+        "max_context_tokens": lambda: integer(config, "max_position_embeddings", 1, MAX_CONTEXT),
+        "norm_eps": lambda: number(config, "rms_norm_eps", above=0.0, below=1.0),
+        "activation": lambda: _activation(config),
+        "rope": rope,
+        "attention_bias": lambda: flag(config, "attention_bias"),
+        "mlp_bias": lambda: flag(config, "mlp_bias"),
+        "tied_embeddings": lambda: flag(config, "tie_word_embeddings"),
+        "bos_id": lambda: optional_integer(config, "bos_token_id", 0, vocab_size - 1),
+        "eos_ids": lambda: token_ids(config, "eos_token_id", vocab_size),
+        "dtype": lambda: _dtype(config),
+        "query_scalar": optional("query_pre_attn_scalar"),
+        "attention_softcap": optional("attn_logit_softcapping"),
+        "logit_softcap": optional("final_logit_softcapping"),
+    }
+
+
 def token_ids(config: Mapping[str, Any], name: str, vocab_size: int) -> tuple[int, ...]:
-    """The field `name` as token ids: absent, one id or a list of at most 256 are all allowed."""
+    """Read the field `name` as token ids: absent, one id, or a list of at most 256."""
     value = config.get(name)
     if value is None:
         return ()
     values = value if isinstance(value, list) else [value]
     if len(values) > 256:
-        raise bad(name, "at most 256 token ids", f"a list of {len(values)}")
+        raise invalid(name, "at most 256 token ids", f"a list of {len(values)}")
     return tuple(integer({name: item}, name, 0, vocab_size - 1) for item in values)
 
 
-def _architecture(config: Fields) -> str:
+def _class_name(config: Fields) -> str:
     names = config.get("architectures")
     if not (isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)):
-        raise bad("architectures", "a list with one name", names)
-    if names[0] in (_CHATGLM, _CHATGLM_6B):
-        # Both generations call themselves either; only the first has this key.
-        return _CHATGLM_6B if "position_encoding_2d" in config else _CHATGLM
+        raise invalid("architectures", "a list with one name", names)
+    if names[0] in (CHATGLM, CHATGLM_6B):
+        return chatglm_generation(config)
     return names[0]
 
 
 def _activation(config: Fields) -> str:
     value = config.get("hidden_act", "silu")
     if not isinstance(value, str) or value not in _ACTIVATIONS:
-        raise bad("hidden_act", f"one of {', '.join(_ACTIVATIONS)}", value)
+        raise invalid("hidden_act", f"one of {', '.join(_ACTIVATIONS)}", value)
     return _ACTIVATIONS[value]
 
 
-def _kv_heads(config: Fields, heads: int) -> int:
+def _num_kv_heads(config: Fields, heads: int) -> int:
     kv_heads = optional_integer(config, "num_key_value_heads", 1, heads) or heads
     if heads % kv_heads:
-        raise bad("num_key_value_heads", f"a divisor of {heads} heads", kv_heads)
+        raise invalid("num_key_value_heads", f"a divisor of {heads} heads", kv_heads)
     return kv_heads
 
 
-def _windows(
-    config: Fields, num_layers: int, usual: list[str] | None
-) -> tuple[int | None, frozenset[int]]:
-    """The sliding window, and the layers it does not hold for.
+def _windows(config: Fields, default_types: list[str] | None) -> tuple[int | None, frozenset[int]]:
+    """Return the sliding window and the layers without it.
 
-    `layer_types` says which; where it is absent, `usual` does, or the window is every layer's.
+    The field `layer_types` lists them; if absent, `default_types` does; if that is None, all
+    layers have the window.
     """
+    count = num_layers(config)
     window = optional_integer(config, "sliding_window", 1, MAX_CONTEXT)
     if not flag({"use_sliding_window": True, **config}, "use_sliding_window"):
         window = None
-    kinds = config.get("layer_types")
-    kinds = usual if kinds is None else kinds
-    if kinds is None:
+    types = config.get("layer_types")
+    types = default_types if types is None else types
+    if types is None:
         return window, frozenset()
     known = ("full_attention", "sliding_attention")
-    if not isinstance(kinds, list) or len(kinds) != num_layers:
-        raise bad("layer_types", f"a list of {num_layers} names", kinds)
-    for kind in kinds:
-        if kind not in known:
-            raise bad("layer_types", f"of {' and '.join(known)}", kind)
-    full = frozenset(i for i, kind in enumerate(kinds) if kind == "full_attention")
-    if len(full) == num_layers:
+    if not isinstance(types, list) or len(types) != count:
+        raise invalid("layer_types", f"a list of {count} names", types)
+    for each in types:
+        if each not in known:
+            raise invalid("layer_types", f"of {' and '.join(known)}", each)
+    full = frozenset(i for i, each in enumerate(types) if each == "full_attention")
+    if len(full) == count:
         return None, frozenset()
     if window is None:
-        raise bad("sliding_window", "a number, as layer_types has sliding_attention", "none")
+        raise invalid("sliding_window", "a number, as layer_types has sliding_attention", "none")
     return window, full
 
 
 def _head_dim(config: Fields, hidden: int, heads: int) -> int:
-    head_dim = optional_integer(config, "head_dim", 2, _MAX_HEAD_DIM)
+    head_dim = optional_integer(config, "head_dim", 2, MAX_HEAD_DIM)
     if head_dim is None:
         if hidden % heads:
-            raise bad("hidden_size", f"a multiple of {heads} heads", hidden)
+            raise invalid("hidden_size", f"a multiple of {heads} heads", hidden)
         head_dim = hidden // heads
-    if head_dim % 2 or not 2 <= head_dim <= _MAX_HEAD_DIM:
-        raise bad("head_dim", f"an even number between 2 and {_MAX_HEAD_DIM}", head_dim)
+    if head_dim % 2 or not 2 <= head_dim <= MAX_HEAD_DIM:
+        raise invalid("head_dim", f"an even number between 2 and {MAX_HEAD_DIM}", head_dim)
     return head_dim
 
 
@@ -300,5 +294,5 @@ def _dtype(config: Fields) -> str:
     if value is None:
         return "float32"
     if value not in DTYPES:
-        raise bad(name, f"one of {', '.join(DTYPES)}", value)
+        raise invalid(name, f"one of {', '.join(DTYPES)}", value)
     return str(value)

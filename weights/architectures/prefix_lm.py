@@ -1,4 +1,4 @@
-"""Prompts that attend both ways, as GLM reads them (Du et al., 2021, arXiv:2103.10360)."""
+"""Prompts with a bidirectional prefix, as in GLM (Du et al., 2021, arXiv:2103.10360)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,19 +8,22 @@ __all__ = ["CAUSAL", "BidirectionalPrefix", "PrefixLM"]
 
 @dataclass(frozen=True)
 class BidirectionalPrefix:
-    """The first `length` tokens attend to each other in both directions, the others backwards.
+    """The first `length` tokens attend to each other in both directions, all others causally.
 
-    Those others stand for the token at `position`, a mask, and are counted from 1 on.
+    The tokens after the prefix fill the mask token at index `mask_index`.
     """
 
     length: int = 0
-    position: int = 0
+    mask_index: int = 0
 
     def positions(self, index: int) -> tuple[int, int]:
-        """The two positions of the token with this index."""
+        """Return the two-dimensional position of the token at `index`.
+
+        In the prefix: (index, 0). After it: (`mask_index`, 1), (`mask_index`, 2), ….
+        """
         if index < self.length:
             return index, 0
-        return self.position, index - self.length + 1
+        return self.mask_index, index - self.length + 1
 
 
 CAUSAL = BidirectionalPrefix()
@@ -28,16 +31,16 @@ CAUSAL = BidirectionalPrefix()
 
 @dataclass(frozen=True)
 class PrefixLM:
-    """What attends both ways ends before the first `start_id`.
+    """The prefix of a prompt ends before its first `start_id`.
 
-    The answer stands for the first of `mask_ids` that occurs before it.
+    The answer fills the first of `mask_ids` that occurs in the prefix.
     """
 
     start_id: int
     mask_ids: tuple[int, ...]
 
     def prefix_of(self, ids: Sequence[int]) -> BidirectionalPrefix:
-        """How the prompt `ids` is read; without a `start_id`, backwards only."""
+        """Return the bidirectional prefix of the prompt `ids`; empty without a `start_id`."""
         length = list(ids).index(self.start_id) if self.start_id in ids else 0
         prefix = list(ids[:length])
         masks = [prefix.index(mask) for mask in self.mask_ids if mask in prefix]

@@ -6,16 +6,21 @@ from types import MappingProxyType
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.architecture import Architecture
-from swiftchat.weights.architectures.gpt_like import CLASSIC_FAMILIES
-from swiftchat.weights.architectures.llama_like import GATED_FAMILIES
-from swiftchat.weights.architectures.moe import MIXTURE_FAMILIES
+from swiftchat.weights.architectures.bloom_falcon_opt import BLOOM_FALCON_OPT
+from swiftchat.weights.architectures.gemma import GEMMA
+from swiftchat.weights.architectures.glm import GLM
+from swiftchat.weights.architectures.gpt import GPT
+from swiftchat.weights.architectures.llama import LLAMA
+from swiftchat.weights.architectures.moe import MOE
+from swiftchat.weights.architectures.phi import PHI
+from swiftchat.weights.architectures.qwen import QWEN
 
 __all__ = ["ARCHITECTURES", "architecture_of", "unknown_name"]
 
 _SUFFIX = "ForCausalLM"
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
-    {**GATED_FAMILIES, **MIXTURE_FAMILIES, **CLASSIC_FAMILIES}
+    {**LLAMA, **QWEN, **GEMMA, **PHI, **GLM, **MOE, **GPT, **BLOOM_FALCON_OPT}
 )
 
 

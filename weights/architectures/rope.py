@@ -1,4 +1,4 @@
-"""What a model says about its rotary position embeddings."""
+"""The configuration of rotary position embeddings."""
 
 import math
 from dataclasses import dataclass, replace
@@ -6,20 +6,20 @@ from typing import Any, Self
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.fields import (
+    MAX_CONTEXT,
     Fields,
-    bad,
     flag,
     integer,
+    invalid,
     mapping,
     number,
-    numbers,
+    number_list,
     optional_integer,
     optional_number,
 )
 
 __all__ = ["RopeConfig"]
 
-MAX_CONTEXT = 2**30
 _ORIGINAL = "original_max_position_embeddings"
 _KNOWN = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
@@ -28,17 +28,22 @@ _KNOWN = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 class RopeConfig:
     """How the angles of rotary position embeddings are computed.
 
-    `scaling` is "none"; "linear" (every frequency divided by `factor`); "llama3", which
-    divides low frequencies by `factor`, keeps high ones and interpolates between the wave
-    lengths `original_context_tokens / low_freq_factor` and `… / high_freq_factor`; "yarn", the
-    same between the pairs that turn `slow_turns` and `fast_turns` times within the original
-    context; or "longrope", which divides each by its own of `short_divisors`, or of
-    `long_divisors` where the context is longer than the original one. Cosines and sines are
-    multiplied by `magnitude`.
+    `scaling` is one of
+    - "none";
+    - "linear": every frequency is divided by `factor`;
+    - "llama3": low frequencies are divided by `factor`, high ones are kept, and those with wave
+      lengths between `original_context_tokens / low_freq_factor` and `… / high_freq_factor` are
+      interpolated;
+    - "yarn": the same, interpolated between the dimension pairs that make `slow_turns` and
+      `fast_turns` rotations within the original context, rounded to whole pairs if `whole_pairs`;
+    - "longrope": every frequency is divided by its own element of `short_divisors`, or of
+      `long_divisors` for a context longer than the original one.
 
-    The first `rotary_dim` numbers of a head are rotated, None: all. `interleaved`: a pair are
-    neighbors, else one is half of `rotary_dim` after the other. `two_dimensional`: they are
-    half of the head, and its other half is rotated likewise by a second position.
+    Cosines and sines are multiplied by `magnitude`.
+
+    The first `rotary_dim` elements of a head are rotated, None: all. A pair are neighbors if
+    `interleaved`, otherwise elements j and j + `rotary_dim` / 2. With `two_dimensional`,
+    `rotary_dim` is half of the head, and the other half is rotated by a second position.
     """
 
     theta: float = 10_000.0
@@ -59,7 +64,10 @@ class RopeConfig:
 
     @classmethod
     def from_hf(cls, config: Fields, head_dim: int, *, interleaved: bool = False) -> Self:
-        """Read `rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
+        """Read `rope_parameters`, or the older keys `rope_theta` and `rope_scaling`.
+
+        Raises `BadModelFile` for an unknown scaling or an invalid field.
+        """
         named = mapping(config, "rope_parameters")
         rope = dict(mapping(config, "rope_scaling") or {} if named is None else named)
         if rope.get("rope_theta") is None:
@@ -70,7 +78,7 @@ class RopeConfig:
             interleaved=interleaved,
         )
         kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind in ("default", None) or (kind == "dynamic" and _never_dynamic(config, rope)):
+        if kind in ("default", None) or (kind == "dynamic" and _checked_dynamic(config, rope)):
             return base
         if kind == "linear":
             factor = number(rope, "factor", above=0.0, below=1e6)
@@ -99,13 +107,13 @@ def _llama3(rope: Fields) -> dict[str, Any]:
 
 def _yarn(config: Fields, rope: Fields) -> dict[str, Any]:
     """Peng et al., 2023 (arXiv:2309.00071)."""
-    number(rope, "rope_theta", above=1.0, below=1e12)  # its logarithm is divided by
-    original, factor = _stretch(config, rope)
+    number(rope, "rope_theta", above=1.0, below=1e12)  # its logarithm is a divisor
+    original, factor = _context_factor(config, rope)
     magnitude = optional_number(rope, "attention_factor", above=0.0, below=1e3)
     if magnitude is None:
-        share = optional_number(rope, "mscale", above=-1e-9, below=1e3)
-        of_all = optional_number(rope, "mscale_all_dim", above=-1e-9, below=1e3)
-        over, under = (share, of_all) if share and of_all else (1.0, 0.0)
+        scale = optional_number(rope, "mscale", above=-1e-9, below=1e3)
+        scale_all = optional_number(rope, "mscale_all_dim", above=-1e-9, below=1e3)
+        over, under = (scale, scale_all) if scale and scale_all else (1.0, 0.0)
         magnitude = _yarn_magnitude(factor, over) / _yarn_magnitude(factor, under)
     slow = number(rope, "beta_slow", above=0.0, below=1e6, default=1.0)
     return {
@@ -121,7 +129,7 @@ def _yarn(config: Fields, rope: Fields) -> dict[str, Any]:
 
 def _longrope(config: Fields, rope: Fields, rotary_dim: int) -> dict[str, Any]:
     """Ding et al., 2024 (arXiv:2402.13753)."""
-    original, factor = _stretch(config, rope)
+    original, factor = _context_factor(config, rope)
     magnitude = optional_number(rope, "attention_factor", above=0.0, below=1e3)
     if magnitude is None:
         longer = factor > 1.0 and original > 1
@@ -131,38 +139,45 @@ def _longrope(config: Fields, rope: Fields, rotary_dim: int) -> dict[str, Any]:
         "factor": factor,
         "original_context_tokens": original,
         "magnitude": magnitude,
-        "short_divisors": numbers(rope, "short_factor", rotary_dim // 2),
-        "long_divisors": numbers(rope, "long_factor", rotary_dim // 2),
+        "short_divisors": number_list(rope, "short_factor", rotary_dim // 2),
+        "long_divisors": number_list(rope, "long_factor", rotary_dim // 2),
     }
 
 
 def _rotary_dim(config: Fields, rope: Fields, head_dim: int) -> int | None:
-    """How many numbers of a head are rotated; None where all are."""
+    """Return how many elements of a head are rotated; None: all."""
     dim = optional_integer(config, "rotary_dim", 2, head_dim)
     if dim is None:
         name = "partial_rotary_factor"
         fields = rope if rope.get(name) is not None else config
-        share = number({name: fields.get(name, 1.0)}, name, above=0.0, below=1.0 + 1e-9)
-        dim = int(head_dim * share)
+        fraction = number({name: fields.get(name, 1.0)}, name, above=0.0, below=1.0 + 1e-9)
+        dim = int(head_dim * fraction)
     if dim % 2 or not dim:
-        raise bad("partial_rotary_factor", f"a share of {head_dim} that is an even number", dim)
+        raise invalid(
+            "partial_rotary_factor",
+            f"a fraction that gives an even number of {head_dim} elements",
+            dim,
+        )
     return None if dim == head_dim else dim
 
 
-def _never_dynamic(config: Fields, rope: Fields) -> bool:
-    """Dynamic scaling changes nothing up to `max_position_embeddings`, our longest context."""
+def _checked_dynamic(config: Fields, rope: Fields) -> bool:
+    """Check the fields of dynamic scaling, which has no effect up to `max_position_embeddings`.
+
+    That is the longest context of this program; so the scaling is treated as none.
+    """
     number(rope, "factor", above=0.0, below=1e6)
     original = optional_integer(rope, _ORIGINAL, 1, MAX_CONTEXT)
     longest = config.get("max_position_embeddings")
     if original is not None and isinstance(longest, int) and original < longest:
-        raise bad(_ORIGINAL, f"{longest} with dynamic scaling", original)
+        raise invalid(_ORIGINAL, f"{longest} with dynamic scaling", original)
     return True
 
 
-def _stretch(config: Fields, rope: Fields) -> tuple[int, float]:
-    """The original context, and how many times longer the new one is."""
+def _context_factor(config: Fields, rope: Fields) -> tuple[int, float]:
+    """Return the original context and the factor by which the new one is longer."""
     longest = integer(config, "max_position_embeddings", 1, MAX_CONTEXT)
-    # Phi-3 names it outside of the rope's own parameters, and that is what counts then.
+    # Phi-3 has the key outside of `rope_scaling`, where it takes precedence.
     fields = config if config.get(_ORIGINAL) is not None else rope
     original = optional_integer(fields, _ORIGINAL, 1, MAX_CONTEXT) or longest
     factor = optional_number(rope, "factor", above=0.0, below=1e6)
@@ -171,5 +186,5 @@ def _stretch(config: Fields, rope: Fields) -> tuple[int, float]:
     return original, factor
 
 
-def _yarn_magnitude(factor: float, share: float) -> float:
-    return 1.0 if factor <= 1.0 else 0.1 * share * math.log(factor) + 1.0
+def _yarn_magnitude(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0

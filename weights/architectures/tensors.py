@@ -6,6 +6,7 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 
 __all__ = [
+    "NORMS",
     "canonical_shapes",
     "canonical_tensors",
     "expected_tensors",
@@ -16,23 +17,27 @@ __all__ = [
     "tensors_before_layers",
 ]
 
+# The norms with one element for each of `hidden_size`.
+NORMS = ("embed_norm", "attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm", "final_norm")
+
 
 def tensor_name(
-    config: ModelConfig, canonical: str, layer: int | None = None, part: int | None = None
+    config: ModelConfig, canonical: str, layer: int | None = None, index: int | None = None
 ) -> str:
-    """The Hugging Face name of a canonical tensor; `layer` only for the tensors of a layer.
+    """Return the Hugging Face name of a canonical tensor.
 
-    `part` is the expert, or the head, of what the file keeps one by one.
+    `layer` is for tensors of a layer; `index` is the expert or head of a tensor that the file
+    stores separately for each.
     """
-    family = ARCHITECTURES[config.architecture]
-    names = family.tensors
-    if config.parallel_residual and not config.shared_norm and canonical in family.two_norm_tensors:
-        names = family.two_norm_tensors
-    return names[canonical].format(i=layer, e=part, h=part)
+    architecture = ARCHITECTURES[config.architecture]
+    names, separate = architecture.tensors, architecture.separate_norm_tensors
+    if config.parallel_residual and not config.shared_norm and canonical in separate:
+        names = separate
+    return names[canonical].format(i=layer, e=index, h=index)
 
 
 def index_count(config: ModelConfig, canonical: str) -> int | None:
-    """How many tensors of the file make up this one; None where it is a tensor itself."""
+    """Return the number of experts or heads with a tensor of their own; None: one tensor."""
     name = ARCHITECTURES[config.architecture].tensors[canonical]
     if "{e}" in name:
         return config.num_experts
@@ -41,22 +46,22 @@ def index_count(config: ModelConfig, canonical: str) -> int | None:
 
 
 def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
-    """Canonical names of what a layer of `config` has, in the order `convert` writes them.
+    """Return the canonical names of a layer's tensors, in the order in which `convert` writes.
 
-    What one fused matrix product reads together (q k v, gate up) lies together in the file.
+    Matrices that one GEMM reads together (q/k/v, gate/up) are neighbors in the file.
     """
-    family = ARCHITECTURES[config.architecture].tensors
-    qkv = ["qkv"] if "qkv" in family else ["q", "k", "v"]
-    inner = ["gate", "up"] if config.gated else ["up"]
-    ffn = [*(["gate_up"] if "gate_up" in family else inner), "down"]
-    biased = [*ffn] if config.mlp_bias else []
+    names = ARCHITECTURES[config.architecture].tensors
+    qkv = ["qkv"] if "qkv" in names else ["q", "k", "v"]
+    gate_up = ["gate", "up"] if config.gated else ["up"]
+    mlp = [*(["gate_up"] if "gate_up" in names else gate_up), "down"]
+    biased = [*mlp] if config.mlp_bias else []
     if config.num_experts and layer not in config.dense_layers:
         experts = ["expert_gate", "expert_up", "expert_down"]
-        experts = ["experts_gate_up", "experts_down"] if "experts_gate_up" in family else experts
+        experts = ["experts_gate_up", "experts_down"] if "experts_gate_up" in names else experts
         shared = ["shared_router", "shared_gate", "shared_up", "shared_down"]
-        ffn = ["router", *experts, *(shared if config.shared_expert_size else [])]
+        mlp = ["router", *experts, *(shared if config.shared_expert_size else [])]
         biased = ["router", *experts] if config.expert_bias else []
-    matrices = [*qkv, "o", *ffn]
+    matrices = [*qkv, "o", *mlp]
     norms = _layer_norms(config)
     biases = [f"{name}_bias" for name in norms] if config.norm_bias else []
     if config.qk_norm:
@@ -78,7 +83,7 @@ def _layer_norms(config: ModelConfig) -> list[str]:
 
 
 def tensors_before_layers(config: ModelConfig) -> list[str]:
-    """Canonical names of what comes before the layers."""
+    """Return the canonical names of the tensors before the layers."""
     names = ["embed"]
     if config.learned_positions:
         names.append("positions")
@@ -90,7 +95,10 @@ def tensors_before_layers(config: ModelConfig) -> list[str]:
 
 
 def tensors_after_layers(config: ModelConfig) -> list[str]:
-    """Canonical names of what comes after the layers; no `lm_head` with tied embeddings."""
+    """Return the canonical names of the tensors after the layers.
+
+    With tied embeddings there is no `lm_head`.
+    """
     names = ["final_norm"] if config.final_norm else []
     if config.final_norm and config.norm_bias:
         names.append("final_norm_bias")
@@ -103,10 +111,8 @@ def tensors_after_layers(config: ModelConfig) -> list[str]:
     return names
 
 
-def canonical_tensors(
-    config: ModelConfig,
-) -> Iterator[tuple[str, int | None, int | None]]:
-    """Canonical name, layer and part of every tensor, in the order `convert` writes them."""
+def canonical_tensors(config: ModelConfig) -> Iterator[tuple[str, int | None, int | None]]:
+    """Yield canonical name, layer and index of every tensor, in the order of `convert`."""
     for name in tensors_before_layers(config):
         yield name, None, None
     for layer in range(config.num_layers):
@@ -114,28 +120,28 @@ def canonical_tensors(
         for name, count in counts.items():
             if count is None:
                 yield name, layer, None
-        for part in range(max((count or 0 for count in counts.values()), default=0)):
+        for index in range(max((count or 0 for count in counts.values()), default=0)):
             for name, count in counts.items():
-                if part < (count or 0):
-                    yield name, layer, part
+                if index < (count or 0):
+                    yield name, layer, index
     for name in tensors_after_layers(config):
         yield name, None, None
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape (rows, columns) of every tensor a checkpoint of `config` must hold.
+    """Return name and shape of every tensor of a checkpoint, in the order of `convert`.
 
-    In the order `convert` writes them. With tied embeddings `lm_head` is not among them.
+    Matrices are [rows, columns] as in the file. With tied embeddings there is no `lm_head`.
     """
     shapes = canonical_shapes(config)
     return {
-        tensor_name(config, name, layer, part): shapes[name]
-        for name, layer, part in canonical_tensors(config)
+        tensor_name(config, name, layer, index): shapes[name]
+        for name, layer, index in canonical_tensors(config)
     }
 
 
 def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every canonical tensor as it lies in the file, present in `config` or not."""
+    """Return the shape in the file of every canonical tensor, whether `config` has it or not."""
     hidden, inner, width = config.hidden_size, config.intermediate_size, config.embedding_size
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     by_head = config.qk_norm != "width"
@@ -170,29 +176,10 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "q_norm": (config.head_dim if by_head else q_rows,),
         "k_norm": (config.head_dim if by_head else kv_rows,),
     }
-    matrices = (
-        "q",
-        "k",
-        "v",
-        "qkv",
-        "o",
-        "gate",
-        "up",
-        "gate_up",
-        "down",
-        "router",
-        "experts_gate_up",
-        "experts_down",
-    )
-    shapes |= {f"{name}_bias": shapes[name][:-1] for name in matrices}
-    for norm in (
-        "embed_norm",
-        "attn_norm",
-        "mlp_norm",
-        "attn_out_norm",
-        "mlp_out_norm",
-        "final_norm",
-    ):
+    biased = ["q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "router"]
+    biased += ["experts_gate_up", "experts_down"]
+    shapes |= {f"{name}_bias": shapes[name][:-1] for name in biased}
+    for norm in NORMS:
         shapes |= {norm: (hidden,), f"{norm}_bias": (hidden,)}
     transposed = ARCHITECTURES[config.architecture].transposed
     return shapes | {

@@ -1,14 +1,15 @@
-"""Keys of `config.json` that change the mathematics, for the families that do not read them."""
+"""Keys of `config.json` that change the computation, checked where no architecture reads them."""
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.fields import Fields, bad, mapping
+from swiftchat.weights.architectures.fields import Fields, invalid, mapping
 
-# By key, the values that change nothing, beside null. A family that reads a key says so.
-NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+# For each key, the values besides null that change nothing. `Architecture.supported_keys` lists
+# the keys that an architecture reads.
+NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "add_cross_attention": (False,),
         "alibi": (False,),
@@ -34,7 +35,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "use_bidirectional_attention": (False,),
         "use_parallel_residual": (False,),
         "use_qk_norm": (False,),
-        # No family reads these.
+        # No architecture reads these.
         "apply_residual_connection_post_layernorm": (False,),
         "attention_sinks": (False,),
         "kv_lora_rank": (),
@@ -45,24 +46,20 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 
 
-def reject_unsupported_keys(config: Fields, reads: Collection[str]) -> None:
-    """Raise `BadModelFile` for a key that matters and that nobody reads.
+def reject_unsupported_keys(config: Fields, supported: Collection[str]) -> None:
+    """Raise `BadModelFile` for a key that changes the computation and is not in `supported`.
 
-    What a family ignores must not be what makes its answers wrong.
+    Without this check an ignored key would give wrong answers silently.
     """
     for field in ("quantization_config", "compression_config"):
         if config.get(field) is not None:
             raise BadModelFile(
-                f"config.json has a {field}: quantized weights are not computed with yet",
-                "swiftchat convert MODEL NEW makes a plain model of it",
+                f"config.json has a {field}: these quantized weights are not supported directly",
+                "convert the model first: swiftchat convert MODEL NEW",
             )
     rope = mapping(config, "rope_parameters") or mapping(config, "rope_scaling") or {}
-    for name, values in NEUTRAL.items():
+    for name, neutral in NEUTRAL_VALUES.items():
         value = rope.get(name) if config.get(name) is None else config[name]
-        if value is not None and name not in reads and not _among(value, values):
-            wanted = " or ".join(["absent", *(repr(each) for each in values)])
-            raise bad(name, f"{wanted} in a model of this family", value)
-
-
-def _among(value: object, values: tuple[Any, ...]) -> bool:
-    return any(value == each for each in values)
+        if value is not None and name not in supported and not any(value == n for n in neutral):
+            expected = " or ".join(["absent", *map(repr, neutral)])
+            raise invalid(name, f"{expected} for this architecture", value)

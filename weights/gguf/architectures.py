@@ -1,6 +1,6 @@
-"""The architectures of GGUF files as data: what model each becomes, and what differs in it.
+"""The architectures of GGUF files: which model each becomes, and the config fields it stores.
 
-Facts are those of llama.cpp: its converter, its loader, and the names of its `gguf` package.
+Source: llama.cpp's converter and loader, and the tensor names of its `gguf` package.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,17 +9,21 @@ from types import MappingProxyType
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.architecture import Architecture
+from swiftchat.weights.architectures.architecture import Architecture, frozen, tensor_names
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.fields import MAX_LAYERS
 from swiftchat.weights.architectures.registry import ARCHITECTURES, unknown_name
-from swiftchat.weights.architectures.tensor_names import table
 from swiftchat.weights.formats.gguf import GgufFile
-from swiftchat.weights.gguf import settings
-from swiftchat.weights.gguf.settings import Said
+from swiftchat.weights.gguf.metadata import Metadata, is_size
 
 __all__ = ["GGUF_ARCHITECTURES", "GgufArchitecture", "gguf_architecture"]
 
-_TENSORS = table(
+# llama.cpp recognizes the 27B models by their number of layers. Only their attention scores are
+# scaled by hidden size / heads instead of the head size.
+_GEMMA2_27B_LAYERS = 46
+_GEMMA3_27B_LAYERS = 62
+
+_TENSORS = tensor_names(
     {
         "q": "attn_q.weight",
         "k": "attn_k.weight",
@@ -68,84 +72,199 @@ _ONE_HEAD_SIZE = frozenset({"head_dim"})
 _ONE_HEAD_COUNT = frozenset({"num_key_value_heads"})
 
 
+def _no_fields(metadata: Metadata) -> Mapping[str, Any]:
+    return {}
+
+
+def _attention_bias(metadata: Metadata) -> bool:
+    return metadata.has_tensor("attn_q.bias", "attn_qkv.bias")
+
+
+def _llama(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "attention_bias": _attention_bias(metadata),
+        "mlp_bias": metadata.has_tensor("ffn_up.bias"),
+    }
+
+
+def _mixtral(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "num_local_experts": metadata.get("expert_count"),
+        "num_experts_per_tok": metadata.require("expert_used_count"),
+    }
+
+
+def _qwen3moe(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "attention_bias": _attention_bias(metadata),
+        "num_experts": metadata.require("expert_count"),
+        "num_experts_per_tok": metadata.require("expert_used_count"),
+        "intermediate_size": metadata.get("feed_forward_length"),
+        "moe_intermediate_size": metadata.require("expert_feed_forward_length"),
+        # llama.cpp always normalizes; there is no key.
+        "norm_topk_prob": True,
+    }
+
+
+def _gemma2(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        **_gemma(metadata, _GEMMA2_27B_LAYERS),
+        "sliding_window": metadata.get("attention.sliding_window", 4096),
+    }
+
+
+def _gemma3(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        **_gemma(metadata, _GEMMA3_27B_LAYERS),
+        "rope_local_base_freq": metadata.get("rope.freq_base_swa", 10_000.0),
+    }
+
+
+def _gemma(metadata: Metadata, layers_of_27b: int) -> dict[str, Any]:
+    hidden, heads = metadata.get("embedding_length"), metadata.get("attention.head_count")
+    scalar = metadata.head_dim
+    if metadata.get("block_count") == layers_of_27b and is_size(hidden) and is_size(heads):
+        scalar = hidden // heads
+    return {
+        "query_pre_attn_scalar": scalar,
+        "attn_logit_softcapping": metadata.get("attn_logit_softcapping"),
+        "final_logit_softcapping": metadata.get("final_logit_softcapping"),
+        "layer_types": _layer_types(metadata),
+    }
+
+
+def _layer_types(metadata: Metadata) -> list[str] | None:
+    """Return the type of each layer; None if the file leaves it to the architecture.
+
+    The pattern is either n (every nth layer has full attention) or a flag per layer (windowed).
+    """
+    pattern, count = metadata.get("attention.sliding_window_pattern"), metadata.get("block_count")
+    if pattern is None or not is_size(count) or count > MAX_LAYERS:
+        return None
+    if type(pattern) is int and pattern >= 0:
+        pattern = [pattern == 0 or (i + 1) % pattern != 0 for i in range(count)]
+    if not isinstance(pattern, list) or len(pattern) != count:
+        raise BadModelFile(
+            f"{metadata.file.path}: {metadata.name}.attention.sliding_window_pattern must be "
+            f"a number or a list of {count} flags"
+        )
+    return ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+
+
+def _stablelm(metadata: Metadata) -> Mapping[str, Any]:
+    # Older files lack the key; llama.cpp also decides by the norm.
+    return {
+        "use_qkv_bias": _attention_bias(metadata),
+        "use_parallel_residual": not metadata.has_tensor("ffn_norm.weight"),
+    }
+
+
+def _glm(metadata: Metadata) -> Mapping[str, Any]:
+    return {"attention_bias": _attention_bias(metadata)}
+
+
+def _gptneox(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "attention_bias": _attention_bias(metadata),
+        "use_parallel_residual": metadata.get("use_parallel_residual", True),
+    }
+
+
+def _starcoder2(metadata: Metadata) -> Mapping[str, Any]:
+    return {"use_bias": _attention_bias(metadata)}
+
+
+def _falcon(metadata: Metadata) -> Mapping[str, Any]:
+    heads, kv_heads = metadata.get("attention.head_count"), metadata.get("attention.head_count_kv")
+    two_norms = metadata.has_tensor("attn_norm_2.weight")
+    return {
+        "new_decoder_architecture": two_norms or kv_heads not in (1, heads, None),
+        "num_ln_in_parallel_attn": 2 if two_norms else 1,
+        "multi_query": kv_heads == 1,
+        "num_kv_heads": kv_heads,
+        "parallel_attn": True,
+        "bias": _attention_bias(metadata),
+    }
+
+
 @dataclass(frozen=True)
 class GgufArchitecture:
     """One `general.architecture` as data.
 
-    `architecture` is the Hugging Face class that its models become. `permuted` names what is
-    stored with the rows of each head reordered for interleaved rotary embeddings;
-    `two_norm_tensors` are the names that differ where attention and FFN have a norm each of the
-    same stream. `settings` gives the fields of `config.json` that are not every model's,
-    `without` the usual ones that its class does not have, `words` the class's spelling of the
-    usual ones where that is not the family's. All else is the family's: norms that one is added
-    to are stored with it added, matrices always as [out, in], and queries, keys and values
-    always one kind after the other.
+    `class_name` is the Hugging Face class that its models become. `config_fields` returns the
+    fields of `config.json` beyond those of every model; None values are left out, so that the
+    defaults of the class apply. `absent_keys` are standard fields that the class does not have;
+    `renamed` replaces the class's own `Architecture.renamed`.
+
+    `permuted` tensors store the rows of each head in the order for interleaved rotary
+    embeddings. `separate_norm_tensors` are the names that differ where attention and MLP read
+    the same residual stream through a norm each. In every GGUF file norms with a unit offset are
+    stored with 1 added, matrices are [out, in], and merged q/k/v are stored as all queries, all
+    keys, all values.
     """
 
-    architecture: str
-    settings: Callable[[Said], Mapping[str, Any]] = settings.like_llama
+    class_name: str
+    config_fields: Callable[[Metadata], Mapping[str, Any]] = _llama
     permuted: frozenset[str] = frozenset()
-    without: frozenset[str] = frozenset()
-    words: Mapping[str, str] | None = None
-    two_norm_tensors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    absent_keys: frozenset[str] = frozenset()
+    renamed: Mapping[str, str] | None = None
+    separate_norm_tensors: Mapping[str, str] = field(default_factory=frozen)
 
     @property
-    def family(self) -> Architecture:
-        """What Hugging Face's side of it is."""
-        return ARCHITECTURES[self.architecture]
+    def target(self) -> Architecture:
+        """The table entry of `class_name`."""
+        return ARCHITECTURES[self.class_name]
 
     def tensor_name(self, config: ModelConfig, canonical: str) -> str:
-        """The GGUF name of a canonical tensor; `{i}` stands for the layer."""
-        two_norms = config.parallel_residual and not config.shared_norm
-        names = self.two_norm_tensors if two_norms else {}
+        """Return the GGUF name of a canonical tensor, with `{i}` for the layer."""
+        separate_norms = config.parallel_residual and not config.shared_norm
+        names = self.separate_norm_tensors if separate_norms else {}
         return names.get(canonical, _TENSORS[canonical])
 
-    def spelled(self, name: str) -> str:
-        """The spelling of a usual field in the model's `config.json`."""
-        words = self.family.fields if self.words is None else self.words
-        return words.get(name, name)
+    def config_key(self, standard: str) -> str:
+        """Return the key of a standard field in the model's `config.json`."""
+        renamed = self.target.renamed if self.renamed is None else self.renamed
+        return renamed.get(standard, standard)
 
 
-# Mistral's models have no architecture of their own: their files say llama.
+# Mistral models have the architecture llama.
 GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
     {
         "llama": GgufArchitecture("LlamaForCausalLM", permuted=_PERMUTED),
         "qwen2": GgufArchitecture("Qwen2ForCausalLM"),
         "qwen3": GgufArchitecture("Qwen3ForCausalLM"),
-        "qwen3moe": GgufArchitecture("Qwen3MoeForCausalLM", settings.qwen3moe),
+        "qwen3moe": GgufArchitecture("Qwen3MoeForCausalLM", _qwen3moe),
         "smollm3": GgufArchitecture("SmolLM3ForCausalLM", permuted=_PERMUTED),
         "phi3": GgufArchitecture("Phi3ForCausalLM"),
         "olmo2": GgufArchitecture("Olmo2ForCausalLM"),
-        # With queries, keys and values apart it is a Llama, which needs no code of its makers.
+        # With separate q, k and v it is a Llama, whose class is part of transformers.
         "internlm2": GgufArchitecture("LlamaForCausalLM", permuted=_PERMUTED),
-        "stablelm": GgufArchitecture(
-            "StableLmForCausalLM", settings.stablelm, without=_ONE_HEAD_SIZE
-        ),
-        # ChatGLM2 and 3 too: they compute what transformers' own Glm does.
-        "chatglm": GgufArchitecture("GlmForCausalLM", settings.glm),
-        "glm4": GgufArchitecture("Glm4ForCausalLM", settings.glm),
-        "gemma": GgufArchitecture("GemmaForCausalLM", settings.nothing),
-        "gemma2": GgufArchitecture("Gemma2ForCausalLM", settings.gemma2),
-        "gemma3": GgufArchitecture("Gemma3ForCausalLM", settings.gemma3),
+        "stablelm": GgufArchitecture("StableLmForCausalLM", _stablelm, absent_keys=_ONE_HEAD_SIZE),
+        # ChatGLM2 and ChatGLM3 too: they are equivalent to transformers' GLM.
+        "chatglm": GgufArchitecture("GlmForCausalLM", _glm),
+        "glm4": GgufArchitecture("Glm4ForCausalLM", _glm),
+        "gemma": GgufArchitecture("GemmaForCausalLM", _no_fields),
+        "gemma2": GgufArchitecture("Gemma2ForCausalLM", _gemma2),
+        "gemma3": GgufArchitecture("Gemma3ForCausalLM", _gemma3),
         "gpt2": GgufArchitecture(
             "GPT2LMHeadModel",
-            settings.nothing,
-            without=_WITHOUT_ROPE | _ONE_HEAD_SIZE | _ONE_HEAD_COUNT,
+            _no_fields,
+            absent_keys=_WITHOUT_ROPE | _ONE_HEAD_SIZE | _ONE_HEAD_COUNT,
         ),
         "gptneox": GgufArchitecture(
             "GPTNeoXForCausalLM",
-            settings.gptneox,
-            without=_ONE_HEAD_SIZE | _ONE_HEAD_COUNT,
+            _gptneox,
+            absent_keys=_ONE_HEAD_SIZE | _ONE_HEAD_COUNT,
         ),
-        "phi2": GgufArchitecture("PhiForCausalLM", settings.nothing, without=_ONE_HEAD_SIZE),
+        "phi2": GgufArchitecture("PhiForCausalLM", _no_fields, absent_keys=_ONE_HEAD_SIZE),
         "starcoder2": GgufArchitecture(
-            "Starcoder2ForCausalLM", settings.starcoder2, without=_ONE_HEAD_SIZE
+            "Starcoder2ForCausalLM", _starcoder2, absent_keys=_ONE_HEAD_SIZE
         ),
         "bloom": GgufArchitecture(
             "BloomForCausalLM",
-            settings.nothing,
-            without=_WITHOUT_ROPE | _ONE_HEAD_SIZE | _ONE_HEAD_COUNT | {"hidden_act"},
-            words=MappingProxyType(
+            _no_fields,
+            absent_keys=_WITHOUT_ROPE | _ONE_HEAD_SIZE | _ONE_HEAD_COUNT | {"hidden_act"},
+            renamed=MappingProxyType(
                 {
                     "num_hidden_layers": "n_layer",
                     "num_attention_heads": "n_head",
@@ -156,16 +275,16 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         ),
         "falcon": GgufArchitecture(
             "FalconForCausalLM",
-            settings.falcon,
-            without=_ONE_HEAD_SIZE | _ONE_HEAD_COUNT,
-            words=MappingProxyType(
+            _falcon,
+            absent_keys=_ONE_HEAD_SIZE | _ONE_HEAD_COUNT,
+            renamed=MappingProxyType(
                 {
                     "intermediate_size": "ffn_hidden_size",
                     "rms_norm_eps": "layer_norm_epsilon",
                     "hidden_act": "activation",
                 }
             ),
-            two_norm_tensors=MappingProxyType(
+            separate_norm_tensors=MappingProxyType(
                 {
                     "attn_norm": "blk.{i}.attn_norm_2.weight",
                     "attn_norm_bias": "blk.{i}.attn_norm_2.bias",
@@ -176,17 +295,20 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         ),
     }
 )
-# Mixtral's files say llama and how many experts there are.
-_LLAMA_OF_EXPERTS = GgufArchitecture("MixtralForCausalLM", settings.mixtral, permuted=_PERMUTED)
+# Mixtral's files have the architecture llama and a number of experts.
+_MIXTRAL = GgufArchitecture("MixtralForCausalLM", _mixtral, permuted=_PERMUTED)
 
 
-def gguf_architecture(file: GgufFile) -> tuple[GgufArchitecture, Said]:
-    """The architecture of `file` and what it says; an unknown one raises `BadModelFile`."""
+def gguf_architecture(file: GgufFile) -> tuple[GgufArchitecture, Metadata]:
+    """Return the architecture of `file` and its metadata.
+
+    Raises `BadModelFile` for an unknown architecture.
+    """
     name = str(file.metadata.get("general.architecture"))
     if name not in GGUF_ARCHITECTURES:
         error = unknown_name("GGUF architecture", name, sorted(GGUF_ARCHITECTURES))
         raise BadModelFile(f"{file.path}: {error.message}", error.hint)
-    said = Said(file, name)
-    if name == "llama" and said.get("expert_count"):
-        return _LLAMA_OF_EXPERTS, said
-    return GGUF_ARCHITECTURES[name], said
+    metadata = Metadata(file, name)
+    if name == "llama" and metadata.get("expert_count"):
+        return _MIXTRAL, metadata
+    return GGUF_ARCHITECTURES[name], metadata

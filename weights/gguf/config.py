@@ -1,4 +1,4 @@
-"""What a GGUF file says about its model, in Hugging Face's words."""
+"""The metadata of a GGUF file as the JSON files and the model card of a Hugging Face model."""
 
 import math
 import re
@@ -8,9 +8,9 @@ from typing import Any
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.formats.gguf import GgufFile
-from swiftchat.weights.gguf.architectures import GgufArchitecture, gguf_architecture
+from swiftchat.weights.gguf.architectures import gguf_architecture
+from swiftchat.weights.gguf.metadata import Metadata
 from swiftchat.weights.gguf.rope import rope_fields
-from swiftchat.weights.gguf.settings import Said
 from swiftchat.weights.gguf.tokenizer import adds_bos, token_at, tokenizer_class
 
 __all__ = [
@@ -25,67 +25,70 @@ _END_TOKENS = ("eos", "eot", "eom")
 
 
 def model_config_json(file: GgufFile, dtype: str) -> dict[str, Any]:
-    """The `config.json` of the model in `file`, with its weights saved as `dtype`.
+    """Return the `config.json` of the model in `file`, with weights saved as `dtype`.
 
-    Raises `BadModelFile` for an architecture or rope scaling this program does not know, and
-    for numbers that cannot be.
+    Raises `BadModelFile` for an unknown architecture or rope scaling, and for invalid metadata.
     """
-    arch, said = gguf_architecture(file)
-    usual = {
+    architecture, metadata = gguf_architecture(file)
+    target_defaults = architecture.target.standard_fields({})
+    standard = {
         "vocab_size": _vocab_size(file),
-        "hidden_size": said.get("embedding_length"),
-        "intermediate_size": said.get("feed_forward_length"),
-        "num_hidden_layers": said.get("block_count"),
-        "num_attention_heads": said.get("attention.head_count"),
-        "num_key_value_heads": said.get(
-            "attention.head_count_kv", said.get("attention.head_count")
+        "hidden_size": metadata.get("embedding_length"),
+        "intermediate_size": metadata.get("feed_forward_length"),
+        "num_hidden_layers": metadata.get("block_count"),
+        "num_attention_heads": metadata.get("attention.head_count"),
+        "num_key_value_heads": metadata.get(
+            "attention.head_count_kv", metadata.get("attention.head_count")
         ),
-        "head_dim": said.head_dim,
-        "max_position_embeddings": said.get("context_length"),
-        "rms_norm_eps": said.get(
-            "attention.layer_norm_rms_epsilon", said.get("attention.layer_norm_epsilon")
+        "head_dim": metadata.head_dim,
+        "max_position_embeddings": metadata.get("context_length"),
+        "rms_norm_eps": metadata.get(
+            "attention.layer_norm_rms_epsilon", metadata.get("attention.layer_norm_epsilon")
         ),
-        "hidden_act": arch.family.in_usual_words({}).get("hidden_act", "silu"),
-        "rope_theta": said.get("rope.freq_base", 10_000.0),
-        # Zero says that there is none.
-        "sliding_window": said.get("attention.sliding_window") or None,
+        "hidden_act": target_defaults.get("hidden_act", "silu"),
+        "rope_theta": metadata.get("rope.freq_base", 10_000.0),
+        # Zero means no window.
+        "sliding_window": metadata.get("attention.sliding_window") or None,
         "tie_word_embeddings": _OUTPUT not in file.tensors,
         "torch_dtype": dtype,
     }
-    share = _rotated_share(arch, said)
-    if share is not None:
-        usual["partial_rotary_factor"] = share
+    factor = _partial_rotary_factor(metadata)
+    if factor is not None and factor != target_defaults.get("partial_rotary_factor", 1.0):
+        standard["partial_rotary_factor"] = factor
+    own = architecture.config_fields(metadata)
     config = {
-        "architectures": [arch.architecture],
-        "model_type": arch.family.model_type,
-        **{arch.spelled(name): usual[name] for name in usual if name not in arch.without},
-        **{name: value for name, value in arch.settings(said).items() if value is not None},
+        "architectures": [architecture.class_name],
+        "model_type": architecture.target.model_type,
+        **{
+            architecture.config_key(name): value
+            for name, value in standard.items()
+            if name not in architecture.absent_keys
+        },
+        **{name: value for name, value in own.items() if value is not None},
         **_token_ids(file.metadata),
     }
-    config |= rope_fields(said, config, _checked(file, config))
+    config |= rope_fields(metadata, config, _checked(file, config))
     _checked(file, config)
     return config
 
 
-def _rotated_share(arch: GgufArchitecture, said: Said) -> float | None:
-    """How much of a head is rotated; None where it is all and the family would think so."""
-    head_dim, rotated = said.head_dim, said.get("rope.dimension_count", said.head_dim)
-    if said.get("attention.value_length", head_dim) != head_dim:
+def _partial_rotary_factor(metadata: Metadata) -> float | None:
+    """Return the rotated fraction of a head; None if the file has no valid sizes."""
+    head_dim, rotated = metadata.head_dim, metadata.get("rope.dimension_count", metadata.head_dim)
+    if metadata.get("attention.value_length", head_dim) != head_dim:
         raise BadModelFile(
-            f"{said.file.path}: {said.arch}.attention.value_length differs from the head size "
-            f"{head_dim}"
+            f"{metadata.file.path}: {metadata.name}.attention.value_length differs from the "
+            f"head size {head_dim}"
         )
-    usual = arch.family.in_usual_words({}).get("partial_rotary_factor", 1.0)
     if not isinstance(rotated, int) or not isinstance(head_dim, int) or head_dim < 1:
         return None
-    share = rotated / head_dim
-    # Who reads it takes the integer part of the product.
-    share = share if int(share * head_dim) == rotated else math.nextafter(share, math.inf)
-    return None if share == usual else share
+    factor = rotated / head_dim
+    # Readers compute int(factor · head_dim), which must give `rotated` again.
+    return factor if int(factor * head_dim) == rotated else math.nextafter(factor, math.inf)
 
 
 def tokenizer_config_json(file: GgufFile) -> dict[str, Any]:
-    """The `tokenizer_config.json`: special tokens by name, and the chat template."""
+    """Return the `tokenizer_config.json`: special tokens by name, and the chat template."""
     metadata = file.metadata
     config: dict[str, Any] = {
         "tokenizer_class": tokenizer_class(metadata),
@@ -103,7 +106,7 @@ def tokenizer_config_json(file: GgufFile) -> dict[str, Any]:
 
 
 def _chat_template(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None:
-    """The template, or where there are several each with its name."""
+    """Return the template, or a list of templates with names; None if there is none."""
     key = "tokenizer.chat_template"
     found = {
         name.removeprefix(key).removeprefix(".") or "default": source
@@ -116,7 +119,7 @@ def _chat_template(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | 
 
 
 def generation_config_json(file: GgufFile) -> dict[str, Any]:
-    """The `generation_config.json`: which tokens begin and end; every end token is listed."""
+    """Return the `generation_config.json`: the BOS token and all end tokens."""
     config = _token_ids(file.metadata)
     ends = []
     for name in _END_TOKENS:
@@ -129,7 +132,7 @@ def generation_config_json(file: GgufFile) -> dict[str, Any]:
 
 
 def model_card(file: GgufFile) -> str | None:
-    """A README.md with the license in its front matter, or None where the file names none."""
+    """Return a README.md with the license in its front matter; None if the file names none."""
     license_name = file.metadata.get("general.license")
     if not isinstance(license_name, str) or not re.fullmatch(r"[\w.+-]{1,64}", license_name):
         return None
@@ -141,7 +144,8 @@ def _checked(file: GgufFile, config: Mapping[str, Any]) -> ModelConfig:
         return ModelConfig.from_hf(config)
     except BadModelFile as error:
         raise BadModelFile(
-            f"{file.path}: the metadata describes no model: {error.message}", error.hint
+            f"{file.path}: the metadata does not describe a valid model: {error.message}",
+            error.hint,
         ) from error
 
 

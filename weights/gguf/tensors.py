@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file as those of Hugging Face: found, checked, and put in their order."""
+"""The tensors of a GGUF file as the tensors of a Hugging Face model."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
 from swiftchat.weights.gguf.architectures import GgufArchitecture
 from swiftchat.weights.gguf.rope import ROPE_TENSORS
 
-__all__ = ["Bytes", "Source", "blocks", "tensor_sources", "values"]
+__all__ = ["Bytes", "TensorSource", "dequantized_chunks", "quantized_rows", "tensor_sources"]
 
 _CHUNK_ELEMENTS = 1 << 20
 
@@ -23,22 +23,23 @@ Rows = range | npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where the numbers of a tensor are: which rows of `tensor`, in which order.
+class TensorSource:
+    """The rows of a GGUF tensor that make up a Hugging Face tensor, in their order.
 
-    Rows of a vector are its elements; those of a tensor with three dimensions are counted
-    through. `added` is what its numbers have too much; `transposed`: its columns are wanted.
+    Rows of a vector are its elements; those of a three-dimensional tensor are numbered over the
+    first two dimensions. `offset` is subtracted from every element. With `transposed` the tensor
+    is transposed.
     """
 
     tensor: GgufTensor
     rows: Rows
-    added: float = 0.0
+    offset: float = 0.0
     transposed: bool = False
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A GGUF tensor that may have what is sought: from its row `first` on."""
+class _Candidate:
+    """A GGUF tensor that may contain the sought tensor, from its row `first` on."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,37 +47,37 @@ class _Place:
 
 
 def tensor_sources(
-    file: GgufFile, arch: GgufArchitecture, config: ModelConfig
-) -> dict[str, Source]:
-    """For every expected Hugging Face name, where its numbers are.
+    file: GgufFile, architecture: GgufArchitecture, config: ModelConfig
+) -> dict[str, TensorSource]:
+    """Return the source of every expected Hugging Face tensor by name.
 
-    Raises `BadModelFile` for a missing or misshapen tensor, naming expected and found, and for
-    one that no model of this kind has: what it would change is not computed.
+    Raises `BadModelFile` for a missing tensor, one of another shape, and one that the
+    architecture does not have, because the model would compute something else.
     """
-    sources: dict[str, Source] = {}
-    shapes = _shapes(arch, config)
+    sources: dict[str, TensorSource] = {}
+    shapes = _shapes(architecture, config)
     for canonical, layer, expert in canonical_tensors(config):
-        places = _places(arch, config, shapes, canonical, expert or 0)
-        found = [place for place in places if place.name.format(i=layer) in file.tensors]
-        place = (found or places)[0]
-        tensor = _checked(file, place.name.format(i=layer), place.shape)
-        rows = _order(arch, config, canonical, shapes[canonical][0])
-        sources[tensor_name(config, canonical, layer, expert)] = Source(
+        candidates = _candidates(architecture, config, shapes, canonical, expert or 0)
+        present = [each for each in candidates if each.name.format(i=layer) in file.tensors]
+        chosen = (present or candidates)[0]
+        tensor = _checked(file, chosen.name.format(i=layer), chosen.shape)
+        rows = _row_order(architecture, config, canonical, shapes[canonical][0])
+        sources[tensor_name(config, canonical, layer, expert)] = TensorSource(
             tensor,
-            _moved(rows, place.first),
-            added=1.0 if config.norm_unit_offset and canonical.endswith("_norm") else 0.0,
-            transposed=canonical in arch.family.transposed,
+            _shifted(rows, chosen.first),
+            offset=1.0 if config.norm_unit_offset and canonical.endswith("_norm") else 0.0,
+            transposed=canonical in architecture.target.transposed,
         )
-    _refuse_others(file, sources)
+    _reject_unknown_tensors(file, sources)
     return sources
 
 
-def values(file: GgufFile, source: Source) -> Iterator[npt.NDArray[np.float32]]:
-    """The numbers in Hugging Face's order, a run of about 2^20 at a time, flat."""
+def dequantized_chunks(file: GgufFile, source: TensorSource) -> Iterator[npt.NDArray[np.float32]]:
+    """Yield the elements in Hugging Face's order, flat, in chunks of about 2^20."""
     tensor, rows = source.tensor, file.rows(source.tensor)
     if len(tensor.shape) == 1:
         vector = dequantize(rows, tensor.type_name).reshape(-1)
-        yield vector[_index(source.rows)] - np.float32(source.added)
+        yield vector[_index(source.rows)] - np.float32(source.offset)
     elif source.transposed:
         yield from _columns(rows, tensor.type_name)
     else:
@@ -86,28 +87,28 @@ def values(file: GgufFile, source: Source) -> Iterator[npt.NDArray[np.float32]]:
             yield dequantize(part, tensor.type_name).reshape(-1)
 
 
-def blocks(file: GgufFile, source: Source) -> Bytes:
-    """The matrix as [rows, bytes of a row] in Hugging Face's order, not decoded."""
-    # Blocks never cross rows, so the rows can change places as they are.
+def quantized_rows(file: GgufFile, source: TensorSource) -> Bytes:
+    """Return the quantized matrix as [rows, bytes of a row] in Hugging Face's order."""
+    # Blocks never cross rows, so rows can be reordered without dequantizing.
     return file.rows(source.tensor)[_index(source.rows)]
 
 
 def _columns(rows: npt.NDArray[np.uint8], type_name: str) -> Iterator[npt.NDArray[np.float32]]:
-    """The columns one after the other, whole blocks of them at a time."""
+    """Yield the columns one after the other, whole blocks of columns at a time."""
     kind = BLOCK_TYPES[type_name]
-    blocks = max(1, _CHUNK_ELEMENTS // len(rows) // kind.block_elements)
-    step = blocks * kind.block_bytes
+    num_blocks = max(1, _CHUNK_ELEMENTS // len(rows) // kind.block_elements)
+    step = num_blocks * kind.block_bytes
     for start in range(0, rows.shape[1], step):
         part = np.ascontiguousarray(rows[:, start : start + step])
         yield dequantize(part, type_name).T.reshape(-1)
 
 
 def _index(rows: Rows) -> slice | npt.NDArray[np.intp]:
-    # A slice of a mapped file is not copied.
+    # Slicing a mapped file makes a view, indexing makes a copy.
     return slice(rows.start, rows.stop) if isinstance(rows, range) else rows
 
 
-def _moved(rows: Rows, first: int) -> Rows:
+def _shifted(rows: Rows, first: int) -> Rows:
     if isinstance(rows, range):
         return range(rows.start + first, rows.stop + first)
     return rows + first
@@ -121,60 +122,62 @@ def _checked(file: GgufFile, name: str, shape: tuple[int, ...]) -> GgufTensor:
     return tensor
 
 
-def _refuse_others(file: GgufFile, sources: dict[str, Source]) -> None:
+def _reject_unknown_tensors(file: GgufFile, sources: dict[str, TensorSource]) -> None:
     known = ROPE_TENSORS.union(source.tensor.name for source in sources.values())
     for name in file.tensors:
         if name not in known:
             raise BadModelFile(
-                f"{file.path}: tensor {name}: expected none of this name in a model of this kind",
-                "the model computes something that this program does not",
+                f"{file.path}: tensor {name}: not part of this architecture",
+                "the model is not supported: it computes something that this program does not",
             )
 
 
-def _shapes(arch: GgufArchitecture, config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """As canonical tensors have them in GGUF: matrices are [out, in]."""
+def _shapes(architecture: GgufArchitecture, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the canonical tensors in GGUF, where matrices are [out, in]."""
     shapes = canonical_shapes(config)
-    return shapes | {name: shapes[name][::-1] for name in arch.family.transposed}
+    return shapes | {name: shapes[name][::-1] for name in architecture.target.transposed}
 
 
-def _places(
-    arch: GgufArchitecture,
+def _candidates(
+    architecture: GgufArchitecture,
     config: ModelConfig,
     shapes: dict[str, tuple[int, ...]],
     canonical: str,
     expert: int,
-) -> Sequence[_Place]:
-    """Where a tensor may be, the usual place first."""
+) -> Sequence[_Candidate]:
+    """Return the GGUF tensors that may contain a tensor, the usual one first."""
 
-    def place(name: str, shape: tuple[int, ...], first: int = 0) -> _Place:
-        return _Place(arch.tensor_name(config, name), shape, first)
+    def candidate(name: str, shape: tuple[int, ...], first: int = 0) -> _Candidate:
+        return _Candidate(architecture.tensor_name(config, name), shape, first)
 
     shape = shapes[canonical]
-    usual = place(canonical, shape)
+    usual = candidate(canonical, shape)
     if canonical in ("expert_gate", "expert_up", "expert_down"):
-        stacked = place(canonical, (config.num_experts, *shape), expert * shape[0])
-        # As files from before experts were stacked have it.
-        single = _Place(usual.name.replace("_exps", f".{expert}"), shape)
+        stacked = candidate(canonical, (config.num_experts, *shape), expert * shape[0])
+        # Older files have a tensor for each expert.
+        single = _Candidate(usual.name.replace("_exps", f".{expert}"), shape)
         if canonical == "expert_down":
             return [stacked, single]
-        # The gate comes before what it opens.
+        # In the merged tensor gate comes before up.
         both = (config.num_experts, 2 * shape[0], shape[1])
         first = (2 * expert + (canonical == "expert_up")) * shape[0]
-        return [stacked, single, place("expert_gate_up", both, first)]
+        return [stacked, single, candidate("expert_gate_up", both, first)]
     kind, *bias = canonical.split("_")
     if kind in ("q", "k", "v") and bias in ([], ["bias"]):
         q, kv = shapes["q"][0], shapes["k"][0]
-        fused = "_".join(["qkv", *bias])
-        return [usual, place(fused, shapes[fused], {"q": 0, "k": q, "v": q + kv}[kind])]
+        merged = "_".join(["qkv", *bias])
+        return [usual, candidate(merged, shapes[merged], {"q": 0, "k": q, "v": q + kv}[kind])]
     return [usual]
 
 
-def _order(arch: GgufArchitecture, config: ModelConfig, canonical: str, count: int) -> Rows:
-    if canonical in arch.permuted:
+def _row_order(
+    architecture: GgufArchitecture, config: ModelConfig, canonical: str, count: int
+) -> Rows:
+    if canonical in architecture.permuted:
         heads = config.num_heads if canonical.startswith("q") else config.num_kv_heads
-        # GGUF's row 2j + h of a head is row h·(head_dim / 2) + j here.
+        # Row 2j + h of a head in GGUF is row h·(head_dim / 2) + j in Hugging Face's order.
         return np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
-    if arch.family.qkv_in_groups and canonical in ("qkv", "qkv_bias"):
+    if architecture.target.qkv_in_groups and canonical in ("qkv", "qkv_bias"):
         groups, kv_rows = config.num_kv_heads, config.num_kv_heads * config.head_dim
         ends = np.array([count - 2 * kv_rows, count - kv_rows])
         parts = [part.reshape(groups, -1) for part in np.split(np.arange(count), ends)]

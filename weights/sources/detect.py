@@ -87,7 +87,7 @@ def _gguf(source: Path, dtype: str | None, packed: bool) -> Plan:
         files["README.md"] = card.encode()
 
     def values(name: str) -> Iterator[Floats]:
-        return tensors.values(file, sources[name])
+        return tensors.dequantized_chunks(file, sources[name])
 
     return Plan(
         files,

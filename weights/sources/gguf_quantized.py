@@ -26,7 +26,7 @@ _PACKED = QUANTIZABLE | {"embed", "lm_head"}
 
 
 def as_they_are(
-    file: GgufFile, config: ModelConfig, sources: Mapping[str, tensors.Source]
+    file: GgufFile, config: ModelConfig, sources: Mapping[str, tensors.TensorSource]
 ) -> dict[str, RawTensor]:
     """The matrices, by name, that a directory keeps in the blocks that `file` has them in.
 
@@ -35,14 +35,14 @@ def as_they_are(
     canonical = {tensor_name(config, *place): place[0] for place in canonical_tensors(config)}
     shapes = expected_tensors(config)
 
-    def kept(name: str, source: tensors.Source) -> RawTensor:
+    def kept(name: str, source: tensors.TensorSource) -> RawTensor:
         type_name = source.tensor.type_name
         kind = BLOCK_TYPES[type_name]
         rows, columns = shapes[name]
         row_bytes = columns // kind.block_elements * kind.block_bytes
 
         def read() -> tensors.Bytes:
-            blocks = tensors.blocks(file, source)
+            blocks = tensors.quantized_rows(file, source)
             if not gguf_blocks.has_finite_scales(blocks, type_name):
                 raise BadModelFile(f"tensor {name} holds numbers that are not finite")
             return blocks

@@ -124,8 +124,6 @@ def test_names_without_their_prefix_are_understood(name: str, prefix: str, tmp_p
 def test_kernels_run_only_what_they_can(name: str, tmp_path: Path) -> None:
     tiny.make(name, tmp_path)
     config = Model.open(tmp_path).config
-    like_llama = name in tiny.VARIANTS or name in tiny.LIKE_LLAMA
-    assert config.like_llama == like_llama
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         assert kernels_cover(config, dtype) == (name not in tiny.NOT_ON_KERNELS)
     assert not kernels_cover(config, torch.float64)

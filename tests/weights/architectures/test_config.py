@@ -15,7 +15,7 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig, RopeConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
-from swiftchat.weights.architectures.unsupported_keys import NEUTRAL
+from swiftchat.weights.architectures.unsupported_keys import NEUTRAL_VALUES
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -343,10 +343,10 @@ FIELDS = [
 OF_FAMILIES = sorted(
     {
         key
-        for family in ARCHITECTURES.values()
-        for key in (*family.fields.values(), *family.defaults)
+        for architecture in ARCHITECTURES.values()
+        for key in (*architecture.renamed.values(), *architecture.defaults)
     }
-    | {*NEUTRAL, "layer_types"}
+    | {*NEUTRAL_VALUES, "layer_types"}
 )
 small_values = json_values | st.sampled_from([0, 1, 2, 4, 8, 0.5, True, False, [], [1, 1, 1]])
 stretched = st.fixed_dictionaries(

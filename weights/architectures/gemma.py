@@ -1,0 +1,124 @@
+"""Gemma 1, 2 and 3 (text models).
+
+Defaults and overrides are those of the model classes in transformers.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from swiftchat.weights.architectures.architecture import (
+    LLAMA_TENSORS,
+    Architecture,
+    frozen,
+    llama_tensors,
+)
+from swiftchat.weights.architectures.fields import (
+    MAX_HEAD_DIM,
+    MAX_LAYERS,
+    Fields,
+    hidden_size,
+    integer,
+    invalid,
+    num_layers,
+)
+from swiftchat.weights.architectures.rope import RopeConfig
+
+
+def _gemma(config: Fields) -> Mapping[str, Any]:
+    return {
+        "mlp_bias": False,
+        "norm_unit_offset": True,
+        "embedding_scale": hidden_size(config) ** 0.5,
+        # The first published files say "gelu" but were trained with the approximation.
+        "activation": "gelu_tanh",
+    }
+
+
+def _gemma2(config: Fields) -> Mapping[str, Any]:
+    overrides = {**_gemma(config), "norm_order": "sandwich"}
+    if config.get("hidden_act") != "gelu_pytorch_tanh":
+        raise invalid("hidden_activation", "'gelu_pytorch_tanh'", config.get("hidden_act"))
+    return overrides | {"layer_types": _every_nth_full(config, 2)}
+
+
+def _gemma3(config: Fields) -> Mapping[str, Any]:
+    head_dim = integer(config, "head_dim", 2, MAX_HEAD_DIM)
+    nested = config.get("rope_parameters")
+    if isinstance(nested, Mapping) and "rope_type" not in nested and "rope_theta" not in nested:
+        ropes = {
+            name: {"rope_theta": theta, "rope_parameters": nested.get(name)}
+            for name, theta in (("full_attention", 1e6), ("sliding_attention", 1e4))
+        }
+    else:
+        local = {"rope_theta": config.get("rope_local_base_freq", 1e4)}
+        ropes = {"full_attention": dict(config), "sliding_attention": local}
+    pattern = integer(config, "sliding_window_pattern", 1, MAX_LAYERS)
+    return {
+        **_gemma2(config),
+        "qk_norm": "head",
+        "rope": RopeConfig.from_hf(ropes["full_attention"], head_dim),
+        "local_rope": RopeConfig.from_hf(ropes["sliding_attention"], head_dim),
+        "layer_types": _every_nth_full(config, pattern),
+    }
+
+
+def _every_nth_full(config: Fields, n: int) -> list[str]:
+    return [
+        "sliding_attention" if (i + 1) % n else "full_attention" for i in range(num_layers(config))
+    ]
+
+
+_DEFAULTS = frozen(
+    max_position_embeddings=8192,
+    rms_norm_eps=1e-6,
+    head_dim=256,
+    bos_token_id=2,
+    eos_token_id=1,
+    tie_word_embeddings=True,
+    hidden_act="gelu_pytorch_tanh",
+)
+_DEFAULTS_2 = frozen(
+    **_DEFAULTS, num_key_value_heads=4, sliding_window=4096, query_pre_attn_scalar=256
+)
+_KEYS_2 = frozenset({"attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"})
+_TENSORS_2 = llama_tensors(
+    {
+        "attn_out_norm": "post_attention_layernorm.weight",
+        "mlp_norm": "pre_feedforward_layernorm.weight",
+        "mlp_out_norm": "post_feedforward_layernorm.weight",
+    }
+)
+
+GEMMA: Mapping[str, Architecture] = {
+    "GemmaForCausalLM": Architecture(
+        name="gemma",
+        model_type="gemma",
+        overrides=_gemma,
+        tensors=LLAMA_TENSORS,
+        defaults=frozen(**_DEFAULTS, num_key_value_heads=16),
+    ),
+    "Gemma2ForCausalLM": Architecture(
+        name="gemma2",
+        model_type="gemma2",
+        overrides=_gemma2,
+        tensors=_TENSORS_2,
+        renamed=frozen(hidden_act="hidden_activation"),
+        supported_keys=_KEYS_2,
+        defaults=frozen(**_DEFAULTS_2, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
+    ),
+    "Gemma3ForCausalLM": Architecture(
+        name="gemma3",
+        model_type="gemma3_text",
+        overrides=_gemma3,
+        tensors=_TENSORS_2,
+        renamed=frozen(
+            hidden_act="hidden_activation", sliding_window_pattern="_sliding_window_pattern"
+        ),
+        supported_keys=_KEYS_2,
+        defaults=frozen(
+            **{**_DEFAULTS_2, "max_position_embeddings": 131_072},
+            rope_theta=1e6,
+            sliding_window_pattern=6,
+        ),
+    ),
+}

@@ -1,0 +1,91 @@
+"""Phi-1/2 (`phi`) and Phi-3/4 (`phi3`).
+
+Defaults and overrides are those of the model classes in transformers.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from swiftchat.weights.architectures.architecture import (
+    ALL_BIASES,
+    LAYER_NORM_UNGATED,
+    SEPARATE_GATE_UP,
+    Architecture,
+    frozen,
+    llama_tensors,
+    tensor_names,
+)
+from swiftchat.weights.architectures.fields import Fields
+
+
+def _phi(config: Fields) -> Mapping[str, Any]:
+    return {
+        **LAYER_NORM_UNGATED,
+        **ALL_BIASES,
+        "lm_head_bias": True,
+        "parallel_residual": True,
+        "shared_norm": True,
+    }
+
+
+def _phi3(config: Fields) -> Mapping[str, Any]:
+    return {"attention_bias": False, "mlp_bias": False}
+
+
+PHI: Mapping[str, Architecture] = {
+    "PhiForCausalLM": Architecture(
+        name="phi",
+        model_type="phi",
+        overrides=_phi,
+        supported_keys=frozenset({"partial_rotary_factor"}),
+        renamed=frozen(rms_norm_eps="layer_norm_eps"),
+        tensors=tensor_names(
+            {
+                "q": "self_attn.q_proj.weight",
+                "k": "self_attn.k_proj.weight",
+                "v": "self_attn.v_proj.weight",
+                "q_bias": "self_attn.q_proj.bias",
+                "k_bias": "self_attn.k_proj.bias",
+                "v_bias": "self_attn.v_proj.bias",
+                "o": "self_attn.dense.weight",
+                "o_bias": "self_attn.dense.bias",
+                "up": "mlp.fc1.weight",
+                "up_bias": "mlp.fc1.bias",
+                "down": "mlp.fc2.weight",
+                "down_bias": "mlp.fc2.bias",
+                "attn_norm": "input_layernorm.weight",
+                "attn_norm_bias": "input_layernorm.bias",
+            },
+            embed="model.embed_tokens.weight",
+            final_norm="model.final_layernorm.weight",
+            final_norm_bias="model.final_layernorm.bias",
+            lm_head="lm_head.weight",
+            lm_head_bias="lm_head.bias",
+            layer="model.layers.{i}.",
+        ),
+        defaults=frozen(
+            max_position_embeddings=2048,
+            layer_norm_eps=1e-5,
+            hidden_act="gelu_new",
+            partial_rotary_factor=0.5,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
+    ),
+    "Phi3ForCausalLM": Architecture(
+        name="phi3",
+        model_type="phi3",
+        overrides=_phi3,
+        supported_keys=frozenset({"partial_rotary_factor"}),
+        tensors=llama_tensors(
+            {"qkv": "self_attn.qkv_proj.weight", "gate_up": "mlp.gate_up_proj.weight"},
+            without=("q", "k", "v", "q_bias", "k_bias", "v_bias", *SEPARATE_GATE_UP),
+        ),
+        defaults=frozen(
+            max_position_embeddings=4096,
+            rms_norm_eps=1e-5,
+            bos_token_id=1,
+            eos_token_id=32_000,
+        ),
+    ),
+}

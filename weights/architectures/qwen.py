@@ -1,0 +1,173 @@
+"""Qwen2, Qwen3 and their mixture-of-experts variants.
+
+Defaults and overrides are those of the model classes in transformers.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from swiftchat.weights.architectures.architecture import (
+    LLAMA_TENSORS,
+    Architecture,
+    frozen,
+    llama_tensors,
+)
+from swiftchat.weights.architectures.fields import (
+    MAX_WIDTH,
+    Fields,
+    flag,
+    integer,
+    invalid,
+    num_layers,
+)
+from swiftchat.weights.architectures.moe import moe_overrides
+
+
+def _uses_window(config: Fields) -> bool:
+    return flag(config, "use_sliding_window") and config.get("sliding_window") is not None
+
+
+def _late_window_layers(config: Fields) -> list[str] | None:
+    """Layer types: a sliding window from layer `max_window_layers` on."""
+    if not _uses_window(config):
+        return None
+    full = integer(config, "max_window_layers", 0, 2**30)
+    return [
+        "full_attention" if i < full else "sliding_attention" for i in range(num_layers(config))
+    ]
+
+
+def _qwen2(config: Fields) -> Mapping[str, Any]:
+    return {
+        "attention_bias": True,
+        "output_bias": False,
+        "mlp_bias": False,
+        "layer_types": _late_window_layers(config),
+    }
+
+
+def _qwen3(config: Fields) -> Mapping[str, Any]:
+    return {"mlp_bias": False, "qk_norm": "head", "layer_types": _late_window_layers(config)}
+
+
+def _qwen3_moe(config: Fields) -> Mapping[str, Any]:
+    return {
+        **moe_overrides(config),
+        "attention_bias": flag(config, "attention_bias"),
+        "dense_layers": _dense_layers(config),
+        "expert_size": integer(config, "moe_intermediate_size", 1, MAX_WIDTH),
+        "normalized_experts": flag(config, "norm_topk_prob"),
+        "qk_norm": "head",
+    }
+
+
+def _qwen2_moe(config: Fields) -> Mapping[str, Any]:
+    late = integer(config, "max_window_layers", 0, 2**30)
+    # Unlike Qwen2: a window in every second layer before `max_window_layers`, none afterwards.
+    kinds = [
+        "full_attention" if i % 2 or i >= late else "sliding_attention"
+        for i in range(num_layers(config))
+    ]
+    return {
+        **_qwen3_moe(config),
+        "qk_norm": None,
+        "attention_bias": flag(config, "qkv_bias"),
+        "output_bias": False,
+        "shared_expert_size": integer(config, "shared_expert_intermediate_size", 1, MAX_WIDTH),
+        "layer_types": kinds if _uses_window(config) else None,
+    }
+
+
+def _dense_layers(config: Fields) -> frozenset[int]:
+    """Layers with a plain MLP: all but every n-th, and those in `mlp_only_layers`."""
+    count, step = num_layers(config), integer(config, "decoder_sparse_step", 1, 2**30)
+    listed = config.get("mlp_only_layers")
+    listed = [] if listed is None else listed
+    if not isinstance(listed, list) or len(listed) > count:
+        raise invalid("mlp_only_layers", f"a list of at most {count} numbers", listed)
+    dense = {integer({"mlp_only_layers": i}, "mlp_only_layers", 0, count - 1) for i in listed}
+    return frozenset(dense | {i for i in range(count) if (i + 1) % step})
+
+
+_DEFAULTS = frozen(
+    max_position_embeddings=32768,
+    rms_norm_eps=1e-6,
+    num_key_value_heads=32,
+    sliding_window=4096,
+    use_sliding_window=False,
+    max_window_layers=28,
+)
+_EXPERTS = {
+    "router": "mlp.gate.weight",
+    "expert_gate": "mlp.experts.{e}.gate_proj.weight",
+    "expert_up": "mlp.experts.{e}.up_proj.weight",
+    "expert_down": "mlp.experts.{e}.down_proj.weight",
+}
+_MOE_KEYS = frozenset({"num_local_experts", "num_experts", "moe_intermediate_size"})
+
+QWEN: Mapping[str, Architecture] = {
+    "Qwen2ForCausalLM": Architecture(
+        name="qwen2",
+        model_type="qwen2",
+        tensors=LLAMA_TENSORS,
+        defaults=_DEFAULTS,
+        overrides=_qwen2,
+    ),
+    "Qwen3ForCausalLM": Architecture(
+        name="qwen3",
+        model_type="qwen3",
+        tensors=LLAMA_TENSORS,
+        defaults=frozen(**_DEFAULTS, head_dim=128),
+        overrides=_qwen3,
+    ),
+    "Qwen2MoeForCausalLM": Architecture(
+        name="qwen2_moe",
+        model_type="qwen2_moe",
+        overrides=_qwen2_moe,
+        supported_keys=_MOE_KEYS,
+        renamed=frozen(num_local_experts="num_experts"),
+        tensors=llama_tensors(
+            {
+                **_EXPERTS,
+                "shared_router": "mlp.shared_expert_gate.weight",
+                "shared_gate": "mlp.shared_expert.gate_proj.weight",
+                "shared_up": "mlp.shared_expert.up_proj.weight",
+                "shared_down": "mlp.shared_expert.down_proj.weight",
+            }
+        ),
+        defaults=frozen(
+            intermediate_size=5632,
+            max_position_embeddings=32768,
+            rms_norm_eps=1e-6,
+            num_key_value_heads=16,
+            sliding_window=4096,
+            use_sliding_window=False,
+            max_window_layers=28,
+            qkv_bias=True,
+            num_local_experts=60,
+            num_experts_per_tok=4,
+            moe_intermediate_size=1408,
+            shared_expert_intermediate_size=5632,
+            decoder_sparse_step=1,
+        ),
+    ),
+    "Qwen3MoeForCausalLM": Architecture(
+        name="qwen3_moe",
+        model_type="qwen3_moe",
+        overrides=_qwen3_moe,
+        supported_keys=_MOE_KEYS,
+        renamed=frozen(num_local_experts="num_experts"),
+        tensors=llama_tensors(_EXPERTS),
+        defaults=frozen(
+            intermediate_size=6144,
+            max_position_embeddings=32768,
+            rms_norm_eps=1e-6,
+            num_key_value_heads=4,
+            use_sliding_window=False,
+            num_local_experts=128,
+            num_experts_per_tok=8,
+            moe_intermediate_size=768,
+            decoder_sparse_step=1,
+        ),
+    ),
+}

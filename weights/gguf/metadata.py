@@ -1,0 +1,54 @@
+"""The metadata of a GGUF file that belongs to its architecture."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.formats.gguf import GgufFile
+
+__all__ = ["Metadata", "is_size", "shortest_decimal"]
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The metadata of `file` with keys below the architecture's `name`."""
+
+    file: GgufFile
+    name: str
+
+    def get(self, key: str, default: object = None) -> Any:
+        """Return the value of `name.key`, numbers as `shortest_decimal` gives them."""
+        return shortest_decimal(self.file.metadata.get(f"{self.name}.{key}", default))
+
+    def require(self, key: str) -> Any:
+        """Return the value of `name.key`; `BadModelFile` if it is missing."""
+        value = self.get(key)
+        if value is None:
+            raise BadModelFile(f"{self.file.path}: {self.name}.{key} is missing")
+        return value
+
+    def has_tensor(self, *names: str) -> bool:
+        """Return whether the first layer has one of these tensors."""
+        return any(f"blk.0.{name}" in self.file.tensors for name in names)
+
+    @property
+    def head_dim(self) -> Any:
+        """The size of a head: the file's value, or the hidden size divided by the heads."""
+        hidden, heads = self.get("embedding_length"), self.get("attention.head_count")
+        default = hidden // heads if is_size(hidden) and is_size(heads) else None
+        return self.get("attention.key_length", default)
+
+
+def shortest_decimal(value: Any) -> Any:
+    """Return a float with the shortest decimal that rounds to the same float32.
+
+    1e-05, not 9.999999747378752e-06. Other values are returned unchanged.
+    """
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def is_size(value: object) -> bool:
+    """Return whether `value` is a positive integer."""
+    return type(value) is int and value > 0
