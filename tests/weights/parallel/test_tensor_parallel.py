@@ -81,7 +81,7 @@ def test_a_tensor_without_a_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     known = published("llama-3.2-1b")
     shapes = {**canonical_shapes(known), "extra": (32,)}
     monkeypatch.setattr(f"{module}.canonical_shapes", lambda config: shapes)
-    monkeypatch.setattr(f"{module}.last_tensors", lambda config: ["final_norm", "extra"])
+    monkeypatch.setattr(f"{module}.tensors_after_layers", lambda config: ["final_norm", "extra"])
     with pytest.raises(UsageError, match="family llama are not divided yet: extra"):
         shard_of(known, 2, 0)
     assert tp_choices(known) == (1,)
