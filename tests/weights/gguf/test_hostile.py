@@ -68,8 +68,16 @@ from tests.support.gguf_models import made, write_case
             {"tensors": {"blk.0.attn_q_norm.weight": np.zeros((6, 8), np.float32)}},
             "attn_q_norm.weight: not part of this architecture",
         ),
-        ("gemma3", {"metadata": {"attention.sliding_window_pattern": "often"}}, "or a list of 3 flags"),
-        ("gemma3", {"metadata": {"attention.sliding_window_pattern": [True]}}, "or a list of 3 flags"),
+        (
+            "gemma3",
+            {"metadata": {"attention.sliding_window_pattern": "often"}},
+            "or a list of 3 flags",
+        ),
+        (
+            "gemma3",
+            {"metadata": {"attention.sliding_window_pattern": [True]}},
+            "or a list of 3 flags",
+        ),
         ("gemma2", {"metadata": {"attn_logit_softcapping": -1.0}}, "attn_logit_softcapping"),
         ("gptneox", {"metadata": {"rope.dimension_count": 9}}, "rotary|share"),
         ("llama", {"metadata": {"rope.dimension_count": 4}}, "partial_rotary_factor must be"),
