@@ -48,11 +48,15 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "rm": ("subcommands.models", "rm", "Remove a model."),
     "sessions": ("subcommands.sessions", "sessions", "List, search, export, import conversations."),
     "tokens": ("subcommands.tokens", "tokens", "Count the tokens of a text."),
-    "bench": ("subcommands.bench", "bench", "Measure a model's speed here."),
+    "bench": ("subcommands.bench.command", "bench", "Measure a model's speed."),
     "doctor": ("subcommands.doctor", "doctor", "Look what a GPU needs, and what is here."),
     "config": ("subcommands.config", "config", "Show the configuration and where it is."),
     "completion": ("subcommands.completion", "completion", "Print shell completion."),
-    "help": ("subcommands.manual", "help_command", "Show a page about a topic, or a command."),
+    "help": (
+        "subcommands.help.command",
+        "help_command",
+        "Show a help page or the help of a command.",
+    ),
 }
 
 _MORE = "All options: swiftchat chat --help. Pages by topic: swiftchat help."

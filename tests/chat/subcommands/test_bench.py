@@ -1,4 +1,4 @@
-"""`swiftchat bench`: on a tiny real model, and on an engine whose speed is known."""
+"""`swiftchat bench` with a tiny model, and with a fake engine of known speed."""
 
 import json
 import os
@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import pytest
 from click.testing import CliRunner, Result
 
-from swiftchat.chat.subcommands.bench import _Costs, bench
+from swiftchat.chat.subcommands.bench.command import bench
+from swiftchat.chat.subcommands.bench.costs import Costs
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Event, Finished, Tokens
 from swiftchat.errors import ModelNotFound, UsageError
@@ -35,10 +36,10 @@ SHORT = (
 
 
 class Engine:
-    """Stands for `EngineClient`: prompts take 0.5 s, steps 10 ms; remembers what it was asked."""
+    """A fake `EngineClient` that records prompts; a prefill takes 0.5 s, a step 10 ms."""
 
     started: ClassVar[list["Engine"]] = []
-    extra: ClassVar[list[dict[str, Any]]] = []  # of the stats of each engine started
+    extra: ClassVar[list[dict[str, Any]]] = []  # statistics of each started engine
 
     def __init__(self, config: EngineConfig, path: Path) -> None:
         self.config, self.path = config, path
@@ -87,48 +88,48 @@ def report(*args: str) -> dict[str, Any]:
     return parsed
 
 
-def test_it_measures_every_context_and_batch(tmp_path: Path) -> None:
+def test_every_context_and_batch_is_measured(tmp_path: Path) -> None:
     tiny.make("llama", tmp_path)
     found = report("-m", str(tmp_path), "--device", "cpu")
     assert [(row["context"], row["batch"]) for row in found["decode"]] == [(0, 2), (20, 2)]
     for row in found["decode"]:
         assert row["decode_tps"] == pytest.approx(2 / row["step_ms"] * 1e3)
         assert row["bytes_per_s"] == pytest.approx(row["step_bytes"] / row["step_ms"] * 1e3)
-        assert row["share_of_ceiling"] is None
+        assert row["fraction_of_bandwidth_ceiling"] is None
     prefill = found["prefill"]
     assert prefill["prefill_tps"] == pytest.approx(30 / prefill["prefill_s"])
     assert prefill["ttft_s"] >= prefill["prefill_s"] and prefill["tflop_per_s"] > 0
     assert found["compile_cold_s"] is None and found["compile_warm_s"] is None
     assert found["start_s"] > found["load_s"] > 0
-    assert "prompt of 30 tokens" in run("-m", str(tmp_path), "--device", "cpu").stdout
+    assert "prefill of 30 tokens" in run("-m", str(tmp_path), "--device", "cpu").stdout
 
 
-def test_speed_is_that_of_the_tokens_after_the_first(engine, tmp_path: Path) -> None:
+def test_decode_speed_excludes_the_first_token(engine, tmp_path: Path) -> None:
     found = report("-m", str(fake_engine.make_folder(tmp_path)))
     for row in found["decode"]:
         assert row["step_ms"] == pytest.approx(10) and row["decode_tps"] == pytest.approx(200)
     assert found["prefill"]["prefill_tps"] == 60
-    flop = _Costs(Model.open(tmp_path).config, INFO).prefill_flop(30)
+    flop = Costs(Model.open(tmp_path).config, INFO).prefill_flop(30)
     assert found["prefill"]["tflop_per_s"] == pytest.approx(flop / 0.5 / 1e12)
     (only,) = engine.started
     assert only.closed and only.path == tmp_path and only.config.dummy is None
     assert only.config.max_num_seqs >= 2 and only.config.cache_tokens >= 2 * 35
 
 
-def test_answers_begin_together_from_prompts_read_before(engine, tmp_path: Path) -> None:
+def test_prompts_of_a_batch_are_prefilled_before_decoding(engine, tmp_path: Path) -> None:
     report("-m", str(fake_engine.make_folder(tmp_path)), "--context", "20")
     asked = [prompt for prompt in engine.started[0].prompts if len(prompt) == 20]
     assert asked[:2] == asked[2:4] and asked[0] != asked[1]
     assert all(3 <= token < 258 for prompt in asked for token in prompt)
 
 
-def test_one_answer_is_given_at_once(engine, tmp_path: Path) -> None:
+def test_a_batch_of_one_is_generated_once(engine, tmp_path: Path) -> None:
     report("-m", str(fake_engine.make_folder(tmp_path)), "--batch", "1")
     asked = [tuple(prompt) for prompt in engine.started[0].prompts if len(prompt) == 20]
     assert len(asked) == 2 * 2 + 1 and len(set(asked)) == 3
 
 
-def test_compiling_cold_and_warm(engine, tmp_path: Path) -> None:
+def test_cold_and_warm_compilation(engine, tmp_path: Path) -> None:
     engine.extra += [{"compile_s": 8.0}, {"compile_s": 0.5, "bandwidth_ceiling_bytes_per_s": 4e12}]
     folder, before = fake_engine.make_folder(tmp_path), os.environ["XDG_CACHE_HOME"]
     found = report("-m", str(folder))
@@ -138,32 +139,32 @@ def test_compiling_cold_and_warm(engine, tmp_path: Path) -> None:
     assert os.environ["XDG_CACHE_HOME"] == before and cold.closed and warm.closed
     assert len(cold.prompts) < len(warm.prompts)
     row = found["decode"][1]
-    assert row["share_of_ceiling"] == pytest.approx(row["bytes_per_s"] / 4e12)
+    assert row["fraction_of_bandwidth_ceiling"] == pytest.approx(row["bytes_per_s"] / 4e12)
     del engine.started[:]
     lines = run("-m", str(folder)).stdout.splitlines()
-    assert "compiling kernels 8.00 s, from the cache 0.50 s" in lines
-    assert "the device reads 4.00 TB/s at most" in lines
+    assert "kernel compilation 8.00 s, with cached kernels 0.50 s" in lines
+    assert "bandwidth ceiling 4.00 TB/s (measured)" in lines
 
 
-def test_the_costs_of_a_shape(tmp_path: Path) -> None:
-    costs = _Costs(Model.open(fake_engine.make_folder(tmp_path)).config, INFO)
+def test_costs_of_a_shape(tmp_path: Path) -> None:
+    costs = Costs(Model.open(fake_engine.make_folder(tmp_path)).config, INFO)
     # q and o 48 × 48, k and v 16 × 48, gate, up and down 80 × 48; two layers, six heads of 8.
     matrices = 2 * (2 * 48 * 48 + 2 * 16 * 48 + 3 * 80 * 48)
     pairs = 4 * 2 * 6 * 8
     assert costs.prefill_flop(3) == 3 * 2 * matrices + pairs * (1 + 2 + 3) + 2 * 258 * 48
     kv_bytes = 76_800 / 100
-    # An answer of 4 after 10: the steps after the first see 11, 12 and 13 tokens.
+    # An answer of 4 tokens after 10: the steps after the first have contexts of 11, 12 and 13.
     expected = 200_000 + 3 * 12 * kv_bytes
     assert costs.step_bytes(10, 4, 3) == pytest.approx(expected)
-    with_table = _Costs(costs.shape, replace(INFO, table_bytes=258 * 48))
+    with_table = Costs(costs.shape, replace(INFO, table_bytes=258 * 48))
     assert with_table.step_bytes(10, 4, 3) == pytest.approx(expected - 258 * 48)
 
 
-def test_a_window_bounds_what_is_read(tmp_path: Path) -> None:
+def test_a_sliding_window_limits_the_cache_bytes(tmp_path: Path) -> None:
     folder = fake_engine.make_folder(
         tmp_path, architectures=["MistralForCausalLM"], sliding_window=4, tie_word_embeddings=True
     )
-    costs = _Costs(Model.open(folder).config, INFO)
+    costs = Costs(Model.open(folder).config, INFO)
     assert costs.step_bytes(10, 9, 1) == pytest.approx(200_000 + 4 * 768)
 
 
@@ -182,11 +183,11 @@ def test_a_window_bounds_what_is_read(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_experts_that_are_used_are_counted(tmp_path: Path, family: str, changes) -> None:
+def test_only_chosen_experts_are_counted(tmp_path: Path, family: str, changes) -> None:
     folder = fake_engine.make_folder(
         tmp_path, architectures=[family], tie_word_embeddings=True, **changes
     )
-    costs = _Costs(Model.open(folder).config, INFO)
+    costs = Costs(Model.open(folder).config, INFO)
     expert = 3 * 80 * 48
     matrices = 2 * (2 * 48 * 48 + 2 * 16 * 48 + 8 * 48 + 2 * expert)
     assert costs.prefill_flop(1) == 2 * matrices + 4 * 2 * 6 * 8 + 2 * 258 * 48
@@ -194,32 +195,32 @@ def test_the_experts_that_are_used_are_counted(tmp_path: Path, family: str, chan
     assert costs.step_bytes(1, 2, 1) == pytest.approx(200_000 - unused_bytes + 2 * 768)
 
 
-def test_a_dummy_needs_no_model(engine, tmp_path: Path) -> None:
+def test_dummy_from_a_config_file(engine, tmp_path: Path) -> None:
     file = str(fake_engine.make_folder(tmp_path) / "config.json")
     found = report("--dummy", file)
     assert found["model"] == file and found["dummy"] and found["decode"][0]["step_bytes"] > 0
     assert engine.started[0].config.dummy == file
 
 
-def test_a_dummy_by_name(engine) -> None:
+def test_dummy_by_name(engine) -> None:
     found = report("--dummy", "smollm2-135m")
     assert found["model"] == "smollm2-135m"
     assert found["prefill"]["tflop_per_s"] > 0 and found["decode"][0]["bytes_per_s"] > 0
 
 
-def test_an_unknown_dummy_names_the_known_ones(engine) -> None:
+def test_an_unknown_dummy_hints_at_the_known_ones(engine) -> None:
     error = CliRunner().invoke(bench, [*SHORT, "--dummy", "some-shape-8b"]).exception
     assert isinstance(error, ModelNotFound) and "llama-3.1-8b" in error.hint
 
 
-def test_what_cannot_be_measured_is_refused(engine, tmp_path: Path) -> None:
+def test_invalid_requests_are_usage_errors(engine, tmp_path: Path) -> None:
     folder = str(fake_engine.make_folder(tmp_path))
     for args in (("-m", folder, "--dummy", "x"), ("-m", folder, "--context", "252")):
         assert isinstance(CliRunner().invoke(bench, [*SHORT, *args]).exception, UsageError)
     assert all(started.closed for started in engine.started)
 
 
-def test_the_root_command_passes_a_dummy_on() -> None:
+def test_the_root_command_has_a_dummy_option() -> None:
     from swiftchat.chat import cli
     from swiftchat.chat.options.config import ChatConfig
 

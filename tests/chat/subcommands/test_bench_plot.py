@@ -1,4 +1,4 @@
-"""`swiftchat bench --plot`: bars at the terminal, a picture where matplotlib is installed."""
+"""`swiftchat bench --plot`: bars on the terminal, and PNG files."""
 
 import sys
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from swiftchat.chat.subcommands.bench import bench
-from swiftchat.chat.subcommands.bench_plot import draw
+from swiftchat.chat.subcommands.bench.command import bench
+from swiftchat.chat.subcommands.bench.plot import draw
 from swiftchat.errors import FileSystemError, SwiftchatError, UsageError
 from tests.chat.subcommands.test_bench import SHORT, Engine
 from tests.chat.subcommands.test_bench import engine as engine
@@ -25,13 +25,13 @@ RESULTS: dict[str, Any] = {
 }
 
 
-def refusal(*args: str) -> SwiftchatError:
+def error_of(*args: str) -> SwiftchatError:
     error = CliRunner().invoke(bench, [*SHORT, *args]).exception
     assert isinstance(error, SwiftchatError), error
     return error
 
 
-def test_bars_are_as_long_as_answers_are_fast(
+def test_bar_lengths_are_proportional_to_speed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "72")
@@ -50,13 +50,13 @@ def test_bars_are_as_long_as_answers_are_fast(
     )
 
 
-def test_a_picture(tmp_path: Path) -> None:
+def test_png_file(tmp_path: Path) -> None:
     draw(RESULTS, str(tmp_path / "speed.png"))
     data = (tmp_path / "speed.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n") and len(data) > 10_000
 
 
-def test_bench_draws_after_its_table(engine: type[Engine], tmp_path: Path) -> None:
+def test_plot_follows_the_table(engine: type[Engine], tmp_path: Path) -> None:
     folder = str(fake_engine.make_folder(tmp_path))
     result = CliRunner().invoke(bench, [*SHORT, "-m", folder, "--plot", "terminal"])
     assert result.exit_code == 0 and "ms/step" in result.stdout and "█" in result.stdout
@@ -65,15 +65,15 @@ def test_bench_draws_after_its_table(engine: type[Engine], tmp_path: Path) -> No
     assert result.exit_code == 0 and result.stdout.startswith("{") and picture.stat().st_size
 
 
-def test_what_cannot_be_drawn_is_told_before_anything_is_measured(
+def test_invalid_plot_targets_fail_before_measuring(
     engine: type[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "old.png").write_bytes(b"mine")
-    assert isinstance(refusal("--plot", "speed.gif"), UsageError)
-    assert isinstance(refusal("--plot", "terminal", "--json"), UsageError)
-    assert isinstance(refusal("--plot", str(tmp_path / "old.png")), FileSystemError)
-    assert isinstance(refusal("--plot", str(tmp_path / "no/new.png")), FileSystemError)
+    assert isinstance(error_of("--plot", "speed.gif"), UsageError)
+    assert isinstance(error_of("--plot", "terminal", "--json"), UsageError)
+    assert isinstance(error_of("--plot", str(tmp_path / "old.png")), FileSystemError)
+    assert isinstance(error_of("--plot", str(tmp_path / "no/new.png")), FileSystemError)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    error = refusal("--plot", str(tmp_path / "new.png"))
+    error = error_of("--plot", str(tmp_path / "new.png"))
     assert isinstance(error, UsageError) and error.hint.startswith("pip install matplotlib")
     assert engine.started == [] and (tmp_path / "old.png").read_bytes() == b"mine"

@@ -1,4 +1,4 @@
-"""Help pages, `--help`, the manual page and completion say what the program does."""
+"""Help pages, `--help`, the manual page and completion match the program."""
 
 import os
 import re
@@ -19,8 +19,8 @@ from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.store import Sessions, names_in, sessions_path
 from swiftchat.chat.options.help_layout import SECTIONS
 from swiftchat.chat.options.roles import roles_folder
-from swiftchat.chat.subcommands.help_pages import PAGES, exit_codes, page
-from swiftchat.chat.subcommands.man_page import man_page
+from swiftchat.chat.subcommands.help.man_page import man_page
+from swiftchat.chat.subcommands.help.pages import EXIT_CODES, PAGES, page
 from swiftchat.errors import UsageError
 from swiftchat.weights.store import default_store
 from tests.support import fake_engine
@@ -38,7 +38,7 @@ def options_of(command: click.Command) -> set[str]:
 
 
 @pytest.mark.parametrize("topic", PAGES)
-def test_pages_name_only_what_there_is(topic: str) -> None:
+def test_pages_name_only_existing_options_and_commands(topic: str) -> None:
     text = page(topic)
     known = options_of(cli.swiftchat) | {"--help"}
     assert set(re.findall(r"(?<!\S)--?[a-z][a-z-]*\b", text)) - {"-m"} <= known
@@ -49,7 +49,7 @@ def test_pages_name_only_what_there_is(topic: str) -> None:
     assert "{{" not in text and len(text.splitlines()) <= 45
 
 
-def test_help_shows_pages_commands_and_what_is_near() -> None:
+def test_help_shows_pages_commands_and_suggestions() -> None:
     def shown(*args: str) -> str:
         result = CliRunner().invoke(cli.swiftchat, ["help", *args], catch_exceptions=False)
         assert result.exit_code == 0
@@ -69,12 +69,12 @@ def test_help_shows_pages_commands_and_what_is_near() -> None:
         assert caught.value.hint.startswith(hint)
 
 
-def test_exit_codes_are_those_of_the_errors() -> None:
+def test_exit_codes_of_all_errors_are_listed() -> None:
     codes = {getattr(errors, name).exit_code for name in errors.__all__ if name[0].isupper()}
-    assert codes <= {code for code, _ in exit_codes()}
+    assert codes <= {code for code, _ in EXIT_CODES}
 
 
-def test_help_is_short_and_every_option_has_its_section() -> None:
+def test_help_is_short_and_every_option_has_a_section() -> None:
     short = CliRunner().invoke(cli.swiftchat, ["--help"]).stdout
     assert len(short.splitlines()) <= 50 and "swiftchat chat --help" in short
     shown = [name for names in SECTIONS.values() for name in names]
@@ -84,7 +84,7 @@ def test_help_is_short_and_every_option_has_its_section() -> None:
     assert all(option in whole for option in options)
 
 
-def test_the_manual_page_is_roff(tmp_path: Path) -> None:
+def test_manual_page_is_valid_roff(tmp_path: Path) -> None:
     text = man_page(cli.swiftchat)
     assert text.isascii() and text.startswith(".TH SWIFTCHAT 1 ")
     assert r"\-\-repeat\-penalty" in text and ".SS swiftchat sessions search" in text
@@ -98,7 +98,7 @@ def test_the_manual_page_is_roff(tmp_path: Path) -> None:
 
 
 def offered(*args: str) -> list[str]:
-    """What Tab offers after these words, of which the last may be unfinished."""
+    """Return the completions of the last word."""
     completer = ShellComplete(cli.swiftchat, {}, "swiftchat", "_SWIFTCHAT_COMPLETE")
     found = completer.get_completions(list(args[:-1]), args[-1])
     return [item.value for item in found if item.type == "plain"]
@@ -126,7 +126,7 @@ def test_completion_offers_names(tmp_path: Path) -> None:
     assert offered("frobnicate", "x") == []
 
 
-def test_completion_offers_conversations_and_changes_nothing() -> None:
+def test_completion_offers_conversations_and_writes_no_files() -> None:
     assert offered("--session", "") == [] and not sessions_path().exists()
     with Sessions(sessions_path(), print) as store:
         named = Conversation(name="tides", title="About tides\x1b[31m")
@@ -144,8 +144,8 @@ def test_completion_offers_conversations_and_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "words", ["swiftchat -m sm", "swiftchat sessions show ", "swiftchat help "]
 )
-def test_completion_is_quick_and_light(words: str) -> None:
-    """In a process of its own, as a shell asks; imports tell, time on a busy machine would not."""
+def test_completion_imports_no_slow_modules(words: str) -> None:
+    """Run it as a shell does. Checks imports instead of time, which depends on the load."""
     script = (
         "import os, sys\n"
         f"words = {words!r}.split(' ')\n"

@@ -1,6 +1,6 @@
-"""The manual page: the program's options, commands and help pages as roff for `man`.
+"""The manual page for `man`: options, commands and help pages in roff.
 
-Written here and not by click-man, which makes a page for each command and knows no topics.
+click-man is not used: it creates one page for each command and does not support topics.
 """
 
 import re
@@ -10,13 +10,13 @@ from importlib.metadata import version
 import click
 
 from swiftchat.chat.options.help_layout import EXAMPLES, SECTIONS
-from swiftchat.chat.subcommands.help_pages import exit_codes, page
+from swiftchat.chat.subcommands.help.pages import EXIT_CODES, page
 
 _TOPICS = ("keys", "commands", "sessions", "roles", "templates", "sampling", "gpu", "config")
 
 
 def man_page(root: click.Group) -> str:
-    """The whole page of a program's group of commands, of which `chat` is one; man(7) macros."""
+    """Return the manual page of the root command, with man(7) macros."""
     return "\n".join(_lines(root)) + "\n"
 
 
@@ -30,8 +30,8 @@ def _lines(root: click.Group) -> Iterator[str]:
     yield from (
         ".SH DESCRIPTION",
         _escaped(
-            "Alone it opens a conversation; with -p it answers "
-            "once. The answer goes to stdout, everything else to stderr."
+            "Without arguments it opens a conversation; with -p it answers once. The answer goes "
+            "to stdout, everything else to stderr."
         ),
     )
     yield ".SH OPTIONS"
@@ -46,7 +46,7 @@ def _lines(root: click.Group) -> Iterator[str]:
         yield f".SH {_escaped(topic.upper())}"
         yield from _verbatim(page(topic))
     yield ".SH EXIT STATUS"
-    for code, meaning in exit_codes():
+    for code, meaning in EXIT_CODES:
         yield from (".TP", f".B {code}", _escaped(meaning))
     yield ".SH EXAMPLES"
     for line, meaning in EXAMPLES:
@@ -60,10 +60,10 @@ def _command(parent: click.Context, command: click.Command | None, name: str) ->
     pieces = " ".join(command.collect_usage_pieces(ctx))
     yield f".SS {_escaped(f'{ctx.command_path} {pieces}')}"
     if name == "chat":
-        yield _escaped("As swiftchat alone, with all options above.")
+        yield _escaped("Same as swiftchat without a command; takes all options above.")
         return
     for paragraph in (command.help or "").split("\n\n"):
-        if paragraph.startswith("\b\n"):  # click's mark for lines that stay as they are
+        if paragraph.startswith("\b\n"):  # click's mark for preformatted lines
             yield from _verbatim(paragraph.removeprefix("\b\n"))
         else:
             yield from (".PP", _escaped(" ".join(paragraph.split())))
@@ -74,7 +74,7 @@ def _command(parent: click.Context, command: click.Command | None, name: str) ->
 
 
 def _is_first_name(ctx: click.Context, command: click.Command, name: str) -> bool:
-    """Whether it is not another name of a command that comes before it in the list."""
+    """Return whether no earlier name in the list stands for the same command."""
     group = ctx.command
     assert isinstance(group, click.Group)
     names = group.list_commands(ctx)
@@ -91,7 +91,7 @@ def _verbatim(text: str) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text that roff takes as it stands: its escapes, and no line that begins with a request."""
+    """Escape text for roff, including lines that would be read as requests."""
     text = text.replace("\\", r"\e").replace("-", r"\-").replace('"', r"\(dq")
     text = re.sub(r"^(?=[.'])", r"\\&", text)
     return "".join(c if c.isascii() else f"\\[u{ord(c):04X}]" for c in text)

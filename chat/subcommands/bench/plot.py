@@ -1,4 +1,4 @@
-"""`swiftchat bench --plot`: tokens a second over the context, at the terminal or as a picture."""
+"""Plot of tokens/s against context length, on the terminal or as a PNG file."""
 
 from pathlib import Path
 from typing import Any
@@ -9,27 +9,27 @@ TERMINAL = "terminal"
 
 
 def check_target(target: str) -> None:
-    """Raise for what cannot be drawn to; to be asked before anything is measured."""
+    """Raise an error if the plot cannot be written to `target`; call it before measuring."""
     if target == TERMINAL:
         return
     path = Path(target)
     if path.suffix.lower() != ".png":
-        raise UsageError(f"--plot takes {TERMINAL} or FILE.png, not {target!r}")
+        raise UsageError(f"--plot must be {TERMINAL} or FILE.png, not {target!r}")
     if path.exists():
         raise FileSystemError(f"{target} exists already", "choose another name")
     if not path.absolute().parent.is_dir():
-        raise FileSystemError(f"there is no folder {path.parent}", f"mkdir -p {path.parent}")
+        raise FileSystemError(f"the folder {path.parent} does not exist", f"mkdir -p {path.parent}")
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
         raise UsageError(
-            "--plot FILE.png needs matplotlib, which is not installed",
-            f"pip install matplotlib, or --plot {TERMINAL}",
+            "--plot FILE.png needs matplotlib",
+            f"pip install matplotlib, or use --plot {TERMINAL}",
         ) from None
 
 
 def draw(results: dict[str, Any], target: str) -> None:
-    """Draw what `bench` measured, in the form of its `--json`, to a target that was checked."""
+    """Draw the results of `measure` to a target that `check_target` accepted."""
     lines: dict[int, list[tuple[int, float]]] = {}  # (context, tokens/s) by batch
     for row in results["decode"]:
         lines.setdefault(row["batch"], []).append((row["context"], row["decode_tps"]))
@@ -39,7 +39,7 @@ def draw(results: dict[str, Any], target: str) -> None:
     if target == TERMINAL:
         _print_bars(lines)
     else:
-        _write_picture(lines, title, Path(target))
+        _write_png(lines, title, Path(target))
 
 
 def _print_bars(lines: dict[int, list[tuple[int, float]]]) -> None:
@@ -60,18 +60,18 @@ def _print_bars(lines: dict[int, list[tuple[int, float]]]) -> None:
     Console(highlight=False).print(table)
 
 
-def _write_picture(lines: dict[int, list[tuple[int, float]]], title: str, path: Path) -> None:
-    # The figure alone, without pyplot: that would look for a screen.
+def _write_png(lines: dict[int, list[tuple[int, float]]], title: str, path: Path) -> None:
+    # Not pyplot: it selects a GUI backend.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     for batch, points in sorted(lines.items()):
         contexts, speeds = zip(*points, strict=True)
-        axes.plot(contexts, speeds, marker="o", label=f"{batch} at once")
-    axes.set(xlabel="tokens of context", ylabel="tokens/s", ylim=(0, None))
+        axes.plot(contexts, speeds, marker="o", label=f"batch {batch}")
+    axes.set(xlabel="context (tokens)", ylabel="tokens/s", ylim=(0, None))
     shown = "".join(c if c.isprintable() else "?" for c in title)
-    axes.set_title(shown, parse_math=False)  # a $ in a name is no formula
+    axes.set_title(shown, parse_math=False)  # a $ in a name does not begin a formula
     axes.grid(alpha=0.3)
     axes.legend()
     try:

@@ -1,4 +1,4 @@
-"""`swiftchat help`: pages by topic, the help of a command, and the manual page for `man`."""
+"""`swiftchat help`: help pages, the help of a command, the manual page."""
 
 import difflib
 import sys
@@ -7,14 +7,14 @@ import click
 from click.shell_completion import CompletionItem
 
 from swiftchat.chat.options.completion import matching
-from swiftchat.chat.subcommands.help_pages import PAGES, page, two_columns
+from swiftchat.chat.subcommands.help.pages import PAGES, page, two_columns
 from swiftchat.errors import UsageError
 
 
 def complete_topics(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Pages of help, and commands."""
+    """Complete topics and commands."""
     group = ctx.find_root().command
     commands = group.list_commands(ctx) if isinstance(group, click.Group) else []
     topics = {**dict.fromkeys(commands, ""), **{name: one.summary for name, one in PAGES.items()}}
@@ -23,30 +23,30 @@ def complete_topics(
 
 @click.command(name="help")
 @click.argument("topic", default="", shell_complete=complete_topics)
-@click.option("--man", is_flag=True, help="Everything as a manual page, for man.")
+@click.option("--man", is_flag=True, help="Print the manual page in roff, for man.")
 @click.pass_context
 def help_command(ctx: click.Context, topic: str, man: bool) -> None:
-    """Show a page about TOPIC, or the help of a command; without TOPIC, what there is.
+    """Show the page about TOPIC or the help of a command; without TOPIC, list the topics.
 
-    `swiftchat help --man > swiftchat.1` makes the manual page; put it where man looks, such as
-    ~/.local/share/man/man1.
+    `swiftchat help --man > swiftchat.1` writes the manual page; copy it to a folder of man, such
+    as ~/.local/share/man/man1.
     """
     root = ctx.find_root()
     assert isinstance(root.command, click.Group)
     if man:
-        from swiftchat.chat.subcommands.man_page import man_page
+        from swiftchat.chat.subcommands.help.man_page import man_page
 
         sys.stdout.write(man_page(root.command))
     elif topic in PAGES:
         print(page(topic), end="")
     elif not topic:
         rows = [(f"swiftchat help {name}", found.summary) for name, found in PAGES.items()]
-        print(f"{two_columns(rows)}\n\n  swiftchat COMMAND --help  has a command's options")
+        print(f"{two_columns(rows)}\n\n  swiftchat COMMAND --help  shows the options of a command")
     elif command := root.command.get_command(root, topic):
         with click.Context(command, info_name=topic, parent=root) as inner:
             print(command.get_help(inner))
     else:
         known = (*PAGES, *root.command.list_commands(root))
         near = difflib.get_close_matches(topic, known, n=1)
-        next_one = f"swiftchat help {near[0]}" if near else "swiftchat help"
-        raise UsageError(f"there is no help about {topic!r}", next_one)
+        suggestion = f"swiftchat help {near[0]}" if near else "swiftchat help"
+        raise UsageError(f"unknown help topic {topic!r}", suggestion)

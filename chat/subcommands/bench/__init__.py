@@ -1,0 +1,1 @@
+"""`swiftchat bench`: measure the speed of a model."""

@@ -1,0 +1,199 @@
+"""`swiftchat bench`: measure the speed of a model with the engine that a chat uses."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from swiftchat.chat.options.completion import complete_models, complete_shapes
+from swiftchat.chat.options.num_ranks import RankCount
+from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.errors import UsageError
+
+if TYPE_CHECKING:
+    from swiftchat.engine.api.params import NumRanks
+
+_EXTRA_TOKENS = 128  # of cache for each answer: its first and its last block are partly used
+
+
+@click.command()
+@click.option(
+    "-m",
+    "--model",
+    help="Name, OWNER/NAME, directory or .gguf file.",
+    shell_complete=complete_models,
+)
+@click.option(
+    "--dummy",
+    metavar="NAME|CONFIG.JSON",
+    shell_complete=complete_shapes,
+    help="Use random weights of this shape instead of a model.",
+)
+@click.option(
+    "--prompt-tokens",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Prompt length of the prefill measurement.",
+)
+@click.option(
+    "--answer-tokens",
+    type=click.IntRange(2),
+    default=128,
+    show_default=True,
+    help="Length of each answer.",
+)
+@click.option(
+    "--context",
+    "contexts",
+    multiple=True,
+    type=click.IntRange(0),
+    default=(0, 1024),
+    show_default=True,
+    help="Measure decoding after this many tokens (repeatable).",
+)
+@click.option(
+    "--batch",
+    "batches",
+    multiple=True,
+    type=click.IntRange(1),
+    default=(1, 4),
+    show_default=True,
+    help="Measure this many answers at once (repeatable).",
+)
+@click.option(
+    "--runs",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Repetitions; the medians are printed.",
+)
+@click.option("--device", default="auto", help="auto, cpu, cuda or cuda:N.")
+@click.option(
+    "--tp",
+    type=RankCount(),
+    default=1,
+    help="Tensor parallel: number of GPUs; auto: the fewest that fit the model.",
+)
+@click.option(
+    "--pp",
+    type=click.IntRange(1),
+    default=1,
+    metavar="N",
+    help="Pipeline parallel: number of stages of --tp GPUs each.",
+)
+@click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]))
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(["auto", "int8", "fp8"]),
+    default="auto",
+    help="Data type of the KV cache.",
+)
+@click.option("--threads", type=int, help="CPU threads.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--plot", metavar="terminal|FILE.png", help="Also plot tokens/s against context length."
+)
+def bench(
+    model: str | None,
+    dummy: str | None,
+    prompt_tokens: int,
+    answer_tokens: int,
+    contexts: Sequence[int],
+    batches: Sequence[int],
+    runs: int,
+    device: str,
+    tp: "NumRanks",
+    pp: int,
+    dtype: str | None,
+    kv_dtype: str,
+    threads: int | None,
+    as_json: bool,
+    plot: str | None,
+) -> None:
+    """Measure a model's speed on this machine: start, prefill, decode.
+
+    Decode speed excludes the first token of an answer. TB/s counts the bytes that a decode step
+    has to read: weights, and the KV cache of all answers; the last column relates it to the
+    measured bandwidth ceiling of the device. With several GPUs both are per GPU. A plot needs
+    more contexts:
+
+    \b
+    swiftchat bench --plot terminal --context 0 --context 1000 --context 2000 --context 4000
+    """
+    from swiftchat.chat.model.find import find_model
+    from swiftchat.chat.subcommands.bench.measure import Workload, measure
+    from swiftchat.chat.subcommands.bench.plot import draw
+    from swiftchat.engine.api.params import EngineConfig
+
+    if dummy is not None and model is not None:
+        raise UsageError("--model and --dummy exclude each other", "give one of them")
+    if plot is not None:
+        _check_plot(plot, as_json)
+    workload = Workload(prompt_tokens, answer_tokens, contexts, batches, runs)
+    engine_config = EngineConfig(
+        device=device,
+        tp=tp,
+        pp=pp,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        num_threads=threads,
+        dummy=dummy,
+        cache_tokens=(max(batches) + 1) * (workload.max_context_tokens + _EXTRA_TOKENS),
+        max_num_seqs=max(EngineConfig.max_num_seqs, *batches),
+    )
+    path = Path() if dummy is not None else find_model(model, offline=False, quiet=as_json)
+    results = measure(engine_config, path, workload)
+    print(json.dumps(results, indent=2) if as_json else _table(results))
+    if plot is not None:
+        draw(results, plot)
+
+
+def _check_plot(plot: str, as_json: bool) -> None:
+    from swiftchat.chat.subcommands.bench.plot import TERMINAL, check_target
+
+    check_target(plot)
+    if as_json and plot == TERMINAL:
+        raise UsageError("--plot terminal cannot be combined with --json", "use --plot FILE.png")
+
+
+def _table(results: dict[str, Any]) -> str:
+    prefill = results["prefill"]
+    cold_s, warm_s = results["compile_cold_s"], results["compile_warm_s"]
+    ceiling = results["bandwidth_ceiling_bytes_per_s"]
+    lines = [
+        f"{sanitize(results['model'])} · {sanitize(_devices(results))} · {results['dtype']} · "
+        f"{results['threads']} threads · weights {results['weights_bytes'] / 1e6:.0f} MB",
+        f"start {results['start_s']:.2f} s, of which loading {results['load_s']:.2f} s",
+    ]
+    if cold_s is not None:
+        cached = f"with cached kernels {_number(warm_s, 2)} s"
+        lines.append(f"kernel compilation {_number(cold_s, 2)} s, {cached}")
+    if ceiling:
+        lines.append(f"bandwidth ceiling {ceiling / 1e12:.2f} TB/s (measured)")
+    lines += [
+        f"prefill of {prefill['tokens']} tokens: {prefill['prefill_tps']:.0f} tok/s, "
+        f"{_number(prefill['tflop_per_s'], 2)} TFLOP/s, "
+        f"first token after {prefill['ttft_s'] * 1e3:.0f} ms",
+        f"{'context':>8} {'batch':>6} {'ms/step':>8} {'tok/s':>9} {'TB/s':>7} "
+        f"{'of bandwidth ceiling':>21}",
+    ]
+    for row in results["decode"]:
+        fraction = row["fraction_of_bandwidth_ceiling"]
+        lines.append(
+            f"{row['context']:8} {row['batch']:6} {row['step_ms']:8.2f} {row['decode_tps']:9.1f} "
+            f"{_number(row['bytes_per_s'] and row['bytes_per_s'] / 1e12, 3):>7} "
+            f"{f'{fraction:.0%}' if fraction else '–':>21}"
+        )
+    return "\n".join(lines)
+
+
+def _devices(results: dict[str, Any]) -> str:
+    count, device = results["tp"] * results["pp"], results["device"]
+    return device if count == 1 else f"{count} × {device}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"

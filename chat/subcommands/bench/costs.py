@@ -1,0 +1,62 @@
+"""Minimum FLOP of a prefill and minimum bytes read by a decode step."""
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from swiftchat.engine.api.protocol import EngineInfo
+    from swiftchat.weights.architectures.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of a model's shape on a running engine."""
+
+    shape: "ModelConfig"
+    info: "EngineInfo"
+
+    def prefill_flop(self, num_tokens: int) -> float:
+        """Return multiplications plus additions of a prompt; logits for its last token only."""
+        shape = self.shape
+        num_weights = self._num_weights() + shape.experts_per_token * self._num_weights(expert=True)
+        # Attention: q·k and score·v, for each query and each key in its context.
+        flop_per_pair = 4 * shape.num_layers * shape.num_heads * shape.head_dim
+        num_pairs = sum(map(self._attended, range(1, num_tokens + 1)))
+        logits = 2 * shape.vocab_size * shape.hidden_size
+        return num_tokens * 2 * num_weights + flop_per_pair * num_pairs + logits
+
+    def step_bytes(self, prompt: int, answer: int, batch: int) -> float:
+        """Return the bytes that one rank reads in a decode step.
+
+        The mean over the steps after the first token. With pipeline stages, which read one after
+        the other, the sum over one rank of each stage.
+        """
+        shape, info = self.shape, self.info
+        item_bytes = 4 if info.dtype == "float32" else 2
+        contexts = [self._attended(prompt + i) for i in range(1, answer)]
+        kv_bytes = info.cache_bytes / info.cache_tokens * statistics.mean(contexts)
+        # The lower bound: all rows choose the same experts.
+        num_unused = shape.num_experts - shape.experts_per_token
+        unused_weights = num_unused * self._num_weights(expert=True)
+        # `info` counts weights and cache of one rank; each rank has a shard of every expert.
+        read_bytes = info.weights_bytes - info.table_bytes - unused_weights * item_bytes / info.tp
+        return read_bytes + batch * kv_bytes
+
+    def _num_weights(self, expert: bool = False) -> int:
+        """Return the elements of all layers' matrices: shared ones, or those of one expert."""
+        from swiftchat.weights.architectures.tensors import canonical_shapes, layer_tensors
+
+        sizes = canonical_shapes(self.shape)
+        return sum(
+            sizes[name][-2] * sizes[name][-1]
+            for layer in range(self.shape.num_layers)
+            for name in layer_tensors(self.shape, layer)
+            if name.startswith("expert") == expert
+            and not name.endswith("_bias")
+            and len(sizes[name]) > 1
+        )
+
+    def _attended(self, context_len: int) -> int:
+        window = self.shape.sliding_window
+        return context_len if window is None else min(context_len, window)

@@ -1,0 +1,1 @@
+"""`swiftchat help`: help pages and the manual page."""

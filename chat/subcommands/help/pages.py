@@ -1,0 +1,269 @@
+"""Pages of `swiftchat help TOPIC`: plain text with generated tables and values.
+
+A word in double braces, such as {{keys}}, is replaced by the result of its function in `_FILLED`.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+
+class Page(NamedTuple):
+    summary: str
+    text: str
+
+
+_KEYS = """\
+{{keys}}
+
+To write a message of several lines, press Alt-Enter or Ctrl-J for each new
+line, end a line with a backslash, or use a block:
+
+  >>> \"\"\"
+  ... two
+  ... lines\"\"\"
+
+Pasted text is never sent by itself. Text typed during an answer is kept for
+the next message. A line that begins with / is a command; begin it with // for
+a literal slash.
+"""
+
+_COMMANDS = """\
+Type these at the prompt; Tab completes them.
+
+{{commands}}
+
+  >>> /set temperature 0
+  >>> /read src/*.py
+  >>> /edit 1
+  >>> !git diff
+  >>> /attach
+"""
+
+_SESSIONS = """\
+Every conversation is saved while you chat, in one file that only you can read.
+
+  swiftchat -c                        continue the last conversation
+  swiftchat sessions                  list conversations
+  swiftchat sessions search tides     search for words
+  swiftchat --session 3f2a            continue the one whose ID begins with 3f2a
+  swiftchat sessions export 3f2a talk.md
+  swiftchat sessions import conversations.json
+  swiftchat sessions rm 3f2a          delete it permanently
+  swiftchat --no-save                 do not save this conversation
+
+At the prompt, /undo, /edit, /regen and /switch create and change branches
+without losing messages. /save NAME sets a name that --session accepts too.
+"""
+
+_ROLES = """\
+A role is a Markdown file in {{roles_folder}}: options between two lines of
+---, then the system prompt. The options are those of `swiftchat help config`.
+
+  ---
+  model: qwen3:8b
+  temp: 0.2
+  ---
+  You review Python code. Be brief.
+
+If the file is named reviewer.md, use the role as follows:
+
+  swiftchat --role reviewer
+  git diff | swiftchat --role reviewer -p "Review this:"
+
+A flag on the command line overrides the role.
+"""
+
+_TEMPLATES = """\
+A chat template turns messages into the text format that a model was trained
+on. Most models contain their template. A model without one gets the template
+of its family if the family is certain; otherwise choose a template:
+
+  swiftchat -m old-model --template vicuna
+  swiftchat -m old-model --template ./mine.jinja
+  swiftchat -m base-model --no-template -p "Once upon a time"
+
+Built in: {{templates}}.
+
+/show template prints the template in use. Templates run in a sandbox, and text
+that you type never becomes a control token.
+"""
+
+_SAMPLING = """\
+Each token is chosen with these steps, in this order. At the prompt, /set
+changes the same parameters.
+
+  --repeat-penalty, --presence-penalty, --frequency-penalty
+                       make tokens that occurred before less probable
+  --temp 0.7           0 always takes the most probable token; above 1 is erratic
+  --top-k 40           keep only the 40 most probable tokens
+  --min-p 0.05         keep tokens at least 0.05 times as probable as the first
+  --top-p 0.95         keep the most probable tokens that sum up to 95 %
+  --seed 7             repeat the same answer on the same device
+  -n, --max-tokens     limit the answer's length
+  --stop TEXT          end the answer before this text
+
+Parameters that you do not set come from the model's generation_config.json.
+
+Print the probability of each token, before all steps above:
+
+  swiftchat -p "Heads or tails?" --logprobs 3 --json
+  >>> /set logprobs 5
+  >>> /show alternatives
+"""
+
+_GPU = """\
+NVIDIA GPUs of compute capability 8.0 or newer run swiftchat's own kernels,
+compiled on first use. Older GPUs run torch's operators. Without a GPU, models
+run on the CPU.
+
+  pip install 'swiftchat[cuda]'       install compiler, headers and bindings
+  swiftchat doctor                    check the installation
+  swiftchat show NAME                 memory that a model needs, and where it fits
+  swiftchat -m NAME --device cuda:1   use only this GPU
+  swiftchat -m NAME --tp 2            use two GPUs; --tp auto: as few as needed
+  swiftchat -m NAME --ctx-size 8192   use a smaller KV cache to save memory
+  swiftchat bench -m NAME             measure the speed
+"""
+
+_HOSTS = """\
+An engine can run as a server, on this machine or on another, on one GPU or on
+all GPUs of several hosts. It keeps running while terminals connect and leave.
+
+On the machine with the GPUs:
+
+  python -m swiftchat.engine.worker NAME
+  torchrun ... -m swiftchat.engine.worker NAME     (docs/several-gpus.md)
+
+It prints its address and the path of its token file. At your terminal:
+
+  swiftchat --connect 127.0.0.1:4000
+  swiftchat --connect 127.0.0.1:4000 --token-file FILE
+  swiftchat --connect ./engine.sock
+
+From another machine, copy the token file once and forward the port:
+
+  ssh -N -L 4000:127.0.0.1:4000 HOST
+  scp HOST:.local/state/swiftchat/engine-4000.token FILE
+
+The engine determines the model, tokenizer, device and context. Conversations
+are saved on your machine. An engine serves up to 16 terminals at once.
+"""
+
+_EXIT_CODES = """\
+{{exit_codes}}
+
+An error prints one line `error:` and one line `hint:` to stderr. stdout
+contains the answer only.
+
+  swiftchat -p "Hi" -m qwen3:8b --offline || echo "exit code $?"
+"""
+
+_CONFIG = """\
+Set options in {{config_path}}:
+
+  model = "qwen3:8b"
+  temp = 0.5
+  accessible = true
+
+or in a variable: SWIFTCHAT_TEMP=0.5 swiftchat. A flag overrides the variable,
+the variable overrides a role, the role overrides the continued conversation,
+the conversation overrides the file, and the file overrides the model's own
+generation_config.json.
+
+  swiftchat config show               print every setting and its origin
+  swiftchat config path               print the path of the file
+
+Other variables: HF_TOKEN (downloads), NO_COLOR, FORCE_COLOR, ACCESSIBLE,
+EDITOR.
+"""
+
+PAGES = {
+    "keys": Page("Keys at the prompt and during an answer", _KEYS),
+    "commands": Page("Slash commands at the prompt", _COMMANDS),
+    "sessions": Page("Saved conversations", _SESSIONS),
+    "roles": Page("Named system prompts with options", _ROLES),
+    "templates": Page("Chat templates", _TEMPLATES),
+    "sampling": Page("Temperature and other sampling options, logprobs", _SAMPLING),
+    "gpu": Page("Running models on GPUs", _GPU),
+    "hosts": Page("Remote engines, and engines on several hosts", _HOSTS),
+    "exit-codes": Page("Exit codes for scripts", _EXIT_CODES),
+    "config": Page("Configuration file and environment variables", _CONFIG),
+}
+EXIT_CODES = (
+    (0, "done"),
+    (1, "internal error"),
+    (2, "usage"),
+    (3, "model not found"),
+    (4, "device or memory"),
+    (5, "context overflow"),
+    (6, "network"),
+    (7, "bad model data"),
+    (8, "file system"),
+    (130, "interrupted (Ctrl-C)"),
+    (141, "the reader of stdout closed the pipe"),
+)
+
+
+def page(topic: str) -> str:
+    """Return the text of a page; raise `KeyError` for an unknown topic."""
+    text = PAGES[topic].text
+    for name, fill in _FILLED.items():
+        mark = f"{{{{{name}}}}}"
+        if mark in text:
+            text = text.replace(mark, fill())
+    return text
+
+
+def two_columns(rows: Iterable[tuple[str, str]]) -> str:
+    """Format rows in two columns, indented by two; a long left cell gets its own line."""
+    rows = list(rows)
+    width = max(len(left) for left, _ in rows if len(left) <= 28)
+    lines = []
+    for left, right in rows:
+        lines += [f"  {left}"] if len(left) > width else []
+        lines.append(f"  {'' if len(left) > width else left:{width}}  {right}".rstrip())
+    return "\n".join(lines)
+
+
+def _commands() -> str:
+    from swiftchat.chat.commands.registry import COMMANDS
+
+    return two_columns(command.help_row for command in COMMANDS)
+
+
+def _keys() -> str:
+    from swiftchat.chat.commands.registry import KEYS
+
+    return two_columns(KEYS)
+
+
+def _exit_codes() -> str:
+    return "\n".join(f"{code:5}  {meaning}" for code, meaning in EXIT_CODES)
+
+
+def _templates() -> str:
+    from swiftchat.tokenizer.template.builtin import BUILT_IN
+
+    return ", ".join(BUILT_IN)
+
+
+def _roles_folder() -> str:
+    from swiftchat.chat.options.roles import roles_folder
+
+    return str(roles_folder())
+
+
+def _config_path() -> str:
+    from swiftchat.chat.options.config import config_path
+
+    return str(config_path())
+
+
+_FILLED: dict[str, Callable[[], str]] = {
+    "commands": _commands,
+    "keys": _keys,
+    "exit_codes": _exit_codes,
+    "templates": _templates,
+    "roles_folder": _roles_folder,
+    "config_path": _config_path,
+}
