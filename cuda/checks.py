@@ -1,25 +1,27 @@
-"""The one check every operation makes before its pointers reach a kernel."""
+"""Checks of kernel arguments before their pointers reach a kernel."""
 
 import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 
+MAX_GRID_Y = 65_535  # also the limit of a grid's third dimension
+
 
 def check_tensor(
     name: str, tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype | str, gpu: Gpu
 ) -> None:
-    """Raise `ValueError` unless the tensor is what a kernel takes it for; None passes.
+    """Raise `ValueError` unless the tensor has this shape and dtype; None passes.
 
-    Contiguous, on the GPU, of this shape and dtype (a `torch.dtype` or its name), and aligned
-    to 16 bytes, so that vector loads are allowed.
+    It must also be contiguous, on the GPU and aligned to 16 bytes, as vector loads require.
+    `dtype` is a `torch.dtype` or its name.
     """
     if tensor is None:
         return
-    wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    if tensor.shape != shape or tensor.dtype != wanted:
+    expected = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    if tensor.shape != shape or tensor.dtype != expected:
         raise ValueError(
-            f"{name} must be {wanted} {list(shape)}, not {tensor.dtype} {list(tensor.shape)}"
+            f"{name} must be {expected} {list(shape)}, not {tensor.dtype} {list(tensor.shape)}"
         )
     if tensor.device != gpu.device:
         raise ValueError(f"{name} must be on {gpu.device}, not {tensor.device}")

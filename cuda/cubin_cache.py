@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: a damaged or half-written entry is as good as none."""
+"""A disk cache of compiled kernels; a damaged entry is compiled again."""
 
 import hashlib
 import os
@@ -13,18 +13,17 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class CubinCache:
-    """Cubins under `folder`, each preceded by its SHA-256; None keeps nothing.
+    """Cubins in `folder`, each preceded by its SHA-256; with None nothing is stored.
 
-    A key covers everything the machine code depends on: the source, all headers beside it, the
-    options and the compiler's version. Two processes may compile the same kernel at once; the
-    last rename wins, and both are right.
+    An entry's key covers the source, all headers, the options and the compiler's version. Two
+    processes may compile the same kernel at once: both write the same entry.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
 
     def get(self, name: str, arch: str, defines: Mapping[str, str]) -> bytes:
-        """The cubin of a kernel, compiled now if it is not there."""
+        """Return the cubin of a kernel; compile it if it is not stored."""
         if self.folder is None:
             return nvrtc.compile_cubin(name, arch, defines)
         file = self.folder / f"{name}-{arch}-{_key(name, arch, defines)}.cubin"
@@ -38,7 +37,7 @@ class CubinCache:
 def _key(name: str, arch: str, defines: Mapping[str, str]) -> str:
     digest = hashlib.sha256(_headers_digest())
     digest.update(nvrtc.source(name).read_bytes())
-    # The folders of the headers are no part of what is compiled.
+    # Paths of header folders do not change the machine code.
     options = [o for o in nvrtc.compile_options(arch, defines) if not o.startswith("-I")]
     digest.update("\n".join([nvrtc.version(), *options]).encode())
     return digest.hexdigest()[:32]
@@ -62,7 +61,7 @@ def _read(file: Path) -> bytes | None:
 
 
 def _write(file: Path, cubin: bytes) -> None:
-    """Best effort: without room or permission the next run compiles again."""
+    """Store a cubin; ignore errors, since the next run can compile it again."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".cubin-")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,51 +17,66 @@ from swiftchat.cuda.nvrtc import OLDEST_CAPABILITY, architecture
 from swiftchat.errors import DeviceError, OutOfMemory
 
 DTYPE_NAMES = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half", torch.float32: "float"}
-_CTYPES = {
-    "p": ctypes.c_void_p,
-    "i": ctypes.c_int32,
-    "l": ctypes.c_int64,
-    "f": ctypes.c_float,
-    "m": None,  # a structure of the driver's
+# The types of kernel arguments. The driver's bindings pass a tensor map by themselves.
+_C_TYPES = {
+    "pointer": ctypes.c_void_p,
+    "int": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+    "float": ctypes.c_float,
+    "tensor_map": None,
 }
 
 Dims = int | tuple[int, int] | tuple[int, int, int]
 
 
+@cache
+def parse_arguments(arguments: str) -> dict[str, str]:
+    """Return the type of each argument by name, in order, of "pointer x, int n, float eps"."""
+    pairs = [argument.split() for argument in arguments.split(",")]
+    return {name: kind for kind, name in pairs}
+
+
 @dataclass(frozen=True)
 class KernelSpec:
-    """What `kernels/NAME.cu` is compiled with.
+    """A kernel to compile: its name, its arguments and its macros.
 
-    Its entry point is `NAME_kernel`; `params` has a letter for each parameter: p a pointer, i an
-    int32, l an int64, f an fp32 number, m a `tensor_map`. `defines` are macros.
+    `kernels/FOLDER/NAME.cu` defines the entry point `NAME_kernel`. `arguments` declares its
+    parameters in order, as "pointer x, int n, float eps"; the types are the keys of `_C_TYPES`.
     """
 
     name: str
-    params: str
+    arguments: str
     defines: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
         return self.name, tuple(sorted(self.defines.items()))
 
+    def check_arguments(self, given: Iterable[str]) -> None:
+        """Raise `TypeError` unless exactly the declared arguments are given."""
+        declared, names = parse_arguments(self.arguments).keys(), set(given)
+        if names != declared:
+            missing, unknown = sorted(declared - names), sorted(names - declared)
+            raise TypeError(f"{self.name}: missing arguments {missing}, unknown {unknown}")
+
 
 @dataclass(frozen=True)
 class Launch:
-    """A recorded launch: of what, how many bytes it had to move at least, and how to repeat it."""
+    """A recorded launch: its kernel, the bytes it has to move, and a function that repeats it."""
 
     spec: KernelSpec
     num_bytes: int
-    again: Callable[[], None]
+    repeat: Callable[[], None]
 
 
 class Gpu:
-    """One device: its numbers, its kernels, and their launches on torch's current stream.
+    """One GPU: its properties, its kernels and their launches on torch's current stream.
 
-    Raises `DeviceError` for a GPU older than sm_80. With `launches` set to a list, every launch
+    Raises `DeviceError` for a compute capability below 8.0. If `launches` is a list, every launch
     is appended to it.
     """
 
-    def __init__(self, device: torch.device, cache: CubinCache) -> None:
+    def __init__(self, device: torch.device, cubins: CubinCache) -> None:
         properties = torch.cuda.get_device_properties(device)
         self.capability = (properties.major, properties.minor)
         if self.capability < OLDEST_CAPABILITY:
@@ -79,8 +94,8 @@ class Gpu:
         self.sm_shared_bytes = int(check(driver.cuDeviceGetAttribute(limit, index)))
         self.has_dependent_launch = self.has_copy_engine = self.capability >= (9, 0)
         self.launches: list[Launch] | None = None
-        self.compile_s = 0.0  # spent compiling, or reading what was compiled before
-        self._cache = cache
+        self.compile_s = 0.0  # includes reading compiled kernels from the disk cache
+        self._disk_cache = cubins
         self._cubins: dict[Any, bytes] = {}
         self._kernels: dict[Any, Kernel] = {}
         self._collected: list[KernelSpec] | None = None
@@ -90,12 +105,12 @@ class Gpu:
         specs: Iterable[KernelSpec],
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Compile the kernels on all cores; those in the disk cache are only read."""
+        """Compile kernels on all cores, or read them from the disk cache."""
         started = time.perf_counter()
         wanted = {spec.key: spec for spec in specs if spec.key not in self._cubins}
         with ThreadPoolExecutor() as pool:
             jobs = {
-                key: pool.submit(self._cache.get, spec.name, self.arch, spec.defines)
+                key: pool.submit(self._disk_cache.get, spec.name, self.arch, spec.defines)
                 for key, spec in wanted.items()
             }
             for done, (key, job) in enumerate(jobs.items(), 1):
@@ -105,7 +120,10 @@ class Gpu:
 
     @contextmanager
     def collecting(self) -> Iterator[list[KernelSpec]]:
-        """Within, kernels are not launched, only listed: to compile them together."""
+        """List the kernels that are used inside the context instead of launching them.
+
+        The caller can then compile all of them in parallel.
+        """
         self._collected = []
         try:
             yield self._collected
@@ -113,10 +131,10 @@ class Gpu:
             self._collected = None
 
     def kernel(self, spec: KernelSpec) -> "Kernel | Callable[..., None]":
-        """The loaded kernel, compiled first if it has to be."""
+        """Return the loaded kernel; compile it first if necessary."""
         if self._collected is not None:
             self._collected.append(spec)
-            return lambda *args, **options: None
+            return partial(_check_only, spec)
         kernel = self._kernels.get(spec.key)
         if kernel is None:
             self.compile([spec])
@@ -124,36 +142,59 @@ class Gpu:
         return kernel
 
 
+def _check_only(
+    spec: KernelSpec,
+    grid: Dims,
+    block: int,
+    /,
+    *,
+    shared_bytes: int = 0,
+    num_bytes: int = 0,
+    **arguments: Any,
+) -> None:
+    """Check a launch's arguments without launching."""
+    spec.check_arguments(arguments)
+
+
 class Kernel:
-    """A kernel on the GPU, ready to be launched."""
+    """A kernel loaded on the GPU."""
 
     def __init__(self, gpu: Gpu, spec: KernelSpec, cubin: bytes) -> None:
         driver = cuda_driver()
         self._gpu = gpu
         self._spec = spec
-        self._types = tuple(_CTYPES[letter] for letter in spec.params)
+        declared = parse_arguments(spec.arguments)
+        self._names = tuple(declared)
+        self._types = tuple(_C_TYPES[kind] for kind in declared.values())
         self._module = check(driver.cuModuleLoadData(cubin))
         entry = f"{spec.name}_kernel".encode()
         self._function = check(driver.cuModuleGetFunction(self._module, entry))
-        # The same split of L1 and shared memory for all: a multiprocessor must run empty before
-        # it can change it, and then no kernel's blocks could come in beside their predecessor's.
+        # All kernels use the same split of L1 and shared memory. A multiprocessor can only change
+        # it while it is idle, so another split would prevent dependent launches from overlapping.
         carveout = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
         check(driver.cuFuncSetAttribute(self._function, carveout, 100))
-        # Above this much, static and dynamic together, a kernel has to ask.
+        # A kernel must opt in to more shared memory than this, static and dynamic together.
         self._shared_limit = 48 * 1024 - self.attribute("SHARED_SIZE_BYTES")
 
     def __call__(
-        self, grid: Dims, block: int, *args: Any, shared_bytes: int = 0, num_bytes: int = 0
+        self,
+        grid: Dims,
+        block: int,
+        /,
+        *,
+        shared_bytes: int = 0,
+        num_bytes: int = 0,
+        **arguments: Any,
     ) -> None:
-        """Launch on torch's current stream: `grid` blocks of `block` threads.
+        """Launch `grid` blocks of `block` threads on torch's current stream.
 
-        Arguments are numbers, tensors (passed as pointers), None (a null pointer) and tensor maps.
-        `num_bytes` is what the launch
-        must move at least. The kernel may start before its predecessor on the stream has
-        ended, and waits itself before it touches what that wrote (dependent launch, sm_90+).
+        `arguments` are exactly those that the spec declares: numbers, tensors (passed as
+        pointers), None (a null pointer) and tensor maps. `num_bytes` is the least number of bytes
+        that the launch has to move. On sm_90 and newer the kernel may start before its predecessor
+        on the stream ends (dependent launch); it waits before it reads its predecessor's results.
         """
-        if len(args) != len(self._types):
-            raise TypeError(f"{self._spec.name}: {len(args)} arguments, not {len(self._types)}")
+        if arguments.keys() != parse_arguments(self._spec.arguments).keys():
+            self._spec.check_arguments(arguments)
         driver = cuda_driver()
         if shared_bytes > self._shared_limit:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -166,42 +207,52 @@ class Kernel:
         config.sharedMemBytes = shared_bytes
         config.hStream = torch.cuda.current_stream(self._gpu.device).cuda_stream
         if self._gpu.has_dependent_launch:
-            config.attrs, config.numAttrs = [_dependent()], 1
-        values = tuple(arg.data_ptr() if isinstance(arg, Tensor) else (arg or 0) for arg in args)
+            config.attrs, config.numAttrs = [_dependent_launch()], 1
+        values = tuple(_value(arguments[name]) for name in self._names)
         check(driver.cuLaunchKernelEx(config, self._function, (values, self._types), 0))
         if self._gpu.launches is not None:
-            again = partial(self, grid, block, *args, shared_bytes=shared_bytes)
-            self._gpu.launches.append(Launch(self._spec, num_bytes, again))
+            repeat = partial(self, grid, block, shared_bytes=shared_bytes, **arguments)
+            self._gpu.launches.append(Launch(self._spec, num_bytes, repeat))
 
     def attribute(self, name: str) -> int:
-        """A number of the compiled kernel: NUM_REGS, LOCAL_SIZE_BYTES, SHARED_SIZE_BYTES, …"""
+        """Return an attribute of the compiled kernel: NUM_REGS, LOCAL_SIZE_BYTES, …"""
         driver = cuda_driver()
         which = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
         return int(check(driver.cuFuncGetAttribute(which, self._function)))
 
 
+def _value(argument: Any) -> Any:
+    return argument.data_ptr() if isinstance(argument, Tensor) else (argument or 0)
+
+
 def check(result: Any) -> Any:
-    """The values of a driver call's (status, *values); a failed status is a `DeviceError`."""
+    """Return the values of a driver call's (status, *values).
+
+    Raises `DeviceError`, or `OutOfMemory`, if the status is an error.
+    """
     status, *values = result
     if int(status) != 0:
         driver = cuda_driver()
         kind = OutOfMemory if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY else DeviceError
-        raise kind(f"the CUDA driver refused: {status.name}", "swiftchat doctor looks closer")
+        raise kind(
+            f"a CUDA driver call failed: {status.name}", "run swiftchat doctor to find the cause"
+        )
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def cuda_driver() -> Any:  # it has no stubs
-    """The CUDA driver's functions; `DeviceError` where the bindings are missing."""
+def cuda_driver() -> Any:  # the bindings have no type stubs
+    """Return the CUDA driver's bindings; raise `DeviceError` if they are not installed."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
         raise DeviceError(
-            f"cuda-python is missing: {error}", "pip install 'swiftchat[cuda]'"
+            f"cuda-python is not installed: {error}", "pip install 'swiftchat[cuda]'"
         ) from error
     return driver
 
 
-def _dependent() -> Any:
+def _dependent_launch() -> Any:
+    """Return the launch attribute for programmatic dependent launch."""
     driver = cuda_driver()
     value = driver.CUlaunchAttributeValue()
     value.programmaticStreamSerializationAllowed = 1

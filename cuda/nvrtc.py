@@ -1,4 +1,4 @@
-"""Compiles CUDA C++ to machine code at run time. Needs no GPU and no driver."""
+"""Compile CUDA C++ to machine code at run time with NVRTC; needs no GPU and no driver."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -9,21 +9,21 @@ from typing import Any
 from swiftchat.errors import KernelCompileError
 
 KERNELS = Path(__file__).parent / "kernels"
-# Everything a GPU of sm_80 or newer can be; the letter unlocks instructions of that chip alone.
+# All architectures from sm_80 on. The letter a enables instructions that only this chip has.
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 
 OLDEST_CAPABILITY = (8, 0)
-_LOG_CHARACTERS = 4000  # that are shown of a compile log
+_MAX_LOG_CHARACTERS = 4000  # of a compile log, in an error message
 
 
 def architecture(capability: tuple[int, int]) -> str:
-    """The NVRTC architecture for a compute capability: (9, 0) → `sm_90a`."""
+    """Return the NVRTC architecture of a compute capability: (9, 0) → `sm_90a`."""
     major, minor = capability
     return f"sm_{major}{minor}" + ("a" if capability == (9, 0) else "")
 
 
 def has_bindings() -> bool:
-    """Whether what compiles and launches kernels from Python is installed."""
+    """Return whether cuda-python, which compiles and launches kernels, is installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("cuda", "cuda.bindings"))
 
 
@@ -33,19 +33,23 @@ def _sources() -> dict[str, Path]:
 
 
 def source(name: str) -> Path:
+@cache
+def _sources() -> dict[str, Path]:
+    return {file.stem: file for file in KERNELS.glob("*/*.cu")}
+
+
+def source(name: str) -> Path:
     """Return the file of a kernel, `kernels/FOLDER/NAME.cu`; names are unique across folders."""
     return _sources()[name]
-
-
 @cache
 def version() -> str:
-    """NVRTC's version, as `13.0`; raises `KernelCompileError` when there is none."""
+    """Return NVRTC's version, as `13.0`; raise `KernelCompileError` if it is not installed."""
     major, minor = _check(_nvrtc().nvrtcVersion())
     return f"{major}.{minor}"
 
 
 def compile_cubin(name: str, arch: str, defines: Mapping[str, str]) -> bytes:
-    """Machine code of `kernels/FOLDER/NAME.cu` for `arch`, with the given macros defined.
+    """Compile `kernels/FOLDER/NAME.cu` for `arch` with these macros; return the cubin.
 
     Raises `KernelCompileError` with the compiler's log, which names file and line.
     """
@@ -58,10 +62,10 @@ def compile_cubin(name: str, arch: str, defines: Mapping[str, str]) -> bytes:
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             log = bytearray(_check(nvrtc.nvrtcGetProgramLogSize(program)))
             _check(nvrtc.nvrtcGetProgramLog(program, log))
-            words = log.decode().strip("\0")[:_LOG_CHARACTERS]
+            text = log.decode().strip("\0")[:_MAX_LOG_CHARACTERS]
             raise KernelCompileError(
-                f"kernel {name} does not compile for {arch}: {words}",
-                "swiftchat doctor shows the compiler and its headers",
+                f"kernel {name} does not compile for {arch}: {text}",
+                "run swiftchat doctor to check the compiler and its headers",
             )
         cubin = bytearray(_check(nvrtc.nvrtcGetCUBINSize(program)))
         _check(nvrtc.nvrtcGetCUBIN(program, cubin))
@@ -71,7 +75,7 @@ def compile_cubin(name: str, arch: str, defines: Mapping[str, str]) -> bytes:
 
 
 def compile_options(arch: str, defines: Mapping[str, str]) -> list[str]:
-    """Options for one kernel. No fast math: it would change divisions and square roots."""
+    """Return the compiler options; without fast math, so that division and sqrt round correctly."""
     return [
         f"--gpu-architecture={arch}",
         "--std=c++17",
@@ -84,7 +88,7 @@ def compile_options(arch: str, defines: Mapping[str, str]) -> list[str]:
 
 @cache
 def header_folders() -> tuple[Path, ...]:
-    """Where CUDA's headers lie: the `nvidia-cuda-runtime` wheel's, then an installed toolkit's."""
+    """Return the folder of CUDA's headers, of the `nvidia-cuda-runtime` wheel or a toolkit."""
     spec = importlib.util.find_spec("nvidia")
     places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
     candidates = [place / "cu13" / "include" for place in places]
@@ -93,27 +97,27 @@ def header_folders() -> tuple[Path, ...]:
     found = tuple(folder for folder in candidates if (folder / "cuda_bf16.h").exists())
     if not found:
         raise KernelCompileError(
-            "CUDA's headers (cuda_bf16.h) were not found",
+            "CUDA's headers (cuda_bf16.h) are not installed",
             "pip install 'swiftchat[cuda]'",
         )
     return found[:1]
 
 
 @cache
-def _nvrtc() -> Any:  # the bindings have no stubs
+def _nvrtc() -> Any:  # the bindings have no type stubs
     try:
         from cuda.bindings import nvrtc
 
         nvrtc.nvrtcVersion()  # loads the library
     except (ImportError, RuntimeError) as error:
         raise KernelCompileError(
-            f"NVRTC, the CUDA compiler, is missing: {error}", "pip install 'swiftchat[cuda]'"
+            f"NVRTC, the CUDA compiler, is not installed: {error}", "pip install 'swiftchat[cuda]'"
         ) from error
     return nvrtc
 
 
 def _check(result: Any) -> Any:
-    """The values of a (status, *values) tuple; a failed status is a `KernelCompileError`."""
+    """Return the values of (status, *values); raise `KernelCompileError` for an error."""
     status, *values = result
     if int(status) != 0:
         raise KernelCompileError(f"NVRTC failed: {status.name}")

@@ -1,37 +1,39 @@
-"""Which matrices of 8 or 4 bits the kernels read, and how much memory those take. No torch.
+"""Sizes of packed 8-bit and 4-bit matrices, and which shapes the kernels read. No torch.
 
-A form is INT8, FP8 or INT4; INT4, and INT8 that is not whole rows, have factors in groups.
+A scheme is INT8, FP8 or INT4. INT4 has scales and zero points for groups of columns; INT8 has them
+or one scale a row. A packed matrix consists of tiles of 8 rows by 64 bytes a row: see
+`PackedMatrix`.
 """
 
-GROUPS = {"INT4": (32, 64, 128), "INT8": (32,)}  # of columns that may have a factor together
-STEPS = {"INT4": 128, "INT8": 64, "FP8": 64}  # columns in the 64 bytes that a row has in a record
-BLOCK_ROWS = 8  # whose steps lie together, see `packed_matrix`
+GROUP_SIZES = {"INT4": (32, 64, 128), "INT8": (32,)}  # columns that share a scale
+TILE_COLUMNS = {"INT4": 128, "INT8": 64, "FP8": 64}
+TILE_ROWS = 8
 
 
-def packing_fits(form: str, k: int, group: int = 0) -> bool:
-    """Whether the kernels read rows of k columns in this form; group 0: a row has one factor."""
-    if group or form == "INT4":
-        return k > 0 and group in GROUPS.get(form, ()) and k % group == 0
+def packing_fits(scheme: str, k: int, group_size: int = 0) -> bool:
+    """Return whether the kernels read rows of k columns; group size 0 means one scale a row."""
+    if group_size or scheme == "INT4":
+        return k > 0 and group_size in GROUP_SIZES.get(scheme, ()) and k % group_size == 0
     return k > 0 and k % 16 == 0
 
 
-def filled(form: str, k: int) -> int:
-    """How many columns rows of k have in memory: whole steps."""
-    return -(-k // STEPS[form]) * STEPS[form]
+def padded_columns(scheme: str, k: int) -> int:
+    """Return k rounded up to whole tiles."""
+    return -(-k // TILE_COLUMNS[scheme]) * TILE_COLUMNS[scheme]
 
 
-def record_bytes(form: str, group: int) -> int:
-    """Bytes of one step of a block's rows: their numbers, then fp16 factors and offsets."""
-    return BLOCK_ROWS * (64 + (STEPS[form] // group * 4 if group else 0))
+def tile_bytes(scheme: str, group_size: int) -> int:
+    """Return the bytes of a tile: quantized values, then fp16 scales and zero points."""
+    return TILE_ROWS * (64 + (TILE_COLUMNS[scheme] // group_size * 4 if group_size else 0))
 
 
-def codes_shape(form: str, rows: int, k: int, group: int) -> tuple[int, int]:
-    """Blocks of rows, and bytes of each."""
-    steps = filled(form, k) // STEPS[form]
-    return -(-rows // BLOCK_ROWS), steps * record_bytes(form, group)
+def tiles_shape(scheme: str, rows: int, k: int, group_size: int) -> tuple[int, int]:
+    """Return the number of row blocks (8 rows each) and the bytes of each."""
+    tiles = padded_columns(scheme, k) // TILE_COLUMNS[scheme]
+    return -(-rows // TILE_ROWS), tiles * tile_bytes(scheme, group_size)
 
 
-def packed_bytes(form: str, rows: int, k: int, group: int = 0) -> int:
-    """Bytes of a packed matrix with all its factors."""
-    blocks, each = codes_shape(form, rows, k, group)
-    return blocks * each + 4 * rows
+def packed_bytes(scheme: str, rows: int, k: int, group_size: int = 0) -> int:
+    """Return the bytes of a packed matrix with all its scales."""
+    blocks, block_bytes = tiles_shape(scheme, rows, k, group_size)
+    return blocks * block_bytes + 4 * rows

@@ -1,4 +1,4 @@
-"""Matrices of 8 or 4 bits a weight on the GPU, in the order in which the kernels read them."""
+"""8-bit and 4-bit matrices on the GPU, packed in the order in which the kernels read them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,214 +9,228 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.packed_layout import BLOCK_ROWS, STEPS, codes_shape, filled, packing_fits
+from swiftchat.cuda.packed_layout import (
+    TILE_COLUMNS,
+    TILE_ROWS,
+    packing_fits,
+    padded_columns,
+    tiles_shape,
+)
 
-_FARTHEST = 1 << 15  # that an offset may be
-_TILE_BYTES = 1 << 26  # of codes that are brought into order together
-_WORDS = 16  # of a row's numbers in a record
-_PIECE = torch.complex128  # 16 bytes, which torch moves at once
+_MAX_ZERO_POINT = 1 << 15
+_PACK_BYTES = 1 << 26  # of quantized values that are packed at a time
+_VALUE_WORDS = 16  # a row's quantized values in a tile, in 4-byte words
+_CHUNK = torch.complex128  # 16 bytes, which torch moves as one element
 
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """A matrix [rows, k], outputs by inputs, for vectors of `dtype`; made by the functions below.
+    """A quantized weight [rows, k] that the kernels multiply with activations of `dtype`.
 
-    `form` is INT8, FP8 (e4m3) or INT4. `codes` uint8 [blocks, …] has a block for every eight rows,
-    of records: of each row 64 bytes of numbers, and then, if there are groups of `group` columns,
-    for each of them a scale and an offset of each row, in fp16. Columns and rows are filled up to
-    whole records by what means 0. `row_scale` fp32 [rows].
-    weight = row_scale·code, or row_scale·scale·(code + offset).
+    `scheme` is INT8, FP8 (e4m3) or INT4. `tiles` uint8 [row blocks, bytes] has a block for every
+    eight rows, and in it a tile for every 64 bytes of a row: 64 bytes of quantized values for each
+    row, and with a `group_size` then, for each group, an fp16 scale and an fp16 negated zero point
+    for each row. Rows and columns are padded to whole tiles with elements that mean 0. `row_scale`
+    is fp32 [rows].
+    weight = row_scale · value, or row_scale · scale · (value − zero point).
     """
 
-    form: str
+    scheme: str
     dtype: torch.dtype
     shape: tuple[int, int]
-    codes: Tensor
+    tiles: Tensor
     row_scale: Tensor
-    group: int = 0
+    group_size: int = 0
 
     def __len__(self) -> int:
         return self.shape[0]
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [self.codes, self.row_scale]
+        return [self.tiles, self.row_scale]
 
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def rows(self, start: int, stop: int) -> "PackedMatrix":
-        """A view of these rows; `start` must be a multiple of 8."""
-        blocks = slice(start // BLOCK_ROWS, -(-stop // BLOCK_ROWS))
-        return self._of(self.codes[blocks], self.row_scale[start:stop])
+        """Return a view of some rows; `start` must be a multiple of 8."""
+        blocks = slice(start // TILE_ROWS, -(-stop // TILE_ROWS))
+        return self._with(self.tiles[blocks], self.row_scale[start:stop])
 
     def reordered(self, index: Tensor) -> "PackedMatrix":
-        """A copy of the rows that `index` names, in its order."""
-        index = index.to(self.codes.device)
-        rows = _out_of_blocks(self.codes, len(self), self._steps)[index]
-        return self._of(_in_blocks(rows), self.row_scale[index])
+        """Return a copy of the rows `index`, in that order."""
+        index = index.to(self.tiles.device)
+        rows = _from_tiles(self.tiles, len(self), self._tiles_per_block)[index]
+        return self._with(_to_tiles(rows), self.row_scale[index])
 
-    def plain_codes(self, start: int, stop: int) -> Tensor:
-        """A copy of the bytes of these rows [rows, k], of a matrix without groups.
+    def plain_values(self, start: int, stop: int) -> Tensor:
+        """Return a copy of the quantized values of some rows, uint8 [rows, k].
 
-        `start` is as for `rows`; k must be a multiple of 64.
+        The matrix must have no groups, k must be a multiple of 64 and `start` a multiple of 8.
         """
-        some = self.rows(start, stop)
-        blocks = some.codes.view(_PIECE).view(-1, self._steps, BLOCK_ROWS, 64 // _PIECE.itemsize)
-        rows = blocks.transpose(1, 2).reshape(len(blocks) * BLOCK_ROWS, -1)
-        return rows[: len(some)].view(torch.uint8)
+        part = self.rows(start, stop)
+        chunks = 64 // _CHUNK.itemsize
+        blocks = part.tiles.view(_CHUNK).view(-1, self._tiles_per_block, TILE_ROWS, chunks)
+        rows = blocks.transpose(1, 2).reshape(len(blocks) * TILE_ROWS, -1)
+        return rows[: len(part)].view(torch.uint8)
 
     @property
-    def _steps(self) -> int:
-        return filled(self.form, self.shape[1]) // STEPS[self.form]
+    def _tiles_per_block(self) -> int:
+        return padded_columns(self.scheme, self.shape[1]) // TILE_COLUMNS[self.scheme]
 
-    def _of(self, codes: Tensor, row_scale: Tensor) -> "PackedMatrix":
+    def _with(self, tiles: Tensor, row_scale: Tensor) -> "PackedMatrix":
         shape = len(row_scale), self.shape[1]
-        return replace(self, shape=shape, codes=codes, row_scale=row_scale)
+        return replace(self, shape=shape, tiles=tiles, row_scale=row_scale)
 
     def check(self, gpu: Gpu) -> None:
-        """Raise `ValueError` unless the tensors are what the kernels take them for."""
-        shape = codes_shape(self.form, *self.shape, self.group)
-        check_tensor("codes", self.codes, shape, torch.uint8, gpu)
+        """Raise `ValueError` unless the tensors have the shapes and dtypes of this scheme."""
+        shape = tiles_shape(self.scheme, *self.shape, self.group_size)
+        check_tensor("tiles", self.tiles, shape, torch.uint8, gpu)
         check_tensor("row_scale", self.row_scale, (len(self),), torch.float32, gpu)
 
 
 Matrix = Tensor | PackedMatrix
 
 
-def packed_int8(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> PackedMatrix:
-    """weight[r, c] = scale[r]·codes[r, c]; `codes` int8 [rows, k]."""
-    return _bytes("INT8", codes, scale, dtype)
+def pack_int8(values: Tensor, scale: Tensor, dtype: torch.dtype) -> PackedMatrix:
+    """Pack weight[r, c] = scale[r] · values[r, c]; `values` int8 [rows, k]."""
+    return _pack_rows("INT8", values, scale, dtype)
 
 
-def packed_fp8(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> PackedMatrix:
-    """weight[r, c] = scale[r]·e4m3(codes[r, c]); `codes` are bytes [rows, k] or float8."""
-    return _bytes("FP8", codes, scale, dtype)
+def pack_fp8(values: Tensor, scale: Tensor, dtype: torch.dtype) -> PackedMatrix:
+    """Pack weight[r, c] = scale[r] · e4m3(values[r, c]); `values` uint8 or float8 [rows, k]."""
+    return _pack_rows("FP8", values, scale, dtype)
 
 
-def packed_int4(codes: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype) -> PackedMatrix:
-    """weight[r, c] = scale[r, g]·(q[r, c] − zero[r, g]), g = c // (columns // groups).
+def pack_int4(values: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype) -> PackedMatrix:
+    """Pack weight[r, c] = scale[r, g] · (q[r, c] − zero[r, g]), g = c // (columns // groups).
 
-    `codes` uint8 [rows, k / 2], the lower column in the low half of a byte; `scale` and `zero`
-    fp32 [rows, groups]. Factors of 11 bits stay exact unless they are 2^14 times smaller than
-    the row's largest; other factors, and zeros that are not whole, are rounded to 11 bits, which
-    puts a weight off by at most 2^−10 of the largest that its group may have. `codes` is
-    overwritten.
+    `values` uint8 [rows, k / 2] has two columns a byte, the lower column in the lower half; it is
+    overwritten. `scale` and `zero` are fp32 [rows, groups]. Scales of 11 bits stay exact unless
+    they are 2^14 times smaller than the row's largest. Other scales, and zero points that are no
+    integers, are rounded to 11 bits: the error of a weight is at most 2^−10 of the largest
+    weight that its group can have.
     """
-    return _in_groups("INT4", codes, 2 * codes.shape[1], scale.float(), -zero.float(), dtype)
+    return _pack_groups("INT4", values, 2 * values.shape[1], scale.float(), -zero.float(), dtype)
 
 
-def packed_int8_groups(
-    codes: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype
+def pack_int8_groups(
+    values: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype
 ) -> PackedMatrix:
-    """weight[r, c] = scale[r, g]·(codes[r, c] − zero[r, g]), g = c // (columns // groups).
+    """Pack weight[r, c] = scale[r, g] · (values[r, c] − zero[r, g]), g = c // (columns // groups).
 
-    `codes` uint8 [rows, k] lie around 128, as zeros do; all else is as with `packed_int4`.
+    `values` uint8 [rows, k] and zero points are around 128. Otherwise as `pack_int4`.
     """
-    codes ^= 128  # 128 less, as int8
-    return _in_groups("INT8", codes, codes.shape[1], scale.float(), 128 - zero.float(), dtype)
+    values ^= 128  # subtracts 128; the result is int8
+    return _pack_groups("INT8", values, values.shape[1], scale.float(), 128 - zero.float(), dtype)
 
 
-def _in_groups(
-    form: str, codes: Tensor, k: int, scale: Tensor, offset: Tensor, dtype: torch.dtype
+def _pack_groups(
+    scheme: str, values: Tensor, k: int, scale: Tensor, minus_zero: Tensor, dtype: torch.dtype
 ) -> PackedMatrix:
-    """weight = scale·(number + offset), scale and offset fp32 [rows, groups].
-
-    `codes` are overwritten.
-    """
+    """Pack weight = scale · (value + minus_zero), both fp32 [rows, groups]; overwrites `values`."""
     rows, groups = scale.shape
-    group = k // groups if k % groups == 0 else 0
-    _require(form, k, group)
-    # Half precision has no offsets so far away that numbers hardly count: there all mean the same.
-    far = offset.abs() > _FARTHEST
-    codes.view(rows, groups, -1)[far] = 0
-    alike = scale * offset
-    scale, offset = torch.where(far, alike.abs(), scale), torch.where(far, alike.sign(), offset)
+    group_size = k // groups if k % groups == 0 else 0
+    _check_shape(scheme, k, group_size)
+    # fp16 does not hold larger zero points. Beside them the values hardly matter, so all weights
+    # of such a group become scale * minus_zero.
+    far = minus_zero.abs() > _MAX_ZERO_POINT
+    values.view(rows, groups, -1)[far] = 0
+    constant = scale * minus_zero
+    scale = torch.where(far, constant.abs(), scale)
+    minus_zero = torch.where(far, constant.sign(), minus_zero)
     largest = scale.abs().amax(1)
     exponent = torch.where(largest > 0, torch.frexp(largest).exponent - 1, 0)
     row_scale = torch.ldexp(torch.ones_like(largest), exponent)
-    table = torch.stack([scale / row_scale.unsqueeze(1), offset], 2).half()
-    spare = (filled(form, k) - k) // group
-    table = F.pad(table, (0, 0, 0, spare)).view(rows, -1, STEPS[form] // group * 2)
-    in_order = _nibbles_in_order if form == "INT4" else _bytes_in_order
+    table = torch.stack([scale / row_scale.unsqueeze(1), minus_zero], 2).half()
+    padding_groups = (padded_columns(scheme, k) - k) // group_size
+    table = F.pad(table, (0, 0, 0, padding_groups))
+    table = table.view(rows, -1, TILE_COLUMNS[scheme] // group_size * 2)
+    to_thread_order = _nibbles_to_thread_order if scheme == "INT4" else _bytes_to_thread_order
 
-    def record(some: slice) -> Tensor:
-        numbers = F.pad(codes[some], (0, codes.shape[1] * spare // groups))
-        return torch.cat([in_order(numbers), table[some].view(torch.uint8)], 2)
+    def tile_rows(part: slice) -> Tensor:
+        padded = F.pad(values[part], (0, values.shape[1] * padding_groups // groups))
+        return torch.cat([to_thread_order(padded), table[part].view(torch.uint8)], 2)
 
-    return _packed(form, dtype, (rows, k), record, row_scale, group)
-
-
-def _bytes(form: str, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> PackedMatrix:
-    rows, k = codes.shape
-    _require(form, k, 0)
-    codes, spare = codes.view(torch.uint8), filled(form, k) - k
-
-    def record(some: slice) -> Tensor:
-        return F.pad(codes[some], (0, spare)).view(-1, (k + spare) // 64, 64)
-
-    return _packed(form, dtype, (rows, k), record, scale.float(), 0)
+    return _pack(scheme, dtype, (rows, k), tile_rows, row_scale, group_size)
 
 
-def _packed(
-    form: str,
+def _pack_rows(scheme: str, values: Tensor, scale: Tensor, dtype: torch.dtype) -> PackedMatrix:
+    rows, k = values.shape
+    _check_shape(scheme, k, 0)
+    values, padding = values.view(torch.uint8), padded_columns(scheme, k) - k
+
+    def tile_rows(part: slice) -> Tensor:
+        return F.pad(values[part], (0, padding)).view(-1, (k + padding) // 64, 64)
+
+    return _pack(scheme, dtype, (rows, k), tile_rows, scale.float(), 0)
+
+
+def _pack(
+    scheme: str,
     dtype: torch.dtype,
     shape: tuple[int, int],
-    record: Callable[[slice], Tensor],
+    tile_rows: Callable[[slice], Tensor],
     row_scale: Tensor,
-    group: int,
+    group_size: int,
 ) -> PackedMatrix:
-    """`record` makes of some rows their bytes in the order of records, [rows, steps, bytes]."""
+    """Pack a matrix; `tile_rows(rows)` returns the bytes of some rows, [rows, tiles, bytes]."""
     rows, k = shape
-    out = torch.empty(codes_shape(form, rows, k, group), dtype=torch.uint8, device=row_scale.device)
-    step = max(1, _TILE_BYTES // k // BLOCK_ROWS) * BLOCK_ROWS
+    tiles = torch.empty(
+        tiles_shape(scheme, rows, k, group_size), dtype=torch.uint8, device=row_scale.device
+    )
+    step = max(1, _PACK_BYTES // k // TILE_ROWS) * TILE_ROWS
     for start in range(0, rows, step):
-        blocks = _in_blocks(record(slice(start, start + step)))
-        out[start // BLOCK_ROWS :][: len(blocks)] = blocks
-    return PackedMatrix(form, dtype, shape, out, row_scale, group)
+        blocks = _to_tiles(tile_rows(slice(start, start + step)))
+        tiles[start // TILE_ROWS :][: len(blocks)] = blocks
+    return PackedMatrix(scheme, dtype, shape, tiles, row_scale, group_size)
 
 
-def _in_blocks(rows: Tensor) -> Tensor:
-    """Bytes [rows, steps, 64 and those of scales and offsets] as `PackedMatrix.codes`."""
-    rows = F.pad(rows, (0, 0, 0, 0, 0, -len(rows) % BLOCK_ROWS)).view(torch.int32)
-    blocks = rows.view(-1, BLOCK_ROWS, *rows.shape[1:]).transpose(1, 2)  # block, step, row, word
-    numbers, table = blocks[..., :_WORDS], blocks[..., _WORDS:].transpose(2, 3)
-    return torch.cat([numbers.flatten(2), table.flatten(2)], 2).flatten(1).view(torch.uint8)
+def _to_tiles(rows: Tensor) -> Tensor:
+    """Return bytes [rows, tiles, 64 + 4 · groups] in the order of `PackedMatrix.tiles`."""
+    rows = F.pad(rows, (0, 0, 0, 0, 0, -len(rows) % TILE_ROWS)).view(torch.int32)
+    blocks = rows.view(-1, TILE_ROWS, *rows.shape[1:]).transpose(1, 2)  # block, tile, row, word
+    values, table = blocks[..., :_VALUE_WORDS], blocks[..., _VALUE_WORDS:].transpose(2, 3)
+    return torch.cat([values.flatten(2), table.flatten(2)], 2).flatten(1).view(torch.uint8)
 
 
-def _out_of_blocks(codes: Tensor, rows: int, steps: int) -> Tensor:
-    """The first rows as they went into `_in_blocks`."""
-    blocks, end = len(codes), BLOCK_ROWS * _WORDS
-    records = codes.view(torch.int32).view(blocks, steps, -1)
-    groups = (records.shape[2] - end) // BLOCK_ROWS
-    numbers = records[..., :end].reshape(blocks, steps, BLOCK_ROWS, _WORDS)
-    table = records[..., end:].reshape(blocks, steps, groups, BLOCK_ROWS).transpose(2, 3)
-    together = torch.cat([numbers, table], 3).transpose(1, 2)  # block, row, step, word
-    return together.reshape(-1, steps, _WORDS + groups)[:rows].view(torch.uint8)
+def _from_tiles(tiles: Tensor, rows: int, tiles_per_block: int) -> Tensor:
+    """Invert `_to_tiles`; return the first `rows` rows."""
+    blocks, end = len(tiles), TILE_ROWS * _VALUE_WORDS
+    words = tiles.view(torch.int32).view(blocks, tiles_per_block, -1)
+    groups = (words.shape[2] - end) // TILE_ROWS
+    values = words[..., :end].reshape(blocks, tiles_per_block, TILE_ROWS, _VALUE_WORDS)
+    table = words[..., end:].reshape(blocks, tiles_per_block, groups, TILE_ROWS).transpose(2, 3)
+    by_row = torch.cat([values, table], 3).transpose(1, 2)  # block, row, tile, word
+    return by_row.reshape(-1, tiles_per_block, _VALUE_WORDS + groups)[:rows].view(torch.uint8)
 
 
-def _bytes_in_order(codes: Tensor) -> Tensor:
-    """Of 64 columns thread t of a row's four takes 32p + 8t … 32p + 8t + 7 as its p-th eight."""
-    eights = codes.view(len(codes), -1, 2, 4, 8).transpose(2, 3)
-    return eights.reshape(len(codes), -1, 64)
+def _bytes_to_thread_order(values: Tensor) -> Tensor:
+    """Order 64 columns so that each of the four threads of a row reads 16 contiguous bytes.
 
-
-def _nibbles_in_order(codes: Tensor) -> Tensor:
-    """Bytes of two columns each, the lower one in the low half, as the threads of a warp want them.
-
-    Of 128 columns thread t of a row's four takes 32p + 8t … 32p + 8t + 7 in its word p, the first
-    four of them in the low halves of its bytes and the others in the high halves.
+    Thread t gets columns 32p + 8t … 32p + 8t + 7 as its p-th eight bytes.
     """
-    pairs = codes.view(len(codes), -1, 4, 4, 2, 2)  # row, step, p, t, which four, which two of them
+    eights = values.view(len(values), -1, 2, 4, 8).transpose(2, 3)
+    return eights.reshape(len(values), -1, 64)
+
+
+def _nibbles_to_thread_order(values: Tensor) -> Tensor:
+    """Order 128 columns so that each of the four threads of a row reads four 4-byte words.
+
+    `values` has two columns a byte, the lower one in the lower half. Thread t gets columns
+    32p + 8t … 32p + 8t + 7 as its word p: the first four in the lower halves of the bytes, the
+    others in the upper halves.
+    """
+    pairs = values.view(len(values), -1, 4, 4, 2, 2)  # row, tile, p, t, lower or upper four, pair
     first, second = pairs.unbind(4)
     low = (first & 15) | (second << 4)
     high = (first >> 4) | (second & 0xF0)
-    words = torch.stack([low, high], 5)  # row, step, p, t, which two, which of them
-    return words.transpose(2, 3).reshape(len(codes), -1, 64)
+    words = torch.stack([low, high], 5)  # row, tile, p, t, pair, which of it
+    return words.transpose(2, 3).reshape(len(values), -1, 64)
 
 
-def _require(form: str, k: int, group: int) -> None:
-    if not packing_fits(form, k, group):
-        of_groups = f" in groups of {group}" if group else ""
-        raise ValueError(f"{form} rows of {k} columns{of_groups} do not fit the kernels")
+def _check_shape(scheme: str, k: int, group_size: int) -> None:
+    if not packing_fits(scheme, k, group_size):
+        groups = f" in groups of {group_size}" if group_size else ""
+        raise ValueError(f"the kernels do not read {scheme} rows of {k} columns{groups}")

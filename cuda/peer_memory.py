@@ -1,4 +1,4 @@
-"""Memory in which the GPUs of a group leave numbers for each other."""
+"""Device memory that the GPUs of a tensor-parallel group write to directly (peer access)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,16 +10,17 @@ from torch import Tensor
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu, check, cuda_driver
 
-MAX_WORLD = 8
-EMPTY = -1  # as int32: all bits set, a NaN that no computation gives
+MAX_WORLD_SIZE = 8
+SENTINEL = -1  # as int32: all bits set, a NaN that no computation returns
 
 
 @dataclass(frozen=True)
 class PeerBuffer:
-    """Where all ranks' parts of one exchange arrive, and where this rank's parts go.
+    """One exchange's receive buffer, and where this rank writes in the buffers of all ranks.
 
-    `own` fp32 [world, numbers] is empty (all bits set) between exchanges. `addresses` int64
-    [world]: where this rank's part begins in each rank's inbox, as this process sees it.
+    `own` fp32 [world_size, capacity] receives a part from each rank; between exchanges all its
+    elements are the sentinel. `addresses` int64 [world_size] are the addresses of this rank's part
+    in each rank's buffer, as mapped into this process.
     """
 
     own: Tensor
@@ -27,27 +28,28 @@ class PeerBuffer:
     rank: int
 
     @property
-    def world(self) -> int:
-        """The number of ranks."""
+    def world_size(self) -> int:
         return len(self.own)
 
-    def check_part(self, numbers: int, gpu: Gpu) -> None:
-        """Raise `ValueError` unless parts of so many numbers fit."""
-        world, room = self.own.shape
-        check_tensor("inbox", self.own, (world, room), "float32", gpu)
-        check_tensor("addresses", self.addresses, (world,), "int64", gpu)
-        if not 2 <= world <= MAX_WORLD or not 0 <= self.rank < world:
-            raise ValueError(f"rank {self.rank} of {world}; a group has 2 to {MAX_WORLD}")
-        if numbers > room:
-            raise ValueError(f"a part of {numbers} numbers; the inbox has room for {room}")
+    def check_capacity(self, num_elements: int, gpu: Gpu) -> None:
+        """Raise `ValueError` unless parts of `num_elements` elements fit."""
+        world_size, capacity = self.own.shape
+        check_tensor("peer buffer", self.own, (world_size, capacity), "float32", gpu)
+        check_tensor("addresses", self.addresses, (world_size,), "int64", gpu)
+        if not 2 <= world_size <= MAX_WORLD_SIZE or not 0 <= self.rank < world_size:
+            raise ValueError(
+                f"rank {self.rank} of {world_size}; a group has 2 to {MAX_WORLD_SIZE} ranks"
+            )
+        if num_elements > capacity:
+            raise ValueError(f"a part of {num_elements} elements; the peer buffer holds {capacity}")
 
 
 class PeerMemory:
-    """Memory of this GPU that the others of the group write to, and theirs as seen from here.
+    """This GPU's memory that the other ranks write to, and theirs mapped into this process.
 
-    `exchange` hands this rank's bytes to all and returns everybody's, in the order of the ranks;
-    it is called once, by all of them. Raises `DeviceError` where GPUs cannot reach each other.
-    After `close` the inboxes must not be used.
+    All ranks call the constructor together. `exchange` sends this rank's bytes to all ranks and
+    returns those of all ranks in order. Raises `DeviceError` if a GPU has no peer access. The
+    buffers must not be used after `close`.
     """
 
     def __init__(
@@ -59,34 +61,34 @@ class PeerMemory:
         self._next = 0
         self._num_bytes = num_bytes
         self._own = int(check(driver.cuMemAlloc(num_bytes)))
-        check(driver.cuMemsetD32(self._own, 0xFFFFFFFF, num_bytes // 4))
+        check(driver.cuMemsetD32(self._own, SENTINEL & 0xFFFFFFFF, num_bytes // 4))
         check(driver.cuCtxSynchronize())
         handle = check(driver.cuIpcGetMemHandle(self._own))
         flags = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         self._bases: list[int] = []
-        for other, data in enumerate(exchange(bytes(handle.reserved))):
-            if other == rank:
+        for peer_rank, data in enumerate(exchange(bytes(handle.reserved))):
+            if peer_rank == rank:
                 self._bases.append(self._own)
                 continue
-            theirs = driver.CUipcMemHandle()
-            theirs.reserved = list(data)
-            address = check(driver.cuIpcOpenMemHandle(theirs, flags))
+            peer = driver.CUipcMemHandle()
+            peer.reserved = list(data)
+            address = check(driver.cuIpcOpenMemHandle(peer, flags))
             self._opened.append(address)
             self._bases.append(int(address))
 
-    def inbox(self, numbers: int) -> PeerBuffer:
-        """The next inbox for parts of so many numbers; all ranks make the same ones in order."""
-        room = -(-numbers // 4) * 4
-        world, start = len(self._bases), self._next
-        self._next += 4 * world * room
+    def allocate(self, num_elements: int) -> PeerBuffer:
+        """Allocate a buffer for parts of `num_elements`; all ranks allocate in the same order."""
+        capacity = -(-num_elements // 4) * 4
+        world_size, start = len(self._bases), self._next
+        self._next += 4 * world_size * capacity
         if self._next > self._num_bytes:
-            raise ValueError(f"{self._next} bytes of {self._num_bytes} are used up")
-        own = _tensor(self._own + start, (world, room), self._gpu.device)
-        addresses = [base + start + 4 * self._rank * room for base in self._bases]
+            raise ValueError(f"peer memory of {self._num_bytes} bytes; {self._next} are needed")
+        own = _tensor(self._own + start, (world_size, capacity), self._gpu.device)
+        addresses = [base + start + 4 * self._rank * capacity for base in self._bases]
         return PeerBuffer(own, torch.tensor(addresses, device=self._gpu.device), self._rank)
 
     def close(self) -> None:
-        """Let go of the others' memory and give back this rank's, when no kernel uses them."""
+        """Unmap the other ranks' memory and free this rank's, after all kernels have ended."""
         driver = cuda_driver()
         torch.cuda.synchronize(self._gpu.device)
         for address in self._opened:
@@ -97,8 +99,8 @@ class PeerMemory:
             self._own = 0
 
 
-class _Stretch:
-    """Device memory as other libraries' arrays are described to torch."""
+class _CudaArray:
+    """Device memory described by the CUDA array interface, which torch reads."""
 
     def __init__(self, address: int, shape: tuple[int, ...]) -> None:
         self.__cuda_array_interface__ = {
@@ -110,4 +112,4 @@ class _Stretch:
 
 
 def _tensor(address: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.as_tensor(_Stretch(address, shape), device=device)
+    return torch.as_tensor(_CudaArray(address, shape), device=device)

@@ -1,1 +1,4 @@
-"""The kernels as checked functions: one file an operation, named like its `.cu`."""
+"""The kernels as Python functions that check their arguments.
+
+Every module lists the variants of its kernels in `VARIANTS`: they are compiled by the tests.
+"""

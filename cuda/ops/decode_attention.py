@@ -7,47 +7,51 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.quantized_cache import CODES, Codes
+from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
 from swiftchat.cuda.tensor_map import tensor_map
 
-# What head_dim is padded to; fp32 is not made for speed.
+# The kernel is compiled for these head_dims; others are padded. fp32 is not optimized.
 _HEAD_DIMS = (64, 80, 96, 128, 256)
 _FP32_HEAD_DIMS = (64, 128, 256)
-_CODES_HEAD_DIMS = (64, 96, 128, 256)
-_STEP, _CODES_STEP = 16, 32  # tokens a warp takes at a time, as in the kernel
-_PANEL_ROW_BYTES = 128  # tiles consist of panels with so much of each token, as in the kernel
-_RING_BYTES = 128 * 1024  # of all warps; more on their way is not faster
+_QUANTIZED_HEAD_DIMS = (64, 96, 128, 256)
+_STEP, _QUANTIZED_STEP = 16, 32  # tokens that a warp takes at a time, as in the kernel
+_PANEL_ROW_BYTES = 128  # a tile consists of panels with this many bytes a token
+_RING_BYTES = 128 * 1024  # of all warps; more loads in flight are not faster
 _OTHER_SHARED_BYTES = 3 * 1024  # at most: statistics, barriers, alignment
 _BLOCKS_PER_SM = 1
 _MAX_SPLITS = 256
-# So many splits at least while there are few sequences: their lengths differ, and one long one
-# must not keep a few multiprocessors busy after all others. Chance does that for many.
-_UNEVEN_SPLITS = 4
+# The least number of splits while there are few sequences. Otherwise one long sequence could keep
+# a few multiprocessors busy after the others are done. Many sequences even out.
+_MIN_SPLITS = 4
+_ARGUMENTS = (
+    "tensor_map map, pointer q, pointer cache, pointer block_tables, pointer context_lens, "
+    "pointer alibi_slopes, pointer out, pointer workspace, int64 q_stride, int num_kv_heads, "
+    "int group_size, int head_dim, int log2_block_size, int max_blocks, int window, "
+    "int early_reads, int num_splits, int num_seqs, float scale, float softcap"
+)
 
 
 def decode_attention_workspace(gpu: Gpu, max_seqs: int, num_heads: int, head_dim: int) -> Tensor:
-    """What `decode_attention` of up to so many sequences needs, for calls one after the other.
+    """Return the workspace of `decode_attention` for up to `max_seqs` sequences.
 
-    All its bits are set, and again after every call.
+    All its bits are set between calls. Calls that share it must not overlap.
     """
-    # The splits fill the multiprocessors with blocks of at most 16 heads, or are _UNEVEN_SPLITS.
-    rows = max(16 * _BLOCKS_PER_SM * gpu.num_sms, _UNEVEN_SPLITS * max_seqs * num_heads)
-    return torch.full((rows * _partials(head_dim),), -1, dtype=torch.int32, device=gpu.device)
+    # The splits fill the multiprocessors with blocks of at most 16 heads, or are _MIN_SPLITS.
+    rows = max(16 * _BLOCKS_PER_SM * gpu.num_sms, _MIN_SPLITS * max_seqs * num_heads)
+    size = rows * _partial_size(head_dim)
+    return torch.full((size,), -1, dtype=torch.int32, device=gpu.device)
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """How the kernel is compiled for a head_dim and for `group` query heads on each KV head.
-
-    `codes` is the form of a cache in 8 bits.
-    """
+    """How the kernel is compiled for a head_dim and a number of query heads on each KV head."""
 
     dtype: torch.dtype
-    codes: str | None
-    padded: int  # head_dim
-    rows: int  # query heads a block
+    kv_scheme: str | None
+    padded_dim: int
+    rows: int  # query heads of a block
     warps: int
-    slots: int  # tiles of a step's keys or values in a warp's ring
+    stages: int  # tiles of a step's keys or values in a warp's ring
     tile_bytes: int
     step: int  # tokens
 
@@ -56,67 +60,66 @@ class _Layout:
         cls,
         dtype: torch.dtype,
         head_dim: int,
-        group: int,
+        group_size: int,
         shared_bytes: int,
-        codes: str | None = None,
+        kv_scheme: str | None = None,
     ) -> "_Layout":
-        """For blocks that can have so much shared memory."""
-        padded = next(size for size in _head_dims(dtype, codes) if size >= head_dim)
-        # More than 8 heads take registers that 256 dimensions do not leave.
-        rows = 16 if group > 8 and padded < 256 and dtype != torch.float32 else 8
-        step, itemsize = (_CODES_STEP, 1) if codes else (_STEP, dtype.itemsize)
-        tile_bytes = -(-padded * itemsize // _PANEL_ROW_BYTES) * _PANEL_ROW_BYTES * step
+        """Return the layout for `group_size` query heads and this much shared memory a block."""
+        padded_dim = next(size for size in _head_dims(dtype, kv_scheme) if size >= head_dim)
+        # More than 8 heads with 256 dimensions need too many registers.
+        rows = 16 if group_size > 8 and padded_dim < 256 and dtype != torch.float32 else 8
+        step, itemsize = (_QUANTIZED_STEP, 1) if kv_scheme else (_STEP, dtype.itemsize)
+        tile_bytes = -(-padded_dim * itemsize // _PANEL_ROW_BYTES) * _PANEL_ROW_BYTES * step
         warps = 8 if tile_bytes <= 4096 else 4 if tile_bytes <= 8192 else 2
         room_bytes = shared_bytes - _OTHER_SHARED_BYTES
-        if codes:  # factors lie beside the ring
+        if kv_scheme:  # the scales are beside the ring
             room_bytes = room_bytes * tile_bytes // (tile_bytes + 4 * step)
         ring_bytes = min(_RING_BYTES, room_bytes)
-        # At last a warp's sums take the place of its tiles.
-        while ring_bytes // (warps * tile_bytes) * tile_bytes < rows * (padded + 4) * 4:
+        # At the end, a warp's sums take the place of its tiles.
+        while ring_bytes // (warps * tile_bytes) * tile_bytes < rows * (padded_dim + 4) * 4:
             warps //= 2
-        slots = min(8, ring_bytes // (warps * tile_bytes))
-        return cls(dtype, codes, padded, rows, warps, slots, tile_bytes, step)
+        stages = min(8, ring_bytes // (warps * tile_bytes))
+        return cls(dtype, kv_scheme, padded_dim, rows, warps, stages, tile_bytes, step)
 
     @property
     def spec(self) -> KernelSpec:
+        arguments = _ARGUMENTS
         defines = {
             "DTYPE": DTYPE_NAMES[self.dtype],
-            "HEAD_DIM": str(self.padded),
+            "HEAD_DIM": str(self.padded_dim),
             "ROWS": str(self.rows),
             "NUM_WARPS": str(self.warps),
-            "NUM_SLOTS": str(self.slots),
+            "NUM_STAGES": str(self.stages),
         }
-        params = "mpppppppliiiiiiiiiff"
-        if self.codes:
-            return KernelSpec(
-                "decode_attention", params + "p", {**defines, "CODES": CODES[self.codes]}
-            )
-        return KernelSpec("decode_attention", params, defines)
+        if self.kv_scheme:
+            arguments += ", pointer kv_scales"
+            defines["KV_SCHEME"] = KV_SCHEMES[self.kv_scheme]
+        return KernelSpec("decode_attention", arguments, defines)
 
 
-def _head_dims(dtype: torch.dtype, codes: str | None = None) -> tuple[int, ...]:
-    if codes:
-        return _CODES_HEAD_DIMS
+def _head_dims(dtype: torch.dtype, kv_scheme: str | None = None) -> tuple[int, ...]:
+    if kv_scheme:
+        return _QUANTIZED_HEAD_DIMS
     return _FP32_HEAD_DIMS if dtype == torch.float32 else _HEAD_DIMS
 
 
 def decode_attention_spec(
-    gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int, codes: str | None = None
+    gpu: Gpu, dtype: torch.dtype, head_dim: int, group_size: int, kv_scheme: str | None = None
 ) -> KernelSpec:
-    """The kernel for `group` query heads on each KV head; `codes` is the form of the cache."""
-    return _Layout.of(dtype, head_dim, group, gpu.block_shared_bytes, codes).spec
+    """Return the kernel for `group_size` query heads on each KV head."""
+    return _Layout.of(dtype, head_dim, group_size, gpu.block_shared_bytes, kv_scheme).spec
 
 
-_SMALL, _LARGE = 99 * 1024, 227 * 1024  # sm_86, sm_89, sm_120; data centers' chips
+_SMALL, _LARGE = 99 * 1024, 227 * 1024  # sm_86, sm_89, sm_120; data center GPUs
 VARIANTS = [
-    dict(_Layout.of(dtype, head_dim, group, shared_bytes).spec.defines)
+    _Layout.of(dtype, head_dim, group_size, shared_bytes).spec
     for dtype in DTYPE_NAMES
     for head_dim in _head_dims(dtype)
-    for group in ((4,) if dtype == torch.float32 or head_dim == 256 else (4, 16))
+    for group_size in ((4,) if dtype == torch.float32 or head_dim == 256 else (4, 16))
     for shared_bytes in (_SMALL, _LARGE)
 ] + [
-    dict(_Layout.of(dtype, head_dim, group, shared_bytes, codes).spec.defines)
-    for dtype, head_dim, group, shared_bytes, codes in (
+    _Layout.of(*sizes).spec
+    for sizes in (
         (torch.bfloat16, 128, 4, _SMALL // 2, None),
         (torch.bfloat16, 128, 16, _SMALL // 2, None),
         (torch.bfloat16, 64, 4, _LARGE, "int8"),
@@ -132,102 +135,109 @@ def decode_attention(
     gpu: Gpu,
     q: Tensor,
     cache: Tensor,
+    *,
     block_tables: Tensor,
     context_lens: Tensor,
     scale: float,
     out: Tensor,
     workspace: Tensor,
-    *,
     window: int = 0,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
-    settled: bool = False,
-    codes: Codes | None = None,
+    early_reads: bool = False,
+    kv_scales: KVScales | None = None,
 ) -> None:
     """Write softmax(scale q Kᵀ) V to `out` [num_seqs, num_heads, head_dim], T like q and cache.
 
-    q has the shape of `out` and may be the first part of wider rows. The cache is
-    [num_blocks, 2 * num_kv_heads, block_size, head_dim], keys' heads first. `context_lens` int32
-    [num_seqs] counts each sequence's tokens, the query's own included; 0 gives zeros. Entries of
-    `block_tables` int32 [num_seqs, max_blocks] for no visible token are not read as blocks. Of a
-    sequence the last `window` tokens are visible (0: all); scores are capped by `softcap` (0: not),
-    and `alibi_slopes` fp32 [num_heads] times the distance to the last token is added. `settled`
-    says that no kernel since the stream was last idle, or since the current graph began, has
-    written anything this one reads but q and the last token's keys and values. With `codes` the
-    cache is int8, T not fp32 and head_dim a multiple of 16.
+    q has the shape of `out` and may be the first columns of wider rows. The cache is
+    [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first. `context_lens` int32
+    [num_seqs] include the query's token; 0 gives zeros. Entries of `block_tables` int32
+    [num_seqs, max_blocks] without a visible token are not used. The last `window` tokens of a
+    sequence are visible (0: all); `softcap` caps the scores (0: off), and `alibi_slopes` fp32
+    [num_heads] times the distance to the last token is added. `early_reads` promises that since
+    the stream was idle, or since the current graph began, no kernel has written anything that this
+    one reads, except q and the last token's keys and values. With `kv_scales` the cache is int8, T
+    is not fp32 and head_dim is a multiple of 16.
     """
     num_seqs, num_heads, head_dim = q.shape
-    num_blocks, kv_rows, block_size, _ = cache.shape
-    num_kv_heads, max_blocks, dtype = kv_rows // 2, block_tables.shape[-1], q.dtype
-    _check_numbers(cache, num_heads, window, softcap)
-    if codes is not None:
-        codes.check(cache, dtype, gpu)
-    stored, form = (dtype, None) if codes is None else (torch.int8, codes.form)
+    num_kv_heads, block_size, max_blocks = (
+        cache.shape[1] // 2,
+        cache.shape[2],
+        block_tables.shape[1],
+    )
+    _check_sizes(cache, num_heads, window, softcap)
+    _check_cache(gpu, cache, head_dim, q.dtype, kv_scales)
     _check_query(gpu, q)
-    check_tensor("cache", cache, (num_blocks, 2 * num_kv_heads, block_size, head_dim), stored, gpu)
     check_tensor("block_tables", block_tables, (num_seqs, max_blocks), "int32", gpu)
     check_tensor("context_lens", context_lens, (num_seqs,), "int32", gpu)
     check_tensor("alibi_slopes", alibi_slopes, (num_heads,), "float32", gpu)
-    check_tensor("out", out, (num_seqs, num_heads, head_dim), dtype, gpu)
+    check_tensor("out", out, (num_seqs, num_heads, head_dim), q.dtype, gpu)
     if num_seqs == 0:
         return
-    group = num_heads // num_kv_heads
-    layout = _Layout.of(dtype, head_dim, group, gpu.block_shared_bytes, form)
-    tiles = num_kv_heads * -(-group // layout.rows)
+    group_size, scheme = num_heads // num_kv_heads, kv_scales and kv_scales.scheme
+    layout = _Layout.of(q.dtype, head_dim, group_size, gpu.block_shared_bytes, scheme)
+    head_tiles = num_kv_heads * -(-group_size // layout.rows)
     visible = min(max_blocks * block_size, window + layout.step if window else 2**31)
-    splits = _num_splits(gpu, tiles * num_seqs, visible, layout.step * layout.warps)
-    blocks = tiles * splits * num_seqs
-    if blocks > gpu.num_sms:  # two share a multiprocessor
-        layout = _Layout.of(dtype, head_dim, group, gpu.sm_shared_bytes // 2, form)
-    size = num_seqs * num_heads * splits * _partials(head_dim)
-    if workspace.numel() < size:
-        raise ValueError(f"the workspace has {workspace.numel()} numbers, {size} are needed")
-    # With a block for each multiprocessor and room for two on each, the blocks of the next kernel
-    # come to lie one beside each of these.
-    shared_bytes = max(layout.warps * layout.slots * layout.tile_bytes, gpu.sm_shared_bytes // 3)
-    rows = tensor_map(gpu, cache.view(-1, head_dim), min(block_size, layout.step))
+    num_splits = _num_splits(gpu, head_tiles * num_seqs, visible, layout.step * layout.warps)
+    blocks = head_tiles * num_splits * num_seqs
+    if blocks > gpu.num_sms:  # two blocks share a multiprocessor
+        layout = _Layout.of(q.dtype, head_dim, group_size, gpu.sm_shared_bytes // 2, scheme)
+    needed = num_seqs * num_heads * num_splits * _partial_size(head_dim)
+    if workspace.numel() < needed:
+        raise ValueError(f"the workspace has {workspace.numel()} elements; {needed} are needed")
+    # One block for each multiprocessor and room for two: the next kernel gets a block on each.
+    shared_bytes = max(layout.warps * layout.stages * layout.tile_bytes, gpu.sm_shared_bytes // 3)
     gpu.kernel(layout.spec)(
         max(blocks, gpu.num_sms),
         32 * layout.warps,
-        rows,
-        q,
-        cache,
-        block_tables,
-        context_lens,
-        alibi_slopes,
-        out,
-        workspace,
-        q.stride(0),
-        num_kv_heads,
-        group,
-        head_dim,
-        block_size.bit_length() - 1,
-        max_blocks,
-        window,
-        int(settled),
-        splits,
-        num_seqs,
-        scale,
-        softcap,
-        *([] if codes is None else [codes.factors]),
         shared_bytes=shared_bytes,
         num_bytes=2 * out.nbytes,
+        map=tensor_map(gpu, cache.view(-1, head_dim), min(block_size, layout.step)),
+        q=q,
+        cache=cache,
+        block_tables=block_tables,
+        context_lens=context_lens,
+        alibi_slopes=alibi_slopes,
+        out=out,
+        workspace=workspace,
+        q_stride=q.stride(0),
+        num_kv_heads=num_kv_heads,
+        group_size=group_size,
+        head_dim=head_dim,
+        log2_block_size=block_size.bit_length() - 1,
+        max_blocks=max_blocks,
+        window=window,
+        early_reads=int(early_reads),
+        num_splits=num_splits,
+        num_seqs=num_seqs,
+        scale=scale,
+        softcap=softcap,
+        **({} if kv_scales is None else {"kv_scales": kv_scales.scales}),
     )
 
 
-def _partials(head_dim: int) -> int:
-    """Numbers that a split leaves of a head: its sums, and two for every four of them."""
+def _partial_size(head_dim: int) -> int:
+    """Return the elements that a split stores for a head: sums, and two for every four sums."""
     return head_dim // 4 * 6
 
 
 def _num_splits(gpu: Gpu, blocks: int, max_tokens: int, block_tokens: int) -> int:
-    """How many blocks share a sequence: enough for all multiprocessors, each with work."""
-    slots = _BLOCKS_PER_SM * gpu.num_sms
-    splits = max(slots // blocks, _UNEVEN_SPLITS if blocks < 2 * slots else 1)
+    """Return the splits of a sequence: enough to use all multiprocessors, none without tokens."""
+    sm_blocks = _BLOCKS_PER_SM * gpu.num_sms
+    splits = max(sm_blocks // blocks, _MIN_SPLITS if blocks < 2 * sm_blocks else 1)
     return max(1, min(splits, _MAX_SPLITS, -(-max_tokens // block_tokens)))
 
 
-def _check_numbers(cache: Tensor, num_heads: int, window: int, softcap: float) -> None:
+def _check_cache(
+    gpu: Gpu, cache: Tensor, head_dim: int, dtype: torch.dtype, kv_scales: KVScales | None
+) -> None:
+    if kv_scales is not None:
+        kv_scales.check(cache, dtype, gpu)
+    shape = (*cache.shape[:-1], head_dim)
+    check_tensor("cache", cache, shape, dtype if kv_scales is None else torch.int8, gpu)
+
+
+def _check_sizes(cache: Tensor, num_heads: int, window: int, softcap: float) -> None:
     num_blocks, kv_rows, block_size, head_dim = cache.shape
     if cache.dtype not in DTYPE_NAMES and cache.dtype != torch.int8:
         raise ValueError(f"the cache must be bf16, fp16, fp32 or int8, not {cache.dtype}")
@@ -244,7 +254,7 @@ def _check_numbers(cache: Tensor, num_heads: int, window: int, softcap: float) -
 
 
 def _check_query(gpu: Gpu, q: Tensor) -> None:
-    """Rows may lie apart; each is contiguous and aligned."""
+    """Check rows that may be apart; each must be contiguous and aligned."""
     num_seqs, num_heads, head_dim = q.shape
     if num_seqs:
         check_tensor("q", q[0], (num_heads, head_dim), q.dtype, gpu)

@@ -1,143 +1,152 @@
-"""GEMV for up to 16 rows, fused with neighboring operations: `kernels/linear/linear.cu`."""
+"""Matmul of up to 16 activation rows, fused with neighboring operations: `kernels/linear/`."""
 
 from dataclasses import dataclass, replace
-from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.packed_layout import BLOCK_ROWS, GROUPS, STEPS, filled, record_bytes
+from swiftchat.cuda.ops.linear_layout import (
+    MAX_GEMV_ROWS,
+    MAX_SPLITS,
+    ROW_TILE,
+    THREADS,
+    Layout,
+    compiled_rows,
+    linear_fits,
+)
+from swiftchat.cuda.packed_layout import GROUP_SIZES
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
 from swiftchat.cuda.peer_memory import PeerBuffer
 
-MAX_VECTORS = 16
-# Slots of the ring of weights, 16 to 20 KB each. Four leave room for the next kernel's block
-# beside; five would too, but then more is in flight than L2 takes well (8B: 4.3 ms a step instead
-# of 3.8).
-_RING_SLOTS = 4
-_MAX_SPLITS = 16
-_PART = 512  # columns of which splits are multiples
-_THREADS = 352
-_TILE = 16  # rows in a slot
-_CHUNK_BYTES = 1024  # of a row in a slot
 _SPLITTABLE = ("RESIDUAL", "SEND")
-_STATIC_BYTES = 512, 2336  # of a block, and for each vector: sums and angles
-_PARAMS = "pppppffiiiiiippppppiiiiipp"
-
-_KINDS = [
-    {"EPILOGUE": "STORE", "NORM": "0", "WIDE": "0", "ACTIVATION": "NONE"},
-    {"EPILOGUE": "STORE", "NORM": "1", "WIDE": "0", "ACTIVATION": "NONE"},
-    {"EPILOGUE": "STORE", "NORM": "1", "WIDE": "1", "ACTIVATION": "NONE"},
-    {"EPILOGUE": "RESIDUAL", "NORM": "0", "WIDE": "0", "ACTIVATION": "NONE"},
-    {"EPILOGUE": "SEND", "NORM": "0", "WIDE": "0", "ACTIVATION": "NONE"},
-    {"EPILOGUE": "SEND", "NORM": "1", "WIDE": "0", "ACTIVATION": "NONE"},
-    {"EPILOGUE": "GATED", "NORM": "1", "WIDE": "0", "ACTIVATION": "SILU"},
-    {"EPILOGUE": "GATED", "NORM": "1", "WIDE": "0", "ACTIVATION": "GELU"},
-    {"EPILOGUE": "GATED", "NORM": "1", "WIDE": "0", "ACTIVATION": "GELU_TANH"},
-    {"EPILOGUE": "ROTATE", "NORM": "1", "WIDE": "0", "ACTIVATION": "NONE"},
-]
-_PLAIN = {"FORM": "PLAIN", "GROUP": "0"}
-_PACKED = [
-    {"FORM": "INT8", "GROUP": "0"},
-    {"FORM": "FP8", "GROUP": "0"},
-    *({"FORM": form, "GROUP": str(group)} for form in GROUPS for group in GROUPS[form]),
-]
-_SHAPES = [
-    {"DTYPE": name, "VECTORS": vectors}
-    for name in DTYPE_NAMES.values()
-    for vectors in ("1", "8", "16")
-]
-# Of packed weights only some, each form with different dtypes, numbers of vectors and kinds: it
-# changes nothing of what comes after the sums.
-VARIANTS = [{**kind, **shape, **_PLAIN} for kind in _KINDS for shape in _SHAPES] + [
-    {**_KINDS[(2 * i + j) % len(_KINDS)], **_SHAPES[(2 * i + 5 * j) % len(_SHAPES)], **form}
-    for i, form in enumerate(_PACKED)
-    for j in (0, 1)
-]
+_ARGUMENTS = (
+    "pointer weight, pointer bias, pointer x, pointer norm_weight, pointer out, float eps, "
+    "float weight_offset, int n, int m, int k, int pair_span, int num_splits, int num_stages, "
+    "pointer partial_sums, pointer counters, pointer cos_sin, pointer positions, "
+    "pointer slot_mapping, pointer cache, int num_heads, int num_kv_heads, int head_dim, "
+    "int log2_block_size, int world_size, pointer row_scale, pointer x_scale"
+)
+# The rotary arguments of the kernels without rotary embedding.
+_NO_ROPE: dict[str, Any] = {
+    "cos_sin": None,
+    "positions": None,
+    "slot_mapping": None,
+    "cache": None,
+    "num_heads": 0,
+    "num_kv_heads": 0,
+    "head_dim": 0,
+    "log2_block_size": 0,
+}
 
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm before the product: `weight` [k] of its dtype, to which `offset` is added."""
+    """RMSNorm of the input; `weight` [k] has the matmul weight's dtype, plus `weight_offset`."""
 
     weight: Tensor
     eps: float
-    offset: float = 0.0
+    weight_offset: float = 0.0
 
 
 @dataclass(frozen=True)
-class Rotation:
-    """Where the rotated queries, keys and values of a fused q k v product go.
+class RopeCache:
+    """Rotary angles, and the cache that takes the keys and values of a merged q/k/v matmul.
 
-    `cos_sin` fp32 [positions, head_dim], cosines in the first half; `positions` and `slots`
-    int32 [n]; `cache` [num_blocks, 2 * num_kv_heads, block_size, head_dim]. A slot below 0 is
-    not written.
+    `cos_sin` fp32 [max_positions, head_dim], cosines in the first half; `positions` and
+    `slot_mapping` int32 [n]; `cache` [num_blocks, 2 * num_kv_heads, block_size, head_dim]. A row
+    with a slot below 0 is not stored.
     """
 
     cos_sin: Tensor
     positions: Tensor
-    slots: Tensor
+    slot_mapping: Tensor
     cache: Tensor
     num_heads: int
 
+    def arguments(self) -> dict[str, Any]:
+        _, twice_kv_heads, block_size, head_dim = self.cache.shape
+        return {
+            "cos_sin": self.cos_sin,
+            "positions": self.positions,
+            "slot_mapping": self.slot_mapping,
+            "cache": self.cache,
+            "num_heads": self.num_heads,
+            "num_kv_heads": twice_kv_heads // 2,
+            "head_dim": head_dim,
+            "log2_block_size": block_size.bit_length() - 1,
+        }
+
 
 class Workspace:
-    """Room for sums of up to `max_rows` rows whose columns are split; left as it was found."""
+    """Partial sums of split matmuls with up to `max_m` weight rows; reusable after every call."""
 
-    def __init__(self, gpu: Gpu, max_rows: int) -> None:
-        self.partial = torch.empty(_MAX_SPLITS * MAX_VECTORS * max_rows, device=gpu.device)
-        self.counters = torch.zeros(-(-max_rows // _TILE), dtype=torch.int32, device=gpu.device)
+    def __init__(self, gpu: Gpu, max_m: int) -> None:
+        self.partial_sums = torch.empty(MAX_SPLITS * MAX_GEMV_ROWS * max_m, device=gpu.device)
+        self.counters = torch.zeros(-(-max_m // ROW_TILE), dtype=torch.int32, device=gpu.device)
 
-    def counts(self, rows: int) -> bool:
-        """Whether there is a counter for each tile of so many rows."""
-        return self.counters.numel() * _TILE >= rows
+    def has_counters(self, m: int) -> bool:
+        """Return whether there is a counter for each tile of m weight rows."""
+        return self.counters.numel() * ROW_TILE >= m
 
 
-def linear_spec(
-    weight: Matrix,
+def _spec(
+    dtype: str,
     n: int,
     epilogue: str,
     *,
     norm: bool = False,
-    wide: bool = False,
+    fp32_out: bool = False,
     activation: str = "none",
+    scheme: str = "PLAIN",
+    group_size: int = 0,
 ) -> KernelSpec:
-    packed = weight if isinstance(weight, PackedMatrix) else None
     defines = {
-        "DTYPE": DTYPE_NAMES[weight.dtype],
+        "DTYPE": dtype,
         "EPILOGUE": epilogue,
         "NORM": str(int(norm)),
-        "WIDE": str(int(wide)),
+        "FP32_OUT": str(int(fp32_out)),
         "ACTIVATION": activation.upper(),
-        "VECTORS": _vectors(n),
-        "FORM": packed.form if packed else "PLAIN",
-        "GROUP": str(packed.group if packed else 0),
+        "MAX_N": str(compiled_rows(n)),
+        "SCHEME": scheme,
+        "GROUP_SIZE": str(group_size),
     }
-    return KernelSpec("linear", _PARAMS, defines)
+    return KernelSpec("linear", _ARGUMENTS, defines)
 
 
-def _vectors(n: int) -> str:
-    """The number of vectors a kernel is compiled for."""
-    return "1" if n == 1 else "8" if n <= 8 else "16"
-
-
-def linear_takes(
-    gpu: Gpu, n: int, weight: Matrix, *, splittable: bool = False, span: int = _TILE
-) -> bool:
-    """Whether n vectors as long as this matrix's rows are few and short enough for this kernel.
-
-    Pairs of rows that are finished together lie span / 2 apart: half the rows where those are
-    gates and then what they gate, half a head where heads are rotated. Packed rows come in eights.
-    """
-    k = weight.shape[1]
-    if not 1 <= n <= MAX_VECTORS or k * weight.dtype.itemsize % 16:
-        return False
-    if isinstance(weight, PackedMatrix) and span % (2 * BLOCK_ROWS):
-        return False
-    splits = _splits(gpu, n, weight)
-    return splits is not None and (splits == 1 or splittable)
+_EPILOGUES: list[dict[str, Any]] = [
+    {"epilogue": "STORE"},
+    {"epilogue": "STORE", "norm": True},
+    {"epilogue": "STORE", "norm": True, "fp32_out": True},
+    {"epilogue": "RESIDUAL"},
+    {"epilogue": "SEND"},
+    {"epilogue": "SEND", "norm": True},
+    {"epilogue": "ACT_AND_MUL", "norm": True, "activation": "silu"},
+    {"epilogue": "ACT_AND_MUL", "norm": True, "activation": "gelu"},
+    {"epilogue": "ACT_AND_MUL", "norm": True, "activation": "gelu_tanh"},
+    {"epilogue": "ROPE_CACHE", "norm": True},
+]
+_SHAPES: list[dict[str, Any]] = [
+    {"dtype": dtype, "n": n} for dtype in DTYPE_NAMES.values() for n in (1, 8, 16)
+]
+_PACKED: list[dict[str, Any]] = [
+    {"scheme": "INT8"},
+    {"scheme": "FP8"},
+    *({"scheme": s, "group_size": size} for s in GROUP_SIZES for size in GROUP_SIZES[s]),
+]
+# Two variants for each packing, with varying dtypes, sizes and epilogues: the packing does not
+# change the epilogue's code.
+VARIANTS = [_spec(**shape, **epilogue) for epilogue in _EPILOGUES for shape in _SHAPES] + [
+    _spec(
+        **_SHAPES[(2 * i + 5 * j) % len(_SHAPES)],
+        **_EPILOGUES[(2 * i + j) % len(_EPILOGUES)],
+        **packing,
+    )
+    for i, packing in enumerate(_PACKED)
+    for j in (0, 1)
+]
 
 
 def linear(
@@ -151,15 +160,15 @@ def linear(
     norm: Norm | None = None,
     x_scale: Tensor | None = None,
 ) -> None:
-    """out [n, rows] = x [n, k] · weightᵀ [k, rows] + bias.
+    """Write x [n, k] · weightᵀ [k, m] + bias to out [n, m].
 
-    `out` has the weight's dtype, or is fp32. x has the weight's dtype, or with `norm` is fp32.
-    With a packed weight, vectors may be times `x_scale` fp32 [n].
+    `out` has the weight's dtype or is fp32. x has the weight's dtype, or with `norm` is fp32. With
+    a packed weight, the rows of x may be multiplied by `x_scale` fp32 [n].
     """
-    wide = out.dtype == torch.float32 and weight.dtype != torch.float32
+    fp32_out = out.dtype == torch.float32 and weight.dtype != torch.float32
     check_tensor("out", out, (len(x), len(weight)), out.dtype, gpu)
-    spec = linear_spec(weight, len(x), "STORE", norm=norm is not None, wide=wide)
-    _launch(gpu, spec, x, weight, out, workspace, bias=bias, norm=norm, x_scale=x_scale)
+    options = {"epilogue": "STORE", "fp32_out": fp32_out}
+    _launch(gpu, x, weight, out, workspace, options, bias=bias, norm=norm, x_scale=x_scale)
 
 
 def linear_residual(
@@ -172,221 +181,182 @@ def linear_residual(
     bias: Tensor | None = None,
     x_scale: Tensor | None = None,
 ) -> None:
-    """Add x [n, k] · weightᵀ + bias to the fp32 residual stream [n, rows] in place.
+    """Add x [n, k] · weightᵀ + bias to the fp32 residual stream [n, m] in place.
 
     `x_scale` is as for `linear`.
     """
     check_tensor("residual", residual, (len(x), len(weight)), torch.float32, gpu)
-    spec = linear_spec(weight, len(x), "RESIDUAL")
-    _launch(gpu, spec, x, weight, residual, workspace, bias=bias, x_scale=x_scale)
+    options = {"epilogue": "RESIDUAL"}
+    _launch(gpu, x, weight, residual, workspace, options, bias=bias, x_scale=x_scale)
 
 
 def linear_send(
     gpu: Gpu,
     x: Tensor,
     weight: Matrix,
-    inbox: PeerBuffer,
+    buffer: PeerBuffer,
     workspace: Workspace,
     *,
     bias: Tensor | None = None,
     norm: Norm | None = None,
 ) -> None:
-    """Send x [n, k] · weightᵀ + bias in fp32 to every rank's inbox, as this rank's part."""
-    inbox.check_part(len(x) * len(weight), gpu)
-    spec = linear_spec(weight, len(x), "SEND", norm=norm is not None)
-    _launch(
-        gpu, spec, x, weight, inbox.addresses, workspace, bias=bias, norm=norm, world=inbox.world
-    )
+    """Write x [n, k] · weightᵀ + bias in fp32 to every rank's peer buffer, as this rank's part."""
+    buffer.check_capacity(len(x) * len(weight), gpu)
+    options, world_size = {"epilogue": "SEND"}, buffer.world_size
+    out = buffer.addresses
+    _launch(gpu, x, weight, out, workspace, options, bias=bias, norm=norm, world_size=world_size)
 
 
-def linear_gated(
+def linear_act_and_mul(
     gpu: Gpu,
     x: Tensor,
     weight: Matrix,
     out: Tensor,
     workspace: Workspace,
+    *,
     norm: Norm,
     activation: str,
-    *,
     bias: Tensor | None = None,
 ) -> None:
-    """out [n, rows / 2] = activation(gate) * up, for weight's rows the gate's, then up's."""
-    rows = len(weight)
-    if rows % 2:
-        raise ValueError(f"gate and up must have the same number of rows, not {rows} together")
-    check_tensor("out", out, (len(x), rows // 2), weight.dtype, gpu)
-    spec = linear_spec(weight, len(x), "GATED", norm=True, activation=activation)
-    _launch(gpu, spec, x, weight, out, workspace, bias=bias, norm=norm, span=rows)
+    """Write activation(gate) * up to out [n, m / 2]; the weight's rows are gate's, then up's."""
+    m = len(weight)
+    if m % 2:
+        raise ValueError(f"gate and up must have the same number of rows, not {m} together")
+    check_tensor("out", out, (len(x), m // 2), weight.dtype, gpu)
+    options = {"epilogue": "ACT_AND_MUL", "activation": activation}
+    _launch(gpu, x, weight, out, workspace, options, bias=bias, norm=norm, pair_span=m)
 
 
-def linear_rotate(
+def linear_rope_cache(
     gpu: Gpu,
     x: Tensor,
     weight: Matrix,
     queries: Tensor,
     workspace: Workspace,
-    norm: Norm,
-    rotation: Rotation,
     *,
+    norm: Norm,
+    rope: RopeCache,
     bias: Tensor | None = None,
     first_head: int = 0,
 ) -> None:
-    """Fused q k v product: rotated queries [n, heads, head_dim]; keys and values to the cache.
+    """Compute a merged q/k/v matmul with rotary embedding.
 
-    Half-split rotary embedding of whole heads, in fp32. The weight may have only some of the heads,
-    from `first_head` of queries, keys and values on, but all queries or none.
+    Writes rotated queries to `queries` [n, num_heads, head_dim], rotated keys and the values to
+    the cache. Rotates the two halves of whole heads, in fp32. The weight may have only some of the
+    heads of queries, keys and values, from `first_head` on, but all queries or none.
     """
-    r, n = rotation, len(x)
-    kv_heads, head_dim = r.cache.shape[1] // 2, r.cache.shape[3]
+    n, num_heads = len(x), rope.num_heads
+    num_kv_heads, head_dim = rope.cache.shape[1] // 2, rope.cache.shape[3]
     if head_dim % 8 or head_dim > 256:
         raise ValueError(f"head_dim must be a multiple of 8 up to 256, not {head_dim}")
     end_head, rest = divmod(len(weight), head_dim)
     end_head += first_head
-    all_or_none = (first_head == 0 and end_head >= r.num_heads) or first_head >= r.num_heads
-    if rest or not all_or_none or end_head > r.num_heads + 2 * kv_heads:
+    all_or_none = (first_head == 0 and end_head >= num_heads) or first_head >= num_heads
+    if rest or not all_or_none or end_head > num_heads + 2 * num_kv_heads:
         raise ValueError(
-            f"rows of heads {first_head} … must be whole heads of {r.num_heads} + 2 × {kv_heads}"
+            f"the weight's rows from head {first_head} on must be whole heads of "
+            f"{num_heads} + 2 × {num_kv_heads}"
         )
-    check_tensor("queries", queries, (n, r.num_heads, head_dim), weight.dtype, gpu)
-    check_tensor("cache", r.cache, tuple(r.cache.shape), weight.dtype, gpu)
-    check_tensor("cos_sin", r.cos_sin, (len(r.cos_sin), head_dim), torch.float32, gpu)
-    check_tensor("positions", r.positions, (n,), torch.int32, gpu)
-    check_tensor("slots", r.slots, (n,), torch.int32, gpu)
-    spec = linear_spec(weight, n, "ROTATE", norm=True)
-    # The kernel counts heads from the weight's first: negative, values alone find their lines.
-    of_part = replace(r, num_heads=r.num_heads - first_head)
+    check_tensor("queries", queries, (n, num_heads, head_dim), weight.dtype, gpu)
+    check_tensor("cache", rope.cache, tuple(rope.cache.shape), weight.dtype, gpu)
+    check_tensor("cos_sin", rope.cos_sin, (len(rope.cos_sin), head_dim), torch.float32, gpu)
+    check_tensor("positions", rope.positions, (n,), torch.int32, gpu)
+    check_tensor("slot_mapping", rope.slot_mapping, (n,), torch.int32, gpu)
+    # The kernel counts heads from the weight's first. If that is a value head, the number of
+    # query heads is negative, and the kernel still finds the rows of the cache.
+    relative = replace(rope, num_heads=num_heads - first_head)
+    options = {"epilogue": "ROPE_CACHE"}
     _launch(
         gpu,
-        spec,
         x,
         weight,
         queries,
         workspace,
+        options,
         bias=bias,
         norm=norm,
-        span=head_dim,
-        rotation=of_part,
+        pair_span=head_dim,
+        rope=relative,
     )
 
 
 def _launch(
     gpu: Gpu,
-    spec: KernelSpec,
     x: Tensor,
     weight: Matrix,
-    y: Tensor,
+    out: Tensor,
     workspace: Workspace,
+    options: dict[str, Any],
     *,
     bias: Tensor | None,
     norm: Norm | None = None,
-    span: int = _TILE,
-    rotation: Rotation | None = None,
-    world: int = 0,
+    pair_span: int = ROW_TILE,
+    rope: RopeCache | None = None,
+    world_size: int = 0,
     x_scale: Tensor | None = None,
 ) -> None:
-    n, (rows, k) = len(x), weight.shape
-    splittable = spec.defines["EPILOGUE"] in _SPLITTABLE
-    if not linear_takes(gpu, n, weight, splittable=splittable, span=span):
-        raise ValueError(f"{n} vectors of {k} elements do not fit this kernel")
-    codes, row_scale = weight, None
+    """Launch the kernel of these options of `_spec`."""
+    n, (m, k), dtype = len(x), weight.shape, weight.dtype
+    splittable = options["epilogue"] in _SPLITTABLE
+    if not linear_fits(gpu, n, weight, splittable=splittable, pair_span=pair_span):
+        raise ValueError(f"linear does not take {n} activation rows of {k} elements")
+    _check_inputs(gpu, x, weight, bias, norm, x_scale)
+    data, row_scale = weight, None
     if isinstance(weight, PackedMatrix):
-        weight.check(gpu)
-        codes, row_scale = weight.codes, weight.row_scale
-    else:
-        check_tensor("weight", weight, (rows, k), weight.dtype, gpu)
-        if x_scale is not None:
-            raise ValueError("x_scale is for packed weights")
-    check_tensor("x_scale", x_scale, (n,), torch.float32, gpu)
-    check_tensor("bias", bias, (rows,), weight.dtype, gpu)
-    check_tensor("x", x, (n, k), torch.float32 if norm else weight.dtype, gpu)
-    if norm:
-        check_tensor("norm.weight", norm.weight, (k,), weight.dtype, gpu)
-    splits = _splits(gpu, n, weight) or 1
-    if splits > 1:
-        needed = splits * n * rows
-        if workspace.partial.numel() < needed or not workspace.counts(rows):
-            raise ValueError(f"the workspace is too small for {rows} rows in {splits} splits")
-    vectors_bytes, slot_bytes = n * _vector_bytes(n, weight, splits), _slot_bytes(weight)
-    room = gpu.block_shared_bytes - _static_bytes(n) - vectors_bytes
-    slots = min(_RING_SLOTS, room // slot_bytes)
-    # More than a third of a multiprocessor's: then two blocks share it, never three. Blocks of a
-    # kernel replace those of the one before the last, multiprocessor by multiprocessor, and so
-    # every multiprocessor has one of each, also with as many blocks as there is no work for.
-    shared_bytes = max(slots * slot_bytes + vectors_bytes, gpu.sm_shared_bytes // 3)
-    blocks = gpu.num_sms // splits
+        data, row_scale = weight.tiles, weight.row_scale
+        options = {**options, "scheme": weight.scheme, "group_size": weight.group_size}
+    layout = Layout.of(gpu, n, weight)
+    if layout.num_splits > 1:
+        partial_sums = layout.num_splits * n * m
+        if workspace.partial_sums.numel() < partial_sums or not workspace.has_counters(m):
+            raise ValueError(
+                f"the workspace is too small for {m} rows in {layout.num_splits} splits"
+            )
+    spec = _spec(DTYPE_NAMES[dtype], n, norm=norm is not None, **options)
     gpu.kernel(spec)(
-        splits * blocks,
-        _THREADS,
-        codes,
-        bias,
-        x,
-        norm.weight if norm else None,
-        y,
-        norm.eps if norm else 0.0,
-        norm.offset if norm else 0.0,
-        n,
-        rows,
-        k,
-        span,
-        splits,
-        slots,
-        workspace.partial,
-        workspace.counters,
-        *(_rotation_arguments(rotation) if rotation else (None, None, None, None, 0, 0, 0, 0)),
-        world,
-        row_scale,
-        x_scale,
-        shared_bytes=shared_bytes,
+        gpu.num_sms // layout.num_splits * layout.num_splits,
+        THREADS,
+        shared_bytes=layout.shared_bytes,
         num_bytes=weight.nbytes,
+        weight=data,
+        bias=bias,
+        x=x,
+        norm_weight=norm.weight if norm else None,
+        out=out,
+        eps=norm.eps if norm else 0.0,
+        weight_offset=norm.weight_offset if norm else 0.0,
+        n=n,
+        m=m,
+        k=k,
+        pair_span=pair_span,
+        num_splits=layout.num_splits,
+        num_stages=layout.num_stages,
+        partial_sums=workspace.partial_sums,
+        counters=workspace.counters,
+        **(rope.arguments() if rope else _NO_ROPE),
+        world_size=world_size,
+        row_scale=row_scale,
+        x_scale=x_scale,
     )
 
 
-def _rotation_arguments(r: Rotation) -> tuple[Tensor | int, ...]:
-    _, lines, block_size, head_dim = r.cache.shape
-    sizes = (r.num_heads, lines // 2, head_dim, block_size.bit_length() - 1)
-    return r.cos_sin, r.positions, r.slots, r.cache, *sizes
-
-
-def _static_bytes(n: int) -> int:
-    """Bytes of shared memory that do not depend on k, at most."""
-    block, vector = _STATIC_BYTES
-    return block + int(_vectors(n)) * vector
-
-
-def _slot_bytes(weight: Matrix) -> int:
-    """Bytes of a tile's rows in the ring."""
-    if not isinstance(weight, PackedMatrix):
-        return _TILE * (_CHUNK_BYTES + 64)
-    return _TILE // BLOCK_ROWS * _CHUNK_BYTES // 64 * record_bytes(weight.form, weight.group)
-
-
-def _splits(gpu: Gpu, n: int, weight: Matrix) -> int | None:
-    """Into how many parts k is split, so that the vectors leave room for some slots at least.
-
-    None if even the most parts there may be are too long.
-    """
-    least = 2 if isinstance(weight, PackedMatrix) and weight.group else 3
-    room = gpu.block_shared_bytes - _static_bytes(n) - least * _slot_bytes(weight)
-    counts = range(1, _MAX_SPLITS + 1)
-    return next((s for s in counts if n * _vector_bytes(n, weight, s) <= room), None)
-
-
-def _vector_bytes(n: int, weight: Matrix, splits: int) -> int:
-    """Bytes of each vector's part in shared memory, with its groups' powers and sums."""
-    itemsize, k = weight.dtype.itemsize, weight.shape[1]
-    if not isinstance(weight, PackedMatrix):
-        return _row_bytes(min(k, _part(k, splits)) * itemsize)
-    k, group = filled(weight.form, k), weight.group or STEPS[weight.form]
-    part = min(k, _part(k, splits))
-    if n == 1 and weight.form != "FP8" and itemsize == 2:
-        return 2 * _row_bytes(part) + 8 * (part // group | 1)
-    return _row_bytes(part * itemsize) + (4 * (part // group | 1) if weight.group else 0)
-
-
-def _part(k: int, splits: int) -> int:
-    return ceil(ceil(k / splits) / _PART) * _PART
-
-
-def _row_bytes(size: int) -> int:
-    """What a row takes, so that the next one's banks are others."""
-    return ceil(size / 128) * 128 + 64
+def _check_inputs(
+    gpu: Gpu,
+    x: Tensor,
+    weight: Matrix,
+    bias: Tensor | None,
+    norm: Norm | None,
+    x_scale: Tensor | None,
+) -> None:
+    n, (m, k), dtype = len(x), weight.shape, weight.dtype
+    if isinstance(weight, PackedMatrix):
+        weight.check(gpu)
+    else:
+        check_tensor("weight", weight, (m, k), dtype, gpu)
+        if x_scale is not None:
+            raise ValueError("x_scale is only for packed weights")
+    check_tensor("x_scale", x_scale, (n,), torch.float32, gpu)
+    check_tensor("bias", bias, (m,), dtype, gpu)
+    check_tensor("x", x, (n, k), torch.float32 if norm else dtype, gpu)
+    if norm:
+        check_tensor("norm.weight", norm.weight, (k,), dtype, gpu)

@@ -1,4 +1,4 @@
-"""Residual add and RMSNorm or LayerNorm in one pass: `kernels/layers/norm.cu`."""
+"""RMSNorm and LayerNorm with residual addition: `kernels/layers/norm.cu` and `add_norm.cu`."""
 
 import torch
 from torch import Tensor
@@ -6,28 +6,47 @@ from torch import Tensor
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 
-# Threads of a block, and vectors of 8 columns that each keeps: the first that holds a row.
-_KEPT = ((128, 1), (256, 1), (256, 2), (512, 2), (512, 3))
+# Threads of a block, and vectors of 8 columns in each thread's registers. A row uses the first
+# layout that holds it.
+_IN_REGISTERS = ((128, 1), (256, 1), (256, 2), (512, 2), (512, 3))
 _IN_PASSES = (256, 0)
-ROW_LAYOUTS = (*_KEPT, _IN_PASSES)
+_LAYOUTS = (*_IN_REGISTERS, _IN_PASSES)
+
+
+def _norm_spec(dtype: str, layer_norm: bool, layout: tuple[int, int]) -> KernelSpec:
+    defines = {
+        "DTYPE": dtype,
+        "LAYER_NORM": str(int(layer_norm)),
+        "BLOCK": str(layout[0]),
+        "VECTORS": str(layout[1]),
+    }
+    arguments = (
+        "pointer x, pointer delta, pointer bias, pointer weight, pointer shift, pointer out, "
+        "int hidden_size, float eps, float weight_offset"
+    )
+    return KernelSpec("norm", arguments, defines)
+
+
+def _add_norm_spec(dtype: str, zero_delta: bool, layout: tuple[int, int]) -> KernelSpec:
+    defines = {
+        "DTYPE": dtype,
+        "ZERO_DELTA": str(int(zero_delta)),
+        "BLOCK": str(layout[0]),
+        "VECTORS": str(layout[1]),
+    }
+    arguments = (
+        "pointer x, pointer delta, pointer weight, int hidden_size, float eps, float weight_offset"
+    )
+    return KernelSpec("add_norm", arguments, defines)
+
 
 VARIANTS = [
-    {"DTYPE": name, "LAYER_NORM": kind, "BLOCK": str(threads), "VECTORS": str(vectors)}
-    for name in DTYPE_NAMES.values()
-    for kind in ("0", "1")
-    for threads, vectors in ROW_LAYOUTS
+    make(dtype, flag, layout)
+    for make in (_norm_spec, _add_norm_spec)
+    for dtype in DTYPE_NAMES.values()
+    for flag in (False, True)
+    for layout in _LAYOUTS
 ]
-
-
-def norm_spec(dtype: torch.dtype, hidden: int, layer_norm: bool = False) -> KernelSpec:
-    threads, vectors = row_layout(hidden)
-    defines = {
-        "DTYPE": DTYPE_NAMES[dtype],
-        "LAYER_NORM": str(int(layer_norm)),
-        "BLOCK": str(threads),
-        "VECTORS": str(vectors),
-    }
-    return KernelSpec("norm", "ppppppiff", defines)
 
 
 def norm(
@@ -41,45 +60,82 @@ def norm(
     bias: Tensor | None = None,
     shift: Tensor | None = None,
     layer_norm: bool = False,
-    offset: float = 0.0,
+    weight_offset: float = 0.0,
 ) -> None:
-    """Add delta [n, hidden] (and bias [hidden]) to x in place, and write its norm to `out`.
+    """Add delta [n, hidden_size] (and bias [hidden_size]) to x in place; write its norm to `out`.
 
-    x is fp32 [n, hidden]; all others have the weight's dtype. RMSNorm, or LayerNorm with
-    `shift` [hidden] as its bias; `offset` is added to the weight. weight, bias and shift are
-    constants: they are read before the kernel upstream has ended.
+    x is fp32 [n, hidden_size]; all others have the weight's dtype. The norm is RMSNorm, or
+    LayerNorm with bias `shift` [hidden_size]; `weight_offset` is added to the weight. weight, bias
+    and shift must be constant: the kernel reads them before the upstream kernel ends.
     """
-    n, hidden = x.shape
+    n, hidden_size = x.shape
     dtype = weight.dtype
-    check_tensor("x", x, (n, hidden), "float32", gpu)
-    check_tensor("weight", weight, (hidden,), dtype, gpu)
-    check_tensor("out", out, (n, hidden), dtype, gpu)
-    check_tensor("delta", delta, (n, hidden), dtype, gpu)
-    check_tensor("bias", bias, (hidden,), dtype, gpu)
-    check_tensor("shift", shift, (hidden,), dtype, gpu)
+    check_tensor("x", x, (n, hidden_size), "float32", gpu)
+    check_tensor("weight", weight, (hidden_size,), dtype, gpu)
+    check_tensor("out", out, (n, hidden_size), dtype, gpu)
+    check_tensor("delta", delta, (n, hidden_size), dtype, gpu)
+    check_tensor("bias", bias, (hidden_size,), dtype, gpu)
+    check_tensor("shift", shift, (hidden_size,), dtype, gpu)
     if n == 0:
         return
-    passes = x.nbytes + out.nbytes + (0 if delta is None else x.nbytes + delta.nbytes)
-    gpu.kernel(norm_spec(dtype, hidden, layer_norm))(
+    layout = _layout(hidden_size)
+    gpu.kernel(_norm_spec(DTYPE_NAMES[dtype], layer_norm, layout))(
         n,
-        row_layout(hidden)[0],
-        x,
-        delta,
-        bias,
-        weight,
-        shift,
-        out,
-        hidden,
-        eps,
-        offset,
-        num_bytes=passes,
+        layout[0],
+        num_bytes=x.nbytes + out.nbytes + (0 if delta is None else x.nbytes + delta.nbytes),
+        x=x,
+        delta=delta,
+        bias=bias,
+        weight=weight,
+        shift=shift,
+        out=out,
+        hidden_size=hidden_size,
+        eps=eps,
+        weight_offset=weight_offset,
     )
 
 
-def row_layout(hidden: int) -> tuple[int, int]:
-    """Threads of a block, and vectors each keeps of a row; none where it reads the row anew."""
-    if hidden % 8 == 0:
-        for threads, vectors in _KEPT:
-            if hidden <= 8 * threads * vectors:
+def add_norm(
+    gpu: Gpu,
+    x: Tensor,
+    delta: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    weight_offset: float = 0.0,
+    zero_delta: bool = False,
+) -> None:
+    """Add the RMSNorm of delta [n, hidden_size] to x, fp32 [n, hidden_size], in place.
+
+    weight [hidden_size] plus `weight_offset` scales the norm; the weight must be constant: the
+    kernel reads it before the upstream kernel ends. delta has the weight's dtype; with
+    `zero_delta` it is fp32 and is set to zero after it has been read.
+    """
+    n, hidden_size = x.shape
+    delta_dtype = torch.float32 if zero_delta else weight.dtype
+    check_tensor("x", x, (n, hidden_size), "float32", gpu)
+    check_tensor("weight", weight, (hidden_size,), weight.dtype, gpu)
+    check_tensor("delta", delta, (n, hidden_size), delta_dtype, gpu)
+    if n == 0:
+        return
+    layout = _layout(hidden_size)
+    gpu.kernel(_add_norm_spec(DTYPE_NAMES[weight.dtype], zero_delta, layout))(
+        n,
+        layout[0],
+        num_bytes=2 * x.nbytes + delta.nbytes * (1 + zero_delta),
+        x=x,
+        delta=delta,
+        weight=weight,
+        hidden_size=hidden_size,
+        eps=eps,
+        weight_offset=weight_offset,
+    )
+
+
+def _layout(hidden_size: int) -> tuple[int, int]:
+    """Return a block's threads and the vectors of a row in each thread's registers."""
+    if hidden_size % 8 == 0:
+        for threads, vectors in _IN_REGISTERS:
+            if hidden_size <= 8 * threads * vectors:
                 return threads, vectors
     return _IN_PASSES

@@ -1,4 +1,4 @@
-"""Normalize and rotate heads and store them in the KV cache: `kernels/attention/rotary.cu`."""
+"""Head norm, rotary embedding and KV cache write: `kernels/attention/rotary.cu`."""
 
 from dataclasses import dataclass
 
@@ -7,143 +7,133 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.quantized_cache import CODES, Codes
+from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
 
 _THREADS, _UNROLL = 128, 4
 _LAYOUTS = ("half", "interleaved")
 
-VARIANTS = [
-    {"DTYPE": name, "INTERLEAVED": interleaved, "QK_NORM": norm, "WIDTH": width}
-    for name in DTYPE_NAMES.values()
-    for interleaved, norm in (("0", "0"), ("1", "0"), ("0", "1"))
-    for width in ("8", "4", "2", "1")
-] + [
-    {"DTYPE": name, "INTERLEAVED": "0", "QK_NORM": norm, "WIDTH": "8", "CODES": CODES[form]}
-    for name, norm, form in (("__nv_bfloat16", "0", "int8"), ("__half", "1", "fp8"))
-]
-
 
 @dataclass(frozen=True)
 class HeadNorm:
-    """RMSNorm of every query and key head; weights T [head_dim], to which `offset` is added."""
+    """RMSNorm of every query and key head; weights T [head_dim], plus `weight_offset`."""
 
     query: Tensor
     key: Tensor
     eps: float
-    offset: float = 0.0
+    weight_offset: float = 0.0
 
 
-def rotary_spec(
-    dtype: torch.dtype,
-    head_dim: int,
-    rotary_dim: int,
-    layout: str = "half",
-    normed: bool = False,
-    codes: str | None = None,
+def _spec(
+    dtype: str, interleaved: bool, normed: bool, width: int, kv_scheme: str | None = None
 ) -> KernelSpec:
     defines = {
-        "DTYPE": DTYPE_NAMES[dtype],
-        "INTERLEAVED": str(_LAYOUTS.index(layout)),
+        "DTYPE": dtype,
+        "INTERLEAVED": str(int(interleaved)),
         "QK_NORM": str(int(normed)),
-        "WIDTH": str(_width(head_dim, rotary_dim)),
+        "WIDTH": str(width),
     }
-    params = "ppppppppiiiiiff"
-    if codes:
-        return KernelSpec("rotary", params + "p", {**defines, "CODES": CODES[codes]})
-    return KernelSpec("rotary", params, defines)
+    arguments = (
+        "pointer qkv, pointer q_norm, pointer k_norm, pointer cos_sin, pointer positions, "
+        "pointer positions2, pointer slot_mapping, pointer cache, int num_heads, "
+        "int num_kv_heads, int head_dim, int rotary_dim, int log2_block_size, float eps, "
+        "float weight_offset"
+    )
+    if kv_scheme:
+        defines["KV_SCHEME"] = KV_SCHEMES[kv_scheme]
+        arguments += ", pointer kv_scales"
+    return KernelSpec("rotary", arguments, defines)
+
+
+VARIANTS = [
+    *(
+        _spec(dtype, interleaved, normed, width)
+        for dtype in DTYPE_NAMES.values()
+        for interleaved, normed in ((False, False), (True, False), (False, True))
+        for width in (8, 4, 2, 1)
+    ),
+    _spec("__nv_bfloat16", False, False, 8, "int8"),
+    _spec("__half", False, True, 8, "fp8"),
+]
 
 
 def head_norm_fits(head_dim: int, rotary_dim: int) -> bool:
-    """Whether `rotary` can normalize heads of this size, or keep them in codes."""
-    lanes = head_dim // (2 * _width(head_dim, rotary_dim))
-    return lanes <= 32 and lanes & (lanes - 1) == 0
+    """Return whether `rotary` can normalize or quantize heads of this size."""
+    threads = head_dim // (2 * _width(head_dim, rotary_dim))
+    return threads <= 32 and threads & (threads - 1) == 0
 
 
 def rotary(
     gpu: Gpu,
     qkv: Tensor,
+    cache: Tensor,
+    *,
     cos_sin: Tensor | None,
     positions: Tensor,
-    slots: Tensor,
-    cache: Tensor,
+    slot_mapping: Tensor,
     num_heads: int,
     num_kv_heads: int,
-    *,
     layout: str = "half",
     rotary_dim: int | None = None,
     positions2: Tensor | None = None,
     norm: HeadNorm | None = None,
-    codes: Codes | None = None,
+    kv_scales: KVScales | None = None,
 ) -> None:
-    """Normalize, with `norm`, and turn queries and keys; store keys and values in the cache.
+    """Normalize (with `norm`) and rotate queries and keys; store keys and values in the cache.
 
-    qkv is T [n, num_heads + 2 * num_kv_heads, head_dim]: queries change in place, keys do not. The
-    cache is T [num_blocks, 2 * num_kv_heads, block_size, head_dim], slots int32 [n]; a token
-    with a slot below 0 is not stored. cos_sin is fp32 [max_positions, rotary_dim], in a row the
-    cosines of the angles, then their sines; None (rotary_dim 0) only stores. Element i of a
-    head's first `rotary_dim` pairs with i + rotary_dim / 2 (`half`) or 2i with 2i + 1
-    (`interleaved`). With positions2, each half of a head is turned so, the second by these.
-    positions, int32 [n], and slots are inside table and cache; that is not checked. With `codes`
-    the cache is int8, and their factors are written too; qkv is not fp32.
+    qkv is T [n, num_heads + 2 * num_kv_heads, head_dim]; only the queries change, in place. The
+    cache is T [num_blocks, 2 * num_kv_heads, block_size, head_dim], slot_mapping int32 [n]; a
+    token with a slot below 0 is not stored. cos_sin is fp32 [max_positions, rotary_dim]: in each
+    row the cosines of the angles, then the sines. None (rotary_dim 0) means no rotation. Element i
+    of a head's first `rotary_dim` elements pairs with i + rotary_dim / 2 (`half`), or 2i with
+    2i + 1 (`interleaved`). With positions2, both halves of a head are rotated like this, the second
+    by positions2. positions int32 [n] and slots must be valid; this is not checked. With
+    `kv_scales` the cache is int8, the scales are written too, and qkv must not be fp32.
     """
     n, heads, head_dim = qkv.shape
-    num_blocks, _, block_size, _ = cache.shape
     if rotary_dim is None:
         rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
-    _check_sizes(head_dim, rotary_dim, block_size, layout, positions2 is not None)
+    _check_sizes(head_dim, rotary_dim, cache.shape[2], layout, positions2 is not None)
     if heads != num_heads + 2 * num_kv_heads:
         raise ValueError(f"qkv has {heads} heads, not {num_heads} + 2 * {num_kv_heads}")
-    if (cos_sin is None) != (rotary_dim == 0):
-        raise ValueError(f"rotary_dim {rotary_dim} and cos_sin do not fit each other")
     check_tensor("qkv", qkv, (n, heads, head_dim), qkv.dtype, gpu)
-    if cos_sin is not None:
-        check_tensor("cos_sin", cos_sin, (cos_sin.shape[0], rotary_dim), "float32", gpu)
-    if norm is not None:
-        if not head_norm_fits(head_dim, rotary_dim):
-            raise ValueError(f"heads of {head_dim}, {rotary_dim} turned, cannot be normalized")
-        check_tensor("norm.query", norm.query, (head_dim,), qkv.dtype, gpu)
-        check_tensor("norm.key", norm.key, (head_dim,), qkv.dtype, gpu)
-    check_tensor("positions", positions, (n,), "int32", gpu)
-    check_tensor("positions2", positions2, (n,), "int32", gpu)
-    check_tensor("slots", slots, (n,), "int32", gpu)
-    shape = (num_blocks, 2 * num_kv_heads, block_size, head_dim)
-    check_tensor("cache", cache, shape, qkv.dtype if codes is None else torch.int8, gpu)
-    if codes is not None:
-        codes.check(cache, qkv.dtype, gpu)
-        if not head_norm_fits(head_dim, rotary_dim):
-            raise ValueError(f"heads of {head_dim}, {rotary_dim} turned, cannot be kept in codes")
+    _check_angles(gpu, n, cos_sin, rotary_dim, positions, positions2)
+    _check_norm(gpu, norm, head_dim, rotary_dim, qkv.dtype)
+    _check_cache(gpu, cache, kv_scales, (num_kv_heads, head_dim, rotary_dim), qkv.dtype)
+    check_tensor("slot_mapping", slot_mapping, (n,), "int32", gpu)
     if n == 0:
         return
-    groups = _THREADS // (head_dim // (2 * _width(head_dim, rotary_dim)))
-    wanted = heads if rotary_dim or norm else 2 * num_kv_heads
-    turned = rotary_dim * (1 if positions2 is None else 2)
-    moved = 2 * (num_heads * turned + 2 * num_kv_heads * head_dim) * qkv.element_size()
-    form = None if codes is None else codes.form
-    gpu.kernel(rotary_spec(qkv.dtype, head_dim, rotary_dim, layout, norm is not None, form))(
-        (n, -(-wanted // (_UNROLL * groups))),
+    width = _width(head_dim, rotary_dim)
+    scheme = None if kv_scales is None else kv_scales.scheme
+    spec = _spec(DTYPE_NAMES[qkv.dtype], layout == "interleaved", norm is not None, width, scheme)
+    heads_per_pass = _THREADS // (head_dim // (2 * width))
+    heads_to_do = heads if rotary_dim or norm else 2 * num_kv_heads
+    rotated = rotary_dim * (1 if positions2 is None else 2)
+    qkv_bytes = 2 * (num_heads * rotated + 2 * num_kv_heads * head_dim) * qkv.element_size()
+    gpu.kernel(spec)(
+        (n, -(-heads_to_do // (_UNROLL * heads_per_pass))),
         _THREADS,
-        qkv,
-        norm and norm.query,
-        norm and norm.key,
-        cos_sin,
-        positions,
-        positions2,
-        slots,
-        cache,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        rotary_dim,
-        block_size.bit_length() - 1,
-        norm.eps if norm else 0.0,
-        norm.offset if norm else 0.0,
-        *([] if codes is None else [codes.factors]),
-        num_bytes=n * (moved + 4 * turned),
+        num_bytes=n * (qkv_bytes + 4 * rotated),
+        qkv=qkv,
+        q_norm=norm and norm.query,
+        k_norm=norm and norm.key,
+        cos_sin=cos_sin,
+        positions=positions,
+        positions2=positions2,
+        slot_mapping=slot_mapping,
+        cache=cache,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rotary_dim=rotary_dim,
+        log2_block_size=cache.shape[2].bit_length() - 1,
+        eps=norm.eps if norm else 0.0,
+        weight_offset=norm.weight_offset if norm else 0.0,
+        **({} if kv_scales is None else {"kv_scales": kv_scales.scales}),
     )
 
 
 def _check_sizes(
-    head_dim: int, rotary_dim: int, block_size: int, layout: str, two_stretches: bool
+    head_dim: int, rotary_dim: int, block_size: int, layout: str, two_positions: bool
 ) -> None:
     if layout not in _LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, not {layout!r}")
@@ -151,14 +141,58 @@ def _check_sizes(
         raise ValueError(f"head_dim must be a multiple of 8 up to 256, not {head_dim}")
     if rotary_dim % 2 or not 0 <= rotary_dim <= head_dim:
         raise ValueError(f"rotary_dim must be even and at most {head_dim}, not {rotary_dim}")
-    if two_stretches and (layout != "half" or 2 * rotary_dim != head_dim):
+    if two_positions and (layout != "half" or 2 * rotary_dim != head_dim):
         raise ValueError("positions2 needs the half layout and rotary_dim = head_dim / 2")
     if block_size < 1 or block_size & (block_size - 1):
-        raise ValueError(f"the cache's block size must be a power of two, not {block_size}")
+        raise ValueError(f"block_size must be a power of two, not {block_size}")
+
+
+def _check_angles(
+    gpu: Gpu,
+    n: int,
+    cos_sin: Tensor | None,
+    rotary_dim: int,
+    positions: Tensor,
+    positions2: Tensor | None,
+) -> None:
+    if (cos_sin is None) != (rotary_dim == 0):
+        raise ValueError(f"rotary_dim {rotary_dim} and cos_sin do not fit each other")
+    if cos_sin is not None:
+        check_tensor("cos_sin", cos_sin, (cos_sin.shape[0], rotary_dim), "float32", gpu)
+    check_tensor("positions", positions, (n,), "int32", gpu)
+    check_tensor("positions2", positions2, (n,), "int32", gpu)
+
+
+def _check_norm(
+    gpu: Gpu, norm: HeadNorm | None, head_dim: int, rotary_dim: int, dtype: torch.dtype
+) -> None:
+    if norm is None:
+        return
+    if not head_norm_fits(head_dim, rotary_dim):
+        raise ValueError(f"heads of {head_dim} with rotary_dim {rotary_dim} cannot be normalized")
+    check_tensor("norm.query", norm.query, (head_dim,), dtype, gpu)
+    check_tensor("norm.key", norm.key, (head_dim,), dtype, gpu)
+
+
+def _check_cache(
+    gpu: Gpu,
+    cache: Tensor,
+    kv_scales: KVScales | None,
+    sizes: tuple[int, int, int],
+    dtype: torch.dtype,
+) -> None:
+    num_kv_heads, head_dim, rotary_dim = sizes
+    shape = (cache.shape[0], 2 * num_kv_heads, cache.shape[2], head_dim)
+    check_tensor("cache", cache, shape, dtype if kv_scales is None else torch.int8, gpu)
+    if kv_scales is None:
+        return
+    kv_scales.check(cache, dtype, gpu)
+    if not head_norm_fits(head_dim, rotary_dim):
+        raise ValueError(f"heads of {head_dim} with rotary_dim {rotary_dim} cannot be quantized")
 
 
 def _width(head_dim: int, rotary_dim: int) -> int:
-    """Elements of one access: pairs that are half a stretch apart must both be whole ones."""
+    """Return the elements of one access, which must divide half a head and half of rotary_dim."""
     return next(
         width for width in (8, 4, 2, 1) if head_dim // 2 % width == 0 == rotary_dim // 2 % width
     )

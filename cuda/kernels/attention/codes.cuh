@@ -1,5 +1,5 @@
 // A cache in 8 bits: rows of head_dim codes, and a factor in fp32 for each row; a number is its code
-// times the factor (docs/quantization.md). Compiled with CODES: 1 is int8, 2 is e4m3.
+// times the factor (docs/quantization.md). Compiled with KV_SCHEME: 1 is int8, 2 is e4m3.
 //
 // Codes become T exactly, times CODE_SCALE, in registers. What they are multiplied with keeps the
 // factor out of the sums: K's is for a score, V's for a weight.
@@ -13,18 +13,18 @@ static_assert(sizeof(T) == 2);
 constexpr bool IS_BF16 = Same<T, bf16>::value;
 // In fp16 as small as needed for a weight times its factor to be no larger than fp16 is, whatever
 // the value was in fp16, and large enough to be no subnormal number.
-constexpr float CODE_SCALE = IS_BF16 ? 1.f : CODES == INT8_CODES ? 1.f / 64 : 1.f / 256;
+constexpr float CODE_SCALE = IS_BF16 ? 1.f : KV_SCHEME == INT8_CODES ? 1.f / 64 : 1.f / 256;
 
 // e4m3 in bf16 without the product that would bring them to their size: they are LIFT^2 too small, of
 // which what they are multiplied with makes up one half and the sums the other.
-constexpr bool LIFTED = IS_BF16 && CODES == E4M3_CODES;
+constexpr bool LIFTED = IS_BF16 && KV_SCHEME == E4M3_CODES;
 constexpr float LIFT = LIFTED ? 0x1p60f : 1.f;
 
 // The codes in two bytes of `x`, the lower ones of both halves or (ODD) the upper ones, if LIFTED too
 // small. int8 in bf16, which has 8 bits: the lower 7 on top of 128, minus 128, or minus 256 where the
 // sign is set. In fp16: all 8, the sign turned over, on top of 16, minus 18. e4m3: as packed.cuh has them.
 template <bool ODD> __device__ __forceinline__ u32 two_small_codes(u32 x) {
-    if constexpr (CODES == E4M3_CODES) return moved_e4m3<ODD ? 0xb391 : 0xa280>(x, T());
+    if constexpr (KV_SCHEME == E4M3_CODES) return moved_e4m3<ODD ? 0xb391 : 0xa280>(x, T());
     if constexpr (ODD) x >>= 8;
     if constexpr (IS_BF16)
         return minus(and_or<0x007f007f, 0x43004300>(x), and_or<0x00800080, 0x43004300>(x), bf16());

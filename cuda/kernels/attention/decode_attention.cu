@@ -5,7 +5,7 @@
 //             block's where it has fewer; before sm_90 it is not used
 //   q         T [num_seqs, num_heads, head_dim], q_stride elements from row to row
 //   cache     T [num_blocks, 2 * num_kv_heads, block_size, head_dim]: keys' heads, values' heads;
-//             with CODES they are bytes, and row_factors fp32, one for each row (codes.cuh)
+//             with KV_SCHEME they are bytes, and row_factors fp32, one for each row (codes.cuh)
 //   tables    int32 [num_seqs, max_blocks]: blocks of a sequence; entries of no visible token may
 //             be anything
 //   lengths   int32 [num_seqs]: tokens in the cache, the query's own included; 0: zeros are written
@@ -20,12 +20,12 @@
 //
 // Split over the sequence as in Flash-Decoding (Dao et al., 2023), running maximum as in Milakov
 // and Gimelshein (2018). Grid columns * num_splits * num_seqs, or more (those end), block
-// NUM_WARPS * 32, dynamic shared memory NUM_WARPS * NUM_SLOTS * SLOT * 16 bytes. Moves the keys and
+// NUM_WARPS * 32, dynamic shared memory NUM_WARPS * NUM_STAGES * SLOT * 16 bytes. Moves the keys and
 // values of all visible tokens once for each ROWS query heads. The grid does not depend on the
 // lengths: blocks without work end.
 //
-// A warp takes 16 tokens at a time, or 32 (CODES), and waits for no other: a ring of its own holds
-// NUM_SLOTS tiles of as many keys or values, brought by the copy engine, and a tile's place is requested
+// A warp takes 16 tokens at a time, or 32 (KV_SCHEME), and waits for no other: a ring of its own holds
+// NUM_STAGES tiles of as many keys or values, brought by the copy engine, and a tile's place is requested
 // anew as soon as it has been read: all of the ring is on its way while the warp waits. Tokens are the
 // 16 rows of the matrix products and query heads their 8 columns (scores: K qᵀ; sums: Vᵀ wᵀ), so a group of up
 // to 8 heads wastes little. fp32 has the same layout, computed without tensor cores.
@@ -36,11 +36,11 @@
 // weights and of the result; 2e-6 (fp32): that of scores, and the order of sums.
 //
 // Compiled with HEAD_DIM (head_dim or more, a multiple of 16; the rest is filled with zeros), ROWS
-// (query heads a block, 8 or 16), NUM_WARPS, NUM_SLOTS; CODES for a cache in 8 bits: head_dim is then a
+// (query heads a block, 8 or 16), NUM_WARPS, NUM_STAGES; KV_SCHEME for a cache in 8 bits: head_dim is then a
 // multiple of 16, HEAD_DIM of 32, and T has 16 bits.
 #include "attention/decode_splits.cuh"
 #include "attention/decode_tiles.cuh"
-#ifdef CODES
+#ifdef KV_SCHEME
 #include "attention/decode_codes.cuh"
 using TileProducts = CodeProducts;
 #else
@@ -95,7 +95,7 @@ struct Loader {
     __device__ int batch_steps() const { return WARP >> log_entries(); }
 
     __device__ void begin() {
-        if (lane() < NUM_SLOTS) barrier_init(full + lane(), COPY_ARRIVALS);
+        if (lane() < NUM_STAGES) barrier_init(full + lane(), COPY_ARRIVALS);
         barrier_init_fence();
         __syncwarp();
         batch = entry(0);
@@ -245,7 +245,7 @@ struct Attention {
     // newest.
     __device__ static void begin(Loader& loader) {
 #pragma unroll 1
-        for (int i = 0; i < NUM_SLOTS; i++) {
+        for (int i = 0; i < NUM_STAGES; i++) {
             if (loader.share.has_newest(i / 2)) wait_for_upstream();
             loader.request(i, i);
         }
@@ -267,8 +267,8 @@ struct Attention {
                 products.scores(Loader::tile(slot) + part * PART_CHUNKS, c[part]);
             loader.factors.apply(slot, c);
             __syncwarp();
-            loader.request(2 * index + NUM_SLOTS, slot);
-            if (++slot == NUM_SLOTS) slot = 0, parity ^= 1;
+            loader.request(2 * index + NUM_STAGES, slot);
+            if (++slot == NUM_STAGES) slot = 0, parity ^= 1;
             softmax.adjust(c, index, share);
             if (softmax.weigh(c, shrink)) scale_sum(shrink);
             barrier_wait(loader.full + slot, parity);
@@ -278,8 +278,8 @@ struct Attention {
             for (int part = 0; part < PARTS; part++)
                 products.add_values(Loader::tile(slot) + part * PART_CHUNKS, c[part], sum);
             __syncwarp();
-            loader.request(2 * index + 1 + NUM_SLOTS, slot);
-            if (++slot == NUM_SLOTS) slot = 0, parity ^= 1;
+            loader.request(2 * index + 1 + NUM_STAGES, slot);
+            if (++slot == NUM_STAGES) slot = 0, parity ^= 1;
         }
     }
 
@@ -365,18 +365,18 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
                         int num_kv_heads, int group, int head_dim, int shift, int max_blocks,
                         int window, int settled, int num_splits, int num_sequences, float scale,
                         float softcap
-#ifdef CODES
+#ifdef KV_SCHEME
                         , const float* row_factors
 #endif
                         ) {
-#ifdef CODES
-    __shared__ __align__(16) float kept[NUM_WARPS][NUM_SLOTS][STEP];
+#ifdef KV_SCHEME
+    __shared__ __align__(16) float kept[NUM_WARPS][NUM_STAGES][STEP];
     Factors factors{row_factors, kept[warp()]};
 #else
     Factors factors;
 #endif
     __shared__ Statistics statistics;
-    __shared__ u64 full[NUM_WARPS][NUM_SLOTS];
+    __shared__ u64 full[NUM_WARPS][NUM_STAGES];
     start_dependents();
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) prefetch_map(map);

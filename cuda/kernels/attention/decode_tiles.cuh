@@ -8,7 +8,7 @@ constexpr int TILES = ROWS / 8;               // query heads in eights
 // Tokens a warp takes at a time, log2: of codes twice as many, for what a step costs besides its
 // products is more than they do. What the cache has of an element; and how far apart in a sum's 16
 // dimensions neighboring lanes' are, and a lane's own two.
-#ifdef CODES
+#ifdef KV_SCHEME
 constexpr int LOG_STEP = 5;
 using Stored = u8;
 constexpr int LANE_STEP = 2, SUM_STEP = 1;
@@ -24,7 +24,7 @@ constexpr int CHUNKS = HEAD_DIM / PER_CHUNK;  // a row in 16 bytes
 constexpr int PANEL = STEP * 8;               // chunks of all rows' next 128 bytes
 constexpr int PANELS = (CHUNKS + 7) / 8;
 constexpr int SLOT = PANELS * PANEL;          // chunks of a tile
-constexpr int RING = NUM_SLOTS * SLOT;        // chunks of a warp
+constexpr int RING = NUM_STAGES * SLOT;        // chunks of a warp
 constexpr int DIRECT_STEPS = 48 * NUM_WARPS / STEP;  // so few are not worth a combination
 
 extern __shared__ __align__(1024) uint4 shared[];

@@ -3,7 +3,7 @@
 //   q              T [num_tokens, num_heads, head_dim], rows q_stride elements apart; the
 //                  sequences' new tokens one after another
 //   cache          T [num_blocks, 2 * num_kv_heads, block_size, head_dim]: the keys' heads, then
-//                  the values'; with CODES bytes, and row_factors fp32, one a row (codes.cuh)
+//                  the values'; with KV_SCHEME bytes, and row_factors fp32, one a row (codes.cuh)
 //   block_tables   int32 [num_seqs, max_blocks]; only blocks with visible keys are looked up
 //   query_starts   int32 [num_seqs + 1]: where in q each sequence begins, and the last one ends
 //   context_lens   int32 [num_seqs]: tokens in the cache, the sequence's queries being the last
@@ -31,7 +31,7 @@
 // ops/prefill_attention.py.
 // Defines: DIM, head_dim rounded up to what the registers are laid out for (columns beyond
 // head_dim are zeros); BIASED 1 allows softcap and slopes; SMALL 1 (PATH 1) is for GPUs with 99 KiB
-// of shared memory; CONSUMERS (PATH 2), warpgroups with queries; CODES (PATH 1) is
+// of shared memory; CONSUMERS (PATH 2), warpgroups with queries; KV_SCHEME (PATH 1) is
 // for a cache in 8 bits, head_dim being a multiple of 16.
 // Moves at least q, out and the contexts' keys and values; 4 · head_dim · num_heads operations for
 // each visible pair. Requires head_dim % 8 == 0, q and its rows aligned to 16 bytes, context_lens ≥
@@ -230,7 +230,7 @@ __device__ __forceinline__ void load_keys(const Arguments& a, const Work& w, con
     }
 }
 
-#ifdef CODES
+#ifdef KV_SCHEME
 #include "attention/prefill_codes.cuh"
 #endif
 
@@ -274,12 +274,12 @@ __device__ __forceinline__ void attend_tile(const Arguments& a, const Work& w, u
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++) {
         float shrink[2];
-#ifdef CODES
+#ifdef KV_SCHEME
         scale_columns(s[m], factors[0]);
 #endif
         weigh(a, w, s[m], row + m * 16, key, top[m], sum[m], shrink);
         shrink_rows(o[m], shrink);
-#ifdef CODES
+#ifdef KV_SCHEME
         scale_columns(s[m], factors[1]);
 #endif
     }
@@ -317,7 +317,7 @@ __device__ __forceinline__ void attend(const Arguments& a, const Work& w, u8* sh
     find_keys(a, w, places[1], first + KEYS, begin);
     load_queries<ROWS>(a, w, q, 0, threadIdx.x);
     __syncthreads();
-#ifdef CODES
+#ifdef KV_SCHEME
     __shared__ __align__(16) float factors[2][2][KEYS];
     CodeTile codes{ring, ring + 2 * TILE_BYTES, factors};
     codes.load(a, w, places[0], 0);
@@ -329,7 +329,7 @@ __device__ __forceinline__ void attend(const Arguments& a, const Work& w, u8* sh
         wait_for_copies();
         __syncthreads();  // this tile is there; the one before and its places have been used
         int other = stage ^ 1;
-#ifdef CODES
+#ifdef KV_SCHEME
         if (key + KEYS < end) codes.load(a, w, places[other], other);
         codes.convert(stage);
         __syncthreads();
@@ -365,7 +365,7 @@ prefill_attention_kernel(const T* q, const Stored* cache, const int* block_table
                          const float* slopes, T* out, i64 q_stride, int num_seqs, int max_blocks,
                          int num_heads, int num_kv_heads, int head_dim, int log2_block, int window,
                          int slots, int heads_together, float scale, float softcap
-#ifdef CODES
+#ifdef KV_SCHEME
                          , const float* row_factors
 #endif
                          ) {
@@ -376,7 +376,7 @@ prefill_attention_kernel(const T* q, const Stored* cache, const int* block_table
                    prefix_lens, slopes,      out,          q_stride,     num_seqs,
                    max_blocks, num_heads,    num_kv_heads, head_dim,     log2_block,
                    window,     slots,        heads_together, scale,      softcap,
-#ifdef CODES
+#ifdef KV_SCHEME
                    row_factors
 #endif
     };

@@ -2,7 +2,7 @@
 #pragma once
 #include "attention/attention_mma.cuh"
 
-#ifdef CODES
+#ifdef KV_SCHEME
 using Stored = u8;  // what the cache has of an element
 #else
 using Stored = T;
@@ -18,7 +18,7 @@ struct Arguments {
     int num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, log2_block, window, slots;
     int heads_together;
     float scale, softcap;
-#ifdef CODES
+#ifdef KV_SCHEME
     const float* row_factors;
 #endif
 };
@@ -36,7 +36,7 @@ struct Work {
     int position;       // of the first row
     int context, prefix, window;
     float slope;
-#ifdef CODES
+#ifdef KV_SCHEME
     const float* factors;  // of the cache's block 0
     int value_rows;        // from a key's to its value's
 #endif
@@ -103,7 +103,7 @@ __device__ __forceinline__ bool find_work(const Arguments& a, Work& w) {
             w.prefix = a.prefix_lens ? min(a.prefix_lens[seq], w.context) : 0;
             w.window = a.window;
             w.slope = a.slopes ? a.slopes[head] : 0.f;
-#ifdef CODES
+#ifdef KV_SCHEME
             w.factors = a.row_factors + kv_head * head_rows;
             w.value_rows = a.num_kv_heads << a.log2_block;
 #endif

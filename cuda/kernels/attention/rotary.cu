@@ -13,7 +13,7 @@
 //               second turned by positions2 (ChatGLM's 2-D positions)
 //   slots       int32 [n]; of a token with slot < 0 nothing is stored
 //   cache       T [num_blocks, 2 * num_kv_heads, 2^log2_block, head_dim], keys' heads first; with
-//               CODES bytes, and row_factors fp32 [num_blocks, 2 * num_kv_heads, 2^log2_block]
+//               KV_SCHEME bytes, and row_factors fp32 [num_blocks, 2 * num_kv_heads, 2^log2_block]
 //
 // Pair i of a stretch turns by angle i (Su et al., 2021, arXiv:2104.09864). Its elements are i and
 // i + rotary_dim / 2, with INTERLEAVED 2i and 2i + 1. Elements past the stretches stay.
@@ -23,14 +23,14 @@
 // A thread holds 2 * WIDTH elements, whole pairs of one place in a head, for up to 4 heads, all of
 // them loaded before the first is turned; the angles are the same for all. WIDTH elements are
 // one access: 8, 4, 2 or 1, a divisor of rotary_dim / 2 and head_dim / 2. head_dim <= 256.
-// With QK_NORM neighboring lanes that hold a head add their squares, with CODES they find its
+// With QK_NORM neighboring lanes that hold a head add their squares, with KV_SCHEME they find its
 // largest number: head_dim / (2 * WIDTH) must be a power of two up to 32. In fp32, rounded once,
 // and as a code once more.
-// Compiled with INTERLEAVED, QK_NORM, WIDTH, and CODES for a cache in 8 bits.
+// Compiled with INTERLEAVED, QK_NORM, WIDTH, and KV_SCHEME for a cache in 8 bits.
 // Test: tests/cuda/kernels/test_rotary.py, relative 2^-8 (bf16), 2^-11 (fp16), 2e-6 (fp32): one rounding
 // of the result. Values, and elements that are not turned, are equal.
 #include "common/vectors.cuh"
-#ifdef CODES
+#ifdef KV_SCHEME
 #include "attention/rotary_codes.cuh"
 using Stored = u8;
 #else
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, const int* positions,
               const int* positions2, const int* slots, Stored* cache, int num_heads, int num_kv_heads,
               int head_dim, int rotary_dim, int log2_block, float eps, float offset
-#ifdef CODES
+#ifdef KV_SCHEME
               , float* row_factors
 #endif
               ) {
@@ -150,7 +150,7 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
     i64 block = slot >> log2_block, kv_stride = (i64)head_dim << log2_block;
     cache += block * 2 * num_kv_heads * kv_stride;
     cache += (slot & ((1 << log2_block) - 1)) * head_dim;
-#ifdef CODES
+#ifdef KV_SCHEME
     row_factors += (block * 2 * num_kv_heads << log2_block) + (slot & ((1 << log2_block) - 1));
 #endif
 #pragma unroll
@@ -166,7 +166,7 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
             if (turned) turn(at, cos, sin);
             pack(at, held[u]);
         }
-#ifdef CODES
+#ifdef KV_SCHEME
         if (kv_head >= 0) {
             if (slot < 0) continue;
             float at[2 * W];

@@ -2,16 +2,16 @@
 #pragma once
 #include "attention/codes.cuh"
 #include "common/vectors.cuh"
-#if CODES == E4M3_CODES
+#if KV_SCHEME == E4M3_CODES
 #include <cuda_fp8.h>
 #endif
 
-constexpr float LARGEST_CODE = CODES == INT8_CODES ? 127.f : 448.f;
+constexpr float LARGEST_CODE = KV_SCHEME == INT8_CODES ? 127.f : 448.f;
 constexpr float SMALLEST_FACTOR = 0x1p-100f;  // by which zeros can be divided
 
 // Rounds to the nearest, ties to even; `at` is no larger than the largest code by more than rounding.
 __device__ __forceinline__ u8 to_code(float at) {
-#if CODES == INT8_CODES
+#if KV_SCHEME == INT8_CODES
     return (u8)(signed char)__float2int_rn(at);
 #else
     return __nv_cvt_float_to_fp8(at, __NV_SATFINITE, __NV_E4M3);

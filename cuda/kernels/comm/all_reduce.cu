@@ -23,14 +23,14 @@
 constexpr int THREADS = 128;
 
 // The parts of all ranks, when they are all there.
-__device__ __forceinline__ void await_all(Bits4 (&parts)[WORLD], const float* from, i64 stride) {
+__device__ __forceinline__ void await_all(Bits4 (&parts)[WORLD_SIZE], const float* from, i64 stride) {
     bool there;
     do {
         there = true;
 #pragma unroll
-        for (int r = 0; r < WORLD; r++) parts[r] = receive(from + r * stride);
+        for (int r = 0; r < WORLD_SIZE; r++) parts[r] = receive(from + r * stride);
 #pragma unroll
-        for (int r = 0; r < WORLD; r++) there &= is_there(parts[r]);
+        for (int r = 0; r < WORLD_SIZE; r++) there &= is_there(parts[r]);
     } while (!there);
 }
 
@@ -41,16 +41,16 @@ all_reduce_kernel(const T* y, float* x, float* inbox, float* const* addresses, i
     int i = (blockIdx.x * THREADS + threadIdx.x) * 4;
     bool inside = i < numbers;
 #if SEND
-    float* to[WORLD];
+    float* to[WORLD_SIZE];
 #pragma unroll
-    for (int r = 0; r < WORLD; r++) to[r] = addresses[r];  // constant
+    for (int r = 0; r < WORLD_SIZE; r++) to[r] = addresses[r];  // constant
     wait_for_upstream();
     if (inside) {
         Pack<T, 4> mine = load<4>(y + i);
         Bits4 bits = {{never_empty(mine[0]), never_empty(mine[1]), never_empty(mine[2]),
                        never_empty(mine[3])}};
 #pragma unroll
-        for (int r = 0; r < WORLD; r++) send(to[r] + i, bits);
+        for (int r = 0; r < WORLD_SIZE; r++) send(to[r] + i, bits);
     }
 #endif
     if (inside) {
@@ -58,11 +58,11 @@ all_reduce_kernel(const T* y, float* x, float* inbox, float* const* addresses, i
             ;  // from here on x is settled
         float4 sum = {};
         if (adds) sum = __ldcg((const float4*)(x + i));
-        Bits4 parts[WORLD];
+        Bits4 parts[WORLD_SIZE];
         await_all(parts, inbox + i, stride);
         float total[4] = {};
 #pragma unroll
-        for (int r = 0; r < WORLD; r++) {
+        for (int r = 0; r < WORLD_SIZE; r++) {
 #pragma unroll
             for (int j = 0; j < 4; j++) total[j] += __uint_as_float(parts[r].at[j]);
             clear(inbox + r * stride + i);

@@ -1,7 +1,7 @@
 // embed: the rows of the embedding table for the tokens of a step, as the residual stream.
 //
 //   ids             int32 [n]
-//   table           T [rows, hidden], or by FORM and GROUP packed (records.cuh): of the ids
+//   table           T [rows, hidden], or by SCHEME and GROUP_SIZE packed (records.cuh): of the ids
 //                   from first_id on; others give zeros
 //   row_scale       fp32 [rows], of a packed table; else null
 //   positions       int32 [n]; null without a position table
@@ -17,13 +17,13 @@
 // Test: tests/cuda/kernels/test_embed.py: equal without a scale, relative 1e-6 with one or packed.
 #include "linear/packed.cuh"
 #include "common/vectors.cuh"
-#if FORM != PLAIN
+#if SCHEME != PLAIN
 #include "linear/packed_row.cuh"
 #endif
 
 constexpr int THREADS = 128, UNROLL = 4;
 
-#if FORM == PLAIN
+#if SCHEME == PLAIN
 using Words = Pack<T, WIDTH>;
 __device__ __forceinline__ Words words_of(const void* table, i64 row, int column, int hidden) {
     return load<WIDTH>((const T*)table + row * hidden + column);

@@ -5,7 +5,7 @@
 //
 // A warp takes a record at a time, a thread some eights of it: what it reads and writes at once lies
 // together. Grid: a block for eight rows, or fewer that take several; block 256, no shared memory. Moves
-// codes and out once. Requires k to be a multiple of 16, or of GROUP.
+// codes and out once. Requires k to be a multiple of 16, or of GROUP_SIZE.
 // In fp32, rounded once. Test: tests/cuda/kernels/test_dequantize.py, equal to fp64 rounded once but for
 // ties of INT4.
 #include "linear/packed_row.cuh"

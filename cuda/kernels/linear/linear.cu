@@ -1,18 +1,18 @@
 // linear: a matrix times 1 to 16 vectors at the speed of the memory, with what comes before and
 // after a product in a decoder layer fused to it.
 //
-//   weight   T [rows, k], or by FORM           x   T [n, k], or with NORM fp32 [n, k]
+//   weight   T [rows, k], or by SCHEME           x   T [n, k], or with NORM fp32 [n, k]
 //   bias     T [rows] or null                  norm_weight  T [k], with NORM
 //   y        by EPILOGUE, of y = weight · x (+ bias):
-//     STORE      T or (WIDE) fp32 [n, rows]
+//     STORE      T or (FP32_OUT) fp32 [n, rows]
 //     RESIDUAL   fp32 [n, rows], in place: += y
-//     GATED      T [n, rows / 2]: ACTIVATION(y[i]) * y[rows / 2 + i]
+//     ACT_AND_MUL      T [n, rows / 2]: ACTIVATION(y[i]) * y[rows / 2 + i]
 //     SEND       fp32 [n, rows] to each of `world` ranks: y is u64 [world], addresses in their inboxes
 //                (all_reduce.cu, all_gather.cu)
-//     ROTATE     rows are the query, key and value heads: T [n, heads * head_dim] rotated queries;
+//     ROPE_CACHE     rows are the query, key and value heads: T [n, heads * head_dim] rotated queries;
 //                rotated keys and the values go to `cache` at `slots`
-//   FORM     PLAIN; INT8, FP8, INT4: bytes in records (records.cuh), with scales and offsets if there is a
-//            GROUP, and row_scale fp32 [rows]
+//   SCHEME     PLAIN; INT8, FP8, INT4: bytes in records (records.cuh), with scales and offsets if there is a
+//            GROUP_SIZE, and row_scale fp32 [rows]
 //   x_scale  fp32 [n] or null, with packed weights: each vector is times its own
 //   NORM     x is first divided by its root mean square and multiplied by norm_weight + offset (RMSNorm)
 //
@@ -28,7 +28,7 @@
 // An item of work is a tile of 16 rows over all columns of a split: `splits` > 1 divides k where
 // x would not fit (RESIDUAL and SEND); the block that finishes a tile last adds all splits in order.
 // The 16 rows are 8 and their 8 partners `span / 2` further on: span is 16 where rows are finished one
-// by one, rows for GATED, head_dim for ROTATE.
+// by one, rows for ACT_AND_MUL, head_dim for ROPE_CACHE.
 //
 // Tried, a layer of 8B at one vector: 8 rows × 2 KiB as the N side, 2 % quicker unpacked, int4 12 %
 // slower; three or five slots, 5 to 9 % slower unpacked; two teams of warps that take turns with the
@@ -38,7 +38,7 @@
 // Grid: splits × blocks, at most one a multiprocessor; block 352, with registers that leave room for a block
 // of decode_attention's beside; dynamic shared memory: slots and vectors, see ops/linear.py. Moves the
 // weights and what belongs to them once. Requires k * sizeof T and k of 8 bits to be multiples of 16, k in
-// groups of GROUP, head_dim of 8, and span of packed weights of 16; pointers aligned to 16 bytes.
+// groups of GROUP_SIZE, head_dim of 8, and span of packed weights of 16; pointers aligned to 16 bytes.
 // Packed weights become T exactly (packed.cuh) and go through the same instructions; one vector instead
 // becomes integers, if it has 16 bits and the form is not FP8 (linear_digits.cuh). A row's factor is applied
 // to its sum, a group's to the group's: scale * (products + offset * sum of x), with the sums of x over the
@@ -84,7 +84,7 @@ __device__ __forceinline__ void finish(const Arguments& a, int b, int low, int h
         if (high < a.rows) y_high += to_float(a.bias[high]);
     }
 #if EPILOGUE == STORE
-    using Y = typename Choose<WIDE, float, T>::type;
+    using Y = typename Choose<FP32_OUT, float, T>::type;
     Y* y = (Y*)a.y + (i64)b * a.rows;
     y[low] = from_float<Y>(y_low);
     if (high < a.rows) y[high] = from_float<Y>(y_high);
@@ -98,7 +98,7 @@ __device__ __forceinline__ void finish(const Arguments& a, int b, int low, int h
         send(to + low, never_empty(y_low));
         if (high < a.rows) send(to + high, never_empty(y_high));
     }
-#elif EPILOGUE == GATED
+#elif EPILOGUE == ACT_AND_MUL
     ((T*)a.y)[(i64)b * (a.rows / 2) + low] = from_float<T>(activate<ACTIVATION>(y_low) * y_high);
 #else
     int head = low / a.head_dim, d = low % a.head_dim;
@@ -159,7 +159,7 @@ __device__ __forceinline__ bool combine(const Arguments& a, const Share& share, 
 // The factors of this lane's two rows of a tile, if it is one.
 __device__ __forceinline__ float2 row_factors(const Arguments& a, const Share& share, int tile) {
     float2 factors = {};
-    if (FORM == PLAIN || tile >= share.tiles) return factors;
+    if (SCHEME == PLAIN || tile >= share.tiles) return factors;
     int i = threadIdx.x % (TILE / 2);
     int low = row_of(a, tile, i), high = row_of(a, tile, i + TILE / 2);
     if (low < a.rows) factors.x = __ldg(a.row_scale + low);
@@ -169,9 +169,9 @@ __device__ __forceinline__ float2 row_factors(const Arguments& a, const Share& s
 
 __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared, int buffer) {
     // A lane has a vector and a pair of rows; two rounds where there may be 16 vectors.
-    constexpr int PAIRS = TILE / 2, ROUNDS = (VECTORS * PAIRS + WARP - 1) / WARP;
+    constexpr int PAIRS = TILE / 2, ROUNDS = (MAX_N * PAIRS + WARP - 1) / WARP;
     int lane = threadIdx.x % WARP, uses = 0, slots[ROUNDS] = {};
-#if EPILOGUE == ROTATE
+#if EPILOGUE == ROPE_CACHE
     // Nothing has to be loaded from memory when the sums are there.
     for (int i = buffer * WARP + lane; i < a.n * a.head_dim; i += EPILOGUES * WARP) {
         int b = i / a.head_dim, d = i % a.head_dim;
@@ -188,7 +188,7 @@ __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared,
 #pragma unroll
     for (int j = 0; j < ROUNDS; j++) {
         int b = lane / PAIRS + j * (WARP / PAIRS);
-        vector_factors[j] = FORM != PLAIN && a.x_scale && b < a.n ? __ldcg(a.x_scale + b) : 1.f;
+        vector_factors[j] = SCHEME != PLAIN && a.x_scale && b < a.n ? __ldcg(a.x_scale + b) : 1.f;
     }
     float2 coming = row_factors(a, share, share.first + buffer * share.step);
     for (int tile = share.first + buffer * share.step; tile < share.tiles;
@@ -213,7 +213,7 @@ __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared,
                     y_low[j] *= factor;
                     y_high[j] *= factor;
                 }
-                if (FORM != PLAIN) {
+                if (SCHEME != PLAIN) {
                     y_low[j] *= factors.x * vector_factors[j];
                     y_high[j] *= factors.y * vector_factors[j];
                 }
@@ -235,9 +235,9 @@ __device__ void epilogue(const Arguments& a, const Share& share, Shared& shared,
 }
 
 // So many threads that two blocks of them would leave 72 registers to each.
-constexpr int ROOM_FOR = VECTORS > 8 ? THREADS : 448;
+constexpr int ROOM_FOR = MAX_N > 8 ? THREADS : 448;
 
-extern "C" __global__ void __launch_bounds__(ROOM_FOR, VECTORS > 8 ? 1 : 2)
+extern "C" __global__ void __launch_bounds__(ROOM_FOR, MAX_N > 8 ? 1 : 2)
 linear_kernel(const Code* weight, const T* bias, const void* x, const T* norm_weight, void* y,
               float eps, float offset, int n, int rows, int k, int span, int splits, int slots,
               float* partial, u32* counters, const float* cos_sin, const int* positions,

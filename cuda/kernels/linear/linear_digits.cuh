@@ -10,8 +10,8 @@
 #include "common/mma.cuh"
 
 constexpr bool MMA = !Same<T, float>::value;
-constexpr bool INTEGERS = MMA && VECTORS == 1 && (FORM == INT8 || FORM == INT4);
-constexpr int X_GROUP = GROUPED ? GROUP : STEP;
+constexpr bool INTEGERS = MMA && MAX_N == 1 && (SCHEME == INT8 || SCHEME == INT4);
+constexpr int X_GROUP = GROUPED ? GROUP_SIZE : STEP;
 
 // Bytes from one row of digits, or from one vector, to the next: threads of neighbors that read at once
 // use different banks. Four lanes of a row have 64 bytes together, or (8 bits as T) 16 of every 32.
@@ -35,7 +35,7 @@ __device__ __forceinline__ float* sums_of(u8* vectors, int stride, int n) {
 __device__ __forceinline__ int digit_at(int column) {
     int step = column / STEP * STEP, c = column % STEP;
     int pair = c / 32, t = c % 32 / 8, rest = c % 8;
-    if (FORM == INT4) return step + pair / 2 * 64 + t * 16 + pair % 2 * 8 + rest;
+    if (SCHEME == INT4) return step + pair / 2 * 64 + t * 16 + pair % 2 * 8 + rest;
     if (GROUPED) return step + t * 16 + pair * 8 + rest;
     return column;
 }
@@ -103,7 +103,7 @@ __device__ __forceinline__ void keep_digits(const float (&x)[EACH], int column, 
 
 // Partial sums of a warp: threads (g, 0) have those with the rows g and g + 8.
 struct DigitSums {
-    static constexpr int MULTIPLIES = FORM == INT4 ? 4 : 2;  // of a step
+    static constexpr int MULTIPLIES = SCHEME == INT4 ? 4 : 2;  // of a step
     static constexpr int TOGETHER = MULTIPLIES * X_GROUP / STEP;  // of a group
     float sum[2] = {};
 
@@ -126,8 +126,8 @@ struct DigitSums {
                 u32 a[4];
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
-                    a[r] = FORM == INT4 ? words[r][j] & 0x0f0f0f0f : words[r][2 * j % 4];
-                    a[r + 2] = FORM == INT4 ? words[r][j] >> 4 & 0x0f0f0f0f : words[r][2 * j % 4 + 1];
+                    a[r] = SCHEME == INT4 ? words[r][j] & 0x0f0f0f0f : words[r][2 * j % 4];
+                    a[r + 2] = SCHEME == INT4 ? words[r][j] >> 4 & 0x0f0f0f0f : words[r][2 * j % 4 + 1];
                 }
                 const u32(&x)[4] = (const u32(&)[4])digits[j / 2];
                 multiply_bytes(products, a, x[j % 2 * 2], x[j % 2 * 2 + 1]);

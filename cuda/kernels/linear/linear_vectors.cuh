@@ -13,7 +13,7 @@ __device__ __forceinline__ float norm_factor(const Arguments& a, const Shared& s
 
 // Loads that are in flight together: a round trip to L2 takes longer than all of them. Of those so
 // many are used at once.
-constexpr int COLUMNS = VECTORS > 1 ? 1 : NORM ? 4 : 8;
+constexpr int COLUMNS = MAX_N > 1 ? 1 : NORM ? 4 : 8;
 constexpr int AT_ONCE = COLUMNS > 4 ? 2 : COLUMNS;
 // RMSNorm's factor is one number a vector; where what is kept of a vector can hold the residual stream
 // it is left to the epilogue, which saves a pass. fp16 cannot.
@@ -44,10 +44,10 @@ template <typename Use>
 __device__ __forceinline__ void for_values(const Arguments& a, const Share& share, Shared& shared,
                                            Use use) {
     constexpr int STRIDE = CONSUMER_THREADS * 4;
-    float squares[VECTORS] = {};
+    float squares[MAX_N] = {};
     int lane = threadIdx.x % WARP * 4;
     for (int first = threadIdx.x * 4; first - lane < share.end; first += COLUMNS * STRIDE) {
-        float4 v[COLUMNS][VECTORS];
+        float4 v[COLUMNS][MAX_N];
         Vec<T, 4> weight[COLUMNS];
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void for_values(const Arguments& a, const Share& shar
             weight[j] = {};
             if (column < a.k) weight[j] = *(const Vec<T, 4>*)(a.norm_weight + column);
 #pragma unroll
-            for (int b = 0; b < VECTORS; b++) {
+            for (int b = 0; b < MAX_N; b++) {
                 v[j][b] = {};
                 if (b < a.n && column < a.k)
                     v[j][b] = __ldcg((const float4*)((const float*)a.x + (i64)b * a.k + column));
@@ -64,14 +64,14 @@ __device__ __forceinline__ void for_values(const Arguments& a, const Share& shar
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
-            for (int b = 0; b < VECTORS; b++) {
+            for (int b = 0; b < MAX_N; b++) {
                 float4 u = v[j][b];
                 squares[b] += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
                 use(b, first + j * STRIDE, u, weight[j]);
             }
     }
 #pragma unroll
-    for (int b = 0; b < VECTORS; b++) {
+    for (int b = 0; b < MAX_N; b++) {
         float sum = warp_reduce(squares[b], Sum());
         if (threadIdx.x % WARP == 0) shared.squares[threadIdx.x / WARP][b] = sum;
     }
@@ -80,12 +80,12 @@ __device__ __forceinline__ void for_values(const Arguments& a, const Share& shar
 // The normalized vectors into shared memory.
 __device__ void load_vectors(const Arguments& a, const Share& share, Shared& shared, u8* to,
                              int stride) {
-    float factors[VECTORS];
+    float factors[MAX_N];
     if constexpr (NORM_FIRST) {
         for_values(a, share, shared, [](int, int, float4, Vec<T, 4>) {});
         named_barrier<1, CONSUMER_THREADS>();
 #pragma unroll
-        for (int b = 0; b < VECTORS; b++) factors[b] = b < a.n ? norm_factor(a, shared, b) : 0;
+        for (int b = 0; b < MAX_N; b++) factors[b] = b < a.n ? norm_factor(a, shared, b) : 0;
         named_barrier<1, CONSUMER_THREADS>();
     }
     for_values(a, share, shared, [&](int b, int column, float4 v, Vec<T, 4> w) {
@@ -103,11 +103,11 @@ __device__ void load_vectors(const Arguments& a, const Share& share, Shared&, u8
     constexpr int EACH = 16 / sizeof(T), STRIDE = CONSUMER_THREADS * EACH;
     int lane = threadIdx.x % WARP * EACH, first = share.begin + threadIdx.x * EACH;
     for (; first - lane < share.end; first += COLUMNS * STRIDE) {
-        uint4 v[COLUMNS][VECTORS];
+        uint4 v[COLUMNS][MAX_N];
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
-            for (int b = 0; b < VECTORS; b++) {
+            for (int b = 0; b < MAX_N; b++) {
                 int column = first + j * STRIDE;
                 v[j][b] = {};
                 if (b < a.n && column < min(share.end, a.k))
@@ -119,7 +119,7 @@ __device__ void load_vectors(const Arguments& a, const Share& share, Shared&, u8
 #pragma unroll
             for (int j = together; j < together + AT_ONCE; j++)
 #pragma unroll
-                for (int b = 0; b < VECTORS; b++) {
+                for (int b = 0; b < MAX_N; b++) {
                     float x[EACH];
 #pragma unroll
                     for (int i = 0; i < EACH; i++) x[i] = to_float(((const T*)&v[j][b])[i]);

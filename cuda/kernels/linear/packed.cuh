@@ -1,6 +1,6 @@
 // Numbers of 8 and 4 bits as T, exactly: what kernels do with the bytes they read.
 //
-// FORM is PLAIN (they are T), INT8, FP8 (e4m3) or INT4. A decoder layer's matrix is read at the speed of
+// SCHEME is PLAIN (they are T), INT8, FP8 (e4m3) or INT4. A decoder layer's matrix is read at the speed of
 // the memory, which leaves seven operations of a lane for a weight of 8 bits and half as many for 4:
 // bits are moved to where they mean a number of T that is off by a known power or difference.
 #pragma once

@@ -24,15 +24,15 @@ struct Eight {
         words = ((const Vec<u32, BITS / 4>*)record)[row * PLACES + place];
         if (GROUPED) {
             const __half2* table = (const __half2*)(record + BLOCK_ROWS * STEP_BYTES);
-            factors = __half22float2(table[column_at(place) / (GROUPED ? GROUP : 1) * BLOCK_ROWS + row]);
+            factors = __half22float2(table[column_at(place) / (GROUPED ? GROUP_SIZE : 1) * BLOCK_ROWS + row]);
         }
     }
 
     // Number i, without its row's factor.
     __device__ __forceinline__ float operator[](int i) const {
-#if FORM == INT4
+#if SCHEME == INT4
         float number = int4_at(words.at[0], i);
-#elif FORM == INT8
+#elif SCHEME == INT8
         float number = int8_at(words.at[i / 4], i % 4);
 #else
         float number = fp8_at(words.at[i / 4], i % 4);

@@ -1,17 +1,17 @@
 // quantize: rounds each vector to numbers of 8 bits times a factor, for products with packed matrices.
 //
 //   x        T [n, k]
-//   codes    u8 [n, k]: int8, or e4m3's bits; with WIDE the same numbers as T, which holds them exactly
+//   codes    u8 [n, k]: int8, or e4m3's bits; with AS_T the same numbers as T, which holds them exactly
 //   factors  fp32 [n]: of a vector's largest number / LARGEST, or with `given` above 0 that
 //   codes = round(x / factor), to the nearest, ties to even; what is beyond the form's largest becomes
-//   it. FORM is INT8 or FP8 (packed.cuh).
+//   it. SCHEME is INT8 or FP8 (packed.cuh).
 //
 // A vector with a number that is not finite has a factor that is not (not so with `given`). A vector of
 // zeros has the smallest factor.
 //
 // VECTORS > 0: a thread keeps up to VECTORS times 8 columns of its row in registers, so that the row is
 // read once; k <= 8 * VECTORS * 256. VECTORS 0: any k; the row is read again, out of L2.
-// Grid n, block 256, no dynamic shared memory. Moves n * k * (sizeof T + 1) bytes, WIDE 2 * sizeof T.
+// Grid n, block 256, no dynamic shared memory. Moves n * k * (sizeof T + 1) bytes, AS_T 2 * sizeof T.
 // Requires k % 8 == 0.
 // Test: tests/cuda/kernels/test_quantize.py, equal to the same done by torch in fp32.
 #include <cuda_fp8.h>
@@ -21,20 +21,20 @@
 
 constexpr int THREADS = 256;
 // int8's whole range / 2, as the package compressed-tensors has it.
-constexpr float LARGEST = FORM == INT8 ? 127.5f : 448.f;
+constexpr float LARGEST = SCHEME == INT8 ? 127.5f : 448.f;
 constexpr float SMALLEST_FACTOR = 0x1p-100f;  // by which zeros can be divided
 
-using Codes = typename Choose<WIDE, T, u8>::type;
+using Codes = typename Choose<AS_T, T, u8>::type;
 
 // NaN becomes some code: the factor says what it was.
 __device__ __forceinline__ u8 to_byte(float at) {
-    if (FORM == INT8) return (u8)(signed char)max(min(__float2int_rn(at), 127), -128);
+    if (SCHEME == INT8) return (u8)(signed char)max(min(__float2int_rn(at), 127), -128);
     return __nv_cvt_float_to_fp8(at, __NV_SATFINITE, __NV_E4M3);
 }
 __device__ __forceinline__ u8 code_of(float at, u8) { return to_byte(at); }
 template <typename A> __device__ __forceinline__ A code_of(float at, A) {
     u32 byte = to_byte(at);
-    return from_float<A>(FORM == INT8 ? int8_at(byte, 0) : fp8_at(byte, 0));
+    return from_float<A>(SCHEME == INT8 ? int8_at(byte, 0) : fp8_at(byte, 0));
 }
 
 __device__ __forceinline__ void store_codes(Codes* to, const Pack<T, 8>& x, float factor) {

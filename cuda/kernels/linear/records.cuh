@@ -7,19 +7,19 @@
 //   INT8, FP8   columns 16t … 16t + 15 of 64
 //   INT4        32p + 8t … 32p + 8t + 7 of 128 in word p (0 … 3): the first four in the low halves of its
 //               bytes, the others in the high halves
-//   INT8 with a GROUP  32p + 8t … 32p + 8t + 7 of 64 in the words 2p and 2p + 1 (p = 0, 1)
+//   INT8 with a GROUP_SIZE  32p + 8t … 32p + 8t + 7 of 64 in the words 2p and 2p + 1 (p = 0, 1)
 #pragma once
 #include "linear/packed.cuh"
 
-constexpr bool GROUPED = GROUP > 0;
-constexpr int BITS = FORM == PLAIN ? 8 * sizeof(T) : FORM == INT4 ? 4 : 8;
+constexpr bool GROUPED = GROUP_SIZE > 0;
+constexpr int BITS = SCHEME == PLAIN ? 8 * sizeof(T) : SCHEME == INT4 ? 4 : 8;
 constexpr int STEP_BYTES = 64;               // of a row in a record
 constexpr int STEP = STEP_BYTES * 8 / BITS;  // columns
 constexpr int BLOCK_ROWS = 8;
-constexpr int GROUPS = GROUPED ? STEP / (GROUPED ? GROUP : 1) : 0;  // of columns in a record
+constexpr int GROUPS = GROUPED ? STEP / (GROUPED ? GROUP_SIZE : 1) : 0;  // of columns in a record
 constexpr int RECORD = BLOCK_ROWS * (STEP_BYTES + GROUPS * 4);      // bytes
 
 // How many columns a row of so many has in memory.
 __device__ __forceinline__ int filled(int columns) {
-    return FORM == PLAIN ? columns : (columns + STEP - 1) / STEP * STEP;
+    return SCHEME == PLAIN ? columns : (columns + STEP - 1) / STEP * STEP;
 }

@@ -2,7 +2,7 @@
 //
 //   scores  fp32 [n, experts]
 //   ids     int32 [n, chosen]: the experts of the highest scores, highest first, in a tie the lowest
-//   shares  fp32 [n, chosen]: their softmax over all experts, with NORMALIZED over those chosen
+//   shares  fp32 [n, chosen]: their softmax over all experts, with RENORMALIZE over those chosen
 //
 // Shazeer et al., 2017, arXiv:1701.06538, without its noise. A NaN is never chosen; where there are
 // too few others, the id is that of an expert that was chosen already, and its share NaN.
@@ -66,7 +66,7 @@ route_kernel(const float* scores, int* ids, float* shares, int experts, int chos
         __syncwarp();
     }
     __syncwarp();
-#if NORMALIZED
+#if RENORMALIZE
     if (lane == 0)
         for (int i = 0; i < chosen; i++) shares[row * chosen + i] /= of_chosen;
 #endif

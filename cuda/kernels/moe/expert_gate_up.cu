@@ -17,7 +17,7 @@
 constexpr int PAIRS = 2;  // of a warp
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-expert_gated_kernel(const T* x, const u64* addresses, const int* ids, T* out, int k, int inner,
+expert_gate_up_kernel(const T* x, const u64* addresses, const int* ids, T* out, int k, int inner,
                     int chosen) {
     extern __shared__ __align__(16) u8 dynamic[];
     T* vector = (T*)dynamic;

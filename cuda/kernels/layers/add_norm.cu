@@ -1,7 +1,7 @@
 // add_normed: adds the norm of a branch's output to the residual stream (Gemma 2, OLMo 2).
 //
 //   x       fp32 [n, hidden], in place: x += delta / sqrt(mean(delta²) + eps) * (weight + offset)
-//   delta   T [n, hidden], or with SUMS fp32: then it is left zero, for `linear` to add to again
+//   delta   T [n, hidden], or with ZERO_DELTA fp32: then it is left zero, for `linear` to add to again
 //   weight  T [hidden]
 //
 // RMSNorm: Zhang and Sennrich, 2019. VECTORS > 0: a thread keeps up to VECTORS times 8 columns of
@@ -9,13 +9,13 @@
 // hidden; delta is read twice (it lies in L1 or L2).
 //
 // Grid n, block BLOCK, no dynamic shared memory. Moves n * hidden * (8 + sizeof delta's element)
-// bytes, with SUMS 4 more. Sums in fp32.
+// bytes, with ZERO_DELTA 4 more. Sums in fp32.
 // Test: tests/cuda/kernels/test_add_normed.py, relative 2e-6: results are fp32, sums differ by order.
 #include "common/reduce.cuh"
 #include "common/vectors.cuh"
 
 constexpr int THREADS = BLOCK;
-using D = Choose<SUMS, float, T>::type;
+using D = Choose<ZERO_DELTA, float, T>::type;
 
 __device__ __forceinline__ float row_scale(float squares, int hidden, float eps, float* scratch) {
     return rsqrtf(block_reduce<THREADS>(squares, Sum(), scratch) / hidden + eps);
@@ -58,7 +58,7 @@ __device__ __forceinline__ void in_registers(float* x, D* delta, const T* weight
             values[i] = stream[v][i] + out[v][i] * scale * (gain[v][i] + offset);
         stream[v] = values;
         store(x + column(v), stream[v]);
-        if (SUMS) store(delta + column(v), Pack<D, 8>{});
+        if (ZERO_DELTA) store(delta + column(v), Pack<D, 8>{});
     }
 }
 
@@ -73,12 +73,12 @@ __device__ __forceinline__ void in_passes(float* x, D* delta, const T* weight, i
     float scale = row_scale(squares, hidden, eps, scratch);
     for (int i = threadIdx.x; i < hidden; i += THREADS) {
         x[i] += to_float(delta[i]) * scale * (to_float(weight[i]) + offset);
-        if (SUMS) delta[i] = D(0.f);
+        if (ZERO_DELTA) delta[i] = D(0.f);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-add_normed_kernel(float* x, D* delta, const T* weight, int hidden, float eps, float offset) {
+add_norm_kernel(float* x, D* delta, const T* weight, int hidden, float eps, float offset) {
     __shared__ float scratch[THREADS / WARP];
     start_dependents();
     i64 row = (i64)blockIdx.x * hidden;

@@ -16,7 +16,7 @@
 constexpr int THREADS = 256;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-scale_sums_kernel(const int* sums, const float* factors, const float* row_scale, const T* bias, T* out,
+scale_gemm_output_kernel(const int* sums, const float* factors, const float* row_scale, const T* bias, T* out,
                   int width, int first, int rows) {
     start_dependents();
     int column = (blockIdx.x * THREADS + threadIdx.x) * 4;

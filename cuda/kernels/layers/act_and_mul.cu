@@ -19,7 +19,7 @@
 constexpr int THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-activation_kernel(const T* x, const T* bias, T* out, int n, int width) {
+act_and_mul_kernel(const T* x, const T* bias, T* out, int n, int width) {
     start_dependents();
     int column = (blockIdx.y * THREADS + threadIdx.x) * WIDTH;
     i64 row = (i64)blockIdx.x * ROWS, stride = GATED ? 2 * (i64)width : width;

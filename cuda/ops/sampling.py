@@ -1,0 +1,234 @@
+"""Penalties, argmax, sampling and the end of a decode step: `kernels/sampling/`."""
+
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.checks import MAX_GRID_Y, check_tensor
+from swiftchat.cuda.gpu import Gpu, KernelSpec
+
+_THREADS, _LOGITS_PER_BLOCK = 256, 2048  # of penalties and argmax
+# As in `kernels/sampling/sample_row.cuh`.
+_SAMPLE_THREADS, _CHUNK, _LIST_SIZE, _BINS = 512, 4096, 512, 512
+_MAX_VOCAB_SIZE = 2**20 - 1
+_MAX_DECODE_ROWS = 128
+
+_PENALTIES = KernelSpec(
+    "penalties",
+    "pointer logits, pointer counts, pointer repeat_penalty, pointer presence_penalty, "
+    "pointer frequency_penalty, int vocab_size",
+)
+_ARGMAX = KernelSpec(
+    "argmax",
+    "pointer logits, pointer max_logits, pointer ids, pointer workspace, int vocab_size",
+)
+_SAMPLE = KernelSpec(
+    "sample",
+    "pointer logits, pointer max_logits, pointer argmax_ids, pointer temperature, pointer top_k, "
+    "pointer top_p, pointer min_p, pointer seeds, pointer positions, pointer out, "
+    "pointer workspace, int64 workspace_stride, int vocab_size",
+)
+_ADVANCE = KernelSpec(
+    "advance",
+    "pointer sampled, pointer tokens, pointer positions, pointer context_lens, "
+    "pointer slot_mapping, pointer block_tables, pointer counts, pointer ring, pointer step, "
+    "int num_rows, int max_blocks, int log2_block_size, int vocab_size, int ring_steps, "
+    "int ring_rows",
+)
+VARIANTS = [_PENALTIES, _ARGMAX, _SAMPLE, _ADVANCE]
+
+
+def penalties(
+    gpu: Gpu,
+    logits: Tensor,
+    counts: Tensor,
+    *,
+    repeat_penalty: Tensor,
+    presence_penalty: Tensor,
+    frequency_penalty: Tensor,
+) -> None:
+    """Apply repetition, presence and frequency penalties to logits fp32 [n, vocab_size] in place.
+
+    counts int32 [max_rows, vocab_size]: bit 30 of an element is set if the id occurs in the prompt
+    or the answer; the lower bits count its occurrences in the answer. The penalties are fp32 [n];
+    a row with penalties 1, 0 and 0 is not changed and its counts are not read.
+    """
+    n, vocab_size = logits.shape
+    check_tensor("logits", logits, (n, vocab_size), "float32", gpu)
+    check_tensor("counts", counts, (counts.shape[0], vocab_size), "int32", gpu)
+    check_tensor("repeat_penalty", repeat_penalty, (n,), "float32", gpu)
+    check_tensor("presence_penalty", presence_penalty, (n,), "float32", gpu)
+    check_tensor("frequency_penalty", frequency_penalty, (n,), "float32", gpu)
+    if n > min(counts.shape[0], MAX_GRID_Y) or vocab_size >= 2**30:
+        raise ValueError(f"{n} rows of {vocab_size} logits with counts for {counts.shape[0]} rows")
+    if logits.numel() == 0:
+        return
+    gpu.kernel(_PENALTIES)(
+        (-(-vocab_size // _LOGITS_PER_BLOCK), n),
+        _THREADS,
+        num_bytes=logits.nbytes,
+        logits=logits,
+        counts=counts,
+        repeat_penalty=repeat_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        vocab_size=vocab_size,
+    )
+
+
+def argmax_workspace(gpu: Gpu, max_rows: int) -> Tensor:
+    """Return the workspace of `argmax` for up to `max_rows` rows; it is zero between calls."""
+    return torch.zeros(max_rows, 2, dtype=torch.int64, device=gpu.device)
+
+
+def argmax(gpu: Gpu, logits: Tensor, max_logits: Tensor, ids: Tensor, workspace: Tensor) -> None:
+    """Write the maximum of each row of logits fp32 [n, vocab_size], and the lowest id that has it.
+
+    max_logits fp32 [n]; ids int32 [n]. A row with a NaN or an infinite logit gets NaN and -1.
+    """
+    n, vocab_size = logits.shape
+    check_tensor("logits", logits, (n, vocab_size), "float32", gpu)
+    check_tensor("max_logits", max_logits, (n,), "float32", gpu)
+    check_tensor("ids", ids, (n,), "int32", gpu)
+    max_rows = workspace.shape[0]
+    check_tensor("workspace", workspace, (max_rows, 2), "int64", gpu)
+    if n > min(max_rows, MAX_GRID_Y) or not 0 < vocab_size < 2**30:
+        raise ValueError(f"{n} rows of {vocab_size} logits with a workspace for {max_rows} rows")
+    if n == 0:
+        return
+    gpu.kernel(_ARGMAX)(
+        (-(-vocab_size // _LOGITS_PER_BLOCK), n),
+        _THREADS,
+        num_bytes=logits.nbytes,
+        logits=logits,
+        max_logits=max_logits,
+        ids=ids,
+        workspace=workspace,
+        vocab_size=vocab_size,
+    )
+
+
+def sample_workspace(gpu: Gpu, max_rows: int, vocab_size: int) -> Tensor:
+    """Return the workspace of `sample` for up to `max_rows` rows; every call leaves it reusable."""
+    stride = _workspace_stride(vocab_size)
+    return torch.zeros(max_rows, stride, dtype=torch.int64, device=gpu.device)
+
+
+def sample(
+    gpu: Gpu,
+    logits: Tensor,
+    *,
+    max_logits: Tensor,
+    argmax_ids: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    out: Tensor,
+    workspace: Tensor,
+) -> None:
+    """Write each row's next token to out int32 [n].
+
+    It is argmax_ids[row] if that is -1 or the temperature is 0. logits fp32 [n, vocab_size] have
+    penalties applied; max_logits fp32 [n] and argmax_ids int32 [n] are from `argmax`. temperature,
+    top_p (1: off) and min_p (0: off) are fp32 [n]; top_k int32 [n] (0: off). The random numbers
+    are a function of seeds int64 [n], read as unsigned, and positions int32 [n].
+    """
+    n, vocab_size = logits.shape
+    check_tensor("logits", logits, (n, vocab_size), "float32", gpu)
+    per_row = {
+        "max_logits": (max_logits, "float32"),
+        "argmax_ids": (argmax_ids, "int32"),
+        "temperature": (temperature, "float32"),
+        "top_k": (top_k, "int32"),
+        "top_p": (top_p, "float32"),
+        "min_p": (min_p, "float32"),
+        "seeds": (seeds, "int64"),
+        "positions": (positions, "int32"),
+        "out": (out, "int32"),
+    }
+    for name, (tensor, dtype) in per_row.items():
+        check_tensor(name, tensor, (n,), dtype, gpu)
+    if not 0 < vocab_size <= _MAX_VOCAB_SIZE:
+        raise ValueError(f"vocab_size must be between 1 and {_MAX_VOCAB_SIZE}, not {vocab_size}")
+    max_rows, stride = workspace.shape[0], _workspace_stride(vocab_size)
+    check_tensor("workspace", workspace, (max_rows, stride), "int64", gpu)
+    if n > min(max_rows, MAX_GRID_Y):
+        raise ValueError(f"{n} rows with a workspace for {max_rows} rows")
+    if n == 0:
+        return
+    gpu.kernel(_SAMPLE)(
+        (_num_chunks(vocab_size), n),
+        _SAMPLE_THREADS,
+        num_bytes=logits.nbytes,
+        logits=logits,
+        **{name: tensor for name, (tensor, _) in per_row.items()},
+        workspace=workspace,
+        workspace_stride=stride,
+        vocab_size=vocab_size,
+    )
+
+
+def advance(
+    gpu: Gpu,
+    sampled: Tensor,
+    *,
+    tokens: Tensor,
+    positions: Tensor,
+    context_lens: Tensor,
+    slot_mapping: Tensor,
+    block_tables: Tensor,
+    counts: Tensor,
+    ring: Tensor,
+    step: Tensor,
+    block_size: int,
+) -> None:
+    """Make the sampled ids [n] the input of the next decode step, and copy them to the host.
+
+    All are int32 [n] on the GPU; `block_tables` is [n, max_blocks] and `counts` [n, vocab_size].
+    `step` is int64 [1], `ring` int32 [ring_steps, ring_rows] in pinned host memory. All but
+    `sampled` and `block_tables` are modified in place.
+    """
+    n = len(sampled)
+    if n > _MAX_DECODE_ROWS:
+        raise ValueError(f"at most {_MAX_DECODE_ROWS} rows, not {n}")
+    per_row = {
+        "sampled": sampled,
+        "tokens": tokens,
+        "positions": positions,
+        "context_lens": context_lens,
+        "slot_mapping": slot_mapping,
+    }
+    for name, tensor in per_row.items():
+        check_tensor(name, tensor, (n,), "int32", gpu)
+    max_blocks, vocab_size = block_tables.shape[1], counts.shape[1]
+    check_tensor("block_tables", block_tables, (n, max_blocks), "int32", gpu)
+    check_tensor("counts", counts, (n, vocab_size), "int32", gpu)
+    check_tensor("step", step, (1,), "int64", gpu)
+    if not ring.is_pinned() or ring.shape[1] < n:
+        raise ValueError(f"ring must be pinned and have a column for each of {n} rows")
+    gpu.kernel(_ADVANCE)(
+        1,
+        _MAX_DECODE_ROWS,
+        **per_row,
+        block_tables=block_tables,
+        counts=counts,
+        ring=ring,
+        step=step,
+        num_rows=n,
+        max_blocks=max_blocks,
+        log2_block_size=block_size.bit_length() - 1,
+        vocab_size=vocab_size,
+        ring_steps=ring.shape[0],
+        ring_rows=ring.shape[1],
+    )
+
+
+def _num_chunks(vocab_size: int) -> int:
+    return -(-vocab_size // _CHUNK)
+
+
+def _workspace_stride(vocab_size: int) -> int:
+    """Return the 64-bit words of a row: a counter, a histogram, and each chunk's candidates."""
+    return 1 + 2 * _BINS + _num_chunks(vocab_size) * (3 + 2 * _LIST_SIZE)
