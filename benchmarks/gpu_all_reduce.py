@@ -21,7 +21,7 @@ import torch.multiprocessing as mp
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.all_reduce import all_reduce
+from swiftchat.cuda.ops.comm import all_reduce
 from swiftchat.cuda.ops.norm import norm
 from swiftchat.cuda.peer_memory import PeerMemory
 
@@ -69,7 +69,7 @@ def measure(rank: int, world: int, folder: str, sizes: list[int]) -> None:
         return everybodys
 
     memory = PeerMemory(gpu, 16 * world * max(sizes), rank, exchange)
-    peer_buffers = [memory.inbox(max(sizes)) for _ in range(2)]
+    peer_buffers = [memory.allocate(max(sizes)) for _ in range(2)]
     dist.barrier()
     found: dict[str, dict[str, float]] = {}
     for numbers in sizes:

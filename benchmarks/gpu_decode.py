@@ -59,7 +59,7 @@ def print_kind(kind: str, launches: list[Launch], ceiling: float) -> None:
 
     def run() -> None:
         for launch in launches * repeats:
-            launch.again()
+            launch.repeat()
 
     us = median_us(captured(run).replay) / repeats
     rate = sum(launch.num_bytes for launch in launches) / us * 1e6

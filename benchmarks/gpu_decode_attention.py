@@ -16,7 +16,7 @@ from gpu_timing import bandwidth_ceiling_bytes_per_s, captured, median_us
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
-from swiftchat.cuda.quantized_cache import CODES, Codes
+from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
 
 KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 64
 GROUPS = (4, 8)
@@ -34,7 +34,7 @@ def launch_us(gpu: Gpu, context: int, group: int, form: str) -> float:
     rows = (layers * blocks, 2 * KV_HEADS, BLOCK_SIZE)
     codes, dtype = None, torch.bfloat16
     if form != "auto":
-        codes, dtype = Codes(form, torch.full(rows, 0.02, device="cuda")), torch.int8
+        codes, dtype = KVScales(form, torch.full(rows, 0.02, device="cuda")), torch.int8
     cache = torch.empty(*rows, HEAD_DIM, device="cuda", dtype=dtype)
     for part in cache.split(1024):
         part.normal_() if codes is None else part.random_(0, 100)
@@ -52,13 +52,13 @@ def launch_us(gpu: Gpu, context: int, group: int, form: str) -> float:
                 gpu,
                 q,
                 cache,
-                table,
-                length,
-                HEAD_DIM**-0.5,
-                out,
-                workspace,
-                settled=True,
-                codes=codes,
+                block_tables=table,
+                context_lens=length,
+                scale=HEAD_DIM**-0.5,
+                out=out,
+                workspace=workspace,
+                early_reads=True,
+                kv_scales=codes,
             )
 
     return median_us(captured(run).replay) / layers
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument(
         "contexts", type=int, nargs="*", default=[128, 200, 1024, 2048, 8192, 32768, 131072]
     )
-    parser.add_argument("--kv-dtype", nargs="+", choices=["auto", *CODES], default=["auto"])
+    parser.add_argument("--kv-dtype", nargs="+", choices=["auto", *KV_SCHEMES], default=["auto"])
     args = parser.parse_args()
     gpu = Gpu(torch.device("cuda", 0), CubinCache(None))
     ceiling = bandwidth_ceiling_bytes_per_s(torch.device("cuda", 0)) / 1e12

@@ -17,15 +17,21 @@ from torch import Tensor
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.dequantize import dequantize
-from swiftchat.cuda.ops.linear import Norm, Workspace, linear, linear_gated, linear_residual
+from swiftchat.cuda.ops.linear import (
+    Norm,
+    Workspace,
+    linear,
+    linear_act_and_mul,
+    linear_residual,
+)
+from swiftchat.cuda.ops.quantize import dequantize
 from swiftchat.cuda.packed_matrix import (
     Matrix,
     PackedMatrix,
-    packed_fp8,
-    packed_int4,
-    packed_int8,
-    packed_int8_groups,
+    pack_fp8,
+    pack_int4,
+    pack_int8,
+    pack_int8_groups,
 )
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
@@ -39,18 +45,18 @@ def random_matrix(form: str, rows: int, k: int) -> Matrix:
         return torch.randn(rows, k, device="cuda", dtype=DTYPE) * k**-0.5
     scale = torch.rand(rows, device="cuda") / 1000
     if form == "int8":
-        return packed_int8(
+        return pack_int8(
             torch.randint(-127, 128, (rows, k), dtype=torch.int8, device="cuda"), scale, DTYPE
         )
     codes = torch.randint(0, 256, (rows, k), dtype=torch.uint8, device="cuda")
     if form == "fp8":
-        return packed_fp8(codes.masked_fill_((codes & 0x7F) == 0x7F, 0), scale, DTYPE)
+        return pack_fp8(codes.masked_fill_((codes & 0x7F) == 0x7F, 0), scale, DTYPE)
     groups = k // int(form.partition("-")[2])
     scales = torch.rand(rows, groups, device="cuda") / 100
     zeros = torch.randint(0, 16, (rows, groups), device="cuda").float()
     if form == "int8-32":
-        return packed_int8_groups(codes, scales / 16, zeros + 120, DTYPE)
-    return packed_int4(codes[:, : k // 2].contiguous(), scales, zeros, DTYPE)
+        return pack_int8_groups(codes, scales / 16, zeros + 120, DTYPE)
+    return pack_int4(codes[:, : k // 2].contiguous(), scales, zeros, DTYPE)
 
 
 class Vectors:
@@ -69,7 +75,9 @@ class Vectors:
         if name == "qkv":
             linear(gpu, x, weight, self._heads, workspace, norm=self._norm)
         elif name == "gate_up":
-            linear_gated(gpu, x, weight, self._inner, workspace, self._norm, "silu")
+            linear_act_and_mul(
+                gpu, x, weight, self._inner, workspace, norm=self._norm, activation="silu"
+            )
         else:
             branch: Tensor = self._attended if name == "o" else self._inner
             linear_residual(gpu, branch, weight, x, workspace)

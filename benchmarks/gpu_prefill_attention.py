@@ -32,12 +32,12 @@ def ours(gpu: Gpu, length: int, path: str) -> Callable[[], None]:
         gpu,
         q,
         cache,
-        tables,
-        starts,
-        starts[1:].clone(),
-        length,
-        HEAD_DIM**-0.5,
-        torch.empty_like(q),
+        block_tables=tables,
+        query_starts=starts,
+        context_lens=starts[1:].clone(),
+        max_num_tokens=length,
+        scale=HEAD_DIM**-0.5,
+        out=torch.empty_like(q),
         path=path,
     )
 

@@ -33,14 +33,10 @@ def _sources() -> dict[str, Path]:
 
 
 def source(name: str) -> Path:
-@cache
-def _sources() -> dict[str, Path]:
-    return {file.stem: file for file in KERNELS.glob("*/*.cu")}
-
-
-def source(name: str) -> Path:
     """Return the file of a kernel, `kernels/FOLDER/NAME.cu`; names are unique across folders."""
     return _sources()[name]
+
+
 @cache
 def version() -> str:
     """Return NVRTC's version, as `13.0`; raise `KernelCompileError` if it is not installed."""

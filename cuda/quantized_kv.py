@@ -1,6 +1,7 @@
 """The 8-bit KV cache as the attention kernels read it: `kernels/attention/quantized_kv.cuh`."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,3 +33,13 @@ class KVScales:
         if dtype not in (torch.bfloat16, torch.float16) or head_dim % 16:
             raise ValueError(f"no quantized cache for {dtype} and head_dim {head_dim}")
         check_tensor("scales", self.scales, tuple(cache.shape[:-1]), "float32", gpu)
+
+
+def scheme_of(kv_scales: KVScales | None) -> str | None:
+    """Return the scheme of a cache, None if it is not quantized."""
+    return None if kv_scales is None else kv_scales.scheme
+
+
+def scale_argument(kv_scales: KVScales | None) -> dict[str, Any]:
+    """Return the argument that a kernel has only for a quantized cache."""
+    return {} if kv_scales is None else {"kv_scales": kv_scales.scales}

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
+from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales, scale_argument, scheme_of
 from swiftchat.cuda.tensor_map import tensor_map
 
 # The kernel is compiled for these head_dims; others are padded. fp32 is not optimized.
@@ -174,7 +174,7 @@ def decode_attention(
     check_tensor("out", out, (num_seqs, num_heads, head_dim), q.dtype, gpu)
     if num_seqs == 0:
         return
-    group_size, scheme = num_heads // num_kv_heads, kv_scales and kv_scales.scheme
+    group_size, scheme = num_heads // num_kv_heads, scheme_of(kv_scales)
     layout = _Layout.of(q.dtype, head_dim, group_size, gpu.block_shared_bytes, scheme)
     head_tiles = num_kv_heads * -(-group_size // layout.rows)
     visible = min(max_blocks * block_size, window + layout.step if window else 2**31)
@@ -212,7 +212,7 @@ def decode_attention(
         num_seqs=num_seqs,
         scale=scale,
         softcap=softcap,
-        **({} if kv_scales is None else {"kv_scales": kv_scales.scales}),
+        **scale_argument(kv_scales),
     )
 
 

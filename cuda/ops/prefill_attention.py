@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
+from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales, scale_argument, scheme_of
 
 _ARGUMENTS = (
     "pointer q, pointer cache, pointer block_tables, pointer query_starts, pointer context_lens, "
@@ -173,7 +173,7 @@ def prefill_attention(
     if num_tokens == 0 or num_seqs == 0:
         return
     biased = softcap > 0 or alibi_slopes is not None
-    scheme = kv_scales and kv_scales.scheme
+    scheme = scheme_of(kv_scales)
     shape = prefill_attention_shape(gpu, dtype, head_dim, biased, path, scheme)
     num_tiles = min(
         num_seqs * ceil(max_num_tokens / shape.num_rows), num_tokens // shape.num_rows + num_seqs
@@ -206,7 +206,7 @@ def prefill_attention(
         heads_together=kv_heads * (num_heads // num_kv_heads),
         scale=scale,
         softcap=softcap,
-        **({} if kv_scales is None else {"kv_scales": kv_scales.scales}),
+        **scale_argument(kv_scales),
     )
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
+from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales, scale_argument, scheme_of
 
 _THREADS, _UNROLL = 128, 4
 _LAYOUTS = ("half", "interleaved")
@@ -103,7 +103,7 @@ def rotary(
     if n == 0:
         return
     width = _width(head_dim, rotary_dim)
-    scheme = None if kv_scales is None else kv_scales.scheme
+    scheme = scheme_of(kv_scales)
     spec = _spec(DTYPE_NAMES[qkv.dtype], layout == "interleaved", norm is not None, width, scheme)
     heads_per_pass = _THREADS // (head_dim // (2 * width))
     heads_to_do = heads if rotary_dim or norm else 2 * num_kv_heads
@@ -128,7 +128,7 @@ def rotary(
         log2_block_size=cache.shape[2].bit_length() - 1,
         eps=norm.eps if norm else 0.0,
         weight_offset=norm.weight_offset if norm else 0.0,
-        **({} if kv_scales is None else {"kv_scales": kv_scales.scales}),
+        **scale_argument(kv_scales),
     )
 
 

@@ -1,5 +1,7 @@
 """Penalties, argmax, sampling and the end of a decode step: `kernels/sampling/`."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,14 @@ _THREADS, _LOGITS_PER_BLOCK = 256, 2048  # of penalties and argmax
 _SAMPLE_THREADS, _CHUNK, _LIST_SIZE, _BINS = 512, 4096, 512, 512
 _MAX_VOCAB_SIZE = 2**20 - 1
 _MAX_DECODE_ROWS = 128
+# Of the tensors of `sample` with an element for each row, those that are not fp32.
+_SAMPLE_DTYPES = {
+    "argmax_ids": "int32",
+    "top_k": "int32",
+    "seeds": "int64",
+    "positions": "int32",
+    "out": "int32",
+}
 
 _PENALTIES = KernelSpec(
     "penalties",
@@ -137,19 +147,19 @@ def sample(
     """
     n, vocab_size = logits.shape
     check_tensor("logits", logits, (n, vocab_size), "float32", gpu)
-    per_row = {
-        "max_logits": (max_logits, "float32"),
-        "argmax_ids": (argmax_ids, "int32"),
-        "temperature": (temperature, "float32"),
-        "top_k": (top_k, "int32"),
-        "top_p": (top_p, "float32"),
-        "min_p": (min_p, "float32"),
-        "seeds": (seeds, "int64"),
-        "positions": (positions, "int32"),
-        "out": (out, "int32"),
+    per_row: dict[str, Any] = {
+        "max_logits": max_logits,
+        "argmax_ids": argmax_ids,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seeds": seeds,
+        "positions": positions,
+        "out": out,
     }
-    for name, (tensor, dtype) in per_row.items():
-        check_tensor(name, tensor, (n,), dtype, gpu)
+    for name, tensor in per_row.items():
+        check_tensor(name, tensor, (n,), _SAMPLE_DTYPES.get(name, "float32"), gpu)
     if not 0 < vocab_size <= _MAX_VOCAB_SIZE:
         raise ValueError(f"vocab_size must be between 1 and {_MAX_VOCAB_SIZE}, not {vocab_size}")
     max_rows, stride = workspace.shape[0], _workspace_stride(vocab_size)
@@ -163,7 +173,7 @@ def sample(
         _SAMPLE_THREADS,
         num_bytes=logits.nbytes,
         logits=logits,
-        **{name: tensor for name, (tensor, _) in per_row.items()},
+        **per_row,
         workspace=workspace,
         workspace_stride=stride,
         vocab_size=vocab_size,
@@ -193,7 +203,7 @@ def advance(
     n = len(sampled)
     if n > _MAX_DECODE_ROWS:
         raise ValueError(f"at most {_MAX_DECODE_ROWS} rows, not {n}")
-    per_row = {
+    per_row: dict[str, Any] = {
         "sampled": sampled,
         "tokens": tokens,
         "positions": positions,

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.linear import MAX_VECTORS
-from swiftchat.cuda.peer_memory import MAX_WORLD, PeerBuffer, PeerMemory
+from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS
+from swiftchat.cuda.peer_memory import MAX_WORLD_SIZE, PeerBuffer, PeerMemory
 from swiftchat.engine.comm.communicator import GlooCommunicator, RankPlacement
 from swiftchat.errors import DeviceError
 from swiftchat.weights.architectures.config import ModelConfig
@@ -93,14 +93,14 @@ class GpuCommunicator:
         """
         each = -(-config.vocab_size // self.size)
         odd = config.hidden_size % 4 or each % 4 or config.vocab_size % 4
-        able = self.size <= MAX_WORLD and not odd and self._all_reach_each_other()
+        able = self.size <= MAX_WORLD_SIZE and not odd and self._all_reach_each_other()
         if not self.min_across_ranks(int(able)):
             return
-        row, logits = MAX_VECTORS * config.hidden_size, MAX_VECTORS * each
+        row, logits = MAX_GEMV_ROWS * config.hidden_size, MAX_GEMV_ROWS * each
         num_bytes = 4 * self.size * (3 * row + logits)
         self._memory = PeerMemory(gpu, num_bytes, self.rank, self.all_gather_bytes)
-        embedding, attention, ffn = (self._memory.inbox(row) for _ in range(3))
-        box = self._memory.inbox(logits)
+        embedding, attention, ffn = (self._memory.allocate(row) for _ in range(3))
+        box = self._memory.allocate(logits)
         self.peer_buffers = PeerBuffers(embedding, attention, ffn, box, each)
 
     def _all_reach_each_other(self) -> bool:

@@ -3,23 +3,21 @@
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.activation import activation
-from swiftchat.cuda.ops.add_normed import add_normed
-from swiftchat.cuda.ops.all_gather import all_gather
-from swiftchat.cuda.ops.all_reduce import all_reduce
+from swiftchat.cuda.ops.act_and_mul import act_and_mul
+from swiftchat.cuda.ops.comm import all_gather, all_reduce
 from swiftchat.cuda.ops.decode_attention import decode_attention
-from swiftchat.cuda.ops.embed import embed
+from swiftchat.cuda.ops.embedding import embed
 from swiftchat.cuda.ops.linear import (
-    MAX_VECTORS,
     Norm,
-    Rotation,
+    RopeCache,
     linear,
-    linear_gated,
+    linear_act_and_mul,
     linear_residual,
-    linear_rotate,
+    linear_rope_cache,
     linear_send,
-    linear_takes,
 )
+from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
+from swiftchat.cuda.ops.norm import add_norm
 from swiftchat.cuda.ops.rotary import head_norm_fits, rotary
 from swiftchat.cuda.packed_matrix import Matrix
 from swiftchat.cuda.peer_memory import PeerBuffer
@@ -70,7 +68,7 @@ class FusedDecoder:
         self._peer_buffers: PeerBuffers | None = (
             ranks.peer_buffers if isinstance(ranks, GpuCommunicator) else None
         )
-        max_rows, device = min(batch.max_rows, MAX_VECTORS), ops.gpu.device
+        max_rows, device = min(batch.max_rows, MAX_GEMV_ROWS), ops.gpu.device
 
         def empty(*shape: int, dtype: torch.dtype = decoder.weights.dtype) -> Tensor:
             return torch.empty(max_rows, *shape, dtype=dtype, device=device)
@@ -91,17 +89,19 @@ class FusedDecoder:
             fused_kernels_cover(decoder.config)
             and (decoder.ranks.size == 1 or self._peer_buffers is not None)
             and not rounds_inputs(weights)
-            and (not is_last or linear_takes(gpu, n, for_kernels(weights.lm_head)))
+            and (not is_last or linear_fits(gpu, n, for_kernels(weights.lm_head)))
             and all(self._supports_layer(n, layer) for layer in weights.layers)
         )
 
     def _supports_layer(self, n: int, layer: LayerWeights) -> bool:
         gpu, head_dim = self._ops.gpu, self._decoder.config.head_dim
         return (
-            all(linear_takes(gpu, n, part, span=head_dim) for part in parts_of(layer.qkv))
-            and all(linear_takes(gpu, n, part, span=len(part)) for part in parts_of(layer.gate_up))
+            all(linear_fits(gpu, n, part, pair_span=head_dim) for part in parts_of(layer.qkv))
             and all(
-                linear_takes(gpu, n, for_kernels(weight), splittable=True)
+                linear_fits(gpu, n, part, pair_span=len(part)) for part in parts_of(layer.gate_up)
+            )
+            and all(
+                linear_fits(gpu, n, for_kernels(weight), splittable=True)
                 for weight in (layer.o, layer.down)
             )
         )
@@ -132,7 +132,7 @@ class FusedDecoder:
             first_id=self._ops.first_id,
         )
         if self._peer_buffers is not None:
-            all_reduce(gpu, x, self._peer_buffers.embedding, self._embedding[:n], adds=False)
+            all_reduce(gpu, x, self._peer_buffers.embedding, self._embedding[:n], accumulate=False)
 
     def _lm_head(self, x: Tensor, norm: Norm, logits: Tensor) -> None:
         gpu, workspace, buffers = self._ops.gpu, self._ops.linear_workspace, self._peer_buffers
@@ -166,20 +166,20 @@ class FusedDecoder:
         """Return the attention output before its projection, [n, num_heads * head_dim]."""
         n, ops, batch = len(x), self._ops, self._batch
         output = self._attention_output[:n]
-        cache, codes = stored(kv)
+        cache, kv_scales = stored(kv)
         decode_attention(
             ops.gpu,
             self._rotated_queries(x, i, layer, kv),
             cache,
-            batch.block_tables[:n],
-            batch.context_lens[:n],
-            ops.scale,
-            output,
-            ops.attention_workspace,
+            block_tables=batch.block_tables[:n],
+            context_lens=batch.context_lens[:n],
+            scale=ops.scale,
+            out=output,
+            workspace=ops.attention_workspace,
             window=ops.window(i),
             softcap=ops.softcap,
-            settled=True,
-            codes=codes,
+            early_reads=True,
+            kv_scales=kv_scales,
         )
         return output.view(n, -1)
 
@@ -188,22 +188,22 @@ class FusedDecoder:
         n, ops, gpu, config = len(x), self._ops, self._ops.gpu, self._decoder.config
         norm, cos_sin = self._norm(layer.attn_norm), ops.cos_sin(i)
         positions, slot_mapping = self._batch.positions[:n], self._batch.slot_mapping[:n]
-        cache, codes = stored(kv)
-        # `linear_rotate` computes a part of a head at a time; a quantized cache needs the maximum
-        # of the whole head.
-        if layer.head_norms is None and cos_sin is not None and codes is None:
+        cache, kv_scales = stored(kv)
+        # `linear_rope_cache` computes a part of a head at a time; a quantized cache needs the
+        # maximum of the whole head.
+        if layer.head_norms is None and cos_sin is not None and kv_scales is None:
             queries = self._queries[:n]
-            rotation = Rotation(cos_sin, positions, slot_mapping, cache, config.num_heads)
+            rope = RopeCache(cos_sin, positions, slot_mapping, cache, config.num_heads)
             parts, first = parts_of(layer.qkv), 0
             for part, bias in zip(parts, biases_of(parts, layer.qkv_bias), strict=True):
-                linear_rotate(
+                linear_rope_cache(
                     gpu,
                     x,
                     part,
                     queries,
                     ops.linear_workspace,
-                    norm,
-                    rotation,
+                    norm=norm,
+                    rope=rope,
                     bias=bias,
                     first_head=first,
                 )
@@ -214,34 +214,34 @@ class FusedDecoder:
         rotary(
             gpu,
             heads,
-            cos_sin,
-            positions,
-            slot_mapping,
             cache,
-            config.num_heads,
-            config.num_kv_heads,
+            cos_sin=cos_sin,
+            positions=positions,
+            slot_mapping=slot_mapping,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
             norm=ops.head_norm(layer.head_norms),
-            codes=codes,
+            kv_scales=kv_scales,
         )
         return heads[:, : config.num_heads]
 
     def _gate_up(self, x: Tensor, layer: LayerWeights) -> Tensor:
         """Return activation(gate) * up, [n, intermediate_size]."""
-        gpu, activation_name = self._ops.gpu, self._decoder.config.activation
+        gpu, activation = self._ops.gpu, self._decoder.config.activation
         inner, norm = self._mlp_inner[: len(x)], self._norm(layer.mlp_norm)
         if isinstance(layer.gate_up, MergedWeight):
             gate_up = inner.new_empty(len(x), 2 * inner.shape[1])
             self._linear(x, layer.gate_up, layer.gate_up_bias, gate_up, norm)
-            activation(gpu, gate_up, inner, activation_name, gated=True)
+            act_and_mul(gpu, gate_up, inner, activation, gated=True)
         else:
-            linear_gated(
+            linear_act_and_mul(
                 gpu,
                 x,
                 for_kernels(layer.gate_up),
                 inner,
                 self._ops.linear_workspace,
-                norm,
-                activation_name,
+                norm=norm,
+                activation=activation,
                 bias=layer.gate_up_bias,
             )
         return inner
@@ -282,7 +282,7 @@ class FusedDecoder:
         With a peer buffer, all-reduce the output over the ranks.
         """
         gpu, workspace = self._ops.gpu, self._ops.linear_workspace
-        # `_branch_output` is zero here: `add_normed` clears it after each use.
+        # `_branch_output` is zero here: `add_norm` clears it after each use.
         target = x if norm is None else self._branch_output[: len(x)]
         if peer_buffer is None:
             linear_residual(gpu, inner, weight, target, workspace, bias=bias)
@@ -291,4 +291,4 @@ class FusedDecoder:
             all_reduce(gpu, target, peer_buffer)
         if norm is not None:
             eps, offset = self._decoder.config.norm_eps, self._ops.norm_offset
-            add_normed(gpu, x, target, norm, eps, offset=offset, sums=True)
+            add_norm(gpu, x, target, norm, eps, weight_offset=offset, zero_delta=True)

@@ -5,10 +5,14 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.advance import advance
-from swiftchat.cuda.ops.argmax import argmax, argmax_workspace
-from swiftchat.cuda.ops.penalties import penalties
-from swiftchat.cuda.ops.sample import sample, sample_workspace
+from swiftchat.cuda.ops.sampling import (
+    advance,
+    argmax,
+    argmax_workspace,
+    penalties,
+    sample,
+    sample_workspace,
+)
 from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.decode.fused_decoder import FusedDecoder
 from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan
@@ -147,24 +151,24 @@ class GraphRunner:
             gpu,
             logits,
             batch.counts[:n],
-            batch.repeat_penalty[:n],
-            batch.presence_penalty[:n],
-            batch.frequency_penalty[:n],
+            repeat_penalty=batch.repeat_penalty[:n],
+            presence_penalty=batch.presence_penalty[:n],
+            frequency_penalty=batch.frequency_penalty[:n],
         )
         argmax(gpu, logits, maxima, ids, self._argmax_workspace)
         sample(
             gpu,
             logits,
-            maxima,
-            ids,
-            batch.temperature[:n],
-            batch.top_k[:n],
-            batch.top_p[:n],
-            batch.min_p[:n],
-            batch.seeds[:n],
-            batch.context_lens[:n],
-            self.sampled[:n],
-            self._sample_workspace,
+            max_logits=maxima,
+            argmax_ids=ids,
+            temperature=batch.temperature[:n],
+            top_k=batch.top_k[:n],
+            top_p=batch.top_p[:n],
+            min_p=batch.min_p[:n],
+            seeds=batch.seeds[:n],
+            positions=batch.context_lens[:n],
+            out=self.sampled[:n],
+            workspace=self._sample_workspace,
         )
 
     def _advance(self, n: int) -> None:
@@ -173,13 +177,13 @@ class GraphRunner:
         advance(
             self._ops.gpu,
             self.sampled[:n],
-            batch.tokens[:n],
-            batch.positions[:n],
-            batch.context_lens[:n],
-            batch.slot_mapping[:n],
-            batch.block_tables[:n],
-            batch.counts[:n],
-            batch.ring,
-            batch.step,
-            batch.block_size,
+            tokens=batch.tokens[:n],
+            positions=batch.positions[:n],
+            context_lens=batch.context_lens[:n],
+            slot_mapping=batch.slot_mapping[:n],
+            block_tables=batch.block_tables[:n],
+            counts=batch.counts[:n],
+            ring=batch.ring,
+            step=batch.step,
+            block_size=batch.block_size,
         )

@@ -109,7 +109,7 @@ def _measure_one(meeting: int, rank: int, size: int) -> float:
 
     from swiftchat.cuda.cubin_cache import CubinCache
     from swiftchat.cuda.gpu import Gpu
-    from swiftchat.cuda.ops.all_reduce import all_reduce
+    from swiftchat.cuda.ops.comm import all_reduce
     from swiftchat.cuda.peer_memory import PeerMemory
     from swiftchat.engine.comm.communicator import GlooCommunicator
 
@@ -119,7 +119,7 @@ def _measure_one(meeting: int, rank: int, size: int) -> float:
     store = stores.FileStore(f"/proc/self/fd/{meeting}", size)
     ranks, gpu = GlooCommunicator(store, rank, size, _LIMIT_S), Gpu(device, CubinCache(None))
     memory = PeerMemory(gpu, 2 * 4 * size * _NUMBERS, rank, ranks.all_gather_bytes)
-    boxes = [memory.inbox(_NUMBERS) for _ in range(2)]
+    boxes = [memory.allocate(_NUMBERS) for _ in range(2)]
     x = torch.zeros(1, _NUMBERS, device=device)
     part = torch.zeros(1, _NUMBERS, device=device, dtype=torch.bfloat16)
 

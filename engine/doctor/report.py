@@ -142,7 +142,7 @@ def _compile(arch: str) -> Facts:
         from swiftchat.cuda.ops.norm import VARIANTS
 
         started = time.perf_counter()
-        nvrtc.compile_cubin("norm", arch, VARIANTS[0])
+        nvrtc.compile_cubin("norm", arch, VARIANTS[0].defines)
         facts["seconds"] = time.perf_counter() - started
     except _FAILURES as error:
         facts["error"] = _words(error)

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.dequantize import dequantize
-from swiftchat.cuda.ops.linear import MAX_VECTORS, Workspace, linear, linear_takes
+from swiftchat.cuda.ops.linear import Workspace, linear
+from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
+from swiftchat.cuda.ops.quantize import dequantize
 from swiftchat.cuda.packed_layout import packing_fits
 from swiftchat.cuda.packed_matrix import (
     PackedMatrix,
-    packed_fp8,
-    packed_int4,
-    packed_int8,
-    packed_int8_groups,
+    pack_fp8,
+    pack_int4,
+    pack_int8,
+    pack_int8_groups,
 )
 from swiftchat.weights.quantization.scheme import Int4, Int8, Int8Groups, QuantizedMatrix
 
@@ -49,11 +50,11 @@ def packed_matrix(
         if not same or not packing_fits(form, columns, columns // groups):
             return None
         zeros = [part.zero_point for part in parts if isinstance(part, Int4 | Int8Groups)]
-        in_groups = packed_int4 if isinstance(first, Int4) else packed_int8_groups
+        in_groups = pack_int4 if isinstance(first, Int4) else pack_int8_groups
         return in_groups(together(codes), together(scales), together(zeros), dtype)
     if not packing_fits("INT8", k):  # and FP8's bytes
         return None
-    pack = packed_int8 if isinstance(first, Int8) else packed_fp8
+    pack = pack_int8 if isinstance(first, Int8) else pack_fp8
     return pack(together(codes), together(scales), dtype)
 
 
@@ -63,9 +64,9 @@ def packed_product(
     """x [n, k] · weightᵀ + bias, in x's dtype, for any number of vectors."""
     n, rows = len(x), len(weight)
     out = x.new_empty(n, rows)
-    if n <= FEW_VECTORS and linear_takes(gpu, min(n, MAX_VECTORS), weight):
-        for i in range(0, n, MAX_VECTORS):
-            some = slice(i, i + MAX_VECTORS)
+    if n <= FEW_VECTORS and linear_fits(gpu, min(n, MAX_GEMV_ROWS), weight):
+        for i in range(0, n, MAX_GEMV_ROWS):
+            some = slice(i, i + MAX_GEMV_ROWS)
             linear(gpu, x[some], weight, out[some], workspace, bias=bias)
         return out
     step = max(8, _TILE_BYTES // (weight.shape[1] * x.itemsize) // 8 * 8)

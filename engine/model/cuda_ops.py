@@ -9,21 +9,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu
-from swiftchat.cuda.ops.activation import activation
-from swiftchat.cuda.ops.add_normed import add_normed
+from swiftchat.cuda.ops.act_and_mul import act_and_mul
 from swiftchat.cuda.ops.copy_blocks import copy_blocks
 from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
-from swiftchat.cuda.ops.embed import embed
-from swiftchat.cuda.ops.expert_down import expert_down, expert_down_fits
-from swiftchat.cuda.ops.expert_gated import expert_gated, expert_gated_fits
-from swiftchat.cuda.ops.gather_rows import gather_rows
-from swiftchat.cuda.ops.linear import MAX_VECTORS, Workspace, linear, linear_takes
-from swiftchat.cuda.ops.norm import norm
+from swiftchat.cuda.ops.embedding import embed, gather_rows
+from swiftchat.cuda.ops.linear import Workspace, linear
+from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
+from swiftchat.cuda.ops.moe import (
+    expert_down,
+    expert_down_fits,
+    expert_gate_up,
+    expert_gate_up_fits,
+    route,
+)
+from swiftchat.cuda.ops.norm import add_norm, norm
 from swiftchat.cuda.ops.prefill_attention import prefill_attention
 from swiftchat.cuda.ops.rotary import HeadNorm, head_norm_fits, rotary
-from swiftchat.cuda.ops.route import route
 from swiftchat.cuda.packed_matrix import PackedMatrix
-from swiftchat.cuda.quantized_cache import Codes
+from swiftchat.cuda.quantized_kv import KVScales
 from swiftchat.engine.linear.merged import MergedWeight, biases_of, parts_of
 from swiftchat.engine.linear.quantized import Table, Weight, for_kernels
 from swiftchat.engine.linear.quantized_gpu import packed_product
@@ -83,9 +86,9 @@ def _keeps_codes(head_dim: int, dtype: torch.dtype) -> bool:
     return dtype != torch.float32 and head_dim % 16 == 0 and head_norm_fits(head_dim, head_dim)
 
 
-def stored(kv: LayerKV) -> tuple[Tensor, Codes | None]:
+def stored(kv: LayerKV) -> tuple[Tensor, KVScales | None]:
     """A layer's cache as the kernels take it."""
-    return (kv, None) if isinstance(kv, Tensor) else (kv.codes, Codes(kv.form, kv.factors))
+    return (kv, None) if isinstance(kv, Tensor) else (kv.codes, KVScales(kv.form, kv.factors))
 
 
 class CudaOps:
@@ -175,13 +178,13 @@ class CudaOps:
             delta=delta,
             shift=bias,
             layer_norm=self._config.norm == "layer",
-            offset=self.norm_offset,
+            weight_offset=self.norm_offset,
         )
         return out
 
     def add_normed_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
         eps = self._config.norm_eps
-        add_normed(self.gpu, x, delta, weight, eps, offset=self.norm_offset)
+        add_norm(self.gpu, x, delta, weight, eps, weight_offset=self.norm_offset)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         if isinstance(weight, W8A8Weight):
@@ -193,7 +196,7 @@ class CudaOps:
         matrix = for_kernels(weight)
         if isinstance(matrix, PackedMatrix):
             return packed_product(self.gpu, x, matrix, bias, self.linear_workspace)
-        if not linear_takes(self.gpu, len(x), matrix):
+        if not linear_fits(self.gpu, len(x), matrix):
             return F.linear(x, matrix, bias)
         out = x.new_empty(len(x), len(matrix))
         linear(self.gpu, x, matrix, out, self.linear_workspace, bias=bias)
@@ -237,7 +240,7 @@ class CudaOps:
         sinks: Tensor | None,
     ) -> Tensor:
         assert sinks is None  # see `kernels_cover`
-        cache, codes = stored(kv)
+        cache, kv_scales = stored(kv)
         config, split, window = self._config, plan.num_decode, self.window(layer)
         head_norm = self.head_norm(norms)
         if norms is not None and head_norm is None:
@@ -246,14 +249,14 @@ class CudaOps:
         rotary(
             self.gpu,
             heads,
-            self.cos_sin(layer),
-            plan.positions,
-            plan.slots,
             cache,
-            config.num_heads,
-            config.num_kv_heads,
+            cos_sin=self.cos_sin(layer),
+            positions=plan.positions,
+            slot_mapping=plan.slots,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
             norm=head_norm,
-            codes=codes,
+            kv_scales=kv_scales,
         )
         q = heads[:, : config.num_heads]
         out = q.new_empty(q.shape)
@@ -262,15 +265,15 @@ class CudaOps:
                 self.gpu,
                 q[:split],
                 cache,
-                plan.block_tables[:split],
-                plan.context_lens[:split],
-                self.scale,
-                out[:split],
-                self.attention_workspace,
+                block_tables=plan.block_tables[:split],
+                context_lens=plan.context_lens[:split],
+                scale=self.scale,
+                out=out[:split],
+                workspace=self.attention_workspace,
                 window=window,
                 softcap=self.softcap,
                 alibi_slopes=self.alibi_slopes,
-                codes=codes,
+                kv_scales=kv_scales,
             )
         if split < len(plan.context_lens):
             assert plan.query_starts is not None
@@ -279,28 +282,28 @@ class CudaOps:
                 self.gpu,
                 q[split:],
                 cache,
-                plan.block_tables[split:].clone(),
-                plan.query_starts,
-                plan.context_lens[split:].clone(),
-                plan.max_num_tokens,
-                self.scale,
-                out[split:],
+                block_tables=plan.block_tables[split:].clone(),
+                query_starts=plan.query_starts,
+                context_lens=plan.context_lens[split:].clone(),
+                max_num_tokens=plan.max_num_tokens,
+                scale=self.scale,
+                out=out[split:],
                 window=window,
                 softcap=self.softcap,
                 alibi_slopes=self.alibi_slopes,
-                codes=codes,
+                kv_scales=kv_scales,
             )
         return out.view(len(qkv), -1)
 
     def gate(self, gate_up: Tensor) -> Tensor:
         gated = self._config.gated
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // (2 if gated else 1))
-        activation(self.gpu, gate_up, out, self._config.activation, gated=gated)
+        act_and_mul(self.gpu, gate_up, out, self._config.activation, gated=gated)
         return out
 
     def mixture(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
         """As `Ops` says; few rows without the host, which a graph needs."""
-        addresses = self._addresses_of(layer, experts) if len(x) <= MAX_VECTORS else None
+        addresses = self._addresses_of(layer, experts) if len(x) <= MAX_GEMV_ROWS else None
         if addresses is None:
             return mixture(x, experts, self._config, self)
         config, n = self._config, len(x)
@@ -310,8 +313,8 @@ class CudaOps:
         shares, out = torch.empty(n, chosen, device=x.device), torch.empty(x.shape, device=x.device)
         made = x.new_empty(n, chosen, inner)
         gate_up, down = addresses
-        route(self.gpu, scores, ids, shares, normalized=config.normalized_experts)
-        expert_gated(self.gpu, x, gate_up, ids, made, config.activation)
+        route(self.gpu, scores, ids, shares, renormalize=config.normalized_experts)
+        expert_gate_up(self.gpu, x, gate_up, ids, made, config.activation)
         expert_down(self.gpu, made, down, ids, shares, out)
         shared = shared_part(x, experts, self)
         return out if shared is None else out.add_(shared)
@@ -321,7 +324,7 @@ class CudaOps:
         mixtures = [(i, layer.experts) for i, layer in enumerate(layers) if layer.experts]
         if not mixtures:
             return None
-        return MAX_VECTORS if all(self._addresses_of(*each) for each in mixtures) else 0
+        return MAX_GEMV_ROWS if all(self._addresses_of(*each) for each in mixtures) else 0
 
     def _addresses_of(self, layer: int, experts: Experts) -> tuple[Tensor, Tensor] | None:
         """Where a layer's experts have their matrices, gate and up, and down; int64 [experts].
@@ -341,7 +344,7 @@ class CudaOps:
         chosen, (_, inner) = self._config.experts_per_token, down[0].shape
         k, itemsize = gate_up[0].shape[1], down[0].itemsize
         if not (
-            expert_gated_fits(self.gpu, k, itemsize)
+            expert_gate_up_fits(self.gpu, k, itemsize)
             and expert_down_fits(self.gpu, inner, chosen, itemsize)
         ):
             return None
@@ -363,7 +366,7 @@ class CudaOps:
         if isinstance(lm_head, W8A8Weight):
             return self.linear(x, lm_head, None).float()
         matrix = for_kernels(lm_head)
-        if not linear_takes(self.gpu, len(x), matrix):
+        if not linear_fits(self.gpu, len(x), matrix):
             return self.linear(x, matrix, None).float()
         out = torch.empty(len(x), len(matrix), device=self.gpu.device)
         linear(self.gpu, x, matrix, out, self.linear_workspace)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from swiftchat.cuda.ops.linear import MAX_VECTORS, linear_takes
+from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
 
 # Shared memory a block can have on sm_80, sm_86/sm_89/sm_120 and sm_90.
 SHARED_BYTES = {"sm_80": 166_912, "sm_89": 101_376, "sm_90a": 232_448}
@@ -17,8 +17,8 @@ SHARED_BYTES = {"sm_80": 166_912, "sm_89": 101_376, "sm_90a": 232_448}
 def test_every_number_of_vectors_has_an_answer(arch: str, dtype: torch.dtype, k: int) -> None:
     gpu = SimpleNamespace(block_shared_bytes=SHARED_BYTES[arch], num_sms=128)
     weight = torch.empty(16, k, dtype=dtype, device="meta")
-    fits = [linear_takes(gpu, n, weight, splittable=True) for n in range(1, MAX_VECTORS + 2)]  # type: ignore[arg-type]
+    fits = [linear_fits(gpu, n, weight, splittable=True) for n in range(1, MAX_GEMV_ROWS + 2)]  # type: ignore[arg-type]
     assert fits[0] and not fits[-1]
     assert fits == sorted(fits, reverse=True), "more vectors fit where fewer do not"
-    whole = [linear_takes(gpu, n, weight) for n in range(1, MAX_VECTORS + 1)]  # type: ignore[arg-type]
+    whole = [linear_fits(gpu, n, weight) for n in range(1, MAX_GEMV_ROWS + 1)]  # type: ignore[arg-type]
     assert all(split or not one for one, split in zip(whole, fits, strict=False))

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.packed_layout import GROUPS, packed_bytes, packing_fits
+from swiftchat.cuda.packed_layout import GROUP_SIZES, packed_bytes, packing_fits
 from swiftchat.cuda.packed_matrix import (
     PackedMatrix,
-    packed_fp8,
-    packed_int4,
-    packed_int8,
-    packed_int8_groups,
+    pack_fp8,
+    pack_int4,
+    pack_int8,
+    pack_int8_groups,
 )
 from tests.support.kernel_case import Inputs
 from tests.support.packed_matrices import FORMS, packed, parts
@@ -22,7 +22,7 @@ def made_int4(rows: int, k: int, group: int) -> tuple[Tensor, Tensor, Tensor, Pa
     scale = (torch.randn(rows, k // group) / 50).bfloat16().float()
     zero = torch.randint(0, 16, (rows, k // group)).float()
     codes = numbers[:, 0::2] | numbers[:, 1::2] << 4
-    return numbers, scale, zero, packed_int4(codes, scale, zero, torch.bfloat16)
+    return numbers, scale, zero, pack_int4(codes, scale, zero, torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def made_int4(rows: int, k: int, group: int) -> tuple[Tensor, Tensor, Tensor, Pa
         *(
             (*shape, g)
             for shape in [(5, 128), (3, 640), (2, 2048), (3, 4736)]
-            for g in GROUPS["INT4"]
+            for g in GROUP_SIZES["INT4"]
         ),
         (3, 576, 64),
         (7, 96, 32),
@@ -58,8 +58,8 @@ def test_int8_in_groups_keeps_every_number(rows: int, k: int) -> None:
     codes = torch.randint(0, 256, (rows, k), dtype=torch.uint8)
     scale = (torch.randn(rows, k // 32) / 50).half().float()
     zero = torch.randint(96, 160, (rows, k // 32)).float()
-    matrix = packed_int8_groups(codes.clone(), scale, zero, torch.bfloat16)
-    assert matrix.shape == (rows, k) and matrix.group == 32
+    matrix = pack_int8_groups(codes.clone(), scale, zero, torch.bfloat16)
+    assert matrix.shape == (rows, k) and matrix.group_size == 32
     assert matrix.nbytes == packed_bytes("INT8", rows, k, 32)
     columns, table = parts(matrix)
     assert torch.equal(columns[:, :k] + 128, codes.long()) and not columns[:, k:].any()
@@ -73,7 +73,7 @@ def test_int8_in_groups_keeps_every_number(rows: int, k: int) -> None:
 def test_factors_of_any_size_are_finite() -> None:
     scale = torch.tensor([[3e38, 1e38], [0, 0], [1e-40, 2e-45], [-5.0, 1e-9]])
     codes = torch.zeros(4, 64, dtype=torch.uint8)
-    matrix = packed_int4(codes, scale, torch.full((4, 2), 15.0), torch.float16)
+    matrix = pack_int4(codes, scale, torch.full((4, 2), 15.0), torch.float16)
     table = parts(matrix)[1]
     assert matrix.row_scale.isfinite().all() and table.isfinite().all()
     meant = matrix.row_scale.unsqueeze(1) * table[:, :2, 0].float()
@@ -84,18 +84,18 @@ def test_factors_of_any_size_are_finite() -> None:
 
 def test_many_rows_are_packed_a_tile_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = made_int4(37, 256, 64)[3]
-    monkeypatch.setattr("swiftchat.cuda.packed_matrix._TILE_BYTES", 1000)
-    assert torch.equal(made_int4(37, 256, 64)[3].codes, whole.codes)
+    monkeypatch.setattr("swiftchat.cuda.packed_matrix._PACK_BYTES", 1000)
+    assert torch.equal(made_int4(37, 256, 64)[3].tiles, whole.tiles)
 
 
 @pytest.mark.parametrize(("rows", "k"), [(6, 48), (16, 64), (43, 208)])
 def test_bytes_keep_their_order(rows: int, k: int) -> None:
     """Of eight rows 64 bytes each, then the next 64; what fills up is 0."""
     codes, scale = torch.randint(-128, 128, (rows, k), dtype=torch.int8), torch.rand(rows)
-    for matrix in (packed_int8(codes, scale, torch.float16), packed_fp8(codes, scale, torch.half)):
+    for matrix in (pack_int8(codes, scale, torch.float16), pack_fp8(codes, scale, torch.half)):
         assert torch.equal(matrix.row_scale, scale)
-        assert matrix.nbytes == packed_bytes(matrix.form, rows, k)
-        blocks = matrix.codes.view(torch.int8).view(-(-rows // 8), -(-k // 64), 8, 64)
+        assert matrix.nbytes == packed_bytes(matrix.scheme, rows, k)
+        blocks = matrix.tiles.view(torch.int8).view(-(-rows // 8), -(-k // 64), 8, 64)
         whole = torch.zeros(len(blocks) * 8, blocks.shape[1] * 64, dtype=torch.int8)
         whole[:rows, :k] = codes
         for row in range(len(whole)):
@@ -108,13 +108,13 @@ def test_rows_of_a_matrix(form: str, group: int) -> None:
     matrix, _ = packed(make, form, group, 43, 640)
     index = torch.randperm(43)
     mixed = matrix.reordered(index).reordered(torch.argsort(index))
-    assert torch.equal(mixed.codes, matrix.codes)
+    assert torch.equal(mixed.tiles, matrix.tiles)
     assert torch.equal(mixed.row_scale, matrix.row_scale)
     some = matrix.rows(16, 30)
-    assert some.shape == (14, 640) and torch.equal(some.codes, matrix.codes[2:4])
+    assert some.shape == (14, 640) and torch.equal(some.tiles, matrix.tiles[2:4])
     if not group:
-        plain = matrix.plain_codes(8, 43)
-        assert torch.equal(plain, matrix.reordered(torch.arange(8, 43)).plain_codes(0, 35))
+        plain = matrix.plain_values(8, 43)
+        assert torch.equal(plain, matrix.reordered(torch.arange(8, 43)).plain_values(0, 35))
         assert plain.shape == (35, 640)
 
 
@@ -125,10 +125,10 @@ def test_only_what_the_kernels_read_fits() -> None:
     assert packing_fits("INT8", 96, 32) and not packing_fits("INT8", 128, 64)
     assert not packing_fits("FP8", 128, 32) and not packing_fits("INT8", 112, 32)
     assert not packing_fits("INT8", 40) and not packing_fits("INT4", 0, 32)
-    with pytest.raises(ValueError, match="INT8 rows of 40 columns do not fit"):
-        packed_int8(torch.zeros(2, 40, dtype=torch.int8), torch.ones(2), torch.bfloat16)
+    with pytest.raises(ValueError, match="INT8 rows of 40 columns"):
+        pack_int8(torch.zeros(2, 40, dtype=torch.int8), torch.ones(2), torch.bfloat16)
     with pytest.raises(ValueError, match="INT4 rows of 128 columns in groups of 16"):
-        packed_int4(
+        pack_int4(
             torch.zeros(2, 64, dtype=torch.uint8),
             torch.ones(2, 8),
             torch.ones(2, 8),

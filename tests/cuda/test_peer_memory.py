@@ -8,7 +8,7 @@ import torch
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.all_reduce import all_reduce
+from swiftchat.cuda.ops.comm import all_reduce
 from swiftchat.cuda.peer_memory import PeerMemory
 
 pytestmark = pytest.mark.gpu
@@ -33,7 +33,7 @@ def be_rank(rank: int, world: int, others: list[Connection], result: Connection)
         return [*theirs[:rank], mine, *theirs[rank:]]
 
     memory = PeerMemory(gpu, 4 * 2 * world * NUMBERS, rank, exchange)
-    boxes = [memory.inbox(NUMBERS) for _ in range(2)]
+    boxes = [memory.allocate(NUMBERS) for _ in range(2)]
     x, mine = torch.zeros(1, NUMBERS, device=device), part(rank).to(device)
     for box in boxes:
         all_reduce(gpu, x, box, mine)

@@ -5,10 +5,10 @@ from torch import Tensor
 
 from swiftchat.cuda.packed_matrix import (
     PackedMatrix,
-    packed_fp8,
-    packed_int4,
-    packed_int8,
-    packed_int8_groups,
+    pack_fp8,
+    pack_int4,
+    pack_int8,
+    pack_int8_groups,
 )
 from tests.support.kernel_case import Inputs
 
@@ -34,13 +34,13 @@ def packed(
     if form == "INT8" and not group:
         codes = make.integers(-128, 128, rows, k, dtype=torch.int8)
         scale *= magnitude / 74
-        matrix = packed_int8(codes, scale, make.dtype)
+        matrix = pack_int8(codes, scale, make.dtype)
         return matrix, codes.double() * scale.double().unsqueeze(1)
     if form == "FP8":
         bits = make.integers(0, 256, rows, k, dtype=torch.uint8)
         bits[(bits & 0x7F) == 0x7F] = 0  # not a number
         scale *= magnitude / 130
-        matrix = packed_fp8(bits, scale, make.dtype)
+        matrix = pack_fp8(bits, scale, make.dtype)
         return matrix, bits.view(torch.float8_e4m3fn).double() * scale.double().unsqueeze(1)
     bits = 8 if form == "INT8" else 4
     numbers = make.integers(0, 2**bits, rows, k, dtype=torch.uint8)
@@ -56,9 +56,9 @@ def packed(
     wide = [t.repeat_interleave(group, 1).double() for t in (factors, zeros)]
     weights = (numbers.double() - wide[1]) * wide[0]
     if form == "INT8":
-        return packed_int8_groups(numbers, factors, zeros, make.dtype), weights
+        return pack_int8_groups(numbers, factors, zeros, make.dtype), weights
     codes = (numbers[:, 0::2] | numbers[:, 1::2] << 4).contiguous()
-    return packed_int4(codes, factors, zeros, make.dtype), weights
+    return pack_int4(codes, factors, zeros, make.dtype), weights
 
 
 def parts(matrix: PackedMatrix) -> tuple[Tensor, Tensor]:
@@ -67,13 +67,13 @@ def parts(matrix: PackedMatrix) -> tuple[Tensor, Tensor]:
     Read as records are described: of eight rows 64 bytes of numbers each, then for each group a
     scale and an offset of each row.
     """
-    columns_each = 128 if matrix.form == "INT4" else 64
-    steps, groups = -(-matrix.shape[1] // columns_each), columns_each // matrix.group
+    columns_each = 128 if matrix.scheme == "INT4" else 64
+    steps, groups = -(-matrix.shape[1] // columns_each), columns_each // matrix.group_size
     numbers = torch.full((len(matrix), steps * columns_each), -1000)
     table = torch.full((len(matrix), steps * groups, 2), float("nan"), dtype=torch.float16)
-    as_described = nibbles_as_described if matrix.form == "INT4" else bytes_as_described
+    as_described = nibbles_as_described if matrix.scheme == "INT4" else bytes_as_described
     for row in range(len(matrix)):
-        block = matrix.codes[row // 8].view(steps, 8 * (64 + 4 * groups))
+        block = matrix.tiles[row // 8].view(steps, 8 * (64 + 4 * groups))
         for step in range(steps):
             record = block[step]
             own = as_described(record[row % 8 * 64 :][:64])

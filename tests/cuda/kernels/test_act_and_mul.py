@@ -1,4 +1,4 @@
-"""activation against torch in fp64. Tolerance: one rounding of the result; fp32 exponentials."""
+"""act_and_mul against torch in fp64. Tolerance: one rounding of the result; fp32 exponentials."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.activation import KINDS, activation
+from swiftchat.cuda.ops.act_and_mul import KINDS, act_and_mul
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
@@ -25,16 +25,14 @@ def reference(x: Tensor, kind: str, bias: Tensor | None, gated: bool) -> Tensor:
 @pytest.mark.parametrize("gated", [False, True])
 # The largest takes four rows a thread, with rows left over; 37 has no vectors.
 @pytest.mark.parametrize(("n", "width"), [(1, 14_336), (3, 1032), (5, 37), (1023, 8200)])
-def test_activation_equals_torch(
-    gpu: Gpu, dtype, kind: str, gated: bool, n: int, width: int
-) -> None:
+def test_equals_torch(gpu: Gpu, dtype, kind: str, gated: bool, n: int, width: int) -> None:
     make = Inputs(n * width, dtype)
     columns = 2 * width if gated else width
     # Wide, so that both tails of each function are met.
     x, bias = make.normal(n, columns, scale=4), make.normal(columns)
     for add in (None, bias):
         out = poisoned(n, width, dtype=dtype)
-        activation(gpu, x, out, kind, bias=add, gated=gated)
+        act_and_mul(gpu, x, out, kind, bias=add, gated=gated)
         assert_close(out, reference(x, kind, add, gated), ROUNDING[dtype])
 
 
@@ -42,7 +40,7 @@ def test_activation_equals_torch(
 def test_far_out_it_is_finite(gpu: Gpu, kind: str) -> None:
     x = torch.tensor([[-3e4, -100.0, -0.0, 0.0, 88.0, 3e4, 100.0, -88.0]], device="cuda")
     out = poisoned(1, 8, dtype=torch.float32)
-    activation(gpu, x, out, kind)
+    act_and_mul(gpu, x, out, kind)
     assert_close(out, reference(x, kind, None, False), ROUNDING[torch.float32])
     assert (out[0, [0, 2, 3]] == 0).all()
 
@@ -51,7 +49,7 @@ def test_in_place(gpu: Gpu) -> None:
     make = Inputs(3, torch.bfloat16)
     x = make.normal(6, 520)
     expected = reference(x, "silu", None, False)
-    activation(gpu, x, x, "silu")
+    act_and_mul(gpu, x, x, "silu")
     assert_close(x, expected, ROUNDING[torch.bfloat16])
 
 
@@ -59,9 +57,9 @@ def test_wrong_arguments_are_refused(gpu: Gpu) -> None:
     make = Inputs(2)
     x, out = make.normal(4, 64), make.normal(4, 64)
     with pytest.raises(ValueError, match="gelu_tanh, not 'tanh'"):
-        activation(gpu, x, out, "tanh")
+        act_and_mul(gpu, x, out, "tanh")
     with pytest.raises(ValueError, match=r"x must be .*128"):
-        activation(gpu, x, out, "silu", gated=True)
+        act_and_mul(gpu, x, out, "silu", gated=True)
     with pytest.raises(ValueError, match="bias must be"):
-        activation(gpu, x, out, "silu", bias=make.normal(32))
-    activation(gpu, x[:0], out[:0], "silu")
+        act_and_mul(gpu, x, out, "silu", bias=make.normal(32))
+    act_and_mul(gpu, x[:0], out[:0], "silu")

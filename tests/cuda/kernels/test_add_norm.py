@@ -1,10 +1,10 @@
-"""add_normed against fp64. Tolerance: fp32 results, whose sums differ by their order."""
+"""add_norm against fp64. Tolerance: fp32 results, whose sums differ by their order."""
 
 import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.add_normed import add_normed
+from swiftchat.cuda.ops.norm import add_norm
 from tests.support.kernel_case import DTYPES, Inputs, assert_close
 
 pytestmark = pytest.mark.gpu
@@ -12,30 +12,32 @@ EPS = 1e-6
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sums", [False, True])
+@pytest.mark.parametrize("zero_delta", [False, True])
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize(
     ("n", "hidden"),
     [(1, 4096), (3, 2304), (7, 576), (5, 48), (2, 5376), (2, 8192), (2, 12_000), (2, 10_007)],
 )
-def test_normed_and_added(gpu: Gpu, dtype, sums: bool, offset: float, n: int, hidden: int) -> None:
+def test_normed_and_added(
+    gpu: Gpu, dtype, zero_delta: bool, offset: float, n: int, hidden: int
+) -> None:
     make = Inputs(n * hidden, dtype)
     x = make.normal(n, hidden, dtype=torch.float32, scale=20)
-    delta = make.normal(n, hidden, dtype=torch.float32 if sums else dtype, scale=3)
+    delta = make.normal(n, hidden, dtype=torch.float32 if zero_delta else dtype, scale=3)
     weight = make.normal(hidden)
     exact = delta.double()
     normed = exact * (exact.square().mean(-1, keepdim=True) + EPS).rsqrt()
     expected = x.double() + normed * (weight.double() + offset)
     before = delta.clone()
-    add_normed(gpu, x, delta, weight, EPS, offset=offset, sums=sums)
+    add_norm(gpu, x, delta, weight, EPS, weight_offset=offset, zero_delta=zero_delta)
     assert_close(x, expected, 2e-6)
-    assert torch.equal(delta, torch.zeros_like(delta) if sums else before)
+    assert torch.equal(delta, torch.zeros_like(delta) if zero_delta else before)
 
 
 def test_wrong_tensors_are_refused(gpu: Gpu) -> None:
     make = Inputs(2)
     x, delta, weight = make.normal(4, 64), make.normal(4, 64), make.normal(64)
     with pytest.raises(ValueError, match=r"delta must be .*4, 64"):
-        add_normed(gpu, x, make.normal(4, 65), weight, EPS)
+        add_norm(gpu, x, make.normal(4, 65), weight, EPS)
     with pytest.raises(ValueError, match=r"delta must be torch\.float32"):
-        add_normed(gpu, x, delta.half(), weight.half(), EPS, sums=True)
+        add_norm(gpu, x, delta.half(), weight.half(), EPS, zero_delta=True)

@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.advance import advance
+from swiftchat.cuda.ops.sampling import advance
 
 pytestmark = pytest.mark.gpu
 BLOCK_SIZE = 4
 
 
-def test_lanes_move_on_until_their_tables_end(gpu: Gpu) -> None:
+def test_rows_advance_until_their_block_tables_end(gpu: Gpu) -> None:
     def ints(*values: int) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device="cuda")
 
-    # Lane 1 is unused, lane 2 sampled from logits that were not finite, lane 3 is at the end.
+    # Row 1 is unused, row 2 has an invalid sample, row 3 is at the end of its block table.
     sampled, tokens = ints(7, 8, -1, 9), ints(1, 2, 3, 4)
     positions, context_lens, slots = ints(2, 0, 3, 11), ints(3, 0, 4, 12), ints(0, -1, 0, 0)
     tables = ints(5, 6, 7, 0, 0, 0, 9, 8, 3, 1, 2, 4).view(4, 3)
@@ -22,7 +22,17 @@ def test_lanes_move_on_until_their_tables_end(gpu: Gpu) -> None:
     ring = torch.full((2, 8), -7, dtype=torch.int32).pin_memory()
     step = torch.tensor([5], device="cuda")
     advance(
-        gpu, sampled, tokens, positions, context_lens, slots, tables, counts, ring, step, BLOCK_SIZE
+        gpu,
+        sampled,
+        tokens=tokens,
+        positions=positions,
+        context_lens=context_lens,
+        slot_mapping=slots,
+        block_tables=tables,
+        counts=counts,
+        ring=ring,
+        step=step,
+        block_size=BLOCK_SIZE,
     )
     torch.cuda.synchronize()
     assert ring.tolist() == [[-7] * 8, [7, 8, -1, 9, -7, -7, -7, -7]]
@@ -34,20 +44,20 @@ def test_lanes_move_on_until_their_tables_end(gpu: Gpu) -> None:
     assert counts.nonzero().tolist() == [[0, 7], [3, 9]]
 
 
-def test_too_many_lanes_are_refused(gpu: Gpu) -> None:
-    lanes = torch.zeros(129, dtype=torch.int32, device="cuda")
-    table, ring = lanes.view(129, 1), torch.zeros(2, 129, dtype=torch.int32).pin_memory()
+def test_too_many_rows_raise(gpu: Gpu) -> None:
+    rows = torch.zeros(129, dtype=torch.int32, device="cuda")
+    table, ring = rows.view(129, 1), torch.zeros(2, 129, dtype=torch.int32).pin_memory()
     with pytest.raises(ValueError, match="128"):
         advance(
             gpu,
-            lanes,
-            lanes,
-            lanes,
-            lanes,
-            lanes,
-            table,
-            table,
-            ring,
-            torch.zeros(1, dtype=torch.int64, device="cuda"),
-            BLOCK_SIZE,
+            rows,
+            tokens=rows,
+            positions=rows,
+            context_lens=rows,
+            slot_mapping=rows,
+            block_tables=table,
+            counts=table,
+            ring=ring,
+            step=torch.zeros(1, dtype=torch.int64, device="cuda"),
+            block_size=BLOCK_SIZE,
         )

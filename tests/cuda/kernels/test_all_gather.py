@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.all_gather import all_gather
+from swiftchat.cuda.ops.comm import all_gather
 from swiftchat.cuda.ops.linear import Norm, Workspace, linear, linear_send
 from tests.support.kernel_case import DTYPES, Inputs, poisoned
 from tests.support.ranks_on_one_gpu import are_empty, peer_buffers, together

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.all_reduce import all_reduce
+from swiftchat.cuda.ops.comm import all_reduce
 from swiftchat.cuda.ops.linear import Workspace, linear_send
 from tests.support.kernel_case import DTYPES, Inputs
 from tests.support.ranks_on_one_gpu import are_empty, peer_buffers, together
@@ -57,7 +57,7 @@ def test_any_number_of_ranks(gpu: Gpu, world: int) -> None:
         box.own.copy_(torch.cat(parts))
         box.own[rank].view(torch.int32).fill_(-1)
         stream = torch.full_like(before, float("nan"))
-        all_reduce(gpu, stream, box, parts[rank], adds=False)
+        all_reduce(gpu, stream, box, parts[rank], accumulate=False)
         assert torch.equal(stream, total)
 
 
@@ -101,7 +101,7 @@ def test_numbers_that_are_not_finite_arrive(gpu: Gpu) -> None:
 
 def test_wrong_sizes_are_refused(gpu: Gpu) -> None:
     (box, _), x = peer_buffers(2, 64), torch.zeros(2, 48, device="cuda")
-    with pytest.raises(ValueError, match="room for 64"):
+    with pytest.raises(ValueError, match="holds 64"):
         all_reduce(gpu, x, box, x)
     with pytest.raises(ValueError, match="multiple of 4"):
         all_reduce(gpu, x[:, :3].contiguous(), box)

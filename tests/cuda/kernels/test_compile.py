@@ -8,35 +8,40 @@ import pytest
 
 from swiftchat.cuda import nvrtc, ops
 from swiftchat.cuda.cubin_cache import CubinCache
+from swiftchat.cuda.gpu import KernelSpec
 from swiftchat.errors import KernelCompileError
 
 NAMES = sorted(file.stem for file in nvrtc.KERNELS.glob("*/*.cu"))
-OPS = sorted(module.name for module in pkgutil.iter_modules(ops.__path__))
 
 
-def variants(name: str) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = importlib.import_module(f"swiftchat.cuda.ops.{name}").VARIANTS
+def all_variants() -> dict[str, list[KernelSpec]]:
+    """The variants of every kernel, from the operations' modules."""
+    found: dict[str, list[KernelSpec]] = {}
+    for info in pkgutil.iter_modules(ops.__path__):
+        module = importlib.import_module(f"{ops.__name__}.{info.name}")
+        for spec in getattr(module, "VARIANTS", []):
+            found.setdefault(spec.name, []).append(spec)
     return found
 
 
-def test_each_kernel_has_an_operation_and_a_test_of_its_name() -> None:
-    tests = sorted(
-        file.stem.removeprefix("test_") for file in Path(__file__).parent.glob("test_*.py")
-    )
-    assert NAMES == OPS
-    assert set(NAMES) <= set(tests)
+VARIANTS = all_variants()
+
+
+def test_each_kernel_has_variants_and_a_test_of_its_name() -> None:
+    tests = {file.stem.removeprefix("test_") for file in Path(__file__).parent.glob("test_*.py")}
+    assert sorted(VARIANTS) == NAMES
+    assert set(NAMES) <= tests
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
 def test_every_kernel_compiles(name: str, arch: str) -> None:
-    # All variants for the chip most people of this project's speed have; elsewhere every sixth,
-    # others for each architecture.
-    chosen = variants(name)
+    # All variants for sm_90a; for other architectures every sixth, beginning with another one.
+    chosen = VARIANTS[name]
     if arch != "sm_90a":
         chosen = chosen[nvrtc.ARCHITECTURES.index(arch) % len(chosen) :: 6]
-    for defines in chosen:
-        assert nvrtc.compile_cubin(name, arch, defines)[:4] == b"\x7fELF"
+    for spec in chosen:
+        assert nvrtc.compile_cubin(name, arch, spec.defines)[:4] == b"\x7fELF"
 
 
 def test_an_error_names_file_and_line() -> None:
@@ -45,7 +50,7 @@ def test_an_error_names_file_and_line() -> None:
 
 
 def test_the_cache_survives_damage(tmp_path: Path) -> None:
-    cache, defines = CubinCache(tmp_path / "cubins"), variants("norm")[0]
+    cache, defines = CubinCache(tmp_path / "cubins"), VARIANTS["norm"][0].defines
     cubin = cache.get("norm", "sm_90a", defines)
     (file,) = (tmp_path / "cubins").iterdir()
     entry = file.read_bytes()
@@ -56,7 +61,7 @@ def test_the_cache_survives_damage(tmp_path: Path) -> None:
 
 
 def test_the_cache_reads_instead_of_compiling(tmp_path: Path, monkeypatch) -> None:
-    cache, defines = CubinCache(tmp_path), variants("norm")[0]
+    cache, defines = CubinCache(tmp_path), VARIANTS["norm"][0].defines
     cubin = cache.get("norm", "sm_90a", defines)
     monkeypatch.setattr(nvrtc, "compile_cubin", lambda *_: pytest.fail("compiled again"))
     assert cache.get("norm", "sm_90a", defines) == cubin
@@ -64,4 +69,6 @@ def test_the_cache_reads_instead_of_compiling(tmp_path: Path, monkeypatch) -> No
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    assert CubinCache(tmp_path / "file" / "cubins").get("norm", "sm_90a", variants("norm")[0])
+    assert CubinCache(tmp_path / "file" / "cubins").get(
+        "norm", "sm_90a", VARIANTS["norm"][0].defines
+    )

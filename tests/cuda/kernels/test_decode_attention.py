@@ -14,7 +14,7 @@ from swiftchat.cuda.ops.decode_attention import (
     decode_attention_spec,
     decode_attention_workspace,
 )
-from swiftchat.cuda.quantized_cache import CODES, Codes
+from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, coded, poisoned
 
 pytestmark = pytest.mark.gpu
@@ -33,7 +33,7 @@ def _compiled(gpu: Gpu) -> None:
     )
     gpu.compile(
         decode_attention_spec(gpu, dtype, head_dim, group, form)
-        for form in CODES
+        for form in KV_SCHEMES
         for dtype in (torch.bfloat16, torch.float16)
         for head_dim in (64, 96, 128, 256)
         for group in (4, 16)
@@ -59,11 +59,11 @@ class Case:
             gpu,
             self.q,
             self.cache,
-            self.tables,
-            self.lengths,
-            self.scale,
-            out,
-            workspace,
+            block_tables=self.tables,
+            context_lens=self.lengths,
+            scale=self.scale,
+            out=out,
+            workspace=workspace,
             **self.options,
         )
         assert (workspace == -1).all()
@@ -145,11 +145,11 @@ def in_codes(case: Case, form: str) -> Case:
         case.values[row] = case.keys[row].clone()
         case.keys[row][first:], case.values[row][first:] = read.tensor_split(2, dim=1)
     case.cache = codes
-    case.options["codes"] = Codes(form, factors)
+    case.options["kv_scales"] = KVScales(form, factors)
     return case
 
 
-@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("form", KV_SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128, 208, 256])
 def test_codes(gpu: Gpu, form: str, dtype, head_dim: int) -> None:
@@ -158,7 +158,7 @@ def test_codes(gpu: Gpu, form: str, dtype, head_dim: int) -> None:
         assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
 
 
-@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("form", KV_SCHEMES)
 @pytest.mark.parametrize("block_size", [4, 8, 16, 64, 256])
 def test_codes_in_blocks_of_each_size(gpu: Gpu, form: str, block_size: int) -> None:
     slopes = Inputs(3).normal(8).abs() / 50
@@ -167,7 +167,7 @@ def test_codes_in_blocks_of_each_size(gpu: Gpu, form: str, block_size: int) -> N
         assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
 
 
-@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("form", KV_SCHEMES)
 @pytest.mark.parametrize("length", [1, 16, 17, 129, 2113, 20_001])
 def test_codes_over_all_multiprocessors(gpu: Gpu, form: str, length: int) -> None:
     for num_seqs in (1, gpu.num_sms // 4):
@@ -176,7 +176,7 @@ def test_codes_over_all_multiprocessors(gpu: Gpu, form: str, length: int) -> Non
         assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
 
 
-@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("form", KV_SCHEMES)
 def test_small_values_in_fp16(gpu: Gpu, form: str) -> None:
     """Their factors are below the normal numbers of fp16."""
     case = make_case(torch.float16, MIXED, 2, 4, 64)
@@ -187,13 +187,13 @@ def test_small_values_in_fp16(gpu: Gpu, form: str) -> None:
 
 def test_codes_that_do_not_fit_are_refused(gpu: Gpu) -> None:
     case = in_codes(make_case(torch.bfloat16, (5,), 2, 4, 64), "int8")
-    good = case.options["codes"]
+    good = case.options["kv_scales"]
     for wrong, match in (
         (None, "cache must be"),
-        (Codes("int4", good.factors), "int4"),
-        (Codes("int8", good.factors[:, :1]), "factors must be"),
+        (KVScales("int4", good.scales), "int4"),
+        (KVScales("int8", good.scales[:, :1]), "scales must be"),
     ):
-        case.options["codes"] = wrong
+        case.options["kv_scales"] = wrong
         with pytest.raises(ValueError, match=match):
             case.run(gpu)
 
@@ -284,7 +284,14 @@ def test_replays_of_a_graph_are_equal_and_follow_the_lengths(gpu: Gpu) -> None:
 
     def attend() -> None:
         decode_attention(
-            gpu, case.q, case.cache, case.tables, case.lengths, case.scale, out, workspace
+            gpu,
+            case.q,
+            case.cache,
+            block_tables=case.tables,
+            context_lens=case.lengths,
+            scale=case.scale,
+            out=out,
+            workspace=workspace,
         )
 
     attend()
@@ -333,31 +340,34 @@ def test_no_sequences(gpu: Gpu) -> None:
         gpu,
         case.q[:0],
         case.cache,
-        case.tables[:0],
-        case.lengths[:0],
-        1.0,
-        case.q[:0].contiguous(),
-        workspace,
+        block_tables=case.tables[:0],
+        context_lens=case.lengths[:0],
+        scale=1.0,
+        out=case.q[:0].contiguous(),
+        workspace=workspace,
     )
 
 
 def test_wrong_arguments_are_refused(gpu: Gpu) -> None:
     case = make_case(torch.bfloat16, (5, 9), 2, 4, 64)
-    good = case.q, case.cache, case.tables, case.lengths
-    out, workspace = case.q.contiguous(), decode_attention_workspace(gpu, 2, 8, 64)
-
-    def refuse(match: str, index: int, wrong: Tensor, **options: Any) -> None:
-        tensors = [*good[:index], wrong, *good[index + 1 :]]
+    good: dict[str, Any] = {
+        "q": case.q,
+        "cache": case.cache,
+        "block_tables": case.tables,
+        "context_lens": case.lengths,
+        "scale": 1.0,
+        "out": case.q.contiguous(),
+        "workspace": decode_attention_workspace(gpu, 2, 8, 64),
+    }
+    for match, wrong in (
+        ("do not divide", {"cache": case.cache[:, :3]}),
+        ("power of two", {"cache": case.cache[:, :, :12]}),
+        ("contiguous", {"q": case.q.transpose(0, 1)[:2]}),
+        ("context_lens must be", {"context_lens": case.lengths.long()}),
+        ("block_tables must be", {"block_tables": case.tables[:1]}),
+        ("alibi_slopes must be", {"alibi_slopes": torch.zeros(3, device="cuda")}),
+        ("0 or more", {"window": -1}),
+        ("workspace", {"workspace": good["workspace"][:10]}),
+    ):
         with pytest.raises(ValueError, match=match):
-            decode_attention(gpu, *tensors, 1.0, out, workspace, **options)  # type: ignore[arg-type]
-
-    refuse("do not divide", 1, case.cache[:, :3])
-    refuse("power of two", 1, case.cache[:, :, :12])
-    refuse("contiguous", 0, case.q.transpose(0, 1)[:2])
-    refuse("context_lens must be", 3, case.lengths.long())
-    refuse("block_tables must be", 2, case.tables[:1])
-    refuse("alibi_slopes must be", 0, case.q, alibi_slopes=torch.zeros(3, device="cuda"))
-    refuse("0 or more", 0, case.q, window=-1)
-    small = decode_attention_workspace(gpu, 2, 8, 64)
-    with pytest.raises(ValueError, match="workspace"):
-        decode_attention(gpu, *good, 1.0, out, small[:10])
+            decode_attention(gpu, **{**good, **wrong})

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.embed import embed
+from swiftchat.cuda.ops.embedding import embed
 from tests.support.kernel_case import DTYPES, Inputs, assert_close, poisoned
 from tests.support.packed_matrices import FORMS, packed
 
@@ -96,6 +96,6 @@ def test_wrong_tensors_are_refused(gpu: Gpu) -> None:
         embed(gpu, ids.long(), table, out)
     with pytest.raises(ValueError, match="out must be"):
         embed(gpu, ids, table, make.normal(5, 64))
-    with pytest.raises(ValueError, match="together"):
+    with pytest.raises(ValueError, match="given together"):
         embed(gpu, ids, table, out, positions=ids)
     embed(gpu, ids[:0], table, out[:0])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.expert_down import expert_down
+from swiftchat.cuda.ops.moe import expert_down
 from tests.support.kernel_case import DTYPES, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu

@@ -1,10 +1,10 @@
-"""expert_gated against fp64. Tolerance: one rounding of the result; fp32 the order of a sum."""
+"""expert_gate_up against fp64. Tolerance: one rounding of the result; fp32 the order of a sum."""
 
 import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.expert_gated import expert_gated
+from swiftchat.cuda.ops.moe import expert_gate_up
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +25,7 @@ def test_the_chosen_experts_products(
     addresses = torch.tensor([matrix.data_ptr() for matrix in matrices], device="cuda")
     ids = torch.stack([make.permutation(experts)[:chosen] for _ in range(n)])
     out = poisoned(n, chosen, inner, dtype=dtype)
-    expert_gated(gpu, x, addresses, ids, out, activation)
+    expert_gate_up(gpu, x, addresses, ids, out, activation)
     wide = torch.stack(matrices).double()[ids.long()] @ x.double()[:, None, :, None]
     gate, up = wide[..., 0].chunk(2, -1)
     act = torch.nn.functional.silu(gate)
@@ -38,6 +38,6 @@ def test_what_does_not_fit_is_refused(gpu: Gpu) -> None:
     make = Inputs(1, torch.bfloat16)
     ids, addresses = make.integers(0, 1, 2, 1), make.integers(0, 1, 1, dtype=torch.int64)
     with pytest.raises(ValueError, match="12 elements"):
-        expert_gated(gpu, make.normal(2, 12), addresses, ids, make.normal(2, 1, 8), "silu")
+        expert_gate_up(gpu, make.normal(2, 12), addresses, ids, make.normal(2, 1, 8), "silu")
     with pytest.raises(ValueError, match="ids must be"):
-        expert_gated(gpu, make.normal(2, 16), addresses, ids[:1], make.normal(2, 1, 8), "silu")
+        expert_gate_up(gpu, make.normal(2, 16), addresses, ids[:1], make.normal(2, 1, 8), "silu")

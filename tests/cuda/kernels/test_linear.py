@@ -12,7 +12,8 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops import linear as op
-from swiftchat.cuda.ops.linear import Norm, Rotation, Workspace
+from swiftchat.cuda.ops.linear import Norm, RopeCache, Workspace
+from swiftchat.cuda.ops.linear_layout import linear_fits
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
@@ -44,7 +45,7 @@ def test_product_with_bias(
 ) -> None:
     make = Inputs(rows + k + n, dtype)
     x, weight, bias = make.normal(n, k), make.normal(rows, k), make.normal(rows)
-    if not op.linear_takes(gpu, n, weight):
+    if not linear_fits(gpu, n, weight):
         pytest.skip("too large without splits")
     expected = x.double() @ weight.double().T + bias.double()
     out = poisoned(n, rows, dtype=dtype)
@@ -64,7 +65,7 @@ def test_norm_before_the_product(
     make = Inputs(rows + k + n, dtype)
     x = make.normal(n, k, dtype=torch.float32, scale=50)
     weight, scale = make.normal(rows, k), make.normal(k)
-    if not op.linear_takes(gpu, n, weight):
+    if not linear_fits(gpu, n, weight):
         pytest.skip("too large")
     out = poisoned(n, rows, dtype=torch.float32)
     op.linear(gpu, x, weight, out, workspace, norm=Norm(scale, EPS))
@@ -80,7 +81,7 @@ def test_an_offset_is_added_to_the_norms_weight(
     x, scale = make.normal(n, 2304, dtype=torch.float32), make.normal(2304)
     weight = make.normal(99, 2304)
     out = poisoned(n, 99, dtype=torch.float32)
-    op.linear(gpu, x, weight, out, workspace, norm=Norm(scale, EPS, offset=1.0))
+    op.linear(gpu, x, weight, out, workspace, norm=Norm(scale, EPS, weight_offset=1.0))
     expected = rms_norm(x, scale.double() + 1) @ weight.double().T
     assert_close(out, expected, tolerance(dtype, normed=True))
 
@@ -102,7 +103,7 @@ def test_residual_add_is_exact_and_repeatable(gpu: Gpu, dtype, rows: int, k: int
     x, weight, bias = make.normal(n, k), make.normal(rows, k), make.normal(rows)
     residual = make.normal(n, rows, dtype=torch.float32, scale=100)
     workspace = Workspace(gpu, rows)
-    workspace.partial.fill_(float("nan"))
+    workspace.partial_sums.fill_(float("nan"))
     expected = residual.double() + x.double() @ weight.double().T + bias.double()
     found = []
     for _ in range(3):  # the counters must be as they were
@@ -135,7 +136,9 @@ def test_gated_activation(
         "gelu_tanh": lambda v: torch.nn.functional.gelu(v, approximate="tanh"),
     }[activation]
     out = poisoned(n, inner, dtype=dtype)
-    op.linear_gated(gpu, x, weight, out, workspace, Norm(scale, EPS), activation, bias=bias)
+    op.linear_act_and_mul(
+        gpu, x, weight, out, workspace, norm=Norm(scale, EPS), activation=activation, bias=bias
+    )
     assert_close(out, function(gate) * up, tolerance(dtype, normed=True))
 
 
@@ -157,8 +160,10 @@ def test_rotation_and_store(
     slots[-1] = -1 if n > 1 else slots[-1]
     cache = poisoned(num_blocks, 2 * kv_heads, block_size, head_dim, dtype=dtype)
     queries = poisoned(n, heads, head_dim, dtype=dtype)
-    rotation = Rotation(cos_sin, positions, slots, cache, heads)
-    op.linear_rotate(gpu, x, weight, queries, workspace, Norm(scale, EPS), rotation, bias=bias)
+    rope = RopeCache(cos_sin, positions, slots, cache, heads)
+    op.linear_rope_cache(
+        gpu, x, weight, queries, workspace, norm=Norm(scale, EPS), rope=rope, bias=bias
+    )
 
     qkv = (rms_norm(x, scale) @ weight.double().T + bias.double()).view(n, -1, head_dim)
     cos, sin = angles[positions].cos().unsqueeze(1), angles[positions].sin().unsqueeze(1)
@@ -184,9 +189,9 @@ def test_a_vector_gets_the_same_bits_alone_and_among_others(gpu: Gpu, workspace:
 
 def test_what_does_not_fit_is_refused(gpu: Gpu, workspace: Workspace) -> None:
     make = Inputs(1, torch.bfloat16)
-    with pytest.raises(ValueError, match="17 vectors"):
+    with pytest.raises(ValueError, match="17 activation rows"):
         op.linear(gpu, make.normal(17, 64), make.normal(8, 64), make.normal(17, 8), workspace)
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="does not take"):
         op.linear(gpu, make.normal(1, 63), make.normal(8, 63), make.normal(1, 8), workspace)
     with pytest.raises(ValueError, match="out must be"):
         op.linear(gpu, make.normal(1, 64), make.normal(8, 64), make.normal(1, 9), workspace)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.dequantize import dequantize
-from swiftchat.cuda.ops.linear import Norm, Workspace, linear, linear_residual, linear_takes
+from swiftchat.cuda.ops.linear import Norm, Workspace, linear, linear_residual
+from swiftchat.cuda.ops.linear_layout import linear_fits
+from swiftchat.cuda.ops.quantize import dequantize
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 from tests.support.packed_matrices import packed
 
@@ -37,7 +38,7 @@ EPS = 1e-5
 def test_products(gpu: Gpu, dtype: torch.dtype, form: str, k: int, group: int, n: int) -> None:
     make, workspace = Inputs(k + n, dtype), Workspace(gpu, 200)
     weight, meant = packed(make, form, group, 200, k, magnitude=0.05)
-    assert linear_takes(gpu, n, weight, splittable=True)
+    assert linear_fits(gpu, n, weight, splittable=True)
     x, wide = make.normal(n, k), make.normal(n, k, dtype=torch.float32)
     gain = make.normal(k)
     before = make.normal(n, 200, dtype=torch.float32)
@@ -46,7 +47,7 @@ def test_products(gpu: Gpu, dtype: torch.dtype, form: str, k: int, group: int, n
     expected = x.double() @ meant.T
     sums = FP32_SUMS if dtype == torch.float32 or n > 1 else DIGITS
     assert_close(residual - before, expected, 4 * sums)
-    if not linear_takes(gpu, n, weight):
+    if not linear_fits(gpu, n, weight):
         return
     out = poisoned(n, 200, dtype=torch.float32)
     linear(gpu, x, weight, out, workspace)

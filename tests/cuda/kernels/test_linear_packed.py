@@ -15,8 +15,9 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops import linear as op
-from swiftchat.cuda.ops.linear import Norm, Rotation, Workspace
-from swiftchat.cuda.packed_matrix import packed_int4, packed_int8
+from swiftchat.cuda.ops.linear import Norm, RopeCache, Workspace
+from swiftchat.cuda.ops.linear_layout import linear_fits
+from swiftchat.cuda.packed_matrix import pack_int4, pack_int8
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 from tests.support.packed_matrices import FORMS, packed
 from tests.support.ranks_on_one_gpu import peer_buffers
@@ -60,7 +61,7 @@ def test_product_with_bias(
 ) -> None:
     make = Inputs(rows + k + n, dtype)
     weight, meant = packed(make, form, group, rows, k, magnitude=0.05)
-    if not op.linear_takes(gpu, n, weight):
+    if not linear_fits(gpu, n, weight):
         pytest.skip("too large without splits")
     x, bias = make.normal(n, k), make.normal(rows)
     expected = x.double() @ meant.T + bias.double()
@@ -102,11 +103,11 @@ def test_norm_before_the_product(
 ) -> None:
     make = Inputs(rows + k + n, dtype)
     weight, meant = packed(make, form, group, rows, k)
-    if not op.linear_takes(gpu, n, weight):
+    if not linear_fits(gpu, n, weight):
         pytest.skip("too large")
     x, scale = make.normal(n, k, dtype=torch.float32, scale=50), make.normal(k)
     out = poisoned(n, rows, dtype=torch.float32)
-    op.linear(gpu, x, weight, out, workspace, norm=Norm(scale, EPS, offset=1.0))
+    op.linear(gpu, x, weight, out, workspace, norm=Norm(scale, EPS, weight_offset=1.0))
     expected = rms_norm(x, scale.double() + 1) @ meant.T
     assert_close(out, expected, tolerance(dtype, normed=True))
 
@@ -119,12 +120,12 @@ def test_residual_add_is_exact_and_repeatable(
 ) -> None:
     make = Inputs(rows + k + n, dtype)
     weight, meant = packed(make, form, group, rows, k)
-    if not op.linear_takes(gpu, n, weight, splittable=True):
+    if not linear_fits(gpu, n, weight, splittable=True):
         pytest.skip("too large")
     x, bias = make.normal(n, k), make.normal(rows)
     residual = make.normal(n, rows, dtype=torch.float32, scale=100)
     workspace = Workspace(gpu, rows)
-    workspace.partial.fill_(float("nan"))
+    workspace.partial_sums.fill_(float("nan"))
     expected = residual.double() + x.double() @ meant.T + bias.double()
     found = []
     for _ in range(3):  # the counters must be as they were
@@ -170,7 +171,9 @@ def test_gated_activation(
         "gelu_tanh": lambda v: torch.nn.functional.gelu(v, approximate="tanh"),
     }[activation]
     out = poisoned(n, inner, dtype=dtype)
-    op.linear_gated(gpu, x, weight, out, workspace, Norm(scale, EPS), activation, bias=bias)
+    op.linear_act_and_mul(
+        gpu, x, weight, out, workspace, norm=Norm(scale, EPS), activation=activation, bias=bias
+    )
     assert_close(out, function(gate) * up, tolerance(dtype, normed=True))
 
 
@@ -199,8 +202,10 @@ def test_rotation_and_store(
     slots = make.permutation(num_blocks * block_size)[:n].contiguous()
     cache = poisoned(num_blocks, 2 * kv_heads, block_size, head_dim, dtype=dtype)
     queries = poisoned(n, heads, head_dim, dtype=dtype)
-    rotation = Rotation(cos_sin, positions, slots, cache, heads)
-    op.linear_rotate(gpu, x, weight, queries, workspace, Norm(scale, EPS), rotation, bias=bias)
+    rope = RopeCache(cos_sin, positions, slots, cache, heads)
+    op.linear_rope_cache(
+        gpu, x, weight, queries, workspace, norm=Norm(scale, EPS), rope=rope, bias=bias
+    )
 
     qkv = (rms_norm(x, scale) @ meant.T + bias.double()).view(n, -1, head_dim)
     cos, sin = angles[positions].cos().unsqueeze(1), angles[positions].sin().unsqueeze(1)
@@ -228,17 +233,17 @@ def test_parts_of_the_heads_rotate_as_all_together(
     def written(borders: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         cache = poisoned(50, 2 * kv_heads, 16, head_dim, dtype=torch.bfloat16)
         queries = poisoned(n, heads, head_dim, dtype=torch.bfloat16)
-        rotation = Rotation(cos_sin, positions, slots, cache, heads)
+        rope = RopeCache(cos_sin, positions, slots, cache, heads)
         for first, end in itertools.pairwise((0, *borders)):
             rows = slice(first * head_dim, end * head_dim)
-            op.linear_rotate(
+            op.linear_rope_cache(
                 gpu,
                 x,
                 weight.rows(rows.start, rows.stop),
                 queries,
                 workspace,
-                Norm(scale, EPS),
-                rotation,
+                norm=Norm(scale, EPS),
+                rope=rope,
                 bias=bias[rows],
                 first_head=first,
             )
@@ -246,9 +251,11 @@ def test_parts_of_the_heads_rotate_as_all_together(
 
     for found, expected in zip(written(ends), written((ends[-1],)), strict=True):
         assert torch.equal(found, expected)
-    rotation = Rotation(cos_sin, positions, slots, poisoned(50, 4, 16, 64, dtype=x.dtype), heads)
+    rope = RopeCache(cos_sin, positions, slots, poisoned(50, 4, 16, 64, dtype=x.dtype), heads)
     with pytest.raises(ValueError, match="whole heads"):
-        op.linear_rotate(gpu, x, weight.rows(0, 64), x, workspace, Norm(scale, EPS), rotation)
+        op.linear_rope_cache(
+            gpu, x, weight.rows(0, 64), x, workspace, norm=Norm(scale, EPS), rope=rope
+        )
 
 
 def test_a_vector_gets_the_same_bits_among_few_and_many(
@@ -271,18 +278,19 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     make = Inputs(1, torch.bfloat16)
     weight, _ = packed(make, form, group, 8, 128)
-    with pytest.raises(ValueError, match="17 vectors"):
+    with pytest.raises(ValueError, match="17 activation rows"):
         op.linear(gpu, make.normal(17, 128), weight, make.normal(17, 8), workspace)
-    with pytest.raises(ValueError, match="do not fit"):  # half of 24 rows: no whole eights
+    with pytest.raises(ValueError, match="does not take"):  # half of 24 rows: no whole eights
         three, _ = packed(make, form, group, 24, 128)
         wide, norm = make.normal(1, 128, dtype=torch.float32), Norm(make.normal(128), EPS)
-        op.linear_gated(gpu, wide, three, make.normal(1, 12), workspace, norm, "silu")
+        out = make.normal(1, 12)
+        op.linear_act_and_mul(gpu, wide, three, out, workspace, norm=norm, activation="silu")
     with pytest.raises(ValueError, match="x must be"):
         op.linear(gpu, make.normal(1, 256), weight, make.normal(1, 8), workspace)
     with pytest.raises(ValueError, match="columns"):
         if form == "INT4":
             codes = make.integers(0, 256, 8, 40, dtype=torch.uint8)
-            packed_int4(codes, make.normal(8, 5), make.normal(8, 5), torch.bfloat16)
+            pack_int4(codes, make.normal(8, 5), make.normal(8, 5), torch.bfloat16)
         else:
             codes = make.integers(-128, 128, 8, 24, dtype=torch.int8)
-            packed_int8(codes, make.normal(8, dtype=torch.float32), torch.bfloat16)
+            pack_int8(codes, make.normal(8, dtype=torch.float32), torch.bfloat16)

@@ -46,7 +46,7 @@ def test_an_offset_is_added_to_the_weight(gpu: Gpu, dtype, hidden: int) -> None:
     make = Inputs(hidden, dtype)
     x, weight = make.normal(3, hidden, dtype=torch.float32), make.normal(hidden)
     out = poisoned(3, hidden, dtype=dtype)
-    norm(gpu, x, weight, EPS, out, offset=1.0)
+    norm(gpu, x, weight, EPS, out, weight_offset=1.0)
     assert_close(out, reference(x, weight.double() + 1, None, False), ROUNDING[dtype])
 
 

@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.count_tokens import count_tokens
-from swiftchat.cuda.ops.penalties import penalties
+from swiftchat.cuda.ops.sampling import penalties
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.sampling.sampler import apply_penalties
 from tests.support.kernel_case import Inputs
 
 pytestmark = pytest.mark.gpu
+SEEN = 1 << 30  # set in counts for ids of the prompt and the answer
 PARAMS = [
     SamplingParams(repeat_penalty=1.3),
     SamplingParams(),
@@ -27,7 +27,14 @@ def apply(gpu: Gpu, logits: Tensor, counts: Tensor, params: list[SamplingParams]
         torch.tensor([getattr(p, f"{name}_penalty") for p in params], device="cuda")
         for name in ("repeat", "presence", "frequency")
     )
-    penalties(gpu, logits, counts, repeat, presence, frequency)
+    penalties(
+        gpu,
+        logits,
+        counts,
+        repeat_penalty=repeat,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+    )
 
 
 @pytest.mark.parametrize("vocab", [97, 2048, 50_257, 128_256])
@@ -43,10 +50,8 @@ def test_penalties(gpu: Gpu, vocab: int, num_prompt: int, num_tokens: int) -> No
     counts = torch.zeros(n + 2, vocab, dtype=torch.int32, device="cuda")
     counts[n:] = 5  # rows that are not used
     for row in range(n):
-        place = torch.full((num_tokens,), row, dtype=torch.int32, device="cuda")
-        prompt, answer = tokens[row, :num_prompt].clone(), tokens[row, num_prompt:].clone()
-        count_tokens(gpu, prompt, counts, rows=place[:num_prompt], generated=False)
-        count_tokens(gpu, answer, counts, rows=place[num_prompt:].clone(), generated=True)
+        counts[row] = torch.bincount(tokens[row, num_prompt:], minlength=vocab)
+        counts[row, tokens[row].long()] |= SEEN
     apply(gpu, logits, counts, PARAMS)
     for row, params in enumerate(PARAMS):
         expected = apply_penalties(before[row].cpu(), tokens[row].tolist(), num_prompt, params)
@@ -56,7 +61,7 @@ def test_penalties(gpu: Gpu, vocab: int, num_prompt: int, num_tokens: int) -> No
 def test_numbers_that_are_none_stay_so(gpu: Gpu) -> None:
     logits = Inputs(1).normal(1, 500)
     logits[0, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
-    counts = torch.full((1, 500), 1 << 30 | 3, dtype=torch.int32, device="cuda")
+    counts = torch.full((1, 500), SEEN | 3, dtype=torch.int32, device="cuda")
     apply(gpu, logits, counts, [PARAMS[4]])
     assert not logits[0, :3].isfinite().any() and logits[0, 3:].isfinite().all()
 
@@ -64,7 +69,18 @@ def test_numbers_that_are_none_stay_so(gpu: Gpu) -> None:
 def test_wrong_tensors_are_refused(gpu: Gpu) -> None:
     logits, off = torch.zeros(3, 10, device="cuda"), torch.zeros(3, device="cuda")
     counts = torch.zeros(2, 10, dtype=torch.int32, device="cuda")
+
+    def apply_to(some: Tensor, repeat: Tensor, rest: Tensor) -> None:
+        penalties(
+            gpu,
+            some,
+            counts,
+            repeat_penalty=repeat,
+            presence_penalty=rest,
+            frequency_penalty=rest,
+        )
+
     with pytest.raises(ValueError, match="counts for 2"):
-        penalties(gpu, logits, counts, off, off, off)
+        apply_to(logits, off, off)
     with pytest.raises(ValueError, match="presence_penalty must be"):
-        penalties(gpu, logits[:2], counts, off[:2].clone(), off, off)
+        apply_to(logits[:2], off[:2].clone(), off)

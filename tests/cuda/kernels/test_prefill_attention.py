@@ -12,9 +12,8 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.prefill_attention import (
     prefill_attention,
     prefill_attention_shape,
-    prefill_attention_spec,
 )
-from swiftchat.cuda.quantized_cache import CODES, Codes
+from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
 from tests.support.kernel_case import Inputs, assert_close, coded, poisoned
 
 pytestmark = pytest.mark.gpu
@@ -30,15 +29,15 @@ PATHS = [("mma", torch.bfloat16), ("wgmma", torch.bfloat16), ("auto", torch.floa
 def _compiled(gpu: Gpu) -> None:
     """What the tests use, compiled on all cores."""
     gpu.compile(
-        prefill_attention_spec(prefill_attention_shape(gpu, dtype, dim, biased, path), dtype)
+        prefill_attention_shape(gpu, dtype, dim, biased, path).spec(dtype)
         for path, dtype in [*PATHS, ("mma", torch.float16), ("wgmma", torch.float16)]
         for dim in (16, 64, 80, 96, 128, 256)
         for biased in ((False, True) if dim in (64, 128) else (False,))
         if path != "wgmma" or gpu.arch == "sm_90a"
     )
     gpu.compile(
-        prefill_attention_spec(prefill_attention_shape(gpu, dtype, dim, biased, codes=form), dtype)
-        for form in CODES
+        prefill_attention_shape(gpu, dtype, dim, biased, kv_scheme=form).spec(dtype)
+        for form in KV_SCHEMES
         for dtype in (torch.bfloat16, torch.float16)
         for dim in (16, 64, 80, 96, 128, 256)
         for biased in (False, True)
@@ -112,12 +111,12 @@ class Case:
             gpu,
             self.q if q is None else q,
             self.cache,
-            self.tables,
-            self.starts,
-            self.contexts,
-            self.max_num_tokens,
-            self.scale,
-            self.out,
+            block_tables=self.tables,
+            query_starts=self.starts,
+            context_lens=self.contexts,
+            max_num_tokens=self.max_num_tokens,
+            scale=self.scale,
+            out=self.out,
             alibi_slopes=self.slopes,
             prefix_lens=self.prefix_lens,
             path=path,
@@ -167,7 +166,7 @@ class Case:
             keys[there], values[there] = read.nan_to_num(0.0).tensor_split(2, dim=1)
             self.keys[i], self.values[i] = keys, values
         self.cache = codes
-        self.options["codes"] = Codes(form, factors)
+        self.options["kv_scales"] = KVScales(form, factors)
         return self
 
     def check(self, gpu: Gpu, path: str = "auto") -> None:
@@ -287,7 +286,7 @@ def test_wrong_input_is_refused(gpu: Gpu) -> None:
         case.run(gpu, q=case.q.transpose(0, 1).contiguous().transpose(0, 1))
     with pytest.raises(ValueError, match="path must be"):
         case.run(gpu, path="fast")
-    with pytest.raises(ValueError, match="cannot share"):
+    with pytest.raises(ValueError, match="do not divide"):
         Case(FEW, torch.bfloat16, heads=3, kv_heads=2).run(gpu)
     with pytest.raises(ValueError, match="head_dim"):
         Case(FEW, torch.bfloat16, head_dim=20).run(gpu)
@@ -295,7 +294,7 @@ def test_wrong_input_is_refused(gpu: Gpu) -> None:
         Case(FEW, torch.bfloat16, block_size=2).run(gpu)
 
 
-@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("form", KV_SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128, 192, 256])
 def test_codes(gpu: Gpu, form: str, dtype, head_dim: int) -> None:
@@ -303,7 +302,7 @@ def test_codes(gpu: Gpu, form: str, dtype, head_dim: int) -> None:
     case.in_codes(form).check(gpu)
 
 
-@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("form", KV_SCHEMES)
 @pytest.mark.parametrize(
     "options",
     [
@@ -319,7 +318,7 @@ def test_codes_with_options(gpu: Gpu, form: str, options: dict) -> None:
     Case(MIXED, torch.bfloat16, **options).in_codes(form).check(gpu)
 
 
-@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("form", KV_SCHEMES)
 def test_codes_of_a_long_history(gpu: Gpu, form: str) -> None:
     case = Case([(1000, 5000)], torch.bfloat16, heads=2, head_dim=128, block_size=64)
     case.in_codes(form).check(gpu)

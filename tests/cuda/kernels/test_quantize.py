@@ -31,7 +31,7 @@ def test_codes_and_factors(gpu: Gpu, dtype, form: str, n: int, k: int, given) ->
     for kind in (CODES[form], dtype):
         codes = torch.zeros(n, k, dtype=kind, device="cuda")
         found = poisoned(n, dtype=torch.float32)
-        quantize(gpu, x, codes, found, form, given=given)
+        quantize(gpu, x, codes, found, form, fixed_scale=given)
         if n > 2 and given is None:
             assert found[1] == 2.0**-100 and not codes[1].float().any()
             found[1] = factors[1]
@@ -53,7 +53,7 @@ def test_what_is_not_finite_stays_seen(gpu: Gpu, form: str, k: int) -> None:
 
 def test_what_does_not_fit_is_refused(gpu: Gpu) -> None:
     x, factors = Inputs(1, torch.bfloat16).normal(2, 12), poisoned(2, dtype=torch.float32)
-    with pytest.raises(ValueError, match="12 numbers"):
+    with pytest.raises(ValueError, match="12 elements"):
         quantize(gpu, x, torch.empty_like(x), factors, "int8")
     x = x.new_zeros(2, 16)
     for form, codes, given in (
@@ -61,5 +61,5 @@ def test_what_does_not_fit_is_refused(gpu: Gpu) -> None:
         ("int8", x.to(torch.uint8), None),
         ("int8", torch.empty_like(x), 0.0),
     ):
-        with pytest.raises(ValueError, match=r"int4|codes must be|above 0"):
-            quantize(gpu, x, codes, factors, form, given=given)
+        with pytest.raises(ValueError, match=r"int4|values must be|above 0"):
+            quantize(gpu, x, codes, factors, form, fixed_scale=given)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.rotary import HeadNorm, rotary
-from swiftchat.cuda.quantized_cache import CODES, Codes
+from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
 from swiftchat.engine.model.quantized_kv import encoded
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 
@@ -62,12 +62,12 @@ class Case:
         rotary(
             gpu,
             self.qkv,
-            table,
-            self.positions,
-            self.slots,
             self.cache,
-            self.heads,
-            self.kv_heads,
+            cos_sin=table,
+            positions=self.positions,
+            slot_mapping=self.slots,
+            num_heads=self.heads,
+            num_kv_heads=self.kv_heads,
             **options,
         )
 
@@ -140,8 +140,8 @@ def test_normed_heads(
     case.run(gpu, table, rotary_dim=rotary_dim, norm=norm)
     x = case.queries_and_keys()
     x *= (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
-    x[:, :heads] *= norm.query.double() + norm.offset
-    x[:, heads:] *= norm.key.double() + norm.offset
+    x[:, :heads] *= norm.query.double() + norm.weight_offset
+    x[:, heads:] *= norm.key.double() + norm.weight_offset
     case.check(x if table is None else turned(x, table, case.positions, "half"), ROUNDING[dtype])
 
 
@@ -205,7 +205,7 @@ def test_wrong_arguments_are_refused(gpu: Gpu) -> None:
         Case(torch.float32, 4, 4, 2, 60).run(gpu, angles(60))
 
 
-@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("form", KV_SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("normed", [False, True])
@@ -226,7 +226,7 @@ def test_codes(gpu: Gpu, form: str, dtype, head_dim: int, normed: bool) -> None:
     codes = torch.full(case.cache.shape, 99, dtype=torch.int8, device="cuda")
     factors = poisoned(*codes.shape[:-1], dtype=torch.float32)
     case.cache = codes
-    case.run(gpu, table, norm=norm, codes=Codes(form, factors))
+    case.run(gpu, table, norm=norm, kv_scales=KVScales(form, factors))
     stored = case.slots >= 0
     places = case.slots[stored].long()
     flat, by = codes.transpose(1, 2).flatten(0, 1), factors.transpose(1, 2).flatten(0, 1)
@@ -254,5 +254,5 @@ def test_heads_that_cannot_be_kept_in_codes_are_refused(gpu: Gpu) -> None:
     case = Case(torch.bfloat16, 3, 2, 1, 80)
     case.cache = torch.zeros(case.cache.shape, dtype=torch.int8, device="cuda")
     factors = torch.zeros(case.cache.shape[:-1], device="cuda")
-    with pytest.raises(ValueError, match="cannot be kept in codes"):
-        case.run(gpu, angles(80), codes=Codes("int8", factors))
+    with pytest.raises(ValueError, match="cannot be quantized"):
+        case.run(gpu, angles(80), kv_scales=KVScales("int8", factors))

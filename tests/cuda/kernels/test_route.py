@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.route import route
+from swiftchat.cuda.ops.moe import route
 from tests.support.kernel_case import Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
@@ -18,7 +18,7 @@ def test_the_highest_scores(gpu: Gpu, normalized: bool, n: int, experts: int, ch
     scores = Inputs(n * experts).normal(n, experts, scale=3)
     scores[0, -2:] = scores.max() + 1  # a tie
     ids, shares = poisoned(n, chosen, dtype=torch.int32), poisoned(n, chosen, dtype=torch.float32)
-    route(gpu, scores, ids, shares, normalized=normalized)
+    route(gpu, scores, ids, shares, renormalize=normalized)
     exact, order = scores.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
     expected = exact[:, :chosen]
     if normalized:
@@ -30,7 +30,7 @@ def test_the_highest_scores(gpu: Gpu, normalized: bool, n: int, experts: int, ch
 def test_a_nan_is_told_by_the_shares(gpu: Gpu) -> None:
     scores = torch.tensor([[1.0, float("nan"), 2.0]], device="cuda")
     ids, shares = poisoned(1, 3, dtype=torch.int32), poisoned(1, 3, dtype=torch.float32)
-    route(gpu, scores, ids, shares, normalized=False)
+    route(gpu, scores, ids, shares, renormalize=False)
     assert ids[0, :2].tolist() == [2, 0]
     assert (ids >= 0).all() and (ids < 3).all()
     assert shares.isnan().all()
@@ -39,6 +39,6 @@ def test_a_nan_is_told_by_the_shares(gpu: Gpu) -> None:
 def test_wrong_tensors_are_refused(gpu: Gpu) -> None:
     scores, ids = torch.zeros(2, 4, device="cuda"), poisoned(2, 5, dtype=torch.int32)
     with pytest.raises(ValueError, match="5 of 4 experts"):
-        route(gpu, scores, ids, scores, normalized=True)
-    with pytest.raises(ValueError, match="shares must be"):
-        route(gpu, scores, ids[:, :2].contiguous(), scores, normalized=True)
+        route(gpu, scores, ids, scores, renormalize=True)
+    with pytest.raises(ValueError, match="weights must be"):
+        route(gpu, scores, ids[:, :2].contiguous(), scores, renormalize=True)

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.argmax import argmax, argmax_workspace
-from swiftchat.cuda.ops.sample import sample, sample_workspace
+from swiftchat.cuda.ops.sampling import argmax, argmax_workspace, sample, sample_workspace
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.sampling import sampler
 from swiftchat.engine.sampling.sampler import uniform
@@ -115,16 +114,16 @@ def draw(
     sample(
         gpu,
         logits,
-        values,
-        ids,
-        numbers("temperature", torch.float32),
-        numbers("top_k", torch.int32),
-        numbers("top_p", torch.float32),
-        numbers("min_p", torch.float32),
-        signed,
-        torch.tensor(positions, dtype=torch.int32, device=device),
-        out,
-        workspace,
+        max_logits=values,
+        argmax_ids=ids,
+        temperature=numbers("temperature", torch.float32),
+        top_k=numbers("top_k", torch.int32),
+        top_p=numbers("top_p", torch.float32),
+        min_p=numbers("min_p", torch.float32),
+        seeds=signed,
+        positions=torch.tensor(positions, dtype=torch.int32, device=device),
+        out=out,
+        workspace=workspace,
     )
     assert not workspace[:, : 1 + 2 * 512].any()
     return out
@@ -384,7 +383,18 @@ def test_replays_are_the_same(gpu: Gpu) -> None:
     def step() -> None:
         argmax(gpu, logits, values, ids, spaces[0])
         sample(
-            gpu, logits, values, ids, heat, top_k, top_p, min_p, seeds, positions, out, spaces[1]
+            gpu,
+            logits,
+            max_logits=values,
+            argmax_ids=ids,
+            temperature=heat,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seeds=seeds,
+            positions=positions,
+            out=out,
+            workspace=spaces[1],
         )
 
     step()
@@ -402,11 +412,23 @@ def test_replays_are_the_same(gpu: Gpu) -> None:
 
 def test_wrong_tensors_are_refused(gpu: Gpu) -> None:
     f, i = (lambda n: torch.zeros(n, device="cuda")), (lambda n: f(n).int())
-    good = [f(2), i(2), f(2), i(2), f(2), f(2), i(2).long(), i(2), i(2)]
-    logits, space = torch.zeros(2, 100, device="cuda"), sample_workspace(gpu, 2, 100)
-    with pytest.raises(ValueError, match=r"seeds must be torch.int64"):
-        sample(gpu, logits, *good[:6], i(2), *good[7:], space)
-    with pytest.raises(ValueError, match="workspace for 1"):
-        sample(gpu, logits, *good, space[:1])
-    with pytest.raises(ValueError, match="workspace must be"):
-        sample(gpu, torch.zeros(2, 5000, device="cuda"), *good, space)
+    good = {
+        "logits": torch.zeros(2, 100, device="cuda"),
+        "max_logits": f(2),
+        "argmax_ids": i(2),
+        "temperature": f(2),
+        "top_k": i(2),
+        "top_p": f(2),
+        "min_p": f(2),
+        "seeds": i(2).long(),
+        "positions": i(2),
+        "out": i(2),
+        "workspace": sample_workspace(gpu, 2, 100),
+    }
+    for match, wrong in (
+        (r"seeds must be torch.int64", {"seeds": i(2)}),
+        ("workspace for 1", {"workspace": good["workspace"][:1]}),
+        ("workspace must be", {"logits": torch.zeros(2, 5000, device="cuda")}),
+    ):
+        with pytest.raises(ValueError, match=match):
+            sample(gpu, **{**good, **wrong})

@@ -1,10 +1,10 @@
-"""scale_sums against fp64."""
+"""scale_gemm_output against fp64."""
 
 import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.scale_sums import scale_sums
+from swiftchat.cuda.ops.quantize import scale_gemm_output
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +28,7 @@ def test_every_column(gpu: Gpu, dtype, n: int, width: int, first: int, rows: int
     bias = make.normal(rows)
     for added in (None, bias):
         out = poisoned(n, rows, dtype=dtype)
-        scale_sums(gpu, sums, factors, row_scale, out, first, bias=added)
+        scale_gemm_output(gpu, sums, factors, row_scale, out, first, bias=added)
         own = slice(first, first + width)
         expected = sums.double() * factors.double().unsqueeze(1) * row_scale.double()[own]
         if added is not None:
@@ -43,4 +43,4 @@ def test_columns_elsewhere_are_refused(gpu: Gpu) -> None:
     scale, out = make.normal(32, dtype=torch.float32), make.normal(4, 32)
     for first in (2, 20):
         with pytest.raises(ValueError, match="do not fit"):
-            scale_sums(gpu, sums, factors, scale, out, first)
+            scale_gemm_output(gpu, sums, factors, scale, out, first)

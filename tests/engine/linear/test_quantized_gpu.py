@@ -51,10 +51,10 @@ def test_parts_come_under_each_other(form: str) -> None:
     assert together is not None and first is not None and second is not None
     assert together.shape == (24, 256) and together.dtype == torch.bfloat16
     for part, rows in ((first, slice(0, 16)), (second, slice(16, 24))):
-        assert torch.equal(together.codes[rows.start // 8 : rows.stop // 8], part.codes)
+        assert torch.equal(together.tiles[rows.start // 8 : rows.stop // 8], part.tiles)
         assert torch.equal(together.row_scale[rows], part.row_scale)
     exchanged = together.reordered(torch.tensor([*range(16, 24), *range(16)]))
-    assert torch.equal(exchanged.codes, together.codes[[2, 0, 1]])
+    assert torch.equal(exchanged.tiles, together.tiles[[2, 0, 1]])
     assert exchanged.shape == together.shape
 
 

@@ -39,7 +39,7 @@ def test_products(
     rounding = ActivationQuantization(inputs, given)  # type: ignore[arg-type]
     # The kernel's own codes: what is in the middle between two goes either way by a factor's end.
     codes, factors = torch.empty_like(x), torch.empty(n, device="cuda")
-    quantize(gpu, x, codes, factors, inputs, given=given)
+    quantize(gpu, x, codes, factors, inputs, fixed_scale=given)
     expected = (codes.double() * factors.double().unsqueeze(1)) @ meant.T
     for added in (None, bias):
         found = rounded_product(gpu, x, weight, rounding, added, Workspace(gpu, 6144))
