@@ -1,7 +1,7 @@
-"""What goes into a model's matrices while it reads a text: second moments, or how large it is.
+"""Collect calibration statistics: what a model's matrices receive as input while it reads a text.
 
-A process of its own, for who must not import torch: a request comes by stdin, lines of
-"done total" go to stdout, the moments into a folder.
+Run as a process of its own by programs that must not import torch: reads a JSON request from
+stdin, prints lines "done total" and writes the statistics to a folder.
 """
 
 import json
@@ -26,35 +26,35 @@ from swiftchat.engine.schedule.scheduler import Sequence as TokenSequence
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model
 
-# Of a layer, whose inputs are watched; "v" are those of qkv's values.
+# The matrices of a layer whose inputs are measured; VALUES are the value rows of qkv.
 FIELDS = ("qkv", "o", "gate_up", "down")
 VALUES = "v"
 _CONTEXT_TOKENS = 1024
 _BLOCK_SIZE = 64
-_MOST_BYTES = 1 << 30  # of moments that are in memory at a time
+_MAX_STATISTICS_BYTES = 1 << 30  # in memory at a time
 
 
-class _Watched(TorchOps):
-    """The decoder's operations, watching the rows x that go into some of its matrices.
+class _CalibrationOps(TorchOps):
+    """The decoder's operations, which accumulate statistics of the inputs x of some matrices.
 
-    x·xᵀ is added to sums of two axes; those of one become each column's largest size.
-    What goes into the values counts as attention mixes it: values are linear in their inputs, so
-    that the values a head's scores mix are those of the mixed inputs. Many heads read little but
-    the first token, whose values a text's plain sum hardly knows.
+    Accumulators of two axes collect the sum of x·xᵀ, those of one axis the largest magnitude of
+    each column. For the value rows, the inputs are first mixed by the attention scores: attention
+    is linear in the values, so it mixes the inputs of the value rows in the same way. A plain sum
+    would hardly count the first token, which is what many heads mostly attend to.
     """
 
     def __init__(self, config: ModelConfig, ctx_size_tokens: int) -> None:
         super().__init__(config, ctx_size_tokens, torch.device("cpu"))
         self._sizes = config.num_heads, config.num_kv_heads, config.head_dim
-        self.sums: dict[int, Tensor] = {}  # by the id of the weight
-        self.sums_of_values: dict[int, Tensor] = {}  # by the layer
-        self._read = torch.empty(0)  # by the last matrix that is watched
+        self.by_weight: dict[int, Tensor] = {}  # accumulators by the id of the weight
+        self.values_by_layer: dict[int, Tensor] = {}
+        self._last_input = torch.empty(0)  # of the last measured matrix
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        found = self.sums.get(id(weight))
-        if found is not None:
-            self._read = x
-            _add(found, x)
+        accumulator = self.by_weight.get(id(weight))
+        if accumulator is not None:
+            self._last_input = x
+            _accumulate(accumulator, x)
         return super().linear(x, weight, bias)
 
     def attend(
@@ -66,33 +66,33 @@ class _Watched(TorchOps):
         norms: tuple[Tensor, Tensor] | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        found = self.sums_of_values.get(layer)
-        if found is not None:
-            heads, kv_heads, size = self._sizes
-            values = (heads + kv_heads) * size
+        accumulator = self.values_by_layer.get(layer)
+        if accumulator is not None:
+            num_heads, num_kv_heads, head_dim = self._sizes
+            first_value = (num_heads + num_kv_heads) * head_dim
             mixed = []
-            # The inputs take the place of every head's values, as many columns as fit at a time.
-            for start in range(0, self._read.shape[1], size):
-                columns = self._read[:, start : start + size]
-                padded = F.pad(columns, (0, size - columns.shape[1]))
-                inputs = torch.cat([qkv[:, :values], padded.repeat(1, kv_heads)], 1)
+            # Replace every head's values by head_dim columns of the inputs at a time.
+            for start in range(0, self._last_input.shape[1], head_dim):
+                columns = self._last_input[:, start : start + head_dim]
+                padded = F.pad(columns, (0, head_dim - columns.shape[1]))
+                inputs = torch.cat([qkv[:, :first_value], padded.repeat(1, num_kv_heads)], 1)
                 out = super().attend(plan, layer, inputs, kv, norms, sinks)
-                mixed.append(out.view(len(qkv), heads, size)[..., : columns.shape[1]])
-            for head in range(heads):
-                _add(found, torch.cat([out[:, head] for out in mixed], 1))
+                mixed.append(out.view(len(qkv), num_heads, head_dim)[..., : columns.shape[1]])
+            for head in range(num_heads):
+                _accumulate(accumulator, torch.cat([out[:, head] for out in mixed], 1))
         return super().attend(plan, layer, qkv, kv, norms, sinks)
 
 
-def _add(found: Tensor, x: Tensor) -> None:
-    wide = x.float()
-    if found.ndim == 2:
-        found.addmm_(wide.t(), wide)
+def _accumulate(accumulator: Tensor, x: Tensor) -> None:
+    x = x.float()
+    if accumulator.ndim == 2:
+        accumulator.addmm_(x.t(), x)
     else:
-        torch.maximum(found, wide.abs().amax(0), out=found)
+        torch.maximum(accumulator, x.abs().amax(0), out=accumulator)
 
 
 @torch.inference_mode()
-def write_moments(
+def write_statistics(
     path: Path,
     ids: Sequence[int],
     folder: Path,
@@ -101,51 +101,50 @@ def write_moments(
 ) -> None:
     """Read `ids` with the model at `path`; write `folder`/LAYER-FIELD.npy for each of its matrices.
 
-    Each is fp32 [inputs, inputs], the sum over all tokens, or with one axis [inputs], the largest
-    size of each; FIELD is one of `FIELDS`, or "v" for the values' rows of qkv, of two axes the sum
-    over all heads and the tokens of every other context: it takes longer than all else. The text
-    is read in contexts of 1024 tokens, as often as the moments of some layers fill the memory set
-    aside for them. Not for mixtures of experts, which have other matrices.
+    For `num_axes` 2 each is the second moments, fp32 [columns, columns], summed over all tokens;
+    for 1 the largest magnitudes, fp32 [columns]. FIELD is one of `FIELDS`, or "v" for the value
+    rows of qkv, whose second moments are summed over all heads and the tokens of every other
+    context, because they take most of the time. The text is read in contexts of 1024 tokens, once
+    for each group of layers whose statistics fit into memory. MoE models are not supported.
     """
     model = Model.open(path)
     config, cpu = model.config, torch.device("cpu")
     dtype: torch.dtype = getattr(torch, config.dtype)
-    checkpoint = model.checkpoint()
-    weights = load_weights(config, checkpoint, dtype, cpu, lambda *_: None)
+    weights = load_weights(config, model.checkpoint(), dtype, cpu, lambda *_: None)
     context = min(_CONTEXT_TOKENS, config.max_context_tokens)
-    ops = _Watched(config, context)
+    ops = _CalibrationOps(config, context)
     decoder = Decoder(config, weights, ops)
     cache = KVCache(config, -(-context // _BLOCK_SIZE), _BLOCK_SIZE, dtype, cpu)
-    rounds = list(_rounds(weights.layers, num_axes))
-    for number, layers in enumerate(rounds):
-        names = {
+    groups = list(_layer_groups(weights.layers, num_axes))
+    for group, layers in enumerate(groups):
+        matrices = {
             f"{i}-{field}": getattr(weights.layers[i], field) for i in layers for field in FIELDS
         }
-        ops.sums = {id(w): torch.zeros((w.shape[1],) * num_axes) for w in names.values()}
-        of_qkv = {i: ops.sums[id(weights.layers[i].qkv)] for i in layers}
-        of_values: dict[int, Tensor] = {}
+        ops.by_weight = {id(w): torch.zeros((w.shape[1],) * num_axes) for w in matrices.values()}
+        qkv = {i: ops.by_weight[id(weights.layers[i].qkv)] for i in layers}
+        values: dict[int, Tensor] = {}
         if num_axes == 2:
-            of_values = {i: torch.zeros_like(found) for i, found in of_qkv.items()}
+            values = {i: torch.zeros_like(accumulator) for i, accumulator in qkv.items()}
         for start in range(0, len(ids), context):
-            ops.sums_of_values = of_values if start // context % 2 == 0 else {}
-            _read(decoder, cache, ids[start : start + context])
-            on_progress(number * len(ids) + start, len(rounds) * len(ids))
-        for name, weight in names.items():
-            np.save(folder / f"{name}.npy", ops.sums.pop(id(weight)).numpy())
-        for i, found in (of_values or of_qkv).items():
-            np.save(folder / f"{i}-{VALUES}.npy", found.numpy())
+            ops.values_by_layer = values if start // context % 2 == 0 else {}
+            _prefill(decoder, cache, ids[start : start + context])
+            on_progress(group * len(ids) + start, len(groups) * len(ids))
+        for name, weight in matrices.items():
+            np.save(folder / f"{name}.npy", ops.by_weight.pop(id(weight)).numpy())
+        for i, accumulator in (values or qkv).items():
+            np.save(folder / f"{i}-{VALUES}.npy", accumulator.numpy())
 
 
-def _rounds(layers: Sequence[LayerWeights], num_axes: int) -> Iterator[range]:
-    """Layers whose moments are together in memory."""
-    fields = (*FIELDS, "qkv") if num_axes == 2 else FIELDS  # a second for the values
-    each = 4 * sum(getattr(layers[0], field).shape[1] ** num_axes for field in fields)
-    step = max(1, _MOST_BYTES // each)
-    for first in range(0, len(layers), step):
-        yield range(first, min(first + step, len(layers)))
+def _layer_groups(layers: Sequence[LayerWeights], num_axes: int) -> Iterator[range]:
+    """Divide the layers into groups whose statistics fit into memory together."""
+    fields = (*FIELDS, "qkv") if num_axes == 2 else FIELDS  # VALUES has the size of qkv
+    layer_bytes = 4 * sum(getattr(layers[0], field).shape[1] ** num_axes for field in fields)
+    size = max(1, _MAX_STATISTICS_BYTES // layer_bytes)
+    for first in range(0, len(layers), size):
+        yield range(first, min(first + size, len(layers)))
 
 
-def _read(decoder: Decoder, cache: KVCache, ids: Sequence[int]) -> None:
+def _prefill(decoder: Decoder, cache: KVCache, ids: Sequence[int]) -> None:
     sequence = TokenSequence(0, list(ids), SamplingParams())
     sequence.block_table = list(range(-(-len(ids) // _BLOCK_SIZE)))
     decoder.forward(Batch.pack([Row(sequence, len(ids))], _BLOCK_SIZE), cache)
@@ -153,7 +152,7 @@ def _read(decoder: Decoder, cache: KVCache, ids: Sequence[int]) -> None:
 
 def main() -> None:
     request = json.load(sys.stdin)
-    write_moments(
+    write_statistics(
         Path(request["model"]),
         request["ids"],
         Path(request["folder"]),

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from swiftchat.chat import cli
 from swiftchat.chat.subcommands import calibration
-from swiftchat.engine.calibrate import write_moments
+from swiftchat.engine.calibrate import write_statistics
 from swiftchat.engine.linear.quantized import Int4Weight
 from swiftchat.errors import FileSystemError
 from swiftchat.tokenizer import Tokenizer
@@ -116,7 +116,7 @@ def test_second_moments_equal_transformers(tmp_path: Path) -> None:
     ids = tiny.random_ids(600)  # more than two contexts
     (tmp_path / "moments").mkdir()
     seen: list[tuple[int, int]] = []
-    write_moments(tmp_path / "in", ids, tmp_path / "moments", lambda *done: seen.append(done))
+    write_statistics(tmp_path / "in", ids, tmp_path / "moments", lambda *done: seen.append(done))
     expected: dict[str, torch.Tensor] = {}
 
     def watch(key: str):
@@ -202,7 +202,7 @@ def test_disk_space_for_second_moments_is_checked(
     ):
         pass
     (tmp_path / "moments").mkdir()
-    write_moments(tmp_path / "in", tiny.random_ids(30), tmp_path / "moments", lambda *_: None)
+    write_statistics(tmp_path / "in", tiny.random_ids(30), tmp_path / "moments", lambda *_: None)
     written = sum(file.stat().st_size for file in (tmp_path / "moments").iterdir())
     assert 0 <= written - asked[0] < 0.1 * written
 
@@ -235,7 +235,7 @@ def test_the_command_calibrates_a_gguf_file(
     )
     (tmp_path / "moments").mkdir()
     ids = Tokenizer.load(tmp_path / "dequantized").encode(text[-3000:])
-    write_moments(tmp_path / "dequantized", ids, tmp_path / "moments", lambda *_: None)
+    write_statistics(tmp_path / "dequantized", ids, tmp_path / "moments", lambda *_: None)
     for name, key in (
         ("self_attn.q_proj", "0-qkv"),
         ("self_attn.v_proj", "0-v"),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from swiftchat.chat.model.description import _quantized
 from swiftchat.chat.subcommands import calibration
-from swiftchat.engine.calibrate import write_moments
+from swiftchat.engine.calibrate import write_statistics
 from swiftchat.engine.linear.quantized import Int8Weight
 from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.errors import UsageError
@@ -150,7 +150,7 @@ def test_norms_with_other_readers_are_not_smoothed(tmp_path: Path, source: Path)
 
 def test_abs_maxima_equal_transformers(source: Path, tmp_path: Path) -> None:
     ids = tiny.random_ids(300)  # more than one context
-    write_moments(source, ids, tmp_path, lambda *_: None, num_axes=1)
+    write_statistics(source, ids, tmp_path, lambda *_: None, num_axes=1)
     model = transformers.AutoModelForCausalLM.from_pretrained(source).eval()
     seen: list[torch.Tensor] = []
     down = model.model.layers[1].mlp.down_proj
