@@ -7,9 +7,16 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+import platformdirs
+
 from swiftchat.cuda import nvrtc
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def user_cache_folder() -> Path:
+    """Return the user's folder of compiled kernels."""
+    return platformdirs.user_cache_path("swiftchat") / "cubins"
 
 
 class CubinCache:

@@ -1,9 +1,11 @@
-"""The engine's own process: `python -m swiftchat.engine.worker`, for one terminal or for several.
+"""The engine's process: `python -m swiftchat.engine.worker`.
 
-With `--fd FD`, an inherited socket, it is what `engine.api.local` starts for a terminal, and
-ends with that: the main thread runs the engine; a second one reads commands, so that a cancel is
-known between any two steps, and ends the process when the terminal is gone. With a model's name it
-is an engine that terminals attach to, alone or on several hosts (`engine.server.standalone`).
+With `--fd FD`, an inherited socket, it serves the terminal that started it (`engine.api.local`)
+and exits with it. The main thread runs the engine. A second thread receives commands, so that a
+cancel takes effect between any two steps, and ends the process when the terminal disconnects.
+
+With a model's name it is an engine on its own, on one or several hosts, to which terminals
+connect (`engine.server.standalone`).
 """
 
 import os
@@ -15,15 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import platformdirs
-
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import Message
-from swiftchat.engine.ranks.auto_tp import num_ranks, require_gpus
+from swiftchat.engine.ranks.auto_tp import require_gpus, resolve_tp
 from swiftchat.engine.ranks.spawn import start_ranks
 from swiftchat.engine.ranks.supervisor import RankSupervisor
-from swiftchat.engine.server.connection import Terminal
+from swiftchat.engine.server.connection import TerminalConnection
 from swiftchat.engine.server.serve import EngineServer
 from swiftchat.errors import SwiftchatError
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 class Worker:
     """Serves one engine to one terminal."""
 
-    def __init__(self, terminal: Terminal) -> None:
+    def __init__(self, terminal: TerminalConnection) -> None:
         self._terminal = terminal
-        self._service = EngineServer()
+        self._server = EngineServer()
 
     def run(self) -> None:
-        """Load what the first command names, then generate until the terminal is gone."""
+        """Load the model that the first command names, then run the engine."""
         try:
             command = self._terminal.receive()
         except (EOFError, OSError):
@@ -50,60 +50,60 @@ class Worker:
         try:
             engine = self._load(command)
         except SwiftchatError as error:
-            self._service.tell(protocol.error_message(error))
+            self._server.publish(protocol.error_message(error))
             return
-        except RuntimeError as error:  # torch's, for a device that is full, busy or broken
+        except RuntimeError as error:  # raised by torch for a full, busy or broken device
             from swiftchat.engine.device.device import device_error
 
             traceback.print_exc()
-            hint = "nvidia-smi shows what else uses the GPU; --device cpu does without"
-            self._service.tell(protocol.error_message(device_error(error, hint)))
+            hint = "nvidia-smi shows other programs on the GPU; --device cpu uses the CPU"
+            self._server.publish(protocol.error_message(device_error(error, hint)))
             return
         try:
-            self._service.work(engine)
-        except SwiftchatError as error:  # after which there is no going on
+            self._server.run(engine)
+        except SwiftchatError as error:
             traceback.print_exc()
-            self._give_up(error)
+            self._exit(error)
 
     def _load(self, command: Message) -> "AnyEngine":
-        progress = self._service.progress
+        progress = self._server.progress
         progress("starting the engine", 0, 1)
-        path, asked = Path(command["path"]), EngineConfig.from_wire(command["config"])
-        tp = num_ranks(asked, path)
-        config, size = replace(asked, tp=tp), tp * asked.pp
-        if size > 1:  # they import torch while this process does
-            followers = RankSupervisor(*start_ranks(size), self._give_up, progress)
-        # Here, not at the top: importing torch takes a second that the terminal can show.
+        path, config = Path(command["path"]), EngineConfig.from_wire(command["config"])
+        tp = resolve_tp(config, path)
+        config, size = replace(config, tp=tp), tp * config.pp
+        if size > 1:  # before this process imports torch: they import it at the same time
+            supervisor = RankSupervisor(*start_ranks(size), self._exit, progress)
+        # Imported here, not at the top: torch takes a second, and progress is already shown.
+        from swiftchat.cuda.cubin_cache import user_cache_folder
         from swiftchat.engine.generation.build import build_engine
         from swiftchat.engine.ranks.spmd import SpmdEngine
 
-        cubins = platformdirs.user_cache_path("swiftchat") / "cubins"
         engine: AnyEngine
         if size == 1:
-            engine = build_engine(path, config, progress, cubins)
+            engine = build_engine(path, config, progress, user_cache_folder())
         else:
             require_gpus(config)
-            engine = SpmdEngine(path, config, cubins, followers)
-        self._service.tell(engine.info.to_wire())
+            engine = SpmdEngine(path, config, user_cache_folder(), supervisor)
+        self._server.publish(engine.info.to_wire())
         return engine
 
-    def _give_up(self, error: SwiftchatError) -> None:
-        """Tell the error and end, whatever the main thread waits for."""
-        self._service.tell(protocol.error_message(error))
+    def _exit(self, error: SwiftchatError) -> None:
+        """Send the error and exit, even if the main thread is blocked."""
+        self._server.publish(protocol.error_message(error))
         os._exit(1)
 
     def _serve(self) -> None:
-        self._service.serve(self._terminal)
-        os._exit(0)  # the terminal is gone, and whoever is computing computes for nobody
+        self._server.serve(self._terminal)
+        os._exit(0)  # the terminal has disconnected: end the current step as well
 
 
 def main() -> None:
-    # Before torch loads it: libgomp's threads spin 30 times as long for each other by default,
-    # which stops everything where other programs use the cores too.
+    # Before torch loads libgomp: by default its threads spin 30 times as long while they wait for
+    # each other, which stalls every step when other programs use the cores too.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     match sys.argv[1:]:
         case ["--fd", fd]:
-            Worker(Terminal(socket.socket(fileno=int(fd)))).run()
+            Worker(TerminalConnection(socket.socket(fileno=int(fd)))).run()
         case arguments:
             from swiftchat.engine.server.standalone import serve
 

@@ -34,7 +34,7 @@ class RemoteEngineFactory:
                 f"another model is at {self._address} now: {engine.name}",
                 "end swiftchat and start it again",
             )
-        engine.begin()
+        engine.start_session()
         return EngineClient(config, path, engine).start()
 
     def _attach(self) -> RemoteEngine:

@@ -1,1 +1,1 @@
-"""The part of the engine that the chat imports: parameters, messages, clients. No torch."""
+"""The interface of the engine for the chat: parameters, messages, clients. Imports no torch."""

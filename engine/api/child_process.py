@@ -1,48 +1,51 @@
-"""A process and the one that started it: whether the child was stopped, and how either ends."""
+"""The state of child processes: stopped by a signal, exit reason, ending with the parent."""
 
 import os
 import signal
 import sys
 from typing import IO
 
-_LAST_WORDS_BYTES = 2000
+_MAX_OUTPUT_BYTES = 2000
 _PR_SET_PDEATHSIG = 1
 
 
 def stop_signal(pid: int) -> str | None:
-    """The signal that holds this child where it is, as long as it does; None where it runs.
+    """Return the name of the signal that has stopped a child process, None if it is not stopped.
 
-    A child that ended is none that is held. Where the system cannot be asked, None.
+    Also None for a child that has ended, and on systems without `waitid`.
     """
     if not hasattr(os, "waitid"):  # macOS, before Python 3.13
         return None
     try:
-        # WNOWAIT: that it was stopped stays known, and its end is left to who waits for that.
+        # WNOWAIT leaves the state in place for later calls and for `Popen.wait`.
         found = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
     return None if found is None else _signal_name(found.si_status)
 
 
-def how_it_ended(status: int, output: IO[bytes]) -> str:
-    """`subprocess`'s status in words, and the last line the child wrote to its `output`."""
+def exit_reason(status: int, output: IO[bytes]) -> str:
+    """Describe an exit status of `subprocess`, with the last line of the child's `output`."""
     how = f"signal {-status} ({_signal_name(-status)})" if status < 0 else f"exit status {status}"
     size = output.seek(0, os.SEEK_END)
-    output.seek(max(0, size - _LAST_WORDS_BYTES))
-    words = output.read().decode(errors="replace").strip().splitlines()
-    return f"{how}: {words[-1]}" if words else how
+    output.seek(max(0, size - _MAX_OUTPUT_BYTES))
+    lines = output.read().decode(errors="replace").strip().splitlines()
+    return f"{how}: {lines[-1]}" if lines else how
 
 
-def end_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends, where it can."""
+def exit_with_parent(parent: int) -> None:
+    """Have the Linux kernel kill this process when the thread that started it ends.
+
+    Exit at once if the process `parent` has ended before the call.
+    """
     if sys.platform == "linux":
-        import ctypes  # not at the top: who starts such a process does not need it
+        import ctypes  # not at the top: the parent imports this module and does not need ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # gone before that
+    if os.getppid() != parent:
         os._exit(0)
 
 
 def _signal_name(number: int) -> str:
     names = {known.value: known.name for known in signal.Signals}
-    return names.get(number, "unknown")  # one of the real-time signals
+    return names.get(number, "unknown")  # real-time signals have no name

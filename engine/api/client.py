@@ -1,4 +1,4 @@
-"""The terminal's side of the engine: talks to a worker, its own or one elsewhere. No torch."""
+"""A client of an engine: sends requests to a local worker process or a remote engine."""
 
 import contextlib
 import socket
@@ -17,20 +17,18 @@ from swiftchat.errors import DeviceError, SwiftchatError
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-# How long the reader may take to see that the connection has ended.
-_END_S = 1.0
-# How often who waits for a worker looks whether it still can answer.
-_LOOK_S = 1.0
+_READER_EXIT_S = 1.0  # for the reader thread to notice a closed connection
+_CHECK_INTERVAL_S = 1.0  # between checks of the engine while a caller waits for it
 
 T = TypeVar("T")
 
 
 class Generation:
-    """One answer in the making: iterate it for its events; the last one is `Finished`.
+    """One answer in progress: an iterable of events, of which the last is `Finished`.
 
-    Iterating raises the `SwiftchatError` that ended the generation, and `KeyboardInterrupt`
-    passes through without canceling: the caller decides. After `cancel` the iteration still
-    delivers what was generated until then and ends with `Finished("interrupt", …)`.
+    Iterating raises the `SwiftchatError` that ended the generation. `KeyboardInterrupt` does not
+    cancel it. After `cancel`, the iteration yields the tokens generated until then and
+    `Finished("interrupt", …)`.
     """
 
     def __init__(
@@ -53,51 +51,50 @@ class Generation:
             yield event
 
     def cancel(self) -> None:
-        """Ask the engine to stop after the step it is in; returns at once."""
+        """Ask the engine to stop after its current step; returns at once."""
         if not self._ended:
             self._cancel(self.id)
 
 
 class EngineConnection(Protocol):
-    """What is at the other end of a client's connection: a worker process, or an engine elsewhere.
+    """A client's connection to an engine: `LocalEngine` or `RemoteEngine`.
 
-    The connection is that of the socket.
+    `connection` sends and receives messages over `socket`.
     """
 
     socket: socket.socket
     connection: "Connection"
 
-    def look(self, is_ready: bool, heard: bool) -> DeviceError | None:
-        """Why it cannot answer any more, if so, asked every second by who waits for an answer.
+    def check(self, is_ready: bool, received: bool) -> DeviceError | None:
+        """Return an error if the engine cannot answer any more; called every second of waiting.
 
-        `is_ready`: the model is loaded. `heard`: something came since this was asked before.
+        `is_ready`: the model is loaded. `received`: a message came since the previous call.
         """
 
-    def obituary(self) -> DeviceError:
-        """Why the connection has ended."""
+    def exit_reason(self) -> DeviceError:
+        """Return the reason why the connection has ended."""
 
     def kill(self) -> None:
-        """End it, or leave it, though it says nothing."""
+        """End an engine that does not answer, or disconnect from it."""
 
     def close(self) -> None:
-        """Clean up, after the connection was closed."""
+        """Release resources after the connection was shut down."""
 
 
 class EngineClient:
-    """A running engine with one model; a context manager that ends its worker, or leaves it.
+    """A connection to an engine with one model; a context manager.
 
-    The worker is a process of this one's, started by `start`, or what `far_end` is. Loading goes on
-    in the worker, and `wait_ready` waits for it. When the worker dies or is stopped, the generation
-    in flight raises `DeviceError` with its signal and last words, and so does every later call; the
-    caller starts a new client.
+    `start` starts a worker process, unless `remote` is given. The model is loaded in the
+    background; `wait_ready` waits for it. When the engine ends or is stopped, the current
+    generations raise `DeviceError` with the exit reason, as does every later call.
     """
 
     def __init__(
-        self, config: EngineConfig, model_path: Path, far_end: EngineConnection | None = None
+        self, config: EngineConfig, model_path: Path, remote: EngineConnection | None = None
     ) -> None:
         self.config = config
         self.model_path = model_path
-        self._far_end = far_end
+        self._remote = remote
         self._next_id = 1
         self._send_lock = threading.Lock()
         self._state = threading.Condition()
@@ -107,12 +104,12 @@ class EngineClient:
         self._generations: dict[int, Queue[Event | SwiftchatError]] = {}
         self._stats: Queue[Message | SwiftchatError] = Queue()
         self._closing = False
-        self._heard = False  # something since the last look
+        self._received = False  # a message since the last check
 
     def start(self) -> Self:
-        """Spawn the worker, if there is none elsewhere, and listen to it."""
-        self._worker = self._far_end or LocalEngine(self.config, self.model_path)
-        self._connection = self._worker.connection
+        """Start the worker process, unless the engine is remote, and the reader thread."""
+        self._engine = self._remote or LocalEngine(self.config, self.model_path)
+        self._connection = self._engine.connection
         self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
         self._reader.start()
         return self
@@ -125,29 +122,29 @@ class EngineClient:
 
     @property
     def pid(self) -> int:
-        """The worker process's; `ValueError` if it is none of this machine's."""
-        if not isinstance(self._worker, LocalEngine):
-            raise ValueError("the engine is no child of this process")
-        return self._worker.pid
+        """The worker's process id; raises `ValueError` for a remote engine."""
+        if not isinstance(self._engine, LocalEngine):
+            raise ValueError("a remote engine is no child of this process")
+        return self._engine.pid
 
     @property
     def info(self) -> EngineInfo | None:
-        """What was loaded, or None while loading."""
+        """The loaded model and its memory; None while loading."""
         return self._info
 
     @property
     def progress(self) -> Progress | None:
-        """How far loading is, for a status line; never blocks."""
+        """The latest loading progress; never blocks."""
         return self._progress
 
     def wait_ready(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
-        """Wait until the model is loaded; raises what went wrong in the worker."""
+        """Wait until the model is loaded; raises the error that made loading fail."""
         shown = None
         while True:
             with self._state:
                 while self._progress is shown and not (self._info or self._failure):
-                    if not self._state.wait(_LOOK_S):
-                        self._look()
+                    if not self._state.wait(_CHECK_INTERVAL_S):
+                        self._check_engine()
                 shown = self._progress
             if self._failure is not None:
                 raise self._failure
@@ -157,7 +154,7 @@ class EngineClient:
                 on_progress(shown)
 
     def generate(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
-        """Begin one answer to the prompt's ids; may be called before the model is ready."""
+        """Start an answer to a prompt's token ids; may be called before the model is ready."""
         with self._state:
             if self._failure is not None:
                 raise self._failure
@@ -175,9 +172,9 @@ class EngineClient:
         return Generation(generation_id, lambda: self._next(events), self._cancel)
 
     def stats(self, *, measure: bool = False) -> dict[str, Any]:
-        """Counters of the worker: blocks free, used and cached, tokens computed and reused.
+        """Return the engine's counters: blocks free, used, cached; tokens computed and reused.
 
-        With `measure`, a GPU's read ceiling too; it is measured when first asked for.
+        With `measure`, include the GPU's bandwidth ceiling, which the first such call measures.
         """
         self._command({"type": "stats", "measure": measure})
         answer = self._next(self._stats)
@@ -186,41 +183,38 @@ class EngineClient:
         return {key: value for key, value in answer.items() if key != "type"}
 
     def close(self) -> None:
-        """End the worker, whatever it is doing: its end of the connection closes, and it exits.
-
-        An engine elsewhere ends this client's generations.
-        """
+        """Disconnect: a local worker exits at once, a remote engine ends this client's requests."""
         self._closing = True
-        with contextlib.suppress(OSError):  # the worker closed it before
-            self._worker.socket.shutdown(socket.SHUT_RDWR)
-        self._worker.close()
-        self._reader.join(_END_S)
+        with contextlib.suppress(OSError):  # already closed by the engine
+            self._engine.socket.shutdown(socket.SHUT_RDWR)
+        self._engine.close()
+        self._reader.join(_READER_EXIT_S)
         self._connection.close()
-        self._worker.socket.close()
+        self._engine.socket.close()
 
     def _next(self, events: Queue[T]) -> T:
         while True:
             with contextlib.suppress(Empty):
-                return events.get(timeout=_LOOK_S)
-            self._look()
+                return events.get(timeout=_CHECK_INTERVAL_S)
+            self._check_engine()
 
-    def _look(self) -> None:
-        heard, self._heard = self._heard, False
-        lost = self._worker.look(self._info is not None, heard)
-        if lost is not None:
-            self._fail(lost)
-            self._worker.kill()
+    def _check_engine(self) -> None:
+        received, self._received = self._received, False
+        error = self._engine.check(self._info is not None, received)
+        if error is not None:
+            self._fail(error)
+            self._engine.kill()
 
     def _cancel(self, generation_id: int) -> None:
-        with contextlib.suppress(OSError):  # a dead worker has nothing left to cancel
+        with contextlib.suppress(OSError):  # the engine has ended, and the generation with it
             self._send({"type": "cancel", "id": generation_id})
 
     def _command(self, message: Message) -> None:
         try:
             self._send(message)
         except OSError:
-            self._reader.join(_END_S)
-            raise self._failure or DeviceError("the engine process is gone") from None
+            self._reader.join(_READER_EXIT_S)
+            raise self._failure or DeviceError("the engine process has ended") from None
 
     def _send(self, message: Message) -> None:
         with self._send_lock:
@@ -230,11 +224,11 @@ class EngineClient:
         try:
             while True:
                 message = protocol.receive(self._connection)
-                self._heard = True
+                self._received = True
                 self._dispatch(message)
         except (EOFError, OSError):
             if not self._closing:
-                self._fail(self._worker.obituary())
+                self._fail(self._engine.exit_reason())
 
     def _dispatch(self, message: Message) -> None:
         match message["type"]:
@@ -260,7 +254,7 @@ class EngineClient:
                 events.put(protocol.event_from(message))
 
     def _fail(self, error: SwiftchatError) -> None:
-        """Give the error to everyone who waits, once, and to everyone who asks later."""
+        """Raise the first error in all waiting callers and in all later calls."""
         with self._state:
             if self._failure is None:
                 self._failure = error

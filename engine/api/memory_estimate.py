@@ -1,4 +1,4 @@
-"""What quantized weights take on a GPU, known before any of them is read. No torch."""
+"""Estimated GPU memory of a model's weights, before any of them is read."""
 
 import math
 from collections.abc import Mapping
@@ -20,38 +20,43 @@ from swiftchat.weights.quantization.scheme import (
 from swiftchat.weights.quantization.stored_tensor import StoredTensor
 
 _PACKED = QUANTIZABLE | {"embed", "lm_head"}
-_FORMS: Mapping[type[QuantizedMatrix], str] = MappingProxyType(
+_KERNEL_SCHEMES: Mapping[type[QuantizedMatrix], str] = MappingProxyType(
     {Int4: "INT4", Int8: "INT8", Int8Groups: "INT8", Float8: "FP8"}
 )
 
 
 def packed_schemes(packed: Mapping[str, StoredTensor]) -> dict[str, Scheme]:
-    """How those of the tensors are kept that can be."""
-    keepings = ((name, tensor.packed) for name, tensor in packed.items())
-    return {name: kept.scheme for name, kept in keepings if kept is not None}
+    """Return the schemes of the tensors that can stay quantized, by name."""
+    matrices = ((name, tensor.packed) for name, tensor in packed.items())
+    return {name: matrix.scheme for name, matrix in matrices if matrix is not None}
 
 
-def gpu_weight_bytes(share: Shard, forms: Mapping[str, Scheme], item_bytes: int) -> int:
-    """Bytes of a rank's weights where our kernels run the model; `forms` by Hugging Face name.
+def gpu_weight_bytes(shard: Shard, schemes: Mapping[str, Scheme], item_bytes: int) -> int:
+    """Return the bytes of a rank's weights when our CUDA kernels run the model.
 
-    Matrices stay packed where the kernels read their form and size; all else becomes numbers of
-    `item_bytes`.
+    `schemes` is by Hugging Face tensor name. Matrices stay quantized if the kernels support their
+    scheme and size; all other weights take `item_bytes` an element.
     """
-    whole, total = canonical_shapes(share.config), 0
-    for place, part in share.own_tensors():
-        shape = part.shape(whole[place[0]])
-        kept = forms.get(tensor_name(share.config, *place))
-        form = None if kept is None or place[0] not in _PACKED else _form(kept, part, shape)
-        if form is None:
+    full_shapes, total = canonical_shapes(shard.config), 0
+    for place, tensor_slice in shard.own_tensors():
+        shape = tensor_slice.shape(full_shapes[place[0]])
+        scheme = schemes.get(tensor_name(shard.config, *place))
+        kernel_scheme = None
+        if scheme is not None and place[0] in _PACKED:
+            kernel_scheme = _kernel_scheme(scheme, tensor_slice, shape)
+        if kernel_scheme is None:
             total += math.prod(shape) * item_bytes
         else:
-            total += packed_bytes(form[0], shape[0], shape[1], form[1])
+            name, group_size = kernel_scheme
+            total += packed_bytes(name, shape[0], shape[1], group_size)
     return total
 
 
-def _form(kept: Scheme, part: TensorSlice, shape: tuple[int, ...]) -> tuple[str, int] | None:
-    """The kernels' form and group that a part of a matrix is kept in; None: it is decoded."""
-    form, group = _FORMS[kept[0]], kept[1]
-    if group and part.axis == 1:
-        group = sliced_group_size(group, part.spans)
-    return (form, group) if packing_fits(form, shape[1], group) else None
+def _kernel_scheme(
+    scheme: Scheme, tensor_slice: TensorSlice, shape: tuple[int, ...]
+) -> tuple[str, int] | None:
+    """Return the kernels' name of a scheme and the group size; None for a dequantized matrix."""
+    name, group_size = _KERNEL_SCHEMES[scheme[0]], scheme[1]
+    if group_size and tensor_slice.axis == 1:
+        group_size = sliced_group_size(group_size, tensor_slice.spans)
+    return (name, group_size) if packing_fits(name, shape[1], group_size) else None

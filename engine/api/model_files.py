@@ -1,4 +1,4 @@
-"""A model's files without its weights: what a terminal needs that has no such model. No torch."""
+"""The text files of a model, which a terminal fetches from a remote engine: all but the weights."""
 
 import hashlib
 import re
@@ -8,15 +8,16 @@ from typing import Any, Self
 
 from swiftchat.errors import BadModelFile
 
+MAX_FILE_BYTES = 1 << 28
+PIECE_BYTES = 1 << 20  # sent in one message
+_MAX_FILES = 200
 _SUFFIXES = (".json", ".jinja", ".model", ".tiktoken", ".txt", ".py")
-# Of one file, of their number, and of a piece that is sent in one message.
-MOST_BYTES, _MOST_FILES, PIECE_BYTES = 1 << 28, 200, 1 << 20
 _NAME = re.compile(r"(additional_chat_templates/)?[A-Za-z0-9_][A-Za-z0-9_.+-]{0,120}")
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """One of them: its name in the model's directory, its size, its content's SHA-256."""
+    """The name of a file in the model's directory, its size, and the SHA-256 of its content."""
 
     name: str
     size_bytes: int
@@ -27,38 +28,46 @@ class TextFile:
 
     @classmethod
     def from_wire(cls, wire: Any) -> Self:
-        """Raises `BadModelFile` for what no terminal would write into a folder of its own."""
+        """Decode a received file entry.
+
+        Raises `BadModelFile` for a name, size or digest that is not safe to write to disk.
+        """
         match wire:
             case [str() as name, int() as size_bytes, str() as sha256]:
-                is_right = _NAME.fullmatch(name) and Path(name).suffix in _SUFFIXES
-                if is_right and 0 <= size_bytes <= MOST_BYTES and re.fullmatch(r"\w{64}", sha256):
+                is_valid = _NAME.fullmatch(name) and Path(name).suffix in _SUFFIXES
+                if (
+                    is_valid
+                    and 0 <= size_bytes <= MAX_FILE_BYTES
+                    and re.fullmatch(r"\w{64}", sha256)
+                ):
                     return cls(name, size_bytes, sha256)
-        raise BadModelFile(f"the engine offers a file that is none of a model's: {wire!r:.80}")
+        raise BadModelFile(f"the engine offers an invalid model file: {wire!r:.80}")
 
 
 def text_files(directory: Path) -> list[TextFile]:
-    """The files of a model that a terminal needs, in the order of their names."""
+    """List the text files of a model directory, sorted by name."""
     found = [*directory.glob("*"), *directory.glob("additional_chat_templates/*.jinja")]
     return [
         TextFile(name, len(content), hashlib.sha256(content).hexdigest())
         for name, path in sorted((path.relative_to(directory).as_posix(), path) for path in found)
         if _NAME.fullmatch(name) and _is_text(path)
         for content in [path.read_bytes()]
-    ][:_MOST_FILES]
+    ][:_MAX_FILES]
 
 
 def digest(files: list[TextFile]) -> str:
-    """What names these files, with their names, in hexadecimal digits."""
+    """Return the SHA-256 of all names, sizes and content digests, in hexadecimal."""
     return hashlib.sha256(repr([file.to_wire() for file in files]).encode()).hexdigest()
 
 
 def _is_text(path: Path) -> bool:
     if path.suffix not in _SUFFIXES or path.name.endswith(".index.json") or not path.is_file():
         return False
-    return path.stat().st_size <= MOST_BYTES
+    return path.stat().st_size <= MAX_FILE_BYTES
 
 
-def piece(directory: Path, name: str, start: int) -> bytes:
+def read_piece(directory: Path, name: str, start: int) -> bytes:
+    """Read up to `PIECE_BYTES` of a file from byte `start` on."""
     with (directory / name).open("rb") as file:
         file.seek(start)
         return file.read(PIECE_BYTES)

@@ -1,4 +1,4 @@
-"""What an engine is asked to be and what one generation is asked to do. No torch."""
+"""Parameters of an engine and of one generation."""
 
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
@@ -15,19 +15,22 @@ MAX_LOGPROBS = 50
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Where and how the model runs; resolved once at the edge, never changed.
+    """The device, data types, memory and parallelism of an engine.
 
-    `ctx_size_tokens` is the longest context of one sequence (None: the model's own, or what
-    fits the memory if that is less). `cache_tokens` is the room for all sequences together
-    (None: twice the context, so that a second conversation does not evict the first).
-    `chunk_tokens` bounds the tokens of one forward pass, and so how long a cancel waits (None:
-    512, or 4096 with our kernels). `kernels` false runs torch's operators on a GPU, too.
-    `dummy`, a name or a config.json, asks for random weights in that shape, `:int8`, `:fp8` or
-    `:int4` behind it for packed ones; the model's path is not looked at then. `kv_dtype` int8 or
-    fp8 keeps keys and values in 8 bits (auto: in `dtype`). `tp` ranks compute the model together,
-    each on a GPU of its own from `device` on (tensor parallelism); `auto` is the fewest whose
-    memory holds it. With `pp` above 1 there are as many stages of `tp` ranks, and each has some of
-    the layers (pipeline parallelism).
+    `dtype`: None is the checkpoint's.
+    `kv_dtype`: int8 or fp8 quantizes the KV cache to 8 bits; auto stores it in `dtype`.
+    `ctx_size_tokens`: the longest context of one sequence; None is the model's, or the longest
+    that fits into memory.
+    `cache_tokens`: the KV cache of all sequences together; None is twice the context, so that a
+    second conversation does not evict the first.
+    `chunk_tokens`: the most tokens of one forward pass, which bounds the time until a cancel
+    takes effect; None is 512, or 4096 with our CUDA kernels.
+    `dummy`: random weights with the shapes of a named model or a config.json, quantized with the
+    suffix `:int8`, `:fp8` or `:int4`; the model path is then ignored.
+    `kernels`: False runs torch operators instead of our CUDA kernels.
+    `tp`: the number of tensor-parallel ranks of a stage, each on a GPU of its own, counted from
+    `device`; auto is the smallest number whose memory holds the model.
+    `pp`: the number of pipeline stages, each with `tp` ranks and some of the layers.
     """
 
     device: str = "auto"
@@ -46,14 +49,14 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if self.device.partition(":")[0] not in DEVICES:
-            raise UsageError(f"unknown device {self.device!r}", f"one of {', '.join(DEVICES)}")
+            raise UsageError(f"unknown device {self.device!r}", f"use one of {', '.join(DEVICES)}")
         if self.dtype is not None and self.dtype not in DTYPES:
-            raise UsageError(f"unknown dtype {self.dtype!r}", f"one of {', '.join(DTYPES)}")
+            raise UsageError(f"unknown dtype {self.dtype!r}", f"use one of {', '.join(DTYPES)}")
         if self.kv_dtype not in KV_DTYPES:
             known = ", ".join(KV_DTYPES)
-            raise UsageError(f"unknown kv_dtype {self.kv_dtype!r}", f"one of {known}")
+            raise UsageError(f"unknown kv_dtype {self.kv_dtype!r}", f"use one of {known}")
         if self.dummy == "":
-            raise UsageError("dummy is empty", "give the name of a shape or a config.json")
+            raise UsageError("dummy is empty", "give the name of a model shape or a config.json")
         for name in ("ctx_size_tokens", "cache_tokens", "chunk_tokens", "num_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -73,20 +76,20 @@ class EngineConfig:
 
 
 def kv_row_bytes(head_dim: int, item_bytes: int, kv_dtype: str) -> int:
-    """Bytes of one token's key or value of one head; quantized, with its factor."""
+    """Return the bytes of one token's key or value of one head, with its scale if quantized."""
     return head_dim * item_bytes if kv_dtype == "auto" else head_dim + 4
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is chosen, and when to stop.
+    """Sampling of the next token, and the conditions that end a generation.
 
     Order: penalties → temperature → top-k → min-p → top-p. `temperature` 0 is greedy;
     `top_k` 0, `top_p` 1, `min_p` 0 and a penalty of 1 (repeat) or 0 (others) are off.
-    `seed` None draws one; the engine reports the seed it used. `max_tokens` None means up to
-    the end of the context. Generation ends after any of `stop_ids`, which is not returned.
-    `logprobs` asks for the logarithm of each token's probability and for so many of the likeliest
-    tokens in its place (at most MAX_LOGPROBS; None is off); what is said stays the same.
+    `seed` None is a random one; the engine reports the seed it used. `max_tokens` None means up
+    to the end of the context. Generation ends after any of `stop_ids`, which is not returned.
+    `logprobs` requests each token's logprob and the given number of top logprobs (at most
+    MAX_LOGPROBS; None is off); it does not change the sampled tokens.
     """
 
     temperature: float = 0.7

@@ -1,14 +1,16 @@
-"""The messages between the terminal process and the engine worker. No torch, no pickle.
+"""Messages between a terminal and an engine: msgpack maps, never pickle.
 
-Both directions carry msgpack maps with a `type` over a `multiprocessing` connection, which
-frames them. Down: `load generate cancel stats`. Up: `progress ready prefill tokens
-finished stats error`. A message about one generation carries its `id`. A terminal attached to
-an engine elsewhere says `hello` instead of `load` and hears `welcome`, can ask for a `file` of
-the model's, and hears `alive` every second.
+A `multiprocessing` connection frames the messages. Each is a map with a `type`; a message about
+one generation carries its `id`.
 
-There is no message to shut down: the worker ends when the connection closes, at once and from
-any state. And there is none to keep, fork or drop a conversation: the worker finds by content
-which KV blocks it still has, so a prompt's ids say all (see `engine.schedule.blocks`).
+Terminal to engine: `load generate cancel stats`.
+Engine to terminal: `progress ready prefill tokens finished stats error`.
+Remote engine: the terminal sends `hello` and receives `welcome`, fetches model files with `file`,
+and sends `begin` instead of `load`; the engine sends `alive` every second.
+
+No message shuts the worker down: it exits when the connection closes, from any state. No message
+keeps, forks or drops a conversation: each request carries the ids of the whole prompt, and the
+prefix cache finds the KV blocks by content (`engine.schedule.blocks`).
 """
 
 from dataclasses import asdict, dataclass, field
@@ -23,32 +25,31 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
-# Of what is said between a terminal and an engine elsewhere, and the longest message of either: a
-# prompt of a million tokens is shorter.
-VERSION, MOST_BYTES = 1, 1 << 23
-# For who was attached to an engine that ended.
-ENDED_HINT = (
-    "the conversation is kept; when the engine runs again where it was started, "
-    "send the message again"
+VERSION = 1  # of the protocol between a terminal and a remote engine
+MAX_MESSAGE_BYTES = 1 << 23  # more than a prompt of a million tokens
+RESTART_HINT = "the conversation is kept; send the message again to restart the engine"
+REMOTE_RESTART_HINT = (
+    "the conversation is kept; restart the engine on its host, then send the message again"
 )
 
 
 def send(connection: "Connection", message: Message) -> None:
-    """Write one message; raises `OSError` when the other side is gone."""
+    """Send a message; raises `OSError` if the connection is closed."""
     connection.send_bytes(msgpack.packb(message))
 
 
-def receive(connection: "Connection", most_bytes: int | None = None) -> Message:
-    """Read one message; raises `EOFError` or `OSError` when the other side is gone.
+def receive(connection: "Connection", max_bytes: int | None = None) -> Message:
+    """Receive a message; raises `EOFError` or `OSError` if the connection is closed.
 
-    `OSError` too for what is no message, or longer than `most_bytes`: the rest cannot be read.
+    Also raises `OSError` for an invalid message or one longer than `max_bytes`, after which the
+    connection cannot be read any further.
     """
     try:
-        message = msgpack.unpackb(connection.recv_bytes(most_bytes))
+        message = msgpack.unpackb(connection.recv_bytes(max_bytes))
     except (ValueError, TypeError, OverflowError) as error:
-        raise OSError(f"no message: {error}") from error
+        raise OSError(f"invalid message: {error}") from error
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise OSError("no message: it has no type")
+        raise OSError("invalid message: it has no type")
     return message
 
 
@@ -68,11 +69,12 @@ def error_from(message: Message) -> SwiftchatError:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What the worker loaded and how: told once, when it is ready.
+    """The loaded model and its memory, sent once when the engine is ready.
 
-    `load_s` counts from the `load` message to readiness, without starting Python and torch. Of
-    several ranks, the bytes are those of one of each stage, all `pp` stages together. `table_bytes`
-    of the weights are embeddings that are no head as well, so that a step reads a row a token.
+    `load_s` is the time from the `load` message to readiness, without the start of Python and
+    torch. Bytes are those of one rank of each stage, summed over the `pp` stages. `table_bytes`
+    is the part of `weights_bytes` in embeddings that are not also the LM head: a decode step
+    reads only one row of them per token.
     """
 
     device: str
@@ -99,7 +101,7 @@ class EngineInfo:
 
 @dataclass(frozen=True)
 class Progress:
-    """A long operation of the worker: `done` of `total`, in the unit the label names."""
+    """Progress of a long operation: `done` of `total`, in the unit that the label names."""
 
     label: str
     done: int
@@ -108,7 +110,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Prefill:
-    """`done` of `total` prompt tokens are in the cache."""
+    """`done` of `total` prompt tokens are in the KV cache."""
 
     done: int
     total: int
@@ -116,9 +118,9 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Logprob:
-    """The natural logarithm of a token's probability, and of the most probable tokens' there.
+    """The logprob (natural logarithm) of a sampled token, and the top logprobs of its position.
 
-    `top` lists (id, logprob) in descending order; the chosen token may be one of them.
+    `top` lists (id, logprob) in descending order; the sampled token may be one of them.
     """
 
     logprob: float
@@ -127,7 +129,7 @@ class Logprob:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Newly generated ids, in order, without the one that ended the generation.
+    """Newly generated token ids, in order, without the stop id.
 
     `logprobs` has an entry for each id, or is empty if they were not requested.
     """
@@ -148,11 +150,11 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Finished:
-    """How a generation ended and what it cost.
+    """The end of a generation: its reason, token counts and times.
 
-    `reason` is `stop` (one of `stop_ids`), `length` (max_tokens or the context is full) or
-    `interrupt` (canceled). `prefill_s` and `decode_s` are the engine's own time for the prompt
-    up to the first token, and for the tokens after it.
+    `reason` is `stop` (one of `stop_ids`), `length` (`max_tokens` reached or context full) or
+    `interrupt` (canceled). `prefill_s` is the engine's time up to the first token, `decode_s` that
+    for the tokens after it.
     """
 
     reason: str
@@ -171,7 +173,7 @@ Event = Prefill | Tokens | Finished
 
 
 def event_from(message: Message) -> Event | SwiftchatError:
-    """Turn a message about one generation into what `Generation` yields."""
+    """Decode a message about one generation."""
     match message["type"]:
         case "prefill":
             return Prefill(message["done"], message["total"])

@@ -1,4 +1,4 @@
-"""A terminal's connection to an engine that runs by itself, here or behind `ssh -L`. No torch."""
+"""A connection to an engine that runs on its own, on this machine or behind `ssh -L`."""
 
 import contextlib
 import hashlib
@@ -18,65 +18,66 @@ from swiftchat.engine.api.protocol import Message
 from swiftchat.errors import BadModelFile, DeviceError, FileSystemError, UsageError
 
 _CONNECT_S, _ANSWER_S = 10.0, 30.0
-# Looks, one a second, that find that an engine has said nothing: it says every second that it is
-# alive, though not while it holds all threads for loading.
-_SILENT_LOOKS, _SILENT_LOOKS_LOADING = 5, 60
+# Checks, one a second, without any message after which the engine is given up. It sends a
+# heartbeat every second, but not while loading holds the interpreter lock.
+_MAX_SILENT_CHECKS, _MAX_SILENT_CHECKS_LOADING = 5, 60
 
 
 class RemoteEngine:
-    """Lets itself in at an address, as `engine.api.client.EngineConnection`.
+    """A connection to the engine at `address`; an `EngineConnection`.
 
-    `name` and `files` are the model's. Raises `DeviceError` where no engine answers or the token
-    is not its own, and what the engine answers.
+    `name` and `files` describe the model. Raises `DeviceError` if no engine answers or it rejects
+    the token, and the error that the engine returns.
     """
 
     def __init__(self, address: Address, token: str | None) -> None:
         self.address = address
-        self._silent_looks = 0
+        self._silent_checks = 0
         try:
             self.socket = address.connect(_CONNECT_S)
         except (OSError, UnicodeError) as error:
             raise DeviceError(
                 f"no engine answers at {address}: {getattr(error, 'strerror', None) or error}",
-                "is it running there? From elsewhere: ssh -L PORT:127.0.0.1:PORT HOST",
+                "check that it runs there; from another machine: ssh -L PORT:127.0.0.1:PORT HOST",
             ) from error
         self.connection = Connection(os.dup(self.socket.fileno()))
         try:
-            self._enter(token)
+            self._handshake(token)
         except BaseException:
             self.close()
             raise
 
-    def _enter(self, token: str | None) -> None:
-        # Until here whoever answers may be anything, and need not say a word.
+    def _handshake(self, token: str | None) -> None:
+        # The peer may be any program, and may send anything or nothing.
         hello = {"type": "hello", "version": protocol.VERSION, "token": token}
-        welcome = self._ask(hello)
+        welcome = self._request(hello)
         match welcome:
             case {"type": "welcome", "name": str() as name, "files": list() as files}:
                 self.name = name
                 self.files = [TextFile.from_wire(wire) for wire in files]
             case _:
-                raise DeviceError(f"what answers at {self.address} is no engine of swiftchat's")
+                raise DeviceError(f"the program at {self.address} is not a swiftchat engine")
 
     def fetch_model_files(self, cache: Path) -> Path:
-        """A folder below `cache` with the model's files but its weights, fetched if need be.
+        """Return a folder below `cache` with the model's text files; fetch them if it is missing.
 
-        Raises `BadModelFile` for files that are not what was announced, `FileSystemError`.
+        Raises `BadModelFile` for files that do not match their digest, and `FileSystemError`.
         """
         name = re.sub(r"[^A-Za-z0-9._-]", "_", self.name.rstrip("/").rpartition("/")[2])[:80]
-        # Nobody's file is called like this: no name leads out of the folder, or hides.
+        # A leading dot would hide the folder, and ".." would leave the cache.
         folder = cache / digest(self.files)[:32] / (name.lstrip(".") or "model")
         if not folder.is_dir():
             try:
                 self._fetch(folder)
             except OSError as error:
-                words = f"cannot keep the model's tokenizer in {folder}: {error.strerror}"
-                raise FileSystemError(words) from error
+                raise FileSystemError(
+                    f"cannot store the model's tokenizer in {folder}: {error.strerror}"
+                ) from error
         return folder
 
-    def begin(self) -> None:
-        """Have the engine take commands, and tell how it stands with it."""
-        with contextlib.suppress(OSError):  # gone: who reads hears so
+    def start_session(self) -> None:
+        """Have the engine send its state and accept requests."""
+        with contextlib.suppress(OSError):  # it has ended; the reader thread reports that
             protocol.send(self.connection, {"type": "begin"})
 
     def _fetch(self, folder: Path) -> None:
@@ -94,49 +95,53 @@ class RemoteEngine:
     def _content(self, file: TextFile) -> bytes:
         content = bytearray()
         while len(content) < file.size_bytes:
-            answer = self._ask({"type": "file", "name": file.name, "start": len(content)})
+            answer = self._request({"type": "file", "name": file.name, "start": len(content)})
             data = answer.get("data")
             if answer["type"] != "file" or not isinstance(data, bytes) or not data:
                 break
             content += data
         if hashlib.sha256(content).hexdigest() != file.sha256:
             raise BadModelFile(
-                f"{file.name} came otherwise than the engine announced it",
-                "was the model changed since the engine was started?",
+                f"{file.name} received from the engine does not match its digest",
+                "the model may have changed since the engine was started: restart the engine",
             )
         return bytes(content)
 
-    def _ask(self, message: Message) -> dict[str, Any]:
+    def _request(self, message: Message) -> dict[str, Any]:
         try:
             protocol.send(self.connection, message)
             if not self.connection.poll(_ANSWER_S):
-                raise DeviceError(f"what answers at {self.address} says nothing")
-            answer = protocol.receive(self.connection, protocol.MOST_BYTES)
+                raise DeviceError(f"no answer from {self.address} in {_ANSWER_S:.0f} s")
+            answer = protocol.receive(self.connection, protocol.MAX_MESSAGE_BYTES)
         except (EOFError, OSError) as error:
             raise DeviceError(
-                f"{self.address} hung up",
-                "is it the token of this engine (--token-file), and does the engine still run?",
+                f"{self.address} closed the connection",
+                "check that --token-file is this engine's and that the engine still runs",
             ) from error
         if answer["type"] == "error" and message["type"] == "hello":
             raise protocol.error_from(answer)
         return answer
 
-    def look(self, is_ready: bool, heard: bool) -> DeviceError | None:
-        self._silent_looks = 0 if heard else self._silent_looks + 1
-        if self._silent_looks < (_SILENT_LOOKS if is_ready else _SILENT_LOOKS_LOADING):
+    def check(self, is_ready: bool, received: bool) -> DeviceError | None:
+        """Return an error if the engine has sent nothing, not even a heartbeat, for too long."""
+        self._silent_checks = 0 if received else self._silent_checks + 1
+        allowed = _MAX_SILENT_CHECKS if is_ready else _MAX_SILENT_CHECKS_LOADING
+        if self._silent_checks < allowed:
             return None
         return DeviceError(
-            f"the engine at {self.address} has said nothing for {self._silent_looks} s",
-            protocol.ENDED_HINT,
+            f"the engine at {self.address} has sent nothing for {self._silent_checks} s",
+            protocol.REMOTE_RESTART_HINT,
         )
 
-    def obituary(self) -> DeviceError:
+    def exit_reason(self) -> DeviceError:
         return DeviceError(
-            f"the engine at {self.address} is gone: its connection ended", protocol.ENDED_HINT
+            f"the connection to the engine at {self.address} was lost",
+            protocol.REMOTE_RESTART_HINT,
         )
 
     def kill(self) -> None:
-        with contextlib.suppress(OSError):  # it was gone
+        """Disconnect."""
+        with contextlib.suppress(OSError):  # already disconnected
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -144,25 +149,25 @@ class RemoteEngine:
 
 
 def connect_engine(address: str, token: str | None) -> RemoteEngine:
-    """Attach to the engine at HOST:PORT or a path; what `RemoteEngine` raises, `UsageError`."""
+    """Connect to the engine at HOST:PORT or a path; raises as `RemoteEngine`, and `UsageError`."""
     return RemoteEngine(Address.parse(address), token)
 
 
 def read_token(file: Path | None, address: str) -> str | None:
-    """The token for an address: of a file, or of where an engine at that port leaves it.
+    """Read the token for an engine from `file` or, without one, the port's default token file.
 
-    None for a Unix socket, which needs none. Raises `UsageError` where it is not found.
+    None for a Unix socket without `file`. Raises `UsageError` if the file cannot be read.
     """
-    place = Address.parse(address)
-    if place.path is not None and file is None:
+    parsed = Address.parse(address)
+    if parsed.path is not None and file is None:
         return None
-    path = file or place.token_file
+    path = file or parsed.token_file
     try:
         return path.read_text("utf-8").strip()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(
             f"cannot read the engine's token in {path}: {reason}",
-            "an engine leaves it there as long as it runs; if that is elsewhere, copy the file "
-            "that it named when it started, and give it with --token-file",
+            "a running engine keeps its token there; for an engine on another machine, copy the "
+            "file that it names at its start and pass it with --token-file",
         ) from error

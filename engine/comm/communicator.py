@@ -1,4 +1,4 @@
-"""What the ranks of one model tell each other while they compute: sums, and pieces put together."""
+"""Collective operations between the tensor-parallel ranks of a model; on CPUs through gloo."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +16,9 @@ from swiftchat.errors import DeviceError
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """Where a rank is: which of its machine's ranks, and how many have to share that machine.
+    """The host-local number of a rank and the number of ranks on its host.
 
-    `address` is where it listens for the others, who all are on this machine if `all_here`.
+    `address` is the local interface that the rank listens on.
     """
 
     local_rank: int
@@ -27,14 +27,14 @@ class RankPlacement:
     is_single_host: bool = True
 
 
-_ONLY_SEAT = RankPlacement(0, 1)
+_SINGLE_RANK = RankPlacement(0, 1)
 
 
 class Communicator(Protocol):
-    """The ranks that compute one model in lockstep, seen from one of them.
+    """Collective operations of one rank.
 
-    Each calls the same methods in the same order with tensors of the same shapes, and gets the
-    same numbers to the bit. Raises `DeviceError` where another is gone, if that can be noticed.
+    All ranks call the same methods in the same order with tensors of the same shape, and get
+    bitwise equal results. Methods raise `DeviceError` if the connection to another rank breaks.
     """
 
     size: int
@@ -42,30 +42,30 @@ class Communicator(Protocol):
     placement: RankPlacement
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of every rank's x. May be x itself, changed in place."""
+        """Return the sum of x over all ranks. May work in place and return x itself."""
 
     def all_gather(self, x: Tensor, width: int) -> Tensor:
-        """The columns of every rank's x side by side, `width` in all.
+        """Return the columns of every rank's x side by side, `width` in all.
 
-        Each rank has an equal number of them, rounded up; the last may have fewer.
+        Each rank has ceil(width / size) columns, the last one possibly fewer.
         """
 
     def broadcast_from_first(self, number: int) -> int:
-        """Rank 0's number."""
+        """Return rank 0's number."""
 
     def min_across_ranks(self, number: int) -> int:
-        """The least of every rank's number."""
+        """Return the smallest number of all ranks."""
 
     def close(self) -> None:
-        """Let go of the others; nothing may be called after."""
+        """Disconnect from the other ranks; no method may be called afterwards."""
 
 
 class SingleRank:
-    """One rank that has the whole model, or a stage of it: nobody to wait for."""
+    """The communicator of a model, or pipeline stage, with one rank."""
 
     size, rank = 1, 0
 
-    def __init__(self, placement: RankPlacement = _ONLY_SEAT) -> None:
+    def __init__(self, placement: RankPlacement = _SINGLE_RANK) -> None:
         self.placement = placement
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -85,10 +85,10 @@ class SingleRank:
 
 
 class GlooCommunicator:
-    """Processes on CPUs, of this machine unless `seat` says otherwise, that meet over its address.
+    """A communicator for ranks on CPUs, over TCP.
 
-    `store` is a store of `torch.distributed`, where they find each other; its `FileStore` needs
-    no port. Raises `DeviceError` when the others do not come or answer within `timeout_s`.
+    The ranks exchange their addresses through `store`, a store of `torch.distributed`. Operations
+    raise `DeviceError` if another rank does not answer within `timeout_s`.
     """
 
     def __init__(
@@ -100,26 +100,26 @@ class GlooCommunicator:
         placement: RankPlacement | None = None,
     ) -> None:
         self.placement = placement or RankPlacement(rank, size)
-        gloo: Any = dist.ProcessGroupGloo  # of which torch's stubs do not say all
+        gloo: Any = dist.ProcessGroupGloo  # torch's stubs lack some of its members
         options = gloo._Options()
         options._timeout = timedelta(seconds=timeout_s)
-        # Left to itself it listens where this machine's name leads to.
+        # By default gloo listens on the address that the host name resolves to.
         options._devices = [gloo.create_device(hostname=self.placement.address)]
         self.size, self.rank = size, rank
-        with _lost_sight():
+        with _connection_errors():
             self._group = gloo(store, rank, size, options)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        with _lost_sight():
+        with _connection_errors():
             self._group.allreduce([x]).wait()
         return x
 
     def all_gather(self, x: Tensor, width: int) -> Tensor:
-        each = -(-width // self.size)
-        parts = [torch.empty(len(x), each, dtype=x.dtype) for _ in range(self.size)]
-        with _lost_sight():
-            self._group.allgather([parts], [F.pad(x, (0, each - x.shape[1]))]).wait()
-        return torch.cat(parts, 1)[:, :width]
+        columns = -(-width // self.size)
+        shards = [torch.empty(len(x), columns, dtype=x.dtype) for _ in range(self.size)]
+        with _connection_errors():
+            self._group.allgather([shards], [F.pad(x, (0, columns - x.shape[1]))]).wait()
+        return torch.cat(shards, 1)[:, :width]
 
     def broadcast_from_first(self, number: int) -> int:
         return int(self.broadcast(torch.tensor([number]), 0))
@@ -131,45 +131,40 @@ class GlooCommunicator:
         self._group.abort()
 
     def broadcast(self, x: Tensor, source: int) -> Tensor:
-        """The x of rank `source`; everybody's own is overwritten with it."""
-        with _lost_sight():
+        """Overwrite x with that of rank `source` and return it."""
+        with _connection_errors():
             self._group.broadcast(x, source).wait()
         return x
 
     def send(self, x: Tensor, to: int) -> None:
-        """Send x to a rank, and wait until that one receives it."""
-        with _lost_sight():
+        """Send x to a rank and wait until that rank receives it."""
+        with _connection_errors():
             self._group.send([x], to, 0).wait()
 
     def receive(self, x: Tensor, source: int) -> Tensor:
-        """x, overwritten with what rank `source` sends, which has to be of its shape."""
-        with _lost_sight():
+        """Overwrite x with the tensor of the same shape that rank `source` sends; return x."""
+        with _connection_errors():
             self._group.recv([x], source, 0).wait()
         return x
 
     def all_gather_int(self, number: int) -> list[int]:
-        """Every rank's number, in the order of the ranks."""
-        return [
-            int.from_bytes(n, "big", signed=True) for n in self.all_gather_bytes(_bytes_of(number))
-        ]
+        """Return every rank's number, in rank order."""
+        encoded = number.to_bytes(8, "big", signed=True)
+        return [int.from_bytes(n, "big", signed=True) for n in self.all_gather_bytes(encoded)]
 
-    def all_gather_bytes(self, mine: bytes) -> list[bytes]:
-        """Every rank's bytes, equally many, in the order of the ranks."""
-        parts = [torch.empty(len(mine), dtype=torch.uint8) for _ in range(self.size)]
-        with _lost_sight():
-            self._group.allgather([parts], [torch.tensor(list(mine), dtype=torch.uint8)]).wait()
-        return [bytes(part.tolist()) for part in parts]
+    def all_gather_bytes(self, data: bytes) -> list[bytes]:
+        """Return every rank's bytes, in rank order; all must have the same length."""
+        received = [torch.empty(len(data), dtype=torch.uint8) for _ in range(self.size)]
+        with _connection_errors():
+            self._group.allgather([received], [torch.tensor(list(data), dtype=torch.uint8)]).wait()
+        return [bytes(tensor.tolist()) for tensor in received]
 
 
 @contextmanager
-def _lost_sight() -> Iterator[None]:
-    """Turn gloo's errors, which speak of sockets, into one that says what they mean."""
+def _connection_errors() -> Iterator[None]:
+    """Raise gloo's socket errors as `DeviceError`."""
     try:
         yield
     except RuntimeError as error:
-        words = str(error).strip().splitlines()[0]
-        raise DeviceError(f"no answer from the other ranks: {words}") from error
-
-
-def _bytes_of(number: int) -> bytes:
-    return number.to_bytes(8, "big", signed=True)
+        reason = str(error).strip().splitlines()[0]
+        raise DeviceError(f"no answer from the other ranks: {reason}") from error

@@ -1,4 +1,4 @@
-"""What ranks on GPUs tell each other: through each other's memory, or through NCCL."""
+"""Collective operations between ranks on GPUs: through NCCL and through peer buffers."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,23 +19,23 @@ from swiftchat.weights.architectures.config import ModelConfig
 
 @dataclass(frozen=True)
 class PeerBuffers:
-    """Where the parts of a decode step arrive, for up to 16 lanes.
+    """The peer buffers of a decode step with up to `MAX_GEMV_ROWS` rows.
 
-    Each exchange of a step uses another than the one before it, as `all_reduce` asks for.
+    Consecutive exchanges of a step use different buffers, as `all_reduce` requires.
     """
 
     embedding: PeerBuffer
     attention: PeerBuffer
     mlp: PeerBuffer
     logits: PeerBuffer
-    vocab_per_rank: int  # columns of the logits that every rank but the last has
+    vocab_per_rank: int  # columns of the logits on every rank but the last
 
 
 class GpuCommunicator:
-    """The ranks of one model, each on a GPU, as `engine.comm.communicator.Communicator`.
+    """A `Communicator` for ranks that have a GPU each.
 
-    `store` and `seat` as for `GlooCommunicator`. Prefill uses NCCL. The few rows of a decode step
-    use peer buffers, after `open_inboxes` has allocated them, if the GPUs have peer access.
+    Parameters as for `GlooCommunicator`. Prefill uses NCCL. Decode steps use peer buffers after
+    `allocate_peer_buffers`, if the GPUs have peer access. Integers and bytes go through gloo.
     """
 
     def __init__(
@@ -52,17 +52,9 @@ class GpuCommunicator:
         self.peer_buffers: PeerBuffers | None = None
         self._memory: PeerMemory | None = None
         self._device = device
-        torch.cuda.set_device(device)
-        torch_stores: Any = dist  # whose stubs do not have them
-        prefixed = torch_stores.PrefixStore
-        self._control = GlooCommunicator(
-            prefixed("control", store), rank, size, timeout_s, placement
-        )
-        nccl: Any = dist.ProcessGroupNCCL
-        options = nccl.Options()
-        options._timeout = timedelta(seconds=timeout_s)
-        self._group = nccl(prefixed("nccl", store), rank, size, options)
-        self.all_reduce(torch.zeros(1, device=device))  # now, while all wait and the store is there
+        self._control, self._group = connect_groups(store, rank, size, device, timeout_s, placement)
+        # NCCL connects at the first operation: do it while all ranks wait and the store exists.
+        self.all_reduce(torch.zeros(1, device=device))
 
     def all_reduce(self, x: Tensor) -> Tensor:
         self._group.allreduce([x]).wait()
@@ -71,11 +63,11 @@ class GpuCommunicator:
     def all_gather(self, x: Tensor, width: int) -> Tensor:
         if not len(x):
             return x.new_empty(0, width)
-        each = -(-width // self.size)
-        mine = F.pad(x, (0, each - x.shape[1])).contiguous()
-        parts = x.new_empty(self.size, *mine.shape)
-        self._group._allgather_base(parts, mine).wait()
-        return parts.transpose(0, 1).reshape(len(x), -1)[:, :width]
+        columns = -(-width // self.size)
+        padded = F.pad(x, (0, columns - x.shape[1])).contiguous()
+        shards = x.new_empty(self.size, *padded.shape)
+        self._group._allgather_base(shards, padded).wait()
+        return shards.transpose(0, 1).reshape(len(x), -1)[:, :width]
 
     def broadcast_from_first(self, number: int) -> int:
         return self._control.broadcast_from_first(number)
@@ -83,39 +75,63 @@ class GpuCommunicator:
     def min_across_ranks(self, number: int) -> int:
         return self._control.min_across_ranks(number)
 
-    def all_gather_bytes(self, mine: bytes) -> list[bytes]:
-        return self._control.all_gather_bytes(mine)
+    def all_gather_bytes(self, data: bytes) -> list[bytes]:
+        """Return every rank's bytes, in rank order; all must have the same length."""
+        return self._control.all_gather_bytes(data)
 
     def allocate_peer_buffers(self, gpu: Gpu, config: ModelConfig) -> None:
-        """Make the inboxes of a model's decode steps; without, all goes through NCCL.
+        """Allocate `peer_buffers` for a model's decode steps where all ranks can use them.
 
-        That is so where GPUs do not reach each other, or rows are no multiples of 16 bytes.
+        It stays None without peer access, with more than `MAX_WORLD_SIZE` ranks, and for rows that
+        are no multiple of 16 bytes.
         """
-        each = -(-config.vocab_size // self.size)
-        odd = config.hidden_size % 4 or each % 4 or config.vocab_size % 4
-        able = self.size <= MAX_WORLD_SIZE and not odd and self._all_reach_each_other()
-        if not self.min_across_ranks(int(able)):
+        vocab_per_rank = -(-config.vocab_size // self.size)
+        sizes = (config.hidden_size, vocab_per_rank, config.vocab_size)
+        aligned = not any(size % 4 for size in sizes)
+        usable = self.size <= MAX_WORLD_SIZE and aligned and self._has_peer_access()
+        if not self.min_across_ranks(int(usable)):
             return
-        row, logits = MAX_GEMV_ROWS * config.hidden_size, MAX_GEMV_ROWS * each
+        row, logits = MAX_GEMV_ROWS * config.hidden_size, MAX_GEMV_ROWS * vocab_per_rank
         num_bytes = 4 * self.size * (3 * row + logits)
         self._memory = PeerMemory(gpu, num_bytes, self.rank, self.all_gather_bytes)
-        embedding, attention, ffn = (self._memory.allocate(row) for _ in range(3))
-        box = self._memory.allocate(logits)
-        self.peer_buffers = PeerBuffers(embedding, attention, ffn, box, each)
+        embedding, attention, mlp = (self._memory.allocate(row) for _ in range(3))
+        self.peer_buffers = PeerBuffers(
+            embedding, attention, mlp, self._memory.allocate(logits), vocab_per_rank
+        )
 
-    def _all_reach_each_other(self) -> bool:
+    def _has_peer_access(self) -> bool:
+        """Return whether this GPU can access the memory of all other ranks' GPUs."""
         if not self.placement.is_single_host:
             return False
         first = (self._device.index or 0) - self.rank
         others = [first + other for other in range(self.size) if other != self.rank]
         try:
-            reach = [torch.cuda.can_device_access_peer(self._device, i) for i in others]
+            access = [torch.cuda.can_device_access_peer(self._device, i) for i in others]
         except (RuntimeError, AssertionError) as error:
-            raise DeviceError(f"GPUs {others} cannot be asked: {error}") from error
-        return all(reach)
+            raise DeviceError(f"cannot query peer access to GPUs {others}: {error}") from error
+        return all(access)
 
     def close(self) -> None:
-        """Let go of the other ranks, which have done what this one has."""
+        """Disconnect from the other ranks, which must have finished the same operations."""
         if self._memory is not None:
             self._memory.close()
         self._group.abort()
+
+
+def connect_groups(
+    store: Any,
+    rank: int,
+    size: int,
+    device: torch.device,
+    timeout_s: float,
+    placement: RankPlacement,
+) -> tuple[GlooCommunicator, Any]:
+    """Return a gloo communicator for data on the host and an NCCL process group for `device`."""
+    torch.cuda.set_device(device)
+    stores: Any = dist  # torch's stubs lack PrefixStore
+    control_store = stores.PrefixStore("control", store)
+    control = GlooCommunicator(control_store, rank, size, timeout_s, placement)
+    nccl: Any = dist.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    return control, nccl(stores.PrefixStore("nccl", store), rank, size, options)

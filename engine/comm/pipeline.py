@@ -1,25 +1,24 @@
-"""What the stages of one model tell each other: the residual stream, and what comes of the last.
+"""Communication between the pipeline stages of a model: the residual stream and the tokens.
 
-Each stage computes consecutive layers (`weights.parallel.pipeline`) and may itself have several
-ranks (`engine.comm.communicator`). A rank exchanges data with the ranks of the same TP rank in the
-other stages; all ranks of a stage hold the same residual stream.
+Each stage computes consecutive layers (`weights.parallel.pipeline`) on one or several
+tensor-parallel ranks (`engine.comm.communicator`). A rank communicates with the ranks of the same
+tensor-parallel number in other stages. All ranks of a stage hold the same residual stream.
 """
 
-from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from swiftchat.engine.comm.communicator import GlooCommunicator, RankPlacement
+from swiftchat.engine.comm.gpu_communicator import connect_groups
 
 
 class Pipeline(Protocol):
-    """The stages of one model, seen from a rank of one of them.
+    """Communication of one rank with the other pipeline stages.
 
-    All make the same calls in the same order, but that one receives what the one before it sends.
-    Raises `DeviceError` where another is gone, if that can be noticed.
+    All stages call the same collective methods in the same order; each `send` is matched by the
+    next stage's `receive`. Methods raise `DeviceError` if the connection to a stage breaks.
     """
 
     size: int
@@ -29,36 +28,39 @@ class Pipeline(Protocol):
     def is_first(self) -> bool: ...
     @property
     def is_last(self) -> bool: ...
-    def receive(self, num_tokens: int, width: int) -> Tensor:
-        """The stream that the stage before sends: fp32 [num_tokens, width], on the device."""
+    def receive(self, num_tokens: int, hidden_size: int) -> Tensor:
+        """Return the previous stage's residual stream: fp32 [num_tokens, hidden_size]."""
 
     def send(self, x: Tensor) -> None:
-        """Send the stream to the next stage, which has to receive just as much.
+        """Send the residual stream to the next stage and wait until it is being received.
 
-        Returns when that stage has begun to receive: so each is ahead of the next by one batch.
+        A stage therefore is at most one batch ahead of the next one.
         """
 
     def broadcast_from_last(self, x: Tensor) -> Tensor:
-        """The last stage's x, on the CPU if it travels; of others only shape and dtype matter."""
+        """Return the last stage's x; other stages pass a tensor of the same shape and dtype.
+
+        The result may be on the CPU.
+        """
 
     def gather_from_stages(self, number: int) -> list[int]:
-        """Every stage's number, the first one's first."""
+        """Return every stage's number, in stage order."""
 
     def close(self) -> None:
-        """Let go of the others; nothing may be called after."""
+        """Disconnect from the other stages; no method may be called afterwards."""
 
 
 class SingleStage:
-    """All layers: nobody to wait for."""
+    """The pipeline of a model with one stage."""
 
     size, stage = 1, 0
     is_first = is_last = True
 
-    def receive(self, num_tokens: int, width: int) -> Tensor:
-        raise RuntimeError("there is no stage before the only one")
+    def receive(self, num_tokens: int, hidden_size: int) -> Tensor:
+        raise RuntimeError("the only stage has no previous stage")
 
     def send(self, x: Tensor) -> None:
-        raise RuntimeError("there is no stage after the only one")
+        raise RuntimeError("the only stage has no next stage")
 
     def broadcast_from_last(self, x: Tensor) -> Tensor:
         return x
@@ -71,7 +73,7 @@ class SingleStage:
 
 
 class GlooPipeline:
-    """Stages on CPUs; `store`, `seat` and errors as for `GlooCommunicator`."""
+    """A pipeline for stages on CPUs; parameters and errors as for `GlooCommunicator`."""
 
     def __init__(
         self,
@@ -85,8 +87,8 @@ class GlooPipeline:
         self.is_first, self.is_last = stage == 0, stage == size - 1
         self._group = GlooCommunicator(store, stage, size, timeout_s, placement)
 
-    def receive(self, num_tokens: int, width: int) -> Tensor:
-        return self._group.receive(torch.empty(num_tokens, width), self.stage - 1)
+    def receive(self, num_tokens: int, hidden_size: int) -> Tensor:
+        return self._group.receive(torch.empty(num_tokens, hidden_size), self.stage - 1)
 
     def send(self, x: Tensor) -> None:
         self._group.send(x, self.stage + 1)
@@ -102,7 +104,7 @@ class GlooPipeline:
 
 
 class GpuPipeline:
-    """Stages on GPUs, which send the stream through NCCL; otherwise as `GlooPipeline`."""
+    """A pipeline for stages on GPUs: NCCL sends the residual stream, gloo everything else."""
 
     def __init__(
         self,
@@ -114,37 +116,32 @@ class GpuPipeline:
         placement: RankPlacement,
     ) -> None:
         self.size, self.stage = size, stage
+        self.is_first, self.is_last = stage == 0, stage == size - 1
         self._device = device
-        torch.cuda.set_device(device)
-        torch_stores: Any = dist  # whose stubs do not have them
-        prefixed = torch_stores.PrefixStore
-        self._control = GlooPipeline(prefixed("control", store), stage, size, timeout_s, placement)
-        self.is_first, self.is_last = self._control.is_first, self._control.is_last
-        nccl: Any = dist.ProcessGroupNCCL
-        options = nccl.Options()
-        options._timeout = timedelta(seconds=timeout_s)
-        self._group = nccl(prefixed("nccl", store), stage, size, options)
-        # NCCL connects two stages when they first send: now, while all wait.
+        self._control, self._group = connect_groups(
+            store, stage, size, device, timeout_s, placement
+        )
+        # NCCL connects two stages at their first send: do it while all stages wait.
         if not self.is_first:
             self.receive(1, 1)
         if not self.is_last:
             self.send(torch.zeros(1, 1, device=device))
 
-    def receive(self, num_tokens: int, width: int) -> Tensor:
-        x = torch.empty(num_tokens, width, device=self._device)
+    def receive(self, num_tokens: int, hidden_size: int) -> Tensor:
+        x = torch.empty(num_tokens, hidden_size, device=self._device)
         self._group.recv([x], self.stage - 1, 0).wait()
         return x
 
     def send(self, x: Tensor) -> None:
         self._group.send([x], self.stage + 1, 0).wait()
-        # As gloo does: else this process would run ahead of the GPUs by a whole prompt.
+        # As with gloo: otherwise this process runs ahead of the GPUs by a whole prompt.
         torch.cuda.current_stream(self._device).synchronize()
 
     def broadcast_from_last(self, x: Tensor) -> Tensor:
-        return self._control.broadcast_from_last(x.cpu())
+        return self._control.broadcast(x.cpu(), self.size - 1)
 
     def gather_from_stages(self, number: int) -> list[int]:
-        return self._control.gather_from_stages(number)
+        return self._control.all_gather_int(number)
 
     def close(self) -> None:
         self._control.close()

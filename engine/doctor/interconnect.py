@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from swiftchat.engine.api.child_process import end_with
+from swiftchat.engine.api.child_process import exit_with_parent
 
 NUM_BYTES = 8192  # of bf16: what a decode step of a model as wide as Llama 3 8B adds up
 MOST_GPUS = 8  # that exchange sums through each other's memory
@@ -147,7 +147,7 @@ def _measure_one(meeting: int, rank: int, size: int) -> float:
 
 
 def main() -> None:
-    end_with(int(sys.argv[4]))
+    exit_with_parent(int(sys.argv[4]))
     print(json.dumps(_measure_one(*map(int, sys.argv[1:4]))), flush=True)
     os._exit(0)  # freeing the shared memory may wait for the others
 

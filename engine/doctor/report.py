@@ -13,10 +13,10 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import platformdirs
 import psutil
 
 from swiftchat.cuda import nvrtc
+from swiftchat.cuda.cubin_cache import user_cache_folder
 from swiftchat.engine.doctor import interconnect
 from swiftchat.engine.doctor.diagnosis import Facts, judge
 from swiftchat.errors import SwiftchatError
@@ -150,7 +150,7 @@ def _compile(arch: str) -> Facts:
 
 
 def _cubin_cache() -> Facts:
-    folder = platformdirs.user_cache_path("swiftchat") / "cubins"
+    folder = user_cache_folder()
     try:
         sizes = [entry.stat().st_size for entry in folder.glob("*.cubin")]
     except OSError:

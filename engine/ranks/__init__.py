@@ -1,1 +1,1 @@
-"""The processes of a model that runs on several ranks."""
+"""The rank processes of a model that runs on several devices: start, rendezvous, supervision."""

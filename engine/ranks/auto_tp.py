@@ -1,4 +1,4 @@
-"""How many ranks compute a model or a stage of it, known before any of them is started."""
+"""The number of tensor-parallel ranks, decided before any rank is started."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,16 +17,15 @@ from swiftchat.weights.quantization.scheme import Scheme
 if TYPE_CHECKING:
     import torch
 
-# The context that is to fit on the GPUs that `auto` chooses, if none was asked for.
-_CONTEXT_TOKENS = 4096
-_CHUNK_TOKENS = 4096  # the engine's with kernels, which take the most memory
+_CONTEXT_TOKENS = 4096  # that must fit with `auto`, unless --ctx-size is given
+_CHUNK_TOKENS = 4096  # the engine's default with CUDA kernels, which need the most memory
 
 
-def num_ranks(config: EngineConfig, path: Path) -> int:
-    """How many ranks each stage is asked to have, if the model can be divided so; without torch.
+def resolve_tp(config: EngineConfig, path: Path) -> int:
+    """Return the number of ranks of each stage, after checking that the model can be divided.
 
-    Raises `UsageError` where it cannot. For `auto` torch is needed after all, and `OutOfMemory`
-    raised where all GPUs together are too small.
+    Raises `UsageError` if it cannot. Only `auto` imports torch; it raises `OutOfMemory` if all
+    GPUs together are too small.
     """
     if config.tp == config.pp == 1:
         return 1
@@ -35,40 +34,42 @@ def num_ranks(config: EngineConfig, path: Path) -> int:
     shard_of(shape, 1 if config.tp == "auto" else config.tp, 0, num_stages=config.pp)
     if config.tp != "auto":
         return config.tp
-    asked = parse_dummy_name(config.dummy or "")[1]
-    forms = packed_schemes(model.quantized_tensors) if model else dummy_schemes(shape, asked)
-    return _fewest(config, shape, forms if config.kernels else {})
+    dummy_scheme = parse_dummy_name(config.dummy or "")[1]
+    schemes = (
+        packed_schemes(model.quantized_tensors) if model else dummy_schemes(shape, dummy_scheme)
+    )
+    return _smallest_tp(config, shape, schemes if config.kernels else {})
 
 
 def require_gpus(config: EngineConfig) -> None:
-    """Raise `DeviceError` where there are fewer GPUs than ranks."""
+    """Raise `DeviceError` if there are fewer GPUs than ranks."""
     import torch
 
     from swiftchat.engine.device.device import find_device
 
     first = find_device(config.device)
-    assert config.tp != "auto"  # `num_ranks` comes before
-    needed, here = config.tp * config.pp, _num_gpus(first) if first.type == "cuda" else 0
-    if first.type == "cuda" and needed > here:
+    assert config.tp != "auto"  # `resolve_tp` has replaced it
+    needed, available = config.tp * config.pp, _num_gpus(first) if first.type == "cuda" else 0
+    if first.type == "cuda" and needed > available:
         stages = f" --pp {config.pp}" if config.pp > 1 else ""
         found = f"{torch.cuda.device_count()} found"
         raise DeviceError(
             f"--tp {config.tp}{stages} needs {needed} GPUs from {first} on: {found}",
-            f"use --tp {max(1, here // config.pp)} or less, or --tp auto"
-            if here >= config.pp
-            else f"use --pp {here} or less",
+            f"use --tp {max(1, available // config.pp)} or less, or --tp auto"
+            if available >= config.pp
+            else f"use --pp {available} or less",
         )
 
 
 def _num_gpus(first: "torch.device") -> int:
-    """How many there are from this one on."""
+    """Return the number of GPUs from `first` on."""
     import torch
 
     return torch.cuda.device_count() - (first.index or 0)
 
 
-def _fewest(config: EngineConfig, shape: ModelConfig, forms: Mapping[str, Scheme]) -> int:
-    """The fewest GPUs, from the first on, each of which has room for its share and a context."""
+def _smallest_tp(config: EngineConfig, shape: ModelConfig, schemes: Mapping[str, Scheme]) -> int:
+    """Return the smallest number of ranks with which every GPU has room for its shard."""
     import torch
 
     from swiftchat.engine.device.device import available_bytes, find_device
@@ -80,21 +81,21 @@ def _fewest(config: EngineConfig, shape: ModelConfig, forms: Mapping[str, Scheme
     require_gpus(replace(config, tp=1))
     dtype: torch.dtype = getattr(torch, config.dtype or shape.dtype)
     context = config.ctx_size_tokens or min(_CONTEXT_TOKENS, shape.max_context_tokens)
-    asked, start = replace(config, ctx_size_tokens=context), first.index or 0
+    with_context, start = replace(config, ctx_size_tokens=context), first.index or 0
+    chunk_tokens = config.chunk_tokens or _CHUNK_TOKENS
     free_bytes: list[int] = []
-    most = _num_gpus(first) // config.pp
-    for n in (n for n in tp_choices(shape) if n <= most):
-        # Not of more GPUs than needed: asking one takes some of its memory.
-        indices = range(start + len(free_bytes), start + n * config.pp)
+    max_tp = _num_gpus(first) // config.pp
+    for tp in (tp for tp in tp_choices(shape) if tp <= max_tp):
+        # Query no more GPUs than needed: a query takes some of the GPU's memory.
+        indices = range(start + len(free_bytes), start + tp * config.pp)
         free_bytes += [available_bytes(torch.device("cuda", index)) for index in indices]
-        shares = [shard_of(shape, n, 0, stage, config.pp) for stage in range(config.pp)]
-        chunk_tokens = config.chunk_tokens or _CHUNK_TOKENS
+        shards = [shard_of(shape, tp, 0, stage, config.pp) for stage in range(config.pp)]
         try:
-            for share in shares:
-                packed_bytes = gpu_weight_bytes(share, forms, dtype.itemsize) if forms else None
-                plan_share(asked, share, dtype, chunk_tokens, min(free_bytes), packed_bytes)
+            for shard in shards:
+                packed_bytes = gpu_weight_bytes(shard, schemes, dtype.itemsize) if schemes else None
+                plan_share(with_context, shard, dtype, chunk_tokens, min(free_bytes), packed_bytes)
         except OutOfMemory as error:
-            refusal = OutOfMemory(f"on {n * config.pp} GPUs: {error.message}", error.hint)
+            too_small = OutOfMemory(f"on {tp * config.pp} GPUs: {error.message}", error.hint)
         else:
-            return n
-    raise refusal
+            return tp
+    raise too_small

@@ -1,4 +1,4 @@
-"""Which rank of how many this process is, as torchrun or SLURM says."""
+"""The rank number and rendezvous address of a process started by torchrun or SLURM."""
 
 import os
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from swiftchat.errors import UsageError
 
 @dataclass(frozen=True)
 class Launch:
-    """Rank `rank` of `size`, and `local_rank` of its host's.
+    """Rank `rank` of `size`; `local_rank` counts the ranks of one host.
 
-    They meet at `host` and `port`, where torchrun has a store of its own (`has_store`) or rank 0 is
-    to have one; `attempt` counts how often torchrun has started them anew.
+    The rendezvous is at `host` and `port`: a store of torchrun's (`has_store`), or else one that
+    rank 0 creates. `attempt` counts the restarts by torchrun.
     """
 
     rank: int = 0
@@ -26,9 +26,9 @@ class Launch:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
-        """torchrun's variables, SLURM's where those are missing, or a rank that is alone.
+        """Read torchrun's variables, else SLURM's; without either, the process is a single rank.
 
-        Raises `UsageError` for values that are missing or make no sense.
+        Raises `UsageError` for missing or invalid values.
         """
         if "RANK" in environ:
             names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -44,7 +44,6 @@ class Launch:
         host = environ.get("MASTER_ADDR", "")
         if not host:
             raise UsageError("MASTER_ADDR is missing", "set it to the name of rank 0's host")
-        has_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return cls(
             rank,
@@ -52,12 +51,13 @@ class Launch:
             local_rank,
             host,
             _number(environ, "MASTER_PORT"),
-            has_store,
-            int(attempt) if attempt.isdecimal() else 0,
+            has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            attempt=int(attempt) if attempt.isdecimal() else 0,
         )
 
     @property
     def name(self) -> str:
+        """The rank's name in messages."""
         return f"rank {self.rank} on {os.uname().nodename}"
 
 
@@ -65,7 +65,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name, "")
     if not text.isdecimal():
         raise UsageError(
-            f"{name} is {text!r} and should be a number",
+            f"{name} is {text!r} and must be a number",
             "torchrun sets it; for srun see docs/several-gpus.md",
         )
     return int(text)

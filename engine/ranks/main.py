@@ -1,8 +1,9 @@
-"""A rank other than 0: `python -m swiftchat.engine.ranks.main FD RANK PARENT`, by `rank_process`.
+"""The main program of a rank other than 0, and its command loop.
 
-It repeats what rank 0 does with its engine, told over the inherited socket FD, and ends when the
-process PARENT is gone: a thread reads the socket, and where the kernel can, it sends a signal too.
-What fails here is told to rank 0, which then ends all.
+`python -m swiftchat.engine.ranks.main FD RANK PARENT` is started by `ranks.spawn`. The process
+receives commands over the inherited socket FD and exits when the process PARENT does: its reading
+thread notices the closed socket, and on Linux the kernel kills it. It reports errors to rank 0,
+which then ends all ranks.
 """
 
 import os
@@ -17,10 +18,10 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from swiftchat.engine.api import protocol
-from swiftchat.engine.api.child_process import end_with
+from swiftchat.engine.api.child_process import exit_with_parent
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import Message
-from swiftchat.engine.ranks.supervisor import SILENCE_S, OnProgress
+from swiftchat.engine.ranks.supervisor import HEARTBEAT_TIMEOUT_S, OnProgress
 from swiftchat.errors import SwiftchatError
 
 if TYPE_CHECKING:
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
 
 
 class RankMain:
-    """One rank's engine behind a connection to rank 0.
+    """The command loop of one rank: executes the commands that rank 0 sends.
 
-    `load` makes the engine of rank 0's first message, which it is given a function to wait for.
+    `load(receive_load, on_progress)` builds the engine; it calls `receive_load` to wait for the
+    load message.
     """
 
     def __init__(
@@ -39,32 +41,36 @@ class RankMain:
         load: Callable[[Callable[[], Message], OnProgress], "SpmdRank"],
     ) -> None:
         self._connection, self._load = connection, load
-        self._sending = threading.Lock()
+        self._send_lock = threading.Lock()
         self._commands: SimpleQueue[Message] = SimpleQueue()
 
     def run(self) -> None:
-        """Load what the first message names, then repeat what is told until rank 0 is gone."""
-        for work in (self._read, self._say_alive):
+        """Load the engine, then execute commands until the connection to rank 0 closes."""
+        for work in (self._read, self._send_heartbeats):
             threading.Thread(target=work, daemon=True).start()
         try:
-            engine = self._load(self._first, self._progress)
+            engine = self._load(self._receive_load, self._progress)
             self._send({"type": "ready"})
             while True:
-                engine.repeat(self._commands.get())
+                engine.execute(self._commands.get())
         except SwiftchatError as error:
-            self._complain(error)
-        except (MemoryError, RuntimeError) as error:  # torch's
+            self._report_error(error)
+        except (MemoryError, RuntimeError) as error:  # raised by torch
             from swiftchat.engine.device.device import device_error
 
-            self._complain(device_error(error))
+            self._report_error(device_error(error))
 
-    def _first(self) -> Message:
-        """What is to be loaded; who asks has imported torch, and is never silent from now on."""
+    def _receive_load(self) -> Message:
+        """Return the load message. The caller has imported torch: heartbeats are steady now."""
         self._send({"type": "awake"})
         return self._commands.get()
 
-    def _complain(self, error: SwiftchatError) -> None:
-        """Tell it, and stay: where several fail, rank 0 shall tell the cause from what follows."""
+    def _report_error(self, error: SwiftchatError) -> None:
+        """Send the error and keep running.
+
+        An exit would close connections, and the errors that this causes on other ranks could
+        reach rank 0 before this one.
+        """
         traceback.print_exc()
         self._send(protocol.error_message(error))
         threading.Event().wait()
@@ -72,13 +78,13 @@ class RankMain:
     def _progress(self, label: str, done: int, total: int) -> None:
         self._send({"type": "progress", "label": label, "done": done, "total": total})
 
-    def _say_alive(self) -> None:
+    def _send_heartbeats(self) -> None:
         while True:
             self._send({"type": "alive"})
-            time.sleep(SILENCE_S / 8)
+            time.sleep(HEARTBEAT_TIMEOUT_S / 8)
 
     def _send(self, message: Message) -> None:
-        with self._sending:
+        with self._send_lock:
             protocol.send(self._connection, message)
 
     def _read(self) -> None:
@@ -86,26 +92,31 @@ class RankMain:
             while True:
                 self._commands.put(protocol.receive(self._connection))
         except (EOFError, OSError):
-            os._exit(0)  # rank 0 is gone, and the main thread may be waiting for it
+            os._exit(0)  # rank 0 has ended, and the main thread may be blocked in a collective
 
 
-def load_here(rank: int, first: Callable[[], Message], on_progress: OnProgress) -> "SpmdRank":
-    """A rank on rank 0's machine, with the same files."""
-    # Here, not at the top: torch takes a second, and this rank already says that it lives.
-    # And before what to load is known: rank 0 tells that when it has imported torch itself.
-    from swiftchat.engine.ranks.spmd import SpmdRank, connect
+def load_on_same_host(
+    rank: int, receive_load: Callable[[], Message], on_progress: OnProgress
+) -> "SpmdRank":
+    """Build the engine of a rank on rank 0's machine, from the same files."""
+    # Imported here because torch takes a second, while heartbeats are already being sent; and
+    # before the load message, which comes only after rank 0 has imported torch itself.
+    from swiftchat.engine.ranks.spmd import SpmdRank, join_on_same_host
 
-    message = first()
+    message = receive_load()
     config = EngineConfig.from_wire(message["config"])
-    met = connect(config, message["meeting"], rank)
+    groups = join_on_same_host(config, message["rendezvous_fd"], rank)
     cubins = Path(message["cubins"]) if message["cubins"] else None
-    return SpmdRank(Path(message["path"]), config, on_progress, cubins, *met)
+    return SpmdRank(Path(message["path"]), config, on_progress, cubins, *groups)
 
 
 def main() -> None:
-    end_with(int(sys.argv[3]))
-    rank = int(sys.argv[2])
-    RankMain(Connection(int(sys.argv[1])), lambda *told: load_here(rank, *told)).run()
+    fd, rank, parent = map(int, sys.argv[1:])
+    exit_with_parent(parent)
+    RankMain(
+        Connection(fd),
+        lambda receive_load, on_progress: load_on_same_host(rank, receive_load, on_progress),
+    ).run()
 
 
 if __name__ == "__main__":

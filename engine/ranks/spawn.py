@@ -1,4 +1,4 @@
-"""The processes of a model's other ranks on this machine, started by rank 0."""
+"""Rank processes on this machine, which rank 0 starts."""
 
 import os
 import socket
@@ -7,61 +7,61 @@ import sys
 from multiprocessing.connection import Connection
 from typing import IO
 
-from swiftchat.engine.api.child_process import how_it_ended, stop_signal
-from swiftchat.engine.api.protocol import Message
+from swiftchat.engine.api.child_process import exit_reason, stop_signal
+from swiftchat.engine.api.protocol import RESTART_HINT, Message
 from swiftchat.errors import DeviceError
-
-_HINT = "the conversation is kept; send the message again to start the engine anew"
 
 
 def start_ranks(size: int) -> tuple[list["RankProcess"], Message]:
-    """Start ranks 1 … size - 1, and say where they meet: in an empty file that all have open.
+    """Start ranks 1 … size - 1; return them and the fields of their rendezvous.
 
-    Needs no torch, so that they begin while rank 0 imports it. `DeviceError` if this is no Linux.
+    The rendezvous is an anonymous file that all ranks inherit. Needs no torch, so that the ranks
+    start while rank 0 imports it. Raises `DeviceError` on other systems than Linux.
     """
     if not hasattr(os, "memfd_create"):
-        raise DeviceError("several ranks need Linux", "leave --tp and --pp out")
-    meeting = os.memfd_create("swiftchat-ranks", 0)
-    return [RankProcess(rank, meeting) for rank in range(1, size)], {"meeting": meeting}
+        raise DeviceError("several ranks need Linux", "omit --tp and --pp")
+    rendezvous_fd = os.memfd_create("swiftchat-ranks", 0)
+    ranks = [RankProcess(rank, rendezvous_fd) for rank in range(1, size)]
+    return ranks, {"rendezvous_fd": rendezvous_fd}
 
 
 class RankProcess:
-    """One of them, as `engine.ranks.supervisor.RankHandle`."""
+    """A rank process on this machine; a `RankHandle`."""
 
-    hint = _HINT
+    hint = RESTART_HINT
 
-    def __init__(self, rank: int, meeting: int) -> None:
+    def __init__(self, rank: int, rendezvous_fd: int) -> None:
         self.rank, self.name = rank, f"rank {rank}"
-        # Not in a temporary file: `tempfile` tries out folders first, by files with names, and this
-        # process may be ended in between.
+        # Not `tempfile`: it creates named files to probe folders, and would leave one behind if
+        # this process were killed meanwhile.
         self._output: IO[bytes] = os.fdopen(os.memfd_create("swiftchat-rank-output"), "w+b")
-        ours, theirs = socket.socketpair()
+        own_socket, rank_socket = socket.socketpair()
         self._process = subprocess.Popen(
             [
                 sys.executable,
                 "-m",
                 "swiftchat.engine.ranks.main",
-                str(theirs.fileno()),
+                str(rank_socket.fileno()),
                 str(rank),
                 str(os.getpid()),
             ],
-            pass_fds=[theirs.fileno(), meeting],
+            pass_fds=[rank_socket.fileno(), rendezvous_fd],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
         )
-        theirs.close()
-        self.connection = Connection(ours.detach())
+        rank_socket.close()
+        self.connection = Connection(own_socket.detach())
 
     def stop_signal(self) -> str | None:
         return stop_signal(self._process.pid)
 
-    def obituary(self) -> str:
+    def exit_reason(self) -> str:
         try:
             status = self._process.wait(1)
         except subprocess.TimeoutExpired:
             return "has closed its connection"
-        return f"ended: {how_it_ended(status, self._output)}"
+        return f"ended: {exit_reason(status, self._output)}"
 
     def kill(self) -> None:
         self._process.kill()

@@ -1,8 +1,9 @@
-"""One model on several ranks: every rank's engine carries out the same calls in the same order.
+"""SPMD execution of one model on several ranks.
 
-Rank 0 has the connection to the terminal. It tells the others each call of its engine before it
-makes it; schedules, draws and ends follow from the calls alone, and are the same everywhere. What
-ranks need of each other within a call (sums, logits) passes between the devices.
+Every rank has an engine and executes the same calls in the same order. Rank 0 has the connection
+to the terminal and sends each call to the other ranks before it executes the call itself.
+Scheduling, sampling and the ends of generations depend on the calls alone and are equal on all
+ranks. Within a call, ranks exchange tensors through `engine.comm`.
 """
 
 import functools
@@ -32,35 +33,35 @@ from swiftchat.engine.device.device import device_error, find_device
 from swiftchat.engine.device.driver import open_gpu, start_driver
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Outcome, Progress
-from swiftchat.engine.ranks.supervisor import COMPLAINT_S, RankSupervisor
+from swiftchat.engine.ranks.supervisor import ERROR_GRACE_S, RankSupervisor
 from swiftchat.errors import DeviceError, SwiftchatError
 
-__all__ = ["SpmdEngine", "SpmdRank", "connect", "meet"]
+__all__ = ["SpmdEngine", "SpmdRank", "join_on_same_host", "join_ranks"]
 
-_LOAD_S = 300.0  # that ranks may come one after the other to where they wait for all
+_COLLECTIVE_TIMEOUT_S = 300.0  # ranks may load at different speeds before they synchronize
+
+Groups = tuple[Communicator, Pipeline]
 
 
-def connect(config: EngineConfig, meeting: int, rank: int) -> tuple[Communicator, Pipeline]:
-    """Meet the other ranks, on this machine and without an open port: of this stage, and of others.
+def join_on_same_host(config: EngineConfig, rendezvous_fd: int, rank: int) -> Groups:
+    """Connect to the other ranks, all on this machine, and return the communicators.
 
-    That is in the file with the descriptor `meeting`, inherited from rank 0, which is in no
-    folder: it is gone when all ranks are, whatever ended them. It stays open: NCCL's own threads
-    look into it later.
+    The ranks exchange addresses through the anonymous file `rendezvous_fd`, inherited from rank
+    0, which needs no open port and disappears with the last rank. It stays open because NCCL's
+    threads read it later.
     """
-    assert config.tp != "auto"  # `num_ranks` comes before
-    stores: Any = dist  # whose stubs do not have them
+    assert config.tp != "auto"  # `resolve_tp` has replaced it
+    stores: Any = dist  # torch's stubs lack FileStore
     size = config.tp * config.pp
-    store = stores.FileStore(f"/proc/self/fd/{meeting}", size)
-    os.environ.update(NCCL_SOCKET_IFNAME="lo")  # what it listens on is this machine's alone
-    return meet(config, store, rank, RankPlacement(rank, size))
+    store = stores.FileStore(f"/proc/self/fd/{rendezvous_fd}", size)
+    os.environ.update(NCCL_SOCKET_IFNAME="lo")  # listen on loopback only
+    return join_ranks(config, store, rank, RankPlacement(rank, size))
 
 
-def meet(
-    config: EngineConfig, store: Any, rank: int, placement: RankPlacement
-) -> tuple[Communicator, Pipeline]:
-    """Meet the other ranks in a store: of this stage, and of others.
+def join_ranks(config: EngineConfig, store: Any, rank: int, placement: RankPlacement) -> Groups:
+    """Connect to the other ranks through a store and return the communicators.
 
-    Stages have ranks that follow each other. `DeviceError` if the others do not come.
+    The ranks of a stage have consecutive numbers. Raises `DeviceError` if ranks do not join.
     """
     assert config.tp != "auto"
     if config.device != "cpu":
@@ -69,28 +70,29 @@ def meet(
     if device.type == "cuda":
         open_gpu(device)
     stores: Any = dist
-    stage, number = divmod(rank, config.tp)
-    of_stage = stores.PrefixStore(f"stage {stage}", store)
-    of_number = stores.PrefixStore(f"number {number}", store)
-    ranks: Communicator = SingleRank(placement)
-    stages: Pipeline = SingleStage()
+    stage, tp_rank = divmod(rank, config.tp)
+    stage_store = stores.PrefixStore(f"stage {stage}", store)
+    pipeline_store = stores.PrefixStore(f"number {tp_rank}", store)
+    communicator: Communicator = SingleRank(placement)
+    pipeline: Pipeline = SingleStage()
+    tp, pp, timeout_s = config.tp, config.pp, _COLLECTIVE_TIMEOUT_S
     if device.type == "cpu":
-        if config.tp > 1:
-            ranks = GlooCommunicator(of_stage, number, config.tp, _LOAD_S, placement)
-        if config.pp > 1:
-            stages = GlooPipeline(of_number, stage, config.pp, _LOAD_S, placement)
+        if tp > 1:
+            communicator = GlooCommunicator(stage_store, tp_rank, tp, timeout_s, placement)
+        if pp > 1:
+            pipeline = GlooPipeline(pipeline_store, stage, pp, timeout_s, placement)
     else:
         os.environ.update(NCCL_NVLS_ENABLE="0")  # NVLink multicast stays off
-        if config.tp > 1:
-            ranks = GpuCommunicator(of_stage, number, config.tp, device, _LOAD_S, placement)
-        if config.pp > 1:
-            stages = GpuPipeline(of_number, stage, config.pp, device, _LOAD_S, placement)
-    stages.gather_from_stages(ranks.min_across_ranks(0))  # all are here
-    return ranks, stages
+        if tp > 1:
+            communicator = GpuCommunicator(stage_store, tp_rank, tp, device, timeout_s, placement)
+        if pp > 1:
+            pipeline = GpuPipeline(pipeline_store, stage, pp, device, timeout_s, placement)
+    pipeline.gather_from_stages(communicator.min_across_ranks(0))  # a barrier across all ranks
+    return communicator, pipeline
 
 
 class SpmdRank:
-    """A rank's engine, and what came of it so far, to be compared with the other ranks'."""
+    """The engine of one rank, with a checksum of its outcomes to compare with other ranks."""
 
     def __init__(
         self,
@@ -98,14 +100,14 @@ class SpmdRank:
         config: EngineConfig,
         on_progress: Progress,
         cubins: Path | None,
-        ranks: Communicator,
-        stages: Pipeline,
+        communicator: Communicator,
+        pipeline: Pipeline,
     ) -> None:
-        self.engine = build_engine(path, config, on_progress, cubins, ranks, stages)
+        self.engine = build_engine(path, config, on_progress, cubins, communicator, pipeline)
         self.digest = 0
 
-    def repeat(self, call: Message) -> list[Outcome]:
-        """Make a call that rank 0 makes; raises `DeviceError` if the ranks have come apart."""
+    def execute(self, call: Message) -> list[Outcome]:
+        """Execute a call of rank 0; raises `DeviceError` if the ranks have diverged."""
         match call["type"]:
             case "add":
                 params = SamplingParams.from_wire(call["params"])
@@ -114,7 +116,7 @@ class SpmdRank:
                 self.engine.cancel(call["id"])
             case "step":
                 if call["digest"] != self.digest:
-                    raise DeviceError("other tokens were chosen here than on rank 0")
+                    raise DeviceError("sampled other tokens than rank 0: the ranks have diverged")
                 return self._step()
         return []
 
@@ -127,11 +129,11 @@ class SpmdRank:
 
 
 class SpmdEngine:
-    """Rank 0's engine, used like `Engine`; the other ranks are `followers`.
+    """Rank 0's engine, with the interface of `Engine`.
 
-    They are as many as the config has ranks beside this one, and have been told nothing yet. They
-    are ended when something fails here, and otherwise end with this process. `join` meets them,
-    if they are not this machine's.
+    `supervisor` has all other ranks of the config, without any command sent yet. They are killed
+    when rank 0 fails and otherwise exit with this process. `join` returns the communicators;
+    by default all ranks are on this machine.
     """
 
     def __init__(
@@ -139,69 +141,72 @@ class SpmdEngine:
         path: Path,
         config: EngineConfig,
         cubins: Path | None,
-        followers: RankSupervisor,
-        join: Callable[[], tuple[Communicator, Pipeline]] | None = None,
+        supervisor: RankSupervisor,
+        join: Callable[[], Groups] | None = None,
     ) -> None:
-        self._followers = followers
-        with self._in_company():
-            followers.tell(
+        self._supervisor = supervisor
+        with self._kill_ranks_on_error():
+            supervisor.send(
                 {
                     "type": "load",
                     "path": str(path),
                     "config": config.to_wire(),
                     "cubins": str(cubins) if cubins else None,
-                    **followers.invitation,
+                    **supervisor.rendezvous,
                 }
             )
-            met = join() if join else connect(config, followers.invitation["meeting"], 0)
-            report = functools.partial(followers.report, 0)
-            self._repeater = SpmdRank(path, config, report, cubins, *met)
-            followers.wait_ready()
-        self.info = self._repeater.engine.info
+            if join is None:
+                groups = join_on_same_host(config, supervisor.rendezvous["rendezvous_fd"], 0)
+            else:
+                groups = join()
+            on_progress = functools.partial(supervisor.report_progress, 0)
+            self._rank = SpmdRank(path, config, on_progress, cubins, *groups)
+            supervisor.wait_ready()
+        self.info = self._rank.engine.info
 
     @property
     def has_work(self) -> bool:
-        return self._repeater.engine.has_work
+        return self._rank.engine.has_work
 
     def add(self, generation_id: int, prompt: list[int], params: SamplingParams) -> None:
-        """As `Engine.add`; a seed nobody chose is drawn here, for all ranks."""
-        self._repeater.engine.check(prompt)
+        """Add a generation on all ranks; a seed of None is replaced by one for all ranks."""
+        self._rank.engine.check(prompt)
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(32))
-        self._together(
+        self._execute(
             {"type": "add", "id": generation_id, "prompt": prompt, "params": params.to_wire()}
         )
 
     def cancel(self, generation_id: int) -> None:
-        self._together({"type": "cancel", "id": generation_id})
+        self._execute({"type": "cancel", "id": generation_id})
 
     def step(self) -> list[Outcome]:
-        return self._together({"type": "step", "digest": self._repeater.digest})
+        return self._execute({"type": "step", "digest": self._rank.digest})
 
     def abort_all(self, error: SwiftchatError) -> list[Outcome]:
-        """Ranks of which one has failed have come apart: this raises the error."""
+        """Raise the error: after a failure on one rank the ranks have diverged."""
         raise error
 
     def stats(self, measure: bool = False) -> dict[str, Any]:
-        return self._repeater.engine.stats(measure)
+        return self._rank.engine.stats(measure)
 
-    def _together(self, call: Message) -> list[Outcome]:
-        with self._in_company():
-            self._followers.tell(call)
-            return self._repeater.repeat(call)
+    def _execute(self, call: Message) -> list[Outcome]:
+        with self._kill_ranks_on_error():
+            self._supervisor.send(call)
+            return self._rank.execute(call)
 
     @contextmanager
-    def _in_company(self) -> Iterator[None]:
-        """Around what all ranks do: what fails on rank 0 ends them, and is raised as an error."""
+    def _kill_ranks_on_error(self) -> Iterator[None]:
+        """Kill all ranks when rank 0 fails, and raise the failure as a `SwiftchatError`."""
         try:
             try:
                 yield
-            except (MemoryError, RuntimeError) as error:  # torch's
+            except (MemoryError, RuntimeError) as error:  # raised by torch
                 found = device_error(error)
                 raise type(found)(f"rank 0: {found.message}", found.hint) from error
         except SwiftchatError as error:
             if type(error) is DeviceError:
-                # Perhaps another rank failed first; then the watcher tells that one meanwhile.
-                time.sleep(2 * COMPLAINT_S)
-            self._followers.kill()
+                # Perhaps another rank failed first; the supervisor reports that meanwhile.
+                time.sleep(2 * ERROR_GRACE_S)
+            self._supervisor.kill()
             raise

@@ -1,4 +1,4 @@
-"""A model's other ranks, as rank 0 commands and watches them."""
+"""Supervision of the other rank processes by rank 0: commands, heartbeats, failures."""
 
 import threading
 import time
@@ -10,25 +10,26 @@ from swiftchat.engine.api import protocol
 from swiftchat.engine.api.protocol import Message
 from swiftchat.errors import DeviceError, SwiftchatError
 
-# What a rank may take to begin and import torch, whose libraries may come over a network while
-# nothing else can run in it; and then, loading or not, to say once more that it is alive.
-START_S, SILENCE_S = 600.0, 4.0
-# How long a rank may be held by a signal: somebody may hold and release all of them.
-_STOPPED_S = 2.0
-# How long to wait for a better reason than what a rank complains about. Where one dies, others
-# lose their connection to it; where all fail alike, rank 0 says it without naming anyone.
-COMPLAINT_S = 1.0
+# For a rank to start and import torch, whose libraries may come from a network file system and
+# which blocks all threads of the process.
+STARTUP_TIMEOUT_S = 600.0
+HEARTBEAT_TIMEOUT_S = 4.0  # after that, loading or not
+# A rank may be stopped by a signal for this long: the user may suspend and resume all of them.
+_MAX_STOPPED_S = 2.0
+# Wait before reporting a rank's error. When a rank dies, the others report lost connections; and
+# an error on all ranks is reported by rank 0 itself, without a rank number.
+ERROR_GRACE_S = 1.0
 _TICK_S = 0.5
 
-_WELL_AHEAD = 0.1  # of what there is to do
+_AHEAD = 0.1  # the fraction of the work by which a rank must lead for the slowest to be named
 
 OnProgress = Callable[[str, int, int], None]  # label, done, total
 
 
 class RankHandle(Protocol):
-    """Where another rank is: a process that this one started, or one on another host.
+    """Rank 0's handle of another rank: a child process or a process on another host.
 
-    `hint` says what to do when it is lost.
+    `hint` is the hint of the error when the rank is lost.
     """
 
     rank: int
@@ -37,158 +38,157 @@ class RankHandle(Protocol):
 
     @property
     def name(self) -> str:
-        """Which it is, for messages."""
+        """The rank's name in messages."""
 
     def stop_signal(self) -> str | None:
-        """The signal that holds it where it is, if that can be known."""
+        """Return the name of the signal that has stopped the process, if that can be known."""
 
-    def obituary(self) -> str:
-        """What is known of its end, now that its connection is closed."""
+    def exit_reason(self) -> str:
+        """Describe the end of the process, after its connection was closed."""
 
     def kill(self) -> None:
-        """End it, also if it is stopped, without waiting for it."""
+        """End the process, also if it is stopped; do not wait for its exit."""
 
 
 class RankSupervisor:
-    """Ranks 1 … size - 1, at their `ends`; they end when this process does.
+    """Commands and watches ranks 1 … size - 1; they exit when this process does.
 
-    The first that dies, fails, is stopped or falls silent is told to `on_loss`, on a thread of
-    its own, as an error that names the rank, when all have been ended: nothing can be computed
-    from then on, and rank 0 may be waiting for that one for ever. `on_progress` hears, on that
-    thread too, how far they are. `invitation` is what they are told of where they meet.
+    If a rank dies, fails, is stopped or sends no heartbeat, all ranks are killed, since no rank
+    can continue and rank 0 may be blocked in a collective. Then `on_failure` gets an error that
+    names the first such rank. It and `on_progress` are called on a thread of the supervisor.
+    `rendezvous` has the message fields by which the ranks find each other.
 
     Needs no torch.
     """
 
     def __init__(
         self,
-        ends: Sequence[RankHandle],
-        invitation: Message,
-        on_loss: Callable[[SwiftchatError], None],
+        handles: Sequence[RankHandle],
+        rendezvous: Message,
+        on_failure: Callable[[SwiftchatError], None],
         on_progress: OnProgress,
     ) -> None:
-        self.invitation = invitation
-        self._on_loss, self._slowest = on_loss, SlowestProgress(on_progress, len(ends) + 1)
-        self._ranks = [_SupervisedRank(end) for end in ends]
+        self.rendezvous = rendezvous
+        self._on_failure = on_failure
+        self._slowest = SlowestProgress(on_progress, len(handles) + 1)
+        self._ranks = [_SupervisedRank(handle) for handle in handles]
         self._all_ready = threading.Event()
         self._closing = False
-        threading.Thread(target=self._watch, name="followers", daemon=True).start()
+        threading.Thread(target=self._watch, name="rank-supervisor", daemon=True).start()
 
-    def tell(self, message: Message) -> None:
-        """Send a message to all; of one that is gone the watcher hears by itself."""
-        for follower in self._ranks:
-            follower.send(message)
+    def send(self, message: Message) -> None:
+        """Send a message to all ranks; the watching thread notices ranks that have ended."""
+        for rank in self._ranks:
+            rank.send(message)
 
-    def report(self, rank: int, label: str, done: int, total: int) -> None:
-        """Tell how far a rank is; others do so themselves, rank 0's is told here."""
+    def report_progress(self, rank: int, label: str, done: int, total: int) -> None:
+        """Add a rank's progress; rank 0 calls this for itself."""
         self._slowest.report(rank, label, done, total)
 
     def wait_ready(self) -> None:
-        """Wait until all have loaded; for ever, if `on_loss` returns from a loss."""
+        """Wait until all ranks have loaded; never returns if one fails."""
         self._all_ready.wait()
 
     def kill(self) -> None:
-        """End them, stopped ones too, without waiting for one that a driver may hold."""
+        """Kill all ranks, stopped ones too, without waiting for those that a driver blocks."""
         self._closing = True
-        for follower in self._ranks:
-            follower.end.kill()  # it holds nothing that is to be written
+        for rank in self._ranks:
+            rank.handle.kill()
 
     def _watch(self) -> None:
-        by_connection = {follower.end.connection: follower for follower in self._ranks}
-        looked = time.monotonic()
+        by_connection = {rank.handle.connection: rank for rank in self._ranks}
+        last_check = time.monotonic()
         while not self._closing:
             for ready in wait(list(by_connection), timeout=_TICK_S):
                 assert isinstance(ready, Connection)
-                follower = by_connection[ready]
+                rank = by_connection[ready]
                 try:
-                    self._hear(follower, protocol.receive(ready))
+                    self._handle_message(rank, protocol.receive(ready))
                 except (EOFError, OSError):
-                    self._lose(follower.obituary())
+                    self._fail(rank.exit_reason())
                     return
             now = time.monotonic()
-            for follower in self._ranks:
-                # Not all that has passed: if this process was held as well, the rank may have
-                # had no time to say a word.
-                reason = follower.reason_to_give_up(min(now - looked, _TICK_S))
-                if reason is not None:
-                    self._lose(reason)
+            for rank in self._ranks:
+                # At most a tick: if this process was suspended, the rank may have been too.
+                failure = rank.check(min(now - last_check, _TICK_S))
+                if failure is not None:
+                    self._fail(failure)
                     return
-            looked = now
+            last_check = now
 
-    def _hear(self, follower: "_SupervisedRank", message: Message) -> None:
-        follower.silent_s = 0.0
+    def _handle_message(self, rank: "_SupervisedRank", message: Message) -> None:
+        rank.silent_s = 0.0
         match message["type"]:
             case "awake":
-                follower.is_awake = True
+                rank.is_started = True
             case "progress":
                 label, done, total = message["label"], message["done"], message["total"]
-                self.report(follower.end.rank, label, done, total)
+                self.report_progress(rank.handle.rank, label, done, total)
             case "ready":
-                follower.is_ready = True
+                rank.is_ready = True
                 if all(other.is_ready for other in self._ranks):
                     self._all_ready.set()
             case "error":
                 error = protocol.error_from(message)
-                named = type(error)(f"{follower.end.name}: {error.message}", error.hint)
-                follower.complaint = named
+                rank.error = type(error)(f"{rank.handle.name}: {error.message}", error.hint)
 
-    def _lose(self, error: SwiftchatError) -> None:
+    def _fail(self, error: SwiftchatError) -> None:
         if not self._closing:
             self.kill()
-            self._on_loss(error)
+            self._on_failure(error)
 
 
 class _SupervisedRank:
-    """What rank 0 knows of one of them."""
+    """The state of one rank, as its messages and signals show it."""
 
-    def __init__(self, end: RankHandle) -> None:
-        self.end = end
-        self.silent_s, self.is_awake, self.is_ready = 0.0, False, False
-        self.complaint: SwiftchatError | None = None
-        self._stopped_s = self._complaining_s = 0.0
+    def __init__(self, handle: RankHandle) -> None:
+        self.handle = handle
+        self.silent_s, self.is_started, self.is_ready = 0.0, False, False
+        self.error: SwiftchatError | None = None
+        self._stopped_s = self._error_age_s = 0.0
 
     def send(self, message: Message) -> None:
         try:
-            protocol.send(self.end.connection, message)
+            protocol.send(self.handle.connection, message)
         except OSError:
-            return  # the watcher reads its end
+            return  # the watching thread reads the end of the connection
 
-    def reason_to_give_up(self, passed_s: float) -> SwiftchatError | None:
-        """What is to be told of this rank now, `passed_s` after this was asked before."""
-        number = self.end.stop_signal()
-        self._stopped_s = self._stopped_s + passed_s if number else 0.0
-        self._complaining_s += passed_s if self.complaint else 0.0
-        self.silent_s += passed_s
-        if self._stopped_s > _STOPPED_S:
-            return self._lost(f"was stopped: {number}")
-        if self._complaining_s > COMPLAINT_S:
-            return self.complaint
-        if self.silent_s > (SILENCE_S if self.is_awake else START_S):
-            return self._lost(f"has said nothing for {self.silent_s:.0f} s")
+    def check(self, elapsed_s: float) -> SwiftchatError | None:
+        """Return the rank's failure, if any; `elapsed_s` is the time since the previous check."""
+        signal_name = self.handle.stop_signal()
+        self._stopped_s = self._stopped_s + elapsed_s if signal_name else 0.0
+        self._error_age_s += elapsed_s if self.error else 0.0
+        self.silent_s += elapsed_s
+        if self._stopped_s > _MAX_STOPPED_S:
+            return self._lost(f"was stopped: {signal_name}")
+        if self._error_age_s > ERROR_GRACE_S:
+            return self.error
+        if self.silent_s > (HEARTBEAT_TIMEOUT_S if self.is_started else STARTUP_TIMEOUT_S):
+            return self._lost(f"has sent nothing for {self.silent_s:.0f} s")
         return None
 
-    def obituary(self) -> DeviceError:
-        return self._lost(self.end.obituary())
+    def exit_reason(self) -> DeviceError:
+        return self._lost(self.handle.exit_reason())
 
-    def _lost(self, how: str) -> DeviceError:
-        return DeviceError(f"{self.end.name} {how}", self.end.hint)
+    def _lost(self, reason: str) -> DeviceError:
+        return DeviceError(f"{self.handle.name} {reason}", self.handle.hint)
 
 
 class SlowestProgress:
-    """Of all ranks' progress, tells how far the one is that is furthest behind.
+    """Reports the progress of the slowest rank, and its number if another is well ahead.
 
-    It is named where another is well ahead of it. Ranks that have said nothing are at 0.
+    Ranks that have reported nothing are at 0.
     """
 
     def __init__(self, on_progress: OnProgress, size: int) -> None:
         self._on_progress, self._size = on_progress, size
-        self._shares: dict[str, dict[int, float]] = {}
+        self._fractions: dict[str, dict[int, float]] = {}
 
     def report(self, rank: int, label: str, done: int, total: int) -> None:
         all_at_0 = dict.fromkeys(range(self._size), 0.0)
-        shares = self._shares.setdefault(label, all_at_0)
-        shares[rank] = done / max(1, total)
-        last = min(shares, key=lambda other: shares[other])
-        if max(shares.values()) > shares[last] + _WELL_AHEAD:
-            label += f", waiting for rank {last}"
-        self._on_progress(label, int(100 * shares[last]), 100)
+        fractions = self._fractions.setdefault(label, all_at_0)
+        fractions[rank] = done / max(1, total)
+        slowest = min(fractions, key=lambda other: fractions[other])
+        if max(fractions.values()) > fractions[slowest] + _AHEAD:
+            label += f", waiting for rank {slowest}"
+        self._on_progress(label, int(100 * fractions[slowest]), 100)

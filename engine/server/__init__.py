@@ -1,1 +1,1 @@
-"""One engine serving one or more terminals."""
+"""The server of an engine: listener, terminal connections, commands."""

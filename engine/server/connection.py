@@ -1,4 +1,4 @@
-"""A terminal, seen from the engine: who asks for answers over a connection."""
+"""An engine's connection to a terminal."""
 
 import contextlib
 import os
@@ -10,30 +10,31 @@ from swiftchat.engine.api import protocol
 from swiftchat.engine.api.protocol import Message
 
 
-class Terminal:
-    """One end of a socket, whose other end is a terminal.
+class TerminalConnection:
+    """Sends messages to and receives them from a terminal over a connected socket.
 
-    Any thread may send, one receives. A terminal that cannot be reached is closed, and then
-    `receive` raises `OSError` or `EOFError`. Longer messages than `most_bytes` are not received.
+    Any thread may send, one thread receives. When sending fails, the connection is closed, and
+    `receive` raises `OSError` or `EOFError`. A message longer than `max_bytes` also raises
+    `OSError`.
     """
 
-    def __init__(self, connected: socket.socket, most_bytes: int | None = None) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, connected: socket.socket, max_bytes: int | None = None) -> None:
+        self.max_bytes = max_bytes
         self._socket = connected
         self._connection = Connection(os.dup(connected.fileno()))
-        self._sending = threading.Lock()
+        self._send_lock = threading.Lock()
 
     def receive(self) -> Message:
-        return protocol.receive(self._connection, self.most_bytes)
+        return protocol.receive(self._connection, self.max_bytes)
 
     def send(self, message: Message) -> None:
         try:
-            with self._sending:
+            with self._send_lock:
                 protocol.send(self._connection, message)
         except OSError:
-            self.close()  # it may only be stuck, in the middle of a message
+            self.close()  # after a timeout, part of the message may have been sent
 
     def close(self) -> None:
-        """Part with it, whatever it is doing; whoever receives from it wakes up."""
-        with contextlib.suppress(OSError):  # it was gone
+        """Shut the socket down, which wakes a thread that receives from it."""
+        with contextlib.suppress(OSError):  # already closed
             self._socket.shutdown(socket.SHUT_RDWR)

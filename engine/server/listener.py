@@ -1,4 +1,4 @@
-"""Where terminals attach to an engine: a socket that lets in who has its token. No torch."""
+"""The listening socket of an engine: authenticates terminals and sends them the model's files."""
 
 import contextlib
 import secrets
@@ -10,39 +10,39 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swiftchat.engine.api import protocol
-from swiftchat.engine.api.address import Address, answer_at_once
-from swiftchat.engine.api.model_files import TextFile, piece
-from swiftchat.engine.api.protocol import MOST_BYTES, VERSION, Message
-from swiftchat.engine.server.connection import Terminal
+from swiftchat.engine.api.address import Address, set_tcp_options
+from swiftchat.engine.api.model_files import TextFile, read_piece
+from swiftchat.engine.api.protocol import MAX_MESSAGE_BYTES, VERSION, Message
+from swiftchat.engine.server.connection import TerminalConnection
 from swiftchat.engine.server.serve import EngineServer
 from swiftchat.errors import DeviceError, FileSystemError, SwiftchatError, UsageError
 
-_ALIVE_S = 1.0
-_MOST_TERMINALS = 16
-# Who has not said its token yet: so many at a time, so long, and so much.
-_MOST_STRANGERS, _STRANGER_S, _HELLO_BYTES = 16, 5.0, 4096
-_STUCK_S = 5  # how long a terminal may not read what it is sent
+_HEARTBEAT_S = 1.0
+_MAX_TERMINALS = 16
+# Limits for connections before they are authenticated: number, time and size of the hello.
+_MAX_HANDSHAKES, _HANDSHAKE_S, _MAX_HELLO_BYTES = 16, 5.0, 4096
+_SEND_TIMEOUT_S = 5  # for a terminal to read a message
 _TOKEN_BYTES = 32
 
 
 class Listener:
-    """Listens at once, and lets terminals in from `open` on, on threads of its own.
+    """Accepts terminals for an `EngineServer`, on threads of its own after `open`.
 
-    A TCP socket, on loopback, asks for a token, which is in `token_file`; a Unix socket asks for
-    none: nobody else may connect to it. Who says anything else is hung up on without a word.
-    `directory` has the model's `files`, which terminals may ask for.
+    It listens from construction on. A TCP socket, on loopback, requires a token, which is
+    written to `token_file`; a Unix socket has mode 0600 and requires none. A connection without
+    the right token is closed without an answer. Terminals may fetch the `files` of `directory`.
     """
 
     def __init__(
         self,
         address: Address,
         token_file: Path | None,
-        service: EngineServer,
+        server: EngineServer,
         name: str,
         directory: Path,
         files: Sequence[TextFile],
     ) -> None:
-        self._service, self._directory = service, directory
+        self._server, self._directory = server, directory
         self._sizes = {file.name: file.size_bytes for file in files}
         self._welcome = {
             "type": "welcome",
@@ -59,114 +59,115 @@ class Listener:
             self._token = secrets.token_urlsafe(_TOKEN_BYTES)
             self.token_file = token_file or self.address.token_file
             _write_secret(self.token_file, self._token)
-        self._strangers = threading.Semaphore(_MOST_STRANGERS)
+        self._handshakes = threading.Semaphore(_MAX_HANDSHAKES)
 
     def open(self) -> None:
-        for work in (self._accept, self._say_alive):
+        """Start accepting terminals and sending heartbeats."""
+        for work in (self._accept, self._send_heartbeats):
             threading.Thread(target=work, name="listener", daemon=True).start()
 
     def close(self) -> None:
-        """Leave nothing behind; who is attached stays so."""
-        with contextlib.suppress(OSError):  # macOS cannot; it wakes who accepts
+        """Stop listening; remove the Unix socket and the token file. Terminals stay connected."""
+        with contextlib.suppress(OSError):  # wakes the accepting thread; fails on macOS
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         for path in (self.address.path, self.token_file):
             if path is not None:
-                with contextlib.suppress(OSError):  # somebody was quicker
+                with contextlib.suppress(OSError):  # already removed
                     path.unlink()
 
-    def _say_alive(self) -> None:
+    def _send_heartbeats(self) -> None:
         while True:
-            time.sleep(_ALIVE_S)
-            self._service.say_alive()
+            time.sleep(_HEARTBEAT_S)
+            self._server.send_heartbeat()
 
     def _accept(self) -> None:
         while True:
-            self._strangers.acquire()
+            self._handshakes.acquire()
             try:
                 connected, _ = self._socket.accept()
             except OSError:
-                self._strangers.release()
+                self._handshakes.release()
                 if self._socket.fileno() < 0:
                     return
-                time.sleep(0.1)  # out of descriptors, or it hung up at once
+                time.sleep(0.1)  # out of file descriptors, or the peer has disconnected
                 continue
             threading.Thread(target=self._receive, args=(connected,), daemon=True).start()
 
     def _receive(self, connected: socket.socket) -> None:
         with connected:
-            terminal = Terminal(connected, _HELLO_BYTES)
+            terminal = TerminalConnection(connected, _MAX_HELLO_BYTES)
             try:
-                is_known = self._knows(terminal)
+                is_authenticated = self._authenticate(terminal)
             finally:
-                self._strangers.release()
-            if is_known:
-                self._attend(connected, terminal)
+                self._handshakes.release()
+            if is_authenticated:
+                self._serve(connected, terminal)
             terminal.close()
 
-    def _knows(self, terminal: Terminal) -> bool:
-        """Whether it says the token, in time."""
-        late = threading.Timer(_STRANGER_S, terminal.close)
-        late.start()
+    def _authenticate(self, terminal: TerminalConnection) -> bool:
+        """Receive the hello and check its token and version; return whether they are right."""
+        timeout = threading.Timer(_HANDSHAKE_S, terminal.close)
+        timeout.start()
         try:
             hello = terminal.receive()
         except (EOFError, OSError):
             return False
         finally:
-            late.cancel()
-        told = hello.get("token")
-        if self._token is not None:
-            right = self._token.encode()
-            if not isinstance(told, str) or not secrets.compare_digest(
-                told.encode("utf-8", "replace"), right
-            ):
-                return False
-        if hello["type"] != "hello":
+            timeout.cancel()
+        if not self._has_token(hello) or hello["type"] != "hello":
             return False
         refusal = self._refusal(hello)
         if refusal is not None:
             terminal.send(protocol.error_message(refusal))
         return refusal is None
 
+    def _has_token(self, hello: Message) -> bool:
+        if self._token is None:
+            return True
+        token = hello.get("token")
+        return isinstance(token, str) and secrets.compare_digest(
+            token.encode("utf-8", "replace"), self._token.encode()
+        )
+
     def _refusal(self, hello: Message) -> SwiftchatError | None:
         if hello.get("version") != VERSION:
             return UsageError(
-                "the engine speaks another version of the protocol",
+                "the engine uses another version of the protocol",
                 "use the same version of swiftchat on both sides",
             )
-        if self._service.num_terminals >= _MOST_TERMINALS:
+        if self._server.num_terminals >= _MAX_TERMINALS:
             return DeviceError(
-                f"{_MOST_TERMINALS} terminals are attached to the engine already",
-                "end one of them first",
+                f"the engine already has {_MAX_TERMINALS} terminals", "disconnect one of them"
             )
         return None
 
-    def _attend(self, connected: socket.socket, terminal: Terminal) -> None:
-        terminal.most_bytes = MOST_BYTES
-        stuck = _STUCK_S.to_bytes(8, sys.byteorder) + bytes(8)  # a struct timeval
+    def _serve(self, connected: socket.socket, terminal: TerminalConnection) -> None:
+        terminal.max_bytes = MAX_MESSAGE_BYTES
+        send_timeout = _SEND_TIMEOUT_S.to_bytes(8, sys.byteorder) + bytes(8)  # a struct timeval
         try:
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stuck)
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_timeout)
             if self.address.path is None:
-                answer_at_once(connected)
+                set_tcp_options(connected)
             terminal.send(self._welcome)
-            # First the files that it lacks; then, with `begin`, what any terminal says.
+            # First requests for model files; "begin" starts the same session as a local one.
             while (message := terminal.receive())["type"] == "file":
-                terminal.send(self._piece(message))
+                terminal.send(self._file_piece(message))
         except (EOFError, OSError):
             return
         if message["type"] == "begin":
-            self._service.serve(terminal)
+            self._server.serve(terminal)
 
-    def _piece(self, message: Message) -> Message:
+    def _file_piece(self, message: Message) -> Message:
         match message:
             case {"name": str() as name, "start": int() as start} if name in self._sizes:
                 start = min(max(start, 0), self._sizes[name])
-                return {"type": "file", "data": piece(self._directory, name, start)}
-        return protocol.error_message(UsageError("there is no such file"))
+                return {"type": "file", "data": read_piece(self._directory, name, start)}
+        return protocol.error_message(UsageError("the model has no such file"))
 
 
 def _write_secret(path: Path, secret: str) -> None:
-    """Into a file that nobody else may read, in place of what was there."""
+    """Write a new file that only this user can read, replacing an existing one."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""An engine at work for its terminals: what they ask, and to whom each answer goes."""
+"""The server of an engine: a queue of commands from terminals, and the engine's main loop."""
 
 import threading
 import traceback
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Finished, Message, Prefill, Tokens
-from swiftchat.engine.server.connection import Terminal
-from swiftchat.engine.server.validate import checked
+from swiftchat.engine.server.connection import TerminalConnection
+from swiftchat.engine.server.validate import validate_command
 from swiftchat.errors import KernelCompileError, OutOfMemory, SwiftchatError, UsageError
 
 if TYPE_CHECKING:
@@ -19,74 +19,76 @@ if TYPE_CHECKING:
 
     AnyEngine = Engine | SpmdEngine
 
-# Commands that wait for the engine; who sends more waits. And so many are obeyed between two steps.
-_MOST_WAITING = 64
+# The capacity of the command queue, and the most commands executed between two engine steps.
+_MAX_QUEUED = 64
 
 
 class EngineServer:
-    """Terminals come and go; each has its own numbers for what it asks for.
+    """Serves one engine to any number of terminals, each with generation ids of its own.
 
-    `serve` is called on a thread for each terminal, `work` on the engine's one; the rest by any.
+    `serve` runs on one thread per terminal, `run` on the engine's thread; any thread may call
+    the other methods.
     """
 
     def __init__(self) -> None:
-        self._commands: Queue[tuple[Terminal, Message]] = Queue(_MOST_WAITING)
-        self._terminals: list[Terminal] = []
-        self._joining = threading.Lock()
+        self._commands: Queue[tuple[TerminalConnection, Message]] = Queue(_MAX_QUEUED)
+        self._terminals: list[TerminalConnection] = []
+        self._terminals_lock = threading.Lock()
         self._state: Message | None = None
         self._ids = count(1)
-        self._askers: dict[int, tuple[Terminal, int]] = {}  # by the engine's numbers
+        # By the engine's generation id: the terminal and the terminal's generation id.
+        self._requests: dict[int, tuple[TerminalConnection, int]] = {}
 
     @property
     def num_terminals(self) -> int:
         return len(self._terminals)
 
-    def tell(self, state: Message) -> None:
-        """Tell all terminals how it stands with the engine, and later those that come then."""
-        with self._joining:
+    def publish(self, state: Message) -> None:
+        """Send the engine's state (progress, ready, error) to all present and later terminals."""
+        with self._terminals_lock:
             self._state = state
             for terminal in self._terminals:
                 terminal.send(state)
 
-    def say_alive(self) -> None:
-        with self._joining:
+    def send_heartbeat(self) -> None:
+        with self._terminals_lock:
             for terminal in self._terminals:
                 terminal.send({"type": "alive"})
 
     def progress(self, label: str, done: int, total: int) -> None:
-        self.tell({"type": "progress", "label": label, "done": done, "total": total})
+        self.publish({"type": "progress", "label": label, "done": done, "total": total})
 
-    def serve(self, terminal: Terminal) -> None:
-        """Pass on what a terminal asks until it is gone; then its generations end."""
-        with self._joining:
+    def serve(self, terminal: TerminalConnection) -> None:
+        """Queue a terminal's commands until it disconnects; then cancel its generations."""
+        with self._terminals_lock:
             self._terminals.append(terminal)
             if self._state is not None:
                 terminal.send(self._state)
         try:
             while True:
-                self._ask(terminal, terminal.receive())
+                self._enqueue(terminal, terminal.receive())
         except (EOFError, OSError):
             terminal.close()
-            with self._joining:
+            with self._terminals_lock:
                 self._terminals.remove(terminal)
             self._commands.put((terminal, {"type": "leave"}))
 
-    def _ask(self, terminal: Terminal, message: Message) -> None:
+    def _enqueue(self, terminal: TerminalConnection, message: Message) -> None:
         try:
-            self._commands.put((terminal, checked(message)))
+            self._commands.put((terminal, validate_command(message)))
         except UsageError as error:
-            asked = message.get("id")
-            terminal.send(protocol.error_message(error, asked if type(asked) is int else None))
+            id_ = message.get("id")
+            terminal.send(protocol.error_message(error, id_ if type(id_) is int else None))
 
-    def work(self, engine: "AnyEngine") -> None:
-        """Generate what is asked for; raises the `SwiftchatError` after which there is no more."""
+    def run(self, engine: "AnyEngine") -> None:
+        """Execute commands and engine steps; raises the `SwiftchatError` that ends the engine."""
         while True:
-            self._obey(engine)
+            self._execute_commands(engine)
             self._step(engine)
 
-    def _obey(self, engine: "AnyEngine") -> None:
-        """Carry out the commands that have come, waiting for one when idle."""
-        for _ in range(_MOST_WAITING):
+    def _execute_commands(self, engine: "AnyEngine") -> None:
+        """Execute the queued commands; wait for one if the engine is idle."""
+        for _ in range(_MAX_QUEUED):
             try:
                 terminal, command = self._commands.get(block=not engine.has_work)
             except Empty:
@@ -101,20 +103,24 @@ class EngineServer:
                 case "leave":
                     self._cancel(engine, terminal)
 
-    def _generate(self, engine: "AnyEngine", terminal: Terminal, command: Message) -> None:
-        params, number = SamplingParams.from_wire(command["params"]), next(self._ids)
-        self._askers[number] = terminal, command["id"]
+    def _generate(
+        self, engine: "AnyEngine", terminal: TerminalConnection, command: Message
+    ) -> None:
+        params, engine_id = SamplingParams.from_wire(command["params"]), next(self._ids)
+        self._requests[engine_id] = terminal, command["id"]
         try:
-            engine.add(number, command["prompt"], params)
+            engine.add(engine_id, command["prompt"], params)
         except SwiftchatError as error:
-            del self._askers[number]
+            del self._requests[engine_id]
             terminal.send(protocol.error_message(error, command["id"]))
 
-    def _cancel(self, engine: "AnyEngine", terminal: Terminal, asked: int | None = None) -> None:
-        """Cancel what a terminal asked for under this number; without one, all it asked for."""
-        for number, (asker, its_number) in self._askers.items():
-            if asker is terminal and asked in (None, its_number):
-                engine.cancel(number)
+    def _cancel(
+        self, engine: "AnyEngine", terminal: TerminalConnection, terminal_id: int | None = None
+    ) -> None:
+        """Cancel a terminal's generation with this id, or without one all its generations."""
+        for engine_id, (owner, id_) in self._requests.items():
+            if owner is terminal and terminal_id in (None, id_):
+                engine.cancel(engine_id)
 
     def _step(self, engine: "AnyEngine") -> None:
         try:
@@ -130,18 +136,18 @@ class EngineServer:
                 raise
             traceback.print_exc()
             outcomes = engine.abort_all(OutOfMemory(f"out of memory: {found.message}", hint))
-        for number, event in outcomes:
-            terminal, asked = self._askers[number]
+        for engine_id, event in outcomes:
+            terminal, terminal_id = self._requests[engine_id]
             if isinstance(event, Finished | SwiftchatError):
-                del self._askers[number]
-            terminal.send(_message(asked, event))
+                del self._requests[engine_id]
+            terminal.send(_event_message(terminal_id, event))
 
 
-def _message(asked: int, event: Prefill | Tokens | Finished | SwiftchatError) -> Message:
+def _event_message(id_: int, event: Prefill | Tokens | Finished | SwiftchatError) -> Message:
     match event:
         case Prefill(done, total):
-            return {"type": "prefill", "id": asked, "done": done, "total": total}
+            return {"type": "prefill", "id": id_, "done": done, "total": total}
         case SwiftchatError():
-            return protocol.error_message(event, asked)
+            return protocol.error_message(event, id_)
         case tokens_or_finished:
-            return tokens_or_finished.to_wire(asked)
+            return tokens_or_finished.to_wire(id_)

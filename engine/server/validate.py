@@ -1,4 +1,4 @@
-"""What a terminal may ask of an engine, looked through before the engine sees it."""
+"""Validation of the commands that terminals send."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -8,52 +8,51 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Message
 from swiftchat.errors import UsageError
 
-_MOST_STOP_IDS = 4096
-_LARGEST = 2**31 - 1  # that GPUs count with
+_MAX_STOP_IDS = 4096
+_MAX_INT = 2**31 - 1  # GPU kernels use 32-bit integers
 
 
-def checked(message: Message) -> Message:
-    """The message, if it is a command of the protocol in every part; else `UsageError`.
+def validate_command(message: Message) -> Message:
+    """Return the message if it is a well-formed command, else raise `UsageError`.
 
-    What is asked for may still be refused by the engine: ids outside the vocabulary, a prompt that
-    is too long.
+    The engine checks the rest: token ids within the vocabulary, the length of the prompt.
     """
     match message:
         case {"type": "generate", "id": id_, "prompt": list() as ids, "params": dict() as params}:
-            require(_is_count(id_), "a generation's number")
-            require(all(map(_is_count, ids)), "a prompt")
-            _check_params(params)
+            _require(_is_count(id_), "generation id")
+            _require(all(map(_is_count, ids)), "prompt")
+            _validate_params(params)
         case {"type": "cancel", "id": id_}:
-            require(_is_count(id_), "a generation's number")
+            _require(_is_count(id_), "generation id")
         case {"type": "stats", "measure": bool()}:
             pass
         case _:
-            require(False, f"a command called {message['type']!r:.40}")
+            _require(False, f"command {message['type']!r:.40}")
     return message
 
 
-def require(holds: bool, what: str) -> None:
-    if not holds:
-        hint = "use the same version of swiftchat on both sides"
-        raise UsageError(f"the engine cannot read {what}", hint)
-
-
-def _check_params(params: Mapping[str, Any]) -> None:
+def _validate_params(params: Mapping[str, Any]) -> None:
     known = {field.name: field for field in fields(SamplingParams)}
-    require(params.keys() == known.keys(), "the sampling parameters")
+    _require(params.keys() == known.keys(), "set of sampling parameters")
     for name, value in params.items():
         if name == "stop_ids":
-            is_right = isinstance(value, list) and len(value) <= _MOST_STOP_IDS
-            is_right = is_right and all(map(_is_count, value))
+            is_valid = isinstance(value, list) and len(value) <= _MAX_STOP_IDS
+            is_valid = is_valid and all(map(_is_count, value))
         elif value is None:
-            is_right = known[name].default is None
+            is_valid = known[name].default is None
         elif type(value) is float:
-            is_right = known[name].type is float
+            is_valid = known[name].type is float
         else:
-            is_right = type(value) is int and (name == "seed" or abs(value) <= _LARGEST)
-        require(is_right, f"the sampling parameter {name}")
+            is_valid = type(value) is int and (name == "seed" or abs(value) <= _MAX_INT)
+        _require(is_valid, f"sampling parameter {name}")
     SamplingParams.from_wire(dict(params))
 
 
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        hint = "use the same version of swiftchat on both sides"
+        raise UsageError(f"the engine received an invalid {what}", hint)
+
+
 def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= _LARGEST
+    return type(value) is int and 0 <= value <= _MAX_INT

@@ -22,26 +22,24 @@ class ConnectedClient(EngineClient):
 
     def __init__(self, address: str, token_file: Path | None = None) -> None:
         self.engine = connect_engine(address, read_token(token_file, address))
-        self.engine.begin()
+        self.engine.start_session()
         super().__init__(EngineConfig(), Path(), self.engine)
 
 
 @contextmanager
 def serving(folder: Path, at: str, token_file: Path | None = None) -> Iterator[Listener]:
     """An engine of this process with the tiny model in `folder`, for terminals."""
-    service = EngineServer()
-    listener = Listener(
-        Address.parse(at), token_file, service, "a/tiny", folder, text_files(folder)
-    )
+    server = EngineServer()
+    listener = Listener(Address.parse(at), token_file, server, "a/tiny", folder, text_files(folder))
     listener.open()
     engine = tiny.engine(folder)
-    service.tell(engine.info.to_wire())
-    threading.Thread(target=service.work, args=(engine,), daemon=True).start()
+    server.publish(engine.info.to_wire())
+    threading.Thread(target=server.run, args=(engine,), daemon=True).start()
     try:
         yield listener
     finally:
         listener.close()
-        for terminal in list(service._terminals):
+        for terminal in list(server._terminals):
             terminal.close()
 
 

@@ -20,7 +20,7 @@ from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.comm.pipeline import GlooPipeline
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.ranks.auto_tp import num_ranks, require_gpus
+from swiftchat.engine.ranks.auto_tp import require_gpus, resolve_tp
 from swiftchat.errors import BadModelFile, DeviceError, UsageError
 from swiftchat.weights.convert.convert import convert
 from tests.engine.ranks.test_spmd import (
@@ -200,14 +200,14 @@ def test_what_has_no_such_stages_is_refused(
 ) -> None:
     tiny.make("llama", tmp_path)
     with pytest.raises(UsageError, match="--pp 4 is more than this model's 3 layers"):
-        num_ranks(replace(TWO, pp=4), tmp_path)
+        resolve_tp(replace(TWO, pp=4), tmp_path)
     with pytest.raises(UsageError, match="pp must be at least 1, not 0"):
         replace(TWO, pp=0)
     mock_gpus(monkeypatch, [10**10] * 3)
     with pytest.raises(DeviceError, match="--tp 2 --pp 2 needs 4 GPUs from cuda:0 on: 3 found"):
         require_gpus(EngineConfig(tp=2, pp=2))
     with pytest.raises(DeviceError, match="--tp 1 --pp 4 needs 4 GPUs from cuda:0 on: 3 found"):
-        num_ranks(EngineConfig(dummy="llama-3.1-8b", tp="auto", pp=4), Path())
+        resolve_tp(EngineConfig(dummy="llama-3.1-8b", tp="auto", pp=4), Path())
 
 
 @pytest.mark.parametrize(("free_gb", "tp"), [([12] * 8, 1), ([7] * 8, 2), ([4.2] * 8, 4)])
@@ -216,4 +216,4 @@ def test_auto_counts_with_the_stages(
 ) -> None:
     """The largest of two stages of Llama 3.1 8B has 9.1 GB of weights."""
     mock_gpus(monkeypatch, [int(gb * 1e9) for gb in free_gb])
-    assert num_ranks(EngineConfig(dummy="llama-3.1-8b", tp="auto", pp=2), Path()) == tp
+    assert resolve_tp(EngineConfig(dummy="llama-3.1-8b", tp="auto", pp=2), Path()) == tp

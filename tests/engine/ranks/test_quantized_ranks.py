@@ -23,7 +23,7 @@ from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.quantized import Int4Weight, packed_weight
 from swiftchat.engine.model import memory
 from swiftchat.engine.model.decoder import resident_bytes
-from swiftchat.engine.ranks.auto_tp import num_ranks
+from swiftchat.engine.ranks.auto_tp import resolve_tp
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import dummy_config
@@ -216,12 +216,12 @@ def test_auto_counts_what_stays_packed(tmp_path: Path, monkeypatch: pytest.Monke
     mock_gpus(monkeypatch, [10**10])
     monkeypatch.setattr(memory, "plan_share", lambda *given: counted.append(given[5]))
     for kernels in (True, False):
-        assert num_ranks(EngineConfig(tp="auto", dtype="float16", kernels=kernels), folder) == 1
+        assert resolve_tp(EngineConfig(tp="auto", dtype="float16", kernels=kernels), folder) == 1
     model = Model.open(folder)
     forms = packed_schemes(model.quantized_tensors)
     assert counted == [gpu_weight_bytes(Shard(model.config), forms, 2), None]
     dummy = EngineConfig(tp="auto", dummy="llama-3.2-1b:int4")
-    assert num_ranks(dummy, Path()) == 1 and num_ranks(replace(dummy, kernels=False), Path()) == 1
+    assert resolve_tp(dummy, Path()) == 1 and resolve_tp(replace(dummy, kernels=False), Path()) == 1
     assert counted[3] is None
     # A layer's matrices in 4 bits and 32 for each 128 columns and each row, the head in 8.
     config = dummy_config("llama-3.2-1b")

@@ -23,7 +23,7 @@ from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo, Tokens
 from swiftchat.engine.device import device
-from swiftchat.engine.ranks.auto_tp import num_ranks, require_gpus
+from swiftchat.engine.ranks.auto_tp import require_gpus, resolve_tp
 from swiftchat.engine.ranks.supervisor import SlowestProgress
 from swiftchat.errors import BadModelFile, DeviceError, OutOfMemory, SwiftchatError, UsageError
 from tests.support import fake_engine, tiny
@@ -197,9 +197,9 @@ distributed.distributed_argmax = full
 @pytest.mark.parametrize(
     ("rank", "fault", "kind", "words"),
     [
-        (1, _OTHER_TOKENS, DeviceError, "rank 1: other tokens were chosen here than on rank 0"),
+        (1, _OTHER_TOKENS, DeviceError, "rank 1: sampled other tokens than rank 0"),
         (1, _FULL_WHEN_LOADING, OutOfMemory, "rank 1: DefaultCPUAllocator: can't allocate memory"),
-        (1, _HANGS_WHEN_LOADING, DeviceError, "rank 1 has said nothing for 4 s"),
+        (1, _HANGS_WHEN_LOADING, DeviceError, "rank 1 has sent nothing for 4 s"),
         (1, _DAMAGED, BadModelFile, "rank 1: model.safetensors is too short"),
         (0, _FULL_WHEN_ANSWERING, OutOfMemory, "rank 0: all is taken"),
     ],
@@ -229,7 +229,7 @@ def test_what_cannot_be_divided_is_refused_before_a_rank_starts(folder: Path) ->
 
 
 def test_auto_is_one_rank_on_the_cpu(folder: Path) -> None:
-    assert num_ranks(replace(TWO, tp="auto"), folder) == 1
+    assert resolve_tp(replace(TWO, tp="auto"), folder) == 1
 
 
 def mock_gpus(monkeypatch: pytest.MonkeyPatch, free_bytes: list[int]) -> None:
@@ -246,13 +246,13 @@ def test_auto_is_the_fewest_gpus_that_hold_it(
 ) -> None:
     """Llama 3.1 8B: 16.1 GB of weights, 0.5 for 4096 tokens, 1.2 to work in; 15 % stay free."""
     mock_gpus(monkeypatch, [int(gb * 1e9) for gb in free_gb])
-    assert num_ranks(EngineConfig(dummy="llama-3.1-8b", tp="auto"), Path()) == tp
+    assert resolve_tp(EngineConfig(dummy="llama-3.1-8b", tp="auto"), Path()) == tp
 
 
 def test_too_few_gpus_are_told_with_found_and_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     mock_gpus(monkeypatch, [10**10] * 2)
     with pytest.raises(OutOfMemory, match=r"on 2 GPUs: .* needed"):
-        num_ranks(EngineConfig(dummy="llama-3.1-70b", tp="auto"), Path())
+        resolve_tp(EngineConfig(dummy="llama-3.1-70b", tp="auto"), Path())
     with pytest.raises(DeviceError, match="--tp 4 needs 4 GPUs from cuda:0 on: 2 found"):
         require_gpus(EngineConfig(tp=4))
 

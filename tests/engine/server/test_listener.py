@@ -19,7 +19,7 @@ from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.api.remote import RemoteEngine, connect_engine, read_token
 from swiftchat.engine.server import listener as listener_module
 from swiftchat.engine.server.listener import Listener
-from swiftchat.engine.server.validate import checked
+from swiftchat.engine.server.validate import validate_command
 from swiftchat.errors import BadModelFile, ContextOverflow, DeviceError, UsageError
 from tests.support import tiny
 from tests.support.remote_engine import ConnectedClient, serving
@@ -98,7 +98,7 @@ def test_errors_are_those_of_a_local_engine(tcp: Listener) -> None:
             collect(client.generate([5] * 300, GREEDY))
         with pytest.raises(UsageError, match="vocabulary"):
             collect(client.generate([5, 96000], GREEDY))
-        with pytest.raises(UsageError, match="cannot read a prompt"):
+        with pytest.raises(UsageError, match="invalid prompt"):
             collect(client.generate([5, -1], GREEDY))
         assert len(collect(client.generate(PROMPT, GREEDY))[0]) == 20
 
@@ -116,7 +116,7 @@ def test_only_its_owner_reaches_it(tcp: Listener, unix: Listener) -> None:
 def test_a_wrong_token_gets_nothing(token: Any, tcp: Listener) -> None:
     hello = {"type": "hello", "version": 1, "token": token}
     assert said_to(tcp, framed(msgpack.packb(hello))) == b""
-    with pytest.raises(DeviceError, match="hung up") as caught:
+    with pytest.raises(DeviceError, match="closed the connection") as caught:
         connect_engine(str(tcp.address), token)
     assert "--token-file" in caught.value.hint
     assert len(answer(tcp)) == 20
@@ -124,7 +124,7 @@ def test_a_wrong_token_gets_nothing(token: Any, tcp: Listener) -> None:
 
 def test_who_says_nothing_is_hung_up_on(tcp: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than there is room for, and who has the token waits no longer than they may."""
-    monkeypatch.setattr(listener_module, "_STRANGER_S", 0.2)
+    monkeypatch.setattr(listener_module, "_HANDSHAKE_S", 0.2)
     with contextlib.ExitStack() as silent:
         for _ in range(40):
             silent.enter_context(connected(tcp)).sendall(b"\0\0")
@@ -134,10 +134,10 @@ def test_who_says_nothing_is_hung_up_on(tcp: Listener, monkeypatch: pytest.Monke
 def test_another_version_and_too_many_are_told_why(
     tcp: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener_module, "_MOST_TERMINALS", 1)
+    monkeypatch.setattr(listener_module, "_MAX_TERMINALS", 1)
     with attached(tcp) as client:
         client.wait_ready()
-        with pytest.raises(DeviceError, match="1 terminals are attached to the engine already"):
+        with pytest.raises(DeviceError, match="the engine already has 1 terminals"):
             attached(tcp)
     monkeypatch.setattr(listener_module, "VERSION", 2)
     with pytest.raises(UsageError, match="another version"):
@@ -147,16 +147,16 @@ def test_another_version_and_too_many_are_told_why(
 def test_a_terminal_that_does_not_read_is_parted_with(
     unix: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener_module, "_STUCK_S", 1)
-    wait_until(lambda: unix._service.num_terminals == 0)
+    monkeypatch.setattr(listener_module, "_SEND_TIMEOUT_S", 1)
+    wait_until(lambda: unix._server.num_terminals == 0)
     params = GREEDY.to_wire() | {"max_tokens": 100, "logprobs": 50}
     ask = {"type": "generate", "id": 1, "prompt": PROMPT, "params": params}
     hello = {"type": "hello", "version": 1, "token": None}
     with connected(unix) as stuck:
         for message in (hello, {"type": "begin"}, *[ask] * 6):
             stuck.sendall(framed(msgpack.packb(message)))
-        wait_until(lambda: unix._service.num_terminals == 1)
-        wait_until(lambda: unix._service.num_terminals == 0, 20)
+        wait_until(lambda: unix._server.num_terminals == 1)
+        wait_until(lambda: unix._server.num_terminals == 0, 20)
         assert len(answer(unix)) == 20
 
 
@@ -250,7 +250,7 @@ def test_hostile_bytes_of_a_terminal_end_only_that(
     ("change", "what"),
     [
         ({"type": "shutdown"}, "'shutdown'"),
-        ({"id": True}, "number"),
+        ({"id": True}, "generation id"),
         ({"prompt": [1.5]}, "prompt"),
         ({"params": {}}, "parameters"),
         ({"params": _GOOD | {"top_k": 2**31}}, "top_k"),
@@ -264,15 +264,15 @@ def test_hostile_bytes_of_a_terminal_end_only_that(
 )
 def test_requests_are_looked_through(change: dict[str, Any], what: str) -> None:
     right = {"type": "generate", "id": 1, "prompt": [1], "params": _GOOD}
-    assert checked(right) == right
+    assert validate_command(right) == right
     with pytest.raises(UsageError, match=what):
-        checked(right | change)
+        validate_command(right | change)
 
 
 def test_every_parameter_passes_as_it_is() -> None:
     for params in (SamplingParams(), SamplingParams(seed=2**64 - 1, logprobs=3, stop_ids=(1, 2))):
         wire = msgpack.unpackb(msgpack.packb(params.to_wire()))
-        checked({"type": "generate", "id": 1, "prompt": [1], "params": wire})
+        validate_command({"type": "generate", "id": 1, "prompt": [1], "params": wire})
 
 
 def test_a_terminal_gets_the_models_files_and_no_others(
@@ -295,9 +295,9 @@ def test_a_terminal_gets_the_models_files_and_no_others(
         assert (got / name).read_bytes() == (folder / name).read_bytes()
     assert engine.fetch_model_files(tmp_path) == got
     for name in ("model.safetensors", "../secret", "/etc/passwd"):
-        assert engine._ask({"type": "file", "name": name, "start": 0})["type"] == "error"
+        assert engine._request({"type": "file", "name": name, "start": 0})["type"] == "error"
     engine.files = [TextFile("config.json", 5, "0" * 64)]
-    with pytest.raises(BadModelFile, match=r"config\.json came otherwise"):
+    with pytest.raises(BadModelFile, match=r"config\.json received from the engine does not match"):
         engine.fetch_model_files(tmp_path)
     engine.close()
 
@@ -317,7 +317,7 @@ def test_a_terminal_gets_the_models_files_and_no_others(
     ],
 )
 def test_files_that_no_engine_should_offer_are_refused(wire: Any) -> None:
-    with pytest.raises(BadModelFile, match="none of a model's"):
+    with pytest.raises(BadModelFile, match="invalid model file"):
         TextFile.from_wire(wire)
 
 
@@ -376,11 +376,11 @@ def test_an_engine_that_says_nothing_is_given_up(
     """It says that it is alive when it has nothing else to say."""
     with attached(unix) as client:
         client.wait_ready()
-        client._heard = False
-        wait_until(lambda: client._heard, 10)
+        client._received = False
+        wait_until(lambda: client._received, 10)
     engine = client.engine
     assert isinstance(engine, RemoteEngine)
-    assert engine.look(is_ready=True, heard=True) is None
-    looks = [engine.look(is_ready=True, heard=False) for _ in range(5)]
-    assert looks[:4] == [None] * 4
-    assert looks[4] is not None and "has said nothing for 5 s" in looks[4].message
+    assert engine.check(is_ready=True, received=True) is None
+    checks = [engine.check(is_ready=True, received=False) for _ in range(5)]
+    assert checks[:4] == [None] * 4
+    assert checks[4] is not None and "has sent nothing for 5 s" in checks[4].message

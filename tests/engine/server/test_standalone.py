@@ -21,8 +21,8 @@ import pytest
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.comm.communicator import RankPlacement
 from swiftchat.engine.ranks.launch import Launch
-from swiftchat.engine.ranks.rendezvous import gather, join
-from swiftchat.engine.server.standalone import rank_placement, require_same
+from swiftchat.engine.ranks.rendezvous import accept_ranks, connect_to_rank_0
+from swiftchat.engine.server.standalone import check_same_model, rank_placement
 from swiftchat.errors import BadModelFile, DeviceError, UsageError
 from tests.support.remote_engine import ConnectedClient, chat_model_folder
 from tests.support.worker_processes import (
@@ -204,7 +204,7 @@ def test_a_rank_killed_on_the_other_host_is_named(two: Hosts) -> None:
         ranks = [two.rank_of(number) for number in range(2)]
         os.kill(ranks[1], signal.SIGKILL)
         killed = time.monotonic()
-        who = f"rank 1 on {os.uname().nodename} is gone: its connection ended"
+        who = f"rank 1 on {os.uname().nodename} has disconnected"
         with pytest.raises(DeviceError, match=re.escape(who)):
             for _ in events:
                 pass
@@ -285,7 +285,9 @@ def test_a_lost_host_is_noticed(hosts: Hosts, namespaces: list[str], folder: Pat
             pass
         subprocess.run(["ip", "-n", namespaces[1], "link", "set", "cable", "down"], check=True)
         pulled = time.monotonic()
-        with pytest.raises(DeviceError, match=r"rank 1 on \S+ (has said nothing for|is gone)"):
+        with pytest.raises(
+            DeviceError, match=r"rank 1 on \S+ (has sent nothing for|has disconnected)"
+        ):
             for _ in events:
                 pass
         assert time.monotonic() - pulled < REPORTED_S + 2  # 4 s without a word, and a busy machine
@@ -322,7 +324,7 @@ def test_a_rank_stopped_while_it_loads_is_named(hosts: Hosts, folder: Path) -> N
     rank = psutil.Process(hosts.processes[1].pid)
     wait_until(lambda: rank.status() == psutil.STATUS_STOPPED, START_S)
     assert hosts.processes[0].wait(REPORTED_S + 2) == 4  # 4 s without a word, and a busy machine
-    assert f"rank 1 on {os.uname().nodename} has said nothing for 4 s" in hosts.said()
+    assert f"rank 1 on {os.uname().nodename} has sent nothing for 4 s" in hosts.said()
 
 
 def test_an_engine_by_itself_ends_with_a_signal(hosts: Hosts, folder: Path) -> None:
@@ -333,7 +335,7 @@ def test_an_engine_by_itself_ends_with_a_signal(hosts: Hosts, folder: Path) -> N
         events = iter(client.generate([5], ENDLESS))
         next(events)
         hosts.processes[0].send_signal(signal.SIGTERM)
-        with pytest.raises(DeviceError, match="the engine was ended: SIGTERM"):
+        with pytest.raises(DeviceError, match="the engine was ended by SIGTERM"):
             for _ in events:
                 pass
     assert hosts.processes[0].wait(REPORTED_S) == 0, hosts.said()
@@ -366,10 +368,10 @@ def test_what_cannot_be_divided_is_refused_at_once(hosts: Hosts, folder: Path) -
 
 def test_another_model_on_another_host_is_named(folder: Path, tmp_path: Path) -> None:
     right = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
-    require_same(folder, right)
+    check_same_model(folder, right)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(BadModelFile, match="is not the one that rank 0 has"):
-        require_same(tmp_path, right)
+    with pytest.raises(BadModelFile, match=r"config\.json differs from rank 0's"):
+        check_same_model(tmp_path, right)
 
 
 @pytest.mark.parametrize(
@@ -427,23 +429,23 @@ def test_ranks_that_do_not_come_are_named() -> None:
 
     def lead() -> None:
         try:
-            outcome.append(gather(store, launch, 2))
+            outcome.append(accept_ranks(store, launch, 2))
         except DeviceError as error:
             outcome.append(error)
 
     leading = threading.Thread(target=lead)
     leading.start()
-    here, address = join(store, Launch(2, 4, 1, "127.0.0.1", 1))
+    here, address = connect_to_rank_0(store, Launch(2, 4, 1, "127.0.0.1", 1))
     assert address == "127.0.0.1"
     forged = Store()
     import msgpack
 
     forged.set("rank 0", msgpack.packb([msgpack.unpackb(store.get("rank 0"))[0], "guessed"]))
-    stranger, _ = join(forged, Launch(1, 4, 1, "127.0.0.1", 1))
+    stranger, _ = connect_to_rank_0(forged, Launch(1, 4, 1, "127.0.0.1", 1))
     leading.join(10)
     (error,) = outcome
     assert isinstance(error, DeviceError)
-    assert error.message == "no word from ranks 1, 3 in 2 s" and "MASTER_ADDR" in error.hint
+    assert error.message == "ranks not joined within 2 s: 1, 3" and "MASTER_ADDR" in error.hint
     assert stranger.poll(5)
     with pytest.raises((EOFError, OSError)):
         stranger.recv_bytes()
