@@ -17,28 +17,35 @@ Progress = Callable[[str, int, int], None]
 
 
 def require_space(destination: Path, needed_bytes: int) -> None:
-    """Raise `FileSystemError` unless so much is free beside `destination`, which need not exist."""
+    """Raise `FileSystemError` unless `needed_bytes` are free on the disk of `destination`.
+
+    `destination` need not exist, its parent must.
+    """
     free_bytes = shutil.disk_usage(destination.parent).free
     if free_bytes < needed_bytes:
         raise disk_full(destination, needed_bytes, free_bytes)
 
 
 def disk_full(destination: Path, needed_bytes: int, free_bytes: int) -> FileSystemError:
-    """The error that says how much is needed and how much is free."""
+    """Return the error with the needed and the free space."""
     unit_bytes, unit = (1e9, "GB") if needed_bytes >= 1e8 else (1e6, "MB")
     return FileSystemError(
-        f"not enough room for {destination}: {needed_bytes / unit_bytes:.2f} {unit} needed, "
+        f"not enough disk space for {destination}: {needed_bytes / unit_bytes:.2f} {unit} needed, "
         f"{free_bytes / unit_bytes:.2f} {unit} free",
-        "free some space or choose another place",
+        "free some space or choose another destination",
     )
 
 
 @contextmanager
 def atomic_directory(destination: Path) -> Iterator[Path]:
-    """A new sibling directory, renamed to `destination` at the end or removed on any failure."""
+    """Create a directory that appears as `destination` complete or not at all.
+
+    Yields a new sibling directory, which is renamed at the end or removed on any failure. The
+    caller must hold the lock of `destination`.
+    """
     prefix = f".{destination.name}."
     for stale in destination.parent.glob(f"{_escaped(prefix)}*.partial"):
-        # Left by a process that was killed: whoever holds the lock is alone here.
+        # Left by a killed process; the lock excludes a running one.
         shutil.rmtree(stale)
     directory = Path(tempfile.mkdtemp(prefix=prefix, suffix=".partial", dir=destination.parent))
     try:
@@ -68,11 +75,11 @@ def _flush(file: Path) -> None:
 
 @contextmanager
 def as_file_system_error(destination: Path, needed_bytes: int) -> Iterator[None]:
-    """Turn what the system says into a `FileSystemError`; a full disk says how much is needed."""
+    """Turn an OSError into a `FileSystemError`; for a full disk it has the needed space."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free_bytes = shutil.disk_usage(destination.parent).free
             raise disk_full(destination, needed_bytes, free_bytes) from error
-        raise FileSystemError(f"cannot convert to {destination}: {error}") from error
+        raise FileSystemError(f"cannot write {destination}: {error}") from error

@@ -1,4 +1,4 @@
-"""One process at a time for work on one path."""
+"""Locks between processes."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -10,12 +10,12 @@ __all__ = ["exclusive_lock"]
 
 @contextmanager
 def exclusive_lock(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold the lock that belongs to `path`, a hidden file beside it, without a time limit.
+    """Hold the lock of `path`, a hidden file beside it; wait for it without a time limit.
 
-    `waiting` is called once when another process holds it. The lock's file is removed at the
-    end: who waits for it notices that and takes a new one (filelock from 3.24 on).
+    `waiting` is called once if another process holds the lock. The lock file is removed at the
+    end; filelock (from version 3.24) detects that in a waiting process and creates a new one.
     """
-    # Here, not at the top: every start of the program would wait for it.
+    # Imported here to keep the start of the program fast.
     from filelock import FileLock, Timeout
 
     lock_path = path.with_name(f".{path.name}.lock")
@@ -29,7 +29,7 @@ def exclusive_lock(path: Path, waiting: Callable[[], None] | None = None) -> Ite
     try:
         yield
     finally:
-        # Where a system keeps an open file from being removed it stays behind, empty.
+        # Systems that do not remove open files leave an empty file behind.
         with contextlib.suppress(OSError):
             lock_path.unlink()
         lock.release()

@@ -1,4 +1,4 @@
-"""Bounded reads of model files: JSON, the check for foreign content, memory maps."""
+"""Bounded reads of model files: JSON, the check for other file types, memory maps."""
 
 import json
 import mmap
@@ -7,22 +7,35 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile, FileSystemError
 
-__all__ = ["read_json", "reject_foreign_file", "release_pages"]
+__all__ = ["read_json", "read_small_file", "reject_other_content", "release_pages"]
 
-_MAX_JSON_BYTES = 16 * 1024 * 1024
+_MAX_BYTES = 16 * 1024 * 1024
+
+
+def read_small_file(path: Path) -> bytes:
+    """Return the content of a file of at most 16 MiB.
+
+    Raises `BadModelFile` for a larger file, a git-lfs pointer or a web page, `FileSystemError`
+    for one that cannot be read.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise BadModelFile(f"{path}: larger than {_MAX_BYTES} bytes")
+        content = path.read_bytes()
+    except OSError as error:
+        raise FileSystemError(f"cannot read {path}: {error.strerror}") from error
+    reject_other_content(path, content[:512])
+    return content
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Parse a JSON object of at most 16 MiB; anything else raises `BadModelFile` naming it."""
+    """Parse a JSON object of at most 16 MiB.
+
+    Raises as `read_small_file` does, and `BadModelFile` for anything but a JSON object.
+    """
+    content = read_small_file(path)
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise BadModelFile(f"{path}: larger than {_MAX_JSON_BYTES} bytes")
-        text = path.read_bytes()
-    except OSError as error:
-        raise FileSystemError(f"cannot read {path}: {error.strerror}") from error
-    reject_foreign_file(path, text[:512])
-    try:
-        parsed = json.loads(text)
+        parsed = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise BadModelFile(f"{path}: not valid JSON") from error
     if not isinstance(parsed, dict):
@@ -30,8 +43,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return parsed
 
 
-def reject_foreign_file(path: Path, start: bytes) -> None:
-    """Tell apart what servers and version control leave in the place of a model file."""
+def reject_other_content(path: Path, start: bytes) -> None:
+    """Raise `BadModelFile` if the first bytes are of a git-lfs pointer or a web page.
+
+    Version control and servers put those in the place of a model file.
+    """
     if start.startswith(b"version https://git-lfs"):
         raise BadModelFile(
             f"{path}: a git-lfs pointer, not the file itself", "fetch it with: git lfs pull"
@@ -41,6 +57,9 @@ def reject_foreign_file(path: Path, start: bytes) -> None:
 
 
 def release_pages(mapped: mmap.mmap) -> None:
-    """Let the system take back the unwritten memory of a mapping, where it knows how."""
+    """Let the system reclaim the pages of a mapping, where it supports that.
+
+    What was written to a private mapping is lost.
+    """
     if hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)

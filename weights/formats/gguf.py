@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound
-from swiftchat.weights.files.reading import reject_foreign_file, release_pages
+from swiftchat.weights.files.reading import reject_other_content, release_pages
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES
 
 __all__ = ["GgufFile", "GgufTensor", "open_gguf"]
@@ -157,7 +157,7 @@ class GgufFile:
 
 
 def _refuse_other_files(path: Path, start: bytes) -> None:
-    reject_foreign_file(path, start)
+    reject_other_content(path, start)
     if start[:4] != b"GGUF" or len(start) < 24:
         raise BadModelFile(f"{path}: not a GGUF file")
     (version,) = struct.unpack("<I", start[4:8])

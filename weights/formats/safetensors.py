@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.files.reading import reject_foreign_file
+from swiftchat.weights.files.reading import reject_other_content
 
 __all__ = [
     "ITEM_BYTES",
@@ -81,7 +81,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(512)
-        reject_foreign_file(path, start)
+        reject_other_content(path, start)
         if len(start) < 8:
             raise _bad(path, f"only {len(start)} bytes long")
         (length,) = struct.unpack("<Q", start[:8])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from swiftchat.errors import BadModelFile, FileSystemError
-from swiftchat.weights.files.reading import reject_foreign_file
+from swiftchat.weights.files.reading import reject_other_content
 from swiftchat.weights.formats.safe_pickle import MAX_BYTES, Global, Inert, load
 from swiftchat.weights.formats.safetensors import ITEM_BYTES, TensorInfo
 from swiftchat.weights.formats.torch_legacy import row_entries
@@ -92,7 +92,7 @@ def read_content(path: Path) -> Any:
     try:
         with path.open("rb") as file:
             start = file.read(512)
-            reject_foreign_file(path, start)
+            reject_other_content(path, start)
             if start.startswith(b"PK\3\4"):
                 pickled, storages = _zipped(path, file)
             elif start.startswith(b"\x80"):

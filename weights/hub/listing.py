@@ -2,7 +2,6 @@
 
 import fnmatch
 import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.formats.weight_files import parse_weight_map
 
 __all__ = ["HubFile", "Listing", "chosen", "shard_names"]
 
@@ -172,25 +172,13 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def shard_names(listing: Listing, name: str, index: bytes) -> list[str]:
-    """The files that the index `name` of safetensors or .bin files names.
+    """Return the weight files in the index `name`, sorted.
 
-    `BadModelFile` for one that is not listed. Asked before anything large is brought: the loader
-    would refuse the index later.
+    Raises `BadModelFile` for an invalid index, or one with a file that `listing` lacks: the check
+    comes before the download of large files.
     """
-    suffix = Path(name.removesuffix(".index.json")).suffix
-    what = f"{listing.repo}: the {suffix[1:]} index"
-    try:
-        parsed = json.loads(index)
-    except (ValueError, RecursionError) as error:
-        raise BadModelFile(f"{what} is not JSON") from error
-    weight_map = parsed.get("weight_map") if isinstance(parsed, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise BadModelFile(f"{what} has no weight_map")
-    for tensor, shard in weight_map.items():
-        named = isinstance(shard, str) and shard in listing.files and "/" not in shard
-        if not named or not shard.endswith(suffix):
-            raise BadModelFile(
-                f"{what}: tensor {tensor[:200]}: "
-                f"{str(shard)[:200]!r} is no weights file of the model"
-            )
+    kind = Path(name.removesuffix(".index.json")).suffix[1:]
+    weight_map = parse_weight_map(
+        index, name, f"{listing.repo}: the {kind} index", existing=listing.files
+    )
     return sorted(set(weight_map.values()))

@@ -1,7 +1,6 @@
 """The tensors of a model directory: found, checked against lies, mapped and read."""
 
 import difflib
-import json
 import mmap
 import os
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
-from swiftchat.weights.files.reading import reject_foreign_file, release_pages
+from swiftchat.weights.files.reading import read_small_file, release_pages
 from swiftchat.weights.formats.safetensors import TensorInfo, read_header
 from swiftchat.weights.formats.torch_checkpoint import read_torch_checkpoint
 from swiftchat.weights.formats.weight_files import (
@@ -24,6 +23,7 @@ from swiftchat.weights.formats.weight_files import (
     SAFETENSORS_INDEX,
     TORCH_FILE,
     TORCH_INDEX,
+    parse_weight_map,
 )
 from swiftchat.weights.parallel.rank_files import (
     rank_file_name,
@@ -59,7 +59,6 @@ _NUMPY: Mapping[str, str] = {
     "BOOL": "?",
 }
 _FLOATS = ("BF16", "F16", "F32")
-_MAX_INDEX_BYTES = 16 * 1024 * 1024
 
 
 class Checkpoint:
@@ -220,7 +219,8 @@ def _tensors_in(file: Path) -> dict[str, TensorInfo]:
 
 
 def _sharded(directory: Path, index: str) -> dict[str, TensorInfo]:
-    weight_map = _weight_map(_inside(directory, index))
+    path = _inside(directory, index)
+    weight_map = parse_weight_map(read_small_file(path), index, str(path))
     tensors: dict[str, TensorInfo] = {}
     for shard in sorted(set(weight_map.values())):
         for name, info in _tensors_in(_inside(directory, shard)).items():
@@ -236,31 +236,6 @@ def _sharded(directory: Path, index: str) -> dict[str, TensorInfo]:
                 f"{directory / index}: tensor {name}: expected in {shard}, found in {found}"
             )
     return tensors
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    if index.stat().st_size > _MAX_INDEX_BYTES:
-        raise BadModelFile(f"{index}: larger than {_MAX_INDEX_BYTES} bytes")
-    text = index.read_bytes()
-    reject_foreign_file(index, text[:512])
-    try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadModelFile(f"{index}: not JSON") from error
-    weight_map = parsed.get("weight_map") if isinstance(parsed, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise BadModelFile(f"{index}: no weight_map")
-    suffix = Path(index.name.removesuffix(".index.json")).suffix
-    for name, shard in weight_map.items():
-        if not isinstance(shard, str) or not _is_plain_name(shard, suffix):
-            raise BadModelFile(f"{index}: tensor {name}: {str(shard)[:80]!r} is no shard name")
-    return weight_map
-
-
-def _is_plain_name(shard: str, suffix: str) -> bool:
-    if any(character in shard for character in "/\\:\0"):
-        return False
-    return shard.endswith(suffix) and not shard.startswith(".")
 
 
 def _inside(directory: Path, name: str) -> Path:

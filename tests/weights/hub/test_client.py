@@ -109,7 +109,7 @@ def test_an_index_that_names_other_files_is_refused_before_the_weights(
     hub.files["onnx/a.safetensors"] = b"listed, but not in the top folder"
     index = {"weight_map": {"a": "model-1.safetensors", "b": shard}}
     hub.files["model.safetensors.index.json"] = json.dumps(index).encode()
-    with pytest.raises(BadModelFile, match=r"tensor b: .* is no weights file of the model"):
+    with pytest.raises(BadModelFile, match=r"tensor b: .* is not a weight file of the model"):
         download(REPO, store)
     assert hub.ranges("model-1.safetensors") == []
 
