@@ -1,6 +1,7 @@
 """Writing large files: free disk space, atomic directories, progress."""
 
 import errno
+import glob
 import os
 import shutil
 import tempfile
@@ -44,7 +45,7 @@ def atomic_directory(destination: Path) -> Iterator[Path]:
     caller must hold the lock of `destination`.
     """
     prefix = f".{destination.name}."
-    for stale in destination.parent.glob(f"{_escaped(prefix)}*.partial"):
+    for stale in destination.parent.glob(f"{glob.escape(prefix)}*.partial"):
         # Left by a killed process; the lock excludes a running one.
         shutil.rmtree(stale)
     directory = Path(tempfile.mkdtemp(prefix=prefix, suffix=".partial", dir=destination.parent))
@@ -56,10 +57,6 @@ def atomic_directory(destination: Path) -> Iterator[Path]:
         directory.rename(destination)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{character}]" if character in "*?[" else character for character in name)
 
 
 def _umask() -> int:

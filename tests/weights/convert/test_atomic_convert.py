@@ -93,7 +93,7 @@ def test_too_little_room_is_told_before_writing(
     usage = type(shutil.disk_usage(tmp_path))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 9, 1))
     fail_after(monkeypatch, 0, OSError(errno.EIO, "must not be written"))
-    with pytest.raises(FileSystemError, match="not enough room"):
+    with pytest.raises(FileSystemError, match="not enough disk space"):
         convert(source, tmp_path / "target" / "out")
     assert left_in(tmp_path / "target") == []
 

@@ -101,7 +101,7 @@ def test_convert_to_a_full_disk(tmp_path: Path, disk: Path) -> None:
     code, said, left = too_small
     assert code == 8 and left == []
     assert "MB needed, 2.10 MB free" in said and said.count("\n") == 2
-    assert said.startswith("error: not enough room") and "\nhint: " in said
+    assert said.startswith("error: not enough disk space") and "\nhint: " in said
     code, message, left = filled
     assert code == 8 and left == []
     assert "MB needed" in message and "MB free" in message

@@ -197,7 +197,7 @@ def test_disk_space_for_second_moments_is_checked(
 
     monkeypatch.setattr(disk, "require_space", refuse)
     with (
-        pytest.raises(FileSystemError, match="not enough room"),
+        pytest.raises(FileSystemError, match="not enough disk space"),
         calibration.input_statistics(tmp_path / "in", 2, lambda *_: None),
     ):
         pass
