@@ -17,11 +17,11 @@ from torch import Tensor
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.linear import Workspace
 from swiftchat.cuda.ops.quantize import quantize
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
-from swiftchat.engine.linear.quantized_gpu import packed_product
-from swiftchat.engine.linear.w8a8_gpu import rounded_product
+from swiftchat.engine.linear.plain_gpu import LinearKernels
+from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight
+from swiftchat.engine.linear.w8a8_gpu import matmul_w8a8
 from swiftchat.weights.quantization.scheme import ActivationQuantization
 
 FLOPS_A_VECTOR = 2 * sum(rows * k for rows, k in SHAPES.values())
@@ -36,7 +36,7 @@ def timed(name: str, n: int, run: Callable[[], object]) -> None:
 
 def time_products(gpu: Gpu, n: int, matrices: dict[str, dict[str, Matrix]]) -> None:
     inputs = {k: torch.randn(n, k, device="cuda", dtype=DTYPE) for _, k in SHAPES.values()}
-    workspace = Workspace(gpu, 28672)
+    kernels = LinearKernels(gpu, 28672)
 
     def each(form: str, product: Callable[[Tensor, Matrix], object]) -> Callable[[], None]:
         def run() -> None:
@@ -47,7 +47,7 @@ def time_products(gpu: Gpu, n: int, matrices: dict[str, dict[str, Matrix]]) -> N
 
     def packed(x: Tensor, weight: Matrix) -> None:
         assert isinstance(weight, PackedMatrix)
-        packed_product(gpu, x, weight, None, workspace)
+        GpuQuantizedWeight(weight, kernels).matmul(x)
 
     def plain(x: Tensor, weight: Matrix) -> None:
         assert isinstance(weight, Tensor)
@@ -59,7 +59,7 @@ def time_products(gpu: Gpu, n: int, matrices: dict[str, dict[str, Matrix]]) -> N
 
         def rounded(x: Tensor, weight: Matrix, rounding: ActivationQuantization = rounding) -> None:
             assert isinstance(weight, PackedMatrix)
-            assert rounded_product(gpu, x, weight, rounding, None, workspace) is not None
+            assert matmul_w8a8(kernels, x, weight, rounding, None) is not None
 
         def rounding_only(
             x: Tensor, _: Matrix, form: str = form, dtype: torch.dtype = dtype

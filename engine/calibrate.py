@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.linear.quantized import Weight
+from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.model.decoder import Decoder, LayerWeights
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
@@ -50,7 +50,7 @@ class _CalibrationOps(TorchOps):
         self.values_by_layer: dict[int, Tensor] = {}
         self._last_input = torch.empty(0)  # of the last measured matrix
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
         accumulator = self.by_weight.get(id(weight))
         if accumulator is not None:
             self._last_input = x

@@ -19,14 +19,13 @@ from swiftchat.cuda.ops.linear import (
 from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
 from swiftchat.cuda.ops.norm import add_norm
 from swiftchat.cuda.ops.rotary import head_norm_fits, rotary
-from swiftchat.cuda.packed_matrix import Matrix
 from swiftchat.cuda.peer_memory import PeerBuffer
 from swiftchat.engine.comm.gpu_communicator import GpuCommunicator, PeerBuffers
 from swiftchat.engine.decode.decode_batch import DecodeBatch
-from swiftchat.engine.linear.merged import MergedWeight, biases_of, parts_of
-from swiftchat.engine.linear.quantized import Weight, for_kernels
+from swiftchat.engine.linear.merged import split_bias
+from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.cuda_ops import CudaOps, stored
-from swiftchat.engine.model.decoder import Decoder, LayerWeights, rounds_inputs
+from swiftchat.engine.model.decoder import Decoder, LayerWeights
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.weights.architectures.config import ModelConfig
 
@@ -84,26 +83,25 @@ class FusedDecoder:
     def supports(self, n: int) -> bool:
         """Whether n rows of this model can be computed."""
         decoder, gpu, is_last = self._decoder, self._ops.gpu, self._decoder.stages.is_last
-        weights = decoder.weights
+        weights, head = decoder.weights, decoder.weights.lm_head.kernel_matrices
         return (
             fused_kernels_cover(decoder.config)
             and (decoder.ranks.size == 1 or self._peer_buffers is not None)
-            and not rounds_inputs(weights)
-            and (not is_last or linear_fits(gpu, n, for_kernels(weights.lm_head)))
+            and (not is_last or (len(head) == 1 and linear_fits(gpu, n, head[0])))
             and all(self._supports_layer(n, layer) for layer in weights.layers)
         )
 
     def _supports_layer(self, n: int, layer: LayerWeights) -> bool:
         gpu, head_dim = self._ops.gpu, self._decoder.config.head_dim
+        qkv, gate_up = layer.qkv.kernel_matrices, layer.gate_up.kernel_matrices
+        output = [*layer.o.kernel_matrices, *layer.down.kernel_matrices]
         return (
-            all(linear_fits(gpu, n, part, pair_span=head_dim) for part in parts_of(layer.qkv))
-            and all(
-                linear_fits(gpu, n, part, pair_span=len(part)) for part in parts_of(layer.gate_up)
-            )
-            and all(
-                linear_fits(gpu, n, for_kernels(weight), splittable=True)
-                for weight in (layer.o, layer.down)
-            )
+            len(qkv) > 0
+            and len(gate_up) > 0
+            and len(output) == 2
+            and all(linear_fits(gpu, n, matrix, pair_span=head_dim) for matrix in qkv)
+            and all(linear_fits(gpu, n, matrix, pair_span=len(matrix)) for matrix in gate_up)
+            and all(linear_fits(gpu, n, matrix, splittable=True) for matrix in output)
         )
 
     def launch(self, x: Tensor, logits: Tensor) -> None:
@@ -123,10 +121,11 @@ class FusedDecoder:
 
     def _embed(self, x: Tensor) -> None:
         gpu, decoder, n = self._ops.gpu, self._decoder, len(x)
+        (table,) = decoder.weights.embed.kernel_matrices
         embed(
             gpu,
             self._batch.tokens[:n],
-            for_kernels(decoder.weights.embed),
+            table,
             x if self._peer_buffers is None else self._embedding[:n],
             scale=decoder.embedding_scale,
             first_id=self._ops.first_id,
@@ -136,7 +135,7 @@ class FusedDecoder:
 
     def _lm_head(self, x: Tensor, norm: Norm, logits: Tensor) -> None:
         gpu, workspace, buffers = self._ops.gpu, self._ops.linear_workspace, self._peer_buffers
-        weight = for_kernels(self._decoder.weights.lm_head)
+        (weight,) = self._decoder.weights.lm_head.kernel_matrices
         if buffers is None:
             linear(gpu, x, weight, logits, workspace, norm=norm)
             return
@@ -148,7 +147,7 @@ class FusedDecoder:
         self._add_branch(
             x,
             self._attend(x, i, layer, kv),
-            for_kernels(layer.o),
+            layer.o,
             layer.o_bias,
             layer.attn_out_norm,
             None if buffers is None else buffers.attention,
@@ -156,7 +155,7 @@ class FusedDecoder:
         self._add_branch(
             x,
             self._gate_up(x, layer),
-            for_kernels(layer.down),
+            layer.down,
             layer.down_bias,
             layer.mlp_out_norm,
             None if buffers is None else buffers.mlp,
@@ -194,8 +193,8 @@ class FusedDecoder:
         if layer.head_norms is None and cos_sin is not None and kv_scales is None:
             queries = self._queries[:n]
             rope = RopeCache(cos_sin, positions, slot_mapping, cache, config.num_heads)
-            parts, first = parts_of(layer.qkv), 0
-            for part, bias in zip(parts, biases_of(parts, layer.qkv_bias), strict=True):
+            parts, first = layer.qkv.kernel_matrices, 0
+            for part, bias in zip(parts, split_bias(layer.qkv_bias, parts), strict=True):
                 linear_rope_cache(
                     gpu,
                     x,
@@ -229,7 +228,8 @@ class FusedDecoder:
         """Return activation(gate) * up, [n, intermediate_size]."""
         gpu, activation = self._ops.gpu, self._decoder.config.activation
         inner, norm = self._mlp_inner[: len(x)], self._norm(layer.mlp_norm)
-        if isinstance(layer.gate_up, MergedWeight):
+        parts = layer.gate_up.kernel_matrices
+        if len(parts) > 1:
             gate_up = inner.new_empty(len(x), 2 * inner.shape[1])
             self._linear(x, layer.gate_up, layer.gate_up_bias, gate_up, norm)
             act_and_mul(gpu, gate_up, inner, activation, gated=True)
@@ -237,7 +237,7 @@ class FusedDecoder:
             linear_act_and_mul(
                 gpu,
                 x,
-                for_kernels(layer.gate_up),
+                parts[0],
                 inner,
                 self._ops.linear_workspace,
                 norm=norm,
@@ -251,10 +251,10 @@ class FusedDecoder:
         return Norm(weight, self._decoder.config.norm_eps, self._ops.norm_offset)
 
     def _linear(
-        self, x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor, norm: Norm
+        self, x: Tensor, weight: LinearWeight, bias: Tensor | None, out: Tensor, norm: Norm
     ) -> None:
         """Write norm(x) · weightᵀ + bias to `out`, with one kernel for each part of the weight."""
-        parts = parts_of(weight)
+        parts = weight.kernel_matrices
         sizes = [len(part) for part in parts]
         # The kernel writes a contiguous tensor; columns of `out` are contiguous for one row only.
         needs_copy = len(x) > 1 and len(parts) > 1
@@ -263,7 +263,7 @@ class FusedDecoder:
         else:
             outs = list(torch.split(out, sizes, 1))
         gpu, workspace = self._ops.gpu, self._ops.linear_workspace
-        for part, part_out, part_bias in zip(parts, outs, biases_of(parts, bias), strict=True):
+        for part, part_out, part_bias in zip(parts, outs, split_bias(bias, parts), strict=True):
             linear(gpu, x, part, part_out, workspace, bias=part_bias, norm=norm)
         if needs_copy:
             torch.cat(outs, 1, out=out)
@@ -272,7 +272,7 @@ class FusedDecoder:
         self,
         x: Tensor,
         inner: Tensor,
-        weight: Matrix,
+        weight: LinearWeight,
         bias: Tensor | None,
         norm: Tensor | None,
         peer_buffer: PeerBuffer | None,
@@ -282,12 +282,13 @@ class FusedDecoder:
         With a peer buffer, all-reduce the output over the ranks.
         """
         gpu, workspace = self._ops.gpu, self._ops.linear_workspace
+        (matrix,) = weight.kernel_matrices
         # `_branch_output` is zero here: `add_norm` clears it after each use.
         target = x if norm is None else self._branch_output[: len(x)]
         if peer_buffer is None:
-            linear_residual(gpu, inner, weight, target, workspace, bias=bias)
+            linear_residual(gpu, inner, matrix, target, workspace, bias=bias)
         else:
-            linear_send(gpu, inner, weight, peer_buffer, workspace, bias=bias)
+            linear_send(gpu, inner, matrix, peer_buffer, workspace, bias=bias)
             all_reduce(gpu, target, peer_buffer)
         if norm is not None:
             eps, offset = self._decoder.config.norm_eps, self._ops.norm_offset

@@ -19,14 +19,16 @@ from swiftchat.engine.decode.graph_runner import GRAPH_SIZES, GraphRunner
 from swiftchat.engine.decode.pipeline_decode import PipelineDecode
 from swiftchat.engine.device.device import available_bytes, described, find_device, find_kernels
 from swiftchat.engine.generation.engine import Engine, EngineParts, GraphDecode, Progress
+from swiftchat.engine.linear.factory import WeightFactory, weight_factory
+from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.load.dummy import dummy_weights
 from swiftchat.engine.load.loader import load_weights
-from swiftchat.engine.load.packing import Pack, packing, resident_estimate
+from swiftchat.engine.load.quantized import resident_estimate
 from swiftchat.engine.model.cuda_ops import CudaOps
 from swiftchat.engine.model.decoder import (
     Decoder,
     DecoderWeights,
-    has_packed,
+    has_quantized,
     resident_bytes,
     table_bytes,
 )
@@ -105,13 +107,13 @@ def build_engine(
 class _Setup:
     """Everything that is decided before weights are loaded.
 
-    `checkpoint` is None for a dummy model, whose quantization scheme is `dummy_scheme`. `gpu` is
-    None where torch's operators compute. `pack` is None where no matrix stays quantized.
+    `checkpoint` is None for a dummy model, whose quantization scheme is `dummy_scheme`. `kernels`
+    are None where torch's operators compute.
     """
 
     config: EngineConfig
     device: torch.device
-    gpu: Gpu | None
+    kernels: LinearKernels | None
     shard: Shard
     checkpoint: Checkpoint | None
     dummy_scheme: str | None
@@ -125,8 +127,12 @@ class _Setup:
         return bool(self.checkpoint.quantized)
 
     @property
-    def pack(self) -> Pack | None:
-        return packing(self.device, self.gpu is not None) if self.is_quantized else None
+    def gpu(self) -> Gpu | None:
+        return None if self.kernels is None else self.kernels.gpu
+
+    @property
+    def factory(self) -> WeightFactory:
+        return weight_factory(self.device, self.kernels)
 
     @property
     def chunk_tokens(self) -> int:
@@ -143,10 +149,11 @@ def _set_up(
     shard = shard_of(model_config, ranks.size, ranks.rank, stages.stage, stages.size)
     checkpoint = model.checkpoint(shard) if model else None
     dtype: torch.dtype = getattr(torch, config.dtype or shard.local_config.dtype)
+    gpu = find_kernels(device, config, shard.local_config, dtype, cubins)
     return _Setup(
         config=config,
         device=device,
-        gpu=find_kernels(device, config, shard.local_config, dtype, cubins),
+        kernels=None if gpu is None else LinearKernels(gpu, shard.local_config.hidden_size),
         shard=shard,
         checkpoint=checkpoint,
         dummy_scheme=None if model else parse_dummy_name(config.dummy or "")[1],
@@ -168,7 +175,7 @@ def _set_up_device(config: EngineConfig, placement: RankPlacement) -> torch.devi
 
 def _estimated_bytes(setup: _Setup) -> int | None:
     """Estimate the size of quantized weights before they are loaded, as `_plan_cache` takes it."""
-    if setup.pack is None:
+    if not (setup.is_quantized and setup.factory.keeps_quantized):
         return None
     if setup.checkpoint is None:
         return 0
@@ -209,7 +216,7 @@ def _load_weights(setup: _Setup, on_progress: Progress) -> DecoderWeights:
             setup.device,
             share=shard,
             form=setup.dummy_scheme,
-            pack=setup.pack,
+            factory=setup.factory,
         )
     return load_weights(
         shard.config,
@@ -218,7 +225,7 @@ def _load_weights(setup: _Setup, on_progress: Progress) -> DecoderWeights:
         setup.device,
         lambda done, total: on_progress("loading weights", done, total),
         shard,
-        setup.gpu is not None,
+        setup.factory,
     )
 
 
@@ -228,12 +235,12 @@ def _build_decoder(
     """Build the decoder with the device's operations; allocate the ranks' peer buffers."""
     shard, ctx_size_tokens = setup.shard, plan.ctx_size_tokens
     ops: CudaOps | TorchOps
-    if setup.gpu is None:
+    if setup.kernels is None:
         ops = TorchOps(shard.local_config, ctx_size_tokens, setup.device, shard)
     else:
-        ops = CudaOps(setup.gpu, shard, ctx_size_tokens, setup.config.max_num_seqs)
+        ops = CudaOps(setup.kernels, shard, ctx_size_tokens, setup.config.max_num_seqs)
         if isinstance(ranks, GpuCommunicator):
-            ranks.allocate_peer_buffers(setup.gpu, shard.config)
+            ranks.allocate_peer_buffers(setup.kernels.gpu, shard.config)
     return Decoder(shard.local_config, weights, ops, ranks, stages)
 
 
@@ -290,7 +297,7 @@ def _engine_info(
     """Describe the loaded model and its memory, summed over all stages."""
     config, weights, stages = setup.config, decoder.weights, decoder.stages
     dtype = str(setup.dtype).removeprefix("torch.")
-    is_dequantized = setup.is_quantized and not has_packed(weights)
+    is_dequantized = setup.is_quantized and not has_quantized(weights)
     return EngineInfo(
         device=described(setup.device, setup.gpu is not None, is_dequantized),
         dtype=dtype,

@@ -1,62 +1,65 @@
-"""Matrices that one product reads together (q k v; gate up) and that are not in one form."""
+"""Matrices that one linear layer multiplies with together (q k v; gate up) in several formats."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from swiftchat.cuda.packed_matrix import Matrix
-from swiftchat.engine.linear import quantized
-from swiftchat.engine.linear.plain import linear
-from swiftchat.engine.linear.quantized import Weight, for_kernels, tensors_of
+from swiftchat.engine.linear.weight import LinearWeight
 
 
 @dataclass(frozen=True)
-class MergedWeight:
-    """`parts` under each other, each in a form of its own, or plain; a `QuantizedWeight` itself."""
+class MergedWeight(LinearWeight):
+    """`parts` one below the other, each in a format of its own."""
 
-    parts: Sequence[Weight]
+    parts: Sequence[LinearWeight]
 
     @property
     def shape(self) -> tuple[int, int]:
         return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
+
+    @property
     def tensors(self) -> list[Tensor]:
-        return [tensor for part in self.parts for tensor in tensors_of(part)]
+        return [tensor for part in self.parts for tensor in part.tensors]
 
-    def product(self, x: Tensor) -> Tensor:
-        return torch.cat([linear(x, part) for part in self.parts], 1)
+    @property
+    def owned_tensors(self) -> list[Tensor]:
+        return [tensor for part in self.parts for tensor in part.owned_tensors]
+
+    @property
+    def kernel_matrices(self) -> Sequence[Matrix]:
+        return [matrix for part in self.parts for matrix in part.kernel_matrices]
+
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        out = torch.cat([part.matmul(x) for part in self.parts], 1)
+        return out if bias is None else out + bias
+
+    def reordered(self, order: Tensor) -> Self:
+        """Reorder the rows of every part; raises `ValueError` if a row changes its part."""
+        parts, start = [], 0
+        for part in self.parts:
+            num_rows = part.shape[0]
+            own = order[start : start + num_rows] - start
+            if own.min() < 0 or own.max() >= num_rows:
+                raise ValueError("a new order moves rows between the parts of a merged weight")
+            parts.append(part.reordered(own))
+            start += num_rows
+        return replace(self, parts=parts)
+
+    def is_traceable(self, dtype: torch.dtype) -> bool:
+        return all(part.is_traceable(dtype) for part in self.parts)
 
 
-def parts_of(weight: Weight) -> list[Matrix]:
-    """What is multiplied with one by one on a GPU: the parts of one that is stacked, or itself."""
-    parts = weight.parts if isinstance(weight, MergedWeight) else [weight]
-    return [for_kernels(part) for part in parts]
-
-
-def biases_of(parts: Sequence[Matrix], bias: Tensor | None) -> Sequence[Tensor | None]:
-    """Each part's own of the bias, aligned to 16 bytes as kernels want it."""
+def split_bias(bias: Tensor | None, matrices: Sequence[Matrix]) -> Sequence[Tensor | None]:
+    """The bias of each matrix, aligned to 16 bytes as kernels require it."""
     if bias is None:
-        return [None] * len(parts)
-    own = torch.split(bias, [part.shape[0] for part in parts])
-    return [each.clone() if each.data_ptr() % 16 else each for each in own]
-
-
-def reordered(weight: Weight, index: Tensor) -> Weight:
-    """The rows of `weight` that `index` names, as `quantized.reordered`.
-
-    Of one that is stacked, each part has to keep its rows: queries stay queries.
-    """
-    if not isinstance(weight, MergedWeight):
-        return quantized.reordered(weight, index)
-    parts, start = [], 0
-    for part in weight.parts:
-        rows = part.shape[0]
-        own = index[start : start + rows] - start
-        if own.min() < 0 or own.max() >= rows:
-            raise ValueError("rows of one part of a stacked matrix belong to another")
-        parts.append(quantized.reordered(part, own))
-        start += rows
-    return MergedWeight(parts)
+        return [None] * len(matrices)
+    biases = torch.split(bias, [matrix.shape[0] for matrix in matrices])
+    return [each.clone() if each.data_ptr() % 16 else each for each in biases]

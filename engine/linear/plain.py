@@ -1,22 +1,65 @@
-"""The linear layer on torch: a plain or quantized weight times rows of activations."""
+"""Weights of a float dtype, multiplied by torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.engine.linear.quantized import Weight, for_torch
+from swiftchat.cuda.packed_matrix import Matrix
+from swiftchat.engine.linear.weight import LinearWeight
 
 
-def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    """x [n, in] times weight [out, in] transposed, plus bias [out]: [n, out].
+@dataclass(frozen=True)
+class PlainWeight(LinearWeight):
+    """A float tensor [rows, columns]; on the CPU it may be a view of a mapped file."""
 
-    One row goes through torch's matrix × vector product: on the CPU its general product takes
-    1.4 times as long for bf16 weights. For transposed ones it is the faster of the two.
-    """
-    if not isinstance(weight, Tensor):
-        product = for_torch(weight).product(x)
-        return product if bias is None else product + bias
-    if len(x) != 1 or not weight.is_contiguous():
-        return F.linear(x, weight, bias)
-    product = torch.mv(weight, x[0]) if bias is None else torch.addmv(bias, weight, x[0])
-    return product.unsqueeze(0)
+    tensor: Tensor
+
+    supports_rows: ClassVar[bool] = True
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.tensor.shape[0], self.tensor.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.tensor]
+
+    @property
+    def kernel_matrices(self) -> Sequence[Matrix]:
+        return (self.tensor,)
+
+    @property
+    def is_quantized(self) -> bool:
+        return False
+
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """One row goes through torch's GEMV: on the CPU its GEMM takes 1.4 times as long for bf16.
+
+        For a transposed matrix the GEMM is the faster of the two.
+        """
+        weight = self.tensor
+        if len(x) != 1 or not weight.is_contiguous():
+            return F.linear(x, weight, bias)
+        out = torch.mv(weight, x[0]) if bias is None else torch.addmv(bias, weight, x[0])
+        return out.unsqueeze(0)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.tensor[ids]
+
+    def reordered(self, order: Tensor) -> Self:
+        return replace(self, tensor=self.tensor[order.to(self.tensor.device)])
+
+    def transposed(self, *, copy: bool) -> Self:
+        view = self.tensor.t()
+        return replace(self, tensor=view.contiguous() if copy else view)
+
+    def is_traceable(self, dtype: torch.dtype) -> bool:
+        return True

@@ -1,83 +1,175 @@
-"""Quantized matrices on a GPU: brought there as the kernels read them, and multiplied with."""
+"""Quantized weights on a GPU: packed as the kernels read them, and multiplied."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.linear import Workspace, linear
+from swiftchat.cuda.ops.linear import linear
 from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
 from swiftchat.cuda.ops.quantize import dequantize
 from swiftchat.cuda.packed_layout import packing_fits
 from swiftchat.cuda.packed_matrix import (
+    Matrix,
     PackedMatrix,
     pack_fp8,
     pack_int4,
     pack_int8,
     pack_int8_groups,
 )
-from swiftchat.weights.quantization.scheme import Int4, Int8, Int8Groups, QuantizedMatrix
+from swiftchat.engine.linear.plain_gpu import LinearKernels, matmul_rounded
+from swiftchat.engine.linear.w8a8_gpu import MAX_SKINNY_ROWS, matmul_w8a8
+from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.weights.quantization.scheme import (
+    ActivationQuantization,
+    Float8,
+    Int4,
+    Int8,
+    Int8Groups,
+    QuantizedMatrix,
+)
 
-# Up to so many vectors the matrix is read once for every sixteen instead of made plain.
-FEW_VECTORS = 64
-_TILE_BYTES = 1 << 25  # of plain weights made at once: they stay in L2
+_TILE_BYTES = 1 << 25  # of weights dequantized at a time: they stay in L2
+
+
+@dataclass(frozen=True)
+class GpuQuantizedWeight(LinearWeight):
+    """A matrix in any scheme that the kernels read: int8, fp8, or int8 and int4 in groups."""
+
+    matrix: PackedMatrix
+    kernels: LinearKernels
+
+    supports_rows: ClassVar[bool] = True
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.matrix.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.matrix.dtype
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return self.matrix.tensors
+
+    @property
+    def kernel_matrices(self) -> Sequence[Matrix]:
+        return (self.matrix,)
+
+    def reordered(self, order: Tensor) -> Self:
+        return replace(self, matrix=self.matrix.reordered(order))
+
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Up to 64 rows: skinny GEMMs of 16 rows each. More: dequantize tiles for cuBLAS."""
+        gpu, matrix, n = self.kernels.gpu, self.matrix, len(x)
+        if n > MAX_SKINNY_ROWS or not linear_fits(gpu, min(n, MAX_GEMV_ROWS), matrix):
+            return self._matmul_tiles(x, bias)
+        out = x.new_empty(n, len(matrix))
+        for i in range(0, n, MAX_GEMV_ROWS):
+            some = slice(i, i + MAX_GEMV_ROWS)
+            linear(gpu, x[some], matrix, out[some], self.kernels.workspace, bias=bias)
+        return out
+
+    def matmul_fp32(self, x: Tensor) -> Tensor:
+        gpu, matrix = self.kernels.gpu, self.matrix
+        if not linear_fits(gpu, len(x), matrix):
+            return self.matmul(x).float()
+        out = torch.empty(len(x), len(matrix), device=gpu.device)
+        linear(gpu, x, matrix, out, self.kernels.workspace)
+        return out
+
+    def matmul_w8a8(
+        self, x: Tensor, scheme: ActivationQuantization, bias: Tensor | None = None
+    ) -> Tensor:
+        out = matmul_w8a8(self.kernels, x, self.matrix, scheme, bias)
+        return matmul_rounded(self, x, scheme, bias) if out is None else out
+
+    def _matmul_tiles(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        num_rows, num_columns = self.shape
+        out = x.new_empty(len(x), num_rows)
+        step = max(8, _TILE_BYTES // (num_columns * x.itemsize) // 8 * 8)
+        scratch = x.new_empty(min(num_rows, step), num_columns)
+        for start in range(0, num_rows, step):
+            tile = self.matrix.rows(start, min(num_rows, start + step))
+            plain = scratch[: len(tile)]
+            dequantize(self.kernels.gpu, tile, plain)
+            target = out[:, start : start + step]
+            if bias is None:
+                torch.mm(x, plain.t(), out=target)
+            else:
+                torch.addmm(bias[start : start + step], x, plain.t(), out=target)
+        return out
 
 
 def packed_matrix(
     parts: Sequence[QuantizedMatrix], dtype: torch.dtype, device: torch.device
 ) -> PackedMatrix | None:
-    """The parts under each other, on the device, to multiply `dtype` with.
+    """Pack the parts, one below the other, on the device, for activations of `dtype`.
 
-    None where they are not of one form, or of sizes that the kernels do not read.
+    None if they differ in scheme or group size, or if the kernels do not read their sizes.
     """
-
-    def together(arrays: Sequence[npt.NDArray[Any]]) -> Tensor:
-        # Copies: what files are mapped to cannot be written to, which torch warns of.
-        return torch.cat([torch.from_numpy(np.array(array)).to(device) for array in arrays])
-
-    first, k = parts[0], parts[0].values.shape[1]
-    if len({type(part) for part in parts}) > 1:
+    scheme = type(parts[0])
+    if any(type(part) is not scheme for part in parts):
         return None
-    codes, scales = [part.values for part in parts], [part.scale for part in parts]
-    if isinstance(first, Int4 | Int8Groups):
-        form, columns = ("INT4", 2 * k) if isinstance(first, Int4) else ("INT8", k)
-        groups = first.scale.shape[1]
-        same = all(scale.shape[1] == groups for scale in scales)
+    return _PACK[scheme](parts, dtype, device)
+
+
+def _pack_rows(
+    form: str, pack: Callable[[Tensor, Tensor, torch.dtype], PackedMatrix]
+) -> Callable[[Sequence[Any], torch.dtype, torch.device], PackedMatrix | None]:
+    def packed(
+        parts: Sequence[Int8 | Float8], dtype: torch.dtype, device: torch.device
+    ) -> PackedMatrix | None:
+        if not packing_fits(form, parts[0].values.shape[1]):
+            return None
+        values, scales = ([part.values for part in parts], [part.scale for part in parts])
+        return pack(_upload(values, device), _upload(scales, device), dtype)
+
+    return packed
+
+
+def _pack_groups(
+    form: str,
+    values_per_byte: int,
+    pack: Callable[[Tensor, Tensor, Tensor, torch.dtype], PackedMatrix],
+) -> Callable[[Sequence[Any], torch.dtype, torch.device], PackedMatrix | None]:
+    def packed(
+        parts: Sequence[Int4 | Int8Groups], dtype: torch.dtype, device: torch.device
+    ) -> PackedMatrix | None:
+        columns = values_per_byte * parts[0].values.shape[1]
+        groups = parts[0].scale.shape[1]
+        same = all(part.scale.shape[1] == groups for part in parts)
         if not same or not packing_fits(form, columns, columns // groups):
             return None
-        zeros = [part.zero_point for part in parts if isinstance(part, Int4 | Int8Groups)]
-        in_groups = pack_int4 if isinstance(first, Int4) else pack_int8_groups
-        return in_groups(together(codes), together(scales), together(zeros), dtype)
-    if not packing_fits("INT8", k):  # and FP8's bytes
-        return None
-    pack = pack_int8 if isinstance(first, Int8) else pack_fp8
-    return pack(together(codes), together(scales), dtype)
+        return pack(
+            _upload([part.values for part in parts], device),
+            _upload([part.scale for part in parts], device),
+            _upload([part.zero_point for part in parts], device),
+            dtype,
+        )
+
+    return packed
 
 
-def packed_product(
-    gpu: Gpu, x: Tensor, weight: PackedMatrix, bias: Tensor | None, workspace: Workspace
-) -> Tensor:
-    """x [n, k] · weightᵀ + bias, in x's dtype, for any number of vectors."""
-    n, rows = len(x), len(weight)
-    out = x.new_empty(n, rows)
-    if n <= FEW_VECTORS and linear_fits(gpu, min(n, MAX_GEMV_ROWS), weight):
-        for i in range(0, n, MAX_GEMV_ROWS):
-            some = slice(i, i + MAX_GEMV_ROWS)
-            linear(gpu, x[some], weight, out[some], workspace, bias=bias)
-        return out
-    step = max(8, _TILE_BYTES // (weight.shape[1] * x.itemsize) // 8 * 8)
-    scratch = x.new_empty(min(rows, step), weight.shape[1])
-    for start in range(0, rows, step):
-        tile = weight.rows(start, min(rows, start + step))
-        matrix = scratch[: len(tile)]
-        dequantize(gpu, tile, matrix)
-        target = out[:, start : start + step]
-        if bias is None:
-            torch.mm(x, matrix.t(), out=target)
-        else:
-            torch.addmm(bias[start : start + step], x, matrix.t(), out=target)
-    return out
+_PACK: Mapping[
+    type[QuantizedMatrix], Callable[[Sequence[Any], torch.dtype, torch.device], PackedMatrix | None]
+] = MappingProxyType(
+    {
+        Int8: _pack_rows("INT8", pack_int8),
+        Float8: _pack_rows("FP8", pack_fp8),
+        Int4: _pack_groups("INT4", 2, pack_int4),
+        Int8Groups: _pack_groups("INT8", 1, pack_int8_groups),
+    }
+)
+
+
+def _upload(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> Tensor:
+    """The arrays one below the other, on the device."""
+    # Copies: mapped files are read-only, and torch warns of tensors that cannot be written to.
+    return torch.cat([torch.from_numpy(np.array(array)).to(device) for array in arrays])

@@ -1,111 +1,105 @@
-"""Products of vectors rounded to 8 bits, on a GPU: few by our kernel, many in 8 bits too."""
+"""W8A8 matmuls on a GPU: few rows by the project's kernel, many by torch's 8-bit GEMMs."""
 
 import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.linear import Workspace, linear, linear_residual
+from swiftchat.cuda.ops.linear import linear, linear_residual
 from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
 from swiftchat.cuda.ops.quantize import quantize, scale_gemm_output
 from swiftchat.cuda.packed_matrix import PackedMatrix
-from swiftchat.engine.linear.quantized_gpu import FEW_VECTORS
+from swiftchat.engine.linear.plain_gpu import LinearKernels
+from swiftchat.engine.linear.torch_private import matmul_fp8_cuda, matmul_int8_cuda
 from swiftchat.weights.quantization.scheme import ActivationQuantization
 
-_TILE_BYTES = 1 << 25  # of integer sums made at once: they stay in L2
-_CUTLASS_TILE = 256  # vectors that torch's product may read the factors of, past the last
-_FP8_CORES = (8, 9)  # the first compute capability that has them
+# Up to here the kernel reads the matrix once for every 16 rows, instead of dequantizing it.
+MAX_SKINNY_ROWS = 64
+_TILE_BYTES = 1 << 25  # of integer sums at a time: they stay in L2
+_CUTLASS_TILE = 256  # rows; torch's GEMM may read as many scales, past the last one
+_MIN_FP8_CAPABILITY = (8, 9)
 
 
-def rounded_product(
-    gpu: Gpu,
+def matmul_w8a8(
+    kernels: LinearKernels,
     x: Tensor,
     weight: PackedMatrix,
-    rounding: ActivationQuantization,
+    scheme: ActivationQuantization,
     bias: Tensor | None,
-    workspace: Workspace,
 ) -> Tensor | None:
-    """x [n, k], rounded, · weightᵀ + bias, in x's dtype, for any number of vectors.
+    """Quantize x [n, k] to 8 bits, multiply with weight transposed, add the bias: [n, rows].
 
-    None where no kernel has this form of matrix with such vectors, or so many of them. Codes are
-    multiplied as they are and factors applied to the sums, so that few and many vectors differ
-    by the order of the sums alone, and for fp8 by what the tensor cores keep of them.
+    None if there is no kernel for this combination of schemes and this number of rows. Quantized
+    values are multiplied unscaled and the sums are scaled, so that results for few and for many
+    rows differ by the order of the sums alone, and for fp8 by the tensor cores' precision.
     """
-    n, rows = len(x), len(weight)
-    if n <= FEW_VECTORS and linear_fits(gpu, min(n, MAX_GEMV_ROWS), weight, splittable=True):
-        return _few(gpu, x, weight, rounding, bias, workspace)
-    forms = weight.scheme, rounding.dtype
-    if weight.shape[1] % 64:  # torch's products have no use for columns that are filled up
+    n, num_rows, gpu = len(x), len(weight), kernels.gpu
+    if n <= MAX_SKINNY_ROWS and linear_fits(gpu, min(n, MAX_GEMV_ROWS), weight, splittable=True):
+        return _matmul_skinny(kernels, x, weight, scheme, bias)
+    schemes = weight.scheme, scheme.dtype
+    if weight.shape[1] % 64:  # torch's GEMMs do not take padded columns
         return None
-    if forms == ("INT8", "int8") and n > MAX_GEMV_ROWS and rows % 8 == 0:
-        return _many_int8(gpu, x, weight, rounding, bias)
-    has_cores = gpu.capability >= _FP8_CORES and x.dtype == torch.bfloat16
-    if forms == ("FP8", "fp8") and has_cores and rows % 16 == 0:
-        return _many_fp8(gpu, x, weight, rounding, bias)
+    if schemes == ("INT8", "int8") and n > MAX_GEMV_ROWS and num_rows % 8 == 0:
+        return _matmul_int8(gpu, x, weight, scheme, bias)
+    has_fp8 = gpu.capability >= _MIN_FP8_CAPABILITY and x.dtype == torch.bfloat16
+    if schemes == ("FP8", "fp8") and has_fp8 and num_rows % 16 == 0:
+        return _matmul_fp8(gpu, x, weight, scheme, bias)
     return None
 
 
-def _few(
-    gpu: Gpu,
+def _matmul_skinny(
+    kernels: LinearKernels,
     x: Tensor,
     weight: PackedMatrix,
-    rounding: ActivationQuantization,
+    scheme: ActivationQuantization,
     bias: Tensor | None,
-    workspace: Workspace,
 ) -> Tensor | None:
-    n, rows = len(x), len(weight)
-    codes, factors = _rounded(gpu, x, x.dtype, rounding)
-    whole = linear_fits(gpu, min(n, MAX_GEMV_ROWS), weight)
-    if not whole and not workspace.has_counters(rows):
+    gpu, workspace = kernels.gpu, kernels.workspace
+    n, num_rows = len(x), len(weight)
+    quantized, scales = _quantized(gpu, x, x.dtype, scheme)
+    unsplit = linear_fits(gpu, min(n, MAX_GEMV_ROWS), weight)
+    if not unsplit and not workspace.has_counters(num_rows):
         return None
-    # Vectors too long for the kernel are split, and their sums added up in fp32.
-    out = x.new_empty(n, rows) if whole else torch.zeros(n, rows, device=x.device)
+    # Rows too long for the kernel are split, and their sums are added in fp32.
+    out = x.new_empty(n, num_rows) if unsplit else torch.zeros(n, num_rows, device=x.device)
+    matmul = linear if unsplit else linear_residual
     for i in range(0, n, MAX_GEMV_ROWS):
         some = slice(i, i + MAX_GEMV_ROWS)
-        product = linear if whole else linear_residual
-        product(gpu, codes[some], weight, out[some], workspace, bias=bias, x_scale=factors[some])
+        matmul(gpu, quantized[some], weight, out[some], workspace, bias=bias, x_scale=scales[some])
     return out.to(x.dtype)
 
 
-def _many_int8(
-    gpu: Gpu, x: Tensor, weight: PackedMatrix, rounding: ActivationQuantization, bias: Tensor | None
+def _matmul_int8(
+    gpu: Gpu, x: Tensor, weight: PackedMatrix, scheme: ActivationQuantization, bias: Tensor | None
 ) -> Tensor:
-    n, rows = len(x), len(weight)
-    codes, factors = _rounded(gpu, x, torch.int8, rounding)
-    out = x.new_empty(n, rows)
-    step = min(rows, max(8, _TILE_BYTES // (4 * n) // 8 * 8))
+    n, num_rows = len(x), len(weight)
+    quantized, scales = _quantized(gpu, x, torch.int8, scheme)
+    out = x.new_empty(n, num_rows)
+    step = min(num_rows, max(8, _TILE_BYTES // (4 * n) // 8 * 8))
     scratch = torch.empty(n * step, dtype=torch.int32, device=x.device)
-    for first in range(0, rows, step):
-        tile = weight.plain_values(first, min(rows, first + step)).view(torch.int8)
+    for first in range(0, num_rows, step):
+        tile = weight.plain_values(first, min(num_rows, first + step)).view(torch.int8)
         sums = scratch[: n * len(tile)].view(n, len(tile))
-        torch._int_mm(codes, tile.t(), out=sums)
-        scale_gemm_output(gpu, sums, factors, weight.row_scale, out, first, bias=bias)
+        matmul_int8_cuda(quantized, tile.t(), sums)
+        scale_gemm_output(gpu, sums, scales, weight.row_scale, out, first, bias=bias)
     return out
 
 
-def _many_fp8(
-    gpu: Gpu, x: Tensor, weight: PackedMatrix, rounding: ActivationQuantization, bias: Tensor | None
+def _matmul_fp8(
+    gpu: Gpu, x: Tensor, weight: PackedMatrix, scheme: ActivationQuantization, bias: Tensor | None
 ) -> Tensor:
-    codes, factors = _rounded(gpu, x, torch.float8_e4m3fn, rounding)
-    matrix = weight.plain_values(0, len(weight)).view(torch.float8_e4m3fn)
-    # Without fast accumulation: its sums would have 14 bits.
-    return torch._scaled_mm(
-        codes,
-        matrix.t(),
-        scale_a=factors.unsqueeze(1),
-        scale_b=weight.row_scale.unsqueeze(0),
-        bias=bias,
-        out_dtype=x.dtype,
-        use_fast_accum=False,
-    )
+    quantized, scales = _quantized(gpu, x, torch.float8_e4m3fn, scheme)
+    values = weight.plain_values(0, len(weight)).view(torch.float8_e4m3fn)
+    weight_scale = weight.row_scale.unsqueeze(0)
+    return matmul_fp8_cuda(quantized, values.t(), scales.unsqueeze(1), weight_scale, bias, x.dtype)
 
 
-def _rounded(
-    gpu: Gpu, x: Tensor, dtype: torch.dtype, rounding: ActivationQuantization
+def _quantized(
+    gpu: Gpu, x: Tensor, dtype: torch.dtype, scheme: ActivationQuantization
 ) -> tuple[Tensor, Tensor]:
-    """Codes [n, k] of that dtype, and factors fp32 [n]."""
+    """Quantized values [n, k] of that dtype, and scales fp32 [n]."""
     n = len(x)
-    codes = torch.empty(x.shape, dtype=dtype, device=x.device)
-    room = -(-n // _CUTLASS_TILE) * _CUTLASS_TILE
-    factors = torch.empty(room, device=x.device)[:n]
-    quantize(gpu, x, codes, factors, rounding.dtype, fixed_scale=rounding.scale)
-    return codes, factors
+    quantized = torch.empty(x.shape, dtype=dtype, device=x.device)
+    capacity = -(-n // _CUTLASS_TILE) * _CUTLASS_TILE
+    scales = torch.empty(capacity, device=x.device)[:n]
+    quantize(gpu, x, quantized, scales, scheme.dtype, fixed_scale=scheme.scale)
+    return quantized, scales

@@ -1,17 +1,16 @@
-"""Random weights: to time and to test without downloads."""
+"""Random weights, for benchmarks and tests without downloads."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from swiftchat.engine.linear.quantized import Weight, has_rows
+from swiftchat.engine.linear.factory import WeightFactory, weight_factory
 from swiftchat.engine.linear.w8a8 import W8A8Weight
-from swiftchat.engine.load.canonicalize import arrange
-from swiftchat.engine.load.loader import assemble
-from swiftchat.engine.load.packing import Pack, Use
+from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.load.assemble import Wanted, assemble
+from swiftchat.engine.load.canonicalize import canonicalize
 from swiftchat.engine.model.decoder import DecoderWeights
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
@@ -41,74 +40,115 @@ def dummy_weights(
     seed: int = 0,
     share: Shard | None = None,
     form: str | None = None,
-    pack: Pack | None = None,
+    factory: WeightFactory | None = None,
 ) -> DecoderWeights:
-    """Weights generated on the device, the same for the same seed, dtype and kind of device.
+    """Generate weights on the device, the same for the same seed, dtype and kind of device.
 
-    With `share` those of one rank: each tensor is generated whole, by itself, and then cut, so
-    that all ranks together have what one has. With a `form` and a way to `pack`, the matrices of
-    `dummy_schemes` are rounded and packed, and with one of `W8A8` their inputs rounded too.
+    With `share` those of one rank: each tensor is generated whole and then cut, so that the shards
+    of all ranks are those of one model. With `form` the matrices of `dummy_schemes` are quantized
+    where `factory` supports it, and with a W8A8 scheme their activations too. By default `factory`
+    makes weights for torch's operators on this device.
 
-    The spread of a matrix keeps the size of what goes through it, and what the layers add to
-    the residual stream together is about as large as an embedding, so that logits have a
-    standard deviation near `_LOGIT_STD` at any depth. Where embeddings serve as `lm_head` too,
-    they have the spread of that.
+    The spread of a matrix preserves the magnitude of its inputs, and the outputs of all layers
+    together are about as large as an embedding, so that logits have a standard deviation near
+    `_LOGIT_STD` at any depth. Embeddings that are also the `lm_head` have its spread.
     """
     share = share or Shard(config)
-    generator = torch.Generator(device)
-    kinds = {tensor_name(config, *place): place[0] for place in canonical_tensors(config)}
-    shapes, forms = expected_tensors(config), dummy_schemes(config, form)
-    numbers = {name: number for number, name in enumerate(shapes)}
+    placement = _RandomPlacement(
+        share, dtype, device, seed, form, factory or weight_factory(device)
+    )
+    return canonicalize(share.local_config, assemble(share, placement, dtype))
 
-    def random(wanted: Sequence[tuple[str, TensorSlice]], use: Use) -> Weight:
+
+class _RandomPlacement:
+    def __init__(
+        self,
+        share: Shard,
+        dtype: torch.dtype,
+        device: torch.device,
+        seed: int,
+        form: str | None,
+        factory: WeightFactory,
+    ) -> None:
+        config = share.config
+        self.factory = factory
+        self._config, self._num_ranks, self._dtype, self._device = config, share.size, dtype, device
+        self._seed = seed
+        self._generator = torch.Generator(device)
+        self._kinds = {tensor_name(config, *place): place[0] for place in canonical_tensors(config)}
+        self._shapes = expected_tensors(config)
+        self._schemes = dummy_schemes(config, form)
+        self._indices = {name: index for index, name in enumerate(self._shapes)}
+        is_w8a8 = form is not None and form in W8A8
+        self._activations = (
+            ActivationQuantization(W8A8[form]) if form is not None and is_w8a8 else None
+        )
+
+    def tensor(self, wanted: Wanted) -> Tensor:
+        return self._own(self._random(wanted), wanted)
+
+    def weight(self, wanted: Wanted, *, is_table: bool = False) -> LinearWeight:
+        whole = self._random(wanted)
+        weight = self._quantized(whole, wanted)
+        if weight is None or (is_table and not weight.supports_rows):
+            weight = self.factory.plain(self._own(whole, wanted))
+        if self._activations is not None and wanted[0][0] in self._schemes:
+            return W8A8Weight(weight, self._activations)
+        return weight
+
+    def _random(self, wanted: Wanted) -> Tensor:
+        """The whole tensors of the names, one below the other."""
         names = [name for name, _ in wanted]
-        rows = [shapes[name][0] for name in names]
-        tensor = torch.empty((sum(rows), *shapes[names[0]][1:]), dtype=dtype, device=device)
-        mean, std = _spread(config, kinds[names[0]], shapes[names[0]])
-        generator.manual_seed(len(numbers) * seed + numbers[names[0]])
-        tensor.normal_(mean, std, generator=generator)
-        each = list(zip(torch.split(tensor, rows), (part for _, part in wanted), strict=True))
-        its = forms.get(names[0])
-        if its is not None and pack is not None:
-            kept = [
-                slice_matrix(_rounded(whole, its), part.axis, part.spans) for whole, part in each
-            ]
-            together = [own for own in kept if own is not None]
-            packed = pack(together, dtype) if len(together) == len(kept) else None
-            if packed is not None and (use != "lookup" or has_rows(packed)):
-                return packed
-        if share.size == 1:
-            return tensor
+        num_rows = sum(self._shapes[name][0] for name in names)
+        shape = (num_rows, *self._shapes[names[0]][1:])
+        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+        mean, std = _spread(self._config, self._kinds[names[0]], self._shapes[names[0]])
+        self._generator.manual_seed(len(self._indices) * self._seed + self._indices[names[0]])
+        return tensor.normal_(mean, std, generator=self._generator)
+
+    def _split(self, whole: Tensor, wanted: Wanted) -> list[tuple[Tensor, TensorSlice]]:
+        tensors = torch.split(whole, [self._shapes[name][0] for name, _ in wanted])
+        return list(zip(tensors, (part for _, part in wanted), strict=True))
+
+    def _quantized(self, whole: Tensor, wanted: Wanted) -> LinearWeight | None:
+        scheme = self._schemes.get(wanted[0][0])
+        if scheme is None or not self.factory.keeps_quantized:
+            return None
+        parts = []
+        for tensor, part in self._split(whole, wanted):
+            own = slice_matrix(_quantize(tensor, scheme), part.axis, part.spans)
+            if own is None:
+                return None
+            parts.append(own)
+        return self.factory.quantized(parts, self._dtype)
+
+    def _own(self, whole: Tensor, wanted: Wanted) -> Tensor:
+        """The parts of this rank."""
+        if self._num_ranks == 1:
+            return whole
         own = [
-            whole.narrow(part.axis, first, end - first)
-            for whole, part in each
+            tensor.narrow(part.axis, first, end - first)
+            for tensor, part in self._split(whole, wanted)
             for first, end in part.spans
         ]
         return torch.cat(own, wanted[0][1].axis)
 
-    def with_rounding(wanted: Sequence[tuple[str, TensorSlice]], use: Use) -> Weight:
-        weight = random(wanted, use)
-        rounding = ActivationQuantization(W8A8[form]) if form is not None and form in W8A8 else None
-        return W8A8Weight(weight, rounding) if rounding and wanted[0][0] in forms else weight
 
-    return arrange(share.local_config, assemble(share, with_rounding, dtype))
-
-
-def _rounded(matrix: Tensor, kept: Scheme) -> QuantizedMatrix:
-    """A matrix in the nearest numbers of the form."""
-    form, group = kept
-    rows = len(matrix)
-    if form is Int4:
-        groups = matrix.float().view(rows, -1, group)
+def _quantize(matrix: Tensor, scheme: Scheme) -> QuantizedMatrix:
+    """Round a matrix to the nearest values of the scheme."""
+    kind, group = scheme
+    num_rows = len(matrix)
+    if kind is Int4:
+        groups = matrix.float().view(num_rows, -1, group)
         scale = (groups.amax(2) - groups.amin(2)) / 15
         zero = (-groups.amin(2) / scale).round_().clamp_(0, 15)
-        numbers = (groups / scale.unsqueeze(2) + zero.unsqueeze(2)).round_().clamp_(0, 15)
-        low, high = numbers.view(rows, -1, 2).byte().unbind(2)
+        values = (groups / scale.unsqueeze(2) + zero.unsqueeze(2)).round_().clamp_(0, 15)
+        low, high = values.view(num_rows, -1, 2).byte().unbind(2)
         return Int4(_numpy(low | high << 4), _numpy(scale), _numpy(zero))
     largest = matrix.abs().amax(1, keepdim=True).float()
-    if form is Int8:
-        numbers = (matrix * (127 / largest)).round_().char()
-        return Int8(_numpy(numbers), _numpy(largest[:, 0] / 127))
+    if kind is Int8:
+        values = (matrix * (127 / largest)).round_().char()
+        return Int8(_numpy(values), _numpy(largest[:, 0] / 127))
     bits = (matrix * (448 / largest)).to(torch.float8_e4m3fn).view(torch.uint8)
     return Float8(_numpy(bits), _numpy(largest[:, 0] / 448))
 
@@ -120,18 +160,16 @@ def _numpy(tensor: Tensor) -> npt.NDArray[Any]:
 
 def _spread(config: ModelConfig, kind: str, shape: tuple[int, ...]) -> tuple[float, float]:
     """Mean and standard deviation of a tensor of this canonical name and shape."""
-    branch = (2 * config.num_layers) ** -0.5  # two branches a layer are added up
-    of_branch = branch if kind.removesuffix("_bias") in _BRANCH_ENDS else 1.0
+    branch = (2 * config.num_layers) ** -0.5  # every layer adds two branches
+    end_std = branch if kind.removesuffix("_bias") in _BRANCH_ENDS else 1.0
     if kind.endswith("_bias"):
-        return 0.0, 0.1 * of_branch
+        return 0.0, 0.1 * end_std
     if kind.endswith("_norm"):
         size = branch if kind.endswith("_out_norm") else 1.0
         return size - config.norm_unit_offset, 0.1 * size
     if kind == "lm_head" or (kind == "embed" and config.tied_embeddings):
         return 0.0, _LOGIT_STD * config.hidden_size**-0.5
-    if kind in ("embed", "positions"):
-        return 0.0, 1.0
-    if kind == "sinks":
+    if kind in ("embed", "positions", "sinks"):
         return 0.0, 1.0
     fan_in = shape[-2] if kind in ARCHITECTURES[config.architecture].transposed else shape[-1]
-    return 0.0, of_branch * float(fan_in) ** -0.5
+    return 0.0, end_std * float(fan_in) ** -0.5

@@ -92,7 +92,7 @@ def default_readers() -> int:
     return min(_MAX_READERS, os.cpu_count() or 1)
 
 
-def ahead(
+def run_ahead(
     jobs: Iterable[Callable[[], T]], num_threads: int, device: torch.device
 ) -> Generator[T, None, None]:
     """What the jobs return, in their order; threads do as many as they are in advance.

@@ -5,16 +5,14 @@ from dataclasses import dataclass
 from itertools import accumulate, takewhile
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu
+from swiftchat.cuda.gpu import DTYPE_NAMES
 from swiftchat.cuda.ops.act_and_mul import act_and_mul
 from swiftchat.cuda.ops.copy_blocks import copy_blocks
 from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
 from swiftchat.cuda.ops.embedding import embed, gather_rows
-from swiftchat.cuda.ops.linear import Workspace, linear
-from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
+from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS
 from swiftchat.cuda.ops.moe import (
     expert_down,
     expert_down_fits,
@@ -25,13 +23,9 @@ from swiftchat.cuda.ops.moe import (
 from swiftchat.cuda.ops.norm import add_norm, norm
 from swiftchat.cuda.ops.prefill_attention import prefill_attention
 from swiftchat.cuda.ops.rotary import HeadNorm, head_norm_fits, rotary
-from swiftchat.cuda.packed_matrix import PackedMatrix
 from swiftchat.cuda.quantized_kv import KVScales
-from swiftchat.engine.linear.merged import MergedWeight, biases_of, parts_of
-from swiftchat.engine.linear.quantized import Table, Weight, for_kernels
-from swiftchat.engine.linear.quantized_gpu import packed_product
-from swiftchat.engine.linear.w8a8 import W8A8Weight, rounded
-from swiftchat.engine.linear.w8a8_gpu import rounded_product
+from swiftchat.engine.linear.plain_gpu import GpuPlainWeight, LinearKernels
+from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.attention import alibi_slopes
 from swiftchat.engine.model.decoder import LayerWeights
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
@@ -96,8 +90,10 @@ class CudaOps:
 
     heads_first = True
 
-    def __init__(self, gpu: Gpu, share: Shard, ctx_size_tokens: int, max_num_seqs: int) -> None:
-        config = share.local_config
+    def __init__(
+        self, kernels: LinearKernels, share: Shard, ctx_size_tokens: int, max_num_seqs: int
+    ) -> None:
+        config, gpu = share.local_config, kernels.gpu
         # cuBLAS may otherwise add bf16 partial sums in bf16.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
@@ -114,7 +110,8 @@ class CudaOps:
         self.attention_workspace = decode_attention_workspace(
             gpu, padded_rows(max_num_seqs), config.num_heads, config.head_dim
         )
-        self.linear_workspace = Workspace(gpu, config.hidden_size)
+        self.linear_workspace = kernels.workspace
+        self._kernels = kernels
         self.scale = config.attention_scale
         self.softcap = config.attention_softcap or 0.0
         self.norm_offset = float(config.norm_unit_offset)
@@ -159,9 +156,10 @@ class CudaOps:
             None if everything else rows,
         )
 
-    def embed(self, plan: CudaPlan, table: Table) -> Tensor:
+    def embed(self, plan: CudaPlan, table: LinearWeight) -> Tensor:
         x = torch.empty(len(plan.ids), table.shape[1], device=self.gpu.device)
-        embed(self.gpu, plan.ids, for_kernels(table), x, first_id=self.first_id)
+        (matrix,) = table.kernel_matrices
+        embed(self.gpu, plan.ids, matrix, x, first_id=self.first_id)
         return x
 
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -186,31 +184,8 @@ class CudaOps:
         eps = self._config.norm_eps
         add_norm(self.gpu, x, delta, weight, eps, weight_offset=self.norm_offset)
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        if isinstance(weight, W8A8Weight):
-            return self._rounded_linear(x, weight, bias)
-        if isinstance(weight, MergedWeight):
-            parts = parts_of(weight)
-            each = zip(parts, biases_of(parts, bias), strict=True)
-            return torch.cat([self.linear(x, part, own) for part, own in each], 1)
-        matrix = for_kernels(weight)
-        if isinstance(matrix, PackedMatrix):
-            return packed_product(self.gpu, x, matrix, bias, self.linear_workspace)
-        if not linear_fits(self.gpu, len(x), matrix):
-            return F.linear(x, matrix, bias)
-        out = x.new_empty(len(x), len(matrix))
-        linear(self.gpu, x, matrix, out, self.linear_workspace, bias=bias)
-        return out
-
-    def _rounded_linear(self, x: Tensor, weight: W8A8Weight, bias: Tensor | None) -> Tensor:
-        matrix = weight.weight
-        if isinstance(matrix, PackedMatrix):
-            workspace = self.linear_workspace
-            product = rounded_product(self.gpu, x, matrix, weight.rounding, bias, workspace)
-            if product is not None:
-                return product
-        codes, factors = rounded(x, weight.rounding)
-        return self.linear((codes * factors).to(x.dtype), matrix, bias)
+    def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+        return weight.matmul(x, bias)
 
     def cos_sin(self, layer: int) -> Tensor | None:
         """The angles a layer rotates by, fp32 [positions, head_dim]; None: it does not."""
@@ -308,7 +283,7 @@ class CudaOps:
             return mixture(x, experts, self._config, self)
         config, n = self._config, len(x)
         chosen, inner = config.experts_per_token, config.expert_size
-        scores = self.logits(x, experts.router)
+        scores = GpuPlainWeight(experts.router, self._kernels).matmul_fp32(x)
         ids = torch.empty(n, chosen, dtype=torch.int32, device=x.device)
         shares, out = torch.empty(n, chosen, device=x.device), torch.empty(x.shape, device=x.device)
         made = x.new_empty(n, chosen, inner)
@@ -336,10 +311,11 @@ class CudaOps:
         return self._addresses[layer]
 
     def _found(self, experts: Experts) -> tuple[Tensor, Tensor] | None:
-        gate_up = [m for e in experts.each if isinstance(m := e.gate_up, Tensor)]
-        down = [m for e in experts.each if isinstance(m := e.down, Tensor)]
-        plain_ones = [m for m in (*gate_up, *down) if m.is_contiguous()]
-        if len(plain_ones) < 2 * len(experts.each):
+        matrices = [(expert.gate_up, expert.down) for expert in experts.each]
+        if any(w.is_quantized or not w.kernel_matrices for both in matrices for w in both):
+            return None
+        gate_up, down = ([w.tensors[0] for w in some] for some in zip(*matrices, strict=True))
+        if not all(tensor.is_contiguous() for tensor in (*gate_up, *down)):
             return None
         chosen, (_, inner) = self._config.experts_per_token, down[0].shape
         k, itemsize = gate_up[0].shape[1], down[0].itemsize
@@ -362,15 +338,8 @@ class CudaOps:
         gather_rows(self.gpu, words, plan.logits_indices, out)
         return out.view(x.dtype)
 
-    def logits(self, x: Tensor, lm_head: Weight) -> Tensor:
-        if isinstance(lm_head, W8A8Weight):
-            return self.linear(x, lm_head, None).float()
-        matrix = for_kernels(lm_head)
-        if not linear_fits(self.gpu, len(x), matrix):
-            return self.linear(x, matrix, None).float()
-        out = torch.empty(len(x), len(matrix), device=self.gpu.device)
-        linear(self.gpu, x, matrix, out, self.linear_workspace)
-        return out
+    def logits(self, x: Tensor, lm_head: LinearWeight) -> Tensor:
+        return lm_head.matmul_fp32(x)
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
         together: list[tuple[int, int]] = []  # a launch makes its copies in no order

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from swiftchat.engine.comm.communicator import Communicator, SingleRank
 from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
-from swiftchat.engine.linear.quantized import Table, Weight, tensors_of
-from swiftchat.engine.linear.w8a8 import W8A8Weight, matrix_of
+from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.norms import norm_widths_
@@ -29,14 +28,14 @@ class LayerWeights:
     """
 
     attn_norm: Tensor | None
-    qkv: Weight
+    qkv: LinearWeight
     qkv_bias: Tensor | None
-    o: Weight
+    o: LinearWeight
     o_bias: Tensor | None
     mlp_norm: Tensor | None
-    gate_up: Weight
+    gate_up: LinearWeight
     gate_up_bias: Tensor | None
-    down: Weight
+    down: LinearWeight
     down_bias: Tensor | None
     attn_norm_bias: Tensor | None = None
     mlp_norm_bias: Tensor | None = None
@@ -66,16 +65,16 @@ class DecoderWeights:
     `project_out` stand between embeddings of another width and the layers.
     """
 
-    embed: Table
+    embed: LinearWeight
     layers: Sequence[LayerWeights]
     final_norm: Tensor | None
-    lm_head: Weight
+    lm_head: LinearWeight
     positions: Tensor | None = None
-    project_in: Tensor | None = None
+    project_in: LinearWeight | None = None
     embed_norm: Tensor | None = None
     embed_norm_bias: Tensor | None = None
     final_norm_bias: Tensor | None = None
-    project_out: Tensor | None = None
+    project_out: LinearWeight | None = None
     lm_head_bias: Tensor | None = None
 
     @property
@@ -94,7 +93,7 @@ class Ops(Protocol):
     heads_first: bool  # how the cache is laid out
 
     def plan(self, batch: Batch, cache: KVCache) -> Any: ...
-    def embed(self, plan: Any, table: Table) -> Tensor:
+    def embed(self, plan: Any, table: LinearWeight) -> Tensor:
         """Rows of the table for the batch's ids: the residual stream.
 
         Zeros for ids that are another rank's.
@@ -106,7 +105,7 @@ class Ops(Protocol):
     def add_normed_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
         """Add the RMSNorm of a branch's output to the stream in place."""
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor: ...
+    def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor: ...
     def attend(
         self,
         plan: Any,
@@ -133,7 +132,7 @@ class Ops(Protocol):
     def last_rows(self, plan: Any, x: Tensor) -> Tensor:
         """The rows whose logits are wanted."""
 
-    def logits(self, x: Tensor, lm_head: Weight) -> Tensor:
+    def logits(self, x: Tensor, lm_head: LinearWeight) -> Tensor:
         """fp32 [n, vocab_size]."""
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
@@ -284,34 +283,28 @@ class Decoder:
 
 def resident_bytes(weights: DecoderWeights) -> int:
     """Bytes of all weights, a tensor that serves twice counted once."""
-    tensors = [tensor for tensor in vars(weights).values() if isinstance(tensor, torch.Tensor)]
-    for matrix in _matrices(weights):
-        tensors += tensors_of(matrix)
+    tensors = [tensor for matrix in _matrices(weights) for tensor in matrix.tensors]
+    for owner in (weights, *weights.layers):
+        tensors += [value for value in vars(owner).values() if isinstance(value, Tensor)]
     for layer in weights.layers:
-        tensors += [t for t in vars(layer).values() if isinstance(t, torch.Tensor)]
         tensors += layer.experts.tensors if layer.experts is not None else []
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
 
 
 def table_bytes(weights: DecoderWeights, is_last: bool) -> int:
-    """Bytes of the embeddings, where they are no head as well, which the last stage has."""
+    """Bytes of the embeddings, unless they are the `lm_head` of the last stage as well."""
     is_head = is_last and weights.embed is weights.lm_head
-    return 0 if is_head else sum(tensor.nbytes for tensor in tensors_of(weights.embed))
+    return 0 if is_head else weights.embed.nbytes
 
 
-def has_packed(weights: DecoderWeights) -> bool:
-    """Whether any matrix is packed."""
-    return not all(isinstance(matrix_of(m), torch.Tensor) for m in _matrices(weights))
+def has_quantized(weights: DecoderWeights) -> bool:
+    """Whether any matrix is quantized."""
+    return any(matrix.is_quantized for matrix in _matrices(weights))
 
 
-def rounds_inputs(weights: DecoderWeights) -> bool:
-    """Whether any matrix has its inputs rounded."""
-    return any(isinstance(matrix, W8A8Weight) for matrix in _matrices(weights))
-
-
-def _matrices(weights: DecoderWeights) -> Iterator[Weight]:
-    """Those that may be packed."""
+def _matrices(weights: DecoderWeights) -> Iterator[LinearWeight]:
     yield from (weights.embed, weights.lm_head)
+    yield from (w for w in (weights.project_in, weights.project_out) if w is not None)
     for layer in weights.layers:
         yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
         for expert in layer.experts.all if layer.experts is not None else ():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from swiftchat.engine.linear.quantized import Weight, tensors_of
+from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.weights.architectures.config import ModelConfig
 
 
@@ -16,15 +16,16 @@ from swiftchat.weights.architectures.config import ModelConfig
 class Expert:
     """An FFN: tensors as in `LayerWeights`, but its matrices may be views of transposed ones."""
 
-    gate_up: Weight
-    down: Weight
+    gate_up: LinearWeight
+    down: LinearWeight
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Those there are."""
-        return [tensor for weight in vars(self).values() for tensor in tensors_of(weight)]
+        biases = [self.gate_up_bias, self.down_bias]
+        present = [bias for bias in biases if bias is not None]
+        return [*self.gate_up.tensors, *self.down.tensors, *present]
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Experts:
 class MlpOps(Protocol):
     """The operations of an FFN, as `decoder.Ops` describes them."""
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor: ...
+    def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor: ...
     def gate(self, gate_up: Tensor) -> Tensor: ...
 
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from swiftchat.engine.linear.quantized import decoded_e4m3
+from swiftchat.engine.linear.row_scaled_cpu import e4m3_to_bfloat16
 
 # The largest number of each form; a row's factor makes its largest element this one.
 LARGEST: Mapping[str, float] = MappingProxyType({"int8": 127.0, "fp8": 448.0})
@@ -56,6 +56,6 @@ def decoded(form: str, codes: Tensor, factors: Tensor, dtype: torch.dtype) -> Te
     # In fp32 only some tokens at a time: they stay in the processor's cache.
     for start in range(0, len(codes), _TOKENS_AT_ONCE):
         some = slice(start, start + _TOKENS_AT_ONCE)
-        numbers = codes[some] if form == "int8" else decoded_e4m3(codes[some])
+        numbers = codes[some] if form == "int8" else e4m3_to_bfloat16(codes[some])
         rows[some] = numbers * factors[some].unsqueeze(-1)
     return rows

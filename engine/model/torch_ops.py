@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.engine.linear.plain import linear
-from swiftchat.engine.linear.quantized import Table, Weight, for_torch
+from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.attention import AttentionPlan, alibi_slopes, attention, plan_attention
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.moe import Experts, mixture
@@ -91,18 +90,14 @@ class TorchOps:
             full_attention=reading(None) if config.full_layers else attention,
         )
 
-    def embed(self, plan: "TorchPlan", table: Table) -> Tensor:
-        def rows(ids: Tensor) -> Tensor:
-            if isinstance(table, Tensor):
-                return table[ids].float()
-            return for_torch(table).rows(ids).float()
-
+    def embed(self, plan: "TorchPlan", table: LinearWeight) -> Tensor:
         if table.shape[0] == self._config.vocab_size:
-            return rows(plan.ids)
+            return table.rows(plan.ids).float()
         # Of the other ranks' ids this one has nothing to add to the sum.
         own = plan.ids - self._first_id
         others = (own < 0) | (own >= table.shape[0])
-        return rows(own.masked_fill_(others, 0)).masked_fill_(others.unsqueeze(1), 0.0)
+        rows = table.rows(own.masked_fill_(others, 0)).float()
+        return rows.masked_fill_(others.unsqueeze(1), 0.0)
 
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         if delta is not None:
@@ -114,8 +109,8 @@ class TorchOps:
     def add_normed_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
         x += self._rms_norms.normed(delta.float(), weight)
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        return linear(x, weight, bias)
+    def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+        return weight.matmul(x, bias)
 
     def attend(
         self,
@@ -166,8 +161,8 @@ class TorchOps:
     def last_rows(self, plan: "TorchPlan", x: Tensor) -> Tensor:
         return x if len(plan.logits_indices) == len(x) else x[plan.logits_indices]
 
-    def logits(self, x: Tensor, lm_head: Weight) -> Tensor:
-        return linear(x, lm_head).float()
+    def logits(self, x: Tensor, lm_head: LinearWeight) -> Tensor:
+        return lm_head.matmul_fp32(x)
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
         for source, destination in copies:

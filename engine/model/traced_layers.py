@@ -1,7 +1,6 @@
 """A decoder's layers on the CPU without Python between their operators."""
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -9,8 +8,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from swiftchat.engine.linear.merged import MergedWeight
-from swiftchat.engine.linear.quantized import Int4Weight, Int8GroupsWeight, Int8Weight, Weight
+from swiftchat.engine.linear.torch_private import run_traced, trace
 from swiftchat.engine.model.decoder import Decoder, LayerWeights
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.torch_ops import TorchPlan
@@ -59,9 +57,7 @@ class TracedLayers:
             return self._decoder.through_layers(plan, x, cache)
         if self._recorded is None:
             self._recorded = self._record(plan, x.clone(), inputs, cache)
-        # The optimizer would take a fifth of a second and find nothing.
-        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            return self._recorded(x, *inputs)
+        return run_traced(self._recorded, x, *inputs)
 
     def _record(
         self, plan: TorchPlan, x: Tensor, inputs: Sequence[Tensor], cache: KVCache
@@ -71,29 +67,12 @@ class TracedLayers:
         def layers(x: Tensor, *inputs: Tensor) -> Tensor:
             return self._decoder.through_layers(_with(plan, iter(inputs)), x, cache)
 
-        with warnings.catch_warnings():
-            # That it is deprecated, and which numbers are taken for constants.
-            warnings.simplefilter("ignore")
-            recorded: Callable[..., Tensor] = torch.jit.trace(  # type: ignore[no-untyped-call]
-                layers, (x, *inputs), check_trace=False
-            )
-        return recorded
+        return trace(layers, (x, *inputs))
 
 
 def _layer_fits(layer: LayerWeights, dtype: torch.dtype) -> bool:
     matrices = (layer.qkv, layer.o, layer.gate_up, layer.down)
-    return layer.experts is None and all(_fits(matrix, dtype) for matrix in matrices)
-
-
-def _fits(matrix: Weight, dtype: torch.dtype) -> bool:
-    """Whether one operator multiplies it with a row; torch cannot record how tiles are decoded."""
-    if isinstance(matrix, MergedWeight):
-        return all(_fits(part, dtype) for part in matrix.parts)
-    if isinstance(matrix, Int4Weight | Int8GroupsWeight):
-        return dtype == torch.bfloat16
-    if isinstance(matrix, Int8Weight):
-        return dtype == torch.bfloat16 and matrix.decode is None
-    return isinstance(matrix, Tensor)
+    return layer.experts is None and all(matrix.is_traceable(dtype) for matrix in matrices)
 
 
 def _inputs(plan: TorchPlan) -> Sequence[Tensor] | None:

@@ -1,5 +1,8 @@
 """Random packed matrices, with the numbers they stand for in fp64."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,9 +13,16 @@ from swiftchat.cuda.packed_matrix import (
     pack_int8,
     pack_int8_groups,
 )
+from swiftchat.engine.linear.plain_gpu import LinearKernels
 from tests.support.kernel_case import Inputs
 
 FORMS = [("INT8", 0), ("FP8", 0), ("INT4", 32), ("INT4", 64), ("INT4", 128), ("INT8", 32)]
+
+
+def kernels_without_gpu() -> LinearKernels:
+    """Kernels for tests of packed layouts on the CPU, which multiply nothing."""
+    kernels: Any = SimpleNamespace(gpu=SimpleNamespace(device=torch.device("cpu")))
+    return kernels
 
 
 def packed(

@@ -14,6 +14,8 @@ from swiftchat.engine.api.protocol import Finished, Logprob, Tokens
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.linear.plain import PlainWeight
+from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
@@ -322,6 +324,12 @@ REPACKED: dict[str, Callable[[Path], Any]] = {
 def random_ids(length: int, seed: int = 0) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
+
+
+def plain_tensor(weight: LinearWeight) -> torch.Tensor:
+    """The tensor of a weight that must be plain."""
+    assert isinstance(weight, PlainWeight)
+    return weight.tensor
 
 
 class Bench:

@@ -8,7 +8,7 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.quantize import quantize
-from swiftchat.engine.linear.w8a8 import LARGEST
+from swiftchat.engine.linear.activations import LARGEST
 from tests.support.kernel_case import DTYPES, Inputs, poisoned
 
 pytestmark = pytest.mark.gpu

@@ -17,6 +17,8 @@ from swiftchat.engine.decode.graph_runner import GraphRunner
 from swiftchat.engine.decode.pipeline_decode import PipelineDecode
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.linear.factory import KernelWeights
+from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.load.dummy import dummy_weights
 from swiftchat.engine.model.cuda_ops import CudaOps
 from swiftchat.engine.model.decoder import Decoder
@@ -152,8 +154,10 @@ def kernels_of_a_step(config: ModelConfig, stage: int, num_stages: int, num_rows
     """Keys of the kernels in a stage's graph, in order; the ops check shapes and dtypes."""
     device, gpu = torch.device("cpu"), collecting_gpu()
     share = shard_of(config, 1, 0, stage, num_stages)
-    weights = dummy_weights(config, torch.bfloat16, device, share=share)
-    ops = CudaOps(gpu, share, 256, 32)
+    kernels = LinearKernels(gpu, config.hidden_size)
+    factory = KernelWeights(kernels)
+    weights = dummy_weights(config, torch.bfloat16, device, share=share, factory=factory)
+    ops = CudaOps(kernels, share, 256, 32)
     stages: Any = SimpleNamespace(
         size=num_stages, is_first=stage == 0, is_last=stage == num_stages - 1
     )
@@ -300,7 +304,7 @@ def test_non_finite_logits_of_the_last_stage_fail_on_all_stages(tmp_path: Path) 
         engine.add(1, [5, 6, 7], GREEDY)
         ends = [event for _ in range(3) for _, event in engine.step()]
         if stage == 1:
-            engine.decoder.weights.lm_head.fill_(torch.nan)
+            tiny.plain_tensor(engine.decoder.weights.lm_head).fill_(torch.nan)
         while engine.has_work:
             ends += [event for _, event in engine.step()]
         assert runner.num_replays > 2

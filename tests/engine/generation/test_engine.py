@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Finished, Prefill, Tokens
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.model.memory import plan_cache
 from swiftchat.errors import BadModelFile, ContextOverflow, DeviceError, OutOfMemory, UsageError
 from tests.support import tiny
@@ -141,13 +142,12 @@ def test_an_unseeded_generation_reports_the_seed_that_repeats_it(folder: Path) -
 
 def test_logits_that_are_no_numbers_end_that_answer_only(folder: Path) -> None:
     engine = tiny.engine(folder)
-    poisoned = torch.zeros_like(engine.decoder.weights.embed)
+    embed = tiny.plain_tensor(engine.decoder.weights.embed)
+    poisoned = PlainWeight(torch.full_like(embed, torch.nan))
     engine.add(1, [5], GREEDY)
     good, engine.decoder.weights = (
         engine.decoder.weights,
-        type(engine.decoder.weights)(
-            poisoned * float("nan"), *list(vars(engine.decoder.weights).values())[1:]
-        ),
+        type(engine.decoder.weights)(poisoned, *list(vars(engine.decoder.weights).values())[1:]),
     )
     [(key, error)] = engine.step()
     assert key == 1 and isinstance(error, BadModelFile)

@@ -11,16 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
-from swiftchat.engine.linear import quantized as forms
+from swiftchat.engine.linear import grouped_cpu
+from swiftchat.engine.linear.factory import TorchWeights
+from swiftchat.engine.linear.grouped_cpu import Int4Weight
 from swiftchat.engine.linear.merged import MergedWeight
-from swiftchat.engine.linear.merged import reordered as stacked_reordered
-from swiftchat.engine.linear.quantized import (
-    Int4Weight,
-    Int8Weight,
-    QuantizedWeight,
-    packed_weight,
-    reordered,
-)
+from swiftchat.engine.linear.plain import PlainWeight
+from swiftchat.engine.linear.row_scaled_cpu import Float8Weight, Int8Weight
+from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
@@ -36,7 +33,8 @@ pytestmark = pytest.mark.skipif(
     reason="torch has no int4 kernel for this processor",
 )
 
-CLASSES = {"int4": Int4Weight, "int8": Int8Weight, "fp8": Int8Weight}
+quantized_weight = TorchWeights(keeps_quantized=True).quantized
+CLASSES = {"int4": Int4Weight, "int8": Int8Weight, "fp8": Float8Weight}
 # bfloat16 has 8 bits, the first among them: what is rounded is wrong by 2^−8 of itself at most.
 HALF_ULP = 2.0**-8
 
@@ -66,13 +64,13 @@ def random_kept(
 
 def test_int4_is_decoded_where_torch_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [random_kept("int4", 64, 64)[0]]
-    assert packed_weight(kept, torch.bfloat16) is not None
+    assert quantized_weight(kept, torch.bfloat16) is not None
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    forms._row_order.cache_clear()
+    grouped_cpu._row_order.cache_clear()
     try:
-        assert packed_weight(kept, torch.bfloat16) is None
+        assert quantized_weight(kept, torch.bfloat16) is None
     finally:
-        forms._row_order.cache_clear()
+        grouped_cpu._row_order.cache_clear()
 
 
 @pytest.mark.parametrize("form", WEIGHT_ONLY)
@@ -84,7 +82,7 @@ def test_products_against_fp64(form: str, rows: int, columns: int, dtype: torch.
     With torch's packed operator int4's zero, up to 8 factors, is rounded too.
     """
     kept, meant = random_kept(form, rows, columns)
-    weight = packed_weight([kept], dtype)
+    weight = quantized_weight([kept], dtype)
     assert isinstance(weight, CLASSES[form]) and tuple(weight.shape) == (rows, columns)
     unit = HALF_ULP if dtype == torch.bfloat16 else columns * 2.0**-24
     largest = torch.from_numpy(kept.scale).double().reshape(rows, -1)
@@ -95,7 +93,7 @@ def test_products_against_fp64(form: str, rows: int, columns: int, dtype: torch.
         x[:, 3] *= 50
         expected = x.double() @ meant.T
         sizes = x.double().abs() @ (meant.abs() + (8 * largest if form == "int4" else 0)).T
-        found = weight.product(x)
+        found = weight.matmul(x)
         assert found.dtype == dtype and found.shape == expected.shape
         assert ((found.double() - expected).abs() <= 3 * unit * sizes + 1e-30).all(), n
 
@@ -103,31 +101,31 @@ def test_products_against_fp64(form: str, rows: int, columns: int, dtype: torch.
 def test_parts_under_each_other_and_reordered() -> None:
     for form in WEIGHT_ONLY:
         (first, one), (second, two) = random_kept(form, 32, 64), random_kept(form, 48, 64, 1)
-        weight = packed_weight([first, second], torch.float32)
+        weight = quantized_weight([first, second], torch.float32)
         assert weight is not None
         eye = torch.eye(64)
-        assert torch.equal(weight.product(eye).T.double(), torch.cat([one, two]))
+        assert torch.equal(weight.matmul(eye).T.double(), torch.cat([one, two]))
         index = torch.randperm(80)
-        turned = reordered(weight, index)
-        assert not isinstance(turned, torch.Tensor)
-        assert torch.equal(turned.product(eye).T.double(), torch.cat([one, two])[index])
+        turned = weight.reordered(index)
+        assert torch.equal(turned.matmul(eye).T.double(), torch.cat([one, two])[index])
     mixed = [random_kept("int8", 32, 64)[0], random_kept("int4", 32, 64)[0]]
-    assert packed_weight(mixed, torch.float32) is None
+    assert quantized_weight(mixed, torch.float32) is None
 
 
 def test_matrices_in_several_forms_are_one_matrix() -> None:
     made = [random_kept(form, 32 * (i + 1), 64) for i, form in enumerate(WEIGHT_ONLY)]
-    parts = [packed_weight([kept], torch.float32) for kept, _ in made]
-    weight = MergedWeight([*(part for part in parts if part is not None), torch.ones(7, 64)])
+    parts = [quantized_weight([kept], torch.float32) for kept, _ in made]
+    plain = PlainWeight(torch.ones(7, 64))
+    weight = MergedWeight([*(part for part in parts if part is not None), plain])
     meant = torch.cat([meant for _, meant in made] + [torch.ones(7, 64).double()])
     assert weight.shape == meant.shape == (32 + 64 + 96 + 7, 64)
-    assert torch.equal(weight.product(torch.eye(64)).T.double(), meant)
+    assert torch.equal(weight.matmul(torch.eye(64)).T.double(), meant)
     index = torch.cat([torch.randperm(n) + at for n, at in ((32, 0), (64, 32), (96, 96), (7, 192))])
-    turned = stacked_reordered(weight, index)
+    turned = weight.reordered(index)
     assert isinstance(turned, MergedWeight)
-    assert torch.equal(turned.product(torch.eye(64)).T.double(), meant[index])
-    with pytest.raises(ValueError, match="belong to another"):
-        stacked_reordered(weight, index.flip(0))
+    assert torch.equal(turned.matmul(torch.eye(64)).T.double(), meant[index])
+    with pytest.raises(ValueError, match="between the parts"):
+        weight.reordered(index.flip(0))
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +143,7 @@ def quantized(plain: Path) -> dict[str, Path]:
     return {form: plain.with_name(form) for form in WEIGHT_ONLY}
 
 
-def matrices(bench: tiny.Bench) -> list[torch.Tensor | QuantizedWeight]:
+def matrices(bench: tiny.Bench) -> list[LinearWeight]:
     layers = bench.decoder.weights.layers
     return [m for layer in layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
 
@@ -174,9 +172,9 @@ def test_kept_layers_are_plain_and_their_neighbors_packed(plain: Path, tmp_path:
     convert(tmp_path / "out", tmp_path / "plain", dtype="float32")
     bench = tiny.Bench(tmp_path / "out", dtype=torch.float32)
     first, second = bench.decoder.weights.layers
-    assert isinstance(first.qkv, MergedWeight) and isinstance(first.down, torch.Tensor)
+    assert isinstance(first.qkv, MergedWeight) and isinstance(first.down, PlainWeight)
     q_and_k, v = first.qkv.parts
-    assert isinstance(q_and_k, Int4Weight) and isinstance(v, torch.Tensor)
+    assert isinstance(q_and_k, Int4Weight) and isinstance(v, PlainWeight)
     assert isinstance(first.o, Int4Weight) and isinstance(second.qkv, Int4Weight)
     ids = tiny.random_ids(9)
     expected = tiny.Bench(tmp_path / "plain").last_logits(ids)
@@ -186,8 +184,8 @@ def test_kept_layers_are_plain_and_their_neighbors_packed(plain: Path, tmp_path:
 KEPT_PACKED = {
     "awq": Int4Weight,
     "compressed-w8a8": Int8Weight,
-    "compressed-fp8": Int8Weight,
-    "fp8-row": Int8Weight,
+    "compressed-fp8": Float8Weight,
+    "fp8-row": Float8Weight,
 }
 
 
@@ -195,7 +193,7 @@ KEPT_PACKED = {
 def test_other_sources_run_as_they_are(tmp_path: Path, form: str) -> None:
     reference = quantized_model(tmp_path / "in", *SOURCES[form])
     bench = tiny.Bench(tmp_path / "in", dtype=torch.float32)
-    wanted = KEPT_PACKED.get(form, torch.Tensor)
+    wanted = KEPT_PACKED.get(form, PlainWeight)
     assert all(isinstance(matrix, wanted) for matrix in matrices(bench))
     ids = tiny.random_ids(30)
     with torch.inference_mode():

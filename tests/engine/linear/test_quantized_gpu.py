@@ -1,6 +1,5 @@
 """Quantized matrices for the kernels: how they are loaded, and what a GPU answers with them."""
 
-from functools import partial
 from pathlib import Path
 
 import gguf
@@ -9,13 +8,14 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.linear import Workspace
-from swiftchat.cuda.packed_matrix import PackedMatrix
 from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_schemes
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.decode.async_decode import AsyncDecode
+from swiftchat.engine.linear.factory import KernelWeights
 from swiftchat.engine.linear.merged import MergedWeight
-from swiftchat.engine.linear.quantized_gpu import packed_matrix, packed_product
+from swiftchat.engine.linear.plain import PlainWeight
+from swiftchat.engine.linear.plain_gpu import LinearKernels
+from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight, packed_matrix
 from swiftchat.engine.load.loader import stream_weights
 from swiftchat.engine.model.decoder import resident_bytes
 from swiftchat.weights.convert.convert import convert
@@ -27,7 +27,7 @@ from swiftchat.weights.quantization.quantize import QuantizationSpec
 from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Int8Groups, QuantizedMatrix
 from tests.support import tiny, tiny_gguf
 from tests.support.kernel_case import Inputs, assert_close
-from tests.support.packed_matrices import FORMS, packed, parts
+from tests.support.packed_matrices import FORMS, kernels_without_gpu, packed, parts
 from tests.support.tiny_llama import tiny_llama
 
 CPU = torch.device("cpu")
@@ -116,10 +116,11 @@ def test_packed_and_plain_tensors_are_loaded_side_by_side(
         torch.float32,
         CPU,
         lambda *bytes: told.append(bytes),
-        pack=partial(packed_matrix, device=CPU),
+        factory=KernelWeights(kernels_without_gpu()),
     )
-    assert all(isinstance(layer.down, PackedMatrix) for layer in weights.layers)
-    assert weights.embed.shape == (model.config.vocab_size, 128) and weights.embed.isfinite().all()
+    assert all(isinstance(layer.down, GpuQuantizedWeight) for layer in weights.layers)
+    assert weights.embed.shape == (model.config.vocab_size, 128)
+    assert tiny.plain_tensor(weights.embed).isfinite().all()
     done = [before for before, _ in told]
     assert done == sorted(done) and told[-1][0] == told[-1][1]
 
@@ -162,13 +163,14 @@ def test_what_weights_take_is_known_before(
         CPU,
         lambda *_: None,
         share,
-        pack=partial(packed_matrix, device=CPU),
+        factory=KernelWeights(kernels_without_gpu()),
     )
     first, second = weights.layers
     assert isinstance(first.qkv, MergedWeight) == (form in ("mixed", "Q4_K_M"))
     assert isinstance(first.gate_up, MergedWeight) == (form == "Q4_K_M")
-    assert isinstance(second.qkv, PackedMatrix) and isinstance(second.gate_up, PackedMatrix)
-    assert isinstance(weights.embed, PackedMatrix) == form.startswith("Q")
+    assert isinstance(second.qkv, GpuQuantizedWeight)
+    assert isinstance(second.gate_up, GpuQuantizedWeight)
+    assert isinstance(weights.embed, GpuQuantizedWeight) == form.startswith("Q")
     assert gpu_weight_bytes(share, packed_schemes(model.quantized_tensors), 2) == resident_bytes(
         weights
     )
@@ -178,7 +180,7 @@ def test_a_head_may_be_packed(quantized: dict[str, Path], tmp_path: Path) -> Non
     convert(quantized["head"], tmp_path / "plain", dtype="float32")
     ids = tiny.random_ids(30)
     bench = tiny.Bench(quantized["head"], dtype=torch.float32)
-    assert not isinstance(bench.decoder.weights.lm_head, torch.Tensor)
+    assert bench.decoder.weights.lm_head.is_quantized
     expected = tiny.Bench(tmp_path / "plain").last_logits(ids)
     torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
 
@@ -191,7 +193,7 @@ def test_a_gpu_answers_as_the_cpu(quantized: dict[str, Path], form: str) -> None
     params = SamplingParams(temperature=0, max_tokens=12)
     on_cpu, _ = tiny.run(tiny.engine(quantized[form]), prompts, params)
     engine = tiny.engine(quantized[form], device="cuda")
-    assert isinstance(engine.decoder.weights.layers[0].qkv, PackedMatrix)
+    assert isinstance(engine.decoder.weights.layers[0].qkv, GpuQuantizedWeight)
     assert "decoded" not in engine.info.device
     assert tiny.run(engine, prompts, params)[0] == on_cpu
 
@@ -228,7 +230,7 @@ def test_packed_experts_go_through_the_host(tmp_path: Path) -> None:
     on_cpu, _ = tiny.run(tiny.engine(tmp_path / "out", dtype="float32"), prompts, params)
     engine = tiny.engine(tmp_path / "out", device="cuda", dtype="float32")
     experts = engine.decoder.weights.layers[0].experts
-    assert experts is not None and isinstance(experts.each[0].down, PackedMatrix)
+    assert experts is not None and isinstance(experts.each[0].down, GpuQuantizedWeight)
     assert engine.graph_decode is None
     assert tiny.run(engine, prompts, params)[0] == on_cpu
 
@@ -245,8 +247,8 @@ def test_gguf_blocks_on_a_gpu(tmp_path: Path, type_name: str) -> None:
     _, expected = tiny.likelihoods(tiny.engine(tmp_path / "out"), prompt, params)
     engine = tiny.engine(tmp_path / "out", device="cuda")
     weights = engine.decoder.weights
-    assert isinstance(weights.embed, PackedMatrix)
-    assert isinstance(weights.layers[0].down, PackedMatrix)
+    assert isinstance(weights.embed, GpuQuantizedWeight)
+    assert isinstance(weights.layers[0].down, GpuQuantizedWeight)
     assert "decoded" not in engine.info.device
     _, found = tiny.likelihoods(engine, prompt, params)
     near = dict(expected[0].top)  # minima of 11 bits on a GPU
@@ -263,7 +265,7 @@ def test_matrices_in_several_forms_on_a_gpu(tmp_path: Path, source: str) -> None
     weights = engine.decoder.weights
     assert isinstance(weights.layers[0].qkv, MergedWeight)
     assert isinstance(weights.layers[0].gate_up, MergedWeight)
-    assert isinstance(weights.embed, PackedMatrix) == (source == "Q4_K_M")
+    assert isinstance(weights.embed, GpuQuantizedWeight) == (source == "Q4_K_M")
     assert isinstance(engine.graph_decode, AsyncDecode)
     assert all(map(engine.graph_decode.runner.uses_fused_kernels, (1, 4)))
     for n in (1, 3):
@@ -286,7 +288,7 @@ def with_plain_values(path: Path) -> Path:
 def test_torch_alone_on_a_gpu_computes_with_decoded_weights(quantized: dict[str, Path]) -> None:
     engine = tiny.engine(quantized["int8"], device="cuda", kernels=False)
     assert "torch only, weights decoded" in engine.info.device
-    assert isinstance(engine.decoder.weights.layers[0].qkv, torch.Tensor)
+    assert isinstance(engine.decoder.weights.layers[0].qkv, PlainWeight)
 
 
 @pytest.mark.gpu
@@ -298,5 +300,5 @@ def test_products_with_any_number_of_vectors(gpu: Gpu, form: str, group: int, n:
     x, bias = make.normal(n, 2048), make.normal(9000)
     for added in (None, bias):
         expected = x.double() @ meant.T + (0 if added is None else added.double())
-        product = packed_product(gpu, x, weight, added, Workspace(gpu, 9000))
-        assert_close(product, expected, 2.0**-8)  # weights may be rounded too
+        found = GpuQuantizedWeight(weight, LinearKernels(gpu, 9000)).matmul(x, added)
+        assert_close(found, expected, 2.0**-8)  # weights may be rounded too

@@ -10,9 +10,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.linear.activations import quantize_rows
 from swiftchat.engine.linear.merged import MergedWeight
-from swiftchat.engine.linear.quantized import Int8Weight
-from swiftchat.engine.linear.w8a8 import W8A8Weight, reordered, rounded
+from swiftchat.engine.linear.plain import PlainWeight
+from swiftchat.engine.linear.row_scaled_cpu import Float8Weight, Int8Weight
+from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
@@ -81,9 +83,9 @@ def test_logits_are_those_of_transformers(
     bench = tiny.Bench(tmp_path / "in", dtype=torch.float32)
     layer = bench.decoder.weights.layers[0]
     for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
-        assert isinstance(matrix, W8A8Weight) and isinstance(matrix.weight, Int8Weight)
-        assert (matrix.weight.decode is None) == (form == "int8")
-        assert (matrix.rounding.scale is None) != static
+        assert isinstance(matrix, W8A8Weight)
+        assert isinstance(matrix.weight, Int8Weight if form == "int8" else Float8Weight)
+        assert (matrix.scheme.scale is None) != static
     found = bench.logits(ids)
     effect, error = (unrounded - expected).abs(), (found - expected).abs()
     assert effect.mean() > 0.01  # what is rounded is seen
@@ -106,12 +108,12 @@ def test_a_prompt_is_the_same_at_once_and_token_by_token(tmp_path: Path) -> None
         x[7] *= 1000
         x[9] = 0
         assert isinstance(weight, W8A8Weight)
-        together = weight.product(x)
-        turned = reordered(weight, torch.arange(63, -1, -1))
+        together = weight.matmul(x)
+        turned = weight.reordered(torch.arange(63, -1, -1))
         assert isinstance(turned, W8A8Weight) and turned.shape == (64, 96)
-        assert torch.equal(turned.product(x), together.flip(1))
+        assert torch.equal(turned.matmul(x), together.flip(1))
         for n in (1, 3, 17):
-            alone = torch.cat([weight.product(some) for some in x.split(n)])
+            alone = torch.cat([weight.matmul(some) for some in x.split(n)])
             torch.testing.assert_close(alone, together, rtol=1e-5, atol=1e-5)
 
 
@@ -121,7 +123,7 @@ def test_roundings_against_their_description(form: str) -> None:
     x *= torch.logspace(-6, 6, 50).unsqueeze(1)
     x[3] = 0
     for scale in (None, 0.03):
-        codes, factors = rounded(x.bfloat16(), ActivationQuantization(form, scale))  # type: ignore[arg-type]
+        codes, factors = quantize_rows(x.bfloat16(), ActivationQuantization(form, scale))  # type: ignore[arg-type]
         wide = x.bfloat16().double()
         largest, most = (127.5, 127) if form == "int8" else (448, 448)
         if scale is None:
@@ -137,7 +139,7 @@ def test_roundings_against_their_description(form: str) -> None:
         assert ((codes - ratio).abs() <= half * (1 + 1e-5)).all()
         assert torch.equal(codes, codes.bfloat16().float())
         bad = torch.tensor([[1.0, float("nan")], [2.0, 3.0]])
-        codes, factors = rounded(bad, ActivationQuantization(form, scale))  # type: ignore[arg-type]
+        codes, factors = quantize_rows(bad, ActivationQuantization(form, scale))  # type: ignore[arg-type]
         assert (codes * factors)[0].isnan().any() and (codes * factors)[1].isfinite().all()
 
 
@@ -155,7 +157,7 @@ def test_what_is_declared_otherwise_is_not_rounded(tmp_path: Path) -> None:
         assert isinstance(bench.decoder.weights.layers[0].qkv, Int8Weight)
     made(tmp_path / "tensor", "int8", {**DYNAMIC, "strategy": "tensor"})
     down = tiny.Bench(tmp_path / "tensor").decoder.weights.layers[0].down
-    assert isinstance(down, W8A8Weight) and down.rounding == ActivationQuantization("int8")
+    assert isinstance(down, W8A8Weight) and down.scheme == ActivationQuantization("int8")
 
 
 def test_decoded_matrices_and_plain_ones(tmp_path: Path) -> None:
@@ -179,7 +181,7 @@ def test_decoded_matrices_and_plain_ones(tmp_path: Path) -> None:
     ids = tiny.random_ids(9)
     bench = tiny.Bench(tmp_path / "asymmetric", dtype=torch.float32)
     qkv = bench.decoder.weights.layers[0].qkv
-    assert isinstance(qkv, W8A8Weight) and isinstance(qkv.weight, torch.Tensor)
+    assert isinstance(qkv, W8A8Weight) and isinstance(qkv.weight, PlainWeight)
     expected = theirs_of(reference(tmp_path / "asymmetric"), ids)
     assert (bench.logits(ids[:1])[0] - expected[0]).abs().max() < 1e-4
     first, second = tiny.Bench(tmp_path / "plain v").decoder.weights.layers
@@ -195,7 +197,7 @@ def test_the_engine_answers_and_a_plain_copy_is_plain(tmp_path: Path) -> None:
     # Written as a plain model it is one, and says no more of its inputs.
     convert(tmp_path / "in", tmp_path / "plain", dtype="float32")
     layer = tiny.Bench(tmp_path / "plain").decoder.weights.layers[0]
-    assert isinstance(layer.down, torch.Tensor)
+    assert isinstance(layer.down, PlainWeight)
 
 
 def test_ranks_round_their_own_parts(tmp_path: Path) -> None:

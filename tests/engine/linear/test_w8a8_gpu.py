@@ -9,8 +9,9 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear import Workspace, linear, linear_residual
 from swiftchat.cuda.ops.quantize import quantize
 from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.w8a8 import W8A8Weight
-from swiftchat.engine.linear.w8a8_gpu import rounded_product
+from swiftchat.engine.linear.w8a8_gpu import matmul_w8a8
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.quantization.quantize import QuantizationSpec
 from swiftchat.weights.quantization.scheme import ActivationQuantization
@@ -42,7 +43,7 @@ def test_products(
     quantize(gpu, x, codes, factors, inputs, fixed_scale=given)
     expected = (codes.double() * factors.double().unsqueeze(1)) @ meant.T
     for added in (None, bias):
-        found = rounded_product(gpu, x, weight, rounding, added, Workspace(gpu, 6144))
+        found = matmul_w8a8(LinearKernels(gpu, 6144), x, weight, rounding, added)
         own_cores = (form, inputs) in (("INT8", "int8"), ("FP8", "fp8"))
         divisible = rows % (16 if inputs == "fp8" else 8) == 0
         if found is None:
@@ -59,11 +60,9 @@ def test_few_and_many_vectors_are_alike(gpu: Gpu, form: str, inputs: str) -> Non
     """The same vector alone, among 16 and among 200: a rounding of the result apart at most."""
     make = Inputs(9, torch.bfloat16)
     weight, _ = packed(make, form, 0, 1024, 4096, magnitude=0.02)
-    x, workspace = make.normal(200, 4096), Workspace(gpu, 1024)
+    x, kernels = make.normal(200, 4096), LinearKernels(gpu, 1024)
     rounding = ActivationQuantization(inputs)  # type: ignore[arg-type]
-    many, some, one = (
-        rounded_product(gpu, x[:n], weight, rounding, None, workspace) for n in (200, 16, 1)
-    )
+    many, some, one = (matmul_w8a8(kernels, x[:n], weight, rounding, None) for n in (200, 16, 1))
     assert many is not None and some is not None and one is not None
     assert_close(some[:1], one.double(), 2.0**-9)
     assert_close(many[:16], some.double(), 2.0**-9)

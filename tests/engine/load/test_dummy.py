@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,8 @@ import torch
 from swiftchat.engine.api.memory_estimate import gpu_weight_bytes
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.generation.build import build_engine
-from swiftchat.engine.linear.quantized import Int4Weight, packed_weight
-from swiftchat.engine.linear.quantized_gpu import packed_matrix
+from swiftchat.engine.linear.factory import KernelWeights
+from swiftchat.engine.linear.grouped_cpu import Int4Weight
 from swiftchat.engine.load.dummy import dummy_weights
 from swiftchat.engine.model.decoder import Decoder, DecoderWeights, resident_bytes
 from swiftchat.engine.model.kv_cache import KVCache
@@ -22,6 +21,7 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS, dummy_schemes
 from swiftchat.weights.parallel.tensor_parallel import shard_of
+from tests.support.packed_matrices import kernels_without_gpu
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 24
@@ -41,18 +41,20 @@ def small(name: str, **changes: object) -> ModelConfig:
 
 
 def tensors(weights: DecoderWeights) -> Iterator[torch.Tensor]:
-    yield from (weights.embed, weights.final_norm, weights.lm_head)
+    yield from (*weights.embed.tensors, weights.final_norm, *weights.lm_head.tensors)
     for layer in weights.layers:
-        yield from (tensor for tensor in vars(layer).values() if tensor is not None)
+        yield from (v for v in vars(layer).values() if isinstance(v, torch.Tensor))
+        for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            yield from matrix.tensors
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4", "w8a8-int8", "w8a8-fp8"])
 def test_packed_weights_compute_nearly_what_plain_ones_do(form: str) -> None:
     config = small("llama-3.1-8b")
-    packed = dummy_weights(config, torch.float32, CPU, form=form, pack=packed_weight)
-    assert not isinstance(packed.layers[1].down, torch.Tensor)
-    assert isinstance(packed.lm_head, torch.Tensor) == (form not in ("int8", "int4"))
+    packed = dummy_weights(config, torch.float32, CPU, form=form)
+    assert packed.layers[1].down.is_quantized
+    assert packed.lm_head.is_quantized != (form not in ("int8", "int4"))
     expected = logits(config, dummy_weights(config, torch.float32, CPU))
     off = torch.linalg.norm(logits(config, packed) - expected) / torch.linalg.norm(expected)
     most = {"int8": 0.02, "fp8": 0.1, "int4": 0.3, "w8a8-int8": 0.04, "w8a8-fp8": 0.15}
@@ -63,11 +65,13 @@ def test_packed_weights_compute_nearly_what_plain_ones_do(form: str) -> None:
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4", "w8a8-int8"])
 def test_what_they_take_on_a_gpu_is_known_before(name: str, form: str) -> None:
     config = small(name)
-    pack = partial(packed_matrix, device=CPU)
+    factory = KernelWeights(kernels_without_gpu())
     for share in (shard_of(config, 1, 0), shard_of(config, 2, 1)):
-        weights = dummy_weights(config, torch.bfloat16, CPU, share=share, form=form, pack=pack)
+        weights = dummy_weights(
+            config, torch.bfloat16, CPU, share=share, form=form, factory=factory
+        )
         assert gpu_weight_bytes(share, dummy_schemes(config, form), 2) == resident_bytes(weights)
-        assert isinstance(weights.lm_head, torch.Tensor) == (form not in ("int8", "int4"))
+        assert weights.lm_head.is_quantized != (form not in ("int8", "int4"))
         assert (weights.lm_head is weights.embed) == config.tied_embeddings
 
 
@@ -75,12 +79,11 @@ def test_packed_parts_of_ranks_are_those_of_one() -> None:
     config, eye = small("llama-3.1-8b"), torch.eye(1024)
     parts = [None, *(shard_of(config, 2, rank) for rank in range(2))]
     whole, *halves = (
-        dummy_weights(config, torch.float32, CPU, share=share, form="int4", pack=packed_weight)
-        for share in parts
+        dummy_weights(config, torch.float32, CPU, share=share, form="int4") for share in parts
     )
     found = [weights.layers[0].down for weights in (whole, *halves)]
     assert all(isinstance(down, Int4Weight) for down in found)
-    columns = [down.product(eye[: down.shape[1], : down.shape[1]]) for down in found]
+    columns = [down.matmul(eye[: down.shape[1], : down.shape[1]]) for down in found]
     assert torch.equal(columns[0], torch.cat(columns[1:]))
 
 
@@ -164,12 +167,12 @@ def test_ranks_have_together_what_one_has() -> None:
         dummy_weights(config, torch.float32, CPU, share=shard_of(config, 2, rank))
         for rank in range(2)
     )
-    assert torch.equal(torch.cat([first.embed, second.embed]), whole.embed)
+    assert torch.equal(torch.cat([first.embed.tensor, second.embed.tensor]), whole.embed.tensor)
     for one, two, both in zip(first.layers, second.layers, whole.layers, strict=True):
-        assert torch.equal(torch.cat([one.o, two.o], 1), both.o)
-        assert torch.equal(torch.cat([one.down, two.down], 1), both.down)
-        gates_and_ups = [half for rank in (one, two) for half in rank.gate_up.chunk(2)]
-        assert torch.equal(torch.cat([gates_and_ups[i] for i in (0, 2, 1, 3)]), both.gate_up)
+        assert torch.equal(torch.cat([one.o.tensor, two.o.tensor], 1), both.o.tensor)
+        assert torch.equal(torch.cat([one.down.tensor, two.down.tensor], 1), both.down.tensor)
+        gates_and_ups = [half for rank in (one, two) for half in rank.gate_up.tensor.chunk(2)]
+        assert torch.equal(torch.cat([gates_and_ups[i] for i in (0, 2, 1, 3)]), both.gate_up.tensor)
         assert two.o_bias is None and torch.equal(one.o_bias, both.o_bias)
         assert torch.equal(two.attn_norm, both.attn_norm)
         assert two.qkv_bias.shape == (both.qkv_bias.shape[0] // 2,)
@@ -184,6 +187,8 @@ def test_stages_have_together_what_one_has() -> None:
     )
     layers = [*first.layers, *last.layers]
     assert len(first.layers) == len(last.layers) == 1
-    assert all(torch.equal(a.qkv, b.qkv) for a, b in zip(layers, whole.layers, strict=True))
-    assert torch.equal(first.embed, whole.embed) and torch.equal(last.lm_head, whole.lm_head)
+    for ours, theirs in zip(layers, whole.layers, strict=True):
+        assert torch.equal(ours.qkv.tensor, theirs.qkv.tensor)
+    assert torch.equal(first.embed.tensor, whole.embed.tensor)
+    assert torch.equal(last.lm_head.tensor, whole.lm_head.tensor)
     assert first.final_norm is None and torch.equal(last.final_norm, whole.final_norm)

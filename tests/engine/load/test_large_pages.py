@@ -24,7 +24,7 @@ def test_tensors_stay_what_they_are_and_lie_one_after_the_other(
     copies = [tensor.clone() for tensor in tensors]
     pages = LargePages()
     for tensor in tensors:
-        pages.take_in(tensor)
+        pages.move_in(tensor)
     for tensor, copy in zip(tensors, copies, strict=True):
         assert tensor.dtype == copy.dtype and torch.equal(tensor, copy)
     small, other, large, _, _ = (tensor.data_ptr() for tensor in tensors)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from swiftchat.engine.load import streaming
 from swiftchat.engine.load.loader import load_weights, stream_weights
-from swiftchat.engine.load.streaming import Copy, ahead, stream_in
+from swiftchat.engine.load.streaming import Copy, run_ahead, stream_in
 from swiftchat.engine.model.decoder import DecoderWeights
 from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.convert.convert import convert
@@ -59,12 +59,16 @@ def num_open_files() -> int:
 
 def tensors(weights: DecoderWeights) -> dict[str, Tensor | None]:
     found: dict[str, Tensor | None] = {
-        "embed": weights.embed,
+        "embed": tiny.plain_tensor(weights.embed),
         "final_norm": weights.final_norm,
-        "lm_head": weights.lm_head,
+        "lm_head": tiny.plain_tensor(weights.lm_head),
     }
     for i, layer in enumerate(weights.layers):
-        found |= {f"{i}.{name}": value for name, value in vars(layer).items() if name != "experts"}
+        for name, value in vars(layer).items():
+            if name in ("qkv", "o", "gate_up", "down"):
+                found[f"{i}.{name}"] = tiny.plain_tensor(value)
+            elif name != "experts":
+                found[f"{i}.{name}"] = value
         if layer.experts is not None:
             found |= {f"{i}.expert.{n}": t for n, t in enumerate(layer.experts.tensors)}
             found |= {f"{i}.{name}": None for name in ("gate_up", "down")}  # which are empty
@@ -183,8 +187,10 @@ def test_of_a_part_no_more_is_in_memory_than_the_part(llama: Path) -> None:
         return start <= tensor.data_ptr() < start + len(mapped)
 
     layer = weights.layers[0]
-    assert in_file(weights.embed) and in_file(weights.lm_head)
-    for tensor in (layer.qkv, layer.o, layer.gate_up, layer.down):
+    assert in_file(tiny.plain_tensor(weights.embed))
+    assert in_file(tiny.plain_tensor(weights.lm_head))
+    for weight in (layer.qkv, layer.o, layer.gate_up, layer.down):
+        tensor = tiny.plain_tensor(weight)
         assert not in_file(tensor) and tensor.untyped_storage().nbytes() == tensor.nbytes
     assert layer.o.shape == (48, 24) and layer.down.shape == (48, 40)
     assert weights.embed.shape == (48, 48)  # of 97 ids the first rank has one more
@@ -262,7 +268,7 @@ def test_threads_work_some_jobs_ahead() -> None:
 
     found = []
     with pytest.raises(ValueError, match="thirty"):
-        for number in ahead([partial(job, i) for i in range(100)], 3, torch.device("cpu")):
+        for number in run_ahead([partial(job, i) for i in range(100)], 3, torch.device("cpu")):
             found.append(number)
             assert len(begun) <= number + 4  # those that are waited for, and this one
     assert found == list(range(30)) and len(begun) <= 34

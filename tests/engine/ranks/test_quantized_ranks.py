@@ -19,8 +19,9 @@ from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.engine.comm.pipeline import GlooPipeline
 from swiftchat.engine.generation.build import build_engine
+from swiftchat.engine.linear.grouped_cpu import Int4Weight
 from swiftchat.engine.linear.merged import MergedWeight
-from swiftchat.engine.linear.quantized import Int4Weight, packed_weight
+from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.model import memory
 from swiftchat.engine.model.decoder import resident_bytes
 from swiftchat.engine.ranks.auto_tp import resolve_tp
@@ -32,7 +33,7 @@ from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpe
 from swiftchat.weights.quantization.scheme import Int4, slice_matrix
 from tests.engine.comm import test_pipeline as stages
 from tests.engine.comm.test_communicator import assert_ranks_equal_one
-from tests.engine.linear.test_quantized import matrices, random_kept
+from tests.engine.linear.test_quantized import matrices, quantized_weight, random_kept
 from tests.engine.ranks.test_spmd import mock_gpus
 from tests.support import tiny, tiny_gguf
 from tests.support.quantized_models import FORMATS as SOURCES
@@ -69,7 +70,7 @@ def is_packed(bench: tiny.Bench) -> bool:
     experts = [e for layer in layers if layer.experts is not None for e in layer.experts.each]
     found = [*matrices(bench), *(m for e in experts for m in (e.gate_up, e.down))]
     # Beside experts a layer's own are empty.
-    return not any(isinstance(matrix, torch.Tensor) and matrix.numel() for matrix in found)
+    return all(matrix.is_quantized or not matrix.nbytes for matrix in found)
 
 
 def benches(folder: Path, tp: int) -> list[tiny.Bench]:
@@ -89,9 +90,9 @@ def test_a_part_is_that_of_what_is_meant(
         part = slice_matrix(kept, axis, spans)
         assert part is not None
         expected = torch.cat([meant.narrow(axis, a, b - a) for a, b in spans], axis)
-        weight = packed_weight([part], torch.float32)
+        weight = quantized_weight([part], torch.float32)
         assert weight is not None
-        found = weight.product(torch.eye(expected.shape[1])).T
+        found = weight.matmul(torch.eye(expected.shape[1])).T
         assert torch.equal(found.double(), expected)
 
 
@@ -136,7 +137,7 @@ def test_groups_on_several_ranks_are_cut_or_decoded(tmp_path: Path) -> None:
     folder = make("llama", "int4", tmp_path / "32", hidden_size=64)
     for bench in benches(folder, 4):
         first = bench.decoder.weights.layers[0]
-        assert isinstance(first.o, torch.Tensor) and isinstance(first.down, Int4Weight)
+        assert isinstance(first.o, PlainWeight) and isinstance(first.down, Int4Weight)
 
 
 @pytest.mark.parametrize("form", ["gptq", "awq", "compressed-w8a8", "fp8-blocks"])
@@ -145,7 +146,7 @@ def test_other_sources_on_two_ranks(tmp_path: Path, form: str) -> None:
     quantized_model(tmp_path / "in", settings, pack)
     for bench in benches(tmp_path / "in", 2):
         layer = bench.decoder.weights.layers[0]
-        assert isinstance(layer.qkv, torch.Tensor) == (form == "fp8-blocks")
+        assert isinstance(layer.qkv, PlainWeight) == (form == "fp8-blocks")
 
 
 @pytest.mark.parametrize("family", ["llama-biases", "stablelm"])
@@ -169,7 +170,7 @@ def test_blocks_of_gguf_on_two_ranks(tmp_path: Path, type_name: str) -> None:
     convert(tmp_path / "m.gguf", tmp_path / "out", packed=True, dtype="float32")
     for bench in benches(tmp_path / "out", 2):
         weights = bench.decoder.weights
-        assert is_packed(bench) and not isinstance(weights.embed, torch.Tensor)
+        assert is_packed(bench) and weights.embed.is_quantized
         assert weights.embed is weights.lm_head
 
 
@@ -181,14 +182,14 @@ def test_stages_keep_their_layers_packed(tmp_path: Path) -> None:
         config = replace(stages.TWO, pp=2, cache_tokens=256)
         engine = build_engine(folder, config, stages=GlooPipeline(store, stage, 2, 60))
         weights = engine.decoder.weights
-        packed = not isinstance(weights.layers[0].down, torch.Tensor)
+        packed = weights.layers[0].down.is_quantized
         return stages.answered(engine), engine.info, packed
 
     with stages.threads_in_turn(), ThreadPoolExecutor(2) as pool:
         found = list(pool.map(of_stage, range(2)))
     one = tiny.engine(folder, chunk_tokens=16)
     expected, embed = stages.answered(one), one.decoder.weights.embed
-    assert isinstance(embed, torch.Tensor)
+    assert isinstance(embed, PlainWeight)
     for answer, _, packed in found:
         assert answer[:2] == expected[:2] and packed
     # The first stage and the last have the embedding, which is a head in the last.

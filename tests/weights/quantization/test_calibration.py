@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from swiftchat.chat import cli
 from swiftchat.chat.subcommands import calibration
 from swiftchat.engine.calibrate import write_statistics
-from swiftchat.engine.linear.quantized import Int4Weight
+from swiftchat.engine.linear.grouped_cpu import Int4Weight
 from swiftchat.errors import FileSystemError
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.convert.convert import convert

@@ -1,0 +1,94 @@
+"""The classes of weights that each device computes with."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from swiftchat.engine.linear.grouped_cpu import Int4Weight, Int8GroupsWeight
+from swiftchat.engine.linear.merged import MergedWeight
+from swiftchat.engine.linear.plain import PlainWeight
+from swiftchat.engine.linear.plain_gpu import GpuMergedWeight, GpuPlainWeight, LinearKernels
+from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight, packed_matrix
+from swiftchat.engine.linear.row_scaled_cpu import Float8Weight, Int8Weight
+from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Int8Groups, QuantizedMatrix
+
+_CPU_WEIGHTS: Mapping[
+    type[QuantizedMatrix], Callable[[Sequence[Any], torch.dtype], LinearWeight | None]
+] = MappingProxyType(
+    {
+        Int4: Int4Weight.from_parts,
+        Int8: Int8Weight.from_parts,
+        Int8Groups: Int8GroupsWeight.from_parts,
+        Float8: Float8Weight.from_parts,
+    }
+)
+
+
+class WeightFactory(Protocol):
+    """Makes the weights of one device."""
+
+    keeps_quantized: bool  # else quantized matrices are dequantized when they are loaded
+
+    def plain(self, tensor: Tensor) -> LinearWeight: ...
+    def quantized(
+        self, parts: Sequence[QuantizedMatrix], dtype: torch.dtype
+    ) -> LinearWeight | None:
+        """The parts one below the other as one weight for activations of `dtype`.
+
+        None if they differ in scheme, or if no class computes with them.
+        """
+
+    def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight: ...
+
+
+class TorchWeights:
+    """Weights for torch's operators; on the CPU it may keep quantized ones."""
+
+    def __init__(self, *, keeps_quantized: bool) -> None:
+        self.keeps_quantized = keeps_quantized
+
+    def plain(self, tensor: Tensor) -> LinearWeight:
+        return PlainWeight(tensor)
+
+    def quantized(
+        self, parts: Sequence[QuantizedMatrix], dtype: torch.dtype
+    ) -> LinearWeight | None:
+        scheme = type(parts[0])
+        if not self.keeps_quantized or any(type(part) is not scheme for part in parts):
+            return None
+        return _CPU_WEIGHTS[scheme](parts, dtype)
+
+    def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
+        return MergedWeight(parts)
+
+
+class KernelWeights:
+    """Weights for the project's kernels on a GPU."""
+
+    keeps_quantized = True
+
+    def __init__(self, kernels: LinearKernels) -> None:
+        self._kernels = kernels
+
+    def plain(self, tensor: Tensor) -> LinearWeight:
+        return GpuPlainWeight(tensor, self._kernels)
+
+    def quantized(
+        self, parts: Sequence[QuantizedMatrix], dtype: torch.dtype
+    ) -> LinearWeight | None:
+        matrix = packed_matrix(parts, dtype, self._kernels.gpu.device)
+        return None if matrix is None else GpuQuantizedWeight(matrix, self._kernels)
+
+    def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
+        return GpuMergedWeight(parts)
+
+
+def weight_factory(device: torch.device, kernels: LinearKernels | None = None) -> WeightFactory:
+    """The factory for kernels on a GPU, if there are any, else for torch's operators."""
+    if kernels is not None:
+        return KernelWeights(kernels)
+    return TorchWeights(keeps_quantized=device.type == "cpu")

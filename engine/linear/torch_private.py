@@ -1,0 +1,101 @@
+"""The private interfaces of torch that this project calls.
+
+The project declares torch >=2.6,<2.14. Every function here was checked with torch 2.13.0 only;
+`tests/engine/linear/test_torch_private.py` compares each with the public expression that its
+docstring names, and finds out whether another version has it.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def pack_int4_cpu(values: Tensor) -> Tensor:
+    """Pack int32 values 0 to 15 [rows, columns] for `matmul_int4_cpu`: uint8 [rows, columns / 2].
+
+    Calls `_convert_weight_to_int4pack_for_cpu`. Checked with torch 2.13.0. The order of the
+    values is not documented and depends on the width of the processor's vectors. Public
+    equivalent: none; without it the values stay unpacked.
+    """
+    packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values, 1)
+    return packed
+
+
+def matmul_int4_cpu(x: Tensor, packed: Tensor, group_size: int, scale_and_zero: Tensor) -> Tensor:
+    """Return x [n, columns] times an int4 matrix transposed: bf16 [n, rows].
+
+    `packed` is a result of `pack_int4_cpu`; `scale_and_zero` [groups, rows, 2] defines
+    weight = (q - 8) * scale + zero. Calls `_weight_int4pack_mm_for_cpu`. Checked with torch
+    2.13.0. Public equivalent: `x @ ((q - 8) * scale + zero).T`.
+    """
+    return torch._weight_int4pack_mm_for_cpu(x, packed, group_size, scale_and_zero)
+
+
+def matmul_int8_cpu(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
+    """Return x [n, columns] times (values * scale) transposed: bf16 [n, rows].
+
+    `values` int8 [rows, columns], `scale` [rows] of x's dtype. Calls `_weight_int8pack_mm`.
+    Checked with torch 2.13.0. Public equivalent: `x @ (values * scale.unsqueeze(1)).T`.
+    """
+    return torch._weight_int8pack_mm(x, values, scale)
+
+
+def matmul_int8_cuda(x: Tensor, values: Tensor, out: Tensor) -> None:
+    """Write x [n, k] times values [k, rows], both int8, into `out` int32 [n, rows].
+
+    Calls `_int_mm`. Checked with torch 2.13.0. Public equivalent:
+    `out.copy_(x.double() @ values.double())`.
+    """
+    torch._int_mm(x, values, out=out)
+
+
+def matmul_fp8_cuda(
+    x: Tensor,
+    values: Tensor,
+    x_scale: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return x_scale * (x [n, k] times values [k, rows]) * scale + bias in `dtype`: [n, rows].
+
+    `x` and `values` are float8_e4m3fn; `x_scale` [n, 1] and `scale` [1, rows] are fp32. Products
+    are summed in fp32: fast accumulation would keep 14 bits. Calls `_scaled_mm`. Checked with
+    torch 2.13.0. Public equivalent: `(x.float() @ values.float()) * x_scale * scale + bias`.
+    """
+    return torch._scaled_mm(
+        x,
+        values,
+        scale_a=x_scale,
+        scale_b=scale,
+        bias=bias,
+        out_dtype=dtype,
+        use_fast_accum=False,
+    )
+
+
+def trace(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Callable[..., Tensor]:
+    """Trace `function` with `torch.jit.trace`, without a check run, and return what replays it.
+
+    Public but deprecated and untyped. Checked with torch 2.13.0 up to Python 3.13. Public
+    equivalent: `function` itself.
+    """
+    with warnings.catch_warnings():
+        # The deprecation, and values that tracing takes for constants.
+        warnings.simplefilter("ignore")
+        traced: Callable[..., Tensor] = torch.jit.trace(  # type: ignore[no-untyped-call]
+            function, tuple(inputs), check_trace=False
+        )
+    return traced
+
+
+def run_traced(traced: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Call a result of `trace` without torch's graph optimizer.
+
+    The optimizer takes a fifth of a second and finds nothing. `torch.jit.optimized_execution` is
+    undocumented. Checked with torch 2.13.0. Public equivalent: `traced(*inputs)`.
+    """
+    with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+        return traced(*inputs)

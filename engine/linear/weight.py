@@ -1,0 +1,126 @@
+"""The interface of the weight matrices of linear layers."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.packed_matrix import Matrix
+from swiftchat.engine.linear.activations import quantize_rows
+from swiftchat.errors import DeviceError
+from swiftchat.weights.quantization.scheme import ActivationQuantization
+
+# W8A8 multiplies with quantized activations divided by this power of two, which is exact in every
+# dtype: fp16 can then hold their sums.
+_SHIFT = 256.0
+
+
+class LinearWeight(Protocol):
+    """A matrix [rows, columns], outputs by inputs, in any format on any device.
+
+    A new format is one class that implements `shape`, `dtype`, `tensors` and `matmul`, overrides
+    the defaults that it can do better, and has an entry in `engine.linear.factory`.
+    """
+
+    supports_rows: ClassVar[bool] = False  # whether it can be a table of embeddings
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The dtype of the activations that it was made for."""
+
+    @property
+    @abstractmethod
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that holds a part of the matrix."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def owned_tensors(self) -> list[Tensor]:
+        """The tensors that cannot be views of a mapped file."""
+        return []
+
+    @property
+    def kernel_matrices(self) -> Sequence[Matrix]:
+        """The matrices that GPU kernels read, one launch each, from the first row to the last.
+
+        Empty if the fused decode kernels cannot compute with this weight.
+        """
+        return ()
+
+    @property
+    def is_quantized(self) -> bool:
+        return True
+
+    @abstractmethod
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return x [n, columns] times the matrix transposed, plus bias [rows]: [n, rows].
+
+        The result has the dtype of x.
+        """
+
+    def matmul_fp32(self, x: Tensor) -> Tensor:
+        """Return `matmul` in fp32, rounded to the dtype of x only where a kernel has to."""
+        return self.matmul(x).float()
+
+    def matmul_w8a8(
+        self, x: Tensor, scheme: ActivationQuantization, bias: Tensor | None = None
+    ) -> Tensor:
+        """Return `matmul` with every row of x quantized to 8 bits by `scheme`."""
+        quantized, scales = quantize_rows(x, scheme)
+        out = self.matmul((quantized / _SHIFT).to(x.dtype))
+        out = (out.float() * (scales * _SHIFT)).to(x.dtype)
+        return out if bias is None else out + bias
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return the rows `ids` [n] as [n, columns] in `dtype`, by torch's operators.
+
+        Raises `DeviceError` if only kernels can read the format.
+        """
+        raise DeviceError(f"torch cannot look up rows of a {type(self).__name__}")
+
+    def reordered(self, order: Tensor) -> "LinearWeight":
+        """Return a weight whose row i is row `order[i]` of this one."""
+        return ReorderedWeight(self, order)
+
+    def transposed(self, *, copy: bool) -> "LinearWeight":
+        """Return the matrix with rows and columns exchanged, contiguous if `copy`, else a view."""
+        raise DeviceError(f"a {type(self).__name__} cannot be transposed")
+
+    def is_traceable(self, dtype: torch.dtype) -> bool:
+        """Whether torch can trace `matmul` of one row in `dtype`: it must not loop over tiles."""
+        return False
+
+
+@dataclass(frozen=True)
+class ReorderedWeight(LinearWeight):
+    """The rows `order` of a weight whose packed layout does not allow them to be moved."""
+
+    weight: LinearWeight
+    order: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.order), self.weight.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return self.weight.tensors
+
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        out = self.weight.matmul(x)[:, self.order]
+        return out if bias is None else out + bias

@@ -1,0 +1,168 @@
+"""The decoder's weights, assembled from the tensors of a checkpoint."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from swiftchat.engine.linear.factory import WeightFactory
+from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.model.decoder import DecoderWeights, LayerWeights
+from swiftchat.engine.model.moe import Expert, Experts
+from swiftchat.weights.architectures.tensors import (
+    layer_tensors,
+    tensor_name,
+    tensors_after_layers,
+    tensors_before_layers,
+)
+from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice
+
+# Names of a checkpoint's tensors, each with the part of it that this rank has.
+Wanted = Sequence[tuple[str, TensorSlice]]
+
+
+class Placement(Protocol):
+    """Brings the wanted parts of tensors to the device and joins them.
+
+    Row parts come one below the other, column parts side by side. `assemble` calls it in the same
+    order for every model of one configuration.
+    """
+
+    factory: WeightFactory
+
+    def tensor(self, wanted: Wanted) -> Tensor:
+        """The parts as a float tensor."""
+
+    def weight(self, wanted: Wanted, *, is_table: bool = False) -> LinearWeight:
+        """The parts as a matrix, quantized where the device computes with its scheme.
+
+        A table of embeddings must support `rows`.
+        """
+
+
+def assemble(share: Shard, placement: Placement, dtype: torch.dtype) -> DecoderWeights:
+    """The weights of a shard, computed with in `dtype`, in the layout of the checkpoint.
+
+    `canonicalize` brings them into the decoder's layout.
+    """
+    return _Assembler(share, placement, dtype).decoder_weights()
+
+
+class _Assembler:
+    def __init__(self, share: Shard, placement: Placement, dtype: torch.dtype) -> None:
+        self._share = share
+        self._config = share.config
+        self._placement = placement
+        self._dtype = dtype
+        self._outside = [*tensors_before_layers(share.config), *tensors_after_layers(share.config)]
+
+    def decoder_weights(self) -> DecoderWeights:
+        layers = [self._layer(i) for i in range(*self._share.layers)]
+        embed = self._matrix("embed", is_table=True)
+        return DecoderWeights(
+            embed=embed,
+            positions=self._optional("positions"),
+            project_in=self._projection("project_in"),
+            embed_norm=self._optional("embed_norm"),
+            embed_norm_bias=self._optional("embed_norm_bias"),
+            layers=layers,
+            final_norm=self._optional("final_norm"),
+            final_norm_bias=self._optional("final_norm_bias"),
+            project_out=self._projection("project_out"),
+            lm_head=embed if self._config.tied_embeddings else self._matrix("lm_head"),
+            lm_head_bias=self._optional("lm_head_bias"),
+        )
+
+    def _layer(self, i: int) -> LayerWeights:
+        return LayerWeights(
+            attn_norm=self._optional("attn_norm", layer=i),
+            attn_norm_bias=self._optional("attn_norm_bias", layer=i),
+            qkv=self._matrix("qkv", "q", "k", "v", layer=i),
+            qkv_bias=self._optional("qkv_bias", "q_bias", "k_bias", "v_bias", layer=i),
+            q_norm=self._optional("q_norm", layer=i),
+            k_norm=self._optional("k_norm", layer=i),
+            o=self._matrix("o", layer=i),
+            o_bias=self._optional("o_bias", layer=i),
+            attn_out_norm=self._optional("attn_out_norm", layer=i),
+            mlp_norm=self._optional("mlp_norm", layer=i),
+            mlp_norm_bias=self._optional("mlp_norm_bias", layer=i),
+            gate_up=self._matrix("gate_up", "gate", "up", layer=i),
+            gate_up_bias=self._optional("gate_up_bias", "gate_bias", "up_bias", layer=i),
+            down=self._matrix("down", layer=i),
+            down_bias=self._optional("down_bias", layer=i),
+            mlp_out_norm=self._optional("mlp_out_norm", layer=i),
+            sinks=self._optional("sinks", layer=i),
+            experts=self._experts(i) if "router" in layer_tensors(self._config, i) else None,
+        )
+
+    def _experts(self, i: int) -> Experts:
+        fused = "experts_gate_up" in layer_tensors(self._config, i)
+        shared = None
+        if self._config.shared_expert_size:
+            gate_up = self._matrix("shared_gate", "shared_up", layer=i)
+            shared = Expert(gate_up, self._matrix("shared_down", layer=i))
+        return Experts(
+            router=self._required("router", layer=i),
+            router_bias=self._optional("router_bias", layer=i),
+            each=list(self._fused_experts(i) if fused else self._separate_experts(i)),
+            shared=shared,
+            shared_router=self._optional("shared_router", layer=i),
+        )
+
+    def _separate_experts(self, i: int) -> Iterator[Expert]:
+        """The experts of a checkpoint that has tensors for each of them."""
+        parts = self._share.slices
+
+        def weight(expert: int, *canonical: str) -> LinearWeight:
+            pairs = [
+                (tensor_name(self._config, name, i, expert), parts[name]) for name in canonical
+            ]
+            return self._placement.weight(
+                [(name, part) for name, part in pairs if part is not None]
+            )
+
+        for expert in range(self._config.num_experts):
+            gate_up = weight(expert, "expert_gate", "expert_up")
+            yield Expert(gate_up, weight(expert, "expert_down"))
+
+    def _fused_experts(self, i: int) -> Iterator[Expert]:
+        """The experts of a checkpoint that has one tensor for all of them."""
+        gate_up = self._required("experts_gate_up", layer=i)
+        down = self._required("experts_down", layer=i)
+        biases = [self._optional(f"experts_{name}_bias", layer=i) for name in ("gate_up", "down")]
+        plain = self._placement.factory.plain
+        for e in range(self._config.num_experts):
+            own_biases = (None if bias is None else bias[e] for bias in biases)
+            yield Expert(plain(gate_up[e]), plain(down[e]), *own_biases)
+
+    def _matrix(
+        self, *canonical: str, layer: int | None = None, is_table: bool = False
+    ) -> LinearWeight:
+        """The named matrices as one weight; an empty one if this rank has none of them."""
+        wanted = self._wanted(canonical, layer)
+        if not wanted:
+            return self._placement.factory.plain(torch.empty(0, 0, dtype=self._dtype))
+        return self._placement.weight(wanted, is_table=is_table)
+
+    def _projection(self, canonical: str) -> LinearWeight | None:
+        tensor = self._optional(canonical)
+        return None if tensor is None else self._placement.factory.plain(tensor)
+
+    def _required(self, *canonical: str, layer: int) -> Tensor:
+        tensor = self._optional(*canonical, layer=layer)
+        return torch.empty(0) if tensor is None else tensor
+
+    def _optional(self, *canonical: str, layer: int | None = None) -> Tensor | None:
+        """The named tensors joined; None if this rank has none of them."""
+        wanted = self._wanted(canonical, layer)
+        return self._placement.tensor(wanted) if wanted else None
+
+    def _wanted(self, canonical: Sequence[str], layer: int | None) -> Wanted:
+        known = self._outside if layer is None else layer_tensors(self._config, layer)
+        return [
+            (tensor_name(self._config, name, layer, number), part)
+            for name in canonical
+            if name in known and (part := self._share.slices[name]) is not None
+            for number in self._share.indices(name)
+        ]

@@ -1,0 +1,121 @@
+"""Quantized tensors of a checkpoint: kept in their scheme if possible, else dequantized."""
+
+import math
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_schemes
+from swiftchat.engine.linear.factory import WeightFactory
+from swiftchat.engine.linear.w8a8 import W8A8Weight, activation_scheme
+from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.load.assemble import Wanted
+from swiftchat.weights.architectures.tensors import expected_tensors
+from swiftchat.weights.model.checkpoint import Checkpoint
+from swiftchat.weights.parallel.tensor_parallel import Shard
+from swiftchat.weights.quantization.scheme import QuantizedMatrix, Scheme, slice_matrix
+from swiftchat.weights.quantization.stored_tensor import as_float32
+
+
+def resident_estimate(
+    share: Shard, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Bytes of a shard's weights, of a checkpoint with quantized tensors.
+
+    On the CPU a lower bound: some of them may have to be dequantized, which shows when they are
+    read.
+    """
+    packed = checkpoint.quantized
+    if device.type != "cpu":
+        return gpu_weight_bytes(share, packed_schemes(packed), dtype.itemsize)
+    whole_bytes = {
+        name: checkpoint.nbytes(name)
+        if name in packed and packed[name].packed is not None
+        else math.prod(shape) * dtype.itemsize
+        for name, shape in expected_tensors(share.config).items()
+    }
+    return share.weights_bytes(whole_bytes)
+
+
+def load_matrix(
+    checkpoint: Checkpoint,
+    wanted: Wanted,
+    factory: WeightFactory,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_table: bool,
+) -> LinearWeight:
+    """Load the wanted parts as one weight, with quantized activations if the checkpoint has them.
+
+    Neighbors in one scheme become one matrix, and so do those that are dequantized; several
+    matrices become a merged weight.
+    """
+    runs = [list(run) for _, run in groupby(wanted, lambda one: _scheme(checkpoint, one[0]))]
+    found = [(run, _load_quantized(checkpoint, run, factory, dtype, is_table)) for run in runs]
+    parts: list[LinearWeight] = []
+    for is_quantized, some in groupby(found, lambda each: each[1] is not None):
+        if is_quantized:
+            parts += [weight for _, weight in some if weight is not None]
+        else:
+            plain = [one for run, _ in some for one in run]
+            parts.append(factory.plain(dequantize(checkpoint, plain, dtype, device)))
+    weight = parts[0] if len(parts) == 1 else factory.merged(parts)
+    if is_table:
+        return weight
+    scheme = activation_scheme([checkpoint.quantized.get(name) for name, _ in wanted])
+    return weight if scheme is None else W8A8Weight(weight, scheme)
+
+
+def dequantize(
+    checkpoint: Checkpoint, wanted: Wanted, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Load the wanted parts joined in `dtype`; some of their tensors are quantized."""
+
+    def whole(name: str) -> Tensor:
+        if name not in checkpoint.quantized:
+            array = as_float32(checkpoint.read(name), checkpoint.tensors[name].dtype)
+            return torch.from_numpy(array).to(dtype).to(device)
+        tensor = checkpoint.quantized[name]
+        pieces = [torch.from_numpy(chunk).to(dtype).to(device) for chunk in tensor.chunks()]
+        return torch.cat(pieces).view(tensor.shape)
+
+    slices = [
+        tensor.narrow(part.axis, start, end - start)
+        for tensor, part in ((whole(name), part) for name, part in wanted)
+        for start, end in part.spans
+    ]
+    return torch.cat(slices, wanted[0][1].axis)
+
+
+def _scheme(checkpoint: Checkpoint, name: str) -> Scheme | None:
+    """The scheme and group size that a tensor can be kept in; None if it cannot."""
+    tensor = checkpoint.quantized.get(name)
+    source = None if tensor is None else tensor.packed
+    return None if source is None else source.scheme
+
+
+def _load_quantized(
+    checkpoint: Checkpoint,
+    wanted: Wanted,
+    factory: WeightFactory,
+    dtype: torch.dtype,
+    is_table: bool,
+) -> LinearWeight | None:
+    """Load the wanted parts in the one scheme that they have; None: they must be dequantized."""
+    if not factory.keeps_quantized:
+        return None
+    parts: list[QuantizedMatrix] = []
+    for name, part in wanted:
+        tensor = checkpoint.quantized.get(name)
+        if tensor is None or tensor.packed is None:
+            return None
+        own = slice_matrix(tensor.packed.read(), part.axis, part.spans)
+        if own is None:
+            return None
+        parts.append(own)
+    weight = factory.quantized(parts, dtype)
+    if weight is None or (is_table and not weight.supports_rows):
+        return None
+    return weight
