@@ -41,7 +41,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "chat": ("cli", "chat", "Talk to a model (what swiftchat alone does)."),
     "download": ("subcommands.models", "download", "Download a model."),
     "pull": ("subcommands.models", "download", ""),
-    "convert": ("subcommands.models", "convert", "Convert GGUF to a Hugging Face directory."),
+    "convert": ("subcommands.convert", "convert", "Convert GGUF to a Hugging Face directory."),
     "list": ("subcommands.models", "list_models", "List the models on this machine."),
     "ls": ("subcommands.models", "list_models", ""),
     "show": ("subcommands.models", "show", "Show what a model is and needs."),

@@ -1,4 +1,4 @@
-"""`swiftchat convert` as a process: what it prints, and its exit codes."""
+"""`swiftchat convert` as a process: output and exit codes."""
 
 import json
 import subprocess
@@ -19,25 +19,25 @@ def run(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_dry_run_then_the_same(tmp_path: Path) -> None:
+def test_a_dry_run_lists_the_files_that_are_written(tmp_path: Path) -> None:
     layouts.write_bin(tmp_path / "in", tiny_llama())
     options = ("--dtype", "bfloat16", "--shard-size", "50kB", "--skip", "lm_head*")
     planned = run(tmp_path / "in", tmp_path / "out", "--dry-run", *options)
     assert planned.returncode == 0 and planned.stderr == ""
     assert "model-00001-of-00003.safetensors" in planned.stdout
-    assert "in all: 20 tensors of bfloat16; memory needed: at most 128.0 MB" in planned.stdout
+    assert "in total: 20 tensors of bfloat16; memory needed: at most 128.0 MB" in planned.stdout
     assert left_in(tmp_path) == ["in"]
     done = run(tmp_path / "in", tmp_path / "out", *options)
     assert done.returncode == 0
     assert done.stdout == f"{tmp_path / 'out'}\n"
     assert "converting …\nchecking …\n" in done.stderr
-    assert " kB in 0." in done.stderr and "/s), read back and right" in done.stderr
+    assert "wrote and verified " in done.stderr and " kB in 0." in done.stderr
     assert {line.split()[2] for line in planned.stdout.splitlines()[:-1]} | {
         "swiftchat.json"
     } == set(left_in(tmp_path / "out"))
 
 
-def test_a_models_name_stands_for_its_directory(tmp_path: Path) -> None:
+def test_the_source_may_be_a_model_name(tmp_path: Path) -> None:
     layouts.write_bin(default_store().root / "Some-Model", tiny_llama())
     done = run("some-model", tmp_path / "out", "--dtype", "bfloat16")
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'out'}\n")
@@ -54,7 +54,7 @@ class Payload:
         return (Path.touch, (self._mark,))
 
 
-def test_bad_sources_end_with_7_and_leave_nothing(tmp_path: Path) -> None:
+def test_bad_sources_exit_with_7_and_leave_no_files(tmp_path: Path) -> None:
     source = tmp_path / "in"
     layouts.write_bin(source, tiny_llama())
     file = source / "pytorch_model.bin"
@@ -90,16 +90,16 @@ def test_other_exit_codes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "5 apples", "-1GB", "GB", "1e9", ""])
-def test_sizes_that_are_none(text: str) -> None:
-    from swiftchat.chat.subcommands.models import bytes_of
+def test_parse_size(text: str) -> None:
+    from swiftchat.chat.subcommands.convert import parse_size
     from swiftchat.errors import UsageError
 
-    with pytest.raises(UsageError, match="is no size"):
-        bytes_of(text)
-    assert [bytes_of(size) for size in ("1", "2kB", "1.5 GB", "3T")] == [1, 2e3, 1.5e9, 3e12]
+    with pytest.raises(UsageError, match="is not a size"):
+        parse_size(text)
+    assert [parse_size(size) for size in ("1", "2kB", "1.5 GB", "3T")] == [1, 2e3, 1.5e9, 3e12]
 
 
-def test_quantize_writes_a_quantized_directory_or_says_why_not(tmp_path: Path) -> None:
+def test_quantize(tmp_path: Path) -> None:
     tiny_llama().save_pretrained(tmp_path / "in")
     done = run(tmp_path / "in", tmp_path / "out", "--quantize", "int4", "--keep", "*.o_proj.*")
     assert done.returncode == 0, done.stderr

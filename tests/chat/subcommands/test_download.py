@@ -1,4 +1,4 @@
-"""download, list, show and rm as processes, against a hub on loopback."""
+"""download, list, show and rm as processes, with a fake hub on loopback."""
 
 import json
 import math
@@ -33,7 +33,7 @@ REPO = "Qwen/Qwen3-8B"  # has the alias qwen3:8b
 
 
 def make_model(folder: Path) -> Path:
-    """A model directory with weights of zeros."""
+    """Create a model directory with zero weights."""
     fake_engine.make_folder(folder)
     config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text()))
     tensors = [(name, "BF16", shape) for name, shape in expected_tensors(config).items()]
@@ -64,7 +64,7 @@ def run(*args: str, **env: str) -> subprocess.CompletedProcess[bytes]:
     )
 
 
-def test_a_short_name_works_wherever_a_name_does(hub: FakeHub) -> None:
+def test_commands_accept_short_names(hub: FakeHub) -> None:
     done = run("download", "qwen3:8b")
     total = sum(map(len, hub.files.values()))
     line, *progress = done.stderr.decode().splitlines()
@@ -81,14 +81,14 @@ def test_a_short_name_works_wherever_a_name_does(hub: FakeHub) -> None:
     offline = run(*asked, HF_HUB_OFFLINE="1")
     assert offline.returncode == 0 and hub.log == [], offline.stderr
     assert json.loads(offline.stdout)["usage"]["completion_tokens"] == 2
-    assert b"already here" in run("download", "qwen3:8b").stderr
+    assert b"already installed" in run("download", "qwen3:8b").stderr
     removed = run("rm", "qwen3:8b", "-y")
     assert removed.returncode == 0 and f"removed {REPO}".encode() in removed.stderr
     missing = run("show", "qwen3:8b")
     assert missing.returncode == 3 and b"hint: swiftchat download qwen3:8b\n" in missing.stderr
 
 
-def test_an_interrupted_download_goes_on_in_the_next_run(hub: FakeHub) -> None:
+def test_an_interrupted_download_resumes(hub: FakeHub) -> None:
     weights = hub.files["model.safetensors"] = random.Random(0).randbytes(3_000_000)
     hub.faults["model.safetensors"] = Fault(stall_after=2_000_000, times=1)
     process = subprocess.Popen(
@@ -111,7 +111,7 @@ def test_an_interrupted_download_goes_on_in_the_next_run(hub: FakeHub) -> None:
     assert process.returncode == 130 and TOKEN.encode() not in stderr
     done_bytes = parts[0].stat().st_size
     again = run("download", REPO, "-y")
-    assert again.returncode == 0 and b" still to come, license mit" in again.stderr
+    assert again.returncode == 0 and b" still missing, license mit" in again.stderr
     assert (Path(again.stdout.decode().strip()) / "model.safetensors").read_bytes() == weights
     assert hub.ranges("model.safetensors") == [None, f"bytes={done_bytes}-"]
 
@@ -129,7 +129,7 @@ def test_an_interrupted_download_goes_on_in_the_next_run(hub: FakeHub) -> None:
         ("model.safetensors", Fault(sends=bytes(10**6)), 7, "set aside"),
     ],
 )
-def test_each_failure_is_one_line_and_a_hint(
+def test_each_failure_prints_one_line_and_a_hint(
     hub: FakeHub, where: str, fault: Fault, code: int, words: str
 ) -> None:
     hub.faults[where] = fault
@@ -151,7 +151,7 @@ def test_a_refused_connection_and_offline_mode(hub: FakeHub) -> None:
 
 
 @pytest.mark.parametrize(("typed", "code"), [("n", 130), ("", 0)])
-def test_at_a_terminal_it_asks(hub: FakeHub, typed: str, code: int) -> None:
+def test_download_asks_on_a_terminal(hub: FakeHub, typed: str, code: int) -> None:
     terminal = pexpect.spawn(sys.executable, [*SWIFTCHAT[1:], "download", REPO], timeout=20)
     terminal.expect_exact("license mit")
     terminal.expect_exact(f"download {REPO}? [Y/n]")
@@ -163,7 +163,7 @@ def test_at_a_terminal_it_asks(hub: FakeHub, typed: str, code: int) -> None:
 
 
 @pytest.mark.usefixtures("hub")
-def test_yes_asks_nothing() -> None:
+def test_yes_skips_the_confirmation() -> None:
     terminal = pexpect.spawn(sys.executable, [*SWIFTCHAT[1:], "download", REPO, "-y"], timeout=20)
     terminal.expect(pexpect.EOF)
     terminal.close()
@@ -173,7 +173,7 @@ def test_yes_asks_nothing() -> None:
 # show
 
 
-def test_show_tells_memory_and_what_fits(tmp_path: Path) -> None:
+def test_show_prints_memory_and_fit(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model")
     fake_smi(tmp_path, "0, NVIDIA H200, 143771, 143000\\n1, NVIDIA\\033[2J T4, 15360, 0")
     paths = f"{tmp_path}:{os.environ['PATH']}"
@@ -195,7 +195,7 @@ def test_show_tells_memory_and_what_fits(tmp_path: Path) -> None:
     assert "up to 256 tokens" in text and "too small" in text and "\x1b" not in text
 
 
-def test_show_tells_what_each_of_several_gpus_holds(tmp_path: Path) -> None:
+def test_show_with_tensor_parallel(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model")
     fake_smi(tmp_path, "0, A, 9, 9\\n1, B, 9, 0\\n2, C, 9, 8")
     paths = f"{tmp_path}:{os.environ['PATH']}"
@@ -218,7 +218,7 @@ def test_show_tells_what_each_of_several_gpus_holds(tmp_path: Path) -> None:
     assert fact_text("each_of_several_gpus", [row]).endswith("needs 2 GPUs")
 
 
-def test_show_tells_what_each_stage_holds(tmp_path: Path) -> None:
+def test_show_with_pipeline_stages(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model")  # of two layers, with a head of its own
     (whole,) = memory.fits_divided(Model.open(folder), [], tp=1)
     rows = json.loads(run("show", str(folder), "--tp", "1", "--pp", "2", "--json").stdout)
@@ -233,7 +233,7 @@ def test_show_tells_what_each_stage_holds(tmp_path: Path) -> None:
     assert refused.returncode == 2 and b"more than this model's 2 layers" in refused.stderr
 
 
-def test_quantized_weights_are_counted_as_gpus_have_them(tmp_path: Path) -> None:
+def test_show_counts_quantized_weights_as_stored_on_the_gpu(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model")
     fp8 = tmp_path / "fp8"
     assert run("convert", str(folder), str(fp8), "--quantize", "fp8").returncode == 0
@@ -253,7 +253,7 @@ def test_quantized_weights_are_counted_as_gpus_have_them(tmp_path: Path) -> None
     assert expected / 2 < two["weights_bytes"] < expected  # `o` in halves of 24 is decoded
 
 
-def test_show_of_files_cut_beforehand(tmp_path: Path) -> None:
+def test_show_of_pre_sharded_files(tmp_path: Path) -> None:
     folder, cut = make_model(tmp_path / "model"), tmp_path / "cut"
     assert run("convert", str(folder), str(cut), "--tp", "2").returncode == 0
     assert (cut / "model-tp1-of-2.safetensors").exists()
@@ -280,7 +280,7 @@ def fake_smi(folder: Path, rows: str) -> None:
 @pytest.mark.parametrize(
     "script", ["exit 9", "echo 'NVIDIA-SMI has failed'", "echo '0, A, [N/A], [N/A]'"]
 )
-def test_a_broken_driver_hides_no_model(
+def test_show_works_with_a_broken_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     fake_smi(tmp_path, "")
@@ -304,7 +304,7 @@ def test_memory_grows_with_the_context(tmp_path: Path) -> None:
     assert [row["bytes"] for row in rows] == [
         weights + row["context_tokens"] * per_token for row in rows
     ]
-    # Beside 15 % that stay free and the weights there is room for 1000 tokens, and not one more.
+    # After 15 % reserve and the weights, exactly 1000 tokens fit.
     enough = -(-(weights + 1000 * per_token) * 100 // 85)
     for free, tokens in [(enough, 1000), (enough - per_token, 999), (weights, 0), (10**9, 131072)]:
         (row,) = memory.fits(model, memory.Place("x", 10**9, free), [])

@@ -1,0 +1,174 @@
+"""`swiftchat convert`: convert and quantize a model."""
+
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from swiftchat.chat.model.description import size
+from swiftchat.chat.terminal.progress import progress_display
+from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.errors import UsageError
+
+if TYPE_CHECKING:
+    from swiftchat.weights.convert.convert import Outline
+    from swiftchat.weights.files.disk import Progress
+    from swiftchat.weights.quantization.quantize import QuantizationSpec
+
+
+@click.command()
+@click.argument("source", type=click.Path())
+@click.argument("destination", type=click.Path())
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float16", "float32"]),
+    help="Data type of the result; default: bfloat16 for GGUF, otherwise that of SOURCE.",
+)
+@click.option(
+    "--shard-size",
+    default="5GB",
+    show_default=True,
+    help="Largest size of a weight file, such as 500MB or 5GB.",
+)
+@click.option("--only", multiple=True, help="Include only tensors whose names match this pattern.")
+@click.option("--skip", multiple=True, help="Exclude tensors whose names match this pattern.")
+@click.option(
+    "--tp",
+    type=int,
+    default=1,
+    metavar="N",
+    help="Shard for N GPUs, one file each; the result runs with this --tp only.",
+)
+@click.option(
+    "--quantize",
+    type=click.Choice(["int8", "int4", "fp8", "w8a8-int8", "w8a8-fp8"]),
+    help="Quantize the layers' matrices; w8a8 also quantizes their inputs.",
+)
+@click.option(
+    "--group-size",
+    type=click.Choice(["32", "64", "128"]),
+    default="32",
+    show_default=True,
+    help="Columns per scale and zero point of int4.",
+)
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="PATTERN",
+    help="Do not quantize tensors whose names match this pattern.",
+)
+@click.option(
+    "--int8",
+    multiple=True,
+    metavar="PATTERN",
+    help="Quantize these tensors to int8 instead, such as lm_head.weight.",
+)
+@click.option(
+    "--calibrate",
+    is_flag=True,
+    help="Calibrate on a built-in text (GPTQ, SmoothQuant): slower, more accurate.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the files and sizes; write nothing.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+def convert(
+    source: str,
+    destination: str,
+    dtype: str | None,
+    shard_size: str,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    tp: int,
+    quantize: str | None,
+    group_size: str,
+    keep: tuple[str, ...],
+    int8: tuple[str, ...],
+    calibrate: bool,
+    dry_run: bool,
+    quiet: bool,
+) -> None:
+    """Convert a model to a Hugging Face directory.
+
+    SOURCE is a GGUF file (the first one, if there are several), a directory with safetensors or
+    .bin files, Meta's consolidated.*.pth or Megatron-LM's files, or the name of a model in
+    `swiftchat list`. DESTINATION appears only after all files are written and verified. Without
+    --tp the result runs on any number of GPUs.
+    """
+    from swiftchat.weights.convert.convert import convert as convert_model
+    from swiftchat.weights.convert.convert import outline
+    from swiftchat.weights.quantization.quantize import QuantizationSpec
+    from swiftchat.weights.store import default_store
+
+    for flag, value in (("--keep", keep), ("--int8", int8), ("--calibrate", calibrate)):
+        if value and quantize is None:
+            raise UsageError(f"{flag} has no effect without --quantize", "add --quantize")
+    spec = QuantizationSpec(quantize, int(group_size), keep, int8=int8) if quantize else None
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "shard_size_bytes": parse_size(shard_size),
+        "only": only,
+        "skip": skip,
+        "tp": tp,
+    }
+    path = Path(source)
+    if not path.exists():
+        path = default_store().find(source)
+    if dry_run:
+        _print_outline(outline(path, quantization=spec, **options))
+        return
+    start = time.monotonic()
+    with progress_display(quiet) as progress, _calibrated(spec, path, calibrate, progress) as spec:
+        convert_model(path, Path(destination), quantization=spec, progress=progress, **options)
+    if not quiet:
+        _print_summary(Path(destination), time.monotonic() - start)
+    print(sanitize(destination))
+
+
+@contextmanager
+def _calibrated(
+    spec: "QuantizationSpec | None", source: Path, calibrate: bool, progress: "Progress"
+) -> "Iterator[QuantizationSpec | None]":
+    """Add the calibration statistics of `source` to a quantization, if `calibrate` is true."""
+    if spec is None or not calibrate:
+        yield spec
+        return
+    from swiftchat.chat.subcommands.calibration import input_statistics
+    from swiftchat.weights.quantization.quantize import W8A8
+
+    is_w8a8 = spec.scheme in W8A8
+    with input_statistics(source, 1 if is_w8a8 else 2, progress) as statistics:
+        if is_w8a8:
+            yield replace(spec, abs_maxima=statistics)
+        else:
+            yield replace(spec, second_moments=statistics)
+
+
+def _print_outline(planned: "Outline") -> None:
+    for name, num_bytes in sorted(planned.files.items()):
+        print(f"{size(num_bytes):>9}  {sanitize(name)}")
+    print(
+        f"{size(sum(planned.files.values())):>9}  in total: {planned.num_tensors} tensors of "
+        f"{planned.dtype}; memory needed: at most {size(planned.peak_bytes)}"
+    )
+
+
+def _print_summary(destination: Path, seconds: float) -> None:
+    num_bytes = sum(file.stat().st_size for file in destination.rglob("*"))
+    print(
+        f"wrote and verified {size(num_bytes)} in {seconds:.1f} s ({size(num_bytes / seconds)}/s)",
+        file=sys.stderr,
+    )
+
+
+def parse_size(text: str) -> float:
+    """Return the bytes of a size such as "500MB" or "5GB"; raise `UsageError` if it is none."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?) ?([kMGT]?)B?", text)
+    num_bytes = float(found[1]) * 1000.0 ** " kMGT".index(found[2] or " ") if found else 0.0
+    if not num_bytes:
+        raise UsageError(f"{text!r} is not a size", "write 500MB or 5GB")
+    return num_bytes
