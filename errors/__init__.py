@@ -1,7 +1,6 @@
-"""The errors a user can meet: each carries a message, a hint and the program's exit code.
+"""Exceptions for errors that a user can cause: message, hint and exit code.
 
-This package is the one thing every other package may import. Only `swiftchat.chat` turns
-these errors into text and an exit status.
+Every package may import this one. `swiftchat.chat` prints these errors and exits with their code.
 """
 
 __all__ = [
@@ -20,10 +19,10 @@ __all__ = [
 
 
 class SwiftchatError(Exception):
-    """A failure with one line that says what happened and one that says what to do next."""
+    """An error with a one-line message about the problem and a one-line hint about what to do."""
 
     exit_code = 1
-    default_hint = "--debug shows where it happened"
+    default_hint = "run again with --debug for a traceback"
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -32,59 +31,59 @@ class SwiftchatError(Exception):
 
 
 class UsageError(SwiftchatError):
-    """The request itself makes no sense: an empty prompt, a contradictory option."""
+    """An invalid request: an empty prompt, contradictory options."""
 
     exit_code = 2
-    default_hint = "swiftchat --help"
+    default_hint = "see swiftchat --help"
 
 
 class ModelNotFound(SwiftchatError):
-    """No model of that name or path; the hint is the `download` line that would bring it."""
+    """No model has the given name or path; the hint names the command that downloads it."""
 
     exit_code = 3
-    default_hint = "swiftchat list shows what is here"
+    default_hint = "swiftchat list shows the installed models"
 
 
 class DeviceError(SwiftchatError):
-    """The device is missing, too old, or its worker process died."""
+    """A missing or unsupported device, or the end of its worker process."""
 
     exit_code = 4
-    default_hint = "swiftchat doctor tells what is here, swiftchat show NAME what a model needs"
+    default_hint = "swiftchat doctor shows this machine, swiftchat show NAME what a model needs"
 
 
 class OutOfMemory(DeviceError):
-    """Weights or cache do not fit; the message says how much is needed and how much is free."""
+    """Weights or KV cache do not fit; the message has the needed and the free bytes."""
 
 
 class KernelCompileError(DeviceError):
-    """A CUDA kernel did not compile; the message carries the architecture and the log."""
+    """A CUDA kernel did not compile; the message has the architecture and the log."""
 
 
 class ContextOverflow(SwiftchatError):
-    """The prompt is longer than the context; nothing was cut silently."""
+    """The prompt is longer than the context."""
 
     exit_code = 5
     default_hint = "shorten the prompt, or add --ctx-size N or --overflow drop-oldest"
 
 
 class DownloadError(SwiftchatError):
-    """The network or the hub refused; the message tells which."""
+    """A failure of the network or of the hub; the message names which."""
 
     exit_code = 6
-    default_hint = "check the network, then run the same command again: it goes on where it was"
+    default_hint = "check the network, then run the same command again: it resumes the download"
 
 
 class BadModelFile(SwiftchatError):
-    """A model file is damaged, lies about its contents, or is of an unknown kind."""
+    """A model file that is damaged, inconsistent or of an unknown format."""
 
     exit_code = 7
     default_hint = (
-        "it may be damaged or of an unsupported kind; swiftchat download NAME brings it again"
+        "the file may be damaged or unsupported; swiftchat download NAME downloads it again"
     )
 
 
 class FileSystemError(SwiftchatError):
-    """A file could not be written or read: disk full, permission, read-only."""
+    """A file that cannot be read or written: disk full, no permission, read-only."""
 
     exit_code = 8
     default_hint = "check the path, its permissions (ls -l) and the free space (df -h)"
@@ -108,5 +107,5 @@ _KINDS: dict[str, type[SwiftchatError]] = {
 
 
 def error_from_wire(kind: str, message: str, hint: str) -> SwiftchatError:
-    """Rebuild an error that crossed the pipe; an unknown kind becomes a `SwiftchatError`."""
+    """Return an error received from another process; an unknown kind becomes `SwiftchatError`."""
     return _KINDS.get(kind, SwiftchatError)(message, hint)

@@ -1,1 +1,1 @@
-"""Report what running on a GPU needs and what this machine has."""
+"""A report of this machine's hardware and software, and a diagnosis of problems."""

@@ -1,17 +1,17 @@
-"""What the facts that `engine.doctor.report` found mean for people, and what to do about them."""
+"""Diagnosis of the facts in `engine.doctor.report`: checks with a state, a text and a hint."""
 
 from dataclasses import dataclass
 from typing import Any
 
-Facts = dict[str, Any]
+Facts = dict[str, Any]  # JSON values by name
 
-_DRIVERS = {12: "525", 13: "580"}  # the first of NVIDIA's drivers for each CUDA major version
+_OLDEST_DRIVERS = {12: "525", 13: "580"}  # NVIDIA driver by CUDA major version
 _INSTALL_CUDA = "pip install 'swiftchat[cuda]'"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One row of the table; `state` is `ok`, `note` (works, but) or `problem`."""
+    """One row of the report; `state` is `ok`, `note` (a limitation) or `problem`."""
 
     name: str
     state: str
@@ -19,8 +19,8 @@ class Check:
     hint: str = ""
 
 
-def judge(facts: Facts) -> list[Check]:
-    """The table's rows: what is there, what is wrong with it, and what to do then."""
+def diagnose(facts: Facts) -> list[Check]:
+    """Return a check for each part of the machine."""
     cache, program = facts["cubin_cache"], facts["program"]
     return [
         Check(
@@ -28,14 +28,14 @@ def judge(facts: Facts) -> list[Check]:
             "ok",
             f"{program['swiftchat']}, Python {program['python']}, {program['system']}",
         ),
-        _judge_cpu(facts["cpu"]),
-        _judge_torch(facts),
-        _judge_driver(facts),
-        *_judge_gpus(facts),
-        *_judge_peers(facts["peer_access"], facts["links"]),
-        _judge_all_reduce(facts),
-        _judge_compiler(facts["compiler"]),
-        _judge_compile(facts),
+        _check_cpu(facts["cpu"]),
+        _check_torch(facts),
+        _check_driver(facts),
+        *_check_gpus(facts),
+        *_check_peers(facts["peer_access"], facts["links"]),
+        _check_all_reduce(facts),
+        _check_compiler(facts["compiler"]),
+        _check_compile(facts),
         Check("kernels for", "ok", ", ".join(facts["compiler"]["architectures"])),
         Check(
             "kernel cache",
@@ -45,7 +45,7 @@ def judge(facts: Facts) -> list[Check]:
     ]
 
 
-def _judge_cpu(cpu: Facts) -> Check:
+def _check_cpu(cpu: Facts) -> Check:
     parts = [f"{cpu['cores']} cores"]
     if cpu["threads"] is not None:
         parts.append(f"{cpu['threads']} threads used, {cpu['instructions']}")
@@ -53,7 +53,7 @@ def _judge_cpu(cpu: Facts) -> Check:
     return Check("CPU", "ok", ", ".join(parts))
 
 
-def _judge_torch(facts: Facts) -> Check:
+def _check_torch(facts: Facts) -> Check:
     torch, driver = facts["torch"], facts["driver"]
     if torch["error"] is not None:
         return Check(
@@ -81,7 +81,7 @@ def _judge_torch(facts: Facts) -> Check:
     return Check("torch", "ok", text)
 
 
-def _judge_driver(facts: Facts) -> Check:
+def _check_driver(facts: Facts) -> Check:
     driver, compiler = facts["driver"], facts["compiler"]
     number = driver["number"]
     if driver["cuda"] is None:
@@ -89,45 +89,45 @@ def _judge_driver(facts: Facts) -> Check:
             found = f"found {number}; " if number else ""
             return Check("driver", "problem", f"{found}cuda-bindings is missing", _INSTALL_CUDA)
         why = f" ({driver['error']})" if driver["error"] else ""
-        text = f"found {number}, but it does not answer{why}" if number else f"there is none{why}"
+        text = f"found {number}, but it does not respond{why}" if number else f"not found{why}"
         return Check(
             "driver",
             "problem",
             text,
-            "install NVIDIA's driver, 580 or newer, or use --device cpu",
+            "install NVIDIA driver 580 or newer, or use --device cpu",
         )
     text = f"CUDA {driver['cuda']}" + (f", NVIDIA {number}" if number else "")
     if _is_newer(compiler["nvrtc"], driver["cuda"]):
         return Check(
             "driver",
             "problem",
-            f"{text}: too old for what NVRTC {compiler['nvrtc']} compiles",
+            f"{text}: too old for kernels compiled by NVRTC {compiler['nvrtc']}",
             _newer_driver(compiler["nvrtc"], driver),
         )
     return Check("driver", "ok", text)
 
 
-def _judge_gpus(facts: Facts) -> list[Check]:
+def _check_gpus(facts: Facts) -> list[Check]:
     if not facts["gpus"]:
         return [
             Check(
                 "GPU",
                 "problem",
-                "torch finds none",
-                "see torch and the driver above, or use --device cpu",
+                "torch finds no GPU",
+                "see the torch and driver checks, or use --device cpu",
             )
         ]
-    return [_judge_gpu(gpu, facts["compiler"]["architectures"]) for gpu in facts["gpus"]]
+    return [_check_gpu(gpu, facts["compiler"]["architectures"]) for gpu in facts["gpus"]]
 
 
-def _judge_gpu(gpu: Facts, architectures: list[str]) -> Check:
+def _check_gpu(gpu: Facts, architectures: list[str]) -> Check:
     name, text = f"GPU {gpu['index']}", f"{gpu['name']}, {gpu['architecture']}"
     if gpu["error"] is not None:
         return Check(
             name,
             "problem",
             f"{text}: {gpu['error']}",
-            "see with nvidia-smi who holds it, or use --device cpu",
+            "nvidia-smi shows programs on the GPU; or use --device cpu",
         )
     text += f", {gpu['multiprocessors']} multiprocessors, {_memory(gpu)}"
     if not gpu["has_kernels"]:
@@ -135,29 +135,29 @@ def _judge_gpu(gpu: Facts, architectures: list[str]) -> Check:
             name,
             "note",
             text,
-            f"compute capability {gpu['capability']} is too old for the "
-            "kernels, which need 8.0: torch's operators run instead, slower",
+            f"our kernels need compute capability 8.0, not {gpu['capability']}: "
+            "slower torch operators are used",
         )
     if gpu["kernel_error"] is not None:
         return Check(
             name,
             "problem",
             f"{text}; a kernel did not run: {gpu['kernel_error']}",
-            "see the driver and the compiler",
+            "see the driver and compiler checks",
         )
     if gpu["architecture"] not in architectures:
-        return Check(name, "note", text, "the kernels run, but were not written for this GPU")
+        return Check(name, "note", text, "the kernels run, but are not tuned for this GPU")
     return Check(name, "ok", f"{text}; a kernel ran")
 
 
-def _judge_peers(peers: list[list[bool]], names: list[list[str]]) -> list[Check]:
-    """A row for each GPU: + or the link's name to those whose memory it reaches, - to others."""
+def _check_peers(peers: list[list[bool]], link_types: list[list[str]]) -> list[Check]:
+    """Return the peer access matrix: + or the link type for a pair with access, else -."""
     if len(peers) < 2:
         return []
-    known = names or [["+"] * len(peers)] * len(peers)
+    cell_names = link_types or [["+"] * len(peers)] * len(peers)
     cells = [
         [name if peer else "-" for peer, name in zip(*rows, strict=True)]
-        for rows in zip(peers, known, strict=True)
+        for rows in zip(peers, cell_names, strict=True)
     ]
     width = max(len(str(len(peers))), *(len(cell) for row in cells for cell in row))
     lines = ["from\\to " + " ".join(f"{i:{width}}" for i in range(len(peers)))]
@@ -170,34 +170,36 @@ def _judge_peers(peers: list[list[bool]], names: list[list[str]]) -> list[Check]
             "peer access",
             "note",
             "\n".join(lines),
-            "GPUs marked - do not reach each other's memory: a model divided among them "
-            "goes through NCCL, slower",
+            "GPUs marked - have no access to each other's memory: with --tp they exchange "
+            "data through NCCL, which is slower",
         )
     ]
 
 
-def _judge_all_reduce(facts: Facts) -> Check:
+def _check_all_reduce(facts: Facts) -> Check:
     name, count, measured = "all-reduce", len(facts["gpus"]), facts["all_reduce"]
     if count < 2:
-        return Check(name, "ok", f"for --tp with two or more GPUs: {count} here")
+        return Check(name, "ok", f"needs two or more GPUs (--tp); found {count}")
     if measured is None:
-        return Check(name, "note", "not measured: it goes through NCCL", "see peer access")
-    what = f"{measured['bytes'] // 1024} KiB among {measured['gpus']} GPUs"
+        return Check(
+            name, "note", "not measured: without peer access it uses NCCL", "see peer access"
+        )
+    size = f"{measured['bytes'] // 1024} KiB on {measured['gpus']} GPUs"
     if measured["error"] is not None:
-        hint = "use --tp 1, and look with nvidia-smi at the GPUs and who uses them"
-        return Check(name, "problem", f"{what}: {measured['error']}", hint)
-    return Check(name, "ok", f"{what} in {measured['us']:.1f} µs")
+        hint = "use --tp 1; nvidia-smi shows the GPUs and the programs on them"
+        return Check(name, "problem", f"{size}: {measured['error']}", hint)
+    return Check(name, "ok", f"{size} in {measured['us']:.1f} µs")
 
 
-def _judge_compiler(compiler: Facts) -> Check:
+def _check_compiler(compiler: Facts) -> Check:
     if compiler["error"] is not None:
         found = f"NVRTC {compiler['nvrtc']}, but " if compiler["nvrtc"] else ""
         return Check("compiler", "problem", f"{found}{compiler['error']}", _INSTALL_CUDA)
     return Check("compiler", "ok", f"NVRTC {compiler['nvrtc']}, headers in {compiler['headers']}")
 
 
-def _judge_compile(facts: Facts) -> Check:
-    compiled, is_there = facts["compile"], facts["compiler"]["error"] is None
+def _check_compile(facts: Facts) -> Check:
+    compiled, has_compiler = facts["compile"], facts["compiler"]["error"] is None
     if compiled["error"] is None:
         what = f"{compiled['kernel']} for {compiled['architecture']}"
         return Check("compiling", "ok", f"{what} in {compiled['seconds'] * 1e3:.0f} ms")
@@ -205,14 +207,14 @@ def _judge_compile(facts: Facts) -> Check:
         "compiling",
         "problem",
         compiled["error"],
-        "compiler and headers may be of different versions: install swiftchat[cuda] anew"
-        if is_there
-        else "see the compiler above",
+        "reinstall swiftchat[cuda]: compiler and headers may have different versions"
+        if has_compiler
+        else "see the compiler check",
     )
 
 
 def _is_newer(wanted: str | None, have: str | None) -> bool:
-    """Whether `wanted` has a newer major version; within one, CUDA's parts go together."""
+    """Return whether `wanted` has a newer major version; minor CUDA versions are compatible."""
     return wanted is not None and have is not None and _major(wanted) > _major(have)
 
 
@@ -221,8 +223,8 @@ def _major(cuda: str) -> int:
 
 
 def _newer_driver(cuda: str, driver: Facts) -> str:
-    needed = _DRIVERS.get(_major(cuda))
-    which = f"NVIDIA's driver {needed} or newer" if needed else "a newer driver"
+    needed = _OLDEST_DRIVERS.get(_major(cuda))
+    which = f"NVIDIA driver {needed} or newer" if needed else "a newer driver"
     found = driver["number"] or f"one for CUDA {driver['cuda']}"
     return f"install {which} (found: {found}), or use --device cpu"
 

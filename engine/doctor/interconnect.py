@@ -1,7 +1,7 @@
-"""How the GPUs of this machine are linked, and how long they take to add something up.
+"""The interconnect of this machine's GPUs: link types and the time of an all-reduce.
 
-`python -m swiftchat.engine.doctor.interconnect FD RANK SIZE PARENT` is one of the
-processes that measure it, each on a GPU; a GPU or driver that hangs, hangs only these.
+`python -m swiftchat.engine.doctor.interconnect FD RANK SIZE PARENT` is one of the measuring
+processes, each on a GPU, so that a GPU or driver that hangs does not block the report.
 """
 
 import json
@@ -16,17 +16,17 @@ from typing import Any
 
 from swiftchat.engine.api.child_process import exit_with_parent
 
-NUM_BYTES = 8192  # of bf16: what a decode step of a model as wide as Llama 3 8B adds up
-MOST_GPUS = 8  # that exchange sums through each other's memory
-_NUMBERS = NUM_BYTES // 2
+NUM_BYTES = 8192  # bf16: the all-reduce of a decode step with the hidden size of Llama 3 8B
+MAX_GPUS = 8  # supported by the peer-to-peer all-reduce
+_HIDDEN_SIZE = NUM_BYTES // 2
 _REPEATS, _ROUNDS = 100, 15
-_LIMIT_S, _TOOL_LIMIT_S = 60.0, 10.0
+_LIMIT_S, _NVIDIA_SMI_LIMIT_S = 60.0, 10.0
 
 
-def link_names(count: int) -> list[list[str]]:
-    """From each GPU to each how `nvidia-smi` calls their link: `NV18`, `PIX` …; [] if unknown.
+def link_types(count: int) -> list[list[str]]:
+    """Return the matrix of link types between GPUs, such as `NV18` or `PIX`; [] if unknown.
 
-    It counts all GPUs, torch those it may use; where these are not as many, nothing is known.
+    `nvidia-smi` lists all GPUs; if torch sees another number of them, the result is [].
     """
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -36,7 +36,7 @@ def link_names(count: int) -> list[list[str]]:
             [tool, "topo", "-m"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_TOOL_LIMIT_S,
+            timeout=_NVIDIA_SMI_LIMIT_S,
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
@@ -44,9 +44,9 @@ def link_names(count: int) -> list[list[str]]:
 
 
 def parse_topology(text: str, count: int) -> list[list[str]]:
-    """The part of `nvidia-smi topo -m` that is about GPUs; [] if it is not about `count` of them.
+    """Parse the GPU matrix of `nvidia-smi topo -m`; [] unless it has `count` GPUs.
 
-    A row is `GPU0`, then the links to GPUs, to network cards, and other columns.
+    A row has `GPU0`, the link types to GPUs and to network cards, and other columns.
     """
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     rows = [line.split() for line in plain.splitlines() if re.match(r"GPU\d+\s", line)]
@@ -56,39 +56,22 @@ def parse_topology(text: str, count: int) -> list[list[str]]:
 
 
 def measure(size: int, limit_s: float = _LIMIT_S) -> dict[str, Any]:
-    """Microseconds that an all-reduce of `NUM_BYTES` takes the slowest of the first `size` GPUs.
+    """Measure an all-reduce of `NUM_BYTES` on the first `size` GPUs, for at most `limit_s`.
 
-    Among the facts is the error, if there is one. Takes `limit_s` at most.
+    The result has the time on the slowest GPU in microseconds (`us`), or an `error`.
     """
     facts: dict[str, Any] = {"gpus": size, "bytes": NUM_BYTES, "us": None, "error": None}
-    meeting = os.memfd_create("swiftchat-links")
-    ranks = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "swiftchat.engine.doctor.interconnect",
-                str(meeting),
-                str(rank),
-                str(size),
-                str(os.getpid()),
-            ],
-            pass_fds=[meeting],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(size)
-    ]
+    rendezvous_fd = os.memfd_create("swiftchat-links")
+    ranks = [_start_rank(rendezvous_fd, rank, size) for rank in range(size)]
     deadline = time.monotonic() + limit_s
     try:
         times = []
         for rank, process in enumerate(ranks):
             out, err = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
             if process.returncode != 0:
-                words = err.decode(errors="replace").strip().splitlines()
+                lines = err.decode(errors="replace").strip().splitlines()
                 status = f"GPU {rank}: status {process.returncode}"
-                facts["error"] = f"{status}, {words[-1]}" if words else status
+                facts["error"] = f"{status}, {lines[-1]}" if lines else status
                 return facts
             times.append(float(json.loads(out)))
         facts["us"] = max(times)
@@ -98,12 +81,23 @@ def measure(size: int, limit_s: float = _LIMIT_S) -> dict[str, Any]:
         for process in ranks:
             process.kill()
             process.communicate()
-        os.close(meeting)
+        os.close(rendezvous_fd)
     return facts
 
 
-def _measure_one(meeting: int, rank: int, size: int) -> float:
-    """This rank's median of a captured all-reduce, in µs; all ranks call it."""
+def _start_rank(rendezvous_fd: int, rank: int, size: int) -> "subprocess.Popen[bytes]":
+    numbers = map(str, (rendezvous_fd, rank, size, os.getpid()))
+    return subprocess.Popen(
+        [sys.executable, "-m", "swiftchat.engine.doctor.interconnect", *numbers],
+        pass_fds=[rendezvous_fd],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def _measure_rank(rendezvous_fd: int, rank: int, size: int) -> float:
+    """Return this rank's median time of a captured all-reduce in µs; all ranks call it."""
     import torch
     import torch.distributed as dist
 
@@ -115,41 +109,43 @@ def _measure_one(meeting: int, rank: int, size: int) -> float:
 
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    stores: Any = dist  # whose stubs do not have them
-    store = stores.FileStore(f"/proc/self/fd/{meeting}", size)
-    ranks, gpu = GlooCommunicator(store, rank, size, _LIMIT_S), Gpu(device, CubinCache(None))
-    memory = PeerMemory(gpu, 2 * 4 * size * _NUMBERS, rank, ranks.all_gather_bytes)
-    boxes = [memory.allocate(_NUMBERS) for _ in range(2)]
-    x = torch.zeros(1, _NUMBERS, device=device)
-    part = torch.zeros(1, _NUMBERS, device=device, dtype=torch.bfloat16)
+    stores: Any = dist  # torch's stubs lack FileStore
+    store = stores.FileStore(f"/proc/self/fd/{rendezvous_fd}", size)
+    communicator = GlooCommunicator(store, rank, size, _LIMIT_S)
+    gpu = Gpu(device, CubinCache(None))
+    memory = PeerMemory(gpu, 2 * 4 * size * _HIDDEN_SIZE, rank, communicator.all_gather_bytes)
+    buffers = [memory.allocate(_HIDDEN_SIZE) for _ in range(2)]
+    x = torch.zeros(1, _HIDDEN_SIZE, device=device)
+    partial = torch.zeros(1, _HIDDEN_SIZE, device=device, dtype=torch.bfloat16)
 
-    def work(repeats: int) -> None:
+    def reduce_repeatedly(repeats: int) -> None:
         for i in range(repeats):
-            all_reduce(gpu, x, boxes[i % 2], part)
+            all_reduce(gpu, x, buffers[i % 2], partial)
 
-    work(4)  # compiled and loaded before it is captured
+    reduce_repeatedly(4)  # compile and load the kernel before the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        work(_REPEATS)
+        reduce_repeatedly(_REPEATS)
     times: list[float] = []
     for _ in range(_ROUNDS):
-        ranks.min_across_ranks(0)
+        communicator.min_across_ranks(0)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        graph.replay()  # so that all are in step before the clock starts
+        graph.replay()  # synchronizes the GPUs before the measured replay
         start.record()
         graph.replay()
         end.record()
         torch.cuda.synchronize()
         times.append(1e3 * start.elapsed_time(end) / _REPEATS)
-    ranks.min_across_ranks(0)  # nobody may leave while others still write to its memory
+    communicator.min_across_ranks(0)  # another rank may still write to this rank's memory
     return statistics.median(times)
 
 
 def main() -> None:
-    exit_with_parent(int(sys.argv[4]))
-    print(json.dumps(_measure_one(*map(int, sys.argv[1:4]))), flush=True)
-    os._exit(0)  # freeing the shared memory may wait for the others
+    *numbers, parent = map(int, sys.argv[1:])
+    exit_with_parent(parent)
+    print(json.dumps(_measure_rank(*numbers)), flush=True)
+    os._exit(0)  # freeing the shared memory could wait for other processes
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What running on a GPU needs and what is here: `python -m swiftchat.engine.doctor`.
+"""The facts about this machine: torch, driver, compiler, GPUs and their interconnect.
 
-Prints one JSON object: facts, and `checks` that judge them for people. `swiftchat doctor` starts
-it and draws the table. Anything may be missing or broken here, torch included, so every part is
-looked for by itself, and what went wrong is a fact like the others.
+`swiftchat doctor` runs `python -m swiftchat.engine.doctor`, which prints the facts and their
+diagnosis as one JSON object. Anything may be missing or broken, torch included: each part is
+examined separately, and errors are facts as well.
 """
 
 import os
@@ -18,17 +18,16 @@ import psutil
 from swiftchat.cuda import nvrtc
 from swiftchat.cuda.cubin_cache import user_cache_folder
 from swiftchat.engine.doctor import interconnect
-from swiftchat.engine.doctor.diagnosis import Facts, judge
+from swiftchat.engine.doctor.diagnosis import Facts, diagnose
 from swiftchat.errors import SwiftchatError
 
-# What looking may fail with: a missing library is an ImportError, OSError or RuntimeError,
-# depending on who looks for it.
+# A missing library raises ImportError, OSError or RuntimeError, depending on the caller.
 _FAILURES = (SwiftchatError, ImportError, OSError, RuntimeError)
 _NVIDIA_KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def report() -> Facts:
-    """All facts, the checks on them, and on what a chat can run: `can_chat`, `usable_gpus`."""
+    """Return all facts and checks; `can_chat` and `usable_gpus` summarize them."""
     facts: Facts = {
         "program": _program(),
         "torch": _torch(),
@@ -44,9 +43,9 @@ def report() -> Facts:
         facts["gpus"], facts["peer_access"] = _gpus()
     count = len(facts["gpus"])
     if count > 1:
-        facts["links"] = interconnect.link_names(count)
+        facts["links"] = interconnect.link_types(count)
     if count > 1 and all(map(all, facts["peer_access"])):
-        facts["all_reduce"] = interconnect.measure(min(count, interconnect.MOST_GPUS))
+        facts["all_reduce"] = interconnect.measure(min(count, interconnect.MAX_GPUS))
     archs = [gpu["architecture"] for gpu in facts["gpus"] if gpu["has_kernels"]]
     facts["compile"] = _compile(archs[0] if archs else "sm_90a")
     facts["cpu"] = _cpu(has_torch=facts["torch"]["error"] is None)
@@ -54,10 +53,10 @@ def report() -> Facts:
     facts["usable_gpus"] = [
         gpu["index"]
         for gpu in facts["gpus"]
-        # Without the bindings a chat does not try the kernels but runs torch's operators.
+        # Without the bindings, torch operators are used and kernel errors do not matter.
         if gpu["error"] is None and (gpu["kernel_error"] is None or not nvrtc.has_bindings())
     ]
-    return {**facts, "checks": [asdict(check) for check in judge(facts)]}
+    return {**facts, "checks": [asdict(check) for check in diagnose(facts)]}
 
 
 def _program() -> Facts:
@@ -93,18 +92,18 @@ def _torch() -> Facts:
     try:
         import torch
     except _FAILURES as error:
-        return {"version": None, "cuda": None, "error": _words(error)}
+        return {"version": None, "cuda": None, "error": _reason(error)}
     return {"version": torch.__version__, "cuda": torch.version.cuda, "error": None}
 
 
 def _driver() -> Facts:
-    """The driver's CUDA version as `13.0`, and NVIDIA's own number of the kernel driver."""
+    """Return the driver's CUDA version as `13.0`, and the version of NVIDIA's kernel module."""
     facts: Facts = {"cuda": None, "number": None, "has_bindings": False, "error": None}
     try:
         # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  …"
         number = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _NVIDIA_KERNEL_DRIVER.read_text())
         facts["number"] = number and number[0]
-    except OSError:  # no such driver, or a system that has no /proc
+    except OSError:  # no NVIDIA driver, or no /proc
         pass
     try:
         from cuda.bindings import driver
@@ -112,11 +111,11 @@ def _driver() -> Facts:
         facts["has_bindings"] = True
         status, number = driver.cuDriverGetVersion()
         if int(status) != 0:
-            raise RuntimeError(f"the driver does not answer: {status.name}")
+            raise RuntimeError(f"the driver does not respond: {status.name}")
         if number:
             facts["cuda"] = f"{number // 1000}.{number % 1000 // 10}"
     except _FAILURES as error:
-        facts["error"] = _words(error)
+        facts["error"] = _reason(error)
     return facts
 
 
@@ -131,12 +130,12 @@ def _compiler() -> Facts:
         facts["nvrtc"] = nvrtc.version()
         facts["headers"] = str(nvrtc.header_folders()[0])
     except _FAILURES as error:
-        facts["error"] = _words(error)
+        facts["error"] = _reason(error)
     return facts
 
 
 def _compile(arch: str) -> Facts:
-    """Compile one kernel, past the cache."""
+    """Compile one kernel without the cache and measure the time."""
     facts: Facts = {"kernel": "norm", "architecture": arch, "seconds": None, "error": None}
     try:
         from swiftchat.cuda.ops.norm import VARIANTS
@@ -145,7 +144,7 @@ def _compile(arch: str) -> Facts:
         nvrtc.compile_cubin("norm", arch, VARIANTS[0].defines)
         facts["seconds"] = time.perf_counter() - started
     except _FAILURES as error:
-        facts["error"] = _words(error)
+        facts["error"] = _reason(error)
     return facts
 
 
@@ -159,11 +158,11 @@ def _cubin_cache() -> Facts:
 
 
 def _gpus() -> tuple[list[Facts], list[list[bool]]]:
-    """What torch says of each GPU, and which reaches which memory."""
+    """Return torch's facts about each GPU, and the matrix of peer access."""
     import torch
 
     try:
-        # is_available first: it is False, and not an error, where the driver is too old.
+        # is_available first: it returns False for a driver that is too old, without an error.
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         gpus = [_gpu(i) for i in range(count)]
         peers = [
@@ -195,18 +194,18 @@ def _gpu(index: int) -> Facts:
     try:
         facts["free_bytes"] = torch.cuda.mem_get_info(index)[0]
     except _FAILURES as error:
-        facts["error"] = _words(error)
+        facts["error"] = _reason(error)
         return facts
     if facts["has_kernels"]:
         try:
             _launch(index)
         except _FAILURES as error:
-            facts["kernel_error"] = _words(error)
+            facts["kernel_error"] = _reason(error)
     return facts
 
 
 def _launch(index: int) -> None:
-    """Compile, load and run one kernel on this GPU; raises if that fails or computes nonsense."""
+    """Compile, load and run one kernel on this GPU; raises if it fails or its result is wrong."""
     import torch
 
     from swiftchat.cuda.cubin_cache import CubinCache
@@ -215,14 +214,13 @@ def _launch(index: int) -> None:
 
     device = torch.device("cuda", index)
     with torch.cuda.device(device):
-        # The root mean square of 3, 4, 5 … is known to nobody by chance.
         x = torch.arange(3, 1003, dtype=torch.float32, device=device).unsqueeze(0)
         out = torch.full_like(x, float("nan"))
         norm(Gpu(device, CubinCache(None)), x, torch.ones_like(x[0]), 1e-5, out)
         if not torch.allclose(out, x / x.square().mean().sqrt(), rtol=1e-4):
-            raise RuntimeError("a kernel ran and gave wrong numbers")
+            raise RuntimeError("the kernel's result is wrong")
 
 
-def _words(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     text = error.message if isinstance(error, SwiftchatError) else str(error)
     return " ".join(text.split())[:300] or type(error).__name__

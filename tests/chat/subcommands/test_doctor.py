@@ -69,12 +69,12 @@ def machine(*path: str, **changes: Any) -> dict[str, Any]:
 
 
 def check_named(facts: dict[str, Any], name: str) -> diagnosis.Check:
-    (check,) = [check for check in diagnosis.judge(facts) if check.name == name]
+    (check,) = [check for check in diagnosis.diagnose(facts) if check.name == name]
     return check
 
 
 def run(monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], *args: str) -> Result:
-    checks = [vars(check) for check in diagnosis.judge(facts)]
+    checks = [vars(check) for check in diagnosis.diagnose(facts)]
     monkeypatch.setattr(command, "run_checks", lambda: {**facts, "checks": checks})
     return CliRunner().invoke(command.doctor, args)
 
@@ -91,7 +91,7 @@ def fresh_compiler():
 
 
 def test_a_healthy_machine_passes_all_checks() -> None:
-    checks = diagnosis.judge(HEALTHY)
+    checks = diagnosis.diagnose(HEALTHY)
     assert {check.state for check in checks} == {"ok"}
     assert not any(check.hint for check in checks)
     assert "149.0 of 150.0 GB free" in check_named(HEALTHY, "GPU 0").text
@@ -107,7 +107,7 @@ def test_a_healthy_machine_passes_all_checks() -> None:
             machine("driver", cuda="12.4", number="550.54.14"),
             "driver",
             "problem",
-            "too old for what NVRTC 13.0",
+            "too old for kernels compiled by NVRTC 13.0",
             "580 or newer (found: 550.54.14)",
         ),
         (
@@ -122,7 +122,7 @@ def test_a_healthy_machine_passes_all_checks() -> None:
             machine("driver", cuda=None, number=None, error="no libcuda"),
             "driver",
             "problem",
-            "there is none (no libcuda)",
+            "not found (no libcuda)",
             "--device cpu",
         ),
         (
@@ -146,8 +146,8 @@ def test_a_healthy_machine_passes_all_checks() -> None:
             "no headers",
             "swiftchat[cuda]",
         ),
-        (machine("compile", error="error: x"), "compiling", "problem", "error: x", "anew"),
-        (machine(gpus=[]), "GPU", "problem", "torch finds none", "--device cpu"),
+        (machine("compile", error="error: x"), "compiling", "problem", "error: x", "reinstall"),
+        (machine(gpus=[]), "GPU", "problem", "torch finds no GPU", "--device cpu"),
         (
             machine(
                 gpus=[{**GPU, "has_kernels": False, "capability": "7.5", "architecture": "sm_75"}]
@@ -155,14 +155,14 @@ def test_a_healthy_machine_passes_all_checks() -> None:
             "GPU 0",
             "note",
             "sm_75",
-            "need 8.0",
+            "compute capability 8.0",
         ),
         (
             machine(gpus=[{**GPU, "architecture": "sm_103"}]),
             "GPU 0",
             "note",
             "sm_103",
-            "not written",
+            "not tuned",
         ),
         (
             machine(gpus=[{**GPU, "error": "in use", "free_bytes": None}]),
@@ -223,10 +223,10 @@ def test_links_between_gpus() -> None:
 @pytest.mark.parametrize(
     ("count", "measured", "state", "words"),
     [
-        (0, None, "ok", "0 here"),
-        (1, None, "ok", "1 here"),
+        (0, None, "ok", "found 0"),
+        (1, None, "ok", "found 1"),
         (2, None, "note", "NCCL"),
-        (2, {"us": 3.91, "error": None}, "ok", "8 KiB among 2 GPUs in 3.9 µs"),
+        (2, {"us": 3.91, "error": None}, "ok", "8 KiB on 2 GPUs in 3.9 µs"),
         (2, {"us": None, "error": "GPU 1 hangs"}, "problem", "GPU 1 hangs"),
     ],
 )
