@@ -27,16 +27,16 @@ SCHEMA = 1
 
 
 def prompt_text(config: ChatConfig) -> str:
-    """The prompt: files, then stdin, then `-p`, a blank line between; `UsageError` if empty.
+    """Return files, stdin and `-p`, separated by blank lines; `UsageError` if there is no text.
 
-    stdin is read when it is asked for (`-p -`) or when it is no terminal.
+    stdin is read with `-p -` and when it is not a terminal.
     """
     parts = [files_text(config.file)]
-    asks_stdin = config.prompt in (None, "-")
-    if asks_stdin or not sys.stdin.isatty():
+    reads_stdin = config.prompt in (None, "-")
+    if reads_stdin or not sys.stdin.isatty():
         piped = sys.stdin.buffer.read().decode("utf-8", "replace")
         parts.append(piped.rstrip("\n") if piped.strip() else "")
-    if not asks_stdin:
+    if not reads_stdin:
         assert config.prompt is not None
         parts.append(config.prompt)
     text = "\n\n".join(part for part in parts if part)
@@ -46,10 +46,9 @@ def prompt_text(config: ChatConfig) -> str:
 
 
 class OneShot:
-    """Answers one prompt on stdout, in the form the config asks for.
+    """Answers one prompt on stdout, as text, JSON or code blocks.
 
-    Into a pipe that is the answer's exact bytes and one newline after it if it does not end in
-    one; a terminal gets it rendered. With `--extract` it is the code in it alone.
+    A pipe receives the exact text of the answer and a final newline, a terminal rendered Markdown.
     """
 
     def __init__(self, chat_model: ChatModel, config: ChatConfig, autosave: Autosave) -> None:
@@ -61,27 +60,27 @@ class OneShot:
         self._view: AnswerView | None = None
 
     def run(self, conversation: Conversation) -> int:
-        """Answer the conversation's last message and add the answer to it; the exit code."""
+        """Answer the last message, add the answer to the conversation, return the exit code."""
         started = time.perf_counter()
         self.chat_model.prepare()
         conversation.settings = self.chat_model.settings
         self.autosave.save(conversation)
         self._session_id = conversation.id if self.autosave.is_saving else None
-        self._style = style = choose_style(self.config, os.environ, sys.stdout.isatty())
-        preload(style)  # while the engine loads
+        self._style = choose_style(self.config, os.environ, sys.stdout.isatty())
+        preload(self._style)  # while the engine loads
         info = self.chat_model.wait_ready()
         load_s = time.perf_counter() - started
-        self._event({"event": "start", "model": self._model(info)})
-        answer = self.chat_model.answer(conversation, self._dropped, self._prefill)
+        self._print_event({"event": "start", "model": self._model(info)})
+        answer = self.chat_model.answer(conversation, self._warn_dropped, self._show_prefill)
         saver = AnswerSaver(self.autosave, conversation, answer)
         if not (self.config.json or self.config.stream_json or self.config.extract):
-            self._view = open_view(style, answer, self.chat_model.name)
+            self._view = open_view(self._style, answer, self.chat_model.name)
         exit_code = 0
         try:
             for piece in saver:
-                self._delta(piece)
+                self._show(piece)
         except KeyboardInterrupt:
-            self._delta(answer.interrupt())
+            self._show(answer.interrupt())
             exit_code = 130
         except SwiftchatError as error:
             saver.finish("error")
@@ -94,16 +93,16 @@ class OneShot:
         return exit_code
 
     def pause(self) -> None:
-        """Erase what is drawn over, until the answer goes on."""
+        """Erase temporary output before the program is suspended."""
         if self._view is not None:
             self._view.pause()
 
-    def _delta(self, piece: str) -> None:
+    def _show(self, piece: str) -> None:
         if self._view is not None:
             self._view.push(piece)
         elif piece:
             kind = "reasoning" if isinstance(piece, Thought) else "delta"
-            self._event({"event": kind, "content": piece})
+            self._print_event({"event": kind, "content": piece})
 
     def _end(self, answer: Answer, info: EngineInfo, load_s: float, reason: str) -> None:
         if self.config.json or self.config.stream_json:
@@ -118,18 +117,18 @@ class OneShot:
         elif self._view is not None:
             self._view.close()
             if answer.logprobs:
-                shown = as_terminal_text(answer, self.chat_model.tokenizer, self._style)
-                print(shown, end="", file=sys.stderr)
+                text = as_terminal_text(answer, self.chat_model.tokenizer, self._style)
+                print(text, end="", file=sys.stderr)
 
-    def _prefill(self, progress: Prefill) -> None:
-        self._event({"event": "prefill", "done": progress.done, "total": progress.total})
+    def _show_prefill(self, progress: Prefill) -> None:
+        self._print_event({"event": "prefill", "done": progress.done, "total": progress.total})
 
-    def _dropped(self, num_messages: int) -> None:
+    def _warn_dropped(self, num_messages: int) -> None:
         text = f"the context is full: the oldest {num_messages} messages were left out"
         self.warnings.append(text)
         print(f"warning: {text}", file=sys.stderr)
 
-    def _event(self, event: dict[str, Any]) -> None:
+    def _print_event(self, event: dict[str, Any]) -> None:
         if self.config.stream_json:
             self._print_json(event)
 

@@ -1,4 +1,4 @@
-"""What a chat starts with: an earlier conversation, a role, and the options that these bring."""
+"""Start of a chat: the saved conversation, the role, and the options they bring."""
 
 import sys
 from collections.abc import Collection
@@ -14,36 +14,37 @@ from swiftchat.errors import UsageError
 if TYPE_CHECKING:
     from swiftchat.chat.history.store import Sessions
 
-# What an engine that runs already has settled, by the options' names.
-_ENGINES = ("model", "ctx_size", "device", "tp", "dtype", "threads", "dummy")
-_SAID = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
+# Options that a running engine has fixed already.
+_ENGINE_OPTIONS = ("model", "ctx_size", "device", "tp", "dtype", "threads", "dummy")
+_COMMAND_LINE = click.core.ParameterSource.COMMANDLINE
+_ENVIRONMENT = click.core.ParameterSource.ENVIRONMENT
 
 
 def check_connect(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Raise `UsageError` for options on the command line that `--connect` leaves nothing to do."""
+    """Raise `UsageError` if the command line has both --connect and an engine option."""
     if options["connect"] is None:
         return
-    for one in (ctx, ctx.find_root()):
-        for param in one.command.params:
-            said = one.get_parameter_source(param.name or "") is _SAID[0]
-            if said and param.name in _ENGINES:
+    for context in (ctx, ctx.find_root()):
+        for param in context.command.params:
+            is_given = context.get_parameter_source(param.name or "") is _COMMAND_LINE
+            if is_given and param.name in _ENGINE_OPTIONS:
                 raise UsageError(
-                    f"{param.opts[-1]} does not go with --connect",
-                    "it was settled where the engine was started",
+                    f"{param.opts[-1]} has no effect with --connect",
+                    "choose it where the engine is started",
                 )
 
 
 def autosave_for(options: dict[str, Any]) -> Autosave:
-    """What keeps the conversation; nothing is opened yet."""
-    keeps = not (options["no_save"] or options["no_template"])
+    """Return the autosave of a chat; it opens the store at the first save."""
+    is_saving = not (options["no_save"] or options["no_template"])
     return Autosave(
-        _open_store if keeps else None,
+        _open_store if is_saving else None,
         lambda text: print(sanitize(text), file=sys.stderr, flush=True),
     )
 
 
 def _open_store() -> "Sessions":
-    # Here, not at the top: the engine shall start before there is anything to save.
+    # Imported here, because the engine should start before SQLite is loaded.
     from swiftchat.chat.history.store import open_store
 
     return open_store()
@@ -52,31 +53,36 @@ def _open_store() -> "Sessions":
 def conversation_for(
     ctx: click.Context, options: dict[str, Any], known: Collection[str]
 ) -> Conversation:
-    """A new conversation or the one to go on with; changes the options that it or a role sets.
+    """Return a new conversation or the one to continue; update the options it or a role sets.
 
-    Flags and variables come first, then the role, then the conversation, then the configuration
+    Precedence: flags and environment variables, the role, the conversation, the configuration
     file. `known` are the options that a role may set.
     """
-    sources = [one.get_parameter_source for one in (ctx, ctx.find_root())]
-    given = {name for name in options for source in sources if source(name) in _SAID}
+    sources = [context.get_parameter_source for context in (ctx, ctx.find_root())]
+    given = {
+        name
+        for name in options
+        for source in sources
+        if source(name) in (_COMMAND_LINE, _ENVIRONMENT)
+    }
     if options["role"] is not None:
         from swiftchat.chat.options.roles import load_role
 
         role = load_role(options["role"], known)
-        _settle(ctx, options, given, {**role.settings, "system": role.system or None})
+        _apply(ctx, options, given, {**role.settings, "system": role.system or None})
     if not (options["continue_"] or options["session"] is not None):
         return Conversation()
-    from swiftchat.chat.history.store import load_wanted
+    from swiftchat.chat.history.store import load_session
 
-    conversation = load_wanted(options["session"])
-    _settle(ctx, options, given, {**conversation.settings, "system": conversation.system})
+    conversation = load_session(options["session"])
+    _apply(ctx, options, given, {**conversation.settings, "system": conversation.system})
     return conversation
 
 
-def _settle(
+def _apply(
     ctx: click.Context, options: dict[str, Any], given: set[str], settings: dict[str, Any]
 ) -> None:
-    """Let settings decide what nobody has said before; `given` grows by what they say."""
+    """Set the options that are not in `given`, and add their names to it."""
     if "system_file" in given:
         given.add("system")
     for param in ctx.command.params:

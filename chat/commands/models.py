@@ -69,7 +69,9 @@ def show_tokens(state: ChatState, argument: str) -> None:
     for attachment in state.attachments:
         print(f"{len(encode(attachment)):7}  attached to the next message")
     if conversation.messages:
-        num_tokens = len(chat_model.encoder(conversation.last_turn)(conversation.rendered()))
+        num_tokens = len(
+            chat_model.encoder(conversation.last_turn)(conversation.template_messages())
+        )
         info = chat_model.engine.info
         limit = f" of {info.ctx_size_tokens}" if info else ""
         print(f"{num_tokens:7}  in total{limit}, with the chat template")

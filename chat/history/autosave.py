@@ -1,4 +1,4 @@
-"""Saving as it goes: without being asked, and without getting in the way."""
+"""Automatic saving of conversations while they go on."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.errors import SwiftchatError, UsageError
 
-if TYPE_CHECKING:  # SQLite can wait until the engine loads
+if TYPE_CHECKING:  # SQLite is imported while the engine loads
     from swiftchat.chat.history.store import Sessions
 
 
 class Autosave:
-    """Keeps conversations in the store; where that fails it is told once, and the chat goes on.
+    """Saves conversations to the store; a failure is one warning, and the chat continues.
 
-    `open_store` is called when there is something to save; None saves nothing.
+    `open_store` is called at the first save; with None nothing is saved.
     """
 
     def __init__(
@@ -26,15 +26,15 @@ class Autosave:
 
     @property
     def store(self) -> "Sessions":
-        """The store; `FileSystemError` where there can be none, `UsageError` with `--no-save`."""
+        """The store. Raises `UsageError` with --no-save, `FileSystemError` if opening fails."""
         if self._open_store is None:
-            raise UsageError("conversations are not kept here", "start without --no-save")
+            raise UsageError("this chat does not save conversations", "start without --no-save")
         if self._store is None:
             self._store = self._open_store()
         return self._store
 
     def save(self, conversation: Conversation) -> None:
-        """Save what is new; a failure is a warning, and tried again with the next turn."""
+        """Save unsaved messages; a failure is a warning, and the next turn tries again."""
         if self._open_store is None or not conversation.tree:
             return
         try:
@@ -47,11 +47,11 @@ class Autosave:
 
     @property
     def is_saving(self) -> bool:
-        """Whether what is saved can be found again."""
+        """Whether saved conversations can be opened again."""
         return self._open_store is not None and not self.failed
 
     def finish(self, conversation: Conversation) -> None:
-        """Save what is left of a conversation, and close the store."""
+        """Save unsaved messages and close the store."""
         if conversation.unsaved:
             self.save(conversation)
         self.close()

@@ -1,8 +1,8 @@
-"""A conversation: its messages as a tree, and what of the chosen path fits the context.
+"""A conversation: a tree of messages, the current path, and the part of it that fits the context.
 
-Each turn is rendered anew. As far as that gives the text of the last turn and its answer, it has
-their ids, which need not be those that encoding would choose; the engine recognizes by content
-how far it has them already.
+Each turn renders the whole path again. The ids of the previous turn are reused as far as its text
+is repeated, because encoding the text again could give other ids; the engine's prefix cache
+recognizes blocks by their ids.
 """
 
 import os
@@ -21,22 +21,35 @@ Ids = TypeVar("Ids", bound=Sized)
 Role = Literal["user", "assistant"]
 
 SHORT_ID = 8  # characters of an id in lists
+# The fields of a message that are stored and exported, besides its id and its parent.
+MESSAGE_FIELDS = (
+    "role",
+    "content",
+    "reasoning",
+    "model",
+    "params",
+    "finish_reason",
+    "prompt_tokens",
+    "completion_tokens",
+    "created",
+    "seconds",
+)
 _TITLE_CHARACTERS = 50
-_WHOLE = ("stop", "length", "edit")
+_COMPLETE = ("stop", "length", "edit")  # finish reasons of answers that were not interrupted
 
 
 def new_id() -> str:
-    """Sixteen hexadecimal digits that nobody else has."""
+    """Return a random id of sixteen hexadecimal digits."""
     return os.urandom(8).hex()
 
 
 @dataclass(eq=False)
 class Message:
-    """What was said, and after which message; `parent` None begins a conversation.
+    """A message and its predecessor; `parent` None starts a conversation.
 
-    The rest is known of answers: the model, the sampling parameters, and the `finish_reason`:
-    `stop`, `length`, `interrupt`, `error` or `edit` (written by the user). That is None while the
-    answer goes on, and stays so if the program is killed meanwhile.
+    `model` to `seconds` are set for answers. `params` are the sampling parameters;
+    `finish_reason` is `stop`, `length`, `interrupt`, `error` or `edit` (written by the user), and
+    None while the answer is generated (and afterwards if the program was killed).
     """
 
     role: Role
@@ -54,8 +67,8 @@ class Message:
 
     @property
     def interrupted(self) -> bool:
-        """Whether this is an answer that did not come to its end."""
-        return self.role == "assistant" and self.finish_reason not in _WHOLE
+        """Whether this is an incomplete answer."""
+        return self.role == "assistant" and self.finish_reason not in _COMPLETE
 
 
 @dataclass(frozen=True)
@@ -68,12 +81,12 @@ class EncodedTurn:
 
 @dataclass(eq=False)
 class Conversation:
-    """An optional system prompt and a tree of messages, of which `tip` ends the path in use.
+    """A system prompt and a tree of messages; `tip` is the end of the current path.
 
-    Whatever moves the tip leaves the tree as it is: nothing that was said is lost. `tree` has
-    parents before what follows them. `settings` are options by their names in the configuration
-    file. `unsaved` holds, in order, the messages that the store does not have as they are.
-    `last_turn` has the ids that the next prompt reuses.
+    Moving the tip never changes the tree, so no message is lost. `tree` lists parents before their
+    children. `settings` are options, named as in the configuration file. `unsaved` is an ordered
+    set of the messages that the store lacks or has in an older version. `last_turn` has the ids
+    that the next prompt reuses.
     """
 
     system: str | None = None
@@ -85,7 +98,7 @@ class Conversation:
     tree: list[Message] = field(default_factory=list)
     tip: Message | None = None
     unsaved: dict[Message, None] = field(default_factory=dict)
-    last_turn: "EncodedTurn | None" = None
+    last_turn: EncodedTurn | None = None
 
     @property
     def messages(self) -> list[Message]:
@@ -104,27 +117,27 @@ class Conversation:
         finish_reason: str | None = "stop",
         reasoning: str | None = None,
     ) -> Message:
-        """Go on from the tip with a message, which is the tip then.
+        """Append a message to the tip and make it the tip.
 
-        What was asked here before and never answered is asked again, not twice.
+        An unanswered user message with the same text is reused.
         """
-        if role == "user" and (asked := self._unanswered(content)):
-            self.tip = asked
-            return asked
+        if role == "user" and (unanswered := self._unanswered(content)):
+            self.tip = unanswered
+            return unanswered
         reason = finish_reason if role == "assistant" else None
-        message = self.put(Message(role, content, self.tip, finish_reason=reason))
+        message = self.insert(Message(role, content, self.tip, finish_reason=reason))
         message.reasoning, self.tip = reasoning, message
         self.title = self.title or (title_of(content) if role == "user" else "")
         return message
 
-    def put(self, message: Message) -> Message:
-        """Put a message into the tree, wherever the tip is."""
+    def insert(self, message: Message) -> Message:
+        """Insert a message into the tree without moving the tip."""
         self.tree.append(message)
         self.unsaved[message] = None
         return message
 
     def undo(self, num_turns: int = 1) -> int:
-        """Go back before the last turns (question and answer); return how many there were."""
+        """Move the tip before the last turns (question and answer); return their number."""
         path = self.messages
         starts = [i for i, message in enumerate(path) if message.role == "user"]
         if path and not starts:
@@ -134,49 +147,49 @@ class Conversation:
         return min(num_turns, len(starts))
 
     def pop_answer(self) -> bool:
-        """Go back before the last answer so that it can be given anew; False if there is none."""
+        """Move the tip before the last answer; return False if the tip is not an answer."""
         if self.tip is None or self.tip.role != "assistant":
             return False
         self.tip = self.tip.parent
         return True
 
     def branches(self) -> list[Message]:
-        """The last messages of all paths, depth first, so that new ones come beside their own."""
-        after: dict[Message | None, list[Message]] = defaultdict(list)
+        """Return the last messages of all paths, depth first: siblings are adjacent."""
+        children: dict[Message | None, list[Message]] = defaultdict(list)
         for message in self.tree:
-            after[message.parent].append(message)
+            children[message.parent].append(message)
         leaves: list[Message] = []
-        stack = after[None][::-1]
+        stack = children[None][::-1]
         while stack:
             message = stack.pop()
-            if message in after:
-                stack += after[message][::-1]
+            if message in children:
+                stack += children[message][::-1]
             else:
                 leaves.append(message)
         return leaves
 
     def copy(self) -> "Conversation":
-        """A conversation of its own that begins with this one's path."""
+        """Return a new conversation with copies of the messages of the current path."""
         copied = Conversation(self.system, title=self.title, settings=dict(self.settings))
         for message in self.messages:
-            copied.tip = copied.put(replace(message, parent=copied.tip, id=new_id()))
+            copied.tip = copied.insert(replace(message, parent=copied.tip, id=new_id()))
         copied.last_turn = self.last_turn
         return copied
 
     def _unanswered(self, content: str) -> Message | None:
-        followed = {message.parent for message in self.tree}
+        """Return the child of the tip that is this user message without an answer."""
+        parents = {message.parent for message in self.tree}
         for message in self.tree:
-            here = message.parent is self.tip and message.role == "user"
-            if here and message.content == content and message not in followed:
+            is_child = message.parent is self.tip and message.role == "user"
+            if is_child and message.content == content and message not in parents:
                 return message
         return None
 
-    def rendered(self, messages: Sequence[Message] | None = None) -> list[dict[str, str]]:
-        """The messages as a chat template wants them, the system prompt first.
+    def template_messages(self, messages: Sequence[Message] | None = None) -> list[dict[str, str]]:
+        """Return the messages as input of a chat template, the system prompt first.
 
-        Neighbors of one role, as other programs write them, are one message: many templates
-        refuse two questions in a row. Reasoning goes with its answer; whether the model sees it
-        again is the template's choice.
+        Consecutive messages of one role (from imported conversations) are joined, because many
+        templates reject them. Reasoning is included; the template decides on its use.
         """
         found = [] if not self.system else [{"role": "system", "content": self.system}]
         for message in self.messages if messages is None else messages:
@@ -188,27 +201,27 @@ class Conversation:
                 found[-1]["reasoning_content"] = message.reasoning
         return found
 
-    def fit(
+    def fit_context(
         self,
         encode: Callable[[list[dict[str, str]]], Ids],
         ctx_size_tokens: int,
         overflow: str,
         room_tokens: int = 1,
     ) -> tuple[Ids, int]:
-        """The prompt's ids, and how many of the oldest messages were left out of them.
+        """Return the prompt, and the number of the oldest messages that were left out of it.
 
-        With overflow "error" nothing is left out: `ContextOverflow` says how long it is.
-        With "drop-oldest" whole turns go until there is `room_tokens` for the answer, or as much
-        as can be had; never the system prompt and never the last message.
+        With overflow "error" no message is left out. With "drop-oldest" whole turns are left out
+        until `room_tokens` are free for the answer, but never the system prompt and the last
+        message. Raises `ContextOverflow` if the prompt does not fit with one token of an answer.
         """
         messages = self.messages
-        ids, start = encode(self.rendered(messages)), 0
+        ids, start = encode(self.template_messages(messages)), 0
         if overflow == "drop-oldest":
             shorter = ids
             for later in _later_turns(messages):
                 if len(shorter) + room_tokens <= ctx_size_tokens:
                     break
-                shorter, start = encode(self.rendered(messages[later:])), later
+                shorter, start = encode(self.template_messages(messages[later:])), later
             ids = shorter if len(shorter) < ctx_size_tokens else ids
         if len(ids) < ctx_size_tokens:
             return ids, start
@@ -224,7 +237,7 @@ def _later_turns(messages: Sequence[Message]) -> Iterator[int]:
 
 
 def title_of(text: str) -> str:
-    """A title of a conversation's first words: its first line that says something, cut."""
+    """Return a title for a conversation: the first line that is not blank, shortened."""
     line = next((" ".join(line.split()) for line in text.splitlines() if line.strip()), "")
     if len(line) <= _TITLE_CHARACTERS:
         return line

@@ -19,19 +19,19 @@ def format_time(seconds: float) -> str:
 
 
 def print_table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
-    """A table that fits the terminal; in a pipe, whole values with tabs between and no titles."""
+    """Print a table that fits the terminal; in a pipe, full values separated by tabs, no titles."""
     if not sys.stdout.isatty():
         for row in rows:
             print("\t".join(" ".join(sanitize(cell).split()) for cell in row))
         return
-    # Here, not at the top: it takes as long to import as all the rest.
+    # Imported here: a pipe does not need it, and it takes 50 ms.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in titles:
-        # Where there is no room, what is for people to read goes before what is to be typed.
+        # On a narrow terminal ids stay complete, because the user types them.
         may_shrink = title in ("MODEL", "TITLE")
         table.add_column(
             title,
@@ -45,7 +45,7 @@ def print_table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Non
 
 
 def print_found(found: "Found") -> None:
-    """One line of a search, the word in bold at a terminal."""
+    """Print one search result, with the match in bold on a terminal."""
     head = f"{found.session_id[:SHORT_ID]}  {sanitize(found.title)}  "
     if not sys.stdout.isatty():
         print(f"{head}\t{sanitize(found.excerpt)}")

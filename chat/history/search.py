@@ -1,4 +1,4 @@
-"""Full-text search in the saved conversations."""
+"""Full-text search in saved conversations."""
 
 import re
 import sqlite3
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 _TRIGRAM = 3
-_AROUND = 40
+_CONTEXT = 40  # characters of an excerpt before and after the match
 
 
 @dataclass(frozen=True)
 class Found:
-    """A message that holds the words; `excerpt` is the text around the first, on one line.
+    """A message that contains the words; `excerpt` is one line around the first match.
 
-    `start` and `end` say where in the excerpt that word stands.
+    The match is `excerpt[start:end]`.
     """
 
     session_id: str
@@ -25,8 +25,11 @@ class Found:
     end: int
 
 
-def matches(db: sqlite3.Connection, text: str, most: int) -> list[Found]:
-    """The messages that hold each of the words of `text`, in any case, as parts of words too."""
+def find_messages(db: sqlite3.Connection, text: str, limit: int) -> list[Found]:
+    """Return the messages that contain every word of `text`, in any case, also inside of words.
+
+    Words that are too short for the trigram index are searched with `instr`.
+    """
     words = text.split()
     long = [word for word in words if len(word) >= _TRIGRAM]
     short = [word for word in words if len(word) < _TRIGRAM]
@@ -37,7 +40,7 @@ def matches(db: sqlite3.Connection, text: str, most: int) -> list[Found]:
         f"""SELECT m.content, m.role, m.created, s.id AS session_id, s.title
         FROM search JOIN messages m ON m.number = search.rowid JOIN sessions s ON s.id = m.session
         WHERE {" AND ".join(where) or "0"} ORDER BY s.updated DESC, m.number DESC LIMIT ?""",
-        [*([quoted] if long else []), *short, most],
+        [*([quoted] if long else []), *short, limit],
     ).fetchall()
     return [_found(row, words) for row in rows]
 
@@ -47,9 +50,11 @@ def _found(row: Any, words: list[str]) -> Found:
     pattern = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
     first = re.search(pattern, content, re.IGNORECASE)
     start, end = first.span() if first else (0, 0)
-    before = _one_line(("…" if start > _AROUND else "") + content[max(0, start - _AROUND) : start])
+    before = _one_line(
+        ("…" if start > _CONTEXT else "") + content[max(0, start - _CONTEXT) : start]
+    )
     word = _one_line(content[start:end])
-    after = content[end : end + _AROUND] + ("…" if len(content) > end + _AROUND else "")
+    after = content[end : end + _CONTEXT] + ("…" if len(content) > end + _CONTEXT else "")
     return Found(
         row["session_id"],
         row["title"],

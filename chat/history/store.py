@@ -1,14 +1,14 @@
-"""The store of conversations: one SQLite file, readable by the user alone.
+"""The store of conversations: one SQLite file that only the user can read.
 
-`sessions` has a row for each conversation: `name` was given by the user, `settings` are options in
-JSON, `tip` is the message it goes on from. `messages` are the nodes of its tree, `parent` NULL at
-the root; `params` are an answer's sampling parameters in JSON, `finish_reason` NULL while it is
-being written. Times are seconds since 1970. `search` indexes the contents by trigrams, so that
-parts of words are found, and languages without spaces are searched as well.
+`sessions` has a row for each conversation: `name` is given by the user, `settings` are options as
+JSON, `tip` is the id of the message at the end of the current path. `messages` are the nodes of the
+trees, `parent` is NULL at a root; `params` are sampling parameters as JSON, `finish_reason` is NULL
+while an answer is generated. Times are seconds since 1970. `search` indexes the contents by
+trigrams, to find parts of words and words of languages without spaces.
 
-Every save is one transaction in a write-ahead log: a killed program leaves what was committed, and
-readers never wait. A message is written only by the process that made it, so two processes in one
-conversation make two branches and overwrite nothing but the tip.
+Every save is one transaction in a write-ahead log: a killed program loses only what was not
+committed, and readers never wait. Only the process that created a message writes it, so two
+processes in one conversation create two branches and overwrite only the tip.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from swiftchat.chat.history.conversation import Conversation, Message
-from swiftchat.chat.history.search import Found, matches
+from swiftchat.chat.history.conversation import MESSAGE_FIELDS, Conversation, Message
+from swiftchat.chat.history.search import Found, find_messages
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import FileSystemError, UsageError
 
@@ -31,9 +31,9 @@ T = TypeVar("T")
 
 _BUSY_S = 5.0
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
-_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
-# One entry for each version of the schema; `user_version` counts those that were carried out.
+# One entry for each version of the schema; `user_version` is the number of those applied.
 _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """CREATE TABLE sessions (
@@ -60,24 +60,11 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
 )
 
-_COLUMNS = (
-    "role",
-    "content",
-    "reasoning",
-    "model",
-    "params",
-    "finish_reason",
-    "prompt_tokens",
-    "completion_tokens",
-    "created",
-    "seconds",
-)
-# Written again with the same id, a message is changed, not doubled: a save that was interrupted
-# after it was committed can simply be repeated.
+# An interrupted save can be repeated: a message with a known id is updated, not doubled.
 _MESSAGE = f"""
-    INSERT INTO messages (id, session, parent, {", ".join(_COLUMNS)})
-    VALUES (:id, :session, :parent, :{", :".join(_COLUMNS)})
-    ON CONFLICT (id) DO UPDATE SET {", ".join(f"{name} = :{name}" for name in _COLUMNS)}"""
+    INSERT INTO messages (id, session, parent, {", ".join(MESSAGE_FIELDS)})
+    VALUES (:id, :session, :parent, :{", :".join(MESSAGE_FIELDS)})
+    ON CONFLICT (id) DO UPDATE SET {", ".join(f"{name} = :{name}" for name in MESSAGE_FIELDS)}"""
 _SESSION = """
     INSERT INTO sessions (id, name, title, system, settings, tip, created, updated)
     VALUES (:id, :name, :title, :system, :settings, :tip, :created, :updated)
@@ -86,22 +73,22 @@ _SESSION = """
 
 
 class Sessions:
-    """The conversations in one file, which is made if need be; a context manager.
+    """The conversations in one file, which is created if it is missing; a context manager.
 
-    `warn` is told when the file is damaged: it is set aside then, and a new one begun. A file that
-    may not be written can be read. Whatever else cannot be done raises `FileSystemError`.
+    A damaged file is renamed and replaced by a new one, and `warn` is called. A read-only file can
+    be read. Methods raise `FileSystemError` for other failures.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         self.path = path
         self._warn = warn
-        with self._told():
+        with self._converted_errors():
             try:
                 self._db = _open(path)
             except sqlite3.DatabaseError as error:
                 if not _is_damage(error):
                     raise
-                self._db = self._replaced()
+                self._db = self._replace_damaged()
 
     def __enter__(self) -> "Sessions":
         return self
@@ -113,11 +100,11 @@ class Sessions:
         self._db.close()
 
     def save(self, conversation: Conversation) -> None:
-        """Write what of a conversation is not yet saved, all or nothing."""
-        self._done(lambda: self._save(conversation))
+        """Write the unsaved messages of a conversation in one transaction."""
+        self._with_recovery(lambda: self._save(conversation))
 
     def load(self, session_id: str) -> Conversation:
-        """The conversation of that id."""
+        """Load a conversation by its id. Raises `UsageError` for an unknown id."""
         found = self._rows("SELECT * FROM sessions WHERE id = ?", session_id)
         rows = self._rows("SELECT * FROM messages WHERE session = ? ORDER BY number", session_id)
         if not found:
@@ -125,10 +112,10 @@ class Sessions:
         row = found[0]
         messages: dict[str | None, Message] = {}
         for columns in rows:
-            facts = {name: columns[name] for name in _COLUMNS}
-            facts["params"] = json.loads(facts["params"])
+            values = {name: columns[name] for name in MESSAGE_FIELDS}
+            values["params"] = json.loads(values["params"])
             parent = messages.get(columns["parent"])
-            messages[columns["id"]] = Message(**facts, parent=parent, id=columns["id"])
+            messages[columns["id"]] = Message(**values, parent=parent, id=columns["id"])
         return Conversation(
             row["system"],
             row["id"],
@@ -140,13 +127,13 @@ class Sessions:
             messages.get(row["tip"]),
         )
 
-    def recent(self, most: int = -1) -> list[dict[str, Any]]:
-        """The conversations, the last used first: id, name, title, model, times, messages."""
+    def recent(self, limit: int = -1) -> list[dict[str, Any]]:
+        """Return conversations, the last used first: id, name, title, model, times, messages."""
         rows = self._rows(
             """SELECT id, name, title, settings, created, updated,
                 (SELECT count(*) FROM messages WHERE session = sessions.id) AS num_messages
             FROM sessions ORDER BY updated DESC, id LIMIT ?""",
-            most,
+            limit,
         )
         found = [dict(row) for row in rows]
         for row in found:
@@ -154,7 +141,10 @@ class Sessions:
         return found
 
     def find(self, wanted: str) -> str:
-        """The id of the conversation of that name, or whose id begins so; else `UsageError`."""
+        """Return the id of the conversation with this name or beginning of an id.
+
+        Raises `UsageError` if there is none or more than one.
+        """
         rows = self._rows("SELECT id FROM sessions WHERE name = ?", wanted)
         if not rows and wanted.strip():
             start = wanted.lower()
@@ -167,31 +157,33 @@ class Sessions:
         if len(ids) == 1:
             return str(ids[0])
         if not ids:
-            raise UsageError(f"no conversation {wanted!r}", "swiftchat sessions list shows them")
-        some = ", ".join(found[:12] for found in ids[:4])
-        raise UsageError(f"{len(ids)} conversations begin with {wanted!r}: {some} …", "say more")
+            raise UsageError(f"no conversation {wanted!r}", "swiftchat sessions list shows all")
+        examples = ", ".join(found[:12] for found in ids[:4])
+        raise UsageError(
+            f"{len(ids)} conversations begin with {wanted!r}: {examples} …", "give more digits"
+        )
 
-    def search(self, text: str, most: int = 50) -> list[Found]:
-        """The messages that hold each of the words, those of the last used conversations first."""
-        return self._done(lambda: matches(self._db, text, most))
+    def search(self, text: str, limit: int = 50) -> list[Found]:
+        """Return the messages that contain all words, the last used conversations first."""
+        return self._with_recovery(lambda: find_messages(self._db, text, limit))
 
     def remove(self, session_id: str) -> None:
-        """Remove a conversation, and its text from the file."""
-        self._done(lambda: self._remove(session_id))
+        """Remove a conversation and overwrite its text in the file."""
+        self._with_recovery(lambda: self._remove(session_id))
 
     def _rows(self, query: str, *values: object) -> list[Any]:
-        return self._done(lambda: self._db.execute(query, values).fetchall())
+        return self._with_recovery(lambda: self._db.execute(query, values).fetchall())
 
-    def _done(self, work: Callable[[], T]) -> T:
-        """Do something with the file; where it turns out to be damaged, with a new one."""
-        with self._told():
+    def _with_recovery(self, work: Callable[[], T]) -> T:
+        """Call `work`; if the file is damaged, replace it and call `work` again."""
+        with self._converted_errors():
             try:
                 return work()
             except sqlite3.DatabaseError as error:
                 if not _is_damage(error):
                     raise
             self._db.close()
-            self._db = self._replaced()
+            self._db = self._replace_damaged()
             return work()
 
     def _remove(self, session_id: str) -> None:
@@ -204,39 +196,39 @@ class Sessions:
     def _save(self, conversation: Conversation) -> None:
         with _transaction(self._db):
             known = self._db.execute("SELECT 1 FROM sessions WHERE id = ?", (conversation.id,))
-            # All of it if it was removed meanwhile, or is new: here somebody is still talking.
+            # Another process may have removed the conversation: then save all of it again.
             messages = conversation.unsaved if known.fetchone() else conversation.tree
             try:
                 self._db.execute(_SESSION, _session_row(conversation))
             except sqlite3.IntegrityError:
                 raise UsageError(
-                    f"another conversation has the name {conversation.name}", "choose another"
+                    f"another conversation has the name {conversation.name}", "choose another name"
                 ) from None
             rows = [_message_row(conversation, message) for message in messages]
             self._db.executemany(_MESSAGE, rows)
         conversation.unsaved.clear()
 
-    def _replaced(self) -> sqlite3.Connection:
-        """Set the damaged file aside and begin a new one."""
-        # Here: it takes longer to import than all else in this file.
+    def _replace_damaged(self) -> sqlite3.Connection:
+        """Rename the damaged file and create a new one."""
+        # Imported here: it takes longer than the other imports of this file together.
         from filelock import FileLock
 
         with FileLock(f"{self.path}.lock"):
             with contextlib.suppress(sqlite3.DatabaseError):
                 db = _open(self.path)
                 if db.execute("PRAGMA quick_check").fetchone()[0] == "ok":
-                    return db  # another process has been here
+                    return db  # another process has replaced it already
                 db.close()
             aside = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
             for ending in ("-wal", "-shm", ""):
                 with contextlib.suppress(FileNotFoundError):
                     Path(f"{self.path}{ending}").rename(f"{aside}{ending}")
-            self._warn(f"the saved conversations are damaged and were set aside: {aside}")
+            self._warn(f"the saved conversations are damaged; the file was renamed to {aside}")
             return _open(self.path)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Turn what the system and SQLite say into our errors."""
+    def _converted_errors(self) -> Iterator[None]:
+        """Convert errors of the system and of SQLite into `FileSystemError`."""
         try:
             yield
         except sqlite3.Error as error:
@@ -246,14 +238,14 @@ class Sessions:
 
 
 def sessions_path() -> Path:
-    """Where the user's conversations are."""
+    """Return the path of the user's store."""
     import platformdirs
 
     return platformdirs.user_data_path("swiftchat") / "sessions" / "sessions.db"
 
 
 def open_store() -> Sessions:
-    """The user's store; where it is damaged, that is told on stderr."""
+    """Open the user's store; warnings go to stderr."""
 
     def warn(text: str) -> None:
         print(sanitize(f"warning: {text}"), file=sys.stderr)
@@ -261,28 +253,28 @@ def open_store() -> Sessions:
     return Sessions(sessions_path(), warn)
 
 
-def load_wanted(wanted: str | None) -> Conversation:
-    """The conversation that `wanted` means, None the last; also with --no-save."""
+def load_session(wanted: str | None) -> Conversation:
+    """Load the conversation with this name or beginning of an id, by default the last one."""
     with open_store() as store:
         if wanted is not None:
             return store.load(store.find(wanted))
         last = store.recent(1)
         if not last:
-            raise UsageError("there is no conversation to go on with", "swiftchat begins one")
+            raise UsageError("there is no conversation to continue", "swiftchat starts one")
         return store.load(last[0]["id"])
 
 
-def names_in(path: Path, most: int = 200) -> list[tuple[str, str | None, str]]:
-    """Id, name and title of the last used conversations; [] where they cannot be read at once.
+def list_names(path: Path, limit: int = 200) -> list[tuple[str, str | None, str]]:
+    """Return id, name and title of the last used conversations, [] if the file cannot be read.
 
-    For completion: opens the file for reading only and changes nothing, not even a damaged one.
+    For completion: opens the file read-only and never replaces a damaged one.
     """
     try:
         with contextlib.closing(
             sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=0.1, uri=True)
         ) as db:
             return db.execute(
-                "SELECT id, name, title FROM sessions ORDER BY updated DESC, id LIMIT ?", (most,)
+                "SELECT id, name, title FROM sessions ORDER BY updated DESC, id LIMIT ?", (limit,)
             ).fetchall()
     except sqlite3.Error:
         return []
@@ -292,18 +284,18 @@ def _open(path: Path) -> sqlite3.Connection:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.parent.chmod(0o700)
-        # Here, because SQLite's own would follow the umask; its -wal and -shm follow this one.
+        # SQLite would create the file with the umask; -wal and -shm get the mode of this file.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         path.chmod(0o600)
     except OSError as error:
         if error.errno not in _FORBIDDEN or not path.exists():
             raise
-        return _open_to_read(path)
+        return _open_read_only(path)
     db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
     try:
         db.row_factory = sqlite3.Row
         db.execute("PRAGMA journal_mode = WAL")
-        # A killed process loses nothing so; power that fails may take the last transactions.
+        # A killed process loses nothing; a power failure may lose the last transactions.
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA foreign_keys = ON")
         _migrate(db)
@@ -313,11 +305,12 @@ def _open(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _open_to_read(path: Path) -> sqlite3.Connection:
-    """What is there, where nothing may be written."""
-    # As somebody else may be writing it; and if that takes a file that cannot be made, as it is.
-    for how in ("mode=ro", "immutable=1"):
-        db = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None)
+def _open_read_only(path: Path) -> sqlite3.Connection:
+    """Open a store that must not be written."""
+    # `mode=ro` sees the writes of other processes but may need to create a -shm file; if that
+    # fails, `immutable=1` reads the file as it is.
+    for mode in ("mode=ro", "immutable=1"):
+        db = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None)
         db.row_factory = sqlite3.Row
         try:
             version = _version(db)
@@ -327,17 +320,17 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
         if version == len(_MIGRATIONS):
             return db
         db.close()
-        raise sqlite3.NotSupportedError("they were written by another version of swiftchat")
-    raise sqlite3.OperationalError("they can be neither written nor read")
+        raise sqlite3.NotSupportedError("the store was written by another version of swiftchat")
+    raise sqlite3.OperationalError("the store can be neither written nor read")
 
 
 def _migrate(db: sqlite3.Connection) -> None:
     if _version(db) == len(_MIGRATIONS):
         return
     with _transaction(db):
-        version = _version(db)  # another process may have been first
+        version = _version(db)  # another process may have migrated it
         if version > len(_MIGRATIONS):
-            raise sqlite3.NotSupportedError("they were written by a newer swiftchat")
+            raise sqlite3.NotSupportedError("the store was written by a newer swiftchat")
         for statements in _MIGRATIONS[version:]:
             for statement in statements:
                 db.execute(statement)
@@ -350,7 +343,7 @@ def _version(db: sqlite3.Connection) -> int:
 
 @contextlib.contextmanager
 def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    # IMMEDIATE: a transaction that begins by reading could not wait for another writer later.
+    # IMMEDIATE: a transaction that starts with a read fails if another process writes meanwhile.
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -362,8 +355,8 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    code = getattr(error, "sqlite_errorcode", 0)  # extended codes have the kind in the low byte
-    return code & 0xFF in _DAMAGE
+    code = getattr(error, "sqlite_errorcode", 0)  # the low byte of an extended code
+    return code & 0xFF in _DAMAGE_CODES
 
 
 def _session_row(conversation: Conversation) -> dict[str, Any]:
@@ -380,13 +373,13 @@ def _session_row(conversation: Conversation) -> dict[str, Any]:
 
 
 def _message_row(conversation: Conversation, message: Message) -> dict[str, Any]:
-    columns = {name: _value(getattr(message, name)) for name in _COLUMNS}
+    columns = {name: _value(getattr(message, name)) for name in MESSAGE_FIELDS}
     parent = message.parent and message.parent.id
     return {"id": message.id, "session": conversation.id, "parent": parent, **columns}
 
 
 def _value(value: Any) -> Any:
-    """A value as SQLite takes it: undecodable bytes, which Python keeps in texts, replaced."""
+    """Convert a value for SQLite: dicts to JSON, surrogates (undecodable bytes) to `?`."""
     if isinstance(value, dict):
         return json.dumps(value)
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

@@ -1,44 +1,30 @@
-"""A conversation as a file: Markdown for people, JSON for programs."""
+"""Export of a conversation as Markdown or JSON."""
 
 import json
 import time
 from pathlib import Path
 from typing import Any
 
-from swiftchat.chat.history.conversation import Conversation, Message
+from swiftchat.chat.history.conversation import MESSAGE_FIELDS, Conversation, Message
 from swiftchat.errors import FileSystemError
 
-FORM = 1  # counts changes of the JSON that readers must know about
-
-# What the JSON has of a message besides its place in the tree, where it is known.
-MESSAGE_FIELDS = (
-    "role",
-    "content",
-    "reasoning",
-    "model",
-    "params",
-    "finish_reason",
-    "prompt_tokens",
-    "completion_tokens",
-    "created",
-    "seconds",
-)
+FORMAT = 1  # version of the exported JSON
 
 
 def as_markdown(conversation: Conversation) -> str:
-    """The path in use, a heading for each message; an answer that was cut says so."""
+    """Return the current path as Markdown, with a heading for each message."""
     parts = [f"# {conversation.title or 'Conversation'}"]
     parts.append(time.strftime("%Y-%m-%d %H:%M", time.localtime(conversation.created)))
     if conversation.system:
         parts += ["## System", conversation.system]
     for message in conversation.messages:
-        parts += [f"## {_speaker(message)}", message.content]
+        parts += [f"## {_author(message)}", message.content]
         if message.interrupted:
             parts.append("*(stopped here)*")
     return "\n\n".join(parts) + "\n"
 
 
-def _speaker(message: Message) -> str:
+def _author(message: Message) -> str:
     if message.role == "user":
         return "You"
     model = (message.model or "").rstrip("/")
@@ -46,14 +32,17 @@ def _speaker(message: Message) -> str:
 
 
 def as_json(conversation: Conversation) -> str:
-    """The whole tree, one object of the form `as_object`."""
+    """Return the whole tree as JSON text; see `as_object`."""
     return json.dumps(as_object(conversation), ensure_ascii=False, indent=1) + "\n"
 
 
 def as_object(conversation: Conversation) -> dict[str, Any]:
-    """`messages` come after their parents; `tip` and `parent` are ids of messages."""
+    """Return the whole tree as a JSON object.
+
+    `messages` lists parents before their children; `tip` and `parent` are ids of messages.
+    """
     return {
-        "swiftchat": FORM,
+        "swiftchat": FORMAT,
         "id": conversation.id,
         "name": conversation.name,
         "title": conversation.title,
@@ -72,7 +61,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def write_new(file: str, text: str) -> None:
-    """Write a file that does not exist yet; `FileSystemError` if it cannot be."""
+    """Write a new file. Raises `FileSystemError` if it exists or cannot be written."""
     path = Path(file).expanduser()
     try:
         with path.open("x", encoding="utf-8", errors="replace") as stream:

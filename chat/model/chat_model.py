@@ -179,7 +179,7 @@ class ChatModel:
         encode = (
             self._plain if self.config.no_template else self.encoder(conversation.last_turn, prefix)
         )
-        prompt, num_dropped = conversation.fit(
+        prompt, num_dropped = conversation.fit_context(
             encode, info.ctx_size_tokens, self.config.overflow, room
         )
         if num_dropped:

@@ -1,7 +1,7 @@
-"""Shell completion: the scripts, and what Tab offers for names. No torch, and nothing slow.
+"""Shell completion of models, conversations, roles, templates and shapes.
 
-Each function takes click's (context, parameter, what was typed) and returns what may stand
-there. Nothing here changes a file; what cannot be read offers nothing: a shell shows no errors.
+Each function has the signature of click's `shell_complete` callbacks. They import nothing slow and
+change no file; they ignore files that they cannot read, because a shell shows no errors.
 """
 
 from collections.abc import Iterable
@@ -11,13 +11,13 @@ from click.shell_completion import CompletionItem
 
 from swiftchat.chat.terminal.sanitize import sanitize
 
-COMPLETE_VARIABLE = "_SWIFTCHAT_COMPLETE"  # through which a shell asks
+COMPLETE_VARIABLE = "_SWIFTCHAT_COMPLETE"  # set by the completion script
 
 
 def complete_models(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Models on this machine, and files."""
+    """Complete models on this machine, and files."""
     from swiftchat.weights.store import default_store
 
     found = matching(((name, "") for name in default_store().names()), incomplete)
@@ -35,7 +35,7 @@ def complete_stored_models(
 def complete_downloads(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Short names, which stand for repositories of the hub."""
+    """Complete aliases of repositories on the hub."""
     from swiftchat.weights.hub.aliases import known_names, repository_of
 
     return matching(((name, repository_of(name) or "") for name in known_names()), incomplete)
@@ -44,11 +44,11 @@ def complete_downloads(
 def complete_sessions(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Conversations by name, or else by the beginning of the id."""
+    """Complete conversations by name or by the beginning of the id."""
     from swiftchat.chat.history.conversation import SHORT_ID
-    from swiftchat.chat.history.store import names_in, sessions_path
+    from swiftchat.chat.history.store import list_names, sessions_path
 
-    rows = names_in(sessions_path())
+    rows = list_names(sessions_path())
     return matching(((name or one[:SHORT_ID], title) for one, name, title in rows), incomplete)
 
 
@@ -63,7 +63,7 @@ def complete_roles(
 def complete_templates(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The built-in ones, and files."""
+    """Complete built-in templates, and files."""
     from swiftchat.tokenizer.template.builtin import BUILT_IN
 
     found = matching(((name, "") for name in BUILT_IN), incomplete)

@@ -1,4 +1,4 @@
-"""What the user asked for: flags, environment and configuration file in one frozen value."""
+"""The options of a chat, from flags, environment and configuration file, in one frozen value."""
 
 import contextlib
 from collections.abc import Iterable
@@ -9,8 +9,8 @@ from typing import Any
 from swiftchat.engine.api.params import EngineConfig, NumRanks, SamplingParams
 from swiftchat.errors import FileSystemError, UsageError
 
-# The options that belong to a conversation: one that goes on later goes on with them.
-_OF_CONVERSATION = (
+# Options that are saved with a conversation.
+_SESSION_OPTIONS = (
     "model",
     "template",
     "max_tokens",
@@ -23,7 +23,7 @@ _OF_CONVERSATION = (
     "frequency_penalty",
     "seed",
 )
-# generation_config.json's name for each sampling parameter; transformers' own names.
+# The names of sampling parameters in generation_config.json.
 _GENERATION_NAMES = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -31,15 +31,13 @@ _GENERATION_NAMES = {
     "min_p": "min_p",
     "repeat_penalty": "repetition_penalty",
 }
-
-
-# Where an option is not called like the sampling parameter.
-_OPTIONS = {"temperature": "temp"}
+# Options that have another name than the sampling parameter.
+_OPTION_NAMES = {"temperature": "temp"}
 
 
 @dataclass(frozen=True)
 class ChatConfig:
-    """The options of `swiftchat chat`; None means that nobody said, and the model decides."""
+    """The options of `swiftchat chat`; None leaves the choice to the model."""
 
     model: str | None = None
     prompt: str | None = None
@@ -89,20 +87,20 @@ class ChatConfig:
     debug: bool = False
 
     def check(self) -> None:
-        """Raise `UsageError` for what no model could do; to be asked before one is loaded."""
+        """Raise `UsageError` for impossible or contradictory options, before a model is loaded."""
         if "" in self.stop:
-            raise UsageError("a --stop text is empty", "leave it out, or give a text")
+            raise UsageError("a --stop text is empty", "leave out the option, or give a text")
         if self.no_template and self.template is not None:
             raise UsageError("--template and --no-template were both given", "choose one")
         if self.continue_ and self.session is not None:
             raise UsageError("--continue and --session were both given", "choose one")
         if self.no_template and (self.continue_ or self.session is not None):
             raise UsageError(
-                "--no-template completes one text and continues nothing",
-                "leave it out, or leave --continue and --session out",
+                "--no-template completes one text and continues no conversation",
+                "leave out --no-template, or --continue and --session",
             )
         if self.extract and (self.json or self.stream_json or self.raw or self.interactive):
-            raise UsageError("-x gives code alone", "leave out --json, --stream-json, --raw and -i")
+            raise UsageError("-x prints only code", "leave out --json, --stream-json, --raw and -i")
         self.engine()
         self.sampling({}, ())
 
@@ -112,9 +110,9 @@ class ChatConfig:
         stop_ids: tuple[int, ...],
         changes: dict[str, Any] | None = None,
     ) -> SamplingParams:
-        """Sampling parameters: `changes` (from `/set`) over these over the model's own."""
-        values = _from_model(generation_config)
-        asked = {
+        """Return sampling parameters: `changes` (from `/set`), else options, else the model's."""
+        values = _model_defaults(generation_config)
+        options = {
             "temperature": self.temp,
             "top_k": self.top_k,
             "top_p": self.top_p,
@@ -126,21 +124,21 @@ class ChatConfig:
             "max_tokens": self.max_tokens,
             "logprobs": self.logprobs,
         }
-        values |= {name: value for name, value in asked.items() if value is not None}
+        values |= {name: value for name, value in options.items() if value is not None}
         return SamplingParams(**{**values, **(changes or {}), "stop_ids": stop_ids})
 
     def settings(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """The options that belong to a conversation, with `changes` (from `/set`) over them.
+        """Return the options to save with a conversation; `changes` (from `/set`) take precedence.
 
-        Files are named so that they are found from any folder.
+        Paths of files become absolute.
         """
-        changed = {_OPTIONS.get(name, name): value for name, value in changes.items()}
-        asked = {name: getattr(self, name) for name in _OF_CONVERSATION}
-        asked |= {name: value for name, value in changed.items() if name in asked}
+        changed = {_OPTION_NAMES.get(name, name): value for name, value in changes.items()}
+        options = {name: getattr(self, name) for name in _SESSION_OPTIONS}
+        options |= {name: value for name, value in changed.items() if name in options}
         for name in ("model", "template"):
-            if asked[name] and Path(asked[name]).exists():
-                asked[name] = str(Path(asked[name]).absolute())
-        return {name: value for name, value in asked.items() if value is not None}
+            if options[name] and Path(options[name]).exists():
+                options[name] = str(Path(options[name]).absolute())
+        return {name: value for name, value in options.items() if value is not None}
 
     def engine(self) -> EngineConfig:
         return EngineConfig(
@@ -155,7 +153,7 @@ class ChatConfig:
         )
 
     def system_text(self) -> str | None:
-        """The system prompt, read from `system_file` if that was given."""
+        """Return the system prompt, from `system_file` if given."""
         if self.system_file is None:
             return self.system
         if self.system is not None:
@@ -164,19 +162,19 @@ class ChatConfig:
 
 
 def sampling_changes(settings: dict[str, Any]) -> dict[str, Any]:
-    """What of a conversation's settings `/set` could have set, by the parameters' names."""
-    names = {option: name for name, option in _OPTIONS.items()}
-    sampling = {name for name in _OF_CONVERSATION if name not in ("model", "template")}
+    """Return the sampling parameters in the settings of a conversation, as `/set` names them."""
+    names = {option: name for name, option in _OPTION_NAMES.items()}
+    sampling = {name for name in _SESSION_OPTIONS if name not in ("model", "template")}
     return {names.get(name, name): settings[name] for name in settings if name in sampling}
 
 
-def _from_model(generation_config: dict[str, Any]) -> dict[str, Any]:
+def _model_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:
     if generation_config.get("do_sample") is False:
         return {"temperature": 0.0}
     found: dict[str, Any] = {}
     for ours, theirs in _GENERATION_NAMES.items():
         value = generation_config.get(theirs)
-        # A file that says nonsense here is no reason not to run the model.
+        # Invalid values are ignored: the model can run without them.
         if isinstance(value, int | float) and not isinstance(value, bool):
             found[ours] = int(value) if ours == "top_k" else float(value)
     try:
@@ -187,28 +185,28 @@ def _from_model(generation_config: dict[str, Any]) -> dict[str, Any]:
 
 
 def defaults(model: str | None) -> dict[str, tuple[Any, str]]:
-    """What holds for sampling where nobody said anything: (value, origin) by option name.
+    """Return the default (value, origin) of each sampling option.
 
-    The origin is `model` for what generation_config.json says, if the model is on this machine.
+    The origin is `model` for values from the generation_config.json of an installed model.
     """
     from swiftchat.errors import SwiftchatError
     from swiftchat.weights.hub.aliases import DEFAULT_MODEL
     from swiftchat.weights.model.directory import Model
     from swiftchat.weights.store import default_store
 
-    said: dict[str, Any] = {}
+    from_model: dict[str, Any] = {}
     name = model or DEFAULT_MODEL
-    # Not `resolve`, which may convert a model first: a listing should not do that.
+    # `resolve` might convert the model first; a listing must not do that.
     with contextlib.suppress(SwiftchatError):
         path = default_store().find(name, offline=True)
-        said = _from_model(Model.open(path).generation_config)
+        from_model = _model_defaults(Model.open(path).generation_config)
     values = {field.name: (field.default, "default") for field in fields(SamplingParams)}
-    values |= {name: (value, "model") for name, value in said.items()}
-    return {_OPTIONS.get(name, name): value for name, value in values.items()}
+    values |= {name: (value, "model") for name, value in from_model.items()}
+    return {_OPTION_NAMES.get(name, name): value for name, value in values.items()}
 
 
 def read_text(name: str) -> str:
-    """A text file's content, bytes that are no UTF-8 replaced; `FileSystemError` if unreadable."""
+    """Read a text file, replacing invalid UTF-8; raises `FileSystemError` if that fails."""
     try:
         return Path(name).read_bytes().decode("utf-8", "replace")
     except OSError as error:
@@ -216,7 +214,7 @@ def read_text(name: str) -> str:
 
 
 def files_text(names: Iterable[str]) -> str:
-    """Files as a part of a message: each under its name, a blank line between."""
+    """Return the contents of files as part of a message, each below its name."""
     return "\n\n".join(f"{name}:\n{read_text(name)}" for name in names)
 
 
@@ -227,9 +225,9 @@ def config_path() -> Path:
 
 
 def load_config_file(known: set[str]) -> dict[str, Any]:
-    """The configuration file's values by option name, or {} without one.
+    """Return the values of the configuration file by option name, {} without a file.
 
-    Raises `UsageError` for what is no TOML and for a name that is no option.
+    Raises `UsageError` for invalid TOML and for an unknown option.
     """
     path = config_path()
     if not path.is_file():
@@ -240,7 +238,9 @@ def load_config_file(known: set[str]) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: {error}", "swiftchat config path shows where it is") from error
+        raise UsageError(
+            f"{path}: {error}", "swiftchat config path prints the path of the file"
+        ) from error
     for name in values:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)

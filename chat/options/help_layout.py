@@ -1,119 +1,48 @@
-"""How `--help` is laid out: the everyday options for `swiftchat`, all by sections for `chat`."""
+"""Layout of `--help`: everyday options for `swiftchat`, all options by section for `chat`."""
+
+from collections.abc import Iterable
 
 import click
 
-# Every option of `chat` by its parameter's name, in the order it is shown.
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "What is asked": (
-        "model",
-        "prompt",
-        "interactive",
-        "file",
-        "system",
-        "system_file",
-        "role",
-        "no_template",
-        "template",
-        "think",
-    ),
-    "Conversations": ("continue_", "session", "no_save", "overflow"),
-    "The answer": (
-        "max_tokens",
-        "stop",
-        "temp",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repeat_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-        "logprobs",
-    ),
-    "How it is shown": (
-        "json",
-        "stream_json",
-        "extract",
-        "raw",
-        "color",
-        "accessible",
-        "editing_mode",
-        "stats",
-        "quiet",
-        "debug",
-    ),
-    "The machine": (
-        "ctx_size",
-        "device",
-        "tp",
-        "pp",
-        "dtype",
-        "kv_dtype",
-        "threads",
-        "connect",
-        "token_file",
-        "offline",
-        "dummy",
-    ),
-}
-_EVERYDAY = (
-    "model",
-    "prompt",
-    "interactive",
-    "file",
-    "system",
-    "role",
-    "continue_",
-    "session",
-    "max_tokens",
-    "temp",
-    "ctx_size",
-    "json",
-    "extract",
-    "quiet",
-    "version",
-    "help",
-)
+from swiftchat.chat.options.chat_options import CHAT_OPTIONS, EVERYDAY, SECTIONS
 
 EXAMPLES = (
-    ("swiftchat", "talk"),
+    ("swiftchat", "chat"),
     ('swiftchat -p "Why is the sky blue?"', "ask once"),
     ('git diff | swiftchat -p "Review this:"', "pipe"),
-    ("swiftchat -c", "go on with the last conversation"),
+    ("swiftchat -c", "continue the last conversation"),
     ("swiftchat -m ./model.gguf", "run a file"),
-    ("swiftchat download qwen3:8b", "bring a model from the hub"),
+    ("swiftchat download qwen3:8b", "download a model from the hub"),
 )
 
 
 class ChatCommand(click.Command):
-    """Shows its options by sections."""
+    """A command whose help lists its options by section."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        named = {name for names in SECTIONS.values() for name in names}
-        for title, names in SECTIONS.items():
-            write_options(self, ctx, formatter, title, names)
-        # An option that no section has yet must not be lost.
-        others = tuple(p.name for p in self.get_params(ctx) if p.name and p.name not in named)
-        write_options(self, ctx, formatter, "Other", others)
+        for title, options in SECTIONS.items():
+            _write_options(ctx, formatter, title, options)
+        others = [param for param in self.get_params(ctx) if param not in CHAT_OPTIONS]
+        _write_options(ctx, formatter, "Other", others)
 
 
 def write_everyday_options(
     command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
 ) -> None:
+    """Write the examples and the everyday options of `swiftchat --help`."""
     with formatter.section("Examples"):
         formatter.write_dl(list(EXAMPLES), col_max=40)
-    write_options(command, ctx, formatter, "Everyday options", _EVERYDAY)
+    params = {param.name: param for param in command.get_params(ctx)}
+    everyday = [params[name] for name in EVERYDAY if name in params]
+    _write_options(ctx, formatter, "Everyday options", everyday)
 
 
-def write_options(
-    command: click.Command,
+def _write_options(
     ctx: click.Context,
     formatter: click.HelpFormatter,
     title: str,
-    names: tuple[str, ...],
+    params: Iterable[click.Parameter],
 ) -> None:
-    """A section with the options of these parameters, in this order."""
-    params = {param.name: param for param in command.get_params(ctx)}
-    records = [params[name].get_help_record(ctx) for name in names if name in params]
+    records = [param.get_help_record(ctx) for param in params]
     with formatter.section(title):
         formatter.write_dl([record for record in records if record])

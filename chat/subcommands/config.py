@@ -25,6 +25,7 @@ def config_path_command() -> None:
 @click.pass_context
 def config_show(ctx: click.Context) -> None:
     """Print every setting and its origin."""
+    from swiftchat.chat.options.chat_options import CONFIG_NAMES
     from swiftchat.chat.options.config import defaults
 
     root = ctx.find_root()
@@ -34,8 +35,7 @@ def config_show(ctx: click.Context) -> None:
         click.core.ParameterSource.ENVIRONMENT: "environment",
         click.core.ParameterSource.DEFAULT_MAP: "config file",
     }
-    names = {param.name for param in root.command.params if param.name and param.envvar}
-    for name in sorted(names):
+    for name in sorted(CONFIG_NAMES):
         source = root.get_parameter_source(name)
         value, origin = root.params[name], origins.get(source, "default")
         if value is None:

@@ -110,7 +110,7 @@ def export(wanted: str, file: str, file_format: str | None) -> None:
 @click.argument("files", metavar="FILE…", nargs=-1, required=True, type=click.Path())
 def import_sessions(files: tuple[str, ...]) -> None:
     """Import conversations: exported JSON, ChatGPT's conversations.json, lists of messages."""
-    from swiftchat.chat.history.importer import conversations_of
+    from swiftchat.chat.history.importer import import_conversations
 
     found = []
     for file in files:
@@ -118,7 +118,7 @@ def import_sessions(files: tuple[str, ...]) -> None:
             data = Path(file).read_bytes()
         except OSError as error:
             raise FileSystemError(f"cannot read {file}: {error.strerror}") from error
-        found += conversations_of(data, file)
+        found += import_conversations(data, file)
     with open_store() as store:
         for conversation in found:
             store.save(conversation)

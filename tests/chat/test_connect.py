@@ -83,7 +83,7 @@ def test_a_token_of_ones_own_is_found_by_the_port(
 )
 def test_what_the_engine_has_settled_is_refused(args: list[str], socket: str) -> None:
     for line in (["--connect", socket, *args], [*args, "chat", "--connect", socket]):
-        with pytest.raises(UsageError, match=r"--[a-z-]+ does not go with --connect"):
+        with pytest.raises(UsageError, match=r"--[a-z-]+ has no effect with --connect"):
             run(*line, "-p", "hello")
 
 

@@ -115,7 +115,7 @@ def test_a_damaged_database_is_told_and_the_chat_goes_on(program: Program) -> No
     sessions_path().write_bytes(os.urandom(20_000))
     result = program.run("-p", "y")
     assert (result.returncode, result.stdout) == (0, b"An answer.\n")
-    assert result.stderr.count(b"set aside") == 1 and result.stderr.count(b"\n") == 1
+    assert result.stderr.count(b"was renamed") == 1 and result.stderr.count(b"\n") == 1
     assert program.run("-p", "z").stderr == b""
 
 

@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from swiftchat.chat import cli
 from swiftchat.chat.model.chat_model import ChatModel
+from swiftchat.chat.options.chat_options import CONFIG_NAMES
 from swiftchat.errors import SwiftchatError
 from tests.support import fake_engine
 
@@ -110,7 +111,7 @@ def test_a_template_from_the_configuration(
     monkeypatch.setenv("SWIFTCHAT_TEMPLATE", str(tmp_path / "own.jinja"))
     program.run("-p", "x")
     assert program.engine.asked() == ASKED
-    assert "template" in cli.option_names()
+    assert "template" in CONFIG_NAMES
 
 
 def test_a_model_without_a_template_gets_its_familys(tmp_path: Path, program: Program) -> None:

@@ -126,7 +126,7 @@ def test_options_before_a_command_count_or_are_refused(program: Program) -> None
     assert program.run("chat", "-p", "x").stdout == b"An answer.\n"  # -m stands before it
     result = program.run("-p", "x", "list")
     lines = result.stderr.decode().splitlines()
-    assert result.returncode == 2 and lines[0].startswith("error: --model does not go with list")
+    assert result.returncode == 2 and lines[0].startswith("error: --model is not an option of list")
     assert lines[1].startswith("hint: ") and len(lines) == 2
 
 
@@ -140,7 +140,7 @@ def test_going_on_needs_a_terminal(program: Program, options: tuple[str, ...]) -
 def test_a_prompt_is_not_waited_for_where_it_cannot_be_seen(program: Program) -> None:
     command = " ".join(f"'{part}'" for part in program.command("An answer."))
     process = pexpect.spawn("bash", ["-c", f"{command} | cat; exit ${{PIPESTATUS[0]}}"], timeout=10)
-    process.expect("error: this needs a prompt")
+    process.expect("error: these options need a prompt")
     process.expect(pexpect.EOF)
     process.close()
     assert process.exitstatus == 2
@@ -359,7 +359,7 @@ class Recorder:
 def test_the_system_prompt_can_be_removed() -> None:
     recorder = Recorder()
     run(recorder, '/system ""')  # type: ignore[arg-type]
-    assert recorder.conversation.rendered() == []
+    assert recorder.conversation.template_messages() == []
 
 
 def test_another_answer_draws_another_seed(program: Program) -> None:

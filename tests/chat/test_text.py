@@ -113,12 +113,12 @@ def encode(messages: list[dict[str, str]]) -> list[int]:
 def test_a_full_context_is_an_error_and_never_a_silent_cut() -> None:
     conversation = Conversation("S")
     conversation.add("user", "x" * 9)
-    assert conversation.fit(encode, 11, "error") == (list(b"S" + b"x" * 9), 0)
+    assert conversation.fit_context(encode, 11, "error") == (list(b"S" + b"x" * 9), 0)
     for size in (10, 9):
         with pytest.raises(ContextOverflow, match="10 tokens"):
-            conversation.fit(encode, size, "error")
+            conversation.fit_context(encode, size, "error")
         with pytest.raises(ContextOverflow):  # nothing older to leave out
-            conversation.fit(encode, size, "drop-oldest")
+            conversation.fit_context(encode, size, "drop-oldest")
 
 
 def test_drop_oldest_drops_whole_turns_and_keeps_the_system_prompt() -> None:
@@ -127,7 +127,7 @@ def test_drop_oldest_drops_whole_turns_and_keeps_the_system_prompt() -> None:
         conversation.add("user", text)
         conversation.add("assistant", text.upper())
     conversation.add("user", "d")
-    ids, num_dropped = conversation.fit(encode, 12, "drop-oldest")
+    ids, num_dropped = conversation.fit_context(encode, 12, "drop-oldest")
     assert (bytes(ids), num_dropped) == (b"SccccCCCCd", 4)
 
 

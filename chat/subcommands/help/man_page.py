@@ -9,7 +9,8 @@ from importlib.metadata import version
 
 import click
 
-from swiftchat.chat.options.help_layout import EXAMPLES, SECTIONS
+from swiftchat.chat.options.chat_options import SECTIONS
+from swiftchat.chat.options.help_layout import EXAMPLES
 from swiftchat.chat.subcommands.help.pages import EXIT_CODES, page
 
 _TOPICS = ("keys", "commands", "sessions", "roles", "templates", "sampling", "gpu", "config")
@@ -22,8 +23,6 @@ def man_page(root: click.Group) -> str:
 
 def _lines(root: click.Group) -> Iterator[str]:
     ctx = click.Context(root, info_name="swiftchat")
-    chat = root.get_command(ctx, "chat")
-    assert chat is not None
     yield f'.TH SWIFTCHAT 1 "" "swiftchat {version("swiftchat")}" "User Commands"'
     yield from (".SH NAME", r"swiftchat \- talk to open\-weights language models on this machine")
     yield from (".SH SYNOPSIS", r".B swiftchat", r"[\fIOPTION\fR]... [\fICOMMAND\fR]")
@@ -35,10 +34,9 @@ def _lines(root: click.Group) -> Iterator[str]:
         ),
     )
     yield ".SH OPTIONS"
-    params = {param.name: param for param in chat.get_params(ctx)}
-    for title, names in SECTIONS.items():
+    for title, options in SECTIONS.items():
         yield f".SS {_escaped(title)}"
-        yield from _records(ctx, (params[name] for name in names))
+        yield from _records(ctx, options)
     yield ".SH COMMANDS"
     for name in root.list_commands(ctx):
         yield from _command(ctx, root.get_command(ctx, name), name)

@@ -218,7 +218,7 @@ def test_a_damaged_file_is_set_aside_and_told(path: Path, damage: object) -> Non
         store.save(conversation)
         assert shape(store.load(conversation.id)) == shape(conversation), "of it all is in memory"
     aside = sorted(path.parent.glob("*.damaged-*"), key=lambda file: len(file.name))
-    assert len(warnings) == 1 and "set aside" in warnings[0] and str(aside[0]) in warnings[0]
+    assert len(warnings) == 1 and "was renamed" in warnings[0] and str(aside[0]) in warnings[0]
     assert aside[0].read_bytes() == bytes_before
     with opened(path) as store:
         assert len(store.recent()) == 1
@@ -237,7 +237,7 @@ def test_damage_that_only_reading_finds_is_set_aside_too(path: Path, read: str) 
             work(conversation.id)
     else:
         assert not (work() if read == "recent" else work("words"))
-    assert len(warnings) == 1 and "set aside" in warnings[0]
+    assert len(warnings) == 1 and "was renamed" in warnings[0]
     store.close()
 
 
@@ -423,4 +423,4 @@ def test_500_kills_while_saving_lose_nothing(path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) > 500, "most were killed after they had saved something"
-    assert "set aside" not in done.stdout
+    assert "was renamed" not in done.stdout

@@ -40,7 +40,7 @@ class Talk:
 
     def afresh(self) -> list[int]:
         """The ids of the conversation, without its last answer, if nothing had been kept."""
-        messages = self.conversation.rendered(self.conversation.messages[:-1])
+        messages = self.conversation.template_messages(self.conversation.messages[:-1])
         return self.chat_model.tokenizer.apply_template(messages)
 
 

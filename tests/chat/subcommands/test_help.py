@@ -16,8 +16,8 @@ from swiftchat import errors
 from swiftchat.chat import cli
 from swiftchat.chat.commands.registry import BY_NAME
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.history.store import Sessions, names_in, sessions_path
-from swiftchat.chat.options.help_layout import SECTIONS
+from swiftchat.chat.history.store import Sessions, list_names, sessions_path
+from swiftchat.chat.options.chat_options import SECTIONS
 from swiftchat.chat.options.roles import roles_folder
 from swiftchat.chat.subcommands.help.man_page import man_page
 from swiftchat.chat.subcommands.help.pages import EXIT_CODES, PAGES, page
@@ -77,7 +77,7 @@ def test_exit_codes_of_all_errors_are_listed() -> None:
 def test_help_is_short_and_every_option_has_a_section() -> None:
     short = CliRunner().invoke(cli.swiftchat, ["--help"]).stdout
     assert len(short.splitlines()) <= 50 and "swiftchat chat --help" in short
-    shown = [name for names in SECTIONS.values() for name in names]
+    shown = [option.name or "" for options in SECTIONS.values() for option in options]
     assert sorted(shown) == sorted(param.name or "" for param in cli.chat.params)
     whole = CliRunner().invoke(cli.swiftchat, ["chat", "--help"]).stdout
     options = {option for param in cli.chat.params for option in param.opts}
@@ -138,7 +138,7 @@ def test_completion_offers_conversations_and_writes_no_files() -> None:
     assert set(offered("sessions", "show", "")) == {"tides", other.id[:8]}
     assert offered("--session", "ti") == ["tides"]
     sessions_path().write_bytes(b"no database at all" * 100)
-    assert names_in(sessions_path()) == [] and len(list(sessions_path().parent.glob("*.db"))) == 1
+    assert list_names(sessions_path()) == [] and len(list(sessions_path().parent.glob("*.db"))) == 1
 
 
 @pytest.mark.parametrize(

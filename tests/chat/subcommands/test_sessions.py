@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from swiftchat.chat import cli
-from swiftchat.chat.history.importer import conversations_of
+from swiftchat.chat.history.importer import import_conversations
 from swiftchat.chat.history.store import Sessions, sessions_path
 from swiftchat.chat.history.transcript import as_json
-from swiftchat.chat.options.roles import role_of
+from swiftchat.chat.options.roles import parse_role
 from swiftchat.errors import UsageError
 from tests.chat.test_oneshot import Program, failure
 from tests.support import fake_engine
@@ -120,7 +120,7 @@ def test_search_show_export_and_rm(program: Program, tmp_path: Path) -> None:
 
 
 def imported(value: object) -> Any:
-    return conversations_of(json.dumps(value).encode(), "f.json")
+    return import_conversations(json.dumps(value).encode(), "f.json")
 
 
 def test_exported_json_round_trips(program: Program) -> None:
@@ -129,7 +129,7 @@ def test_exported_json_round_trips(program: Program) -> None:
         conversation = store.load(rows()[0]["id"])
     conversation.undo()
     conversation.add("user", "x2")
-    (again,) = conversations_of(as_json(conversation).encode(), "f.json")
+    (again,) = import_conversations(as_json(conversation).encode(), "f.json")
     first, second = json.loads(as_json(conversation)), json.loads(as_json(again))
     number = {m["id"]: i for i, m in enumerate(first["messages"])}
     other = {m["id"]: i for i, m in enumerate(second["messages"])}
@@ -221,7 +221,7 @@ def test_importing_other_json_is_a_usage_error(value: object) -> None:
 def test_hostile_files_are_rejected_or_limited() -> None:
     for data in (b"", b"\xff", b"[" * 100_000, b'{"messages": ' * 50_000):
         with pytest.raises(UsageError):
-            conversations_of(data, "f.json")
+            import_conversations(data, "f.json")
     (found,) = imported({**OWN, "created": 10**400, "tip": [], "settings": [], "title": {}})
     assert found.title == "x" and found.tip is found.tree[0]
 
@@ -264,12 +264,12 @@ def test_a_role_sets_options_and_system_prompt(program: Program, tmp_path: Path)
 )
 def test_an_invalid_role_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"r\.md"):
-        role_of(text, ["temp", "system"], "r.md")
+        parse_role(text, ["temp", "system"], "r.md")
 
 
 def test_a_role_without_options() -> None:
-    assert role_of("Be *brief*.\n\n---\nend", [], "r.md").system == "Be *brief*.\n\n---\nend"
-    assert role_of("---\nsystem: S\n---\n", ["system"], "r.md").system == "S"
+    assert parse_role("Be *brief*.\n\n---\nend", [], "r.md").system == "Be *brief*.\n\n---\nend"
+    assert parse_role("---\nsystem: S\n---\n", ["system"], "r.md").system == "S"
 
 
 def test_role_values_are_validated_like_flags(program: Program) -> None:

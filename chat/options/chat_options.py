@@ -1,0 +1,217 @@
+"""The options of `swiftchat` and `swiftchat chat`, by the sections of `--help`."""
+
+from typing import Any
+
+import click
+
+from swiftchat.chat.options.completion import (
+    complete_models,
+    complete_roles,
+    complete_sessions,
+    complete_shapes,
+    complete_templates,
+)
+
+
+class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    """A number of ranks, 1 or more, or `auto`."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "auto" or isinstance(value, int):
+            return value
+        if not str(value).isdecimal() or int(value) < 1:
+            self.fail(f"{value!r} is neither a positive number nor auto", param, ctx)
+        return int(value)
+
+
+def _option(*names: str, env: bool = True, **settings: Any) -> click.Option:
+    """An option, with a SWIFTCHAT_* variable and a place in the configuration file if `env`."""
+    long_name = next(name for name in names if name.startswith("--"))
+    variable = "SWIFTCHAT_" + long_name.removeprefix("--").replace("-", "_").upper()
+    return click.Option(names, envvar=variable if env else None, **settings)
+
+
+def _flag(*names: str, help: str, env: bool = True) -> click.Option:
+    return _option(*names, env=env, is_flag=True, help=help)
+
+
+_INPUT = (
+    _option(
+        "-m",
+        "--model",
+        help="Name, OWNER/NAME, directory or .gguf file.",
+        shell_complete=complete_models,
+    ),
+    _option("-p", "--prompt", env=False, help="Answer this prompt and exit; - reads stdin."),
+    _flag("-i", "--interactive", env=False, help="Continue interactively after -p."),
+    _option(
+        "-f",
+        "--file",
+        env=False,
+        multiple=True,
+        type=click.Path(),
+        help="Put a file before the prompt (repeatable).",
+    ),
+    _option("-s", "--system", help="System prompt."),
+    _option("--system-file", type=click.Path(), help="Read the system prompt from a file."),
+    _option(
+        "--role",
+        env=False,
+        metavar="NAME",
+        shell_complete=complete_roles,
+        help="System prompt and options from roles/NAME.md in the configuration folder.",
+    ),
+    _flag("--no-template", env=False, help="Complete the prompt as plain text."),
+    _option(
+        "--template",
+        metavar="NAME|FILE",
+        shell_complete=complete_templates,
+        help="Chat template: one of the model's, a built-in one (chatml, llama-2 …), a file.",
+    ),
+    _option(
+        "--think",
+        type=click.Choice(["auto", "on", "off"]),
+        default="auto",
+        help="Make the model think first, if its template has a switch for it.",
+    ),
+)
+_CONVERSATIONS = (
+    _flag("-c", "--continue", "continue_", env=False, help="Continue the last conversation."),
+    _option(
+        "--session",
+        env=False,
+        metavar="ID|NAME",
+        help="Continue this conversation.",
+        shell_complete=complete_sessions,
+    ),
+    _flag("--no-save", help="Do not save this conversation."),
+    _option(
+        "--overflow",
+        type=click.Choice(["error", "drop-oldest"]),
+        default="error",
+        help="Behavior when the context is full.",
+    ),
+)
+_ANSWER = (
+    _option("-n", "--max-tokens", type=int, help="Maximum length of an answer in tokens."),
+    _option("--stop", env=False, multiple=True, help="Stop before this text (repeatable)."),
+    _option("--temp", type=float, help="Temperature; 0 is greedy."),
+    _option("--top-k", type=int, help="Sample from the k most probable tokens; 0 is off."),
+    _option("--top-p", type=float, help="Nucleus sampling with probability p; 1 is off."),
+    _option(
+        "--min-p",
+        type=float,
+        help="Minimum probability relative to the most probable token; 0 is off.",
+    ),
+    _option("--repeat-penalty", type=float, help="Penalize repeated tokens; 1 is off."),
+    _option(
+        "--presence-penalty", type=float, help="Subtracted from the logit of tokens that occurred."
+    ),
+    _option("--frequency-penalty", type=float, help="Subtracted from the logit per occurrence."),
+    _option("--seed", type=int, help="Seed; makes an answer repeatable."),
+    _option(
+        "--logprobs",
+        env=False,
+        type=int,
+        is_flag=False,
+        flag_value=5,
+        metavar="[K]",
+        help="Log probability of each token and of the K (5) most probable alternatives.",
+    ),
+)
+_OUTPUT = (
+    _flag("--json", env=False, help="Print one JSON object instead of text."),
+    _flag("--stream-json", env=False, help="Print JSON lines while the answer is generated."),
+    _flag("-x", "--extract", env=False, help="Print only the answer's code blocks."),
+    _flag("--raw", help="Print the model's text as is: no Markdown, reasoning included."),
+    _option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        help="always renders and colors even into a pipe.",
+    ),
+    _flag("--accessible", help="For screen readers: no redrawing, speaker labels."),
+    _option(
+        "--editing-mode",
+        type=click.Choice(["emacs", "vi"]),
+        default="emacs",
+        help="Keys of the input line.",
+    ),
+    _flag("--stats", help="Print speed and token counts on stderr."),
+    _flag("-q", "--quiet", help="No banner, no progress."),
+    _flag("--debug", help="Print tracebacks."),
+)
+_MACHINE = (
+    _option("--ctx-size", type=int, help="Context in tokens; default: the model's, if it fits."),
+    _option("--device", default="auto", help="auto, cpu, cuda or cuda:N."),
+    _option(
+        "--tp",
+        type=RankCount(),
+        default=1,
+        help="Tensor parallelism over N GPUs; auto: as few as the model needs.",
+    ),
+    _option(
+        "--pp",
+        type=click.IntRange(1),
+        default=1,
+        metavar="N",
+        help="Pipeline parallelism: N stages of --tp GPUs each, for GPUs with slow links.",
+    ),
+    _option(
+        "--dtype",
+        type=click.Choice(["bfloat16", "float16", "float32"]),
+        help="Compute type; default: the type of the weights.",
+    ),
+    _option(
+        "--kv-dtype",
+        type=click.Choice(["auto", "int8", "fp8"]),
+        default="auto",
+        help="KV cache type: 8 bits allow twice the context.",
+    ),
+    _option("--threads", type=int, help="CPU threads."),
+    _option(
+        "--connect",
+        metavar="HOST:PORT|PATH",
+        help="Use a running engine; see swiftchat help hosts.",
+    ),
+    _option("--token-file", type=click.Path(), help="File with the token of that engine."),
+    _flag("--offline", help="Never use the network."),
+    _option(
+        "--dummy",
+        env=False,
+        metavar="NAME|CONFIG.JSON",
+        shell_complete=complete_shapes,
+        help="Random weights in this shape; only the tokenizer of the model is used.",
+    ),
+)
+
+SECTIONS: dict[str, tuple[click.Option, ...]] = {
+    "Input": _INPUT,
+    "Conversations": _CONVERSATIONS,
+    "Answer": _ANSWER,
+    "Output": _OUTPUT,
+    "Machine": _MACHINE,
+}
+CHAT_OPTIONS = [option for options in SECTIONS.values() for option in options]
+# The options that the configuration file may set: those with an environment variable.
+CONFIG_NAMES = {option.name for option in CHAT_OPTIONS if option.name and option.envvar}
+EVERYDAY = (
+    "model",
+    "prompt",
+    "interactive",
+    "file",
+    "system",
+    "role",
+    "continue_",
+    "session",
+    "max_tokens",
+    "temp",
+    "ctx_size",
+    "json",
+    "extract",
+    "quiet",
+    "version",
+    "help",
+)
