@@ -8,7 +8,7 @@ from swiftchat.chat.terminal.sanitize import sanitize
 @click.group(invoke_without_command=True)
 @click.pass_context
 def config(ctx: click.Context) -> None:
-    """Show the settings, where each comes from, and the path of the configuration file."""
+    """Show the settings and the path of the configuration file."""
     if ctx.invoked_subcommand is None:
         ctx.invoke(config_show)
 

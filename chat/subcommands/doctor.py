@@ -22,7 +22,7 @@ _TIMEOUT_S = 120  # the driver may hang
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def doctor(ctx: click.Context, device: str, as_json: bool) -> None:
-    """Check whether models can run on this machine, and what a GPU still needs."""
+    """Check whether models can run on this machine, on CPU and GPUs."""
     kind, _, index = device.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and not (kind == "cuda" and index.isdigit())):
         raise UsageError(f"unknown device {device!r}", "one of auto, cpu, cuda, cuda:0 …")

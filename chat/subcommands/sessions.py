@@ -92,7 +92,7 @@ def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
     "--format",
     "file_format",
     type=click.Choice(["md", "json"]),
-    help="Default: from the name of FILE.",
+    help="Format; default: from the name of FILE.",
 )
 def export(wanted: str, file: str, file_format: str | None) -> None:
     """Write a conversation to FILE.md, FILE.json or stdout; JSON includes all branches."""

@@ -172,8 +172,8 @@ def test_a_pipe_receives_the_exact_text(tmp_path: Path) -> None:
     assert (report["reasoning"], report["content"]) == ("hm", f"{SHOWCASE}\x1b[2J")
     lines = piped(tmp_path / "d", text, "--stream-json").stdout.splitlines()
     events = [json.loads(line) for line in lines]
-    said = "".join(event["content"] for event in events if event["event"] == "reasoning")
-    assert said == "hm"
+    reasoning = "".join(event["content"] for event in events if event["event"] == "reasoning")
+    assert reasoning == "hm"
     colored = piped(tmp_path / "e", text, "--color", "always").stdout
     assert "\x1b[1;4mTitle" in colored and "\x1b[K" not in colored and "␛[2J" in colored
 

@@ -118,15 +118,15 @@ def test_decode_speed_excludes_the_first_token(engine, tmp_path: Path) -> None:
 
 def test_prompts_of_a_batch_are_prefilled_before_decoding(engine, tmp_path: Path) -> None:
     report("-m", str(fake_engine.make_folder(tmp_path)), "--context", "20")
-    asked = [prompt for prompt in engine.started[0].prompts if len(prompt) == 20]
-    assert asked[:2] == asked[2:4] and asked[0] != asked[1]
-    assert all(3 <= token < 258 for prompt in asked for token in prompt)
+    prompts = [prompt for prompt in engine.started[0].prompts if len(prompt) == 20]
+    assert prompts[:2] == prompts[2:4] and prompts[0] != prompts[1]
+    assert all(3 <= token < 258 for prompt in prompts for token in prompt)
 
 
 def test_a_batch_of_one_is_generated_once(engine, tmp_path: Path) -> None:
     report("-m", str(fake_engine.make_folder(tmp_path)), "--batch", "1")
-    asked = [tuple(prompt) for prompt in engine.started[0].prompts if len(prompt) == 20]
-    assert len(asked) == 2 * 2 + 1 and len(set(asked)) == 3
+    prompts = [tuple(prompt) for prompt in engine.started[0].prompts if len(prompt) == 20]
+    assert len(prompts) == 2 * 2 + 1 and len(set(prompts)) == 3
 
 
 def test_cold_and_warm_compilation(engine, tmp_path: Path) -> None:

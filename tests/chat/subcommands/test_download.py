@@ -77,8 +77,8 @@ def test_commands_accept_short_names(hub: FakeHub) -> None:
     assert run("list").stdout.decode().splitlines()[1].split()[-1] == "qwen3:8b"
     assert json.loads(run("show", "qwen3:8b", "--json").stdout)["name"] == REPO
     hub.log.clear()
-    asked = ("-m", "qwen3:8b", "-p", "hi", "--offline", "--device", "cpu", "-n", "2", "--json")
-    offline = run(*asked, HF_HUB_OFFLINE="1")
+    options = ("-m", "qwen3:8b", "-p", "hi", "--offline", "--device", "cpu", "-n", "2", "--json")
+    offline = run(*options, HF_HUB_OFFLINE="1")
     assert offline.returncode == 0 and hub.log == [], offline.stderr
     assert json.loads(offline.stdout)["usage"]["completion_tokens"] == 2
     assert b"already installed" in run("download", "qwen3:8b").stderr
@@ -134,11 +134,11 @@ def test_each_failure_prints_one_line_and_a_hint(
 ) -> None:
     hub.faults[where] = fault
     done = run("--debug", "download", REPO, "-q", HF_TOKEN=TOKEN, HF_DEBUG="1")
-    told = done.stderr.decode()
-    plain = [line for line in told.splitlines() if line.startswith(("error: ", "hint: "))]
-    assert done.returncode == code and len(plain) == 2, told
+    stderr = done.stderr.decode()
+    plain = [line for line in stderr.splitlines() if line.startswith(("error: ", "hint: "))]
+    assert done.returncode == code and len(plain) == 2, stderr
     assert words in plain[0] and plain[1].startswith("hint: ")
-    assert TOKEN not in told and done.stdout == b""
+    assert TOKEN not in stderr and done.stdout == b""
 
 
 def test_a_refused_connection_and_offline_mode(hub: FakeHub) -> None:
@@ -182,7 +182,7 @@ def test_show_prints_memory_and_fit(tmp_path: Path) -> None:
     by_dtype = facts["weights_bytes_by_dtype"]
     assert set(by_dtype) == {"BF16", "F32"} and by_dtype["F32"] == 258 * 48 * 4
     assert weights - 8192 < sum(by_dtype.values()) == facts["weights_bytes"] < weights
-    # Keys and values of two layers with two heads of eight, in fp32 as the config says.
+    # Keys and values of two layers, two heads, head_dim 8, in the config's fp32.
     assert facts["cache_per_token_bytes"] == 2 * 2 * 2 * 8 * 4
     needed = facts["weights_bytes"] + 256 * 256
     assert facts["memory_at_context"] == [{"context_tokens": 256, "bytes": needed}]
@@ -205,7 +205,7 @@ def test_show_with_tensor_parallel(tmp_path: Path) -> None:
     assert one["weights_bytes"] == facts["weights_bytes"]
     assert one["memory_at_context"] == facts["memory_at_context"]
     assert two["cache_per_token_bytes"] * 2 == one["cache_per_token_bytes"]
-    norms = 5 * 48 * 2  # which both have
+    norms = 5 * 48 * 2  # on both ranks
     assert two["weights_bytes"] == (one["weights_bytes"] - norms) // 2 + norms
     assert (one["largest_context_tokens"], two["largest_context_tokens"]) == (256, 256)
     text = run("show", str(folder), PATH=paths).stdout.decode()
@@ -219,7 +219,7 @@ def test_show_with_tensor_parallel(tmp_path: Path) -> None:
 
 
 def test_show_with_pipeline_stages(tmp_path: Path) -> None:
-    folder = make_model(tmp_path / "model")  # of two layers, with a head of its own
+    folder = make_model(tmp_path / "model")  # two layers, untied head
     (whole,) = memory.fits_divided(Model.open(folder), [], tp=1)
     rows = json.loads(run("show", str(folder), "--tp", "1", "--pp", "2", "--json").stdout)
     first, last = rows["each_of_several_gpus"]
@@ -240,8 +240,7 @@ def test_show_counts_quantized_weights_as_stored_on_the_gpu(tmp_path: Path) -> N
     plain, model = Model.open(folder), Model.open(fp8)
     assert model.weights_bytes < plain.weights_bytes
     expected = sum(
-        # Whole records of 8 rows and 64 columns, and a row's factor; the config says fp32 for what
-        # is plain.
+        # Whole tiles of 8 rows and 64 columns, and a scale per row; other tensors are fp32.
         -(-shape[0] // 8) * -(-shape[1] // 64) * 512 + 4 * shape[0]
         if name.endswith("_proj.weight")
         else 4 * math.prod(shape)
@@ -250,23 +249,25 @@ def test_show_counts_quantized_weights_as_stored_on_the_gpu(tmp_path: Path) -> N
     assert memory.bytes_on_gpu(model, Shard(model.config)) == expected
     one, two = memory.fits_divided(model, [])
     assert one["weights_bytes"] == expected
-    assert expected / 2 < two["weights_bytes"] < expected  # `o` in halves of 24 is decoded
+    assert (
+        expected / 2 < two["weights_bytes"] < expected
+    )  # the shards of `o`, 24 columns wide, are dequantized
 
 
 def test_show_of_pre_sharded_files(tmp_path: Path) -> None:
-    folder, cut = make_model(tmp_path / "model"), tmp_path / "cut"
-    assert run("convert", str(folder), str(cut), "--tp", "2").returncode == 0
-    assert (cut / "model-tp1-of-2.safetensors").exists()
+    folder, sharded = make_model(tmp_path / "model"), tmp_path / "sharded"
+    assert run("convert", str(folder), str(sharded), "--tp", "2").returncode == 0
+    assert (sharded / "model-tp1-of-2.safetensors").exists()
     convert(folder, tmp_path / "whole")
-    of_cut, of_whole = (
+    of_sharded, of_whole = (
         {
             **describe(Model.open(path), Tokenizer.load(path)),
             "divided": memory.fits_divided(Model.open(path), []),
         }
-        for path in (cut, tmp_path / "whole")
+        for path in (sharded, tmp_path / "whole")
     )
     for key in ("weights_bytes", "weights_bytes_by_dtype", "memory_at_context", "divided"):
-        assert of_cut[key] == of_whole[key]
+        assert of_sharded[key] == of_whole[key]
     planned = run("convert", str(folder), str(tmp_path / "x"), "--tp", "2", "--dry-run").stdout
     assert b"model-tp0-of-2.safetensors" in planned
 
