@@ -1,4 +1,4 @@
-"""The real small model end to end on the CPU, against transformers on the same weights."""
+"""SmolLM2-135M end to end on the CPU, against transformers on the same weights."""
 
 import dataclasses
 import shutil
@@ -64,7 +64,7 @@ def test_logits_equal_transformers(
     tokenizer: Tokenizer,
     smollm2_f32: Path,
 ) -> None:
-    """At most 1e-3 apart: logits reach 30, and fp32 sums of 1,536 products lose about 1e-5."""
+    """Differences of at most 1e-3: logits reach 30, and fp32 dot products of 1,536 lose 1e-5."""
     ids = tokenizer.apply_template(CHATS[chat])
     with torch.inference_mode():
         expected = reference(torch.tensor([ids])).logits[0, -1]
@@ -98,7 +98,7 @@ def test_all_chats_batched_equal_alone(engine: Engine, tokenizer: Tokenizer) -> 
     assert tiny.run(engine, prompts, params)[0] == alone
 
 
-def test_two_turns_with_reuse_equal_one_long_prompt(
+def test_a_second_turn_with_prefix_reuse_equals_one_prefill(
     engine: Engine, tokenizer: Tokenizer, smollm2_f32: Path
 ) -> None:
     params = SamplingParams(temperature=0, max_tokens=32, stop_ids=tuple(tokenizer.eos_ids))
@@ -127,25 +127,25 @@ def test_two_turns_with_reuse_equal_one_long_prompt(
         (layouts.write_megatron, {"tp": 3, "pp": 2}),
     ],
 )
-def test_other_layouts_are_the_same_model(
+def test_other_checkpoint_layouts_give_the_same_model(
     smollm2: Path, tmp_path: Path, write: Callable[..., None], options: dict[str, int]
 ) -> None:
-    """The same tensors and, but for ends and context, the same config: so the same logits."""
+    """Equal tensors and, except for end tokens and context, equal configs give equal logits."""
     model = transformers.AutoModelForCausalLM.from_pretrained(smollm2).requires_grad_(False)
     write(tmp_path / "in", model, **options)
     convert(tmp_path / "in", tmp_path / "out")
     found, expected = (load_file(p / "model.safetensors") for p in (tmp_path / "out", smollm2))
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    unsaid = {"bos_id": None, "eos_ids": (), "max_context_tokens": 0}
+    ignored = {"bos_id": None, "eos_ids": (), "max_context_tokens": 0}
     ours, theirs = (
-        dataclasses.replace(Model.open(p).config, **unsaid) for p in (tmp_path / "out", smollm2)
+        dataclasses.replace(Model.open(p).config, **ignored) for p in (tmp_path / "out", smollm2)
     )
     assert ours == theirs
     shutil.rmtree(tmp_path)
 
 
-def test_bf16_answers_sensibly(smollm2: Path) -> None:
+def test_bf16_answers_a_question_correctly(smollm2: Path) -> None:
     tokenizer = Tokenizer.load(smollm2)
     engine = build_engine(smollm2, EngineConfig(device="cpu"))
     assert engine.info.dtype == "bfloat16"
@@ -156,23 +156,23 @@ def test_bf16_answers_sensibly(smollm2: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_three_processes_say_what_one_does(
+def test_three_tensor_parallel_ranks_answer_as_one(
     smollm2_f32: Path, engine: Engine, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """Nine heads and three key heads: --tp 3, from the model's files and from files cut for it."""
-    convert(smollm2_f32, tmp_path / "cut", dtype="float32", tp=3)
+    """Nine heads and three KV heads, from the model's files and from files sharded for --tp 3."""
+    convert(smollm2_f32, tmp_path / "sharded", dtype="float32", tp=3)
     prompts = {1: tokenizer.apply_template(CHATS[0]), 2: tokenizer.apply_template(CHATS[3])}
     params = SamplingParams(temperature=0, max_tokens=16)
     expected, _ = tiny.run(engine, prompts, params)
 
-    for path in (smollm2_f32, tmp_path / "cut"):
+    for path in (smollm2_f32, tmp_path / "sharded"):
         config = EngineConfig(device="cpu", tp=3, ctx_size_tokens=256)
         with EngineClient(config, path) as client:
             assert answers(client, list(prompts.values()), params) == list(expected.values())
 
 
 @pytest.mark.timeout(120)
-def test_two_stages_say_what_one_does(
+def test_two_pipeline_stages_answer_as_one(
     smollm2_f32: Path, engine: Engine, tokenizer: Tokenizer
 ) -> None:
     prompts = {1: tokenizer.apply_template(CHATS[0]), 2: tokenizer.apply_template(CHATS[3])}

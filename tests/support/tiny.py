@@ -424,10 +424,10 @@ def run(
     return ids, ends
 
 
-def likelihoods(
+def logprobs(
     engine: Engine, prompt: Sequence[int], params: SamplingParams
 ) -> tuple[list[int], list[Logprob]]:
-    """Generate, beside whatever else the engine does; ids and how likely they were."""
+    """Generate together with the engine's other generations; return ids and their logprobs."""
     engine.add(1, list(prompt), params)
     ids: list[int] = []
     found: list[Logprob] = []

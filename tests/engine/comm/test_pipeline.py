@@ -54,7 +54,7 @@ def answered(engine: Engine) -> list[object]:
     """Greedy answers, answers that are drawn, and what one is thought of."""
     greedy, _ = tiny.run(engine, PROMPTS, replace(DRAWN, temperature=0))
     drawn, _ = tiny.run(engine, PROMPTS, DRAWN)
-    return [greedy, drawn, tiny.likelihoods(engine, PROMPTS[1], DRAWN)[1]]
+    return [greedy, drawn, tiny.logprobs(engine, PROMPTS[1], DRAWN)[1]]
 
 
 @contextmanager

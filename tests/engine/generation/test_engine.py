@@ -1,4 +1,4 @@
-"""The generation loop on a tiny model: batched = alone, reuse, cancel, limits."""
+"""The generation loop on a tiny model: batching, prefix reuse, cancel, limits; memory plans."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def test_batched_equals_alone(folder: Path) -> None:
     assert {end.reason for end in ends.values()} == {"length"}
 
 
-def test_a_cache_too_small_for_all_still_answers_all(folder: Path) -> None:
+def test_preemption_in_a_small_cache_changes_no_token(folder: Path) -> None:
     prompts = {i: tiny.random_ids(30, seed=i) for i in range(4)}
     alone = {i: generate(tiny.engine(folder), prompt) for i, prompt in prompts.items()}
     small = tiny.engine(folder, ctx_size_tokens=64, cache_tokens=72)
@@ -46,7 +46,7 @@ def test_a_cache_too_small_for_all_still_answers_all(folder: Path) -> None:
     assert together == alone
 
 
-def test_the_second_turn_prefills_only_what_is_new(folder: Path) -> None:
+def test_a_second_turn_prefills_only_new_tokens(folder: Path) -> None:
     engine = tiny.engine(folder)
     first = tiny.random_ids(30)
     answer = generate(engine, first)
@@ -54,14 +54,14 @@ def test_the_second_turn_prefills_only_what_is_new(folder: Path) -> None:
     computed = engine.stats()["computed_tokens"]
     ids, ends = tiny.run(engine, {2: second}, GREEDY)
     assert ids[2] == generate(tiny.engine(folder), second)
-    # The answer's last token was never computed, so it is new as well.
+    # The answer's last token was sampled but never computed, so it is new as well.
     assert ends[2].cached_tokens == len(first) + len(answer) - 1
     assert engine.stats()["computed_tokens"] - computed == 1 + 9 + len(ids[2]) - 1
 
 
 @given(st.integers(0, 45), st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_canceling_anywhere_leaves_the_cache_right(
+def test_cancel_after_any_step_leaves_a_valid_cache(
     folder: Path, num_steps: int, other: bool
 ) -> None:
     engine = tiny.engine(folder, chunk_tokens=4)
@@ -69,14 +69,16 @@ def test_canceling_anywhere_leaves_the_cache_right(
     engine.add(1, prompt, SamplingParams(temperature=0, max_tokens=40))
     if other:
         engine.add(2, prompt[:11], GREEDY)
-    said: list[int] = []
+    generated: list[int] = []
     for _ in range(num_steps):
-        said += [i for key, e in engine.step() if key == 1 and isinstance(e, Tokens) for i in e.ids]
+        for key, event in engine.step():
+            if key == 1 and isinstance(event, Tokens):
+                generated += event.ids
     engine.cancel(1)
     ends = [e for key, e in engine.step() if key == 1]
     assert isinstance(ends[-1], Finished) and ends[-1].reason == "interrupt"
     engine.scheduler.check_integrity()
-    following = prompt + said + tiny.random_ids(5, seed=9)
+    following = prompt + generated + tiny.random_ids(5, seed=9)
     expected = generate(tiny.engine(folder), following)
     ids, _ = tiny.run(engine, {3: following}, GREEDY)
     assert ids[3] == expected
@@ -85,14 +87,14 @@ def test_canceling_anywhere_leaves_the_cache_right(
     assert engine.allocator.num_used == 0
 
 
-def test_canceling_what_has_ended_is_nothing(folder: Path) -> None:
+def test_cancel_of_an_ended_generation_does_nothing(folder: Path) -> None:
     engine = tiny.engine(folder)
     generate(engine, [5, 6])
     engine.cancel(1)
     assert not engine.has_work
 
 
-def test_a_stop_id_ends_without_being_returned(folder: Path) -> None:
+def test_a_stop_id_ends_the_answer_and_is_not_returned(folder: Path) -> None:
     ids = generate(tiny.engine(folder), [5, 6, 7])
     stop = SamplingParams(temperature=0, max_tokens=20, stop_ids=(ids[4],))
     got, ends = tiny.run(tiny.engine(folder), {1: [5, 6, 7]}, stop)
@@ -101,12 +103,12 @@ def test_a_stop_id_ends_without_being_returned(folder: Path) -> None:
     assert ends[1].completion_tokens == len(got[1])
 
 
-def test_zero_tokens_asked_is_zero_tokens(folder: Path) -> None:
+def test_max_tokens_0_generates_nothing(folder: Path) -> None:
     ids, ends = tiny.run(tiny.engine(folder), {1: [5]}, SamplingParams(max_tokens=0))
     assert ids[1] == [] and ends[1].reason == "length"
 
 
-def test_the_context_is_filled_to_the_last_token_and_never_beyond(folder: Path) -> None:
+def test_the_context_is_filled_exactly(folder: Path) -> None:
     engine = tiny.engine(folder, ctx_size_tokens=30)
     unlimited = SamplingParams(temperature=0)
     ids, ends = tiny.run(engine, {1: tiny.random_ids(29)}, unlimited)
@@ -118,14 +120,14 @@ def test_the_context_is_filled_to_the_last_token_and_never_beyond(folder: Path) 
 
 
 @pytest.mark.parametrize("prompt", [[], [-1], [tiny.VOCAB_SIZE], [3, 10**12]])
-def test_bad_prompts_are_refused(folder: Path, prompt: list[int]) -> None:
+def test_invalid_prompts_raise(folder: Path, prompt: list[int]) -> None:
     engine = tiny.engine(folder)
     with pytest.raises(UsageError):
         engine.add(1, prompt, GREEDY)
     assert not engine.has_work
 
 
-def test_a_seed_gives_the_same_answer_alone_and_in_company(folder: Path) -> None:
+def test_a_seed_gives_the_same_answer_alone_and_batched(folder: Path) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=20, seed=42)
     alone, ends = tiny.run(tiny.engine(folder), {1: [5, 6, 7]}, params)
     many, _ = tiny.run(tiny.engine(folder), {1: [5, 6, 7], 2: [8, 9]}, params)
@@ -133,14 +135,14 @@ def test_a_seed_gives_the_same_answer_alone_and_in_company(folder: Path) -> None
     assert ends[1].seed == 42
 
 
-def test_an_unseeded_generation_reports_the_seed_that_repeats_it(folder: Path) -> None:
+def test_the_reported_seed_repeats_the_answer(folder: Path) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=20)
     ids, ends = tiny.run(tiny.engine(folder), {1: [5, 6]}, params)
     again = SamplingParams(temperature=1.0, max_tokens=20, seed=ends[1].seed)
     assert generate(tiny.engine(folder), [5, 6], again) == ids[1]
 
 
-def test_logits_that_are_no_numbers_end_that_answer_only(folder: Path) -> None:
+def test_non_finite_logits_end_the_generation_with_an_error(folder: Path) -> None:
     engine = tiny.engine(folder)
     embed = tiny.plain_tensor(engine.decoder.weights.embed)
     poisoned = PlainWeight(torch.full_like(embed, torch.nan))
@@ -156,7 +158,7 @@ def test_logits_that_are_no_numbers_end_that_answer_only(folder: Path) -> None:
     assert len(generate(engine, [9, 8])) == 20
 
 
-def test_what_is_ready_survives_a_step_that_fails(
+def test_pending_events_survive_a_failed_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = tiny.engine(folder)
@@ -186,7 +188,7 @@ def test_prefill_progress_counts_up_to_the_prompt(folder: Path) -> None:
     assert isinstance(events[3], Tokens)
 
 
-def test_five_hundred_start_and_cancel_cycles_lose_nothing(folder: Path) -> None:
+def test_500_start_and_cancel_cycles_leak_no_block(folder: Path) -> None:
     engine = tiny.engine(folder)
     for i in range(500):
         engine.add(i, tiny.random_ids(1 + i % 37, seed=i), GREEDY)
@@ -207,29 +209,29 @@ def test_a_missing_gpu_is_an_error_with_a_hint(folder: Path) -> None:
 PLAN = {"max_context_tokens": 8192, "bytes_per_token": 1000, "weights_bytes": 10**9}
 
 
-def test_plan_gives_the_models_context_where_it_fits() -> None:
+def test_plan_uses_the_full_context_where_it_fits() -> None:
     plan = plan_cache(EngineConfig(), **PLAN, available_bytes=10**10)
     assert plan.ctx_size_tokens == 8192 and plan.num_blocks == 2 * 8192 // 64
 
 
-def test_plan_shrinks_a_context_nobody_asked_for() -> None:
+def test_plan_shrinks_the_default_context_to_fit() -> None:
     plan = plan_cache(EngineConfig(), **PLAN, available_bytes=1_180_000_000)
     assert 256 <= plan.ctx_size_tokens < 8192
     assert plan.num_blocks * 64 >= plan.ctx_size_tokens
 
 
-def test_plan_names_what_fits_when_the_asked_context_does_not() -> None:
+def test_plan_error_names_the_largest_context_that_fits() -> None:
     with pytest.raises(OutOfMemory, match="GB needed") as caught:
         plan_cache(EngineConfig(ctx_size_tokens=8192), **PLAN, available_bytes=1_180_000_000)
     fitting = int(caught.value.hint.split()[-1])
     plan_cache(EngineConfig(ctx_size_tokens=fitting), **PLAN, available_bytes=1_180_000_000)
 
 
-def test_plan_refuses_weights_that_do_not_fit() -> None:
+def test_plan_raises_for_weights_that_do_not_fit() -> None:
     with pytest.raises(OutOfMemory, match=r"weights 1\.00 GB"):
         plan_cache(EngineConfig(), **PLAN, available_bytes=10**9)
 
 
-def test_plan_refuses_more_than_the_model_has() -> None:
+def test_plan_raises_beyond_the_context_of_the_model() -> None:
     with pytest.raises(UsageError, match="8192"):
         plan_cache(EngineConfig(ctx_size_tokens=8193), **PLAN, available_bytes=10**10)

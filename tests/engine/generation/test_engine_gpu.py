@@ -1,4 +1,4 @@
-"""The engine on a GPU against the CPU's: kernels and torch's operators, with graphs and without."""
+"""The engine on a GPU against the CPU: kernels and torch operators, with graphs and without."""
 
 import json
 from pathlib import Path
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
 PATHS = {
     "kernels": {},
-    "kernels one by one": {"graphs": False},
+    "kernels without graphs": {"graphs": False},
     "torch": {"kernels": False},
 }
 
 
-# Variants of Llama, and of what other families do otherwise each at least once.
-CLOSELY = (
+# Llama variants, and every feature of other architectures at least once.
+MODELS = (
     *tiny.VARIANTS,
     "qwen3",
     "gemma2",
@@ -41,7 +41,7 @@ CLOSELY = (
 )
 
 
-@pytest.fixture(scope="module", params=CLOSELY)
+@pytest.fixture(scope="module", params=MODELS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
     tiny.make(request.param, path)
@@ -63,8 +63,8 @@ def gpu_engine(folder: Path, cubins: Path, *, graphs: bool = True, **config: Any
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_greedy_ids_equal_the_cpus_in_fp32(folder: Path, cubins: Path, path: str) -> None:
-    """Alone and together, by prefill in chunks, decode steps, and both mixed."""
+def test_greedy_ids_equal_the_cpu_in_fp32(folder: Path, cubins: Path, path: str) -> None:
+    """Alone and batched: chunked prefill, decode steps, and both mixed."""
     prompts = {i: tiny.random_ids(1 + 13 * i, seed=i) for i in range(5)}
     on_cpu, _ = tiny.run(tiny.engine(folder), prompts, GREEDY)
     engine = gpu_engine(folder, cubins, chunk_tokens=16, **PATHS[path])
@@ -76,7 +76,7 @@ def test_greedy_ids_equal_the_cpus_in_fp32(folder: Path, cubins: Path, path: str
 
 
 @pytest.mark.parametrize("name", [*tiny.FAMILIES, *tiny.REPACKED])
-def test_every_familys_ids_equal_the_cpus(name: str, tmp_path: Path, cubins: Path) -> None:
+def test_ids_of_every_architecture_equal_the_cpu(name: str, tmp_path: Path, cubins: Path) -> None:
     tiny.make(name, tmp_path)
     prompts = {i: tiny.random_ids(5 + 13 * i, seed=i) for i in range(3)}
     settings = {"device": "cuda", "dtype": "float32", "block_size": tiny.BLOCK_SIZE}
@@ -87,8 +87,8 @@ def test_every_familys_ids_equal_the_cpus(name: str, tmp_path: Path, cubins: Pat
     assert tiny.run(engine, prompts, params)[0] == on_cpu
 
 
-def test_many_lanes_equal_few(folder: Path, cubins: Path) -> None:
-    """More lanes than the fused kernels take go through the decoder's own operations."""
+def test_more_rows_than_the_fused_kernels_take(folder: Path, cubins: Path) -> None:
+    """Then the graph contains the decoder's own operations."""
     prompts = {i: tiny.random_ids(3 + i, seed=i) for i in range(21)}
     params = SamplingParams(temperature=0, max_tokens=12)
     on_cpu, _ = tiny.run(tiny.engine(folder, max_num_seqs=32, cache_tokens=2048), prompts, params)
@@ -96,7 +96,7 @@ def test_many_lanes_equal_few(folder: Path, cubins: Path) -> None:
     assert tiny.run(engine, prompts, params)[0] == on_cpu
 
 
-def test_reuse_on_the_gpu_equals_computing(folder: Path, cubins: Path) -> None:
+def test_a_reused_prefix_gives_the_same_ids(folder: Path, cubins: Path) -> None:
     engine = gpu_engine(folder, cubins)
     first = tiny.random_ids(30)
     answer, _ = tiny.run(engine, {1: first}, GREEDY)
@@ -107,16 +107,16 @@ def test_reuse_on_the_gpu_equals_computing(folder: Path, cubins: Path) -> None:
     assert ends[2].cached_tokens == len(first) + len(answer[1]) - 1
 
 
-def test_likelihoods_on_the_gpu_are_the_cpus(folder: Path, cubins: Path) -> None:
-    """Beside a generation that asks for none, which decodes ahead before and after."""
-    asking = SamplingParams(temperature=0, max_tokens=8, logprobs=3)
+def test_logprobs_equal_the_cpu(folder: Path, cubins: Path) -> None:
+    """Together with a generation without logprobs, which is replayed before and after."""
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=3)
     prompt = tiny.random_ids(20)
-    ids, expected = tiny.likelihoods(tiny.engine(folder), prompt, asking)
+    ids, expected = tiny.logprobs(tiny.engine(folder), prompt, params)
     engine = gpu_engine(folder, cubins)
     engine.add(2, tiny.random_ids(9, seed=1), GREEDY)
-    assert tiny.likelihoods(engine, prompt, asking)[0] == ids
+    assert tiny.logprobs(engine, prompt, params)[0] == ids
     engine.add(3, tiny.random_ids(9, seed=1), GREEDY)
-    _, found = tiny.likelihoods(engine, prompt, asking)
+    _, found = tiny.logprobs(engine, prompt, params)
     for one, other in zip(found, expected, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
         assert dict(one.top) == pytest.approx(dict(other.top), abs=1e-3)
@@ -124,10 +124,10 @@ def test_likelihoods_on_the_gpu_are_the_cpus(folder: Path, cubins: Path) -> None
 
 @pytest.mark.parametrize("path", ["kernels", "torch"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_stays_near_fp32(folder: Path, cubins: Path, dtype: str, path: str) -> None:
-    """Relative error of the logits at most 6 %; 4 % were seen on an H200.
+def test_half_precision_is_close_to_fp32(folder: Path, cubins: Path, dtype: str, path: str) -> None:
+    """Relative error of the logits at most 6 %; an H200 gave 4 %.
 
-    Some ten roundings to 8 bits a layer, with weights ten times as large as trained ones.
+    Each layer rounds about ten times to 8 bits, with weights ten times as large as trained ones.
     """
     ids = tiny.random_ids(50, seed=5)
     logits = []
@@ -145,7 +145,7 @@ def test_half_precision_stays_near_fp32(folder: Path, cubins: Path, dtype: str, 
 def test_a_cache_in_codes_stays_near_fp32s(
     name: str, tmp_path: Path, cubins: Path, form: str
 ) -> None:
-    """As above: the prompt at once, and token by token, which is what decoding reads."""
+    """Prefill in one chunk and token by token; decode attention reads the latter."""
     tiny.make(name, tmp_path)
     ids, logits = tiny.random_ids(50, seed=5), []
     for config in (
@@ -156,10 +156,10 @@ def test_a_cache_in_codes_stays_near_fp32s(
         engine = gpu_engine(tmp_path, cubins, kv_dtype=form, **config)
         forward, found = engine.decoder.forward, []
         engine.decoder.forward = lambda *args, f=forward, to=found: to.append(f(*args)) or to[-1]  # type: ignore[method-assign]
-        # Whoever wants a likelihood is not computed in a graph, which would pass `forward` by.
+        # Rows with logprobs are not replayed from a graph, which would bypass `forward`.
         tiny.run(engine, {1: ids}, SamplingParams(temperature=0, max_tokens=1, logprobs=1))
         logits.append(next(rows for rows in reversed(found) if len(rows))[0].double())
-        # In a graph, from what is cached.
+        # In a graph, from the cached prefix.
         assert len(tiny.run(engine, {2: ids}, GREEDY)[0][2]) == GREEDY.max_tokens
     for rounded in logits[1:]:
         assert torch.linalg.norm(rounded - logits[0]) <= 0.1 * torch.linalg.norm(logits[0])
@@ -182,16 +182,14 @@ def test_a_cache_in_codes_stays_near_fp32s(
         SamplingParams(temperature=0, repeat_penalty=1.5, max_tokens=30),
     ],
 )
-def test_samples_equal_the_cpus(folder: Path, cubins: Path, params: SamplingParams) -> None:
-    """The same rule and the same random numbers; logits differ in their last bits only."""
+def test_sampled_ids_equal_the_cpu(folder: Path, cubins: Path, params: SamplingParams) -> None:
+    """The same rule and random numbers; logits differ in their last bits only."""
     on_cpu, _ = tiny.run(tiny.engine(folder), {1: [5, 6, 7]}, params)
     for _ in range(2):
         assert tiny.run(gpu_engine(folder, cubins), {1: [5, 6, 7]}, params)[0] == on_cpu
 
 
-def test_stop_ids_and_limits_end_answers_one_step_late_unnoticed(
-    folder: Path, cubins: Path
-) -> None:
+def test_stop_ids_and_limits_end_answers_as_on_the_cpu(folder: Path, cubins: Path) -> None:
     prompts = {i: tiny.random_ids(2 + 5 * i, seed=i) for i in range(4)}
     whole, _ = tiny.run(tiny.engine(folder), prompts, GREEDY)
     params = SamplingParams(temperature=0, max_tokens=33, stop_ids=(whole[0][7], whole[2][11]))
@@ -203,7 +201,7 @@ def test_stop_ids_and_limits_end_answers_one_step_late_unnoticed(
         assert {k: e.reason for k, e in ends.items()} == {k: e.reason for k, e in on_cpu[1].items()}
 
 
-def test_a_context_that_is_full_ends_the_answer(folder: Path, cubins: Path) -> None:
+def test_a_full_context_ends_the_answer(folder: Path, cubins: Path) -> None:
     params = SamplingParams(temperature=0)
     settings = {"ctx_size_tokens": 50, "cache_tokens": 64}
     on_cpu, _ = tiny.run(tiny.engine(folder, **settings), {1: tiny.random_ids(20)}, params)
@@ -221,7 +219,7 @@ def test_preemption_on_the_gpu_changes_no_token(folder: Path, cubins: Path) -> N
     assert tight == roomy
 
 
-def test_starting_and_canceling_loses_nothing(tmp_path: Path, cubins: Path) -> None:
+def test_start_and_cancel_leak_no_block_and_no_memory(tmp_path: Path, cubins: Path) -> None:
     tiny.make("llama", tmp_path)
     engine = gpu_engine(tmp_path, cubins)
     tiny.run(engine, {0: tiny.random_ids(9)}, GREEDY)
@@ -242,7 +240,7 @@ def test_starting_and_canceling_loses_nothing(tmp_path: Path, cubins: Path) -> N
     assert torch.cuda.memory_allocated() <= before + 2**20
 
 
-def test_logits_that_are_not_finite_end_the_answer_only(tmp_path: Path, cubins: Path) -> None:
+def test_non_finite_logits_end_the_generation_with_an_error(tmp_path: Path, cubins: Path) -> None:
     tiny.make("llama", tmp_path)
     engine = gpu_engine(tmp_path, cubins)
     engine.add(1, tiny.random_ids(5), GREEDY)
@@ -256,18 +254,18 @@ def test_logits_that_are_not_finite_end_the_answer_only(tmp_path: Path, cubins: 
     assert engine.allocator.num_used == 0
 
 
-def test_a_graph_is_captured_without_a_trace(tmp_path: Path, cubins: Path) -> None:
-    """The lanes still name an answer that has ended, whose blocks may be another's."""
+def test_capture_changes_neither_cache_nor_decode_batch(tmp_path: Path, cubins: Path) -> None:
+    """The rows still hold an ended answer, whose blocks may belong to another sequence by now."""
     tiny.make("llama", tmp_path)
     engine = gpu_engine(tmp_path, cubins)
     tiny.run(engine, {1: tiny.random_ids(9)}, GREEDY)
     (cache,) = engine.cache.tensors
-    cache = cache.view(torch.int32)  # what nobody has written may be no number
+    cache = cache.view(torch.int32)  # unwritten elements may be NaN
     runner, before = engine.graph_decode.runner, cache.clone()
     state = [runner.batch.tokens, runner.batch.slot_mapping, runner.batch.context_lens]
     state_before = [tensor.clone() for tensor in state]
     assert runner.batch.context_lens.any()
-    with torch.inference_mode():  # in which the engine made them
+    with torch.inference_mode():  # as in the engine
         runner.graph(8)
     assert torch.equal(cache, before)
     assert all(map(torch.equal, state, state_before))
@@ -275,7 +273,7 @@ def test_a_graph_is_captured_without_a_trace(tmp_path: Path, cubins: Path) -> No
 
 @pytest.mark.timeout(120)
 def test_a_context_of_100k_tokens(tmp_path: Path, cubins: Path) -> None:
-    """What decoding finds after a long prompt is what a longer prompt finds."""
+    """Decode after a long prompt gives the tokens that prefill of a longer prompt gives."""
     shape = {
         **DUMMY_CONFIGS["llama-3.2-1b"],
         "num_hidden_layers": 2,
@@ -300,8 +298,7 @@ def test_a_context_of_100k_tokens(tmp_path: Path, cubins: Path) -> None:
     assert again[2] == first[1][6:]
 
 
-def test_numbers_nobody_expects(folder: Path, cubins: Path) -> None:
-    """Row counts that are no multiple of four, and more candidates than the vocabulary has ids."""
+def test_unaligned_row_counts_and_top_k_beyond_the_vocabulary(folder: Path, cubins: Path) -> None:
     prompts = {i: tiny.random_ids(3 + i, seed=i) for i in range(7)}
     params = SamplingParams(temperature=1, top_k=3_000_000_000, max_tokens=9, seed=4)
     settings = {"max_num_seqs": 7, "cache_tokens": 1024}
@@ -309,8 +306,8 @@ def test_numbers_nobody_expects(folder: Path, cubins: Path) -> None:
     assert tiny.run(gpu_engine(folder, cubins, **settings), prompts, params)[0] == on_cpu
 
 
-def test_copies_that_follow_each_other(tmp_path: Path, cubins: Path) -> None:
-    """The destination of one copy may be the source of an earlier one."""
+def test_block_copies_are_made_in_order(tmp_path: Path, cubins: Path) -> None:
+    """The destination of a copy may be the source of an earlier one."""
     tiny.make("llama", tmp_path)
     engine = gpu_engine(tmp_path, cubins, cache_tokens=64)
     (cache,) = engine.cache.tensors

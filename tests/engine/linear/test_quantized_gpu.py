@@ -205,7 +205,7 @@ def test_packed_weights_beside_a_packed_cache(quantized: dict[str, Path], kv_dty
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
     prompt = tiny.random_ids(40)
     on_cpu = tiny.engine(quantized["int4"], kv_dtype=kv_dtype)
-    _, expected = tiny.likelihoods(on_cpu, prompt, params)
+    _, expected = tiny.logprobs(on_cpu, prompt, params)
     for chunk_tokens in (64, 1):
         engine = tiny.engine(
             quantized["int4"],
@@ -215,7 +215,7 @@ def test_packed_weights_beside_a_packed_cache(quantized: dict[str, Path], kv_dty
             chunk_tokens=chunk_tokens,
         )
         assert engine.gpu is not None
-        _, found = tiny.likelihoods(engine, prompt, params)
+        _, found = tiny.logprobs(engine, prompt, params)
         near = dict(expected[0].top)
         for token, logprob in found[0].top:
             assert logprob == pytest.approx(near.get(token, logprob), abs=0.8)
@@ -244,13 +244,13 @@ def test_gguf_blocks_on_a_gpu(tmp_path: Path, type_name: str) -> None:
     tiny_gguf.write(tmp_path / "m.gguf", model, quantize=kind)
     convert(tmp_path / "m.gguf", tmp_path / "out", packed=True, dtype="float32")
     prompt, params = tiny.random_ids(40), SamplingParams(temperature=0, max_tokens=1, logprobs=5)
-    _, expected = tiny.likelihoods(tiny.engine(tmp_path / "out"), prompt, params)
+    _, expected = tiny.logprobs(tiny.engine(tmp_path / "out"), prompt, params)
     engine = tiny.engine(tmp_path / "out", device="cuda")
     weights = engine.decoder.weights
     assert isinstance(weights.embed, GpuQuantizedWeight)
     assert isinstance(weights.layers[0].down, GpuQuantizedWeight)
     assert "decoded" not in engine.info.device
-    _, found = tiny.likelihoods(engine, prompt, params)
+    _, found = tiny.logprobs(engine, prompt, params)
     near = dict(expected[0].top)  # minima of 11 bits on a GPU
     assert dict(found[0].top) == pytest.approx(near, abs=0.02)
 

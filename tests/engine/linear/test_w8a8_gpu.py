@@ -107,7 +107,7 @@ def test_a_gpu_is_near_the_cpu(models: dict[str, Path], form: str) -> None:
     """
     params = SamplingParams(temperature=0, max_tokens=4, logprobs=5)
     prompt = tiny.random_ids(150)
-    _, expected = tiny.likelihoods(tiny.engine(models[form]), prompt, params)
+    _, expected = tiny.logprobs(tiny.engine(models[form]), prompt, params)
     near = dict(expected[0].top)
     for chunk_tokens in (256, 1):
         engine = tiny.engine(
@@ -115,7 +115,7 @@ def test_a_gpu_is_near_the_cpu(models: dict[str, Path], form: str) -> None:
         )
         assert isinstance(engine.decoder.weights.layers[0].qkv, W8A8Weight)
         assert "decoded" not in engine.info.device and engine.graph_decode is not None
-        _, found = tiny.likelihoods(engine, prompt, params)
+        _, found = tiny.logprobs(engine, prompt, params)
         for token, logprob in found[0].top:
             assert logprob == pytest.approx(near.get(token, logprob), abs=0.8)
 

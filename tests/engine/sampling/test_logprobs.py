@@ -1,4 +1,4 @@
-"""How likely the tokens of an answer were, against transformers on the same weights."""
+"""Logprobs of generated tokens, against transformers on the same weights."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Logprob, Tokens
 from tests.support import tiny
 
-# All that must not change the numbers: they are of the logits before it.
+# None of these may change the logprobs, which are computed from the unmodified logits.
 SAMPLED = SamplingParams(
     temperature=1.7,
     top_k=20,
@@ -29,31 +29,33 @@ def llama(tmp_path_factory: pytest.TempPathFactory):
     return folder, tiny.make("llama", folder)
 
 
-def assert_those_of_transformers(
+def assert_equal_transformers(
     reference: torch.nn.Module, prompt: list[int], ids: list[int], found: list[Logprob]
 ) -> None:
     with torch.inference_mode():
         logits = reference(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
     expected = torch.log_softmax(logits, -1)
     for token, row, one in zip(ids, expected, found, strict=True):
-        # The logits agree to 1e-4 of the largest, which is some 20.
+        # The logits agree to 1e-4 of the largest, about 20.
         assert one.logprob == pytest.approx(float(row[token]), abs=2e-3)
-        values, likeliest = row.topk(len(one.top))
-        assert [i for i, _ in one.top] == likeliest.tolist()
+        values, top = row.topk(len(one.top))
+        assert [i for i, _ in one.top] == top.tolist()
         assert [v for _, v in one.top] == pytest.approx(values.tolist(), abs=2e-3)
 
 
-def test_likelihoods_equal_transformers(llama) -> None:
+def test_logprobs_equal_transformers(llama) -> None:
     folder, reference = llama
     prompt = tiny.random_ids(30)
-    ids, found = tiny.likelihoods(tiny.engine(folder, chunk_tokens=16), prompt, SAMPLED)
+    ids, found = tiny.logprobs(tiny.engine(folder, chunk_tokens=16), prompt, SAMPLED)
     assert len(found) == 24 and {len(one.top) for one in found} == {4}
-    assert_those_of_transformers(reference, prompt, ids, found)
-    plain, none = tiny.likelihoods(tiny.engine(folder), prompt, replace(SAMPLED, logprobs=None))
+    assert_equal_transformers(reference, prompt, ids, found)
+    plain, none = tiny.logprobs(tiny.engine(folder), prompt, replace(SAMPLED, logprobs=None))
     assert plain == ids and none == []
 
 
-def test_through_the_worker_they_are_the_same(llama: tuple[Path, torch.nn.Module]) -> None:
+def test_logprobs_of_a_worker_process_equal_transformers(
+    llama: tuple[Path, torch.nn.Module],
+) -> None:
     folder, reference = llama
     prompt = tiny.random_ids(9, seed=2)
     ids: list[int] = []
@@ -64,4 +66,4 @@ def test_through_the_worker_they_are_the_same(llama: tuple[Path, torch.nn.Module
                 ids += event.ids
                 found += event.logprobs
     assert len(ids) == 24
-    assert_those_of_transformers(reference, prompt, ids, found)
+    assert_equal_transformers(reference, prompt, ids, found)

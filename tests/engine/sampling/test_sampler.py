@@ -1,4 +1,4 @@
-"""Sampling against plain definitions in fp64."""
+"""Sampling against plain definitions in fp64; random numbers against published vectors."""
 
 import math
 from collections import Counter
@@ -19,12 +19,12 @@ from swiftchat.engine.sampling.sampler import (
 from swiftchat.errors import BadModelFile, UsageError
 
 
-def draw(logits: list[float], params: SamplingParams, seed: int = 0, tokens: tuple = ()) -> int:
-    return sample(torch.tensor(logits), list(tokens), 0, params, seed)
+def sample_list(logits: list[float], params: SamplingParams) -> int:
+    return sample(torch.tensor(logits), [], 0, params, 0)
 
 
 def support(logits: torch.Tensor, params: SamplingParams) -> dict[int, float]:
-    """Ids that may be drawn with their probabilities, by the definitions, in fp64."""
+    """Return the ids that may be sampled with their probabilities, in fp64."""
     probs = torch.softmax(logits.double() / params.temperature, 0).tolist()
     order = sorted(range(len(probs)), key=lambda i: -probs[i])
     kept = order[: params.top_k] if params.top_k else order
@@ -64,23 +64,23 @@ def test_uniform_is_uniform() -> None:
     counts = Counter(int(v * 20) for v in values)
     chi2 = sum((counts[i] - 1000) ** 2 / 1000 for i in range(20))
     assert min(values) >= 0 and max(values) < 1
-    assert chi2 < 43.8  # 19 degrees of freedom, p = 0.001, and the draws are fixed
+    assert chi2 < 43.8  # 19 degrees of freedom, p = 0.001, and the numbers are fixed
 
 
 def test_greedy_ties_go_to_the_lowest_id() -> None:
-    assert draw([0.0, 2.0, 2.0, 1.0], SamplingParams(temperature=0)) == 1
+    assert sample_list([0.0, 2.0, 2.0, 1.0], SamplingParams(temperature=0)) == 1
 
 
 def test_greedy_ignores_every_filter() -> None:
     params = SamplingParams(temperature=0, top_k=1, top_p=0.1, min_p=0.9)
-    assert draw([0.0, 5.0, 1.0], params) == 1
+    assert sample_list([0.0, 5.0, 1.0], params) == 1
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_no_numbers_are_an_error(bad: float, temperature: float) -> None:
+def test_non_finite_logits_raise(bad: float, temperature: float) -> None:
     with pytest.raises(BadModelFile):
-        draw([0.0, bad, 1.0], SamplingParams(temperature=temperature))
+        sample_list([0.0, bad, 1.0], SamplingParams(temperature=temperature))
 
 
 @given(
@@ -92,13 +92,13 @@ def test_logits_that_are_no_numbers_are_an_error(bad: float, temperature: float)
     st.sampled_from([0.3, 1.0, 5.0]),
 )
 @settings(max_examples=300, deadline=None)
-def test_only_what_the_filters_leave_is_drawn(
+def test_only_candidates_that_pass_the_filters_are_sampled(
     seed: int, size: int, top_k: int, top_p: float, min_p: float, temperature: float
 ) -> None:
     logits = torch.randn(size, generator=torch.Generator().manual_seed(seed)) * 3
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     allowed = support(logits, params)
-    if len(allowed) < size:  # one more at the edge: fp32 may round across it
+    if len(allowed) < size:  # fp32 may round one more candidate across the threshold
         allowed |= support(
             logits,
             SamplingParams(
@@ -132,15 +132,15 @@ def test_frequencies_follow_the_probabilities(params: SamplingParams) -> None:
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-6])
-def test_a_tiny_temperature_is_as_good_as_greedy(temperature: float) -> None:
-    assert draw([0.0, 80.0, 79.0], SamplingParams(temperature=temperature)) == 1
+def test_a_tiny_temperature_equals_greedy(temperature: float) -> None:
+    assert sample_list([0.0, 80.0, 79.0], SamplingParams(temperature=temperature)) == 1
 
 
 def test_the_token_that_crosses_top_p_is_kept() -> None:
     logits = torch.tensor([0.5, 0.3, 0.2]).log()
     params = SamplingParams(temperature=1.0, top_p=0.6)
-    drawn = {sample(logits, [0] * i, i, params, 3) for i in range(200)}
-    assert drawn == {0, 1}
+    sampled = {sample(logits, [0] * i, i, params, 3) for i in range(200)}
+    assert sampled == {0, 1}
 
 
 def test_a_seed_repeats_and_another_differs() -> None:
@@ -154,7 +154,7 @@ def test_a_seed_repeats_and_another_differs() -> None:
     assert series(1) != series(2)
 
 
-def test_repetition_penalty_once_per_id_whatever_the_sign() -> None:
+def test_repetition_penalty_applies_once_per_id_for_either_sign() -> None:
     logits = torch.tensor([2.0, -2.0, 1.0])
     params = SamplingParams(repeat_penalty=2.0)
     out = apply_penalties(logits, [0, 0, 1], 3, params)
@@ -168,7 +168,7 @@ def test_presence_and_frequency_count_generated_tokens_only() -> None:
     assert out.tolist() == [0.0, -0.75, -1.0, 0.0]
 
 
-def test_likelihoods_are_of_the_logits_as_they_are() -> None:
+def test_logprobs_are_the_log_softmax_of_the_logits() -> None:
     logits = torch.tensor([0.5, 0.3, 0.2]).log() + 7
     found = token_logprob(logits, 2, 2)
     assert found.logprob == pytest.approx(math.log(0.2), abs=1e-6)

@@ -1,4 +1,4 @@
-"""The block allocator and the scheduler: whatever happens, no block is lost or shared wrongly."""
+"""The block allocator and the scheduler: no block leaks or is shared by mistake."""
 
 import random
 
@@ -24,7 +24,7 @@ def test_a_released_prefix_is_found_again() -> None:
     assert allocator.find_prefix([2]).tail is None
 
 
-def test_eviction_takes_the_end_of_a_sequence_before_its_beginning() -> None:
+def test_eviction_starts_at_the_end_of_a_sequence() -> None:
     allocator = BlockAllocator(2, 2)
     blocks = [allocator.allocate(), allocator.allocate()]
     parent = allocator.publish(blocks[0], ROOT, [1, 2])
@@ -34,7 +34,7 @@ def test_eviction_takes_the_end_of_a_sequence_before_its_beginning() -> None:
     assert allocator.find_prefix([1, 2, 3, 4]).blocks == [blocks[0]]
 
 
-def test_a_block_whose_parent_was_evicted_is_never_found_under_another() -> None:
+def test_a_block_with_an_evicted_parent_is_not_found_under_a_new_one() -> None:
     allocator = BlockAllocator(3, 1)
     a, b = allocator.allocate(), allocator.allocate()
     parent = allocator.publish(a, ROOT, [1])
@@ -48,7 +48,7 @@ def test_a_block_whose_parent_was_evicted_is_never_found_under_another() -> None
     assert allocator.find_prefix([1, 2]).blocks == [c]
 
 
-def test_blocks_of_one_sequence_lie_side_by_side() -> None:
+def test_blocks_of_a_sequence_are_contiguous() -> None:
     allocator = BlockAllocator(16, 4)
     table = [allocator.allocate()]
     other = allocator.allocate(after=table[-1])
@@ -57,7 +57,7 @@ def test_blocks_of_one_sequence_lie_side_by_side() -> None:
     assert other == 1 and table == [0, 2, 3, 4, 5, 6]
 
 
-def test_all_referenced_means_no_free_block() -> None:
+def test_allocate_raises_if_all_blocks_are_referenced() -> None:
     allocator = BlockAllocator(1, 4)
     allocator.allocate()
     with pytest.raises(NoFreeBlock):
@@ -65,7 +65,7 @@ def test_all_referenced_means_no_free_block() -> None:
 
 
 class FakeCache:
-    """What the blocks would hold: the tokens themselves, so that every read can be checked."""
+    """Stores tokens in place of keys and values, so that every read can be checked."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.slots = [[None] * block_size for _ in range(num_blocks)]
@@ -89,7 +89,7 @@ class FakeCache:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Adds, steps, finishes and cancels at random on a small cache with few distinct tokens."""
+    """Random adds, steps, ends and cancels in a small cache with few distinct tokens."""
 
     @initialize(
         num_blocks=st.integers(6, 12),
@@ -114,7 +114,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(token=st.integers(0, 1))
     def step(self, token: int) -> None:
         step = self.scheduler.schedule()
-        assert step.rows, "work, but nothing scheduled"
+        assert step.rows, "has_work, but no row was scheduled"
         assert sum(row.num_tokens for row in step.rows) <= self.scheduler.chunk_tokens
         self.cache.run(step)
         for row in step.rows:
@@ -132,7 +132,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.remove(data.draw(st.sampled_from(sequences)))
 
     @invariant()
-    def nothing_is_lost(self) -> None:
+    def blocks_and_tables_agree(self) -> None:
         if hasattr(self, "scheduler"):
             self.scheduler.check_integrity()
 
@@ -169,7 +169,7 @@ def test_find_prefix_finds_the_longest(first: list[int], second: list[int], size
     assert len(prefix.blocks) * size + prefix.tail_tokens == common
 
 
-def test_decoding_goes_on_while_a_long_prompt_is_read() -> None:
+def test_decode_rows_continue_during_prefill_of_a_long_prompt() -> None:
     scheduler = Scheduler(BlockAllocator(100, 4), chunk_tokens=8, max_num_seqs=4)
     short = Sequence(1, [1], SamplingParams())
     scheduler.add(short)
