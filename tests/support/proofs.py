@@ -32,8 +32,8 @@ BY_FAMILY: dict[str, dict[str, Iterable[str]]] = {
     "safetensors": {
         "CPU": [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED],
         "GPU": [
-            *test_engine_gpu.CLOSELY,
-            *parameters(test_engine_gpu.test_every_familys_ids_equal_the_cpus),
+            *test_engine_gpu.MODELS,
+            *parameters(test_engine_gpu.test_ids_of_every_architecture_equal_the_cpu),
         ],
     },
     ".bin": {"CPU": parameters(test_bin_architectures.test_bin_files_give_the_same_logits)},
