@@ -42,9 +42,9 @@ LAYOUTS: dict[str, Callable[..., None]] = {
 }
 _CHILD = """
 import pathlib, sys, time
-from swiftchat.weights.convert.convert import convert, outline
+from swiftchat.weights.convert.convert import convert, estimate_conversion
 source, out, dtype = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
-promised = outline(source, dtype=dtype).peak_bytes
+promised = estimate_conversion(source, dtype=dtype).peak_bytes
 start = time.perf_counter()
 convert(source, out, dtype=dtype)
 taken = time.perf_counter() - start

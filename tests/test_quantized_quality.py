@@ -75,5 +75,5 @@ def test_perplexity_of_gguf_blocks(
     smollm2_gguf: Path, tmp_path: Path, bf16_perplexity: float
 ) -> None:
     """GGUF blocks against the same weights dequantized: only scales are rounded differently."""
-    convert(smollm2_gguf, tmp_path / "packed", dtype="bfloat16", packed=True)
+    convert(smollm2_gguf, tmp_path / "packed", dtype="bfloat16", keep_gguf_blocks=True)
     assert abs(perplexity(tmp_path / "packed") / bf16_perplexity - 1) <= 0.005

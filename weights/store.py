@@ -209,7 +209,7 @@ def _converted(source: Path, destination: Path, progress: Progress | None) -> Pa
 
         try:
             # By its own name, which tells the other files of a split model.
-            convert(source, destination, progress=progress, packed=True)
+            convert(source, destination, progress=progress, keep_gguf_blocks=True)
         except FileSystemError:
             # Another process may have finished the same conversion since the look above.
             if not destination.is_dir():

@@ -17,7 +17,7 @@ from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
-    from swiftchat.weights.convert.convert import Outline
+    from swiftchat.weights.convert.convert import ConversionEstimate
     from swiftchat.weights.files.disk import Progress
     from swiftchat.weights.quantization.quantize import QuantizationSpec
 
@@ -100,7 +100,7 @@ def convert(
     --tp the result runs on any number of GPUs.
     """
     from swiftchat.weights.convert.convert import convert as convert_model
-    from swiftchat.weights.convert.convert import outline
+    from swiftchat.weights.convert.convert import estimate_conversion
     from swiftchat.weights.quantization.quantize import QuantizationSpec
     from swiftchat.weights.store import default_store
 
@@ -119,7 +119,7 @@ def convert(
     if not path.exists():
         path = default_store().find(source)
     if dry_run:
-        _print_outline(outline(path, quantization=spec, **options))
+        _print_estimate(estimate_conversion(path, quantization=spec, **options))
         return
     start = time.monotonic()
     with progress_display(quiet) as progress, _calibrated(spec, path, calibrate, progress) as spec:
@@ -148,7 +148,7 @@ def _calibrated(
             yield replace(spec, second_moments=statistics)
 
 
-def _print_outline(planned: "Outline") -> None:
+def _print_estimate(planned: "ConversionEstimate") -> None:
     for name, num_bytes in sorted(planned.files.items()):
         print(f"{size(num_bytes):>9}  {sanitize(name)}")
     print(

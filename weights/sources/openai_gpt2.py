@@ -1,7 +1,7 @@
-"""GPT-2 as OpenAI published it: TensorFlow's checkpoint, `hparams.json` and the vocabulary.
+"""GPT-2 as published by OpenAI: a TensorFlow checkpoint, `hparams.json` and the vocabulary.
 
-Names of tensors and hyperparameters are those of OpenAI's own program (gpt-2, `src/model.py`);
-what they compute is in "Language Models are Unsupervised Multitask Learners" (Radford et al.).
+Tensor and hyperparameter names are those of OpenAI's program (gpt-2, `src/model.py`). The model
+is described in "Language Models are Unsupervised Multitask Learners" (Radford et al., 2019).
 """
 
 import re
@@ -11,18 +11,18 @@ from types import MappingProxyType
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.formats.tensorflow_checkpoint import read_tensorflow_checkpoint
 from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.sources.merging import by_rows
-from swiftchat.weights.sources.plan import WIRE_NAMES, Floats, Plan, json_bytes
+from swiftchat.weights.quantization.rounding import WIRE_NAMES
+from swiftchat.weights.sources.plan import Floats, Plan, encode_json, parse_config
+from swiftchat.weights.sources.sharded import chunks_of_rows
 
 __all__ = ["is_openai_gpt2", "plan"]
 
-_SETTINGS = "hparams.json"
-_NEWEST = "checkpoint"
+_HPARAMS = "hparams.json"
+_LATEST = "checkpoint"
 _END_OF_TEXT = "<|endoftext|>"
 _FIELDS = ("n_vocab", "n_ctx", "n_embd", "n_head", "n_layer")
 _NAMES: Mapping[str, str] = MappingProxyType(
@@ -48,57 +48,52 @@ _NAMES: Mapping[str, str] = MappingProxyType(
 
 
 def is_openai_gpt2(source: Path) -> bool:
-    """Whether the directory has the files OpenAI published of a GPT-2."""
-    return (source / _SETTINGS).is_file() and any(source.glob("*.index"))
+    """Return whether the directory has the files of OpenAI's GPT-2."""
+    return (source / _HPARAMS).is_file() and any(source.glob("*.index"))
 
 
 def plan(source: Path, dtype: str | None) -> Plan:
-    """What a conversion of `source` would write; `dtype` None keeps its own, float32.
+    """Plan the conversion of `source`; `dtype` None: float32, its own.
 
-    Of several checkpoints the one that `checkpoint` names is taken. The tokenizer's files are
-    the same under the names of Hugging Face.
+    Takes the one of several checkpoints that the file `checkpoint` names. The tokenizer files are
+    copied under Hugging Face's names.
 
-    Raises `BadModelFile` when `hparams.json` describes no GPT-2, for a tensor that is missing or
-    misshapen, and for a damaged checkpoint.
+    Raises `BadModelFile` if `hparams.json` describes no GPT-2, for a tensor that is missing or
+    has the wrong shape, and for a damaged checkpoint.
     """
     index = _index(source)
+    dtype = dtype or "float32"
     checkpoint = Checkpoint(source, read_tensorflow_checkpoint(index))
-    files = _tokenizer_files(source)
-    said = _config_json(source, dtype or "float32", _end_id(source))
-    try:
-        config = ModelConfig.from_hf(said)
-    except BadModelFile as error:
-        raise BadModelFile(
-            f"{source / _SETTINGS} describes no model: {error.message}", error.hint
-        ) from error
+    config_json = _config_json(source, dtype, _end_id(source))
+    config = parse_config(config_json, str(source / _HPARAMS))
     shapes = expected_tensors(config)
-    theirs = {}
+    stored_names = {}
     for canonical, layer, _ in canonical_tensors(config):
         name = tensor_name(config, canonical, layer)
-        theirs[name] = _NAMES[canonical].format(i=layer)
-        _check(index, checkpoint, theirs[name], shapes[name])
+        stored_names[name] = _NAMES[canonical].format(i=layer)
+        _check(index, checkpoint, stored_names[name], shapes[name])
 
-    def values(name: str) -> Iterator[Floats]:
-        return by_rows([checkpoint.read(theirs[name]).reshape(shapes[name])])
+    def chunks(name: str) -> Iterator[Floats]:
+        return chunks_of_rows([checkpoint.read(stored_names[name]).reshape(shapes[name])])
 
-    written = {"config.json": json_bytes(said), **files}
-    sources = [source / _SETTINGS, index, *{info.file for info in checkpoint.tensors.values()}]
-    return Plan(written, shapes, dtype or "float32", values, sources, checkpoint.release_pages)
+    files = {"config.json": encode_json(config_json), **_tokenizer_files(source)}
+    sources = [source / _HPARAMS, index, *sorted({i.file for i in checkpoint.tensors.values()})]
+    return Plan(files, shapes, dtype, chunks, sources, checkpoint.release_pages)
 
 
 def _index(source: Path) -> Path:
     found = sorted(source.glob("*.index"))
-    newest = source / _NEWEST
+    latest = source / _LATEST
     if len(found) == 1:
         return found[0]
-    if not newest.is_file():
-        raise BadModelFile(f"{source}: {len(found)} checkpoints, and {_NEWEST} is missing")
-    # A line of a text message: model_checkpoint_path: "NAME"
-    text = newest.read_bytes()[:4096].decode(errors="replace")
+    if not latest.is_file():
+        raise BadModelFile(f"{source}: {len(found)} checkpoints, and {_LATEST} is missing")
+    # A line of a protobuf text message: model_checkpoint_path: "NAME"
+    text = latest.read_bytes()[:4096].decode(errors="replace")
     match = re.search(r'^model_checkpoint_path:\s*"([^"]*)"', text, re.MULTILINE)
     name = match[1] if match else ""
     if source / f"{name}.index" not in found:
-        raise BadModelFile(f"{newest}: names {name[:80]!r}, which is none of the checkpoints here")
+        raise BadModelFile(f"{latest}: there is no checkpoint {name[:80]!r} beside it")
     return source / f"{name}.index"
 
 
@@ -106,7 +101,7 @@ def _check(index: Path, checkpoint: Checkpoint, name: str, shape: tuple[int, ...
     info = checkpoint.tensors.get(name)
     if info is None:
         raise BadModelFile(f"{index}: no tensor {name}: expected {list(shape)}")
-    # Matrices have a first dimension of one: they are written as convolutions.
+    # Matrices are stored as convolutions, with a first axis of size one.
     if info.shape not in (shape, (1, *shape)) or info.dtype not in WIRE_NAMES.values():
         raise BadModelFile(
             f"{index}: tensor {name}: expected {list(shape)} of floats, "
@@ -115,21 +110,21 @@ def _check(index: Path, checkpoint: Checkpoint, name: str, shape: tuple[int, ...
 
 
 def _config_json(source: Path, dtype: str, end_id: int | None) -> dict[str, Any]:
-    said = read_json(source / _SETTINGS)
-    unknown = [name for name in said if name not in _FIELDS]
+    hparams = read_json(source / _HPARAMS)
+    unknown = [name for name in hparams if name not in _FIELDS]
     if unknown:
-        raise BadModelFile(f"{source / _SETTINGS}: the field {unknown[0][:80]} is unknown")
-    missing = [name for name in _FIELDS if name not in said]
+        raise BadModelFile(f"{source / _HPARAMS}: the field {unknown[0][:80]} is unknown")
+    missing = [name for name in _FIELDS if name not in hparams]
     if missing:
-        raise BadModelFile(f"{source / _SETTINGS}: {missing[0]} is missing")
+        raise BadModelFile(f"{source / _HPARAMS}: {missing[0]} is missing")
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        "vocab_size": said["n_vocab"],
-        "n_positions": said["n_ctx"],
-        "n_embd": said["n_embd"],
-        "n_head": said["n_head"],
-        "n_layer": said["n_layer"],
+        "vocab_size": hparams["n_vocab"],
+        "n_positions": hparams["n_ctx"],
+        "n_embd": hparams["n_embd"],
+        "n_head": hparams["n_head"],
+        "n_layer": hparams["n_layer"],
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
@@ -140,7 +135,7 @@ def _config_json(source: Path, dtype: str, end_id: int | None) -> dict[str, Any]
 
 
 def _end_id(source: Path) -> int | None:
-    """The id of the token that separates texts; None where there is no vocabulary."""
+    """Return the id of <|endoftext|>, or None without a vocabulary."""
     if not (source / "encoder.json").is_file():
         return None
     found = read_json(source / "encoder.json").get(_END_OF_TEXT)
@@ -151,10 +146,10 @@ def _tokenizer_files(source: Path) -> dict[str, bytes]:
     encoder, merges = source / "encoder.json", source / "vocab.bpe"
     if not (encoder.is_file() and merges.is_file()):
         return {}
-    said = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False}
-    said |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), _END_OF_TEXT)
+    config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False}
+    config |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), _END_OF_TEXT)
     return {
         "vocab.json": encoder.read_bytes(),
         "merges.txt": merges.read_bytes(),
-        "tokenizer_config.json": json_bytes(said),
+        "tokenizer_config.json": encode_json(config),
     }

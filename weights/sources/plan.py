@@ -1,4 +1,4 @@
-"""What a conversion will write, known before the first byte is."""
+"""The plan of a conversion: files, tensors and dtypes of the destination."""
 
 import dataclasses
 import fnmatch
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from swiftchat.errors import UsageError
+from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import tensor_name
 from swiftchat.weights.formats.safetensors import TensorSpec, spec_bytes
@@ -18,95 +18,86 @@ from swiftchat.weights.quantization.quantize import QuantizationSpec
 from swiftchat.weights.quantization.rounding import WIRE_NAMES, Floats, convert_dtype
 from swiftchat.weights.quantization.smoothquant import apply_smoothquant
 
-__all__ = ["GENERATION", "WIRE_NAMES", "Floats", "Plan", "RawTensor", "json_bytes"]
+__all__ = ["GENERATION_CONFIG", "Floats", "Plan", "RawTensor", "encode_json", "parse_config"]
 
-GENERATION = "generation_config.json"
+GENERATION_CONFIG = "generation_config.json"
 
 
 @dataclass(frozen=True)
 class RawTensor:
-    """A tensor that is written as the source has it packed: what files announce, and its bytes."""
+    """A tensor that is copied in the packed layout of the source."""
 
-    announced: TensorSpec
+    spec: TensorSpec
     read: Callable[[], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the destination will hold: small files as bytes, tensors in the order of writing.
+    """The content of the destination: small files, and tensors in the order of writing.
 
-    `shapes` is by Hugging Face name; `values(name)` yields the tensor's numbers, flat.
-    `sources` are the files it is made from, and `release_pages` gives back the memory of what was
-    read of them so far. The tensors `quantized` are written in the form `quantization`, those of
-    `packed` as they are in the source.
+    `shapes` is by Hugging Face name; `chunks(name)` yields a tensor's elements as float32, flat.
+    `source_files` are all files of the source; `release_pages` frees the memory of their pages
+    read so far. The tensors in `quantized` are written as `quantization` says, those in `raw`
+    are copied, and all others are converted to `dtype`.
     """
 
     files: Mapping[str, bytes]
     shapes: Mapping[str, tuple[int, ...]]
     dtype: str
-    values: Callable[[str], Iterator[Floats]]
-    sources: Sequence[Path]
+    chunks: Callable[[str], Iterator[Floats]]
+    source_files: Sequence[Path]
     release_pages: Callable[[], None]
     quantization: QuantizationSpec | None = None
     quantized: frozenset[str] = frozenset()
-    packed: Mapping[str, RawTensor] = field(default_factory=dict)
+    raw: Mapping[str, RawTensor] = field(default_factory=dict)
 
-    def tensor_bytes(self, name: str) -> int:
-        """Bytes of one tensor as it will be written."""
-        return sum(map(spec_bytes, self.stored(name)))
-
-    def stored(self, name: str) -> list[TensorSpec]:
-        """Name, dtype and shape of what the weight files have of the tensor `name`."""
+    def specs(self, name: str) -> list[TensorSpec]:
+        """Return the tensors of the weight files that store the model's tensor `name`."""
         shape = self.shapes[name]
-        if name in self.packed:
-            return [self.packed[name].announced]
+        if name in self.raw:
+            return [self.raw[name].spec]
         if self.quantization is not None and name in self.quantized:
             return self.quantization.tensor_specs(name, shape, self.dtype)
         return [(name, WIRE_NAMES[self.dtype], shape)]
 
-    def arrays(self, name: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        """What `stored` announces, with its numbers; see `rounded` for what is refused."""
+    def read(self, name: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """Yield the arrays of `specs(name)`, by name; raises what `convert_dtype` raises."""
         shape = self.shapes[name]
-        if name in self.packed:
-            yield self.packed[name].announced[0], self.packed[name].read()
+        if name in self.raw:
+            yield self.raw[name].spec[0], self.raw[name].read()
         elif self.quantization is not None and name in self.quantized:
-            matrix = convert_dtype(name, shape, "float32", self.values(name))
+            matrix = convert_dtype(name, shape, "float32", self.chunks(name))
             yield from self.quantization.quantize(name, matrix, self.dtype)
         else:
-            yield name, convert_dtype(name, shape, self.dtype, self.values(name))
+            yield name, convert_dtype(name, shape, self.dtype, self.chunks(name))
+
+    def tensor_bytes(self, name: str) -> int:
+        """Return the written bytes of one tensor."""
+        return sum(map(spec_bytes, self.specs(name)))
 
     @property
     def tensors_bytes(self) -> int:
-        """Bytes of all tensors."""
+        """Written bytes of all tensors."""
         return sum(map(self.tensor_bytes, self.shapes))
 
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of tensors and small files, without the headers of the weight files."""
-        return self.tensors_bytes + sum(map(len, self.files.values()))
-
-    def announced(self, names: Sequence[str]) -> list[TensorSpec]:
-        """Name, dtype and shape of each as the header of a weight file says them."""
-        return [tensor for name in names for tensor in self.stored(name)]
-
-    def shards(self, most_bytes: float) -> list[list[str]]:
-        """The names in order, cut into files of at most `most_bytes`, or of one larger tensor."""
+    def split(self, max_bytes: float) -> list[list[str]]:
+        """Split the names, in order, into files of at most `max_bytes` or one larger tensor."""
         shards: list[list[str]] = [[]]
         filled = 0
         for name in self.shapes:
             nbytes = self.tensor_bytes(name)
-            if shards[-1] and filled + nbytes > most_bytes:
+            if shards[-1] and filled + nbytes > max_bytes:
                 shards.append([])
                 filled = 0
             shards[-1].append(name)
             filled += nbytes
         return shards
 
-    def selected(self, only: Sequence[str], skip: Sequence[str]) -> "Plan":
-        """The plan with those tensors alone that match a pattern of `only` and none of `skip`.
+    def select(self, only: Sequence[str], skip: Sequence[str]) -> "Plan":
+        """Return the plan for the tensors that match a pattern of `only` and none of `skip`.
 
-        Patterns are as in a shell; no `only` means all. `UsageError` for a pattern that matches
-        no tensor, and when none is left.
+        Patterns are shell patterns; an empty `only` means all. Raises `UsageError` for a pattern
+        that matches no tensor, and if none is left.
         """
         for pattern in (*only, *skip):
             if not fnmatch.filter(self.shapes, pattern):
@@ -114,44 +105,52 @@ class Plan:
                     f"no tensor matches {pattern!r}", f"tensors: {', '.join([*self.shapes][:3])} …"
                 )
 
-        def chosen(name: str) -> bool:
-            wanted = not only or any(fnmatch.fnmatchcase(name, pattern) for pattern in only)
-            return wanted and not any(fnmatch.fnmatchcase(name, pattern) for pattern in skip)
+        def is_selected(name: str) -> bool:
+            included = not only or any(fnmatch.fnmatchcase(name, pattern) for pattern in only)
+            return included and not any(fnmatch.fnmatchcase(name, pattern) for pattern in skip)
 
-        shapes = {name: shape for name, shape in self.shapes.items() if chosen(name)}
+        shapes = {name: shape for name, shape in self.shapes.items() if is_selected(name)}
         if not shapes:
             raise UsageError("--only and --skip leave no tensor")
         return dataclasses.replace(self, shapes=shapes)
 
-    def quantized_as(self, quantization: QuantizationSpec) -> "Plan":
-        """The plan with the matrices of the layers in that form; raises what `chosen` does."""
+    def quantize(self, quantization: QuantizationSpec) -> "Plan":
+        """Return the plan with quantized matrices; raises what `select_matrices` raises."""
         config_json = json.loads(self.files["config.json"])
         config = ModelConfig.from_hf(config_json)
         names = quantization.select_matrices(config, self.shapes)
-        plain = [
+        ignored = [
             name.removesuffix(".weight")
             for name, shape in self.shapes.items()
             if name not in names and name.endswith(".weight") and len(shape) == 2
         ]
         head = tensor_name(config, "lm_head")
         if head not in names:
-            plain = list(dict.fromkeys([*plain, head.removesuffix(".weight")]))
-        config_json["quantization_config"] = quantization.quantization_config(plain, names)
-        files = {**self.files, "config.json": json_bytes(config_json)}
-        values = self.values
+            ignored = list(dict.fromkeys([*ignored, head.removesuffix(".weight")]))
+        config_json["quantization_config"] = quantization.quantization_config(ignored, names)
+        files = {**self.files, "config.json": encode_json(config_json)}
+        chunks = self.chunks
         if quantization.abs_maxima is not None:
-            values = apply_smoothquant(config, values, names, quantization.abs_maxima)
+            chunks = apply_smoothquant(config, chunks, names, quantization.abs_maxima)
         return dataclasses.replace(
-            self, files=files, values=values, quantization=quantization, quantized=frozenset(names)
+            self, files=files, chunks=chunks, quantization=quantization, quantized=frozenset(names)
         )
 
     def with_generation_defaults(self, defaults: Mapping[str, Any]) -> "Plan":
-        """The plan with these in `generation_config.json` where it has none of its own."""
-        own = json.loads(self.files.get(GENERATION, b"{}"))
-        files = {**self.files, GENERATION: json_bytes({**defaults, **own})}
+        """Return the plan with `defaults` for absent fields of `generation_config.json`."""
+        own = json.loads(self.files.get(GENERATION_CONFIG, b"{}"))
+        files = {**self.files, GENERATION_CONFIG: encode_json({**defaults, **own})}
         return dataclasses.replace(self, files=files)
 
 
-def json_bytes(content: Mapping[str, Any]) -> bytes:
-    """The text of a JSON file."""
+def encode_json(content: Mapping[str, Any]) -> bytes:
+    """Return the text of a JSON file."""
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def parse_config(config_json: Mapping[str, Any], place: str) -> ModelConfig:
+    """Parse a `config.json` made from `place`, which the error of an invalid one names."""
+    try:
+        return ModelConfig.from_hf(config_json)
+    except BadModelFile as error:
+        raise BadModelFile(f"{place}: invalid model config: {error.message}", error.hint) from error

@@ -133,7 +133,7 @@ def as_q4_k_m(path: Path) -> Path:
     tiny_gguf.write(
         path / "m.gguf", model, quantize=kinds.Q4_0, mixed=dict.fromkeys(wide, kinds.Q8_0)
     )
-    convert(path / "m.gguf", path / "out", packed=True, dtype="float32")
+    convert(path / "m.gguf", path / "out", keep_gguf_blocks=True, dtype="float32")
     return path / "out"
 
 
@@ -153,7 +153,7 @@ def test_what_weights_take_is_known_before(
     elif form.startswith("Q"):
         kind = gguf.GGMLQuantizationType[form]
         tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(hidden_size=192), quantize=kind)
-        convert(tmp_path / "m.gguf", tmp_path / "out", packed=True)
+        convert(tmp_path / "m.gguf", tmp_path / "out", keep_gguf_blocks=True)
     model = Model.open(quantized.get(form, tmp_path / "out"))
     share = shard_of(model.config, tp, tp - 1)
     weights = stream_weights(
@@ -242,7 +242,7 @@ def test_gguf_blocks_on_a_gpu(tmp_path: Path, type_name: str) -> None:
     model = tiny_llama(hidden_size=192, intermediate_size=256)  # no whole 128 columns
     kind = gguf.GGMLQuantizationType[type_name]
     tiny_gguf.write(tmp_path / "m.gguf", model, quantize=kind)
-    convert(tmp_path / "m.gguf", tmp_path / "out", packed=True, dtype="float32")
+    convert(tmp_path / "m.gguf", tmp_path / "out", keep_gguf_blocks=True, dtype="float32")
     prompt, params = tiny.random_ids(40), SamplingParams(temperature=0, max_tokens=1, logprobs=5)
     _, expected = tiny.logprobs(tiny.engine(tmp_path / "out"), prompt, params)
     engine = tiny.engine(tmp_path / "out", device="cuda")

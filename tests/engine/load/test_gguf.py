@@ -111,7 +111,7 @@ def test_values_and_gates_in_another_form_stay_packed_beside_their_neighbors(
     kinds = gguf.GGMLQuantizationType
     mixed = {"blk.0.attn_v": kinds.Q8_0, "blk.1.ffn_gate": kinds.Q5_1, "blk.1.attn_k": kinds.F16}
     tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(), quantize=kinds.Q4_1, mixed=mixed)
-    convert(tmp_path / "m.gguf", tmp_path / "out", packed=True, dtype="float32")
+    convert(tmp_path / "m.gguf", tmp_path / "out", keep_gguf_blocks=True, dtype="float32")
     convert(tmp_path / "out", tmp_path / "plain")
     bench = tiny.Bench(tmp_path / "out")
     first, second = bench.decoder.weights.layers
@@ -129,7 +129,7 @@ def test_values_and_gates_in_another_form_stay_packed_beside_their_neighbors(
 
 
 def test_plain_weights_are_made_of_packed_ones(files: dict[str, Path], tmp_path: Path) -> None:
-    convert(files["Q5_1"], tmp_path / "packed", packed=True)
+    convert(files["Q5_1"], tmp_path / "packed", keep_gguf_blocks=True)
     convert(files["Q5_1"], tmp_path / "direct")
     convert(tmp_path / "packed", tmp_path / "again")
     assert "quantization_config" not in json.loads((tmp_path / "again/config.json").read_text())
@@ -142,7 +142,7 @@ def test_decoded_where_nothing_computes_with_them_packed(
     files: dict[str, Path], tmp_path: Path
 ) -> None:
     """On a GPU without our kernels, also for two ranks: they have the plain model's parts."""
-    convert(files["Q4_1"], tmp_path / "packed", packed=True)
+    convert(files["Q4_1"], tmp_path / "packed", keep_gguf_blocks=True)
     convert(files["Q4_1"], tmp_path / "plain")
     models = [Model.open(tmp_path / name) for name in ("packed", "plain")]
     config, seen = models[0].config, []
@@ -177,9 +177,9 @@ def test_damage_is_named(files: dict[str, Path], tmp_path: Path, type_name: str)
     damaged[tensor.data_offset + 1] = 0x7E  # the first factor is none
     (tmp_path / "damaged.gguf").write_bytes(damaged)
     with pytest.raises(BadModelFile, match=r"layers\.1\.mlp\.down_proj\.weight.*not finite"):
-        convert(tmp_path / "damaged.gguf", tmp_path / "out", packed=True)
+        convert(tmp_path / "damaged.gguf", tmp_path / "out", keep_gguf_blocks=True)
     assert not (tmp_path / "out").exists()
-    convert(files[type_name], tmp_path / "out", packed=True)
+    convert(files[type_name], tmp_path / "out", keep_gguf_blocks=True)
     name = f"model.layers.1.mlp.down_proj.weight.{type_name}"
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     tensors[name][0, 1] = 0x7E

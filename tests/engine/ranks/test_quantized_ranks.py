@@ -167,7 +167,7 @@ def test_blocks_of_gguf_on_two_ranks(tmp_path: Path, type_name: str) -> None:
     kind = gguf.GGMLQuantizationType[type_name]
     model = tiny_llama(tie_word_embeddings=True, hidden_size=128, intermediate_size=256)
     tiny_gguf.write(tmp_path / "m.gguf", model, quantize=kind)
-    convert(tmp_path / "m.gguf", tmp_path / "out", packed=True, dtype="float32")
+    convert(tmp_path / "m.gguf", tmp_path / "out", keep_gguf_blocks=True, dtype="float32")
     for bench in benches(tmp_path / "out", 2):
         weights = bench.decoder.weights
         assert is_packed(bench) and weights.embed.is_quantized

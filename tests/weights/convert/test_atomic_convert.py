@@ -1,4 +1,4 @@
-"""convert: all or nothing, whatever is interrupted, full, or done twice."""
+"""convert is atomic: under interrupts, full disks and concurrent processes."""
 
 import errno
 import multiprocessing
@@ -44,7 +44,7 @@ def test_interrupt_leaves_nothing(
     def progress(label: str, done: int, total: int) -> None:
         nonlocal calls
         calls += 1
-        assert len(left_in(target)) == 2  # the lock and the directory in the making
+        assert len(left_in(target)) == 2  # the lock and the partial directory
         if calls == after:
             raise error
 
@@ -67,7 +67,7 @@ def fail_after(monkeypatch: pytest.MonkeyPatch, number: int, error: OSError) -> 
     monkeypatch.setattr(safetensors.Writer, "write", failing)
 
 
-def test_full_disk_says_needed_and_free_and_leaves_nothing(
+def test_full_disk_reports_needed_and_free_bytes_and_leaves_nothing(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "target"
@@ -78,7 +78,7 @@ def test_full_disk_says_needed_and_free_and_leaves_nothing(
     assert left_in(target) == []
 
 
-def test_other_write_errors_are_told(
+def test_other_write_errors_are_reported(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_after(monkeypatch, 0, OSError(errno.EIO, "Input/output error"))
@@ -87,7 +87,7 @@ def test_other_write_errors_are_told(
     assert left_in(tmp_path / "target") == []
 
 
-def test_too_little_room_is_told_before_writing(
+def test_too_little_space_is_reported_before_writing(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type(shutil.disk_usage(tmp_path))
@@ -107,7 +107,7 @@ def test_existing_destination_is_kept(tmp_path: Path, source: Path) -> None:
     assert left_in(out) == ["mine"]
 
 
-def test_what_a_killed_process_left_is_cleared(tmp_path: Path, source: Path) -> None:
+def test_partial_directories_of_killed_processes_are_removed(tmp_path: Path, source: Path) -> None:
     target = tmp_path / "target"
     stale = target / ".out.x8f3k.partial"
     stale.mkdir(parents=True)
@@ -117,9 +117,9 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path, source: Path) -> 
     assert left_in(target) == [".out2.aaaa.partial", "out"]
 
 
-def test_killed_process_leaves_nothing_under_the_name(tmp_path: Path, source: Path) -> None:
+def test_killed_process_leaves_no_destination(tmp_path: Path, source: Path) -> None:
     target = tmp_path / "target"
-    for after in (1, 5, 21, 23):  # the last while it is read back
+    for after in (1, 5, 21, 23):  # the last one during verification
 
         def killed(after: int = after) -> None:
             calls = iter(range(1, 100))
@@ -141,7 +141,7 @@ def test_killed_process_leaves_nothing_under_the_name(tmp_path: Path, source: Pa
 
 
 def test_killed_at_random_points(tmp_path: Path, source: Path) -> None:
-    """Thirty kills, at moments spread over the time that a conversion takes."""
+    """Thirty kills at random times during a conversion."""
     target, context = tmp_path / "target", multiprocessing.get_context("fork")
 
     def seconds_until(end: float | None) -> float:
@@ -155,11 +155,11 @@ def test_killed_at_random_points(tmp_path: Path, source: Path) -> None:
 
     whole = seconds_until(None)
     shutil.rmtree(target)
-    moments, killed = random.Random(7), 0
+    times, killed = random.Random(7), 0
     for _ in range(200):
-        seconds_until(moments.uniform(0, whole))
+        seconds_until(times.uniform(0, whole))
         if (target / "out").exists():
-            # It was quicker this time; then it is whole.
+            # The conversion finished before the kill.
             Model.open(target / "out").checkpoint()
             shutil.rmtree(target / "out")
         else:
@@ -202,7 +202,7 @@ def race(source: Path, destination: Path, dtypes: list[str]) -> list[tuple[str, 
     return found
 
 
-def test_two_processes_one_works_and_one_waits(tmp_path: Path, source: Path) -> None:
+def test_of_two_processes_one_converts_and_one_waits(tmp_path: Path, source: Path) -> None:
     for round_number in range(5):
         target = tmp_path / f"target{round_number}"
         found = race(source, target / "out", ["bfloat16", "bfloat16"])
@@ -214,18 +214,18 @@ def test_two_processes_one_works_and_one_waits(tmp_path: Path, source: Path) -> 
         Model.open(target / "out").checkpoint()
 
 
-def test_two_processes_wanting_different_things_do_not_share(tmp_path: Path, source: Path) -> None:
+def test_two_processes_with_different_dtypes_do_not_share(tmp_path: Path, source: Path) -> None:
     found = race(source, tmp_path / "target" / "out", ["bfloat16", "float32"])
     messages = sorted(message for message, _ in found)
     assert messages.count("done") == 1
-    assert "made meanwhile from something else" in "".join(messages) or "exists" in "".join(
+    assert "meanwhile created from another source" in "".join(messages) or "exists" in "".join(
         messages
     )
     assert left_in(tmp_path / "target") == ["out"]
 
 
-def test_waiting_process_finds_the_work_done(tmp_path: Path, source: Path) -> None:
-    """The second starts while the first is in its middle, and returns without converting."""
+def test_waiting_process_returns_when_the_conversion_is_done(tmp_path: Path, source: Path) -> None:
+    """A process that starts during a conversion waits and returns without converting."""
     context = multiprocessing.get_context("fork")
     begun, waits, results = context.Event(), context.Event(), context.Queue()
     destination = tmp_path / "target" / "out"

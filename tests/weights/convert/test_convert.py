@@ -1,4 +1,4 @@
-"""convert: what comes out computes the same, in the dtype and the files asked for."""
+"""convert: the same model in the requested dtype and files."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file
 
 from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
-from swiftchat.weights.convert.convert import convert, outline
+from swiftchat.weights.convert.convert import convert, estimate_conversion
 from swiftchat.weights.formats.safetensors import read_header
 from swiftchat.weights.model.directory import Model
 from tests.support import layouts, tiny_gguf
@@ -45,7 +45,7 @@ def test_directory_to_every_dtype(tmp_path: Path, source_dtype: str, dtype: str)
     assert again.dtype == getattr(torch, dtype)
 
 
-def test_shards_are_what_transformers_reads(tmp_path: Path, source: Path) -> None:
+def test_transformers_reads_the_shards(tmp_path: Path, source: Path) -> None:
     convert(source, tmp_path / "one")
     convert(source, tmp_path / "many", shard_size_bytes=50_000)
     files = sorted((tmp_path / "many").glob("*.safetensors"))
@@ -82,8 +82,8 @@ def test_all_chat_templates_are_kept(tmp_path: Path) -> None:
     named = {"tokenizer.chat_template.rag": "R", "tokenizer.chat_template.tool_use": "T"}
     tiny_gguf.write(tmp_path / "tiny.gguf", tiny_llama(), metadata=named)
     convert(tmp_path / "tiny.gguf", tmp_path / "a")
-    said = json.loads((tmp_path / "a" / "tokenizer_config.json").read_text())["chat_template"]
-    names = {entry["name"]: entry["template"] for entry in said}
+    content = json.loads((tmp_path / "a" / "tokenizer_config.json").read_text())["chat_template"]
+    names = {entry["name"]: entry["template"] for entry in content}
     assert names == {"default": "{{ messages[0]['content'] }}", "rag": "R", "tool_use": "T"}
     (tmp_path / "a" / "additional_chat_templates").mkdir()
     (tmp_path / "a" / "additional_chat_templates" / "rag.jinja").write_text("file")
@@ -91,7 +91,7 @@ def test_all_chat_templates_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "additional_chat_templates" / "rag.jinja").read_text() == "file"
 
 
-def test_license_and_ends_are_kept(tmp_path: Path) -> None:
+def test_license_and_end_tokens_are_kept(tmp_path: Path) -> None:
     ids = {f"tokenizer.ggml.{name}_token_id": 100 + at for at, name in enumerate(("eos", "eot"))}
     tiny_gguf.write(tmp_path / "tiny.gguf", tiny_llama(), metadata=ids)
     defaults = {"temperature": 0.2, "eos_token_id": 5}
@@ -121,9 +121,11 @@ def test_only_and_skip(tmp_path: Path, source: Path) -> None:
 
 
 @pytest.mark.parametrize("shard_size_bytes", [5e9, 50_000])
-def test_outline_is_what_is_written(tmp_path: Path, source: Path, shard_size_bytes: float) -> None:
+def test_estimate_equals_the_written_files(
+    tmp_path: Path, source: Path, shard_size_bytes: float
+) -> None:
     options = {"shard_size_bytes": shard_size_bytes, "dtype": "bfloat16", "skip": ["*norm*"]}
-    planned = outline(source, **options)
+    planned = estimate_conversion(source, **options)
     assert left_in(tmp_path) == ["source"]
     convert(source, tmp_path / "out", **options)
     written = {file.name: file.stat().st_size for file in (tmp_path / "out").iterdir()}
@@ -133,16 +135,16 @@ def test_outline_is_what_is_written(tmp_path: Path, source: Path, shard_size_byt
     assert planned.dtype == "bfloat16"
 
 
-def test_manifest_has_every_file(tmp_path: Path, source: Path) -> None:
+def test_manifest_lists_every_file(tmp_path: Path, source: Path) -> None:
     convert(source, tmp_path / "out", shard_size_bytes=50_000)
-    said = json.loads((tmp_path / "out" / "swiftchat.json").read_text())["files"]
-    assert {*said, "swiftchat.json"} == {file.name for file in (tmp_path / "out").iterdir()}
-    for name, entry in said.items():
+    content = json.loads((tmp_path / "out" / "swiftchat.json").read_text())["files"]
+    assert {*content, "swiftchat.json"} == {file.name for file in (tmp_path / "out").iterdir()}
+    for name, entry in content.items():
         content = (tmp_path / "out" / name).read_bytes()
         assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def test_what_the_disk_changed_is_noticed(
+def test_a_corrupted_write_raises_an_error(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def flipped(label: str, done: int, total: int) -> None:
@@ -159,11 +161,11 @@ def test_what_the_disk_changed_is_noticed(
 
 _MEASURE = """
 import pathlib, re, sys
-from swiftchat.weights.convert.convert import convert, outline
+from swiftchat.weights.convert.convert import convert, estimate_conversion
 source, out, dtype = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
-expected = outline(source, dtype=dtype).peak_bytes
+expected = estimate_conversion(source, dtype=dtype).peak_bytes
 convert(source, out, dtype=dtype)
-# Not ru_maxrss, which a child has from its parent.
+# Not ru_maxrss, which a child inherits from its parent.
 status = pathlib.Path("/proc/self/status").read_text()
 peak = int(re.search(r"VmHWM:\\s*(\\d+) kB", status)[1]) * 1024
 print(peak, expected)
@@ -171,10 +173,10 @@ sys.exit(peak > expected)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 @pytest.mark.parametrize("layout", ["bin", "meta", "megatron", "gguf"])
 def test_memory_does_not_grow_with_the_model(tmp_path: Path, layout: str) -> None:
-    """A model of 177 MB, its largest tensor 4 MB: within what the outline promises, 136 MB."""
+    """A model of 177 MB with tensors up to 4 MB needs at most the estimated 136 MB."""
     model = tiny_llama(
         hidden_size=1024,
         intermediate_size=1024,
@@ -201,10 +203,10 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path, layout: str) -> Non
     shutil.rmtree(tmp_path / "out")
 
 
-# The real model
+# A downloaded model
 
 
-def test_real_model_talks(smollm2: Path) -> None:
+def test_smollm2_answers(smollm2: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
     model = transformers.AutoModelForCausalLM.from_pretrained(smollm2)
     prompt = tokenizer.apply_chat_template(

@@ -1,4 +1,4 @@
-"""convert of GGUF files: the model's own logits, and metadata that lie."""
+"""convert of GGUF files: equal logits, and errors for invalid metadata."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ LLAMA3_ROPE = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
     ],
 )
-def test_gguf_gives_the_models_own_logits(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_converted_gguf_has_equal_logits(tmp_path: Path, changes: dict[str, Any]) -> None:
     model = tiny_llama(**changes)
     tiny_gguf.write(tmp_path / "tiny.gguf", model)
     convert(tmp_path / "tiny.gguf", tmp_path / "out")
@@ -84,11 +84,11 @@ def test_llama3_rope_scaling_is_recovered(tmp_path: Path, scaling: dict[str, Any
     )
 
 
-def test_other_rope_divisors_are_refused(tmp_path: Path) -> None:
+def test_unknown_rope_divisors_raise_an_error(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     divisors = np.linspace(1, 3, 8, dtype=np.float32)
     tiny_gguf.write(path, tiny_llama(), tensors={"rope_freqs.weight": divisors})
-    with pytest.raises(BadModelFile, match=r"rope_freqs.weight follows no known"):
+    with pytest.raises(BadModelFile, match=r"rope_freqs.weight matches no known"):
         convert(path, tmp_path / "out")
 
 
@@ -106,7 +106,7 @@ def test_quantized_gguf_is_rounded_to_nearest_bfloat16(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "complaint"),
+    ("metadata", "message"),
     [
         ({"general.architecture": "lama"}, "unknown GGUF architecture 'lama'"),
         ({"llama.block_count": 10**9}, "num_hidden_layers"),
@@ -134,14 +134,16 @@ def test_quantized_gguf_is_rounded_to_nearest_bfloat16(tmp_path: Path) -> None:
         ({"tokenizer.ggml.padding_token_id": 1000}, "padding_token_id"),
     ],
 )
-def test_metadata_lie_is_named(tmp_path: Path, metadata: dict[str, Any], complaint: str) -> None:
+def test_invalid_metadata_raises_an_error(
+    tmp_path: Path, metadata: dict[str, Any], message: str
+) -> None:
     tiny_gguf.write(tmp_path / "tiny.gguf", tiny_llama(), metadata=dict(metadata))
-    with pytest.raises(BadModelFile, match=complaint):
+    with pytest.raises(BadModelFile, match=message):
         convert(tmp_path / "tiny.gguf", tmp_path / "out")
     assert left_in(tmp_path) == ["tiny.gguf"]
 
 
-def test_more_tokens_than_embeddings_are_refused(tmp_path: Path) -> None:
+def test_more_tokens_than_embeddings_raise_an_error(tmp_path: Path) -> None:
     tiny_gguf.write(tmp_path / "tiny.gguf", tiny_llama(vocab_size=len(tiny_gguf.TOKENS) - 1))
     with pytest.raises(BadModelFile, match="tokens, but 102 embeddings"):
         convert(tmp_path / "tiny.gguf", tmp_path / "out")

@@ -1,6 +1,6 @@
-"""A disk that is too small or fills up (fault 12), on a real one: a tmpfs of two megabytes.
+"""convert and download on a full disk: a real tmpfs of two megabytes.
 
-It is mounted in a user and mount namespace of a process of its own, where the system allows that.
+The tests mount it in a user and mount namespace of a child process, if the system allows that.
 """
 
 import json
@@ -29,7 +29,7 @@ disk, source = map(pathlib.Path, sys.argv[1:])
 filler = disk / "filler"
 
 def fill_up(*report):
-    "Take all that is free, as another program would, once."
+    "Fill the disk once, as another program could."
     if not filler.exists():
         with filler.open("wb", buffering=0) as file:
             try:
@@ -38,7 +38,7 @@ def fill_up(*report):
             except OSError:
                 pass
 
-def told(work):
+def error_of(work):
     try:
         work()
     except SwiftchatError as error:
@@ -62,12 +62,12 @@ def disk(tmp_path: Path) -> Path:
     folder = tmp_path / "disk"
     folder.mkdir()
     if not _may_mount(folder):
-        pytest.skip("no real full disk: this machine lets no process mount a tmpfs of its own")
+        pytest.skip("cannot mount a tmpfs in a namespace on this machine")
     return folder
 
 
 def on_the_disk(disk: Path, source: Path, script: str) -> Any:
-    """What the script says as JSON, run where the tmpfs is mounted at `disk`."""
+    """Run the script with the tmpfs mounted at `disk` and return its JSON output."""
     program = [sys.executable, "-c", _HEAD + script, disk, source]
     command = [*_NAMESPACE, "sh", "-c", _MOUNT, "sh", disk, *program]
     done = subprocess.run(
@@ -87,7 +87,7 @@ from swiftchat.weights.convert.convert import convert
 command = [sys.executable, "-m", "swiftchat.chat", "convert", source, disk / "out"]
 small = subprocess.run([*command, "--dtype", "float32"], capture_output=True, text=True)
 too_small = [small.returncode, small.stderr, left()]
-filled = told(lambda: convert(source, disk / "out", dtype="bfloat16", progress=fill_up))
+filled = error_of(lambda: convert(source, disk / "out", dtype="bfloat16", progress=fill_up))
 filler.unlink()
 convert(source, disk / "out", dtype="bfloat16")
 print(json.dumps([too_small, filled, left()]))
@@ -97,16 +97,16 @@ print(json.dumps([too_small, filled, left()]))
 def test_convert_to_a_full_disk(tmp_path: Path, disk: Path) -> None:
     model = tiny_llama(hidden_size=128, intermediate_size=512, num_hidden_layers=3)
     layouts.write_bin(tmp_path / "in", model)  # 3.1 MB in float32, 1.6 MB in bfloat16
-    too_small, filled, at_last = on_the_disk(disk, tmp_path / "in", _CONVERT)
-    code, said, left = too_small
+    too_small, filled, at_end = on_the_disk(disk, tmp_path / "in", _CONVERT)
+    code, stderr, left = too_small
     assert code == 8 and left == []
-    assert "MB needed, 2.10 MB free" in said and said.count("\n") == 2
-    assert said.startswith("error: not enough disk space") and "\nhint: " in said
+    assert "MB needed, 2.10 MB free" in stderr and stderr.count("\n") == 2
+    assert stderr.startswith("error: not enough disk space") and "\nhint: " in stderr
     code, message, left = filled
     assert code == 8 and left == []
     assert "MB needed" in message and "MB free" in message
     whole = ["out", *(f"out/{n}" for n in ("config.json", "model.safetensors", "swiftchat.json"))]
-    assert at_last == whole
+    assert at_end == whole
 
 
 _DOWNLOAD = """
@@ -115,14 +115,14 @@ from swiftchat.weights.store import Store
 
 store = Store(disk / "models", disk / "converted", disk / "hub")
 fill_up()
-full = told(lambda: download("owner/model", store))
+full = error_of(lambda: download("owner/model", store))
 filler.unlink()
 
 def fill_up_later(label, done, total):
     if done > 300_000:
         fill_up()
 
-filled = told(lambda: download("owner/model", store, progress=fill_up_later))
+filled = error_of(lambda: download("owner/model", store, progress=fill_up_later))
 filler.unlink()
 path = download("owner/model", store)
 print(json.dumps([full, filled, sorted(file.name for file in path.iterdir())]))
@@ -136,7 +136,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 def test_download_to_a_full_disk(hub: FakeHub, tmp_path: Path, disk: Path) -> None:
-    full, filled, at_last = on_the_disk(disk, tmp_path, _DOWNLOAD)
+    full, filled, at_end = on_the_disk(disk, tmp_path, _DOWNLOAD)
     assert full[0] == 8
     assert not [name for name in full[2] if "snapshots" in name]
     code, message, left = filled
@@ -145,8 +145,8 @@ def test_download_to_a_full_disk(hub: FakeHub, tmp_path: Path, disk: Path) -> No
     assert not [name for name in left if "snapshots" in name]
     parts = [name for name in left if name.endswith(".swiftchat-part")]
     assert len(parts) == 1
-    assert "model.safetensors" in at_last and "config.json" in at_last
-    begun, gone_on = hub.ranges("model.safetensors")
-    assert begun is None or begun == "bytes=0-"
-    assert int(gone_on.removeprefix("bytes=").partition("-")[0]) > 300_000
+    assert "model.safetensors" in at_end and "config.json" in at_end
+    first, resumed = hub.ranges("model.safetensors")
+    assert first is None or first == "bytes=0-"
+    assert int(resumed.removeprefix("bytes=").partition("-")[0]) > 300_000
     assert len(WEIGHTS) < DISK_BYTES

@@ -64,7 +64,7 @@ def test_the_checkpoint_that_is_named_is_taken(tmp_path: Path) -> None:
     convert(tmp_path / "in", tmp_path / "out")
     for name in ("../in/model.ckpt", "gone", ""):
         (tmp_path / "in" / "checkpoint").write_text(f'model_checkpoint_path: "{name}"\n')
-        refused(tmp_path / "in", "none of the checkpoints here")
+        refused(tmp_path / "in", "there is no checkpoint")
     (tmp_path / "in" / "checkpoint").unlink()
     refused(tmp_path / "in", "2 checkpoints, and checkpoint is missing")
 
@@ -83,7 +83,7 @@ def refused(source: Path, complaint: str) -> None:
     ("said", "complaint"),
     [
         ({"n_layer": 5}, "no tensor model/h4/attn/c_attn/w: expected"),
-        ({"n_head": 0}, "hparams.json describes no model: .*num_attention_heads"),
+        ({"n_head": 0}, "hparams.json: invalid model config: .*num_attention_heads"),
         ({"n_ctx": None}, "hparams.json: n_ctx is missing"),
         ({"n_ctx": 64}, r"tensor model/wpe: expected \[64, 64\] of floats, found \[128, 64\]"),
         ({"n_vocab": 10**30}, "vocab_size"),

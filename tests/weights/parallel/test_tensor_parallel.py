@@ -19,7 +19,7 @@ from swiftchat.weights.architectures.tensors import (
     expected_tensors,
     tensor_name,
 )
-from swiftchat.weights.convert.convert import convert, outline
+from swiftchat.weights.convert.convert import convert, estimate_conversion
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS
 from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice, shard_of, tp_choices
@@ -172,7 +172,7 @@ def test_the_manifest_and_the_outline_say_what_is_there(tmp_path: Path) -> None:
     assert manifest["tp"] == 2
     weights = {f"model-tp{rank}-of-2.safetensors" for rank in range(2)}
     assert weights < set(manifest["files"]) and "config.json" in manifest["files"]
-    planned = outline(whole, tp=2)
+    planned = estimate_conversion(whole, tp=2)
     assert planned.files == {name: file["bytes"] for name, file in manifest["files"].items()}
     convert(whole, tmp_path / "again")
     assert "tp" not in json.loads((tmp_path / "again" / "swiftchat.json").read_text())

@@ -13,7 +13,7 @@ from compressed_tensors.utils.match import match_targets
 from safetensors.torch import load_file, save_file
 
 from swiftchat.errors import BadModelFile, UsageError
-from swiftchat.weights.convert.convert import convert, outline
+from swiftchat.weights.convert.convert import convert, estimate_conversion
 from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpec, _to_e4m3
 from tests.support import tiny
 from tests.support.tiny_llama import left_in, tiny_llama
@@ -133,7 +133,7 @@ def test_int8_head_with_int4_layers(source: Path, tmp_path: Path) -> None:
         bench.last_logits(ids), tiny.Bench(tmp_path / "plain").last_logits(ids), rtol=0.05, atol=0.1
     )
     with pytest.raises(UsageError, match="--int8 'no' matches no matrix"):
-        outline(source, quantization=QuantizationSpec("int4", int8=["no"]))
+        estimate_conversion(source, quantization=QuantizationSpec("int4", int8=["no"]))
     with pytest.raises(UsageError, match="--int8 does not work with fp8"):
         QuantizationSpec("fp8", int8=["lm_head.weight"])
 
@@ -153,7 +153,7 @@ def test_quantization_config_and_kept_tensors(source: Path, tmp_path: Path) -> N
     manifest = json.loads((tmp_path / "out" / "swiftchat.json").read_text())
     size = (tmp_path / "out" / "model.safetensors").stat().st_size
     assert manifest["files"]["model.safetensors"]["bytes"] == size
-    planned = outline(source, quantization=QuantizationSpec("int4", 64, keep))
+    planned = estimate_conversion(source, quantization=QuantizationSpec("int4", 64, keep))
     assert planned.files["model.safetensors"] == size
     convert(
         source,
@@ -190,7 +190,7 @@ def test_impossible_quantizations_raise_an_error(source: Path, tmp_path: Path) -
         convert(source, tmp_path / "out", quantization=QuantizationSpec("int4", 128))
     with pytest.raises(UsageError, match="matches no tensor"):
         convert(source, tmp_path / "out", quantization=QuantizationSpec("int4", 32, ["*.nowhere"]))
-    with pytest.raises(UsageError, match="not cut for ranks"):
+    with pytest.raises(UsageError, match="does not work with --tp"):
         convert(source, tmp_path / "out", tp=2, quantization=QuantizationSpec("int8"))
     with pytest.raises(UsageError, match="is left to quantize"):
         convert(source, tmp_path / "out", quantization=QuantizationSpec("int8", 32, ["*proj*"]))

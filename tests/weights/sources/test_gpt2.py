@@ -1,4 +1,4 @@
-"""Every layout GPT-2 comes in gives the same tensors and, in the engine, the same logits."""
+"""All source layouts of GPT-2 convert to the same tensors and the same logits."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tests.support.source_tables import GPT2
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, torch.Tensor]:
-    """The model and the engine's logits of the directory transformers writes."""
+    """A model, and the logits of the engine for the directory that transformers writes."""
     folder = tmp_path_factory.mktemp("reference")
     model = gpt2_layouts.tiny_gpt2()
     model.save_pretrained(folder)
@@ -24,7 +24,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, torch.Tens
 
 
 @pytest.mark.parametrize("name", GPT2)
-def test_every_layout_gives_the_same_model(
+def test_all_layouts_convert_to_the_same_model(
     tmp_path: Path, reference: tuple[Any, torch.Tensor], name: str
 ) -> None:
     model, expected = reference
@@ -54,15 +54,15 @@ def test_megatron_with_an_output_layer_and_exact_gelu(tmp_path: Path) -> None:
         assert (ours - model(ids).logits[0, -1]).abs().max() < 1e-4 * ours.abs().max()
 
 
-def refused(source: Path, complaint: str) -> None:
-    with pytest.raises(BadModelFile, match=complaint) as caught:
+def assert_rejected(source: Path, message: str) -> None:
+    with pytest.raises(BadModelFile, match=message) as caught:
         convert(source, source.parent / "out")
     assert caught.value.exit_code == 7
     assert not (source.parent / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("args", "complaint"),
+    ("args", "message"),
     [
         ({"normalization": "RMSNorm"}, "not like GPT-2.*normalization"),
         ({"position_embedding_type": "rope"}, "position_embedding_type"),
@@ -71,29 +71,31 @@ def refused(source: Path, complaint: str) -> None:
         ({"squared_relu": True}, "squared_relu"),
         ({"apply_residual_connection_post_layernorm": True}, "apply_residual_connection"),
         ({"num_layers": 5}, "no tensor self_attention.linear_qkv.weight of layer 4"),
-        ({"num_attention_heads": 3}, "describe no model: .*head"),
+        ({"num_attention_heads": 3}, "invalid model config: .*head"),
         ({"num_attention_heads": 16, "max_position_embeddings": 100}, r"expected \[100, 64\]"),
-        ({"ffn_hidden_size": 100}, r"c_fc.weight out of 2 parts: expected \[64, 100\]"),
+        ({"ffn_hidden_size": 100}, r"c_fc.weight from 2 shards: expected \[64, 100\]"),
         ({"hidden_size": None}, "hidden_size"),
-        ({"vocab_size": 200}, r"wte.weight out of 2 parts: expected \[200, 64\], found \[104"),
+        ({"vocab_size": 200}, r"wte.weight from 2 shards: expected \[200, 64\], found \[104"),
     ],
 )
-def test_args_that_lie(tmp_path: Path, args: dict[str, Any], complaint: str) -> None:
+def test_inconsistent_args_raise_an_error(
+    tmp_path: Path, args: dict[str, Any], message: str
+) -> None:
     gpt2_layouts.write_megatron_gpt2(tmp_path / "in", gpt2_layouts.tiny_gpt2(), 2, 2, args=args)
-    refused(tmp_path / "in", complaint)
+    assert_rejected(tmp_path / "in", message)
 
 
 @pytest.mark.parametrize("version", [1.5, 4.0, -1.0, float("nan"), "3"])
-def test_unknown_version_is_named(tmp_path: Path, version: Any) -> None:
+def test_an_unknown_version_raises_an_error(tmp_path: Path, version: Any) -> None:
     gpt2_layouts.write_megatron_gpt2(tmp_path / "in", gpt2_layouts.tiny_gpt2())
     file = tmp_path / "in" / "mp_rank_00" / "model_optim_rng.pt"
     content = torch.load(file, weights_only=False)
     torch.save({**content, "checkpoint_version": version}, file)
-    refused(tmp_path / "in", "mp_rank_00/model_optim_rng.pt: expected checkpoint_version")
+    assert_rejected(tmp_path / "in", "mp_rank_00/model_optim_rng.pt: expected checkpoint_version")
 
 
 @pytest.mark.parametrize("content", [[1], {"model": {}}, {"args": {}, "model": [1]}])
-def test_a_part_of_another_kind_is_named(tmp_path: Path, content: Any) -> None:
+def test_a_shard_with_other_content_raises_an_error(tmp_path: Path, content: Any) -> None:
     gpt2_layouts.write_megatron_gpt2(tmp_path / "in", gpt2_layouts.tiny_gpt2(), 2)
     torch.save(content, tmp_path / "in" / "mp_rank_01" / "model_optim_rng.pt")
-    refused(tmp_path / "in", "mp_rank_01/model_optim_rng.pt: expected args and one model")
+    assert_rejected(tmp_path / "in", "mp_rank_01/model_optim_rng.pt: expected args and one model")

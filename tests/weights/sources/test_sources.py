@@ -1,4 +1,4 @@
-"""Every layout a model comes in gives the same tensors and, in the engine, the same logits."""
+"""All source layouts of a Llama convert to the same tensors and the same logits."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from tests.support.tiny_llama import tiny_llama
 
 
 def model_of(**changes: Any) -> transformers.LlamaForCausalLM:
-    """Every size divides by 4, for as many parts."""
+    """A tiny Llama whose sizes are divisible by 4, for up to four shards."""
     sizes = {
         "vocab_size": 104,
         "num_hidden_layers": 4,
@@ -35,7 +35,7 @@ def model_of(**changes: Any) -> transformers.LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, torch.Tensor]:
-    """The model and the engine's logits of the directory transformers writes."""
+    """A model, and the logits of the engine for the directory that transformers writes."""
     folder = tmp_path_factory.mktemp("reference")
     model = model_of()
     model.save_pretrained(folder / "in")
@@ -44,7 +44,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, torch.Tens
 
 
 @pytest.mark.parametrize("name", LLAMA)
-def test_every_layout_gives_the_same_model(
+def test_all_layouts_convert_to_the_same_model(
     tmp_path: Path, reference: tuple[Any, torch.Tensor], name: str
 ) -> None:
     model, expected = reference
@@ -61,8 +61,8 @@ def test_every_layout_gives_the_same_model(
         assert torch.equal(again(ids).logits, model(ids).logits)
 
 
-def test_metas_rotation_of_its_rows_is_ours_of_the_converted(tmp_path: Path) -> None:
-    """Scores by complex numbers over neighboring pairs, as Meta computes them, against halves."""
+def test_rotary_scores_equal_those_of_metas_layout(tmp_path: Path) -> None:
+    """Meta's complex rotation of neighboring pairs equals the rotation of halves."""
     model = model_of()
     layouts.write_meta(tmp_path / "in", model)
     convert(tmp_path / "in", tmp_path / "out")
@@ -70,12 +70,12 @@ def test_metas_rotation_of_its_rows_is_ours_of_the_converted(tmp_path: Path) -> 
     ours = load_file(tmp_path / "out" / "model.safetensors")
     x = torch.randn(6, 64)
     angles = torch.arange(6)[:, None] / 10000.0 ** (torch.arange(0, 8, 2) / 8)
-    turn = torch.polar(torch.ones_like(angles), angles)[:, None]
+    rotation = torch.polar(torch.ones_like(angles), angles)[:, None]
     cos, sin = (f(torch.cat([angles, angles], 1))[:, None] for f in (torch.cos, torch.sin))
 
     def by_pairs(name: str) -> torch.Tensor:
         heads = (x @ meta[f"layers.2.attention.{name}.weight"].T).view(6, -1, 4, 2)
-        return torch.view_as_real(torch.view_as_complex(heads) * turn).flatten(2)
+        return torch.view_as_real(torch.view_as_complex(heads) * rotation).flatten(2)
 
     def by_halves(name: str) -> torch.Tensor:
         heads = (x @ ours[f"model.layers.2.self_attn.{name}.weight"].T).view(6, -1, 8)
@@ -88,7 +88,7 @@ def test_metas_rotation_of_its_rows_is_ours_of_the_converted(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["bin", "bin of before torch 1.6", "sharded bin"])
-def test_bin_files_run_as_they_are(
+def test_bin_files_run_without_conversion(
     tmp_path: Path, reference: tuple[Any, torch.Tensor], name: str
 ) -> None:
     model, expected = reference
@@ -106,7 +106,7 @@ def test_tied_embeddings_are_written_once(tmp_path: Path, write: Callable[..., N
     assert Model.open(tmp_path / "out").config.tied_embeddings
 
 
-def test_split_gguf_behind_links_of_the_hubs_cache(tmp_path: Path) -> None:
+def test_split_gguf_behind_symlinks_of_the_hub_cache(tmp_path: Path) -> None:
     first = write_split(tmp_path / "in", model_of())
     (tmp_path / "blobs").mkdir()
     (tmp_path / "snapshot").mkdir()
@@ -150,7 +150,7 @@ def test_megatron_with_biases(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_config_out_of_params(
+def test_config_from_params(
     tmp_path: Path, params: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     layouts.write_meta(tmp_path / "in", model_of(), params=params)
@@ -162,11 +162,11 @@ def test_config_out_of_params(
     Model.open(tmp_path / "out").checkpoint()
 
 
-# Lies
+# Damaged and inconsistent sources
 
 
-def refused(source: Path, complaint: str) -> None:
-    with pytest.raises(BadModelFile, match=complaint) as caught:
+def assert_rejected(source: Path, message: str) -> None:
+    with pytest.raises(BadModelFile, match=message) as caught:
         convert(source, source.parent / "out")
     assert caught.value.exit_code == 7
     assert not (source.parent / "out").exists()
@@ -179,77 +179,81 @@ def change(file: Path, **tensors: torch.Tensor | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "complaint"),
+    ("params", "message"),
     [
-        ({"dim": 10**30}, r"params.json describes no model: .*hidden_size"),
-        ({"n_heads": "8"}, r"params.json describes no model: .*num_attention_heads"),
+        ({"dim": 10**30}, r"params.json: invalid model config: .*hidden_size"),
+        ({"n_heads": "8"}, r"params.json: invalid model config: .*num_attention_heads"),
         ({"n_layers": None}, r"num_hidden_layers is missing"),
         ({"n_layers": 5}, r"consolidated.00.pth: no tensor layers.4.attention.wq.weight"),
-        ({"n_layers": 3}, r"tensor layers.3.attention.wq.weight is none of Llama's"),
-        ({"n_kv_heads": 2}, r"k_proj.weight out of 2 parts: expected \[16, 64\], found \[32, 64\]"),
-        ({"vocab_size": 208}, r"embed_tokens.weight out of 2 parts: expected \[208, 64\]"),
-        ({"moe": {"num_experts": 8}}, "mixtures of experts"),
+        ({"n_layers": 3}, r"tensor layers.3.attention.wq.weight does not belong to Llama"),
+        ({"n_kv_heads": 2}, r"k_proj.weight from 2 shards: expected \[16, 64\], found \[32, 64\]"),
+        ({"vocab_size": 208}, r"embed_tokens.weight from 2 shards: expected \[208, 64\]"),
+        ({"moe": {"num_experts": 8}}, "MoE is not supported"),
     ],
 )
-def test_params_that_lie(tmp_path: Path, params: dict[str, Any], complaint: str) -> None:
+def test_inconsistent_params_raise_an_error(
+    tmp_path: Path, params: dict[str, Any], message: str
+) -> None:
     layouts.write_meta(tmp_path / "in", model_of(), 2, params=params)
-    refused(tmp_path / "in", complaint)
+    assert_rejected(tmp_path / "in", message)
 
 
-def test_parts_that_lie(tmp_path: Path) -> None:
+def test_inconsistent_shards_raise_an_error(tmp_path: Path) -> None:
     layouts.write_meta(tmp_path / "in", model_of(), 2)
     second = tmp_path / "in" / "consolidated.01.pth"
     name = "layers.1.feed_forward.w2.weight"
     original = torch.load(second)[name]
     change(second, **{name: None})
-    refused(tmp_path / "in", f"01.pth: no tensor {name}")
+    assert_rejected(tmp_path / "in", f"01.pth: no tensor {name}")
     change(second, **{name: original[:, :5]})
-    refused(tmp_path / "in", "01.pth.*strides")
+    assert_rejected(tmp_path / "in", "01.pth.*strides")
     change(second, **{name: original[:, :5].clone()})
-    refused(tmp_path / "in", rf"01.pth: tensor {name}: .*\[64, 48\], found \[64, 5\]")
+    assert_rejected(tmp_path / "in", rf"01.pth: tensor {name}: .*\[64, 48\], found \[64, 5\]")
     for odd in (torch.tensor(1.0), torch.ones(0, 3), torch.ones(2, 3, 4)):
         change(second, **{name: odd})
-        refused(tmp_path / "in", f"01.pth: tensor {name}: expected a vector or matrix")
+        assert_rejected(tmp_path / "in", f"01.pth: tensor {name}: expected a vector or matrix")
     change(second, **{name: original.to(torch.int32)})
-    refused(tmp_path / "in", f"01.pth: tensor {name}: expected one of .*, found I32")
+    assert_rejected(tmp_path / "in", f"01.pth: tensor {name}: expected one of .*, found I32")
     change(second, **{name: original, "vision.weight": torch.ones(2)})
-    refused(tmp_path / "in", "tensor vision.weight is none of Llama's")
+    assert_rejected(tmp_path / "in", "tensor vision.weight does not belong to Llama")
     second.unlink()
-    refused(tmp_path / "in", r"in 1 parts|out of 1 parts: expected .* found")
+    assert_rejected(tmp_path / "in", r"from 1 shards: expected .* found")
     (tmp_path / "in" / "consolidated.00.pth").rename(second)
-    refused(tmp_path / "in", "expected consolidated.00.pth, found consolidated.01.pth")
+    assert_rejected(tmp_path / "in", "expected consolidated.00.pth, found consolidated.01.pth")
 
 
 @pytest.mark.parametrize(
-    ("args", "complaint"),
+    ("args", "message"),
     [
         ({"swiglu": False}, r"not like GPT-2 \(swiglu is not set\).*normalization"),
         ({"normalization": "LayerNorm"}, "not like Llama.*normalization"),
         ({"num_experts": 8}, "num_experts"),
         ({"num_layers": 6}, "no tensor self_attention.linear_qkv.weight of layer 4"),
-        ({"num_query_groups": 8}, "groups of 24 rows in each part, found 64"),
+        ({"num_query_groups": 8}, "groups of 24 rows in each shard, found 64"),
         ({"num_query_groups": 0}, "num_key_value_heads"),
         ({"hidden_size": None}, "hidden_size is missing"),
     ],
 )
-def test_args_that_lie(tmp_path: Path, args: dict[str, Any], complaint: str) -> None:
+def test_inconsistent_args_raise_an_error(
+    tmp_path: Path, args: dict[str, Any], message: str
+) -> None:
     layouts.write_megatron(tmp_path / "in", model_of(), 2, 2, args=args)
-    refused(tmp_path / "in", complaint)
+    assert_rejected(tmp_path / "in", message)
 
 
-def test_missing_parts_of_megatron(tmp_path: Path) -> None:
+def test_missing_shards_of_megatron(tmp_path: Path) -> None:
     layouts.write_megatron(tmp_path / "in", model_of(), 2, 2)
     iteration = tmp_path / "in" / "iter_0000010"
     (iteration / "mp_rank_01_001" / "model_optim_rng.pt").unlink()
-    refused(tmp_path / "in", "mp_rank_01_001: model_optim_rng.pt is missing")
+    assert_rejected(tmp_path / "in", "mp_rank_01_001: model_optim_rng.pt is missing")
     shutil.rmtree(iteration / "mp_rank_01_001")
-    refused(tmp_path / "in", "rank 1 of stage 1 is missing")
+    assert_rejected(tmp_path / "in", "rank 1 of stage 1 is missing")
     (tmp_path / "in" / "latest_checkpointed_iteration.txt").write_text("../../../etc")
-    refused(tmp_path / "in", "is no iteration")
+    assert_rejected(tmp_path / "in", "is not an iteration")
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "message"),
     [
         ({"split.no": 1}, "not the first of its 3 files"),
         ({"split.no": 0}, r"00002-of-00003.gguf: expected split.no 1 of 3, found 0 of 3"),
@@ -258,8 +262,10 @@ def test_missing_parts_of_megatron(tmp_path: Path) -> None:
         ({"split.count": 4}, "split-?00003|is missing: the model has 4 files|00004"),
     ],
 )
-def test_split_gguf_that_lies(tmp_path: Path, changes: dict[str, int], complaint: str) -> None:
-    refused(write_split(tmp_path / "in", model_of(), changes=changes), complaint)
+def test_inconsistent_split_gguf_raises_an_error(
+    tmp_path: Path, changes: dict[str, int], message: str
+) -> None:
+    assert_rejected(write_split(tmp_path / "in", model_of(), changes=changes), message)
 
 
 def test_missing_file_of_a_split_gguf(tmp_path: Path) -> None:
@@ -267,20 +273,20 @@ def test_missing_file_of_a_split_gguf(tmp_path: Path) -> None:
     third = first.with_name("tiny-00003-of-00003.gguf")
     content = third.read_bytes()
     third.unlink()
-    refused(first, "00003-of-00003.gguf is missing")
+    assert_rejected(first, "00003-of-00003.gguf is missing")
     third.write_bytes(content[: len(content) // 2])
-    refused(first, "00003-of-00003.gguf: .*truncated")
+    assert_rejected(first, "00003-of-00003.gguf: .*truncated")
     third.write_bytes(content)
     renamed = first.rename(first.with_name("renamed.gguf"))
-    refused(renamed, "not named")
+    assert_rejected(renamed, "not named")
 
 
-def test_payload_in_a_part_never_runs(tmp_path: Path) -> None:
+def test_code_in_a_pickle_never_runs(tmp_path: Path) -> None:
     class Payload:
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path.touch, (tmp_path / "ran",))
 
     layouts.write_meta(tmp_path / "in", model_of())
     change(tmp_path / "in" / "consolidated.00.pth", extra=Payload())  # type: ignore[arg-type]
-    refused(tmp_path / "in", "nothing was run")
+    assert_rejected(tmp_path / "in", "nothing was run")
     assert not (tmp_path / "ran").exists()

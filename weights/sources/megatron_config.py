@@ -1,4 +1,4 @@
-"""What the arguments in a Megatron-LM checkpoint say, as a `config.json`."""
+"""`config.json` from the arguments of a Megatron-LM checkpoint."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,35 +6,34 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile
 
-__all__ = ["config_json"]
+__all__ = ["make_config_json"]
 
 Args = Mapping[str, Any]
 
 
-def config_json(source: Path, args: Args, padded_vocab: int, dtype: str) -> dict[str, Any]:
-    """That of a Llama, or of a GPT-2 where the FFN has no gate.
+def make_config_json(
+    source: Path, args: Args, padded_vocab_size: int, dtype: str
+) -> dict[str, Any]:
+    """Return the config of a Llama, or of a GPT-2 if the MLP has no gate.
 
-    Raises `BadModelFile` naming the arguments by which the model would compute something else.
+    Raises `BadModelFile` with the arguments that these architectures do not support.
     """
-    like_llama = bool(args.get("swiglu"))
-    wrong = {
-        **_wrong_for_all(args),
-        **(_wrong_for_llama(args) if like_llama else _wrong_for_gpt2(args)),
-    }
-    found = [name for name, refused in wrong.items() if refused]
-    if found:
-        name = "Llama" if like_llama else "GPT-2 (swiglu is not set)"
+    is_llama = bool(args.get("swiglu"))
+    checks = _common_checks(args) | (_llama_checks(args) if is_llama else _gpt2_checks(args))
+    unsupported = [name for name, is_unsupported in checks.items() if is_unsupported]
+    if unsupported:
+        name = "Llama" if is_llama else "GPT-2 (swiglu is not set)"
         raise BadModelFile(
-            f"{source}: not like {name}, or saved in another order: args {', '.join(found)}",
+            f"{source}: not like {name}, or saved in another order: args {', '.join(unsupported)}",
             "convert it with Megatron-LM's own tools and then load the result",
         )
     vocab_size = args.get("vocab_size")
-    said = {
-        "vocab_size": padded_vocab if vocab_size is None else vocab_size,
+    common = {
+        "vocab_size": padded_vocab_size if vocab_size is None else vocab_size,
         "tie_word_embeddings": not args.get("untie_embeddings_and_output_weights"),
         "torch_dtype": dtype,
     }
-    return {**said, **(_llama(args) if like_llama else _gpt2(args))}
+    return {**common, **(_llama(args) if is_llama else _gpt2(args))}
 
 
 def _llama(args: Args) -> dict[str, Any]:
@@ -60,9 +59,9 @@ def _llama(args: Args) -> dict[str, Any]:
 
 
 def _gpt2(args: Args) -> dict[str, Any]:
-    # Where the bias and the activation are one operation, it is GELU's approximation by tanh.
+    # Megatron-LM's fused bias and GELU uses the tanh approximation.
     by_tanh = args.get("bias_gelu_fusion", True) or args.get("openai_gelu")
-    said = {
+    fields = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "n_embd": args.get("hidden_size"),
@@ -73,16 +72,17 @@ def _gpt2(args: Args) -> dict[str, Any]:
         "layer_norm_epsilon": _epsilon(args),
         "activation_function": "gelu_new" if by_tanh else "gelu",
     }
-    # Which tokens end a text, its own vocabulary says, and that is not here.
-    ends = {"bos_token_id": None, "eos_token_id": None}
-    return {name: value for name, value in said.items() if value is not None} | ends
+    # The checkpoint has no vocabulary, so the end tokens are unknown.
+    end_tokens = {"bos_token_id": None, "eos_token_id": None}
+    return {name: value for name, value in fields.items() if value is not None} | end_tokens
 
 
 def _epsilon(args: Args) -> Any:
     return args.get("norm_epsilon", args.get("layernorm_epsilon"))
 
 
-def _wrong_for_all(args: Args) -> dict[str, bool]:
+def _common_checks(args: Args) -> dict[str, bool]:
+    """Return whether each argument has an unsupported value, for both architectures."""
     return {
         "apply_layernorm_1p": bool(args.get("apply_layernorm_1p")),
         "apply_residual_connection_post_layernorm": bool(
@@ -97,27 +97,27 @@ def _wrong_for_all(args: Args) -> dict[str, bool]:
     }
 
 
-def _rotates(args: Args) -> bool:
+def _has_rope(args: Args) -> bool:
     return args.get("position_embedding_type") == "rope" or bool(
         args.get("use_rotary_position_embeddings")
     )
 
 
-def _wrong_for_llama(args: Args) -> dict[str, bool]:
+def _llama_checks(args: Args) -> dict[str, bool]:
     return {
         "normalization": args.get("normalization") != "RMSNorm",
-        "position_embedding_type": not _rotates(args),
+        "position_embedding_type": not _has_rope(args),
         "rotary_percent": args.get("rotary_percent", 1.0) != 1.0,
         "rotary_interleaved": bool(args.get("rotary_interleaved")),
         "use_rope_scaling": bool(args.get("use_rope_scaling")),
     }
 
 
-def _wrong_for_gpt2(args: Args) -> dict[str, bool]:
+def _gpt2_checks(args: Args) -> dict[str, bool]:
     positions = args.get("position_embedding_type", "learned_absolute")
     return {
         "normalization": args.get("normalization", "LayerNorm") != "LayerNorm",
-        "position_embedding_type": _rotates(args) or positions != "learned_absolute",
+        "position_embedding_type": _has_rope(args) or positions != "learned_absolute",
         "add_bias_linear": not args.get("add_bias_linear", True),
         "group_query_attention": bool(args.get("group_query_attention")),
         "squared_relu": bool(args.get("squared_relu")),
