@@ -26,7 +26,7 @@ from swiftchat.engine.load.streaming import (
 )
 from swiftchat.engine.model.decoder import DecoderWeights
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.formats.safetensors import TensorInfo
+from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.parallel.tensor_parallel import Shard, Span, TensorSlice
 

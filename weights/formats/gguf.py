@@ -5,7 +5,6 @@ tensors and of metadata pairs, the pairs, the tensor descriptions, padding, the 
 """
 
 import dataclasses
-import itertools
 import math
 import mmap
 import re
@@ -22,6 +21,7 @@ import numpy.typing as npt
 from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound
 from swiftchat.weights.files.reading import reject_other_content, release_pages
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES
+from swiftchat.weights.formats.tensor_info import reject_overlaps
 
 __all__ = ["GgufFile", "GgufTensor", "open_gguf"]
 
@@ -196,7 +196,7 @@ class _Header:
             if offset % alignment:
                 raise self._bad(f"tensor {name}: offset {offset} is no multiple of {alignment}")
             tensors[name] = self._placed(name, shape, type_name, data_start + offset)
-        self._refuse_overlaps(tensors)
+        reject_overlaps(self._path, tensors.values())
         return metadata, tensors
 
     def _bad(self, what: str) -> BadModelFile:
@@ -318,12 +318,6 @@ class _Header:
                 f"tensor {name}: ends at byte {offset + nbytes} of {len(self._data)}: truncated?"
             )
         return GgufTensor(name, shape, type_name, offset, nbytes)
-
-    def _refuse_overlaps(self, tensors: Mapping[str, GgufTensor]) -> None:
-        ordered = sorted(tensors.values(), key=lambda tensor: tensor.offset)
-        for before, after in itertools.pairwise(ordered):
-            if before.offset + before.nbytes > after.offset:
-                raise self._bad(f"tensors {before.name} and {after.name} overlap")
 
 
 def open_gguf(path: Path) -> GgufFile:

@@ -1,7 +1,7 @@
-"""Pickles read as data: an interpreter that imports nothing and calls nothing.
+"""A pickle reader that imports nothing and calls nothing.
 
-The operations are those of Python's `pickletools`; the ones that would call something leave an
-`Inert` on the stack that only says what was asked for.
+The operations are those of Python's `pickletools`. Instead of calling anything, `load` takes the
+value of a call from a function, which usually returns a `PickledObject`.
 """
 
 import io
@@ -12,9 +12,9 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile
 
-__all__ = ["MAX_BYTES", "Global", "Inert", "load"]
+__all__ = ["MAX_BYTES", "GlobalName", "PickledObject", "load"]
 
-# The pickles of the largest checkpoints, optimizer state included, stay far below.
+# Far above the pickles of the largest checkpoints, optimizer state included.
 MAX_BYTES = 16 * 1024 * 1024
 _MAX_OPERATIONS = 2_000_000
 
@@ -22,15 +22,15 @@ _MARK = object()
 
 
 @dataclass(frozen=True)
-class Global:
-    """A name the pickle refers to, `module.name`; never imported."""
+class GlobalName:
+    """A reference to `module.name`, which is not imported."""
 
     name: str
 
 
 @dataclass
-class Inert:
-    """An object that was not made: what would have been called, with what, and its state."""
+class PickledObject:
+    """An object that was not created: the name of the call, its arguments, the object's state."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -38,24 +38,29 @@ class Inert:
 
 
 Call = Callable[[str, tuple[Any, ...]], Any]
-Persistent = Callable[[Any], Any]
+LoadStorage = Callable[[Any], Any]
 
 
 def load(
-    data: io.BytesIO, where: str, knows: Callable[[str], bool], call: Call, persistent: Persistent
+    data: io.BytesIO,
+    where: str,
+    is_known: Callable[[str], bool],
+    call: Call,
+    load_storage: LoadStorage,
 ) -> Any:
-    """The content of a pickle as dicts, lists, tuples, numbers, strings, `Global` and `Inert`.
+    """Return the content of a pickle: dicts, lists, tuples, numbers, strings, `GlobalName`.
 
-    It is read from where `data` stands to its end, where `data` stands afterwards.
-    A name for which `knows` is false ends the reading. `call(name, arguments)` gives the value
-    in place of a call and `persistent(id)` that of an outside object.
+    Reads one pickle from the position of `data`, and leaves `data` at its end.
+    `call(name, arguments)` returns the value for a call, `load_storage(id)` the one for a
+    persistent id.
 
-    Raises `BadModelFile` beginning with `where` for such a name, for damage, and for what no
-    checkpoint has; in time and memory proportional to `data`, of which 16 MiB are accepted.
+    Raises `BadModelFile` that starts with `where` for a name that `is_known` does not accept, for
+    a damaged pickle, and for operations that no checkpoint uses. Time and memory are
+    proportional to `data`, which must not exceed 16 MiB.
     """
     if data.getbuffer().nbytes > MAX_BYTES:
         raise BadModelFile(f"{where}: a pickle of more than {MAX_BYTES} bytes")
-    machine = _Machine(where, knows, call, persistent)
+    machine = _Machine(where, is_known, call, load_storage)
     try:
         for number, (operation, argument, _) in enumerate(pickletools.genops(data)):
             if number >= _MAX_OPERATIONS:
@@ -63,20 +68,20 @@ def load(
             machine.step(operation.name, argument)
         return machine.stack.pop()
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        # What the operations below raise over operands that are not there or of another kind.
+        # The operations below raise these for missing operands and operands of another type.
         raise BadModelFile(f"{where}: a damaged pickle") from error
 
 
 class _Machine:
     def __init__(
-        self, where: str, knows: Callable[[str], bool], call: Call, persistent: Persistent
+        self, where: str, is_known: Callable[[str], bool], call: Call, load_storage: LoadStorage
     ) -> None:
         self.stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._where = where
-        self._knows = knows
+        self._is_known = is_known
         self._call = call
-        self._persistent = persistent
+        self._load_storage = load_storage
 
     def bad(self, what: str) -> BadModelFile:
         return BadModelFile(f"{self._where}: {what}")
@@ -89,7 +94,7 @@ class _Machine:
         elif name in _STEPS:
             _STEPS[name](self, argument)
         elif name not in _IGNORED:
-            raise self.bad(f"the pickle operation {name}, which no checkpoint has")
+            raise self.bad(f"the pickle operation {name}, which no checkpoint uses")
 
     def _popped(self, count: int) -> list[Any]:
         if len(self.stack) < count:
@@ -113,12 +118,12 @@ class _Machine:
 
     def _set_items(self, flat: list[Any]) -> None:
         target = self.stack[-1]
-        # Hashing tuples of tuples can take for ever; the keys of checkpoints are plain.
+        # Hashing nested tuples can take exponential time; checkpoints have plain keys.
         if not isinstance(target, dict) or len(flat) % 2:
             raise TypeError
         for key, value in zip(flat[::2], flat[1::2], strict=True):
             if not isinstance(key, str | int):
-                raise self.bad(f"a dictionary with a key of the kind {type(key).__name__}")
+                raise self.bad(f"a dictionary with a key of type {type(key).__name__}")
             target[key] = value
 
     def _append(self, values: list[Any]) -> None:
@@ -126,38 +131,38 @@ class _Machine:
             raise TypeError
         self.stack[-1].extend(values)
 
-    def _named(self, name: str) -> None:
-        if not self._knows(name):
+    def _push_global(self, name: str) -> None:
+        if not self._is_known(name):
             raise BadModelFile(
-                f"{self._where}: the pickle asks for {name[:120]}, which no checkpoint needs; "
-                "nothing was run",
+                f"{self._where}: the pickle refers to {name[:120]}, which no checkpoint "
+                "needs; nothing was executed",
                 "use a safetensors or GGUF version of the model",
             )
-        self.stack.append(Global(name))
+        self.stack.append(GlobalName(name))
 
     def _stack_global(self) -> None:
         module, name = self._popped(2)
         if not isinstance(module, str) or not isinstance(name, str):
             raise TypeError
-        self._named(f"{module}.{name}")
+        self._push_global(f"{module}.{name}")
 
     def _reduce(self) -> None:
         function, arguments = self._popped(2)
-        if not isinstance(function, Global) or not isinstance(arguments, tuple):
+        if not isinstance(function, GlobalName) or not isinstance(arguments, tuple):
             raise TypeError
         self.stack.append(self._call(function.name, arguments))
 
     def _build(self) -> None:
         (state,) = self._popped(1)
-        # State of anything else, as the version numbers of a state_dict, says nothing of tensors.
-        if isinstance(self.stack[-1], Inert):
+        # Other state, such as the version numbers of a state_dict, does not concern tensors.
+        if isinstance(self.stack[-1], PickledObject):
             self.stack[-1].state = state
 
-    def _remember(self, at: int) -> None:
-        self._memo[at] = self.stack[-1]
+    def _memoize(self, index: int) -> None:
+        self._memo[index] = self.stack[-1]
 
-    def _outside(self) -> None:
-        self.stack.append(self._persistent(self._popped(1)[0]))
+    def _push_storage(self) -> None:
+        self.stack.append(self._load_storage(self._popped(1)[0]))
 
 
 _IGNORED = frozenset({"PROTO", "FRAME", "STOP"})
@@ -202,16 +207,16 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "SETITEMS": lambda machine, _: machine._set_items(machine._to_mark()),
     "APPEND": lambda machine, _: machine._append(machine._popped(1)),
     "APPENDS": lambda machine, _: machine._append(machine._to_mark()),
-    "GLOBAL": lambda machine, name: machine._named(name.replace(" ", ".")),
+    "GLOBAL": lambda machine, name: machine._push_global(name.replace(" ", ".")),
     "STACK_GLOBAL": lambda machine, _: machine._stack_global(),
     "REDUCE": lambda machine, _: machine._reduce(),
     "NEWOBJ": lambda machine, _: machine._reduce(),
     "BUILD": lambda machine, _: machine._build(),
-    "BINPERSID": lambda machine, _: machine._outside(),
-    "PUT": lambda machine, at: machine._remember(at),
-    "BINPUT": lambda machine, at: machine._remember(at),
-    "LONG_BINPUT": lambda machine, at: machine._remember(at),
-    "MEMOIZE": lambda machine, _: machine._remember(len(machine._memo)),
+    "BINPERSID": lambda machine, _: machine._push_storage(),
+    "PUT": lambda machine, at: machine._memoize(at),
+    "BINPUT": lambda machine, at: machine._memoize(at),
+    "LONG_BINPUT": lambda machine, at: machine._memoize(at),
+    "MEMOIZE": lambda machine, _: machine._memoize(len(machine._memo)),
     "GET": lambda machine, at: machine.stack.append(machine._memo[at]),
     "BINGET": lambda machine, at: machine.stack.append(machine._memo[at]),
     "LONG_BINGET": lambda machine, at: machine.stack.append(machine._memo[at]),

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from swiftchat.errors import BadModelFile, FileSystemError
-from swiftchat.weights.formats.safetensors import ITEM_BYTES, TensorInfo
 from swiftchat.weights.formats.sorted_table import read_table, varint
-from swiftchat.weights.formats.torch_checkpoint import refuse_overlaps
+from swiftchat.weights.formats.tensor_info import ITEM_BYTES, TensorInfo, reject_overlaps
 
 __all__ = ["read_tensorflow_checkpoint"]
 
@@ -61,7 +60,7 @@ def read_tensorflow_checkpoint(index: Path) -> dict[str, TensorInfo]:
             tensors[name] = info
             in_file.setdefault(info.file, {})[name] = info
     for file, theirs in in_file.items():
-        refuse_overlaps(file, theirs)
+        reject_overlaps(file, theirs.values(), allow_same=True)
     return tensors
 
 

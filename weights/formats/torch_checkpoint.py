@@ -1,26 +1,22 @@
-"""Files of `torch.save` (.bin, .pth, .pt): nothing in them runs, their tensors are mapped.
+"""Checkpoints of `torch.save` (.bin, .pth, .pt), read without executing anything in them.
 
-Such a file is an uncompressed zip archive: `data.pkl` says what there is, and each
-`data/KEY` holds the numbers of one storage. The pickle is read as data. (What torch wrote before
-version 1.6 is `torch_row_file`'s.)
+The pickle is interpreted as data (`safe_pickle`) and gives each tensor's place in the file, so
+that tensors can be mapped.
 """
 
 import dataclasses
 import io
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from swiftchat.errors import BadModelFile, FileSystemError
-from swiftchat.weights.files.reading import reject_other_content
-from swiftchat.weights.formats.safe_pickle import MAX_BYTES, Global, Inert, load
-from swiftchat.weights.formats.safetensors import ITEM_BYTES, TensorInfo
-from swiftchat.weights.formats.torch_legacy import row_entries
-from swiftchat.weights.formats.zip_entries import Entry, zip_entries
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.formats.safe_pickle import GlobalName, PickledObject, load
+from swiftchat.weights.formats.tensor_info import ITEM_BYTES, TensorInfo, reject_overlaps
+from swiftchat.weights.formats.torch_container import FileSpan, read_container
 
-__all__ = ["read_content", "read_torch_checkpoint", "refuse_overlaps", "tensors_of"]
+__all__ = ["read_content", "read_torch_checkpoint", "tensors_of"]
 
 _MAX_DIMENSIONS = 8
 _MAX_DEPTH = 16
@@ -44,8 +40,8 @@ _OTHER_TENSORS = (
     "torch._tensor._rebuild_",
     "torch.serialization._get_layout",
 )
-# What stands beside the tensors in checkpoints of trainers: never made, only passed over.
-_BYSTANDERS = frozenset(
+# Other objects in the checkpoints of trainers. They are never created, only skipped.
+_SKIPPED = frozenset(
     {
         "argparse.Namespace",
         "types.SimpleNamespace",
@@ -70,44 +66,33 @@ _ORDERED = "collections.OrderedDict"
 
 
 def read_torch_checkpoint(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of the table in `path`, by name.
+    """Return the tensors in `path` by name.
 
-    Raises `BadModelFile` naming the file (and tensor) for anything but dense tensors with
-    ordinary strides in an uncompressed archive, for tensors that overlap without being the
-    same, and for a pickle that asks for anything else; nothing in it runs.
+    Raises `BadModelFile` with the file (and tensor) for a tensor that is not dense or has
+    unusual strides, for tensors that overlap without being the same, for a compressed archive,
+    and for a pickle that refers to anything unknown. `FileSystemError` if the file cannot be
+    read.
     """
     tensors = tensors_of(path, read_content(path))
     if not tensors:
         raise BadModelFile(f"{path} holds no tensors")
-    refuse_overlaps(path, tensors)
+    reject_overlaps(path, tensors.values(), allow_same=True)
     return tensors
 
 
 def read_content(path: Path) -> Any:
-    """All that was saved: dicts, lists, numbers, strings, `TensorInfo` without a name, `Inert`.
+    """Return the saved object: dicts, lists, numbers, strings, `TensorInfo`, `PickledObject`.
 
-    Raises `BadModelFile` as `read_torch_checkpoint` does, `FileSystemError` when `path`
-    cannot be read.
+    The `TensorInfo` have no name. Raises as `read_torch_checkpoint`.
     """
-    try:
-        with path.open("rb") as file:
-            start = file.read(512)
-            reject_other_content(path, start)
-            if start.startswith(b"PK\3\4"):
-                pickled, storages = _zipped(path, file)
-            elif start.startswith(b"\x80"):
-                item_bytes = {kind: ITEM_BYTES[dtype] for kind, dtype in _STORAGES.items()}
-                pickled, storages = row_entries(path, file, _knows, item_bytes)
-            else:
-                raise _other_format(path, start)
-    except OSError as error:
-        raise FileSystemError(f"cannot read {path}: {error.strerror or error}") from error
+    item_bytes = {kind: ITEM_BYTES[dtype] for kind, dtype in _STORAGES.items()}
+    pickled, storages = read_container(path, _is_known, item_bytes)
     reader = _Reader(path, storages)
-    return load(io.BytesIO(pickled), str(path), _knows, reader.call, reader.storage)
+    return load(io.BytesIO(pickled), str(path), _is_known, reader.call, reader.storage)
 
 
 def tensors_of(path: Path, content: Any, prefix: str = "") -> dict[str, TensorInfo]:
-    """The tensors anywhere below `content`, named by the keys that lead to them, with dots."""
+    """Return all tensors in `content`; a name is the keys that lead to the tensor, with dots."""
     found: dict[str, TensorInfo] = {}
     for name, info in _walk(path, content, prefix, 0, set()):
         if name in found:
@@ -124,64 +109,27 @@ def _walk(
             raise BadModelFile(f"{path}: a tensor's name of {len(prefix)} characters")
         yield prefix, content
     elif isinstance(content, dict):
-        # A table within itself never ends, and one that is shared can take as long.
+        # Dicts that contain themselves never end, shared ones can take exponential time.
         if id(content) in seen or depth > _MAX_DEPTH:
-            raise BadModelFile(f"{path}: tables within tables at {prefix[:80]}")
+            raise BadModelFile(f"{path}: nested or shared dictionaries at {prefix[:80]}")
         if len(prefix) > _MAX_NAME:
-            raise BadModelFile(f"{path}: a name longer than {_MAX_NAME} characters")
+            raise BadModelFile(f"{path}: a key longer than {_MAX_NAME} characters")
         seen.add(id(content))
         for key, value in content.items():
             if isinstance(key, str):
                 yield from _walk(path, value, f"{prefix}.{key}" if prefix else key, depth + 1, seen)
 
 
-def _other_format(path: Path, start: bytes) -> BadModelFile:
-    what = "not a file of torch.save"
-    if start[257:262] == b"ustar":
-        what = "in the first format of torch.save, an archive of tar, which is not read"
-    return BadModelFile(f"{path}: {what}", "use a safetensors or GGUF version of the model")
-
-
-def _zipped(path: Path, file: BinaryIO) -> tuple[bytes, dict[str, Entry]]:
-    """The pickle, and where each storage lies by its key."""
-    entries = zip_entries(path)
-    prefix = _prefix(path, entries)
-    order = entries.get(f"{prefix}byteorder")
-    if order is not None and _bytes(file, order, 16).strip() != b"little":
-        raise BadModelFile(f"{path}: written on a big-endian machine")
-    # One byte beyond what `load` accepts is enough for it to refuse.
-    pickled = _bytes(file, entries[f"{prefix}data.pkl"], 1 + MAX_BYTES)
-    folder = f"{prefix}data/"
-    return pickled, {
-        name.removeprefix(folder): entry
-        for name, entry in entries.items()
-        if name.startswith(folder)
-    }
-
-
-def _prefix(path: Path, entries: Mapping[str, Entry]) -> str:
-    """The folder all is in, "archive/" or the like."""
-    found = [name for name in entries if name.endswith("/data.pkl") and name.count("/") == 1]
-    if len(found) != 1:
-        raise BadModelFile(f"{path}: a zip archive, but not one of torch.save")
-    return found[0].removesuffix("data.pkl")
-
-
-def _bytes(file: BinaryIO, entry: Entry, most: int) -> bytes:
-    file.seek(entry.offset)
-    return file.read(min(entry.nbytes, most))
-
-
-def _knows(name: str) -> bool:
+def _is_known(name: str) -> bool:
     return (
         name in _STORAGES
         or name in _DENSE
-        or name in _BYSTANDERS
+        or name in _SKIPPED
         or name in _DTYPES
         or name in (_ORDERED, _PARAMETER)
-        # To be refused by their own name, with the reason.
+        # `_Reader.call` rejects these with the reason.
         or name.startswith(_OTHER_TENSORS)
-        # Settings and enumerations in `args`.
+        # Settings and enumerations in the `args` of Megatron checkpoints.
         or name.startswith("megatron.")
     )
 
@@ -194,31 +142,31 @@ class _Storage:
 
 
 class _Reader:
-    """Finds storages in the file and makes tensors of the calls in the pickle."""
+    """Finds the storages in the file and turns the calls in the pickle into tensors."""
 
-    def __init__(self, path: Path, storages: Mapping[str, Entry]) -> None:
+    def __init__(self, path: Path, storages: Mapping[str, FileSpan]) -> None:
         self._path = path
         self._storages = storages
 
     def storage(self, identity: Any) -> _Storage:
         tag, kind, key, _, count, *view = identity
-        # Anything but plain values is not shown: tuples of tuples take for ever to print.
-        if tag != "storage" or not isinstance(kind, Global) or kind.name not in _STORAGES:
+        # Messages show plain values only: nested tuples can take exponential time to print.
+        if tag != "storage" or not isinstance(kind, GlobalName) or kind.name not in _STORAGES:
             raise BadModelFile(f"{self._path}: a storage of an unknown kind")
         if not isinstance(key, str) or not _is_count(count):
             raise BadModelFile(f"{self._path}: a storage without a name or size")
         dtype = _STORAGES[kind.name]
-        entry = self._storages.get(key)
-        if entry is None:
+        span = self._storages.get(key)
+        if span is None:
             raise BadModelFile(f"{self._path}: storage {key[:40]} is not in the file")
         if view not in ([], [None]):
             raise BadModelFile(f"{self._path}: storage {key[:40]} is part of another")
-        if count * ITEM_BYTES[dtype] != entry.nbytes:
+        if count * ITEM_BYTES[dtype] != span.nbytes:
             raise BadModelFile(
-                f"{self._path}: storage {key}: expected {count} numbers of {dtype}, "
-                f"found {entry.nbytes} bytes"
+                f"{self._path}: storage {key}: expected {count} elements of {dtype}, "
+                f"found {span.nbytes} bytes"
             )
-        return _Storage(dtype, entry.offset, entry.nbytes)
+        return _Storage(dtype, span.offset, span.nbytes)
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
         if name in _DENSE:
@@ -229,12 +177,13 @@ class _Reader:
             return self._table(*arguments)
         if name.startswith(_OTHER_TENSORS):
             raise BadModelFile(
-                f"{self._path}: a tensor of {name}: only dense ones with ordinary strides are read"
+                f"{self._path}: a tensor of {name}: only dense tensors with ordinary strides "
+                "are supported"
             )
-        return Inert(name, arguments)
+        return PickledObject(name, arguments)
 
     def _table(self, pairs: Any = ()) -> dict[str, Any]:
-        """An OrderedDict, which Python 2 wrote as a list of keys and values."""
+        """Return the dict of an OrderedDict, which Python 2 wrote as a list of keys and values."""
         if not all(isinstance(pair, list) and isinstance(pair[0], str) for pair in pairs):
             raise BadModelFile(f"{self._path}: an OrderedDict written in an unknown way")
         return dict(pairs)
@@ -245,11 +194,13 @@ class _Reader:
             raise BadModelFile(f"{self._path}: a tensor without a storage or with odd sizes")
         if len(shape) > _MAX_DIMENSIONS or len(shape) != len(strides):
             raise BadModelFile(f"{self._path}: a tensor with {len(shape)} dimensions")
-        wanted = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
-        sizes = zip(shape, strides, wanted, strict=True)
-        if math.prod(shape) and any(n > 1 and stride != due for n, stride, due in sizes):
+        expected = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
+        sizes = zip(shape, strides, expected, strict=True)
+        if math.prod(shape) and any(
+            n > 1 and stride != contiguous for n, stride, contiguous in sizes
+        ):
             raise BadModelFile(
-                f"{self._path}: a tensor {list(shape)}: expected strides {wanted}, "
+                f"{self._path}: a tensor {list(shape)}: expected strides {expected}, "
                 f"found {list(strides)}",
                 "save it again from contiguous tensors",
             )
@@ -257,7 +208,7 @@ class _Reader:
         nbytes = math.prod(shape) * size
         if first * size + nbytes > storage.nbytes:
             raise BadModelFile(
-                f"{self._path}: a tensor {list(shape)} from number {first} needs "
+                f"{self._path}: a tensor {list(shape)} from element {first} needs "
                 f"{first * size + nbytes} bytes, its storage has {storage.nbytes}"
             )
         offset = storage.offset + first * size
@@ -266,15 +217,3 @@ class _Reader:
 
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
-
-
-def refuse_overlaps(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
-    """Raise `BadModelFile` where two tensors of one file share bytes without being the same.
-
-    Two names for one tensor are ordinary (tied embeddings).
-    """
-    ordered = sorted((t for t in tensors.values() if t.nbytes), key=lambda t: (t.offset, t.nbytes))
-    for before, after in itertools.pairwise(ordered):
-        same = (before.offset, before.nbytes) == (after.offset, after.nbytes)
-        if not same and before.offset + before.nbytes > after.offset:
-            raise BadModelFile(f"{path}: tensors {before.name} and {after.name} overlap")

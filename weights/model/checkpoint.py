@@ -16,7 +16,8 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.files.reading import read_small_file, release_pages
-from swiftchat.weights.formats.safetensors import TensorInfo, read_header
+from swiftchat.weights.formats.safetensors import read_header
+from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.formats.torch_checkpoint import read_torch_checkpoint
 from swiftchat.weights.formats.weight_files import (
     SAFETENSORS_FILE,

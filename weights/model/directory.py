@@ -11,7 +11,7 @@ from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.weights.architectures.config import ModelConfig, token_ids
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.files.reading import read_json
-from swiftchat.weights.formats.safetensors import ITEM_BYTES
+from swiftchat.weights.formats.tensor_info import ITEM_BYTES
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.parallel.rank_files import stored_tp_size
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of

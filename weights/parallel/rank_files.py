@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 from swiftchat.errors import BadModelFile, UsageError
-from swiftchat.weights.formats.safetensors import TensorInfo, read_header
+from swiftchat.weights.formats.safetensors import read_header
+from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
 __all__ = ["rank_file_name", "rank_metadata", "read_rank_file", "stored_tp_size", "wrong_tp_size"]

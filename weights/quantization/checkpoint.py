@@ -7,7 +7,7 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.files.reading import read_json
-from swiftchat.weights.formats.safetensors import TensorInfo
+from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.quantization import (
     awq,
     bitsandbytes,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.formats.safetensors import TensorInfo
+from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.quantization.scheme import ActivationQuantization, PackedSource
 
 __all__ = [

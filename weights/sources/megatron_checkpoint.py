@@ -13,7 +13,7 @@ from typing import Any
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.formats.safe_pickle import Inert
+from swiftchat.weights.formats.safe_pickle import PickledObject
 from swiftchat.weights.formats.torch_checkpoint import read_content, tensors_of
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.sources.sharded import read_shard
@@ -137,7 +137,7 @@ def _stages(directory: Path) -> list[list[Path]]:
 def _header(file: Path, content: Any) -> tuple[Mapping[str, Any], float]:
     """Return arguments and version of one shard."""
     args = content.get("args") if isinstance(content, dict) else None
-    args = args.state if isinstance(args, Inert) else args
+    args = args.state if isinstance(args, PickledObject) else args
     if not isinstance(args, dict) or not isinstance(content.get("model"), dict):
         raise BadModelFile(f"{file}: expected args and one model, as Megatron-LM saves them")
     # Megatron-LM itself reads a missing version as 0.

@@ -60,7 +60,7 @@ def test_bad_sources_exit_with_7_and_leave_no_files(tmp_path: Path) -> None:
     file = source / "pytorch_model.bin"
     whole = file.read_bytes()
     for content, complaint in (
-        (None, "nothing was run"),
+        (None, "nothing was executed"),
         (b"<html>not found</html>", "web page"),
         (whole[: len(whole) // 2], "truncated"),
     ):

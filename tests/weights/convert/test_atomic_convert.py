@@ -56,15 +56,15 @@ def test_interrupt_leaves_nothing(
 
 
 def fail_after(monkeypatch: pytest.MonkeyPatch, number: int, error: OSError) -> None:
-    write = safetensors.Writer.write
+    write = safetensors.SafetensorsWriter.write
     calls = iter(range(1000))
 
-    def failing(self: safetensors.Writer, name: str, array: np.ndarray) -> None:
+    def failing(self: safetensors.SafetensorsWriter, name: str, array: np.ndarray) -> None:
         if next(calls) == number:
             raise error
         write(self, name, array)
 
-    monkeypatch.setattr(safetensors.Writer, "write", failing)
+    monkeypatch.setattr(safetensors.SafetensorsWriter, "write", failing)
 
 
 def test_full_disk_reports_needed_and_free_bytes_and_leaves_nothing(

@@ -288,5 +288,5 @@ def test_code_in_a_pickle_never_runs(tmp_path: Path) -> None:
 
     layouts.write_meta(tmp_path / "in", model_of())
     change(tmp_path / "in" / "consolidated.00.pth", extra=Payload())  # type: ignore[arg-type]
-    assert_rejected(tmp_path / "in", "nothing was run")
+    assert_rejected(tmp_path / "in", "nothing was executed")
     assert not (tmp_path / "ran").exists()
