@@ -1,15 +1,15 @@
-"""A prompt as ids, by stretches that can be compared with those of the turn before."""
+"""Prompts as spans between control tokens, so that turns can be compared span by span."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["Prompt", "Stretch", "stretches_between"]
+__all__ = ["Prompt", "PromptSpan", "split_at_control_tokens"]
 
 Cut = tuple[int | None, int, int]
 
 
 @dataclass(frozen=True)
-class Stretch:
+class PromptSpan:
     """A control token, or the text up to the next one, with its ids."""
 
     text: str
@@ -19,28 +19,30 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a model is given; `ids` and their number."""
+    """The input of a generation; `len` is the number of its `ids`."""
 
-    stretches: tuple[Stretch, ...]
+    spans: tuple[PromptSpan, ...]
 
     @property
     def ids(self) -> list[int]:
-        return [token_id for stretch in self.stretches for token_id in stretch.ids]
+        return [token_id for span in self.spans for token_id in span.ids]
 
     def __len__(self) -> int:
-        return sum(len(stretch.ids) for stretch in self.stretches)
+        return sum(len(span.ids) for span in self.spans)
 
     def extended(self, text: str, ids: Iterable[int]) -> "Prompt":
-        """This prompt and what was written after it, which holds no control token."""
-        *before, last = self.stretches or (Stretch("", (), True),)
+        """Return this prompt with `text` and its `ids` appended; they hold no control token."""
+        *before, last = self.spans or (PromptSpan("", (), True),)
         if last.is_control:
-            before, last = list(self.stretches), Stretch("", (), False)
-        written = Stretch(last.text + text, (*last.ids, *ids), False)
+            before, last = list(self.spans), PromptSpan("", (), False)
+        written = PromptSpan(last.text + text, (*last.ids, *ids), False)
         return Prompt((*before, written))
 
 
-def stretches_between(cuts: Iterable[Cut], control_ids: frozenset[int]) -> Iterator[list[Cut]]:
-    """Join `(id or None, start, end)` that follow one another; control tokens stay alone."""
+def split_at_control_tokens(
+    cuts: Iterable[Cut], control_ids: frozenset[int]
+) -> Iterator[list[Cut]]:
+    """Group consecutive cuts `(id or None, start, end)`; a control token is a group of its own."""
     together: list[Cut] = []
     for cut in cuts:
         if cut[0] not in control_ids:

@@ -1,4 +1,4 @@
-"""Text to ids and back, by the files of a model directory."""
+"""The tokenizer: text to ids and back, built from the files of a model directory."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from swiftchat.tokenizer.huggingface.files import (
 from swiftchat.tokenizer.huggingface.merges import merges_pipeline
 from swiftchat.tokenizer.huggingface.tiktoken import is_tiktoken, tiktoken_pipeline
 from swiftchat.tokenizer.huggingface.tokenizer_json import added_token, tokenizer_json_pipeline
-from swiftchat.tokenizer.prompt import Prompt, Stretch, stretches_between
+from swiftchat.tokenizer.prompt import Prompt, PromptSpan, split_at_control_tokens
 from swiftchat.tokenizer.sentencepiece.chatglm import chatglm_tokens
 from swiftchat.tokenizer.sentencepiece.model import SentencePieceModel
 from swiftchat.tokenizer.sentencepiece.pipeline import sentencepiece_pipeline
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Tokenizer"]
 
-# What Python can hold in a string, for undecodable bytes, and UTF-8 cannot.
+# A Python string can hold these (undecodable bytes); UTF-8 cannot.
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 _NAMED_TOKENS = (
     "bos_token",
@@ -49,21 +49,20 @@ Ranges = Sequence[tuple[int, int]]
 
 
 class Tokenizer:
-    """A model's vocabulary; ids are those of the reference library for the same file.
+    """A model's vocabulary; ids equal those of the reference library for the same file.
 
-    That is `tokenizers` for a `tokenizer.json`, `sentencepiece` for a `tokenizer.model`,
-    `tiktoken` for ranks, the class of transformers that reads `vocab.json` with `merges.txt`.
+    The reference is `tokenizers` for `tokenizer.json`, `sentencepiece` for `tokenizer.model`,
+    `tiktoken` for rank files, and the class of transformers for `vocab.json` with `merges.txt`.
     `kind` names the algorithm.
 
-    `special_tokens` gives the ids of the control tokens, `named_tokens` the texts of those
-    that have a part to play (`bos_token`, `eos_token`, …), `bos_id` and `eos_ids` the ids of
-    two of them, `templates` the sources of the chat templates by name, `template` that of the
-    usual one, `vocab_size` the highest id + 1.
+    `special_tokens` maps control tokens to ids, `named_tokens` maps roles (`bos_token`,
+    `eos_token`, …) to token texts, `templates` maps names to sources of chat templates;
+    `template` is the default one. `vocab_size` is the highest id + 1.
     """
 
     def __init__(
         self,
-        form: TokenizerPipeline,
+        pipeline: TokenizerPipeline,
         named_tokens: Mapping[str, str],
         templates: Mapping[str, str],
         more_eos_ids: Iterable[int] = (),
@@ -72,9 +71,9 @@ class Tokenizer:
         self.templates = dict(templates)
         self.template = self.templates.get("default")
         self.named_tokens = dict(named_tokens)
-        self.special_tokens = {t.content: t.id for t in form.added_tokens if t.special}
-        self.kind = form.kind
-        ids = dict(form.vocab) | {token.content: token.id for token in form.added_tokens}
+        self.special_tokens = {t.content: t.id for t in pipeline.added_tokens if t.special}
+        self.kind = pipeline.kind
+        ids = dict(pipeline.vocab) | {token.content: token.id for token in pipeline.added_tokens}
         self.vocab_size = max(ids.values()) + 1
         self.bos_id = ids.get(named_tokens.get("bos_token", ""))
         eos_id = ids.get(named_tokens.get("eos_token", ""))
@@ -83,31 +82,31 @@ class Tokenizer:
         self._chat_templates: dict[str, ChatTemplate] = {}
         self._special_ids = frozenset(self.special_tokens.values())
         self._tokens = {token_id: token for token, token_id in ids.items()}
-        self._form = form
-        self._cache = WordCache(form.encode_word)
-        tokens = [token for token in form.added_tokens if token.content]
+        self._pipeline = pipeline
+        self._cache = WordCache(pipeline.encode_word)
+        tokens = [token for token in pipeline.added_tokens if token.content]
         self._raw = AddedTokens((t for t in tokens if not t.normalized), str)
-        self._normalized = AddedTokens((t for t in tokens if t.normalized), form.normalize)
-        # Where they are found in their normal form they are written in it, too.
-        self._tokens |= {t.id: form.normalize(t.content) for t in tokens if t.normalized}
+        self._normalized = AddedTokens((t for t in tokens if t.normalized), pipeline.normalize)
+        # Tokens that are matched after normalization are also decoded in normalized form.
+        self._tokens |= {t.id: pipeline.normalize(t.content) for t in tokens if t.normalized}
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load from a model directory, or from a vocabulary with its neighbors.
+        """Load from a model directory, or from a vocabulary file and the files beside it.
 
-        That is the first there is of `tokenizer.json`, `tokenizer.model` (SentencePiece's, or
-        ranks as Meta's), `spiece.model`, `ice_text.model`, `vocab.json` with `merges.txt`, and
-        `*.tiktoken`. Raises `ModelNotFound` when there is none, `BadModelFile` when one is
-        broken, or needs a pattern that is not known.
+        The first of these is used: `tokenizer.json`, `tokenizer.model` (SentencePiece, or Meta's
+        rank file), `spiece.model`, `ice_text.model`, `vocab.json` with `merges.txt`, `*.tiktoken`.
+        Raises `ModelNotFound` if there is none, `BadModelFile` if it is invalid or needs an
+        unknown split pattern.
         """
         return cls.from_files(read_files(path))
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Self:
-        """Build from the content of the files, by name, that a model directory has.
+        """Build from the contents of a model directory's files, by name.
 
-        As `swiftchat.weights.gguf.tokenizer.tokenizer_files` makes them of a GGUF file. Raises
-        like `load`.
+        `swiftchat.weights.gguf.tokenizer.tokenizer_files` makes them from a GGUF file. Raises as
+        `load` does.
         """
         name = vocabulary_name(files)
         config = {
@@ -121,17 +120,17 @@ class Tokenizer:
         generation = parsed_object(files, "generation_config.json")
         ids = parsed_object(files, "added_tokens.json")
         if is_tiktoken(files[name]):
-            form, own = tiktoken_pipeline(files[name], name, config, ids)
+            pipeline, own = tiktoken_pipeline(files[name], name, config, ids)
         elif name == "vocab.json":
             merges = text_of(files, "merges.txt")
-            form, own = merges_pipeline(parsed(files, name), merges, config, ids)
+            pipeline, own = merges_pipeline(parsed(files, name), merges, config, ids)
         elif name.endswith(".json"):
             return cls.from_json(parsed(files, name), config, generation)
         elif name.endswith(".tiktoken"):
             raise BadModelFile(f"{name} does not begin with a token in base64 and its rank")
         else:
             return cls.from_sentencepiece(files[name], config, generation, ids)
-        return cls._with_config(form, {**own, **config}, generation)
+        return cls._with_config(pipeline, {**own, **config}, generation)
 
     @classmethod
     def from_json(
@@ -140,10 +139,10 @@ class Tokenizer:
         config: Mapping[str, Any] | None = None,
         generation_config: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Build from the parsed `tokenizer.json`, `tokenizer_config.json`, `generation_config.json`.
+        """Build from parsed `tokenizer.json`, `tokenizer_config.json`, `generation_config.json`.
 
-        Raises `BadModelFile` naming the field that is wrong.
-        """  # noqa: E501
+        Raises `BadModelFile` naming the wrong field.
+        """
         return cls._with_config(tokenizer_json_pipeline(spec), config or {}, generation_config)
 
     @classmethod
@@ -156,18 +155,20 @@ class Tokenizer:
     ) -> Self:
         """Build from the bytes of a `tokenizer.model` and the parsed files beside it.
 
-        `added_tokens` is that of that name, ids by token. Raises `BadModelFile`.
+        `added_tokens` is the parsed `added_tokens.json`, ids by token. Raises `BadModelFile`.
         """
         config = config or {}
         model = SentencePieceModel.read(data)
         own = {"bos_token": model.bos, "eos_token": model.eos}
-        form = sentencepiece_pipeline(model, _more_tokens(model, config, added_tokens or {}))
-        return cls._with_config(form, {**own, **config}, generation_config)
+        pipeline = sentencepiece_pipeline(
+            model, _declared_tokens(model, config, added_tokens or {})
+        )
+        return cls._with_config(pipeline, {**own, **config}, generation_config)
 
     @classmethod
     def _with_config(
         cls,
-        form: TokenizerPipeline,
+        pipeline: TokenizerPipeline,
         config: Mapping[str, Any],
         generation_config: Mapping[str, Any] | None,
     ) -> Self:
@@ -175,7 +176,7 @@ class Tokenizer:
         more_eos = (generation_config or {}).get("eos_token_id")
         more_eos_ids = more_eos if isinstance(more_eos, list) else [more_eos]
         eos_ids = [token_id for token_id in more_eos_ids if type(token_id) is int]
-        return cls(form, named, named_templates(config), eos_ids)
+        return cls(pipeline, named, named_templates(config), eos_ids)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without BOS and never with a control token's id."""
@@ -184,8 +185,7 @@ class Tokenizer:
     def encode_rendered(self, text: str, content: Ranges) -> list[int]:
         """Return the ids of a rendered template.
 
-        Control tokens are recognized outside the ranges `content` only, which are ascending
-        and come from somebody else; elsewhere the text is encoded as one.
+        `content` are ascending ranges of untrusted text, in which no control token is recognized.
         """
         text = _LONE_SURROGATES.sub("\ufffd", text)
         ids: list[int] = []
@@ -198,8 +198,8 @@ class Tokenizer:
     ) -> list[int]:
         if token_id is not None:
             return [token_id]
-        part = self._form.normalize(text[start:end])
-        ranges = _moved(_within(content, start, end), text[start:end], part)
+        part = self._pipeline.normalize(text[start:end])
+        ranges = _ranges_after_normalizing(_clip_ranges(content, start, end), text[start:end], part)
         return self._encode_part(part, ranges, start == 0)
 
     def _encode_part(self, text: str, content: Ranges, at_start: bool) -> list[int]:
@@ -209,32 +209,32 @@ class Tokenizer:
             if token_id is not None:
                 ids.append(token_id)
                 continue
-            words = self._form.words(text[start:end], at_start and start == 0)
+            words = self._pipeline.words(text[start:end], at_start and start == 0)
             ids += chain.from_iterable(map(look_up, words))
         return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """Return the text of `ids`; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
+        """Return the text of `ids`; invalid UTF-8 becomes U+FFFD, an unknown id the empty text."""
         return b"".join(map(self._reader(skip_special), ids)).decode("utf-8", "replace")
 
     def pieces(self, ids: Iterable[int]) -> list[bytes]:
-        """Return the bytes that each of the ids of one text stands for, control tokens' too."""
+        """Return the bytes of each id of one text, control tokens included."""
         return list(map(self._reader(skip_special=False), ids))
 
     def stream(self, skip_special: bool = True) -> TokenStream:
-        """Return a decoder for ids that come one at a time."""
+        """Return an incremental decoder."""
         return TokenStream(lambda: self._reader(skip_special))
 
     def _reader(self, skip_special: bool) -> Callable[[int], bytes]:
-        """What gives the bytes of the ids of one text, in their order."""
-        read = self._form.reader()
+        """Return a function from id to bytes, to be called for the ids of one text in order."""
+        token_decoder = self._pipeline.make_decoder()
         tokens = self._tokens
         skipped = self._special_ids if skip_special else frozenset[int]()
 
         def token_bytes(token_id: int) -> bytes:
             if token_id in skipped or token_id not in tokens:
                 return b""
-            return read(tokens[token_id])
+            return token_decoder(tokens[token_id])
 
         return token_bytes
 
@@ -246,14 +246,13 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> list[int]:
-        """Return the ids of a conversation as the model's chat template writes it.
+        """Return the ids of a conversation rendered by the model's chat template.
 
-        Equal to what `transformers` gives, except that a control token which somebody wrote
-        into a message, a tool or another variable is ordinary text. Each message has a `role`
-        and a `content`; `variables` are passed on to the template, `tools` among them.
-        `template` is a source to use instead of the model's own; of those with names,
-        `tool_use` is taken where there are tools, else `default`. Raises `BadModelFile` when
-        there is no template or it is broken, hostile or refuses these messages.
+        The ids equal those of `transformers`, except that control tokens inside messages, tools
+        and other variables are ordinary text. Each message has a `role` and a `content`;
+        `variables` are passed to the template. `template` is a source that replaces the model's:
+        by default its template `tool_use` if there are tools, else `default`. Raises
+        `BadModelFile` if there is no template, or it is invalid, hostile or rejects the messages.
         """
         return self.prompt(
             messages, template=template, add_generation_prompt=add_generation_prompt, **variables
@@ -269,13 +268,13 @@ class Tokenizer:
         begun: str = "",
         **variables: Any,
     ) -> Prompt:
-        """As `apply_template`, with the ids of `earlier` as far as both begin with the same text.
+        """Render and encode as `apply_template`, reusing the ids of `earlier`.
 
-        So an answer in ids that encoding would not choose keeps them in the turns after it.
-        `begun` is the beginning of the answer: it is encoded with what the template writes before
-        it, and nothing closes it, so that the model goes on there.
+        As long as the spans of both prompts have the same text, the ids of `earlier` are kept, so
+        that a generated answer keeps its ids in later turns. `begun` is the beginning of an
+        answer that the model continues: it is appended to the rendered text and left open.
         """
-        # Here, so that programs which use no template do not load Jinja.
+        # Imported here: a program without templates does not load Jinja.
         from swiftchat.tokenizer.template.messages import for_template
         from swiftchat.tokenizer.template.provenance import render
         from swiftchat.tokenizer.template.template import ChatTemplate
@@ -293,9 +292,9 @@ class Tokenizer:
         return self._prompt(text + begun, content, earlier)
 
     def continued(self, prompt: Prompt, ids: Sequence[int]) -> Prompt:
-        """Return `prompt` with the answer `ids` after it, to be the `earlier` of the next turn.
+        """Return `prompt` followed by the answer `ids`, as `earlier` for the next turn.
 
-        An answer with control tokens in it is left out: no message can be told to have them.
+        An answer that contains control tokens is left out, because messages never contain any.
         """
         if not ids or not self._special_ids.isdisjoint(ids):
             return prompt
@@ -307,21 +306,21 @@ class Tokenizer:
 
     def _prompt(self, text: str, content: Ranges, earlier: Prompt | None) -> Prompt:
         text = _LONE_SURROGATES.sub("\ufffd", text)
-        old = iter(() if earlier is None else earlier.stretches)
-        stretches: list[Stretch] = []
-        for cuts in stretches_between(self._raw.cut(text, content), self._special_ids):
+        old = iter(() if earlier is None else earlier.spans)
+        spans: list[PromptSpan] = []
+        for cuts in split_at_control_tokens(self._raw.cut(text, content), self._special_ids):
             part = text[cuts[0][1] : cuts[-1][2]]
             is_control = cuts[0][0] in self._special_ids
             kept = next(old, None)
             if kept is None or (kept.text, kept.is_control) != (part, is_control):
                 old = iter(())
                 ids = chain.from_iterable(self._encode_cut(text, content, *cut) for cut in cuts)
-                kept = Stretch(part, tuple(ids), is_control)
-            stretches.append(kept)
-        return Prompt(tuple(stretches))
+                kept = PromptSpan(part, tuple(ids), is_control)
+            spans.append(kept)
+        return Prompt(tuple(spans))
 
     def _chosen(self, tools: object) -> str:
-        """The source of the model's own template."""
+        """Return the source of the model's template; raises `BadModelFile` without one."""
         name = "tool_use" if tools is not None and "tool_use" in self.templates else "default"
         if name in self.templates:
             return self.templates[name]
@@ -334,8 +333,8 @@ class Tokenizer:
         )
 
 
-def _within(ranges: Ranges, start: int, end: int) -> list[tuple[int, int]]:
-    """The parts of `ranges` inside `start : end`, counted from `start`."""
+def _clip_ranges(ranges: Ranges, start: int, end: int) -> list[tuple[int, int]]:
+    """Return the parts of `ranges` inside `start : end`, relative to `start`."""
     return [
         (max(low, start) - start, min(high, end) - start)
         for low, high in ranges
@@ -343,11 +342,11 @@ def _within(ranges: Ranges, start: int, end: int) -> list[tuple[int, int]]:
     ]
 
 
-def _moved(ranges: Ranges, before: str, after: str) -> Ranges:
-    """Where `ranges` of `before` lie in what normalizing made of it.
+def _ranges_after_normalizing(ranges: Ranges, before: str, after: str) -> Ranges:
+    """Return the positions in `after`, the normalized text, of `ranges` in `before`.
 
-    Spaces that became ▁ and what was put in front, which goes with what it stands before, are
-    allowed for. After any other change a text with content in it counts as content.
+    A prefix put in front and spaces that became ▁ keep positions exact. After any other change
+    the whole text counts as content.
     """
     if before == after or not ranges:
         return ranges
@@ -357,23 +356,23 @@ def _moved(ranges: Ranges, before: str, after: str) -> Ranges:
     return [(0, len(after))]
 
 
-def _more_tokens(
+def _declared_tokens(
     model: SentencePieceModel, config: Mapping[str, Any], ids: Mapping[str, Any]
 ) -> Iterator[AddedToken]:
-    """The tokens that the files beside a `tokenizer.model` add to it or say more about."""
+    """Yield the tokens that the files beside a `tokenizer.model` add or redefine."""
     unknown = model.pieces[model.unknown_id].text
     yield from chatglm_tokens(model, config)
     for token_id, entry in declared_tokens(config, ids).items():
         token = added_token(token_id, entry, f"added_tokens_decoder.{token_id}")
         if token_id < len(model.pieces) and model.pieces[token_id].text != token.content:
             raise BadModelFile(f"tokenizer_config.json: {token_id} is another token of the model")
-        # What stands for anything unknown comes out of ordinary text.
+        # Ordinary text may encode to the unknown token, so it is no control token.
         if token.content and token.content != unknown:
             yield token
 
 
 def _token_text(config: Mapping[str, Any], name: str) -> str | None:
-    """The text of a named token, which is written as a string or as an added token."""
+    """Return the text of a named token, given as a string or as an added token."""
     value = config.get(name)
     if isinstance(value, Mapping):
         value = value.get("content")

@@ -58,7 +58,7 @@ class Answer:
         self._decoder = tokenizer.stream()
         self._stops = StopMatcher(stops)
         self._thoughts: list[str] = []
-        prompt_end = "".join(stretch.text for stretch in prompt.stretches[-4:])
+        prompt_end = "".join(span.text for span in prompt.spans[-4:])
         self._splitter = ReasoningSplitter(reasoning, prompt_end)
         self._marks = control_marks(reasoning, tokenizer.special_tokens) if reasoning else {}
         self._on_prefill = on_prefill

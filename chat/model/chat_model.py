@@ -220,12 +220,12 @@ class ChatModel:
         return self.template.source or self.tokenizer.template or ""
 
     def _plain(self, messages: list[dict[str, str]]) -> "Prompt":
-        from swiftchat.tokenizer.prompt import Prompt, Stretch
+        from swiftchat.tokenizer.prompt import Prompt, PromptSpan
 
         tokenizer = self.tokenizer
         bos = [] if tokenizer.bos_id is None or not self._adds_bos() else [tokenizer.bos_id]
         text = "".join(message["content"] for message in messages)
-        return Prompt((Stretch(text, (*bos, *tokenizer.encode(text)), False),))
+        return Prompt((PromptSpan(text, (*bos, *tokenizer.encode(text)), False),))
 
     def _adds_bos(self) -> bool:
         return self.model.tokenizer_config.get("add_bos_token") is True

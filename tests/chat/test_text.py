@@ -18,7 +18,7 @@ from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.errors import ContextOverflow, UsageError
 from swiftchat.tokenizer import Tokenizer
-from swiftchat.tokenizer.prompt import Prompt, Stretch
+from swiftchat.tokenizer.prompt import Prompt, PromptSpan
 from tests.support import fake_engine
 
 
@@ -49,7 +49,7 @@ def answer(folder: Path, text: str, stops: tuple[str, ...] = (), **params: objec
     engine = fake_engine.FakeEngine([text])
     sampling = SamplingParams(**params)  # type: ignore[arg-type]
     return Answer(
-        engine, Tokenizer.load(folder), Prompt((Stretch("x", (1, 2), False),)), sampling, stops
+        engine, Tokenizer.load(folder), Prompt((PromptSpan("x", (1, 2), False),)), sampling, stops
     )  # type: ignore[arg-type]
 
 

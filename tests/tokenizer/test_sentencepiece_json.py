@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer import Tokenizer
-from swiftchat.tokenizer.core.unigram import score_as_tokenizers_reads_it
+from swiftchat.tokenizer.core.unigram import score_as_tokenizers_parses_it
 from swiftchat.tokenizer.sentencepiece.model import SentencePieceModel
 from tests.support.sentencepiece_models import CORPUS, TEXTS, pair, trained
 
@@ -189,7 +189,7 @@ def test_scores_are_read_as_the_library_reads_them(scores: list[float]) -> None:
     spec = json.loads(json.dumps({"version": "1.0", "model": model}))
     theirs = tokenizers.Tokenizer.from_str(json.dumps(spec | {"added_tokens": []}))
     read = json.loads(theirs.to_str())["model"]["vocab"]
-    assert [score_as_tokenizers_reads_it(score) for score in scores] == [s for _, s in read[1:]]
+    assert [score_as_tokenizers_parses_it(score) for score in scores] == [s for _, s in read[1:]]
     spec["decoder"] = metaspace("never", False)
     ours = Tokenizer.from_json(spec)
     for length in range(20):

@@ -287,9 +287,9 @@ def test_text_across_the_edge_of_a_message_is_one() -> None:
     reference = tokenizers.Tokenizer.from_str(json.dumps(SPEC))
     whole = "user\n" + messages[0]["content"]
     reference.encode_special_tokens = True
-    stretch = reference.encode(whole, add_special_tokens=False).ids
+    span = reference.encode(whole, add_special_tokens=False).ids
     ids = ours(CHATML).apply_template(messages)
-    assert any(ids[n : n + len(stretch)] == stretch for n in range(len(ids)))
+    assert any(ids[n : n + len(span)] == span for n in range(len(ids)))
 
 
 # What the templates of the Llama 3.1 and Qwen 2.5 families are made of.

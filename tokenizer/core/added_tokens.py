@@ -1,4 +1,4 @@
-"""Added tokens: strings that are cut out of a text before it is split into words."""
+"""Added tokens: strings that are matched before text is split into words."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,7 +9,7 @@ import regex
 __all__ = ["AddedToken", "AddedTokens"]
 
 _WORD = regex.compile(r"[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]")
-# str.isspace() counts these; White_Space of Unicode, which is meant here, does not.
+# str.isspace() is true for these; Unicode's White_Space, which `tokenizers` uses, is not.
 _NO_SPACES = "\x1c\x1d\x1e\x1f"
 
 
@@ -17,9 +17,8 @@ _NO_SPACES = "\x1c\x1d\x1e\x1f"
 class AddedToken:
     """One entry of `added_tokens`.
 
-    `lstrip` and `rstrip` take in the white space beside it, `single_word` needs it to stand
-    between characters that are no letters, `normalized` looks for it after normalization.
-    `special` marks the control tokens.
+    `lstrip` and `rstrip` absorb adjacent white space, `single_word` forbids adjacent word
+    characters, `normalized` matches after normalization, `special` marks a control token.
     """
 
     id: int
@@ -32,10 +31,10 @@ class AddedToken:
 
 
 class AddedTokens:
-    """Finds added tokens in a text, leftmost first, the longest of those that start together."""
+    """Finds added tokens in a text: leftmost, then longest."""
 
     def __init__(self, tokens: Iterable[AddedToken], normalize: Callable[[str], str]) -> None:
-        """Look for the `tokens`, all of one kind, in the form that `normalize` gives them."""
+        """Match `tokens` as normalized by `normalize`."""
         self._tokens: dict[str, AddedToken] = {}
         for token in tokens:
             self._tokens.setdefault(normalize(token.content), token)
@@ -47,8 +46,8 @@ class AddedTokens:
     ) -> Iterator[tuple[int | None, int, int]]:
         """Yield `(id, start, end)` of each token and `(None, start, end)` of the text between.
 
-        `content` are the ranges, ascending, that somebody else wrote into the text. A special
-        token counts only where it touches none of them, any other where it is not half in one.
+        `content` are ascending ranges of untrusted text. A special token must not touch any of
+        them; another token must lie inside or outside, not across a border.
         """
         if not self._tokens:
             if text:
@@ -61,7 +60,7 @@ class AddedTokens:
             start, end = match.span()
             inside, touching = reader.relation(start, end)
             if touching and not inside:
-                # It must not hide a token of the template that begins within it.
+                # Search on inside it: a token of the template may begin there.
                 at = start + 1
                 continue
             at = end
@@ -76,7 +75,7 @@ class AddedTokens:
                     end += 1
             if done < start:
                 yield None, done, start
-            # White space taken in by the token before can be all that this one consists of.
+            # The token before may have absorbed all of this one, if it is white space.
             if start < end:
                 yield token.id, start, end
             done = end
@@ -85,14 +84,14 @@ class AddedTokens:
 
 
 class _Ranges:
-    """How ranges asked for in ascending order lie to given ranges, in one pass over both."""
+    """Relation of ascending queries to given ranges, in one pass over both."""
 
     def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
         self._ranges = ranges
         self._index = 0
 
     def relation(self, start: int, end: int) -> tuple[bool, bool]:
-        """Whether `start : end` lies inside one of the ranges, and whether it touches any."""
+        """Return whether `start : end` lies inside one range, and whether it touches any."""
         ranges = self._ranges
         while self._index < len(ranges) and ranges[self._index][1] <= start:
             self._index += 1
@@ -107,7 +106,7 @@ def _is_space(character: str) -> bool:
 
 
 def _has_neighbors(text: str, match: re.Match[str]) -> bool:
-    """Whether a letter, digit or the like stands directly before or after the match."""
+    """Return whether a word character is adjacent to the match."""
     start, end = match.span()
     before, after = text[max(start - 1, 0) : start], text[end : end + 1]
     return bool(_WORD.match(before) or _WORD.match(after))

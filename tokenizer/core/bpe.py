@@ -1,4 +1,4 @@
-"""Byte-pair encoding of one word, exactly as merging by rank would do it, in linear time."""
+"""Byte-pair encoding of one word: the exact result of merging by rank, in linear time."""
 
 import math
 import re
@@ -9,43 +9,42 @@ from typing import Protocol
 
 from swiftchat.tokenizer.core.trie import Trie
 
-__all__ = ["BytePairEncoding", "Ranks", "merge_long"]
+__all__ = ["BytePairEncoding", "MergeRanks", "merge_with_heap"]
 
-_MOST_PAIRS_REMEMBERED = 1 << 20
-# Up to here merging at once is quicker than looking for what merging would give.
-_SHORT = 32
+_MAX_CACHED_PAIRS = 1 << 20
+# Up to this many symbols, merging is faster than the search over the trie.
+_MAX_DIRECT_MERGE = 32
 _NEVER = math.inf
 
 
-class Ranks(Protocol):
-    """The rank of `left + separator + right`, the lowest of which is merged first.
+class MergeRanks(Protocol):
+    """Ranks of pairs, keyed by `left + separator + right`; the lowest rank is merged first.
 
-    A dict, for one: with pairs as its keys it would take longer to build than all the rest.
-    Without a separator pairs that make the same token have the same rank.
+    Strings as keys instead of pairs make a dict faster to build. Without a separator, pairs that
+    make the same token have the same rank.
     """
 
     def get(self, pair: str, default: float, /) -> float: ...
 
 
 class BytePairEncoding:
-    """Splits a word, a string of symbols, into the tokens that merging by rank ends with.
+    """Splits a word, a string of symbols, into tokens exactly as merging by rank does.
 
-    Merging (join the adjacent pair of lowest rank, the leftmost of equals, until none is left)
-    has two properties. Any run of neighbors in its result is what merging that run alone
-    gives; and tokens of which all neighbors are `compatible` (merging the two as one text
-    gives back the two) are the result of merging the whole. So the result is the one sequence
-    of compatible tokens that spells the word, and is found without merging the word: take the
-    longest token that begins here and is compatible with the one before, else a shorter one,
-    else go back. The tokens up to a place are determined by the text up to there; a place that
-    led nowhere once is therefore dead for good, and every place is visited at most once.
+    Merging joins the adjacent pair of lowest rank, the leftmost of equals, until no pair has a
+    rank. Two tokens are compatible if merging their concatenation gives the two back. A sequence
+    in which all neighbors are compatible is the result of merging the word, and there is only
+    one. It is found without merging: take the longest token that begins here and is compatible
+    with the one before, else a shorter one, else backtrack. The tokens before a position depend
+    only on the text before it, so a position that failed once is dead and each position is
+    visited at most once.
 
-    The idea of compatible pairs with backtracking is that of the Rust crate `bpe` (rust-gems).
+    The idea of compatible pairs with backtracking is from the Rust crate `bpe` (rust-gems).
     """
 
     def __init__(
         self,
         vocab: Mapping[str, int],
-        ranks: Ranks,
+        ranks: MergeRanks,
         separator: str = "",
         *,
         unknown: str | None = None,
@@ -54,10 +53,9 @@ class BytePairEncoding:
     ) -> None:
         """Build from token → id and `left + separator + right` → rank.
 
-        What a merge makes must be in `vocab`. A symbol that is not in
-        `vocab` becomes `unknown` (a run of them one, with `fuse_unknown`) or, where there is
-        none, vanishes. With `ignore_merges` a word that is a token stays whole even where
-        merging would not have reached it.
+        The result of every merge must be in `vocab`. A symbol outside `vocab` becomes `unknown`
+        (with `fuse_unknown` a run of them becomes one), or is dropped if `unknown` is None. With
+        `ignore_merges` a word that is a token stays whole even if merging does not produce it.
         """
         self._vocab = vocab
         self._ranks = ranks
@@ -65,7 +63,7 @@ class BytePairEncoding:
         self._ignore_merges = ignore_merges
         self._trie = Trie(vocab)
         symbols = "".join(token for token in vocab if len(token) == 1)
-        # An empty class is no valid pattern; without any symbol all text is unknown.
+        # An empty character class is invalid; without symbols all text is unknown.
         outside = f"[^{re.escape(symbols)}]" if symbols else r"[\s\S]"
         self._unknown_symbols = re.compile(outside + ("+" if fuse_unknown else ""))
         self._unknown_id = None if unknown is None else vocab[unknown]
@@ -83,7 +81,7 @@ class BytePairEncoding:
         return self._encode_around_unknown(word, self._unknown_id)
 
     def split(self, word: str) -> list[str]:
-        """Return the tokens of `word`; a symbol that is in no token stays as it is."""
+        """Return the tokens of `word`; a symbol outside the vocabulary stays a token of its own."""
         tokens: list[str] = []
         start = 0
         for match in self._unknown_symbols.finditer(word):
@@ -106,7 +104,7 @@ class BytePairEncoding:
         return [vocab[token] for token in self._split(word)]
 
     def _split(self, word: str) -> list[str]:
-        if len(word) <= _SHORT:
+        if len(word) <= _MAX_DIRECT_MERGE:
             return merge(list(word), self._ranks, self._separator)
         fits, prefixes = self._fits, self._trie.prefixes
         tokens: list[str] = []
@@ -137,22 +135,22 @@ class BytePairEncoding:
         return tokens
 
     def _is_compatible(self, left: str, right: str) -> bool:
-        """Whether merging `left + right` gives `left, right`; or `right`, if `left` is empty."""
+        """Return whether merging `left + right` gives `left, right` (`right` for an empty left)."""
         pair = (left, right)
         answer = self._fits.get(pair)
         if answer is None:
             expected = [left, right] if left else [right]
-            if len(self._fits) >= _MOST_PAIRS_REMEMBERED:
+            if len(self._fits) >= _MAX_CACHED_PAIRS:
                 self._fits.clear()
             merged = merge(list(left + right), self._ranks, self._separator)
             self._fits[pair] = answer = merged == expected
         return answer
 
 
-def merge(symbols: list[str], ranks: Ranks, separator: str = "") -> list[str]:
-    """Join the neighbors of lowest rank, the leftmost of equals, until none has a rank."""
-    if len(symbols) > _SHORT:
-        return merge_long(symbols, ranks, separator)
+def merge(symbols: list[str], ranks: MergeRanks, separator: str = "") -> list[str]:
+    """Merge the pair of lowest rank, the leftmost of equals, until no pair has a rank."""
+    if len(symbols) > _MAX_DIRECT_MERGE:
+        return merge_with_heap(symbols, ranks, separator)
     rank_of = ranks.get
     waiting = [rank_of(left + separator + right, _NEVER) for left, right in pairwise(symbols)]
     while waiting and (best := min(waiting)) < _NEVER:
@@ -167,8 +165,8 @@ def merge(symbols: list[str], ranks: Ranks, separator: str = "") -> list[str]:
     return symbols
 
 
-def merge_long(symbols: list[str], ranks: Ranks, separator: str = "") -> list[str]:
-    """`merge` with a heap, n log n; a joined symbol stays in the place of its left part."""
+def merge_with_heap(symbols: list[str], ranks: MergeRanks, separator: str = "") -> list[str]:
+    """Merge as `merge` does, with a heap in O(n log n); a result takes its left part's index."""
     after = list(range(1, len(symbols) + 1))
     before = list(range(-1, len(symbols) - 1))
     heap: list[tuple[float, int, str, str]] = []
@@ -186,7 +184,7 @@ def merge_long(symbols: list[str], ranks: Ranks, separator: str = "") -> list[st
     while heap:
         _, at, left, right = heappop(heap)
         gone = after[at]
-        # An entry is out of date once either side has grown or vanished.
+        # Stale entry: one side has been merged since.
         if gone >= len(symbols) or symbols[at] != left or symbols[gone] != right:
             continue
         symbols[at], symbols[gone] = left + right, ""

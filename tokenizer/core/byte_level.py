@@ -1,4 +1,4 @@
-"""Bytes written as printable characters, the alphabet of byte-level vocabularies (GPT-2)."""
+"""GPT-2's byte alphabet: bytes written as printable characters."""
 
 from collections.abc import Iterable
 
@@ -6,14 +6,14 @@ __all__ = ["symbols_of", "to_bytes", "to_symbols"]
 
 
 def _alphabet() -> list[str]:
-    """The character of each byte: itself if printable in Latin-1, else the next from U+0100."""
+    """Return the character of each byte: itself if printable in Latin-1, else from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 _SYMBOLS = dict(enumerate(_alphabet()))
-_SEPARATOR = "\u2028"  # no symbol, and not in Latin-1
+_SEPARATOR = "\u2028"  # neither a symbol nor in Latin-1
 _BYTES = {ord(symbol): byte for byte, symbol in _SYMBOLS.items()}
 
 
@@ -24,7 +24,7 @@ def to_symbols(text: str) -> str:
 
 def symbols_of(tokens: Iterable[bytes]) -> list[str]:
     """Return each token written in symbols, one for each byte."""
-    # One translation of all is several times faster than one of each.
+    # One translation of all tokens is several times faster than one each.
     return (
         _SEPARATOR.join(token.decode("latin-1") for token in tokens)
         .translate(_SYMBOLS)
@@ -33,11 +33,7 @@ def symbols_of(tokens: Iterable[bytes]) -> list[str]:
 
 
 def to_bytes(token: str) -> bytes:
-    """Return the bytes that `token` stands for.
-
-    A token with any character outside the alphabet, as added tokens may have, stands for
-    itself in UTF-8.
-    """
+    """Return the bytes of `token`; one with a character outside the alphabet is plain UTF-8."""
     try:
         return bytes(map(_BYTES.__getitem__, map(ord, token)))
     except KeyError:

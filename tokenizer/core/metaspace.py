@@ -1,4 +1,4 @@
-"""Spaces as ▁: where words are cut, and how spaces come back in decoding."""
+"""Spaces written as ▁: splitting text into words, and decoding tokens to bytes."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -9,9 +9,9 @@ from swiftchat.tokenizer.core.piece_ids import PieceKind
 __all__ = [
     "Metaspace",
     "byte_of",
-    "first_token_reader",
-    "sentencepiece_reader",
-    "stripping_reader",
+    "first_token_decoder",
+    "sentencepiece_decoder",
+    "stripping_decoder",
     "word_pattern",
 ]
 
@@ -20,10 +20,10 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 @dataclass(frozen=True)
 class Metaspace:
-    """The pre-tokenizer of that name of `tokenizers`: write spaces as `symbol`, cut before each.
+    """The pre-tokenizer `Metaspace` of `tokenizers`: replace spaces by `symbol`, split before it.
 
-    `prepend` puts one in front of text that does not begin with one: "always", "never", or
-    only at the very beginning ("first").
+    `prepend` puts `symbol` in front of text that does not begin with it: "always", "never", or
+    "first" (at the beginning of the whole text).
     """
 
     symbol: str = "▁"
@@ -41,40 +41,43 @@ class Metaspace:
         return filter(None, re.findall(f"{symbol}[^{symbol}]*|[^{symbol}]+", text))
 
 
-def word_pattern(tokens: Iterable[str], *, around_loners: bool = False) -> re.Pattern[str] | None:
-    """A pattern whose matches can be merged one by one, or None where there is no such cut.
+def word_pattern(
+    tokens: Iterable[str], *, cut_single_characters: bool = False
+) -> re.Pattern[str] | None:
+    """Return a pattern whose matches can be encoded one by one, or None if there is none.
 
-    Cutting where no token has these two characters next to each other changes nothing. In most
-    vocabularies ▁ stands at the beginning of tokens only, in some at the end only. A loner is
-    a character that is in no token with another; most Chinese ones are, where that is not the
-    model's language. Cutting there parts what is unknown, too.
+    A cut between two characters that are adjacent in no token does not change the result. In most
+    vocabularies ▁ occurs only at the beginning of tokens, in some only at the end. With
+    `cut_single_characters` text is also cut around characters that share no token with another
+    (most Chinese characters in a vocabulary of another language); this separates adjacent unknown
+    characters, too.
     """
     inside = {token for token in tokens if "▁" in token}
-    social = {character for token in tokens if len(token) > 1 for character in token} - {"▁"}
-    if around_loners and social:
-        members = "".join(map(re.escape, sorted(social)))
-        loner, others = f"[^▁{members}]", f"[{members}]"
+    shared = {character for token in tokens if len(token) > 1 for character in token} - {"▁"}
+    if cut_single_characters and shared:
+        members = "".join(map(re.escape, sorted(shared)))
+        single, others = f"[^▁{members}]", f"[{members}]"
     else:
-        loner, others = "", "[^▁]"
+        single, others = "", "[^▁]"
     if not any(re.search("[^▁]▁", token) for token in inside):
         words = f"▁+{others}*|{others}+"
     elif not any(re.search("▁[^▁]", token) for token in inside):
         words = f"{others}+▁*|▁+"
     else:
         return None
-    return re.compile(f"{words}|{loner}" if loner else words)
+    return re.compile(f"{words}|{single}" if single else words)
 
 
 def byte_of(token: str) -> bytes | None:
-    """The byte that a token <0x00> … <0xFF> stands for."""
+    """Return the byte of a token <0x00> … <0xFF>, None for another token."""
     match = _BYTE.fullmatch(token)
     return bytes.fromhex(match[1]) if match else None
 
 
-def stripping_reader(
+def stripping_decoder(
     token_bytes: Callable[[str], bytes], content: str, most: int
 ) -> Callable[[str], bytes]:
-    """Read tokens by `token_bytes`, leaving out up to `most` of `content` at the beginning."""
+    """Decode by `token_bytes`, dropping up to `most` leading repetitions of `content`."""
     wanted = content.encode()
     left = most
 
@@ -91,8 +94,8 @@ def stripping_reader(
     return read
 
 
-def first_token_reader(symbol: str, strips: bool) -> Callable[[str], bytes]:
-    """Read tokens with `symbol` as a space, leaving it out of the first if it `strips`."""
+def first_token_decoder(symbol: str, strips: bool) -> Callable[[str], bytes]:
+    """Decode `symbol` as a space; with `strips`, drop it from the first token."""
     is_first = strips
 
     def read(token: str) -> bytes:
@@ -103,7 +106,7 @@ def first_token_reader(symbol: str, strips: bool) -> Callable[[str], bytes]:
     return read
 
 
-def sentencepiece_reader(
+def sentencepiece_decoder(
     kinds: dict[str, PieceKind],
     unknown_surface: str,
     surfaces: Mapping[str, str],
@@ -111,11 +114,11 @@ def sentencepiece_reader(
     strips: bool,
     strips_more: bool,
 ) -> Callable[[str], bytes]:
-    """Read pieces as `SentencePieceProcessor::Decode` does.
+    """Decode pieces as `SentencePieceProcessor::Decode` does.
 
-    The pieces among `surfaces` stand for something else than they are called. With `strips`
-    the space of the dummy prefix, one ▁ of the first piece, is left out; with `strips_more` also
-    one of each that follows until there is text.
+    `surfaces` maps pieces to texts that differ from their names. With `strips` one leading ▁ of
+    the first piece, the dummy prefix, is dropped; with `strips_more` also one of each piece after
+    it until there is text.
     """
     at_start = strips
 
@@ -136,7 +139,7 @@ def sentencepiece_reader(
         text = token
         if at_start:
             text = text.removeprefix("▁")
-            # Stripping more, a piece of nothing else leaves the beginning where it was.
+            # With `strips_more`, after a piece of ▁ alone the text has not begun yet.
             at_start = strips_more and not text
         return text.replace("▁", " ").encode()
 

@@ -1,4 +1,4 @@
-"""Ids of pieces, and of what has none."""
+"""Ids of pieces, with byte fallback and the unknown token."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
@@ -18,9 +18,9 @@ class PieceKind(IntEnum):
 
 
 class PieceIds:
-    """Looks up pieces; what is none becomes its bytes, or the unknown token.
+    """Looks up pieces; an unknown piece becomes its bytes, or the unknown token.
 
-    Neighbors that are unknown are one unknown token, unless `fuse` is off.
+    Adjacent unknown pieces become one unknown token, unless `fuse` is off.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a tokenizer does, whichever file it was read from."""
+"""The encoding and decoding steps of a tokenizer, common to all file formats."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,14 +10,13 @@ __all__ = ["TokenizerPipeline"]
 
 @dataclass(frozen=True)
 class TokenizerPipeline:
-    """The steps between text and ids, in their order, and the way back.
+    """Steps from text to ids in their order, and from tokens to bytes.
 
-    `vocab` is the model's own: added tokens that are not in it have their ids in
-    `added_tokens` only. `normalize` rewrites the text between added tokens. `words` cuts it;
-    its second argument says whether the text stands at the very beginning. `encode_word` gives
-    a word's ids, none of which is a control token's. `reader` makes a function that turns
-    tokens into bytes one after the other; a new one for each text, for it may remember where in
-    the text it is. `kind` names all this to people.
+    `vocab` may lack added tokens, whose ids are in `added_tokens`. `normalize` rewrites the text
+    between added tokens. `words` splits it; the second argument is true at the beginning of the
+    whole text. `encode_word` returns the ids of a word, never a control token's. `make_decoder`
+    returns a function from token to bytes that has state, so each text needs its own. `kind` is a
+    name for display.
     """
 
     kind: str
@@ -26,4 +25,4 @@ class TokenizerPipeline:
     normalize: Callable[[str], str]
     words: Callable[[str, bool], Iterable[str]]
     encode_word: Callable[[str], list[int]]
-    reader: Callable[[], Callable[[str], bytes]]
+    make_decoder: Callable[[], Callable[[str], bytes]]

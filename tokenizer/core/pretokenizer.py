@@ -1,4 +1,4 @@
-"""Cutting text into the words that are encoded one by one."""
+"""Pre-tokenization: split text into words that are encoded one by one."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ __all__ = ["PrefixSpace", "Split", "Step", "Symbols", "cut", "time_limit"]
 
 BEHAVIORS = ("Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext")
 
-# A pattern that needs longer than this is one that backtracks without end.
+# A pattern that takes longer than this backtracks exponentially.
 _SECONDS = 1.0
 _SECONDS_PER_CHARACTER = 2e-6
 
 
 @dataclass(frozen=True)
 class Split:
-    """Cut at the matches of a pattern; `behavior` says what becomes of a match.
+    """Split at the matches of a pattern.
 
-    `Isolated`: a word of its own. `Removed`: dropped. `Contiguous`: one word with the matches
-    next to it. `MergedWithPrevious`, `MergedWithNext`: part of that neighbor. With `invert`
-    match and no match change roles.
+    `behavior` of a match: `Isolated` is a word of its own, `Removed` is dropped, `Contiguous` is
+    one word with adjacent matches, `MergedWithPrevious` and `MergedWithNext` join that neighbor.
+    `invert` exchanges matches and the text between them.
     """
 
     pattern: Any  # a compiled pattern of `regex`, which has no types
@@ -32,14 +32,14 @@ class Split:
 
     def __call__(self, text: str) -> Iterable[str]:
         if self.behavior == "Isolated" and not self.pattern.groups:
-            # Where the matches cover the text, as those of most models do, they are the words.
+            # Fast path: in most models the matches cover the text.
             words: list[str] = self.pattern.findall(text, timeout=time_limit(text))
             if sum(map(len, words)) == len(text):
                 return filter(None, words)
         return filter(None, self._words(list(self._ranges(text)), text))
 
     def _ranges(self, text: str) -> Iterator[tuple[bool, int, int]]:
-        """Whether it is a match, its start and its end, for each part of `text` in order."""
+        """Yield `(is_match, start, end)` for each part of `text` in order."""
         start = 0
         for match in self.pattern.finditer(text, timeout=time_limit(text)):
             if start < match.start():
@@ -81,17 +81,17 @@ Step = Split | PrefixSpace | Symbols | Metaspace
 
 
 def cut(text: str, steps: Iterable[Step], at_start: bool = True) -> Iterable[str]:
-    """Return the words of `text`: each step cuts what the one before it left.
+    """Return the words of `text`, split by each step in turn.
 
-    `at_start` says whether nothing stands before `text`. Raises `BadModelFile` when a
-    pattern takes unreasonably long.
+    `at_start` is true if `text` begins the whole text. Raises `BadModelFile` if a pattern exceeds
+    its time limit.
     """
     words: Iterable[str] = (text,)
     try:
         for number, step in enumerate(steps):
             if isinstance(step, Metaspace):
                 words = list(words)
-                # A step may have removed what stood first.
+                # A step may have removed the first word.
                 at_start = at_start and text.startswith(tuple(words[:1]))
                 words = [
                     part
@@ -102,7 +102,7 @@ def cut(text: str, steps: Iterable[Step], at_start: bool = True) -> Iterable[str
             words = step(text) if number == 0 else [part for word in words for part in step(word)]
     except TimeoutError:
         raise BadModelFile(
-            "tokenizer.json: a pattern of pre_tokenizer takes without end on this text"
+            "tokenizer.json: a pattern of pre_tokenizer exceeds its time limit on this text"
         ) from None
     return words
 
@@ -110,7 +110,7 @@ def cut(text: str, steps: Iterable[Step], at_start: bool = True) -> Iterable[str
 def _join(ranges: Iterable[tuple[bool, int, int]], *, contiguous: bool) -> list[tuple[int, int]]:
     """Join each match to the part before it, unless that is a match too.
 
-    With `contiguous` join those that are alike instead.
+    With `contiguous`, join adjacent parts of the same kind instead.
     """
     joined: list[tuple[int, int]] = []
     before: bool | None = None
@@ -125,5 +125,5 @@ def _join(ranges: Iterable[tuple[bool, int, int]], *, contiguous: bool) -> list[
 
 
 def time_limit(text: str) -> float:
-    """The seconds that a pattern may take on `text`."""
+    """Return the seconds that a pattern may take on `text`."""
     return _SECONDS + _SECONDS_PER_CHARACTER * len(text)

@@ -1,4 +1,4 @@
-"""Stop strings: where generated text ends."""
+"""Stop strings: end generated text at the first match."""
 
 from collections.abc import Iterable
 
@@ -6,14 +6,15 @@ __all__ = ["StopMatcher"]
 
 
 class StopMatcher:
-    """Releases text up to the first stop string, holding back what may still become one.
+    """Releases text up to the first stop string; holds back a possible beginning of one.
 
-    The match that ends first wins; of those that end together the longest. So what is released
-    does not depend on how the text was cut into pieces. Once `stopped`, nothing comes out.
+    The match that ends first wins; of those that end together, the longest. The released text
+    does not depend on how the input was split. After a match `stopped` is true and nothing more
+    is released.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
-        """Watch for the `stops`; raises ValueError for an empty one."""
+        """Match any of `stops`; raises ValueError for an empty one."""
         self._stops = tuple(dict.fromkeys(stops))
         if "" in self._stops:
             raise ValueError("a stop string is empty")
@@ -22,7 +23,7 @@ class StopMatcher:
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """Take in more text and return what can no longer be part of a stop string."""
+        """Add text and return the part that cannot belong to a stop string any more."""
         if self.stopped or not text:
             return ""
         text = self._held + text
@@ -36,12 +37,12 @@ class StopMatcher:
         return text[:keep]
 
     def flush(self) -> str:
-        """Return what was held back, at the end of the text."""
+        """Return the text held back, at the end of the answer."""
         rest, self._held = self._held, ""
         return rest
 
     def _unfinished(self, text: str) -> int:
-        """Where the longest end of `text` begins that a stop string could begin with."""
+        """Return the start of the longest suffix of `text` that is a prefix of a stop string."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             end = text[start:]
             if any(stop.startswith(end) for stop in self._stops):

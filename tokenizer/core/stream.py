@@ -1,4 +1,4 @@
-"""Text out of tokens that come one at a time."""
+"""Incremental decoding of tokens to text."""
 
 import codecs
 from collections.abc import Callable
@@ -7,24 +7,24 @@ __all__ = ["TokenStream"]
 
 
 class TokenStream:
-    """Decodes ids one by one; the pieces together are exactly what decoding all at once gives.
+    """Decodes ids one by one; the pieces joined equal the text of all ids decoded at once.
 
-    A character whose bytes are spread over tokens comes out once it is whole; bytes that can
-    no longer become one come out as U+FFFD. What has come out never changes.
+    A character whose bytes span several tokens is returned when it is complete; invalid bytes are
+    returned as U+FFFD. Text that was returned never changes.
     """
 
     def __init__(self, reader: Callable[[], Callable[[int], bytes]]) -> None:
-        """Decode by what `reader` makes for each text: the bytes of its ids, one after another."""
+        """Decode with the function from id to bytes that `reader` makes for each text."""
         self._reader = reader
         self._token_bytes = reader()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """Take in one id and return the text that is now certain, which may be empty."""
+        """Add one id and return the text that is complete now, which may be empty."""
         return self._decoder.decode(self._token_bytes(token_id))
 
     def flush(self) -> str:
-        """Return what is left at the end, U+FFFD for an unfinished character, and start anew."""
+        """Return the rest (U+FFFD for an incomplete character) and reset."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         self._token_bytes = self._reader()

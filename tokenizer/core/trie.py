@@ -1,4 +1,4 @@
-"""The vocabulary as a trie: which tokens begin at a place of a text."""
+"""A trie of the vocabulary: find the tokens that begin at a position of a text."""
 
 from bisect import bisect_left
 from collections.abc import Collection
@@ -10,7 +10,7 @@ __all__ = ["Trie"]
 class _Node:
     """The tokens `low : high` of the sorted vocabulary, which share their first `depth` symbols.
 
-    `token` is the one that ends here; `children` is None until a walk first passes.
+    `token` is the token that ends here; `children` is None until the node is expanded.
     """
 
     __slots__ = ("children", "depth", "high", "low", "token")
@@ -22,10 +22,10 @@ class _Node:
 
 
 class Trie:
-    """Tokens written as strings of symbols; for byte-level vocabularies one symbol is one byte.
+    """Tokens as strings of symbols; in byte-level vocabularies a symbol is a byte.
 
-    The vocabulary is sorted at the first walk, and a node made when a walk first reaches it, by
-    bisection. So memory grows with the part of the vocabulary that texts use.
+    The vocabulary is sorted at the first lookup, and nodes are expanded by bisection when a lookup
+    first reaches them, so memory grows with the part of the vocabulary that texts use.
     """
 
     def __init__(self, tokens: Collection[str]) -> None:
@@ -38,7 +38,7 @@ class Trie:
         return sorted(self._unsorted)
 
     def prefixes(self, text: str, start: int) -> list[str]:
-        """Return the tokens with which `text[start:]` begins, shortest first."""
+        """Return the tokens that are prefixes of `text[start:]`, shortest first."""
         found: list[str] = []
         node = self._root
         for symbol in text[start : start + self._longest]:
@@ -69,7 +69,7 @@ class Trie:
         return children
 
     def _end(self, prefix: str, low: int, high: int) -> int:
-        """The first index after `low` whose token does not begin with `prefix`."""
+        """Return the first index after `low` whose token does not begin with `prefix`."""
         last = ord(prefix[-1])
         if last == 0x10FFFF:
             return high

@@ -6,29 +6,28 @@ from decimal import Decimal
 
 from swiftchat.tokenizer.core.trie import Trie
 
-__all__ = ["UNKNOWN_PENALTY", "Unigram", "score_as_tokenizers_reads_it"]
+__all__ = ["UNKNOWN_PENALTY", "Unigram", "score_as_tokenizers_parses_it"]
 
-# How much worse than the worst piece an unknown character is.
+# Score of an unknown character, below that of the worst piece.
 UNKNOWN_PENALTY = 10.0
 
 
 class Unigram:
-    """Viterbi's algorithm over the pieces that begin at each place, O(word · longest piece).
+    """Viterbi search over the pieces that begin at each position, O(word · longest piece).
 
-    Of two ways equally good the one found first wins, which is the one with the longest last
-    piece. Sums are float64 and begin with the word, as in `tokenizers`; `SentencePieceUnigram`
-    adds otherwise.
+    Of equal scores the first found wins, which has the longest last piece. Sums are float64 and
+    start at the word, as in `tokenizers`; `SentencePieceUnigram` sums in float32.
     (Kudo 2018, "Subword Regularization"; `Unigram::encode_optimized` of `tokenizers`.)
     """
 
     def __init__(self, scores: Mapping[str, float], unknown_score: float) -> None:
-        """Take the pieces' `scores`, and that of a character without a piece of its own."""
+        """Take the scores of the pieces and the score of a character that is no piece."""
         self._scores = scores
         self._trie = Trie(scores)
         self._unknown_score = unknown_score
 
     def edges(self, word: str) -> Iterator[tuple[int, int, float]]:
-        """Start, end and score of each piece in `word`, by start, and of unknown characters."""
+        """Yield `(start, end, score)` of pieces and unknown characters, ordered by start."""
         scores, prefixes = self._scores, self._trie.prefixes
         for start in range(len(word)):
             pieces = prefixes(word, start)
@@ -38,7 +37,7 @@ class Unigram:
                 yield start, start + len(piece), scores[piece]
 
     def split(self, word: str) -> list[str]:
-        """Return the pieces, and the characters without a piece, that spell `word`."""
+        """Return the best segmentation of `word` into pieces and unknown characters."""
         best = [-math.inf] * (len(word) + 1)
         best[0] = 0.0
         came_from = [0] * (len(word) + 1)
@@ -46,13 +45,13 @@ class Unigram:
             total = best[start] + score
             if total > best[end]:
                 best[end], came_from[end] = total, start
-        return way_back(word, came_from)
+        return backtrack(word, came_from)
 
-    def split_surely(self, word: str, error: float) -> list[str] | None:
-        """Return what `split` does, or None if it is not the best by more than rounding.
+    def split_if_unambiguous(self, word: str, error: float) -> list[str] | None:
+        """Return the result of `split`, or None if rounding could change it.
 
-        Each addition may be wrong by up to `error`, so of two sums at a place each by that
-        times the number of characters before it.
+        Each addition has an error of at most `error`, so a sum at a position is wrong by at most
+        `error` times the number of characters before it.
         """
         best = [-math.inf] * (len(word) + 1)
         second = best.copy()
@@ -70,11 +69,11 @@ class Unigram:
             if best[end] - second[end] <= 2 * error * end:
                 return None
             end = came_from[end]
-        return way_back(word, came_from)
+        return backtrack(word, came_from)
 
 
-def way_back(word: str, came_from: list[int]) -> list[str]:
-    """The pieces of `word`, of which each begins where its end `came_from`."""
+def backtrack(word: str, came_from: list[int]) -> list[str]:
+    """Return the pieces of `word`, given the start of the best piece that ends at each index."""
     pieces: list[str] = []
     end = len(word)
     while end:
@@ -85,12 +84,11 @@ def way_back(word: str, came_from: list[int]) -> list[str]:
     return pieces
 
 
-def score_as_tokenizers_reads_it(score: float) -> float:
-    """The number that `tokenizers` makes of this one's shortest spelling, which is near it.
+def score_as_tokenizers_parses_it(score: float) -> float:
+    """Return the float64 that `tokenizers` parses from the shortest decimal form of `score`.
 
-    Its JSON parser takes the digits for an integer and divides it by a power of ten, each
-    rounded. As all files have the shortest spelling, ties like "-- -" and "- --" depend on it.
-    (`f64_from_parts` of serde_json without `float_roundtrip`.)
+    Its JSON parser divides the digits, as an integer, by a power of ten and rounds each. Ties such
+    as "-- -" and "- --" depend on it. (`f64_from_parts` of serde_json without `float_roundtrip`.)
     """
     sign, digits, exponent = Decimal(repr(score)).as_tuple()
     number = float(int("".join(map(str, digits))))

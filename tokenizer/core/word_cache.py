@@ -1,18 +1,18 @@
-"""Words seen before, with their ids."""
+"""A bounded cache from words to ids."""
 
 from collections.abc import Callable
 
 __all__ = ["WordCache"]
 
-_MOST_WORDS = 1 << 16
-_LONGEST_WORD = 64
+_MAX_WORDS = 1 << 16
+_MAX_WORD_CHARACTERS = 64
 
 
 class WordCache(dict[str, list[int]]):
-    """Ids by word; a word that is not there is encoded on the way.
+    """Ids by word; a missing word is encoded.
 
-    Bounded: it starts anew once it holds 65,536 words, and keeps none longer than 64
-    characters. A dict, so that words already known are looked up without a line of Python.
+    It is cleared when it holds 65,536 words, and stores none longer than 64 characters. Being a
+    dict, it looks up known words without running Python code.
     """
 
     def __init__(self, encode: Callable[[str], list[int]]) -> None:
@@ -21,8 +21,8 @@ class WordCache(dict[str, list[int]]):
 
     def __missing__(self, word: str) -> list[int]:
         ids = self._encode(word)
-        if len(word) <= _LONGEST_WORD:
-            if len(self) >= _MOST_WORDS:
+        if len(word) <= _MAX_WORD_CHARACTERS:
+            if len(self) >= _MAX_WORDS:
                 self.clear()
             self[word] = ids
         return ids

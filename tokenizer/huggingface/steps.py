@@ -14,8 +14,8 @@ from swiftchat.tokenizer.core.byte_level import to_bytes
 from swiftchat.tokenizer.core.metaspace import (
     Metaspace,
     byte_of,
-    first_token_reader,
-    stripping_reader,
+    first_token_decoder,
+    stripping_decoder,
 )
 from swiftchat.tokenizer.core.pretokenizer import (
     BEHAVIORS,
@@ -104,7 +104,7 @@ def _replacement(part: dict[str, Any], field: str) -> Change:
             changed: str = pattern.sub(lambda _: content, value, timeout=time_limit(value))
         except TimeoutError:
             raise BadModelFile(
-                "tokenizer.json: a pattern of normalizer takes without end on this text"
+                "tokenizer.json: a pattern of normalizer exceeds its time limit on this text"
             ) from None
         return changed
 
@@ -179,7 +179,7 @@ def reader(spec: Any) -> Callable[[], Callable[[str], bytes]]:
         return lambda: token_bytes
     if kinds == ["Metaspace"]:
         metaspace = _metaspace(found[0][1], found[0][0])
-        return partial(first_token_reader, metaspace.symbol, metaspace.prepend != "never")
+        return partial(first_token_decoder, metaspace.symbol, metaspace.prepend != "never")
     if kinds not in _SPACE_DECODERS:
         refuse_kind("decoder", ", ".join(map(str, kinds))[:60] or None)
     replace = _replacement(found[0][1], found[0][0])
@@ -197,4 +197,4 @@ def reader(spec: Any) -> Callable[[], Callable[[str], bytes]]:
         byte = byte_of(token)
         return token.encode() if byte is None else byte
 
-    return lambda: stripping_reader(token_bytes_of, content, most)
+    return lambda: stripping_decoder(token_bytes_of, content, most)

@@ -123,7 +123,7 @@ def tiktoken_pipeline(
         normalize=encoding.normalize,
         words=lambda text, _: cut(text, [split]),
         encode_word=lambda word: bpe.encode(to_symbols(word)),
-        reader=lambda: token_bytes,
+        make_decoder=lambda: token_bytes,
     )
     named = {"eos_token": encoding.eos}
     return form, named if encoding.bos is None else {**named, "bos_token": encoding.bos}

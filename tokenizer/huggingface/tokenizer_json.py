@@ -14,7 +14,7 @@ from swiftchat.tokenizer.core.metaspace import word_pattern
 from swiftchat.tokenizer.core.piece_ids import PieceIds
 from swiftchat.tokenizer.core.pipeline import TokenizerPipeline
 from swiftchat.tokenizer.core.pretokenizer import Split, Symbols, cut
-from swiftchat.tokenizer.core.unigram import UNKNOWN_PENALTY, Unigram, score_as_tokenizers_reads_it
+from swiftchat.tokenizer.core.unigram import UNKNOWN_PENALTY, Unigram, score_as_tokenizers_parses_it
 from swiftchat.tokenizer.huggingface.checks import MOST_IDS, flag, refuse, refuse_kind, short
 from swiftchat.tokenizer.huggingface.steps import normalizer, reader, steps
 
@@ -65,7 +65,7 @@ def tokenizer_json_pipeline(spec: Any) -> TokenizerPipeline:
         normalize=normalizer(spec.get("normalizer")),
         words=lambda text, at_start: cut(text, stages, at_start),
         encode_word=(lambda word: encode(to_symbols(word))) if makes_symbols else encode,
-        reader=read,
+        make_decoder=read,
     )
 
 
@@ -116,7 +116,7 @@ def _unigram(
     if unknown is not None and (type(unknown) is not int or not 0 <= unknown < len(vocab)):
         refuse("model.unk_id", f"is {short(unknown)}, of {len(vocab)} tokens")
     byte_ids = _byte_ids(model, vocab)
-    scores = {piece: score_as_tokenizers_reads_it(score) for piece, score in scores.items()}
+    scores = {piece: score_as_tokenizers_parses_it(score) for piece, score in scores.items()}
     worst = min(scores.values())
     scores = {piece: score for piece, score in scores.items() if piece not in special}
     unigram = Unigram(scores, worst - UNKNOWN_PENALTY)

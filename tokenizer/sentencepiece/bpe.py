@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 
-from swiftchat.tokenizer.core.bpe import BytePairEncoding, Ranks, merge_long
+from swiftchat.tokenizer.core.bpe import BytePairEncoding, MergeRanks, merge_with_heap
 
 __all__ = ["SentencePieceBpe"]
 
@@ -71,7 +71,7 @@ class SentencePieceBpe:
             if is_user_defined:
                 merged.append(part)
             else:
-                merged += merge_long(list(part), recorder, _SEPARATOR)
+                merged += merge_with_heap(list(part), recorder, _SEPARATOR)
         pieces: list[str] = []
         merged.reverse()
         while merged:
@@ -87,7 +87,7 @@ class _Recorder:
     """Ranks that write down which pair an unused piece was last made of."""
 
     def __init__(
-        self, ranks: Ranks, unused: frozenset[str], halves: dict[str, tuple[str, str]]
+        self, ranks: MergeRanks, unused: frozenset[str], halves: dict[str, tuple[str, str]]
     ) -> None:
         self._ranks, self._unused, self._halves = ranks, unused, halves
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from swiftchat.tokenizer.core.added_tokens import AddedToken
-from swiftchat.tokenizer.core.metaspace import sentencepiece_reader, word_pattern
+from swiftchat.tokenizer.core.metaspace import sentencepiece_decoder, word_pattern
 from swiftchat.tokenizer.core.piece_ids import PieceIds, PieceKind
 from swiftchat.tokenizer.core.pipeline import TokenizerPipeline
 from swiftchat.tokenizer.core.unigram import UNKNOWN_PENALTY
@@ -61,7 +61,9 @@ def sentencepiece_pipeline(
         texts = {piece.text for piece in pieces.values()}
         # Unknown characters on both sides of a cut would be one unknown token.
         cuts = not bpe.has_unused and (model.byte_ids is not None or "▁" in texts)
-        pattern = word_pattern(texts, around_loners=model.byte_ids is not None) if cuts else None
+        pattern = (
+            word_pattern(texts, cut_single_characters=model.byte_ids is not None) if cuts else None
+        )
     # What is unused is taken apart again, or unknown.
     ids_of_text = {p.text: n for n, p in pieces.items() if p.kind != PieceKind.UNUSED}
     ids = PieceIds(ids_of_text, model.unknown_id, model.byte_ids)
@@ -74,8 +76,8 @@ def sentencepiece_pipeline(
         normalize=lambda text: normalize(spaces.write(text)),
         words=lambda text, _: (text,) if pattern is None else pattern.findall(text),
         encode_word=lambda word: ids.look_up(split(word)),
-        reader=partial(
-            sentencepiece_reader,
+        make_decoder=partial(
+            sentencepiece_decoder,
             {piece.text: piece.kind for piece in model.pieces},
             model.unknown_surface,
             spaces.surfaces,
@@ -95,7 +97,9 @@ def _unigram(model: SentencePieceModel, pieces: Iterable[Piece]) -> SentencePiec
         for piece in pieces
     }
     unknown_score = _float32(min([_LARGEST_FLOAT32, *normal]) - UNKNOWN_PENALTY)
-    return SentencePieceUnigram(scores, unknown_score, word_pattern(scores, around_loners=True))
+    return SentencePieceUnigram(
+        scores, unknown_score, word_pattern(scores, cut_single_characters=True)
+    )
 
 
 def _float32(value: float) -> float:

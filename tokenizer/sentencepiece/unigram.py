@@ -6,17 +6,17 @@ from array import array
 from collections.abc import Mapping
 from functools import lru_cache
 
-from swiftchat.tokenizer.core.unigram import Unigram, way_back
+from swiftchat.tokenizer.core.unigram import Unigram, backtrack
 
 __all__ = ["SentencePieceUnigram"]
 
-_MOST_WORDS = 1 << 16
-_MOST_UNSURE = 1 << 10
-_LONGEST_WORD = 32
+_MAX_WORDS = 1 << 16
+_MAX_AMBIGUOUS_WORDS = 1 << 10
+_MAX_WORD_CHARACTERS = 32
 # Sums beyond this are taken back to zero.
 _RESET = 100_000.0
 # Below 2**17, which a word does not reach from there, float32 rounds by 2**-8 at most.
-_LARGEST_SCORE = (2**17 - _RESET) / (_LONGEST_WORD + 2)
+_LARGEST_SCORE = (2**17 - _RESET) / (_MAX_WORD_CHARACTERS + 2)
 _ERROR = 2.0**-8
 
 # The pieces of a word and their scores.
@@ -41,13 +41,13 @@ class SentencePieceUnigram:
         """
         self._unigram = Unigram(scores, unknown_score)
         # For the few words that are split again each time, as lines of dashes.
-        self._edges = lru_cache(_MOST_UNSURE)(lambda word: tuple(self._unigram.edges(word)))
+        self._edges = lru_cache(_MAX_AMBIGUOUS_WORDS)(lambda word: tuple(self._unigram.edges(word)))
         self._scores = scores
         self._unknown_score = unknown_score
         self._longest = max(map(len, scores), default=1)
         largest = max(map(abs, (*scores.values(), unknown_score)))
         self._is_tame = largest <= _LARGEST_SCORE
-        self._near_reset = _RESET - largest * (_LONGEST_WORD + 1)
+        self._near_reset = _RESET - largest * (_MAX_WORD_CHARACTERS + 1)
         self._words = words
         self._known: dict[str, _Split | None] = {}
 
@@ -70,11 +70,11 @@ class SentencePieceUnigram:
 
     def _look_at(self, word: str) -> _Split | None:
         """The pieces of `word` wherever it stands, or None if there is no such certainty."""
-        if len(word) > _LONGEST_WORD or not self._is_tame:
+        if len(word) > _MAX_WORD_CHARACTERS or not self._is_tame:
             return None
-        pieces = self._unigram.split_surely(word, _ERROR)
+        pieces = self._unigram.split_if_unambiguous(word, _ERROR)
         split = pieces and (pieces, [self._scores.get(p, self._unknown_score) for p in pieces])
-        if len(self._known) >= _MOST_WORDS:
+        if len(self._known) >= _MAX_WORDS:
             self._known.clear()
         self._known[word] = split or None
         return split or None
@@ -98,7 +98,7 @@ class SentencePieceUnigram:
         best[0] = total
         came_from = [0] * (len(word) + 1)
         last = -1
-        short = len(word) <= _LONGEST_WORD
+        short = len(word) <= _MAX_WORD_CHARACTERS
         for start, end, score in self._edges(word) if short else self._unigram.edges(word):
             if start != last:
                 last = start
@@ -111,4 +111,4 @@ class SentencePieceUnigram:
                 best[end] = best[start] + score
                 if best[end] > rival:
                     came_from[end] = start
-        return way_back(word, came_from), best[-1]
+        return backtrack(word, came_from), best[-1]
