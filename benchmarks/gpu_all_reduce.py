@@ -1,8 +1,8 @@
-"""All-reduce of a decode step's sizes between the GPUs of this machine, in a CUDA graph.
+"""All-reduce of a decode step's sizes between the GPUs of this machine, in CUDA graphs.
 
-Ours (with the residual add, and with the norm after it), NCCL's and torch's symmetric memory, each
-alone in a graph of many, one after the other in one run; µs an exchange, the slowest rank's median.
-NVLink multicast stays off.
+Compares swiftchat's kernel (with the residual add, and with a norm after it), NCCL and torch's
+symmetric memory in one run, each in a graph of its own. Prints µs per all-reduce: the median of
+the slowest rank. NVLink multicast stays off.
 
     python benchmarks/gpu_all_reduce.py --world 2
 """
@@ -29,7 +29,7 @@ REPEATS, ROUNDS = 100, 15
 
 
 def timed(work: Callable[[int], None]) -> float:
-    """Median µs of one call of `work`, of graphs with many of them."""
+    """Median µs of one call of `work` in a graph of many calls."""
     for i in range(4):
         work(i)
     torch.cuda.synchronize()
@@ -41,7 +41,7 @@ def timed(work: Callable[[int], None]) -> float:
     for _ in range(ROUNDS):
         dist.barrier()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        graph.replay()  # so that all ranks are in step before the clock starts
+        graph.replay()  # synchronizes the ranks before the timing starts
         start.record()
         graph.replay()
         end.record()
@@ -63,18 +63,18 @@ def measure(rank: int, world: int, folder: str, sizes: list[int]) -> None:
     dist.init_process_group("nccl", store=store, rank=rank, world_size=world, device_id=device)
     gpu = Gpu(device, CubinCache(None))
 
-    def exchange(mine: bytes) -> list[bytes]:
-        everybodys: list[bytes] = [b""] * world
-        dist.all_gather_object(everybodys, mine)
-        return everybodys
+    def all_gather_bytes(local: bytes) -> list[bytes]:
+        gathered: list[bytes] = [b""] * world
+        dist.all_gather_object(gathered, local)
+        return gathered
 
-    memory = PeerMemory(gpu, 16 * world * max(sizes), rank, exchange)
+    memory = PeerMemory(gpu, 16 * world * max(sizes), rank, all_gather_bytes)
     peer_buffers = [memory.allocate(max(sizes)) for _ in range(2)]
     dist.barrier()
     found: dict[str, dict[str, float]] = {}
-    for numbers in sizes:
-        x = torch.zeros(1, numbers, device=device)
-        part = torch.randn(1, numbers, device=device).bfloat16()
+    for num_elements in sizes:
+        x = torch.zeros(1, num_elements, device=device)
+        part = torch.randn(1, num_elements, device=device).bfloat16()
         weight, out = torch.ones_like(part[0]), torch.empty_like(part)
         other = part.clone()
 
@@ -89,12 +89,12 @@ def measure(rank: int, world: int, folder: str, sizes: list[int]) -> None:
         }
         for name, time in symmetric(part, world).items():
             row[name] = time
-        found[f"{2 * numbers} bytes of bf16"] = row
-    slowest = [None] * world
-    dist.all_gather_object(slowest, found)
+        found[f"{2 * num_elements} bytes of bf16"] = row
+    by_rank = [None] * world
+    dist.all_gather_object(by_rank, found)
     if rank == 0:
         merged = {
-            size: {name: max(of[size][name] for of in slowest) for name in row}  # type: ignore[index]
+            size: {name: max(times[size][name] for times in by_rank) for name in row}  # type: ignore[index]
             for size, row in found.items()
         }
         print(
@@ -108,7 +108,7 @@ def measure(rank: int, world: int, folder: str, sizes: list[int]) -> None:
 
 
 def symmetric(part: torch.Tensor, world: int) -> dict[str, float]:
-    """Torch's symmetric memory, one-shot and two-shot."""
+    """µs of torch's symmetric-memory all-reduces, one-shot and two-shot."""
     import torch.distributed._symmetric_memory as symm_mem
 
     group = dist.group.WORLD
@@ -126,10 +126,10 @@ def symmetric(part: torch.Tensor, world: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--world", type=int, default=torch.cuda.device_count())
-    parser.add_argument("--numbers", type=int, nargs="+", default=[4096, 8192, 65536])
+    parser.add_argument("--elements", type=int, nargs="+", default=[4096, 8192, 65536])
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(measure, (args.world, str(Path(folder)), args.numbers), nprocs=args.world)
+        mp.spawn(measure, (args.world, str(Path(folder)), args.elements), nprocs=args.world)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A decode step on the GPU with random weights: whole, and kernel by kernel.
+"""A decode step on the GPU with random weights: the whole step, and each kernel.
 
-    python benchmarks/gpu_decode.py [--shape llama-3.1-8b[:int4]] [--context 1024 …] [--lanes 1 …]
+    python benchmarks/gpu_decode.py [--shape llama-3.1-8b[:int4]] [--context 1024 …] [--rows 1 …]
 
-Steps are replayed graphs timed by device events; the ceiling is the fastest read of the same
-run (cuBLAS, a vocabulary's matrix by a vector).
+Steps are replayed graphs, timed by device events. The bandwidth ceiling is the fastest read
+measured in the same run (cuBLAS GEMV of a large matrix).
 """
 
 import argparse
@@ -25,26 +25,25 @@ from swiftchat.engine.schedule.scheduler import Sequence
 CUBINS = Path(tempfile.gettempdir(), "swiftchat-bench-cubins")
 
 
-def lanes_at(engine: Engine, num_lanes: int, context: int, params: SamplingParams) -> None:
-    """Put so many sequences of this length, with random keys and values, into the lanes."""
+def load_rows(engine: Engine, num_rows: int, context: int, params: SamplingParams) -> None:
+    """Load sequences of `context` computed tokens into the decode batch."""
     size = engine.config.block_size
     sequences = []
-    for lane in range(num_lanes):
-        sequence = Sequence(lane, [5] * (context + 1), params)
+    for row in range(num_rows):
+        sequence = Sequence(row, [5] * (context + 1), params)
         sequence.num_computed = context
         blocks = -(-min(context + 200, engine.ctx_size_tokens) // size)
-        sequence.block_table = list(range(lane * blocks, (lane + 1) * blocks))
-        assert (lane + 1) * blocks <= engine.allocator.num_blocks
+        sequence.block_table = list(range(row * blocks, (row + 1) * blocks))
+        assert (row + 1) * blocks <= engine.allocator.num_blocks
         sequences.append(sequence)
-    engine.graph_decode._step.lanes.reset()
-    engine.graph_decode._step.lanes.load(sequences, [7] * num_lanes)
+    engine.graph_decode.runner.batch.load(sequences, [7] * num_rows)
 
 
-def breakdown(engine: Engine, num_lanes: int, ceiling: float) -> None:
-    """Each kernel of a step alone: all its launches of the step in one graph, in their order."""
+def breakdown(engine: Engine, num_rows: int, ceiling: float) -> None:
+    """Time each kernel of a step: all its launches in a graph of their own, in order."""
     gpu, kinds = engine.gpu, defaultdict(list)
     gpu.launches = []
-    engine.graph_decode._step.run(num_lanes)
+    engine.graph_decode.runner.launch_kernels(num_rows)
     for launch in gpu.launches:
         kind = f"{launch.spec.name} {launch.spec.defines.get('EPILOGUE', '').lower()}"
         kinds[kind].append(launch)
@@ -76,21 +75,21 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--context", type=int, nargs="+", default=[128, 1024])
-    parser.add_argument("--lanes", type=int, nargs="+", default=[1])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1])
     parser.add_argument("--prefill", type=int, nargs="*", default=[])
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--breakdown", action="store_true")
     args = parser.parse_args()
     ceiling = bandwidth_ceiling_bytes_per_s(torch.device("cuda", 0))
-    print(f"{torch.cuda.get_device_name()}; read ceiling {ceiling / 1e12:.2f} TB/s")
+    print(f"{torch.cuda.get_device_name()}; bandwidth ceiling {ceiling / 1e12:.2f} TB/s")
     longest = min(max([*args.context, *args.prefill, 1024]) + 512, 131_072)
     config = EngineConfig(
         device="cuda",
         dtype=args.dtype,
         dummy=args.shape,
         ctx_size_tokens=longest,
-        cache_tokens=max(args.lanes) * longest + 8192,
-        max_num_seqs=max([*args.lanes, 16]),
+        cache_tokens=max(args.rows) * longest + 8192,
+        max_num_seqs=max([*args.rows, 16]),
         kv_dtype=args.kv_dtype,
     )
     started = time.perf_counter()
@@ -100,31 +99,30 @@ def main() -> None:
         f"{args.shape}: ready in {took:.2f} s, of which {engine.gpu.compile_s:.2f} s compiling; "
         f"{memory_gb:.1f} GB"
     )
-    numbers, *factors = engine.cache.tensors
-    if factors:  # codes, of which these are numbers in both forms
-        numbers.random_(0, 100)
-        factors[0].fill_(0.02)
+    elements, *scales = engine.cache.tensors
+    if scales:  # these bytes are finite values in int8 and in fp8
+        elements.random_(0, 100)
+        scales[0].fill_(0.02)
     else:
-        numbers.normal_()
-    step = engine.graph_decode._step
+        elements.normal_()
     params = SamplingParams(temperature=args.temperature)
     weights = engine.info.weights_bytes - engine.info.table_bytes
-    for num_lanes in args.lanes:
+    for num_rows in args.rows:
         for context in args.context:
-            lanes_at(engine, num_lanes, context, params)
-            graph = step.prepare(num_lanes)
+            load_rows(engine, num_rows, context, params)
+            graph = engine.graph_decode.runner.graph(num_rows)
             us = median_us(graph.replay)
-            moved = weights + num_lanes * context * engine.cache.num_bytes // (
+            moved = weights + num_rows * context * engine.cache.num_bytes // (
                 engine.allocator.num_blocks * config.block_size
             )
             print(
-                f"  lanes {num_lanes:2} context {context:6}: {us:7.0f} us a step, "
-                f"{num_lanes * 1e6 / us:7.1f} tok/s, {moved / us / 1e6:.2f} TB/s "
+                f"  rows {num_rows:2} context {context:6}: {us:7.0f} us a step, "
+                f"{num_rows * 1e6 / us:7.1f} tok/s, {moved / us / 1e6:.2f} TB/s "
                 f"{moved / us * 1e6 / ceiling:.0%}",
                 flush=True,
             )
             if args.breakdown:
-                breakdown(engine, num_lanes, ceiling)
+                breakdown(engine, num_rows, ceiling)
     if args.prefill:
         measure_prefill(engine, args.prefill)
     measure_loop(engine)
@@ -134,7 +132,7 @@ def measure_prefill(engine: Engine, lengths: list[int]) -> None:
     for length in lengths:
         times = []
         for i in range(4):
-            # Beginning with tokens no other prompt begins with: nothing is reused.
+            # A unique first token, so that no cached prefix is reused.
             prompt = [(7 * j + i * 1000 + length + 11) % engine.vocab_size for j in range(length)]
             engine.add(i, prompt, SamplingParams(temperature=0, max_tokens=1))
             torch.cuda.synchronize()
@@ -147,7 +145,7 @@ def measure_prefill(engine: Engine, lengths: list[int]) -> None:
 
 
 def measure_loop(engine: Engine) -> None:
-    """Tokens a second through the whole generation loop, by the host's clock."""
+    """Tokens a second of the whole generation loop, in wall time."""
     engine.add(0, [11, 12, 13], SamplingParams(temperature=0.7, max_tokens=300, seed=1))
     for _ in range(20):
         engine.step()

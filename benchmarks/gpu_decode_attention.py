@@ -1,10 +1,9 @@
-"""Decode attention at batch 1 against the read ceiling of the same run, 8 KV heads, d = 128:
-caches in bf16 and, with --kv-dtype, in codes.
+"""Decode attention of one row against the bandwidth ceiling of the same run.
 
     python benchmarks/gpu_decode_attention.py [--kv-dtype auto fp8] [context ...]
 
-One CUDA graph holds a launch for each layer, at least 32, every one over its own blocks of a cache
-larger than L2.
+8 KV heads of 128 elements; the cache is bf16 or, with --kv-dtype, quantized. A CUDA graph holds at
+least 32 launches, each over blocks of its own, so that together they read more than L2 holds.
 """
 
 import argparse
@@ -20,34 +19,34 @@ from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
 
 KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 64
 GROUPS = (4, 8)
-FOOTPRINT = 2**28  # bytes that all launches of a graph read at least: five times the L2
+FOOTPRINT = 2**28  # minimum bytes read by all launches of a graph: five times the L2
 
 
-def token_bytes(form: str) -> int:
-    return 2 * KV_HEADS * (2 * HEAD_DIM if form == "auto" else HEAD_DIM + 4)
+def token_bytes(kv_dtype: str) -> int:
+    return 2 * KV_HEADS * (2 * HEAD_DIM if kv_dtype == "auto" else HEAD_DIM + 4)
 
 
-def launch_us(gpu: Gpu, context: int, group: int, form: str) -> float:
-    """Time of a launch among others like it."""
-    layers = max(32, -(-FOOTPRINT // (context * token_bytes(form))))
+def launch_us(gpu: Gpu, context: int, group: int, kv_dtype: str) -> float:
+    """Median time of one launch."""
+    layers = max(32, -(-FOOTPRINT // (context * token_bytes(kv_dtype))))
     blocks = -(-context // BLOCK_SIZE)
     rows = (layers * blocks, 2 * KV_HEADS, BLOCK_SIZE)
-    codes, dtype = None, torch.bfloat16
-    if form != "auto":
-        codes, dtype = KVScales(form, torch.full(rows, 0.02, device="cuda")), torch.int8
+    scales, dtype = None, torch.bfloat16
+    if kv_dtype != "auto":
+        scales, dtype = KVScales(kv_dtype, torch.full(rows, 0.02, device="cuda")), torch.int8
     cache = torch.empty(*rows, HEAD_DIM, device="cuda", dtype=dtype)
     for part in cache.split(1024):
-        part.normal_() if codes is None else part.random_(0, 100)
+        part.normal_() if scales is None else part.random_(0, 100)
     tables = torch.randperm(layers * blocks, device="cuda").int().view(layers, 1, blocks)
     length = torch.tensor([context], device="cuda", dtype=torch.int32)
     q = torch.randn(1, KV_HEADS * group, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(q)
     workspace = decode_attention_workspace(gpu, *q.shape)
-    # Each table starts at 16 bytes, as the operation demands.
-    of_layers = [tables[layer].clone() for layer in range(layers)]
+    # Clones, because each table must be aligned to 16 bytes.
+    layer_tables = [tables[layer].clone() for layer in range(layers)]
 
     def run() -> None:
-        for table in of_layers:
+        for table in layer_tables:
             decode_attention(
                 gpu,
                 q,
@@ -58,7 +57,7 @@ def launch_us(gpu: Gpu, context: int, group: int, form: str) -> float:
                 out=out,
                 workspace=workspace,
                 early_reads=True,
-                kv_scales=codes,
+                kv_scales=scales,
             )
 
     return median_us(captured(run).replay) / layers
@@ -73,12 +72,12 @@ def main() -> None:
     args = parser.parse_args()
     gpu = Gpu(torch.device("cuda", 0), CubinCache(None))
     ceiling = bandwidth_ceiling_bytes_per_s(torch.device("cuda", 0)) / 1e12
-    print(f"{torch.cuda.get_device_name()}, read ceiling {ceiling:.2f} TB/s (cuBLAS)")
-    for form, group, context in itertools.product(args.kv_dtype, GROUPS, args.contexts):
-        us = launch_us(gpu, context, group, form)
-        rate = context * token_bytes(form) / us / 1e6
+    print(f"{torch.cuda.get_device_name()}, bandwidth ceiling {ceiling:.2f} TB/s (cuBLAS)")
+    for kv_dtype, group, context in itertools.product(args.kv_dtype, GROUPS, args.contexts):
+        us = launch_us(gpu, context, group, kv_dtype)
+        rate = context * token_bytes(kv_dtype) / us / 1e6
         print(
-            f"{form}, group {group}, context {context:6}: {us:7.2f} µs, {rate:5.2f} TB/s, "
+            f"{kv_dtype}, group {group}, context {context:6}: {us:7.2f} µs, {rate:5.2f} TB/s, "
             f"{rate / ceiling:4.0%} of the ceiling",
             flush=True,
         )

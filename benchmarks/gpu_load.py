@@ -1,8 +1,8 @@
-"""Seconds from a checkpoint in the page cache to weights on the GPU, beside one large pinned copy.
+"""Seconds to load a checkpoint from the page cache to the GPU, beside one large pinned copy.
 
     python benchmarks/gpu_load.py [--shape llama-3.1-8b] [--folder FOLDER]
 
-Writes a checkpoint of random weights first, in shards, and removes it.
+Writes a sharded checkpoint of random weights to a temporary folder first.
 """
 
 import argparse
@@ -27,10 +27,10 @@ TENSORS_A_SHARD = 60
 
 
 def write_checkpoint(shape: str, folder: Path) -> int:
-    """Random weights; how many bytes."""
+    """Write random weights; return their size in bytes."""
     (folder / "config.json").write_text(json.dumps(dict(DUMMY_CONFIGS[shape])))
     expected = expected_tensors(dummy_config(shape))
-    names, where, total = iter(expected), {}, 0
+    names, weight_map, total = iter(expected), {}, 0
     for shard in itertools.count():
         tensors = {
             name: torch.randn(expected[name], device="cuda", dtype=torch.bfloat16).cpu()
@@ -39,9 +39,9 @@ def write_checkpoint(shape: str, folder: Path) -> int:
         if not tensors:
             break
         save_file(tensors, folder / f"model-{shard}.safetensors")
-        where |= dict.fromkeys(tensors, f"model-{shard}.safetensors")
+        weight_map |= dict.fromkeys(tensors, f"model-{shard}.safetensors")
         total += sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": where}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return total
 
@@ -49,7 +49,7 @@ def write_checkpoint(shape: str, folder: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shape", default="llama-3.1-8b")
-    parser.add_argument("--folder", help="where to write; the default is for temporary files")
+    parser.add_argument("--folder", help="parent of the temporary folder")
     args = parser.parse_args()
     device = torch.device("cuda", 0)
     with tempfile.TemporaryDirectory(dir=args.folder) as name:

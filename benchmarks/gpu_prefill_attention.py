@@ -1,8 +1,8 @@
-"""Our prefill attention beside torch's, causal, of a Llama-3.1-8B layer in bf16.
+"""Prefill attention of a Llama-3.1-8B layer in bf16, causal, beside torch's.
 
     python benchmarks/gpu_prefill_attention.py
 
-TFLOP/s of the visible half of the scores: 4 · S² / 2 · heads · head_dim in the median time.
+TFLOP/s count the unmasked half of the scores: 4 · S² / 2 · heads · head_dim per median time.
 """
 
 from collections.abc import Callable

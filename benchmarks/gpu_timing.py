@@ -1,4 +1,4 @@
-"""What the GPU benchmarks share: times by device events, and the ceiling of a read."""
+"""Shared by the GPU benchmarks: device timing, graph capture, and the bandwidth ceiling."""
 
 import statistics
 from collections.abc import Callable
@@ -11,7 +11,7 @@ __all__ = ["bandwidth_ceiling_bytes_per_s", "captured", "median_us"]
 
 
 def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """A graph of what `run` launches; it is run once before."""
+    """Run once, then capture the launches of `run` in a graph."""
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -21,7 +21,7 @@ def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
 
 
 def median_us(run: Callable[[], object], repeats: int = 25) -> float:
-    """Median time of a run on the device, after three that do not count."""
+    """Median time of a run on the device, without three warm-up runs."""
     times = []
     for _ in range(repeats + 3):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

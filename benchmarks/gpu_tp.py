@@ -1,9 +1,9 @@
-"""Decoding on several GPUs against one: start-up, ms a token, and how much quicker than one GPU.
+"""Decoding on several GPUs: start-up time, ms a step and ms to the first token.
 
     python benchmarks/gpu_tp.py --shape llama-3.1-8b --tp 1 2 4 [--context 128 1024] [--json FILE]
-    python benchmarks/gpu_tp.py --shape llama-3.1-8b --tp 1 2 --pp 1 2      stages, and both
+    python benchmarks/gpu_tp.py --shape llama-3.1-8b --tp 1 2 --pp 1 2      with pipeline stages
 
-Random weights; each number of GPUs in a process of its own, one after the other in one run.
+Random weights; each combination in a process of its own, one after the other in one run.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--tp", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--pp", type=int, nargs="+", default=[1], help="each with each --tp")
+    parser.add_argument("--pp", type=int, nargs="+", default=[1], help="combined with each --tp")
     parser.add_argument("--context", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--json", type=Path)

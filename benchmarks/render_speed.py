@@ -1,11 +1,10 @@
-"""How long the terminal takes over each piece of an answer: ordinary ones, and hostile ones.
+"""CPU time to render each piece of an answer, for ordinary and for hostile texts.
 
     python benchmarks/render_speed.py [--columns 80]
 
-Prints for each text the number of pieces, and the CPU time of all, of the median and of the
-slowest, in milliseconds; wall time would count whatever else runs. A piece is a token of about
-four characters; they come as if a hundred a second did, so every fifth draws. Limits: 16 ms for
-ordinary text, 100 ms for hostile.
+Prints for each text the number of pieces and the CPU time in milliseconds: in total, of the median
+piece and of the slowest. A piece is a token of about four characters; they arrive at a simulated
+100 a second, so every fifth is drawn. Limits: 16 ms for ordinary text, 100 ms for hostile text.
 """
 
 import argparse
@@ -49,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--columns", type=int, default=80)
     columns = parser.parse_args().columns
-    preload(Style("markdown"))  # as a chat does while the engine loads
+    preload(Style("markdown"))  # as the chat does while the engine loads
     print(f"{'':28} {'pieces':>8} {'all ms':>9} {'median':>8} {'slowest':>8}")
     for name, text in TEXTS.items():
         times = measure(text, columns)
@@ -60,12 +59,12 @@ def main() -> None:
 
 
 def measure(text: str, columns: int, piece_chars: int = 4) -> list[float]:
-    """Milliseconds of each piece, the last being that of the end."""
+    """Return the milliseconds of each piece and, last, of the end of the answer."""
     view = MarkdownView(
         Style("markdown", True, True),
         None,
         "model",
-        write=lambda written: None,
+        write=lambda text: None,
         size=lambda: (columns, 40),
         clock=lambda: clock_s,
     )

@@ -1,7 +1,7 @@
-"""Starts and stops engines of several ranks, and tells what is left of them: exit status 1.
+"""Start and stop engines with several ranks; exit with status 1 if they leak anything.
 
-They are ended in turn while they load, when they are ready, and while they answer. Looks for
-processes, temporary files, shared memory, and descriptors of this process.
+Ends them in turn while loading, while answering, and when ready. Checks for remaining processes,
+temporary files, shared memory, and file descriptors of this process.
 
     python benchmarks/start_stop.py --cycles 200 --tp 2 [--pp 2]
 """
@@ -47,7 +47,7 @@ UNTIL: tuple[Callable[[EngineClient], object], ...] = (load, answer, EngineClien
 
 
 def cycle(config: EngineConfig, until: Callable[[EngineClient], object]) -> list[psutil.Process]:
-    """Start an engine and end it; its processes."""
+    """Start an engine and end it; return its processes."""
     with EngineClient(config, Path()) as client:
         until(client)
         worker = psutil.Process(client.pid)
@@ -55,7 +55,7 @@ def cycle(config: EngineConfig, until: Callable[[EngineClient], object]) -> list
 
 
 def ends(process: psutil.Process) -> bool:
-    """Whether it is gone within 5 s; it is also if nobody has asked for its exit status."""
+    """Whether the process is gone, or a zombie, within 5 s."""
     deadline = time.monotonic() + 5
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > deadline:
@@ -65,7 +65,7 @@ def ends(process: psutil.Process) -> bool:
 
 
 def shared_memory() -> set[str]:
-    """The names of this user's shared memory."""
+    """Names of this user's shared memory objects."""
     folder = Path("/dev/shm")
     return {file.name for file in folder.iterdir() if file.owner() == Path.home().owner()}
 
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--pp", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
-    shared, left = shared_memory(), []
+    shared, leaked = shared_memory(), []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = str(Path(folder) / "tmp")
         Path(os.environ["TMPDIR"]).mkdir()
@@ -86,20 +86,19 @@ def main() -> None:
         config = EngineConfig(
             device=args.device, dummy=str(shape), tp=args.tp, pp=args.pp, num_threads=1
         )
-        cycle(config, load)  # so that what this process opens once is open
+        cycle(config, load)  # opens the descriptors that this process opens only once
         opened = psutil.Process().num_fds()
         for number in range(args.cycles):
             processes = cycle(config, UNTIL[number % len(UNTIL)])
-            left += [f"process {process}" for process in processes if not ends(process)]
-        left += [f"file {file}" for file in Path(os.environ["TMPDIR"]).iterdir()]
-        left += [f"{psutil.Process().num_fds() - opened} descriptors"] * (
+            leaked += [f"process {process}" for process in processes if not ends(process)]
+        leaked += [f"file {file}" for file in Path(os.environ["TMPDIR"]).iterdir()]
+        leaked += [f"{psutil.Process().num_fds() - opened} descriptors"] * (
             psutil.Process().num_fds() != opened
         )
-    left += [f"shared memory {name}" for name in shared_memory() - shared]
-    print(
-        f"{args.cycles} cycles of {args.tp * args.pp} ranks, left: {', '.join(left) or 'nothing'}"
-    )
-    sys.exit(bool(left))
+    leaked += [f"shared memory {name}" for name in shared_memory() - shared]
+    found = ", ".join(leaked) or "nothing"
+    print(f"{args.cycles} cycles of {args.tp * args.pp} ranks, leaked: {found}")
+    sys.exit(bool(leaked))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""How long swiftchat takes before it is of use: `--help`, the prompt, and one answer.
+"""Start-up times of swiftchat: `--help`, the prompt, and one answer.
 
     python benchmarks/startup.py [MODEL] [RUNS]
 
-The prompt is timed in a pty, from the start of the process to the byte that completes `>>>`.
-What `swiftchat -p` adds to an answer is all its time but the engine's own: from starting the worker
-until it is ready, from the question's ids to the last token, and its end. Of each the median and
-the least are printed: on a machine that does other things the least is nearer to what the program
-is to blame for.
+The prompt is timed in a pty, from the start of the process to the byte that completes `>>>`. "not
+engine" is the time of `swiftchat -p` without the engine's: starting the worker until it is ready,
+generating, and closing. Prints median and minimum of each; on a busy machine the minimum is the
+better estimate.
 """
 
 import os
@@ -22,11 +21,11 @@ from swiftchat.weights.hub.package_index import DEFAULT_MODEL
 from swiftchat.weights.store import default_store
 
 SWIFTCHAT = [sys.executable, "-m", "swiftchat.chat"]
-# Runs swiftchat, and tells on stderr how long it waited for the engine.
+# Runs swiftchat and prints to stderr how long it waited for the engine.
 _TIMED = """
 import sys, time
 from swiftchat.chat import cli
-from swiftchat.engine import client
+from swiftchat.engine.api import client
 
 spans = {}
 def timed(cls, name, begins=None, ends=None):
@@ -47,7 +46,7 @@ def events(self):
     yield from iterate(self)
     spans["answer"][1] = time.perf_counter()
 client.Generation.__iter__ = events
-# A second `wait_ready`, by the answer, returns at once and must not lengthen the loading.
+# A second call of `wait_ready` returns at once and must not extend the span of loading.
 ready = client.EngineClient.wait_ready
 def first_ready(self, *args):
     if self.info: return self.info
@@ -78,7 +77,7 @@ def prompt_s(model: Path) -> float:
 
 
 def one_shot_s(model: Path) -> tuple[float, float]:
-    """The whole, and what of it is not the engine's."""
+    """Return the total time and the part outside the engine."""
     options = ["-m", str(model), "-p", "What is the capital of France?", "-n", "8", "--temp", "0"]
     start = time.perf_counter()
     done = subprocess.run(

@@ -1,13 +1,13 @@
-"""Ids compared with the reference libraries', over megabytes of many languages; 0 may differ.
+"""Compare token ids with the reference libraries over megabytes of many languages.
 
     python benchmarks/tokenizer_corpus.py VOCABULARIES [--only NAME] [--megabytes 6]
         [--strings 100000] [--seed 0]
 
 VOCABULARIES is a folder of *.model and *.gguf files. A SentencePiece model is compared with
-`sentencepiece`, and the tokenizer.json that transformers makes of it with `tokenizers`; so is
-the tokenizer.json that we make of a byte-level GGUF. The corpus is prose and code of the Python
-installation, sentences of the vocabularies' own words in each script, and characters drawn from
-ranges; it is encoded line by line, in chunks of many lines, and as short random strings.
+`sentencepiece`, the tokenizer.json that transformers makes of it with `tokenizers`, and so is the
+tokenizer.json that swiftchat makes of a byte-level GGUF. The corpus is prose and code of the Python
+installation, sentences of the vocabularies' words in each script, and random characters; it is
+encoded by line, in chunks of many lines, and as short random strings. Expected: no difference.
 """
 
 import argparse
@@ -121,7 +121,7 @@ def transformers_json(model: Path, kind: str) -> dict[str, Any]:
 
 
 def legacy(spec: dict[str, Any]) -> dict[str, Any]:
-    """The form of the same tokenizer that transformers wrote for Llama 2 at first."""
+    """The same tokenizer as the first transformers versions wrote it for Llama 2."""
     prepend = {"type": "Prepend", "prepend": "▁"}
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     steps = {"type": "Sequence", "normalizers": [prepend, replace]}
@@ -131,7 +131,7 @@ def legacy(spec: dict[str, Any]) -> dict[str, Any]:
 def json_pair(name: str, spec: dict[str, Any]) -> Pair:
     library = tokenizers.Tokenizer.from_str(json.dumps(spec))
     ours = Tokenizer.from_json(spec)
-    # As a template writes it: control tokens count, as they do for the library.
+    # `encode_rendered` recognizes control tokens, as the library does.
     return Pair(
         name,
         lambda text: ours.encode_rendered(text, []),
@@ -197,16 +197,16 @@ def sentence(vocabulary: list[str], glue: str, random: random.Random) -> str:
 
 @cache
 def is_known(character: str) -> bool:
-    """Whether all the libraries know it: the NFC of `tokenizers` is of about Unicode 9."""
+    """Whether all libraries know a character: the NFC of `tokenizers` is of about Unicode 9."""
     if unicodedata.category(character) == "Cn":
         return False
-    # A mark that is known goes before the iota, which is below the line and comes last.
+    # NFC moves a known mark before the iota subscript, which sorts last.
     text = "a\u0345" + character
     return NFC.normalize_str(text) == unicodedata.normalize("NFC", text)
 
 
 def hostile(random: random.Random) -> str:
-    """A short string of whatever there is, in a mixture of its own."""
+    """A short random string with a random mixture of character kinds."""
     kinds: list[Callable[[], str]] = [
         lambda: chr(random.randrange(0x20, 0x7F)),
         lambda: chr(random.randrange(0x110000)),
@@ -222,12 +222,12 @@ def hostile(random: random.Random) -> str:
         lambda: unicodedata.normalize("NFD", chr(random.randrange(0x2000))),
     ]
     weights = [random.choice((0.01, 1, 5)) for _ in kinds]
-    drawn = "".join(draw() for draw in random.choices(kinds, weights, k=random.randrange(24)))
-    return "".join(c for c in drawn if "\ud800" <= c < "\ue000" or is_known(c))
+    text = "".join(kind() for kind in random.choices(kinds, weights, k=random.randrange(24)))
+    return "".join(c for c in text if "\ud800" <= c < "\ue000" or is_known(c))
 
 
 def corpus(files: list[Path], size: int, random: random.Random) -> list[str]:
-    """Lines: half from the installation, a tenth drawn, the rest the vocabularies' words."""
+    """Lines from the Python installation, of the vocabularies' words, and of random characters."""
     lines = list(installed(size // 3))
     for script, vocabulary in words(files).items():
         left, glue = size // 20, "" if script in WITHOUT_SPACES else " "
@@ -250,10 +250,10 @@ def chunks(lines: list[str], random: random.Random) -> Iterator[str]:
 
 
 def differences(pair: Pair, texts: Iterable[str], shown: int = 3) -> int:
-    """How many of the texts get other ids than from the library; prints the first few."""
+    """Count the texts whose ids differ from the library's; print the first few."""
     found = 0
     for text in texts:
-        # A lone surrogate, which no UTF-8 can say, is U+FFFD to us.
+        # swiftchat reads a lone surrogate, which UTF-8 cannot encode, as U+FFFD.
         expected = pair.theirs(re.sub("[\ud800-\udfff]", "\ufffd", text))
         ids = pair.ours(text)
         if ids != expected:
@@ -277,11 +277,11 @@ def main() -> None:
     parser.add_argument("--strings", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    drawn = random.Random(options.seed)
+    generator = random.Random(options.seed)
     files = sorted(f for f in options.vocabularies.iterdir() if f.suffix in (".model", ".gguf"))
-    lines = corpus(files, int(options.megabytes * 1e6), drawn)
-    long = list(chunks(lines, drawn))
-    strings = [hostile(drawn) for _ in range(options.strings)]
+    lines = corpus(files, int(options.megabytes * 1e6), generator)
+    long = list(chunks(lines, generator))
+    strings = [hostile(generator) for _ in range(options.strings)]
     size = sum(len(line.encode("utf-8", "replace")) + 1 for line in lines)
     print(
         f"corpus: {size / 1e6:.1f} MB, {len(lines)} lines, {len(long)} chunks; "

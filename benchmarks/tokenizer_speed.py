@@ -2,12 +2,11 @@
 
     python benchmarks/tokenizer_speed.py MODEL... [--megabytes 1]
 
-MODEL is a directory or a vocabulary that `Tokenizer.load` reads; `tokenizers`, `sentencepiece` or
-`tiktoken` reads the same file where it can. Every text is encoded by a new tokenizer (first
-sight), then again by the same one (repeated); medians of five. English and code are the standard
-library's own comments and sources. The Chinese is drawn at random from 3,000 characters as often
-as their rank in Zipf's law says, in runs of up to 20; so hardly two words are the same, which is
-harder than real text.
+MODEL is a directory or a vocabulary file for `Tokenizer.load`; `tokenizers` or `sentencepiece`
+reads the same file if it can. Every text is encoded by a new tokenizer (first), then again by the
+same one (repeated); medians of five. English and code are comments and sources of Python's
+standard library. The Chinese text samples 3,000 characters by Zipf's law in runs of up to 20, so
+words hardly repeat, which is harder than real text.
 """
 
 import argparse
@@ -38,7 +37,7 @@ def main() -> None:
     texts = _texts(int(options.megabytes * 1e6))
     for path in options.models:
         print(f"\n{path}")
-        makers: dict[str, Callable[[], Encode]] = {"swiftchat": lambda p=path: _ours(p)}
+        makers: dict[str, Callable[[], Encode]] = {"swiftchat": lambda p=path: _swiftchat(p)}
         makers |= _references(path)
         for name, make in makers.items():
             cells = [f"{name:14}", f"load {_median(make):6.3f} s"]
@@ -49,7 +48,7 @@ def main() -> None:
         _compare(makers, texts)
 
 
-def _ours(path: Path) -> Encode:
+def _swiftchat(path: Path) -> Encode:
     return Tokenizer.load(path).encode
 
 
@@ -82,7 +81,7 @@ def _median(make: Callable[[], Encode]) -> float:
 
 
 def _speeds(make: Callable[[], Encode], text: str) -> tuple[float, float]:
-    """Megabytes a second at first sight and repeated."""
+    """Megabytes a second, first and repeated."""
     megabytes = len(text.encode()) / 1e6
     first, again = [], []
     for _ in range(_ROUNDS):

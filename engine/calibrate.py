@@ -1,4 +1,4 @@
-"""Collect calibration statistics: what a model's matrices receive as input while it reads a text.
+"""Collect calibration statistics: second moments or maxima of the inputs of a model's matrices.
 
 Run as a process of its own by programs that must not import torch: reads a JSON request from
 stdin, prints lines "done total" and writes the statistics to a folder.
@@ -40,7 +40,7 @@ class _CalibrationOps(TorchOps):
     Accumulators of two axes collect the sum of x·xᵀ, those of one axis the largest magnitude of
     each column. For the value rows, the inputs are first mixed by the attention scores: attention
     is linear in the values, so it mixes the inputs of the value rows in the same way. A plain sum
-    would hardly count the first token, which is what many heads mostly attend to.
+    would hardly count the first token, to which many heads pay most of their attention.
     """
 
     def __init__(self, config: ModelConfig, ctx_size_tokens: int) -> None:
