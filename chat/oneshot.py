@@ -13,7 +13,7 @@ from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.answer_saver import AnswerSaver
 from swiftchat.chat.model.chat_model import ChatModel
-from swiftchat.chat.model.reasoning import Thought
+from swiftchat.chat.model.reasoning import ReasoningText
 from swiftchat.chat.options.config import ChatConfig, files_text
 from swiftchat.chat.render.logprobs import as_json, as_terminal_text
 from swiftchat.chat.render.stats import rounded, speeds, stats_line
@@ -101,7 +101,7 @@ class OneShot:
         if self._view is not None:
             self._view.push(piece)
         elif piece:
-            kind = "reasoning" if isinstance(piece, Thought) else "delta"
+            kind = "reasoning" if isinstance(piece, ReasoningText) else "delta"
             self._print_event({"event": kind, "content": piece})
 
     def _end(self, answer: Answer, info: EngineInfo, load_s: float, reason: str) -> None:

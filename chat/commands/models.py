@@ -3,7 +3,7 @@
 from swiftchat.chat.commands.command import Command
 from swiftchat.chat.commands.compact import compact
 from swiftchat.chat.commands.state import ChatState
-from swiftchat.chat.model.description import size
+from swiftchat.chat.model.description import format_bytes
 from swiftchat.chat.model.find import find_model
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
@@ -44,7 +44,7 @@ def list_models(state: ChatState, argument: str) -> None:
     models = default_store().list()
     for model in models:
         mark = "*" if model.path == state.chat_model.path else " "
-        print(sanitize(f"{mark} {model.name}  {size(model.size_bytes)}"))
+        print(sanitize(f"{mark} {model.name}  {format_bytes(model.size_bytes)}"))
     if not models:
         print("no models yet; try: swiftchat download")
 
@@ -53,7 +53,7 @@ def _complete_models(state: ChatState) -> dict[str, str]:
     """Names and sizes of the models on this machine."""
     from swiftchat.weights.store import default_store
 
-    return {model.name: size(model.size_bytes) for model in default_store().list()}
+    return {model.name: format_bytes(model.size_bytes) for model in default_store().list()}
 
 
 def show_tokens(state: ChatState, argument: str) -> None:

@@ -1,10 +1,15 @@
-"""One answer in the making: from prompt ids to pieces of text."""
+"""The stream of one answer: from prompt ids to pieces of text."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from swiftchat.chat.model.reasoning import ReasoningForm, ReasoningSplitter, Thought, control_marks
+from swiftchat.chat.model.reasoning import (
+    ReasoningFormat,
+    ReasoningSplitter,
+    ReasoningText,
+    marker_tokens,
+)
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Finished, Logprob, Prefill, Tokens
@@ -14,17 +19,13 @@ if TYPE_CHECKING:
 
 
 class Answer:
-    """Iterate for the text as it comes; afterwards the attributes say how it went.
+    """Iterate for pieces of text; pieces of reasoning are `ReasoningText`.
 
-    Pieces that are `Thought`s are what the model thinks before it answers; `reasoning` has them
-    together, `num_reasoning_tokens` and `reasoning_s` say what they took.
-
-    `text` is the answer delivered so far, `ids` what the model said, which may be more, and
-    `logprobs` their log probabilities, if the parameters ask for it.
-    `finish_reason` is `stop` (the model ended, or a stop string was met), `length` or
-    `interrupt`; None while going on. `result` is the engine's
-    account, None if the answer was interrupted before the engine gave it. A `KeyboardInterrupt`
-    passes through; whoever catches it calls `interrupt`.
+    `text` is the answer so far, `reasoning` the text of the reasoning. `ids` are the sampled ids,
+    which may be more than `text` uses (`num_tokens`); `logprobs` are theirs, if the parameters
+    request them. `finish_reason` is None while generating, then `stop` (end token or stop string),
+    `length` or `interrupt`. `result` is the engine's report, None if the answer was interrupted
+    before. Iterating does not catch `KeyboardInterrupt`; the caller then calls `interrupt`.
     """
 
     def __init__(
@@ -35,9 +36,9 @@ class Answer:
         params: SamplingParams,
         stops: Sequence[str] = (),
         on_prefill: Callable[[Prefill], None] | None = None,
-        reasoning: ReasoningForm | None = None,
+        reasoning: ReasoningFormat | None = None,
     ) -> None:
-        # Here, not at the top: it would delay the prompt, and by now the tokenizer has it anyway.
+        # Imported here: it would delay the prompt. The tokenizer has imported it by now.
         from swiftchat.tokenizer import StopMatcher
 
         self.params = params
@@ -57,10 +58,10 @@ class Answer:
         self._last_token: float | None = None
         self._decoder = tokenizer.stream()
         self._stops = StopMatcher(stops)
-        self._thoughts: list[str] = []
+        self._reasoning: list[str] = []
         prompt_end = "".join(span.text for span in prompt.spans[-4:])
         self._splitter = ReasoningSplitter(reasoning, prompt_end)
-        self._marks = control_marks(reasoning, tokenizer.special_tokens) if reasoning else {}
+        self._markers = marker_tokens(reasoning, tokenizer.special_tokens) if reasoning else {}
         self._on_prefill = on_prefill
         self._generation = engine.generate(prompt.ids, params)
 
@@ -71,7 +72,7 @@ class Answer:
                     self.ids += ids
                     self.logprobs += logprobs
                     self._count(len(ids))
-                    yield from self._say(self._stops.push("".join(map(self._decoded, ids))))
+                    yield from self._split(self._stops.push("".join(map(self._decode, ids))))
                 case Finished():
                     self.result = event
                     self.ttft_s = self.ttft_s or event.prefill_s
@@ -79,13 +80,13 @@ class Answer:
                 case Prefill() if self._on_prefill is not None:
                     self._on_prefill(event)
             if self._stops.stopped and self.finish_reason is None:
-                # The engine may be a step ahead; what it adds is not part of the answer.
+                # With async decode the engine may send another token, which is ignored.
                 self._generation.cancel()
                 self.finish_reason = "stop"
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Speed of decoding after the first token, None for fewer than two tokens."""
+        """Decode speed after the first token, None for fewer than two tokens."""
         if self._first_token is None or self._last_token in (None, self._first_token):
             return None
         assert self._last_token is not None
@@ -93,36 +94,37 @@ class Answer:
 
     @property
     def reasoning(self) -> str | None:
-        """What was thought before the answer, None if nothing was."""
-        return "".join(self._thoughts).strip("\n") or None
+        """The reasoning before the answer, None if there is none."""
+        return "".join(self._reasoning).strip("\n") or None
 
     def interrupt(self) -> str:
-        """Stop now, without waiting for the engine; return the answer's text that was held back."""
+        """Cancel without waiting for the engine; return buffered text of the answer."""
         self._generation.cancel()
         if self.finish_reason:
             return ""
-        return "".join(p for p in self._end("interrupt") if not isinstance(p, Thought))
+        return "".join(p for p in self._end("interrupt") if not isinstance(p, ReasoningText))
 
-    def _decoded(self, token_id: int) -> str:
-        """A token's text; a control token has one only where it may mark reasoning."""
+    def _decode(self, token_id: int) -> str:
+        """Return a token's text; a control token has text only if it can mark reasoning."""
         text = self._decoder.push(token_id)
-        return text if self._splitter.is_answering else text + self._marks.get(token_id, "")
+        return text if self._splitter.is_answering else text + self._markers.get(token_id, "")
 
     def _end(self, reason: str) -> Iterator[str]:
         if self.finish_reason is None:
-            yield from self._say(self._stops.push(self._decoder.flush()))
-            yield from self._say(self._stops.flush())
-            yield from self._tell(self._splitter.flush())
+            yield from self._split(self._stops.push(self._decoder.flush()))
+            yield from self._split(self._stops.flush())
+            yield from self._record(self._splitter.flush())
             self.finish_reason = "stop" if self._stops.stopped else reason
 
-    def _say(self, piece: str) -> Iterator[str]:
+    def _split(self, piece: str) -> Iterator[str]:
         if piece and self.finish_reason is None:
-            yield from self._tell(self._splitter.push(piece))
+            yield from self._record(self._splitter.push(piece))
 
-    def _tell(self, pieces: Iterator[str]) -> Iterator[str]:
+    def _record(self, pieces: Iterator[str]) -> Iterator[str]:
+        """Append pieces to the reasoning or to the text, and yield them."""
         for piece in pieces:
-            if isinstance(piece, Thought):
-                self._thoughts.append(piece)
+            if isinstance(piece, ReasoningText):
+                self._reasoning.append(piece)
             else:
                 self.text += piece
             yield piece

@@ -1,4 +1,4 @@
-"""An answer on its way into the conversation and the store."""
+"""Saving an answer while it is generated."""
 
 import time
 from collections.abc import Iterator
@@ -8,14 +8,15 @@ from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation, Message
 from swiftchat.chat.model.answer import Answer
 
-_EVERY_S = 0.25
+_INTERVAL_S = 0.25
 
 
 class AnswerSaver:
-    """Iterate for an answer's pieces; what has come is in the conversation before it is shown.
+    """Iterate for an answer's pieces; each is in the conversation before it is returned.
 
-    From the first piece on it is the conversation's tip, and it is saved four times a second, so
-    that a killed program loses no more. `prefix` is what it goes on from. Call `finish` afterwards.
+    The first piece adds a message and makes it the tip. The conversation is saved four times a
+    second, so that a killed program loses little. `prefix` is the text that the answer continues.
+    Call `finish` afterwards.
     """
 
     def __init__(
@@ -30,14 +31,14 @@ class AnswerSaver:
 
     def __iter__(self) -> Iterator[str]:
         for piece in self._answer:
-            self._write()
-            if time.monotonic() - self._saved >= _EVERY_S and not self._autosave.failed:
+            self._update()
+            if time.monotonic() - self._saved >= _INTERVAL_S and not self._autosave.failed:
                 self._save()
             yield piece
 
     def finish(self, reason: str | None) -> None:
-        """Write down how it ended, and save it; an answer without a word is one, too."""
-        message, answer = self._write(), self._answer
+        """Set the finish reason and the statistics of the message, and save it."""
+        message, answer = self._update(), self._answer
         message.finish_reason = reason or "interrupt"
         message.prompt_tokens, message.completion_tokens = len(answer.prompt), answer.num_tokens
         message.seconds = time.monotonic() - self._started
@@ -45,7 +46,7 @@ class AnswerSaver:
             message.params["seed"] = answer.result.seed
         self._save()
 
-    def _write(self) -> Message:
+    def _update(self) -> Message:
         if self._message is None:
             self._message = self._conversation.add("assistant", "", None)
             self._message.model = self._conversation.settings.get("model")

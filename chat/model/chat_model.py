@@ -1,4 +1,4 @@
-"""A model that answers: its files, its tokenizer, and the engine process that runs it."""
+"""A model ready to answer: files, tokenizer, chat template and engine."""
 
 import re
 import threading
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from swiftchat.chat.history.conversation import Conversation, EncodedTurn
 from swiftchat.chat.model.answer import Answer
-from swiftchat.chat.model.reasoning import ReasoningForm, reasoning_form
+from swiftchat.chat.model.reasoning import ReasoningFormat, find_reasoning_format
 from swiftchat.chat.model.template_choice import TemplateChoice, choose_template
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.engine.api.client import EngineClient
@@ -21,22 +21,24 @@ if TYPE_CHECKING:
     from swiftchat.tokenizer import Prompt, Tokenizer
     from swiftchat.weights.model.directory import Model
 
-# What chat templates call it: Qwen3, SmolLM3 and GLM-4.5 the first, DeepSeek-V3.1 and Granite the
-# second.
-_SWITCHES = ("enable_thinking", "thinking")
-_ASKS_SWITCH = re.compile(r"(?<![.\w'\"])(?:enable_)?thinking\b")  # not a message's field
+# Template variables that switch thinking: `enable_thinking` in Qwen3, SmolLM3 and GLM-4.5,
+# `thinking` in DeepSeek-V3.1 and Granite.
+_THINKING_VARIABLES = ("enable_thinking", "thinking")
+# A variable, not the attribute or key of a message.
+_THINKING_PATTERN = re.compile(r"(?<![.\w'\"])(?:enable_)?thinking\b")
 
 StartEngine = Callable[[EngineConfig, Path], EngineClient]
 
 
 def start_engine(config: EngineConfig, path: Path) -> EngineClient:
+    """Start a local engine process."""
     return EngineClient(config, path).start()
 
 
 def chat_model_for(config: ChatConfig) -> "ChatModel":
-    """The model that the config names, downloaded if need be, or the engine that runs elsewhere.
+    """Return the model of the config (downloaded if it is missing), or that of `--connect`.
 
-    Raises what finding the model or attaching to the engine does.
+    Raises the errors of finding the model or connecting to the engine.
     """
     if config.connect is not None:
         from swiftchat.chat.model.remote import RemoteEngineFactory
@@ -49,12 +51,12 @@ def chat_model_for(config: ChatConfig) -> "ChatModel":
 
 
 class ChatModel:
-    """Loads in the background; a context manager that ends the engine.
+    """Answers conversations; a context manager that closes the engine.
 
-    The engine's process starts with the construction. This process's part, the tokenizer, starts
-    with `prepare`, so that a prompt can be drawn first, or else when it is first needed.
-    `changes` are sampling parameters changed in the conversation, over those of the config.
-    `think` is `on`, `off`, or `auto` for what the template does by itself.
+    The constructor starts the engine, which loads in the background. `prepare` (or the first use)
+    loads the tokenizer, so that the prompt can be drawn before. `changes` are sampling parameters
+    set with `/set`; they take precedence over those of the config. `think` is `on`, `off`, or
+    `auto` for the default of the chat template.
     """
 
     def __init__(self, path: Path, config: ChatConfig, start: StartEngine = start_engine) -> None:
@@ -66,7 +68,7 @@ class ChatModel:
         self._start = start
         self._failure: Exception | None = None
         self._engine_failed = False
-        self._opening: threading.Thread | None = None
+        self._loading: threading.Thread | None = None
         self.engine = start(config.engine(), path)
 
     def __enter__(self) -> "ChatModel":
@@ -79,7 +81,7 @@ class ChatModel:
         self.engine.close()
 
     def for_model(self, path: Path, name: str) -> "ChatModel":
-        """Another model, with what was asked for here; this one should be closed before."""
+        """Return a ChatModel for another model with the same options; close this one first."""
         return ChatModel(path, replace(self.config, model=name), self._start)
 
     @property
@@ -88,19 +90,19 @@ class ChatModel:
 
     @property
     def model(self) -> "Model":
-        self._opened()
+        self._wait_loaded()
         return self._model
 
     @property
     def quantization(self) -> str | None:
-        """Who quantized the weights, by the name in `config.json`; None: they are plain."""
+        """The quantization method in `config.json`, None for a plain model."""
         if self.config.dummy is not None or self.model.quantization_config is None:
             return None
         return str(self.model.quantization_config.get("quant_method"))
 
     @property
     def tokenizer(self) -> "Tokenizer":
-        self._opened()
+        self._wait_loaded()
         return self._tokenizer
 
     @property
@@ -113,7 +115,7 @@ class ChatModel:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What was asked for, as options: a conversation that goes on later goes on with them."""
+        """The options to save with a conversation."""
         from swiftchat.weights.hub.aliases import DEFAULT_MODEL
 
         stop = {"stop": list(self.stops)} if self.stops else {}
@@ -121,28 +123,28 @@ class ChatModel:
 
     @property
     def template(self) -> TemplateChoice:
-        """The chat template; with `--no-template` one that writes and ends nothing."""
-        self._opened()
+        """The chat template; with `--no-template` an empty choice."""
+        self._wait_loaded()
         return self._template
 
     def prepare(self) -> None:
-        """Begin to read the tokenizer in the background; does nothing the second time."""
-        if self._opening is None:
-            self._opening = threading.Thread(target=self._open, name="tokenizer", daemon=True)
-            self._opening.start()
+        """Load the tokenizer in the background; later calls do nothing."""
+        if self._loading is None:
+            self._loading = threading.Thread(target=self._load_files, name="tokenizer", daemon=True)
+            self._loading.start()
 
     def set_parameter(self, name: str, value: Any) -> None:
-        """Change a sampling parameter for the answers to come; `UsageError` if it cannot be."""
+        """Change a sampling parameter of future answers. Raises `UsageError` for a bad value."""
         changes = {**self.changes, name: value}
         self.config.sampling(self.model.generation_config, (), changes)
         self.changes = changes
 
     def wait_ready(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
-        """Wait for the engine, starting it anew if its process has died since.
+        """Wait for the engine; restart it if its process has ended.
 
-        A failure to load is raised, and tried again with the next call.
+        Raises an error of loading; the next call tries again.
         """
-        self._opened()
+        self._wait_loaded()
         if self._engine_failed:
             self._restart()
         try:
@@ -167,29 +169,28 @@ class ChatModel:
         new_seed: bool = False,
         prefix: str = "",
     ) -> Answer:
-        """Begin the answer to a conversation; `on_dropped` hears of messages left out.
+        """Start to answer a conversation.
 
-        With `new_seed` a seed is drawn even where one is set, for another answer. With `prefix` the
-        answer goes on from this text, and has only what comes after it.
+        `on_dropped` receives the number of messages that did not fit the context. `new_seed`
+        ignores a fixed seed. With `prefix` the answer continues this text, which is not part of it.
         """
         info = self.wait_ready()
         params = replace(self.params, seed=None) if new_seed else self.params
         quarter = info.ctx_size_tokens // 4
         room = quarter if params.max_tokens is None else min(params.max_tokens, quarter)
-        encode = (
-            self._plain if self.config.no_template else self.encoder(conversation.last_turn, prefix)
-        )
+        last_turn = conversation.last_turn
+        encode = self._encode_plain if self.config.no_template else self.encoder(last_turn, prefix)
         prompt, num_dropped = conversation.fit_context(
             encode, info.ctx_size_tokens, self.config.overflow, room
         )
         if num_dropped:
             on_dropped(num_dropped)
         if not len(prompt):
-            raise UsageError("the prompt is empty", "type something to answer")
+            raise UsageError("the prompt is empty", "type a message")
         text_ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
         stops = [*self.stops, *text_ends]
         answer = Answer(
-            self.engine, self.tokenizer, prompt, params, stops, on_prefill, self._reasoning_form()
+            self.engine, self.tokenizer, prompt, params, stops, on_prefill, self._reasoning_format()
         )
         conversation.last_turn = EncodedTurn(prompt, answer.ids)
         return answer
@@ -197,29 +198,31 @@ class ChatModel:
     def encoder(
         self, last: EncodedTurn | None = None, prefix: str = ""
     ) -> Callable[[list[dict[str, str]]], "Prompt"]:
-        """Renders by the template, with the ids of the last answer as far as it repeats it."""
+        """Return a function that renders and encodes messages, reusing the ids of the last turn."""
         tokenizer, source = self.tokenizer, self.template.source
         earlier = None if last is None else tokenizer.continued(last.prompt, last.answer_ids)
-        variables = {} if self.think == "auto" else dict.fromkeys(_SWITCHES, self.think == "on")
+        variables = (
+            {} if self.think == "auto" else dict.fromkeys(_THINKING_VARIABLES, self.think == "on")
+        )
         return lambda messages: tokenizer.prompt(
             messages, earlier=earlier, template=source, begun=prefix, **variables
         )
 
     @property
     def can_switch_thinking(self) -> bool:
-        """Whether the chat template asks if it should make the model think."""
-        return _ASKS_SWITCH.search(self._template_source()) is not None
+        """Whether the chat template has a variable that switches thinking."""
+        return _THINKING_PATTERN.search(self._template_source()) is not None
 
-    def _reasoning_form(self) -> ReasoningForm | None:
-        """How to tell reasoning apart; not where the model's text is wanted as it is."""
+    def _reasoning_format(self) -> ReasoningFormat | None:
+        """Return the format of the reasoning, None if the raw text is requested."""
         if self.config.raw or self.config.no_template:
             return None
-        return reasoning_form(self._template_source(), self.tokenizer.special_tokens)
+        return find_reasoning_format(self._template_source(), self.tokenizer.special_tokens)
 
     def _template_source(self) -> str:
         return self.template.source or self.tokenizer.template or ""
 
-    def _plain(self, messages: list[dict[str, str]]) -> "Prompt":
+    def _encode_plain(self, messages: list[dict[str, str]]) -> "Prompt":
         from swiftchat.tokenizer.prompt import Prompt, PromptSpan
 
         tokenizer = self.tokenizer
@@ -230,21 +233,21 @@ class ChatModel:
     def _adds_bos(self) -> bool:
         return self.model.tokenizer_config.get("add_bos_token") is True
 
-    def _open(self) -> None:
-        # Here, not at the top: numpy would delay the prompt by 0.1 s.
+    def _load_files(self) -> None:
+        # Imported here: numpy would delay the prompt by 0.1 s.
         from swiftchat.tokenizer import Tokenizer
         from swiftchat.weights.model.directory import Model
 
         try:
             self._model = Model.open(self.path)
             self._tokenizer = Tokenizer.load(self.path)
-            self._template = self._chosen_template()
-            # jinja2: the first answer would have to wait for it.
+            self._template = self._choose_template()
+            # Imports jinja2 now instead of during the first answer.
             import swiftchat.tokenizer.template.template  # noqa: F401
-        except Exception as error:  # noqa: BLE001  (raised again by whoever needs the files)
+        except Exception as error:  # noqa: BLE001  (raised again when the files are used)
             self._failure = error
 
-    def _chosen_template(self) -> TemplateChoice:
+    def _choose_template(self) -> TemplateChoice:
         from swiftchat.weights.architectures.registry import architecture_of
 
         if self.config.no_template:
@@ -252,9 +255,9 @@ class ChatModel:
         model_type = architecture_of(self._model.config.architecture).model_type
         return choose_template(self.config.template, self._tokenizer, model_type)
 
-    def _opened(self) -> None:
+    def _wait_loaded(self) -> None:
         self.prepare()
-        assert self._opening is not None
-        self._opening.join()
+        assert self._loading is not None
+        self._loading.join()
         if self._failure is not None:
             raise self._failure

@@ -1,4 +1,4 @@
-"""Find the model to run on this machine, or download the default one."""
+"""Find the model to run on this machine, or download the default model."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from swiftchat.errors import ModelNotFound
 
 
 def find_model(name: str | None, *, offline: bool, quiet: bool) -> Path:
-    """The directory of the model to run; without a name the default one, downloaded if need be."""
+    """Return the directory of a model; without a name the default model, downloaded if missing."""
     from swiftchat.weights.hub.aliases import DEFAULT_MODEL
     from swiftchat.weights.store import default_store
 
@@ -21,12 +21,13 @@ def find_model(name: str | None, *, offline: bool, quiet: bool) -> Path:
             if name is not None or offline:
                 raise
         if not quiet:
-            print(f"{DEFAULT_MODEL} is not here yet: downloading it once", file=sys.stderr)
-        # Here, not at the top: who has a model should not wait for an HTTP library.
+            print(f"{DEFAULT_MODEL} is not installed: downloading it", file=sys.stderr)
+        # Imported here: an installed model needs no HTTP library.
         from swiftchat.weights.download import download
 
         return download(DEFAULT_MODEL, store, token=hub_token(), progress=progress)
 
 
 def hub_token() -> str | None:
+    """Return the hub token in `HF_TOKEN`."""
     return os.environ.get("HF_TOKEN") or None

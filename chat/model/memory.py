@@ -1,4 +1,4 @@
-"""How much memory a model needs, and how long a context fits into this machine's."""
+"""Memory needs of a model, and the largest context that fits the memory of this machine."""
 
 import itertools
 import shutil
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from swiftchat.weights.model.directory import Model
 
 _CONTEXTS = (4096, 32768)
-_MOST_RANKS = 8  # of one machine
-_KEEP_FREE = 0.15  # what the engine leaves alone: `engine.model.memory`, which needs torch
+_MAX_RANKS = 8  # on one machine
+_KEEP_FREE = 0.15  # as in `engine.model.memory`, which imports torch
 _NVIDIA_SMI_TIMEOUT_S = 10
 
 
 @dataclass(frozen=True)
-class Place:
-    """The CPU's memory or a GPU's, in bytes."""
+class DeviceMemory:
+    """Memory of the CPU or of a GPU, in bytes."""
 
     name: str
     total_bytes: int
     free_bytes: int
 
 
-def memory_facts(model: "Model", kv_dtype: str = "auto") -> dict[str, Any]:
-    """Weights by dtype, cache for each token, and both together at several contexts, in bytes."""
+def describe_memory(model: "Model", kv_dtype: str = "auto") -> dict[str, Any]:
+    """Return the bytes of the weights by dtype, of the KV cache, and of both at some contexts."""
     by_dtype: dict[str, int] = {}
     for dtype, nbytes in model.stored.values():
         by_dtype[dtype] = by_dtype.get(dtype, 0) + nbytes
@@ -54,7 +54,7 @@ def _at_contexts(model: "Model", weights_bytes: int, per_token: int) -> list[dic
 
 
 def cache_bytes_per_token(model: "Model", kv_dtype: str = "auto") -> int:
-    """Bytes of keys and values one token of context keeps, over all layers."""
+    """Return the bytes of the KV cache for one token, over all layers."""
     config = model.config
     row_bytes = kv_row_bytes(config.head_dim, _item_bytes(model), kv_dtype)
     return 2 * config.num_layers * config.num_kv_heads * row_bytes
@@ -64,81 +64,91 @@ def _item_bytes(model: "Model") -> int:
     return 4 if model.config.dtype == "float32" else 2
 
 
-def bytes_on_gpu(model: "Model", share: Shard) -> int:
-    """What a rank's weights take on a GPU; quantized ones as far as they stay so."""
+def weight_bytes_on_gpu(model: "Model", shard: Shard) -> int:
+    """Return the bytes of a shard's weights on a GPU, quantized as far as kernels support it."""
     if model.quantized_tensors:
-        return gpu_weight_bytes(share, packed_schemes(model.quantized_tensors), _item_bytes(model))
-    return share.weights_bytes({name: nbytes for name, (_, nbytes) in model.stored.items()})
+        return gpu_weight_bytes(shard, packed_schemes(model.quantized_tensors), _item_bytes(model))
+    return shard.weights_bytes({name: nbytes for name, (_, nbytes) in model.stored.items()})
 
 
-def fits(
-    model: "Model", cpu: Place, gpus: list[Place], kv_dtype: str = "auto"
+def context_limits(
+    model: "Model", cpu: DeviceMemory, gpus: list[DeviceMemory], kv_dtype: str = "auto"
 ) -> list[dict[str, Any]]:
-    """For each place the longest context that fits beside the weights, 0 where they do not.
+    """Return for each device the largest context that fits beside the weights, 0 for none.
 
     The engine's workspace, some hundred MB for large models, is not counted.
     """
     per_token = cache_bytes_per_token(model, kv_dtype)
-    on_gpu = bytes_on_gpu(model, Shard(model.config)) if gpus else 0
+    on_gpu = weight_bytes_on_gpu(model, Shard(model.config)) if gpus else 0
     return [
         {
-            **asdict(place),
-            "largest_context_tokens": _longest(model, place, weights_bytes, per_token),
+            **asdict(device),
+            "largest_context_tokens": _largest_context(model, device, weights_bytes, per_token),
         }
-        for place, weights_bytes in [(cpu, model.weights_bytes), *((gpu, on_gpu) for gpu in gpus)]
+        for device, weights_bytes in [(cpu, model.weights_bytes), *((gpu, on_gpu) for gpu in gpus)]
     ]
 
 
-def fits_divided(
-    model: "Model", gpus: list[Place], tp: int | None = None, pp: int = 1, kv_dtype: str = "auto"
+def parallel_memory(
+    model: "Model",
+    gpus: list[DeviceMemory],
+    tp: int | None = None,
+    pp: int = 1,
+    kv_dtype: str = "auto",
 ) -> list[dict[str, Any]]:
-    """For each number of ranks, or `tp` alone, what each GPU holds and what fits in this machine's.
+    """Return the memory of each GPU for every possible `tp`, or for the given one, and `pp` stages.
 
-    A row for each of `pp` stages. The longest context is None where there are not so many GPUs,
-    and 0 where they are too small. Raises `UsageError` when the model cannot be divided so.
+    One row per stage. The largest context is None if this machine has too few GPUs, and 0 if they
+    are too small. Raises `UsageError` if the model cannot be sharded in this way.
     """
     config = model.config
-    most = max(_MOST_RANKS, len(gpus))
-    choices = [n for n in tp_choices(config) if n == 1 or n * pp <= most] if tp is None else [tp]
-    roomiest = sorted(gpus, key=lambda place: -place.free_bytes)
+    max_ranks = max(_MAX_RANKS, len(gpus))
+    choices = (
+        [n for n in tp_choices(config) if n == 1 or n * pp <= max_ranks] if tp is None else [tp]
+    )
+    by_free_bytes = sorted(gpus, key=lambda device: -device.free_bytes)
     rows = []
-    of_head = cache_bytes_per_token(model, kv_dtype) // (config.num_kv_heads * config.num_layers)
+    per_head = cache_bytes_per_token(model, kv_dtype) // (config.num_kv_heads * config.num_layers)
     for n, stage in itertools.product(choices, range(pp)):
-        share = shard_of(config, n, 0, stage, pp)  # of which no other rank has more
-        weights_bytes = bytes_on_gpu(model, share)
-        per_token = of_head * share.local_config.num_kv_heads * share.local_config.num_layers
-        fitting = None
+        shard = shard_of(config, n, 0, stage, pp)  # the largest shard
+        weights_bytes = weight_bytes_on_gpu(model, shard)
+        per_token = per_head * shard.local_config.num_kv_heads * shard.local_config.num_layers
+        largest_context = None
         if n * pp <= len(gpus):
-            fitting = _longest(model, roomiest[n * pp - 1], weights_bytes, per_token)
+            largest_context = _largest_context(
+                model, by_free_bytes[n * pp - 1], weights_bytes, per_token
+            )
         rows.append(
             {
                 "tp": n,
                 "pp": pp,
                 "stage": stage,
-                "layers": list(share.layers),
+                "layers": list(shard.layers),
                 "weights_bytes": weights_bytes,
                 "cache_per_token_bytes": per_token,
                 "memory_at_context": _at_contexts(model, weights_bytes, per_token),
-                "largest_context_tokens": fitting,
+                "largest_context_tokens": largest_context,
             }
         )
     return rows
 
 
-def _longest(model: "Model", place: Place, weights_bytes: int, per_token: int) -> int:
-    room_bytes = int(place.free_bytes * (1 - _KEEP_FREE)) - weights_bytes
+def _largest_context(
+    model: "Model", device: DeviceMemory, weights_bytes: int, per_token: int
+) -> int:
+    room_bytes = int(device.free_bytes * (1 - _KEEP_FREE)) - weights_bytes
     return min(max(0, room_bytes // per_token), model.config.max_context_tokens)
 
 
-def places() -> list[Place]:
-    """The memory of this machine and of the NVIDIA GPUs that their driver's own tool lists."""
+def device_memory() -> list[DeviceMemory]:
+    """Return the memory of this machine and of the NVIDIA GPUs that nvidia-smi lists."""
     memory = psutil.virtual_memory()
-    return [Place("CPU", memory.total, memory.available), *_gpus()]
+    return [DeviceMemory("CPU", memory.total, memory.available), *_gpus()]
 
 
-def _gpus() -> list[Place]:
-    # torch would know too, but takes seconds to import. Without a driver there is no such tool,
-    # and what is wrong with one is for `swiftchat doctor` to tell.
+def _gpus() -> list[DeviceMemory]:
+    # Importing torch would take seconds. Without nvidia-smi there is no driver; `swiftchat doctor`
+    # reports problems of the driver.
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -156,7 +166,7 @@ def _gpus() -> list[Place]:
         return []
     rows = [row.split(", ") for row in done.stdout.decode(errors="replace").splitlines()]
     return [
-        Place(f"GPU {index} ({name})", int(total) << 20, int(free) << 20)
+        DeviceMemory(f"GPU {index} ({name})", int(total) << 20, int(free) << 20)
         for index, name, total, free in (row for row in rows if len(row) == 4)
         if total.isdecimal() and free.isdecimal()
     ]

@@ -1,42 +1,42 @@
-"""What a model thinks before it answers, told from the answer by the marks around it."""
+"""Reasoning of a model: its formats, and splitting it from the answer."""
 
 from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
 
 
-class Thought(str):
-    """A piece of text that is reasoning, not the answer."""
+class ReasoningText(str):
+    """A piece of text that belongs to the reasoning, not to the answer."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
-class ReasoningForm:
-    """The texts that begin reasoning, the one that ends it, and what may begin the answer itself.
+class ReasoningFormat:
+    """The markers around reasoning.
 
-    Some of them are control tokens of the model, which are no text anywhere else. `sign` is what
-    a chat template for such a model has in it.
+    `opens` are the texts that start reasoning, `close` ends it, `heads` may start the answer. Some
+    of them consist of control tokens. A chat template with `signature` in it uses this format.
     """
 
-    sign: str
+    signature: str
     opens: tuple[str, ...]
     close: str
     heads: tuple[str, ...] = ()
 
     @property
-    def marks(self) -> tuple[str, ...]:
+    def markers(self) -> tuple[str, ...]:
         return (*self.opens, self.close, *self.heads)
 
 
-def _between(begin: str, end: str) -> ReasoningForm:
-    return ReasoningForm(end, (begin,), end)
+def _tags(begin: str, end: str) -> ReasoningFormat:
+    return ReasoningFormat(end, (begin,), end)
 
 
-# From the chat templates that the models' makers published.
+# From the published chat templates.
 _CHANNELS = ("<|channel|>", "<|start|>assistant<|channel|>")
-FORMS = (
-    # gpt-oss ("harmony"): channels, of which `analysis` is not for the user
-    ReasoningForm(
+FORMATS = (
+    # gpt-oss ("harmony"): channels; `analysis` is the reasoning
+    ReasoningFormat(
         "<|channel|>",
         tuple(f"{start}analysis<|message|>" for start in _CHANNELS),
         "<|end|>",
@@ -44,99 +44,106 @@ FORMS = (
             f"{start}{name}<|message|>" for start in _CHANNELS for name in ("final", "commentary")
         ),
     ),
-    _between("<think>", "</think>"),  # Qwen3, QwQ, DeepSeek-R1, SmolLM3, GLM-4.5, Nemotron
-    _between("<seed:think>", "</seed:think>"),  # Seed-OSS
-    _between("<thought>", "</thought>"),  # EXAONE Deep
-    _between("[THINK]", "[/THINK]"),  # Magistral
-    _between("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A Reasoning
-    _between("◁think▷", "◁/think▷"),  # Kimi-VL Thinking
+    _tags("<think>", "</think>"),  # Qwen3, QwQ, DeepSeek-R1, SmolLM3, GLM-4.5, Nemotron
+    _tags("<seed:think>", "</seed:think>"),  # Seed-OSS
+    _tags("<thought>", "</thought>"),  # EXAONE Deep
+    _tags("[THINK]", "[/THINK]"),  # Magistral
+    _tags("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A Reasoning
+    _tags("◁think▷", "◁/think▷"),  # Kimi-VL Thinking
 )
 
 
-def reasoning_form(template: str, control: Collection[str]) -> ReasoningForm | None:
-    """The form whose sign a chat template has, else the vocabulary; None for most models.
+def find_reasoning_format(template: str, control: Collection[str]) -> ReasoningFormat | None:
+    """Return the format of a chat template, else of the vocabulary, None for most models.
 
-    `template` is its source, `control` the texts of the control tokens.
+    `template` is the source of the template, `control` the texts of the control tokens.
     """
-    for form in FORMS:
-        if form.sign in template:
-            return form
-    return next((form for form in FORMS if {form.opens[0], form.close} <= set(control)), None)
+    for candidate in FORMATS:
+        if candidate.signature in template:
+            return candidate
+    return next((f for f in FORMATS if {f.opens[0], f.close} <= set(control)), None)
 
 
-def control_marks(form: ReasoningForm, control: Mapping[str, int]) -> dict[int, str]:
-    """The control tokens that the form's marks consist of: text by id."""
-    return {i: text for text, i in control.items() if any(text in mark for mark in form.marks)}
+def marker_tokens(reasoning: ReasoningFormat, control: Mapping[str, int]) -> dict[int, str]:
+    """Return the control tokens that occur in the markers: text by id."""
+    return {
+        token_id: text
+        for text, token_id in control.items()
+        if any(text in marker for marker in reasoning.markers)
+    }
 
 
 class ReasoningSplitter:
-    """Tells pieces of text apart; marks may be spread over pieces and never come out.
+    """Splits streamed text into reasoning and answer, and removes the markers.
 
-    `prompt_end` is the end of the prompt: some templates begin the reasoning themselves. Marks
-    count at the beginning and after reasoning; an answer that speaks of `<think>` later is text.
+    A marker may be spread over several pieces. `prompt_end` is the end of the prompt, because some
+    templates open the reasoning there. Markers count only at the beginning and after reasoning:
+    `<think>` later in an answer is text.
     """
 
-    def __init__(self, form: ReasoningForm | None, prompt_end: str = "") -> None:
-        self._form = form
-        self._held = ""
-        self.is_thinking = form is not None and prompt_end.rstrip().endswith(form.opens)
-        self.is_answering = form is None
+    def __init__(self, reasoning: ReasoningFormat | None, prompt_end: str = "") -> None:
+        self._format = reasoning
+        self._buffer = ""
+        self.is_thinking = reasoning is not None and prompt_end.rstrip().endswith(reasoning.opens)
+        self.is_answering = reasoning is None
         self._is_first = not self.is_thinking
 
     def push(self, text: str) -> Iterator[str]:
-        """Give what is certain now: `Thought`s and the answer's pieces."""
-        self._held += text
-        while self._held:
+        """Yield the pieces that are certain: `ReasoningText` and pieces of the answer."""
+        self._buffer += text
+        while self._buffer:
             if self.is_answering:
-                held, self._held = self._held, ""
-                yield held
+                buffer, self._buffer = self._buffer, ""
+                yield buffer
             elif self.is_thinking:
-                found = yield from self._think()
-                if not found:
+                is_closed = yield from self._read_reasoning()
+                if not is_closed:
                     return
-            elif not self._begin():
+            elif not self._read_start():
                 return
 
     def flush(self) -> Iterator[str]:
-        """Give what was held back: there is no more."""
-        held, self._held = self._held, ""
-        if self.is_thinking and held:
-            yield Thought(held)
-        elif self._is_first and held:
-            yield held
+        """Yield the buffered text at the end of the stream."""
+        buffer, self._buffer = self._buffer, ""
+        if self.is_thinking and buffer:
+            yield ReasoningText(buffer)
+        elif self._is_first and buffer:
+            yield buffer
 
-    def _think(self) -> Generator[str, None, bool]:
-        assert self._form is not None
-        close = self._form.close
-        thought, found, rest = self._held.partition(close)
+    def _read_reasoning(self) -> Generator[str, None, bool]:
+        """Yield reasoning up to the closing marker; return whether the marker was found."""
+        assert self._format is not None
+        close = self._format.close
+        text, found, rest = self._buffer.partition(close)
         if found:
-            self.is_thinking, self._held = False, rest
+            self.is_thinking, self._buffer = False, rest
         else:
-            kept = _overlap(thought, close)
-            thought, self._held = thought[: len(thought) - kept], thought[len(thought) - kept :]
-        if thought:
-            yield Thought(thought)
+            # The end may be the beginning of the closing marker.
+            end = len(text) - _overlap(text, close)
+            text, self._buffer = text[:end], text[end:]
+        if text:
+            yield ReasoningText(text)
         return bool(found)
 
-    def _begin(self) -> bool:
-        """Find out what comes: reasoning or the answer; False while that is not certain."""
-        assert self._form is not None
-        stripped = self._held.lstrip()
-        for mark in (*self._form.opens, *self._form.heads):
-            if stripped.startswith(mark):
-                self._held = stripped.removeprefix(mark).lstrip("\n")
+    def _read_start(self) -> bool:
+        """Decide between reasoning and answer; return False if more text is needed."""
+        assert self._format is not None
+        stripped = self._buffer.lstrip()
+        for marker in (*self._format.opens, *self._format.heads):
+            if stripped.startswith(marker):
+                self._buffer = stripped.removeprefix(marker).lstrip("\n")
                 self._is_first = False
-                self.is_thinking = mark in self._form.opens
+                self.is_thinking = marker in self._format.opens
                 self.is_answering = not self.is_thinking
                 return True
-        if not stripped or any(m.startswith(stripped) for m in self._form.marks):
+        if not stripped or any(marker.startswith(stripped) for marker in self._format.markers):
             return False
         if not self._is_first:
-            self._held = stripped
+            self._buffer = stripped
         self.is_answering = True
         return True
 
 
-def _overlap(text: str, mark: str) -> int:
-    """How long the longest end of the text is that the mark begins with."""
-    return max((n for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)
+def _overlap(text: str, marker: str) -> int:
+    """Return the length of the longest end of `text` that is a beginning of `marker`."""
+    return max((n for n in range(1, len(marker)) if text.endswith(marker[:n])), default=0)

@@ -1,4 +1,4 @@
-"""The engine that `--connect` names, as the place where a speaker's answers come from."""
+"""Connection to the running engine of `--connect`."""
 
 from pathlib import Path
 
@@ -9,34 +9,36 @@ from swiftchat.errors import DeviceError
 
 
 class RemoteEngineFactory:
-    """Attached once already, so that what is wrong is told before anything is typed.
+    """Starts clients of a running engine, for `ChatModel`.
 
-    `folder` has the tokenizer of the engine's model, which is called `name`. Raises `UsageError`,
-    and `DeviceError` where no engine answers.
+    The constructor connects, so that errors appear before the first prompt: `UsageError`, or
+    `DeviceError` if no engine answers. `name` is the engine's model, `folder` has its tokenizer.
     """
 
     def __init__(self, address: str, token_file: str | None) -> None:
         import platformdirs
 
         self._address, self._token_file = address, token_file
-        self._unused: RemoteEngine | None = self._attach()
+        self._unused: RemoteEngine | None = self._connect()
         self.name, self._files = self._unused.name, self._unused.files
         self.folder = self._unused.fetch_model_files(
             platformdirs.user_cache_path("swiftchat") / "far"
         )
 
     def start(self, config: EngineConfig, path: Path) -> EngineClient:
-        """A client of the engine, attached anew after the first time; how it runs is its own."""
-        engine, self._unused = self._unused or self._attach(), None
+        """Return a client of the engine; reconnect after the first call.
+
+        Raises `DeviceError` if the engine now runs another model.
+        """
+        engine, self._unused = self._unused or self._connect(), None
         if engine.files != self._files:
             engine.close()
             raise DeviceError(
-                f"another model is at {self._address} now: {engine.name}",
-                "end swiftchat and start it again",
+                f"another model is at {self._address} now: {engine.name}", "restart swiftchat"
             )
         engine.start_session()
         return EngineClient(config, path, engine).start()
 
-    def _attach(self) -> RemoteEngine:
+    def _connect(self) -> RemoteEngine:
         token_file = Path(self._token_file).expanduser() if self._token_file else None
         return connect_engine(self._address, read_token(token_file, self._address))

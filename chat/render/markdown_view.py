@@ -13,7 +13,7 @@ from rich.color import ColorSystem
 from rich.console import Console
 from rich.text import Text
 
-from swiftchat.chat.model.reasoning import Thought
+from swiftchat.chat.model.reasoning import ReasoningText
 from swiftchat.chat.render.blocks import BlockStream
 from swiftchat.chat.render.live_region import LiveRegion, Size
 from swiftchat.chat.render.rows import MarkdownRows
@@ -70,7 +70,7 @@ class MarkdownView:
 
     def push(self, piece: str) -> None:
         with _signals_deferred():
-            if isinstance(piece, Thought):
+            if isinstance(piece, ReasoningText):
                 self._add_reasoning(piece)
             elif piece:
                 self._fold_reasoning()

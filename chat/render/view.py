@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Protocol
 
-from swiftchat.chat.model.reasoning import Thought
+from swiftchat.chat.model.reasoning import ReasoningText
 from swiftchat.chat.render.style import Style
 from swiftchat.chat.terminal.output import write
 from swiftchat.chat.terminal.sanitize import sanitize
@@ -59,7 +59,7 @@ class PlainView:
         self._ends_line = False
 
     def push(self, piece: str) -> None:
-        if piece and not isinstance(piece, Thought):
+        if piece and not isinstance(piece, ReasoningText):
             self._ends_line = piece.endswith("\n")
             write(sanitize(piece) if self._sanitized else piece)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swiftchat.chat.model.description import size
+from swiftchat.chat.model.description import format_bytes
 from swiftchat.chat.terminal.progress import progress_display
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
@@ -150,19 +150,17 @@ def _calibrated(
 
 def _print_estimate(planned: "ConversionEstimate") -> None:
     for name, num_bytes in sorted(planned.files.items()):
-        print(f"{size(num_bytes):>9}  {sanitize(name)}")
+        print(f"{format_bytes(num_bytes):>9}  {sanitize(name)}")
     print(
-        f"{size(sum(planned.files.values())):>9}  in total: {planned.num_tensors} tensors of "
-        f"{planned.dtype}; memory needed: at most {size(planned.peak_bytes)}"
+        f"{format_bytes(sum(planned.files.values())):>9}  in total: {planned.num_tensors} tensors "
+        f"of {planned.dtype}; memory needed: at most {format_bytes(planned.peak_bytes)}"
     )
 
 
 def _print_summary(destination: Path, seconds: float) -> None:
     num_bytes = sum(file.stat().st_size for file in destination.rglob("*"))
-    print(
-        f"wrote and verified {size(num_bytes)} in {seconds:.1f} s ({size(num_bytes / seconds)}/s)",
-        file=sys.stderr,
-    )
+    size, speed = format_bytes(num_bytes), format_bytes(num_bytes / seconds)
+    print(f"wrote and verified {size} in {seconds:.1f} s ({speed}/s)", file=sys.stderr)
 
 
 def parse_size(text: str) -> float:

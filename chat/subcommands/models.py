@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swiftchat.chat.model.description import describe, fact_text, label, size
+from swiftchat.chat.model.description import describe, fact_label, fact_text, format_bytes
 from swiftchat.chat.model.find import hub_token
 from swiftchat.chat.options.completion import (
     complete_downloads,
@@ -70,8 +70,9 @@ def _offered(name: str, found: "Offer") -> str:
     if not found.missing_bytes:
         missing = ", already installed"
     elif found.missing_bytes < found.size_bytes:
-        missing = f", {size(found.missing_bytes)} still missing"
-    return f"{title}: {size(found.size_bytes)}{missing}, license {found.license or 'not stated'}"
+        missing = f", {format_bytes(found.missing_bytes)} still missing"
+    size, license_name = format_bytes(found.size_bytes), found.license or "not stated"
+    return f"{title}: {size}{missing}, license {license_name}"
 
 
 @click.command(name="list")
@@ -104,7 +105,7 @@ def list_models(as_json: bool) -> None:
     for model in models:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.modified))
         print(
-            f"{sanitize(model.name):{width}}  {size(model.size_bytes):>9}  {when:16}  "
+            f"{sanitize(model.name):{width}}  {format_bytes(model.size_bytes):>9}  {when:16}  "
             f"{model.source:6}  {alias_of(model.name) or '–'}"
         )
 
@@ -133,7 +134,7 @@ def list_models(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(name: str, tp: int | None, pp: int, kv_dtype: str, as_json: bool) -> None:
     """Show a model: architecture, sizes, context, tokenizer, memory needed, where it fits."""
-    from swiftchat.chat.model.memory import fits, fits_divided, places
+    from swiftchat.chat.model.memory import context_limits, device_memory, parallel_memory
     from swiftchat.tokenizer import Tokenizer
     from swiftchat.weights.hub.aliases import DEFAULT_MODEL
     from swiftchat.weights.model.directory import Model
@@ -142,16 +143,16 @@ def show(name: str, tp: int | None, pp: int, kv_dtype: str, as_json: bool) -> No
     path = default_store().resolve(name or DEFAULT_MODEL)
     model = Model.open(path)
     facts = describe(model, Tokenizer.load(path), kv_dtype)
-    cpu, *gpus = places()
-    facts["fits"] = fits(model, cpu, gpus, kv_dtype)
-    facts["each_of_several_gpus"] = fits_divided(model, gpus, tp, pp, kv_dtype)
+    cpu, *gpus = device_memory()
+    facts["fits"] = context_limits(model, cpu, gpus, kv_dtype)
+    facts["each_of_several_gpus"] = parallel_memory(model, gpus, tp, pp, kv_dtype)
     if as_json:
         print(json_module.dumps(facts, indent=2))
         return
     width = max(map(len, facts))
     for key, value in facts.items():
         first, *more = fact_text(key, value).splitlines() or [""]
-        print(f"{label(key):{width}}  {first}")
+        print(f"{fact_label(key):{width}}  {first}")
         for line in more:
             print(f"{'':{width}}  {line}")
 
@@ -169,4 +170,4 @@ def rm(name: str, yes: bool) -> None:
             raise UsageError("rm asks for confirmation, but stdin is not a terminal", "use -y")
         click.confirm(f"remove {sanitize(name)}?", abort=True, err=True)
     removed = store.remove(name)
-    print(f"removed {sanitize(removed.name)} ({size(removed.size_bytes)})", file=sys.stderr)
+    print(f"removed {sanitize(removed.name)} ({format_bytes(removed.size_bytes)})", file=sys.stderr)

@@ -8,11 +8,16 @@ from hypothesis import strategies as st
 
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel
-from swiftchat.chat.model.reasoning import FORMS, ReasoningSplitter, Thought, reasoning_form
+from swiftchat.chat.model.reasoning import (
+    FORMATS,
+    ReasoningSplitter,
+    ReasoningText,
+    find_reasoning_format,
+)
 from swiftchat.chat.options.config import ChatConfig
 from tests.support import fake_engine
 
-THINK, HARMONY = FORMS[1], FORMS[0]
+THINK, HARMONY = FORMATS[1], FORMATS[0]
 SHOWS_REASONING = fake_engine.TEMPLATE.replace(
     "m['content']",
     "('<think>' + m['reasoning_content'] + '</think>' if m['reasoning_content'] else '') "
@@ -27,8 +32,8 @@ SWITCHED = SHOWS_REASONING.replace(
 
 def split(splitter: ReasoningSplitter, *pieces: str) -> tuple[str, str]:
     found = [told for piece in pieces for told in splitter.push(piece)] + list(splitter.flush())
-    thoughts = "".join(piece for piece in found if isinstance(piece, Thought))
-    return thoughts, "".join(piece for piece in found if not isinstance(piece, Thought))
+    thoughts = "".join(piece for piece in found if isinstance(piece, ReasoningText))
+    return thoughts, "".join(piece for piece in found if not isinstance(piece, ReasoningText))
 
 
 @pytest.mark.parametrize(
@@ -73,11 +78,13 @@ def test_any_cut_tells_the_same_apart(pieces: list[str]) -> None:
 
 
 def test_the_form_is_found_in_the_template_or_the_vocabulary() -> None:
-    assert reasoning_form(SHOWS_REASONING, []) is THINK
-    assert reasoning_form(fake_engine.TEMPLATE, []) is None
-    assert reasoning_form("{{ '<|start|>assistant<|channel|>' }}", []) is HARMONY
-    assert reasoning_form("<|user|>{{ x }}<|end|>", ["<|end|>"]) is None  # Phi-3's end of turn
-    assert reasoning_form("", ["[THINK]", "[/THINK]"]) is FORMS[4]
+    assert find_reasoning_format(SHOWS_REASONING, []) is THINK
+    assert find_reasoning_format(fake_engine.TEMPLATE, []) is None
+    assert find_reasoning_format("{{ '<|start|>assistant<|channel|>' }}", []) is HARMONY
+    assert (
+        find_reasoning_format("<|user|>{{ x }}<|end|>", ["<|end|>"]) is None
+    )  # Phi-3's end of turn
+    assert find_reasoning_format("", ["[THINK]", "[/THINK]"]) is FORMATS[4]
 
 
 class Talk:

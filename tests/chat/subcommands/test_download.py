@@ -16,7 +16,7 @@ import pexpect
 import pytest
 
 from swiftchat.chat.model import memory
-from swiftchat.chat.model.description import describe, fact_text, label
+from swiftchat.chat.model.description import describe, fact_label, fact_text
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors
@@ -213,14 +213,14 @@ def test_show_with_tensor_parallel(tmp_path: Path) -> None:
     refused = run("show", str(folder), "--tp", "4")
     assert refused.returncode == 2 and b"num_attention_heads 6 is not divisible" in refused.stderr
     assert b"--tp 1, 2" in refused.stderr
-    (row,) = memory.fits_divided(Model.open(folder), [], tp=2)
+    (row,) = memory.parallel_memory(Model.open(folder), [], tp=2)
     assert row == {**two, "largest_context_tokens": None}
     assert fact_text("each_of_several_gpus", [row]).endswith("needs 2 GPUs")
 
 
 def test_show_with_pipeline_stages(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model")  # two layers, untied head
-    (whole,) = memory.fits_divided(Model.open(folder), [], tp=1)
+    (whole,) = memory.parallel_memory(Model.open(folder), [], tp=1)
     rows = json.loads(run("show", str(folder), "--tp", "1", "--pp", "2", "--json").stdout)
     first, last = rows["each_of_several_gpus"]
     assert (first["layers"], last["layers"]) == ([0, 1], [1, 2])
@@ -246,8 +246,8 @@ def test_show_counts_quantized_weights_as_stored_on_the_gpu(tmp_path: Path) -> N
         else 4 * math.prod(shape)
         for name, shape in expected_tensors(model.config).items()
     )
-    assert memory.bytes_on_gpu(model, Shard(model.config)) == expected
-    one, two = memory.fits_divided(model, [])
+    assert memory.weight_bytes_on_gpu(model, Shard(model.config)) == expected
+    one, two = memory.parallel_memory(model, [])
     assert one["weights_bytes"] == expected
     assert (
         expected / 2 < two["weights_bytes"] < expected
@@ -262,7 +262,7 @@ def test_show_of_pre_sharded_files(tmp_path: Path) -> None:
     of_sharded, of_whole = (
         {
             **describe(Model.open(path), Tokenizer.load(path)),
-            "divided": memory.fits_divided(Model.open(path), []),
+            "divided": memory.parallel_memory(Model.open(path), []),
         }
         for path in (sharded, tmp_path / "whole")
     )
@@ -287,7 +287,7 @@ def test_show_works_with_a_broken_driver(
     fake_smi(tmp_path, "")
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert [place.name for place in memory.places()] == ["CPU"]
+    assert [device.name for device in memory.device_memory()] == ["CPU"]
 
 
 def test_memory_grows_with_the_context(tmp_path: Path) -> None:
@@ -308,8 +308,8 @@ def test_memory_grows_with_the_context(tmp_path: Path) -> None:
     # After 15 % reserve and the weights, exactly 1000 tokens fit.
     enough = -(-(weights + 1000 * per_token) * 100 // 85)
     for free, tokens in [(enough, 1000), (enough - per_token, 999), (weights, 0), (10**9, 131072)]:
-        (row,) = memory.fits(model, memory.Place("x", 10**9, free), [])
+        (row,) = memory.context_limits(model, memory.DeviceMemory("x", 10**9, free), [])
         assert abs(row["largest_context_tokens"] - tokens) <= (1 if tokens == 999 else 0)
-    shown = {label(key): fact_text(key, value) for key, value in facts.items()}
+    shown = {fact_label(key): fact_text(key, value) for key, value in facts.items()}
     assert shown["memory at context"].count(" tokens") == 3
     assert shown["weights by dtype"].startswith("BF16 ")

@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from swiftchat.chat.model.description import _quantized
+from swiftchat.chat.model.description import _describe_quantization
 from swiftchat.chat.subcommands import calibration
 from swiftchat.engine.calibrate import write_statistics
 from swiftchat.engine.linear.row_scaled_cpu import Float8Weight, Int8Weight
@@ -56,9 +56,9 @@ def test_transformers_runs_the_written_model(source: Path, tmp_path: Path, schem
     )
     assert all(torch.equal(tensor, ours[name]) for name, tensor in others.items())
     expected_text = f"compressed-tensors, inputs of matrices too ({W8A8[scheme]})"
-    assert _quantized(Model.open(tmp_path / "out")) == expected_text
-    assert _quantized(Model.open(tmp_path / "weights")) == "compressed-tensors"
-    assert _quantized(Model.open(source)) == "no"
+    assert _describe_quantization(Model.open(tmp_path / "out")) == expected_text
+    assert _describe_quantization(Model.open(tmp_path / "weights")) == "compressed-tensors"
+    assert _describe_quantization(Model.open(source)) == "no"
     bench = tiny.Bench(tmp_path / "out")
     for layer in bench.decoder.weights.layers:
         for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
