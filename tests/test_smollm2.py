@@ -18,7 +18,7 @@ from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
 from tests.support import layouts, tiny
-from tests.support.worker_processes import answers
+from tests.support.worker_processes import generate_concurrently
 
 CHATS = [
     [{"role": "user", "content": "Why is the sky blue? One sentence."}],
@@ -168,7 +168,9 @@ def test_three_tensor_parallel_ranks_answer_as_one(
     for path in (smollm2_f32, tmp_path / "sharded"):
         config = EngineConfig(device="cpu", tp=3, ctx_size_tokens=256)
         with EngineClient(config, path) as client:
-            assert answers(client, list(prompts.values()), params) == list(expected.values())
+            assert generate_concurrently(client, list(prompts.values()), params) == list(
+                expected.values()
+            )
 
 
 @pytest.mark.timeout(120)
@@ -180,4 +182,6 @@ def test_two_pipeline_stages_answer_as_one(
     expected, _ = tiny.run(engine, prompts, params)
     config = EngineConfig(device="cpu", pp=2, ctx_size_tokens=256, chunk_tokens=16)
     with EngineClient(config, smollm2_f32) as client:
-        assert answers(client, list(prompts.values()), params) == list(expected.values())
+        assert generate_concurrently(client, list(prompts.values()), params) == list(
+            expected.values()
+        )

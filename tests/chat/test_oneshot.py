@@ -39,7 +39,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
 def test_the_answer_and_nothing_else_on_stdout(program: Program) -> None:
     result = program.run("-p", "Why?")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "An answer.\n", "")
-    assert program.engine.asked() == ("<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n")
+    assert program.engine.prompt_text() == (
+        "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_chat_is_the_same_command(program: Program) -> None:
@@ -68,27 +70,27 @@ def test_stdin_and_prompt(
     program: Program, args: tuple[str, ...], stdin: str | bytes, message: str
 ) -> None:
     assert program.run(*args, stdin=stdin).exit_code == 0
-    assert f"<|im_start|>user\n{message}<|im_end|>" in program.engine.asked()
+    assert f"<|im_start|>user\n{message}<|im_end|>" in program.engine.prompt_text()
 
 
 def test_files_come_before_the_prompt(program: Program, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("content of a")
     program.run("-f", str(tmp_path / "a.txt"), "-p", "Sum up")
-    assert f"{tmp_path}/a.txt:\ncontent of a\n\nSum up<|im_end|>" in program.engine.asked()
+    assert f"{tmp_path}/a.txt:\ncontent of a\n\nSum up<|im_end|>" in program.engine.prompt_text()
 
 
 def test_the_system_prompt(program: Program, tmp_path: Path) -> None:
     program.run("-s", "Be brief.", "-p", "x")
-    assert program.engine.asked().startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
+    assert program.engine.prompt_text().startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
     (tmp_path / "s").write_text("From a file.")
     program.engine.answers = [{"text": "y"}]
     program.run("--system-file", str(tmp_path / "s"), "-p", "x")
-    assert "system\nFrom a file.<" in program.engine.asked()
+    assert "system\nFrom a file.<" in program.engine.prompt_text()
 
 
 def test_no_template_completes_the_prompt_as_it_stands(program: Program) -> None:
     program.run("--no-template", "-p", "Once upon")
-    assert program.engine.asked() == "Once upon"
+    assert program.engine.prompt_text() == "Once upon"
 
 
 ASKED = "Q: x\nA: "
@@ -98,10 +100,12 @@ SOURCE = "{% for m in messages %}Q: {{ m.content }}\n{% endfor %}A: "
 def test_a_template_from_a_file_or_by_name(program: Program, tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text(SOURCE)
     program.run("--template", str(tmp_path / "own.jinja"), "-p", "x")
-    assert program.engine.asked() == ASKED
+    assert program.engine.prompt_text() == ASKED
     program.engine.answers = [{"text": "Fine.\nUSER: and then"}]
     result = program.run("--template", "vicuna", "-p", "x")
-    assert program.engine.asked().endswith(" USER: x ASSISTANT:") and result.stdout == "Fine.\n"
+    assert (
+        program.engine.prompt_text().endswith(" USER: x ASSISTANT:") and result.stdout == "Fine.\n"
+    )
 
 
 def test_a_template_from_the_configuration(
@@ -110,21 +114,23 @@ def test_a_template_from_the_configuration(
     (tmp_path / "own.jinja").write_text(SOURCE)
     monkeypatch.setenv("SWIFTCHAT_TEMPLATE", str(tmp_path / "own.jinja"))
     program.run("-p", "x")
-    assert program.engine.asked() == ASKED
+    assert program.engine.prompt_text() == ASKED
     assert "template" in CONFIG_NAMES
 
 
 def test_a_model_without_a_template_gets_its_familys(tmp_path: Path, program: Program) -> None:
     fake_engine.make_folder(program.folder, template=None)
     program.run("-p", "x")
-    assert program.engine.asked() == ("<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n")
+    assert program.engine.prompt_text() == (
+        "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
+    )
     spec = json.loads((program.folder / "tokenizer.json").read_text())
     spec["added_tokens"][0]["content"] = "<|other|>"
     (program.folder / "tokenizer.json").write_text(json.dumps(spec))
     error = failure(program, "-p", "x")
     assert error.exit_code == 7 and "--template" in error.hint and "chatml" in error.hint
     program.run("--template", "alpaca", "-p", "x")
-    assert program.engine.asked().endswith("### Instruction:\nx\n\n### Response:\n")
+    assert program.engine.prompt_text().endswith("### Instruction:\nx\n\n### Response:\n")
     program.engine.answers = [{"text": "y"}]
     assert program.run("--no-template", "-p", "x").stdout == "y\n"
 
@@ -138,10 +144,10 @@ def test_of_several_templates_one_is_chosen_by_name(program: Program) -> None:
     ]
     file.write_text(json.dumps(config))
     program.run("--template", "qa", "-p", "x")
-    assert program.engine.asked() == ASKED
+    assert program.engine.prompt_text() == ASKED
     program.engine.answers = [{"text": "y"}]
     program.run("-p", "x")
-    assert program.engine.asked().startswith("<|im_start|>user")
+    assert program.engine.prompt_text().startswith("<|im_start|>user")
 
 
 def test_templates_that_are_none(program: Program, tmp_path: Path) -> None:

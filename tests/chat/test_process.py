@@ -346,7 +346,7 @@ def test_drop_oldest_leaves_room_for_an_answer(program: Program) -> None:
     dropped: list[int] = []
     list(chat_model.answer(conversation, dropped.append))
     assert dropped and len(engine.prompts[0]) <= 150
-    assert "system\nS" in engine.asked() and "last" in engine.asked()
+    assert "system\nS" in engine.prompt_text() and "last" in engine.prompt_text()
 
 
 class Recorder:

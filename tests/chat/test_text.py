@@ -214,4 +214,4 @@ def test_the_template_puts_no_control_id_into_what_users_write(folder: Path) -> 
     list(chat_model.answer(conversation, lambda n: None))
     ids = engine.prompts[0]
     assert ids.count(fake_engine.START_ID) == 2 and ids.count(fake_engine.END_ID) == 1
-    assert json.dumps(engine.asked())
+    assert json.dumps(engine.prompt_text())

@@ -37,7 +37,7 @@ def client(folder: Path):
         yield running
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -134,7 +134,7 @@ def test_close_leaves_no_process(folder: Path) -> None:
         pid = client.pid
         client.wait_ready()
         client.generate([5], ENDLESS)
-    assert gone(pid)
+    assert has_ended(pid)
 
 
 def test_a_killed_terminal_leaves_no_worker(folder: Path) -> None:
@@ -153,7 +153,7 @@ time.sleep(600)
     worker = int(terminal.stdout.readline())
     terminal.kill()
     terminal.wait()
-    wait_until(lambda: gone(worker))
+    wait_until(lambda: has_ended(worker))
 
 
 def test_the_client_does_not_import_torch() -> None:
@@ -167,7 +167,7 @@ def test_leaving_does_not_wait_for_a_worker_that_hangs(folder: Path) -> None:
     pid = client.pid
     os.kill(pid, signal.SIGSTOP)
     client.close()
-    assert gone(pid)
+    assert has_ended(pid)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch has another OpenMP there")

@@ -1,9 +1,8 @@
-"""A deterministic engine behind the real client's interface, and a model folder to go with it.
+"""A scripted engine with the interface of `EngineClient`, and a model folder for it.
 
-Run as a program it is swiftchat with this engine: `fake_engine.py FOLDER SCRIPT [OPTION…]`, the
-script being JSON: a list of answers, each a string or {"text" or "ids", "delay_s", "end_delay_s",
-"error"}, the delays being before each token and before the answer's end;
-{"load_s"} at its beginning is how long the engine takes to load.
+`fake_engine.py FOLDER SCRIPT [OPTION…]` runs swiftchat with this engine. SCRIPT is a JSON list of
+answers, each a string or an object with "text" or "ids", and optionally "delay_s" (before each
+token), "end_delay_s" (before the end) and "error". A first object {"load_s"} sets the load time.
 """
 
 import json
@@ -26,7 +25,7 @@ START_ID, END_ID = 256, 257
 
 
 def byte_symbols() -> list[str]:
-    """GPT-2's printable stand-ins for the 256 bytes, in byte order."""
+    """Return GPT-2's printable symbols for the 256 bytes, in byte order."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
@@ -35,7 +34,7 @@ def byte_symbols() -> list[str]:
 def make_folder(
     folder: Path, template: str | None = TEMPLATE, merges: tuple[str, ...] = (), **config: Any
 ) -> Path:
-    """Write a model directory without weights; a token is a byte, or a pair of `merges`."""
+    """Write a model directory without weights; a token is a byte or one of `merges`."""
     folder.mkdir(parents=True, exist_ok=True)
     vocab = {symbol: i for i, symbol in enumerate(byte_symbols())}
     vocab |= {pair.replace(" ", ""): END_ID + 1 + i for i, pair in enumerate(merges)}
@@ -102,7 +101,7 @@ def make_folder(
 
 
 class FakeGeneration:
-    """Yields an answer's bytes, or its ids, as tokens, one by one."""
+    """Yields an answer's bytes, or its ids, one token at a time."""
 
     def __init__(
         self,
@@ -119,35 +118,35 @@ class FakeGeneration:
 
     def __iter__(self) -> Iterator[Event]:
         yield Prefill(len(self.prompt), len(self.prompt))
-        num_said, reason = 0, "stop"
+        num_tokens, reason = 0, "stop"
         for token in self.answer.get("ids") or self.answer["text"].encode():
             if self.canceled:
                 reason = "interrupt"
                 break
-            if num_said == self.params.max_tokens:
+            if num_tokens == self.params.max_tokens:
                 reason = "length"
                 break
             time.sleep(self.answer.get("delay_s", 0))
-            num_said += 1
-            yield Tokens([token], self._likelihoods(token))
+            num_tokens += 1
+            yield Tokens([token], self._logprobs(token))
         time.sleep(self.answer.get("end_delay_s", 0))
         if "error" in self.answer:
             raise DeviceError(self.answer["error"], "send it again")
-        yield Finished(reason, len(self.prompt), self.cached_tokens, num_said, 0.5, 0.25, 7)
+        yield Finished(reason, len(self.prompt), self.cached_tokens, num_tokens, 0.5, 0.25, 7)
 
-    def _likelihoods(self, token: int) -> list[Logprob]:
-        """The token and those after it, each half as likely as the one before: 1/2, 1/4 …"""
+    def _logprobs(self, token: int) -> list[Logprob]:
+        """Return the token's probability 1/2, and 1/2, 1/4 … for the ids from the token on."""
         if self.params.logprobs is None:
             return []
-        likeliest = [(token + i, (i + 1) * math.log(0.5)) for i in range(self.params.logprobs)]
-        return [Logprob(math.log(0.5), likeliest)]
+        top = [(token + i, (i + 1) * math.log(0.5)) for i in range(self.params.logprobs)]
+        return [Logprob(math.log(0.5), top)]
 
     def cancel(self) -> None:
         self.canceled = True
 
 
 class FakeEngine:
-    """Gives the scripted answers in turn and remembers what it was asked."""
+    """Returns the scripted answers in order and records prompts and parameters."""
 
     def __init__(self, answers: list[Any], ctx_size_tokens: int = 256) -> None:
         self.answers = [a if isinstance(a, dict) else {"text": a} for a in answers]
@@ -183,8 +182,8 @@ class FakeEngine:
     def close(self) -> None:
         self.num_closes += 1
 
-    def asked(self, index: int = -1) -> str:
-        """A prompt as text."""
+    def prompt_text(self, index: int = -1) -> str:
+        """Return a recorded prompt as text."""
         names = {START_ID: b"<|im_start|>", END_ID: b"<|im_end|>"}
         return b"".join(names.get(i) or bytes([i]) for i in self.prompts[index]).decode()
 
@@ -195,7 +194,7 @@ def main() -> None:
 
     folder, script, *options = sys.argv[1:]
     engine = FakeEngine(json.loads(script))
-    chat_model.ChatModel.__init__.__defaults__ = (engine.start,)  # in place of the real `start`
+    chat_model.ChatModel.__init__.__defaults__ = (engine.start,)  # replaces the real `start`
     sys.argv = ["swiftchat", "-m", folder, *options]
     try:
         cli.main()

@@ -1,7 +1,7 @@
-"""Ranks of a group on one GPU, each with its stream: they wait for each other as GPUs do.
+"""Ranks that share one GPU, each on a CUDA stream of its own, with peer buffers between them.
 
-Only a few ranks with small parts: the blocks of all of them, and of each one's next kernel, must
-find room side by side.
+Only for a few ranks with small tensors: the thread blocks of all ranks, and of each rank's next
+kernel, must be resident at the same time.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,28 +11,31 @@ import torch
 from swiftchat.cuda.peer_memory import PeerBuffer
 
 
-def peer_buffers(world: int, numbers: int) -> list[PeerBuffer]:
-    """Each rank's inbox for parts of so many numbers, empty."""
-    own = [torch.full((world, numbers), -1, dtype=torch.int32, device="cuda") for _ in range(world)]
+def peer_buffers(world_size: int, num_elements: int) -> list[PeerBuffer]:
+    """Return each rank's peer buffer, filled with the sentinel value."""
+    own = [
+        torch.full((world_size, num_elements), -1, dtype=torch.int32, device="cuda")
+        for _ in range(world_size)
+    ]
     starts = [tensor.data_ptr() for tensor in own]
     return [
         PeerBuffer(
             own[rank].view(torch.float32),
-            torch.tensor([start + 4 * rank * numbers for start in starts], device="cuda"),
+            torch.tensor([start + 4 * rank * num_elements for start in starts], device="cuda"),
             rank,
         )
-        for rank in range(world)
+        for rank in range(world_size)
     ]
 
 
-def are_empty(boxes: Sequence[PeerBuffer]) -> bool:
-    return all(bool((box.own.view(torch.int32) == -1).all()) for box in boxes)
+def hold_only_sentinels(buffers: Sequence[PeerBuffer]) -> bool:
+    return all(bool((buffer.own.view(torch.int32) == -1).all()) for buffer in buffers)
 
 
-def together(world: int, work: Callable[[int], None]) -> None:
-    """Run work(rank) for all ranks, each on its own stream, and wait for all of them."""
+def run_on_streams(world_size: int, work: Callable[[int], None]) -> None:
+    """Run `work(rank)` for all ranks, each on a stream of its own, and wait for all of them."""
     torch.cuda.synchronize()
-    for rank in range(world):
+    for rank in range(world_size):
         with torch.cuda.stream(torch.cuda.Stream()):
             work(rank)
     torch.cuda.synchronize()

@@ -18,7 +18,7 @@ from tests.support.worker_processes import WIDE
 
 
 class ConnectedClient(EngineClient):
-    """A client of the engine at an address, as `swiftchat --connect` has."""
+    """A client of the engine at an address, as with `swiftchat --connect`."""
 
     def __init__(self, address: str, token_file: Path | None = None) -> None:
         self.engine = connect_engine(address, read_token(token_file, address))
@@ -28,7 +28,7 @@ class ConnectedClient(EngineClient):
 
 @contextmanager
 def serving(folder: Path, at: str, token_file: Path | None = None) -> Iterator[Listener]:
-    """An engine of this process with the tiny model in `folder`, for terminals."""
+    """Serve the tiny model in `folder` at an address, from this process."""
     server = EngineServer()
     listener = Listener(Address.parse(at), token_file, server, "a/tiny", folder, text_files(folder))
     listener.open()
@@ -44,7 +44,7 @@ def serving(folder: Path, at: str, token_file: Path | None = None) -> Iterator[L
 
 
 def chat_model_folder(folder: Path, **config: int) -> Path:
-    """A tiny model with weights for four ranks, and a tokenizer that has a token for each byte."""
+    """Make a tiny model, divisible by four ranks, whose tokenizer has a token per byte."""
     tiny.make("llama-biases", folder, **WIDE | {"vocab_size": 258} | config)
     bytewise = fake_engine.make_folder(folder / "bytewise")
     for name in ("tokenizer.json", "tokenizer_config.json"):

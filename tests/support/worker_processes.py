@@ -1,4 +1,4 @@
-"""Workers as real processes: their ranks, what they say, and faults put into one of them."""
+"""Worker processes in tests: their ranks, answers through a client, and injected faults."""
 
 import os
 import time
@@ -15,11 +15,11 @@ from tests.support import tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
 ENDLESS = SamplingParams(temperature=0)
-# What makes a tiny model divisible by four, with rows that GPUs exchange through inboxes.
+# Overrides of a tiny model's config: divisible by four, with rows that fit peer buffers.
 WIDE = {"num_attention_heads": 8, "n_head": 8, "hidden_size": 64, "n_embd": 64, "vocab_size": 128}
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -34,7 +34,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 5.0) -> None:
 
 
 def collect(generation: Generation) -> tuple[list[int], Finished]:
-    """All ids of a generation, and how it ended."""
+    """Return all ids of a generation, and its last event."""
     ids: list[int] = []
     for event in generation:
         if isinstance(event, Tokens):
@@ -43,54 +43,51 @@ def collect(generation: Generation) -> tuple[list[int], Finished]:
     return ids, event
 
 
-def answers(
+def generate_concurrently(
     client: EngineClient, prompts: Sequence[list[int]], params: SamplingParams
 ) -> list[list[int]]:
-    """Ids for prompts that are answered together."""
+    """Return the ids generated for prompts that run at the same time."""
     generations = [client.generate(prompt, params) for prompt in prompts]
     return [collect(generation)[0] for generation in generations]
 
 
 def assert_equals_single_rank(client: EngineClient, folder: Path, num_tokens: int) -> None:
-    """Greedy and drawn, alone and together: the ids of one rank on the CPU."""
+    """Compare greedy and sampled ids, alone and concurrent, with those of one rank on the CPU."""
     prompts = [tiny.random_ids(1 + 13 * i, seed=i) for i in range(4)]
-    one = tiny.engine(folder)
+    single = tiny.engine(folder)
     for params in (
         SamplingParams(temperature=0, max_tokens=num_tokens),
         SamplingParams(temperature=0.9, top_p=0.9, max_tokens=num_tokens, seed=7),
     ):
-        expected, _ = tiny.run(one, dict(enumerate(prompts)), params)
-        assert answers(client, prompts, params) == list(expected.values())
-        assert answers(client, prompts[2:3], params) == [expected[2]]
+        expected, _ = tiny.run(single, dict(enumerate(prompts)), params)
+        assert generate_concurrently(client, prompts, params) == list(expected.values())
+        assert generate_concurrently(client, prompts[2:3], params) == [expected[2]]
 
 
 def rank_processes(worker: int) -> dict[int, int]:
-    """The processes of a worker's other ranks, by rank."""
+    """Return the process ids of a worker's other ranks, by rank."""
     found = {}
     for child in psutil.Process(worker).children():
-        words = child.cmdline()
-        if "swiftchat.engine.ranks.main" in words:
-            found[int(words[-2])] = child.pid
+        arguments = child.cmdline()
+        if "swiftchat.engine.ranks.main" in arguments:
+            found[int(arguments[-2])] = child.pid
     return found
 
 
-def all_ranks(client: EngineClient, tp: int) -> dict[int, int]:
-    """The processes of all ranks, as soon as they are there."""
-    wait_until(lambda: len(rank_processes(client.pid)) == tp - 1, 20)
+def all_ranks(client: EngineClient, size: int) -> dict[int, int]:
+    """Wait until all ranks have started, and return their process ids by rank."""
+    wait_until(lambda: len(rank_processes(client.pid)) == size - 1, 20)
     return {0: client.pid, **rank_processes(client.pid)}
 
 
 def inject_fault(monkeypatch: pytest.MonkeyPatch, folder: Path, rank: int, code: str) -> None:
-    """Have rank `rank` run this code when its Python starts.
-
-    It may patch what the rank will import.
-    """
+    """Have rank `rank` run this code when its Python starts, to patch modules before their use."""
     folder.mkdir()
     program = f"['swiftchat.engine.ranks.main', {str(rank)!r}]"
-    mine = f"[sys.orig_argv[2], sys.orig_argv[-2]] == {program}"
+    is_rank = f"[sys.orig_argv[2], sys.orig_argv[-2]] == {program}"
     if rank == 0:
-        mine = "sys.orig_argv[2] == 'swiftchat.engine.worker'"
+        is_rank = "sys.orig_argv[2] == 'swiftchat.engine.worker'"
     indented = "".join(f"    {line}\n" for line in code.strip().splitlines())
-    (folder / "sitecustomize.py").write_text(f"import sys\nif {mine}:\n{indented}")
+    (folder / "sitecustomize.py").write_text(f"import sys\nif {is_rank}:\n{indented}")
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))

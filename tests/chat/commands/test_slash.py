@@ -123,7 +123,7 @@ def test_editing_an_answer_in_the_editor(
     assert chat.path() == ["q", "the right word"]
     assert "nothing is changed" in chat.say("/edit 2")
     chat.say("and?", "x")
-    assert "the right word<|im_end|>" in chat.engine.asked()
+    assert "the right word<|im_end|>" in chat.engine.prompt_text()
     assert [m.content for m in chat.kept().tree][:3] == ["q", "the wrong word", "the right word"]
 
 
@@ -131,11 +131,11 @@ def test_continue_goes_on_where_the_answer_was_cut(chat: Chat) -> None:
     chat.state.chat_model.set_parameter("max_tokens", 6)
     assert "/continue" in chat.say("q", "Half of an answer.")
     shown = chat.say("/continue", " of an")
-    assert chat.engine.asked().endswith("<|im_start|>assistant\nHalf o")
+    assert chat.engine.prompt_text().endswith("<|im_start|>assistant\nHalf o")
     assert "of an" in shown and "Half" not in shown
     assert chat.path() == ["q", "Half o of an"] and len(chat.state.conversation.tree) == 3
     chat.say("next", "x")
-    assert "assistant\nHalf o of an<|im_end|>" in chat.engine.asked()
+    assert "assistant\nHalf o of an<|im_end|>" in chat.engine.prompt_text()
     with pytest.raises(UsageError, match="nothing to add"):
         chat.say("/continue", "")
     assert chat.path()[-1] == "x"
@@ -153,7 +153,7 @@ def test_from_one_conversation_to_another_and_back(chat: Chat) -> None:
     first = chat.state.conversation.id
     assert "/resume goes back" in chat.say("/clear")
     chat.say("two", "B")
-    assert chat.engine.asked().count("user") == 1
+    assert chat.engine.prompt_text().count("user") == 1
     assert "one" in chat.say("/sessions") and "B" in chat.say("/sessions b")
     shown = chat.say("/resume")
     assert "continuing: one" in shown and ">>> one\nA" in shown
@@ -200,12 +200,14 @@ def test_compact_asks_the_model_and_keeps_the_old_turns(chat: Chat) -> None:
     for number in range(3):
         chat.say(f"question {number}", f"answer {number}")
     shown = chat.say("/compact", "We counted.")
-    assert "We counted." in shown and "Assistant: answer 1" in chat.engine.asked()
-    assert "answer 2" not in chat.engine.asked()
+    assert "We counted." in shown and "Assistant: answer 1" in chat.engine.prompt_text()
+    assert "answer 2" not in chat.engine.prompt_text()
     assert chat.path()[1:] == ["answer 2"]
     assert "We counted.\n\nquestion 2" in chat.path()[0]
     chat.say("next", "x")
-    assert "question 0" not in chat.engine.asked() and "We counted." in chat.engine.asked()
+    assert (
+        "question 0" not in chat.engine.prompt_text() and "We counted." in chat.engine.prompt_text()
+    )
     chat.say("/switch 1")
     assert chat.path()[0] == "question 0" and len(chat.path()) == 6
     with pytest.raises(UsageError):
@@ -218,7 +220,7 @@ def test_compact_of_more_than_the_context_goes_in_portions(chat: Chat) -> None:
     chat.say("last", "c")
     chat.engine.ctx_size_tokens = 2000
     chat.say("/compact", *[f"summary {number}" for number in range(9)])
-    asked = [chat.engine.asked(i) for i in range(3, len(chat.engine.prompts))]
+    asked = [chat.engine.prompt_text(i) for i in range(3, len(chat.engine.prompts))]
     assert len(asked) > 3 and all(len(prompt) < 2000 for prompt in chat.engine.prompts[3:])
     assert sum(one.count("x") for one in asked) >= 3000, "nothing is left out"
     assert "so far: summary 0" in asked[1]
@@ -235,7 +237,7 @@ def test_another_model_goes_on_with_the_conversation(chat: Chat, tmp_path: Path)
     chat.say(f"/model {other}")
     assert chat.engine.num_closes == 1 and str(other) in chat.say("/model")
     chat.say("q2", "b")
-    assert "assistant\na<|im_end|>" in chat.engine.asked()
+    assert "assistant\na<|im_end|>" in chat.engine.prompt_text()
     assert chat.engine.params[-1].temperature == 0.5
     assert [m.model for m in chat.kept().messages if m.role == "assistant"] == [
         str(tmp_path / "model"),
@@ -259,12 +261,12 @@ def test_files_and_patterns_go_with_the_next_message(chat: Chat, tmp_path: Path)
     counts = [int(line.split()[0]) for line in shown.splitlines()]
     assert counts == [len(f"{tmp_path}/{n}:\ncontent of {n}") for n in ("a.txt", "b.txt", "c.md")]
     chat.say("sum up", "Done.")
-    asked = chat.engine.asked()
+    asked = chat.engine.prompt_text()
     assert f"{tmp_path}/a.txt:\ncontent of a.txt\n\n{tmp_path}/b.txt:" in asked
     assert "content of c.md\n\nsum up<|im_end|>" in asked
     assert chat.state.conversation.title == "sum up"
     chat.say("next", "x")
-    assert chat.engine.asked().count("content of c.md") == 1
+    assert chat.engine.prompt_text().count("content of c.md") == 1
     chat.say(f"/read {tmp_path}/a.txt")
     assert "dropped all" in chat.say("/read") and not chat.state.attachments
 
@@ -285,7 +287,7 @@ def test_a_shell_commands_output_can_go_with_the_next_message(chat: Chat) -> Non
     assert "a␛[31mb\nc\nexit status 3" in shown and "/attach" in shown
     chat.say("/attach")
     chat.say("why?", "x")
-    assert "b\nc\n\nwhy?<|im_end|>" in chat.engine.asked()
+    assert "b\nc\n\nwhy?<|im_end|>" in chat.engine.prompt_text()
     with pytest.raises(UsageError):
         chat.say("/attach")
     with pytest.raises(UsageError):

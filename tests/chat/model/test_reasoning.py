@@ -107,11 +107,11 @@ def test_reasoning_goes_back_only_where_the_template_puts_it(tmp_path: Path) -> 
     talk = Talk(tmp_path / "shows", SHOWS_REASONING)
     assert talk.turn("<think>\nhm\n</think>\n\nfour") == ("hm", "four")
     talk.turn("five")
-    assert "<think>hm</think>four<|im_end|>" in talk.engine.asked()
+    assert "<think>hm</think>four<|im_end|>" in talk.engine.prompt_text()
     talk = Talk(tmp_path / "drops", fake_engine.TEMPLATE + "{# </think> #}")
     talk.turn("<think>hm</think>four")
     talk.turn("five")
-    assert "hm" not in talk.engine.asked() and "four<|im_end|>" in talk.engine.asked()
+    assert "hm" not in talk.engine.prompt_text() and "four<|im_end|>" in talk.engine.prompt_text()
 
 
 def test_what_reasoning_took_and_raw_text(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_the_switch_reaches_the_template(tmp_path: Path) -> None:
     talk = Talk(tmp_path / "off", SWITCHED, think="off")
     assert talk.chat_model.can_switch_thinking
     assert talk.turn("four") == (None, "four")
-    assert talk.engine.asked().endswith("<think>\n\n</think>\n\n")
+    assert talk.engine.prompt_text().endswith("<think>\n\n</think>\n\n")
     talk.chat_model.think = "auto"
     talk.turn("five")
-    assert talk.engine.asked().endswith("assistant\n")
+    assert talk.engine.prompt_text().endswith("assistant\n")
     assert not Talk(tmp_path / "none", SHOWS_REASONING).chat_model.can_switch_thinking

@@ -42,13 +42,15 @@ def test_continue_and_session_options(program: Program) -> None:
     (newest, oldest) = rows()
     assert (newest["title"], oldest["title"], oldest["num_messages"]) == ("another", "first", 2)
     program.run("--session", oldest["id"][:6], "-p", "and then?")
-    assert program.engine.asked().startswith(
+    assert program.engine.prompt_text().startswith(
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nfirst<|im_end|>\n"
         "<|im_start|>assistant\nAnswer 0.<|im_end|>\n<|im_start|>user\nand then?"
     )
     assert program.engine.params[-1].temperature == 0.25
     result = program.run("-c", "-p", "more", "--temp", "0.5", "-s", "")
-    assert "and then?" in program.engine.asked() and "system" not in program.engine.asked()
+    assert (
+        "and then?" in program.engine.prompt_text() and "system" not in program.engine.prompt_text()
+    )
     assert program.engine.params[-1].temperature == 0.5, "a flag overrides the session"
     assert (result.exit_code, result.stderr) == (0, "")
     assert [row["num_messages"] for row in rows()] == [6, 2]
@@ -74,7 +76,7 @@ def test_no_save(program: Program) -> None:
     assert failure(program, "-c", "--no-template", "-p", "x").exit_code == 2
     program.run("-p", "kept")
     program.run("-c", "-p", "not kept", "--no-save")
-    assert "kept" in program.engine.asked() and rows()[0]["num_messages"] == 2
+    assert "kept" in program.engine.prompt_text() and rows()[0]["num_messages"] == 2
 
 
 def test_a_partial_answer_is_saved(program: Program) -> None:
@@ -243,10 +245,12 @@ def test_a_role_sets_options_and_system_prompt(program: Program, tmp_path: Path)
     (roles_folder() / "pirate.md").write_text(ROLE.format(model=program.folder))
     result = CliRunner().invoke(cli.swiftchat, ["--role", "pirate", "-p", "x", "--top-k", "3"])
     assert result.exit_code == 0, result.output
-    assert program.engine.asked().startswith("<|im_start|>system\nYou are a pirate.<|im_end|>")
+    assert program.engine.prompt_text().startswith(
+        "<|im_start|>system\nYou are a pirate.<|im_end|>"
+    )
     assert (program.engine.params[0].temperature, program.engine.params[0].top_k) == (0.125, 3)
     program.run("--role", "pirate", "-s", "Or not.", "-p", "x")
-    assert "system\nOr not.<" in program.engine.asked()
+    assert "system\nOr not.<" in program.engine.prompt_text()
     assert "pirate" in failure(program, "--role", "../pirate", "-p", "x").hint
 
 

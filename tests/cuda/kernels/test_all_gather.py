@@ -7,7 +7,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.comm import all_gather
 from swiftchat.cuda.ops.linear import Norm, Workspace, linear, linear_send
 from tests.support.kernel_case import DTYPES, Inputs, poisoned
-from tests.support.ranks_on_one_gpu import are_empty, peer_buffers, together
+from tests.support.ranks_on_one_gpu import hold_only_sentinels, peer_buffers, run_on_streams
 
 pytestmark = pytest.mark.gpu
 
@@ -30,11 +30,11 @@ def test_columns_of_all_ranks(
         linear_send(gpu, x, rows, boxes[rank], spaces[rank], norm=norm)
         all_gather(gpu, found[rank], boxes[rank], width)
 
-    together(world, work)
+    run_on_streams(world, work)
     whole = poisoned(n, columns, dtype=torch.float32)
     linear(gpu, x, weight[:columns], whole, spaces[0], norm=norm)
     assert all(torch.equal(logits, whole) for logits in found)
-    assert are_empty(boxes)
+    assert hold_only_sentinels(boxes)
 
 
 def test_wrong_sizes_are_refused(gpu: Gpu) -> None:

@@ -7,7 +7,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.comm import all_reduce
 from swiftchat.cuda.ops.linear import Workspace, linear_send
 from tests.support.kernel_case import DTYPES, Inputs
-from tests.support.ranks_on_one_gpu import are_empty, peer_buffers, together
+from tests.support.ranks_on_one_gpu import hold_only_sentinels, peer_buffers, run_on_streams
 
 pytestmark = pytest.mark.gpu
 
@@ -27,7 +27,7 @@ def test_parts_are_added_in_order(gpu: Gpu, dtype, world: int, n: int, hidden: i
         for i in range(rounds):
             all_reduce(gpu, streams[rank], boxes[i % 2][rank], parts[i][rank])
 
-    together(world, work)
+    run_on_streams(world, work)
     expected = before
     for of_round in parts:
         total = torch.zeros_like(expected)
@@ -36,7 +36,7 @@ def test_parts_are_added_in_order(gpu: Gpu, dtype, world: int, n: int, hidden: i
         expected = expected + total
     for stream in streams:
         assert torch.equal(stream, expected)
-    assert all(are_empty(box) for box in boxes)
+    assert all(hold_only_sentinels(box) for box in boxes)
 
 
 @pytest.mark.parametrize("world", [2, 3, 5, 8])
@@ -53,7 +53,7 @@ def test_any_number_of_ranks(gpu: Gpu, world: int) -> None:
         stream = before.clone()
         all_reduce(gpu, stream, box, parts[rank])
         assert torch.equal(stream, before + total)
-        assert are_empty([box])
+        assert hold_only_sentinels([box])
         box.own.copy_(torch.cat(parts))
         box.own[rank].view(torch.int32).fill_(-1)
         stream = torch.full_like(before, float("nan"))
@@ -78,12 +78,12 @@ def test_parts_that_a_product_sent(gpu: Gpu, dtype, n: int, k: int, rows: int) -
         linear_send(gpu, x[rank], weight[rank], boxes[rank], spaces[rank], bias=own_bias)
         all_reduce(gpu, streams[rank], boxes[rank])
 
-    together(world, work)
+    run_on_streams(world, work)
     exact = sum(a.double() @ w.double().T for a, w in zip(x, weight, strict=True))
     expected = before.double() + exact + bias.double()
     assert torch.equal(streams[0], streams[1])
     assert (streams[0] - expected).norm() <= 1e-5 * expected.norm()
-    assert are_empty(boxes)
+    assert hold_only_sentinels(boxes)
 
 
 def test_numbers_that_are_not_finite_arrive(gpu: Gpu) -> None:
@@ -94,9 +94,9 @@ def test_numbers_that_are_not_finite_arrive(gpu: Gpu) -> None:
         torch.full((1, 8), float("inf"), device="cuda"),
     ]
     streams = [torch.zeros(1, 8, device="cuda") for _ in range(2)]
-    together(2, lambda rank: all_reduce(gpu, streams[rank], boxes[rank], parts[rank]))
+    run_on_streams(2, lambda rank: all_reduce(gpu, streams[rank], boxes[rank], parts[rank]))
     assert all(stream.isnan().all() for stream in streams)
-    assert are_empty(boxes)
+    assert hold_only_sentinels(boxes)
 
 
 def test_wrong_sizes_are_refused(gpu: Gpu) -> None:

@@ -19,7 +19,7 @@ from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of, tp_choices
 from tests.support import tiny
-from tests.support.spmd_ranks import ThreadCommunicator, run_ranks
+from tests.support.thread_communicator import ThreadCommunicator, run_ranks
 
 NUM_PROMPT = 9
 NUM_NEW = 64

@@ -22,7 +22,7 @@ from swiftchat.weights.parallel.tensor_parallel import shard_of
 from swiftchat.weights.quantization.scheme import ActivationQuantization
 from tests.support import tiny
 from tests.support.quantized_models import compressed, compressed_int8, fp8_row, quantized_model
-from tests.support.spmd_ranks import ThreadCommunicator, run_ranks
+from tests.support.thread_communicator import ThreadCommunicator, run_ranks
 
 FORMS = {
     "int8": ("int-quantized", "int", compressed_int8),

@@ -34,7 +34,7 @@ from tests.support.worker_processes import (
     all_ranks,
     assert_equals_single_rank,
     collect,
-    gone,
+    has_ended,
     inject_fault,
     rank_processes,
     wait_until,
@@ -124,7 +124,7 @@ def assert_ranks_lost(client: EngineClient, pids: Iterable[int], words: str) -> 
     """Within some seconds the client has an error, and then all processes are gone."""
     began = time.monotonic()
     assert_reported(client, DeviceError, words)
-    wait_until(lambda: all(map(gone, pids)))
+    wait_until(lambda: all(map(has_ended, pids)))
     assert time.monotonic() - began < REPORTED_S
 
 
@@ -218,14 +218,14 @@ def test_what_fails_on_one_rank_is_told_with_its_number(
     with EngineClient(TWO, folder) as client:
         pids = all_ranks(client, 2)
         assert_reported(client, kind, words)
-        wait_until(lambda: all(map(gone, pids.values())))
+        wait_until(lambda: all(map(has_ended, pids.values())))
 
 
 def test_what_cannot_be_divided_is_refused_before_a_rank_starts(folder: Path) -> None:
     with EngineClient(replace(TWO, tp=3), folder) as client:
         with pytest.raises(UsageError, match="num_attention_heads 8 is not divisible by --tp 3"):
             client.wait_ready()
-        assert gone(client.pid) or not rank_processes(client.pid)
+        assert has_ended(client.pid) or not rank_processes(client.pid)
 
 
 def test_auto_is_one_rank_on_the_cpu(folder: Path) -> None:
@@ -273,7 +273,7 @@ def test_ranks_start_anew_with_a_message_and_end_with_the_worker(tmp_path: Path)
         chat_model.wait_ready()
         pids = all_ranks(chat_model.engine, 2)
         os.kill(pids[1], signal.SIGKILL)
-        wait_until(lambda: gone(pids[0]))
+        wait_until(lambda: has_ended(pids[0]))
         assert "".join(chat_model.answer(conversation, lambda _: None))
         pids = all_ranks(chat_model.engine, 2)
         wait_until_decoding(chat_model.engine)
@@ -299,7 +299,7 @@ def test_ranks_end_with_the_terminal(number: int, status: int, tmp_path: Path) -
         assert len(pids) == 2
         terminal.send_signal(number)
         assert terminal.wait(REPORTED_S) == status
-    wait_until(lambda: all(map(gone, pids)))
+    wait_until(lambda: all(map(has_ended, pids)))
 
 
 def test_starting_and_stopping_leaves_nothing() -> None:

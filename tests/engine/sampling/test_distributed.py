@@ -13,7 +13,7 @@ from swiftchat.engine.sampling.distributed import distributed_argmax, is_plain_g
 from swiftchat.engine.sampling.sampler import sample
 from swiftchat.errors import BadModelFile
 from tests.support import tiny
-from tests.support.spmd_ranks import ThreadCommunicator, run_ranks
+from tests.support.thread_communicator import ThreadCommunicator, run_ranks
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 

@@ -30,7 +30,7 @@ from tests.support.worker_processes import (
     GREEDY,
     assert_equals_single_rank,
     collect,
-    gone,
+    has_ended,
     wait_until,
 )
 
@@ -212,7 +212,7 @@ def test_a_rank_killed_on_the_other_host_is_named(two: Hosts) -> None:
         assert chat.wait(REPORTED_S) == 4
         assert time.monotonic() - killed < REPORTED_S
         assert f"error: {who}" in chat.stderr.read().decode()
-    wait_until(lambda: all(map(gone, ranks)))
+    wait_until(lambda: all(map(has_ended, ranks)))
     assert who in two.said(0)
     assert end["finish_reason"] == "error" and end["content"]
     with two.swiftchat("sessions", "export", end["session_id"], "-") as export:
