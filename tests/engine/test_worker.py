@@ -1,11 +1,10 @@
-"""The worker as a real process: answers, cancel, death, and leaving nobody behind."""
+"""The worker process: generation, cancel, crash, and exit with its terminal."""
 
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -13,14 +12,13 @@ import pytest
 
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.client import EngineClient
-from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import Finished, Tokens
 from swiftchat.errors import BadModelFile, ContextOverflow, DeviceError, ModelNotFound
 from tests.support import tiny
+from tests.support.worker_processes import ENDLESS, GREEDY, collect, has_ended, wait_until
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", num_threads=1)
-GREEDY = SamplingParams(temperature=0, max_tokens=20)
-ENDLESS = SamplingParams(temperature=0)
 
 
 @pytest.fixture(scope="module")
@@ -37,31 +35,7 @@ def client(folder: Path):
         yield running
 
 
-def has_ended(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
-
-
-def wait_until(condition, seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
-
-
-def collect(generation) -> tuple[list[int], Finished]:
-    ids: list[int] = []
-    for event in generation:
-        if isinstance(event, Tokens):
-            ids += event.ids
-    assert isinstance(event, Finished)
-    return ids, event
-
-
-def test_the_worker_says_what_the_engine_says(client: EngineClient, folder: Path) -> None:
+def test_worker_generates_the_ids_of_the_engine(client: EngineClient, folder: Path) -> None:
     expected, _ = tiny.run(tiny.engine(folder), {1: [5, 6, 7]}, GREEDY)
     ids, end = collect(client.generate([5, 6, 7], GREEDY))
     assert ids == expected[1]
@@ -70,13 +44,13 @@ def test_the_worker_says_what_the_engine_says(client: EngineClient, folder: Path
     assert client.stats()["used_blocks"] == 0
 
 
-def test_two_generations_at_once(client: EngineClient) -> None:
+def test_two_concurrent_generations(client: EngineClient) -> None:
     alone = [collect(client.generate([5 + i], GREEDY))[0] for i in range(2)]
     both = [client.generate([5 + i], GREEDY) for i in range(2)]
     assert [collect(generation)[0] for generation in both] == alone
 
 
-def test_cancel_ends_it_and_the_next_is_right(client: EngineClient) -> None:
+def test_cancel_ends_a_generation_and_the_next_is_correct(client: EngineClient) -> None:
     expected = collect(client.generate([9, 9], GREEDY))[0]
     generation = client.generate([9, 9], ENDLESS)
     ids: list[int] = []
@@ -90,13 +64,13 @@ def test_cancel_ends_it_and_the_next_is_right(client: EngineClient) -> None:
     assert collect(client.generate([9, 9], GREEDY))[0] == expected
 
 
-def test_errors_cross_the_pipe_and_the_engine_goes_on(client: EngineClient) -> None:
+def test_engine_continues_after_an_error(client: EngineClient) -> None:
     with pytest.raises(ContextOverflow, match="256"):
         collect(client.generate([5] * 300, GREEDY))
     assert len(collect(client.generate([5], GREEDY))[0]) == 20
 
 
-def test_a_killed_worker_is_named_with_its_signal(folder: Path) -> None:
+def test_error_names_the_signal_of_a_killed_worker(folder: Path) -> None:
     with EngineClient(CONFIG, folder) as client:
         client.wait_ready()
         generation = client.generate([5], ENDLESS)
@@ -110,14 +84,14 @@ def test_a_killed_worker_is_named_with_its_signal(folder: Path) -> None:
             client.stats()
 
 
-def test_a_worker_killed_while_loading_is_reported(folder: Path) -> None:
+def test_error_after_a_worker_is_killed_while_loading(folder: Path) -> None:
     with EngineClient(CONFIG, folder) as client:
         os.kill(client.pid, signal.SIGKILL)
         with pytest.raises(DeviceError, match="SIGKILL"):
             client.wait_ready()
 
 
-def test_a_missing_model_and_a_damaged_one(tmp_path: Path, folder: Path) -> None:
+def test_missing_and_damaged_model(tmp_path: Path, folder: Path) -> None:
     with EngineClient(CONFIG, tmp_path / "none") as client, pytest.raises(ModelNotFound):
         client.wait_ready()
     damaged = tmp_path / "damaged"
@@ -129,7 +103,7 @@ def test_a_missing_model_and_a_damaged_one(tmp_path: Path, folder: Path) -> None
         client.wait_ready()
 
 
-def test_close_leaves_no_process(folder: Path) -> None:
+def test_close_ends_the_worker(folder: Path) -> None:
     with EngineClient(CONFIG, folder) as client:
         pid = client.pid
         client.wait_ready()
@@ -137,10 +111,9 @@ def test_close_leaves_no_process(folder: Path) -> None:
     assert has_ended(pid)
 
 
-def test_a_killed_terminal_leaves_no_worker(folder: Path) -> None:
+def test_worker_ends_with_a_killed_terminal(folder: Path) -> None:
     script = f"""
 import pathlib, time
-from swiftchat.engine.api import protocol
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig
 client = EngineClient(EngineConfig(device="cpu"), pathlib.Path({str(folder)!r})).start()
@@ -161,7 +134,7 @@ def test_the_client_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
-def test_leaving_does_not_wait_for_a_worker_that_hangs(folder: Path) -> None:
+def test_close_does_not_wait_for_a_stopped_worker(folder: Path) -> None:
     client = EngineClient(CONFIG, folder).start()
     client.wait_ready()
     pid = client.pid
@@ -171,22 +144,22 @@ def test_leaving_does_not_wait_for_a_worker_that_hangs(folder: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch has another OpenMP there")
-def test_threads_that_wait_for_each_other_soon_sleep(folder: Path) -> None:
+def test_openmp_threads_spin_briefly(folder: Path) -> None:
     environment = {**os.environ, "OMP_DISPLAY_ENV": "VERBOSE"}
     environment.pop("GOMP_SPINCOUNT", None)
-    ours, theirs = socket.socketpair()
+    own_socket, worker_socket = socket.socketpair()
     worker = subprocess.Popen(
-        [sys.executable, "-m", "swiftchat.engine.worker", "--fd", str(theirs.fileno())],
-        pass_fds=[theirs.fileno()],
+        [sys.executable, "-m", "swiftchat.engine.worker", "--fd", str(worker_socket.fileno())],
+        pass_fds=[worker_socket.fileno()],
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
     )
-    theirs.close()
-    with ours, Connection(os.dup(ours.fileno())) as connection:
+    worker_socket.close()
+    with own_socket, Connection(os.dup(own_socket.fileno())) as connection:
         load = {"type": "load", "path": str(folder), "config": CONFIG.to_wire()}
         protocol.send(connection, load)
         while protocol.receive(connection)["type"] != "ready":
             pass
-    _, said = worker.communicate(timeout=10)
-    assert "GOMP_SPINCOUNT = '10000'" in said
+    _, output = worker.communicate(timeout=10)
+    assert "GOMP_SPINCOUNT = '10000'" in output

@@ -45,7 +45,7 @@ BY_FAMILY: dict[str, dict[str, Iterable[str]]] = {
     },
     "two ranks": {"CPU": parameters(test_communicator.test_two_ranks_equal_one)},
     "files cut for ranks": {
-        "CPU": parameters(test_communicator.test_ranks_on_files_cut_beforehand_equal_one)
+        "CPU": parameters(test_communicator.test_ranks_loading_rank_files_equal_one)
     },
 }
 

@@ -1,6 +1,6 @@
-"""Several ranks against one, on the same tiny random weights of every family, in fp32.
+"""Tensor-parallel ranks give the ids and logits of a single rank, for every architecture in fp32.
 
-Tolerance 1e-5 relative to the largest logit: the same products, added up in another order.
+Tolerance 1e-5 relative to the largest logit: the same products are summed in another order.
 """
 
 import ipaddress
@@ -24,8 +24,8 @@ from tests.support.thread_communicator import ThreadCommunicator, run_ranks
 NUM_PROMPT = 9
 NUM_NEW = 64
 EIGHT_HEADS = {"num_attention_heads": 8, "n_head": 8, "hidden_size": 64, "n_embd": 64}
-# One of every way in which heads, rows and columns lie in the file.
-DIVIDED = (
+# Architectures with different layouts of heads, rows and columns in the checkpoint.
+TP4_ARCHITECTURES = (
     "llama-tied",
     "llama-biases",
     "phi3",
@@ -46,7 +46,7 @@ DIVIDED = (
 
 @torch.inference_mode()
 def greedy(bench: tiny.Bench, num_new: int = NUM_NEW) -> tuple[list[int], torch.Tensor]:
-    """The likeliest ids after a prompt, and the logits they were chosen from."""
+    """Generate greedily after a prompt; return the ids and their logits."""
     sequence = Sequence(0, tiny.random_ids(NUM_PROMPT, seed=7), SamplingParams())
     bench.scheduler.add(sequence)
     rows = []
@@ -58,14 +58,14 @@ def greedy(bench: tiny.Bench, num_new: int = NUM_NEW) -> tuple[list[int], torch.
 
 
 def assert_ranks_equal_one(
-    folder: Path, tp: int, sliced: Path | None = None, num_new: int = NUM_NEW
+    folder: Path, tp: int, rank_files: Path | None = None, num_new: int = NUM_NEW
 ) -> list[tiny.Bench]:
     ids, logits = greedy(tiny.Bench(folder), num_new)
     config = Model.open(folder).config
 
     def run(rank: int, ranks: ThreadCommunicator) -> tuple[tiny.Bench, list[int], torch.Tensor]:
-        share = shard_of(config, tp, rank)
-        bench = tiny.Bench(sliced or folder, share=share, ranks=ranks)
+        shard = shard_of(config, tp, rank)
+        bench = tiny.Bench(rank_files or folder, share=shard, ranks=ranks)
         return bench, *greedy(bench, num_new)
 
     benches = []
@@ -79,35 +79,35 @@ def assert_ranks_equal_one(
 
 @pytest.mark.parametrize("name", [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED])
 def test_two_ranks_equal_one(name: str, tmp_path: Path) -> None:
-    """Three, where there are three heads."""
+    """Three ranks for architectures with three heads."""
     tiny.make(name, tmp_path)
     assert_ranks_equal_one(tmp_path, tp_choices(Model.open(tmp_path).config)[1])
 
 
-@pytest.mark.parametrize("name", DIVIDED)
-def test_four_ranks_with_shared_key_heads_equal_one(name: str, tmp_path: Path) -> None:
-    """One or two key heads, where the family has groups: each is on four ranks or two."""
+@pytest.mark.parametrize("name", TP4_ARCHITECTURES)
+def test_four_ranks_with_shared_kv_heads_equal_one(name: str, tmp_path: Path) -> None:
+    """With grouped-query attention, four or two ranks share a KV head."""
     tiny.make(name, tmp_path, **EIGHT_HEADS)
     assert_ranks_equal_one(tmp_path, 4)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "falcon-40b"])
-def test_ranks_on_files_cut_beforehand_equal_one(name: str, tmp_path: Path) -> None:
+def test_ranks_loading_rank_files_equal_one(name: str, tmp_path: Path) -> None:
     tiny.make(name, tmp_path / "whole", **EIGHT_HEADS)
-    convert(tmp_path / "whole", tmp_path / "sliced", tp=4)
-    assert_ranks_equal_one(tmp_path / "whole", 4, sliced=tmp_path / "sliced")
+    convert(tmp_path / "whole", tmp_path / "rank_files", tp=4)
+    assert_ranks_equal_one(tmp_path / "whole", 4, rank_files=tmp_path / "rank_files")
 
 
-def _rank_process(rank: int, folder: Path, meeting: Path, results: Any) -> None:
-    share = shard_of(Model.open(folder).config, 2, rank)
+def _rank_process(rank: int, folder: Path, store_file: Path, results: Any) -> None:
+    shard = shard_of(Model.open(folder).config, 2, rank)
     torch.set_num_threads(1)
-    ranks = GlooCommunicator(torch.distributed.FileStore(str(meeting), 2), rank, 2)
-    ids, logits = greedy(tiny.Bench(folder, share=share, ranks=ranks))
-    results.put((rank, ids, logits.numpy(), _listening_elsewhere()))
+    ranks = GlooCommunicator(torch.distributed.FileStore(str(store_file), 2), rank, 2)
+    ids, logits = greedy(tiny.Bench(folder, share=shard, ranks=ranks))
+    results.put((rank, ids, logits.numpy(), _non_loopback_listeners()))
 
 
-def _listening_elsewhere() -> list[str]:
-    """Addresses that this process listens at and that are not loopback."""
+def _non_loopback_listeners() -> list[str]:
+    """Return the addresses outside loopback that this process listens on."""
     connections = psutil.Process().net_connections("inet")
     hosts = [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
     assert hosts
@@ -115,13 +115,13 @@ def _listening_elsewhere() -> list[str]:
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    """With norms over all heads, a key head they share, and unequal vocabularies."""
+    """With norms over all heads, a shared KV head, and vocabulary shards of different size."""
     tiny.make("olmo2", tmp_path, num_key_value_heads=1)
     ids, logits = greedy(tiny.Bench(tmp_path))
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     processes = [
-        context.Process(target=_rank_process, args=(rank, tmp_path, tmp_path / "meet", results))
+        context.Process(target=_rank_process, args=(rank, tmp_path, tmp_path / "store", results))
         for rank in range(2)
     ]
     for process in processes:
@@ -130,7 +130,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     for process in processes:
         process.join(30)
         assert process.exitcode == 0
-    for _, rank_ids, rank_logits, elsewhere in found:
-        assert rank_ids == ids and elsewhere == []
+    for _, rank_ids, rank_logits, listeners in found:
+        assert rank_ids == ids and listeners == []
         assert abs(rank_logits - logits.numpy()).max() <= 1e-5 * logits.abs().max()
-    assert (found[0][2] == found[1][2]).all()  # to the bit: they choose the same without a word
+    assert (found[0][2] == found[1][2]).all()  # bitwise, so that ranks sample the same tokens

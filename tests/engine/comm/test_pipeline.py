@@ -1,12 +1,10 @@
-"""A model's layers on several stages, in fp32: the same ids, and what becomes of a fault."""
+"""Pipeline stages generate the ids of a single stage in fp32, and report faults."""
 
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +22,14 @@ from swiftchat.engine.ranks.auto_tp import require_gpus, resolve_tp
 from swiftchat.errors import BadModelFile, DeviceError, UsageError
 from swiftchat.weights.convert.convert import convert
 from tests.engine.ranks.test_spmd import (
-    LONG,
+    LONG_PROMPT,
     assert_ranks_lost,
     mock_gpus,
     wait_until_decoding,
     wait_until_prefilling,
 )
 from tests.support import tiny
+from tests.support.thread_communicator import frequent_thread_switches
 from tests.support.worker_processes import (
     ENDLESS,
     GREEDY,
@@ -43,64 +42,52 @@ from tests.support.worker_processes import (
 TWO = EngineConfig(
     device="cpu", dtype="float32", num_threads=1, pp=2, block_size=tiny.BLOCK_SIZE, chunk_tokens=16
 )
-DRAWN = SamplingParams(temperature=0.9, top_p=0.9, max_tokens=6, seed=3, logprobs=2)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, max_tokens=6, seed=3, logprobs=2)
 PROMPTS = {i: tiny.random_ids(1 + 13 * i, seed=i) for i in range(3)}
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="several ranks need Linux")
 pytestmark = pytest.mark.timeout(120)
 
 
-def answered(engine: Engine) -> list[object]:
-    """Greedy answers, answers that are drawn, and what one is thought of."""
-    greedy, _ = tiny.run(engine, PROMPTS, replace(DRAWN, temperature=0))
-    drawn, _ = tiny.run(engine, PROMPTS, DRAWN)
-    return [greedy, drawn, tiny.logprobs(engine, PROMPTS[1], DRAWN)[1]]
-
-
-@contextmanager
-def threads_in_turn() -> Iterator[None]:
-    """Threads of this process wait for each other after every few operations."""
-    interval, num_threads = sys.getswitchinterval(), torch.get_num_threads()
-    sys.setswitchinterval(1e-4)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval)
-        torch.set_num_threads(num_threads)
+def generate_all(engine: Engine) -> list[object]:
+    """Return greedy ids, sampled ids and logprobs."""
+    greedy, _ = tiny.run(engine, PROMPTS, replace(SAMPLED, temperature=0))
+    sampled, _ = tiny.run(engine, PROMPTS, SAMPLED)
+    return [greedy, sampled, tiny.logprobs(engine, PROMPTS[1], SAMPLED)[1]]
 
 
 @pytest.mark.parametrize(
     ("name", "num_stages"),
     [
-        ("gemma2", 3),  # tied: first and last stage have the embedding; windows in turn
+        ("gemma2", 3),  # tied: first and last stage have the embedding; alternating windows
         ("gpt2", 3),  # learned positions
-        ("opt-350m", 3),  # norms after the branches, and narrower embeddings
-        ("smollm3", 2),  # its fourth layer is not rotated
-        ("chatglm-6b", 3),  # the prompt both ways, and a scaled stream
+        ("opt-350m", 3),  # norms after the branches, narrower embeddings
+        ("smollm3", 2),  # no RoPE in the fourth layer
+        ("chatglm-6b", 3),  # bidirectional prompt, scaled residual stream
     ],
 )
-def test_stages_answer_as_one(name: str, num_stages: int, tmp_path: Path) -> None:
+def test_stages_equal_one_stage(name: str, num_stages: int, tmp_path: Path) -> None:
     tiny.make(name, tmp_path)
     store = torch.distributed.HashStore()
 
-    def of_stage(stage: int) -> list[object]:
+    def run_stage(stage: int) -> list[object]:
         stages = GlooPipeline(store, stage, num_stages, 60)
         config = replace(TWO, pp=num_stages, cache_tokens=256)
-        return answered(build_engine(tmp_path, config, stages=stages))
+        return generate_all(build_engine(tmp_path, config, stages=stages))
 
-    with threads_in_turn(), ThreadPoolExecutor(num_stages) as pool:
-        found = list(pool.map(of_stage, range(num_stages)))
-    expected = answered(tiny.engine(tmp_path, chunk_tokens=16))
+    with frequent_thread_switches(), ThreadPoolExecutor(num_stages) as pool:
+        found = list(pool.map(run_stage, range(num_stages)))
+    expected = generate_all(tiny.engine(tmp_path, chunk_tokens=16))
     for answer in found:
         assert answer == expected
 
 
-def test_a_stage_reads_on_while_the_next_computes(tmp_path: Path) -> None:
+def test_a_stage_prefills_the_next_chunk_while_the_next_stage_computes(tmp_path: Path) -> None:
     tiny.make("llama", tmp_path)
     store = torch.distributed.HashStore()
-    reading_on = threading.Event()
+    next_chunk_planned = threading.Event()
 
-    def of_stage(stage: int) -> list[int]:
+    def run_stage(stage: int) -> list[int]:
         stages = GlooPipeline(store, stage, 2, 60)
         engine = build_engine(tmp_path, replace(TWO, cache_tokens=256), stages=stages)
         plan, receive, num_plans = engine.decoder.ops.plan, stages.receive, 0
@@ -109,40 +96,40 @@ def test_a_stage_reads_on_while_the_next_computes(tmp_path: Path) -> None:
             nonlocal num_plans
             num_plans += 1
             if stage == 0 and num_plans == 2:
-                reading_on.set()
+                next_chunk_planned.set()
             return plan(*batch)
 
         def received(*shape: int) -> torch.Tensor:
             x = receive(*shape)
-            assert reading_on.wait(30)
+            assert next_chunk_planned.wait(30)
             return x
 
         engine.decoder.ops.plan, stages.receive = planned, received
-        return tiny.run(engine, {1: LONG}, GREEDY)[0][1]
+        return tiny.run(engine, {1: LONG_PROMPT}, GREEDY)[0][1]
 
-    with threads_in_turn(), ThreadPoolExecutor(2) as pool:
-        first, last = pool.map(of_stage, range(2))
-    assert first == last == tiny.run(tiny.engine(tmp_path), {1: LONG}, GREEDY)[0][1]
+    with frequent_thread_switches(), ThreadPoolExecutor(2) as pool:
+        first, last = pool.map(run_stage, range(2))
+    assert first == last == tiny.run(tiny.engine(tmp_path), {1: LONG_PROMPT}, GREEDY)[0][1]
 
 
-def test_what_the_last_stage_cannot_choose_from_fails_on_all(tmp_path: Path) -> None:
+def test_non_finite_logits_fail_on_all_stages(tmp_path: Path) -> None:
     tiny.make("llama", tmp_path)
     store = torch.distributed.HashStore()
 
-    def of_stage(stage: int) -> object:
+    def run_stage(stage: int) -> object:
         engine = build_engine(tmp_path, TWO, stages=GlooPipeline(store, stage, 2, 60))
         if stage == 1:
             tiny.plain_tensor(engine.decoder.weights.lm_head).fill_(torch.nan)
         return tiny.run(engine, {1: [5, 6, 7]}, GREEDY)[1][1]
 
-    with threads_in_turn(), ThreadPoolExecutor(2) as pool:
-        for end in pool.map(of_stage, range(2)):
+    with frequent_thread_switches(), ThreadPoolExecutor(2) as pool:
+        for end in pool.map(run_stage, range(2)):
             assert isinstance(end, BadModelFile) and "not finite" in str(end)
 
 
 @needs_linux
 def test_two_stages_as_processes(tmp_path: Path) -> None:
-    """Alone and together, after one another, and with an answer cut off in between."""
+    """Single and concurrent generations, prefix cache, and canceled generations."""
     tiny.make("llama-biases", tmp_path, num_hidden_layers=4)
     prompt = tiny.random_ids(40, seed=3)
     with EngineClient(TWO, tmp_path) as client:
@@ -160,23 +147,23 @@ def test_two_stages_as_processes(tmp_path: Path) -> None:
         again, end = collect(client.generate(longer, GREEDY))
         assert end.cached_tokens == len(longer) - 3
         assert tiny.run(alone, {1: longer}, GREEDY)[0][1] == again
-        cut = client.generate([9, 9], ENDLESS)
-        while not isinstance(next(iter(cut)), Tokens):
+        canceled = client.generate([9, 9], ENDLESS)
+        while not isinstance(next(iter(canceled)), Tokens):
             pass
-        reading = client.generate(LONG, ENDLESS)
-        cut.cancel()
-        reading.cancel()
-        assert collect(reading)[1].reason == "interrupt"
+        prefilling = client.generate(LONG_PROMPT, ENDLESS)
+        canceled.cancel()
+        prefilling.cancel()
+        assert collect(prefilling)[1].reason == "interrupt"
         assert collect(client.generate(longer, GREEDY))[0] == again
         assert client.stats()["used_blocks"] == 0
 
 
 @needs_linux
-def test_two_ranks_on_each_of_two_stages_until_one_is_killed(tmp_path: Path) -> None:
-    """From files cut for two ranks. Rank 3 is the second of the second stage."""
+def test_two_ranks_on_each_of_two_stages_and_a_killed_rank(tmp_path: Path) -> None:
+    """Load rank files for two ranks; rank 3 is the second of the second stage."""
     tiny.make("gpt2", tmp_path / "whole", **WIDE)
-    convert(tmp_path / "whole", tmp_path / "cut", tp=2)
-    with EngineClient(replace(TWO, tp=2), tmp_path / "cut") as client:
+    convert(tmp_path / "whole", tmp_path / "rank_files", tp=2)
+    with EngineClient(replace(TWO, tp=2), tmp_path / "rank_files") as client:
         pids = all_ranks(client, 4)
         assert_equals_single_rank(client, tmp_path / "whole", 10)
         wait_until_decoding(client)
@@ -185,7 +172,7 @@ def test_two_ranks_on_each_of_two_stages_until_one_is_killed(tmp_path: Path) -> 
 
 
 @needs_linux
-def test_a_stage_killed_while_parts_of_a_prompt_are_on_their_way(tmp_path: Path) -> None:
+def test_a_stage_killed_during_chunked_prefill(tmp_path: Path) -> None:
     tiny.make("mixtral", tmp_path)
     with EngineClient(replace(TWO, pp=3), tmp_path) as client:
         pids = all_ranks(client, 3)
@@ -195,9 +182,7 @@ def test_a_stage_killed_while_parts_of_a_prompt_are_on_their_way(tmp_path: Path)
         assert_ranks_lost(client, pids.values(), r"rank 1 ended: signal 9 \(SIGKILL\)")
 
 
-def test_what_has_no_such_stages_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_number_of_stages_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.make("llama", tmp_path)
     with pytest.raises(UsageError, match="--pp 4 is more than this model's 3 layers"):
         resolve_tp(replace(TWO, pp=4), tmp_path)
@@ -211,9 +196,9 @@ def test_what_has_no_such_stages_is_refused(
 
 
 @pytest.mark.parametrize(("free_gb", "tp"), [([12] * 8, 1), ([7] * 8, 2), ([4.2] * 8, 4)])
-def test_auto_counts_with_the_stages(
+def test_auto_tp_with_stages(
     free_gb: list[float], tp: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The largest of two stages of Llama 3.1 8B has 9.1 GB of weights."""
+    """The larger of two stages of Llama 3.1 8B has 9.1 GB of weights."""
     mock_gpus(monkeypatch, [int(gb * 1e9) for gb in free_gb])
     assert resolve_tp(EngineConfig(dummy="llama-3.1-8b", tp="auto", pp=2), Path()) == tp

@@ -30,8 +30,9 @@ from swiftchat.errors import BadModelFile, OutOfMemory
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
-from tests.engine.comm.test_pipeline import TWO, threads_in_turn
+from tests.engine.comm.test_pipeline import TWO
 from tests.support import tiny
+from tests.support.thread_communicator import frequent_thread_switches
 from tests.support.worker_processes import WIDE
 
 SEEN = 1 << 30
@@ -196,7 +197,7 @@ def run_stages(folder: Path, num_stages: int, run, **config):
         engine.graph_decode = PipelineDecode(runner, stages)  # type: ignore[arg-type]
         return run(stage, engine, runner)
 
-    with threads_in_turn(), ThreadPoolExecutor(num_stages) as pool:
+    with frequent_thread_switches(), ThreadPoolExecutor(num_stages) as pool:
         return list(pool.map(run_stage, range(num_stages)))
 
 

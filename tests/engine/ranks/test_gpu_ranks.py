@@ -1,7 +1,7 @@
-"""Several GPUs against the CPU, on tiny random models in fp32, or against one: the same ids.
+"""Several GPUs generate the ids of the CPU in fp32, or of one GPU in bf16, on tiny random models.
 
-Through the client and real worker processes, so that ranks that wait for each other for ever are
-named by this file's time limit, and end with the client.
+The ranks are real worker processes of a client: if they deadlock, the time limit of this file
+fails the test and they end with the client.
 """
 
 from dataclasses import replace
@@ -17,22 +17,22 @@ from tests.support import tiny
 from tests.support.worker_processes import WIDE, assert_equals_single_rank, collect
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
-# Fused and not, heads normed, branches normed, windows, LayerNorm, ALiBi, parallel branches.
+# With and without biases, QK norm, post-norm, windows, LayerNorm, ALiBi, parallel branches.
 NAMES = ("llama", "llama-biases", "qwen3", "gemma2", "gemma3", "olmo2", "gpt2", "bloom", "gpt-neox")
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All workers of this file find the kernels that the first of them compiled."""
+    """A kernel cache shared by all workers of this file."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.mark.parametrize("tp", [pytest.param(n, marks=pytest.mark.gpus(n)) for n in (2, 4)])
 @pytest.mark.parametrize("name", NAMES)
-def test_ids_equal_one_cpus(
+def test_ids_equal_the_cpus(
     name: str, tp: int, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Greedy and drawn, alone and together, by prefill in chunks and by decode steps."""
+    """Greedy and sampled, single and concurrent, with chunked prefill."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     tiny.make(name, tmp_path, **WIDE)
     config = EngineConfig(
@@ -42,9 +42,9 @@ def test_ids_equal_one_cpus(
         assert_equals_single_rank(client, tmp_path, 64)
 
 
-def answers_from_graphs(config: EngineConfig, folder: Path) -> list[list[int]]:
-    """Greedy, drawn and penalized, one at a time, each token but the first from a graph."""
-    drawn = SamplingParams(
+def generate_with_graphs(config: EngineConfig, folder: Path) -> list[list[int]]:
+    """Generate greedily, sampled and with penalties; all but the first token from CUDA graphs."""
+    sampled = SamplingParams(
         temperature=0.9,
         top_k=40,
         top_p=0.9,
@@ -58,7 +58,7 @@ def answers_from_graphs(config: EngineConfig, folder: Path) -> list[list[int]]:
     found = []
     with EngineClient(config, folder) as client:
         client.wait_ready()
-        for length, params in ((1, greedy), (40, greedy), (14, drawn), (27, drawn)):
+        for length, params in ((1, greedy), (40, greedy), (14, sampled), (27, sampled)):
             before = client.stats()["graph_steps"]
             found.append(collect(client.generate(tiny.random_ids(length), params))[0])
             assert client.stats()["graph_steps"] - before >= 63
@@ -67,26 +67,26 @@ def answers_from_graphs(config: EngineConfig, folder: Path) -> list[list[int]]:
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3", "gpt2", "mixtral"])
-def test_graphs_of_stages_equal_one_gpus(
+def test_graphs_of_stages_equal_one_gpu(
     name: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In bf16, where other kernels or another order of sums would soon choose other tokens."""
+    """In bf16, where other kernels or another summation order would soon change the tokens."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     tiny.make(name, tmp_path, **WIDE)
     config = EngineConfig(device="cuda", dtype="bfloat16", block_size=tiny.BLOCK_SIZE)
-    expected = answers_from_graphs(config, tmp_path)
-    assert answers_from_graphs(replace(config, pp=2), tmp_path) == expected
+    expected = generate_with_graphs(config, tmp_path)
+    assert generate_with_graphs(replace(config, pp=2), tmp_path) == expected
 
 
 @pytest.mark.gpus(4)
-def test_stages_of_two_gpus_add_up_in_their_graphs(
+def test_graphs_of_stages_with_two_gpus_all_reduce(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     tiny.make("llama", tmp_path, **WIDE)
     config = EngineConfig(device="cuda", dtype="bfloat16", block_size=tiny.BLOCK_SIZE, tp=2)
-    expected = answers_from_graphs(config, tmp_path)
-    assert answers_from_graphs(replace(config, pp=2), tmp_path) == expected
+    expected = generate_with_graphs(config, tmp_path)
+    assert generate_with_graphs(replace(config, pp=2), tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_stages_of_two_gpus_add_up_in_their_graphs(
     ],
 )
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "mixtral"])
-def test_ids_of_stages_equal_one_cpus(
+def test_ids_of_stages_equal_the_cpus(
     name: str, tp: int, pp: int, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
@@ -121,10 +121,10 @@ def test_ids_of_stages_equal_one_cpus(
     ],
 )
 @pytest.mark.parametrize("form", ["int8", "int4", "fp8"])
-def test_ids_of_packed_weights_equal_one_cpus(
+def test_ids_of_quantized_weights_equal_the_cpus(
     form: str, tp: int, pp: int, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Factors of bfloat16, which the kernels keep exactly; of four ranks each has 32 columns."""
+    """Scales in bfloat16, which the kernels represent exactly; four ranks have 32 columns each."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     sizes = {**WIDE, "hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 4}
     tiny.make("llama", tmp_path / "in", **sizes)

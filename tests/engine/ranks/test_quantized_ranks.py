@@ -1,6 +1,6 @@
-"""Quantized weights on several ranks and stages: each keeps its part packed, and all answer as one.
+"""Quantized weights on several ranks and stages: shards stay quantized; ids are equal.
 
-Tolerances as in `test_engine_ranks`: in fp32 nothing is rounded but sums, in another order.
+Tolerances as in `test_communicator`: in fp32 only the order of summation differs.
 """
 
 import sys
@@ -38,6 +38,7 @@ from tests.engine.ranks.test_spmd import mock_gpus
 from tests.support import tiny, tiny_gguf
 from tests.support.quantized_models import FORMATS as SOURCES
 from tests.support.quantized_models import GPTQ, gptq, quantized_model
+from tests.support.thread_communicator import frequent_thread_switches
 from tests.support.tiny_llama import tiny_llama
 from tests.support.worker_processes import assert_equals_single_rank
 
@@ -50,7 +51,7 @@ pytestmark = [
 ]
 
 NUM_NEW = 5
-# Of four ranks each has 32 columns of `o`, one group, and 64 of `down`.
+# With four ranks, each has 32 columns (one group) of `o` and 64 of `down`.
 SIZES = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -69,12 +70,12 @@ def is_packed(bench: tiny.Bench) -> bool:
     layers = bench.decoder.weights.layers
     experts = [e for layer in layers if layer.experts is not None for e in layer.experts.each]
     found = [*matrices(bench), *(m for e in experts for m in (e.gate_up, e.down))]
-    # Beside experts a layer's own are empty.
+    # The dense MLP weights of an MoE layer are empty.
     return all(matrix.is_quantized or not matrix.nbytes for matrix in found)
 
 
 def benches(folder: Path, tp: int) -> list[tiny.Bench]:
-    """Those of the ranks, which answered as one does."""
+    """Return the benches of all ranks, after comparing their logits with a single rank's."""
     return assert_ranks_equal_one(folder, tp, num_new=NUM_NEW)
 
 
@@ -82,7 +83,7 @@ def benches(folder: Path, tp: int) -> list[tiny.Bench]:
 @pytest.mark.parametrize(
     ("rows", "columns"), [([(0, 16), (40, 41)], [(32, 64)]), ([(5, 9)], [(64, 128), (192, 224)])]
 )
-def test_a_part_is_that_of_what_is_meant(
+def test_slice_of_a_quantized_matrix_equals_slice_of_its_values(
     form: str, rows: list[tuple[int, int]], columns: list[tuple[int, int]]
 ) -> None:
     kept, meant = random_kept(form, 48, 256)
@@ -96,7 +97,7 @@ def test_a_part_is_that_of_what_is_meant(
         assert torch.equal(found.double(), expected)
 
 
-def test_groups_that_are_cut_become_smaller_ones() -> None:
+def test_slicing_inside_groups_makes_smaller_groups() -> None:
     rng = np.random.default_rng(0)
     scale, zero = rng.random((2, 4, 2), np.float32)
     kept = Int4(rng.integers(0, 256, (4, 128), np.uint8), scale, zero)
@@ -112,23 +113,23 @@ def test_groups_that_are_cut_become_smaller_ones() -> None:
     ("family", "form"),
     [("llama-tied", "int8"), ("phi3", "int4"), ("gpt-neox", "fp8"), ("qwen3-moe", "int4")],
 )
-def test_four_ranks_keep_their_parts_packed(family: str, form: str, tmp_path: Path) -> None:
-    """Two key heads, each on two ranks; fused q k v, in groups too; experts."""
+def test_shards_of_four_ranks_stay_packed(family: str, form: str, tmp_path: Path) -> None:
+    """Two KV heads, each on two ranks; fused q k v, also interleaved; experts."""
     narrow = {"moe_intermediate_size": 128, "head_dim": 16} if "moe" in family else {}
     folder = make(family, form, tmp_path, **narrow)
     assert all(map(is_packed, benches(folder, 4)))
 
 
-def test_two_ranks_have_half_of_the_bytes_each(tmp_path: Path) -> None:
+def test_each_of_two_ranks_has_half_of_the_bytes(tmp_path: Path) -> None:
     folder = make("llama", "int4", tmp_path, num_key_value_heads=4)
     whole = resident_bytes(tiny.Bench(folder).decoder.weights)
     for bench in benches(folder, 2):
         assert is_packed(bench)
-        assert resident_bytes(bench.decoder.weights) <= 0.52 * whole  # both have all norms
+        assert resident_bytes(bench.decoder.weights) <= 0.52 * whole  # norms are on both ranks
 
 
-def test_groups_on_several_ranks_are_cut_or_decoded(tmp_path: Path) -> None:
-    """Groups of 128 in parts of 64 columns; and parts too narrow for any group."""
+def test_groups_are_sliced_or_dequantized_on_several_ranks(tmp_path: Path) -> None:
+    """Groups of 128 in shards of 64 columns, and shards narrower than any group."""
     folder = make("llama", "int4", tmp_path / "128", 128)
     for bench in benches(folder, 2):
         assert is_packed(bench)
@@ -141,7 +142,7 @@ def test_groups_on_several_ranks_are_cut_or_decoded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["gptq", "awq", "compressed-w8a8", "fp8-blocks"])
-def test_other_sources_on_two_ranks(tmp_path: Path, form: str) -> None:
+def test_other_quantized_formats_on_two_ranks(tmp_path: Path, form: str) -> None:
     settings, pack = (GPTQ, gptq(4)) if form == "gptq" else SOURCES[form]
     quantized_model(tmp_path / "in", settings, pack)
     for bench in benches(tmp_path / "in", 2):
@@ -150,8 +151,8 @@ def test_other_sources_on_two_ranks(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama-biases", "stablelm"])
-def test_matrices_in_several_forms_on_two_ranks(tmp_path: Path, family: str) -> None:
-    """Also where the rows of queries and keys are brought into another order."""
+def test_merged_weights_of_different_schemes_on_two_ranks(tmp_path: Path, family: str) -> None:
+    """Also for an architecture whose query and key rows are reordered."""
     tiny.make(family, tmp_path / "in", **SIZES)
     keep = ["*.0.self_attn.v_proj.weight", "*.1.mlp.gate_proj.weight"]
     convert(tmp_path / "in", tmp_path / "out", quantization=QuantizationSpec("int4", 32, keep))
@@ -162,8 +163,8 @@ def test_matrices_in_several_forms_on_two_ranks(tmp_path: Path, family: str) -> 
 
 
 @pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0"])
-def test_blocks_of_gguf_on_two_ranks(tmp_path: Path, type_name: str) -> None:
-    """Their tables of embeddings are packed too: each rank looks up its own ids."""
+def test_gguf_blocks_on_two_ranks(tmp_path: Path, type_name: str) -> None:
+    """Embeddings are quantized too: each rank looks up the ids of its shard."""
     kind = gguf.GGMLQuantizationType[type_name]
     model = tiny_llama(tie_word_embeddings=True, hidden_size=128, intermediate_size=256)
     tiny_gguf.write(tmp_path / "m.gguf", model, quantize=kind)
@@ -174,32 +175,32 @@ def test_blocks_of_gguf_on_two_ranks(tmp_path: Path, type_name: str) -> None:
         assert weights.embed is weights.lm_head
 
 
-def test_stages_keep_their_layers_packed(tmp_path: Path) -> None:
+def test_layers_of_stages_stay_packed(tmp_path: Path) -> None:
     folder = make("llama-tied", "int4", tmp_path)
     store = torch.distributed.HashStore()
 
-    def of_stage(stage: int) -> tuple[list[object], EngineInfo, bool]:
+    def run_stage(stage: int) -> tuple[list[object], EngineInfo, bool]:
         config = replace(stages.TWO, pp=2, cache_tokens=256)
         engine = build_engine(folder, config, stages=GlooPipeline(store, stage, 2, 60))
         weights = engine.decoder.weights
         packed = weights.layers[0].down.is_quantized
-        return stages.answered(engine), engine.info, packed
+        return stages.generate_all(engine), engine.info, packed
 
-    with stages.threads_in_turn(), ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(of_stage, range(2)))
+    with frequent_thread_switches(), ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(run_stage, range(2)))
     one = tiny.engine(folder, chunk_tokens=16)
-    expected, embed = stages.answered(one), one.decoder.weights.embed
+    expected, embed = stages.generate_all(one), one.decoder.weights.embed
     assert isinstance(embed, PlainWeight)
     for answer, _, packed in found:
         assert answer[:2] == expected[:2] and packed
-    # The first stage and the last have the embedding, which is a head in the last.
+    # The first and the last stage have the embedding, which is the LM head in the last.
     for _, info, _ in found:
         assert info.weights_bytes == one.info.weights_bytes + embed.nbytes
         assert (info.table_bytes, one.info.table_bytes) == (embed.nbytes, 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="several ranks need Linux")
-def test_processes_answer_as_one_and_say_what_they_keep(tmp_path: Path) -> None:
+def test_rank_processes_report_quantized_weight_bytes(tmp_path: Path) -> None:
     folder = make("llama", "int4", tmp_path, vocab_size=128, num_key_value_heads=4)
     two = EngineConfig(
         device="cpu", dtype="float32", num_threads=1, tp=2, block_size=tiny.BLOCK_SIZE
@@ -211,7 +212,7 @@ def test_processes_answer_as_one_and_say_what_they_keep(tmp_path: Path) -> None:
         assert_equals_single_rank(client, folder, 4)
 
 
-def test_auto_counts_what_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_tp_counts_quantized_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make("llama", "int4", tmp_path)
     counted: list[int | None] = []
     mock_gpus(monkeypatch, [10**10])
@@ -224,7 +225,7 @@ def test_auto_counts_what_stays_packed(tmp_path: Path, monkeypatch: pytest.Monke
     dummy = EngineConfig(tp="auto", dummy="llama-3.2-1b:int4")
     assert resolve_tp(dummy, Path()) == 1 and resolve_tp(replace(dummy, kernels=False), Path()) == 1
     assert counted[3] is None
-    # A layer's matrices in 4 bits and 32 for each 128 columns and each row, the head in 8.
+    # Per layer 4 bits an element and 32 bits per group of 128 and per row; the LM head in 8 bits.
     config = dummy_config("llama-3.2-1b")
-    numbers = 16 * (2048 * (2048 + 2 * 512 + 2048) + 3 * 2048 * 8192)
-    assert counted[2] == pytest.approx(numbers * 4.25 / 8 + config.vocab_size * 2048, rel=0.01)
+    num_elements = 16 * (2048 * (2048 + 2 * 512 + 2048) + 3 * 2048 * 8192)
+    assert counted[2] == pytest.approx(num_elements * 4.25 / 8 + config.vocab_size * 2048, rel=0.01)

@@ -1,4 +1,4 @@
-"""Several ranks as real processes: the same ids, and what becomes of them when one fails."""
+"""Several rank processes generate the ids of one rank, and report the failure of a rank."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ from tests.support.worker_processes import (
 )
 
 TWO = EngineConfig(device="cpu", dtype="float32", num_threads=1, tp=2, block_size=tiny.BLOCK_SIZE)
-LONG = tiny.random_ids(240)
+LONG_PROMPT = tiny.random_ids(240)
 REPORTED_S = 5.0
 
 pytestmark = [
@@ -64,12 +64,12 @@ def pair(folder: Path):
         yield running
 
 
-def test_two_ranks_answer_as_one(pair: EngineClient, folder: Path) -> None:
+def test_two_ranks_equal_one(pair: EngineClient, folder: Path) -> None:
     assert pair.info is not None and pair.info.tp == 2
     assert_equals_single_rank(pair, folder, 20)
 
 
-def test_a_second_turn_reuses_the_first(pair: EngineClient, folder: Path) -> None:
+def test_second_turn_uses_the_prefix_cache(pair: EngineClient, folder: Path) -> None:
     prompt = tiny.random_ids(40, seed=3)
     first, _ = collect(pair.generate(prompt, GREEDY))
     longer = [*prompt, *first, 5, 6]
@@ -78,7 +78,7 @@ def test_a_second_turn_reuses_the_first(pair: EngineClient, folder: Path) -> Non
     assert tiny.run(tiny.engine(folder), {1: longer}, GREEDY)[0][1] == ids
 
 
-def test_a_canceled_answer_leaves_the_ranks_together(pair: EngineClient) -> None:
+def test_ranks_stay_synchronized_after_cancel(pair: EngineClient) -> None:
     expected = collect(pair.generate([9, 9], GREEDY))[0]
     generation = pair.generate([9, 9], ENDLESS)
     for event in generation:
@@ -88,7 +88,7 @@ def test_a_canceled_answer_leaves_the_ranks_together(pair: EngineClient) -> None
     assert pair.stats()["used_blocks"] == 0
 
 
-def test_only_loopback_is_listened_on(pair: EngineClient) -> None:
+def test_ranks_listen_on_loopback_only(pair: EngineClient) -> None:
     processes = [psutil.Process(pid) for pid in all_ranks(pair, 2).values()]
     sockets = [found for process in processes for found in process.net_connections("inet")]
     listening = [found.laddr.ip for found in sockets if found.status == psutil.CONN_LISTEN]
@@ -102,7 +102,7 @@ def wait_until_loading(client: EngineClient) -> None:
 
 def wait_until_prefilling(client: EngineClient) -> None:
     client.wait_ready()
-    client.generate(LONG, ENDLESS)
+    client.generate(LONG_PROMPT, ENDLESS)
 
 
 def wait_until_decoding(client: EngineClient) -> None:
@@ -113,7 +113,7 @@ def wait_until_decoding(client: EngineClient) -> None:
 
 
 def assert_reported(client: EngineClient, kind: type[SwiftchatError], words: str) -> None:
-    """The client has an error, whatever it waits for."""
+    """Check that waiting or generating raises the error."""
     with pytest.raises(kind, match=words):
         client.wait_ready()
         while True:
@@ -121,15 +121,15 @@ def assert_reported(client: EngineClient, kind: type[SwiftchatError], words: str
 
 
 def assert_ranks_lost(client: EngineClient, pids: Iterable[int], words: str) -> None:
-    """Within some seconds the client has an error, and then all processes are gone."""
+    """Check that the client raises the error within REPORTED_S and all processes end."""
     began = time.monotonic()
     assert_reported(client, DeviceError, words)
     wait_until(lambda: all(map(has_ended, pids)))
     assert time.monotonic() - began < REPORTED_S
 
 
-def test_four_ranks_answer_as_one_until_one_is_killed(tmp_path: Path) -> None:
-    """The others, which lose their connections to it, are not blamed."""
+def test_four_ranks_equal_one_and_a_killed_rank(tmp_path: Path) -> None:
+    """The error names the killed rank, not the ranks that lose their connection to it."""
     tiny.make("gpt-neox", tmp_path, **WIDE)
     with EngineClient(replace(TWO, tp=4, chunk_tokens=16), tmp_path) as client:
         pids = all_ranks(client, 4)
@@ -140,7 +140,7 @@ def test_four_ranks_answer_as_one_until_one_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", [wait_until_loading, wait_until_prefilling])
-def test_a_killed_rank_is_named(when, folder: Path) -> None:
+def test_error_names_a_killed_rank(when, folder: Path) -> None:
     with EngineClient(TWO, folder) as client:
         pids = all_ranks(client, 2)
         when(client)
@@ -148,8 +148,8 @@ def test_a_killed_rank_is_named(when, folder: Path) -> None:
         assert_ranks_lost(client, pids.values(), r"rank 1 ended: signal 9 \(SIGKILL\)")
 
 
-def test_a_stopped_rank_is_named(folder: Path) -> None:
-    """At three moments; at once, for it is noticed only after some seconds."""
+def test_error_names_a_stopped_rank(folder: Path) -> None:
+    """Three cases run at the same time, since each takes some seconds to be noticed."""
     cases = (
         (wait_until_loading, 1, "rank 1"),
         (wait_until_decoding, 1, "rank 1"),
@@ -167,12 +167,12 @@ def test_a_stopped_rank_is_named(folder: Path) -> None:
             assert_ranks_lost(client, pids_of_one, f"{who} was stopped: SIGSTOP")
 
 
-_OTHER_TOKENS = """
+_WRONG_DIGEST = """
 import zlib
 plain = zlib.crc32
 zlib.crc32 = lambda data, value=0: plain(data, value) ^ 1
 """
-_FULL_WHEN_LOADING = """
+_OUT_OF_MEMORY_WHEN_LOADING = """
 import swiftchat.engine.model.memory as memory
 def full(*_): raise RuntimeError("DefaultCPUAllocator: can't allocate memory\\nat 0x0")
 memory.plan_share = full
@@ -180,14 +180,14 @@ memory.plan_share = full
 _HANGS_WHEN_LOADING = """
 import ctypes
 import swiftchat.engine.model.memory as memory
-memory.plan_share = lambda *_: ctypes.PyDLL(None).sleep(600)  # no other thread runs meanwhile
+memory.plan_share = lambda *_: ctypes.PyDLL(None).sleep(600)  # blocks all threads
 """
-_DAMAGED = """
+_DAMAGED_FILE = """
 import swiftchat.errors, swiftchat.weights.model.directory
 def damaged(*_): raise swiftchat.errors.BadModelFile("model.safetensors is too short")
 swiftchat.weights.model.directory.Model.checkpoint = damaged
 """
-_FULL_WHEN_ANSWERING = """
+_OUT_OF_MEMORY_WHEN_DECODING = """
 import swiftchat.engine.sampling.distributed as distributed
 def full(*_): raise MemoryError("all is taken")
 distributed.distributed_argmax = full
@@ -197,15 +197,26 @@ distributed.distributed_argmax = full
 @pytest.mark.parametrize(
     ("rank", "fault", "kind", "words"),
     [
-        (1, _OTHER_TOKENS, DeviceError, "rank 1: sampled other tokens than rank 0"),
-        (1, _FULL_WHEN_LOADING, OutOfMemory, "rank 1: DefaultCPUAllocator: can't allocate memory"),
+        (1, _WRONG_DIGEST, DeviceError, "rank 1: sampled other tokens than rank 0"),
+        (
+            1,
+            _OUT_OF_MEMORY_WHEN_LOADING,
+            OutOfMemory,
+            "rank 1: DefaultCPUAllocator: can't allocate memory",
+        ),
         (1, _HANGS_WHEN_LOADING, DeviceError, "rank 1 has sent nothing for 4 s"),
-        (1, _DAMAGED, BadModelFile, "rank 1: model.safetensors is too short"),
-        (0, _FULL_WHEN_ANSWERING, OutOfMemory, "rank 0: all is taken"),
+        (1, _DAMAGED_FILE, BadModelFile, "rank 1: model.safetensors is too short"),
+        (0, _OUT_OF_MEMORY_WHEN_DECODING, OutOfMemory, "rank 0: all is taken"),
     ],
-    ids=["other tokens", "no memory to load", "hangs", "damaged file", "no memory to answer"],
+    ids=[
+        "diverged",
+        "out of memory when loading",
+        "hang",
+        "damaged file",
+        "out of memory when decoding",
+    ],
 )
-def test_what_fails_on_one_rank_is_told_with_its_number(
+def test_error_on_one_rank_names_the_rank(
     rank: int,
     fault: str,
     kind: type[SwiftchatError],
@@ -221,14 +232,14 @@ def test_what_fails_on_one_rank_is_told_with_its_number(
         wait_until(lambda: all(map(has_ended, pids.values())))
 
 
-def test_what_cannot_be_divided_is_refused_before_a_rank_starts(folder: Path) -> None:
+def test_indivisible_model_raises_before_a_rank_starts(folder: Path) -> None:
     with EngineClient(replace(TWO, tp=3), folder) as client:
         with pytest.raises(UsageError, match="num_attention_heads 8 is not divisible by --tp 3"):
             client.wait_ready()
         assert has_ended(client.pid) or not rank_processes(client.pid)
 
 
-def test_auto_is_one_rank_on_the_cpu(folder: Path) -> None:
+def test_auto_tp_is_1_on_the_cpu(folder: Path) -> None:
     assert resolve_tp(replace(TWO, tp="auto"), folder) == 1
 
 
@@ -241,15 +252,15 @@ def mock_gpus(monkeypatch: pytest.MonkeyPatch, free_bytes: list[int]) -> None:
 @pytest.mark.parametrize(
     ("free_gb", "tp"), [([24] * 8, 1), ([17, 24], 2), ([12] * 8, 2), ([10] * 8, 4), ([4.2] * 8, 8)]
 )
-def test_auto_is_the_fewest_gpus_that_hold_it(
+def test_auto_tp_is_the_smallest_number_of_gpus_with_enough_memory(
     free_gb: list[float], tp: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Llama 3.1 8B: 16.1 GB of weights, 0.5 for 4096 tokens, 1.2 to work in; 15 % stay free."""
+    """Llama 3.1 8B: 16.1 GB of weights, 0.5 GB KV cache, 1.2 GB workspace; 15 % stay free."""
     mock_gpus(monkeypatch, [int(gb * 1e9) for gb in free_gb])
     assert resolve_tp(EngineConfig(dummy="llama-3.1-8b", tp="auto"), Path()) == tp
 
 
-def test_too_few_gpus_are_told_with_found_and_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_gpus_raise_with_found_and_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     mock_gpus(monkeypatch, [10**10] * 2)
     with pytest.raises(OutOfMemory, match=r"on 2 GPUs: .* needed"):
         resolve_tp(EngineConfig(dummy="llama-3.1-70b", tp="auto"), Path())
@@ -257,14 +268,14 @@ def test_too_few_gpus_are_told_with_found_and_needed(monkeypatch: pytest.MonkeyP
         require_gpus(EngineConfig(tp=4))
 
 
-def test_stats_tell_the_number_of_ranks() -> None:
+def test_stats_show_the_number_of_ranks() -> None:
     info = EngineInfo("H200", "bfloat16", 1, 8 * 10**9, 4096, 10**9, 2048, 1, 0.5, tp=2)
     assert memory_line(info).startswith("2 × H200, bfloat16 · weights 8.00 GB each · ")
     info = replace(info, pp=3)
     assert memory_line(info).startswith("6 × H200, bfloat16 · weights 16.00 GB in total · ")
 
 
-def test_ranks_start_anew_with_a_message_and_end_with_the_worker(tmp_path: Path) -> None:
+def test_ranks_restart_with_a_message_and_end_with_the_worker(tmp_path: Path) -> None:
     model = fake_engine.make_folder(tmp_path / "model")
     config = ChatConfig(dummy=str(model / "config.json"), device="cpu", tp=2, max_tokens=50, temp=0)
     conversation = Conversation()
@@ -283,7 +294,7 @@ def test_ranks_start_anew_with_a_message_and_end_with_the_worker(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGKILL, -9), (signal.SIGHUP, 129)],  # SIGTERM goes the same way as this
+    [(signal.SIGKILL, -9), (signal.SIGHUP, 129)],  # SIGTERM is handled in the same way
 )
 def test_ranks_end_with_the_terminal(number: int, status: int, tmp_path: Path) -> None:
     model = fake_engine.make_folder(tmp_path / "model", max_position_embeddings=50000)
@@ -302,18 +313,18 @@ def test_ranks_end_with_the_terminal(number: int, status: int, tmp_path: Path) -
     wait_until(lambda: all(map(has_ended, pids)))
 
 
-def test_starting_and_stopping_leaves_nothing() -> None:
+def test_start_and_stop_leave_no_processes_or_files() -> None:
     script = Path(__file__).parents[3] / "benchmarks" / "start_stop.py"
     subprocess.run([sys.executable, str(script), "--cycles", "4"], check=True)
 
 
-def test_progress_is_that_of_the_last_rank() -> None:
-    told: list[tuple[str, int, int]] = []
-    slowest = SlowestProgress(lambda *progress: told.append(progress), 2)
+def test_progress_is_that_of_the_slowest_rank() -> None:
+    reported: list[tuple[str, int, int]] = []
+    slowest = SlowestProgress(lambda *progress: reported.append(progress), 2)
     for rank, done in ((0, 1), (0, 50), (1, 30), (1, 45), (1, 80)):
         slowest.report(rank, "loading weights", done, 100)
     behind = "loading weights, waiting for rank"
-    assert told == [
+    assert reported == [
         ("loading weights", 0, 100),
         (f"{behind} 1", 0, 100),
         (f"{behind} 1", 30, 100),

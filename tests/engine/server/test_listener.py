@@ -1,4 +1,4 @@
-"""Who may attach to an engine, what an engine bears, and what each terminal gets."""
+"""The listener of an engine: authentication, invalid messages, and terminals' answers."""
 
 import contextlib
 import socket
@@ -32,7 +32,7 @@ PROMPT = [5, 6, 7]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("llama")
     tiny.make("llama", path)
-    (path / "tokenizer.json").write_text("{}" + " " * 3_000_000)  # more than one piece
+    (path / "tokenizer.json").write_text("{}" + " " * 3_000_000)  # several pieces
     (path / "additional_chat_templates").mkdir()
     (path / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
     (path / "model.safetensors.index.json").write_text("{}")
@@ -52,37 +52,37 @@ def unix(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lis
         yield listener
 
 
-def attached(listener: Listener) -> ConnectedClient:
+def connected_client(listener: Listener) -> ConnectedClient:
     return ConnectedClient(str(listener.address), listener.token_file)
 
 
-def answer(listener: Listener) -> list[int]:
-    with attached(listener) as client:
+def generate_greedily(listener: Listener) -> list[int]:
+    with connected_client(listener) as client:
         return collect(client.generate(PROMPT, GREEDY))[0]
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_terminals_attach_leave_and_attach_again(
+def test_terminals_connect_disconnect_and_reconnect(
     kind: str, folder: Path, request: pytest.FixtureRequest
 ) -> None:
     listener: Listener = request.getfixturevalue(kind)
     expected = tiny.run(tiny.engine(folder), {1: PROMPT}, GREEDY)[0][1]
-    assert answer(listener) == expected
-    with attached(listener) as leaves:
-        next(iter(leaves.generate([9], ENDLESS)))
-    with attached(listener) as client:
+    assert generate_greedily(listener) == expected
+    with connected_client(listener) as first:
+        next(iter(first.generate([9], ENDLESS)))
+    with connected_client(listener) as client:
         assert client.wait_ready().device == "cpu"
         wait_until(lambda: client.stats()["running"] == 0)
         assert collect(client.generate(PROMPT, GREEDY))[0] == expected
         assert client.stats()["used_blocks"] == 0
 
 
-def test_two_terminals_are_answered_at_once_each_with_its_own(unix: Listener) -> None:
-    """Both call their generation 1; who leaves ends only its own."""
-    expected = answer(unix)
-    with attached(unix) as one:
+def test_two_terminals_generate_concurrently(unix: Listener) -> None:
+    """Both use generation id 1; disconnecting ends only the terminal's own generations."""
+    expected = generate_greedily(unix)
+    with connected_client(unix) as one:
         endless = iter(one.generate([9], ENDLESS))
-        with attached(unix) as other:
+        with connected_client(unix) as other:
             endless_too = other.generate([9], ENDLESS)
             while not isinstance(next(endless), Tokens):
                 pass
@@ -92,8 +92,8 @@ def test_two_terminals_are_answered_at_once_each_with_its_own(unix: Listener) ->
         wait_until(lambda: one.stats()["running"] == 1)
 
 
-def test_errors_are_those_of_a_local_engine(tcp: Listener) -> None:
-    with attached(tcp) as client:
+def test_errors_equal_those_of_a_local_engine(tcp: Listener) -> None:
+    with connected_client(tcp) as client:
         with pytest.raises(ContextOverflow, match="256"):
             collect(client.generate([5] * 300, GREEDY))
         with pytest.raises(UsageError, match="vocabulary"):
@@ -103,7 +103,7 @@ def test_errors_are_those_of_a_local_engine(tcp: Listener) -> None:
         assert len(collect(client.generate(PROMPT, GREEDY))[0]) == 20
 
 
-def test_only_its_owner_reaches_it(tcp: Listener, unix: Listener) -> None:
+def test_token_file_and_socket_are_private(tcp: Listener, unix: Listener) -> None:
     assert tcp.token_file is not None and unix.address.path is not None
     for path in (tcp.token_file, unix.address.path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -113,51 +113,51 @@ def test_only_its_owner_reaches_it(tcp: Listener, unix: Listener) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "guess", "é" * 20, None, 7, b"\xff"])
-def test_a_wrong_token_gets_nothing(token: Any, tcp: Listener) -> None:
+def test_wrong_token_closes_the_connection_without_answer(token: Any, tcp: Listener) -> None:
     hello = {"type": "hello", "version": 1, "token": token}
-    assert said_to(tcp, framed(msgpack.packb(hello))) == b""
+    assert response_to(tcp, framed(msgpack.packb(hello))) == b""
     with pytest.raises(DeviceError, match="closed the connection") as caught:
         connect_engine(str(tcp.address), token)
     assert "--token-file" in caught.value.hint
-    assert len(answer(tcp)) == 20
+    assert len(generate_greedily(tcp)) == 20
 
 
-def test_who_says_nothing_is_hung_up_on(tcp: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More of them than there is room for, and who has the token waits no longer than they may."""
+def test_silent_connections_are_closed(tcp: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More silent connections than allowed handshakes: a terminal connects when they time out."""
     monkeypatch.setattr(listener_module, "_HANDSHAKE_S", 0.2)
     with contextlib.ExitStack() as silent:
         for _ in range(40):
             silent.enter_context(connected(tcp)).sendall(b"\0\0")
-        assert len(answer(tcp)) == 20
+        assert len(generate_greedily(tcp)) == 20
 
 
-def test_another_version_and_too_many_are_told_why(
+def test_refusal_of_another_version_and_of_too_many_terminals(
     tcp: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener_module, "_MAX_TERMINALS", 1)
-    with attached(tcp) as client:
+    with connected_client(tcp) as client:
         client.wait_ready()
         with pytest.raises(DeviceError, match="the engine already has 1 terminals"):
-            attached(tcp)
+            connected_client(tcp)
     monkeypatch.setattr(listener_module, "VERSION", 2)
     with pytest.raises(UsageError, match="another version"):
-        attached(tcp)
+        connected_client(tcp)
 
 
-def test_a_terminal_that_does_not_read_is_parted_with(
+def test_terminal_that_does_not_read_is_disconnected(
     unix: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener_module, "_SEND_TIMEOUT_S", 1)
     wait_until(lambda: unix._server.num_terminals == 0)
     params = GREEDY.to_wire() | {"max_tokens": 100, "logprobs": 50}
-    ask = {"type": "generate", "id": 1, "prompt": PROMPT, "params": params}
+    generate = {"type": "generate", "id": 1, "prompt": PROMPT, "params": params}
     hello = {"type": "hello", "version": 1, "token": None}
     with connected(unix) as stuck:
-        for message in (hello, {"type": "begin"}, *[ask] * 6):
+        for message in (hello, {"type": "begin"}, *[generate] * 6):
             stuck.sendall(framed(msgpack.packb(message)))
         wait_until(lambda: unix._server.num_terminals == 1)
         wait_until(lambda: unix._server.num_terminals == 0, 20)
-        assert len(answer(unix)) == 20
+        assert len(generate_greedily(unix)) == 20
 
 
 def framed(content: bytes) -> bytes:
@@ -168,18 +168,18 @@ def connected(listener: Listener) -> socket.socket:
     return listener.address.connect(5)
 
 
-def said_to(listener: Listener, content: bytes) -> bytes:
-    """What an engine says to this and nothing more, until it hangs up."""
-    with connected(listener) as stranger:
-        stranger.settimeout(10)
-        heard = b""
-        with contextlib.suppress(OSError):  # it hangs up in the middle
-            stranger.sendall(content)
-            stranger.shutdown(socket.SHUT_WR)
+def response_to(listener: Listener, content: bytes) -> bytes:
+    """Send bytes, close for writing, and return all that the engine sends."""
+    with connected(listener) as peer:
+        peer.settimeout(10)
+        response = b""
+        with contextlib.suppress(OSError):  # the engine may close the connection meanwhile
+            peer.sendall(content)
+            peer.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
-            while data := stranger.recv(65536):
-                heard += data
-        return heard
+            while data := peer.recv(65536):
+                response += data
+        return response
 
 
 _VALUES = st.recursive(
@@ -192,9 +192,10 @@ _VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner),
     max_leaves=6,
 )
-_GOOD = GREEDY.to_wire() | {"max_tokens": 2, "stop_ids": []}
+_VALID_PARAMS = GREEDY.to_wire() | {"max_tokens": 2, "stop_ids": []}
 _PARAMS = st.builds(
-    lambda changes: _GOOD | changes, st.dictionaries(st.sampled_from(sorted(_GOOD)), _VALUES)
+    lambda changes: _VALID_PARAMS | changes,
+    st.dictionaries(st.sampled_from(sorted(_VALID_PARAMS)), _VALUES),
 )
 _COMMANDS = st.one_of(
     _VALUES,
@@ -230,19 +231,21 @@ _BYTES = (
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_BYTES, max_size=4))
-def test_hostile_bytes_of_a_stranger_get_nothing(tcp: Listener, messages: list[bytes]) -> None:
-    assert said_to(tcp, b"".join(messages)) == b""
+def test_invalid_bytes_before_authentication_get_no_answer(
+    tcp: Listener, messages: list[bytes]
+) -> None:
+    assert response_to(tcp, b"".join(messages)) == b""
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_BYTES, max_size=6), st.booleans())
-def test_hostile_bytes_of_a_terminal_end_only_that(
+def test_invalid_bytes_of_a_terminal_close_only_its_connection(
     unix: Listener, messages: list[bytes], begins: bool
 ) -> None:
     hello = {"type": "hello", "version": 1, "token": None}
     first = [hello, {"type": "begin"}] if begins else [hello]
-    said_to(unix, b"".join([*(framed(msgpack.packb(m)) for m in first), *messages]))
-    with attached(unix) as client:
+    response_to(unix, b"".join([*(framed(msgpack.packb(m)) for m in first), *messages]))
+    with connected_client(unix) as client:
         assert len(collect(client.generate(PROMPT, GREEDY))[0]) == 20
 
 
@@ -253,32 +256,32 @@ def test_hostile_bytes_of_a_terminal_end_only_that(
         ({"id": True}, "generation id"),
         ({"prompt": [1.5]}, "prompt"),
         ({"params": {}}, "parameters"),
-        ({"params": _GOOD | {"top_k": 2**31}}, "top_k"),
-        ({"params": _GOOD | {"temperature": "0"}}, "temperature"),
-        ({"params": _GOOD | {"temperature": None}}, "temperature"),
-        ({"params": _GOOD | {"temperature": 2**64 - 1}}, "temperature"),
-        ({"params": _GOOD | {"top_k": 1.0}}, "top_k"),
-        ({"params": _GOOD | {"stop_ids": [-1]}}, "stop_ids"),
-        ({"params": _GOOD | {"seed": 2**64}}, "seed"),
+        ({"params": _VALID_PARAMS | {"top_k": 2**31}}, "top_k"),
+        ({"params": _VALID_PARAMS | {"temperature": "0"}}, "temperature"),
+        ({"params": _VALID_PARAMS | {"temperature": None}}, "temperature"),
+        ({"params": _VALID_PARAMS | {"temperature": 2**64 - 1}}, "temperature"),
+        ({"params": _VALID_PARAMS | {"top_k": 1.0}}, "top_k"),
+        ({"params": _VALID_PARAMS | {"stop_ids": [-1]}}, "stop_ids"),
+        ({"params": _VALID_PARAMS | {"seed": 2**64}}, "seed"),
     ],
 )
-def test_requests_are_looked_through(change: dict[str, Any], what: str) -> None:
-    right = {"type": "generate", "id": 1, "prompt": [1], "params": _GOOD}
-    assert validate_command(right) == right
+def test_invalid_commands_raise(change: dict[str, Any], what: str) -> None:
+    valid = {"type": "generate", "id": 1, "prompt": [1], "params": _VALID_PARAMS}
+    assert validate_command(valid) == valid
     with pytest.raises(UsageError, match=what):
-        validate_command(right | change)
+        validate_command(valid | change)
 
 
-def test_every_parameter_passes_as_it_is() -> None:
+def test_valid_sampling_params_pass() -> None:
     for params in (SamplingParams(), SamplingParams(seed=2**64 - 1, logprobs=3, stop_ids=(1, 2))):
         wire = msgpack.unpackb(msgpack.packb(params.to_wire()))
         validate_command({"type": "generate", "id": 1, "prompt": [1], "params": wire})
 
 
-def test_a_terminal_gets_the_models_files_and_no_others(
+def test_terminal_fetches_only_the_models_text_files(
     tcp: Listener, folder: Path, tmp_path: Path
 ) -> None:
-    engine = attached(tcp).engine
+    engine = connected_client(tcp).engine
     engine.close()
     names = [file.name for file in engine.files]
     expected = [
@@ -289,11 +292,11 @@ def test_a_terminal_gets_the_models_files_and_no_others(
     ]
     assert names == expected
     engine = connect_engine(str(tcp.address), read_token(tcp.token_file, str(tcp.address)))
-    got = engine.fetch_model_files(tmp_path)
-    assert got.name == "tiny"
+    fetched = engine.fetch_model_files(tmp_path)
+    assert fetched.name == "tiny"
     for name in names:
-        assert (got / name).read_bytes() == (folder / name).read_bytes()
-    assert engine.fetch_model_files(tmp_path) == got
+        assert (fetched / name).read_bytes() == (folder / name).read_bytes()
+    assert engine.fetch_model_files(tmp_path) == fetched
     for name in ("model.safetensors", "../secret", "/etc/passwd"):
         assert engine._request({"type": "file", "name": name, "start": 0})["type"] == "error"
     engine.files = [TextFile("config.json", 5, "0" * 64)]
@@ -316,7 +319,7 @@ def test_a_terminal_gets_the_models_files_and_no_others(
         ["x.json\n.json", 1, "0" * 64],
     ],
 )
-def test_files_that_no_engine_should_offer_are_refused(wire: Any) -> None:
+def test_unsafe_model_files_raise(wire: Any) -> None:
     with pytest.raises(BadModelFile, match="invalid model file"):
         TextFile.from_wire(wire)
 
@@ -330,18 +333,18 @@ def test_files_that_no_engine_should_offer_are_refused(wire: Any) -> None:
         ("/run/e", Address(path=Path("/run/e"))),
     ],
 )
-def test_addresses(text: str, expected: Address) -> None:
+def test_parse_address(text: str, expected: Address) -> None:
     assert Address.parse(text) == expected
     assert str(expected) == text
 
 
 @pytest.mark.parametrize("text", ["", "4000", "host", "host:", "host:70000", "::1:4000", "a:b"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_invalid_address_raises(text: str) -> None:
     with pytest.raises(UsageError, match="neither HOST:PORT nor a path"):
         Address.parse(text)
 
 
-def test_it_listens_on_loopback_alone(tmp_path: Path, unix: Listener) -> None:
+def test_listening_only_on_loopback_and_free_addresses(tmp_path: Path, unix: Listener) -> None:
     with pytest.raises(UsageError, match="other machines"):
         Address("0.0.0.0", 0).listen()
     with pytest.raises(DeviceError, match="cannot listen at"):
@@ -356,7 +359,7 @@ def test_it_listens_on_loopback_alone(tmp_path: Path, unix: Listener) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_nothing_stays_behind(folder: Path, tmp_path: Path) -> None:
+def test_close_removes_socket_and_token(folder: Path, tmp_path: Path) -> None:
     with serving(folder, str(tmp_path / "e.sock")), serving(folder, "127.0.0.1:0", tmp_path / "t"):
         assert len(list(tmp_path.iterdir())) == 2
     assert not list(tmp_path.iterdir())
@@ -370,11 +373,11 @@ def test_nothing_stays_behind(folder: Path, tmp_path: Path) -> None:
         read_token(tmp_path / "t", "127.0.0.1:1")
 
 
-def test_an_engine_that_says_nothing_is_given_up(
+def test_engine_without_heartbeat_is_given_up(
     unix: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says that it is alive when it has nothing else to say."""
-    with attached(unix) as client:
+    """An idle engine sends heartbeats."""
+    with connected_client(unix) as client:
         client.wait_ready()
         client._received = False
         wait_until(lambda: client._received, 10)

@@ -1,4 +1,4 @@
-"""Ranks of several hosts: two torchruns on this machine, and two network namespaces of it."""
+"""Engines on their own: one process, two launchers on this machine, two network namespaces."""
 
 import contextlib
 import hashlib
@@ -9,11 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from socket import create_server
 
 import psutil
 import pytest
@@ -21,9 +20,9 @@ import pytest
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.comm.communicator import RankPlacement
 from swiftchat.engine.ranks.launch import Launch
-from swiftchat.engine.ranks.rendezvous import accept_ranks, connect_to_rank_0
 from swiftchat.engine.server.standalone import check_same_model, rank_placement
-from swiftchat.errors import BadModelFile, DeviceError, UsageError
+from swiftchat.errors import BadModelFile, DeviceError
+from tests.engine.ranks.test_rendezvous import slurm_environ
 from tests.support.remote_engine import ConnectedClient, chat_model_folder
 from tests.support.worker_processes import (
     ENDLESS,
@@ -52,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Hosts:
-    """Processes that were started as several hosts' would be; each has a log."""
+    """Processes started like those of several hosts, each with a log."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,23 +69,23 @@ class Hosts:
             )
         self.processes.append(process)
 
-    def said(self, number: int = 0) -> str:
+    def log_text(self, number: int = 0) -> str:
         return self._log(number).read_text()
 
     def address(self) -> str:
-        """Where terminals attach, once rank 0 says so."""
+        """Wait until rank 0 logs the address for terminals, and return it."""
         found: list[str] = []
 
-        def is_said() -> bool:
-            found[:] = re.findall(r"--connect (\S+)", self.said())
-            assert self.processes[0].poll() is None, self.said()
+        def is_logged() -> bool:
+            found[:] = re.findall(r"--connect (\S+)", self.log_text())
+            assert self.processes[0].poll() is None, self.log_text()
             return bool(found)
 
-        wait_until(is_said, START_S)
+        wait_until(is_logged, START_S)
         return found[0]
 
     def rank_of(self, number: int) -> int:
-        """The process of the rank that torchrun has started on a host."""
+        """Return the process id of the rank that torchrun has started on a host."""
         (rank,) = psutil.Process(self.processes[number].pid).children()
         return rank.pid
 
@@ -99,7 +98,7 @@ class Hosts:
             stderr=subprocess.PIPE,
         )
 
-    def end(self) -> None:
+    def kill_all(self) -> None:
         for process in self.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 for child in psutil.Process(process.pid).children():
@@ -112,20 +111,20 @@ class Hosts:
 
     def _environ(self) -> dict[str, str]:
         kinds = ("STATE", "CACHE", "DATA", "CONFIG")
-        places = {f"XDG_{kind}_HOME": str(self.folder / kind) for kind in kinds}
-        return os.environ | places
+        folders = {f"XDG_{kind}_HOME": str(self.folder / kind) for kind in kinds}
+        return os.environ | folders
 
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
     running = Hosts(tmp_path)
     yield running
-    running.end()
+    running.kill_all()
 
 
 @pytest.fixture(scope="module")
 def two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """Two torchruns with a rank each; rank 0 serves terminals on loopback."""
+    """Two torchrun processes with a rank each; rank 0 listens on loopback."""
     running, port = Hosts(tmp_path_factory.mktemp("two")), free_port()
     for number in range(2):
         running.start(
@@ -149,24 +148,22 @@ def two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host
             ]
         )
     yield running
-    running.end()
+    running.kill_all()
 
 
 def free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    with create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
 
 
-def attached(hosts: Hosts) -> ConnectedClient:
+def connected_client(hosts: Hosts) -> ConnectedClient:
     address = hosts.address()
     state = hosts.folder / "STATE" / "swiftchat"
     return ConnectedClient(address, state / f"engine-{address.rpartition(':')[2]}.token")
 
 
-def test_two_hosts_answer_as_one_process(two: Hosts, folder: Path) -> None:
-    with attached(two) as client:
+def test_two_hosts_equal_one_process(two: Hosts, folder: Path) -> None:
+    with connected_client(two) as client:
         shown: list[str] = []
         info = client.wait_ready(lambda progress: shown.append(progress.label))
         assert info.tp == 2
@@ -174,28 +171,28 @@ def test_two_hosts_answer_as_one_process(two: Hosts, folder: Path) -> None:
         assert_equals_single_rank(client, folder, 20)
 
 
-def test_a_terminal_that_leaves_ends_only_its_answers(two: Hosts) -> None:
-    with attached(two) as client:
+def test_disconnecting_ends_only_the_terminals_generations(two: Hosts) -> None:
+    with connected_client(two) as client:
         expected = collect(client.generate([9, 9], GREEDY))[0]
-    with attached(two) as leaves:
-        next(iter(leaves.generate([9, 9], ENDLESS)))
-    with attached(two) as client:
+    with connected_client(two) as first:
+        next(iter(first.generate([9, 9], ENDLESS)))
+    with connected_client(two) as client:
         wait_until(lambda: client.stats()["running"] == 0)
         assert collect(client.generate([9, 9], GREEDY))[0] == expected
 
 
-def test_the_ranks_listen_on_the_masters_interface_alone(two: Hosts) -> None:
+def test_ranks_listen_on_the_masters_interface_only(two: Hosts) -> None:
     ranks = [psutil.Process(two.rank_of(number)) for number in range(2)]
     sockets = [found for rank in ranks for found in rank.net_connections("inet")]
     listening = {found.laddr.ip for found in sockets if found.status == psutil.CONN_LISTEN}
     assert listening == {"127.0.0.1"}
 
 
-def test_a_rank_killed_on_the_other_host_is_named(two: Hosts) -> None:
-    """What was said until then is kept, and all are gone."""
+def test_error_names_a_rank_killed_on_another_host(two: Hosts) -> None:
+    """The text generated until then is saved, and all ranks end."""
     address = two.address()
     options = ["--connect", address, "--temp", "0", "--stream-json", "-p", "hello"]
-    with attached(two) as client, two.swiftchat(*options) as chat:
+    with connected_client(two) as client, two.swiftchat(*options) as chat:
         client.wait_ready()
         events = iter(client.generate([5], ENDLESS))
         assert chat.stdout is not None and chat.stderr is not None
@@ -204,39 +201,31 @@ def test_a_rank_killed_on_the_other_host_is_named(two: Hosts) -> None:
         ranks = [two.rank_of(number) for number in range(2)]
         os.kill(ranks[1], signal.SIGKILL)
         killed = time.monotonic()
-        who = f"rank 1 on {os.uname().nodename} has disconnected"
-        with pytest.raises(DeviceError, match=re.escape(who)):
+        reason = f"rank 1 on {os.uname().nodename} has disconnected"
+        with pytest.raises(DeviceError, match=re.escape(reason)):
             for _ in events:
                 pass
         end = json.loads(chat.stdout.read().splitlines()[-1])
         assert chat.wait(REPORTED_S) == 4
         assert time.monotonic() - killed < REPORTED_S
-        assert f"error: {who}" in chat.stderr.read().decode()
+        assert f"error: {reason}" in chat.stderr.read().decode()
     wait_until(lambda: all(map(has_ended, ranks)))
-    assert who in two.said(0)
+    assert reason in two.log_text(0)
     assert end["finish_reason"] == "error" and end["content"]
     with two.swiftchat("sessions", "export", end["session_id"], "-") as export:
         assert export.stdout is not None
         assert end["content"][:20] in export.stdout.read().decode()
     with two.swiftchat(*options) as again:
         assert again.stderr is not None
-        words = again.stderr.read().decode()
-    assert again.returncode == 2 and "cannot read the engine's token" in words  # it was removed
-
-
-def as_slurm(rank: int, size: int = 2, host: str = "127.0.0.1", port: int = 0) -> dict[str, str]:
-    return {
-        "SLURM_PROCID": str(rank),
-        "SLURM_NTASKS": str(size),
-        "SLURM_LOCALID": "0",
-        "MASTER_ADDR": host,
-        "MASTER_PORT": str(port),
-    }
+        stderr = again.stderr.read().decode()
+    assert (
+        again.returncode == 2 and "cannot read the engine's token" in stderr
+    )  # the token file was removed
 
 
 @pytest.fixture
 def namespaces() -> Iterator[list[str]]:
-    """Two networks with one cable between them: 10.77.0.1 and 10.77.0.2."""
+    """Two network namespaces connected by a veth pair: 10.77.0.1 and 10.77.0.2."""
     names = [f"swiftchat-{os.getpid()}-{number}" for number in range(2)]
     cable = [f"sc{os.getpid()}n{number}" for number in range(2)]
 
@@ -244,7 +233,7 @@ def namespaces() -> Iterator[list[str]]:
         return subprocess.run(["ip", *words], capture_output=True).returncode == 0
 
     if shutil.which("ip") is None or not all(ip("netns", "add", name) for name in names):
-        pytest.skip("no network namespaces may be made here")
+        pytest.skip("network namespaces cannot be created")
     try:
         assert ip("link", "add", cable[0], "type", "veth", "peer", "name", cable[1])
         for number, name in enumerate(names):
@@ -259,8 +248,8 @@ def namespaces() -> Iterator[list[str]]:
             ip("netns", "del", name)
 
 
-def test_a_lost_host_is_noticed(hosts: Hosts, namespaces: list[str], folder: Path) -> None:
-    """As srun starts them, with a store of rank 0's own; then the cable is pulled."""
+def test_lost_host_raises(hosts: Hosts, namespaces: list[str], folder: Path) -> None:
+    """With SLURM's variables and a store created by rank 0; then the link goes down."""
     for rank, name in enumerate(namespaces):
         hosts.start(
             [
@@ -275,7 +264,7 @@ def test_a_lost_host_is_noticed(hosts: Hosts, namespaces: list[str], folder: Pat
                 "--listen",
                 str(hosts.folder / "engine.sock"),
             ],
-            **as_slurm(rank, host="10.77.0.1", port=4711),
+            **slurm_environ(rank, host="10.77.0.1", port=4711),
         )
     with ConnectedClient(hosts.address()) as client:
         assert client.wait_ready().tp == 2
@@ -284,22 +273,24 @@ def test_a_lost_host_is_noticed(hosts: Hosts, namespaces: list[str], folder: Pat
         while not isinstance(next(events), Tokens):
             pass
         subprocess.run(["ip", "-n", namespaces[1], "link", "set", "cable", "down"], check=True)
-        pulled = time.monotonic()
+        link_down_at = time.monotonic()
         with pytest.raises(
             DeviceError, match=r"rank 1 on \S+ (has sent nothing for|has disconnected)"
         ):
             for _ in events:
                 pass
-        assert time.monotonic() - pulled < REPORTED_S + 2  # 4 s without a word, and a busy machine
+        assert (
+            time.monotonic() - link_down_at < REPORTED_S + 2
+        )  # 4 s without a heartbeat, on a busy machine
     assert hosts.processes[0].wait(REPORTED_S) == 4
-    hosts.processes[1].wait(2 * REPORTED_S)  # it has noticed the same
+    hosts.processes[1].wait(2 * REPORTED_S)  # it ends for the same reason
 
 
-def test_each_host_is_a_stage(hosts: Hosts, folder: Path) -> None:
+def test_pipeline_stage_per_host(hosts: Hosts, folder: Path) -> None:
     socket, port = str(hosts.folder / "engine.sock"), free_port()
     command = [sys.executable, *ENGINE, str(folder), *ON_CPU, "--pp", "2", "--listen", socket]
     for rank in range(2):
-        hosts.start(command, **as_slurm(rank, port=port))
+        hosts.start(command, **slurm_environ(rank, port=port))
     with ConnectedClient(hosts.address()) as client:
         info = client.wait_ready()
         assert (info.tp, info.pp) == (1, 2)
@@ -313,21 +304,23 @@ memory.plan_share = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
-def test_a_rank_stopped_while_it_loads_is_named(hosts: Hosts, folder: Path) -> None:
-    """Rank 0 sees no signals of another host, only that nothing is said any more."""
+def test_error_names_a_rank_stopped_while_loading(hosts: Hosts, folder: Path) -> None:
+    """Rank 0 cannot see signals on another host; it misses the heartbeats."""
     (hosts.folder / "sitecustomize.py").write_text(_STOPS_WHEN_LOADING)
     paths = os.pathsep.join([str(hosts.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, *ENGINE, str(folder), *ON_CPU]
     port = free_port()
-    hosts.start(command, **as_slurm(0, port=port))
-    hosts.start(command, **as_slurm(1, port=port), PYTHONPATH=paths)
+    hosts.start(command, **slurm_environ(0, port=port))
+    hosts.start(command, **slurm_environ(1, port=port), PYTHONPATH=paths)
     rank = psutil.Process(hosts.processes[1].pid)
     wait_until(lambda: rank.status() == psutil.STATUS_STOPPED, START_S)
-    assert hosts.processes[0].wait(REPORTED_S + 2) == 4  # 4 s without a word, and a busy machine
-    assert f"rank 1 on {os.uname().nodename} has sent nothing for 4 s" in hosts.said()
+    assert (
+        hosts.processes[0].wait(REPORTED_S + 2) == 4
+    )  # 4 s without a heartbeat, on a busy machine
+    assert f"rank 1 on {os.uname().nodename} has sent nothing for 4 s" in hosts.log_text()
 
 
-def test_an_engine_by_itself_ends_with_a_signal(hosts: Hosts, folder: Path) -> None:
+def test_single_process_engine_ends_with_a_signal(hosts: Hosts, folder: Path) -> None:
     socket = hosts.folder / "engine.sock"
     hosts.start([sys.executable, *ENGINE, str(folder), *ON_CPU, "--listen", str(socket)])
     with ConnectedClient(hosts.address()) as client:
@@ -338,11 +331,11 @@ def test_an_engine_by_itself_ends_with_a_signal(hosts: Hosts, folder: Path) -> N
         with pytest.raises(DeviceError, match="the engine was ended by SIGTERM"):
             for _ in events:
                 pass
-    assert hosts.processes[0].wait(REPORTED_S) == 0, hosts.said()
+    assert hosts.processes[0].wait(REPORTED_S) == 0, hosts.log_text()
     assert not socket.exists()
 
 
-def test_an_engine_ends_though_nobody_reads_its_log(hosts: Hosts, folder: Path) -> None:
+def test_engine_ends_when_its_log_pipe_is_closed(hosts: Hosts, folder: Path) -> None:
     socket = hosts.folder / "engine.sock"
     reads, writes = os.pipe()
     command = [sys.executable, *ENGINE, str(folder), *ON_CPU, "--listen", str(socket)]
@@ -355,23 +348,23 @@ def test_an_engine_ends_though_nobody_reads_its_log(hosts: Hosts, folder: Path) 
     assert not socket.exists()
 
 
-def test_what_cannot_be_divided_is_refused_at_once(hosts: Hosts, folder: Path) -> None:
-    hosts.start([sys.executable, *ENGINE, str(folder), *ON_CPU], **as_slurm(0, 3, port=1))
+def test_indivisible_model_exits_at_once(hosts: Hosts, folder: Path) -> None:
+    hosts.start([sys.executable, *ENGINE, str(folder), *ON_CPU], **slurm_environ(0, 3, port=1))
     assert hosts.processes[0].wait(30) == 2
-    assert "num_attention_heads 8 is not divisible by --tp 3" in hosts.said()
-    assert "hint: " in hosts.said() and "Traceback" not in hosts.said()
+    assert "num_attention_heads 8 is not divisible by --tp 3" in hosts.log_text()
+    assert "hint: " in hosts.log_text() and "Traceback" not in hosts.log_text()
     command = [sys.executable, *ENGINE, str(folder), *ON_CPU, "--pp", "2"]
-    hosts.start(command, **as_slurm(0, 3, port=1))
+    hosts.start(command, **slurm_environ(0, 3, port=1))
     assert hosts.processes[1].wait(30) == 2
-    assert "3 ranks cannot be divided into --pp 2 stages" in hosts.said(1)
+    assert "3 ranks cannot be divided into --pp 2 stages" in hosts.log_text(1)
 
 
-def test_another_model_on_another_host_is_named(folder: Path, tmp_path: Path) -> None:
-    right = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
-    check_same_model(folder, right)
+def test_different_model_on_another_host_raises(folder: Path, tmp_path: Path) -> None:
+    digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+    check_same_model(folder, digest)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(BadModelFile, match=r"config\.json differs from rank 0's"):
-        check_same_model(tmp_path, right)
+        check_same_model(tmp_path, digest)
 
 
 @pytest.mark.parametrize(
@@ -391,13 +384,13 @@ def test_another_model_on_another_host_is_named(folder: Path, tmp_path: Path) ->
         (["a"] * 4, [0, 1, 0, 1], RankPlacement(0, 4, "127.0.0.1", is_single_host=False)),
     ],
 )
-def test_where_a_rank_is(
+def test_rank_placement(
     hosts_of: list[str],
     local_ranks: list[int],
     expected: RankPlacement,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")  # so that it is undone
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")  # restored after the test
     monkeypatch.delenv("NCCL_SOCKET_IFNAME")
     launch = Launch(2, 4, local_ranks[2], "a", 1)
     assert (
@@ -405,89 +398,3 @@ def test_where_a_rank_is(
         == expected
     )
     assert os.environ["NCCL_SOCKET_IFNAME"] == "=lo"
-
-
-class Store(dict[str, bytes]):
-    """What rank 0 leaves, as a store of `torch.distributed` keeps it."""
-
-    def __init__(self) -> None:
-        self._told = threading.Event()
-
-    def set(self, key: str, value: bytes) -> None:
-        self[key] = value
-        self._told.set()
-
-    def get(self, key: str) -> bytes:  # type: ignore[override]
-        assert self._told.wait(10)
-        return self[key]
-
-
-def test_ranks_that_do_not_come_are_named() -> None:
-    """One comes, and one with another secret; the rest do not."""
-    store, launch = Store(), Launch(0, 4, 0, "127.0.0.1", 1)
-    outcome: list[Any] = []
-
-    def lead() -> None:
-        try:
-            outcome.append(accept_ranks(store, launch, 2))
-        except DeviceError as error:
-            outcome.append(error)
-
-    leading = threading.Thread(target=lead)
-    leading.start()
-    here, address = connect_to_rank_0(store, Launch(2, 4, 1, "127.0.0.1", 1))
-    assert address == "127.0.0.1"
-    forged = Store()
-    import msgpack
-
-    forged.set("rank 0", msgpack.packb([msgpack.unpackb(store.get("rank 0"))[0], "guessed"]))
-    stranger, _ = connect_to_rank_0(forged, Launch(1, 4, 1, "127.0.0.1", 1))
-    leading.join(10)
-    (error,) = outcome
-    assert isinstance(error, DeviceError)
-    assert error.message == "ranks not joined within 2 s: 1, 3" and "MASTER_ADDR" in error.hint
-    assert stranger.poll(5)
-    with pytest.raises((EOFError, OSError)):
-        stranger.recv_bytes()
-    here.close()
-
-
-_TORCHRUN = {
-    "RANK": "3",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "MASTER_ADDR": "n1",
-    "MASTER_PORT": "29500",
-}
-_AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
-_BATCH_SCRIPT = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({}, Launch()),
-        (_TORCHRUN, Launch(3, 8, 1, "n1", 29500)),
-        (_TORCHRUN | _AGENT, Launch(3, 8, 1, "n1", 29500, True, 2)),
-        (as_slurm(1, 2, "n1", 7) | _TORCHRUN, Launch(3, 8, 1, "n1", 29500)),
-        (as_slurm(1, 2, "n1", 7), Launch(1, 2, 0, "n1", 7)),
-        (as_slurm(0, 1, "n1", 7), Launch()),
-        (_BATCH_SCRIPT, Launch()),
-    ],
-)
-def test_what_a_launcher_says(environ: dict[str, str], expected: Launch) -> None:
-    assert Launch.from_environment(environ) == expected
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"RANK": "8"}, "RANK is 8 and WORLD_SIZE is 8"),
-        ({"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many'"),
-        ({"MASTER_ADDR": ""}, "MASTER_ADDR is missing"),
-        ({"MASTER_PORT": ""}, "MASTER_PORT is ''"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_by_name(change: dict[str, str], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        Launch.from_environment(_TORCHRUN | change)
