@@ -174,7 +174,7 @@ def _set_up_device(config: EngineConfig, placement: RankPlacement) -> torch.devi
 
 
 def _estimated_bytes(setup: _Setup) -> int | None:
-    """Estimate the size of quantized weights before they are loaded, as `_plan_cache` takes it."""
+    """Estimate `weights_bytes` of `_plan_cache` before loading; 0 for quantized dummy weights."""
     if not (setup.is_quantized and setup.factory.keeps_quantized):
         return None
     if setup.checkpoint is None:

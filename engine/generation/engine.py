@@ -191,7 +191,7 @@ class Engine:
         tokens, logits = self._sampler.sample_rows(batch.sampled_rows, seeds, local_logits)
         for i, (row, token) in enumerate(zip(batch.sampled_rows, tokens, strict=True)):
             row_logits = None if logits is None else logits[i]
-            outcomes += self._add_token(self._generations[row.sequence.id], token, row_logits)
+            outcomes += self._process_sample(self._generations[row.sequence.id], token, row_logits)
         return outcomes
 
     def _seeds(self, rows: list[Row]) -> list[int]:
@@ -208,13 +208,13 @@ class Engine:
         for sequence, _ in collected:
             self.scheduler.advance(Row(sequence, 1))
         for sequence, token in collected:
-            outcomes += self._add_token(self._generations[sequence.id], token)
+            outcomes += self._process_sample(self._generations[sequence.id], token)
         return outcomes
 
-    def _add_token(
+    def _process_sample(
         self, generation: _Generation, token: int, logits: Tensor | None = None
     ) -> list[Outcome]:
-        """Append a sampled token with its logprob, if requested; fail if the token is -1."""
+        """Append a sampled token, with its logprob if requested; end with an error if it is -1."""
         if token < 0:
             return [self._fail(generation, not_finite_error())]
         num_top = generation.sequence.params.logprobs

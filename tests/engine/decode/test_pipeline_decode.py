@@ -154,16 +154,16 @@ def collecting_gpu() -> Gpu:
 def kernels_of_a_step(config: ModelConfig, stage: int, num_stages: int, num_rows: int) -> list[Any]:
     """Keys of the kernels in a stage's graph, in order; the ops check shapes and dtypes."""
     device, gpu = torch.device("cpu"), collecting_gpu()
-    share = shard_of(config, 1, 0, stage, num_stages)
+    shard = shard_of(config, 1, 0, stage, num_stages)
     kernels = LinearKernels(gpu, config.hidden_size)
     factory = KernelWeights(kernels)
-    weights = dummy_weights(config, torch.bfloat16, device, share=share, factory=factory)
-    ops = CudaOps(kernels, share, 256, 32)
+    weights = dummy_weights(config, torch.bfloat16, device, share=shard, factory=factory)
+    ops = CudaOps(kernels, shard, 256, 32)
     stages: Any = SimpleNamespace(
         size=num_stages, is_first=stage == 0, is_last=stage == num_stages - 1
     )
-    decoder = Decoder(share.local_config, weights, ops, None, stages)
-    cache = KVCache(share.local_config, 64, 4, torch.bfloat16, device, heads_first=True)
+    decoder = Decoder(shard.local_config, weights, ops, None, stages)
+    cache = KVCache(shard.local_config, 64, 4, torch.bfloat16, device, heads_first=True)
     runner = GraphRunner(decoder, ops, cache, DecodeBatch(gpu, 32, 64, 4, config.vocab_size))
     with gpu.collecting() as specs:
         runner.launch_kernels(num_rows)

@@ -140,10 +140,10 @@ def test_half_precision_is_close_to_fp32(folder: Path, cubins: Path, dtype: str,
     assert torch.linalg.norm(rounded - exact) <= 0.06 * torch.linalg.norm(exact)
 
 
-@pytest.mark.parametrize("form", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 @pytest.mark.parametrize("name", ["llama-wide-heads", "qwen3", "gemma"])
-def test_a_cache_in_codes_stays_near_fp32s(
-    name: str, tmp_path: Path, cubins: Path, form: str
+def test_a_quantized_kv_cache_is_close_to_fp32(
+    name: str, tmp_path: Path, cubins: Path, kv_dtype: str
 ) -> None:
     """Prefill in one chunk and token by token; decode attention reads the latter."""
     tiny.make(name, tmp_path)
@@ -153,7 +153,7 @@ def test_a_cache_in_codes_stays_near_fp32s(
         {"dtype": "bfloat16"},
         {"dtype": "bfloat16", "chunk_tokens": 1},
     ):
-        engine = gpu_engine(tmp_path, cubins, kv_dtype=form, **config)
+        engine = gpu_engine(tmp_path, cubins, kv_dtype=kv_dtype, **config)
         forward, found = engine.decoder.forward, []
         engine.decoder.forward = lambda *args, f=forward, to=found: to.append(f(*args)) or to[-1]  # type: ignore[method-assign]
         # Rows with logprobs are not replayed from a graph, which would bypass `forward`.
