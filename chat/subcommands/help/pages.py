@@ -94,7 +94,7 @@ changes the same parameters.
 
   --repeat-penalty, --presence-penalty, --frequency-penalty
                        make tokens that occurred before less probable
-  --temp 0.7           0 always takes the most probable token; above 1 is erratic
+  --temp 0.7           0 always takes the most probable token; above 1 is wild
   --top-k 40           keep only the 40 most probable tokens
   --min-p 0.05         keep tokens at least 0.05 times as probable as the first
   --top-p 0.95         keep the most probable tokens that sum up to 95 %
@@ -118,7 +118,7 @@ run on the CPU.
 
   pip install 'swiftchat[cuda]'       install compiler, headers and bindings
   swiftchat doctor                    check the installation
-  swiftchat show NAME                 memory that a model needs, and where it fits
+  swiftchat show NAME                 show the memory that a model needs
   swiftchat -m NAME --device cuda:1   use only this GPU
   swiftchat -m NAME --tp 2            use two GPUs; --tp auto: as few as needed
   swiftchat -m NAME --ctx-size 8192   use a smaller KV cache to save memory

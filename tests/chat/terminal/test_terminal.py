@@ -190,7 +190,7 @@ def test_known_and_unknown_commands(chat: Callable[..., Terminal]) -> None:
     terminal.type("/undo\r")
     terminal.wait_for("0 left")
     terminal.type("/regen\r")
-    terminal.wait_for("nothing to answer")
+    terminal.wait_for("no message to answer again")
     terminal.type("/help\r")
     terminal.wait_for("Ctrl-X Ctrl-E")
 
