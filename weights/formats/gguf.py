@@ -1,7 +1,8 @@
-"""GGUF files, versions 2 and 3, read without believing a number before it is checked.
+"""GGUF files, versions 2 and 3, read with bounds checks.
 
-Layout (from the format's published description), little endian: magic, version, the counts of
-tensors and of metadata pairs, the pairs, the tensor descriptions, padding, the data.
+Layout (from the format's description), little endian: magic, version, the counts of tensors and
+of metadata pairs, the pairs, the tensor descriptions, padding, the data. A model may be split
+into several files `NAME-00001-of-0000N.gguf`; the first has the metadata.
 """
 
 import dataclasses
@@ -25,8 +26,8 @@ from swiftchat.weights.formats.tensor_info import reject_overlaps
 
 __all__ = ["GgufFile", "GgufTensor", "open_gguf"]
 
-# What a header may cost. A vocabulary of 400,000 tokens with scores, types and merges stays
-# below each; at all three limits together the parsed header takes less than 400 MB.
+# Limits of a header. A vocabulary of 400,000 tokens with scores, types and merges stays below
+# each; a header at the first three limits takes less than 400 MB when parsed.
 _MAX_HEADER_BYTES = 128 * 1024 * 1024
 _MAX_ELEMENTS = 3_000_000
 _MAX_ENTRIES = 65_536
@@ -91,9 +92,9 @@ _TYPE_NAMES: Mapping[int, str] = {
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor: `shape` is row-major (Hugging Face's order), `offset` absolute in bytes.
+    """A tensor in a file: `shape` is row-major, `offset` and `nbytes` are in bytes.
 
-    `part` counts the files of a split model from 0.
+    `file_index` is the file of a split model, from 0.
     """
 
     name: str
@@ -101,13 +102,13 @@ class GgufTensor:
     type_name: str
     offset: int
     nbytes: int
-    part: int = 0
+    file_index: int = 0
 
 
 class GgufFile:
-    """The metadata and the tensor table of a model; the data stays mapped from the disk.
+    """The metadata and the tensor table of a model; the data stays on the disk.
 
-    `data` has the mappings of its files, `paths`: one, or several where it is split.
+    `data` has a memory map for each file in `paths`: one, or several for a split model.
     """
 
     def __init__(
@@ -126,15 +127,15 @@ class GgufFile:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Read the header of `path`.
+        """Read the header of one file; arrays become lists.
 
-        Raises `BadModelFile` naming what cannot be true, `ModelNotFound` when there is no such
-        file, `FileSystemError` when it cannot be read. Arrays come as lists.
+        Raises `BadModelFile` for an invalid header, `ModelNotFound` if the file does not exist,
+        `FileSystemError` if it cannot be read.
         """
         try:
             with path.open("rb") as file:
                 start = file.read(512)
-                _refuse_other_files(path, start)
+                _reject_other_files(path, start)
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError as error:
             raise ModelNotFound(f"no file {path}") from error
@@ -145,30 +146,30 @@ class GgufFile:
         return cls(path, metadata, tensors, [data], [path])
 
     def rows(self, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
-        """The tensor's bytes as (rows, bytes of a row), a view of the mapped file."""
-        flat = np.frombuffer(self.data[tensor.part], np.uint8, tensor.nbytes, tensor.offset)
+        """Return the tensor's bytes as uint8 [rows, bytes of a row], a view of the mapped file."""
+        flat = np.frombuffer(self.data[tensor.file_index], np.uint8, tensor.nbytes, tensor.offset)
         rows = math.prod(tensor.shape[:-1])
         return flat.reshape(rows, tensor.nbytes // rows)
 
     def release_pages(self) -> None:
-        """Give back the memory of what was read; the arrays stay valid."""
+        """Let the system reclaim the memory of data that was read; arrays stay valid."""
         for mapped in self.data:
             release_pages(mapped)
 
 
-def _refuse_other_files(path: Path, start: bytes) -> None:
+def _reject_other_files(path: Path, start: bytes) -> None:
     reject_other_content(path, start)
     if start[:4] != b"GGUF" or len(start) < 24:
         raise BadModelFile(f"{path}: not a GGUF file")
     (version,) = struct.unpack("<I", start[4:8])
     if version in (2 << 24, 3 << 24):
-        raise BadModelFile(f"{path}: a big-endian GGUF file cannot be read")
+        raise BadModelFile(f"{path}: big-endian GGUF files are not supported")
     if version not in (2, 3):
-        raise BadModelFile(f"{path}: GGUF version {version} is unknown; known are 2 and 3")
+        raise BadModelFile(f"{path}: GGUF version {version} is not supported; versions 2 and 3 are")
 
 
 class _Header:
-    """A cursor over the header that never steps beyond its limits."""
+    """A cursor over the header that checks every step against the limits."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
@@ -187,48 +188,48 @@ class _Header:
                 raise self._bad(f"metadata key {key} occurs twice")
             metadata[key] = self._value(key)
         alignment = self._alignment(metadata)
-        described = [self._described() for _ in range(num_tensors)]
+        descriptions = [self._description() for _ in range(num_tensors)]
         data_start = -(-self._at // alignment) * alignment
         tensors: dict[str, GgufTensor] = {}
-        for name, shape, type_name, offset in described:
+        for name, shape, type_name, offset in descriptions:
             if name in tensors:
                 raise self._bad(f"tensor {name} occurs twice")
             if offset % alignment:
-                raise self._bad(f"tensor {name}: offset {offset} is no multiple of {alignment}")
-            tensors[name] = self._placed(name, shape, type_name, data_start + offset)
+                raise self._bad(f"tensor {name}: offset {offset} is not a multiple of {alignment}")
+            tensors[name] = self._tensor(name, shape, type_name, data_start + offset)
         reject_overlaps(self._path, tensors.values())
         return metadata, tensors
 
-    def _bad(self, what: str) -> BadModelFile:
-        return BadModelFile(f"{self._path}: {what}")
+    def _bad(self, problem: str) -> BadModelFile:
+        return BadModelFile(f"{self._path}: {problem}")
 
-    def _take(self, nbytes: int, what: str) -> int:
-        """Step over `nbytes`, returning where they begin."""
+    def _skip(self, nbytes: int, what: str) -> int:
+        """Move the cursor by `nbytes` and return its old position."""
         begin = self._at
         if nbytes > self._limit - begin:
-            raise self._bad(f"{what} does not fit: {nbytes} bytes announced, truncated?")
+            raise self._bad(f"{what} of {nbytes} bytes does not fit into the file: truncated?")
         self._at = begin + nbytes
         return begin
 
     def _u32(self, what: str) -> int:
-        return int(struct.unpack_from("<I", self._data, self._take(4, what))[0])
+        return int(struct.unpack_from("<I", self._data, self._skip(4, what))[0])
 
     def _u64(self, what: str) -> int:
-        return int(struct.unpack_from("<Q", self._data, self._take(8, what))[0])
+        return int(struct.unpack_from("<Q", self._data, self._skip(8, what))[0])
 
     def _count(self, what: str, smallest_bytes: int, most: int) -> int:
         count = self._u64(f"the number of {what}")
         if count > most:
-            raise self._bad(f"{count} {what} announced, more than {most}")
+            raise self._bad(f"{count} {what}, more than {most}")
         if count * smallest_bytes > self._limit - self._at:
-            raise self._bad(f"{count} {what} announced, more than the file has room for")
+            raise self._bad(f"{count} {what}, more than fit into the file")
         return count
 
     def _string(self, what: str, most: int = _MAX_STRING_BYTES) -> str:
         length = self._u64(what)
         if length > most:
             raise self._bad(f"{what} has {length} bytes, more than {most}")
-        begin = self._take(length, what)
+        begin = self._skip(length, what)
         try:
             return self._data[begin : begin + length].decode()
         except UnicodeDecodeError as error:
@@ -246,7 +247,7 @@ class _Header:
         if kind not in _SCALARS:
             raise self._bad(f"{key} has the unknown type {kind}")
         dtype = np.dtype(_SCALARS[kind])
-        begin = self._take(count * dtype.itemsize, key)
+        begin = self._skip(count * dtype.itemsize, key)
         if dtype.kind == "b":
             return [byte != 0 for byte in self._data[begin : begin + count]]
         values: list[Any] = np.frombuffer(self._data, dtype, count, begin).tolist()
@@ -255,14 +256,14 @@ class _Header:
     def _array(self, key: str) -> list[Any]:
         kind = self._u32(f"the element type of {key}")
         if kind == _ARRAY:
-            raise self._bad(f"{key} is an array of arrays, which no known model has")
+            raise self._bad(f"{key} is an array of arrays, which is not supported")
         smallest = 8 if kind == _STRING else 1
         count = self._count(f"elements of {key}", smallest, _MAX_ELEMENTS - self._elements)
         self._elements += count
         return self._strings(key, count) if kind == _STRING else self._scalars(key, kind, count)
 
     def _strings(self, key: str, count: int) -> list[str]:
-        # The checks of `_string` without its calls: vocabularies have 10^5 entries and more.
+        # The checks of `_string`, inlined: vocabularies have 10^5 entries and more.
         data, limit, at = self._data, self._limit, self._at
         length_at = struct.Struct("<Q").unpack_from
         found = []
@@ -271,11 +272,11 @@ class _Header:
                 (length,) = length_at(data, at)
                 at += 8
                 if length > limit - at:
-                    raise self._bad(f"a string of {length} bytes in {key}: truncated?")
+                    raise self._bad(f"a string of {length} bytes in {key} does not fit: truncated?")
                 found.append(data[at : at + length].decode())
                 at += length
         except struct.error as error:
-            raise self._bad(f"{key} ends in the middle: truncated?") from error
+            raise self._bad(f"{key} does not fit into the file: truncated?") from error
         except UnicodeDecodeError as error:
             raise self._bad(f"{key} has a string that is not UTF-8") from error
         self._at = at
@@ -288,29 +289,31 @@ class _Header:
             raise self._bad(f"general.alignment must be a power of two, not {str(value)[:40]}")
         return int(value)
 
-    def _described(self) -> tuple[str, tuple[int, ...], str, int]:
+    def _description(self) -> tuple[str, tuple[int, ...], str, int]:
         name = self._string("a tensor name", _MAX_NAME_BYTES)
         dimensions = self._u32(f"the dimensions of {name}")
         if not 1 <= dimensions <= _MAX_DIMENSIONS:
-            raise self._bad(f"tensor {name} has {dimensions} dimensions, known are 1 to 4")
+            raise self._bad(
+                f"tensor {name} has {dimensions} dimensions, expected 1 to {_MAX_DIMENSIONS}"
+            )
         # Stored fastest dimension first, the reverse of row-major order.
         shape = tuple(self._u64(f"the shape of {name}") for _ in range(dimensions))[::-1]
         type_id = self._u32(f"the type of {name}")
         type_name = _TYPE_NAMES.get(type_id, f"number {type_id}")
         if type_name not in BLOCK_TYPES:
             raise BadModelFile(
-                f"{self._path}: tensor {name} has the type {type_name}, which cannot be read",
-                f"use a file quantized as one of {', '.join(BLOCK_TYPES)}",
+                f"{self._path}: tensor {name} has the unsupported type {type_name}",
+                f"supported: {', '.join(BLOCK_TYPES)}",
             )
         return name, shape, type_name, self._u64(f"the offset of {name}")
 
-    def _placed(self, name: str, shape: tuple[int, ...], type_name: str, offset: int) -> GgufTensor:
+    def _tensor(self, name: str, shape: tuple[int, ...], type_name: str, offset: int) -> GgufTensor:
         kind = BLOCK_TYPES[type_name]
         if not all(shape):
             raise self._bad(f"tensor {name}: the shape {list(shape)} has no elements")
         if shape[-1] % kind.block_elements:
             raise self._bad(
-                f"tensor {name}: rows of {shape[-1]} are no whole blocks of {kind.block_elements}"
+                f"tensor {name}: rows of {shape[-1]} are not a multiple of {kind.block_elements}"
             )
         nbytes = math.prod(shape) // kind.block_elements * kind.block_bytes
         if offset + nbytes > len(self._data):
@@ -321,11 +324,10 @@ class _Header:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """The model in `path` and, where it is the first file of several, in those beside it.
+    """Open the model in `path`, with the other files if it is the first of several.
 
-    The first file has the metadata, each its own tensors. Raises what `GgufFile.open` does, and
-    `BadModelFile` when `path` is not the first, or when a file is missing, of another model, or
-    has a tensor that another one has.
+    Raises as `GgufFile.open`, and `BadModelFile` if `path` is a later file, or if a file is
+    missing, belongs to another model, or repeats a tensor.
     """
     first = GgufFile.open(path)
     count = first.metadata.get("split.count", 1)
@@ -335,19 +337,19 @@ def open_gguf(path: Path) -> GgufFile:
         return first
     if first.metadata.get("split.no") != 0:
         raise BadModelFile(
-            f"{path} is not the first of its {count} files", f"give {_name(path, 1, count)}"
+            f"{path} is not the first of its {count} files", f"use {_name(path, 1, count)}"
         )
     files = [first]
     for number in range(2, count + 1):
         file = path.with_name(_name(path, number, count))
         if not file.is_file():
             raise BadModelFile(f"{file} is missing: the model has {count} files")
-        files.append(_follower(file, number, count))
+        files.append(_open_later_file(file, number, count))
     merged = _merged(files)
-    announced = first.metadata.get("split.tensors.count", len(merged.tensors))
-    if announced != len(merged.tensors):
+    num_tensors = first.metadata.get("split.tensors.count", len(merged.tensors))
+    if num_tensors != len(merged.tensors):
         raise BadModelFile(
-            f"{path}: expected {announced} tensors in {count} files, found {len(merged.tensors)}"
+            f"{path}: expected {num_tensors} tensors in {count} files, found {len(merged.tensors)}"
         )
     return merged
 
@@ -356,11 +358,11 @@ def _name(path: Path, number: int, count: int) -> str:
     ending = f"-{number:05}-of-{count:05}.gguf"
     name, replaced = re.subn(r"-\d{5}-of-\d{5}\.gguf$", ending, path.name)
     if not replaced:
-        raise BadModelFile(f"{path}: one of {count} files, but not named …{ending}")
+        raise BadModelFile(f"{path}: one of {count} files, so its name must end with {ending}")
     return name
 
 
-def _follower(path: Path, number: int, count: int) -> GgufFile:
+def _open_later_file(path: Path, number: int, count: int) -> GgufFile:
     file = GgufFile.open(path)
     found = (file.metadata.get("split.no"), file.metadata.get("split.count"))
     if found != (number - 1, count):
@@ -372,11 +374,11 @@ def _follower(path: Path, number: int, count: int) -> GgufFile:
 
 def _merged(files: list[GgufFile]) -> GgufFile:
     tensors = {}
-    for part, file in enumerate(files):
+    for index, file in enumerate(files):
         for name, tensor in file.tensors.items():
             if name in tensors:
                 raise BadModelFile(f"{file.path}: tensor {name} is in another file too")
-            tensors[name] = dataclasses.replace(tensor, part=part)
+            tensors[name] = dataclasses.replace(tensor, file_index=index)
     first = files[0]
     return GgufFile(
         first.path,

@@ -1,8 +1,9 @@
-"""Tables of sorted keys and values in a file: LevelDB's format, as TensorFlow writes it.
+"""LevelDB tables (sorted keys and values in a file), as TensorFlow writes them.
 
 Layout (from LevelDB's description of its tables): blocks of entries, an index block with the last
-key and the place of each, and 48 bytes that say where the index is. Keys leave out what they share
-with the one before. Behind each block are its compression and a checksum.
+key and the place of each block, and a footer of 48 bytes with the place of the index. A key omits
+the prefix that it shares with the previous key. A trailer of each block has its compression and a
+checksum.
 """
 
 import itertools
@@ -14,7 +15,7 @@ from swiftchat.errors import BadModelFile
 
 __all__ = ["read_table", "varint"]
 
-# TensorFlow's own tables of a thousand tensors have 100 kB.
+# A table of a thousand tensors has 100 kB.
 _MAX_BYTES = 4 * 1024 * 1024
 _MAX_KEY_BYTES = 4096
 _FOOTER_BYTES = 48
@@ -24,20 +25,20 @@ _COMPRESSIONS = {1: "snappy"}
 
 
 def read_table(path: Path) -> dict[bytes, bytes]:
-    """Every key of the table in `path` with its value, in ascending order.
+    """Return keys and values of the table in `path`, in ascending order of keys.
 
-    Raises `BadModelFile` naming the file when it is no table, is larger than 4 MiB, is truncated,
-    compressed or damaged, or when its keys do not ascend.
+    Raises `BadModelFile` if the file is not a table, is larger than 4 MiB, truncated, compressed
+    or damaged, or if its keys do not ascend.
     """
     if path.stat().st_size > _MAX_BYTES:
         raise BadModelFile(f"{path}: larger than {_MAX_BYTES} bytes")
     content = path.read_bytes()
     if len(content) < _FOOTER_BYTES or content[-len(_MAGIC) :] != _MAGIC:
-        raise BadModelFile(f"{path}: not a table of TensorFlow, or truncated")
+        raise BadModelFile(f"{path}: not a TensorFlow table, or truncated")
     try:
         return _Reader(path, content).entries()
     except (IndexError, struct.error) as error:
-        # A number or key that its block has no room for.
+        # A number or key reaches beyond the end of its block.
         raise BadModelFile(f"{path}: a block of the table ends early: damaged?") from error
 
 
@@ -55,7 +56,7 @@ class _Reader:
         last, end = b"", 0
         for _, where in self._pairs(index):
             begin, nbytes = self._place(where, 0)
-            # In their order, so that what is read is never more than the file.
+            # Ascending blocks cannot overlap, so no more than the file is read.
             if begin < end:
                 raise self._bad("blocks overlap")
             end = begin + nbytes
@@ -66,8 +67,8 @@ class _Reader:
                 last = key
         return found
 
-    def _bad(self, what: str) -> BadModelFile:
-        return BadModelFile(f"{self._path}: {what}: damaged?")
+    def _bad(self, problem: str) -> BadModelFile:
+        return BadModelFile(f"{self._path}: {problem}: damaged?")
 
     def _place(self, content: bytes, at: int) -> tuple[int, int]:
         begin, at = varint(content, at)
@@ -81,17 +82,17 @@ class _Reader:
         kind, checksum = _TRAILER.unpack_from(self._content, end)
         if kind:
             name = _COMPRESSIONS.get(kind, f"kind {kind}")
-            raise BadModelFile(f"{self._path}: compressed by {name}, which is not read")
+            raise BadModelFile(f"{self._path}: compressed by {name}, which is not supported")
         if checksum != _masked(_crc32c(self._content[begin : end + 1])):
             raise self._bad(f"the checksum of the block at byte {begin} is wrong")
         return self._content[begin:end]
 
     def _pairs(self, block: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of a block; what stands behind them serves searching only."""
+        """Yield keys and values of a block; skips the restart points for binary search."""
         (restarts,) = struct.unpack_from("<I", block, len(block) - 4)
         end = len(block) - 4 * (1 + restarts)
         if end < 0:
-            raise self._bad(f"{restarts} places to begin at in a block of {len(block)} bytes")
+            raise self._bad(f"{restarts} restart points in a block of {len(block)} bytes")
         at, key = 0, b""
         while at < end:
             shared, at = varint(block, at)
@@ -108,9 +109,10 @@ class _Reader:
 
 
 def varint(content: bytes, at: int) -> tuple[int, int]:
-    """The number at `at`, seven bits a byte from the lowest on, and where it ends.
+    """Return the variable-length integer at `at` and its end.
 
-    Raises IndexError when it does not end within `content` or ten bytes.
+    Each byte has seven bits, lowest first. Raises IndexError if the integer does not end within
+    `content` or ten bytes.
     """
     value = 0
     for number, byte in enumerate(content[at : at + 10]):
@@ -121,7 +123,7 @@ def varint(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _crc32c(content: bytes) -> int:
-    """The CRC of RFC 3720 (Castagnoli's polynomial), bits reflected."""
+    """Return the CRC-32C of RFC 3720 (Castagnoli polynomial, reflected)."""
     crc = 0xFFFFFFFF
     for byte in content:
         crc = _CRC_OF_BYTE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -138,5 +140,5 @@ _CRC_OF_BYTE = [_crc_of_byte(byte) for byte in range(256)]
 
 
 def _masked(crc: int) -> int:
-    """As it is stored: turned by 15 bits, plus a constant."""
+    """Return the CRC as it is stored: rotated by 15 bits, plus a constant."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

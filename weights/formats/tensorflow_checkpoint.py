@@ -1,8 +1,8 @@
-"""TensorFlow's checkpoints, read without it: `PREFIX.index` and `PREFIX.data-NNNNN-of-NNNNN`.
+"""TensorFlow checkpoints: `PREFIX.index` and `PREFIX.data-NNNNN-of-NNNNN`.
 
-The index is a sorted table. Its empty key has a message that says how many data files there are;
-every other key is a tensor's name, its value a message with dtype, shape, data file, offset and
-size. Messages are protocol buffers (fields as in TensorFlow's tensor_bundle.proto).
+The index is a sorted table. Its empty key has a message with the number of data files; every
+other key is a tensor's name, its value a message with dtype, shape, data file, offset and size.
+Messages are protocol buffers (see TensorFlow's tensor_bundle.proto).
 """
 
 import math
@@ -30,15 +30,15 @@ _DTYPES: Mapping[int, str] = {
 _MAX_FILES = 1000
 _MAX_DIMENSIONS = 8
 
-# A message: for each field its numbers and byte strings, in their order.
 Message = Mapping[int, list[int | bytes]]
+"""A protobuf message: the values of each field in order."""
 
 
 def read_tensorflow_checkpoint(index: Path) -> dict[str, TensorInfo]:
-    """The tensors of the checkpoint with the file `index`, by name; strings are left out.
+    """Return the tensors of the checkpoint with the index file `index` by name, without strings.
 
-    Raises `BadModelFile` naming the file and the tensor when the table is damaged, a data file is
-    missing or too short, or tensors overlap; `FileSystemError` when a file cannot be read.
+    Raises `BadModelFile` with the file and the tensor if the table is damaged, a data file is
+    missing or too short, or tensors overlap; `FileSystemError` if a file cannot be read.
     """
     try:
         table = read_table(index)
@@ -59,13 +59,13 @@ def read_tensorflow_checkpoint(index: Path) -> dict[str, TensorInfo]:
         if info is not None:
             tensors[name] = info
             in_file.setdefault(info.file, {})[name] = info
-    for file, theirs in in_file.items():
-        reject_overlaps(file, theirs.values(), allow_same=True)
+    for file, stored in in_file.items():
+        reject_overlaps(file, stored.values(), allow_same=True)
     return tensors
 
 
 def _data_file(index: Path, number: int, num_files: int) -> tuple[Path, int]:
-    """A file of numbers and its bytes."""
+    """Return the path of a data file and its size in bytes."""
     file = index.with_name(f"{index.stem}.data-{number:05}-of-{num_files:05}")
     if not file.is_file():
         raise BadModelFile(f"{file} is missing")
@@ -85,7 +85,7 @@ def _tensor(
     ]
     number, offset, nbytes = (_number(entry, field) for field in (3, 4, 5))
     if len(dimensions) > _MAX_DIMENSIONS or max(dimensions, default=0) >= 2**63 or 7 in entry:
-        raise BadModelFile(f"{index}: tensor {name[:80]}: an impossible shape, or cut in slices")
+        raise BadModelFile(f"{index}: tensor {name[:80]}: an impossible shape, or stored in slices")
     expected = math.prod(dimensions) * ITEM_BYTES[dtype]
     if nbytes != expected:
         raise BadModelFile(
@@ -112,7 +112,7 @@ def _message(index: Path, where: str, content: int | bytes) -> Message:
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field; IndexError where it is none."""
+    """Yield number and value of each field; IndexError for an invalid field."""
     at = 0
     while at < len(content):
         tag, at = varint(content, at)
@@ -131,6 +131,6 @@ def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _number(message: Message, field: int) -> int:
-    """The last value of the field, as protocol buffers have it; absent: 0."""
+    """Return the last value of the field, as protobuf defines it; 0 if absent."""
     value = message.get(field, [0])[-1]
     return value if isinstance(value, int) else 2**64

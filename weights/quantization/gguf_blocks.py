@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from swiftchat.weights.formats.ggml_dequantize import (
     BLOCK_TYPES,
-    IQ4_NUMBERS,
-    bit_planes,
+    IQ4_VALUES,
     dequantize,
     fifth_bits,
-    half,
-    nibbles,
-    scales_and_minima,
+    float16_at,
+    unpack_bits,
+    unpack_nibbles,
+    unpack_scales_and_minima,
 )
 from swiftchat.weights.quantization.scheme import Int4, Int8Groups, PackedSource, Scheme
 from swiftchat.weights.quantization.settings import Settings
@@ -45,49 +45,53 @@ _BLOCKS_AT_ONCE = 1 << 16
 
 
 def _q4_0(blocks: Bytes) -> Parts:
-    scale = half(blocks, 0)
-    return nibbles(blocks[:, 2:], 16), scale, -8 * scale
+    scale = float16_at(blocks, 0)
+    return unpack_nibbles(blocks[:, 2:], 16), scale, -8 * scale
 
 
 def _q4_1(blocks: Bytes) -> Parts:
-    return nibbles(blocks[:, 4:], 16), half(blocks, 0), half(blocks, 2)
+    return unpack_nibbles(blocks[:, 4:], 16), float16_at(blocks, 0), float16_at(blocks, 2)
 
 
 def _scales_k(blocks: Bytes) -> tuple[Floats, Floats]:
     """Return scales and minima of the eight groups of Q4_K or Q5_K blocks."""
-    scales, minima = scales_and_minima(blocks[:, 4:16])
+    scales, minima = unpack_scales_and_minima(blocks[:, 4:16])
     return (
-        half(blocks, 0) * scales.astype(np.float32),
-        -half(blocks, 2) * minima.astype(np.float32),
+        float16_at(blocks, 0) * scales.astype(np.float32),
+        -float16_at(blocks, 2) * minima.astype(np.float32),
     )
 
 
 def _q4_k(blocks: Bytes) -> Parts:
-    return nibbles(blocks[:, 16:], 32), *_scales_k(blocks)
+    return unpack_nibbles(blocks[:, 16:], 32), *_scales_k(blocks)
 
 
 def _q5_0(blocks: Bytes) -> Parts:
-    scale = half(blocks, 0)
-    return nibbles(blocks[:, 6:], 16) | fifth_bits(blocks, 2), scale, -16 * scale
+    scale = float16_at(blocks, 0)
+    return unpack_nibbles(blocks[:, 6:], 16) | fifth_bits(blocks, 2), scale, -16 * scale
 
 
 def _q5_1(blocks: Bytes) -> Parts:
-    return nibbles(blocks[:, 8:], 16) | fifth_bits(blocks, 4), half(blocks, 0), half(blocks, 2)
+    return (
+        unpack_nibbles(blocks[:, 8:], 16) | fifth_bits(blocks, 4),
+        float16_at(blocks, 0),
+        float16_at(blocks, 2),
+    )
 
 
 def _q5_k(blocks: Bytes) -> Parts:
-    fifth = bit_planes(blocks[:, 16:48]) << np.uint8(4)
-    return nibbles(blocks[:, 48:], 32) | fifth, *_scales_k(blocks)
+    fifth = unpack_bits(blocks[:, 16:48]) << np.uint8(4)
+    return unpack_nibbles(blocks[:, 48:], 32) | fifth, *_scales_k(blocks)
 
 
 def _q8_0(blocks: Bytes) -> Parts:
-    scale = half(blocks, 0)
+    scale = float16_at(blocks, 0)
     return blocks[:, 2:].view(np.int8), scale, np.zeros_like(scale)
 
 
 def _iq4_nl(blocks: Bytes) -> Parts:
-    scale = half(blocks, 0)
-    values = IQ4_NUMBERS.astype(np.int8)[nibbles(blocks[:, 2:], 16)]
+    scale = float16_at(blocks, 0)
+    values = IQ4_VALUES.astype(np.int8)[unpack_nibbles(blocks[:, 2:], 16)]
     return values, scale, np.zeros_like(scale)
 
 
@@ -130,7 +134,7 @@ PACKABLE_TYPES = frozenset(_TYPES)
 def has_finite_scales(rows: Bytes, type_name: str) -> bool:
     """Return whether all scales, and so all weights, of `rows` [rows, row bytes] are finite."""
     blocks = rows.reshape(-1, BLOCK_TYPES[type_name].block_bytes)
-    return all(np.isfinite(half(blocks, at)).all() for at in _TYPES[type_name].scale_offsets)
+    return all(np.isfinite(float16_at(blocks, at)).all() for at in _TYPES[type_name].scale_offsets)
 
 
 def matrix_type_of(type_name: str) -> type[Int4] | type[Int8Groups]:

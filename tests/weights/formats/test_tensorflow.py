@@ -122,8 +122,8 @@ def _flipped(content: bytes) -> bytes:
 
 _ONE = tf.block({b"a": b"1"})
 LIES: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "not a table"),
-    "another file": (b"x" * 100, "not a table"),
+    "empty": (b"", "not a TensorFlow table"),
+    "another file": (b"x" * 100, "not a TensorFlow table"),
     "too large": (bytes(5 * 2**20), "larger than"),
     "no header": (tf.table({b"t": entry()}), "0 data files"),
     "many files": (bundle(tf.header(2**40)), "data files"),
@@ -139,7 +139,7 @@ LIES: dict[str, tuple[bytes, str]] = {
     "beyond everything": (bundle(t=entry(offset=2**63)), "truncated"),
     "another file's": (bundle(t=entry(file=1)), "tensor t: in data file 1 of 1"),
     "overlapping": (bundle(t=entry(), u=entry(offset=4)), "t and u overlap"),
-    "sliced": (bundle(t=entry() + tf.field(7, b"\x0a\x00")), "cut in slices"),
+    "sliced": (bundle(t=entry() + tf.field(7, b"\x0a\x00")), "stored in slices"),
     "a message that ends": (bundle(t=b"\x08"), "tensor t: a damaged message"),
     "a group": (bundle(t=b"\x0b"), "tensor t: a damaged message"),
     "a number without end": (bundle(t=b"\x08" + b"\xff" * 20), "tensor t: a damaged message"),
@@ -148,7 +148,7 @@ LIES: dict[str, tuple[bytes, str]] = {
     "a number for a shape": (bundle(t=entry() + tf.field(2, 3)), "a damaged message"),
     "a block outside": (around(_ONE, places={b"a": place(2**40, 9)}), "a block ends at byte"),
     "no room for a block": (around(b""), "ends early"),
-    "a block of restarts": (around(struct.pack("<I", 2**31)), "places to begin at"),
+    "a block of restarts": (around(struct.pack("<I", 2**31)), "restart points"),
     "blocks read again": (
         around(_ONE, places={b"%05d" % n: place(0, len(_ONE)) for n in range(50_000)}),
         "blocks overlap",
