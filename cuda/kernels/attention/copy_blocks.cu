@@ -2,12 +2,12 @@
 //
 //   source       bytes [num_layers, blocks, block_bytes]
 //   destination  bytes [num_layers, blocks, block_bytes], with its own number of blocks
-//   copies       int32 [m, 2]: block copies[i][0] of source becomes copies[i][1] of destination, in
-//                every layer. No block is both read and written by one call.
-//   source_layer, destination_layer, block   sizes of a layer and of a block in 16 bytes
+//   copies       int32 [m, 2]: block_vectors copies[i][0] of source becomes copies[i][1] of destination, in
+//                every layer. No block_vectors is both read and written by one call.
+//   source_layer_vectors, destination_layer_vectors, block_vectors   sizes of a layer and of a block_vectors in 16 bytes
 //
 // Either may be the host's pinned memory, which the GPU reaches under the same address.
-// Grid (ceil(block_bytes / 16 KiB), m, num_layers), block 256, no shared memory. Moves
+// Grid (ceil(block_bytes / 16 KiB), m, num_layers), block_vectors 256, no shared memory. Moves
 // 2 * m * num_layers * block_bytes. A thread has 4 accesses of 16 bytes under way at once.
 // Test: tests/cuda/kernels/test_copy_blocks.py: equal.
 #include "common/common.cuh"
@@ -17,22 +17,22 @@ constexpr int THREADS = 256, UNROLL = 4;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 copy_blocks_kernel(const Access* source, Access* destination, const int* copies,
-                   i64 source_layer, i64 destination_layer, int block) {
+                   i64 source_layer_vectors, i64 destination_layer_vectors, int block_vectors) {
     start_dependents();
     wait_for_upstream();
     i64 layer = blockIdx.z, from = copies[2 * blockIdx.y], to = copies[2 * blockIdx.y + 1];
-    source += layer * source_layer + from * block;
-    destination += layer * destination_layer + to * block;
+    source += layer * source_layer_vectors + from * block_vectors;
+    destination += layer * destination_layer_vectors + to * block_vectors;
     int first = blockIdx.x * UNROLL * THREADS + threadIdx.x;
-    Access held[UNROLL];
+    Access values[UNROLL];
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
         int at = first + u * THREADS;
-        if (at < block) held[u] = source[at];
+        if (at < block_vectors) values[u] = source[at];
     }
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
         int at = first + u * THREADS;
-        if (at < block) destination[at] = held[u];
+        if (at < block_vectors) destination[at] = values[u];
     }
 }

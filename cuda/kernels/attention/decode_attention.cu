@@ -5,29 +5,29 @@
 //             block's where it has fewer; before sm_90 it is not used
 //   q         T [num_seqs, num_heads, head_dim], q_stride elements from row to row
 //   cache     T [num_blocks, 2 * num_kv_heads, block_size, head_dim]: keys' heads, values' heads;
-//             with KV_SCHEME they are bytes, and row_factors fp32, one for each row (codes.cuh)
-//   tables    int32 [num_seqs, max_blocks]: blocks of a sequence; entries of no visible token may
+//             with KV_SCHEME they are bytes, and kv_scales fp32, one for each row (codes.cuh)
+//   block_tables    int32 [num_seqs, max_blocks]: blocks of a sequence; entries of no visible token may
 //             be anything
-//   lengths   int32 [num_seqs]: tokens in the cache, the query's own included; 0: zeros are written
-//   slopes    fp32 [num_heads] or null: adds slope * (position - (length - 1)) (ALiBi; Press, 2021)
+//   context_lens   int32 [num_seqs]: tokens in the cache, the query's own included; 0: zeros are written
+//   alibi_slopes    fp32 [num_heads] or null: adds slope * (position - (length - 1)) (ALiBi; Press, 2021)
 //   out       T [num_seqs, num_heads, head_dim]
 //   partials  fp32: [num_seqs, num_heads, num_splits, head_dim / 4] × 4 sums, then × 2 statistics;
 //             all bits set before and after
 //   window    only the last `window` tokens are seen; 0: all
-//   settled   lengths, tables and all keys and values but the newest token's were written before the
+//   early_reads   context_lens, block_tables and all keys and values but the newest token's were written before the
 //             current chain of dependent launches began: they are read without waiting
 //   softcap   scores become softcap * tanh(score / softcap); 0: they stay    (Gemma 2, 2024)
 //
 // Split over the sequence as in Flash-Decoding (Dao et al., 2023), running maximum as in Milakov
 // and Gimelshein (2018). Grid columns * num_splits * num_seqs, or more (those end), block
-// NUM_WARPS * 32, dynamic shared memory NUM_WARPS * NUM_STAGES * SLOT * 16 bytes. Moves the keys and
+// NUM_WARPS * 32, dynamic shared memory NUM_WARPS * NUM_STAGES * STAGE * 16 bytes. Moves the keys and
 // values of all visible tokens once for each ROWS query heads. The grid does not depend on the
-// lengths: blocks without work end.
+// context_lens: blocks without work end.
 //
 // A warp takes 16 tokens at a time, or 32 (KV_SCHEME), and waits for no other: a ring of its own holds
 // NUM_STAGES tiles of as many keys or values, brought by the copy engine, and a tile's place is requested
 // anew as soon as it has been read: all of the ring is on its way while the warp waits. Tokens are the
-// 16 rows of the matrix products and query heads their 8 columns (scores: K qᵀ; sums: Vᵀ wᵀ), so a group of up
+// 16 rows of the matrix products and query heads their 8 columns (scores: K qᵀ; sums: Vᵀ wᵀ), so a group_size of up
 // to 8 heads wastes little. fp32 has the same layout, computed without tensor cores.
 //
 // Sums in fp32; weights are rounded to T before they meet the values. Warps, then splits, are
@@ -35,27 +35,27 @@
 // Test: tests/cuda/kernels/test_decode_attention.py, relative 2^-8 (bf16), 2^-11 (fp16): the rounding of
 // weights and of the result; 2e-6 (fp32): that of scores, and the order of sums.
 //
-// Compiled with HEAD_DIM (head_dim or more, a multiple of 16; the rest is filled with zeros), ROWS
+// Compiled with HEAD_DIM (head_dim or more, a multiple of 16; the rest is padded_columns with zeros), ROWS
 // (query heads a block, 8 or 16), NUM_WARPS, NUM_STAGES; KV_SCHEME for a cache in 8 bits: head_dim is then a
 // multiple of 16, HEAD_DIM of 32, and T has 16 bits.
 #include "attention/decode_splits.cuh"
 #include "attention/decode_tiles.cuh"
 #ifdef KV_SCHEME
-#include "attention/decode_codes.cuh"
-using TileProducts = CodeProducts;
+#include "attention/decode_quantized_kv.cuh"
+using WarpMma = QuantizedTileMma;
 #else
-using TileProducts = Products<T>;
-using Factors = NoFactors;
+using WarpMma = TileMma<T>;
+using StageScales = NoScales;
 #endif
 
 // How the visible tokens [begin, end) are shared out: steps of 16 tokens go round the warps of the
-// splits that are used: as few as give each warp one step, or one where a combination would take
+// splits that are used: as few as give each warp one step, or one where a combination would load_if
 // longer than more steps. Every split that is used has a step.
-struct Share {
+struct TokenRange {
     int begin, end, splits;
     int first, stride, count;  // this warp's steps: tokens first, first + stride, …; how many
 
-    __device__ Share(const Part& part, int length, int window) {
+    __device__ TokenRange(const BlockWork& part, int length, int window) {
         begin = window > 0 ? max(0, length - window) : 0;
         end = length;
         int start = begin / STEP, steps = (end + STEP - 1) / STEP - start;
@@ -84,14 +84,14 @@ struct Loader {
     const TensorMap& map;
     const Stored* cache;
     const int* table;
-    u64* full;  // a barrier for each slot
-    Share share;
+    u64* full;  // a barrier for each stage
+    TokenRange range;
     int early;  // lane i's entry of the table's first 32, which were loaded along with the length
-    int kv_head, num_kv_heads, head_dim, shift;
-    Factors factors;
+    int kv_head, num_kv_heads, head_dim, log2_block_size;
+    StageScales scales;
     int batch, next;  // lane i's entry for this batch of steps and for the next
 
-    __device__ int log_entries() const { return max(0, LOG_STEP - shift); }  // a step's, log2
+    __device__ int log_entries() const { return max(0, LOG_STEP - log2_block_size); }  // a step's, log2
     __device__ int batch_steps() const { return WARP >> log_entries(); }
 
     __device__ void begin() {
@@ -104,129 +104,129 @@ struct Loader {
 
     // Lane i's entry for the batch of steps from `index` on; always one of a visible token.
     __device__ int entry(int index) const {
-        int per_step = log_entries(), last = (share.end - 1) >> shift;
-        int step_entry = share.token(index + (lane() >> per_step)) >> shift;
+        int per_step = log_entries(), last = (range.end - 1) >> log2_block_size;
+        int step_entry = range.token(index + (lane() >> per_step)) >> log2_block_size;
         int which = step_entry + (lane() & ((1 << per_step) - 1));
-        which = min(max(which, share.begin >> shift), last);
+        which = min(max(which, range.begin >> log2_block_size), last);
         return last < WARP ? __shfl_sync(ALL, early, which) : table[which];
     }
 
     // Requests tile `number`, if there is one. Lanes below STEP / block_size have a block each.
-    __device__ __forceinline__ void request(int number, int slot) {
+    __device__ __forceinline__ void request(int number, int stage) {
         bool values = number % 2;
-        int index = number / 2, log_parts = log_entries(), log_rows = min(shift, LOG_STEP);
-        if (index >= share.count) return;
+        int index = number / 2, log_parts = log_entries(), log_rows = min(log2_block_size, LOG_STEP);
+        if (index >= range.count) return;
         if (!values && index && (index & (batch_steps() - 1)) == 0) {
             batch = next;
             next = entry(index + batch_steps());
         }
         int part = lane() & ((1 << log_parts) - 1);
         int block = __shfl_sync(ALL, batch, ((index << log_parts) + part) & (WARP - 1));
-        int token = share.token(index) + (part << log_rows);
+        int token = range.token(index) + (part << log_rows);
         int head = block * 2 * num_kv_heads + kv_head + (values ? num_kv_heads : 0);
-        int row = (head << shift) + (token & ((1 << shift) - 1));
-        copy_tile(slot, row, log_rows, full + slot);
+        int row = (head << log2_block_size) + (token & ((1 << log2_block_size) - 1));
+        copy_tile(stage, row, log_rows, full + stage);
     }
 
-    // Copies a step's rows of the cache, 1 << log_rows of them from lane i's `row` on, to a slot's tile,
-    // filled up with zeros to 128 bytes, and completes one phase of `barrier`.
-    __device__ __forceinline__ void copy_tile(int slot, int row, int log_rows, u64* barrier) {
+    // Copies a step's rows of the cache, 1 << log_rows of them from lane i's `row` on, to a stage's tile,
+    // padded_columns up with zeros to 128 bytes, and completes one phase of `barrier`.
+    __device__ __forceinline__ void copy_tile(int stage, int row, int log_rows, u64* barrier) {
 #if __CUDA_ARCH__ >= 900
-        if (lane() == 0) barrier_expect(barrier, SLOT * 16 + Factors::bytes());
+        if (lane() == 0) barrier_expect(barrier, STAGE * 16 + StageScales::bytes());
         if (lane() < STEP >> log_rows) {
-            uint4* to = shared + tile(slot) + (lane() << log_rows) * 8;
+            uint4* to = shared + tile(stage) + (lane() << log_rows) * 8;
 #pragma unroll
             for (int i = 0; i < PANELS; i++)
                 copy_box(to + i * PANEL, map, i * 8 * PER_CHUNK, row, barrier);
         }
-        factors.request(slot, row, log_rows, barrier);
+        scales.request(stage, row, log_rows, barrier);
 #else
 #pragma unroll 1
         for (int chunk = lane(); chunk < STEP * CHUNKS; chunk += WARP) {
             int r = chunk / CHUNKS, column = chunk % CHUNKS, element = column * PER_CHUNK;
             int from = __shfl_sync(ALL, row, r >> log_rows) + (r & ((1 << log_rows) - 1));
-            copy_16_async(shared + tile(slot) + chunk_at(r, column),
+            copy_16_async(shared + tile(stage) + chunk_at(r, column),
                           cache + (i64)from * head_dim + element, element < head_dim);
         }
-        factors.request(slot, row, log_rows, barrier);
+        scales.request(stage, row, log_rows, barrier);
         arrive_after_copies(barrier);
 #endif
     }
 
-    __device__ void clear_unseen(int index, int slot) const {
-        factors.clear_unseen(slot, share.token(index), share);
+    __device__ void clear_unseen(int index, int stage) const {
+        scales.clear_unseen(stage, range.token(index), range);
         copy_engine_fence();
         __syncwarp();
     }
 
-    __device__ static int tile(int slot) { return warp() * RING + slot * SLOT; }
+    __device__ static int tile(int stage) { return warp() * RING + stage * STAGE; }
 };
 
 // Softmax in powers of two with a running maximum; a lane keeps those of its heads 2t and 2t+1,
 // the totals over its own tokens only.
 struct Softmax {
-    float factor, cap;
-    bool sloped;
-    float slope[TILES][2], top[TILES][2], total[TILES][2];
+    float factor, log2_softcap;
+    bool has_alibi;
+    float slope[TILES][2], row_max[TILES][2], total[TILES][2];
 
-    __device__ Softmax(float scale, float softcap, const float* slopes, const Heads& heads) {
-        cap = softcap * LOG2_E;
-        sloped = slopes;
+    __device__ Softmax(float scale, float softcap, const float* alibi_slopes, const Heads& heads) {
+        log2_softcap = softcap * LOG2_E;
+        has_alibi = alibi_slopes;
         factor = LOG2_E * (softcap > 0 ? 2 * scale / softcap : scale);
 #pragma unroll
         for (int i = 0; i < TILES * 2; i++) {
             int row = i / 2 * 8 + lane() % 4 * 2 + i % 2;
             slope[i / 2][i % 2] =
-                slopes && row < heads.count ? slopes[heads.first + row] * LOG2_E : 0.f;
-            top[i / 2][i % 2] = -infinity();
+                alibi_slopes && row < heads.count ? alibi_slopes[heads.first + row] * LOG2_E : 0.f;
+            row_max[i / 2][i % 2] = -infinity();
             total[i / 2][i % 2] = 0;
         }
     }
 
-    __device__ float logit(float product, float slope, int token, const Share& share) const {
+    __device__ float logit(float product, float slope, int token, const TokenRange& range) const {
         float value = product * factor;
         // tanh(x) = 1 - 2 / (exp(2x) + 1), absolutely as exact as fp32
-        if (cap > 0) value = cap * (1 - __fdividef(2.f, exp2f(value) + 1));
-        value += slope * (token - (share.end - 1));
-        return share.sees(token) ? value : -infinity();
+        if (log2_softcap > 0) value = log2_softcap * (1 - __fdividef(2.f, exp2f(value) + 1));
+        value += slope * (token - (range.end - 1));
+        return range.sees(token) ? value : -infinity();
     }
 
     // Makes logits of the products of step `index`.
-    __device__ __forceinline__ void adjust(float (&c)[PARTS][TILES][4], int index,
-                                           const Share& share) const {
-        float(&all)[PARTS * TILES][4] = reinterpret_cast<float(&)[PARTS * TILES][4]>(c);
-        if (share.sees_all(index) && cap == 0 && !sloped) {
+    __device__ __forceinline__ void adjust(float (&c)[MMA_TILES][TILES][4], int index,
+                                           const TokenRange& range) const {
+        float(&all)[MMA_TILES * TILES][4] = reinterpret_cast<float(&)[MMA_TILES * TILES][4]>(c);
+        if (range.sees_all(index) && log2_softcap == 0 && !has_alibi) {
 #pragma unroll
-            for (int i = 0; i < PARTS * TILES * 4; i++) all[i / 4][i % 4] *= factor;
+            for (int i = 0; i < MMA_TILES * TILES * 4; i++) all[i / 4][i % 4] *= factor;
             return;
         }
 #pragma unroll
-        for (int i = 0; i < PARTS * TILES * 4; i++) {
-            int token = share.token(index) + i / 4 / TILES * 16 + lane() / 4 + i % 4 / 2 * 8;
-            all[i / 4][i % 4] = logit(all[i / 4][i % 4], slope[i / 4 % TILES][i % 2], token, share);
+        for (int i = 0; i < MMA_TILES * TILES * 4; i++) {
+            int token = range.token(index) + i / 4 / TILES * 16 + lane() / 4 + i % 4 / 2 * 8;
+            all[i / 4][i % 4] = logit(all[i / 4][i % 4], slope[i / 4 % TILES][i % 2], token, range);
         }
     }
 
-    // Makes weights of logits; `shrink` is what older sums have to be multiplied by: true if by
+    // Makes weights of logits; `rescale` is what older sums have to be multiplied by: true if by
     // anything but 1. Every step has a visible token, so the new maximum is finite.
-    __device__ __forceinline__ bool weigh(float (&c)[PARTS][TILES][4], float (&shrink)[TILES][2]) {
+    __device__ __forceinline__ bool softmax_weights(float (&c)[MMA_TILES][TILES][4], float (&rescale)[TILES][2]) {
         bool grows = false;
 #pragma unroll
         for (int i = 0; i < TILES * 2; i++) {
             int n = i / 2, h = i % 2;
-            float largest = top[n][h];
+            float largest = row_max[n][h];
 #pragma unroll
-            for (int part = 0; part < PARTS; part++)
+            for (int part = 0; part < MMA_TILES; part++)
                 largest = fmaxf(largest, fmaxf(c[part][n][h], c[part][n][h + 2]));
 #pragma unroll
             for (int lanes = 4; lanes < WARP; lanes *= 2)
                 largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, lanes));
-            shrink[n][h] = exp2_fast(top[n][h] - largest);
-            grows |= largest > top[n][h];
-            top[n][h] = largest;
-            total[n][h] *= shrink[n][h];
+            rescale[n][h] = exp2_fast(row_max[n][h] - largest);
+            grows |= largest > row_max[n][h];
+            row_max[n][h] = largest;
+            total[n][h] *= rescale[n][h];
 #pragma unroll
-            for (int part = 0; part < PARTS; part++) {
+            for (int part = 0; part < MMA_TILES; part++) {
                 c[part][n][h] = exp2_fast(c[part][n][h] - largest);
                 c[part][n][h + 2] = exp2_fast(c[part][n][h + 2] - largest);
                 total[n][h] += c[part][n][h] + c[part][n][h + 2];
@@ -246,40 +246,40 @@ struct Attention {
     __device__ static void begin(Loader& loader) {
 #pragma unroll 1
         for (int i = 0; i < NUM_STAGES; i++) {
-            if (loader.share.has_newest(i / 2)) wait_for_upstream();
+            if (loader.range.has_newest(i / 2)) wait_for_upstream();
             loader.request(i, i);
         }
     }
 
-    // A tile's slot is requested anew as soon as all lanes have read it.
-    __device__ void run(Loader& loader, const TileProducts& products) {
-        const Share& share = loader.share;
-        int slot = 0;
+    // A tile's stage is requested anew as soon as all lanes have read it.
+    __device__ void run(Loader& loader, const WarpMma& products) {
+        const TokenRange& range = loader.range;
+        int stage = 0;
         u32 parity = 0;
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 4 * TILES; i++)
             sum[i / (4 * TILES)][i / 4 % TILES][i % 4] = 0;
-        for (int index = 0; index < share.count; index++) {
-            float c[PARTS][TILES][4] = {}, shrink[TILES][2];
-            barrier_wait(loader.full + slot, parity);
+        for (int index = 0; index < range.count; index++) {
+            float c[MMA_TILES][TILES][4] = {}, rescale[TILES][2];
+            barrier_wait(loader.full + stage, parity);
 #pragma unroll
-            for (int part = 0; part < PARTS; part++)
-                products.scores(Loader::tile(slot) + part * PART_CHUNKS, c[part]);
-            loader.factors.apply(slot, c);
+            for (int part = 0; part < MMA_TILES; part++)
+                products.scores(Loader::tile(stage) + part * MMA_TILE_CHUNKS, c[part]);
+            loader.scales.apply(stage, c);
             __syncwarp();
-            loader.request(2 * index + NUM_STAGES, slot);
-            if (++slot == NUM_STAGES) slot = 0, parity ^= 1;
-            softmax.adjust(c, index, share);
-            if (softmax.weigh(c, shrink)) scale_sum(shrink);
-            barrier_wait(loader.full + slot, parity);
-            if (!share.sees_all(index)) loader.clear_unseen(index, slot);
-            loader.factors.apply(slot, c);
+            loader.request(2 * index + NUM_STAGES, stage);
+            if (++stage == NUM_STAGES) stage = 0, parity ^= 1;
+            softmax.adjust(c, index, range);
+            if (softmax.softmax_weights(c, rescale)) scale_sum(rescale);
+            barrier_wait(loader.full + stage, parity);
+            if (!range.sees_all(index)) loader.clear_unseen(index, stage);
+            loader.scales.apply(stage, c);
 #pragma unroll
-            for (int part = 0; part < PARTS; part++)
-                products.add_values(Loader::tile(slot) + part * PART_CHUNKS, c[part], sum);
+            for (int part = 0; part < MMA_TILES; part++)
+                products.add_values(Loader::tile(stage) + part * MMA_TILE_CHUNKS, c[part], sum);
             __syncwarp();
-            loader.request(2 * index + 1 + NUM_STAGES, slot);
-            if (++slot == NUM_STAGES) slot = 0, parity ^= 1;
+            loader.request(2 * index + 1 + NUM_STAGES, stage);
+            if (++stage == NUM_STAGES) stage = 0, parity ^= 1;
         }
     }
 
@@ -293,20 +293,20 @@ struct Attention {
 constexpr int SUM_PITCH = HEAD_DIM + 4;  // floats; lanes of a warp write to different banks
 static_assert(ROWS * SUM_PITCH * 4 <= RING * 16);
 
-// What all threads of a block share besides the rings.
+// What all threads of a block range besides the rings.
 struct Statistics {
-    float top[NUM_WARPS][ROWS], total[NUM_WARPS][ROWS];
+    float row_max[NUM_WARPS][ROWS], total[NUM_WARPS][ROWS];
 };
 
 // Lays a warp's sums down in its ring, which it has emptied, and its maxima and totals beside.
-__device__ void publish(const Attention& attention, Statistics& statistics) {
+__device__ void store_warp_sums(const Attention& attention, Statistics& statistics) {
     float* sums = reinterpret_cast<float*>(shared + warp() * RING);
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 4 * TILES; i++) {
         int row = i / 4 % TILES * 8 + lane() % 4 * 2 + i % 2;
         int dim = i / (4 * TILES) * 16 + i % 4 / 2 * SUM_STEP + lane() / 4 * LANE_STEP;
         float sum = attention.sum[i / (4 * TILES)][i / 4 % TILES][i % 4];
-        sums[row * SUM_PITCH + dim] = sum * Factors::SUM_SCALE;
+        sums[row * SUM_PITCH + dim] = sum * StageScales::SUM_SCALE;
     }
 #pragma unroll
     for (int i = 0; i < TILES * 2; i++) {
@@ -315,7 +315,7 @@ __device__ void publish(const Attention& attention, Statistics& statistics) {
 #pragma unroll
         for (int lanes = 4; lanes < WARP; lanes *= 2) total += __shfl_xor_sync(ALL, total, lanes);
         if (lane() < 4) {
-            statistics.top[warp()][row] = attention.softmax.top[i / 2][i % 2];
+            statistics.row_max[warp()][row] = attention.softmax.row_max[i / 2][i % 2];
             statistics.total[warp()][row] = total;
         }
     }
@@ -323,13 +323,13 @@ __device__ void publish(const Attention& attention, Statistics& statistics) {
 
 // Four numbers of a row, from all warps of the block.
 __device__ __forceinline__ Sum combine_warps(const Statistics& statistics, int row, int quad) {
-    Sum sum{statistics.top[0][row]};
+    Sum sum{statistics.row_max[0][row]};
 #pragma unroll
-    for (int w = 1; w < NUM_WARPS; w++) sum.top = fmaxf(sum.top, statistics.top[w][row]);
+    for (int w = 1; w < NUM_WARPS; w++) sum.row_max = fmaxf(sum.row_max, statistics.row_max[w][row]);
 #pragma unroll
     for (int w = 0; w < NUM_WARPS; w++) {  // a warp without steps has a factor of 0
         const float* sums = reinterpret_cast<const float*>(shared + w * RING);
-        sum.add({statistics.top[w][row], statistics.total[w][row]},
+        sum.add({statistics.row_max[w][row], statistics.total[w][row]},
                 reinterpret_cast<const float4*>(sums + row * SUM_PITCH)[quad]);
     }
     return sum;
@@ -349,7 +349,7 @@ __device__ void combine(const Statistics& statistics, const Heads& heads, int sp
         if (is_last) partials.collect(head, i < items ? splits - 1 : 0, quad, sum);
         if (i >= items) continue;
         if (is_last) store(out + (head * partials.quads + quad) * 4, 1 / sum.total, sum.values);
-        else partials.leave(partials.at(head, split, quad), sum);
+        else partials.store(partials.at(head, split, quad), sum);
     }
 }
 
@@ -360,20 +360,20 @@ __device__ void write_zeros(const Heads& heads, int head_dim, T* out) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const Stored* cache,
-                        const int* tables, const int* lengths, const float* slopes, T* out,
+                        const int* block_tables, const int* context_lens, const float* alibi_slopes, T* out,
                         float* partial, i64 q_stride,
-                        int num_kv_heads, int group, int head_dim, int shift, int max_blocks,
-                        int window, int settled, int num_splits, int num_sequences, float scale,
+                        int num_kv_heads, int group_size, int head_dim, int log2_block_size, int max_blocks,
+                        int window, int early_reads, int num_splits, int num_seqs, float scale,
                         float softcap
 #ifdef KV_SCHEME
-                        , const float* row_factors
+                        , const float* kv_scales
 #endif
                         ) {
 #ifdef KV_SCHEME
-    __shared__ __align__(16) float kept[NUM_WARPS][NUM_STAGES][STEP];
-    Factors factors{row_factors, kept[warp()]};
+    __shared__ __align__(16) float stage_scales[NUM_WARPS][NUM_STAGES][STEP];
+    StageScales scales{kv_scales, stage_scales[warp()]};
 #else
-    Factors factors;
+    StageScales scales;
 #endif
     __shared__ Statistics statistics;
     __shared__ u64 full[NUM_WARPS][NUM_STAGES];
@@ -381,30 +381,30 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) prefetch_map(map);
 #endif
-    Part part(num_kv_heads * ((group + ROWS - 1) / ROWS), num_splits, num_sequences);
-    if (!settled || part.sequence >= num_sequences) wait_for_upstream();
-    if (part.sequence >= num_sequences) return;
-    Heads heads(part, num_kv_heads * group, group);
-    const int* table = tables + (i64)part.sequence * max_blocks;
+    BlockWork part(num_kv_heads * ((group_size + ROWS - 1) / ROWS), num_splits, num_seqs);
+    if (!early_reads || part.sequence >= num_seqs) wait_for_upstream();
+    if (part.sequence >= num_seqs) return;
+    Heads heads(part, num_kv_heads * group_size, group_size);
+    const int* table = block_tables + (i64)part.sequence * max_blocks;
     // The length and the first block numbers are loaded at once.
-    int early = lane() < max_blocks ? table[lane()] : 0, length = lengths[part.sequence];
-    Share share(part, length, window);
-    if (length <= 0 || part.split >= share.splits) {
+    int early = lane() < max_blocks ? table[lane()] : 0, length = context_lens[part.sequence];
+    TokenRange range(part, length, window);
+    if (length <= 0 || part.split >= range.splits) {
         wait_for_upstream();
         if (length <= 0 && part.split == 0) write_zeros(heads, head_dim, out);
         return;
     }
-    Loader loader{map, cache, table, full[warp()], share, early,
-                  heads.kv_head, num_kv_heads, head_dim, shift, factors};
+    Loader loader{map, cache, table, full[warp()], range, early,
+                  heads.kv_head, num_kv_heads, head_dim, log2_block_size, scales};
     loader.begin();
     Attention::begin(loader);
     wait_for_upstream();
-    TileProducts products(q + part.sequence * q_stride + heads.first * head_dim, heads.count,
+    WarpMma products(q + part.sequence * q_stride + heads.first * head_dim, heads.count,
                           head_dim);
-    Attention attention{Softmax(scale, softcap, slopes, heads)};
+    Attention attention{Softmax(scale, softcap, alibi_slopes, heads)};
     attention.run(loader, products);
-    publish(attention, statistics);
+    store_warp_sums(attention, statistics);
     __syncthreads();
-    Partials partials(part, partial, num_kv_heads * group, head_dim);
-    combine(statistics, heads, part.split, share.splits, partials, out);
+    Partials partials(part, partial, num_kv_heads * group_size, head_dim);
+    combine(statistics, heads, part.split, range.splits, partials, out);
 }

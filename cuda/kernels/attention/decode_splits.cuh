@@ -1,16 +1,16 @@
 // How decode_attention combines the splits of a sequence.
 #pragma once
 #include "attention/decode_tiles.cuh"
-#include "comm/empty.cuh"
+#include "comm/sentinel.cuh"
 
 // Which part of the work a block does. More blocks than parts may be launched: `sequence` is then
-// num_sequences or more.
-struct Part {
+// num_seqs or more.
+struct BlockWork {
     int column, split, sequence;  // column: a KV head and eight or sixteen of its query heads
-    int num_splits, num_sequences;
+    int num_splits, num_seqs;
 
-    __device__ Part(int columns, int splits, int sequences)
-        : num_splits(splits), num_sequences(sequences) {
+    __device__ BlockWork(int columns, int splits, int sequences)
+        : num_splits(splits), num_seqs(sequences) {
         column = blockIdx.x % columns;
         split = blockIdx.x / columns % splits;
         sequence = blockIdx.x / columns / splits;
@@ -24,11 +24,11 @@ struct Heads {
     i64 first_row;  // of all sequences' query heads
     int kv_head;
 
-    __device__ Heads(const Part& part, int num_heads, int group) {
-        int tiles = (group + ROWS - 1) / ROWS, tile = part.column % tiles;
+    __device__ Heads(const BlockWork& part, int num_heads, int group_size) {
+        int tiles = (group_size + ROWS - 1) / ROWS, tile = part.column % tiles;
         kv_head = part.column / tiles;
-        count = min(ROWS, group - tile * ROWS);
-        first = kv_head * group + tile * ROWS;
+        count = min(ROWS, group_size - tile * ROWS);
+        first = kv_head * group_size + tile * ROWS;
         first_row = (i64)part.sequence * num_heads + first;
     }
 };
@@ -45,19 +45,19 @@ __device__ __forceinline__ void store(T* out, float factor, const float4& v) {
                                           from_float<T>(v.z * factor), from_float<T>(v.w * factor)};
 }
 
-__device__ __forceinline__ void put(float4* to, u32 x, u32 y, u32 z, u32 w) {
+__device__ __forceinline__ void store_relaxed(float4* to, u32 x, u32 y, u32 z, u32 w) {
     asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(
                      __cvta_generic_to_global(to)),
                  "r"(x), "r"(y), "r"(z), "r"(w)
                  : "memory");
 }
-__device__ __forceinline__ void put(float2* to, u32 x, u32 y) {
+__device__ __forceinline__ void store_relaxed(float2* to, u32 x, u32 y) {
     asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)),
                  "r"(x), "r"(y)
                  : "memory");
 }
 // Loads if `wanted`, without a branch, so that many are on their way together.
-__device__ __forceinline__ void take(const float4* from, float4& v, bool wanted) {
+__device__ __forceinline__ void load_if(const float4* from, float4& v, bool wanted) {
     u32 x = __float_as_uint(v.x), y = __float_as_uint(v.y);
     u32 z = __float_as_uint(v.z), w = __float_as_uint(v.w);
     asm volatile(
@@ -67,7 +67,7 @@ __device__ __forceinline__ void take(const float4* from, float4& v, bool wanted)
         : "memory");
     v = {__uint_as_float(x), __uint_as_float(y), __uint_as_float(z), __uint_as_float(w)};
 }
-__device__ __forceinline__ void take(const float2* from, float2& v, bool wanted) {
+__device__ __forceinline__ void load_if(const float2* from, float2& v, bool wanted) {
     u32 x = __float_as_uint(v.x), y = __float_as_uint(v.y);
     asm volatile(
         "{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.relaxed.gpu.global.v2.b32 {%0, %1}, [%2]; }"
@@ -76,58 +76,58 @@ __device__ __forceinline__ void take(const float2* from, float2& v, bool wanted)
         : "memory");
     v = {__uint_as_float(x), __uint_as_float(y)};
 }
-__device__ __forceinline__ bool is_there(const float2& a, const float4& b) {
-    return __float_as_uint(a.x) != EMPTY && __float_as_uint(a.y) != EMPTY &&
-           __float_as_uint(b.x) != EMPTY && __float_as_uint(b.y) != EMPTY &&
-           __float_as_uint(b.z) != EMPTY && __float_as_uint(b.w) != EMPTY;
+__device__ __forceinline__ bool valid(const float2& a, const float4& b) {
+    return __float_as_uint(a.x) != SENTINEL && __float_as_uint(a.y) != SENTINEL &&
+           __float_as_uint(b.x) != SENTINEL && __float_as_uint(b.y) != SENTINEL &&
+           __float_as_uint(b.z) != SENTINEL && __float_as_uint(b.w) != SENTINEL;
 }
 
 constexpr int BATCH = 8;  // splits whose results a thread loads at a time
 
 // The softmax-weighted sum of some tokens' values, four numbers of a row, and its statistics.
 struct Sum {
-    float top, total;
+    float row_max, total;
     float4 values;
 
     // Adds another one, whose maximum is not above this one's.
     __device__ __forceinline__ void add(const float2& statistic, const float4& v) {
-        float factor = exp2f(statistic.x - top);
+        float factor = exp2f(statistic.x - row_max);
         total += factor * statistic.y;
         add_scaled(values, factor, v);
     }
     __device__ __forceinline__ void raise(float to) {
-        float shrink = exp2f(top - to);
-        total *= shrink;
-        values = {values.x * shrink, values.y * shrink, values.z * shrink, values.w * shrink};
-        top = to;
+        float rescale = exp2f(row_max - to);
+        total *= rescale;
+        values = {values.x * rescale, values.y * rescale, values.z * rescale, values.w * rescale};
+        row_max = to;
     }
 };
 
-// Where the splits of a sequence leave their results: four numbers of a row, and its maximum and
+// Where the splits of a sequence store their results: four numbers of a row, and its maximum and
 // total, which every four have for themselves. Empty before and after.
 struct Partials {
     float4* values;
     float2* statistics;
     int quads, num_splits;
 
-    __device__ Partials(const Part& part, float* partials, int num_heads, int head_dim)
+    __device__ Partials(const BlockWork& part, float* partials, int num_heads, int head_dim)
         : quads(head_dim / 4), num_splits(part.num_splits) {
         values = reinterpret_cast<float4*>(partials);
-        i64 count = (i64)part.num_sequences * num_heads * num_splits * quads;
+        i64 count = (i64)part.num_seqs * num_heads * num_splits * quads;
         statistics = reinterpret_cast<float2*>(values + count);
     }
     __device__ i64 at(i64 head, int split, int quad) const {
         return (head * num_splits + split) * quads + quad;
     }
 
-    __device__ void leave(i64 at, const Sum& sum) const {
-        put(values + at, never_empty(sum.values.x), never_empty(sum.values.y),
-            never_empty(sum.values.z), never_empty(sum.values.w));
-        put(statistics + at, never_empty(sum.top), never_empty(sum.total));
+    __device__ void store(i64 at, const Sum& sum) const {
+        store_relaxed(values + at, not_sentinel(sum.values.x), not_sentinel(sum.values.y),
+            not_sentinel(sum.values.z), not_sentinel(sum.values.w));
+        store_relaxed(statistics + at, not_sentinel(sum.row_max), not_sentinel(sum.total));
     }
 
     // Adds, and takes away, what the first `splits` splits have left, in their order. Whole warps
-    // call it and wait together, for lanes that wait each for itself take turns; where there is
+    // call it and wait together, for lanes that wait each for itself load_if turns; where there is
     // nothing to add, `splits` is 0.
     __device__ void collect(i64 head, int splits, int quad, Sum& sum) const {
         for (int first = 0; __any_sync(ALL, first < splits); first += BATCH) {
@@ -145,24 +145,24 @@ struct Partials {
             do {
 #pragma unroll
                 for (int i = 0; i < BATCH; i++) {
-                    take(statistics + here + i * quads, statistic[i], missing >> i & 1);
-                    take(values + here + i * quads, found[i], missing >> i & 1);
+                    load_if(statistics + here + i * quads, statistic[i], missing >> i & 1);
+                    load_if(values + here + i * quads, found[i], missing >> i & 1);
                 }
                 missing = 0;
 #pragma unroll
                 for (int i = 0; i < BATCH; i++)
-                    if (!is_there(statistic[i], found[i])) missing |= 1 << i;
+                    if (!valid(statistic[i], found[i])) missing |= 1 << i;
             } while (__any_sync(ALL, missing));
-            float top = sum.top;
+            float row_max = sum.row_max;
 #pragma unroll
-            for (int i = 0; i < BATCH; i++) top = fmaxf(top, statistic[i].x);
-            sum.raise(top);
+            for (int i = 0; i < BATCH; i++) row_max = fmaxf(row_max, statistic[i].x);
+            sum.raise(row_max);
 #pragma unroll
             for (int i = 0; i < BATCH; i++) {
                 sum.add(statistic[i], found[i]);
                 if (mine >> i & 1) {
-                    put(values + here + i * quads, EMPTY, EMPTY, EMPTY, EMPTY);
-                    put(statistics + here + i * quads, EMPTY, EMPTY);
+                    store_relaxed(values + here + i * quads, SENTINEL, SENTINEL, SENTINEL, SENTINEL);
+                    store_relaxed(statistics + here + i * quads, SENTINEL, SENTINEL);
                 }
             }
         }

@@ -17,20 +17,20 @@ constexpr int LOG_STEP = 4;
 using Stored = T;
 constexpr int LANE_STEP = 1, SUM_STEP = 8;
 #endif
-constexpr int STEP = 1 << LOG_STEP, PARTS = STEP / 16;  // sixteen tokens are a part
-constexpr int PART_CHUNKS = 16 * 8;           // from one part to the next
+constexpr int STEP = 1 << LOG_STEP, MMA_TILES = STEP / 16;  // sixteen tokens are a part
+constexpr int MMA_TILE_CHUNKS = 16 * 8;           // from one part to the next
 constexpr int PER_CHUNK = 16 / sizeof(Stored);  // elements in 16 bytes
 constexpr int CHUNKS = HEAD_DIM / PER_CHUNK;  // a row in 16 bytes
 constexpr int PANEL = STEP * 8;               // chunks of all rows' next 128 bytes
 constexpr int PANELS = (CHUNKS + 7) / 8;
-constexpr int SLOT = PANELS * PANEL;          // chunks of a tile
-constexpr int RING = NUM_STAGES * SLOT;        // chunks of a warp
+constexpr int STAGE = PANELS * PANEL;          // chunks of a tile
+constexpr int RING = NUM_STAGES * STAGE;        // chunks of a warp
 constexpr int DIRECT_STEPS = 48 * NUM_WARPS / STEP;  // so few are not worth a combination
 
 extern __shared__ __align__(1024) uint4 shared[];
 
 // The chunk at which a tile keeps a row's chunk: panel by panel, within one as the copy engine's
-// 128-byte swizzle has it, so that eight rows of one column never share a bank.
+// 128-byte swizzle has it, so that eight rows of one column never range a bank.
 __device__ __forceinline__ int chunk_at(int row, int column) {
     return column / 8 * PANEL + row * 8 + ((column ^ row) & 7);
 }
@@ -61,27 +61,27 @@ __device__ __forceinline__ void transpose_weights(const float (&weight)[TILES][4
             transpose(pair_bits(weight[i / 2][i % 2 * 2], weight[i / 2][i % 2 * 2 + 1], A()));
 }
 
-// What a plain cache has in place of factors.
-struct NoFactors {
+// What a plain cache has in place of scales.
+struct NoScales {
     static constexpr float SUM_SCALE = 1;
     __device__ static constexpr u32 bytes() { return 0; }
-    __device__ void request(int slot, int row, int log_rows, u64* barrier) const {}
-    __device__ void apply(int slot, float (&c)[PARTS][TILES][4]) const {}
+    __device__ void request(int stage, int row, int log_rows, u64* barrier) const {}
+    __device__ void apply(int stage, float (&c)[MMA_TILES][TILES][4]) const {}
     // Zeros for the values of tokens that are not visible, which may be anything: even NaN.
-    template <typename Share>
-    __device__ void clear_unseen(int slot, int token, const Share& share) const {
-        for (int chunk = lane(); chunk < SLOT; chunk += WARP)
-            if (!share.sees(token + chunk / 8 % STEP))
-                shared[warp() * RING + slot * SLOT + chunk] = uint4{};
+    template <typename TokenRange>
+    __device__ void clear_unseen(int stage, int token, const TokenRange& range) const {
+        for (int chunk = lane(); chunk < STAGE; chunk += WARP)
+            if (!range.sees(token + chunk / 8 % STEP))
+                shared[warp() * RING + stage * STAGE + chunk] = uint4{};
     }
 };
 
 // The two products of a part. Scores and weights: lane 4 g + t holds, for each eight heads, tokens
 // g, g, g+8, g+8 of heads 2t, 2t+1, 2t, 2t+1; sums likewise, with dimensions for tokens.
-template <typename A> struct Products {
+template <typename A> struct TileMma {
     u32 query[HEAD_DIM / 16][TILES][2];
 
-    __device__ Products(const A* q, int num_rows, int head_dim) {
+    __device__ TileMma(const A* q, int num_rows, int head_dim) {
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16 * TILES * 2; i++) {
             int row = i / 2 % TILES * 8 + lane() / 4;
@@ -98,10 +98,10 @@ template <typename A> struct Products {
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16; i++) {
             u32 a[4];
-            load_matrices<false>(a, shared_address(shared + columns_on(keys, first, 2 * i)));
+            ldmatrix<false>(a, shared_address(shared + columns_on(keys, first, 2 * i)));
 #pragma unroll
             for (int n = 0; n < TILES; n++)
-                multiply<A>(i % 2 ? odd[n] : score[n], a, query[i][n][0], query[i][n][1]);
+                mma<A>(i % 2 ? odd[n] : score[n], a, query[i][n][0], query[i][n][1]);
         }
 #pragma unroll
         for (int i = 0; i < TILES * 4; i++) score[i / 4][i % 4] += odd[i / 4][i % 4];
@@ -115,19 +115,19 @@ template <typename A> struct Products {
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16; i++) {
             u32 a[4];
-            load_matrices<true>(a, shared_address(shared + columns_on(values, first, 2 * i)));
+            ldmatrix<true>(a, shared_address(shared + columns_on(values, first, 2 * i)));
 #pragma unroll
             for (int n = 0; n < TILES; n++)
-                multiply<A>(sum[i][n], a, b[n][0], b[n][1]);
+                mma<A>(sum[i][n], a, b[n][0], b[n][1]);
         }
     }
 };
 
-template <> struct Products<float> {
+template <> struct TileMma<float> {
     const float* q;
     int num_rows, head_dim;
 
-    __device__ Products(const float* q, int num_rows, int head_dim)
+    __device__ TileMma(const float* q, int num_rows, int head_dim)
         : q(q), num_rows(num_rows), head_dim(head_dim) {}
 
     __device__ __forceinline__ void scores(int keys, float (&score)[TILES][4]) const {

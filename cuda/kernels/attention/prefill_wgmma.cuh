@@ -4,7 +4,7 @@
 // Shared memory, from a multiple of 1024: queries [CONSUMERS][PANELS][64 rows][128 bytes], keys
 // [STAGES][PANELS][KEYS rows][128 bytes], values likewise. Barriers: `full` is completed by the
 // copies of the 128 producer threads, `empty` by the first lane of each consumer warp.
-#include "attention/attention_wgmma.cuh"
+#include "attention/wgmma.cuh"
 
 constexpr int KEY = 0, VALUE = 1;
 
@@ -13,7 +13,7 @@ struct Ring {
     int begin[CONSUMERS], end[CONSUMERS];  // the keys that a warpgroup's rows see
 };
 
-__device__ __forceinline__ void produce(const Arguments& a, const Work& w, Ring& ring, u32 tiles,
+__device__ __forceinline__ void produce(const Arguments& a, const QueryTile& w, Ring& ring, u32 tiles,
                                         int begin, int end) {
     // CHUNKS neighboring threads bring a row; a thread finds where one of the rows lies that they
     // bring in turn.
@@ -50,16 +50,16 @@ __device__ __forceinline__ void produce(const Arguments& a, const Work& w, Ring&
 // s = q · kᵀ for the warpgroup's 64 queries.
 __device__ __forceinline__ void score(float (&s)[KEYS / 2], u32 queries, u32 keys) {
     u64 left = tile_descriptor<GROUP_ROWS>(queries), right = tile_descriptor<KEYS>(keys);
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < DIM / 16; step++) {
         int panel = step / 4, within = step % 4 * 32;
-        multiply_tiles<T>(s, left + ((panel * GROUP_ROWS * 128 + within) >> 4),
+        wgmma_ss<T>(s, left + ((panel * GROUP_ROWS * 128 + within) >> 4),
                           right + ((panel * KEYS * 128 + within) >> 4), step > 0);
     }
-    products_commit();
-    products_wait();
-    hold(s);
+    wgmma_commit();
+    wgmma_wait();
+    fence_operand(s);
 }
 
 // o += weights · v.
@@ -71,46 +71,46 @@ __device__ __forceinline__ void add_values(float (&o)[DIM / 2], const float (&s)
 #pragma unroll
     for (int step = 0; step < KEYS / 16; step++) pack_operand<T>(weights[step], s, step);
 #pragma unroll
-    for (int step = 0; step < KEYS / 16; step++) hold(weights[step]);
-    hold(o);
-    products_begin();
+    for (int step = 0; step < KEYS / 16; step++) fence_operand(weights[step]);
+    fence_operand(o);
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < KEYS / 16; step++)
 #pragma unroll
         for (int part = 0; part < DIM / 2 / PART; part++)
-            multiply_with_tile<T, PART>(
+            wgmma_rs<T, PART>(
                 o + part * PART, weights[step],
                 right + ((part * (PART / 32) * KEYS * 128 + step * 16 * 128) >> 4));
-    products_commit();
-    products_wait();
-    hold(o);
+    wgmma_commit();
+    wgmma_wait();
+    fence_operand(o);
 }
 
-__device__ __forceinline__ void consume(const Arguments& a, const Work& w, Ring& ring, u8* queries,
+__device__ __forceinline__ void consume(const Arguments& a, const QueryTile& w, Ring& ring, u8* queries,
                                         u32 tiles, int begin, int end) {
     int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, lane = threadIdx.x % WARP;
     int group_row = group * GROUP_ROWS, row = group_row + thread / WARP * 16;
     queries += group_row * ROW_BYTES;
     load_queries<GROUP_ROWS>(a, w, shared_address(queries), group_row, thread);
     wait_for_copies();
-    show_to_products();
+    wgmma_proxy_fence();
     warpgroup_barrier(1 + group);
 
     int stage = 0;
     u32 parity = 0;
-    float o[DIM / 2] = {}, sum[2] = {}, top[2] = {-infinity(), -infinity()};
+    float o[DIM / 2] = {}, sum[2] = {}, row_max[2] = {-infinity(), -infinity()};
     for (int key = begin / KEYS * KEYS; key < end; key += KEYS) {
         u32 at = tiles + stage * TILE_BYTES;
         barrier_wait(&ring.full[KEY][stage], parity);
         if (key < ring.end[group] && key + KEYS > ring.begin[group]) {
-            float s[KEYS / 2] = {}, shrink[2];
-            show_to_products();
+            float s[KEYS / 2] = {}, rescale[2];
+            wgmma_proxy_fence();
             score(s, shared_address(queries), at);
             if (lane == 0) barrier_arrive(&ring.empty[KEY][stage]);
-            weigh(a, w, s, row, key, top, sum, shrink);
-            shrink_rows(o, shrink);
+            softmax_weights(a, w, s, row, key, row_max, sum, rescale);
+            rescale_rows(o, rescale);
             barrier_wait(&ring.full[VALUE][stage], parity);
-            show_to_products();
+            wgmma_proxy_fence();
             add_values(o, s, at + STAGES * TILE_BYTES);
         } else {
             if (lane == 0) barrier_arrive(&ring.empty[KEY][stage]);
@@ -126,7 +126,7 @@ __device__ __forceinline__ void consume(const Arguments& a, const Work& w, Ring&
     store_rows<GROUP_ROWS>(a, w, queries, group_row, 0, GROUP_ROWS, thread, 128);
 }
 
-__device__ __forceinline__ void attend(const Arguments& a, const Work& w, u8* shared) {
+__device__ __forceinline__ void attend(const Arguments& a, const QueryTile& w, u8* shared) {
     __shared__ Ring ring;
     shared += -shared_address(shared) & 1023;
     u32 tiles = shared_address(shared) + ROWS * ROW_BYTES;

@@ -1,76 +1,78 @@
-// all_reduce: adds the sum of all ranks' parts to the residual stream, or makes it the stream, on
-// every rank alike.
+// all_reduce: add the sum of all ranks' parts to the residual stream, with the same bits on every rank.
 //
-//   y          T [numbers], this rank's part, with SEND; without, `linear` has sent it already
-//   x          fp32 [numbers], in place: x += the parts, added in the order of the ranks; or = if not
-//              `adds`
-//   inbox      fp32 [world, stride], EMPTY where nothing has come; left EMPTY
-//   addresses  u64 [world]: where this rank's part goes in each rank's inbox, as seen from here
+//   part       T [num_elements]: this rank's part, with SEND; otherwise `linear` has already sent it
+//   x          fp32 [num_elements], in place: x += the parts in the order of the ranks; without
+//              `accumulate` x = the sum
+//   buffer     fp32 [world_size, stride]: the received parts; an element that has not arrived is the
+//              sentinel. All are the sentinel afterwards
+//   addresses  u64 [world_size]: where this rank writes its part in each rank's buffer
 //
-// One shot: each rank's part goes to all ranks at once, and each adds up all parts itself; for the
-// few KiB of a decode step the time is that of one trip. Numbers are their own flags (Lamport's
-// protocol, as in NCCL's LL): what is read is cleared, and comes again when another exchange has been
-// in between, so that nobody can be a round ahead. Without SEND nothing is awaited but the parts: the
-// own one comes after its kernel has seen everything upstream, and so the stream x is settled then.
+// Algorithm: one-shot all-reduce. Every rank writes its part to all ranks, and each rank adds all
+// parts. For the few KiB of a decode step this takes the time of one trip over the link. The
+// elements are their own flags (Lamport's protocol, as in NCCL's LL): a reader resets them to the
+// sentinel. An exchange with another buffer must come before the buffer is used again, so no rank is
+// a round ahead. Without SEND only the parts are awaited: this rank's own part arrives after its
+// kernel has waited for everything upstream, so x is final by then.
 //
-// Grid ceil(numbers / 512), block 128, no shared memory; `numbers` and stride are multiples of 4. Every
-// rank sends (world - 1) * 4 * numbers bytes over its links. All blocks of all ranks must become
-// resident while others wait: true for launches in the same order on every rank. Sums in fp32.
-// Test: tests/cuda/kernels/test_all_reduce.py: equal to the sum in this order; ranks have equal bits.
-#include "comm/peers.cuh"
-#include "common/vectors.cuh"
+// Requires: num_elements and stride multiples of 4; peer access between the GPUs. All blocks of all
+// ranks must become resident while others wait: true if all ranks launch in the same order.
+// Launch: grid ceil(num_elements / 512), block 128, no shared memory.
+// Moves: every rank sends (world_size - 1) * 4 * num_elements bytes over its links.
+// Accuracy: fp32 sums in the order of the ranks. Test: tests/cuda/kernels/test_all_reduce.py
+#include "comm/peer_buffer.cuh"
+#include "common/pack.cuh"
 
 constexpr int THREADS = 128;
 
-// The parts of all ranks, when they are all there.
-__device__ __forceinline__ void await_all(Bits4 (&parts)[WORLD_SIZE], const float* from, i64 stride) {
-    bool there;
+// Returns the parts of all ranks as soon as all have arrived.
+__device__ __forceinline__ void wait_for_parts(Bits4 (&received)[WORLD_SIZE], const float* from, i64 stride) {
+    bool all_arrived;
     do {
-        there = true;
+        all_arrived = true;
 #pragma unroll
-        for (int r = 0; r < WORLD_SIZE; r++) parts[r] = receive(from + r * stride);
+        for (int r = 0; r < WORLD_SIZE; r++) received[r] = load_received(from + r * stride);
 #pragma unroll
-        for (int r = 0; r < WORLD_SIZE; r++) there &= is_there(parts[r]);
-    } while (!there);
+        for (int r = 0; r < WORLD_SIZE; r++) all_arrived &= arrived(received[r]);
+    } while (!all_arrived);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-all_reduce_kernel(const T* y, float* x, float* inbox, float* const* addresses, i64 stride,
-                  int numbers, int rank, int adds) {
+all_reduce_kernel(const T* part, float* x, float* buffer, float* const* addresses, i64 stride,
+                  int num_elements, int rank, int accumulate) {
     start_dependents();
     int i = (blockIdx.x * THREADS + threadIdx.x) * 4;
-    bool inside = i < numbers;
+    bool inside = i < num_elements;
 #if SEND
     float* to[WORLD_SIZE];
 #pragma unroll
-    for (int r = 0; r < WORLD_SIZE; r++) to[r] = addresses[r];  // constant
+    for (int r = 0; r < WORLD_SIZE; r++) to[r] = addresses[r];  // constant: read before the wait
     wait_for_upstream();
     if (inside) {
-        Pack<T, 4> mine = load<4>(y + i);
-        Bits4 bits = {{never_empty(mine[0]), never_empty(mine[1]), never_empty(mine[2]),
-                       never_empty(mine[3])}};
+        Pack<T, 4> own = load<4>(part + i);
+        Bits4 bits = {{not_sentinel(own[0]), not_sentinel(own[1]), not_sentinel(own[2]),
+                       not_sentinel(own[3])}};
 #pragma unroll
         for (int r = 0; r < WORLD_SIZE; r++) send(to[r] + i, bits);
     }
 #endif
     if (inside) {
-        while (!is_there(receive(inbox + rank * stride + i)))
-            ;  // from here on x is settled
+        while (!arrived(load_received(buffer + rank * stride + i)))
+            ;  // x is final now
         float4 sum = {};
-        if (adds) sum = __ldcg((const float4*)(x + i));
-        Bits4 parts[WORLD_SIZE];
-        await_all(parts, inbox + i, stride);
+        if (accumulate) sum = __ldcg((const float4*)(x + i));
+        Bits4 received[WORLD_SIZE];
+        wait_for_parts(received, buffer + i, stride);
         float total[4] = {};
 #pragma unroll
         for (int r = 0; r < WORLD_SIZE; r++) {
 #pragma unroll
-            for (int j = 0; j < 4; j++) total[j] += __uint_as_float(parts[r].at[j]);
-            clear(inbox + r * stride + i);
+            for (int j = 0; j < 4; j++) total[j] += __uint_as_float(received[r].at[j]);
+            reset(buffer + r * stride + i);
         }
         *(float4*)(x + i) = {sum.x + total[0], sum.y + total[1], sum.z + total[2],
                              sum.w + total[3]};
     }
 #if !SEND
-    wait_for_upstream();  // for the chain of dependent launches
+    wait_for_upstream();  // keeps the chain of dependent launches intact
 #endif
 }

@@ -1,4 +1,4 @@
-// Activation functions, in fp32. ACTIVATION chooses one of them at compile time.
+// Activation functions in fp32; the macro ACTIVATION selects one.
 #pragma once
 
 #define NONE 0

@@ -1,5 +1,5 @@
-// What every kernel shares: element types, dependent launch, 16-byte vectors.
-// Compiled with -DDTYPE=__nv_bfloat16, __half or float where a kernel has an element type T.
+// Definitions for all kernels: element types, dependent launch, 16-byte vectors.
+// The macro DTYPE is the element type T: __nv_bfloat16, __half or float.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -38,7 +38,7 @@ __device__ __forceinline__ u32 pair_bits(float low, float high, half) {
 constexpr float LOG2_E = 1.44269504f;
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
-// 2^x; a result below the normal numbers is 0, as befits a weight of the softmax.
+// 2^x; subnormal results are flushed to 0, which is accurate enough for attention weights.
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -58,21 +58,21 @@ template <typename A, typename B> struct Choose<false, A, B> {
     using type = B;
 };
 
-// N elements that are loaded and stored by one instruction where they fill 4, 8 or 16 bytes.
+// N elements, loaded and stored by one instruction if they fill 4, 8 or 16 bytes.
 template <typename A, int N> struct alignas(sizeof(A) * N) Vec {
     A at[N];
 };
 
-// What PTX wants as an address in shared memory.
+// The 32-bit address in shared memory that PTX instructions take.
 __device__ __forceinline__ u32 shared_address(const void* p) {
     return (u32)__cvta_generic_to_shared(p);
 }
 
-// Dependent launch: `start_dependents` at a kernel's entry lets its successor's blocks come in as
-// soon as there is room; `wait_for_upstream` returns when all that precedes on the stream is done
-// and visible. Every thread that touches memory written upstream waits first, and nothing is
-// written before (the upstream kernel may still read it). At least one thread of every block must
-// wait, else the chain breaks for the successor's successor.
+// Programmatic dependent launch. `start_dependents` at a kernel's entry allows the blocks of the next
+// kernel to start as soon as there is room; `wait_for_upstream` returns when all earlier work on the
+// stream is complete and visible. A thread must wait before it reads memory written upstream and
+// before it writes any memory (the upstream kernel may still read it). At least one thread of every
+// block must wait; otherwise the next kernel but one may start too early.
 __device__ __forceinline__ void start_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

@@ -1,5 +1,5 @@
-// Barriers in shared memory that also count bytes, and the copies that complete on them. Before
-// sm_90 there is no copy engine: then these are 16-byte asynchronous copies of all lanes.
+// mbarriers in shared memory, and the asynchronous copies that complete on them. sm_90 and newer use
+// bulk and tensor copies (TMA); older GPUs use 16-byte cp.async copies by all lanes instead.
 #pragma once
 #include "common/common.cuh"
 
@@ -8,7 +8,7 @@ __device__ __forceinline__ void barrier_init(u64* barrier, u32 arrivals) {
                  : "memory");
 }
 
-// Makes initialized barriers visible to the copy engine; the threads still need a __syncthreads.
+// Makes initialized barriers visible to the copy engine; the threads also need a __syncthreads.
 __device__ __forceinline__ void barrier_init_fence() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -22,7 +22,7 @@ __device__ __forceinline__ void barrier_arrive(u64* barrier) {
                  : "memory");
 }
 
-// Returns when the phase of this parity is complete of the barrier at this shared address.
+// Returns when the phase of this parity of the barrier at a shared address is complete.
 __device__ __forceinline__ void barrier_wait(u32 address, u32 parity) {
     u32 done;
     do {
@@ -45,18 +45,18 @@ __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
     barrier_wait(shared_address(barrier), parity);
 }
 
-// What was written to shared memory before comes before what the copy engine writes later.
+// Orders earlier writes to shared memory before later writes of the copy engine.
 __device__ __forceinline__ void copy_engine_fence() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
-// A phase completes after COPY_ARRIVALS arrivals and as many bytes as were expected.
+// A phase completes after COPY_ARRIVALS arrivals and the expected number of bytes.
 #if __CUDA_ARCH__ >= 900
 constexpr u32 COPY_ARRIVALS = 1;
 
-// Arrives, and announces `bytes` of copies.
+// Arrives, and adds `bytes` to the expected number of bytes.
 __device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
                      shared_address(barrier)),
@@ -66,39 +66,39 @@ __device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
 #else
 constexpr u32 COPY_ARRIVALS = WARP;
 
-// Requests 16 bytes for shared memory, past L1; zeros, and nothing is read, if not `valid`.
+// Starts a copy of 16 bytes to shared memory, bypassing L1; if not `valid`, writes zeros instead.
 __device__ __forceinline__ void copy_16_async(void* to, const void* from, bool valid = true) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
                  "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0)
                  : "memory");
 }
 
-// Arrives as soon as what this thread has requested is there.
+// Arrives when all copies that this thread has started are complete.
 __device__ __forceinline__ void arrive_after_copies(u64* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
                  : "memory");
 }
 #endif
 
-// How the copy engine sees a matrix: row length, number of rows, and the box it takes of them.
+// A tensor map (CUtensorMap): the copy engine's description of a matrix and of the copied boxes.
 struct alignas(64) TensorMap {
     u64 opaque[16];
 };
 
 #if __CUDA_ARCH__ >= 900
-// True for one thread of a warp.
+// Returns true for one thread of a warp.
 __device__ __forceinline__ bool elected() {
     u32 is_it;
     asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(is_it));
     return is_it;
 }
 
-// Brings the map to where the copy engine looks for it.
+// Prefetches a tensor map into the copy engine's cache.
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Copies the box at `column` of `row`; what lies outside the matrix is zero. One thread asks.
+// Copies the box at (row, column); elements outside the matrix are zero. One thread calls it.
 __device__ __forceinline__ void copy_box(void* to, const TensorMap& map, int column, int row,
                                          u64* barrier) {
     asm volatile(
@@ -108,7 +108,7 @@ __device__ __forceinline__ void copy_box(void* to, const TensorMap& map, int col
         : "memory");
 }
 
-// Copies `bytes`, a multiple of 16, both ends aligned to 16. One thread asks.
+// Copies `bytes` (a multiple of 16) between addresses aligned to 16. One thread calls it.
 __device__ __forceinline__ void copy_bytes(void* to, const void* from, u32 bytes, u64* barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -118,9 +118,9 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, u32 bytes
 }
 #endif
 
-// A warp brings NUM_ROWS rows of `bytes` (a multiple of 16) to shared memory, row r to `to + r * stride`,
-// and completes one phase of `barrier`, initialized with COPY_ARRIVALS. Lane r has row r's address,
-// and every lane the one of row `lane % NUM_ROWS`. What is read once need not stay in L2.
+// A warp copies NUM_ROWS rows of `bytes` (a multiple of 16) to shared memory, row r to `to + r * stride`,
+// and completes one phase of `barrier`, which was initialized with COPY_ARRIVALS. `from` is the address
+// of row `lane % NUM_ROWS`. The rows are read once, so L2 evicts them first.
 template <int NUM_ROWS>
 __device__ __forceinline__ void copy_rows(u8* to, int stride, const void* from, u32 bytes,
                                           u64* barrier) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ void copy_rows(u8* to, int stride, const void* from, 
     const void* row[NUM_ROWS];
 #pragma unroll
     for (int r = 0; r < NUM_ROWS; r++) row[r] = (const void*)__shfl_sync(ALL, (u64)from, r);
-    if (!elected()) return;  // by one thread, which the compiler knows: no loop over threads
+    if (!elected()) return;  // elect.sync: the compiler generates no loop over threads
     barrier_expect(barrier, bytes * NUM_ROWS);
     u64 evict_first;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));
@@ -149,12 +149,12 @@ __device__ __forceinline__ void copy_rows(u8* to, int stride, const void* from, 
 #endif
 }
 
-// A barrier among the first THREADS threads of a block, or any fixed set that uses the same `id`.
+// A barrier among THREADS threads of a block: the fixed set that uses this ID.
 template <int ID, int THREADS> __device__ __forceinline__ void named_barrier() {
     asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
 }
 
-// Counts towards a `named_barrier` without waiting for it.
+// Arrives at a `named_barrier` without waiting.
 template <int ID, int THREADS> __device__ __forceinline__ void named_arrive() {
     asm volatile("bar.arrive %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
 }

@@ -1,5 +1,5 @@
-// Reductions over a warp and over a block; every thread gets the result, in an order that does
-// not depend on timing.
+// Reductions over a warp and over a block. Every thread gets the result; the order does not depend on
+// timing.
 #pragma once
 #include "common/common.cuh"
 
@@ -19,14 +19,14 @@ template <typename Op, typename A> __device__ __forceinline__ A warp_reduce(A va
     return value;
 }
 
-// All THREADS (a multiple of 32) threads of a block call it; `scratch` has THREADS / 32 places and may
-// be used again at once.
+// All threads of the block must call it; THREADS is a multiple of 32. `scratch` in shared memory has
+// THREADS / 32 elements and can be used again immediately.
 template <int THREADS, typename Op, typename A>
 __device__ __forceinline__ A block_reduce(A value, Op op, A* scratch) {
     constexpr int WARPS = THREADS / WARP;
     static_assert(THREADS % WARP == 0 && WARPS <= WARP);
     value = warp_reduce(value, op);
-    __syncthreads();  // whoever read the scratch of an earlier call is done
+    __syncthreads();  // all threads have read the scratch of an earlier call
     if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = value;
     __syncthreads();
     value = scratch[0];
@@ -35,12 +35,12 @@ __device__ __forceinline__ A block_reduce(A value, Op op, A* scratch) {
     return value;
 }
 
-// The sums of N values a thread, in one pass; `scratch` as above, for each of them.
+// Sums N values of each thread in one pass; `scratch` is as above, for each value.
 template <int THREADS, int N>
 __device__ __forceinline__ void block_sums(u64 (&values)[N], u64 (*scratch)[THREADS / WARP]) {
 #pragma unroll
     for (int i = 0; i < N; i++) values[i] = warp_reduce(values[i], Sum());
-    __syncthreads();  // whoever read the scratch of an earlier call is done
+    __syncthreads();  // all threads have read the scratch of an earlier call
     if (threadIdx.x % WARP == 0)
 #pragma unroll
         for (int i = 0; i < N; i++) scratch[i][threadIdx.x / WARP] = values[i];
@@ -53,8 +53,9 @@ __device__ __forceinline__ void block_sums(u64 (&values)[N], u64 (*scratch)[THRE
     }
 }
 
-// Adds 1 to a counter of all blocks and returns what it was. What this block's threads wrote before
-// their last __syncthreads() is visible to whoever sees the addition, and the other way round.
+// Adds 1 to a counter in global memory and returns its previous value. Has acquire and release
+// semantics: writes of this block before its last __syncthreads() are visible to a block that reads
+// the new value, and the other way round.
 __device__ __forceinline__ u64 count_arrival(u64* counter) {
     u64 before;
     asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], 1;"

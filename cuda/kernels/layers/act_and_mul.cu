@@ -1,45 +1,46 @@
-// activation: an MLP's activation function, with the bias of the product before it, and gated.
+// act_and_mul: activation function of an MLP, with the bias of the preceding matmul, gated or not.
 //
-//   x     T [n, width], or with GATED [n, 2 * width]: the gates, then what they are multiplied with
-//   bias  T of one row of x, or null
-//   out   T [n, width] = activate(x + bias), or with GATED activate(gate + bias) * (up + bias)
+//   x     T [num_rows, row_size], or with GATED [num_rows, 2 * row_size]: gate, then up
+//   bias  T [columns of x] or null
+//   out   T [num_rows, row_size] = act(x + bias), or with GATED act(gate + bias) * (up + bias);
+//         without GATED it may be x itself
 //
-// ACTIVATION is one of activation.cuh, by name. Gated: Shazeer, 2020, arXiv:2002.05202.
+// Algorithm: a thread handles WIDTH columns of ROWS rows; all loads are in flight before the first
+// use. ROWS = 1 has the least latency; ROWS = 4 has more loads in flight when there are many rows.
+// ACTIVATION is one of activation.cuh. Gated MLPs: Shazeer, 2020, arXiv:2002.05202.
 //
-// Grid (ceil(n / ROWS), ceil(width / (WIDTH * 128))), block 128, no shared memory. Moves
-// n * width * 2 * sizeof T bytes, GATED 3 * sizeof T. WIDTH elements are one access: 8 where the
-// width allows it, else 1. A thread keeps to its columns and takes ROWS rows of them at once: 1 for
-// the least latency, 4 for several loads under way when there are many rows.
-// In fp32, rounded once. `out` may be x itself when not GATED.
-// Test: tests/cuda/kernels/test_activation.py, relative 2^-8 (bf16), 2^-11 (fp16), 2e-6 (fp32): one
-// rounding of the result and that of an exponential.
+// Requires: row_size a multiple of WIDTH (8 or 1).
+// Launch: grid (ceil(num_rows / ROWS), ceil(row_size / (WIDTH * 128))), block 128, no shared memory.
+// Moves num_rows * row_size * 2 * sizeof T bytes, with GATED 3 * sizeof T.
+// Accuracy: fp32, rounded once: relative 2^-8 (bf16), 2^-11 (fp16), 2e-6 (fp32).
+// Test: tests/cuda/kernels/test_act_and_mul.py
 #include "common/activation.cuh"
-#include "common/vectors.cuh"
+#include "common/pack.cuh"
 
 constexpr int THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-act_and_mul_kernel(const T* x, const T* bias, T* out, int n, int width) {
+act_and_mul_kernel(const T* x, const T* bias, T* out, int num_rows, int row_size) {
     start_dependents();
     int column = (blockIdx.y * THREADS + threadIdx.x) * WIDTH;
-    i64 row = (i64)blockIdx.x * ROWS, stride = GATED ? 2 * (i64)width : width;
-    bool inside = column < width;
+    i64 row = (i64)blockIdx.x * ROWS, stride = GATED ? 2 * (i64)row_size : row_size;
+    bool inside = column < row_size;
     Pack<T, WIDTH> gate_bias{}, up_bias{}, gate[ROWS], up[ROWS];
     if (bias && inside) {
         gate_bias = load<WIDTH>(bias + column);
-        if (GATED) up_bias = load<WIDTH>(bias + width + column);
+        if (GATED) up_bias = load<WIDTH>(bias + row_size + column);
     }
     wait_for_upstream();
     if (!inside) return;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        if (row + r >= n) continue;
+        if (row + r >= num_rows) continue;
         gate[r] = load<WIDTH>(x + (row + r) * stride + column);
-        if (GATED) up[r] = load<WIDTH>(x + (row + r) * stride + width + column);
+        if (GATED) up[r] = load<WIDTH>(x + (row + r) * stride + row_size + column);
     }
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        if (row + r >= n) continue;
+        if (row + r >= num_rows) continue;
         float values[WIDTH];
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
@@ -48,6 +49,6 @@ act_and_mul_kernel(const T* x, const T* bias, T* out, int n, int width) {
         }
         Pack<T, WIDTH> result;
         result = values;
-        store(out + (row + r) * width + column, result);
+        store(out + (row + r) * row_size + column, result);
     }
 }

@@ -1,90 +1,94 @@
-// add_normed: adds the norm of a branch's output to the residual stream (Gemma 2, OLMo 2).
+// add_norm: add the RMSNorm of a branch's output to the residual stream (Gemma 2, OLMo 2).
 //
-//   x       fp32 [n, hidden], in place: x += delta / sqrt(mean(delta²) + eps) * (weight + offset)
-//   delta   T [n, hidden], or with ZERO_DELTA fp32: then it is left zero, for `linear` to add to again
-//   weight  T [hidden]
+//   x       fp32 [n, hidden_size], in place: x += delta / sqrt(mean(delta²) + eps) * (weight + offset)
+//   delta   T [n, hidden_size], or with ZERO_DELTA fp32, and set to zero for `linear` to add to again
+//   weight  T [hidden_size]; `offset` is weight_offset
 //
-// RMSNorm: Zhang and Sennrich, 2019. VECTORS > 0: a thread keeps up to VECTORS times 8 columns of
-// its row in registers; needs hidden % 8 == 0 and hidden <= 8 * VECTORS * BLOCK. VECTORS 0: any
-// hidden; delta is read twice (it lies in L1 or L2).
+// Algorithm: VECTORS > 0: a thread holds up to VECTORS * 8 columns of its row in registers.
+// VECTORS = 0: delta is read twice, the second time from L1 or L2. Zhang and Sennrich, 2019.
 //
-// Grid n, block BLOCK, no dynamic shared memory. Moves n * hidden * (8 + sizeof delta's element)
-// bytes, with ZERO_DELTA 4 more. Sums in fp32.
-// Test: tests/cuda/kernels/test_add_normed.py, relative 2e-6: results are fp32, sums differ by order.
+// Requires: with VECTORS > 0, hidden_size % 8 == 0 and hidden_size <= 8 * VECTORS * BLOCK.
+// Launch: grid n, block BLOCK, no dynamic shared memory.
+// Moves n * hidden_size * (8 + size of delta's element) bytes, with ZERO_DELTA 4 more.
+// Accuracy: fp32 sums: relative 2e-6. Test: tests/cuda/kernels/test_add_norm.py
 #include "common/reduce.cuh"
-#include "common/vectors.cuh"
+#include "common/pack.cuh"
 
 constexpr int THREADS = BLOCK;
 using D = Choose<ZERO_DELTA, float, T>::type;
 
-__device__ __forceinline__ float row_scale(float squares, int hidden, float eps, float* scratch) {
-    return rsqrtf(block_reduce<THREADS>(squares, Sum(), scratch) / hidden + eps);
+__device__ __forceinline__ float inverse_rms(float squares, int hidden_size, float eps, float* scratch) {
+    return rsqrtf(block_reduce<THREADS>(squares, Sum(), scratch) / hidden_size + eps);
 }
 
-// Vector v of a thread holds the 8 columns from column(v) on.
+// Vector v of a thread holds 8 columns from column(v) on.
 __device__ __forceinline__ int column(int v) { return (v * THREADS + threadIdx.x) * 8; }
 
 template <int V>
-__device__ __forceinline__ void in_registers(float* x, D* delta, const T* weight, int hidden,
-                                             float eps, float offset, float* scratch) {
-    Pack<T, 8> gain[V];
+__device__ __forceinline__ void add_norm_in_registers(float* x, D* delta, const T* weight,
+                                                      int hidden_size, float eps,
+                                                      float weight_offset, float* scratch) {
+    Pack<T, 8> weights[V];
     Pack<D, 8> out[V];
-    Pack<float, 8> stream[V];
+    Pack<float, 8> residual[V];
 #pragma unroll
     for (int v = 0; v < V; v++) {
-        gain[v] = {};
-        if (column(v) < hidden) gain[v] = load<8>(weight + column(v));
+        weights[v] = {};
+        if (column(v) < hidden_size) weights[v] = load<8>(weight + column(v));
     }
     wait_for_upstream();
 #pragma unroll
     for (int v = 0; v < V; v++) {
         out[v] = {};
-        if (column(v) >= hidden) continue;
+        if (column(v) >= hidden_size) continue;
         out[v] = load<8>(delta + column(v));
-        stream[v] = load<8>(x + column(v));
+        residual[v] = load<8>(x + column(v));
     }
     float squares = 0;
 #pragma unroll
     for (int v = 0; v < V; v++)
 #pragma unroll
         for (int i = 0; i < 8; i++) squares += out[v][i] * out[v][i];
-    float scale = row_scale(squares, hidden, eps, scratch);
+    float scale = inverse_rms(squares, hidden_size, eps, scratch);
 #pragma unroll
     for (int v = 0; v < V; v++) {
-        if (column(v) >= hidden) continue;
+        if (column(v) >= hidden_size) continue;
         float values[8];
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            values[i] = stream[v][i] + out[v][i] * scale * (gain[v][i] + offset);
-        stream[v] = values;
-        store(x + column(v), stream[v]);
+            values[i] = residual[v][i] + out[v][i] * scale * (weights[v][i] + weight_offset);
+        residual[v] = values;
+        store(x + column(v), residual[v]);
         if (ZERO_DELTA) store(delta + column(v), Pack<D, 8>{});
     }
 }
 
-__device__ __forceinline__ void in_passes(float* x, D* delta, const T* weight, int hidden,
-                                          float eps, float offset, float* scratch) {
+__device__ __forceinline__ void add_norm_in_passes(float* x, D* delta, const T* weight,
+                                                   int hidden_size, float eps, float weight_offset,
+                                                   float* scratch) {
     wait_for_upstream();
     float squares = 0;
-    for (int i = threadIdx.x; i < hidden; i += THREADS) {
+    for (int i = threadIdx.x; i < hidden_size; i += THREADS) {
         float value = to_float(delta[i]);
         squares += value * value;
     }
-    float scale = row_scale(squares, hidden, eps, scratch);
-    for (int i = threadIdx.x; i < hidden; i += THREADS) {
-        x[i] += to_float(delta[i]) * scale * (to_float(weight[i]) + offset);
+    float scale = inverse_rms(squares, hidden_size, eps, scratch);
+    for (int i = threadIdx.x; i < hidden_size; i += THREADS) {
+        x[i] += to_float(delta[i]) * scale * (to_float(weight[i]) + weight_offset);
         if (ZERO_DELTA) delta[i] = D(0.f);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-add_norm_kernel(float* x, D* delta, const T* weight, int hidden, float eps, float offset) {
+add_norm_kernel(float* x, D* delta, const T* weight, int hidden_size, float eps,
+                float weight_offset) {
     __shared__ float scratch[THREADS / WARP];
     start_dependents();
-    i64 row = (i64)blockIdx.x * hidden;
+    i64 row = (i64)blockIdx.x * hidden_size;
 #if VECTORS
-    in_registers<VECTORS>(x + row, delta + row, weight, hidden, eps, offset, scratch);
+    add_norm_in_registers<VECTORS>(x + row, delta + row, weight, hidden_size, eps, weight_offset,
+                                   scratch);
 #else
-    in_passes(x + row, delta + row, weight, hidden, eps, offset, scratch);
+    add_norm_in_passes(x + row, delta + row, weight, hidden_size, eps, weight_offset, scratch);
 #endif
 }

@@ -1,38 +1,41 @@
-// dequantize: a packed matrix as T, for products with many vectors.
+// dequantize: a packed weight as T, for matmuls with many activation rows.
 //
-//   codes      u8, blocks of records (records.cuh)      row_scale  fp32 [rows]
-//   out        T [rows, k] = row_scale * number, or row_scale * (scale * (number + offset))
+//   tiles      u8, packed layout (packed_layout.cuh)
+//   row_scale  fp32 [rows]
+//   out        T [rows, k] = row_scale * value, or row_scale * (scale * (value - zero point))
 //
-// A warp takes a record at a time, a thread some eights of it: what it reads and writes at once lies
-// together. Grid: a block for eight rows, or fewer that take several; block 256, no shared memory. Moves
-// codes and out once. Requires k to be a multiple of 16, or of GROUP_SIZE.
-// In fp32, rounded once. Test: tests/cuda/kernels/test_dequantize.py, equal to fp64 rounded once but for
-// ties of INT4.
-#include "linear/packed_row.cuh"
+// Algorithm: a warp converts a packed tile at a time; the lanes read and write neighboring octets.
+// Requires: k a multiple of 16, or of GROUP_SIZE.
+// Launch: grid a block for eight rows, or fewer blocks that loop; block 256, no shared memory.
+// Moves the tiles and out once.
+// Accuracy: fp32, rounded once; equal to fp64 rounded once except for ties of INT4.
+// Test: tests/cuda/kernels/test_dequantize.py
+#include "linear/packed_columns.cuh"
 
 constexpr int THREADS = 256;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-dequantize_kernel(const u8* codes, const float* row_scale, T* out, int rows, int k) {
+dequantize_kernel(const u8* tiles, const float* row_scale, T* out, int rows, int k) {
     start_dependents();
-    wait_for_upstream();  // which may still read what `out` was
+    wait_for_upstream();  // which may still read `out`
     int lane = threadIdx.x % WARP;
-    int steps = filled(k) / STEP, blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    int steps = padded_columns(k) / STEP, blocks = (rows + TILE_ROWS - 1) / TILE_ROWS;
     for (int block = blockIdx.x; block < blocks; block += gridDim.x) {
-        const u8* records = codes + (i64)block * steps * RECORD;
-#pragma unroll (PLACES > 8 ? 1 : 4)  // more at once would take too many registers
+        const u8* block_tiles = tiles + (i64)block * steps * PACKED_TILE_BYTES;
+#pragma unroll (TILE_OCTETS > 8 ? 1 : 4)  // more need too many registers
         for (int step = threadIdx.x / WARP; step < steps; step += THREADS / WARP)
 #pragma unroll
-            for (int at = lane; at < BLOCK_ROWS * PLACES; at += WARP) {
-                int row = block * BLOCK_ROWS + at / PLACES;
-                int column = step * STEP + column_at(at % PLACES);
+            for (int at = lane; at < TILE_ROWS * TILE_OCTETS; at += WARP) {
+                int row = block * TILE_ROWS + at / TILE_OCTETS;
+                int column = step * STEP + column_at(at % TILE_OCTETS);
                 if (row >= rows || column >= k) continue;
-                Eight eight(records + step * RECORD, at / PLACES, at % PLACES);
-                float factor = __ldg(row_scale + row);
-                Vec<T, EIGHT> values;
+                const u8* tile = block_tiles + step * PACKED_TILE_BYTES;
+                PackedOctet octet(tile, at / TILE_OCTETS, at % TILE_OCTETS);
+                float scale = __ldg(row_scale + row);
+                Vec<T, OCTET> values;
 #pragma unroll
-                for (int i = 0; i < EIGHT; i++) values.at[i] = from_float<T>(factor * eight[i]);
-                *(Vec<T, EIGHT>*)(out + (i64)row * k + column) = values;
+                for (int i = 0; i < OCTET; i++) values.at[i] = from_float<T>(scale * octet[i]);
+                *(Vec<T, OCTET>*)(out + (i64)row * k + column) = values;
             }
     }
 }

@@ -1,42 +1,47 @@
-// expert_gated: the first half of a mixture's FFNs: gate and up products of the chosen experts.
+// expert_gate_up: first half of the MLPs of each token's experts (MoE): activation(gate · x) * (up · x).
 //
-//   x          T [n, k]
-//   addresses  u64 [experts]: each expert's matrix T [2 * inner, k], the gate's rows first
-//   ids        int32 [n, chosen]
-//   out        T [n, chosen, inner] = ACTIVATION(gate · x) * (up · x)
+//   x          T [n, hidden_size]
+//   addresses  u64 [num_experts]: each expert's matrix T [2 * expert_size, hidden_size], gate first
+//   ids        int32 [n, experts_per_token]
+//   out        T [n, experts_per_token, expert_size] = ACTIVATION(gate · x) * (up · x)
 //
-// Grid (ceil(inner / 16), n * chosen), block 256, dynamic shared memory k * sizeof T. A warp takes
-// two gate rows and their up rows, a lane 16 bytes of each at a time, four times that under way.
-// Moves n * chosen * 2 * inner * k * sizeof T bytes, less where tokens share experts that stay in L2.
-// Requires k * sizeof T to be a multiple of 16. Which experts is known only when everything upstream
-// is done, so no weight comes before. Accumulates in fp32, rounded once.
-// Test: tests/cuda/kernels/test_expert_gated.py, relative 2^-8 (bf16), 2^-11 (fp16), 1e-5 (fp32).
+// Algorithm: a warp computes two gate rows and the two up rows that belong to them; a lane has four
+// loads of 16 bytes of each row in flight. The expert ids come from upstream, so no weight can be
+// loaded before the wait.
+//
+// Requires: hidden_size * sizeof T a multiple of 16.
+// Launch: grid (ceil(expert_size / 16), n * experts_per_token), block 256, dynamic shared memory
+// hidden_size * sizeof T.
+// Moves n * experts_per_token * 2 * expert_size * hidden_size * sizeof T bytes, less where tokens
+// share experts that stay in L2.
+// Accuracy: fp32 sums, rounded once: relative 2^-8 (bf16), 2^-11 (fp16), 1e-5 (fp32).
+// Test: tests/cuda/kernels/test_expert_gate_up.py
 #include "common/activation.cuh"
-#include "moe/expert_rows.cuh"
+#include "moe/expert_dot.cuh"
 
-constexpr int PAIRS = 2;  // of a warp
+constexpr int PAIRS = 2;  // of gate and up rows, a warp
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-expert_gate_up_kernel(const T* x, const u64* addresses, const int* ids, T* out, int k, int inner,
-                    int chosen) {
+expert_gate_up_kernel(const T* x, const u64* addresses, const int* ids, T* out, int hidden_size, int expert_size,
+                    int experts_per_token) {
     extern __shared__ __align__(16) u8 dynamic[];
-    T* vector = (T*)dynamic;
+    T* activation = (T*)dynamic;
     start_dependents();
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    i64 place = blockIdx.y;
-    int row = (blockIdx.x * WARPS + warp) * PAIRS, count = min(PAIRS, inner - row);
+    i64 pair = blockIdx.y;
+    int row = (blockIdx.x * WARPS + warp) * PAIRS, count = min(PAIRS, expert_size - row);
     wait_for_upstream();
-    const T* gate = (const T*)addresses[ids[place]];
-    fetch(vector, x + place / chosen * k, k);
+    const T* gate = (const T*)addresses[ids[pair]];
+    copy_to_shared(activation, x + pair / experts_per_token * hidden_size, hidden_size);
     __syncthreads();
     if (count <= 0) return;
     float gates[PAIRS] = {}, ups[PAIRS] = {};
-    add_products(gates, gate + (i64)row * k, k, count, vector, k, lane, WARP);
-    add_products(ups, gate + ((i64)inner + row) * k, k, count, vector, k, lane, WARP);
+    add_dots(gates, gate + (i64)row * hidden_size, hidden_size, count, activation, hidden_size, lane, WARP);
+    add_dots(ups, gate + ((i64)expert_size + row) * hidden_size, hidden_size, count, activation, hidden_size, lane, WARP);
 #pragma unroll
     for (int r = 0; r < PAIRS; r++) {
         float g = warp_reduce(gates[r], Sum()), u = warp_reduce(ups[r], Sum());
         if (lane == 0 && r < count)
-            out[place * inner + row + r] = from_float<T>(activate<ACTIVATION>(g) * u);
+            out[pair * expert_size + row + r] = from_float<T>(activate<ACTIVATION>(g) * u);
     }
 }

@@ -6,7 +6,7 @@
 //   context_lens  int32 [n], in place, one longer; 0 marks a lane nobody uses, which is left alone
 //   slots         int32 [n], out: where their keys and values go; -1 past the block table's end
 //   block_tables  int32 [n, max_blocks]
-//   counts        int32 [n, vocab], in place: the sampled ids, where a lane has penalties; or null
+//   counts        int32 [n, vocab_size], in place: the sampled ids, where a lane has penalties; or null
 //   ring          int32 [ring_rows, lanes] in pinned host memory, out: row step % ring_rows
 //   step          int64 [1], in place, one more
 //
@@ -17,7 +17,7 @@
 extern "C" __global__ void __launch_bounds__(128)
 advance_kernel(const int* sampled, int* tokens, int* positions, int* context_lens, int* slots,
                const int* block_tables, int* counts, int* ring, i64* step, int n, int max_blocks,
-               int block_bits, int vocab, int ring_rows, int lanes) {
+               int block_bits, int vocab_size, int ring_rows, int lanes) {
     start_dependents();
     wait_for_upstream();
     int lane = threadIdx.x;
@@ -27,7 +27,7 @@ advance_kernel(const int* sampled, int* tokens, int* positions, int* context_len
         ring[now % ring_rows * lanes + lane] = id;
         if (context_lens[lane] > 0) {
             int next = positions[lane] + 1, block = next >> block_bits;
-            if (counts && id >= 0) counts[(i64)lane * vocab + id]++;
+            if (counts && id >= 0) counts[(i64)lane * vocab_size + id]++;
             tokens[lane] = max(id, 0);
             bool inside = block < max_blocks;
             if (inside) {

@@ -1,6 +1,6 @@
 // sample: draws each row's next token: temperature, then top-k, min-p and top-p, then one number.
 //
-//   logits       fp32 [n, vocab], penalties applied
+//   logits       fp32 [n, vocab_size], penalties applied
 //   values, ids  fp32 [n], int32 [n]: the row's maximum and its id, as `argmax` writes them
 //   temperature  fp32 [n]: 0 chooses ids[row], and so does an id of -1 (logits that are no numbers)
 //   top_k        int32 [n]: 0 is off; of equal logits the lowest ids are kept
@@ -15,13 +15,13 @@
 // Draws by inverse CDF over the kept tokens, larger logits first and equal ones by id, or over all
 // by id if nothing truncates. Random numbers: Philox4x32-10 (Salmon et al., 2011).
 //
-// Grid (ceil(vocab / 4096), n), block 512, no dynamic shared memory (45 KiB static). Moves
-// n * vocab * 4 bytes. vocab < 2^20. Masses are integers, exp((logit - max) / temperature) * 2^44,
+// Grid (ceil(vocab_size / 4096), n), block 512, no dynamic shared memory (45 KiB static). Moves
+// n * vocab_size * 4 bytes. vocab_size < 2^20. Masses are integers, exp((logit - max) / temperature) * 2^44,
 // so sums are the same in any order, and below 2^64. Each block sums the masses of its 4096 tokens
 // and lists its candidates: near ones, within e^-7.5 of the largest, and far ones, within e^-12.
-// The row's last block sorts them and draws (draw_from_candidates). Where they do not decide it,
+// The row's last block sorts them and draws (sample_from_candidates). Where they do not decide it,
 // because they are too many or top-p or top-k reaches further, it searches the whole row
-// (draw_from_row), which takes it some times longer.
+// (sample_from_row), which takes it some times longer.
 // Test: tests/cuda/kernels/test_sample.py: the id of the rule in fp64, but where the random number
 // lies within 1e-6 of a border of two tokens: fp32 roundings of the exponents.
 #include "sampling/sample_search.cuh"
@@ -43,7 +43,7 @@ __device__ __forceinline__ u64 random_bits(u64 seed, u32 position) {
 }
 
 // A block's part: its tokens' mass and candidates, and a histogram where they are too many to list.
-__device__ __forceinline__ void survey(Shared& s, const Row& row, const Work& work,
+__device__ __forceinline__ void scan_chunk(Shared& s, const Row& row, const Work& work,
                                        const float (&logits)[PER_THREAD]) {
     int first = blockIdx.x * CHUNK + threadIdx.x;
     if (threadIdx.x < 2) s.taken[threadIdx.x] = 0;
@@ -58,8 +58,8 @@ __device__ __forceinline__ void survey(Shared& s, const Row& row, const Work& wo
         if (bin < NEAR) near_sum += mass;
         int near = take_place(&s.taken[0], bin < NEAR);
         int far = take_place(&s.taken[1], bin >= NEAR && bin < REST);
-        if (0 <= near && near < SEGMENT) work.list(blockIdx.x, 0)[near] = key;
-        if (0 <= far && far < SEGMENT) work.list(blockIdx.x, 1)[far] = key;
+        if (0 <= near && near < LIST_SIZE) work.list(blockIdx.x, 0)[near] = key;
+        if (0 <= far && far < LIST_SIZE) work.list(blockIdx.x, 1)[far] = key;
     }
     u64 sums[2] = {sum, near_sum};
     block_sums<THREADS>(sums, s.scratch);
@@ -68,7 +68,7 @@ __device__ __forceinline__ void survey(Shared& s, const Row& row, const Work& wo
         work.nearby[blockIdx.x] = sums[1];
         work.counts[blockIdx.x] = (u64)s.taken[0] << 32 | (u32)s.taken[1];
     }
-    if (max(s.taken[0], s.taken[1]) <= SEGMENT) return;
+    if (max(s.taken[0], s.taken[1]) <= LIST_SIZE) return;
     clear(s.histogram);
     __syncthreads();
 #pragma unroll
@@ -84,18 +84,18 @@ __device__ __forceinline__ void survey(Shared& s, const Row& row, const Work& wo
 }
 
 // Nothing truncates: the first id at which the masses of all reach the drawn one.
-__device__ __forceinline__ void draw_by_id(Shared& s, const Row& row, const Work& work, int* out) {
+__device__ __forceinline__ void sample_by_id(Shared& s, const Row& row, const Work& work, int* out) {
     int thread = threadIdx.x, blocks = gridDim.x;
     s.masses[thread] = block_scan(thread < blocks ? __ldcg(work.masses + thread) : 0, s.scratch[0]);
     __syncthreads();
-    u64 target = drawn_mass(row, s.masses[blocks - 1]);
+    u64 target = target_mass(row, s.masses[blocks - 1]);
     int block = first_at_least(s.masses, blocks, target);
     if (block) target -= s.masses[block - 1];
     int first = block * CHUNK + thread * PER_THREAD;
     u64 mass[PER_THREAD], sum = 0;
 #pragma unroll
     for (int j = 0; j < PER_THREAD; j++) {
-        mass[j] = first + j < row.vocab ? mass_of(row, row.logits[first + j]) : 0;
+        mass[j] = first + j < row.vocab_size ? mass_of(row, row.logits[first + j]) : 0;
         sum += mass[j];
     }
     u64 before = block_scan(sum, s.scratch[0]) - sum;
@@ -110,7 +110,7 @@ __device__ __forceinline__ void draw_by_id(Shared& s, const Row& row, const Work
 // chunk has.
 __device__ __forceinline__ void load_candidates(Shared& s, const Work& work, u64* list, int far,
                                                 int n, u64 count) {
-    constexpr int EACH = LIST / THREADS;
+    constexpr int EACH = MAX_CANDIDATES / THREADS;
     int thread = threadIdx.x, blocks = gridDim.x;
     s.counts[thread] = (u32)block_scan(far ? num_far(count) : num_near(count), s.scratch[0]);
     __syncthreads();
@@ -131,13 +131,13 @@ __device__ __forceinline__ void load_candidates(Shared& s, const Work& work, u64
 // Draws from the near candidates where these decide, else from all. False if that needs to know
 // more of the other tokens: they bound the mass that top-p is a share of, and the least and the
 // greatest must lead to the same token.
-__device__ __forceinline__ bool draw_from_candidates(Shared& s, const Row& row, const Work& work,
+__device__ __forceinline__ bool sample_from_candidates(Shared& s, const Row& row, const Work& work,
                                                      u64 total, u64 near_mass, u64 counts,
                                                      u64 count, int* out) {
     int thread = threadIdx.x, n = num_near(counts);
-    bool limited = row.top_k < row.vocab;
+    bool limited = row.top_k < row.vocab_size;
     bool enough = limited ? n >= row.top_k : near_mass >= kept_mass(row, total);
-    if ((enough ? n : n + num_far(counts)) > LIST) return false;
+    if ((enough ? n : n + num_far(counts)) > MAX_CANDIDATES) return false;
     load_candidates(s, work, s.list, 0, n, count);
     if (!enough) {
         load_candidates(s, work, s.list + n, 1, num_far(counts), count);
@@ -151,7 +151,7 @@ __device__ __forceinline__ bool draw_from_candidates(Shared& s, const Row& row, 
         u64 kept = kept_mass(row, mass);
         if (kept <= seen) kept = s.sums[first_at_least(s.sums, n, kept)];
         else if (thread) kept = mass;
-        s.choice[thread] = first_at_least(s.sums, n, drawn_mass(row, kept));
+        s.choice[thread] = first_at_least(s.sums, n, target_mass(row, kept));
     }
     __syncthreads();
     int choice = s.choice[0];
@@ -161,57 +161,57 @@ __device__ __forceinline__ bool draw_from_candidates(Shared& s, const Row& row, 
 }
 
 // The last block's part where something truncates.
-__device__ __forceinline__ void draw_by_rank(Shared& s, const Row& row, const Work& work,
+__device__ __forceinline__ void sample_by_rank(Shared& s, const Row& row, const Work& work,
                                              int* out) {
     int thread = threadIdx.x;
     Chunk chunk(work, thread < gridDim.x);
     u64 sums[3] = {chunk.mass, chunk.near_mass, chunk.count};
     // A list that is not whole counts as too long.
-    if (num_near(chunk.count) > SEGMENT) sums[2] += (u64)(LIST + 1) << 32;
-    if (num_far(chunk.count) > SEGMENT) sums[2] += LIST + 1;
+    if (num_near(chunk.count) > LIST_SIZE) sums[2] += (u64)(MAX_CANDIDATES + 1) << 32;
+    if (num_far(chunk.count) > LIST_SIZE) sums[2] += MAX_CANDIDATES + 1;
     block_sums<THREADS>(sums, s.scratch);
     u64 total = sums[0], counts = sums[2];
-    if (!draw_from_candidates(s, row, work, total, sums[1], counts, chunk.count, out))
-        draw_from_row(s, row, work, total, out);
+    if (!sample_from_candidates(s, row, work, total, sums[1], counts, chunk.count, out))
+        sample_from_row(s, row, work, total, out);
     // There may be a histogram: none for the next call.
-    if (max(num_near(counts), num_far(counts)) > LIST) work.mass[thread] = work.count[thread] = 0;
+    if (max(num_near(counts), num_far(counts)) > MAX_CANDIDATES) work.mass[thread] = work.count[thread] = 0;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 sample_kernel(const float* logits, const float* values, const int* ids, const float* temperature,
               const int* top_k, const float* top_p, const float* min_p, const u64* seeds,
-              const int* positions, int* out, u64* workspace, i64 work_size, int vocab) {
+              const int* positions, int* out, u64* workspace, i64 workspace_stride, int vocab_size) {
     __shared__ Shared s;
     start_dependents();
     wait_for_upstream();
     // All that has to come from memory is asked for at once.
     int r = blockIdx.y, k = top_k[r], greedy = ids[r], position = positions[r];
-    float heat = temperature[r], top = values[r], mass_share = top_p[r], least_share = min_p[r];
+    float temp = temperature[r], top = values[r], mass_share = top_p[r], least_share = min_p[r];
     u64 seed = seeds[r];
     float chunk[PER_THREAD];
 #pragma unroll
     for (int j = 0; j < PER_THREAD; j++) {
         int id = blockIdx.x * CHUNK + threadIdx.x + j * THREADS;
         // Past the end -inf: no mass, and no candidate.
-        chunk[j] = id < vocab ? logits[(i64)r * vocab + id] : -infinity();
+        chunk[j] = id < vocab_size ? logits[(i64)r * vocab_size + id] : -infinity();
     }
-    if (heat == 0 || greedy < 0) {
+    if (temp == 0 || greedy < 0) {
         if (blockIdx.x == 0 && threadIdx.x == 0) out[r] = greedy;
         return;
     }
     Row row;
-    row.logits = logits + (i64)r * vocab;
-    row.vocab = vocab;
+    row.logits = logits + (i64)r * vocab_size;
+    row.vocab_size = vocab_size;
     row.max = top;
-    row.sharpness = __fdiv_rn(1.f, fmaxf(heat, 1e-6f));
+    row.sharpness = __fdiv_rn(1.f, fmaxf(temp, 1e-6f));
     row.scale = row.sharpness * (BINS / REACH);
-    row.top_k = 0 < k && k < vocab ? k : vocab;
+    row.top_k = 0 < k && k < vocab_size ? k : vocab_size;
     row.top_p = mass_share;
     row.floor = __float2ull_ru(least_share * (float)ONE);
     row.uniform = random_bits(seed, (u32)position);
-    row.whole = row.top_k == vocab && row.floor == 0 && row.top_p >= 1;
-    Work work(workspace + r * work_size, gridDim.x);
-    survey(s, row, work, chunk);
+    row.whole = row.top_k == vocab_size && row.floor == 0 && row.top_p >= 1;
+    Work work(workspace + r * workspace_stride, gridDim.x);
+    scan_chunk(s, row, work, chunk);
     __syncthreads();
     if (threadIdx.x == 0) {
         s.last = count_arrival(work.arrived) + 1 == gridDim.x;
@@ -219,6 +219,6 @@ sample_kernel(const float* logits, const float* values, const int* ids, const fl
     }
     __syncthreads();
     if (!s.last) return;
-    if (row.whole) draw_by_id(s, row, work, out + r);
-    else draw_by_rank(s, row, work, out + r);
+    if (row.whole) sample_by_id(s, row, work, out + r);
+    else sample_by_rank(s, row, work, out + r);
 }

@@ -1,11 +1,11 @@
 // What both ways of `sample` to draw share: a row's numbers, integer masses, bins, the sorted list.
 #pragma once
-#include "sampling/order.cuh"
+#include "sampling/sort_key.cuh"
 #include "common/reduce.cuh"
 
 constexpr int THREADS = 512, PER_THREAD = 8, CHUNK = THREADS * PER_THREAD;
-constexpr int SEGMENT = 512;                    // near, and far, candidates a block can list
-constexpr int LIST = 2048;                      // tokens that are sorted at once
+constexpr int LIST_SIZE = 512;                    // near, and far, candidates a block can list
+constexpr int MAX_CANDIDATES = 2048;                      // tokens that are sorted at once
 constexpr int BINS = THREADS, REST = BINS - 1;  // the last bin has all that is further away
 constexpr int NEAR = BINS * 5 / 8;              // bins of near candidates
 constexpr float REACH = 12;                     // exponents that the bins cover
@@ -18,7 +18,7 @@ struct Row {
     float max, sharpness;  // 1 / temperature
     float scale;           // bins of a logit's distance from the maximum
     float top_p;
-    int vocab, top_k;  // top_k = vocab: off
+    int vocab_size, top_k;  // top_k = vocab_size: off
     u64 floor;         // the least mass that min-p keeps
     u64 uniform;       // 53 random bits
     bool whole;        // nothing truncates
@@ -30,7 +30,7 @@ struct Work {
     u64 *mass, *count;     // [BINS] each: a histogram of the crowded chunks
     u64 *masses, *nearby;  // [blocks] each: the mass of a chunk, and that of its near candidates
     u64* counts;           // [blocks]: a chunk's near candidates times 2^32, plus its far ones
-    u64* keys;             // [blocks, 2, SEGMENT]: near and far candidates, as `rank_key`s
+    u64* keys;             // [blocks, 2, LIST_SIZE]: near and far candidates, as `rank_key`s
     __device__ Work(u64* row, int blocks) {
         arrived = row;
         mass = arrived + 1;
@@ -42,14 +42,14 @@ struct Work {
     }
     // Where a chunk lists its candidates. It is crowded if one of its lists is too short for them.
     __device__ __forceinline__ u64* list(int block, int far) const {
-        return keys + (2 * block + far) * SEGMENT;
+        return keys + (2 * block + far) * LIST_SIZE;
     }
 };
 // What the last block knows of a chunk, a thread each; they come from memory together.
 struct Chunk {
     u64 mass, near_mass, count;
-    __device__ Chunk(const Work& work, bool is_there) : mass(0), near_mass(0), count(0) {
-        if (!is_there) return;
+    __device__ Chunk(const Work& work, bool arrived) : mass(0), near_mass(0), count(0) {
+        if (!arrived) return;
         mass = __ldcg(work.masses + threadIdx.x);
         near_mass = __ldcg(work.nearby + threadIdx.x);
         count = __ldcg(work.counts + threadIdx.x);
@@ -63,12 +63,12 @@ struct Histogram {
 };
 
 struct Shared {
-    u64 list[LIST], sums[LIST];  // keys, largest first, and the mass of each and all before it
+    u64 list[MAX_CANDIDATES], sums[MAX_CANDIDATES];  // keys, largest first, and the mass of each and all before it
     Histogram histogram;
     u64 masses[BINS];  // the bins' masses, then each one's and all before it
     u32 counts[BINS];
     u64 scratch[3][THREADS / WARP];
-    u64 before_count, before_mass;  // of the bin that `pick` chose, and its members
+    u64 before_count, before_mass;  // of the bin that `pick_bin` chose, and its members
     int members, bin, taken[2], choice[2];
     bool last;
 };
@@ -88,7 +88,7 @@ __device__ __forceinline__ int bin_of(float logit, float top, float scale) {
 }
 
 // The mass at which a token is drawn: the first whose sum reaches it. 1 + floor(uniform * mass).
-__device__ __forceinline__ u64 drawn_mass(const Row& row, u64 mass) {
+__device__ __forceinline__ u64 target_mass(const Row& row, u64 mass) {
     return (__umul64hi(row.uniform, mass) << 11 | row.uniform * mass >> 53) + 1;
 }
 
@@ -190,7 +190,7 @@ __device__ __forceinline__ void sort_list(Shared& s, int n) {
 
 // Sorts the list's n keys and sums their masses; those after the first `top_k` have none.
 __device__ __forceinline__ void rank_list(Shared& s, const Row& row, int n, int top_k) {
-    constexpr int EACH = LIST / THREADS;
+    constexpr int EACH = MAX_CANDIDATES / THREADS;
     sort_list(s, n);
     int first = threadIdx.x * EACH;
     u64 mass[EACH], sum = 0;

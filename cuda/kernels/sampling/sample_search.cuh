@@ -10,28 +10,28 @@ template <typename Act> __device__ __forceinline__ void for_each(const Row& row,
     using Access = Vec<float, WIDTH>;
     int thread = threadIdx.x;
     int head = (int)(-((u64)row.logits / sizeof(float)) & (WIDTH - 1));  // up to 16-byte alignment
-    head = head < row.vocab ? head : row.vocab;
-    int num_vectors = (row.vocab - head) / WIDTH, tail = head + num_vectors * WIDTH;
+    head = head < row.vocab_size ? head : row.vocab_size;
+    int num_vectors = (row.vocab_size - head) / WIDTH, tail = head + num_vectors * WIDTH;
     if (thread < WARP) {
         int id = thread < WIDTH ? thread : tail + thread - WIDTH;
-        bool valid = thread < WIDTH ? thread < head : id < row.vocab;
+        bool valid = thread < WIDTH ? thread < head : id < row.vocab_size;
         act(id, valid ? row.logits[id] : 0.f, valid);
     }
     const Access* vectors = (const Access*)(row.logits + head);
     for (int start = 0; start < num_vectors; start += UNROLL * THREADS) {
-        Access held[UNROLL];
+        Access loaded[UNROLL];
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             int i = start + u * THREADS + thread;
-            if (i < num_vectors) held[u] = vectors[i];
-            else held[u] = Access{};
+            if (i < num_vectors) loaded[u] = vectors[i];
+            else loaded[u] = Access{};
         }
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             int i = start + u * THREADS + thread;
 #pragma unroll
             for (int k = 0; k < WIDTH; k++)
-                act(head + i * WIDTH + k, held[u].at[k], i < num_vectors);
+                act(head + i * WIDTH + k, loaded[u].at[k], i < num_vectors);
         }
     }
 }
@@ -58,7 +58,7 @@ struct Window {
 
 // The sums of all bins' counts and masses: the histogram of the crowded chunks and the lists of the
 // others.
-__device__ __forceinline__ void tally(Shared& s, const Row& row, const Work& work, u64 total) {
+__device__ __forceinline__ void count_bins(Shared& s, const Row& row, const Work& work, u64 total) {
     int thread = threadIdx.x, lane = thread % WARP;
     u64 mass = __ldcg(work.mass + thread);
     s.histogram.count[thread] = (u32)__ldcg(work.count + thread);
@@ -67,7 +67,7 @@ __device__ __forceinline__ void tally(Shared& s, const Row& row, const Work& wor
     __syncthreads();
     for (int block = thread / WARP; block < gridDim.x; block += THREADS / WARP) {
         u64 count = __ldcg(work.counts + block);
-        if (max(num_near(count), num_far(count)) > SEGMENT) continue;
+        if (max(num_near(count), num_far(count)) > LIST_SIZE) continue;
         for (int far = 0; far < 2; far++) {
             int n = far ? num_far(count) : num_near(count);
             for (int i = lane; i - lane < n; i += WARP) {
@@ -80,14 +80,14 @@ __device__ __forceinline__ void tally(Shared& s, const Row& row, const Work& wor
     __syncthreads();
     u64 counts = block_scan(s.histogram.count[thread], s.scratch[0]);
     u64 masses = block_scan(bin_mass(s.histogram, thread), s.scratch[0]);
-    s.counts[thread] = thread == REST ? row.vocab : (u32)counts;
+    s.counts[thread] = thread == REST ? row.vocab_size : (u32)counts;
     s.masses[thread] = thread == REST ? total : masses;
     __syncthreads();
 }
 
 // Chooses the bin in which count or mass reach the target, from each thread's bin: `count` and
 // `mass` with those of all before it, `members` and `own` without.
-__device__ __forceinline__ void pick(Shared& s, bool by_count, u64 target, u64 count, u64 mass,
+__device__ __forceinline__ void pick_bin(Shared& s, bool by_count, u64 target, u64 count, u64 mass,
                                      u64 members, u64 own) {
     u64 through = by_count ? count : mass, before = through - (by_count ? members : own);
     if (before < target && target <= through) {
@@ -102,7 +102,7 @@ __device__ __forceinline__ void pick(Shared& s, bool by_count, u64 target, u64 c
 // Replaces a window of too many tokens by one with a finer bin of it: the logits between its
 // largest and its smallest are split evenly, or the ids if all logits are equal. At least the
 // smallest goes to another bin than the largest.
-__device__ __forceinline__ void narrow(Shared& s, const Row& row, Window& window, bool by_count,
+__device__ __forceinline__ void refine_window(Shared& s, const Row& row, Window& window, bool by_count,
                                        u64 target) {
     u64 count = s.before_count, mass = s.before_mass, lowest = ~0ull, highest = 0;
     for_each(row, [&](int id, float logit, bool valid) {
@@ -131,7 +131,7 @@ __device__ __forceinline__ void narrow(Shared& s, const Row& row, Window& window
     u64 members = s.histogram.count[threadIdx.x], own = bin_mass(s.histogram, threadIdx.x);
     count += block_scan(members, s.scratch[0]);
     mass += block_scan(own, s.scratch[0]);
-    pick(s, by_count, target, count, mass, members, own);
+    pick_bin(s, by_count, target, count, mass, members, own);
     window.bin = s.bin;
 }
 
@@ -146,9 +146,9 @@ __device__ __forceinline__ Found find(Shared& s, const Row& row, bool by_count, 
     u64 members = count - (thread ? s.counts[thread - 1] : 0);
     u64 own = mass - (thread ? s.masses[thread - 1] : 0);
     __syncthreads();  // what an earlier call found is read
-    pick(s, by_count, target, count, mass, members, own);
+    pick_bin(s, by_count, target, count, mass, members, own);
     Window window = {0, ~0ull, row.max, row.scale, false, 0, 0, s.bin};
-    while (s.members > LIST) narrow(s, row, window, by_count, target);
+    while (s.members > MAX_CANDIDATES) refine_window(s, row, window, by_count, target);
     int n = s.members;
     __syncthreads();
     if (thread == 0) s.members = 0;
@@ -166,16 +166,16 @@ __device__ __forceinline__ Found find(Shared& s, const Row& row, bool by_count, 
 
 // Draws with nothing left open: the mass that top-k and min-p keep, the part of it that top-p
 // keeps, and the token.
-__device__ __forceinline__ void draw_from_row(Shared& s, const Row& row, const Work& work,
+__device__ __forceinline__ void sample_from_row(Shared& s, const Row& row, const Work& work,
                                               u64 total, int* out) {
-    tally(s, row, work, total);
+    count_bins(s, row, work, total);
     u64 mass = total;
 #pragma unroll 1
     for (int step = 0; step < 3; step++) {
-        if (step == 0 && row.top_k == row.vocab || step == 1 && row.top_p >= 1) continue;
+        if (step == 0 && row.top_k == row.vocab_size || step == 1 && row.top_p >= 1) continue;
         u64 target = step == 0   ? row.top_k
                      : step == 1 ? kept_mass(row, mass)
-                                 : drawn_mass(row, mass);
+                                 : target_mass(row, mass);
         Found found = find(s, row, step == 0, target);
         mass = found.mass;
         if (step == 2 && threadIdx.x == 0) *out = key_id(found.key);

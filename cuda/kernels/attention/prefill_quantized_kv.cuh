@@ -1,33 +1,33 @@
 // Tiles of keys and values of prefill_attention's MMA_PATH, from a cache of codes (codes.cuh). They
 // come as they are, two stages of them, and become one tile of T before they are used. Factors of
-// keys multiply scores and those of values weights, which are the columns of a tile.
+// keys mma scores and those of values weights, which are the columns of a tile.
 #pragma once
-#include "attention/codes.cuh"
+#include "attention/quantized_kv.cuh"
 
 constexpr int CODE_CHUNKS = DIM / 16;               // of 16 codes, a row
 constexpr int STAGE_BYTES = 2 * KEYS * DIM;         // keys, then values
 
-struct CodeTile {
+struct QuantizedTiles {
     u32 tile, stages;        // of T, and both stages of codes, in shared memory
-    float (*factors)[2][KEYS];  // of a stage's keys and of its values; 0 where there is none
+    float (*scales)[2][KEYS];  // of a stage's keys and of its values; 0 where there is none
 
-    // Requests the keys and values at `places`, rows of the cache from the head's first on.
-    __device__ __forceinline__ void load(const Arguments& a, const Work& w, const int* places,
+    // Requests the keys and values at `key_rows`, rows of the cache from the head's first on.
+    __device__ __forceinline__ void load(const Arguments& a, const QueryTile& w, const int* key_rows,
                                          int stage) const {
         u32 to = stages + stage * STAGE_BYTES;
 #pragma unroll 1
         for (int e = threadIdx.x; e < KEYS * CODE_CHUNKS; e += THREADS) {
             int row = e / CODE_CHUNKS, chunk = e % CODE_CHUNKS;
-            bool is_there = places[row] >= 0 && chunk * 16 < a.head_dim;
-            const Stored* from = w.keys + (is_there ? (i64)places[row] * a.head_dim + chunk * 16 : 0);
-            copy_chunk(to + e * 16, from, is_there);
-            copy_chunk(to + STAGE_BYTES / 2 + e * 16, from + (is_there ? w.values : 0), is_there);
+            bool valid = key_rows[row] >= 0 && chunk * 16 < a.head_dim;
+            const Stored* from = w.keys + (valid ? (i64)key_rows[row] * a.head_dim + chunk * 16 : 0);
+            copy_chunk(to + e * 16, from, valid);
+            copy_chunk(to + STAGE_BYTES / 2 + e * 16, from + (valid ? w.values : 0), valid);
         }
 #pragma unroll 1
         for (int e = threadIdx.x; e < 2 * KEYS; e += THREADS) {
-            int place = places[e % KEYS];
-            const float* from = w.factors + (place >= 0 ? place + e / KEYS * w.value_rows : 0);
-            copy_word(shared_address(&factors[stage][e / KEYS][e % KEYS]), from, place >= 0);
+            int key_row = key_rows[e % KEYS];
+            const float* from = w.scales + (key_row >= 0 ? key_row + e / KEYS * w.value_rows : 0);
+            copy_word(shared_address(&scales[stage][e / KEYS][e % KEYS]), from, key_row >= 0);
         }
     }
 
@@ -42,7 +42,7 @@ struct CodeTile {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 u32 even, odd, *to = i < 2 ? low + i * 2 : high + i * 2 - 4;
-                split_codes(codes[i], even, odd);
+                unpack_four(codes[i], even, odd);
                 to[0] = __byte_perm(even, odd, 0x5410);
                 to[1] = __byte_perm(even, odd, 0x7632);
             }
@@ -64,21 +64,21 @@ struct CodeTile {
                      : "memory");
     }
     // Brings an fp32 number, or zero and reads nothing.
-    __device__ __forceinline__ static void copy_word(u32 to, const float* from, bool is_there) {
+    __device__ __forceinline__ static void copy_word(u32 to, const float* from, bool valid) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
-                     "r"(is_there ? 4 : 0)
+                     "r"(valid ? 4 : 0)
                      : "memory");
     }
 };
 
-// Columns of an accumulator by the keys' factors, `by`.
+// Columns of an accumulator by the keys' scales, `by`.
 template <int N>
 __device__ __forceinline__ void scale_columns(float (&s)[N], const float* by) {
     const float* mine = by + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int j = 0; j < N / 4; j++) {
         float2 pair = *reinterpret_cast<const float2*>(mine + j * 8);
-        float low = pair.x / CODE_SCALE, high = pair.y / CODE_SCALE;
+        float low = pair.x / VALUE_SCALE, high = pair.y / VALUE_SCALE;
         s[4 * j] *= low;
         s[4 * j + 1] *= high;
         s[4 * j + 2] *= low;

@@ -1,4 +1,4 @@
-// Neighboring elements, loaded and stored by the widest instructions 16-byte alignment allows.
+// Packs of neighboring elements, loaded and stored with the widest instructions up to 16 bytes.
 #pragma once
 #include "common/common.cuh"
 
@@ -11,9 +11,9 @@ __device__ __forceinline__ u32 to_bits(float a) { return __float_as_uint(a); }
 __device__ __forceinline__ u32 to_bits(bf16 a) { return __bfloat16_as_ushort(a); }
 __device__ __forceinline__ u32 to_bits(half a) { return __half_as_ushort(a); }
 
-// W neighbors as they lie in memory: words of 4 bytes, two 16-bit elements in each. `[i]` is one
-// of them in fp32; unpacked only there, they take few registers, and a load need not have come
-// before the next one is sent.
+// W neighboring elements as in memory: 4-byte words with two 16-bit elements each. `[i]` converts one
+// element to fp32. Because elements are unpacked only there, a pack takes few registers and the loads
+// of several packs can be in flight together.
 template <typename A, int W> struct Pack {
     using Word = typename Choose<W * sizeof(A) >= 4, u32, unsigned short>::type;
     static constexpr int WORDS = W * sizeof(A) / sizeof(Word);

@@ -7,7 +7,7 @@
 // 128-byte swizzle (1 in bits 62-63). Steps along a tile are added to the address: the swizzle
 // goes by bits 7-9 of the final address.
 #pragma once
-#include "attention/attention_mma.cuh"
+#include "attention/mma_softmax.cuh"
 
 template <int ROWS> __device__ __forceinline__ u64 tile_descriptor(u32 address) {
     return (u64)((address & 0x3ffff) >> 4) | (u64)(ROWS * 128 >> 4) << 16 |
@@ -15,23 +15,23 @@ template <int ROWS> __device__ __forceinline__ u64 tile_descriptor(u32 address) 
 }
 
 // Before the first product, and whenever registers that products use were written.
-__device__ __forceinline__ void products_begin() {
+__device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void products_commit() {
+__device__ __forceinline__ void wgmma_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// The compiler does not know that the accumulators change until the wait: `hold` on either side
+// The compiler does not know that the accumulators change until the wait: `fence_operand` on either side
 // keeps their other uses where they are written. Operands in registers likewise.
-template <int N> __device__ __forceinline__ void hold(float (&c)[N]) {
+template <int N> __device__ __forceinline__ void fence_operand(float (&c)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
 }
-template <int N> __device__ __forceinline__ void hold(u32 (&a)[N]) {
+template <int N> __device__ __forceinline__ void fence_operand(u32 (&a)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(a[i])::"memory");
 }
-__device__ __forceinline__ void products_wait() {
+__device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
@@ -42,7 +42,7 @@ template <int COUNT> __device__ __forceinline__ void fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 // What threads have written to shared memory becomes visible to products.
-__device__ __forceinline__ void show_to_products() {
+__device__ __forceinline__ void wgmma_proxy_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 // One arrival of this thread when all its copies so far are complete.
@@ -71,7 +71,7 @@ __device__ __forceinline__ void warpgroup_barrier(int id) {
     ACCUMULATORS_32(c), ACCUMULATORS_16(c, 32), ACCUMULATORS_16(c, 48)
 
 // Both operands in shared memory, 16 consecutive elements of the summed dimension in each row.
-#define PRODUCT_OF_TILES(N, TYPE, REGISTERS, OUT, A, B, ADD)                                     \
+#define WGMMA_SS(N, TYPE, REGISTERS, OUT, A, B, ADD)                                     \
     asm volatile("{ .reg .pred add; setp.ne.b32 add, %" #ADD ", 0;"                              \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " " REGISTERS   \
                  ", %" #A ", %" #B ", add, 1, 1, 0, 0; }"                                        \
@@ -79,21 +79,21 @@ __device__ __forceinline__ void warpgroup_barrier(int id) {
                  : "l"(a), "l"(b), "r"(add))
 // c (+)= a · bᵀ; `add` false starts anew.
 template <typename A, int N>
-__device__ __forceinline__ void multiply_tiles(float (&c)[N], u64 a, u64 b, int add) {
+__device__ __forceinline__ void wgmma_ss(float (&c)[N], u64 a, u64 b, int add) {
     constexpr bool IS_HALF = Same<A, half>::value;
     static_assert(N == 32 || N == 64);
     if constexpr (N == 64 && IS_HALF)
-        PRODUCT_OF_TILES(128, "f16", REGISTERS_64, ACCUMULATORS_64(c), 64, 65, 66);
+        WGMMA_SS(128, "f16", REGISTERS_64, ACCUMULATORS_64(c), 64, 65, 66);
     else if constexpr (N == 64)
-        PRODUCT_OF_TILES(128, "bf16", REGISTERS_64, ACCUMULATORS_64(c), 64, 65, 66);
+        WGMMA_SS(128, "bf16", REGISTERS_64, ACCUMULATORS_64(c), 64, 65, 66);
     else if constexpr (IS_HALF)
-        PRODUCT_OF_TILES(64, "f16", REGISTERS_32, ACCUMULATORS_32(c), 32, 33, 34);
+        WGMMA_SS(64, "f16", REGISTERS_32, ACCUMULATORS_32(c), 32, 33, 34);
     else
-        PRODUCT_OF_TILES(64, "bf16", REGISTERS_32, ACCUMULATORS_32(c), 32, 33, 34);
+        WGMMA_SS(64, "bf16", REGISTERS_32, ACCUMULATORS_32(c), 32, 33, 34);
 }
 
 // The left operand in registers, the right one with the summed dimension down its rows.
-#define PRODUCT_WITH_TILE(N, TYPE, REGISTERS, OUT, A0, A1, A2, A3, B)                            \
+#define WGMMA_RS(N, TYPE, REGISTERS, OUT, A0, A1, A2, A3, B)                            \
     asm volatile("{ .reg .pred add; setp.ne.b32 add, 1, 0;"                                      \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " " REGISTERS   \
                  ", {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", add, 1, 1, 1; }"          \
@@ -101,15 +101,15 @@ __device__ __forceinline__ void multiply_tiles(float (&c)[N], u64 a, u64 b, int 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 // c += a · b for 2 N columns, accumulators c[0] … c[N - 1].
 template <typename A, int N>
-__device__ __forceinline__ void multiply_with_tile(float* c, const u32 (&a)[4], u64 b) {
+__device__ __forceinline__ void wgmma_rs(float* c, const u32 (&a)[4], u64 b) {
     constexpr bool IS_HALF = Same<A, half>::value;
     static_assert(N == 32 || N == 64);
     if constexpr (N == 64 && IS_HALF)
-        PRODUCT_WITH_TILE(128, "f16", REGISTERS_64, ACCUMULATORS_64(c), 64, 65, 66, 67, 68);
+        WGMMA_RS(128, "f16", REGISTERS_64, ACCUMULATORS_64(c), 64, 65, 66, 67, 68);
     else if constexpr (N == 64)
-        PRODUCT_WITH_TILE(128, "bf16", REGISTERS_64, ACCUMULATORS_64(c), 64, 65, 66, 67, 68);
+        WGMMA_RS(128, "bf16", REGISTERS_64, ACCUMULATORS_64(c), 64, 65, 66, 67, 68);
     else if constexpr (IS_HALF)
-        PRODUCT_WITH_TILE(64, "f16", REGISTERS_32, ACCUMULATORS_32(c), 32, 33, 34, 35, 36);
+        WGMMA_RS(64, "f16", REGISTERS_32, ACCUMULATORS_32(c), 32, 33, 34, 35, 36);
     else
-        PRODUCT_WITH_TILE(64, "bf16", REGISTERS_32, ACCUMULATORS_32(c), 32, 33, 34, 35, 36);
+        WGMMA_RS(64, "bf16", REGISTERS_32, ACCUMULATORS_32(c), 32, 33, 34, 35, 36);
 }

@@ -1,43 +1,43 @@
 // What decode_attention does otherwise with a cache of codes (codes.cuh).
 #pragma once
-#include "attention/codes.cuh"
+#include "attention/quantized_kv.cuh"
 #include "attention/decode_tiles.cuh"
 
-// Factors of a step's tokens, beside their tile in the ring.
-struct Factors {
+// StageScales of a step's tokens, beside their tile in the ring.
+struct StageScales {
     const float* all;     // of every row of the cache
-    float (*kept)[STEP];  // for each slot
+    float (*stage_scales)[STEP];  // for each stage
 
-    static constexpr float SUM_SCALE = LIFT;  // by which sums are too small
+    static constexpr float SUM_SCALE = SUM_UPSCALE;  // by which sums are too small
     __device__ static constexpr u32 bytes() { return STEP * 4; }  // of a step
 
     // Requests those of a step's rows, 1 << log_rows of them from lane i's `row` on. All lanes call it.
-    __device__ __forceinline__ void request(int slot, int row, int log_rows, u64* barrier) const {
+    __device__ __forceinline__ void request(int stage, int row, int log_rows, u64* barrier) const {
 #if __CUDA_ARCH__ >= 900
         if (lane() < STEP >> log_rows)
-            copy_bytes(kept[slot] + (lane() << log_rows), all + row, 4 << log_rows, barrier);
+            copy_bytes(stage_scales[stage] + (lane() << log_rows), all + row, 4 << log_rows, barrier);
 #else
         int r = lane() % (STEP / 4) * 4;
         int from = __shfl_sync(ALL, row, r >> log_rows) + (r & ((1 << log_rows) - 1));
-        if (lane() < STEP / 4) copy_16_async(kept[slot] + r, all + from);
+        if (lane() < STEP / 4) copy_16_async(stage_scales[stage] + r, all + from);
 #endif
     }
 
     // Scores become those of numbers, or weights those of codes.
-    __device__ __forceinline__ void apply(int slot, float (&c)[PARTS][TILES][4]) const {
+    __device__ __forceinline__ void apply(int stage, float (&c)[MMA_TILES][TILES][4]) const {
 #pragma unroll
-        for (int i = 0; i < PARTS * 2; i++) {
-            float by = kept[slot][lane() / 4 + 8 * i] * (LIFT / CODE_SCALE);
+        for (int i = 0; i < MMA_TILES * 2; i++) {
+            float by = stage_scales[stage][lane() / 4 + 8 * i] * (SUM_UPSCALE / VALUE_SCALE);
 #pragma unroll
             for (int j = 0; j < TILES * 2; j++) c[i / 2][j / 2][i % 2 * 2 + j % 2] *= by;
         }
     }
 
-    // Zeros for values of tokens that are not visible: their factors may be anything.
+    // Zeros for values of tokens that are not visible: their scales may be anything.
     static_assert(STEP == WARP);
-    template <typename Share>
-    __device__ __forceinline__ void clear_unseen(int slot, int token, const Share& share) const {
-        if (!share.sees(token + lane())) kept[slot][lane()] = 0;
+    template <typename TokenRange>
+    __device__ __forceinline__ void clear_unseen(int stage, int token, const TokenRange& range) const {
+        if (!range.sees(token + lane())) stage_scales[stage][lane()] = 0;
     }
 };
 
@@ -45,10 +45,10 @@ struct Factors {
 // the dimensions 4 t … 4 t + 3, and transposed, of tokens 2 t and 2 t + 1, the dimensions 2 g, 2 g + 1.
 // So a lane's queries are of dimensions 4 t, 4 t + 2, 4 t + 1, 4 t + 3 of every 16, and of its sums
 // those that would be of g and g + 8 are of 2 g and 2 g + 1.
-struct CodeProducts {
+struct QuantizedTileMma {
     u32 query[HEAD_DIM / 16][TILES][2];
 
-    __device__ CodeProducts(const T* q, int num_rows, int head_dim) {
+    __device__ QuantizedTileMma(const T* q, int num_rows, int head_dim) {
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16 * TILES; i++) {
             int row = i % TILES * 8 + lane() / 4, dim = i / TILES * 16 + lane() % 4 * 4;
@@ -57,7 +57,7 @@ struct CodeProducts {
                 four = *reinterpret_cast<const Vec<u32, 2>*>(q + row * head_dim + dim);
 #pragma unroll
             for (int j = 0; j < 2; j++)
-                if constexpr (LIFTED) four.at[j] = times(four.at[j], 0x5d805d80, T());
+                if constexpr (UNSCALED) four.at[j] = multiply_pairs(four.at[j], 0x5d805d80, T());
             query[i / TILES][i % TILES][0] = __byte_perm(four.at[0], four.at[1], 0x5410);
             query[i / TILES][i % TILES][1] = __byte_perm(four.at[0], four.at[1], 0x7632);
         }
@@ -69,15 +69,15 @@ struct CodeProducts {
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16; i += 2) {
             u32 codes[4];
-            load_matrices<false>(codes, shared_address(shared + columns_on(keys, first, i)));
+            ldmatrix<false>(codes, shared_address(shared + columns_on(keys, first, i)));
 #pragma unroll
             for (int chunk = 0; chunk < 2; chunk++) {
                 u32 a[4];
-                split_small_codes(codes[2 * chunk], a[0], a[2]);
-                split_small_codes(codes[2 * chunk + 1], a[1], a[3]);
+                unpack_four_unscaled(codes[2 * chunk], a[0], a[2]);
+                unpack_four_unscaled(codes[2 * chunk + 1], a[1], a[3]);
 #pragma unroll
                 for (int n = 0; n < TILES; n++)
-                    multiply<T>(chunk ? odd[n] : score[n], a, query[i + chunk][n][0],
+                    mma<T>(chunk ? odd[n] : score[n], a, query[i + chunk][n][0],
                                 query[i + chunk][n][1]);
             }
         }
@@ -93,15 +93,15 @@ struct CodeProducts {
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16; i += 2) {
             u32 codes[4];
-            load_matrices<true>(codes, shared_address(shared + columns_on(values, first, i)));
+            ldmatrix<true>(codes, shared_address(shared + columns_on(values, first, i)));
 #pragma unroll
             for (int chunk = 0; chunk < 2; chunk++) {
                 u32 a[4];
-                split_small_codes(codes[2 * chunk], a[0], a[1]);
-                split_small_codes(codes[2 * chunk + 1], a[2], a[3]);
+                unpack_four_unscaled(codes[2 * chunk], a[0], a[1]);
+                unpack_four_unscaled(codes[2 * chunk + 1], a[2], a[3]);
 #pragma unroll
                 for (int n = 0; n < TILES; n++)
-                    multiply<T>(sum[i + chunk][n], a, b[n][0], b[n][1]);
+                    mma<T>(sum[i + chunk][n], a, b[n][0], b[n][1]);
             }
         }
     }

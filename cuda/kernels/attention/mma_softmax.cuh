@@ -16,9 +16,9 @@ template <int ROWS> __device__ __forceinline__ u32 chunk_offset(int row, int chu
 }
 
 // Brings 16 bytes, or zeros and reads nothing.
-__device__ __forceinline__ void copy_chunk(u32 to, const void* from, bool is_there) {
+__device__ __forceinline__ void copy_chunk(u32 to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(is_there ? 16 : 0)
+                 "r"(valid ? 16 : 0)
                  : "memory");
 }
 __device__ __forceinline__ void wait_for_copies() {
@@ -33,7 +33,7 @@ __device__ __forceinline__ void pack_operand(u32 (&a)[4], const float* s, int st
 }
 
 // cap * tanh(x / cap); exact to fp32's rounding of a number as large as cap.
-__device__ __forceinline__ float soft_cap(float x, float cap) {
+__device__ __forceinline__ float softcap_score(float x, float cap) {
     return cap - __fdividef(2 * cap, exp2_fast(x * (2 * LOG2_E / cap)) + 1);
 }
 
@@ -46,7 +46,7 @@ __device__ __forceinline__ void bias_scores(float (&s)[N], int key, const int (&
 #pragma unroll
     for (int i = 0; i < N; i++) {
         float score = s[i] * scale;
-        if (cap > 0) score = soft_cap(score, cap);
+        if (cap > 0) score = softcap_score(score, cap);
         int distance = key + i / 4 * 8 + i % 2 - position[i / 2 % 2];
         s[i] = (score + slope * distance) * LOG2_E;
     }
@@ -65,24 +65,24 @@ __device__ __forceinline__ void mask_scores(float (&s)[N], int key, const int (&
 }
 
 // Online softmax (Milakov and Gimelshein, 2018): scores (in units of 1 / factor) become weights
-// 2^(factor * (s - top)). `top` is the greatest score of a row so far, `sum` this thread's share of
-// the weights, and what was summed up before must be multiplied by `shrink`.
+// 2^(factor * (s - max)). `max` is the greatest score of a row so far, `sum` this thread's share of
+// the weights, and what was summed up before must be multiplied by `rescale`.
 template <int N>
-__device__ __forceinline__ void soften(float (&s)[N], float factor, float (&top)[2],
-                                       float (&sum)[2], float (&shrink)[2]) {
+__device__ __forceinline__ void online_softmax(float (&s)[N], float factor, float (&row_max)[2],
+                                       float (&sum)[2], float (&rescale)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float greatest = top[r];
+        float greatest = row_max[r];
 #pragma unroll
         for (int j = 0; j < N; j += 4)
             greatest = fmaxf(greatest, fmaxf(s[j + 2 * r], s[j + 2 * r + 1]));
         greatest = fmaxf(greatest, __shfl_xor_sync(ALL, greatest, 1));
         greatest = fmaxf(greatest, __shfl_xor_sync(ALL, greatest, 2));
-        // A row that has seen no key yet: infinity minus infinity would be NaN.
+        // A row that has seen no key yet: infinity subtract_pairs infinity would be NaN.
         float base = greatest == -infinity() ? 0.f : greatest * factor;
-        shrink[r] = exp2_fast(top[r] * factor - base);
-        top[r] = greatest;
-        sum[r] *= shrink[r];
+        rescale[r] = exp2_fast(row_max[r] * factor - base);
+        row_max[r] = greatest;
+        sum[r] *= rescale[r];
 #pragma unroll
         for (int j = 0; j < N; j += 4) {
             s[j + 2 * r] = exp2_fast(s[j + 2 * r] * factor - base);
@@ -92,7 +92,7 @@ __device__ __forceinline__ void soften(float (&s)[N], float factor, float (&top)
     }
 }
 
-template <int N> __device__ __forceinline__ void shrink_rows(float (&o)[N], const float (&by)[2]) {
+template <int N> __device__ __forceinline__ void rescale_rows(float (&o)[N], const float (&by)[2]) {
 #pragma unroll
     for (int i = 0; i < N; i++) o[i] *= by[i / 2 % 2];
 }

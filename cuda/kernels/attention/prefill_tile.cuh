@@ -1,6 +1,6 @@
 // What a block of prefill_attention does: which queries of which head, and the keys they see.
 #pragma once
-#include "attention/attention_mma.cuh"
+#include "attention/mma_softmax.cuh"
 
 #ifdef KV_SCHEME
 using Stored = u8;  // what the cache has of an element
@@ -12,20 +12,20 @@ struct Arguments {
     const T* q;
     const Stored* cache;
     const int *block_tables, *query_starts, *context_lens, *prefix_lens;
-    const float* slopes;
+    const float* alibi_slopes;
     T* out;
     i64 q_stride;
-    int num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, log2_block, window, slots;
+    int num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, log2_block_size, window, num_tiles;
     int heads_together;
     float scale, softcap;
 #ifdef KV_SCHEME
-    const float* row_factors;
+    const float* kv_scales;
 #endif
 };
 
 // The queries of one block, and which keys they see. It lies in shared memory: registers are
 // scarce, and most of it is rarely needed.
-struct Work {
+struct QueryTile {
     const T* q;           // of the first row
     const Stored* keys;   // of the cache's block 0
     const int* table;
@@ -37,7 +37,7 @@ struct Work {
     int context, prefix, window;
     float slope;
 #ifdef KV_SCHEME
-    const float* factors;  // of the cache's block 0
+    const float* scales;  // of the cache's block 0
     int value_rows;        // from a key's to its value's
 #endif
 
@@ -58,12 +58,12 @@ struct Work {
     }
 };
 
-// Finds the slot's tile; false for a surplus slot. All threads of the block call it; every warp
+// Finds the tile's tile; false for a surplus tile. All threads of the block call it; every warp
 // searches for itself, and one thread writes what was found.
 template <int ROWS>
-__device__ __forceinline__ bool find_work(const Arguments& a, Work& w) {
-    int per_section = a.slots * a.heads_together;
-    int rest = blockIdx.x % per_section, slot = rest / a.heads_together;
+__device__ __forceinline__ bool find_tile(const Arguments& a, QueryTile& w) {
+    int per_section = a.num_tiles * a.heads_together;
+    int rest = blockIdx.x % per_section, tile = rest / a.heads_together;
     int head = blockIdx.x / per_section * a.heads_together + rest % a.heads_together;
     int lane = threadIdx.x % WARP;
     for (int base = 0; base < a.num_seqs; base += WARP) {
@@ -78,34 +78,34 @@ __device__ __forceinline__ bool find_work(const Arguments& a, Work& w) {
             int before = __shfl_up_sync(ALL, end, offset);
             if (lane >= offset) end += before;
         }
-        u32 after = __ballot_sync(ALL, slot < end);
+        u32 after = __ballot_sync(ALL, tile < end);
         if (after == 0) {
-            slot -= __shfl_sync(ALL, end, WARP - 1);
+            tile -= __shfl_sync(ALL, end, WARP - 1);
             continue;
         }
         int found = __ffs(after) - 1;
         seq = base + found;
         start = __shfl_sync(ALL, start, found);
         count = __shfl_sync(ALL, count, found);
-        int first = (__shfl_sync(ALL, end, found) - 1 - slot) * ROWS;
+        int first = (__shfl_sync(ALL, end, found) - 1 - tile) * ROWS;
         if (threadIdx.x == 0) {
             int kv_head = head / (a.num_heads / a.num_kv_heads);
-            i64 head_rows = 1ll << a.log2_block;
+            i64 head_rows = 1ll << a.log2_block_size;
             w.q = a.q + (i64)(start + first) * a.q_stride + (i64)head * a.head_dim;
             w.out = a.out + ((i64)(start + first) * a.num_heads + head) * a.head_dim;
             w.keys = a.cache + kv_head * head_rows * a.head_dim;
             w.values = a.num_kv_heads * head_rows * a.head_dim;
-            w.block_rows = 2 * a.num_kv_heads << a.log2_block;
+            w.block_rows = 2 * a.num_kv_heads << a.log2_block_size;
             w.table = a.block_tables + (i64)seq * a.max_blocks;
             w.num_rows = count - first;
             w.context = a.context_lens[seq];
             w.position = w.context - count + first;
             w.prefix = a.prefix_lens ? min(a.prefix_lens[seq], w.context) : 0;
             w.window = a.window;
-            w.slope = a.slopes ? a.slopes[head] : 0.f;
+            w.slope = a.alibi_slopes ? a.alibi_slopes[head] : 0.f;
 #ifdef KV_SCHEME
-            w.factors = a.row_factors + kv_head * head_rows;
-            w.value_rows = a.num_kv_heads << a.log2_block;
+            w.scales = a.kv_scales + kv_head * head_rows;
+            w.value_rows = a.num_kv_heads << a.log2_block_size;
 #endif
         }
         __syncthreads();
@@ -116,8 +116,8 @@ __device__ __forceinline__ bool find_work(const Arguments& a, Work& w) {
 
 // The row of head_dim elements from `keys` on where a key lies, or -1 if no row of the block sees
 // it: it may be garbage, its table entry too.
-__device__ __forceinline__ int key_row(const Arguments& a, const Work& w, int key, int begin) {
+__device__ __forceinline__ int key_row(const Arguments& a, const QueryTile& w, int key, int begin) {
     if (key < begin || key >= w.context) return -1;
-    int within = key & ((1 << a.log2_block) - 1);
-    return w.table[key >> a.log2_block] * w.block_rows + within;
+    int within = key & ((1 << a.log2_block_size) - 1);
+    return w.table[key >> a.log2_block_size] * w.block_rows + within;
 }

@@ -1,12 +1,12 @@
-// Numbers sent to other GPUs' memory and awaited in this one's.
+// Stores to peer buffers (other GPUs' memory) and loads from this GPU's own one.
 #pragma once
-#include "comm/empty.cuh"
+#include "comm/sentinel.cuh"
 
 struct alignas(16) Bits4 {
     u32 at[4];
 };
 
-// At the scope of the system: the address may be another GPU's.
+// System scope, because the address may be in another GPU's memory.
 __device__ __forceinline__ void send(float* to, u32 bits) {
     asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(bits)
                  : "memory");
@@ -17,7 +17,7 @@ __device__ __forceinline__ void send(float* to, const Bits4& v) {
                  "r"(v.at[0]), "r"(v.at[1]), "r"(v.at[2]), "r"(v.at[3])
                  : "memory");
 }
-__device__ __forceinline__ Bits4 receive(const float* from) {
+__device__ __forceinline__ Bits4 load_received(const float* from) {
     Bits4 v;
     asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.at[0]), "=r"(v.at[1]), "=r"(v.at[2]), "=r"(v.at[3])
@@ -25,9 +25,9 @@ __device__ __forceinline__ Bits4 receive(const float* from) {
                  : "memory");
     return v;
 }
-__device__ __forceinline__ bool is_there(const Bits4& v) {
-    return v.at[0] != EMPTY && v.at[1] != EMPTY && v.at[2] != EMPTY && v.at[3] != EMPTY;
+__device__ __forceinline__ bool arrived(const Bits4& v) {
+    return v.at[0] != SENTINEL && v.at[1] != SENTINEL && v.at[2] != SENTINEL && v.at[3] != SENTINEL;
 }
-__device__ __forceinline__ void clear(float* at) {
-    *reinterpret_cast<Bits4*>(at) = {{EMPTY, EMPTY, EMPTY, EMPTY}};
+__device__ __forceinline__ void reset(float* at) {
+    *reinterpret_cast<Bits4*>(at) = {{SENTINEL, SENTINEL, SENTINEL, SENTINEL}};
 }

@@ -1,0 +1,246 @@
+// The partial sums of one consumer warp of `linear`. Thread (g, t) = (lane / 4, lane % 4) loads 16 bytes
+// of the weight rows g and g + 8 at a time, and the columns of x that belong to them: of PLAIN weights
+// columns 8t … 8t + 7 of 32 (fp32: 4t … 4t + 3 of 16), of packed weights those in packed_layout.cuh.
+#pragma once
+#include "linear/int8_planes.cuh"
+
+constexpr int MMA_PAIRS = SCHEME == INT4 ? 4 : SCHEME == PLAIN ? 1 : 2;  // for a FRAGMENT
+// Columns from one octet of a thread to its next one.
+constexpr int OCTET_STRIDE = GROUPED ? 32 : 8;
+// Whether the eight elements of an octet of x are stored in the order 0 2 1 3 4 6 5 7 of unpack_int4.
+constexpr bool INT4_ORDER = MMA && !INT8_PLANES && SCHEME == INT4;
+
+// Unpacks a row's operands for a pair of mma instructions from a thread's FRAGMENT.
+template <typename A>
+__device__ __forceinline__ void unpack(const u32 (&words)[4], int pair, u32 (&a)[4]) {
+#if SCHEME == PLAIN
+#pragma unroll
+    for (int i = 0; i < 4; i++) a[i] = words[i];
+#elif SCHEME == INT4
+    unpack_int4(words[pair], a, A());
+#else
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 two[2];
+#if SCHEME == INT8
+        unpack_int8(words[2 * pair + i], two, A());
+#else
+        unpack_fp8(words[2 * pair + i], two, A());
+#endif
+        a[2 * i] = two[0];
+        a[2 * i + 1] = two[1];
+    }
+#endif
+}
+
+// Weight i of a thread's FRAGMENT in fp32, without its scales.
+__device__ __forceinline__ float weight_at(const u32 (&words)[4], int i) {
+#if SCHEME == PLAIN
+    return __uint_as_float(words[i % 4]);
+#elif SCHEME == INT8
+    return int8_at(words[i / 4], i % 4);
+#elif SCHEME == FP8
+    return fp8_at(words[i / 4], i % 4);
+#else
+    return int4_at(words[i / 8], i % 8);
+#endif
+}
+
+// A thread's operands of a step: 16 bytes each of the weight rows g and g + 8, and the address of their
+// columns in activation row 0. `low` and `high` are the step's data of the rows 0 … 7 and 8 … 15,
+// `column` is its first column in this split. In the last step of a plain row some threads have no
+// columns: the stage still holds older data there, so they use zeros.
+struct Fragment {
+    uint4 rows[2] = {};
+    const u8* x;
+
+    __device__ __forceinline__ Fragment(const u8* low, const u8* high, const u8* activations,
+                                        int column, int end) {
+        int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+        int at = SCHEME == PLAIN ? g * RUN_BYTES + t * 16 : lane * 16;
+        column += t * (GROUPED ? 8 : FRAGMENT);
+        bool inside = SCHEME != PLAIN || column < end;
+        x = activations + (inside ? column : 0) * (int)sizeof(T);
+        if (!inside) return;
+        rows[0] = *(const uint4*)(low + at);
+        rows[1] = *(const uint4*)(high + at);
+    }
+};
+
+// Sums by mma: of the activation rows 2t, 2t + 1 with weight row g, then with row g + 8; activation rows
+// from 8 on are the second half. Two accumulators take turns, because an mma waits for the accumulator
+// of the one before.
+constexpr int HALVES = MAX_N > 8 ? 2 : 1;
+
+template <typename A> struct Accumulator {
+    float sum[HALVES][2][4] = {};
+
+    // Adds the products of a step. Activation rows past n repeat the last one and are not stored.
+    __device__ __forceinline__ void add(const u8* low, const u8* high, u8* activations, int stride, int n,
+                                        const Work& work, int column, int end) {
+        Fragment fragment(low, high, activations, column, end);
+        const u32(&words)[2][4] = (const u32(&)[2][4])fragment.rows;
+#if GROUP_SIZE > 0
+#pragma unroll
+        for (int i = 0; i < TILE_GROUPS; i++) {
+            float partial[HALVES][2][4] = {};
+            add_pairs<MMA_PAIRS / TILE_GROUPS>(partial, words, fragment.x, i * (MMA_PAIRS / TILE_GROUPS), stride, n);
+            const float* sums = group_sums(activations, stride, n) + column / GROUP_SIZE + i;
+            int g = threadIdx.x % WARP / 4, entry = i * TILE_ROWS + g;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const __half2* table = (const __half2*)((r ? high : low) + TILE_ROWS * STEP_BYTES);
+                float2 f = __half22float2(table[entry]);
+                float minus_zero = f.y - (SCHEME == INT4 ? int4_bias(A()) : 0);
+#pragma unroll
+                for (int j = 0; j < HALVES * 2; j++) {  // activation rows 2t, 2t + 1
+                    int row = min(threadIdx.x % 4 * 2 + j % 2 + j / 2 * 8, n - 1), at = 2 * r + j % 2;
+                    float products = partial[j / 2][0][at] + partial[j / 2][1][at];
+                    sum[j / 2][0][at] += f.x * (products + minus_zero * sums[row * group_sums_stride(work)]);
+                }
+            }
+        }
+#else
+        add_pairs<MMA_PAIRS>(sum, words, fragment.x, 0, stride, n);
+#endif
+    }
+
+    // Adds the products of COUNT pairs of mma instructions from `first` on.
+    template <int COUNT>
+    __device__ __forceinline__ static void add_pairs(float (&to)[HALVES][2][4],
+                                                     const u32 (&words)[2][4], const u8* x, int first,
+                                                     int stride, int n) {
+        int g = threadIdx.x % WARP / 4;
+#pragma unroll
+        for (int p = first; p < first + COUNT; p++) {
+            u32 a[4], b[4];
+            unpack<A>(words[0], p, a);
+            unpack<A>(words[1], p, b);
+#pragma unroll
+            for (int h = 0; h < HALVES; h++) {
+                uint4 v = {};  // for one activation row only lanes 0 … 3 load, to save bandwidth
+                if (MAX_N > 1 || g == 0)
+                    v = *(const uint4*)(x + p * OCTET_STRIDE * (int)sizeof(A) +
+                                        min(g + 8 * h, n - 1) * stride);
+                mma<A>(to[h][0], a[0], b[0], a[1], b[1], v.x, v.y);
+                mma<A>(to[h][1], a[2], b[2], a[3], b[3], v.z, v.w);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store(float (*sums)[SUMS_STRIDE], int n) {
+        int g = threadIdx.x % WARP / 4;
+#pragma unroll
+        for (int h = 0; h < HALVES; h++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int row = threadIdx.x % 4 * 2 + j % 2 + 8 * h;
+                if (row < n) sums[row][g + j / 2 * 8] = sum[h][0][j] + sum[h][1][j];
+                sum[h][0][j] = sum[h][1][j] = 0;
+            }
+    }
+};
+
+template <> struct Accumulator<float> {
+    float sum[2][MAX_N] = {};  // of the weight rows g and g + 8, over this thread's columns
+
+    __device__ __forceinline__ void add(const u8* low, const u8* high, u8* activations, int stride, int n,
+                                        const Work&, int column, int end) {
+        Fragment fragment(low, high, activations, column, end);
+        const u32(&words)[2][4] = (const u32(&)[2][4])fragment.rows;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+#pragma unroll
+            for (int i = 0; i < FRAGMENT; i += 4) {
+                int at = GROUPED ? i / 8 * OCTET_STRIDE + i % 8 : i;
+                float w[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) w[j] = weight_at(words[r], i + j);
+#if GROUP_SIZE > 0
+                int entry = i / (FRAGMENT / TILE_GROUPS) * TILE_ROWS + threadIdx.x % WARP / 4;
+                const u8* table = (r ? high : low) + TILE_ROWS * STEP_BYTES;
+                float2 f = __half22float2(((const __half2*)table)[entry]);
+#pragma unroll
+                for (int j = 0; j < 4; j++) w[j] = f.x * (w[j] + f.y);
+#endif
+#pragma unroll
+                for (int b = 0; b < MAX_N; b++)
+                    if (b < n) {
+                        float4 v = *(const float4*)(fragment.x + b * stride + at * 4);
+                        sum[r][b] += w[0] * v.x + w[1] * v.y + w[2] * v.z + w[3] * v.w;
+                    }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store(float (*sums)[SUMS_STRIDE], int n) {
+        int lane = threadIdx.x % WARP;
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int b = 0; b < MAX_N; b++) {
+                float v = sum[r][b] + __shfl_xor_sync(ALL, sum[r][b], 1);
+                v += __shfl_xor_sync(ALL, v, 2);
+                if (b < n && lane % 4 == 0) sums[b][lane / 4 + 8 * r] = v;
+                sum[r][b] = 0;
+            }
+    }
+};
+
+using WarpAccumulator = Choose<INT8_PLANES, Int8PlanesAccumulator, Accumulator<T>>::type;
+
+// Stores the sums of x over each group of the columns of this warp, by mma with a matrix of ones:
+// lane t of the first row gets those of the activation rows 2t, 2t + 1.
+__device__ __forceinline__ void sum_groups(const Work& work, u8* activations, int stride, int n) {
+#if GROUP_SIZE > 0
+    if constexpr (MMA && !INT8_PLANES) {
+        constexpr u32 ONES = IS_HALF ? 0x3c003c00 : 0x3f803f80;
+        constexpr int GROUP_PAIRS = MMA_PAIRS / TILE_GROUPS;
+        int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+        int first = threadIdx.x / WARP * STEP, columns = work.end - work.begin;
+#pragma unroll 2
+        for (int column = first; column < columns; column += CONSUMERS * STEP) {
+            const u8* x = activations + (column + t * 8) * (int)sizeof(T);
+#pragma unroll
+            for (int i = 0; i < TILE_GROUPS * HALVES; i++) {
+                float partial[2][4] = {};
+                int group = i / HALVES, half_of = i % HALVES;
+#pragma unroll
+                for (int p = group * GROUP_PAIRS; p < (group + 1) * GROUP_PAIRS; p++) {
+                    uint4 v = *(const uint4*)(x + p * OCTET_STRIDE * (int)sizeof(T) +
+                                              min(g + 8 * half_of, n - 1) * stride);
+                    mma<T>(partial[0], ONES, ONES, ONES, ONES, v.x, v.y);
+                    mma<T>(partial[1], ONES, ONES, ONES, ONES, v.z, v.w);
+                }
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    int row = 2 * t + j + 8 * half_of;
+                    float* to = group_sums(activations, stride, n) + row * group_sums_stride(work);
+                    if (g == 0 && row < n) to[column / GROUP_SIZE + group] = partial[0][j] + partial[1][j];
+                }
+            }
+        }
+        __syncwarp();
+    }
+#endif
+}
+
+// Adds the products of a stage: `width` columns of the M tile, of which `column` is the first.
+__device__ __forceinline__ void add_chunk(WarpAccumulator& accumulator, const u8* stage, u8* activations, int stride, int n,
+                                          const Work& work, int column, int width) {
+    constexpr int STEP_STRIDE = SCHEME == PLAIN ? STEP_BYTES : PACKED_TILE_BYTES;
+    constexpr int HIGH = M_TILE / 2 * RUNS / M_TILE * RUN_BYTES;
+    int warp = threadIdx.x / WARP;
+    auto add = [&](int j) {
+        int step = j * CONSUMERS + warp;
+        const u8* low = stage + step * STEP_STRIDE;
+        accumulator.add(low, low + HIGH, activations, stride, n, work, column + step * STEP, column + width);
+    };
+    if (width == CHUNK) {
+        constexpr int TOGETHER = MMA ? STEPS : 1;
+#pragma unroll TOGETHER
+        for (int j = 0; j < STEPS; j++) add(j);
+    } else {
+        for (int j = 0; (j * CONSUMERS + warp) * STEP < width; j++) add(j);
+    }
+}

@@ -1,0 +1,43 @@
+// Octets: eight neighboring columns of one row of a packed matrix.
+#pragma once
+#include "linear/packed_layout.cuh"
+
+constexpr int OCTET = 8;
+constexpr int THREAD_OCTETS = 16 / BITS;   // octets in the 16 bytes of a thread of `linear`
+constexpr int TILE_OCTETS = STEP / OCTET;  // octets of a row in a tile, in memory order
+
+// The first column of an octet in its tile, and the octet of a column.
+__device__ __forceinline__ int column_at(int octet) {
+    return GROUPED ? octet % THREAD_OCTETS * 32 + octet / THREAD_OCTETS * OCTET : octet * OCTET;
+}
+__device__ __forceinline__ int octet_of(int column) {
+    return GROUPED ? column % 32 / OCTET * THREAD_OCTETS + column / 32 : column / OCTET;
+}
+
+struct PackedOctet {
+    Vec<u32, BITS / 4> words = {};
+    float2 group = {1, 0};  // scale and minus zero point
+
+    PackedOctet() = default;
+    // Loads an octet of row `row` of a tile.
+    __device__ __forceinline__ PackedOctet(const u8* tile, int row, int octet) {
+        words = ((const Vec<u32, BITS / 4>*)tile)[row * TILE_OCTETS + octet];
+        if (GROUPED) {
+            const __half2* table = (const __half2*)(tile + TILE_ROWS * STEP_BYTES);
+            int entry = column_at(octet) / (GROUPED ? GROUP_SIZE : 1) * TILE_ROWS + row;
+            group = __half22float2(table[entry]);
+        }
+    }
+
+    // Weight i, without the row's scale.
+    __device__ __forceinline__ float operator[](int i) const {
+#if SCHEME == INT4
+        float value = int4_at(words.at[0], i);
+#elif SCHEME == INT8
+        float value = int8_at(words.at[i / 4], i % 4);
+#else
+        float value = fp8_at(words.at[i / 4], i % 4);
+#endif
+        return GROUPED ? group.x * (value + group.y) : value;
+    }
+};

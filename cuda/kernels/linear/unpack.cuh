@@ -1,0 +1,109 @@
+// Exact conversion of 8-bit and 4-bit quantized values to T.
+//
+// SCHEME is PLAIN (elements of T), INT8, FP8 (e4m3) or INT4. At the speed of the memory there is time
+// for about seven operations of a lane for an 8-bit weight and half as many for a 4-bit one. So the bits
+// are moved to a place where they mean a number of T that is off by a known factor or summand.
+#pragma once
+#include "common/common.cuh"
+
+#define PLAIN 0
+#define INT8 1
+#define FP8 2
+#define INT4 3
+
+// Subtracts from, or multiplies, both 16-bit elements of a register.
+__device__ __forceinline__ u32 subtract_pairs(u32 a, u32 b, bf16) {
+    __nv_bfloat162 c = __hsub2((__nv_bfloat162&)a, (__nv_bfloat162&)b);
+    return (u32&)c;
+}
+__device__ __forceinline__ u32 subtract_pairs(u32 a, u32 b, half) {
+    __half2 c = __hsub2((__half2&)a, (__half2&)b);
+    return (u32&)c;
+}
+__device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b, bf16) {
+    u32 c;  // a * b + -0: before sm_90 there is no multiplication alone; keeps subnormal results
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(0x80008000u));
+    return c;
+}
+__device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b, half) {
+    __half2 c = __hmul2((__half2&)a, (__half2&)b);
+    return (u32&)c;
+}
+
+// (a & MASK) | BITS in one instruction; from constants the compiler would make two.
+template <u32 MASK, u32 BITS> __device__ __forceinline__ u32 and_or(u32 a) {
+    u32 c;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(c) : "r"(a), "n"(MASK), "r"(BITS));
+    return c;
+}
+
+// Four int8 values as two registers of pairs.
+__device__ __forceinline__ void unpack_int8(u32 bytes, u32 (&pairs)[2], bf16) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 spread = __byte_perm(bytes, 0, i ? 0x4342 : 0x4140);
+        // 128 + the lower seven bits, minus 256 if the value is negative, minus 128 if not
+        u32 low = and_or<0x007f007f, 0x43004300>(spread);
+        u32 sign = and_or<0x00800080, 0x43004300>(spread);
+        pairs[i] = subtract_pairs(low, sign, bf16());
+    }
+}
+__device__ __forceinline__ void unpack_int8(u32 bytes, u32 (&pairs)[2], half) {
+    u32 positive = bytes ^ 0x80808080;  // the value plus 128
+#pragma unroll
+    for (int i = 0; i < 2; i++)  // in the lower bits of 1024
+        pairs[i] = subtract_pairs(__byte_perm(positive, 0x64646464, i ? 0x4342 : 0x4140), 0x64806480,
+                                  half());
+}
+
+// Two e4m3 values as a pair: exponent and fraction at T's place mean the value times 2^-120 (bf16) or
+// 2^-8 (fp16), subnormal values too. BYTES selects two bytes and, above each, a byte of its sign
+// bits, from which the shift keeps the sign.
+template <u32 BYTES> __device__ __forceinline__ u32 spread_bytes(u32 bytes) {
+    u32 c;  // prmt can replicate signs; __byte_perm cannot
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(c) : "r"(bytes), "n"(BYTES));
+    return c;
+}
+template <u32 BYTES> __device__ __forceinline__ u32 shift_e4m3(u32 bytes, bf16) {
+    return spread_bytes<BYTES>(bytes) << 4 & 0x87f087f0;
+}
+template <u32 BYTES> __device__ __forceinline__ u32 shift_e4m3(u32 bytes, half) {
+    return spread_bytes<BYTES>(bytes) << 7 & 0xbf80bf80;
+}
+
+// Four e4m3 values as two registers of pairs.
+__device__ __forceinline__ void unpack_fp8(u32 bytes, u32 (&pairs)[2], bf16) {
+    pairs[0] = multiply_pairs(shift_e4m3<0x9180>(bytes, bf16()), 0x7b807b80, bf16());
+    pairs[1] = multiply_pairs(shift_e4m3<0xb3a2>(bytes, bf16()), 0x7b807b80, bf16());
+}
+__device__ __forceinline__ void unpack_fp8(u32 bytes, u32 (&pairs)[2], half) {
+    pairs[0] = multiply_pairs(shift_e4m3<0x9180>(bytes, half()), 0x5c005c00, half());
+    pairs[1] = multiply_pairs(shift_e4m3<0xb3a2>(bytes, half()), 0x5c005c00, half());
+}
+
+// Eight 4-bit values, the first four in the lower halves of the bytes, as four registers of pairs:
+// values 0 and 2, 1 and 3, 4 and 6, 5 and 7. Each is `int4_bias` too large; the caller subtracts
+// int4_bias times the sum of x from the result.
+__device__ __forceinline__ void unpack_int4(u32 word, u32 (&pairs)[4], bf16) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)  // in the lower bits of 128
+        pairs[i] = and_or<0x000f000f, 0x43004300>(word >> (i % 2 * 8 + i / 2 * 4));
+}
+__device__ __forceinline__ void unpack_int4(u32 word, u32 (&pairs)[4], half) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)  // in bits 4 to 7 of 64, which stand for integers
+        pairs[i] = and_or<0x00f000f0, 0x54005400>(i ? word >> (i % 2 * 4 + i / 3 * 4) : word << 4);
+}
+constexpr float int4_bias(bf16) { return 128; }
+constexpr float int4_bias(half) { return 64; }
+constexpr float int4_bias(float) { return 0; }
+
+// A single value in fp32; i counts in the order of the columns.
+__device__ __forceinline__ float int8_at(u32 bytes, int i) { return (signed char)(bytes >> (8 * i)); }
+__device__ __forceinline__ float fp8_at(u32 bytes, int i) {
+    u32 byte = bytes >> (8 * i);
+    return __uint_as_float((byte & 0x80) << 24 | (byte & 0x7f) << 20) * 0x1p120f;
+}
+__device__ __forceinline__ float int4_at(u32 word, int i) {
+    return (float)((word >> (i % 4 * 8 + i / 4 * 4)) & 15);
+}
