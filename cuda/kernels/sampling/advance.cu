@@ -1,45 +1,45 @@
-// advance: ends a decode step on the device, so that the next can start without the host.
+// advance: end a decode step on the device, so that the next step can start without the host.
 //
-//   sampled       int32 [n], -1 where the logits were not finite
-//   tokens        int32 [n], out: the ids the next step computes (0 for -1)
-//   positions     int32 [n], in place: their positions, one further
-//   context_lens  int32 [n], in place, one longer; 0 marks a lane nobody uses, which is left alone
-//   slots         int32 [n], out: where their keys and values go; -1 past the block table's end
-//   block_tables  int32 [n, max_blocks]
-//   counts        int32 [n, vocab_size], in place: the sampled ids, where a lane has penalties; or null
-//   ring          int32 [ring_rows, lanes] in pinned host memory, out: row step % ring_rows
-//   step          int64 [1], in place, one more
+//   sampled       int32 [num_rows]: ids, or -1 if the logits were not finite
+//   tokens        int32 [num_rows], written: input ids of the next step (0 for -1)
+//   positions     int32 [num_rows], in place: plus one
+//   context_lens  int32 [num_rows], in place: plus one; 0 marks an unused row, which is left alone
+//   slot_mapping  int32 [num_rows], written: cache slots of the next step; -1 past the block table's end
+//   block_tables  int32 [num_rows, max_blocks]
+//   counts        int32 [num_rows, vocab_size] or null, in place: occurrences of ids, for the penalties
+//   ring          int32 [ring_steps, ring_rows] in pinned host memory: row step % ring_steps is written
+//   step          int64 [1], in place: plus one
 //
-// Grid 1, block 128. Moves a few hundred bytes. Requires n <= 128.
-// Test: tests/cuda/kernels/test_advance.py, exact.
+// Algorithm: one thread a row. Requires: num_rows <= 128. Launch: grid 1, block 128.
+// Moves a few hundred bytes. Accuracy: exact. Test: tests/cuda/kernels/test_advance.py
 #include "common/common.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
-advance_kernel(const int* sampled, int* tokens, int* positions, int* context_lens, int* slots,
-               const int* block_tables, int* counts, int* ring, i64* step, int n, int max_blocks,
-               int block_bits, int vocab_size, int ring_rows, int lanes) {
+advance_kernel(const int* sampled, int* tokens, int* positions, int* context_lens, int* slot_mapping,
+               const int* block_tables, int* counts, int* ring, i64* step, int num_rows, int max_blocks,
+               int log2_block_size, int vocab_size, int ring_steps, int ring_rows) {
     start_dependents();
     wait_for_upstream();
-    int lane = threadIdx.x;
+    int row = threadIdx.x;
     i64 now = *step;
-    if (lane < n) {
-        int id = sampled[lane];
-        ring[now % ring_rows * lanes + lane] = id;
-        if (context_lens[lane] > 0) {
-            int next = positions[lane] + 1, block = next >> block_bits;
-            if (counts && id >= 0) counts[(i64)lane * vocab_size + id]++;
-            tokens[lane] = max(id, 0);
+    if (row < num_rows) {
+        int id = sampled[row];
+        ring[now % ring_steps * ring_rows + row] = id;
+        if (context_lens[row] > 0) {
+            int next = positions[row] + 1, block = next >> log2_block_size;
+            if (counts && id >= 0) counts[(i64)row * vocab_size + id]++;
+            tokens[row] = max(id, 0);
             bool inside = block < max_blocks;
             if (inside) {
-                positions[lane] = next;
-                context_lens[lane] = next + 1;
+                positions[row] = next;
+                context_lens[row] = next + 1;
             }
-            int size = 1 << block_bits;
-            slots[lane] =
-                inside ? block_tables[(i64)lane * max_blocks + block] * size + (next & (size - 1))
+            int size = 1 << log2_block_size;
+            slot_mapping[row] =
+                inside ? block_tables[(i64)row * max_blocks + block] * size + (next & (size - 1))
                        : -1;
         }
     }
-    __syncthreads();  // everybody has read the step
-    if (lane == 0) *step = now + 1;
+    __syncthreads();  // all threads have read the step
+    if (row == 0) *step = now + 1;
 }

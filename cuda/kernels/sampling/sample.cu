@@ -1,29 +1,30 @@
-// sample: draws each row's next token: temperature, then top-k, min-p and top-p, then one number.
+// sample: each row's next token: temperature, then top-k, min-p and top-p, then a random number.
 //
-//   logits       fp32 [n, vocab_size], penalties applied
-//   values, ids  fp32 [n], int32 [n]: the row's maximum and its id, as `argmax` writes them
-//   temperature  fp32 [n]: 0 chooses ids[row], and so does an id of -1 (logits that are no numbers)
+//   logits       fp32 [n, vocab_size], with penalties applied
+//   max_logits   fp32 [n], argmax_ids int32 [n]: the row's maximum and its id, from `argmax`
+//   temperature  fp32 [n]: 0 selects argmax_ids[row], and so does an id of -1 (logits not finite)
 //   top_k        int32 [n]: 0 is off; of equal logits the lowest ids are kept
-//   top_p        fp32 [n]: 1 is off; a share of the mass that top-k and min-p left. The token that
+//   top_p        fp32 [n]: 1 is off; a fraction of the mass that top-k and min-p leave. The token that
 //                crosses it is kept
-//   min_p        fp32 [n]: 0 is off; a share of the largest probability
-//   seeds        u64 [n], positions int32 [n]: what the random number is a function of
+//   min_p        fp32 [n]: 0 is off; a fraction of the largest probability
+//   seeds        u64 [n], positions int32 [n]: the random number is a function of them
 //   out          int32 [n]
-//   workspace    u64 [n, 1 + 2 * 512 + blocks * (3 + 2 * 512)], see `Work`; its first 1025 numbers
-//                are 0 before the first call, and again after every call
+//   workspace    u64 [n, workspace_stride], see `Work`; the first 1025 words of a row are 0 before the
+//                first call and after every call
 //
-// Draws by inverse CDF over the kept tokens, larger logits first and equal ones by id, or over all
-// by id if nothing truncates. Random numbers: Philox4x32-10 (Salmon et al., 2011).
+// Algorithm: inverse CDF over the kept tokens, by decreasing logit and then by id, or over all tokens by
+// id if nothing truncates. Philox4x32-10 random numbers (Salmon et al., 2011). The mass of a token is
+// the integer exp((logit - max) / temperature) * 2^44, so sums do not depend on their order and stay
+// below 2^64. Each block sums the masses of its 4096 tokens and lists its candidates: near ones, within
+// e^-7.5 of the largest, and far ones, within e^-12. The row's last block sorts them and samples
+// (sample_from_candidates). If they do not decide the token, because there are too many or top-p or top-k
+// reaches further, that block searches the whole row (sample_from_row), which takes several times longer.
 //
-// Grid (ceil(vocab_size / 4096), n), block 512, no dynamic shared memory (45 KiB static). Moves
-// n * vocab_size * 4 bytes. vocab_size < 2^20. Masses are integers, exp((logit - max) / temperature) * 2^44,
-// so sums are the same in any order, and below 2^64. Each block sums the masses of its 4096 tokens
-// and lists its candidates: near ones, within e^-7.5 of the largest, and far ones, within e^-12.
-// The row's last block sorts them and draws (sample_from_candidates). Where they do not decide it,
-// because they are too many or top-p or top-k reaches further, it searches the whole row
-// (sample_from_row), which takes it some times longer.
-// Test: tests/cuda/kernels/test_sample.py: the id of the rule in fp64, but where the random number
-// lies within 1e-6 of a border of two tokens: fp32 roundings of the exponents.
+// Requires: vocab_size < 2^20.
+// Launch: grid (ceil(vocab_size / 4096), n), block 512, no dynamic shared memory (45 KiB static).
+// Moves n * vocab_size * 4 bytes.
+// Accuracy: the id of the same rule in fp64, unless the random number is within 1e-6 of the border of
+// two tokens (fp32 rounding of the exponents). Test: tests/cuda/kernels/test_sample.py
 #include "sampling/sample_search.cuh"
 
 __device__ __forceinline__ u64 random_bits(u64 seed, u32 position) {
@@ -42,7 +43,7 @@ __device__ __forceinline__ u64 random_bits(u64 seed, u32 position) {
     return (u64)c0 << 21 | c1 >> 11;
 }
 
-// A block's part: its tokens' mass and candidates, and a histogram where they are too many to list.
+// Computes a chunk's mass and lists its candidates; if there are too many, adds them to a histogram.
 __device__ __forceinline__ void scan_chunk(Shared& s, const Row& row, const Work& work,
                                        const float (&logits)[PER_THREAD]) {
     int first = blockIdx.x * CHUNK + threadIdx.x;
@@ -51,13 +52,13 @@ __device__ __forceinline__ void scan_chunk(Shared& s, const Row& row, const Work
     u64 sum = 0, near_sum = 0;
 #pragma unroll
     for (int j = 0; j < PER_THREAD; j++) {
-        u64 mass = mass_of(row, logits[j]), key = rank_key(logits[j], first + j * THREADS);
+        u64 mass = mass_of(row, logits[j]), key = sort_key(logits[j], first + j * THREADS);
         sum += mass;
         if (row.whole) continue;
         int bin = bin_of(logits[j], row.max, row.scale);
         if (bin < NEAR) near_sum += mass;
-        int near = take_place(&s.taken[0], bin < NEAR);
-        int far = take_place(&s.taken[1], bin >= NEAR && bin < REST);
+        int near = reserve_place(&s.taken[0], bin < NEAR);
+        int far = reserve_place(&s.taken[1], bin >= NEAR && bin < REST);
         if (0 <= near && near < LIST_SIZE) work.list(blockIdx.x, 0)[near] = key;
         if (0 <= far && far < LIST_SIZE) work.list(blockIdx.x, 1)[far] = key;
     }
@@ -83,7 +84,7 @@ __device__ __forceinline__ void scan_chunk(Shared& s, const Row& row, const Work
     }
 }
 
-// Nothing truncates: the first id at which the masses of all reach the drawn one.
+// Without truncation: samples the first id at which the sum of all masses reaches the target.
 __device__ __forceinline__ void sample_by_id(Shared& s, const Row& row, const Work& work, int* out) {
     int thread = threadIdx.x, blocks = gridDim.x;
     s.masses[thread] = block_scan(thread < blocks ? __ldcg(work.masses + thread) : 0, s.scratch[0]);
@@ -106,8 +107,8 @@ __device__ __forceinline__ void sample_by_id(Shared& s, const Row& row, const Wo
     }
 }
 
-// Puts all n near or far candidates of the row into the list; `count` says how many this thread's
-// chunk has.
+// Loads all n near or far candidates of the row into the list; `count` has the numbers of this
+// thread's chunk.
 __device__ __forceinline__ void load_candidates(Shared& s, const Work& work, u64* list, int far,
                                                 int n, u64 count) {
     constexpr int EACH = MAX_CANDIDATES / THREADS;
@@ -128,9 +129,9 @@ __device__ __forceinline__ void load_candidates(Shared& s, const Work& work, u64
     __syncthreads();
 }
 
-// Draws from the near candidates where these decide, else from all. False if that needs to know
-// more of the other tokens: they bound the mass that top-p is a share of, and the least and the
-// greatest must lead to the same token.
+// Samples from the near candidates if they suffice, else from all candidates. The tokens that are not
+// listed leave a range for the mass of which top-p is a fraction; returns false unless both ends of the
+// range lead to the same token.
 __device__ __forceinline__ bool sample_from_candidates(Shared& s, const Row& row, const Work& work,
                                                      u64 total, u64 near_mass, u64 counts,
                                                      u64 count, int* out) {
@@ -143,7 +144,7 @@ __device__ __forceinline__ bool sample_from_candidates(Shared& s, const Row& row
         load_candidates(s, work, s.list + n, 1, num_far(counts), count);
         n += num_far(counts);
     }
-    rank_list(s, row, n, row.top_k);
+    sort_and_sum(s, row, n, row.top_k);
     if (thread < 2) {
         u64 seen = s.sums[n - 1];
         u64 unseen = n < row.top_k ? (u64)(row.top_k - n) * FAR : 0;
@@ -160,39 +161,40 @@ __device__ __forceinline__ bool sample_from_candidates(Shared& s, const Row& row
     return true;
 }
 
-// The last block's part where something truncates.
+// With truncation: samples in the row's last block.
 __device__ __forceinline__ void sample_by_rank(Shared& s, const Row& row, const Work& work,
                                              int* out) {
     int thread = threadIdx.x;
     Chunk chunk(work, thread < gridDim.x);
     u64 sums[3] = {chunk.mass, chunk.near_mass, chunk.count};
-    // A list that is not whole counts as too long.
+    // An incomplete list counts as too long.
     if (num_near(chunk.count) > LIST_SIZE) sums[2] += (u64)(MAX_CANDIDATES + 1) << 32;
     if (num_far(chunk.count) > LIST_SIZE) sums[2] += MAX_CANDIDATES + 1;
     block_sums<THREADS>(sums, s.scratch);
     u64 total = sums[0], counts = sums[2];
     if (!sample_from_candidates(s, row, work, total, sums[1], counts, chunk.count, out))
         sample_from_row(s, row, work, total, out);
-    // There may be a histogram: none for the next call.
-    if (max(num_near(counts), num_far(counts)) > MAX_CANDIDATES) work.mass[thread] = work.count[thread] = 0;
+    // Clear the histogram, if there is one, for the next call.
+    if (max(num_near(counts), num_far(counts)) > MAX_CANDIDATES)
+        work.mass[thread] = work.count[thread] = 0;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-sample_kernel(const float* logits, const float* values, const int* ids, const float* temperature,
+sample_kernel(const float* logits, const float* max_logits, const int* argmax_ids, const float* temperature,
               const int* top_k, const float* top_p, const float* min_p, const u64* seeds,
               const int* positions, int* out, u64* workspace, i64 workspace_stride, int vocab_size) {
     __shared__ Shared s;
     start_dependents();
     wait_for_upstream();
-    // All that has to come from memory is asked for at once.
-    int r = blockIdx.y, k = top_k[r], greedy = ids[r], position = positions[r];
-    float temp = temperature[r], top = values[r], mass_share = top_p[r], least_share = min_p[r];
+    // All loads are in flight together.
+    int r = blockIdx.y, k = top_k[r], greedy = argmax_ids[r], position = positions[r];
+    float temp = temperature[r], largest = max_logits[r], row_top_p = top_p[r], row_min_p = min_p[r];
     u64 seed = seeds[r];
     float chunk[PER_THREAD];
 #pragma unroll
     for (int j = 0; j < PER_THREAD; j++) {
         int id = blockIdx.x * CHUNK + threadIdx.x + j * THREADS;
-        // Past the end -inf: no mass, and no candidate.
+        // Past the end -infinity: no mass, and no candidate.
         chunk[j] = id < vocab_size ? logits[(i64)r * vocab_size + id] : -infinity();
     }
     if (temp == 0 || greedy < 0) {
@@ -202,20 +204,20 @@ sample_kernel(const float* logits, const float* values, const int* ids, const fl
     Row row;
     row.logits = logits + (i64)r * vocab_size;
     row.vocab_size = vocab_size;
-    row.max = top;
+    row.max = largest;
     row.sharpness = __fdiv_rn(1.f, fmaxf(temp, 1e-6f));
     row.scale = row.sharpness * (BINS / REACH);
     row.top_k = 0 < k && k < vocab_size ? k : vocab_size;
-    row.top_p = mass_share;
-    row.floor = __float2ull_ru(least_share * (float)ONE);
+    row.top_p = row_top_p;
+    row.floor = __float2ull_ru(row_min_p * (float)ONE);
     row.uniform = random_bits(seed, (u32)position);
     row.whole = row.top_k == vocab_size && row.floor == 0 && row.top_p >= 1;
     Work work(workspace + r * workspace_stride, gridDim.x);
     scan_chunk(s, row, work, chunk);
     __syncthreads();
     if (threadIdx.x == 0) {
-        s.last = count_arrival(work.arrived) + 1 == gridDim.x;
-        if (s.last) *work.arrived = 0;
+        s.last = count_arrival(work.finished) + 1 == gridDim.x;
+        if (s.last) *work.finished = 0;
     }
     __syncthreads();
     if (!s.last) return;

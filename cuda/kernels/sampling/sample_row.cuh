@@ -1,55 +1,55 @@
-// What both ways of `sample` to draw share: a row's numbers, integer masses, bins, the sorted list.
+// Definitions for `sample`: a row's parameters, integer masses, histogram bins, the sorted list.
 #pragma once
 #include "sampling/sort_key.cuh"
 #include "common/reduce.cuh"
 
 constexpr int THREADS = 512, PER_THREAD = 8, CHUNK = THREADS * PER_THREAD;
-constexpr int LIST_SIZE = 512;                    // near, and far, candidates a block can list
-constexpr int MAX_CANDIDATES = 2048;                      // tokens that are sorted at once
-constexpr int BINS = THREADS, REST = BINS - 1;  // the last bin has all that is further away
+constexpr int LIST_SIZE = 512;                  // near, and far, candidates that a block can list
+constexpr int MAX_CANDIDATES = 2048;            // tokens that are sorted at once
+constexpr int BINS = THREADS, REST = BINS - 1;  // the last bin has all smaller logits
 constexpr int NEAR = BINS * 5 / 8;              // bins of near candidates
-constexpr float REACH = 12;                     // exponents that the bins cover
+constexpr float REACH = 12;                     // range of exponents that the bins cover
 constexpr u64 ONE = 1ull << 44;                 // the mass of the largest logit
 constexpr u64 FAR = ONE >> 17;  // above any mass in the bin REST: e^(-12 * 511 / 512) < 2^-17.2
 
-// One row's numbers, the same in all threads.
+// One row's parameters, the same in all threads.
 struct Row {
     const float* logits;
     float max, sharpness;  // 1 / temperature
     float scale;           // bins of a logit's distance from the maximum
     float top_p;
     int vocab_size, top_k;  // top_k = vocab_size: off
-    u64 floor;         // the least mass that min-p keeps
+    u64 floor;         // the smallest mass that min-p keeps
     u64 uniform;       // 53 random bits
-    bool whole;        // nothing truncates
+    bool whole;        // no truncation
 };
 
 // One row's workspace.
 struct Work {
-    u64* arrived;          // blocks that have done their part
+    u64* finished;         // number of finished blocks
     u64 *mass, *count;     // [BINS] each: a histogram of the crowded chunks
     u64 *masses, *nearby;  // [blocks] each: the mass of a chunk, and that of its near candidates
     u64* counts;           // [blocks]: a chunk's near candidates times 2^32, plus its far ones
-    u64* keys;             // [blocks, 2, LIST_SIZE]: near and far candidates, as `rank_key`s
+    u64* keys;             // [blocks, 2, LIST_SIZE]: near and far candidates, as `sort_key`s
     __device__ Work(u64* row, int blocks) {
-        arrived = row;
-        mass = arrived + 1;
+        finished = row;
+        mass = finished + 1;
         count = mass + BINS;
         masses = count + BINS;
         nearby = masses + blocks;
         counts = nearby + blocks;
         keys = counts + blocks;
     }
-    // Where a chunk lists its candidates. It is crowded if one of its lists is too short for them.
+    // A chunk's list of candidates. The chunk is crowded if one of its lists is too short.
     __device__ __forceinline__ u64* list(int block, int far) const {
         return keys + (2 * block + far) * LIST_SIZE;
     }
 };
-// What the last block knows of a chunk, a thread each; they come from memory together.
+// A chunk's results, loaded by one thread of the last block each.
 struct Chunk {
     u64 mass, near_mass, count;
-    __device__ Chunk(const Work& work, bool arrived) : mass(0), near_mass(0), count(0) {
-        if (!arrived) return;
+    __device__ Chunk(const Work& work, bool valid) : mass(0), near_mass(0), count(0) {
+        if (!valid) return;
         mass = __ldcg(work.masses + threadIdx.x);
         near_mass = __ldcg(work.nearby + threadIdx.x);
         count = __ldcg(work.counts + threadIdx.x);
@@ -63,43 +63,44 @@ struct Histogram {
 };
 
 struct Shared {
-    u64 list[MAX_CANDIDATES], sums[MAX_CANDIDATES];  // keys, largest first, and the mass of each and all before it
+    // Sort keys, largest first, and the cumulative masses.
+    u64 list[MAX_CANDIDATES], sums[MAX_CANDIDATES];
     Histogram histogram;
-    u64 masses[BINS];  // the bins' masses, then each one's and all before it
+    u64 masses[BINS];  // cumulative masses and counts of the bins
     u32 counts[BINS];
     u64 scratch[3][THREADS / WARP];
-    u64 before_count, before_mass;  // of the bin that `pick_bin` chose, and its members
+    u64 before_count, before_mass;  // of the bins before the one that `pick_bin` chose
     int members, bin, taken[2], choice[2];
     bool last;
 };
 
-// The mass of a token; 0 if min-p drops it.
+// A token's mass; 0 if min-p drops it.
 __device__ __forceinline__ u64 mass_of(const Row& row, float logit) {
     float exponent = __fmul_rn(__fsub_rn(row.max, logit), row.sharpness);
     u64 mass = __float2ull_rn(expf(-exponent) * (float)ONE);
     return mass >= row.floor ? mass : 0;
 }
 
-// The bin of a logit: never a lower one for a smaller logit. An infinite scale puts all but `top`
-// into the last bin.
+// A logit's bin; bins do not decrease for smaller logits. With an infinite scale all logits but `top`
+// are in the last bin.
 __device__ __forceinline__ int bin_of(float logit, float top, float scale) {
     float place = __fmul_rn(__fsub_rn(top, logit), scale);
     return (int)fminf(fmaxf(place, 0.f), (float)REST);  // 0 * infinity becomes 0
 }
 
-// The mass at which a token is drawn: the first whose sum reaches it. 1 + floor(uniform * mass).
+// The cumulative mass that the sampled token is the first to reach: 1 + floor(uniform * mass).
 __device__ __forceinline__ u64 target_mass(const Row& row, u64 mass) {
     return (__umul64hi(row.uniform, mass) << 11 | row.uniform * mass >> 53) + 1;
 }
 
-// The mass at which top-p ends.
+// The mass that top-p keeps.
 __device__ __forceinline__ u64 kept_mass(const Row& row, u64 mass) {
     if (row.top_p >= 1) return mass;
     u64 part = __double2ull_ru((double)row.top_p * (double)mass);
     return part < 1 ? 1 : part < mass ? part : mass;
 }
 
-// The first of n rising numbers that is at least `target`; n if none is.
+// The index of the first of n increasing numbers that is at least `target`; n if there is none.
 template <typename A>
 __device__ __forceinline__ int first_at_least(const A* rising, int n, u64 target) {
     int low = 0, high = n;
@@ -111,7 +112,7 @@ __device__ __forceinline__ int first_at_least(const A* rising, int n, u64 target
     return low;
 }
 
-// A thread's value and those of all threads before it. Like `block_reduce` otherwise.
+// Inclusive prefix sum over the block; `scratch` as for `block_reduce`.
 __device__ __forceinline__ u64 block_scan(u64 value, u64* scratch) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
 #pragma unroll
@@ -126,25 +127,25 @@ __device__ __forceinline__ u64 block_scan(u64 value, u64* scratch) {
     return value;
 }
 
-// A place of its own for each thread that wants one. Whole warps call it.
-__device__ __forceinline__ int take_place(int* taken, bool wanted) {
-    u32 wanting = __ballot_sync(ALL, wanted);
-    if (!wanting) return -1;
+// Reserves a distinct place for each thread with `wanted`; -1 for others. Whole warps call it.
+__device__ __forceinline__ int reserve_place(int* taken, bool wanted) {
+    u32 lanes = __ballot_sync(ALL, wanted);
+    if (!lanes) return -1;
     int lane = threadIdx.x % WARP, base = 0;
-    if (lane == 0) base = atomicAdd(taken, __popc(wanting));
+    if (lane == 0) base = atomicAdd(taken, __popc(lanes));
     base = __shfl_sync(ALL, base, 0);
-    return wanted ? base + __popc(wanting & ((1u << lane) - 1)) : -1;
+    return wanted ? base + __popc(lanes & ((1u << lane) - 1)) : -1;
 }
 
 __device__ __forceinline__ void add(Histogram& to, int bin, u32 count, u64 mass) {
     atomicAdd(&to.count[bin], count);
-    // Two native 32-bit additions; 64-bit ones in shared memory are loops.
+    // Two 32-bit additions are native; a 64-bit one in shared memory is a loop.
     u32 low = (u32)mass, before = atomicAdd(&to.low[bin], low);
     atomicAdd(&to.high[bin], (u32)(mass >> 32) + (before + low < before));
 }
 
-// Adds the tokens of whole warps. Those in the first one's bin go in as one, so that equal logits
-// do not queue up.
+// Adds the tokens of a whole warp. Those in the first token's bin are added at once, so that equal
+// logits do not serialize.
 __device__ __forceinline__ void add_warp(Histogram& to, int bin, u64 mass, bool valid) {
     u32 valids = __ballot_sync(ALL, valid);
     if (!valids) return;
@@ -179,7 +180,7 @@ __device__ __forceinline__ void sort_list(Shared& s, int n) {
                     s.list[second] = a;
                 }
             }
-            // Up to a stride of 32, a warp stays within 64 keys that are its own.
+            // Up to a stride of 32, each warp works on 64 keys of its own.
             int next = stride > 1 ? stride / 2 : run;
             if (max(stride, next) > WARP) __syncthreads();
             else __syncwarp();
@@ -188,8 +189,9 @@ __device__ __forceinline__ void sort_list(Shared& s, int n) {
     __syncthreads();
 }
 
-// Sorts the list's n keys and sums their masses; those after the first `top_k` have none.
-__device__ __forceinline__ void rank_list(Shared& s, const Row& row, int n, int top_k) {
+// Sorts the list's n keys and computes their cumulative masses; keys after the first `top_k` have no
+// mass.
+__device__ __forceinline__ void sort_and_sum(Shared& s, const Row& row, int n, int top_k) {
     constexpr int EACH = MAX_CANDIDATES / THREADS;
     sort_list(s, n);
     int first = threadIdx.x * EACH;

@@ -1,6 +1,6 @@
-// `sample`'s search of a whole row: finds the token at which the count or the mass of all before it
-// reaches a target, by a histogram, a finer one of the bin that holds it while that has too many
-// tokens to sort, and a sort of the bin.
+// `sample`'s search of a whole row: finds the token at which the count or the mass of all tokens before
+// it reaches a target. It uses a histogram, refines the bin that holds the target while the bin has too
+// many tokens to sort, and then sorts the bin.
 #pragma once
 #include "sampling/sample_row.cuh"
 
@@ -9,7 +9,7 @@ template <typename Act> __device__ __forceinline__ void for_each(const Row& row,
     constexpr int WIDTH = 4, UNROLL = 4;
     using Access = Vec<float, WIDTH>;
     int thread = threadIdx.x;
-    int head = (int)(-((u64)row.logits / sizeof(float)) & (WIDTH - 1));  // up to 16-byte alignment
+    int head = (int)(-((u64)row.logits / sizeof(float)) & (WIDTH - 1));  // elements before 16-byte alignment
     head = head < row.vocab_size ? head : row.vocab_size;
     int num_vectors = (row.vocab_size - head) / WIDTH, tail = head + num_vectors * WIDTH;
     if (thread < WARP) {
@@ -36,8 +36,8 @@ template <typename Act> __device__ __forceinline__ void for_each(const Row& row,
     }
 }
 
-// Tokens from the key `high` down to `low` that lie in one of the bins: of their logits, or if
-// `equal` of their ids.
+// The tokens with keys from `high` down to `low` that are in one bin. The bins divide the logits, or the
+// ids if `equal`.
 struct Window {
     u64 low, high;
     float top, scale;
@@ -48,7 +48,7 @@ struct Window {
         return equal ? (id - first_id) >> shift : bin_of(logit, top, scale);
     }
     __device__ __forceinline__ bool spans(float logit, int id) const {
-        u64 key = rank_key(logit, id);
+        u64 key = sort_key(logit, id);
         return low <= key && key <= high;
     }
     __device__ __forceinline__ bool holds(float logit, int id) const {
@@ -56,8 +56,8 @@ struct Window {
     }
 };
 
-// The sums of all bins' counts and masses: the histogram of the crowded chunks and the lists of the
-// others.
+// Computes the cumulative counts and masses of all bins, from the histogram of the crowded chunks and
+// the lists of the others.
 __device__ __forceinline__ void count_bins(Shared& s, const Row& row, const Work& work, u64 total) {
     int thread = threadIdx.x, lane = thread % WARP;
     u64 mass = __ldcg(work.mass + thread);
@@ -85,8 +85,8 @@ __device__ __forceinline__ void count_bins(Shared& s, const Row& row, const Work
     __syncthreads();
 }
 
-// Chooses the bin in which count or mass reach the target, from each thread's bin: `count` and
-// `mass` with those of all before it, `members` and `own` without.
+// Chooses the bin in which the count or the mass reaches the target. Each thread passes its bin:
+// `count` and `mass` are cumulative, `members` and `own` are the bin's own.
 __device__ __forceinline__ void pick_bin(Shared& s, bool by_count, u64 target, u64 count, u64 mass,
                                      u64 members, u64 own) {
     u64 through = by_count ? count : mass, before = through - (by_count ? members : own);
@@ -99,15 +99,14 @@ __device__ __forceinline__ void pick_bin(Shared& s, bool by_count, u64 target, u
     __syncthreads();
 }
 
-// Replaces a window of too many tokens by one with a finer bin of it: the logits between its
-// largest and its smallest are split evenly, or the ids if all logits are equal. At least the
-// smallest goes to another bin than the largest.
+// Replaces a window with too many tokens by a finer bin: divides the range of its logits evenly, or of
+// its ids if all logits are equal. The smallest and the largest token are in different bins.
 __device__ __forceinline__ void refine_window(Shared& s, const Row& row, Window& window, bool by_count,
                                        u64 target) {
     u64 count = s.before_count, mass = s.before_mass, lowest = ~0ull, highest = 0;
     for_each(row, [&](int id, float logit, bool valid) {
         if (!valid || !window.holds(logit, id)) return;
-        u64 key = rank_key(logit, id);
+        u64 key = sort_key(logit, id);
         lowest = min(lowest, key);
         highest = max(highest, key);
     });
@@ -136,16 +135,16 @@ __device__ __forceinline__ void refine_window(Shared& s, const Row& row, Window&
 }
 
 struct Found {
-    u64 key, mass;  // of a token; of it and all before it
+    u64 key, mass;  // a token's key, and its cumulative mass
 };
 
-// The token at which count or mass reach the target, among all of the row, largest logits first.
+// The token of the row at which count or mass reaches the target, largest logits first.
 __device__ __forceinline__ Found find(Shared& s, const Row& row, bool by_count, u64 target) {
     int thread = threadIdx.x;
     u64 count = s.counts[thread], mass = s.masses[thread];
     u64 members = count - (thread ? s.counts[thread - 1] : 0);
     u64 own = mass - (thread ? s.masses[thread - 1] : 0);
-    __syncthreads();  // what an earlier call found is read
+    __syncthreads();  // all threads have read the result of an earlier call
     pick_bin(s, by_count, target, count, mass, members, own);
     Window window = {0, ~0ull, row.max, row.scale, false, 0, 0, s.bin};
     while (s.members > MAX_CANDIDATES) refine_window(s, row, window, by_count, target);
@@ -155,17 +154,17 @@ __device__ __forceinline__ Found find(Shared& s, const Row& row, bool by_count, 
     __syncthreads();
     for_each(row, [&](int id, float logit, bool valid) {
         bool wanted = valid && window.holds(logit, id);
-        int place = take_place(&s.members, wanted);
-        if (wanted) s.list[place] = rank_key(logit, id);
+        int place = reserve_place(&s.members, wanted);
+        if (wanted) s.list[place] = sort_key(logit, id);
     });
-    rank_list(s, row, n, n);
+    sort_and_sum(s, row, n, n);
     target -= by_count ? s.before_count + 1 : s.before_mass;
     int i = by_count ? (int)target : first_at_least(s.sums, n, target);
     return {s.list[i], s.before_mass + s.sums[i]};
 }
 
-// Draws with nothing left open: the mass that top-k and min-p keep, the part of it that top-p
-// keeps, and the token.
+// Samples exactly: finds the mass that top-k and min-p keep, the mass that top-p keeps of it, and the
+// token.
 __device__ __forceinline__ void sample_from_row(Shared& s, const Row& row, const Work& work,
                                               u64 total, int* out) {
     count_bins(s, row, work, total);

@@ -1,10 +1,10 @@
-// A logit and its id as one number: the larger logit is the larger number, and of equal logits the
-// one with the lower id. No two ids of a row have the same number, and none has 0 or ~0.
+// A logit and its id as one 64-bit sort key: larger logits have larger keys, and of equal logits the
+// lower id has the larger key. Keys of a row are unique and never 0 or ~0.
 #pragma once
 #include "common/common.cuh"
 
-__device__ __forceinline__ u64 rank_key(float logit, int id) {
-    u32 bits = __float_as_uint(logit + 0.f);  // makes -0 a 0: they are equal
+__device__ __forceinline__ u64 sort_key(float logit, int id) {
+    u32 bits = __float_as_uint(logit + 0.f);  // turns -0 into 0, which is equal
     bits ^= bits >> 31 ? ALL : 0x80000000u;
     return (u64)bits << 32 | (u32)~id;
 }
