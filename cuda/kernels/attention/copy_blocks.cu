@@ -1,15 +1,14 @@
-// copy_blocks: copies blocks of the KV cache in every layer, on the GPU or to and from the host.
+// copy_blocks: copy blocks of the KV cache in every layer.
 //
-//   source       bytes [num_layers, blocks, block_bytes]
-//   destination  bytes [num_layers, blocks, block_bytes], with its own number of blocks
-//   copies       int32 [m, 2]: block_vectors copies[i][0] of source becomes copies[i][1] of destination, in
-//                every layer. No block_vectors is both read and written by one call.
-//   source_layer_vectors, destination_layer_vectors, block_vectors   sizes of a layer and of a block_vectors in 16 bytes
+//   source       bytes [num_layers, blocks, block bytes]
+//   destination  bytes [num_layers, blocks, block bytes], with its own number of blocks
+//   copies       int32 [m, 2]: block copies[i][0] of source becomes copies[i][1] of destination in every
+//                layer; one call must not both read and write a block
+//   source_layer_vectors, destination_layer_vectors, block_vectors   sizes in 16-byte vectors
 //
-// Either may be the host's pinned memory, which the GPU reaches under the same address.
-// Grid (ceil(block_bytes / 16 KiB), m, num_layers), block_vectors 256, no shared memory. Moves
-// 2 * m * num_layers * block_bytes. A thread has 4 accesses of 16 bytes under way at once.
-// Test: tests/cuda/kernels/test_copy_blocks.py: equal.
+// Algorithm: a thread has 4 accesses of 16 bytes in flight. source and destination may be one tensor.
+// Launch: grid (ceil(block bytes / 16 KiB), m, num_layers), block 256, no shared memory.
+// Moves 2 * m * num_layers * block bytes. Accuracy: exact. Test: tests/cuda/kernels/test_copy_blocks.py
 #include "common/common.cuh"
 
 using Access = Vec<u32, 4>;

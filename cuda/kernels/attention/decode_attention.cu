@@ -20,7 +20,7 @@
 //
 // Split over the sequence as in Flash-Decoding (Dao et al., 2023), running maximum as in Milakov
 // and Gimelshein (2018). Grid columns * num_splits * num_seqs, or more (those end), block
-// NUM_WARPS * 32, dynamic shared memory NUM_WARPS * NUM_STAGES * STAGE * 16 bytes. Moves the keys and
+// NUM_WARPS * 32, dynamic shared memory NUM_WARPS * NUM_STAGES * TILE_CHUNKS * 16 bytes. Moves the keys and
 // values of all visible tokens once for each ROWS query heads. The grid does not depend on the
 // context_lens: blocks without work end.
 //
@@ -132,7 +132,7 @@ struct Loader {
     // padded_columns up with zeros to 128 bytes, and completes one phase of `barrier`.
     __device__ __forceinline__ void copy_tile(int stage, int row, int log_rows, u64* barrier) {
 #if __CUDA_ARCH__ >= 900
-        if (lane() == 0) barrier_expect(barrier, STAGE * 16 + StageScales::bytes());
+        if (lane() == 0) barrier_expect(barrier, TILE_CHUNKS * 16 + StageScales::bytes());
         if (lane() < STEP >> log_rows) {
             uint4* to = shared + tile(stage) + (lane() << log_rows) * 8;
 #pragma unroll
@@ -159,7 +159,7 @@ struct Loader {
         __syncwarp();
     }
 
-    __device__ static int tile(int stage) { return warp() * RING + stage * STAGE; }
+    __device__ static int tile(int stage) { return warp() * RING_CHUNKS + stage * TILE_CHUNKS; }
 };
 
 // Softmax in powers of two with a running maximum; a lane keeps those of its heads 2t and 2t+1,
@@ -167,14 +167,14 @@ struct Loader {
 struct Softmax {
     float factor, log2_softcap;
     bool has_alibi;
-    float slope[TILES][2], row_max[TILES][2], total[TILES][2];
+    float slope[HEAD_TILES][2], row_max[HEAD_TILES][2], total[HEAD_TILES][2];
 
     __device__ Softmax(float scale, float softcap, const float* alibi_slopes, const Heads& heads) {
         log2_softcap = softcap * LOG2_E;
         has_alibi = alibi_slopes;
         factor = LOG2_E * (softcap > 0 ? 2 * scale / softcap : scale);
 #pragma unroll
-        for (int i = 0; i < TILES * 2; i++) {
+        for (int i = 0; i < HEAD_TILES * 2; i++) {
             int row = i / 2 * 8 + lane() % 4 * 2 + i % 2;
             slope[i / 2][i % 2] =
                 alibi_slopes && row < heads.count ? alibi_slopes[heads.first + row] * LOG2_E : 0.f;
@@ -192,31 +192,31 @@ struct Softmax {
     }
 
     // Makes logits of the products of step `index`.
-    __device__ __forceinline__ void adjust(float (&c)[MMA_TILES][TILES][4], int index,
+    __device__ __forceinline__ void adjust(float (&c)[TOKEN_TILES][HEAD_TILES][4], int index,
                                            const TokenRange& range) const {
-        float(&all)[MMA_TILES * TILES][4] = reinterpret_cast<float(&)[MMA_TILES * TILES][4]>(c);
+        float(&all)[TOKEN_TILES * HEAD_TILES][4] = reinterpret_cast<float(&)[TOKEN_TILES * HEAD_TILES][4]>(c);
         if (range.sees_all(index) && log2_softcap == 0 && !has_alibi) {
 #pragma unroll
-            for (int i = 0; i < MMA_TILES * TILES * 4; i++) all[i / 4][i % 4] *= factor;
+            for (int i = 0; i < TOKEN_TILES * HEAD_TILES * 4; i++) all[i / 4][i % 4] *= factor;
             return;
         }
 #pragma unroll
-        for (int i = 0; i < MMA_TILES * TILES * 4; i++) {
-            int token = range.token(index) + i / 4 / TILES * 16 + lane() / 4 + i % 4 / 2 * 8;
-            all[i / 4][i % 4] = logit(all[i / 4][i % 4], slope[i / 4 % TILES][i % 2], token, range);
+        for (int i = 0; i < TOKEN_TILES * HEAD_TILES * 4; i++) {
+            int token = range.token(index) + i / 4 / HEAD_TILES * 16 + lane() / 4 + i % 4 / 2 * 8;
+            all[i / 4][i % 4] = logit(all[i / 4][i % 4], slope[i / 4 % HEAD_TILES][i % 2], token, range);
         }
     }
 
     // Makes weights of logits; `rescale` is what older sums have to be multiplied by: true if by
     // anything but 1. Every step has a visible token, so the new maximum is finite.
-    __device__ __forceinline__ bool softmax_weights(float (&c)[MMA_TILES][TILES][4], float (&rescale)[TILES][2]) {
+    __device__ __forceinline__ bool softmax_weights(float (&c)[TOKEN_TILES][HEAD_TILES][4], float (&rescale)[HEAD_TILES][2]) {
         bool grows = false;
 #pragma unroll
-        for (int i = 0; i < TILES * 2; i++) {
+        for (int i = 0; i < HEAD_TILES * 2; i++) {
             int n = i / 2, h = i % 2;
             float largest = row_max[n][h];
 #pragma unroll
-            for (int part = 0; part < MMA_TILES; part++)
+            for (int part = 0; part < TOKEN_TILES; part++)
                 largest = fmaxf(largest, fmaxf(c[part][n][h], c[part][n][h + 2]));
 #pragma unroll
             for (int lanes = 4; lanes < WARP; lanes *= 2)
@@ -226,7 +226,7 @@ struct Softmax {
             row_max[n][h] = largest;
             total[n][h] *= rescale[n][h];
 #pragma unroll
-            for (int part = 0; part < MMA_TILES; part++) {
+            for (int part = 0; part < TOKEN_TILES; part++) {
                 c[part][n][h] = exp2_fast(c[part][n][h] - largest);
                 c[part][n][h + 2] = exp2_fast(c[part][n][h + 2] - largest);
                 total[n][h] += c[part][n][h] + c[part][n][h + 2];
@@ -239,7 +239,7 @@ struct Softmax {
 // What a warp has summed over its steps.
 struct Attention {
     Softmax softmax;
-    float sum[HEAD_DIM / 16][TILES][4];
+    float sum[HEAD_DIM / 16][HEAD_TILES][4];
 
     // Fills the ring. Older keys and values may be on their way while the upstream kernel makes the
     // newest.
@@ -257,14 +257,14 @@ struct Attention {
         int stage = 0;
         u32 parity = 0;
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 4 * TILES; i++)
-            sum[i / (4 * TILES)][i / 4 % TILES][i % 4] = 0;
+        for (int i = 0; i < HEAD_DIM / 4 * HEAD_TILES; i++)
+            sum[i / (4 * HEAD_TILES)][i / 4 % HEAD_TILES][i % 4] = 0;
         for (int index = 0; index < range.count; index++) {
-            float c[MMA_TILES][TILES][4] = {}, rescale[TILES][2];
+            float c[TOKEN_TILES][HEAD_TILES][4] = {}, rescale[HEAD_TILES][2];
             barrier_wait(loader.full + stage, parity);
 #pragma unroll
-            for (int part = 0; part < MMA_TILES; part++)
-                products.scores(Loader::tile(stage) + part * MMA_TILE_CHUNKS, c[part]);
+            for (int part = 0; part < TOKEN_TILES; part++)
+                products.scores(Loader::tile(stage) + part * TOKEN_TILE_CHUNKS, c[part]);
             loader.scales.apply(stage, c);
             __syncwarp();
             loader.request(2 * index + NUM_STAGES, stage);
@@ -275,23 +275,23 @@ struct Attention {
             if (!range.sees_all(index)) loader.clear_unseen(index, stage);
             loader.scales.apply(stage, c);
 #pragma unroll
-            for (int part = 0; part < MMA_TILES; part++)
-                products.add_values(Loader::tile(stage) + part * MMA_TILE_CHUNKS, c[part], sum);
+            for (int part = 0; part < TOKEN_TILES; part++)
+                products.add_values(Loader::tile(stage) + part * TOKEN_TILE_CHUNKS, c[part], sum);
             __syncwarp();
             loader.request(2 * index + 1 + NUM_STAGES, stage);
             if (++stage == NUM_STAGES) stage = 0, parity ^= 1;
         }
     }
 
-    __device__ void scale_sum(const float (&factor)[TILES][2]) {
+    __device__ void scale_sum(const float (&factor)[HEAD_TILES][2]) {
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 4 * TILES; i++)
-            sum[i / (4 * TILES)][i / 4 % TILES][i % 4] *= factor[i / 4 % TILES][i % 2];
+        for (int i = 0; i < HEAD_DIM / 4 * HEAD_TILES; i++)
+            sum[i / (4 * HEAD_TILES)][i / 4 % HEAD_TILES][i % 4] *= factor[i / 4 % HEAD_TILES][i % 2];
     }
 };
 
 constexpr int SUM_PITCH = HEAD_DIM + 4;  // floats; lanes of a warp write to different banks
-static_assert(ROWS * SUM_PITCH * 4 <= RING * 16);
+static_assert(ROWS * SUM_PITCH * 4 <= RING_CHUNKS * 16);
 
 // What all threads of a block range besides the rings.
 struct Statistics {
@@ -300,16 +300,16 @@ struct Statistics {
 
 // Lays a warp's sums down in its ring, which it has emptied, and its maxima and totals beside.
 __device__ void store_warp_sums(const Attention& attention, Statistics& statistics) {
-    float* sums = reinterpret_cast<float*>(shared + warp() * RING);
+    float* sums = reinterpret_cast<float*>(shared + warp() * RING_CHUNKS);
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 4 * TILES; i++) {
-        int row = i / 4 % TILES * 8 + lane() % 4 * 2 + i % 2;
-        int dim = i / (4 * TILES) * 16 + i % 4 / 2 * SUM_STEP + lane() / 4 * LANE_STEP;
-        float sum = attention.sum[i / (4 * TILES)][i / 4 % TILES][i % 4];
+    for (int i = 0; i < HEAD_DIM / 4 * HEAD_TILES; i++) {
+        int row = i / 4 % HEAD_TILES * 8 + lane() % 4 * 2 + i % 2;
+        int dim = i / (4 * HEAD_TILES) * 16 + i % 4 / 2 * SUM_STEP + lane() / 4 * LANE_STEP;
+        float sum = attention.sum[i / (4 * HEAD_TILES)][i / 4 % HEAD_TILES][i % 4];
         sums[row * SUM_PITCH + dim] = sum * StageScales::SUM_SCALE;
     }
 #pragma unroll
-    for (int i = 0; i < TILES * 2; i++) {
+    for (int i = 0; i < HEAD_TILES * 2; i++) {
         int row = i / 2 * 8 + lane() % 4 * 2 + i % 2;
         float total = attention.softmax.total[i / 2][i % 2];
 #pragma unroll
@@ -328,7 +328,7 @@ __device__ __forceinline__ Sum combine_warps(const Statistics& statistics, int r
     for (int w = 1; w < NUM_WARPS; w++) sum.row_max = fmaxf(sum.row_max, statistics.row_max[w][row]);
 #pragma unroll
     for (int w = 0; w < NUM_WARPS; w++) {  // a warp without steps has a factor of 0
-        const float* sums = reinterpret_cast<const float*>(shared + w * RING);
+        const float* sums = reinterpret_cast<const float*>(shared + w * RING_CHUNKS);
         sum.add({statistics.row_max[w][row], statistics.total[w][row]},
                 reinterpret_cast<const float4*>(sums + row * SUM_PITCH)[quad]);
     }

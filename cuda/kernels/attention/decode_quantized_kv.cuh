@@ -1,17 +1,17 @@
-// What decode_attention does otherwise with a cache of codes (codes.cuh).
+// The parts of decode_attention that differ for a quantized cache (quantized_kv.cuh).
 #pragma once
 #include "attention/quantized_kv.cuh"
 #include "attention/decode_tiles.cuh"
 
-// StageScales of a step's tokens, beside their tile in the ring.
+// The scales of a step's tokens, beside their tile in the ring.
 struct StageScales {
-    const float* all;     // of every row of the cache
+    const float* all;             // scales of all rows of the cache
     float (*stage_scales)[STEP];  // for each stage
 
-    static constexpr float SUM_SCALE = SUM_UPSCALE;  // by which sums are too small
+    static constexpr float SUM_SCALE = SUM_UPSCALE;  // the sums are smaller by this factor
     __device__ static constexpr u32 bytes() { return STEP * 4; }  // of a step
 
-    // Requests those of a step's rows, 1 << log_rows of them from lane i's `row` on. All lanes call it.
+    // Starts the copy of a step's scales: 1 << log_rows rows from lane i's `row` on. All lanes call it.
     __device__ __forceinline__ void request(int stage, int row, int log_rows, u64* barrier) const {
 #if __CUDA_ARCH__ >= 900
         if (lane() < STEP >> log_rows)
@@ -23,17 +23,17 @@ struct StageScales {
 #endif
     }
 
-    // Scores become those of numbers, or weights those of codes.
-    __device__ __forceinline__ void apply(int stage, float (&c)[MMA_TILES][TILES][4]) const {
+    // Applies the scales: of K to scores, or of V to attention weights.
+    __device__ __forceinline__ void apply(int stage, float (&c)[TOKEN_TILES][HEAD_TILES][4]) const {
 #pragma unroll
-        for (int i = 0; i < MMA_TILES * 2; i++) {
+        for (int i = 0; i < TOKEN_TILES * 2; i++) {
             float by = stage_scales[stage][lane() / 4 + 8 * i] * (SUM_UPSCALE / VALUE_SCALE);
 #pragma unroll
-            for (int j = 0; j < TILES * 2; j++) c[i / 2][j / 2][i % 2 * 2 + j % 2] *= by;
+            for (int j = 0; j < HEAD_TILES * 2; j++) c[i / 2][j / 2][i % 2 * 2 + j % 2] *= by;
         }
     }
 
-    // Zeros for values of tokens that are not visible: their scales may be anything.
+    // Sets the scales of invisible tokens to 0, because they may be invalid.
     static_assert(STEP == WARP);
     template <typename TokenRange>
     __device__ __forceinline__ void clear_unseen(int stage, int token, const TokenRange& range) const {
@@ -41,31 +41,31 @@ struct StageScales {
     }
 };
 
-// The products of a part, of codes. A chunk has 16 dimensions: ldmatrix gives lane 4 g + t of token g
-// the dimensions 4 t … 4 t + 3, and transposed, of tokens 2 t and 2 t + 1, the dimensions 2 g, 2 g + 1.
-// So a lane's queries are of dimensions 4 t, 4 t + 2, 4 t + 1, 4 t + 3 of every 16, and of its sums
-// those that would be of g and g + 8 are of 2 g and 2 g + 1.
+// The two matmuls of 16 tokens with quantized values. A chunk has 16 dimensions: ldmatrix gives lane
+// 4 g + t the dimensions 4 t … 4 t + 3 of token g; transposed, the dimensions 2 g, 2 g + 1 of the tokens 2 t
+// and 2 t + 1. So a lane's query operands are the dimensions 4 t, 4 t + 2, 4 t + 1, 4 t + 3 of every 16, and
+// its sums that the mma layout assigns to g and g + 8 are those of 2 g and 2 g + 1.
 struct QuantizedTileMma {
-    u32 query[HEAD_DIM / 16][TILES][2];
+    u32 query[HEAD_DIM / 16][HEAD_TILES][2];
 
     __device__ QuantizedTileMma(const T* q, int num_rows, int head_dim) {
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 16 * TILES; i++) {
-            int row = i % TILES * 8 + lane() / 4, dim = i / TILES * 16 + lane() % 4 * 4;
+        for (int i = 0; i < HEAD_DIM / 16 * HEAD_TILES; i++) {
+            int row = i % HEAD_TILES * 8 + lane() / 4, dim = i / HEAD_TILES * 16 + lane() % 4 * 4;
             Vec<u32, 2> four{};
             if (row < num_rows && dim < head_dim)
                 four = *reinterpret_cast<const Vec<u32, 2>*>(q + row * head_dim + dim);
 #pragma unroll
             for (int j = 0; j < 2; j++)
                 if constexpr (UNSCALED) four.at[j] = multiply_pairs(four.at[j], 0x5d805d80, T());
-            query[i / TILES][i % TILES][0] = __byte_perm(four.at[0], four.at[1], 0x5410);
-            query[i / TILES][i % TILES][1] = __byte_perm(four.at[0], four.at[1], 0x7632);
+            query[i / HEAD_TILES][i % HEAD_TILES][0] = __byte_perm(four.at[0], four.at[1], 0x5410);
+            query[i / HEAD_TILES][i % HEAD_TILES][1] = __byte_perm(four.at[0], four.at[1], 0x7632);
         }
     }
 
-    __device__ __forceinline__ void scores(int keys, float (&score)[TILES][4]) const {
+    __device__ __forceinline__ void scores(int keys, float (&score)[HEAD_TILES][4]) const {
         int first = chunk_at(lane() % 16, lane() / 16);
-        float odd[TILES][4] = {};  // two chains of products: half the latency
+        float odd[HEAD_TILES][4] = {};  // two chains of mma halve the latency
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16; i += 2) {
             u32 codes[4];
@@ -76,19 +76,19 @@ struct QuantizedTileMma {
                 unpack_four_unscaled(codes[2 * chunk], a[0], a[2]);
                 unpack_four_unscaled(codes[2 * chunk + 1], a[1], a[3]);
 #pragma unroll
-                for (int n = 0; n < TILES; n++)
+                for (int n = 0; n < HEAD_TILES; n++)
                     mma<T>(chunk ? odd[n] : score[n], a, query[i + chunk][n][0],
                                 query[i + chunk][n][1]);
             }
         }
 #pragma unroll
-        for (int i = 0; i < TILES * 4; i++) score[i / 4][i % 4] += odd[i / 4][i % 4];
+        for (int i = 0; i < HEAD_TILES * 4; i++) score[i / 4][i % 4] += odd[i / 4][i % 4];
     }
 
-    __device__ __forceinline__ void add_values(int values, const float (&weight)[TILES][4],
-                                               float (&sum)[HEAD_DIM / 16][TILES][4]) const {
+    __device__ __forceinline__ void add_values(int values, const float (&weight)[HEAD_TILES][4],
+                                               float (&sum)[HEAD_DIM / 16][HEAD_TILES][4]) const {
         int first = chunk_at(lane() % 16, lane() / 16);
-        u32 b[TILES][2];
+        u32 b[HEAD_TILES][2];
         transpose_weights<T>(weight, b);
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16; i += 2) {
@@ -100,7 +100,7 @@ struct QuantizedTileMma {
                 unpack_four_unscaled(codes[2 * chunk], a[0], a[1]);
                 unpack_four_unscaled(codes[2 * chunk + 1], a[2], a[3]);
 #pragma unroll
-                for (int n = 0; n < TILES; n++)
+                for (int n = 0; n < HEAD_TILES; n++)
                     mma<T>(sum[i + chunk][n], a, b[n][0], b[n][1]);
             }
         }

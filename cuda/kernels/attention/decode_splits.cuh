@@ -3,10 +3,9 @@
 #include "attention/decode_tiles.cuh"
 #include "comm/sentinel.cuh"
 
-// Which part of the work a block does. More blocks than parts may be launched: `sequence` is then
-// num_seqs or more.
+// A block's part of the work. There may be more blocks than work: then `sequence` is num_seqs or more.
 struct BlockWork {
-    int column, split, sequence;  // column: a KV head and eight or sixteen of its query heads
+    int column, split, sequence;  // a column is a KV head and ROWS of its query heads
     int num_splits, num_seqs;
 
     __device__ BlockWork(int columns, int splits, int sequences)
@@ -17,11 +16,11 @@ struct BlockWork {
     }
 };
 
-// The query heads of a block, all of one sequence and one KV head.
+// The query heads of a block: all of one sequence and one KV head.
 struct Heads {
-    int count;      // at most ROWS
-    int first;      // of the model's query heads
-    i64 first_row;  // of all sequences' query heads
+    int count;      // up to ROWS
+    int first;      // index among the model's query heads
+    i64 first_row;  // index among the query heads of all sequences
     int kv_head;
 
     __device__ Heads(const BlockWork& part, int num_heads, int group_size) {
@@ -56,7 +55,7 @@ __device__ __forceinline__ void store_relaxed(float2* to, u32 x, u32 y) {
                  "r"(x), "r"(y)
                  : "memory");
 }
-// Loads if `wanted`, without a branch, so that many are on their way together.
+// Loads if `wanted`, without a branch, so that many loads are in flight together.
 __device__ __forceinline__ void load_if(const float4* from, float4& v, bool wanted) {
     u32 x = __float_as_uint(v.x), y = __float_as_uint(v.y);
     u32 z = __float_as_uint(v.z), w = __float_as_uint(v.w);
@@ -82,14 +81,14 @@ __device__ __forceinline__ bool valid(const float2& a, const float4& b) {
            __float_as_uint(b.z) != SENTINEL && __float_as_uint(b.w) != SENTINEL;
 }
 
-constexpr int BATCH = 8;  // splits whose results a thread loads at a time
+constexpr int BATCH = 8;  // splits that a thread loads at a time
 
-// The softmax-weighted sum of some tokens' values, four numbers of a row, and its statistics.
+// The softmax-weighted sum of some tokens' values, four dimensions of a row, with its maximum and total.
 struct Sum {
     float row_max, total;
     float4 values;
 
-    // Adds another one, whose maximum is not above this one's.
+    // Adds another sum whose maximum is not larger.
     __device__ __forceinline__ void add(const float2& statistic, const float4& v) {
         float factor = exp2f(statistic.x - row_max);
         total += factor * statistic.y;
@@ -103,8 +102,8 @@ struct Sum {
     }
 };
 
-// Where the splits of a sequence store their results: four numbers of a row, and its maximum and
-// total, which every four have for themselves. Empty before and after.
+// The results of the splits of a sequence in the workspace: four dimensions of a row, and the row's maximum
+// and total, repeated for each four. All elements are the sentinel before and after.
 struct Partials {
     float4* values;
     float2* statistics;
@@ -126,9 +125,9 @@ struct Partials {
         store_relaxed(statistics + at, not_sentinel(sum.row_max), not_sentinel(sum.total));
     }
 
-    // Adds, and takes away, what the first `splits` splits have left, in their order. Whole warps
-    // call it and wait together, for lanes that wait each for itself load_if turns; where there is
-    // nothing to add, `splits` is 0.
+    // Adds the results of the first `splits` splits in order and resets them to the sentinel. Whole warps call
+    // it and poll together, because lanes that poll separately would run one after the other. A lane with
+    // nothing to add passes 0.
     __device__ void collect(i64 head, int splits, int quad, Sum& sum) const {
         for (int first = 0; __any_sync(ALL, first < splits); first += BATCH) {
             i64 here = at(head, first, quad);
@@ -141,7 +140,7 @@ struct Partials {
                 found[i] = {};
                 if (first + i < splits) missing |= 1 << i;
             }
-            u32 mine = missing;
+            u32 own = missing;
             do {
 #pragma unroll
                 for (int i = 0; i < BATCH; i++) {
@@ -160,7 +159,7 @@ struct Partials {
 #pragma unroll
             for (int i = 0; i < BATCH; i++) {
                 sum.add(statistic[i], found[i]);
-                if (mine >> i & 1) {
+                if (own >> i & 1) {
                     store_relaxed(values + here + i * quads, SENTINEL, SENTINEL, SENTINEL, SENTINEL);
                     store_relaxed(statistics + here + i * quads, SENTINEL, SENTINEL);
                 }

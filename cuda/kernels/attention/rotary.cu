@@ -1,34 +1,31 @@
-// rotary: normalizes query and key heads, turns them by their positions, and stores keys and values
-// in the cache.
+// rotary: normalize query and key heads, apply rotary embedding, and store keys and values in the cache.
 //
-//   qkv         T [n, num_heads + 2 * num_kv_heads, head_dim]; the queries are changed in place,
-//               keys and values only read
-//   q_norm, k_norm  T [head_dim], with QK_NORM: each head is divided by its root mean square and
-//               multiplied by these, plus weight_offset (RMSNorm; Qwen3, 2025); eps is added to the mean
-//               square
-//   cos_sin     fp32 [max_positions, rotary_dim]: cosines of a position's angles, then sines;
-//               null when rotary_dim is 0 (nothing is rotated)
+//   qkv         T [n, num_heads + 2 * num_kv_heads, head_dim]; queries are changed in place, keys and
+//               values are only read
+//   q_norm, k_norm  T [head_dim] with QK_NORM: each head is divided by its root mean square (+ eps) and
+//               multiplied by these plus weight_offset (RMSNorm; Qwen3, 2025)
+//   cos_sin     fp32 [max_positions, rotary_dim]: cosines of a position's angles, then sines; null if
+//               rotary_dim is 0 (no rotation)
 //   positions   int32 [n]
-//   positions2  int32 [n] or null. With them a head has two stretches of rotary_dim elements, the
-//               second rotated by positions2 (ChatGLM's 2-D positions)
-//   slot_mapping       int32 [n]; of a token with slot < 0 nothing is stored
-//   cache       T [num_blocks, 2 * num_kv_heads, 2^log2_block_size, head_dim], keys' heads first; with
-//               KV_SCHEME bytes, and kv_scales fp32 [num_blocks, 2 * num_kv_heads, 2^log2_block_size]
+//   positions2  int32 [n] or null. If given, a head has two spans of rotary_dim elements, the second
+//               rotated by positions2 (ChatGLM's 2-D positions)
+//   slot_mapping  int32 [n]: cache slots; a token with a slot below 0 is not stored
+//   cache       T [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first; with KV_SCHEME
+//               bytes, and kv_scales fp32 [num_blocks, 2 * num_kv_heads, block_size]
 //
-// Pair i of a span turns by angle i (Su et al., 2021, arXiv:2104.09864). Its elements are i and
-// i + rotary_dim / 2, with INTERLEAVED 2i and 2i + 1. Elements past the stretches stay.
+// Algorithm: pair i of a span rotates by angle i (Su et al., 2021, arXiv:2104.09864); it is the elements i
+// and i + rotary_dim / 2, with INTERLEAVED 2i and 2i + 1. Elements outside the spans do not change. A
+// thread holds 2 * WIDTH elements, whole pairs at one place of a head, for up to 4 heads: all are loaded
+// before the first is rotated, and the angles are loaded once. The lanes that hold a head add their squares
+// (QK_NORM) and find its maximum (KV_SCHEME).
 //
-// Grid (n, ceil(heads / (4 * floor(128 / items)))), where items = head_dim / (2 * WIDTH); block
-// 128, no shared memory. Moves the stretches of the queries, keys and values twice, angles once.
-// A thread holds 2 * WIDTH elements, whole pairs of one place in a head, for up to 4 heads, all of
-// them loaded before the first is rotated; the angles are the same for all. WIDTH elements are
-// one access: 8, 4, 2 or 1, a divisor of rotary_dim / 2 and head_dim / 2. head_dim <= 256.
-// With QK_NORM neighboring lanes that fence_operand a head add their squares, with KV_SCHEME they find its
-// largest number: head_dim / (2 * WIDTH) must be a power of two up to 32. In fp32, rounded once,
-// and as a code once more.
-// Compiled with INTERLEAVED, QK_NORM, WIDTH, and KV_SCHEME for a cache in 8 bits.
-// Test: tests/cuda/kernels/test_rotary.py, relative 2^-8 (bf16), 2^-11 (fp16), 2e-6 (fp32): one rounding
-// of the result. Values, and elements that are not rotated, are equal.
+// Requires: head_dim <= 256; WIDTH (8, 4, 2 or 1) divides rotary_dim / 2 and head_dim / 2; with QK_NORM or
+// KV_SCHEME, items = head_dim / (2 * WIDTH) is a power of two up to 32. Valid positions and slots.
+// Launch: grid (n, ceil(heads / (4 * floor(128 / items)))), block 128, no shared memory.
+// Moves the spans of the queries, keys and values twice, and the angles once.
+// Accuracy: fp32, rounded once: relative 2^-8 (bf16), 2^-11 (fp16), 2e-6 (fp32); values and elements that
+// are not rotated are exact. Quantized elements are rounded once more.
+// Test: tests/cuda/kernels/test_rotary.py
 #include "common/pack.cuh"
 #ifdef KV_SCHEME
 #include "attention/rotary_quantized_kv.cuh"
@@ -43,12 +40,12 @@ struct Item {
     Pack<T, W> low, high;
 };
 
-// The weights of a head's norm, at an item's place.
+// The norm weights at an item's place in the head.
 struct NormWeight {
     Pack<T, W> low, high;
 };
 
-// Divides a head, of which `items` neighboring lanes fence_operand a part, by its root mean square.
+// Normalizes a head that `items` neighboring lanes hold in parts.
 __device__ __forceinline__ void normalize(float (&at)[2 * W], bool is_query,
                                           const NormWeight& query, const NormWeight& key,
                                           int items, float eps, float weight_offset) {
@@ -67,9 +64,9 @@ __device__ __forceinline__ void normalize(float (&at)[2 * W], bool is_query,
     }
 }
 
-// Turns an item's pairs by W angles in a row.
+// Rotates an item's pairs by W consecutive angles.
 __device__ __forceinline__ void rotate(float (&at)[2 * W], const Pack<float, W>& cos,
-                                     const Pack<float, W>& sin) {
+                                       const Pack<float, W>& sin) {
 #pragma unroll
     for (int i = 0; i < W; i++) {
         constexpr int STRIDE = INTERLEAVED ? 2 : 1, PARTNER = INTERLEAVED ? 1 : W;
@@ -99,8 +96,8 @@ __device__ __forceinline__ void pack(const float (&at)[2 * W], Item& item) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, const int* positions,
-              const int* positions2, const int* slot_mapping, Stored* cache, int num_heads, int num_kv_heads,
-              int head_dim, int rotary_dim, int log2_block_size, float eps, float weight_offset
+              const int* positions2, const int* slot_mapping, Stored* cache, int num_heads,
+              int num_kv_heads, int head_dim, int rotary_dim, int log2_block_size, float eps, float weight_offset
 #ifdef KV_SCHEME
               , float* kv_scales
 #endif
@@ -110,11 +107,11 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
     int group = threadIdx.x / items, groups = THREADS / items;
     if (group >= groups) return;
     i64 row = blockIdx.x;
-    int half_dim = rotary_dim / 2, in_stretch = half_dim / W;
-    bool second = positions2 && item >= in_stretch;
-    int place = second ? item - in_stretch : item;  // within its span
-    bool rotated = place < in_stretch;
-    // Pairs of neighbors are two neighboring accesses, and so is what is not rotated.
+    int half_dim = rotary_dim / 2, span_items = half_dim / W;
+    bool second = positions2 && item >= span_items;
+    int place = second ? item - span_items : item;  // within its span
+    bool rotated = place < span_items;
+    // Interleaved pairs, and elements that are not rotated, are two neighboring accesses.
     int low = 2 * W * item, high = low + W;
     if (!INTERLEAVED && rotated) {
         low = (second ? rotary_dim : 0) + place * W;
@@ -122,11 +119,11 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
     }
 
     int heads = num_heads + 2 * num_kv_heads;
-    // Without angle or norm there is nothing to do for the queries.
+    // Without rotation or norm, the queries do not change.
     int first = (QK_NORM || rotary_dim ? 0 : num_heads) + blockIdx.y * UNROLL * groups + group;
     qkv += (row * heads + first) * head_dim;
     i64 next = (i64)groups * head_dim;  // from a head to the thread's next one
-#if QK_NORM  // constants, which depend on nobody
+#if QK_NORM  // constants: loaded before the wait
     NormWeight q_weight{load<W>(q_norm + low), load<W>(q_norm + high)};
     NormWeight k_weight{load<W>(k_norm + low), load<W>(k_norm + high)};
 #endif
@@ -134,12 +131,12 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
 
     int slot = slot_mapping[row], position = 0;
     if (rotated) position = (second ? positions2 : positions)[row];
-    Item held[UNROLL];
+    Item loaded[UNROLL];
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
         if (first + u * groups >= heads) continue;
-        held[u].low = load<W>(qkv + u * next + low);
-        held[u].high = load<W>(qkv + u * next + high);
+        loaded[u].low = load<W>(qkv + u * next + low);
+        loaded[u].high = load<W>(qkv + u * next + high);
     }
     Pack<float, W> cos{}, sin{};
     if (rotated) {
@@ -151,7 +148,8 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
     cache += block * 2 * num_kv_heads * kv_stride;
     cache += (slot & ((1 << log2_block_size) - 1)) * head_dim;
 #ifdef KV_SCHEME
-    kv_scales += (block * 2 * num_kv_heads << log2_block_size) + (slot & ((1 << log2_block_size) - 1));
+    kv_scales += (block * 2 * num_kv_heads << log2_block_size);
+    kv_scales += slot & ((1 << log2_block_size) - 1);
 #endif
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
@@ -159,18 +157,18 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
         if (head >= heads) continue;
         if (kv_head < num_kv_heads && (QK_NORM || rotated)) {
             float at[2 * W];
-            unpack(held[u], at);
+            unpack(loaded[u], at);
 #if QK_NORM
             normalize(at, kv_head < 0, q_weight, k_weight, items, eps, weight_offset);
 #endif
             if (rotated) rotate(at, cos, sin);
-            pack(at, held[u]);
+            pack(at, loaded[u]);
         }
 #ifdef KV_SCHEME
         if (kv_head >= 0) {
             if (slot < 0) continue;
             float at[2 * W];
-            unpack(held[u], at);
+            unpack(loaded[u], at);
             float scale = head_scale(at, items);
             store_quantized<0, W>(cache + kv_head * kv_stride + low, at, scale);
             store_quantized<W, W>(cache + kv_head * kv_stride + high, at, scale);
@@ -182,7 +180,7 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
         T* to = kv_head < 0 ? qkv + u * next : cache + kv_head * kv_stride;
 #endif
         if (kv_head >= 0 ? slot < 0 : !(QK_NORM || rotated)) continue;
-        store(to + low, held[u].low);
-        store(to + high, held[u].high);
+        store(to + low, loaded[u].low);
+        store(to + high, loaded[u].high);
     }
 }

@@ -1,4 +1,4 @@
-// How rotary stores a head as values and a scale (values.cuh).
+// How `rotary` stores a head as 8-bit values and a scale (quantized_kv.cuh).
 #pragma once
 #include "attention/quantized_kv.cuh"
 #include "common/pack.cuh"
@@ -7,9 +7,9 @@
 #endif
 
 constexpr float MAX_VALUE = KV_SCHEME == KV_INT8 ? 127.f : 448.f;
-constexpr float MIN_SCALE = 0x1p-100f;  // by which zeros can be divided
+constexpr float MIN_SCALE = 0x1p-100f;  // so that zeros can be divided by it
 
-// Rounds to the nearest, ties to even; `at` is no larger than the largest code by more than rounding.
+// Rounds to nearest, ties to even. `at` exceeds MAX_VALUE at most by rounding.
 __device__ __forceinline__ u8 quantize_value(float at) {
 #if KV_SCHEME == KV_INT8
     return (u8)(signed char)__float2int_rn(at);
@@ -18,8 +18,8 @@ __device__ __forceinline__ u8 quantize_value(float at) {
 #endif
 }
 
-// The scale of a head of which `items` neighboring lanes fence_operand a part each. Compared as integers,
-// what is not finite is the largest, and so is the scale not finite.
+// The scale of a head that `items` neighboring lanes hold in parts. Compared as integers, infinities and
+// NaNs are the largest, so the scale of such a head is not finite.
 template <int N>
 __device__ __forceinline__ float head_scale(const float (&at)[N], int items) {
     u32 largest = 0;
@@ -33,7 +33,7 @@ __device__ __forceinline__ float head_scale(const float (&at)[N], int items) {
     return __uint_as_float(max(scale, __float_as_uint(MIN_SCALE)));
 }
 
-// Stores the W numbers from at[FIRST] on.
+// Quantizes and stores the W elements from at[FIRST] on.
 template <int FIRST, int W, int N>
 __device__ __forceinline__ void store_quantized(u8* to, const float (&at)[N], float scale) {
     Vec<u8, W> values;
