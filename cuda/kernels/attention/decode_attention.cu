@@ -1,169 +1,44 @@
-// decode_attention: softmax(scale q Kᵀ) V for one query token of each sequence, keys and values
-// read once from a paged cache.
+// decode_attention: softmax(scale q Kᵀ) V for one query token of each sequence; reads the keys and values of
+// the paged cache once.
 //
-//   map       the cache as a matrix of rows of head_dim, in boxes of 128 bytes by a step's rows, or a
-//             block's where it has fewer; before sm_90 it is not used
-//   q         T [num_seqs, num_heads, head_dim], q_stride elements from row to row
-//   cache     T [num_blocks, 2 * num_kv_heads, block_size, head_dim]: keys' heads, values' heads;
-//             with KV_SCHEME they are bytes, and kv_scales fp32, one for each row (codes.cuh)
-//   block_tables    int32 [num_seqs, max_blocks]: blocks of a sequence; entries of no visible token may
-//             be anything
-//   context_lens   int32 [num_seqs]: tokens in the cache, the query's own included; 0: zeros are written
-//   alibi_slopes    fp32 [num_heads] or null: adds slope * (position - (length - 1)) (ALiBi; Press, 2021)
-//   out       T [num_seqs, num_heads, head_dim]
-//   partials  fp32: [num_seqs, num_heads, num_splits, head_dim / 4] × 4 sums, then × 2 statistics;
-//             all bits set before and after
-//   window    only the last `window` tokens are seen; 0: all
-//   early_reads   context_lens, block_tables and all keys and values but the newest token's were written before the
-//             current chain of dependent launches began: they are read without waiting
-//   softcap   scores become softcap * tanh(score / softcap); 0: they stay    (Gemma 2, 2024)
+//   map           tensor map of the cache as rows of head_dim, in boxes of 128 bytes by a step's rows, or a
+//                 block's if it has fewer; not used before sm_90
+//   q             T [num_seqs, num_heads, head_dim], rows q_stride elements apart
+//   cache         T [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first; with KV_SCHEME
+//                 bytes, and kv_scales fp32, one for each row (quantized_kv.cuh)
+//   block_tables  int32 [num_seqs, max_blocks]; entries without a visible token may be anything
+//   context_lens  int32 [num_seqs]: tokens in the cache, the query's own included; 0 writes zeros
+//   alibi_slopes  fp32 [num_heads] or null: adds slope * (position - (context_len - 1)) (ALiBi; Press, 2021)
+//   out           T [num_seqs, num_heads, head_dim]
+//   workspace     fp32 [num_seqs, num_heads, num_splits, head_dim / 4] × 4 sums, then × 2 statistics; all
+//                 elements are the sentinel before and after
+//   group_size    query heads on each KV head
+//   window        only the last `window` tokens are visible; 0: all
+//   early_reads   context_lens, block_tables, and all keys and values except the newest token's were
+//                 written before the current chain of dependent launches: they are read without waiting
+//   softcap       scores become softcap * tanh(score / softcap); 0: off    (Gemma 2, 2024)
 //
-// Split over the sequence as in Flash-Decoding (Dao et al., 2023), running maximum as in Milakov
-// and Gimelshein (2018). Grid columns * num_splits * num_seqs, or more (those end), block
-// NUM_WARPS * 32, dynamic shared memory NUM_WARPS * NUM_STAGES * TILE_CHUNKS * 16 bytes. Moves the keys and
-// values of all visible tokens once for each ROWS query heads. The grid does not depend on the
-// context_lens: blocks without work end.
+// Algorithm: Flash-Decoding (Dao et al., 2023) with an online softmax (Milakov and Gimelshein, 2018). A
+// warp takes 16 tokens at a time, or 32 with KV_SCHEME, independently of other warps. Its ring holds
+// NUM_STAGES tiles of keys or values, brought by the copy engine; a tile's stage is refilled as soon as it
+// has been read, so the whole ring is in flight while the warp waits. Tokens are the 16 rows of the mma and
+// query heads its 8 columns (scores: K qᵀ; sums: Vᵀ wᵀ), so a group of up to 8 heads wastes little. fp32 has
+// the same layout without tensor cores. Warps, then splits, are combined in a fixed order, the splits by
+// the block of the last one, so the result does not depend on timing.
 //
-// A warp takes 16 tokens at a time, or 32 (KV_SCHEME), and waits for no other: a ring of its own holds
-// NUM_STAGES tiles of as many keys or values, brought by the copy engine, and a tile's place is requested
-// anew as soon as it has been read: all of the ring is on its way while the warp waits. Tokens are the
-// 16 rows of the matrix products and query heads their 8 columns (scores: K qᵀ; sums: Vᵀ wᵀ), so a group_size of up
-// to 8 heads wastes little. fp32 has the same layout, computed without tensor cores.
-//
-// Sums in fp32; weights are rounded to T before they meet the values. Warps, then splits, are
-// combined in a fixed order, the splits by the last one's block: bits do not depend on timing.
-// Test: tests/cuda/kernels/test_decode_attention.py, relative 2^-8 (bf16), 2^-11 (fp16): the rounding of
-// weights and of the result; 2e-6 (fp32): that of scores, and the order of sums.
-//
-// Compiled with HEAD_DIM (head_dim or more, a multiple of 16; the rest is padded_columns with zeros), ROWS
-// (query heads a block, 8 or 16), NUM_WARPS, NUM_STAGES; KV_SCHEME for a cache in 8 bits: head_dim is then a
-// multiple of 16, HEAD_DIM of 32, and T has 16 bits.
-#include "attention/decode_splits.cuh"
-#include "attention/decode_tiles.cuh"
-#ifdef KV_SCHEME
-#include "attention/decode_quantized_kv.cuh"
-using WarpMma = QuantizedTileMma;
-#else
-using WarpMma = TileMma<T>;
-using StageScales = NoScales;
-#endif
+// Defines: HEAD_DIM (at least head_dim, a multiple of 16, padded with zeros), ROWS (query heads of a block, 8
+// or 16), NUM_WARPS, NUM_STAGES, KV_SCHEME.
+// Requires: head_dim % 8 == 0; block_size a power of two from 4 on; with KV_SCHEME 16-bit T, head_dim a
+// multiple of 16 and HEAD_DIM of 32.
+// Launch: grid columns * num_splits * num_seqs, or more; blocks without work end, so the grid does not depend
+// on context_lens. Block NUM_WARPS * 32, dynamic shared memory NUM_WARPS * NUM_STAGES * tile bytes.
+// Moves the keys and values of all visible tokens once for each ROWS query heads.
+// Accuracy: fp32 sums; attention weights are rounded to T: relative 2^-8 (bf16), 2^-11 (fp16): weights and
+// result rounded once each; 2e-6 (fp32). Test: tests/cuda/kernels/test_decode_attention.py
+#include "attention/decode_loader.cuh"
 
-// How the visible tokens [begin, end) are shared out: steps of 16 tokens go round the warps of the
-// splits that are used: as few as give each warp one step, or one where a combination would load_if
-// longer than more steps. Every split that is used has a step.
-struct TokenRange {
-    int begin, end, splits;
-    int first, stride, count;  // this warp's steps: tokens first, first + stride, …; how many
-
-    __device__ TokenRange(const BlockWork& part, int length, int window) {
-        begin = window > 0 ? max(0, length - window) : 0;
-        end = length;
-        int start = begin / STEP, steps = (end + STEP - 1) / STEP - start;
-        splits = min(part.num_splits, (steps + NUM_WARPS - 1) / NUM_WARPS);
-        if (steps <= DIRECT_STEPS) splits = 1;
-        int turn = splits * NUM_WARPS, mine = part.split * NUM_WARPS + warp();
-        first = (start + mine) * STEP;
-        stride = turn * STEP;
-        count = mine < steps ? (steps - mine - 1) / turn + 1 : 0;
-    }
-    __device__ int token(int index) const { return first + index * stride; }
-    // Whether the query's own token, the newest, is of this warp's step `index`.
-    __device__ bool has_newest(int index) const {
-        return index == count - 1 && token(index) + STEP >= end;
-    }
-    __device__ bool sees(int token) const { return (u32)(token - begin) < (u32)(end - begin); }
-    __device__ bool sees_all(int index) const {
-        return token(index) >= begin && token(index) + STEP <= end;
-    }
-};
-
-// Brings the tiles of a warp's steps into its ring: tile 2 i has the keys of step i, tile 2 i + 1
-// its values. Lane i keeps block numbers of coming steps: a step needs 1, or STEP / block_size when
-// blocks are smaller than a step.
-struct Loader {
-    const TensorMap& map;
-    const Stored* cache;
-    const int* table;
-    u64* full;  // a barrier for each stage
-    TokenRange range;
-    int early;  // lane i's entry of the table's first 32, which were loaded along with the length
-    int kv_head, num_kv_heads, head_dim, log2_block_size;
-    StageScales scales;
-    int batch, next;  // lane i's entry for this batch of steps and for the next
-
-    __device__ int log_entries() const { return max(0, LOG_STEP - log2_block_size); }  // a step's, log2
-    __device__ int batch_steps() const { return WARP >> log_entries(); }
-
-    __device__ void begin() {
-        if (lane() < NUM_STAGES) barrier_init(full + lane(), COPY_ARRIVALS);
-        barrier_init_fence();
-        __syncwarp();
-        batch = entry(0);
-        next = entry(batch_steps());
-    }
-
-    // Lane i's entry for the batch of steps from `index` on; always one of a visible token.
-    __device__ int entry(int index) const {
-        int per_step = log_entries(), last = (range.end - 1) >> log2_block_size;
-        int step_entry = range.token(index + (lane() >> per_step)) >> log2_block_size;
-        int which = step_entry + (lane() & ((1 << per_step) - 1));
-        which = min(max(which, range.begin >> log2_block_size), last);
-        return last < WARP ? __shfl_sync(ALL, early, which) : table[which];
-    }
-
-    // Requests tile `number`, if there is one. Lanes below STEP / block_size have a block each.
-    __device__ __forceinline__ void request(int number, int stage) {
-        bool values = number % 2;
-        int index = number / 2, log_parts = log_entries(), log_rows = min(log2_block_size, LOG_STEP);
-        if (index >= range.count) return;
-        if (!values && index && (index & (batch_steps() - 1)) == 0) {
-            batch = next;
-            next = entry(index + batch_steps());
-        }
-        int part = lane() & ((1 << log_parts) - 1);
-        int block = __shfl_sync(ALL, batch, ((index << log_parts) + part) & (WARP - 1));
-        int token = range.token(index) + (part << log_rows);
-        int head = block * 2 * num_kv_heads + kv_head + (values ? num_kv_heads : 0);
-        int row = (head << log2_block_size) + (token & ((1 << log2_block_size) - 1));
-        copy_tile(stage, row, log_rows, full + stage);
-    }
-
-    // Copies a step's rows of the cache, 1 << log_rows of them from lane i's `row` on, to a stage's tile,
-    // padded_columns up with zeros to 128 bytes, and completes one phase of `barrier`.
-    __device__ __forceinline__ void copy_tile(int stage, int row, int log_rows, u64* barrier) {
-#if __CUDA_ARCH__ >= 900
-        if (lane() == 0) barrier_expect(barrier, TILE_CHUNKS * 16 + StageScales::bytes());
-        if (lane() < STEP >> log_rows) {
-            uint4* to = shared + tile(stage) + (lane() << log_rows) * 8;
-#pragma unroll
-            for (int i = 0; i < PANELS; i++)
-                copy_box(to + i * PANEL, map, i * 8 * PER_CHUNK, row, barrier);
-        }
-        scales.request(stage, row, log_rows, barrier);
-#else
-#pragma unroll 1
-        for (int chunk = lane(); chunk < STEP * CHUNKS; chunk += WARP) {
-            int r = chunk / CHUNKS, column = chunk % CHUNKS, element = column * PER_CHUNK;
-            int from = __shfl_sync(ALL, row, r >> log_rows) + (r & ((1 << log_rows) - 1));
-            copy_16_async(shared + tile(stage) + chunk_at(r, column),
-                          cache + (i64)from * head_dim + element, element < head_dim);
-        }
-        scales.request(stage, row, log_rows, barrier);
-        arrive_after_copies(barrier);
-#endif
-    }
-
-    __device__ void clear_unseen(int index, int stage) const {
-        scales.clear_unseen(stage, range.token(index), range);
-        copy_engine_fence();
-        __syncwarp();
-    }
-
-    __device__ static int tile(int stage) { return warp() * RING_CHUNKS + stage * TILE_CHUNKS; }
-};
-
-// Softmax in powers of two with a running maximum; a lane keeps those of its heads 2t and 2t+1,
-// the totals over its own tokens only.
+// Online softmax in powers of two. A lane keeps the maxima of its heads 2t and 2t + 1, and the totals over
+// its own tokens.
 struct Softmax {
     float factor, log2_softcap;
     bool has_alibi;
@@ -185,13 +60,13 @@ struct Softmax {
 
     __device__ float logit(float product, float slope, int token, const TokenRange& range) const {
         float value = product * factor;
-        // tanh(x) = 1 - 2 / (exp(2x) + 1), absolutely as exact as fp32
+        // tanh(x) = 1 - 2 / (exp(2x) + 1), with an absolute error like fp32's
         if (log2_softcap > 0) value = log2_softcap * (1 - __fdividef(2.f, exp2f(value) + 1));
         value += slope * (token - (range.end - 1));
         return range.sees(token) ? value : -infinity();
     }
 
-    // Makes logits of the products of step `index`.
+    // Converts the products of step `index` to logits, in place.
     __device__ __forceinline__ void adjust(float (&c)[TOKEN_TILES][HEAD_TILES][4], int index,
                                            const TokenRange& range) const {
         float(&all)[TOKEN_TILES * HEAD_TILES][4] = reinterpret_cast<float(&)[TOKEN_TILES * HEAD_TILES][4]>(c);
@@ -207,8 +82,8 @@ struct Softmax {
         }
     }
 
-    // Makes weights of logits; `rescale` is what older sums have to be multiplied by: true if by
-    // anything but 1. Every step has a visible token, so the new maximum is finite.
+    // Converts logits to attention weights, in place. Older sums must be multiplied by `rescale`; returns true if
+    // that is not 1 everywhere. Every step has a visible token, so the new maximum is finite.
     __device__ __forceinline__ bool softmax_weights(float (&c)[TOKEN_TILES][HEAD_TILES][4], float (&rescale)[HEAD_TILES][2]) {
         bool grows = false;
 #pragma unroll
@@ -216,8 +91,8 @@ struct Softmax {
             int n = i / 2, h = i % 2;
             float largest = row_max[n][h];
 #pragma unroll
-            for (int part = 0; part < TOKEN_TILES; part++)
-                largest = fmaxf(largest, fmaxf(c[part][n][h], c[part][n][h + 2]));
+            for (int work = 0; work < TOKEN_TILES; work++)
+                largest = fmaxf(largest, fmaxf(c[work][n][h], c[work][n][h + 2]));
 #pragma unroll
             for (int lanes = 4; lanes < WARP; lanes *= 2)
                 largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, lanes));
@@ -226,22 +101,22 @@ struct Softmax {
             row_max[n][h] = largest;
             total[n][h] *= rescale[n][h];
 #pragma unroll
-            for (int part = 0; part < TOKEN_TILES; part++) {
-                c[part][n][h] = exp2_fast(c[part][n][h] - largest);
-                c[part][n][h + 2] = exp2_fast(c[part][n][h + 2] - largest);
-                total[n][h] += c[part][n][h] + c[part][n][h + 2];
+            for (int work = 0; work < TOKEN_TILES; work++) {
+                c[work][n][h] = exp2_fast(c[work][n][h] - largest);
+                c[work][n][h + 2] = exp2_fast(c[work][n][h + 2] - largest);
+                total[n][h] += c[work][n][h] + c[work][n][h + 2];
             }
         }
         return __any_sync(ALL, grows);
     }
 };
 
-// What a warp has summed over its steps.
+// A warp's attention over its steps.
 struct Attention {
     Softmax softmax;
     float sum[HEAD_DIM / 16][HEAD_TILES][4];
 
-    // Fills the ring. Older keys and values may be on their way while the upstream kernel makes the
+    // Fills the ring. With early_reads, older keys and values are loaded while the upstream kernel computes the
     // newest.
     __device__ static void begin(Loader& loader) {
 #pragma unroll 1
@@ -251,7 +126,7 @@ struct Attention {
         }
     }
 
-    // A tile's stage is requested anew as soon as all lanes have read it.
+    // Processes all steps. A stage is refilled as soon as all lanes have read it.
     __device__ void run(Loader& loader, const WarpMma& products) {
         const TokenRange& range = loader.range;
         int stage = 0;
@@ -263,8 +138,8 @@ struct Attention {
             float c[TOKEN_TILES][HEAD_TILES][4] = {}, rescale[HEAD_TILES][2];
             barrier_wait(loader.full + stage, parity);
 #pragma unroll
-            for (int part = 0; part < TOKEN_TILES; part++)
-                products.scores(Loader::tile(stage) + part * TOKEN_TILE_CHUNKS, c[part]);
+            for (int work = 0; work < TOKEN_TILES; work++)
+                products.scores(Loader::tile(stage) + work * TOKEN_TILE_CHUNKS, c[work]);
             loader.scales.apply(stage, c);
             __syncwarp();
             loader.request(2 * index + NUM_STAGES, stage);
@@ -275,8 +150,8 @@ struct Attention {
             if (!range.sees_all(index)) loader.clear_unseen(index, stage);
             loader.scales.apply(stage, c);
 #pragma unroll
-            for (int part = 0; part < TOKEN_TILES; part++)
-                products.add_values(Loader::tile(stage) + part * TOKEN_TILE_CHUNKS, c[part], sum);
+            for (int work = 0; work < TOKEN_TILES; work++)
+                products.add_values(Loader::tile(stage) + work * TOKEN_TILE_CHUNKS, c[work], sum);
             __syncwarp();
             loader.request(2 * index + 1 + NUM_STAGES, stage);
             if (++stage == NUM_STAGES) stage = 0, parity ^= 1;
@@ -290,15 +165,15 @@ struct Attention {
     }
 };
 
-constexpr int SUM_PITCH = HEAD_DIM + 4;  // floats; lanes of a warp write to different banks
+constexpr int SUM_PITCH = HEAD_DIM + 4;  // floats; padded so that lanes write to different banks
 static_assert(ROWS * SUM_PITCH * 4 <= RING_CHUNKS * 16);
 
-// What all threads of a block range besides the rings.
+// Statistics of all warps of a block.
 struct Statistics {
     float row_max[NUM_WARPS][ROWS], total[NUM_WARPS][ROWS];
 };
 
-// Lays a warp's sums down in its ring, which it has emptied, and its maxima and totals beside.
+// Stores a warp's sums in its empty ring, and its maxima and totals.
 __device__ void store_warp_sums(const Attention& attention, Statistics& statistics) {
     float* sums = reinterpret_cast<float*>(shared + warp() * RING_CHUNKS);
 #pragma unroll
@@ -321,13 +196,13 @@ __device__ void store_warp_sums(const Attention& attention, Statistics& statisti
     }
 }
 
-// Four numbers of a row, from all warps of the block.
+// Combines four dimensions of a row from all warps of the block.
 __device__ __forceinline__ Sum combine_warps(const Statistics& statistics, int row, int quad) {
     Sum sum{statistics.row_max[0][row]};
 #pragma unroll
     for (int w = 1; w < NUM_WARPS; w++) sum.row_max = fmaxf(sum.row_max, statistics.row_max[w][row]);
 #pragma unroll
-    for (int w = 0; w < NUM_WARPS; w++) {  // a warp without steps has a factor of 0
+    for (int w = 0; w < NUM_WARPS; w++) {  // the factor of a warp without steps is 0
         const float* sums = reinterpret_cast<const float*>(shared + w * RING_CHUNKS);
         sum.add({statistics.row_max[w][row], statistics.total[w][row]},
                 reinterpret_cast<const float4*>(sums + row * SUM_PITCH)[quad]);
@@ -335,13 +210,13 @@ __device__ __forceinline__ Sum combine_warps(const Statistics& statistics, int r
     return sum;
 }
 
-// Combines the block's warps, and in the last split all splits. It waits for blocks with lower
-// numbers only, which have been started before it and wait for nobody.
+// Combines the block's warps, and in the last split all splits. That block waits only for blocks with lower
+// numbers, which started before it and do not wait.
 __device__ void combine(const Statistics& statistics, const Heads& heads, int split, int splits,
                         const Partials& partials, T* out) {
     int items = heads.count * partials.quads;
     bool is_last = split == splits - 1;
-    // Whole warps, of which the last lanes may repeat others.
+    // Whole warps; the last lanes may repeat item 0.
     for (int i = threadIdx.x; i - lane() < items; i += THREADS) {
         int item = i < items ? i : 0, row = item / partials.quads, quad = item % partials.quads;
         i64 head = heads.first_row + row;
@@ -361,7 +236,7 @@ __device__ void write_zeros(const Heads& heads, int head_dim, T* out) {
 extern "C" __global__ void __launch_bounds__(THREADS)
 decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const Stored* cache,
                         const int* block_tables, const int* context_lens, const float* alibi_slopes, T* out,
-                        float* partial, i64 q_stride,
+                        float* workspace, i64 q_stride,
                         int num_kv_heads, int group_size, int head_dim, int log2_block_size, int max_blocks,
                         int window, int early_reads, int num_splits, int num_seqs, float scale,
                         float softcap
@@ -381,17 +256,17 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) prefetch_map(map);
 #endif
-    BlockWork part(num_kv_heads * ((group_size + ROWS - 1) / ROWS), num_splits, num_seqs);
-    if (!early_reads || part.sequence >= num_seqs) wait_for_upstream();
-    if (part.sequence >= num_seqs) return;
-    Heads heads(part, num_kv_heads * group_size, group_size);
-    const int* table = block_tables + (i64)part.sequence * max_blocks;
-    // The length and the first block numbers are loaded at once.
-    int early = lane() < max_blocks ? table[lane()] : 0, length = context_lens[part.sequence];
-    TokenRange range(part, length, window);
-    if (length <= 0 || part.split >= range.splits) {
+    BlockWork work(num_kv_heads * ((group_size + ROWS - 1) / ROWS), num_splits, num_seqs);
+    if (!early_reads || work.sequence >= num_seqs) wait_for_upstream();
+    if (work.sequence >= num_seqs) return;
+    Heads heads(work, num_kv_heads * group_size, group_size);
+    const int* table = block_tables + (i64)work.sequence * max_blocks;
+    // The context length and the first block numbers are loaded together.
+    int early = lane() < max_blocks ? table[lane()] : 0, length = context_lens[work.sequence];
+    TokenRange range(work, length, window);
+    if (length <= 0 || work.split >= range.splits) {
         wait_for_upstream();
-        if (length <= 0 && part.split == 0) write_zeros(heads, head_dim, out);
+        if (length <= 0 && work.split == 0) write_zeros(heads, head_dim, out);
         return;
     }
     Loader loader{map, cache, table, full[warp()], range, early,
@@ -399,12 +274,12 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
     loader.begin();
     Attention::begin(loader);
     wait_for_upstream();
-    WarpMma products(q + part.sequence * q_stride + heads.first * head_dim, heads.count,
+    WarpMma products(q + work.sequence * q_stride + heads.first * head_dim, heads.count,
                           head_dim);
     Attention attention{Softmax(scale, softcap, alibi_slopes, heads)};
     attention.run(loader, products);
     store_warp_sums(attention, statistics);
     __syncthreads();
-    Partials partials(part, partial, num_kv_heads * group_size, head_dim);
-    combine(statistics, heads, part.split, range.splits, partials, out);
+    Partials partials(work, workspace, num_kv_heads * group_size, head_dim);
+    combine(statistics, heads, work.split, range.splits, partials, out);
 }

@@ -1,21 +1,21 @@
-// Attention on tensor cores: tiles of 16-bit rows in shared memory, their copies and fragments, and
-// the softmax of a tile of scores that lies in accumulators.
+// Attention on tensor cores: tiles of 16-bit rows in shared memory, their copies, and the softmax of a tile
+// of scores in accumulators.
 //
-// Accumulators of 16 rows × N columns, as mma.m16n8k16 and wgmma lay them out: thread
-// (g, t) = (lane / 4, lane % 4) holds at [4j], [4j + 1] row g and at [4j + 2], [4j + 3] row g + 8,
-// columns 8j + 2t and 8j + 2t + 1. What is kept for each row has two places: row g, row g + 8.
+// Accumulators of 16 rows × N columns, as mma.m16n8k16 and wgmma define them: thread (g, t) = (lane / 4,
+// lane % 4) holds at [4j], [4j + 1] row g and at [4j + 2], [4j + 3] row g + 8, columns 8j + 2t and 8j + 2t + 1.
+// Arrays [2] hold values of row g and row g + 8.
 #pragma once
 #include "common/mbarrier.cuh"
 #include "common/mma.cuh"
 
-// Where a 16-byte chunk of a tile of ROWS rows lies. A panel is 64 columns of all rows; the eight
-// chunks of a panel's row are permuted by the row, so that eight rows of one column never share a
-// bank. It is what wgmma calls the 128-byte swizzle, if the tile begins at a multiple of 1024.
+// The offset of a 16-byte chunk in a tile of ROWS rows. A panel is 64 columns of all rows. The eight chunks of
+// a row in a panel are permuted by the row, so that the chunks of eight rows in one column are in different
+// banks. This is wgmma's 128-byte swizzle if the tile is aligned to 1024.
 template <int ROWS> __device__ __forceinline__ u32 chunk_offset(int row, int chunk) {
     return ((chunk >> 3) * ROWS + row) * 128 + ((chunk ^ row) & 7) * 16;
 }
 
-// Brings 16 bytes, or zeros and reads nothing.
+// Copies 16 bytes asynchronously; writes zeros if not `valid`.
 __device__ __forceinline__ void copy_chunk(u32 to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                  "r"(valid ? 16 : 0)
@@ -25,21 +25,20 @@ __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// Accumulators of columns 16 step … 16 step + 15 become the left operand of the next product.
+// Packs the accumulators of the columns 16 step … 16 step + 15 as the left operand of the next mma.
 template <typename A>
 __device__ __forceinline__ void pack_operand(u32 (&a)[4], const float* s, int step) {
 #pragma unroll
     for (int i = 0; i < 4; i++) a[i] = pair_bits(s[8 * step + 2 * i], s[8 * step + 2 * i + 1], A());
 }
 
-// cap * tanh(x / cap); exact to fp32's rounding of a number as large as cap.
+// cap * tanh(x / cap), with the absolute error of fp32 at the size of cap.
 __device__ __forceinline__ float softcap_score(float x, float cap) {
     return cap - __fdividef(2 * cap, exp2_fast(x * (2 * LOG2_E / cap)) + 1);
 }
 
-// Raw products become scores in units of log2: scaled, capped if cap > 0, and with ALiBi's penalty
-// for the distance between the key and the row's position. `key` is the key of the thread's first
-// column.
+// Converts products to scores in units of log2: scaled, capped if cap > 0, and with ALiBi's penalty for the
+// distance between the key and the row's position. `key` is the key of the thread's first column.
 template <int N>
 __device__ __forceinline__ void bias_scores(float (&s)[N], int key, const int (&position)[2],
                                             float scale, float cap, float slope) {
@@ -52,7 +51,7 @@ __device__ __forceinline__ void bias_scores(float (&s)[N], int key, const int (&
     }
 }
 
-// A row sees `count` keys from `begin` on; scores of all others become -infinity.
+// Sets the scores to -infinity except for the `count` keys from `begin` on that a row sees.
 template <int N>
 __device__ __forceinline__ void mask_scores(float (&s)[N], int key, const int (&begin)[2],
                                             const int (&count)[2]) {
@@ -64,9 +63,9 @@ __device__ __forceinline__ void mask_scores(float (&s)[N], int key, const int (&
     }
 }
 
-// Online softmax (Milakov and Gimelshein, 2018): scores (in units of 1 / factor) become weights
-// 2^(factor * (s - max)). `max` is the greatest score of a row so far, `sum` this thread's share of
-// the weights, and what was summed up before must be multiplied by `rescale`.
+// Online softmax (Milakov and Gimelshein, 2018): converts scores s (in units of 1 / factor) to weights
+// 2^(factor * (s - row_max)). `row_max` is a row's greatest score so far, `sum` this thread's part of the sum of
+// the weights; the caller must multiply older sums by `rescale`.
 template <int N>
 __device__ __forceinline__ void online_softmax(float (&s)[N], float factor, float (&row_max)[2],
                                        float (&sum)[2], float (&rescale)[2]) {
@@ -78,7 +77,7 @@ __device__ __forceinline__ void online_softmax(float (&s)[N], float factor, floa
             greatest = fmaxf(greatest, fmaxf(s[j + 2 * r], s[j + 2 * r + 1]));
         greatest = fmaxf(greatest, __shfl_xor_sync(ALL, greatest, 1));
         greatest = fmaxf(greatest, __shfl_xor_sync(ALL, greatest, 2));
-        // A row that has seen no key yet: infinity subtract_pairs infinity would be NaN.
+        // A row that has not seen a key yet: -infinity - (-infinity) would be NaN.
         float base = greatest == -infinity() ? 0.f : greatest * factor;
         rescale[r] = exp2_fast(row_max[r] * factor - base);
         row_max[r] = greatest;
@@ -97,7 +96,7 @@ template <int N> __device__ __forceinline__ void rescale_rows(float (&o)[N], con
     for (int i = 0; i < N; i++) o[i] *= by[i / 2 % 2];
 }
 
-// What the rows of an output are multiplied by at the end; a row that saw no key becomes 0.
+// The factor of an output row: 1 / sum over the row's threads, or 0 if the row sees no key.
 __device__ __forceinline__ float inverse_sum(float sum) {
     sum += __shfl_xor_sync(ALL, sum, 1);
     sum += __shfl_xor_sync(ALL, sum, 2);

@@ -1,44 +1,43 @@
-// prefill_attention: attention of many queries of several sequences over a block-paged cache.
+// prefill_attention: attention of many queries of several sequences over a paged cache.
 //
-//   q              T [num_tokens, num_heads, head_dim], rows q_stride elements apart; the
-//                  sequences' new tokens one after another
-//   cache          T [num_blocks, 2 * num_kv_heads, block_size, head_dim]: the keys' heads, then
-//                  the values'; with KV_SCHEME bytes, and kv_scales fp32, one a row (codes.cuh)
-//   block_tables   int32 [num_seqs, max_blocks]; only blocks with visible keys are looked up
-//   query_starts   int32 [num_seqs + 1]: where in q each sequence begins, and the last one ends
-//   context_lens   int32 [num_seqs]: tokens in the cache, the sequence's queries being the last
-//   prefix_lens    int32 [num_seqs] or null: keys before it are visible from everywhere
-//   alibi_slopes         fp32 [num_heads] or null: ALiBi
+//   q              T [num_tokens, num_heads, head_dim], rows q_stride elements apart: the new tokens of the
+//                  sequences, one sequence after the other
+//   cache          T [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first; with KV_SCHEME
+//                  bytes, and kv_scales fp32, one for each row (quantized_kv.cuh)
+//   block_tables   int32 [num_seqs, max_blocks]; only entries with visible keys are used
+//   query_starts   int32 [num_seqs + 1]: the first row of each sequence in q, and the end
+//   context_lens   int32 [num_seqs]: tokens in the cache; the queries are the last of them
+//   prefix_lens    int32 [num_seqs] or null: keys before it are visible to all queries
+//   alibi_slopes   fp32 [num_heads] or null: ALiBi
 //   out            T [num_tokens, num_heads, head_dim]
 //
-// out = softmax(cap · tanh(q · kᵀ · scale / cap) + slope · (key - position)) · v over the visible
-// keys: those up to the query's position or in the prefix, and with a window w > 0 of these only
-// keys > position - w. Head h reads key head h / (num_heads / num_kv_heads). The algorithm is
-// FlashAttention's (Dao, 2023; Shah et al., 2024): a block keeps a tile of queries of one head and
-// goes over the keys' tiles with an online softmax; tiles that no row sees are left out, masks are
+// out = softmax(cap · tanh(q · kᵀ · scale / cap) + slope · (key - position)) · v over the visible keys:
+// those up to the query's position or in the prefix, and with a window w > 0 of these only keys >
+// position - w. Head h reads KV head h / (num_heads / num_kv_heads).
+//
+// Algorithm: FlashAttention (Dao, 2023; Shah et al., 2024). A block keeps a tile of queries of one head and
+// loops over the tiles of keys with an online softmax. Tiles that no row sees are skipped; masks are
 // evaluated only in tiles that some row sees in part.
+// PATH 0, fp32: 128 threads and 16 queries a block, FMAs.
+// PATH 1, bf16 and fp16: 4 warps of mma.m16n8k16 with 16 or 32 rows each; two stages of keys and values,
+//   loaded by asynchronous copies while the tile before is computed.
+// PATH 2, bf16 and fp16 on sm_90a: a producer warpgroup fills a ring of keys and values; 2 or 3 consumer
+//   warpgroups with 64 queries each use wgmma. They are not synchronized, so the softmax of one overlaps
+//   with the wgmma of another.
 //
-// PATH 0, fp32: a block of 128 threads has 16 queries; ordinary FMAs.
-// PATH 1, bf16 and fp16: 4 warps of mma.m16n8k16 with 16 or 32 rows each; two stages of keys and
-//   values, brought by asynchronous copies while the tile before is computed.
-// PATH 2, the same on sm_90a: a producer warpgroup keeps a ring of keys and values full; 2 or 3
-//   consumer warpgroups with 64 queries each mma by wgmma. They are not in step, so that
-//   one's softmax runs beside another's products.
-//
-// Grid: num_tiles * num_heads. A tile is a tile of queries of some sequence, the last rows of a
-// sequence first (they see most keys); surplus num_tiles return at once. `heads_together` heads run
-// side by side, so that their keys and values stay in L2. Block and shared memory: Shape in
-// ops/prefill_attention.py.
-// Defines: DIM, head_dim rounded up to what the registers are laid out for (columns beyond
-// head_dim are zeros); BIASED 1 allows softcap and alibi_slopes; SMALL 1 (PATH 1) is for GPUs with 99 KiB
-// of shared memory; CONSUMERS (PATH 2), warpgroups with queries; KV_SCHEME (PATH 1) is
-// for a cache in 8 bits, head_dim being a multiple of 16.
-// Moves at least q, out and the contexts' keys and values; 4 · head_dim · num_heads operations for
-// each visible pair. Requires head_dim % 8 == 0, q and its rows aligned to 16 bytes, context_lens ≥
-// the number of queries, and fewer than 2^31 rows in the cache.
-// Sums in fp32; the weights of the second product are rounded to T.
-// Test: tests/cuda/kernels/test_prefill_attention.py, relative 2^-8 (bf16), 2^-11 (fp16): one rounding
-// of the weights and one of the result, on average less than half the bound each; 5e-6 (fp32).
+// Defines: DIM (head_dim rounded up; further columns are zeros), BIASED (1 allows softcap and ALiBi), SMALL
+// (PATH 1: 1 for GPUs with 99 KiB of shared memory), CONSUMERS (PATH 2: warpgroups with queries), KV_SCHEME
+// (PATH 1: quantized cache; head_dim is a multiple of 16).
+// Requires: head_dim % 8 == 0; q's rows aligned to 16 bytes; context_lens at least the number of queries;
+// fewer than 2^31 rows in the cache.
+// Launch: grid num_tiles * num_heads: a tile of queries, the last rows of a sequence first (they see the most
+// keys); surplus tiles return at once. `heads_together` heads run at the same time, so that their keys and
+// values stay in L2. Block and shared memory: Shape in ops/prefill_attention.py.
+// Moves at least q, out and the keys and values of the contexts; 4 · head_dim · num_heads operations for each
+// visible pair.
+// Accuracy: fp32 sums; attention weights are rounded to T: relative 2^-8 (bf16), 2^-11 (fp16), of which the
+// roundings of weights and result each take less than half on average; 5e-6 (fp32).
+// Test: tests/cuda/kernels/test_prefill_attention.py
 #include "attention/prefill_tile.cuh"
 
 #define FMA_PATH 0
@@ -49,8 +48,7 @@
 constexpr int THREADS = 128, ROWS = 16, KEYS = 32, SHARERS = THREADS / ROWS;
 constexpr int STRIDE = DIM + 1;  // rows begin in different banks
 
-// Eight threads share a row: of the scores each has every eighth key, of the output every eighth
-// column.
+// Eight threads share a row: each computes every eighth score and every eighth column of the output.
 __device__ __forceinline__ void attend(const Arguments& a, const QueryTile& w, u8* shared) {
     float *q = (float*)shared, *k = q + ROWS * STRIDE, *v = k + KEYS * STRIDE;
     float* weights = v + KEYS * STRIDE;
@@ -65,7 +63,7 @@ __device__ __forceinline__ void attend(const Arguments& a, const QueryTile& w, u
     int row_begin = w.key_begin(row), row_end = min(w.key_end(row), w.context);
     float row_max = -infinity(), sum = 0, o[DIM / SHARERS] = {};
     for (int first = begin / KEYS * KEYS; first < end; first += KEYS) {
-        __syncthreads();  // the tile before has been read
+        __syncthreads();  // all threads have read the tile before
         for (int e = threadIdx.x; e < KEYS * DIM; e += THREADS) {
             int key = e / DIM, d = e % DIM, at = key_row(a, w, first + key, begin);
             bool valid = at >= 0 && d < a.head_dim;
@@ -100,7 +98,7 @@ __device__ __forceinline__ void attend(const Arguments& a, const QueryTile& w, u
             sum += weight;
             weights[row * (KEYS + 1) + part + i * SHARERS] = weight;
         }
-        __syncwarp();  // a row's threads are of one warp; others do not touch its weights
+        __syncwarp();  // all threads of a row are in one warp
 #pragma unroll
         for (int i = 0; i < DIM / SHARERS; i++) o[i] *= rescale;
         for (int key = 0; key < KEYS; key++)
@@ -118,7 +116,7 @@ __device__ __forceinline__ void attend(const Arguments& a, const QueryTile& w, u
             w.out[(i64)row * a.num_heads * a.head_dim + d] = sum > 0 ? o[i] / sum : 0.f;
     }
 }
-#else  // the tensor cores' paths
+#else  // the tensor core paths
 
 constexpr bool IS_WIDE = DIM > 128;
 #if PATH == MMA_PATH
@@ -132,9 +130,9 @@ constexpr int KEYS = IS_WIDE ? 64 : 128, STAGES = DIM == 64 ? 4 : 2;
 constexpr int CHUNKS = DIM / 8, PANELS = (DIM + 63) / 64;
 constexpr int ROW_BYTES = PANELS * 128, TILE_BYTES = KEYS * ROW_BYTES;  // of keys, or of values
 
-// 128 threads bring a tile of rows, a chunk each at a time: the row, the chunk and its key_row in the
-// tile of thread `thread` at step `i`. Eight rows further on a chunk has the same key_row in its row,
-// so that most steps' key_rows differ by constants.
+// 128 threads load a tile of rows, a 16-byte chunk each at a time: these functions return the row, the chunk
+// and its offset in the tile for thread `thread` at step `i`. A chunk has the same offset in rows that are
+// eight apart, so most steps' offsets differ by constants.
 constexpr int COPIERS = 128;
 constexpr bool IS_EVEN = COPIERS % CHUNKS == 0;
 __device__ __forceinline__ int step_row(int thread, int i) {
@@ -151,7 +149,7 @@ template <int TILE_ROWS> __device__ __forceinline__ u32 step_offset(int thread, 
     return chunk_offset<TILE_ROWS>(step_row(thread, i), step_chunk(thread, i));
 }
 
-// Brings query rows first … first + COUNT - 1 of the block.
+// Loads the query rows first … first + COUNT - 1 of the block.
 template <int COUNT>
 __device__ __forceinline__ void load_queries(const Arguments& a, const QueryTile& w, u32 to, int first,
                                              int thread) {
@@ -164,34 +162,34 @@ __device__ __forceinline__ void load_queries(const Arguments& a, const QueryTile
     }
 }
 
-// Raw products of 16 rows, the first being `row`, and the keys from `key` on become weights.
+// Converts the products of 16 rows from `row` on and the keys from `key` on to attention weights.
 template <int N>
 __device__ __forceinline__ void softmax_weights(const Arguments& a, const QueryTile& w, float (&s)[N], int row,
                                       int key, float (&row_max)[2], float (&sum)[2],
                                       float (&rescale)[2]) {
-    int lane = threadIdx.x % WARP, mine = row + lane / 4, column = key + lane % 4 * 2;
+    int lane = threadIdx.x % WARP, own = row + lane / 4, column = key + lane % 4 * 2;
     if (BIASED) {
-        int position[2] = {w.position + mine, w.position + mine + 8};
+        int position[2] = {w.position + own, w.position + own + 8};
         bias_scores(s, column, position, a.scale, a.softcap, w.slope);
     }
     if (!w.all_see(row, 16, key, 2 * N)) {
-        int begin[2] = {w.key_begin(mine), w.key_begin(mine + 8)};
-        int count[2] = {max(w.key_end(mine) - begin[0], 0), max(w.key_end(mine + 8) - begin[1], 0)};
+        int begin[2] = {w.key_begin(own), w.key_begin(own + 8)};
+        int count[2] = {max(w.key_end(own) - begin[0], 0), max(w.key_end(own + 8) - begin[1], 0)};
         mask_scores(s, column, begin, count);
     }
     online_softmax(s, BIASED ? 1.f : a.scale * LOG2_E, row_max, sum, rescale);
 }
 
-// Finished rows go to a tile of TILE_ROWS rows, and from there whole to `out`.
+// Stores finished rows in a tile of TILE_ROWS rows, and from there in full accesses to `out`.
 template <int TILE_ROWS, int N>
 __device__ __forceinline__ void put_rows(u8* tile, const float (&o)[N], int row,
                                          const float (&sum)[2]) {
-    int lane = threadIdx.x % WARP, mine = row + lane / 4, at = lane % 4 * 4;
+    int lane = threadIdx.x % WARP, own = row + lane / 4, at = lane % 4 * 4;
     float by[2] = {inverse_sum(sum[0]), inverse_sum(sum[1])};
 #pragma unroll
     for (int j = 0; j < N; j += 2) {
         u32 pair = pair_bits(o[j] * by[j / 2 % 2], o[j + 1] * by[j / 2 % 2], T());
-        *(u32*)(tile + chunk_offset<TILE_ROWS>(mine + j / 2 % 2 * 8, j / 4) + at) = pair;
+        *(u32*)(tile + chunk_offset<TILE_ROWS>(own + j / 2 % 2 * 8, j / 4) + at) = pair;
     }
 }
 template <int TILE_ROWS>
@@ -208,7 +206,7 @@ __device__ __forceinline__ void store_rows(const Arguments& a, const QueryTile& 
 #endif
 
 #if PATH == MMA_PATH
-// Where the tile's keys lie, found one tile ahead.
+// Finds the cache rows of a tile's keys, one tile ahead.
 __device__ __forceinline__ void find_key_rows(const Arguments& a, const QueryTile& w, int* key_rows,
                                           int first, int begin) {
     if (threadIdx.x < KEYS) key_rows[threadIdx.x] = key_row(a, w, first + threadIdx.x, begin);
@@ -234,13 +232,13 @@ __device__ __forceinline__ void load_keys(const Arguments& a, const QueryTile& w
 #include "attention/prefill_quantized_kv.cuh"
 #endif
 
-// The address of an even chunk plus a bit, in the row at `address`: `twist` is the row (mod 8) xor
-// that bit.
+// The address of chunk `chunk` (even) plus a bit, in the row at `address`; `twist` is the row (mod 8) xor that
+// bit.
 template <int TILE_ROWS> __device__ __forceinline__ u32 twisted(u32 address, int twist, int chunk) {
     return address + chunk / 8 * TILE_ROWS * 128 + (chunk % 8 ^ twist) * 16;
 }
 
-// One warp's ROW_TILES × 16 queries, in `q` from row `row` on, with one tile of keys and values.
+// Attention of a warp's ROW_TILES × 16 queries, in `q` from row `row` on, with one tile of keys and values.
 __device__ __forceinline__ void attend_tile(const Arguments& a, const QueryTile& w, u32 q, u32 keys,
                                             int row, int key, float (&o)[ROW_TILES][DIM / 2],
                                             float (&row_max)[ROW_TILES][2], float (&sum)[ROW_TILES][2],
@@ -319,19 +317,19 @@ __device__ __forceinline__ void attend(const Arguments& a, const QueryTile& w, u
     __syncthreads();
 #ifdef KV_SCHEME
     __shared__ __align__(16) float scales[2][2][KEYS];
-    QuantizedTiles codes{ring, ring + 2 * TILE_BYTES, scales};
-    codes.load(a, w, key_rows[0], 0);
+    QuantizedTiles quantized{ring, ring + 2 * TILE_BYTES, scales};
+    quantized.load(a, w, key_rows[0], 0);
 #else
     load_keys(a, w, key_rows[0], ring);
 #endif
     int stage = 0;
     for (int key = first; key < end; key += KEYS, stage ^= 1) {
         wait_for_copies();
-        __syncthreads();  // this tile is there; the one before and its key_rows have been used
+        __syncthreads();  // this tile has arrived, and the one before has been used
         int other = stage ^ 1;
 #ifdef KV_SCHEME
-        if (key + KEYS < end) codes.load(a, w, key_rows[other], other);
-        codes.convert(stage);
+        if (key + KEYS < end) quantized.load(a, w, key_rows[other], other);
+        quantized.convert(stage);
         __syncthreads();
         u32 tile = ring;
         const float(*by)[KEYS] = scales[stage];
@@ -341,13 +339,13 @@ __device__ __forceinline__ void attend(const Arguments& a, const QueryTile& w, u
         const float(*by)[KEYS] = nullptr;
 #endif
         find_key_rows(a, w, key_rows[stage], key + 2 * KEYS, begin);
-        int row_begin, row_end;  // not kept from tile to tile: registers are scarce
+        int row_begin, row_end;  // recomputed for each tile to save registers
         w.span(row, ROW_TILES * 16, row_begin, row_end);
         if (key < row_end && key + KEYS > row_begin)
             attend_tile(a, w, q, tile, row, key, o, row_max, sum, by);
     }
     wait_for_copies();
-    __syncthreads();  // all copies are done; only this warp reads its queries: output goes there
+    __syncthreads();  // each warp reuses its queries' memory for its output
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++) put_rows<ROWS>(shared, o[m], row + m * 16, sum[m]);
     __syncwarp();

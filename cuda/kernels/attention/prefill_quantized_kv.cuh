@@ -1,23 +1,23 @@
-// Tiles of keys and values of prefill_attention's MMA_PATH, from a cache of codes (codes.cuh). They
-// come as they are, two stages of them, and become one tile of T before they are used. Factors of
-// keys mma scores and those of values weights, which are the columns of a tile.
+// Tiles of keys and values of prefill_attention's MMA_PATH from a quantized cache (quantized_kv.cuh). Two
+// stages of quantized values are loaded; a stage is converted to one tile of T before use. The scales of
+// keys multiply scores, and those of values attention weights: the columns of the accumulators.
 #pragma once
 #include "attention/quantized_kv.cuh"
 
-constexpr int CODE_CHUNKS = DIM / 16;               // of 16 codes, a row
+constexpr int VALUE_CHUNKS = DIM / 16;               // of 16 values in a row
 constexpr int STAGE_BYTES = 2 * KEYS * DIM;         // keys, then values
 
 struct QuantizedTiles {
-    u32 tile, stages;        // of T, and both stages of codes, in shared memory
-    float (*scales)[2][KEYS];  // of a stage's keys and of its values; 0 where there is none
+    u32 tile, stages;        // shared addresses of the tile of T and of both stages
+    float (*scales)[2][KEYS];  // of a stage's keys and values; 0 if invisible
 
-    // Requests the keys and values at `key_rows`, rows of the cache from the head's first on.
+    // Starts to load the keys and values of `key_rows`, cache rows counted from the head's first.
     __device__ __forceinline__ void load(const Arguments& a, const QueryTile& w, const int* key_rows,
                                          int stage) const {
         u32 to = stages + stage * STAGE_BYTES;
 #pragma unroll 1
-        for (int e = threadIdx.x; e < KEYS * CODE_CHUNKS; e += THREADS) {
-            int row = e / CODE_CHUNKS, chunk = e % CODE_CHUNKS;
+        for (int e = threadIdx.x; e < KEYS * VALUE_CHUNKS; e += THREADS) {
+            int row = e / VALUE_CHUNKS, chunk = e % VALUE_CHUNKS;
             bool valid = key_rows[row] >= 0 && chunk * 16 < a.head_dim;
             const Stored* from = w.keys + (valid ? (i64)key_rows[row] * a.head_dim + chunk * 16 : 0);
             copy_chunk(to + e * 16, from, valid);
@@ -31,18 +31,18 @@ struct QuantizedTiles {
         }
     }
 
-    // Makes the tile of a stage that is there.
+    // Converts a loaded stage to the tile of T.
     __device__ __forceinline__ void convert(int stage) const {
         u32 from = stages + stage * STAGE_BYTES;
 #pragma unroll 1
-        for (int e = threadIdx.x; e < 2 * KEYS * CODE_CHUNKS; e += THREADS) {
-            int row = e / CODE_CHUNKS, chunk = e % CODE_CHUNKS * 2;
-            u32 codes[4], low[4], high[4];
-            load_words(codes, from + e * 16);
+        for (int e = threadIdx.x; e < 2 * KEYS * VALUE_CHUNKS; e += THREADS) {
+            int row = e / VALUE_CHUNKS, chunk = e % VALUE_CHUNKS * 2;
+            u32 values4[4], low[4], high[4];
+            load_words(values4, from + e * 16);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 u32 even, odd, *to = i < 2 ? low + i * 2 : high + i * 2 - 4;
-                unpack_four(codes[i], even, odd);
+                unpack_four(values4[i], even, odd);
                 to[0] = __byte_perm(even, odd, 0x5410);
                 to[1] = __byte_perm(even, odd, 0x7632);
             }
@@ -63,7 +63,7 @@ struct QuantizedTiles {
                      "r"(v[2]), "r"(v[3])
                      : "memory");
     }
-    // Brings an fp32 number, or zero and reads nothing.
+    // Copies 4 bytes asynchronously; writes zero if not `valid`.
     __device__ __forceinline__ static void copy_word(u32 to, const float* from, bool valid) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
                      "r"(valid ? 4 : 0)
@@ -71,13 +71,13 @@ struct QuantizedTiles {
     }
 };
 
-// Columns of an accumulator by the keys' scales, `by`.
+// Multiplies the columns of an accumulator by the scales `by`.
 template <int N>
 __device__ __forceinline__ void scale_columns(float (&s)[N], const float* by) {
-    const float* mine = by + threadIdx.x % 4 * 2;
+    const float* own = by + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int j = 0; j < N / 4; j++) {
-        float2 pair = *reinterpret_cast<const float2*>(mine + j * 8);
+        float2 pair = *reinterpret_cast<const float2*>(own + j * 8);
         float low = pair.x / VALUE_SCALE, high = pair.y / VALUE_SCALE;
         s[4 * j] *= low;
         s[4 * j + 1] *= high;

@@ -1,9 +1,9 @@
-// What a block of prefill_attention does: which queries of which head, and the keys they see.
+// The arguments of prefill_attention, and a block's tile of queries with the keys that it sees.
 #pragma once
 #include "attention/mma_softmax.cuh"
 
 #ifdef KV_SCHEME
-using Stored = u8;  // what the cache has of an element
+using Stored = u8;  // element of the cache
 #else
 using Stored = T;
 #endif
@@ -23,8 +23,8 @@ struct Arguments {
 #endif
 };
 
-// The queries of one block, and which keys they see. It lies in shared memory: registers are
-// scarce, and most of it is rarely needed.
+// A block's queries and the keys that they see. In shared memory, because registers are scarce and most of it
+// is rarely used.
 struct QueryTile {
     const T* q;           // of the first row
     const Stored* keys;   // of the cache's block 0
@@ -32,7 +32,7 @@ struct QueryTile {
     T* out;
     i64 values;         // from a key to its value, in elements
     int block_rows;     // rows of head_dim elements in a block of the cache
-    int num_rows;       // that exist; may be greater than the tile
+    int num_rows;       // remaining rows of the sequence; may exceed the tile
     int position;       // of the first row
     int context, prefix, window;
     float slope;
@@ -47,7 +47,7 @@ struct QueryTile {
     __device__ __forceinline__ int key_begin(int row) const {
         return window > 0 ? max(position + row + 1 - window, 0) : 0;
     }
-    // Keys that rows first … last may see: from `begin` up to and without `end`.
+    // The keys that the rows first … first + count - 1 may see: begin … end - 1.
     __device__ __forceinline__ void span(int first, int count, int& begin, int& end) const {
         int last = min(first + count, num_rows) - 1;
         begin = key_begin(first);
@@ -58,8 +58,8 @@ struct QueryTile {
     }
 };
 
-// Finds the tile's tile; false for a surplus tile. All threads of the block call it; every warp
-// searches for itself, and one thread writes what was found.
+// Finds this block's tile of queries; returns false for a surplus tile. All threads of the block call it; every
+// warp searches, and one thread writes the result.
 template <int ROWS>
 __device__ __forceinline__ bool find_tile(const Arguments& a, QueryTile& w) {
     int per_section = a.num_tiles * a.heads_together;
@@ -114,8 +114,8 @@ __device__ __forceinline__ bool find_tile(const Arguments& a, QueryTile& w) {
     return false;
 }
 
-// The row of head_dim elements from `keys` on where a key lies, or -1 if no row of the block sees
-// it: it may be garbage, its table entry too.
+// The cache row of a key, counted from `keys`, or -1 if no row of the block sees it: then the key and its block
+// table entry may be anything.
 __device__ __forceinline__ int key_row(const Arguments& a, const QueryTile& w, int key, int begin) {
     if (key < begin || key >= w.context) return -1;
     int within = key & ((1 << a.log2_block_size) - 1);

@@ -1,22 +1,21 @@
-// The sm_90a path of prefill_attention, with the shapes and helpers of prefill_attention.cu, which
-// includes it.
+// The sm_90a path of prefill_attention. prefill_attention.cu includes it and defines the shapes and helpers.
 //
-// Shared memory, from a multiple of 1024: queries [CONSUMERS][PANELS][64 rows][128 bytes], keys
-// [STAGES][PANELS][KEYS rows][128 bytes], values likewise. Barriers: `full` is completed by the
-// copies of the 128 producer threads, `empty` by the first lane of each consumer warp.
+// Shared memory, aligned to 1024 bytes: queries [CONSUMERS][PANELS][64 rows][128 bytes], keys
+// [STAGES][PANELS][KEYS rows][128 bytes], values likewise. Barriers: the copies of the 128 producer threads
+// complete `full`; the first lane of each consumer warp completes `empty`.
 #include "attention/wgmma.cuh"
 
 constexpr int KEY = 0, VALUE = 1;
 
 struct Ring {
     u64 full[2][STAGES], empty[2][STAGES];
-    int begin[CONSUMERS], end[CONSUMERS];  // the keys that a warpgroup's rows see
+    int begin[CONSUMERS], end[CONSUMERS];  // keys that are visible to a warpgroup's rows
 };
 
 __device__ __forceinline__ void produce(const Arguments& a, const QueryTile& w, Ring& ring, u32 tiles,
                                         int begin, int end) {
-    // CHUNKS neighboring threads bring a row; a thread finds where one of the rows lies that they
-    // bring in turn.
+    // CHUNKS neighboring threads load a row together. Each thread finds the cache row of one of the rows that they
+    // load in turn.
     constexpr int STEPS = KEYS * CHUNKS / COPIERS;
     static_assert(IS_EVEN && STEPS <= CHUNKS && CHUNKS <= WARP);
     int thread = threadIdx.x % COPIERS, chunk = thread % CHUNKS, found = step_row(thread, chunk);
@@ -27,7 +26,7 @@ __device__ __forceinline__ void produce(const Arguments& a, const QueryTile& w, 
     int first = begin / KEYS * KEYS;
     int next = key_row(a, w, first + found, begin);
     for (int key = first; key < end; key += KEYS) {
-        int mine = next;
+        int own = next;
         if (key + KEYS < end) next = key_row(a, w, key + KEYS + found, begin);
 #pragma unroll 1
         for (int kind = KEY; kind <= VALUE; kind++) {
@@ -36,7 +35,7 @@ __device__ __forceinline__ void produce(const Arguments& a, const QueryTile& w, 
             const u8* base = keys + (kind == KEY ? 0 : w.values * sizeof(T));
 #pragma unroll
             for (int i = 0; i < STEPS; i++) {
-                int at = __shfl_sync(ALL, mine, i, CHUNKS);
+                int at = __shfl_sync(ALL, own, i, CHUNKS);
                 copy_chunk(to + step_offset<KEYS>(thread, i), base + (i64)max(at, 0) * row_bytes,
                            has_chunk && at >= 0);
             }
@@ -65,7 +64,7 @@ __device__ __forceinline__ void score(float (&s)[KEYS / 2], u32 queries, u32 key
 // o += weights · v.
 __device__ __forceinline__ void add_values(float (&o)[DIM / 2], const float (&s)[KEYS / 2],
                                            u32 values) {
-    constexpr int PART = DIM < 128 ? DIM / 2 : 64;  // accumulators of one product
+    constexpr int PART = DIM < 128 ? DIM / 2 : 64;  // accumulators of one wgmma
     u64 right = tile_descriptor<KEYS>(values);
     u32 weights[KEYS / 16][4];
 #pragma unroll
@@ -120,7 +119,7 @@ __device__ __forceinline__ void consume(const Arguments& a, const QueryTile& w, 
         if (++stage == STAGES) stage = 0, parity ^= 1;
     }
     if (group_row >= w.num_rows) return;
-    warpgroup_barrier(1 + group);  // no product reads these queries any more: output goes there
+    warpgroup_barrier(1 + group);  // the queries are no longer read: their memory takes the output
     put_rows<GROUP_ROWS>(queries, o, thread / WARP * 16, sum);
     warpgroup_barrier(1 + group);
     store_rows<GROUP_ROWS>(a, w, queries, group_row, 0, GROUP_ROWS, thread, 128);

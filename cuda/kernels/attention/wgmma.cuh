@@ -1,11 +1,11 @@
-// Hopper's warpgroup products (wgmma): 64 rows × N columns × 16 by four warps, asynchronous, with
-// operands in shared memory. Only for sm_90a.
+// Hopper's warpgroup matmul (wgmma): 64 rows × N columns × 16 by four warps, asynchronous, with operands in
+// shared memory. Only for sm_90a.
 //
-// Tiles lie as `chunk_offset` of attention_mma.cuh says, aligned to 1024 bytes. A descriptor names
-// one: its address (bits 0-13), the distance of its 64-column panels (16-29, used where rows are
-// the summed dimension) and of groups of eight rows (32-45), all in units of 16 bytes, and the
-// 128-byte swizzle (1 in bits 62-63). Steps along a tile are added to the address: the swizzle
-// goes by bits 7-9 of the final address.
+// Tiles have the layout of `chunk_offset` in mma_softmax.cuh and are aligned to 1024 bytes. A descriptor holds
+// a tile's address (bits 0-13), the distance of its 64-column panels (bits 16-29, used if rows are the summed
+// dimension) and of its groups of eight rows (bits 32-45), all in units of 16 bytes, and the 128-byte swizzle
+// (1 in bits 62-63). Offsets in a tile are added to the address, because the swizzle uses bits 7-9 of the
+// final address.
 #pragma once
 #include "attention/mma_softmax.cuh"
 
@@ -14,15 +14,15 @@ template <int ROWS> __device__ __forceinline__ u64 tile_descriptor(u32 address) 
            (u64)(8 * 128 >> 4) << 32 | 1ull << 62;
 }
 
-// Before the first product, and whenever registers that products use were written.
+// Required before the first wgmma and whenever other instructions wrote registers that wgmma uses.
 __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void wgmma_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// The compiler does not know that the accumulators change until the wait: `fence_operand` on either side
-// keeps their other uses where they are written. Operands in registers likewise.
+// The compiler does not know that wgmma changes the accumulators until the wait. `fence_operand` before and after
+// keeps other uses of them, and of operands in registers, in place.
 template <int N> __device__ __forceinline__ void fence_operand(float (&c)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
@@ -41,11 +41,11 @@ template <int COUNT> __device__ __forceinline__ void more_registers() {
 template <int COUNT> __device__ __forceinline__ void fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
-// What threads have written to shared memory becomes visible to products.
+// Makes writes to shared memory visible to wgmma.
 __device__ __forceinline__ void wgmma_proxy_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// One arrival of this thread when all its copies so far are complete.
+// Arrives when all copies of this thread so far are complete.
 __device__ __forceinline__ void arrive_after_copies(u64* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
                  : "memory");
@@ -70,14 +70,14 @@ __device__ __forceinline__ void warpgroup_barrier(int id) {
 #define ACCUMULATORS_64(c) \
     ACCUMULATORS_32(c), ACCUMULATORS_16(c, 32), ACCUMULATORS_16(c, 48)
 
-// Both operands in shared memory, 16 consecutive elements of the summed dimension in each row.
+// Both operands in shared memory; each row has 16 consecutive elements of the summed dimension.
 #define WGMMA_SS(N, TYPE, REGISTERS, OUT, A, B, ADD)                                     \
     asm volatile("{ .reg .pred add; setp.ne.b32 add, %" #ADD ", 0;"                              \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " " REGISTERS   \
                  ", %" #A ", %" #B ", add, 1, 1, 0, 0; }"                                        \
                  : OUT                                                                           \
                  : "l"(a), "l"(b), "r"(add))
-// c (+)= a · bᵀ; `add` false starts anew.
+// c (+)= a · bᵀ; without `add`, c is overwritten.
 template <typename A, int N>
 __device__ __forceinline__ void wgmma_ss(float (&c)[N], u64 a, u64 b, int add) {
     constexpr bool IS_HALF = Same<A, half>::value;
@@ -92,7 +92,7 @@ __device__ __forceinline__ void wgmma_ss(float (&c)[N], u64 a, u64 b, int add) {
         WGMMA_SS(64, "bf16", REGISTERS_32, ACCUMULATORS_32(c), 32, 33, 34);
 }
 
-// The left operand in registers, the right one with the summed dimension down its rows.
+// The left operand in registers; the rows of the right one are the summed dimension.
 #define WGMMA_RS(N, TYPE, REGISTERS, OUT, A0, A1, A2, A3, B)                            \
     asm volatile("{ .reg .pred add; setp.ne.b32 add, 1, 0;"                                      \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " " REGISTERS   \

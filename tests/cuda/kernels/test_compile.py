@@ -2,13 +2,14 @@
 
 import importlib
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
 
 from swiftchat.cuda import nvrtc, ops
 from swiftchat.cuda.cubin_cache import CubinCache
-from swiftchat.cuda.gpu import KernelSpec
+from swiftchat.cuda.gpu import KernelSpec, parse_arguments
 from swiftchat.errors import KernelCompileError
 
 NAMES = sorted(file.stem for file in nvrtc.KERNELS.glob("*/*.cu"))
@@ -31,6 +32,35 @@ def test_each_kernel_has_variants_and_a_test_of_its_name() -> None:
     tests = {file.stem.removeprefix("test_") for file in Path(__file__).parent.glob("test_*.py")}
     assert sorted(VARIANTS) == NAMES
     assert set(NAMES) <= tests
+
+
+def entry_parameters(spec: KernelSpec) -> list[tuple[str, str]]:
+    """The names and types of an entry point's parameters, as in `KernelSpec.arguments`."""
+    source = nvrtc.source(spec.name).read_text()
+    if "KV_SCHEME" not in spec.defines:
+        source = re.sub(r"#ifdef KV_SCHEME\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
+    source = re.sub(r"#\w+.*", "", source)
+    found = re.search(rf"\b{spec.name}_kernel\((.*?)\)\s*{{", source, re.DOTALL)
+    assert found, f"{spec.name}_kernel is not defined"
+    kinds = {"int": "int", "i64": "int64", "float": "float", "TensorMap": "tensor_map"}
+    parameters = []
+    for parameter in found[1].split(","):
+        kind, name = re.fullmatch(r"(.*?)(\w+)", parameter.strip(), re.DOTALL).groups()  # type: ignore[union-attr]
+        parameters.append((name, "pointer" if "*" in kind else kinds[kind.split()[-1]]))
+    return parameters
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_declared_arguments_are_the_entry_points_parameters(name: str) -> None:
+    for spec in VARIANTS[name]:
+        assert list(parse_arguments(spec.arguments).items()) == entry_parameters(spec)
+
+
+def test_a_launch_needs_exactly_the_declared_arguments() -> None:
+    spec = KernelSpec("scale", "pointer x, int n, float factor")
+    spec.check_arguments(("factor", "x", "n"))
+    with pytest.raises(TypeError, match=r"scale: missing arguments \['factor'\], unknown \['by'\]"):
+        spec.check_arguments(("x", "n", "by"))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,125 @@
+// The visible tokens of a sequence, and the loads of their keys and values into a warp's ring.
+#pragma once
+#include "attention/decode_splits.cuh"
+#include "attention/decode_tiles.cuh"
+#ifdef KV_SCHEME
+#include "attention/decode_quantized_kv.cuh"
+using WarpMma = QuantizedTileMma;
+#else
+using WarpMma = TileMma<T>;
+using StageScales = NoScales;
+#endif
+
+// The visible tokens [begin, end) and this warp's work of them. Steps of STEP tokens are dealt to the warps of
+// the splits in turn. The number of splits in use gives each warp a step, or is 1 if combining would take
+// longer than more steps. Every split in use has a step.
+struct TokenRange {
+    int begin, end, splits;
+    int first, stride, count;  // this warp's steps: their first tokens, and how many
+
+    __device__ TokenRange(const BlockWork& work, int length, int window) {
+        begin = window > 0 ? max(0, length - window) : 0;
+        end = length;
+        int start = begin / STEP, steps = (end + STEP - 1) / STEP - start;
+        splits = min(work.num_splits, (steps + NUM_WARPS - 1) / NUM_WARPS);
+        if (steps <= DIRECT_STEPS) splits = 1;
+        int turn = splits * NUM_WARPS, own = work.split * NUM_WARPS + warp();
+        first = (start + own) * STEP;
+        stride = turn * STEP;
+        count = own < steps ? (steps - own - 1) / turn + 1 : 0;
+    }
+    __device__ int token(int index) const { return first + index * stride; }
+    // Returns whether this warp's step `index` has the newest token, the query's own.
+    __device__ bool has_newest(int index) const {
+        return index == count - 1 && token(index) + STEP >= end;
+    }
+    __device__ bool sees(int token) const { return (u32)(token - begin) < (u32)(end - begin); }
+    __device__ bool sees_all(int index) const {
+        return token(index) >= begin && token(index) + STEP <= end;
+    }
+};
+
+// Loads the tiles of a warp's steps into its ring: tile 2 i has the keys of step i, tile 2 i + 1 its values.
+// Lane i keeps block numbers of coming steps: a step needs one, or STEP / block_size if blocks are smaller than
+// a step.
+struct Loader {
+    const TensorMap& map;
+    const Stored* cache;
+    const int* table;
+    u64* full;  // a barrier for each stage
+    TokenRange range;
+    int early;  // lane i's block number of the first 32, loaded together with the context length
+    int kv_head, num_kv_heads, head_dim, log2_block_size;
+    StageScales scales;
+    int batch, next;  // lane i's block number for this batch of steps and for the next
+
+    __device__ int log_entries() const { return max(0, LOG_STEP - log2_block_size); }  // a step's, log2
+    __device__ int batch_steps() const { return WARP >> log_entries(); }
+
+    __device__ void begin() {
+        if (lane() < NUM_STAGES) barrier_init(full + lane(), COPY_ARRIVALS);
+        barrier_init_fence();
+        __syncwarp();
+        batch = entry(0);
+        next = entry(batch_steps());
+    }
+
+    // Lane i's block number for the batch of steps from `index` on; always of a visible token.
+    __device__ int entry(int index) const {
+        int per_step = log_entries(), last = (range.end - 1) >> log2_block_size;
+        int step_entry = range.token(index + (lane() >> per_step)) >> log2_block_size;
+        int which = step_entry + (lane() & ((1 << per_step) - 1));
+        which = min(max(which, range.begin >> log2_block_size), last);
+        return last < WARP ? __shfl_sync(ALL, early, which) : table[which];
+    }
+
+    // Starts to load tile `number`, if there is one. Lanes below STEP / block_size have a block each.
+    __device__ __forceinline__ void request(int number, int stage) {
+        bool values = number % 2;
+        int index = number / 2, log_parts = log_entries(), log_rows = min(log2_block_size, LOG_STEP);
+        if (index >= range.count) return;
+        if (!values && index && (index & (batch_steps() - 1)) == 0) {
+            batch = next;
+            next = entry(index + batch_steps());
+        }
+        int work = lane() & ((1 << log_parts) - 1);
+        int block = __shfl_sync(ALL, batch, ((index << log_parts) + work) & (WARP - 1));
+        int token = range.token(index) + (work << log_rows);
+        int head = block * 2 * num_kv_heads + kv_head + (values ? num_kv_heads : 0);
+        int row = (head << log2_block_size) + (token & ((1 << log2_block_size) - 1));
+        copy_tile(stage, row, log_rows, full + stage);
+    }
+
+    // Copies a step's rows of the cache, 1 << log_rows of them from lane i's `row` on, to a stage's tile, padded
+    // with zeros to 128 bytes, and completes one phase of `barrier`.
+    __device__ __forceinline__ void copy_tile(int stage, int row, int log_rows, u64* barrier) {
+#if __CUDA_ARCH__ >= 900
+        if (lane() == 0) barrier_expect(barrier, TILE_CHUNKS * 16 + StageScales::bytes());
+        if (lane() < STEP >> log_rows) {
+            uint4* to = shared + tile(stage) + (lane() << log_rows) * 8;
+#pragma unroll
+            for (int i = 0; i < PANELS; i++)
+                copy_box(to + i * PANEL, map, i * 8 * PER_CHUNK, row, barrier);
+        }
+        scales.request(stage, row, log_rows, barrier);
+#else
+#pragma unroll 1
+        for (int chunk = lane(); chunk < STEP * CHUNKS; chunk += WARP) {
+            int r = chunk / CHUNKS, column = chunk % CHUNKS, element = column * PER_CHUNK;
+            int from = __shfl_sync(ALL, row, r >> log_rows) + (r & ((1 << log_rows) - 1));
+            copy_16_async(shared + tile(stage) + chunk_at(r, column),
+                          cache + (i64)from * head_dim + element, element < head_dim);
+        }
+        scales.request(stage, row, log_rows, barrier);
+        arrive_after_copies(barrier);
+#endif
+    }
+
+    __device__ void clear_unseen(int index, int stage) const {
+        scales.clear_unseen(stage, range.token(index), range);
+        copy_engine_fence();
+        __syncwarp();
+    }
+
+    __device__ static int tile(int stage) { return warp() * RING_CHUNKS + stage * TILE_CHUNKS; }
+};
