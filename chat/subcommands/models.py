@@ -19,7 +19,7 @@ from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
-    from swiftchat.weights.download import Offer
+    from swiftchat.weights.download import DownloadPlan
 
 
 @click.command()
@@ -46,7 +46,7 @@ def download(
     from swiftchat.weights import download as hub
     from swiftchat.weights.store import default_store
 
-    found = hub.offer(
+    found = hub.plan_download(
         name or hub.DEFAULT_MODEL,
         default_store(),
         revision=revision,
@@ -59,11 +59,11 @@ def download(
     if found.missing_bytes and not yes and sys.stdin.isatty() and sys.stderr.isatty():
         click.confirm(f"download {sanitize(found.repo)}?", default=True, abort=True, err=True)
     with progress_display(quiet) as progress:
-        path = found.bring(progress)
+        path = found.run(progress)
     print(sanitize(str(path)))
 
 
-def _offered(name: str, found: "Offer") -> str:
+def _offered(name: str, found: "DownloadPlan") -> str:
     """Return one line on name, size and license of a download."""
     title = found.repo if name.lower() in ("", found.repo.lower()) else f"{name} is {found.repo}"
     missing = ""

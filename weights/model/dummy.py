@@ -1,4 +1,4 @@
-"""Shapes of published models, for random weights: to time and to test without downloads."""
+"""Configs of published models for random weights, to measure and test without downloads."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, QuantizedM
 _MATRIX_TYPES: Mapping[str, type[QuantizedMatrix]] = MappingProxyType(
     {"int4": Int4, "int8": Int8, "fp8": Float8}
 )
-_GROUP = 128  # columns of int4 that have a factor together
+_GROUP_SIZE = 128  # of int4
 _SHARED = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_act": "silu",
@@ -28,7 +28,7 @@ _SHARED = {
 def _llama3(
     hidden: int, inner: int, layers: int, heads: int, head_dim: int, rope_factor: float, tied: bool
 ) -> Mapping[str, Any]:
-    """What the models of Llama 3.1 and 3.2 differ in; the rest they have in common."""
+    """Return the config of a Llama 3.1 or 3.2 model from the fields in which they differ."""
     return MappingProxyType(
         {
             **_SHARED,
@@ -55,7 +55,7 @@ def _llama3(
     )
 
 
-# By name, the numbers of each model's `config.json` as its makers published them.
+# The published `config.json` fields by name.
 DUMMY_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "llama-3.2-1b": _llama3(2048, 8192, 16, 32, 64, rope_factor=32.0, tied=True),
@@ -83,46 +83,46 @@ DUMMY_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def parse_dummy_name(name: str) -> tuple[str, str | None]:
-    """Shape and form of `SHAPE:FORM`, as in `llama-3.1-8b:int4`; None without a form known."""
-    shape, _, form = name.rpartition(":")
-    return (shape, form) if form in (*WEIGHT_ONLY, *W8A8) else (name, None)
+    """Split `CONFIG:SCHEME`, as in `llama-3.1-8b:int4`; None without a known scheme."""
+    config, _, scheme = name.rpartition(":")
+    return (config, scheme) if scheme in (*WEIGHT_ONLY, *W8A8) else (name, None)
 
 
-def dummy_schemes(config: ModelConfig, form: str | None) -> dict[str, Scheme]:
-    """How random matrices of a form are packed, by Hugging Face name; those without stay plain.
+def dummy_schemes(config: ModelConfig, scheme: str | None) -> dict[str, Scheme]:
+    """Return the schemes of the quantized random matrices by Hugging Face name.
 
-    They are those that `convert --quantize` packs, int4 in groups of 128, and with int4 and int8
-    the head in int8, whether it is a table of embeddings or not.
+    They are the matrices that `convert --quantize` quantizes, int4 in groups of 128; with int4
+    and int8 also the head in int8, or the embeddings that it is tied to.
     """
-    if form is None:
+    if scheme is None:
         return {}
-    kept, shapes = _MATRIX_TYPES[W8A8.get(form, form)], expected_tensors(config)
+    matrix_type, shapes = _MATRIX_TYPES[W8A8.get(scheme, scheme)], expected_tensors(config)
     head = "embed" if config.tied_embeddings else "lm_head"
     matrices = QUANTIZABLE - ARCHITECTURES[config.architecture].transposed
-    forms: dict[str, Scheme] = {}
+    schemes: dict[str, Scheme] = {}
     for place in canonical_tensors(config):
-        its = tensor_name(config, *place)
+        name = tensor_name(config, *place)
         if place[0] in matrices:
-            columns = shapes[its][-1]
-            group = _GROUP if columns % _GROUP == 0 else columns
-            forms[its] = Scheme(kept, group if kept is Int4 else 0)
-        elif place[0] == head and form in ("int4", "int8"):
-            forms[its] = Scheme(Int8)
-    return forms
+            columns = shapes[name][-1]
+            group_size = _GROUP_SIZE if columns % _GROUP_SIZE == 0 else columns
+            schemes[name] = Scheme(matrix_type, group_size if matrix_type is Int4 else 0)
+        elif place[0] == head and scheme in ("int4", "int8"):
+            schemes[name] = Scheme(Int8)
+    return schemes
 
 
 def dummy_config(name: str) -> ModelConfig:
-    """The configuration of a name in `DUMMY_CONFIGS`, or of a `config.json` at that path.
+    """Return the config named in `DUMMY_CONFIGS`, or that of a `config.json` at a path.
 
-    A form behind it (`parse_dummy_name`) changes nothing of it.
+    A scheme after the name (`parse_dummy_name`) is ignored.
     """
     name, _ = parse_dummy_name(name)
-    known = DUMMY_CONFIGS.get(name)
-    if known is not None:
-        return ModelConfig.from_hf(known)
+    fields = DUMMY_CONFIGS.get(name)
+    if fields is not None:
+        return ModelConfig.from_hf(fields)
     if not Path(name).is_file():
         raise ModelNotFound(
-            f"no shape called {name!r} and no such config.json",
-            f"known shapes: {', '.join(DUMMY_CONFIGS)}",
+            f"no dummy config {name!r}, and no such config.json",
+            f"known configs: {', '.join(DUMMY_CONFIGS)}",
         )
     return ModelConfig.from_hf(read_json(Path(name)))

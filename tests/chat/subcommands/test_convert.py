@@ -42,7 +42,7 @@ def test_the_source_may_be_a_model_name(tmp_path: Path) -> None:
     done = run("some-model", tmp_path / "out", "--dtype", "bfloat16")
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'out'}\n")
     missing = run("another", tmp_path / "none")
-    assert missing.returncode == 3 and "no model named 'another'" in missing.stderr
+    assert missing.returncode == 3 and "model 'another' is not installed" in missing.stderr
     assert left_in(tmp_path / "out") and not (tmp_path / "none").exists()
 
 

@@ -218,7 +218,9 @@ def test_gptq_in_order_stays_packed(tmp_path: Path) -> None:
 
 def test_the_engine_answers_and_says_what_it_keeps(quantized: dict[str, Path]) -> None:
     engine = build_engine(quantized["int4"], EngineConfig(device="cpu"))
-    sizes = {name: nbytes for name, (_, nbytes) in Model.open(quantized["int4"]).stored.items()}
+    sizes = {
+        name: nbytes for name, (_, nbytes) in Model.open(quantized["int4"]).stored_tensors.items()
+    }
     matrix = "model.layers.0.mlp.up_proj.weight"
     assert sizes[matrix] == 192 * 128 // 2 + 192 * 4 * 2 + 192 * 4 // 2 + 16
     # Factors and zeros of a group take four bytes, half the file's 2½ bytes more.

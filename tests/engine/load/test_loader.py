@@ -106,7 +106,7 @@ def assert_streams_as_mapped(
     assert (streamed.lm_head is streamed.embed) == model.config.tied_embeddings
     sizes = {name: info.nbytes for name, info in checkpoint.tensors.items()}
     whole = Shard(model.config) if share is None else share
-    expected = sum(sizes.values()) if checkpoint.sliced else whole.weights_bytes(sizes)
+    expected = sum(sizes.values()) if checkpoint.shard else whole.weights_bytes(sizes)
     assert steps == sorted(steps) and steps[-1] == (expected, expected)
 
 

