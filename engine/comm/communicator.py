@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from swiftchat.engine.linear.torch_private import gloo_group
 from swiftchat.errors import DeviceError
 
 
@@ -100,14 +99,9 @@ class GlooCommunicator:
         placement: RankPlacement | None = None,
     ) -> None:
         self.placement = placement or RankPlacement(rank, size)
-        gloo: Any = dist.ProcessGroupGloo  # torch's stubs lack some of its members
-        options = gloo._Options()
-        options._timeout = timedelta(seconds=timeout_s)
-        # By default gloo listens on the address that the host name resolves to.
-        options._devices = [gloo.create_device(hostname=self.placement.address)]
         self.size, self.rank = size, rank
         with _connection_errors():
-            self._group = gloo(store, rank, size, options)
+            self._group = gloo_group(store, rank, size, timeout_s, self.placement.address)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         with _connection_errors():

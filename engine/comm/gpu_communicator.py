@@ -1,7 +1,6 @@
 """Collective operations between ranks on GPUs: through NCCL and through peer buffers."""
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS
 from swiftchat.cuda.peer_memory import MAX_WORLD_SIZE, PeerBuffer, PeerMemory
 from swiftchat.engine.comm.communicator import GlooCommunicator, RankPlacement
+from swiftchat.engine.linear.torch_private import all_gather_into, nccl_group
 from swiftchat.errors import DeviceError
 from swiftchat.weights.architectures.config import ModelConfig
 
@@ -66,7 +66,7 @@ class GpuCommunicator:
         columns = -(-width // self.size)
         padded = F.pad(x, (0, columns - x.shape[1])).contiguous()
         shards = x.new_empty(self.size, *padded.shape)
-        self._group._allgather_base(shards, padded).wait()
+        all_gather_into(self._group, shards, padded)
         return shards.transpose(0, 1).reshape(len(x), -1)[:, :width]
 
     def broadcast_from_first(self, number: int) -> int:
@@ -131,7 +131,4 @@ def connect_groups(
     stores: Any = dist  # torch's stubs lack PrefixStore
     control_store = stores.PrefixStore("control", store)
     control = GlooCommunicator(control_store, rank, size, timeout_s, placement)
-    nccl: Any = dist.ProcessGroupNCCL
-    options = nccl.Options()
-    options._timeout = timedelta(seconds=timeout_s)
-    return control, nccl(stores.PrefixStore("nccl", store), rank, size, options)
+    return control, nccl_group(stores.PrefixStore("nccl", store), rank, size, timeout_s)

@@ -7,8 +7,11 @@ docstring names, and finds out whether another version has it.
 
 import warnings
 from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 
@@ -99,3 +102,38 @@ def run_traced(traced: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """
     with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
         return traced(*inputs)
+
+
+def gloo_group(store: Any, rank: int, size: int, timeout_s: float, address: str) -> Any:
+    """Return a gloo process group that listens on the interface of `address`.
+
+    Sets `ProcessGroupGloo._Options`. Checked with torch 2.13.0. Public equivalent:
+    `torch.distributed.init_process_group("gloo", …)`, which makes one default group per process
+    and listens on the address of the host name.
+    """
+    gloo: Any = dist.ProcessGroupGloo  # torch's stubs lack some of its members
+    options = gloo._Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    options._devices = [gloo.create_device(hostname=address)]
+    return gloo(store, rank, size, options)
+
+
+def nccl_group(store: Any, rank: int, size: int, timeout_s: float) -> Any:
+    """Return an NCCL process group for the current CUDA device.
+
+    Sets `ProcessGroupNCCL.Options._timeout`. Checked with torch 2.13.0. Public equivalent:
+    `torch.distributed.init_process_group("nccl", …)`, which makes one default group per process.
+    """
+    nccl: Any = dist.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    return nccl(store, rank, size, options)
+
+
+def all_gather_into(group: Any, gathered: Tensor, x: Tensor) -> None:
+    """Write the x of all ranks into `gathered` [size, …].
+
+    Calls `_allgather_base`. Checked with torch 2.13.0. Public equivalent:
+    `torch.distributed.all_gather_into_tensor`, which needs a group made by `new_group`.
+    """
+    group._allgather_base(gathered, x).wait()
