@@ -5,6 +5,7 @@ pandoc's rule `tex_math_dollars`, so that prices are not formulas.
 """
 
 from markdown_it import MarkdownIt
+from markdown_it.ruler import RuleOptionsType
 from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 
@@ -13,8 +14,8 @@ _ENDS = {"$$": "$$", "\\[": "\\]", "\\(": "\\)"}
 
 def add_math(parser: MarkdownIt) -> None:
     """Add the tokens `math_block` and `math` to a parser; their content includes the delimiters."""
-    may_interrupt = {"alt": ["paragraph", "blockquote", "list"]}
-    parser.block.ruler.before("fence", "math_block", _block, may_interrupt)  # type: ignore[arg-type]
+    may_interrupt: RuleOptionsType = {"alt": ["paragraph", "blockquote", "list"]}
+    parser.block.ruler.before("fence", "math_block", _block, may_interrupt)
     parser.inline.ruler.before("escape", "math", _inline)
 
 

@@ -20,7 +20,7 @@ def check_target(target: str) -> None:
     if not path.absolute().parent.is_dir():
         raise FileSystemError(f"the folder {path.parent} does not exist", f"mkdir -p {path.parent}")
     try:
-        import matplotlib.figure  # noqa: F401
+        import matplotlib.figure  # noqa: F401 (checks that it is installed)
     except ImportError:
         raise UsageError(
             "--plot FILE.png needs matplotlib",

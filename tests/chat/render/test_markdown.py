@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pyte
 import pytest
@@ -103,7 +104,7 @@ TEXTS = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 class Screen:
     """An emulated terminal with a MarkdownView; every piece triggers a drawing."""
 
-    def __init__(self, columns: int = 80, rows: int = 24, **style: object) -> None:
+    def __init__(self, columns: int = 80, rows: int = 24, **style: Any) -> None:
         self.screen = pyte.HistoryScreen(columns, rows, history=10_000)
         self.screen.set_mode(pyte.modes.LNM)  # as a tty driver does
         self.stream = pyte.Stream(self.screen)
@@ -115,7 +116,7 @@ class Screen:
             Style(**settings),
             None,
             "model",
-            self._write,  # type: ignore[arg-type]
+            self._write,
             lambda: self.size,
             self._clock,
         )
@@ -205,7 +206,7 @@ def test_no_row_is_wider_than_the_screen(text: str, columns: int) -> None:
         )
 
 
-def shown(text: str, columns: int = 60, **style: object) -> str:
+def shown(text: str, columns: int = 60, **style: Any) -> str:
     return "\n".join(Screen(columns, 24, **style).show(text)).rstrip("\n")
 
 
@@ -321,8 +322,7 @@ def test_the_tail_is_small_and_drawn_at_most_twenty_times_a_second() -> None:
     screen = Screen()
     times: list[float] = []
     screen.view._clock = lambda: screen.now_s
-    screen._write = lambda text: times.append(screen.now_s)  # type: ignore[method-assign]
-    screen.view._region._write = screen._write
+    screen.view._region._write = lambda text: times.append(screen.now_s)
     for _ in range(300):
         screen.now_s += 0.01
         screen.view.push("word ")

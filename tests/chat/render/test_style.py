@@ -4,6 +4,7 @@ import base64
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,14 +37,14 @@ from tests.support import fake_engine
     ],
 )
 def test_choose_style(
-    options: dict[str, object],
+    options: dict[str, Any],
     env: dict[str, str],
     at_terminal: bool,
     mode: str,
     colored: bool,
     live: bool,
 ) -> None:
-    style = choose_style(ChatConfig(**options), env, at_terminal)  # type: ignore[arg-type]
+    style = choose_style(ChatConfig(**options), env, at_terminal)
     assert (style.mode, style.is_colored, style.is_live) == (mode, colored, live)
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pexpect
 import pyte
@@ -68,9 +69,9 @@ def folder(tmp_path: Path) -> Path:
 def chat(folder: Path) -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
-    def open_chat(*answers: object, **settings: object) -> Terminal:
+    def open_chat(*answers: object, **settings: Any) -> Terminal:
         args = [str(SCRIPT), str(folder), json.dumps(answers)]
-        terminal = Terminal(sys.executable, args, **settings)  # type: ignore[arg-type]
+        terminal = Terminal(sys.executable, args, **settings)
         opened.append(terminal)
         terminal.wait_for(">>>")
         return terminal
