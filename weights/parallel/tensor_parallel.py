@@ -1,10 +1,10 @@
-"""Which part of every tensor each of several ranks needs, so that a layer takes two sums over them.
+"""Tensor parallelism: the slice of every tensor that each rank holds.
 
-Shoeybi et al., 2019 (arXiv:1909.08053): what makes queries, keys, values and an FFN's inner numbers
-is divided by rows, and what reads them by columns, so each rank makes a part of a sum. Key heads of
-which there are fewer than ranks are on several. Of experts every rank has a part of each, as of a
-plain FFN: whatever the router chooses, all ranks have the same to do. Where there are several
-stages (`stages`), the ranks of each divide its layers so.
+As in Megatron-LM (Shoeybi et al., 2019, arXiv:1909.08053): the matrices that compute queries,
+keys, values and the MLP's intermediate activations are divided by rows, the matrices that read
+those by columns. Each layer then needs two all-reduces. With more ranks than key/value heads,
+several ranks hold the same head. Every rank holds a slice of every expert, so the work of a rank
+does not depend on the router. With pipeline stages, the ranks of a stage divide its layers so.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import (
+    NORMS,
     canonical_shapes,
     canonical_tensors,
     index_count,
@@ -30,51 +31,39 @@ from swiftchat.weights.parallel.pipeline import stage_layers
 __all__ = ["Shard", "TensorSlice", "shard_of", "tp_choices"]
 
 Span = tuple[int, int]
-# Canonical name, layer, and number of an expert or head, where there are such.
-Place = tuple[str, int | None, int | None]
+"""A contiguous range: first index and end."""
+TensorKey = tuple[str, int | None, int | None]
+"""Canonical name, layer, and index of an expert or head, where they apply."""
 
-# Read by their columns; all others that are divided by their rows.
+# Divided by columns; all other divided tensors are divided by rows.
 _BY_COLUMNS = frozenset({"o", "down", "expert_down", "experts_down", "shared_down"})
-# Added to a sum over the ranks, and therefore by one of them only.
-_ONCE = frozenset({"o_bias", "down_bias", "experts_down_bias"})
-_WHOLE = frozenset(
+# Added after an all-reduce would count them once per rank, so only one rank has them.
+_RANK_0_ONLY = frozenset({"o_bias", "down_bias", "experts_down_bias"})
+_REPLICATED = frozenset(
     {"positions", "project_in", "project_out", "router", "router_bias", "shared_router"}
-    | {
-        name + bias
-        for name in (
-            "embed_norm",
-            "attn_norm",
-            "mlp_norm",
-            "attn_out_norm",
-            "mlp_out_norm",
-            "final_norm",
-        )
-        for bias in ("", "_bias")
-    }
+    | {name + bias for name in NORMS for bias in ("", "_bias")}
 )
 
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """What a rank needs of a stored tensor: along `axis`, the `spans`.
-
-    A span is (first, end). The spans lie in the file in their order.
-    """
+    """The part of a stored tensor that a rank holds: the ascending `spans` along `axis`."""
 
     axis: int
     spans: tuple[Span, ...]
 
     def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
-        """The shape of this part of a tensor of shape `whole`."""
+        """Return the shape of this slice of a tensor of shape `whole`."""
         length = sum(end - first for first, end in self.spans)
         return (*whole[: self.axis], length, *whole[self.axis + 1 :])
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What `rank` of `size` has of a stage's layers of the model `config`; one of one has it all.
+    """What tensor-parallel `rank` of `size` holds of pipeline `stage` of the model `config`.
 
-    Made by `shard_of`, which refuses what cannot be divided. Spans are (first, end).
+    `shard_of` creates it and rejects models that cannot be divided. The defaults are the whole
+    model. Spans are (first, end).
     """
 
     config: ModelConfig
@@ -98,74 +87,66 @@ class Shard:
     @property
     def heads(self) -> Span:
         """The query heads."""
-        return self._of(self.config.num_heads)
+        return self._span_of(self.config.num_heads)
 
     @property
     def kv_heads(self) -> Span:
-        """The heads of keys and values; where there are fewer than ranks, one, as its neighbors.
-
-        They are those that `heads` read.
-        """
+        """The key/value heads that `heads` use; one, shared with other ranks, if there are few."""
         kv_heads = self.config.num_kv_heads
         if kv_heads >= self.size:
-            return self._of(kv_heads)
+            return self._span_of(kv_heads)
         head = self.rank * kv_heads // self.size
         return (head, head + 1)
-
-    @property
-    def inner(self) -> Span:
-        """The inner numbers of a plain FFN."""
-        return self._of(self.config.intermediate_size)
 
     @property
     def vocab(self) -> Span:
         """The token ids whose embeddings and logits this rank has; the last rank may have fewer.
 
-        Not padded, so that files stay what they are and no padding can be chosen; all but the
-        last being equal, logits put side by side need only their end cut off.
+        There is no padding, so files keep their shapes and no padding id can be sampled. All
+        ranks but the last have equally many, so gathered logits only need their end cut off.
         """
         each = -(-self.config.vocab_size // self.size)
         return (self.rank * each, min((self.rank + 1) * each, self.config.vocab_size))
 
     @cached_property
     def local_config(self) -> ModelConfig:
-        """What this rank computes, as a model: with its layers, heads and inner numbers only.
+        """The config of what this rank computes: its layers, heads and intermediate sizes.
 
-        What all ranks have in common stays as it is, and so does `vocab_size`.
+        `hidden_size` and `vocab_size` are those of the whole model.
         """
         if self.is_whole:
             return self.config
         first, end = self.layers
 
-        def own(layers: frozenset[int]) -> frozenset[int]:
+        def local_layers(layers: frozenset[int]) -> frozenset[int]:
             return frozenset(layer - first for layer in layers if first <= layer < end)
 
         return dataclasses.replace(
             self.config,
             num_layers=end - first,
-            full_layers=own(self.config.full_layers),
-            unrotated_layers=own(self.config.unrotated_layers),
-            dense_layers=own(self.config.dense_layers),
+            full_layers=local_layers(self.config.full_layers),
+            unrotated_layers=local_layers(self.config.unrotated_layers),
+            dense_layers=local_layers(self.config.dense_layers),
             num_heads=_length(self.heads),
             num_kv_heads=_length(self.kv_heads),
-            intermediate_size=_length(self.inner),
-            expert_size=_length(self._of(self.config.expert_size)),
-            shared_expert_size=_length(self._of(self.config.shared_expert_size)),
+            intermediate_size=self.config.intermediate_size // self.size,
+            expert_size=self.config.expert_size // self.size,
+            shared_expert_size=self.config.shared_expert_size // self.size,
         )
 
     @cached_property
     def slices(self) -> Mapping[str, TensorSlice | None]:
-        """The part of every tensor by canonical name; None: this rank does without."""
-        shapes, elsewhere = canonical_shapes(self.config), self._elsewhere()
+        """The slice of every tensor by canonical name; None: this rank does not have it."""
+        shapes, absent = canonical_shapes(self.config), self._tensors_of_other_stages()
         return {
-            name: None if name in elsewhere else self._part(name, shapes[name])
+            name: None if name in absent else self._slice(name, shapes[name])
             for name in _canonical_names(self.config)
         }
 
     def indices(self, canonical: str) -> Sequence[int | None]:
-        """Of a tensor that the files keep one by one, for each expert or head, those it has.
+        """Return the experts or heads of this rank for a tensor stored separately for each.
 
-        Only None for any other.
+        [None] for any other tensor.
         """
         count = index_count(self.config, canonical)
         if count is None:
@@ -173,60 +154,58 @@ class Shard:
         heads = {"q_norm": self.heads, "k_norm": self.kv_heads}
         return range(*heads.get(canonical, (0, count)))
 
-    def own_tensors(self) -> Iterator[tuple[Place, TensorSlice]]:
-        """Every tensor this rank has, as `canonical_tensors` names it, and the part of it."""
+    def own_tensors(self) -> Iterator[tuple[TensorKey, TensorSlice]]:
+        """Yield the key, as in `canonical_tensors`, and the slice of every tensor of this rank."""
         own = {
-            name: (part, set(self.indices(name)))
-            for name, part in self.slices.items()
-            if part is not None
+            name: (tensor_slice, set(self.indices(name)))
+            for name, tensor_slice in self.slices.items()
+            if tensor_slice is not None
         }
         first, end = self.layers
-        for canonical, layer, number in canonical_tensors(self.config):
-            part, numbers = own.get(canonical, (None, set()))
-            here = layer is None or first <= layer < end
-            if part is not None and number in numbers and here:
-                yield (canonical, layer, number), part
+        for canonical, layer, index in canonical_tensors(self.config):
+            tensor_slice, indices = own.get(canonical, (None, set()))
+            in_stage = layer is None or first <= layer < end
+            if tensor_slice is not None and index in indices and in_stage:
+                yield (canonical, layer, index), tensor_slice
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor this rank has, by Hugging Face name, in the order of the files."""
+        """Return the shape of every tensor of this rank by Hugging Face name, in file order."""
         whole = canonical_shapes(self.config)
         return {
-            tensor_name(self.config, *place): part.shape(whole[place[0]])
-            for place, part in self.own_tensors()
+            tensor_name(self.config, *key): tensor_slice.shape(whole[key[0]])
+            for key, tensor_slice in self.own_tensors()
         }
 
     def weights_bytes(self, nbytes: Mapping[str, int]) -> int:
-        """Of tensors that have `nbytes` in all, by Hugging Face name, the bytes of this rank."""
+        """Return this rank's bytes of tensors with `nbytes` in total, by Hugging Face name."""
         whole = canonical_shapes(self.config)
         return sum(
-            nbytes[tensor_name(self.config, *place)]
-            * math.prod(part.shape(whole[place[0]]))
-            // math.prod(whole[place[0]])
-            for place, part in self.own_tensors()
+            nbytes[tensor_name(self.config, *key)]
+            * math.prod(tensor_slice.shape(whole[key[0]]))
+            // math.prod(whole[key[0]])
+            for key, tensor_slice in self.own_tensors()
         )
 
-    def _elsewhere(self) -> set[str]:
-        """Canonical names of what belongs before or after the layers, and to other stages alone."""
-        before, after = (
-            set(tensors_before_layers(self.config)),
-            set(tensors_after_layers(self.config)),
-        )
+    def _tensors_of_other_stages(self) -> set[str]:
+        """Return the canonical names of tensors outside the layers that other stages have."""
+        before = set(tensors_before_layers(self.config))
+        after = set(tensors_after_layers(self.config))
         if self.config.tied_embeddings:
-            after.add("embed")  # the head is the embedding once more
+            after.add("embed")  # serves as the head
         own = before if self.stage == 0 else set()
         if self.stage == self.num_stages - 1:
             own = own | after
         return (before | after) - own
 
-    def _of(self, length: int) -> Span:
+    def _span_of(self, length: int) -> Span:
         each = length // self.size
         return (self.rank * each, (self.rank + 1) * each)
 
-    def _part(self, canonical: str, shape: tuple[int, ...]) -> TensorSlice | None:
+    def _slice(self, canonical: str, shape: tuple[int, ...]) -> TensorSlice | None:
         whole = TensorSlice(0, ((0, shape[0]),))
-        if self.size == 1 or canonical in _WHOLE:
+        if self.size == 1 or canonical in _REPLICATED:
             return whole
-        if canonical in _ONCE:
+        if canonical in _RANK_0_ONLY:
             return whole if self.rank == 0 else None
         if canonical in ("q_norm", "k_norm") and self.config.qk_norm != "width":
             return whole
@@ -239,8 +218,7 @@ class Shard:
 
     def _spans(self, canonical: str) -> Sequence[Span]:
         config = self.config
-        inner, narrow = self.inner, self._of(config.expert_size)
-        queries, keys = (self._rows(heads) for heads in (self.heads, self.kv_heads))
+        queries, keys = (self._head_rows(heads) for heads in (self.heads, self.kv_heads))
         match canonical.removesuffix("_bias"):
             case "embed" | "lm_head":
                 return [self.vocab]
@@ -249,70 +227,75 @@ class Shard:
             case "k" | "k_norm" | "v":
                 return [keys]
             case "qkv":
-                return self._fused_qkv(queries, keys)
+                return self._merged_qkv(queries, keys)
             case "sinks":
                 return [self.heads]
             case "gate" | "up" | "down":
-                return [inner]
+                return [self._span_of(config.intermediate_size)]
             case "gate_up":
-                return self._gates_and_ups(inner, config.intermediate_size)
+                return self._merged_gate_up(config.intermediate_size)
             case "expert_gate" | "expert_up" | "expert_down" | "experts_down":
-                return [narrow]
+                return [self._span_of(config.expert_size)]
             case "experts_gate_up":
-                return self._gates_and_ups(narrow, config.expert_size)
+                return self._merged_gate_up(config.expert_size)
             case "shared_gate" | "shared_up" | "shared_down":
-                return [self._of(config.shared_expert_size)]
-        raise _no_rule(self.config, canonical)
+                return [self._span_of(config.shared_expert_size)]
+        raise UsageError(
+            f"tensor parallelism is not supported for {config.architecture}: "
+            f"no rule for the tensor {canonical}"
+        )
 
-    def _gates_and_ups(self, inner: Span, width: int) -> Sequence[Span]:
+    def _merged_gate_up(self, width: int) -> Sequence[Span]:
+        first, end = self._span_of(width)
         if self.config.interleaved_gate:
-            return [(2 * inner[0], 2 * inner[1])]
-        return [inner, _moved(inner, width)]
+            return [(2 * first, 2 * end)]
+        return [(first, end), (width + first, width + end)]
 
-    def _fused_qkv(self, queries: Span, keys: Span) -> Sequence[Span]:
-        """The rows of queries, keys and values in one tensor, in the order of the file."""
+    def _merged_qkv(self, queries: Span, keys: Span) -> Sequence[Span]:
+        """Return the rows of queries, keys and values in the merged tensor, in file order."""
         config, size = self.config, self.config.head_dim
         if not ARCHITECTURES[config.architecture].qkv_in_groups:
             k_start = config.num_heads * size
             v_start = k_start + config.num_kv_heads * size
-            return [queries, _moved(keys, k_start), _moved(keys, v_start)]
+            return [queries, _shifted(keys, k_start), _shifted(keys, v_start)]
         per_group = config.num_heads // config.num_kv_heads
         first, end = self.kv_heads
         start, group_rows = first * (per_group + 2) * size, (per_group + 2) * size
         if config.num_kv_heads >= self.size:
             return [(start, start + (end - first) * group_rows)]
-        # A part of one group's query heads, and then its key and value head.
-        inside = _moved(queries, start - first * per_group * size)
+        # Some query heads of one group, and the group's key and value head.
+        inside = _shifted(queries, start - first * per_group * size)
         return [inside, (start + per_group * size, start + group_rows)]
 
-    def _rows(self, heads: Span) -> Span:
+    def _head_rows(self, heads: Span) -> Span:
         return (heads[0] * self.config.head_dim, heads[1] * self.config.head_dim)
 
 
 def shard_of(
     config: ModelConfig, size: int, rank: int, stage: int = 0, num_stages: int = 1
 ) -> Shard:
-    """What `rank` of `size` has of a stage; `UsageError` says what cannot be divided so.
+    """Return the shard of `rank` of `size` in a stage; every stage has `size` ranks.
 
-    Every stage has `size` ranks.
+    Raises `UsageError` if the model cannot be divided so.
     """
-    complaint = _complaint(config, size)
-    if complaint:
+    problem = _problem(config, size)
+    if problem:
         known = ", ".join(map(str, tp_choices(config)))
-        raise UsageError(complaint, f"this model can be divided with --tp {known}")
+        raise UsageError(problem, f"this model supports --tp {known}")
     if not 0 <= rank < size:
-        raise UsageError(f"rank {rank} is none of --tp {size}")
-    share = Shard(config, size, rank, stage, num_stages)
-    _ = share.layers
-    return share
+        raise UsageError(f"rank {rank} does not exist with --tp {size}")
+    shard = Shard(config, size, rank, stage, num_stages)
+    _ = shard.layers  # raises for more stages than layers
+    return shard
 
 
 def tp_choices(config: ModelConfig) -> tuple[int, ...]:
-    """The numbers of ranks that this model can be divided into, 1 the first."""
-    return tuple(n for n in range(1, config.num_heads + 1) if _complaint(config, n) is None)
+    """Return the numbers of ranks that this model can be divided into, in ascending order."""
+    return tuple(n for n in range(1, config.num_heads + 1) if _problem(config, n) is None)
 
 
-def _complaint(config: ModelConfig, size: int) -> str | None:
+def _problem(config: ModelConfig, size: int) -> str | None:
+    """Return why the model cannot be divided into `size` ranks; None if it can."""
     heads, kv_heads = config.num_heads, config.num_kv_heads
     vocab_size, names = config.vocab_size, _canonical_names(config)
     if size < 1:
@@ -320,11 +303,11 @@ def _complaint(config: ModelConfig, size: int) -> str | None:
     if size == 1:
         return None
     if heads % size:
-        return f"num_attention_heads {heads} is not divisible by --tp {size}: heads stay whole"
+        return f"num_attention_heads {heads} is not divisible by --tp {size}"
     if kv_heads % size and size % kv_heads:
         return (
             f"num_key_value_heads {kv_heads} is not divisible by --tp {size}, "
-            "nor can each be on as many ranks as the others"
+            f"nor --tp {size} by {kv_heads}"
         )
     for field, used in (
         ("intermediate_size", "down" in names),
@@ -343,19 +326,15 @@ def _complaint(config: ModelConfig, size: int) -> str | None:
 
 
 def _canonical_names(config: ModelConfig) -> list[str]:
-    of_layers = {
+    in_layers = {
         name: None for layer in range(config.num_layers) for name in layer_tensors(config, layer)
     }
-    return [*tensors_before_layers(config), *of_layers, *tensors_after_layers(config)]
-
-
-def _no_rule(config: ModelConfig, canonical: str) -> UsageError:
-    return UsageError(f"models of the family {config.family} are not divided yet: {canonical}")
+    return [*tensors_before_layers(config), *in_layers, *tensors_after_layers(config)]
 
 
 def _length(span: Span) -> int:
     return span[1] - span[0]
 
 
-def _moved(span: Span, by: int) -> Span:
+def _shifted(span: Span, by: int) -> Span:
     return (span[0] + by, span[1] + by)

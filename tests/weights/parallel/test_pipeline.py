@@ -14,7 +14,7 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS
-from swiftchat.weights.parallel.pipeline import split, stage_layers
+from swiftchat.weights.parallel.pipeline import partition, stage_layers
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 from tests.support import tiny
 
@@ -24,19 +24,19 @@ from tests.support import tiny
         lambda costs: st.tuples(st.just(costs), st.integers(1, len(costs)))
     )
 )
-def test_no_other_division_has_a_cheaper_costliest_stretch(case: tuple[list[int], int]) -> None:
+def test_no_other_partition_has_a_lower_maximum_cost(case: tuple[list[int], int]) -> None:
     costs, count = case
-    stretches = split(costs, count)
-    assert len(stretches) == count
-    assert [first for first, _ in stretches] == [0, *(end for _, end in stretches[:-1])]
-    assert stretches[-1][1] == len(costs) and all(first < end for first, end in stretches)
+    ranges = partition(costs, count)
+    assert len(ranges) == count
+    assert [first for first, _ in ranges] == [0, *(end for _, end in ranges[:-1])]
+    assert ranges[-1][1] == len(costs) and all(first < end for first, end in ranges)
     inside = itertools.combinations(range(1, len(costs)), count - 1)
     every = [list(itertools.pairwise((0, *cuts, len(costs)))) for cuts in inside]
-    assert costliest(costs, stretches) == min(costliest(costs, other) for other in every)
+    assert max_cost(costs, ranges) == min(max_cost(costs, other) for other in every)
 
 
-def costliest(costs: list[int], stretches: list[tuple[int, int]]) -> int:
-    return max(sum(costs[first:end]) for first, end in stretches)
+def max_cost(costs: list[int], ranges: list[tuple[int, int]]) -> int:
+    return max(sum(costs[first:end]) for first, end in ranges)
 
 
 @pytest.mark.parametrize(

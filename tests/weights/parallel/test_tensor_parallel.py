@@ -70,8 +70,8 @@ def test_what_cannot_be_divided_is_named(changes: dict[str, int], tp: int, compl
     with pytest.raises(UsageError, match=complaint) as caught:
         shard_of(config, tp, 0)
     known = ", ".join(map(str, tp_choices(config)))
-    assert caught.value.hint == f"this model can be divided with --tp {known}"
-    with pytest.raises(UsageError, match="rank 1 is none of --tp 1"):
+    assert caught.value.hint == f"this model supports --tp {known}"
+    with pytest.raises(UsageError, match="rank 1 does not exist with --tp 1"):
         shard_of(config, 1, 1)
 
 
@@ -82,7 +82,7 @@ def test_a_tensor_without_a_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     shapes = {**canonical_shapes(known), "extra": (32,)}
     monkeypatch.setattr(f"{module}.canonical_shapes", lambda config: shapes)
     monkeypatch.setattr(f"{module}.tensors_after_layers", lambda config: ["final_norm", "extra"])
-    with pytest.raises(UsageError, match="family llama are not divided yet: extra"):
+    with pytest.raises(UsageError, match="LlamaForCausalLM: no rule for the tensor extra"):
         shard_of(known, 2, 0)
     assert tp_choices(known) == (1,)
 
@@ -189,7 +189,9 @@ def test_files_for_other_ranks_are_refused(tmp_path: Path) -> None:
     share = shard_of(model.config, 2, 1)
     assert dict(model.checkpoint(share).tensors).keys() == share.shapes().keys()
     for other, wanted in ((None, 1), (Shard(model.config), 1), (Shard(model.config, 3), 3)):
-        with pytest.raises(UsageError, match=f"sliced for --tp 2, not for --tp {wanted}") as caught:
+        with pytest.raises(
+            UsageError, match=f"converted for --tp 2, not for --tp {wanted}"
+        ) as caught:
             model.checkpoint(other)
         assert "use --tp 2" in caught.value.hint
     first, second = (parts / f"model-tp{rank}-of-2.safetensors" for rank in range(2))
