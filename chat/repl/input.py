@@ -1,4 +1,4 @@
-"""The input line: keys, history and completion, on prompt_toolkit."""
+"""The input line: keys, history and completion, with prompt_toolkit."""
 
 import contextlib
 import os
@@ -29,28 +29,28 @@ PLACEHOLDER = "Send a message (/? for help)"
 class InputLine:
     """Reads messages.
 
-    `words` gives what Tab offers after a command, and what each of it is. Without a `toolbar`
-    nothing is drawn that nobody typed, and the input line says whose it is. `io` are
-    prompt_toolkit's `input` and `output`, for tests.
+    `complete_argument` maps a command to the words that Tab offers after it, with descriptions.
+    Without a `toolbar` (for screen readers) there is no placeholder either, and the prompt has a
+    speaker label. `io` are prompt_toolkit's `input` and `output`, for tests.
     """
 
     def __init__(
         self,
         commands: Iterable[str],
-        words: Callable[[str], Mapping[str, str]],
+        complete_argument: Callable[[str], Mapping[str, str]],
         history_file: Path | None,
         toolbar: Callable[[], StyleAndTextTuples] | None,
         is_vi: bool = False,
         **io: object,
     ) -> None:
         self._pastes = Pastes()
-        self._given = ""
-        self.completer = _CommandCompleter(sorted(commands), words)
+        self._default = ""
+        self.completer = _CommandCompleter(sorted(commands), complete_argument)
         self._session: PromptSession[str] = PromptSession(
             ">>> " if toolbar else "You >>> ",
             multiline=True,
             prompt_continuation="... ",
-            key_bindings=_key_bindings(self._pastes, Condition(self._is_typed)),
+            key_bindings=_key_bindings(self._pastes, Condition(self._has_typed_text)),
             editing_mode=EditingMode.VI if is_vi else EditingMode.EMACS,
             cursor=ModalCursorShapeConfig() if is_vi else None,
             completer=self.completer,
@@ -61,28 +61,28 @@ class InputLine:
             history=open_history(history_file, self._pastes),
             placeholder=_placeholder if toolbar else None,
             bottom_toolbar=toolbar,
-            input_processors=[_Gate()],
-            refresh_interval=0.5 if toolbar else 0,  # loading goes on while nobody types
+            input_processors=[_Sanitizer()],
+            refresh_interval=0.5 if toolbar else 0,  # shows the loading progress
             **io,  # type: ignore[arg-type]
         )
 
     def prompt(self, default: str = "", pre_run: Callable[[], None] | None = None) -> str:
-        """The next message, beginning with `default`.
+        """Return the next message; the line starts with `default`.
 
-        Raises `EOFError` at Ctrl-D on an empty line, and `KeyboardInterrupt` at Ctrl-C where
-        nothing has been typed; else that clears the line.
+        Raises `EOFError` at Ctrl-D on an empty line, and `KeyboardInterrupt` at Ctrl-C if nothing
+        was typed; otherwise Ctrl-C clears the line.
         """
-        self._given = self._pastes.folded(default)
-        typed = self._session.prompt(default=self._given, pre_run=pre_run)
-        return self._pastes.unfolded(typed)
+        self._default = self._pastes.fold(default)
+        typed = self._session.prompt(default=self._default, pre_run=pre_run)
+        return self._pastes.unfold(typed)
 
-    def _is_typed(self) -> bool:
-        """Whether there is a text, and not one that came back from an interrupted answer."""
-        return get_app().current_buffer.text not in ("", self._given)
+    def _has_typed_text(self) -> bool:
+        """Whether the line has text other than the default."""
+        return get_app().current_buffer.text not in ("", self._default)
 
 
-class _Gate(Processor):
-    """What is in the line may come from a file: controls are as visible there as in answers."""
+class _Sanitizer(Processor):
+    """Makes control characters in the line visible: it may contain text of a file."""
 
     def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
         fragments = transformation_input.fragments
@@ -90,17 +90,17 @@ class _Gate(Processor):
 
 
 def _placeholder() -> StyleAndTextTuples:
-    # In a search the line is empty, too, but shows what was found.
+    # During a history search the empty buffer shows the match.
     return [] if get_app().layout.is_searching else [("fg:ansibrightblack", PLACEHOLDER)]
 
 
 def open_history(file: Path | None, pastes: Pastes) -> History:
-    """The input history, readable by the user alone; in memory where it cannot be written."""
+    """Open the input history with mode 0600; in memory if the file cannot be written."""
     if file is None:
         return InMemoryHistory()
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Created here, because prompt_toolkit's own file would follow the umask.
+        # Created here, because prompt_toolkit would use the umask.
         os.close(os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
         file.chmod(0o600)
     except OSError as error:
@@ -115,14 +115,14 @@ class _History(FileHistory):
         self._pastes = pastes
 
     def store_string(self, string: str) -> None:
-        # A full disk is no reason to lose the message. Bytes that are no UTF-8 come from the
-        # terminal as surrogates, which no file takes. Other chats do not know this one's marks.
-        string = self._pastes.unfolded(string)
+        # A full disk must not lose the message. Invalid UTF-8 from the terminal becomes surrogates,
+        # which cannot be encoded. Other chats do not know the placeholders of this one.
+        string = self._pastes.unfold(string)
         with contextlib.suppress(OSError):
             super().store_string(string.encode("utf-8", "replace").decode())
 
 
-# In a history search the keys keep what they do there.
+# During a history search the keys keep their meaning.
 _is_typing = has_focus(DEFAULT_BUFFER)
 
 
@@ -135,7 +135,7 @@ def _key_bindings(pastes: Pastes, is_typed: Condition) -> KeyBindings:
         if not is_unfinished(buffer.text):
             buffer.validate_and_handle()
             return
-        if buffer.text.endswith("\\"):  # typed to go on; those inside a pasted text stay
+        if buffer.text.endswith("\\"):  # the trailing backslash only; others belong to the text
             buffer.cursor_position = len(buffer.text)
             buffer.delete_before_cursor()
         buffer.insert_text("\n")
@@ -145,7 +145,9 @@ def _key_bindings(pastes: Pastes, is_typed: Condition) -> KeyBindings:
     def _clear(event: KeyPressEvent) -> None:
         event.current_buffer.reset()
 
-    @keys.add("escape", "enter", filter=_is_typing & emacs_mode)  # in vi Escape must not wait
+    @keys.add(
+        "escape", "enter", filter=_is_typing & emacs_mode
+    )  # in vi mode Escape must not wait for a second key
     @keys.add("c-j", filter=_is_typing)
     def _new_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
@@ -153,23 +155,25 @@ def _key_bindings(pastes: Pastes, is_typed: Condition) -> KeyBindings:
     @keys.add(Keys.BracketedPaste, filter=_is_typing)
     def _paste(event: KeyPressEvent) -> None:
         text = event.data.replace("\r\n", "\n").replace("\r", "\n")
-        event.current_buffer.insert_text(pastes.mark(text))
+        event.current_buffer.insert_text(pastes.fold_paste(text))
 
     @keys.add("c-x", "c-e", filter=_is_typing)
     def _edit(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
-        buffer.document = Document(pastes.unfolded(buffer.text))
-        buffer.open_in_editor()  # and back into the line: Enter sends, here as everywhere
+        buffer.document = Document(pastes.unfold(buffer.text))
+        buffer.open_in_editor()  # returns to the line; Enter sends it
 
     return keys
 
 
 class _CommandCompleter(Completer):
-    """Completes commands, what they take, and paths."""
+    """Completes commands, their arguments, and paths."""
 
-    def __init__(self, commands: list[str], words: Callable[[str], Mapping[str, str]]) -> None:
+    def __init__(
+        self, commands: list[str], complete_argument: Callable[[str], Mapping[str, str]]
+    ) -> None:
         self._commands = commands
-        self._words = words
+        self._complete_argument = complete_argument
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(
@@ -179,12 +183,15 @@ class _CommandCompleter(Completer):
         word = rest.rpartition(" ")[2] if has_more else name
         offered: Mapping[str, str] = {}
         if name.startswith("/"):
-            offered = self._words(name) if has_more else dict.fromkeys(self._commands, "")
-        for typed in dict.fromkeys((rest or word, word)):  # names may have blanks in them
-            found = [one for one in offered if one.startswith(typed)]
-            for one in found:
-                yield Completion(one, -len(typed), display_meta=sanitize(offered[one]))
-            if found:
+            if has_more:
+                offered = self._complete_argument(name)
+            else:
+                offered = dict.fromkeys(self._commands, "")
+        for typed in dict.fromkeys((rest or word, word)):  # names may contain spaces
+            matches = [text for text in offered if text.startswith(typed)]
+            for text in matches:
+                yield Completion(text, -len(typed), display_meta=sanitize(offered[text]))
+            if matches:
                 return
         if name == "/read" or "/" in word or word.startswith("~"):
             yield from self._paths.get_completions(Document(word), complete_event)

@@ -1,21 +1,21 @@
-"""What was typed as a message: blocks between triple quotes, lines that go on."""
+"""Messages of several lines: blocks between triple quotes, trailing backslashes."""
 
-BLOCK = '"""'
+_QUOTES = '"""'
 
 
 def is_unfinished(text: str) -> bool:
-    """Whether Enter should go on with the message: an open block or a trailing backslash."""
-    return text.endswith("\\") or (text.lstrip().startswith(BLOCK) and _block(text) is None)
+    """Whether Enter adds a line: after a trailing backslash and in an open block."""
+    return text.endswith("\\") or (text.lstrip().startswith(_QUOTES) and _block(text) is None)
 
 
 def message_of(text: str) -> str:
-    """The message that was typed, the marks of a block taken off."""
+    """Return the message without the quotes of a block."""
     inside = _block(text)
     return text if inside is None else inside.strip("\n")
 
 
 def _block(text: str) -> str | None:
-    """What stands between the marks of a block, None if the text is not one whole block."""
+    """Return the text between triple quotes, None unless the whole text is one block."""
     text = text.strip()
-    whole = len(text) >= 2 * len(BLOCK) and text.startswith(BLOCK) and text.endswith(BLOCK)
-    return text[len(BLOCK) : -len(BLOCK)] if whole else None
+    is_block = len(text) >= 2 * len(_QUOTES) and text.startswith(_QUOTES) and text.endswith(_QUOTES)
+    return text[len(_QUOTES) : -len(_QUOTES)] if is_block else None

@@ -1,34 +1,34 @@
-"""Long pasted texts, which stand in the input line as `[pasted 84 lines]` until they are sent."""
+"""Folding of long pasted texts to `[pasted 84 lines]` in the input line."""
 
-_MOST_LINES = 20
+_MAX_LINES = 20
 
 
 class Pastes:
-    """What was pasted in this chat; marks that are deleted from the line are simply not sent."""
+    """The pasted texts of a chat by their placeholders; a deleted placeholder sends nothing."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, str] = {}  # by their marks
+        self._texts: dict[str, str] = {}  # by placeholder
 
-    def mark(self, text: str) -> str:
-        """What stands in the line for a text: itself, or a mark if it is long."""
+    def fold_paste(self, text: str) -> str:
+        """Return a short text as is, and a placeholder for a long one."""
         num_lines = len(text.split("\n"))
-        if num_lines <= _MOST_LINES:
+        if num_lines <= _MAX_LINES:
             return text
-        mark, number = f"[pasted {num_lines} lines]", 1
-        while self._texts.get(mark, text) != text:
+        placeholder, number = f"[pasted {num_lines} lines]", 1
+        while self._texts.get(placeholder, text) != text:
             number += 1
-            mark = f"[pasted {num_lines} lines, {number}]"
-        self._texts[mark] = text
-        return mark
+            placeholder = f"[pasted {num_lines} lines, {number}]"
+        self._texts[placeholder] = text
+        return placeholder
 
-    def unfolded(self, line: str) -> str:
-        """The line with the texts in place of their marks."""
-        for mark, text in self._texts.items():
-            line = line.replace(mark, text)
+    def unfold(self, line: str) -> str:
+        """Replace the placeholders by their texts."""
+        for placeholder, text in self._texts.items():
+            line = line.replace(placeholder, text)
         return line
 
-    def folded(self, text: str) -> str:
-        """The text with marks where it was pasted, as it comes back to be typed again."""
-        for mark, pasted in self._texts.items():
-            text = text.replace(pasted, mark)
+    def fold(self, text: str) -> str:
+        """Replace the pasted texts by their placeholders."""
+        for placeholder, pasted in self._texts.items():
+            text = text.replace(pasted, placeholder)
         return text

@@ -1,4 +1,4 @@
-"""The chat through an engine that runs by itself: `swiftchat --connect`."""
+"""Chats with a running engine: `swiftchat --connect`."""
 
 import json
 from collections.abc import Iterator
@@ -37,35 +37,33 @@ def run(*args: str) -> str:
     )
 
 
-def test_one_shot_with_nothing_but_the_address(
-    socket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No model is here; one named in a variable or by a conversation is not looked for."""
+def test_one_shot_needs_only_the_address(socket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model in a variable or in the conversation is ignored."""
     monkeypatch.setenv("SWIFTCHAT_MODEL", "no-such-model")
-    asked = ("--connect", socket, "--temp", "0", "-n", "5", "--json")
-    first = json.loads(run(*asked, "-p", "hello"))
+    options = ("--connect", socket, "--temp", "0", "-n", "5", "--json")
+    first = json.loads(run(*options, "-p", "hello"))
     assert first["model"]["id"] == "tiny" and first["usage"]["completion_tokens"] == 5
-    assert json.loads(run(*asked, "-p", "hello"))["content"] == first["content"]
-    second = json.loads(run(*asked, "-c", "-p", "and?"))
+    assert json.loads(run(*options, "-p", "hello"))["content"] == first["content"]
+    second = json.loads(run(*options, "-c", "-p", "and?"))
     assert second["finish_reason"] == "length" and second["usage"]["cached_tokens"] > 10
 
 
-def test_a_token_of_ones_own_is_found_by_the_port(
+def test_the_token_file_is_found_by_the_port(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with serving(folder, "127.0.0.1:0") as listener:
         address, token = str(listener.address), listener.token_file
         assert token is not None and token.parent == tmp_path / "swiftchat"
-        asked = ("--connect", address, "-n", "2", "-p", "hello")
-        assert run(*asked)
+        options = ("--connect", address, "-n", "2", "-p", "hello")
+        assert run(*options)
         copied = token.rename(tmp_path / "copied")
         with pytest.raises(UsageError, match="cannot read the engine's token"):
-            run(*asked)
-        assert run(*asked, "--token-file", str(copied))
+            run(*options)
+        assert run(*options, "--token-file", str(copied))
         copied.write_text("another")
         with pytest.raises(DeviceError, match="closed the connection"):
-            run(*asked, "--token-file", str(copied))
+            run(*options, "--token-file", str(copied))
 
 
 @pytest.mark.parametrize(
@@ -81,26 +79,26 @@ def test_a_token_of_ones_own_is_found_by_the_port(
     ],
     ids=" ".join,
 )
-def test_what_the_engine_has_settled_is_refused(args: list[str], socket: str) -> None:
+def test_engine_options_are_rejected_with_connect(args: list[str], socket: str) -> None:
     for line in (["--connect", socket, *args], [*args, "chat", "--connect", socket]):
         with pytest.raises(UsageError, match=r"--[a-z-]+ has no effect with --connect"):
             run(*line, "-p", "hello")
 
 
-def answered(chat_model: ChatModel) -> str:
+def answer_text(chat_model: ChatModel) -> str:
     conversation = Conversation()
     conversation.add("user", "hello")
     return "".join(chat_model.answer(conversation, lambda _: None))
 
 
-def test_an_engine_that_ended_is_attached_to_again(folder: Path, tmp_path: Path) -> None:
-    """As soon as it runs again, with the same model."""
+def test_a_restarted_engine_is_reconnected(folder: Path, tmp_path: Path) -> None:
+    """The engine must run the same model as before."""
     at = str(tmp_path / "engine.sock")
     config = ChatConfig(connect=at, max_tokens=5, temp=0)
     with serving(folder, at):
         chat_model = chat_model_for(config)
-        said = answered(chat_model)
-        assert said
+        text = answer_text(chat_model)
+        assert text
     engine = chat_model.engine
     with pytest.raises(DeviceError, match=r"the connection to the engine at .* was lost") as caught:
         for event in engine.generate([5], chat_model.params):
@@ -108,20 +106,20 @@ def test_an_engine_that_ended_is_attached_to_again(folder: Path, tmp_path: Path)
     assert "restart the engine on its host" in caught.value.hint
     for _ in range(2):
         with pytest.raises(DeviceError, match="no engine answers"):
-            answered(chat_model)
+            answer_text(chat_model)
     with serving(folder, at):
-        assert answered(chat_model) == said
+        assert answer_text(chat_model) == text
     other = chat_model_folder(tmp_path / "other", num_hidden_layers=1)
     with serving(other, at), pytest.raises(DeviceError, match=r"another model is at .* now"):
-        answered(chat_model)
+        answer_text(chat_model)
     chat_model.close()
 
 
-def test_the_model_is_the_engines(socket: str) -> None:
+def test_model_cannot_switch_with_connect(socket: str) -> None:
     config = ChatConfig(connect=socket)
     with chat_model_for(config) as chat_model:
         repl = Repl(chat_model, config, Conversation())
         with pytest.raises(UsageError, match="the remote engine determines"):
             change_model(repl.state, "other")
         assert chat_model.settings["model"] == "a/tiny"
-        assert answered(chat_model)
+        assert answer_text(chat_model)

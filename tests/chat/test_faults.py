@@ -1,25 +1,25 @@
-"""The faults that the chat must survive, each by the program itself in a terminal or pipe.
+"""Faults that a chat must survive, tested with the program in a terminal or pipe.
 
-What is tested where, of the list of faults that the program has to meet:
+The tests of all faults, by number:
 
 | fault | tests |
 |---|---|
-| 2 killed while saving | `test_chat_sessions::test_500_kills_while_saving_lose_nothing` |
-| 3 control characters | here; `test_chat_terminal::test_escapes_in_an_answer_are_shown_not_obeyed`; `test_chat_markdown::test_control_characters_at_every_split_point` |
-| 11 Ctrl-C in an answer | `test_chat_process::test_ctrl_c_stops_within_200_ms_and_keeps_the_part`; `test_chat_kept::test_a_stopped_answer_is_marked` |
-| 14 control tokens in text | `test_chat_text::test_the_template_puts_no_control_id_into_what_users_write`; `test_tokenizer_template` |
+| 2 killed while saving | `history/test_store::test_500_kills_while_saving_lose_no_message` |
+| 3 control characters | here; `terminal/test_terminal::test_escape_sequences_in_an_answer_are_sanitized`; `render/test_markdown::test_control_characters_are_sanitized_at_every_split_point` |
+| 11 Ctrl-C in an answer | `test_process::test_ctrl_c_stops_within_200_ms_and_keeps_the_text`; `history/test_killed_chats::test_ctrl_c_marks_the_answer_as_interrupted` |
+| 14 control tokens in text | `model/test_answer::test_user_text_never_becomes_control_ids`; `tokenizer/test_template` |
 | 17 out of memory in an answer | here |
-| 18 context full | here; `test_chat_text::test_a_full_context_is_an_error_and_never_a_silent_cut` |
-| 26 two writers | `test_chat_sessions::test_two_writers_of_one_conversation_make_branches` |
-| 27 damaged database | here; `test_chat_sessions::test_a_damaged_file_is_set_aside_and_told` |
-| 28 modes of files | `test_chat_sessions::test_the_file_is_the_users_alone_whatever_the_umask`; `test_chat_process::test_the_history_file_is_private` |
-| 35 closed stdout | `test_chat_process::test_a_reader_that_leaves_ends_it_silently_with_141` |
-| 36 SIGHUP, SIGTERM | `test_chat_kept::test_what_was_said_is_kept_and_goes_on`, `::test_the_terminal_that_is_closed_is_a_hangup` |
-| 37 poor locales, odd bytes | `test_chat_process::test_an_answer_in_a_poor_encoding_is_replaced`, `::test_undecodable_arguments_and_stdin_are_no_crash` |
-| 38 any size, dumb, no tty | here; `test_chat_process::test_any_size_of_terminal`, `::test_a_dumb_terminal_gets_no_escape`; `test_chat_render_terminal::test_pipes_get_the_answers_bytes` |
-| 39 giant answers | here; `test_chat_markdown::test_the_work_for_a_line_does_not_grow` |
-| 41 read-only home | here; `test_chat_kept::test_a_home_that_cannot_be_written_is_told_once` |
-| 42 second Ctrl-C | here; `test_chat_terminal::test_ctrl_c_twice_leaves_with_130` |
+| 18 context full | here; `history/test_conversation::test_a_full_context_is_an_error` |
+| 26 two writers | `history/test_store::test_two_writers_of_one_conversation_create_branches` |
+| 27 damaged database | here; `history/test_store::test_a_damaged_file_is_renamed_with_a_warning` |
+| 28 modes of files | `history/test_store::test_the_store_is_private_with_any_umask`; `test_process::test_the_history_file_is_private` |
+| 35 closed stdout | `test_process::test_a_closed_pipe_exits_silently_with_141` |
+| 36 SIGHUP, SIGTERM | `history/test_killed_chats::test_a_killed_chat_continues_with_its_partial_answer`, `::test_closing_the_terminal_is_a_hangup` |
+| 37 poor locales, odd bytes | `test_process::test_characters_outside_the_encoding_are_replaced`, `::test_undecodable_arguments_and_stdin_are_replaced` |
+| 38 any size, dumb, no tty | here; `test_process::test_any_size_of_terminal`, `::test_a_dumb_terminal_gets_no_escape_sequence`; `render/test_screen::test_a_pipe_receives_the_exact_text` |
+| 39 giant answers | here; `render/test_markdown::test_the_cost_of_a_line_does_not_grow_with_the_text` |
+| 41 read-only home | here; `history/test_killed_chats::test_an_unwritable_home_prints_one_warning` |
+| 42 second Ctrl-C | here; `terminal/test_terminal::test_ctrl_c_twice_exits_with_130` |
 """  # noqa: E501  (a table)
 
 import json
@@ -58,19 +58,19 @@ def opened(
     return terminal
 
 
-def left(terminal: Terminal) -> int:
+def leave(terminal: Terminal) -> int:
     terminal.type("\x04")
     return terminal.wait_end()
 
 
-def test_names_and_titles_are_shown_not_obeyed(tmp_path: Path) -> None:
+def test_escape_sequences_in_names_and_titles_are_sanitized(tmp_path: Path) -> None:
     program = Program(fake_engine.make_folder(tmp_path / EVIL))
     file = tmp_path / "talk.json"
     file.write_text(json.dumps([{"role": "user", "content": EVIL}]))
     imported = [sys.executable, "-m", "swiftchat.chat", "sessions", "import", str(file)]
     assert subprocess.run(imported, capture_output=True).returncode == 0
     terminal = opened(program, "Fine.", options=("-c",))
-    terminal.wait_for("e␛]52;c;eA==␇�J�")  # the question that was never answered, to be sent
+    terminal.wait_for("e␛]52;c;eA==␇�J�")  # the unanswered question is the draft
     terminal.type("\r")
     terminal.wait_for("Fine.")
     terminal.type("/sessions\r")
@@ -78,12 +78,12 @@ def test_names_and_titles_are_shown_not_obeyed(tmp_path: Path) -> None:
     terminal.type("/set temperature \x1b]52\r")
     terminal.type("/model /no/such\x0b\r")
     terminal.wait_for("hint: ")
-    assert left(terminal) == 0
+    assert leave(terminal) == 0
     for attack in (b"\x1b]52", b"\xc2\x9b", "\u202e".encode()):
         assert attack not in terminal.raw
 
 
-def test_out_of_memory_in_an_answer_ends_that_turn_alone(program: Program) -> None:
+def test_out_of_memory_ends_only_that_turn(program: Program) -> None:
     terminal = opened(program, {"text": "Half an answer", "error": "out of memory"}, "Next.")
     terminal.type("one\r")
     terminal.wait_for("error: out of memory")
@@ -92,25 +92,25 @@ def test_out_of_memory_in_an_answer_ends_that_turn_alone(program: Program) -> No
     terminal.wait_for("assistant: Half an answer")
     terminal.type("two\r")
     terminal.wait_for("Next.")
-    assert left(terminal) == 0
+    assert leave(terminal) == 0
 
 
-def test_a_full_context_is_told_with_the_choices_and_the_message_comes_back(
+def test_a_full_context_names_the_options_and_restores_the_message(
     program: Program,
 ) -> None:
     terminal = opened(program, "!")
-    # Of the 256 tokens the template takes 19, and one must be left for the answer.
+    # The template needs 19 of the 256 tokens, the answer at least one.
     terminal.type("x" * 237 + "\r")
-    text = "".join(terminal.wait_for("room, too").split())  # lines end anywhere
+    text = "".join(terminal.wait_for("help too").split())  # lines may break anywhere
     assert "has256tokens,thecontext256" in text
     assert "/compact" in text and "--ctx-size" in text and "--overflowdrop-oldest" in text
     terminal.wait_for(lambda text: "x" * 70 in text.partition("hint: ")[2])
     terminal.type("\x7f\r")
     terminal.wait_for("!")
-    assert left(terminal) == 0
+    assert leave(terminal) == 0
 
 
-def test_a_damaged_database_is_told_and_the_chat_goes_on(program: Program) -> None:
+def test_a_damaged_store_is_replaced_with_a_warning(program: Program) -> None:
     program.run("-p", "x")
     sessions_path().write_bytes(os.urandom(20_000))
     result = program.run("-p", "y")
@@ -119,7 +119,7 @@ def test_a_damaged_database_is_told_and_the_chat_goes_on(program: Program) -> No
     assert program.run("-p", "z").stderr == b""
 
 
-def test_a_storm_of_resizes(program: Program) -> None:
+def test_many_resizes_during_an_answer(program: Program) -> None:
     random.seed(7)
     words = " ".join(f"word{i}" for i in range(200))
     terminal = opened(program, {"text": f"{words}\n\nlast", "delay_s": 0.001}, "Again.")
@@ -134,36 +134,38 @@ def test_a_storm_of_resizes(program: Program) -> None:
     terminal.type("/new\r")
     terminal.type("again\r")
     terminal.wait_for("Again.")
-    assert left(terminal) == 0
+    assert leave(terminal) == 0
 
 
 @pytest.mark.parametrize(
-    ("text", "seen"),
+    ("text", "pattern"),
     [
         ("```\n" + "some code\n" * 9000, "some code\r?\n.*some code"),
         ("x" * 90_000, "xxxxx"),
         ("|a|b|\n|-|-|\n" + "|one|two|\n" * 9000, "one.*two.*one.*two"),
     ],
 )
-def test_ctrl_c_works_in_giant_answers(program: Program, text: str, seen: str) -> None:
-    # A fast machine has written all of it when Ctrl-C comes, but not that it has ended.
+def test_ctrl_c_stops_a_huge_answer(program: Program, text: str, pattern: str) -> None:
+    # A fast machine has printed the whole answer before Ctrl-C, but `end_delay_s` keeps it running.
     terminal = opened(program, {"text": text, "end_delay_s": 120})
     terminal.type("go\r")
-    terminal.process.expect(seen)
+    terminal.process.expect(pattern)
     time.sleep(0.3)
     terminal.type("\x03")
-    # Long before the answer would have ended, however busy the machine is; 0.2 s where it is not.
+    # It takes 0.2 s, or longer on a busy machine, but less than the answer would.
     terminal.process.expect("stopped", timeout=30)
     terminal.type("\x04")
     assert terminal.wait_end() == 0
 
 
 @pytest.mark.parametrize("hanging", [{"load_s": 60}, {"text": "never", "delay_s": 60}])
-def test_a_second_ctrl_c_leaves_whatever_hangs(program: Program, hanging: object) -> None:
+def test_a_second_ctrl_c_leaves_a_hanging_chat(program: Program, hanging: object) -> None:
     terminal = opened(program, hanging)
     terminal.type("go\r")
-    terminal.wait_for(lambda text: text.rstrip().endswith(">>> go"))  # sent: no status bar below
-    time.sleep(0.5)  # Python loses an interrupt that comes in the middle of an import
+    terminal.wait_for(
+        lambda text: text.rstrip().endswith(">>> go")
+    )  # the toolbar is gone: the message was sent
+    time.sleep(0.5)  # Python may lose an interrupt during an import
     started = time.monotonic()
     terminal.type("\x03")
     terminal.wait_for(lambda text: text.count(">>> go") == 2)
@@ -178,7 +180,7 @@ _READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift &
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> list[str]:
-    """What runs a command where nothing in the user's folders can be written."""
+    """A command prefix that makes the user's folders read-only."""
     folder = tmp_path / "xdg"
     folder.mkdir()
     command = [*_NAMESPACE, "sh", "-c", _READ_ONLY, "sh", str(folder)]
@@ -187,9 +189,7 @@ def read_only(tmp_path: Path) -> list[str]:
     return command
 
 
-def test_a_read_only_home_can_be_read_and_chatted_in(
-    program: Program, read_only: list[str]
-) -> None:
+def test_a_chat_works_with_a_read_only_home(program: Program, read_only: list[str]) -> None:
     def run(*options: str) -> subprocess.CompletedProcess[bytes]:
         command = [*read_only, *program.command("An answer.", options=options)]
         return subprocess.run(command, input=b"", capture_output=True)
@@ -211,4 +211,4 @@ def test_a_read_only_home_can_be_read_and_chatted_in(
     terminal.wait_for("Fine.")
     terminal.type("/save name\r")
     terminal.wait_for("error: conversations in")
-    assert left(terminal) == 0
+    assert leave(terminal) == 0

@@ -1,4 +1,4 @@
-"""One prompt, one answer: flags × stdin, stdout apart from stderr, exit codes."""
+"""One-shot answers: flags, stdin, stdout, stderr, exit codes."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     return Program(fake_engine.make_folder(tmp_path / "model"), monkeypatch)
 
 
-def test_the_answer_and_nothing_else_on_stdout(program: Program) -> None:
+def test_stdout_has_only_the_answer(program: Program) -> None:
     result = program.run("-p", "Why?")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "An answer.\n", "")
     assert program.engine.prompt_text() == (
@@ -44,14 +44,14 @@ def test_the_answer_and_nothing_else_on_stdout(program: Program) -> None:
     )
 
 
-def test_chat_is_the_same_command(program: Program) -> None:
+def test_swiftchat_chat_is_the_default_command(program: Program) -> None:
     result = CliRunner().invoke(
         cli.swiftchat, ["chat", "-m", str(program.folder), "-p", "Why?"], input=""
     )
     assert (result.exit_code, result.stdout) == (0, "An answer.\n")
 
 
-def test_an_answer_that_ends_in_a_newline_gets_no_second(program: Program) -> None:
+def test_no_second_newline_after_an_answer(program: Program) -> None:
     program.engine.answers = [{"text": "line\n"}]
     assert program.run("-p", "x").stdout == "line\n"
 
@@ -73,7 +73,7 @@ def test_stdin_and_prompt(
     assert f"<|im_start|>user\n{message}<|im_end|>" in program.engine.prompt_text()
 
 
-def test_files_come_before_the_prompt(program: Program, tmp_path: Path) -> None:
+def test_files_precede_the_prompt(program: Program, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("content of a")
     program.run("-f", str(tmp_path / "a.txt"), "-p", "Sum up")
     assert f"{tmp_path}/a.txt:\ncontent of a\n\nSum up<|im_end|>" in program.engine.prompt_text()
@@ -88,19 +88,19 @@ def test_the_system_prompt(program: Program, tmp_path: Path) -> None:
     assert "system\nFrom a file.<" in program.engine.prompt_text()
 
 
-def test_no_template_completes_the_prompt_as_it_stands(program: Program) -> None:
+def test_no_template_completes_the_plain_prompt(program: Program) -> None:
     program.run("--no-template", "-p", "Once upon")
     assert program.engine.prompt_text() == "Once upon"
 
 
-ASKED = "Q: x\nA: "
+PROMPT = "Q: x\nA: "
 SOURCE = "{% for m in messages %}Q: {{ m.content }}\n{% endfor %}A: "
 
 
 def test_a_template_from_a_file_or_by_name(program: Program, tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text(SOURCE)
     program.run("--template", str(tmp_path / "own.jinja"), "-p", "x")
-    assert program.engine.prompt_text() == ASKED
+    assert program.engine.prompt_text() == PROMPT
     program.engine.answers = [{"text": "Fine.\nUSER: and then"}]
     result = program.run("--template", "vicuna", "-p", "x")
     assert (
@@ -114,11 +114,13 @@ def test_a_template_from_the_configuration(
     (tmp_path / "own.jinja").write_text(SOURCE)
     monkeypatch.setenv("SWIFTCHAT_TEMPLATE", str(tmp_path / "own.jinja"))
     program.run("-p", "x")
-    assert program.engine.prompt_text() == ASKED
+    assert program.engine.prompt_text() == PROMPT
     assert "template" in CONFIG_NAMES
 
 
-def test_a_model_without_a_template_gets_its_familys(tmp_path: Path, program: Program) -> None:
+def test_a_model_without_a_template_uses_that_of_its_family(
+    tmp_path: Path, program: Program
+) -> None:
     fake_engine.make_folder(program.folder, template=None)
     program.run("-p", "x")
     assert program.engine.prompt_text() == (
@@ -135,7 +137,7 @@ def test_a_model_without_a_template_gets_its_familys(tmp_path: Path, program: Pr
     assert program.run("--no-template", "-p", "x").stdout == "y\n"
 
 
-def test_of_several_templates_one_is_chosen_by_name(program: Program) -> None:
+def test_one_of_several_templates_is_chosen_by_name(program: Program) -> None:
     file = program.folder / "tokenizer_config.json"
     config = json.loads(file.read_text())
     config["chat_template"] = [
@@ -144,13 +146,13 @@ def test_of_several_templates_one_is_chosen_by_name(program: Program) -> None:
     ]
     file.write_text(json.dumps(config))
     program.run("--template", "qa", "-p", "x")
-    assert program.engine.prompt_text() == ASKED
+    assert program.engine.prompt_text() == PROMPT
     program.engine.answers = [{"text": "y"}]
     program.run("-p", "x")
     assert program.engine.prompt_text().startswith("<|im_start|>user")
 
 
-def test_templates_that_are_none(program: Program, tmp_path: Path) -> None:
+def test_invalid_templates_raise_an_error(program: Program, tmp_path: Path) -> None:
     broken, binary, long = (tmp_path / name for name in ("a.jinja", "b.jinja", "c.jinja"))
     broken.write_text("{% for %}")
     binary.write_bytes(b"\xff")
@@ -209,7 +211,7 @@ def test_sampling_flags_reach_the_engine(program: Program) -> None:
     assert config.kv_dtype == "int8"
 
 
-def test_the_environment_stands_below_flags(
+def test_flags_take_precedence_over_the_environment(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SWIFTCHAT_TEMP", "0.4")
@@ -292,7 +294,7 @@ def test_a_prompt_longer_than_the_context_is_counted_before_prefill(program: Pro
     assert error.exit_code == 5 and "256" in error.message and program.engine.prompts == []
 
 
-def test_a_failure_in_the_middle_keeps_what_was_said(program: Program) -> None:
+def test_a_failed_answer_prints_its_beginning(program: Program) -> None:
     program.engine.answers = [{"text": "Half an ans", "error": "the engine process ended"}]
     result = CliRunner().invoke(
         cli.swiftchat, ["-m", str(program.folder), "-p", "x"], standalone_mode=False
@@ -301,13 +303,13 @@ def test_a_failure_in_the_middle_keeps_what_was_said(program: Program) -> None:
     assert isinstance(result.exception, SwiftchatError) and result.exception.exit_code == 4
 
 
-def test_json_tells_how_weights_are_quantized(program: Program) -> None:
+def test_json_reports_the_quantization(program: Program) -> None:
     fake_engine.make_folder(program.folder, quantization_config={"quant_method": "gguf"})
     report = json.loads(program.run("-p", "Hi", "--json").stdout)
     assert report["model"]["quantization"] == "gguf"
 
 
-def test_json_tells_of_a_failure_in_the_middle(program: Program) -> None:
+def test_json_reports_a_failed_answer(program: Program) -> None:
     program.engine.answers = [{"text": "Half", "error": "gone"}]
     report = json.loads(program.run("-p", "x", "--json").stdout)
     assert (report["content"], report["finish_reason"]) == ("Half", "error")

@@ -1,4 +1,4 @@
-"""swiftchat with the fake engine as a process: pipes, streams, signals, the terminal."""
+"""swiftchat as a process with the fake engine: pipes, streams, signals, the terminal."""
 
 import json
 import os
@@ -27,7 +27,7 @@ SLOW = {"text": "A slow answer that goes on. " * 40, "delay_s": 0.01}
 
 
 class Program:
-    """Command lines of swiftchat with the fake engine and a script of answers."""
+    """Command lines that run swiftchat with the fake engine and scripted answers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,7 +71,7 @@ def chat(program: Program) -> Iterator[Callable[..., Terminal]]:
         terminal.process.close(force=True)
 
 
-def test_a_reader_that_leaves_ends_it_silently_with_141(program: Program) -> None:
+def test_a_closed_pipe_exits_silently_with_141(program: Program) -> None:
     writer = subprocess.Popen(
         program.command(SLOW, options=("-p", "x")),
         stdout=subprocess.PIPE,
@@ -85,7 +85,7 @@ def test_a_reader_that_leaves_ends_it_silently_with_141(program: Program) -> Non
 
 
 @pytest.mark.parametrize(("closed", "code"), [(">&-", 141), ("2>&-", 0), ("<&-", 0)])
-def test_streams_that_are_closed_from_the_start(program: Program, closed: str, code: int) -> None:
+def test_closed_standard_streams(program: Program, closed: str, code: int) -> None:
     command = program.command("An answer.", options=("-p", "x"))
     result = subprocess.run(
         ["bash", "-c", f'exec "$@" {closed}', "bash", *command], capture_output=True
@@ -108,7 +108,7 @@ def test_tokens_are_flushed_one_by_one_without_escapes(program: Program) -> None
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_an_answer_in_a_poor_encoding_is_replaced(program: Program, encoding: str) -> None:
+def test_characters_outside_the_encoding_are_replaced(program: Program, encoding: str) -> None:
     result = program.run("-p", "x", answers=("Grün – 你",), PYTHONIOENCODING=encoding)
     assert (result.returncode, result.stderr) == (0, b"")
     assert result.stdout == "Grün – 你\n".encode(encoding, "replace")
@@ -116,14 +116,14 @@ def test_an_answer_in_a_poor_encoding_is_replaced(program: Program, encoding: st
     assert listing.returncode == 0 and b"top_k" in listing.stdout
 
 
-def test_undecodable_arguments_and_stdin_are_no_crash(program: Program) -> None:
+def test_undecodable_arguments_and_stdin_are_replaced(program: Program) -> None:
     command = [os.fsencode(part) for part in program.command("Fine.", options=("-p",))]
     result = subprocess.run([*command, b"caf\xe9"], input=b"\xff\xfe", capture_output=True)
     assert (result.returncode, result.stdout) == (0, b"Fine.\n"), result.stderr
 
 
-def test_options_before_a_command_count_or_are_refused(program: Program) -> None:
-    assert program.run("chat", "-p", "x").stdout == b"An answer.\n"  # -m stands before it
+def test_options_before_a_command(program: Program) -> None:
+    assert program.run("chat", "-p", "x").stdout == b"An answer.\n"  # -m precedes the command
     result = program.run("-p", "x", "list")
     lines = result.stderr.decode().splitlines()
     assert result.returncode == 2 and lines[0].startswith("error: --model is not an option of list")
@@ -131,13 +131,13 @@ def test_options_before_a_command_count_or_are_refused(program: Program) -> None
 
 
 @pytest.mark.parametrize("options", [("-i",), ("-i", "-p", "x"), ("--json", "-i", "-p", "x")])
-def test_going_on_needs_a_terminal(program: Program, options: tuple[str, ...]) -> None:
+def test_interactive_needs_a_terminal(program: Program, options: tuple[str, ...]) -> None:
     result = program.run(*options)
     assert result.returncode == 2 and result.stdout == b""
     assert b"needs a terminal" in result.stderr
 
 
-def test_a_prompt_is_not_waited_for_where_it_cannot_be_seen(program: Program) -> None:
+def test_a_missing_prompt_is_an_error_without_a_terminal(program: Program) -> None:
     command = " ".join(f"'{part}'" for part in program.command("An answer."))
     process = pexpect.spawn("bash", ["-c", f"{command} | cat; exit ${{PIPESTATUS[0]}}"], timeout=10)
     process.expect("error: these options need a prompt")
@@ -146,7 +146,7 @@ def test_a_prompt_is_not_waited_for_where_it_cannot_be_seen(program: Program) ->
     assert process.exitstatus == 2
 
 
-def test_going_on_after_a_first_answer(chat: Callable[..., Terminal]) -> None:
+def test_interactive_continues_after_the_first_answer(chat: Callable[..., Terminal]) -> None:
     terminal = chat("First answer.", "Second answer.", options=("-p", "one", "-i"))
     assert "First answer." in terminal.look()
     terminal.type("two\r")
@@ -156,7 +156,7 @@ def test_going_on_after_a_first_answer(chat: Callable[..., Terminal]) -> None:
 def test_files_precede_the_first_message(chat: Callable[..., Terminal], tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("n" * 300)
     terminal = chat("Read.", options=("-f", str(tmp_path / "notes")))
-    # The path may be of any length, and the line break anywhere.
+    # The path may have any length, so the line may break anywhere.
     assert "isattachedtothefirstmessage" in "".join(terminal.look().split())
     terminal.type("sum up\r")
     terminal.wait_for("the context 256")  # the file was sent with the message
@@ -165,7 +165,7 @@ def test_files_precede_the_first_message(chat: Callable[..., Terminal], tmp_path
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("busy", [False, True])
-def test_signals_leave_the_terminal_as_it_was(
+def test_signals_restore_the_terminal(
     chat: Callable[..., Terminal], number: int, code: int, busy: bool
 ) -> None:
     terminal = chat(SLOW)
@@ -176,7 +176,7 @@ def test_signals_leave_the_terminal_as_it_was(
     assert terminal.wait_end() == code
 
 
-def test_the_terminal_echoes_again_afterwards(program: Program) -> None:
+def test_the_terminal_echoes_after_the_chat(program: Program) -> None:
     command = " ".join(f"'{part}'" for part in program.command(SLOW))
     terminal = Terminal("bash", ["-c", f"{command}; echo code $?; read -r line; echo got:$line"])
     terminal.wait_for(">>>")
@@ -191,27 +191,27 @@ def test_the_terminal_echoes_again_afterwards(program: Program) -> None:
     terminal.wait_for("got:typed")
 
 
-def test_ctrl_c_stops_within_200_ms_and_keeps_the_part(chat: Callable[..., Terminal]) -> None:
+def test_ctrl_c_stops_within_200_ms_and_keeps_the_text(chat: Callable[..., Terminal]) -> None:
     terminal = chat(SLOW, "Next.")
     terminal.type("go\r")
     terminal.wait_for("slow answer")
     started = time.monotonic()
     terminal.type("\x03")
     terminal.wait_for("stopped")
-    # Looking at the screen takes up to 50 ms itself.
+    # Reading the screen takes up to 50 ms.
     assert time.monotonic() - started < 0.25
     terminal.type("/undo\r")
     terminal.wait_for("0 left")
 
 
-def test_ctrl_c_before_the_first_word_gives_the_message_back(
+def test_ctrl_c_before_the_first_word_restores_the_message(
     chat: Callable[..., Terminal],
 ) -> None:
     terminal = chat("Ready.", {"text": "never", "delay_s": 30}, "Answered.")
-    terminal.type("hi\r")  # with this the tokenizer is read, however busy the machine is
+    terminal.type("hi\r")  # its answer shows that the tokenizer is loaded
     terminal.wait_for("Ready.")
     terminal.type("precious words\r")
-    # Sent: below it there is nothing any more, no status bar either.
+    # The message was sent when the toolbar below it is gone.
     terminal.wait_for(lambda text: text.rstrip().endswith(">>> precious words"))
     time.sleep(0.3)
     terminal.type("\x03")
@@ -221,7 +221,7 @@ def test_ctrl_c_before_the_first_word_gives_the_message_back(
     assert "stopped" not in text
 
 
-def test_what_is_typed_during_an_answer_waits_unseen(chat: Callable[..., Terminal]) -> None:
+def test_input_during_an_answer_is_hidden_until_the_prompt(chat: Callable[..., Terminal]) -> None:
     terminal = chat({"text": "0123456789" * 10, "delay_s": 0.01}, "Second.")
     terminal.type("go\r")
     terminal.wait_for("0123")
@@ -230,7 +230,7 @@ def test_what_is_typed_during_an_answer_waits_unseen(chat: Callable[..., Termina
     assert "0123456789" * 8 in text and ">>> typed ahead" in text
 
 
-def test_pasted_code_is_text_and_not_a_command(chat: Callable[..., Terminal]) -> None:
+def test_pasted_code_is_a_message(chat: Callable[..., Terminal]) -> None:
     terminal = chat("Code.", "Slash.", "Path.")
     terminal.type("\x1b[200~/* add */\nint add(int a);\x1b[201~\r")
     terminal.wait_for("Code.")
@@ -257,7 +257,7 @@ def test_any_size_of_terminal(chat: Callable[..., Terminal], size: tuple[int, in
     assert terminal.wait_end() == 0
 
 
-def test_a_dumb_terminal_gets_no_escape(chat: Callable[..., Terminal]) -> None:
+def test_a_dumb_terminal_gets_no_escape_sequence(chat: Callable[..., Terminal]) -> None:
     terminal = chat("Plain.", TERM="dumb")
     terminal.type("x\r")
     terminal.wait_for("Plain.")
@@ -302,14 +302,14 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("source", HOSTILE)
-def test_a_hostile_template_ends_soon_with_7(
+def test_a_hostile_template_exits_soon_with_7(
     program: Program, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_engine.make_folder(program.folder, template=source)
     monkeypatch.chdir(tmp_path)
     started = time.monotonic()
     result = program.run("-p", "x")
-    assert time.monotonic() - started < 5  # 2 s, and starting on a busy machine
+    assert time.monotonic() - started < 5  # the limit of 2 s, and the start on a busy machine
     lines = result.stderr.decode().splitlines()
     assert (result.returncode, result.stdout, len(lines)) == (7, b"", 2)
     assert lines[0].startswith("error: the chat template cannot be used")
@@ -325,7 +325,7 @@ class FailingEngine(fake_engine.FakeEngine):
         return super().wait_ready(on_progress)
 
 
-def test_a_failure_to_load_is_told_and_tried_again(program: Program) -> None:
+def test_a_loading_error_is_raised_and_loading_retried(program: Program) -> None:
     engine = FailingEngine([])
     chat_model = ChatModel(program.folder, ChatConfig(), engine.start)  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match="while loading"):
@@ -349,7 +349,7 @@ def test_drop_oldest_leaves_room_for_an_answer(program: Program) -> None:
     assert "system\nS" in engine.prompt_text() and "last" in engine.prompt_text()
 
 
-class Recorder:
+class FakeState:
     """The part of the chat state that `/system` uses."""
 
     def __init__(self) -> None:
@@ -357,12 +357,12 @@ class Recorder:
 
 
 def test_the_system_prompt_can_be_removed() -> None:
-    recorder = Recorder()
-    run(recorder, '/system ""')  # type: ignore[arg-type]
-    assert recorder.conversation.template_messages() == []
+    state = FakeState()
+    run(state, '/system ""')  # type: ignore[arg-type]
+    assert state.conversation.template_messages() == []
 
 
-def test_another_answer_draws_another_seed(program: Program) -> None:
+def test_a_new_seed_replaces_a_fixed_one(program: Program) -> None:
     engine = fake_engine.FakeEngine(["one", "two"])
     chat_model = ChatModel(program.folder, ChatConfig(seed=5), engine.start)  # type: ignore[arg-type]
     conversation = Conversation()

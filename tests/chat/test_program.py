@@ -1,4 +1,4 @@
-"""The program as a process: exit codes, two-line errors, pipes, locales, speed-critical imports."""
+"""The program as a process: exit codes, errors, pipes, locales, imports at start-up."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def test_errors_are_one_line_and_a_hint(args: tuple[str, ...], code: int, tmp_pa
     assert len(lines) <= 2 and (len(lines) == 1 or lines[1].startswith("hint: "))
 
 
-def test_a_gguf_that_is_none_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_an_invalid_gguf_is_an_error_and_leaves_no_files(tmp_path: Path) -> None:
     (tmp_path / "fake.gguf").write_bytes(b"GGUF" + b"\xff" * 45)
     result = run("-m", str(tmp_path / "fake.gguf"), "-p", "x")
     assert result.returncode == 7
@@ -74,12 +74,12 @@ def test_a_gguf_that_is_none_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     assert not [p for p in cache.rglob("*") if p.is_file() and not p.name.endswith(".lock")]
 
 
-def test_an_escape_in_a_name_does_not_reach_the_terminal() -> None:
+def test_escape_sequences_in_a_name_are_sanitized() -> None:
     result = run("-m", "evil\x1b]52;c;eA==\x07", "-p", "x", "--offline")
     assert result.returncode == 3 and b"\x1b" not in result.stderr
 
 
-def test_config_show_names_the_origin(tmp_path: Path) -> None:
+def test_config_show_prints_the_origin(tmp_path: Path) -> None:
     folder = Path(os.environ["XDG_CONFIG_HOME"]) / "swiftchat"
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text("top_k = 11\ntemp = 0.5\n")
@@ -95,7 +95,7 @@ def test_completion_scripts() -> None:
         assert b"_SWIFTCHAT_COMPLETE" in run("completion", shell).stdout
 
 
-def test_a_plain_locale_does_not_break_errors() -> None:
+def test_errors_in_the_c_locale() -> None:
     env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     result = run("-m", "größe–名", "-p", "x", "--offline", env=env)
     assert result.returncode == 3 and result.stderr.startswith(b"error: ")
@@ -131,14 +131,14 @@ class TestRealModel:
         result = run("-m", self.model, "--device", "cuda:77", "-p", "x")
         assert result.returncode == 4 and result.stderr.startswith(b"error: ")
 
-    def test_a_closed_pipe_ends_silently_with_141(self) -> None:
+    def test_a_closed_pipe_exits_silently_with_141(self) -> None:
         shell = f"{sys.executable} -m swiftchat.chat -m {self.model} -p 'Count to 50' | head -c 5"
         result = subprocess.run(
             ["bash", "-c", f"{shell}; exit ${{PIPESTATUS[0]}}"], capture_output=True
         )
         assert result.returncode == 141 and result.stderr == b"" and len(result.stdout) == 5
 
-    def test_ctrl_c_keeps_what_was_said(self) -> None:
+    def test_ctrl_c_keeps_the_partial_answer(self) -> None:
         process = subprocess.Popen(
             [*SWIFTCHAT, "-m", self.model, "-p", "Write a very long story", "--temp", "0"],
             stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Reasoning told from the answer, kept with it, and handed back to the template."""
+"""Reasoning is split from the answer, stored with it, and passed to the template."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ SWITCHED = SHOWS_REASONING.replace(
 
 
 def split(splitter: ReasoningSplitter, *pieces: str) -> tuple[str, str]:
-    found = [told for piece in pieces for told in splitter.push(piece)] + list(splitter.flush())
+    found = [part for piece in pieces for part in splitter.push(piece)] + list(splitter.flush())
     thoughts = "".join(piece for piece in found if isinstance(piece, ReasoningText))
     return thoughts, "".join(piece for piece in found if not isinstance(piece, ReasoningText))
 
@@ -59,25 +59,25 @@ def split(splitter: ReasoningSplitter, *pieces: str) -> tuple[str, str]:
         (HARMONY, "", "<|channel|>final<|message|>four", "", "four"),
     ],
 )
-def test_reasoning_is_told_apart_however_it_comes(
+def test_reasoning_is_split_from_the_answer(
     form: object, prompt_end: str, text: str, thought: str, answer: str
 ) -> None:
     assert split(ReasoningSplitter(form, prompt_end), text) in [  # type: ignore[arg-type]
         (thought, answer),
         (f"\n{thought}", answer),
     ]
-    told = split(ReasoningSplitter(form, prompt_end), *text)  # type: ignore[arg-type]
-    assert (told[0].strip("\n"), told[1]) == (thought.strip("\n"), answer)
+    by_character = split(ReasoningSplitter(form, prompt_end), *text)  # type: ignore[arg-type]
+    assert (by_character[0].strip("\n"), by_character[1]) == (thought.strip("\n"), answer)
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<", "think", ">", "\n", "a", "</"])))
-def test_any_cut_tells_the_same_apart(pieces: list[str]) -> None:
+def test_any_chunking_is_split_alike(pieces: list[str]) -> None:
     text = "".join(pieces)
     one, many = split(ReasoningSplitter(THINK), text), split(ReasoningSplitter(THINK), *text)
     assert (one[0].strip("\n"), one[1]) == (many[0].strip("\n"), many[1])
 
 
-def test_the_form_is_found_in_the_template_or_the_vocabulary() -> None:
+def test_the_format_is_found_in_the_template_or_the_vocabulary() -> None:
     assert find_reasoning_format(SHOWS_REASONING, []) is THINK
     assert find_reasoning_format(fake_engine.TEMPLATE, []) is None
     assert find_reasoning_format("{{ '<|start|>assistant<|channel|>' }}", []) is HARMONY
@@ -103,7 +103,7 @@ class Talk:
         return made.reasoning, made.text
 
 
-def test_reasoning_goes_back_only_where_the_template_puts_it(tmp_path: Path) -> None:
+def test_the_template_decides_about_earlier_reasoning(tmp_path: Path) -> None:
     talk = Talk(tmp_path / "shows", SHOWS_REASONING)
     assert talk.turn("<think>\nhm\n</think>\n\nfour") == ("hm", "four")
     talk.turn("five")
@@ -114,7 +114,7 @@ def test_reasoning_goes_back_only_where_the_template_puts_it(tmp_path: Path) -> 
     assert "hm" not in talk.engine.prompt_text() and "four<|im_end|>" in talk.engine.prompt_text()
 
 
-def test_what_reasoning_took_and_raw_text(tmp_path: Path) -> None:
+def test_reasoning_tokens_are_counted_and_raw_keeps_the_markers(tmp_path: Path) -> None:
     talk = Talk(tmp_path / "model", SHOWS_REASONING)
     talk.engine.answers.append({"text": "<think>hm</think>four"})
     talk.conversation.add("user", "hi")
@@ -126,7 +126,7 @@ def test_what_reasoning_took_and_raw_text(tmp_path: Path) -> None:
     assert raw.turn("<think>hm</think>four") == (None, "<think>hm</think>four")
 
 
-def test_the_switch_reaches_the_template(tmp_path: Path) -> None:
+def test_the_thinking_switch_reaches_the_template(tmp_path: Path) -> None:
     talk = Talk(tmp_path / "off", SWITCHED, think="off")
     assert talk.chat_model.can_switch_thinking
     assert talk.turn("four") == (None, "four")

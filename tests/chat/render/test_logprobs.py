@@ -11,8 +11,8 @@ from swiftchat.chat.history.store import Sessions, sessions_path
 from swiftchat.chat.render.logprobs import as_terminal_text
 from swiftchat.chat.render.style import Style
 from swiftchat.errors import UsageError
-from tests.chat.commands.test_slash import Chat
-from tests.chat.commands.test_slash import chat as chat
+from tests.chat.commands.test_commands import Chat
+from tests.chat.commands.test_commands import chat as chat
 from tests.chat.test_oneshot import Program, failure
 from tests.support import fake_engine
 
@@ -61,33 +61,33 @@ def test_logprobs_need_json_output(program: Program) -> None:
 
 
 def test_show_alternatives(chat: Chat) -> None:
-    chat.say("Hi", "Oh")
+    chat.send("Hi", "Oh")
     with pytest.raises(UsageError) as caught:
-        chat.say("/show alternatives")
+        chat.send("/show alternatives")
     assert "/set logprobs" in caught.value.hint
-    chat.say("/set logprobs 3")
-    chat.say("/regen", "On")
-    shown = chat.say("/show alternatives")
+    chat.send("/set logprobs 3")
+    chat.send("/regen", "On")
+    shown = chat.send("/show alternatives")
     assert re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()[-2:] == [
         "    1     50%  'O'              'P' 25%  'Q' 13%",
         "    2     50%  'n'              'o' 25%  'p' 13%",
     ]
-    chat.say("/set logprobs off")
+    chat.send("/set logprobs off")
     assert chat.state.chat_model.params.logprobs is None
 
 
 def test_logprobs_are_not_saved_with_the_session(chat: Chat) -> None:
-    chat.say("/set logprobs 3")
-    chat.say("/set top_k 7")
-    chat.say("Hi", "Oh")
+    chat.send("/set logprobs 3")
+    chat.send("/set top_k 7")
+    chat.send("Hi", "Oh")
     with Sessions(sessions_path(), print) as store:
         settings = store.load(chat.state.conversation.id).settings
     assert settings["top_k"] == 7 and "logprobs" not in settings
 
 
 def test_terminal_text_is_colored_and_sanitized(chat: Chat) -> None:
-    chat.say("/set logprobs 1")
-    chat.say("Hi", "é\x1b[31m\nx")
+    chat.send("/set logprobs 1")
+    chat.send("Hi", "é\x1b[31m\nx")
     answer, tokenizer = chat.state.last_answer, chat.state.chat_model.tokenizer
     assert answer is not None
     plain = as_terminal_text(answer, tokenizer, Style("markdown"))

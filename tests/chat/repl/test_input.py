@@ -1,4 +1,4 @@
-"""The input line, key by key: prompt_toolkit fed from a pipe, no terminal."""
+"""Keys, history and completion of the input line, with prompt_toolkit reading from a pipe."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,7 +47,7 @@ def read(pipe: PipeInput, tmp_path: Path) -> Read:
         ("a\nb\r", "a\nb"),
         ("a\x1b\rb\r", "a\nb"),
         ("a\\\rb\r", "a\nb"),
-        ("go\x1b[D\\\r", "g\\o"),  # not at the end: the text's own
+        ("go\x1b[D\\\r", "g\\o"),  # a backslash that is not at the end is text
         ('"""\ra\rb"""\r', '"""\na\nb"""'),
         ('what does """ mean\r', 'what does """ mean'),
         ("\x1b[200~one \\\ntwo\nthree\x1b[201~\r", "one \\\ntwo\nthree"),
@@ -56,7 +56,7 @@ def read(pipe: PipeInput, tmp_path: Path) -> Read:
     ],
 )
 def test_keys(read: Read, keys: str, text: str) -> None:
-    if "\\\ron" in keys:  # a backslash in the middle does not continue: Enter sends
+    if "\\\ron" in keys:  # a backslash in the middle does not continue the line
         return
     assert read(keys) == text
 
@@ -64,7 +64,7 @@ def test_keys(read: Read, keys: str, text: str) -> None:
 PASTED = "".join(f"line {i}\n" for i in range(30))
 
 
-def test_long_pastes_are_folded_until_they_are_sent(pipe: PipeInput, tmp_path: Path) -> None:
+def test_long_pastes_are_folded_until_sent(pipe: PipeInput, tmp_path: Path) -> None:
     file, other = tmp_path / "history", PASTED.replace("9", "x")
     line = InputLine(BY_NAME, words, file, lambda: [])
 
@@ -77,8 +77,8 @@ def test_long_pastes_are_folded_until_they_are_sent(pipe: PipeInput, tmp_path: P
     shown = line._session.default_buffer.history.get_strings()[-1]
     assert shown == "sum up: [pasted 31 lines] and [pasted 31 lines, 2]"
     assert "line 29" in file.read_text() and "[pasted" not in file.read_text()
-    assert read("\x1b[A\r").startswith("sum up: line 0")  # recalled, and sent whole
-    assert read("\x7f\x7fx\r", PASTED) == "[pasted 31 linex"  # a mark that is no more
+    assert read("\x1b[A\r").startswith("sum up: line 0")  # recalled as placeholder, sent as text
+    assert read("\x7f\x7fx\r", PASTED) == "[pasted 31 linex"  # an edited placeholder is text
     assert read("\x1b[200~a\r\nb\x1b[201~\r") == "a\nb"
 
 
@@ -88,7 +88,7 @@ def test_vi_keys(pipe: PipeInput) -> None:
     assert line.prompt() == "rong text"
 
 
-def test_ctrl_c_on_an_empty_line_and_ctrl_d(read: Read) -> None:
+def test_ctrl_c_and_ctrl_d_on_an_empty_line(read: Read) -> None:
     with pytest.raises(KeyboardInterrupt):
         read("\x03")
     with pytest.raises(EOFError):
@@ -96,7 +96,7 @@ def test_ctrl_c_on_an_empty_line_and_ctrl_d(read: Read) -> None:
     assert read("text\x04\r") == "text"
 
 
-def test_the_history_by_arrow_prefix_and_search(read: Read) -> None:
+def test_history_by_arrow_prefix_and_search(read: Read) -> None:
     for text in ("alpha", "beta", "almond"):
         read(f"{text}\r")
     assert read("\x1b[A\x1b[A\r") == "beta"
@@ -105,14 +105,14 @@ def test_the_history_by_arrow_prefix_and_search(read: Read) -> None:
     assert read("alph\x12\x03x\r") == "alphx"  # Ctrl-C ends the search, not the line
 
 
-def test_the_history_outlives_the_session_and_odd_bytes(tmp_path: Path) -> None:
+def test_the_history_file_replaces_invalid_bytes(tmp_path: Path) -> None:
     file = tmp_path / "history"
     open_history(file, Pastes()).append_string("caf\udce9")
     assert "caf?" in file.read_text()
     assert list(open_history(file, Pastes()).load_history_strings()) == ["caf?"]
 
 
-def test_a_history_that_cannot_be_written_is_told(
+def test_an_unwritable_history_prints_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -126,7 +126,7 @@ def completions(pipe: PipeInput, text: str) -> list[str]:
     return [completion.text for completion in found]
 
 
-def test_tab_completes_commands_what_they_take_and_paths(pipe: PipeInput, tmp_path: Path) -> None:
+def test_tab_completes_commands_arguments_and_paths(pipe: PipeInput, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     assert completions(pipe, "/sy") == ["/system"]
     assert completions(pipe, "/set top") == ["top_k", "top_p"]
@@ -143,11 +143,38 @@ def test_tab_completes_commands_what_they_take_and_paths(pipe: PipeInput, tmp_pa
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("one \\\ntwo", "one \\\ntwo"),  # pasted: a backslash in it is the text's own
+        ("one \\\ntwo", "one \\\ntwo"),  # pasted: the backslash is text
         ('"""\na """ b\n"""', 'a """ b'),
         ('x """', 'x """'),
     ],
 )
-def test_messages_keep_what_was_pasted(typed: str, message: str) -> None:
+def test_quotes_and_backslashes_inside_pastes_are_text(typed: str, message: str) -> None:
     assert not is_unfinished(typed)
     assert message_of(typed) == message
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("hello", "hello"),
+        ('"""\na\nb\n"""', "a\nb"),
+        ('"""a"""', "a"),
+        ('say """a""" now', 'say """a""" now'),
+    ],
+)
+def test_messages(typed: str, message: str) -> None:
+    assert not is_unfinished(typed)
+    assert message_of(typed) == message
+
+
+@pytest.mark.parametrize("typed", ["one \\", '"""', '"""a\nb'])
+def test_unfinished_messages(typed: str) -> None:
+    assert is_unfinished(typed)
+
+
+def test_the_history_is_private(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "history"
+    open_history(file, Pastes()).append_string("secret")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    assert "secret" in file.read_text()

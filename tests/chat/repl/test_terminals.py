@@ -1,4 +1,4 @@
-"""Where a chat runs: sizes and kinds of terminals, under a shell with job control, in tmux."""
+"""Chats on terminals of several sizes and types, under a shell with job control, in tmux."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def program(tmp_path: Path) -> Program:
 
 @pytest.mark.parametrize("term", ["dumb", "xterm-256color"])
 @pytest.mark.parametrize(("columns", "rows"), SIZES)
-def test_a_short_evening(program: Program, columns: int, rows: int, term: str) -> None:
+def test_a_short_chat_on_any_terminal(program: Program, columns: int, rows: int, term: str) -> None:
     slow = {"text": "word1 word2 word3 word4 word5 word6", "delay_s": 0.01}
     command, *args = program.command("你好 👋 one.", slow, "Typed ahead.")
     terminal = Terminal(command, args, columns, rows, TERM=term)
@@ -48,7 +48,7 @@ def test_a_short_evening(program: Program, columns: int, rows: int, term: str) -
 
 
 def in_shell(program: Program, *answers: object) -> Terminal:
-    """A chat that was typed at a shell's prompt."""
+    """Start a chat from the prompt of an interactive shell."""
     script = program.folder.with_name("chat")
     script.write_text(f"#!/bin/sh\nexec {shlex.join(program.command(*answers))}\n")
     script.chmod(0o700)
@@ -79,8 +79,8 @@ def test_ctrl_z_and_fg_during_an_answer(program: Program) -> None:
     terminal.wait_for("word9 ")
     terminal.type("\x1a")
     text = terminal.wait_for(lambda text: "Stopped" in text and text.rstrip().endswith("$"))
-    assert "word" not in text, "what is drawn over stands in the shell's screen"
-    terminal.type("stty -a\r")  # what a program that is run now finds
+    assert "word" not in text, "temporary output must be erased before the shell"
+    terminal.type("stty -a\r")  # the terminal settings of the next program
     text = terminal.wait_for(lambda text: "icanon" in text and text.rstrip().endswith("$"))
     assert " icanon" in text and " icrnl" in text and " -echo " not in text
     terminal.type("clear; fg\r")
@@ -92,7 +92,7 @@ def test_ctrl_z_and_fg_during_an_answer(program: Program) -> None:
     terminal.process.close(force=True)
 
 
-def test_the_editor_gives_its_text_back_to_the_line(
+def test_the_editor_returns_its_text_to_the_line(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     editor = tmp_path / "editor"
@@ -108,14 +108,14 @@ def test_the_editor_gives_its_text_back_to_the_line(
     terminal.type("\x18\x05")
     text = terminal.wait_for(">>> read 30 lines")
     assert "Sent." not in text
-    terminal.type("\x0c")  # Ctrl-L: the screen is empty but for the line
+    terminal.type("\x0c")  # Ctrl-L clears the screen except for the line
     terminal.wait_for(lambda text: text.startswith(">>> read 30 lines"))
     terminal.type("\r")
     terminal.wait_for("Sent.")
     terminal.process.close(force=True)
 
 
-def test_tab_finds_conversations(program: Program) -> None:
+def test_tab_completes_conversations(program: Program) -> None:
     assert program.run("-p", "the trip to Rome").returncode == 0
     assert sessions_path().exists()
     terminal = Terminal(*_split(program.command()))
@@ -127,7 +127,7 @@ def test_tab_finds_conversations(program: Program) -> None:
     terminal.process.close(force=True)
 
 
-def test_a_search_shows_what_it_found_alone(program: Program) -> None:
+def test_a_history_search_hides_the_placeholder(program: Program) -> None:
     terminal = Terminal(*_split(program.command("Answer.")))
     terminal.wait_for("Send a message")
     terminal.type("find this again\r")
@@ -143,7 +143,7 @@ def _split(command: list[str]) -> tuple[str, list[str]]:
 
 
 class Tmux:
-    """A tmux server of its own with one window that runs a command."""
+    """A separate tmux server with one window that runs a command."""
 
     def __init__(self, socket: Path, command: list[str], columns: int, rows: int) -> None:
         self._tmux = ["tmux", "-f", os.devnull, "-S", str(socket)]
@@ -157,13 +157,13 @@ class Tmux:
     def type(self, text: str) -> None:
         self.run("send-keys", "-l", text)
 
-    def everything(self) -> str:
-        """Scrollback and screen, lines that tmux wrapped joined."""
+    def screen_text(self) -> str:
+        """Return scrollback and screen; wrapped lines are joined."""
         return self.run("capture-pane", "-p", "-J", "-S", "-")
 
     def wait_for(self, wanted: Callable[[str], bool], seconds: float = 15) -> str:
         deadline = time.monotonic() + seconds
-        while not wanted(text := self.everything()):
+        while not wanted(text := self.screen_text()):
             assert time.monotonic() < deadline, text
             time.sleep(0.05)
         return text
@@ -174,8 +174,8 @@ def tmux(program: Program) -> Iterator[Callable[..., Tmux]]:
     if shutil.which("tmux") is None:
         pytest.skip("no tmux")
     opened: list[Tmux] = []
-    # A folder of this test's own: the server of the last one may still be ending. Not `tmp_path`,
-    # whose name is too long for a socket's.
+    # A new folder, because the server of the previous test may still be running. `tmp_path` is too
+    # long for the name of a socket.
     folder = Path(tempfile.mkdtemp(prefix="swiftchat-tmux-"))
 
     def open_tmux(*answers: object, columns: int = 80, rows: int = 24) -> Tmux:
@@ -186,23 +186,21 @@ def tmux(program: Program) -> Iterator[Callable[..., Tmux]]:
     yield open_tmux
     for window in opened:
         window.run("kill-server")
-    shutil.rmtree(folder, ignore_errors=True)  # the server may be removing its socket
+    shutil.rmtree(folder, ignore_errors=True)  # the server may remove its socket meanwhile
 
 
 @pytest.mark.parametrize(("columns", "rows"), SIZES)
-def test_in_tmux_each_word_stands_there_once(
-    tmux: Callable[..., Tmux], columns: int, rows: int
-) -> None:
+def test_each_word_appears_once_in_tmux(tmux: Callable[..., Tmux], columns: int, rows: int) -> None:
     window = tmux(SLOW, "Next.", columns=columns, rows=rows)
     window.type("go\r")
     window.wait_for(lambda text: "word2" in text)
     window.type("typed ahead")
     text = window.wait_for(lambda text: "\nlast" in text and ">>> typed ahead" in text)
-    said = text.partition("go\n")[2].partition("\nlast")[0]
-    assert said.split() == WORDS.split()
+    answer = text.partition("go\n")[2].partition("\nlast")[0]
+    assert answer.split() == WORDS.split()
 
 
-def test_in_tmux_a_resize_while_answering_keeps_the_answer_whole(
+def test_resizing_tmux_during_an_answer_loses_no_words(
     tmux: Callable[..., Tmux],
 ) -> None:
     window = tmux(SLOW)
@@ -211,7 +209,7 @@ def test_in_tmux_a_resize_while_answering_keeps_the_answer_whole(
         window.wait_for(lambda text, word=word: word in text)  # type: ignore[misc]
         window.run("resize-window", "-x", str(columns), "-y", "24")
     text = window.wait_for(lambda text: "\nlast" in text)
-    # tmux breaks its lines anew at once, but tells the program a quarter of a second later: what
-    # is drawn meanwhile may leave remains above. Nothing is lost.
+    # tmux rewraps its lines at once, but the program gets the signal a quarter of a second later.
+    # Output drawn meanwhile may leave remains above; no word is lost.
     words = [word for word in text.split() if word.startswith("word")]
     assert words[-len(WORDS.split()) :] == WORDS.split()

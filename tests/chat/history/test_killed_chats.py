@@ -1,4 +1,4 @@
-"""Conversations in a real terminal whose program is killed, hung up on, or goes on later."""
+"""Saved conversations of chats in a terminal that were killed, hung up or stopped."""
 
 import signal
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tests.chat.test_process import program as program
 Open = Callable[..., Terminal]
 
 
-def kept() -> list[tuple[str, str, str | None]]:
+def stored_messages() -> list[tuple[str, str, str | None]]:
     with Sessions(sessions_path(), print) as store:
         (row,) = store.recent()
         path = store.load(row["id"]).messages
@@ -24,13 +24,15 @@ def kept() -> list[tuple[str, str, str | None]]:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, None)]
 )
-def test_what_was_said_is_kept_and_goes_on(chat: Open, number: int, code: int | None) -> None:
+def test_a_killed_chat_continues_with_its_partial_answer(
+    chat: Open, number: int, code: int | None
+) -> None:
     terminal = chat(SLOW)
     terminal.type("tell me\r")
     terminal.wait_for(lambda text: text.count("slow answer") > 3)
     terminal.process.kill(number)
     assert terminal.wait_end() == code
-    question, (role, content, reason) = kept()
+    question, (role, content, reason) = stored_messages()
     assert question == ("user", "tell me", None)
     assert (role, reason) == ("assistant", None) and content.count("slow") > 1
     assert SLOW["text"].startswith(content)  # type: ignore[attr-defined]
@@ -42,31 +44,31 @@ def test_what_was_said_is_kept_and_goes_on(chat: Open, number: int, code: int | 
     terminal.wait_for("It ends.")
     terminal.type("\x04")
     assert terminal.wait_end() == 0
-    assert kept()[1] == ("assistant", f"{content} It ends.", "stop")
+    assert stored_messages()[1] == ("assistant", f"{content} It ends.", "stop")
 
 
-def test_the_terminal_that_is_closed_is_a_hangup(chat: Open) -> None:
+def test_closing_the_terminal_is_a_hangup(chat: Open) -> None:
     terminal = chat(SLOW)
     terminal.type("tell me\r")
     terminal.wait_for("slow answer")
-    # Not the process's `close`, which sends signals of its own.
+    # The `close` method of the process would send signals itself.
     terminal.process.ptyproc.fileobj.close()
     terminal.process.closed = terminal.process.ptyproc.closed = True
     assert terminal.process.wait() == 129
-    assert kept()[1][1].startswith("A slow answer")
+    assert stored_messages()[1][1].startswith("A slow answer")
 
 
-def test_a_stopped_answer_is_marked(chat: Open) -> None:
+def test_ctrl_c_marks_the_answer_as_interrupted(chat: Open) -> None:
     terminal = chat(SLOW)
     terminal.type("tell me\r")
     terminal.wait_for("slow answer")
     terminal.type("\x03")
     terminal.wait_for("stopped")
     terminal.wait_for(lambda text: text.count(">>>") == 2)
-    assert kept()[1][2] == "interrupt"
+    assert stored_messages()[1][2] == "interrupt"
 
 
-def test_editing_a_question_in_the_input_line(chat: Open) -> None:
+def test_edit_puts_the_question_into_the_input_line(chat: Open) -> None:
     terminal = chat("First.", "Second.")
     terminal.type("one\r")
     terminal.wait_for("First.")
@@ -74,12 +76,12 @@ def test_editing_a_question_in_the_input_line(chat: Open) -> None:
     terminal.wait_for(lambda text: text.count(">>> one") == 2)
     terminal.type(" more\r")
     terminal.wait_for(lambda text: text.rpartition("Second.")[2].count(">>>") == 1)
-    assert [text for _, text, _ in kept()] == ["one more", "Second."]
+    assert [text for _, text, _ in stored_messages()] == ["one more", "Second."]
     terminal.type("/branches\r")
     terminal.wait_for("user: one")
 
 
-def test_ctrl_c_ends_a_shell_command_and_not_the_chat(chat: Open) -> None:
+def test_ctrl_c_stops_a_shell_command_but_not_the_chat(chat: Open) -> None:
     terminal = chat("Fine.")
     terminal.type("!echo begun; sleep 30; echo never\r")
     terminal.wait_for(lambda text: "\nbegun" in text)
@@ -90,7 +92,7 @@ def test_ctrl_c_ends_a_shell_command_and_not_the_chat(chat: Open) -> None:
     assert "\nnever" not in text
 
 
-def test_a_home_that_cannot_be_written_is_told_once(chat: Open) -> None:
+def test_an_unwritable_home_prints_one_warning(chat: Open) -> None:
     sessions_path().parent.parent.mkdir(parents=True)
     sessions_path().parent.write_text("in the way")
     terminal = chat("First.", "Second.", columns=200)
@@ -104,7 +106,7 @@ def test_a_home_that_cannot_be_written_is_told_once(chat: Open) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"TERM": "dumb"}, {"columns": 20, "rows": 10}])
-def test_sessions_on_poor_terminals(chat: Open, settings: dict[str, object]) -> None:
+def test_sessions_on_dumb_and_small_terminals(chat: Open, settings: dict[str, object]) -> None:
     terminal = chat("A.", **settings)
     terminal.type("世界 and more than twenty columns\r")
     terminal.wait_for("A.")

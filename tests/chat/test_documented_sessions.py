@@ -1,4 +1,4 @@
-"""The sessions that the README and docs/ show are what the program still does."""
+"""The sessions in the README and in docs/ equal the output of the program."""
 
 import json
 import re
@@ -17,7 +17,7 @@ record_session = module_from_spec(_spec)
 _spec.loader.exec_module(record_session)
 
 RECORDED = (ROOT / "docs" / "session.txt").read_text("utf-8")
-# What the model said for docs/session.txt, of which the screen shows the rendering.
+# The answers of docs/session.txt before rendering.
 ANSWERS = (
     "The capital of France is Paris.",
     "```python\ndef is_even(num):\n    return num % 2 == 0\n```\n\nThis function uses the modulo "
@@ -27,7 +27,7 @@ ANSWERS = (
 
 
 def by_input(session: str) -> dict[str, str]:
-    """What came after each input of a session, which stands behind `>>> `."""
+    """Return the output after each input of a session (the lines with `>>> `)."""
     _, *parts = f"\n{session}".split("\n>>> ")
     found = {}
     for part in parts:
@@ -37,14 +37,14 @@ def by_input(session: str) -> dict[str, str]:
 
 
 def played(folder: Path, answers: tuple[str, ...], inputs: tuple[str, ...]) -> pyte.Screen:
-    """The screen after the session with the fake engine."""
+    """Return the screen after a session with the fake engine."""
     command = [sys.executable, fake_engine.__file__, str(folder), json.dumps(answers), "--no-save"]
     screen: pyte.Screen = record_session.record(command, inputs)
     return screen
 
 
-def test_the_recording_is_what_the_program_shows(tmp_path: Path) -> None:
-    """All but the alternatives, of which the fake engine has others."""
+def test_the_recorded_session_equals_the_output(tmp_path: Path) -> None:
+    """Except for the alternatives: the fake engine has other probabilities."""
     folder = fake_engine.make_folder(tmp_path / "SmolLM2-135M-Instruct")
     recorded = by_input(RECORDED)
     assert tuple(recorded) == record_session.INPUTS
@@ -57,7 +57,7 @@ def test_the_recording_is_what_the_program_shows(tmp_path: Path) -> None:
     assert "is_even" in picture and "/? for help" in picture and picture.startswith("<svg")
 
 
-def test_the_session_in_the_readme_is_what_the_program_shows(tmp_path: Path) -> None:
+def test_the_session_in_the_readme_equals_the_output(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     block = readme.partition("In a conversation:\n\n```\n")[2].partition("```")[0]
     expected = by_input(block)
@@ -67,20 +67,24 @@ def test_the_session_in_the_readme_is_what_the_program_shows(tmp_path: Path) -> 
     assert by_input(record_session.text_of(screen)) == expected
 
 
-def test_the_model_says_what_was_recorded(smollm2: Path, tmp_path: Path) -> None:
-    """The first answer; percentages of its tokens may be rounded otherwise elsewhere."""
+def test_the_model_gives_the_recorded_answer(smollm2: Path, tmp_path: Path) -> None:
+    """The first answer; percentages may be rounded differently on other machines."""
     folder = tmp_path / "SmolLM2-135M-Instruct"
     folder.symlink_to(smollm2)
     command = [sys.executable, "-m", "swiftchat.chat", "-m", str(folder), "--device", "cpu"]
     screen = record_session.record([*command, "--no-save"], record_session.INPUTS[:4])
     now, recorded = by_input(record_session.text_of(screen)), by_input(RECORDED)
-    *told, question, likely = record_session.INPUTS[:4]
-    assert [now[typed] for typed in (*told, question)] == [recorded[t] for t in (*told, question)]
-    first, *_ = now[likely].splitlines()
-    assert first == now[question] and re.search(r"^ +1 +\d+%  'The' ", now[likely], re.MULTILINE)
+    *settings, question, alternatives = record_session.INPUTS[:4]
+    assert [now[typed] for typed in (*settings, question)] == [
+        recorded[t] for t in (*settings, question)
+    ]
+    first, *_ = now[alternatives].splitlines()
+    assert first == now[question] and re.search(
+        r"^ +1 +\d+%  'The' ", now[alternatives], re.MULTILINE
+    )
 
 
-def test_the_picture_is_of_the_recording() -> None:
+def test_the_picture_shows_the_recorded_session() -> None:
     picture = (ROOT / "docs" / "session.svg").read_text("utf-8").replace("&#160;", " ")
     for typed in record_session.INPUTS:
         assert typed.split()[0] in picture

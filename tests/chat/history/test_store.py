@@ -1,4 +1,4 @@
-"""The store of conversations: what was saved is there, whatever happens meanwhile."""
+"""The store of conversations: round trips, concurrent writers, damage, full disks, kills."""
 
 import os
 import sqlite3
@@ -36,9 +36,9 @@ def opened(path: Path) -> Sessions:
 
 
 def shape(conversation: Conversation) -> object:
-    """All that there is of a conversation, without what only memory has."""
+    """Return all stored values of a conversation."""
 
-    def facts(message: Message) -> object:
+    def values(message: Message) -> object:
         parent = message.parent and message.parent.id
         return (parent, {k: v for k, v in vars(message).items() if k != "parent"})
 
@@ -48,7 +48,7 @@ def shape(conversation: Conversation) -> object:
         for k, v in vars(conversation).items()
         if k not in ("tree", "tip", "unsaved", "last_turn")
     }
-    return (known, tip, [facts(message) for message in conversation.tree])
+    return (known, tip, [values(message) for message in conversation.tree])
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -66,8 +66,8 @@ MOVES = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(MOVES, max_size=25))
-def test_a_tree_is_what_a_simple_model_of_it_says(moves: list[tuple[str, object]]) -> None:
-    """The model: a set of paths of texts, and the path in use."""
+def test_a_conversation_equals_a_simple_model_of_it(moves: list[tuple[str, object]]) -> None:
+    """The model is a set of paths of texts, and the current path."""
     with tempfile.TemporaryDirectory() as folder, opened(Path(folder) / "s.db") as store:
         conversation = Conversation("S")
         path: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ def texts(message: Message | None) -> tuple[str, ...]:
     return tuple(f"{m.role}:{m.content}" for m in Conversation(tip=message).messages)
 
 
-def test_an_unanswered_question_is_asked_again_not_twice() -> None:
+def test_an_unanswered_question_is_reused() -> None:
     conversation = Conversation()
     first = conversation.add("user", "why?")
     conversation.tip = None
@@ -122,7 +122,7 @@ def test_an_unanswered_question_is_asked_again_not_twice() -> None:
     assert conversation.add("user", "why?") is not first, "that one has its answer"
 
 
-def test_titles_are_first_words() -> None:
+def test_titles_are_the_first_words() -> None:
     conversation = Conversation()
     conversation.add(
         "user", "\n  Why is the sky   blue, and why are sunsets red, and the sea green?"
@@ -134,7 +134,7 @@ def test_titles_are_first_words() -> None:
 
 
 @pytest.mark.parametrize("umask", [0, 0o777])
-def test_the_file_is_the_users_alone_whatever_the_umask(path: Path, umask: int) -> None:
+def test_the_store_is_private_with_any_umask(path: Path, umask: int) -> None:
     if umask and os.getuid():
         pytest.skip("only root goes into a folder without permissions")
     old = os.umask(umask)
@@ -159,7 +159,7 @@ def saved(store: Sessions, *messages: str) -> Conversation:
     return conversation
 
 
-def test_two_writers_of_one_conversation_make_branches(path: Path) -> None:
+def test_two_writers_of_one_conversation_create_branches(path: Path) -> None:
     with opened(path) as one, opened(path) as other:
         begun = saved(one, "q", "a")
         here, there = one.load(begun.id), other.load(begun.id)
@@ -175,7 +175,7 @@ def test_two_writers_of_one_conversation_make_branches(path: Path) -> None:
         assert both.tip is not None and both.tip.content == "there 19"
 
 
-def test_a_conversation_that_was_removed_meanwhile_is_saved_whole(path: Path) -> None:
+def test_saving_a_removed_conversation_saves_all_of_it(path: Path) -> None:
     with opened(path) as store:
         conversation = saved(store, "q", "a")
         store.remove(conversation.id)
@@ -186,7 +186,7 @@ def test_a_conversation_that_was_removed_meanwhile_is_saved_whole(path: Path) ->
         assert shape(store.load(conversation.id)) == shape(conversation)
 
 
-def test_removed_text_is_gone_from_the_files(path: Path) -> None:
+def test_removed_text_is_overwritten_in_the_files(path: Path) -> None:
     with opened(path) as store:
         kept, removed = saved(store, "keep this"), saved(store, "xylophone quartz", "zebra")
         store.remove(removed.id)
@@ -207,7 +207,7 @@ def damage_inside(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [damage_whole, damage_inside])
-def test_a_damaged_file_is_set_aside_and_told(path: Path, damage: object) -> None:
+def test_a_damaged_file_is_renamed_with_a_warning(path: Path, damage: object) -> None:
     with opened(path) as store:
         conversation = saved(store, "q", "a" * 9000)
     damage(path)  # type: ignore[operator]
@@ -225,7 +225,7 @@ def test_a_damaged_file_is_set_aside_and_told(path: Path, damage: object) -> Non
 
 
 @pytest.mark.parametrize("read", ["recent", "load", "find", "search", "remove"])
-def test_damage_that_only_reading_finds_is_set_aside_too(path: Path, read: str) -> None:
+def test_damage_found_while_reading_is_handled(path: Path, read: str) -> None:
     with opened(path) as store:
         conversation = saved(store, "words " * 3000, "a" * 9000)
     warnings = Warnings()
@@ -241,7 +241,7 @@ def test_damage_that_only_reading_finds_is_set_aside_too(path: Path, read: str) 
     store.close()
 
 
-def test_a_newer_schema_is_left_alone(path: Path) -> None:
+def test_a_newer_schema_raises_an_error(path: Path) -> None:
     opened(path).close()
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 999")
@@ -249,7 +249,7 @@ def test_a_newer_schema_is_left_alone(path: Path) -> None:
         opened(path)
 
 
-def test_an_older_schema_is_brought_up_to_date(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_schema_is_migrated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from swiftchat.chat.history import store as store_module
 
     with opened(path) as store:
@@ -262,7 +262,7 @@ def test_an_older_schema_is_brought_up_to_date(path: Path, monkeypatch: pytest.M
         assert db.execute("SELECT pinned FROM sessions").fetchall() == [(None,)]
 
 
-def test_where_nothing_can_be_saved_the_chat_goes_on(tmp_path: Path) -> None:
+def test_a_failing_autosave_warns_once_and_recovers(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     warnings = Warnings()
     autosave = Autosave(lambda: opened(tmp_path / "file" / "store.db"), warnings)
@@ -280,7 +280,7 @@ def test_where_nothing_can_be_saved_the_chat_goes_on(tmp_path: Path) -> None:
     autosave.finish(conversation)
 
 
-def test_a_full_disk_keeps_what_was_saved(path: Path) -> None:
+def test_a_full_disk_keeps_saved_messages(path: Path) -> None:
     warnings = Warnings()
     store = opened(path)
     autosave = Autosave(lambda: store, warnings)
@@ -297,13 +297,13 @@ def test_a_full_disk_keeps_what_was_saved(path: Path) -> None:
     autosave.finish(conversation)
 
 
-def test_what_python_cannot_write_is_replaced(path: Path) -> None:
+def test_surrogates_are_replaced(path: Path) -> None:
     with opened(path) as store:
         conversation = saved(store, "caf\udce9 \0 x")
         assert store.load(conversation.id).tree[0].content == "caf? \0 x"
 
 
-def test_names_and_beginnings_of_ids_find_a_conversation(path: Path) -> None:
+def test_find_by_name_or_beginning_of_an_id(path: Path) -> None:
     with opened(path) as store:
         one, other = saved(store, "one"), saved(store, "other")
         one.name = "abc"
@@ -345,7 +345,7 @@ def test_search_finds_parts_of_words_in_any_language(
         assert [one.excerpt for one in store.search(words)] == found
 
 
-def test_an_excerpt_shows_where(path: Path) -> None:
+def test_an_excerpt_contains_the_match(path: Path) -> None:
     with opened(path) as store:
         saved(store, f"{'a ' * 100}the\nneedle{' b' * 100}")
         (found,) = store.search("NEEDLE")
@@ -354,7 +354,7 @@ def test_an_excerpt_shows_where(path: Path) -> None:
         assert len(found.excerpt) < 100 and "\n" not in found.excerpt
 
 
-def test_what_is_changed_is_found_by_its_new_text(path: Path) -> None:
+def test_search_finds_the_new_text_of_a_changed_message(path: Path) -> None:
     with opened(path) as store:
         conversation = saved(store, "q", "before")
         assert conversation.tip is not None
@@ -364,8 +364,8 @@ def test_what_is_changed_is_found_by_its_new_text(path: Path) -> None:
         assert store.search("before") == [] and len(store.search("afterwards")) == 1
 
 
-# Begins 500 writers, each killed at another moment, and looks after each that all it had said to
-# be saved is there. What it says goes through a pipe, in writes that are atomic.
+# Starts 500 writers and kills each at a random moment. A writer reports each save through a pipe
+# (in atomic writes); after the kill everything it reported must be in the store.
 KILLS = """
 import os, random, signal, sqlite3, sys, time
 from pathlib import Path
@@ -391,7 +391,7 @@ def write(end):
                 os.write(end, f"{conversation.id} {answer.id} {length}\\n".encode())
 
 
-num_said = 0
+num_reported = 0
 for number in range(times):
     ours, theirs = os.pipe()
     child = os.fork()
@@ -401,11 +401,11 @@ for number in range(times):
     time.sleep(random.random() * 0.012)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    said = os.read(ours, 1 << 20).decode().splitlines()
+    reported = os.read(ours, 1 << 20).decode().splitlines()
     os.close(ours)
-    num_said += len(said)
+    num_reported += len(reported)
     with Sessions(path, print) as store:
-        for line in said[-3:]:
+        for line in reported[-3:]:
             session, message, length = line.split()
             tree = {one.id: one for one in store.load(session).tree}
             assert len(tree[message].content) >= int(length), line
@@ -413,14 +413,14 @@ for number in range(times):
 db = sqlite3.connect(path)
 assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 db.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 1)")
-print(num_said)
+print(num_reported)
 """
 
 
-def test_500_kills_while_saving_lose_nothing(path: Path) -> None:
+def test_500_kills_while_saving_lose_no_message(path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLS, str(path), "500"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[-1]) > 500, "most were killed after they had saved something"
+    assert int(done.stdout.split()[-1]) > 500, "most writers were killed before their first save"
     assert "was renamed" not in done.stdout
