@@ -24,7 +24,7 @@ from swiftchat.engine.comm.gpu_communicator import GpuCommunicator, PeerBuffers
 from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.linear.merged import split_bias
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.engine.model.cuda_ops import CudaOps, stored
+from swiftchat.engine.model.cuda_ops import CudaOps, kernel_kv
 from swiftchat.engine.model.decoder import Decoder, LayerWeights
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.weights.architectures.config import ModelConfig
@@ -117,7 +117,7 @@ class FusedDecoder:
             self._layer(x, i, layer, kv)
         if stages.is_last:
             self._lm_head(x, self._norm(weights.final_norm), logits)
-            self._decoder.cap_(logits)
+            self._decoder.softcap_(logits)
 
     def _embed(self, x: Tensor) -> None:
         gpu, decoder, n = self._ops.gpu, self._decoder, len(x)
@@ -165,7 +165,7 @@ class FusedDecoder:
         """Return the attention output before its projection, [n, num_heads * head_dim]."""
         n, ops, batch = len(x), self._ops, self._batch
         output = self._attention_output[:n]
-        cache, kv_scales = stored(kv)
+        cache, kv_scales = kernel_kv(kv)
         decode_attention(
             ops.gpu,
             self._rotated_queries(x, i, layer, kv),
@@ -187,7 +187,7 @@ class FusedDecoder:
         n, ops, gpu, config = len(x), self._ops, self._ops.gpu, self._decoder.config
         norm, cos_sin = self._norm(layer.attn_norm), ops.cos_sin(i)
         positions, slot_mapping = self._batch.positions[:n], self._batch.slot_mapping[:n]
-        cache, kv_scales = stored(kv)
+        cache, kv_scales = kernel_kv(kv)
         # `linear_rope_cache` computes a part of a head at a time; a quantized cache needs the
         # maximum of the whole head.
         if layer.head_norms is None and cos_sin is not None and kv_scales is None:

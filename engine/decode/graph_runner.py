@@ -135,8 +135,8 @@ class GraphRunner:
             batch.context_lens[:n],
             num_decode=n,
         )
-        x = decoder.embedded(plan) if decoder.stages.is_first else residual
-        normed = decoder.through_layers(plan, x, self._cache)
+        x = decoder.embed(plan) if decoder.stages.is_first else residual
+        normed = decoder.forward_layers(plan, x, self._cache)
         if decoder.stages.is_last:
             local_logits = decoder.logits(plan, normed)
             logits.copy_(decoder.ranks.all_gather(local_logits, logits.shape[1]))

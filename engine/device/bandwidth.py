@@ -1,19 +1,19 @@
-"""How fast a GPU reads its memory at most: what a decode step is measured against."""
+"""The bandwidth ceiling of a GPU: the fastest read of its memory, which bounds a decode step."""
 
 import statistics
 
 import torch
 
-# A read as long as that of a model: a short one is over before the memory is at its full speed.
+# As much memory as a model: a short read ends before the memory reaches its full speed.
 _COLUMNS = 8192
 _ROWS = (262_144, 65_536)
 
 
 def bandwidth_ceiling_bytes_per_s(device: torch.device) -> float | None:
-    """Bytes a second at which cuBLAS multiplies a vector by a matrix, a median.
+    """Measure bytes per second of cuBLAS's vector-matrix product, a median.
 
-    The matrix has 4 GB, or 1 GB where there is no such room, for some milliseconds; None where
-    there is not even that.
+    The matrix takes 4 GB, or 1 GB if there is no room for that, for some milliseconds. None if
+    there is no room for either.
     """
     for rows in _ROWS:
         try:
@@ -30,7 +30,7 @@ def _read_bytes_per_s(matrix: torch.Tensor) -> float:
     for _ in range(15):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
-        torch.mv(matrix.t(), vector)  # the faster way round
+        torch.mv(matrix.t(), vector)  # faster than with the matrix not transposed
         end.record()
         end.synchronize()
         times_ms.append(start.elapsed_time(end))

@@ -1,4 +1,4 @@
-"""Which device computes, what it has, and whether our kernels run there."""
+"""Selection of the device, its free memory, and whether the kernels run there."""
 
 from pathlib import Path
 
@@ -15,9 +15,10 @@ from swiftchat.weights.architectures.config import ModelConfig
 
 
 def find_device(name: str, rank: int = 0) -> torch.device:
-    """The torch device for `auto`, `cpu`, `cuda` or `cuda:i`; a missing one is a `DeviceError`.
+    """Return the torch device for `auto`, `cpu`, `cuda` or `cuda:i`.
 
-    Of several ranks each has a GPU, counted from that one on; on the CPU they share it.
+    Rank r uses the r-th GPU after that one; on the CPU all ranks use the same device. Raises
+    `UsageError` for an unknown name and `DeviceError` for a missing GPU.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,14 +40,14 @@ def find_device(name: str, rank: int = 0) -> torch.device:
 
 
 def device_error(error: BaseException, hint: str = "") -> DeviceError:
-    """An error of torch's as one of ours: `OutOfMemory`, or for any other `DeviceError`."""
-    words = str(error).strip().splitlines()
+    """Convert an exception of torch to `OutOfMemory`, or to `DeviceError` for any other cause."""
+    lines = str(error).strip().splitlines()
     kind = OutOfMemory if _is_out_of_memory(error) else DeviceError
-    return kind(words[0] if words else repr(error), hint)
+    return kind(lines[0] if lines else repr(error), hint)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    # Others than torch's GPU allocator raise a plain RuntimeError.
+    # Only torch's GPU allocator has an exception of its own; others raise RuntimeError.
     texts = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
     known = isinstance(error, MemoryError | torch.OutOfMemoryError)
     return known or any(text in str(error) for text in texts)
@@ -56,21 +57,21 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def described(device: torch.device, has_kernels: bool, is_decoded: bool) -> str:
-    """A device's name, and what is not as people may think."""
+def describe_device(device: torch.device, has_kernels: bool, is_dequantized: bool) -> str:
+    """The device's name, with notes on missing kernels and dequantized weights."""
     words = [device_name(device)]
     if device.type != "cpu" and not has_kernels:
         words.append("torch only")
-    if is_decoded:
-        words.append("weights decoded")
+    if is_dequantized:
+        words.append("weights dequantized")
     return ", ".join(words)
 
 
-def available_bytes(device: torch.device, num_sharers: int = 1) -> int:
-    """Memory that can be taken now without swapping; the CPU's is shared by so many ranks."""
+def available_bytes(device: torch.device, num_local_ranks: int = 1) -> int:
+    """Memory that can be allocated now without swapping; ranks of one machine divide the CPU's."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return int(psutil.virtual_memory().available) // num_sharers
+    return int(psutil.virtual_memory().available) // num_local_ranks
 
 
 def find_kernels(
@@ -80,9 +81,9 @@ def find_kernels(
     dtype: torch.dtype,
     cubins: Path | None,
 ) -> Gpu | None:
-    """The GPU if our kernels can run this model there; None for torch's operators.
+    """Return the GPU if the kernels can run this model there; None for torch's operators.
 
-    Those also run where the bindings that launch kernels are not installed.
+    Without the bindings that launch kernels, torch's operators run the model too.
     """
     if device.type != "cuda" or not config.kernels or not has_bindings():
         return None

@@ -1,8 +1,9 @@
-"""The CUDA driver's start, which other threads of this process shall not have to wait for.
+"""Start of the CUDA driver without holding the interpreter's lock.
 
-It and the first use of a GPU take seconds where nothing else keeps the GPUs awake, or where many
-processes do it at once. Torch holds the interpreter as long, and a rank could not say that it is
-alive; ctypes does not. What is started here, torch finds started; what fails here, torch tells.
+The driver's start and the first use of a GPU take seconds if no other process keeps the GPUs
+initialized, or if many processes start at once. Torch holds the interpreter's lock meanwhile, so
+that a rank could not send its heartbeat; ctypes releases it. Torch finds the driver started. Errors
+are left to torch, which repeats the calls.
 """
 
 import ctypes
@@ -11,14 +12,14 @@ import torch
 
 
 def start_driver() -> None:
-    """Start the driver, if there is one."""
+    """Start the driver, if one is installed."""
     driver = _driver()
     if driver is not None:
         driver.cuInit(0)
 
 
 def open_gpu(device: torch.device) -> None:
-    """Make what the driver keeps for this process of a GPU that torch has found."""
+    """Create this process's context on a GPU, which torch then uses."""
     driver = _driver()
     if driver is None:
         return

@@ -17,7 +17,12 @@ from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.decode.graph_runner import GRAPH_SIZES, GraphRunner
 from swiftchat.engine.decode.pipeline_decode import PipelineDecode
-from swiftchat.engine.device.device import available_bytes, described, find_device, find_kernels
+from swiftchat.engine.device.device import (
+    available_bytes,
+    describe_device,
+    find_device,
+    find_kernels,
+)
 from swiftchat.engine.generation.engine import Engine, EngineParts, GraphDecode, Progress
 from swiftchat.engine.linear.factory import WeightFactory, weight_factory
 from swiftchat.engine.linear.plain_gpu import LinearKernels
@@ -33,7 +38,7 @@ from swiftchat.engine.model.decoder import (
     table_bytes,
 )
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.model.memory import CachePlan, plan_share
+from swiftchat.engine.model.memory import CachePlan, plan_shard_cache
 from swiftchat.engine.model.torch_ops import TorchOps
 from swiftchat.engine.model.traced_layers import TracedLayers
 from swiftchat.engine.schedule.batch import Batch
@@ -81,8 +86,8 @@ def build_engine(
         heads_first=decoder.ops.heads_first,
         kv_dtype=config.kv_dtype,
     )
-    if TracedLayers.suit(decoder, setup.device):
-        decoder.layers = TracedLayers(decoder)
+    if TracedLayers.supports(decoder, setup.device):
+        decoder.compute_layers = TracedLayers(decoder)
     allocator = BlockAllocator(plan.num_blocks, config.block_size)
     scheduler = Scheduler(allocator, setup.chunk_tokens, config.max_num_seqs)
     graph_decode: GraphDecode | None = None
@@ -189,7 +194,7 @@ def _plan_cache(
 
     `weights_bytes` is the size of quantized weights; None for weights that all have `setup.dtype`.
     """
-    plan = plan_share(
+    plan = plan_shard_cache(
         setup.config,
         setup.shard,
         setup.dtype,
@@ -214,8 +219,8 @@ def _load_weights(setup: _Setup, on_progress: Progress) -> DecoderWeights:
             shard.config,
             setup.dtype,
             setup.device,
-            share=shard,
-            form=setup.dummy_scheme,
+            shard=shard,
+            scheme=setup.dummy_scheme,
             factory=setup.factory,
         )
     return load_weights(
@@ -299,7 +304,7 @@ def _engine_info(
     dtype = str(setup.dtype).removeprefix("torch.")
     is_dequantized = setup.is_quantized and not has_quantized(weights)
     return EngineInfo(
-        device=described(setup.device, setup.gpu is not None, is_dequantized),
+        device=describe_device(setup.device, setup.gpu is not None, is_dequantized),
         dtype=dtype,
         num_parameters=sum(math.prod(s) for s in expected_tensors(setup.shard.config).values()),
         weights_bytes=sum(stages.gather_from_stages(resident_bytes(weights))),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -121,50 +122,45 @@ def packed_matrix(
 
 
 def _pack_rows(
-    form: str, pack: Callable[[Tensor, Tensor, torch.dtype], PackedMatrix]
-) -> Callable[[Sequence[Any], torch.dtype, torch.device], PackedMatrix | None]:
-    def packed(
-        parts: Sequence[Int8 | Float8], dtype: torch.dtype, device: torch.device
-    ) -> PackedMatrix | None:
-        if not packing_fits(form, parts[0].values.shape[1]):
-            return None
-        values, scales = ([part.values for part in parts], [part.scale for part in parts])
-        return pack(_upload(values, device), _upload(scales, device), dtype)
-
-    return packed
+    scheme: str,
+    pack: Callable[[Tensor, Tensor, torch.dtype], PackedMatrix],
+    parts: Sequence[Int8 | Float8],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> PackedMatrix | None:
+    if not packing_fits(scheme, parts[0].values.shape[1]):
+        return None
+    values, scales = ([part.values for part in parts], [part.scale for part in parts])
+    return pack(_upload(values, device), _upload(scales, device), dtype)
 
 
 def _pack_groups(
-    form: str,
+    scheme: str,
     values_per_byte: int,
     pack: Callable[[Tensor, Tensor, Tensor, torch.dtype], PackedMatrix],
-) -> Callable[[Sequence[Any], torch.dtype, torch.device], PackedMatrix | None]:
-    def packed(
-        parts: Sequence[Int4 | Int8Groups], dtype: torch.dtype, device: torch.device
-    ) -> PackedMatrix | None:
-        columns = values_per_byte * parts[0].values.shape[1]
-        groups = parts[0].scale.shape[1]
-        same = all(part.scale.shape[1] == groups for part in parts)
-        if not same or not packing_fits(form, columns, columns // groups):
-            return None
-        return pack(
-            _upload([part.values for part in parts], device),
-            _upload([part.scale for part in parts], device),
-            _upload([part.zero_point for part in parts], device),
-            dtype,
-        )
-
-    return packed
+    parts: Sequence[Int4 | Int8Groups],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> PackedMatrix | None:
+    columns = values_per_byte * parts[0].values.shape[1]
+    groups = parts[0].scale.shape[1]
+    has_same_groups = all(part.scale.shape[1] == groups for part in parts)
+    if not has_same_groups or not packing_fits(scheme, columns, columns // groups):
+        return None
+    return pack(
+        _upload([part.values for part in parts], device),
+        _upload([part.scale for part in parts], device),
+        _upload([part.zero_point for part in parts], device),
+        dtype,
+    )
 
 
-_PACK: Mapping[
-    type[QuantizedMatrix], Callable[[Sequence[Any], torch.dtype, torch.device], PackedMatrix | None]
-] = MappingProxyType(
+_PACK: Mapping[type[QuantizedMatrix], Callable[..., PackedMatrix | None]] = MappingProxyType(
     {
-        Int8: _pack_rows("INT8", pack_int8),
-        Float8: _pack_rows("FP8", pack_fp8),
-        Int4: _pack_groups("INT4", 2, pack_int4),
-        Int8Groups: _pack_groups("INT8", 1, pack_int8_groups),
+        Int8: partial(_pack_rows, "INT8", pack_int8),
+        Float8: partial(_pack_rows, "FP8", pack_fp8),
+        Int4: partial(_pack_groups, "INT4", 2, pack_int4),
+        Int8Groups: partial(_pack_groups, "INT8", 1, pack_int8_groups),
     }
 )
 

@@ -41,21 +41,21 @@ class Placement(Protocol):
         """
 
 
-def assemble(share: Shard, placement: Placement, dtype: torch.dtype) -> DecoderWeights:
+def assemble(shard: Shard, placement: Placement, dtype: torch.dtype) -> DecoderWeights:
     """The weights of a shard, computed with in `dtype`, in the layout of the checkpoint.
 
     `canonicalize` brings them into the decoder's layout.
     """
-    return _Assembler(share, placement, dtype).decoder_weights()
+    return _Assembler(shard, placement, dtype).decoder_weights()
 
 
 class _Assembler:
-    def __init__(self, share: Shard, placement: Placement, dtype: torch.dtype) -> None:
-        self._share = share
-        self._config = share.config
+    def __init__(self, shard: Shard, placement: Placement, dtype: torch.dtype) -> None:
+        self._share = shard
+        self._config = shard.config
         self._placement = placement
         self._dtype = dtype
-        self._outside = [*tensors_before_layers(share.config), *tensors_after_layers(share.config)]
+        self._outside = [*tensors_before_layers(shard.config), *tensors_after_layers(shard.config)]
 
     def decoder_weights(self) -> DecoderWeights:
         layers = [self._layer(i) for i in range(*self._share.layers)]

@@ -38,14 +38,14 @@ def dummy_weights(
     dtype: torch.dtype,
     device: torch.device,
     seed: int = 0,
-    share: Shard | None = None,
-    form: str | None = None,
+    shard: Shard | None = None,
+    scheme: str | None = None,
     factory: WeightFactory | None = None,
 ) -> DecoderWeights:
     """Generate weights on the device, the same for the same seed, dtype and kind of device.
 
-    With `share` those of one rank: each tensor is generated whole and then cut, so that the shards
-    of all ranks are those of one model. With `form` the matrices of `dummy_schemes` are quantized
+    With `shard` those of one rank: each tensor is generated whole and then cut, so that the shards
+    of all ranks are those of one model. With `scheme` the matrices of `dummy_schemes` are quantized
     where `factory` supports it, and with a W8A8 scheme their activations too. By default `factory`
     makes weights for torch's operators on this device.
 
@@ -53,36 +53,35 @@ def dummy_weights(
     together are about as large as an embedding, so that logits have a standard deviation near
     `_LOGIT_STD` at any depth. Embeddings that are also the `lm_head` have its spread.
     """
-    share = share or Shard(config)
+    shard = shard or Shard(config)
     placement = _RandomPlacement(
-        share, dtype, device, seed, form, factory or weight_factory(device)
+        shard, dtype, device, seed, scheme, factory or weight_factory(device)
     )
-    return canonicalize(share.local_config, assemble(share, placement, dtype))
+    return canonicalize(shard.local_config, assemble(shard, placement, dtype))
 
 
 class _RandomPlacement:
     def __init__(
         self,
-        share: Shard,
+        shard: Shard,
         dtype: torch.dtype,
         device: torch.device,
         seed: int,
-        form: str | None,
+        scheme: str | None,
         factory: WeightFactory,
     ) -> None:
-        config = share.config
+        config = shard.config
         self.factory = factory
-        self._config, self._num_ranks, self._dtype, self._device = config, share.size, dtype, device
+        self._config, self._num_ranks, self._dtype, self._device = config, shard.size, dtype, device
         self._seed = seed
         self._generator = torch.Generator(device)
         self._kinds = {tensor_name(config, *place): place[0] for place in canonical_tensors(config)}
         self._shapes = expected_tensors(config)
-        self._schemes = dummy_schemes(config, form)
+        self._schemes = dummy_schemes(config, scheme)
         self._indices = {name: index for index, name in enumerate(self._shapes)}
-        is_w8a8 = form is not None and form in W8A8
-        self._activations = (
-            ActivationQuantization(W8A8[form]) if form is not None and is_w8a8 else None
-        )
+        self._activations: ActivationQuantization | None = None
+        if scheme is not None and scheme in W8A8:
+            self._activations = ActivationQuantization(W8A8[scheme])
 
     def tensor(self, wanted: Wanted) -> Tensor:
         return self._own(self._random(wanted), wanted)

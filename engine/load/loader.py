@@ -63,10 +63,10 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Progress,
-    share: Shard | None = None,
+    shard: Shard | None = None,
     factory: WeightFactory | None = None,
 ) -> DecoderWeights:
-    """Load the decoder's weights from a checked checkpoint; with `share`, those of one rank.
+    """Load the decoder's weights from a checked checkpoint; with `shard`, those of one rank.
 
     `factory` makes the weights; by default those for torch's operators on this device.
 
@@ -79,14 +79,14 @@ def load_weights(
     Raises `BadModelFile` for a truncated file on its way to a GPU and for quantized values that
     are not finite numbers.
     """
-    share = share or Shard(config)
+    shard = shard or Shard(config)
     factory = factory or weight_factory(device)
     if device.type != "cpu":
         return stream_weights(
-            config, checkpoint, dtype, device, on_progress, share, factory=factory
+            config, checkpoint, dtype, device, on_progress, shard, factory=factory
         )
-    placement = _MappedPlacement(checkpoint, share, dtype, on_progress, factory)
-    return canonicalize(share.local_config, assemble(share, placement, dtype))
+    placement = _MappedPlacement(checkpoint, shard, dtype, on_progress, factory)
+    return canonicalize(shard.local_config, assemble(shard, placement, dtype))
 
 
 class _MappedPlacement:
@@ -95,7 +95,7 @@ class _MappedPlacement:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        share: Shard,
+        shard: Shard,
         dtype: torch.dtype,
         on_progress: Progress,
         factory: WeightFactory,
@@ -104,7 +104,7 @@ class _MappedPlacement:
         self._checkpoint, self._dtype = checkpoint, dtype
         self._device = torch.device("cpu")
         self._on_progress, self._done_bytes = on_progress, 0
-        self._total_bytes = _wanted_bytes(share, checkpoint)
+        self._total_bytes = _wanted_bytes(shard, checkpoint)
         self._pages = LargePages()
 
     def tensor(self, wanted: Wanted) -> Tensor:
@@ -140,7 +140,7 @@ def stream_weights(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Progress,
-    share: Shard | None = None,
+    shard: Shard | None = None,
     num_readers: int | None = None,
     staging_bytes: int = STAGING_BYTES,
     factory: WeightFactory | None = None,
@@ -149,16 +149,16 @@ def stream_weights(
 
     Quantized tensors are uploaded before that, by several threads: one unpacks 0.2 to 2 GB/s.
     """
-    share = share or Shard(config)
+    shard = shard or Shard(config)
     factory = factory or TorchWeights(keeps_quantized=False)
-    loads = _quantized_loads(checkpoint, share, dtype, device, factory)
+    loads = _quantized_loads(checkpoint, shard, dtype, device, factory)
     for file in {info.file for info in checkpoint.tensors.values()} if loads else ():
         checkpoint.map(file)  # once, by one thread
     with contextlib.closing(run_ahead(loads, num_readers or default_readers(), device)) as loaded:
         placement = _StreamedPlacement(
-            checkpoint, share, dtype, device, on_progress, factory, loaded
+            checkpoint, shard, dtype, device, on_progress, factory, loaded
         )
-        weights = assemble(share, placement, dtype)
+        weights = assemble(shard, placement, dtype)
     stream_in(
         placement.copies,
         device,
@@ -166,7 +166,7 @@ def stream_weights(
         num_readers,
         staging_bytes,
     )
-    return canonicalize(share.local_config, weights)
+    return canonicalize(shard.local_config, weights)
 
 
 class _StreamedPlacement:
@@ -175,7 +175,7 @@ class _StreamedPlacement:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        share: Shard,
+        shard: Shard,
         dtype: torch.dtype,
         device: torch.device,
         on_progress: Progress,
@@ -187,7 +187,7 @@ class _StreamedPlacement:
         self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
         self._loaded = loaded  # Tensor or LinearWeight, in the order of the calls
         self._on_progress, self._done_bytes = on_progress, 0
-        self._total_bytes = _wanted_bytes(share, checkpoint)
+        self._total_bytes = _wanted_bytes(shard, checkpoint)
 
     def tensor(self, wanted: Wanted) -> Tensor:
         if _has_quantized(self._checkpoint, wanted):
@@ -215,14 +215,14 @@ class _StreamedPlacement:
 
 def _quantized_loads(
     checkpoint: Checkpoint,
-    share: Shard,
+    shard: Shard,
     dtype: torch.dtype,
     device: torch.device,
     factory: WeightFactory,
 ) -> list[Callable[[], Any]]:
     """Functions that load what `assemble` requests of quantized tensors, in its order."""
-    requests = _RequestList(share, factory)
-    assemble(share, requests, dtype)
+    requests = _RequestList(shard, factory)
+    assemble(shard, requests, dtype)
     loads: list[Callable[[], Any]] = []
     for wanted, kind in requests.found:
         if not _has_quantized(checkpoint, wanted):
@@ -240,10 +240,10 @@ def _quantized_loads(
 class _RequestList:
     """A placement that loads nothing and lists the requests of `assemble`."""
 
-    def __init__(self, share: Shard, factory: WeightFactory) -> None:
+    def __init__(self, shard: Shard, factory: WeightFactory) -> None:
         self.factory = factory
         self.found: list[tuple[Wanted, str]] = []
-        self._shapes = share.shapes()
+        self._shapes = shard.shapes()
 
     def tensor(self, wanted: Wanted) -> Tensor:
         self.found.append((wanted, "tensor"))
@@ -258,19 +258,19 @@ def _has_quantized(checkpoint: Checkpoint, wanted: Wanted) -> bool:
     return any(name in checkpoint.quantized for name, _ in wanted)
 
 
-def _wanted_bytes(share: Shard, checkpoint: Checkpoint) -> int:
+def _wanted_bytes(shard: Shard, checkpoint: Checkpoint) -> int:
     """Bytes of the files that loading a shard reads."""
     if checkpoint.quantized:
         return sum(
             checkpoint.nbytes(name)
             if name in checkpoint.quantized
             else math.prod(shape) * _DTYPES[checkpoint.tensors[name].dtype].itemsize
-            for name, shape in share.shapes().items()
+            for name, shape in shard.shapes().items()
         )
     nbytes = {name: info.nbytes for name, info in checkpoint.tensors.items()}
     if checkpoint.shard:
-        return sum(nbytes[name] for name in share.shapes())
-    return share.weights_bytes(nbytes)
+        return sum(nbytes[name] for name in shard.shapes())
+    return shard.weights_bytes(nbytes)
 
 
 def _file_parts(checkpoint: Checkpoint, wanted: Wanted) -> list[FilePart]:

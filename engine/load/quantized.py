@@ -19,7 +19,7 @@ from swiftchat.weights.quantization.stored_tensor import as_float32
 
 
 def resident_estimate(
-    share: Shard, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+    shard: Shard, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
 ) -> int:
     """Bytes of a shard's weights, of a checkpoint with quantized tensors.
 
@@ -28,14 +28,14 @@ def resident_estimate(
     """
     packed = checkpoint.quantized
     if device.type != "cpu":
-        return gpu_weight_bytes(share, packed_schemes(packed), dtype.itemsize)
+        return gpu_weight_bytes(shard, packed_schemes(packed), dtype.itemsize)
     whole_bytes = {
         name: checkpoint.nbytes(name)
         if name in packed and packed[name].packed is not None
         else math.prod(shape) * dtype.itemsize
-        for name, shape in expected_tensors(share.config).items()
+        for name, shape in expected_tensors(shard.config).items()
     }
-    return share.weights_bytes(whole_bytes)
+    return shard.weights_bytes(whole_bytes)
 
 
 def load_matrix(

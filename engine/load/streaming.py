@@ -1,4 +1,4 @@
-"""Bytes of files on their way to tensors on a device, through pinned buffers."""
+"""Byte ranges of files, copied to tensors on a device through pinned buffers."""
 
 import contextlib
 import os
@@ -18,18 +18,18 @@ from swiftchat.errors import BadModelFile, FileSystemError
 
 T = TypeVar("T")
 
-# Pinning memory takes longer than copying it, so buffers are few and small; at 16 MiB a copy to
-# the GPU still takes some thirty times as long as its call.
+# Pinning memory takes longer than copying it, so buffers are few and small; a copy of 16 MiB to
+# the GPU still takes about thirty times as long as its call.
 STAGING_BYTES = 16 * 2**20
-_BUFFERS_PER_READER = 2  # one is filled while the other travels
-_MAX_READERS = 8  # a thread reads 4 to 8 GB/s out of the page cache; PCIe 5 takes some 50
+_BUFFERS_PER_READER = 2  # one is filled while the other is uploaded
+_MAX_READERS = 8  # a thread reads 4 to 8 GB/s from the page cache; PCIe 5 moves about 50
 
 
 @dataclass(frozen=True)
 class Copy:
-    """Bytes of a file for a flat tensor on the device; `dtype` is the file's.
+    """A byte range of a file for a flat tensor on the device; `dtype` is the file's.
 
-    With `columns` (first, end) the bytes are rows, of which only these columns are wanted, and
+    With `columns` (first, end) the bytes are rows of which only these columns are copied, and
     `target` [rows, columns] may be strided.
     """
 
@@ -41,7 +41,8 @@ class Copy:
     columns: tuple[int, int] | None = None
 
     @property
-    def wanted_bytes(self) -> int:
+    def target_bytes(self) -> int:
+        """Bytes of the file that end up in the target."""
         return self.target.numel() * self.dtype.itemsize
 
 
@@ -52,119 +53,118 @@ def stream_in(
     num_readers: int | None = None,
     staging_bytes: int = STAGING_BYTES,
 ) -> None:
-    """Carry out the copies: threads read files into staging buffers that travel meanwhile.
+    """Carry out the copies: threads read files into staging buffers while others are uploaded.
 
-    Files are read rather than mapped: a read takes no page faults, whose locks threads would
-    fight for, and one that fails is an error rather than a SIGBUS. `on_progress` gets the bytes
-    done so far, in the calling thread. When this returns or raises, no thread is left and the
-    device has finished. `staging_bytes` must be a multiple of 4. Raises `BadModelFile` for
-    what cannot be read.
+    Files are read rather than mapped: reads cause no page faults, whose locks threads contend for,
+    and a failed read is an error instead of a SIGBUS. `on_progress` gets the bytes done so far, in
+    the calling thread. When this returns or raises, all threads have ended and the device is idle.
+    `staging_bytes` must be a multiple of 4. Raises `BadModelFile` for a read that fails.
     """
     readers = num_readers or default_readers()
-    free: SimpleQueue[_Staging] = SimpleQueue()
+    free: SimpleQueue[_StagingBuffer] = SimpleQueue()
     with contextlib.ExitStack() as stack:
         opened = {file: stack.enter_context(_open(file)) for file in {c.file for c in copies}}
-        buffers = [_Staging(device, staging_bytes) for _ in range(readers * _BUFFERS_PER_READER)]
-        for buffer in buffers:
+        num_buffers = readers * _BUFFERS_PER_READER
+        for buffer in [_StagingBuffer(device, staging_bytes) for _ in range(num_buffers)]:
             stack.callback(buffer.wait)
             free.put(buffer)
 
-        def carry(copy: Copy) -> int:
+        def carry_out(copy: Copy) -> int:
             buffer = free.get()
             try:
                 buffer.wait()
                 _read(copy, opened[copy.file], buffer.host)
-                buffer.send(copy)
+                buffer.upload(copy)
             finally:
                 free.put(buffer)
-            return copy.wanted_bytes
+            return copy.target_bytes
 
         pool = ThreadPoolExecutor(readers, "reader")
         stack.callback(pool.shutdown, cancel_futures=True)
         done_bytes = 0
-        for job in [pool.submit(carry, piece) for piece in _pieces(copies, staging_bytes)]:
+        for job in [pool.submit(carry_out, chunk) for chunk in _chunks(copies, staging_bytes)]:
             done_bytes += job.result()
             on_progress(done_bytes)
 
 
 def default_readers() -> int:
-    """How many threads bring weights here."""
+    """The number of threads that read weights."""
     return min(_MAX_READERS, os.cpu_count() or 1)
 
 
 def run_ahead(
     jobs: Iterable[Callable[[], T]], num_threads: int, device: torch.device
 ) -> Generator[T, None, None]:
-    """What the jobs return, in their order; threads do as many as they are in advance.
+    """Yield the results of the jobs in order; `num_threads` threads compute that many ahead.
 
-    What a job raises comes in its turn. Close it to be rid of the threads.
+    An exception of a job is raised in its turn. Closing the generator ends the threads.
     """
-    # A thread begins with the first GPU as its own; some of torch's kernels run on that one.
+    # A thread's current device is the first GPU; some of torch's kernels run on the current one.
     begin = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
-    pool, waiting = ThreadPoolExecutor(num_threads, "reader", begin), deque[Future[T]]()
+    pool, pending = ThreadPoolExecutor(num_threads, "reader", begin), deque[Future[T]]()
     try:
         for job in jobs:
-            waiting.append(pool.submit(job))
-            if len(waiting) > num_threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            pending.append(pool.submit(job))
+            if len(pending) > num_threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-class _Staging:
-    """A buffer of this machine's memory and, on a GPU, the stream on which it is emptied."""
+class _StagingBuffer:
+    """A buffer in host memory and, for a GPU, the stream that uploads it."""
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self._device = device
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            # What the targets' memory was used for before must be over.
+            # Earlier uses of the targets' memory must have ended.
             self._stream.wait_stream(torch.cuda.current_stream(device))
-        with self._streaming():
-            pinned = self._stream is not None
-            self.host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
+        with self._on_stream():
+            is_pinned = self._stream is not None
+            self.host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=is_pinned)
 
     def wait(self) -> None:
-        """Until what was sent last has arrived, and the buffer may be filled again."""
+        """Wait until the last upload has ended and the buffer may be filled again."""
         if self._stream is not None:
             self._stream.synchronize()
 
-    def send(self, copy: Copy) -> None:
-        """Begin to bring the buffer's content to the copy's target, in the target's dtype."""
-        with self._streaming():
+    def upload(self, copy: Copy) -> None:
+        """Start copying the buffer to the copy's target, in the target's dtype."""
+        with self._on_stream():
             source = self.host[: copy.nbytes].view(copy.dtype)
-            # The GPU converts and cuts; torch would do it here, waiting.
+            # The GPU converts and slices; on the host torch would block.
             if copy.dtype != copy.target.dtype or copy.columns:
                 source = source.to(self._device, non_blocking=True)
             if copy.columns:
                 source = source.view(len(copy.target), -1)[:, slice(*copy.columns)]
             copy.target.copy_(source, non_blocking=True)
 
-    def _streaming(self) -> contextlib.AbstractContextManager[object]:
+    def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
-def _pieces(copies: Iterable[Copy], most_bytes: int) -> Iterator[Copy]:
-    """The copies cut into pieces of at most `most_bytes`."""
+def _chunks(copies: Iterable[Copy], max_bytes: int) -> Iterator[Copy]:
+    """Split the copies into copies of at most `max_bytes`."""
     for copy in copies:
         if copy.columns:
-            yield from _pieces_of_rows(copy, most_bytes)
+            yield from _row_chunks(copy, max_bytes)
             continue
         size = copy.dtype.itemsize
-        for start in range(0, copy.nbytes, most_bytes):
-            nbytes = min(most_bytes, copy.nbytes - start)
+        for start in range(0, copy.nbytes, max_bytes):
+            nbytes = min(max_bytes, copy.nbytes - start)
             target = copy.target[start // size : (start + nbytes) // size]
             yield Copy(copy.file, copy.offset + start, nbytes, copy.dtype, target)
 
 
-def _pieces_of_rows(copy: Copy, most_bytes: int) -> Iterator[Copy]:
-    """Whole rows at a time: to read only the columns would take a call for every row."""
+def _row_chunks(copy: Copy, max_bytes: int) -> Iterator[Copy]:
+    """Split by whole rows: to read only the columns would take one call per row."""
     assert copy.columns is not None
     row_bytes = copy.nbytes // len(copy.target)
-    num_rows = most_bytes // row_bytes
+    num_rows = max_bytes // row_bytes
     if num_rows:
         for row in range(0, len(copy.target), num_rows):
             target = copy.target[row : row + num_rows]
@@ -180,7 +180,7 @@ def _pieces_of_rows(copy: Copy, most_bytes: int) -> Iterator[Copy]:
     first, end = (column * copy.dtype.itemsize for column in copy.columns)
     for row, target in enumerate(copy.target):
         begin = copy.offset + row * row_bytes + first
-        yield from _pieces([Copy(copy.file, begin, end - first, copy.dtype, target)], most_bytes)
+        yield from _chunks([Copy(copy.file, begin, end - first, copy.dtype, target)], max_bytes)
 
 
 @contextlib.contextmanager
@@ -196,7 +196,7 @@ def _open(file: Path) -> Iterator[int]:
 
 
 def _read(copy: Copy, descriptor: int, buffer: Tensor) -> None:
-    """The bytes of `copy` into the buffer; the GIL is free meanwhile."""
+    """Read the bytes of `copy` into the buffer, without holding the GIL."""
     rest = buffer.numpy().data[: copy.nbytes]
     offset = copy.offset
     while rest:

@@ -1,4 +1,4 @@
-"""The decoder's operations as our kernels; the large products are cuBLAS's, through torch."""
+"""The decoder's operations as the project's kernels; large GEMMs are cuBLAS's, through torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,23 +13,17 @@ from swiftchat.cuda.ops.copy_blocks import copy_blocks
 from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
 from swiftchat.cuda.ops.embedding import embed, gather_rows
 from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS
-from swiftchat.cuda.ops.moe import (
-    expert_down,
-    expert_down_fits,
-    expert_gate_up,
-    expert_gate_up_fits,
-    route,
-)
 from swiftchat.cuda.ops.norm import add_norm, norm
 from swiftchat.cuda.ops.prefill_attention import prefill_attention
 from swiftchat.cuda.ops.rotary import HeadNorm, head_norm_fits, rotary
 from swiftchat.cuda.quantized_kv import KVScales
-from swiftchat.engine.linear.plain_gpu import GpuPlainWeight, LinearKernels
+from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.attention import alibi_slopes
+from swiftchat.engine.model.cuda_moe import ExpertKernels
 from swiftchat.engine.model.decoder import LayerWeights
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
-from swiftchat.engine.model.moe import Experts, mixture, shared_part
+from swiftchat.engine.model.moe import Experts, moe, shared_expert
 from swiftchat.engine.model.norms import norm_heads_
 from swiftchat.engine.model.rope import cos_sin_table
 from swiftchat.engine.schedule.batch import Batch, padded_rows
@@ -41,15 +35,15 @@ from swiftchat.weights.parallel.tensor_parallel import Shard
 class CudaPlan:
     """A batch on the device; all int32.
 
-    `ids`, `positions` and `slots` [n]; `block_tables` [num_seqs, max_blocks] and `context_lens`
-    [num_seqs]. The first `num_decode` sequences have one token each; the others' begin at
-    `query_starts` [num_seqs - num_decode + 1] of the tokens that follow, at most
-    `max_num_tokens` a sequence. `logits_indices` None means all rows.
+    `ids`, `positions` and `slot_mapping` [n]; `block_tables` [num_seqs, max_blocks] and
+    `context_lens` [num_seqs]. The first `num_decode` sequences have one token each; the tokens of
+    the others begin at `query_starts` [num_seqs - num_decode + 1] of those that follow, at most
+    `max_num_tokens` per sequence. `logits_indices` None means all rows.
     """
 
     ids: Tensor
     positions: Tensor
-    slots: Tensor
+    slot_mapping: Tensor
     block_tables: Tensor
     context_lens: Tensor
     num_decode: int
@@ -59,10 +53,10 @@ class CudaPlan:
 
 
 def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto") -> bool:
-    """Whether there is a kernel for everything this model does; else torch's path runs it.
+    """Whether the kernels compute every operation of a model; else `TorchOps` runs it.
 
-    Partial, interleaved and scaled rotary embeddings are in the order of the weights and the
-    table of angles, and so nothing of their own.
+    Partial, interleaved and scaled rotary embeddings need no kernels of their own: they are part of
+    the order of the weights and of the table of angles.
     """
     return (
         not config.expert_bias
@@ -71,57 +65,58 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
         and dtype in DTYPE_NAMES
         and config.head_dim % 8 == 0
         and config.head_dim <= 256
-        and (kv_dtype == "auto" or _keeps_codes(config.head_dim, dtype))
+        and (kv_dtype == "auto" or _supports_quantized_kv(config.head_dim, dtype))
     )
 
 
-def _keeps_codes(head_dim: int, dtype: torch.dtype) -> bool:
-    """Whether the kernels write and read a cache in 8 bits of heads of this size."""
+def _supports_quantized_kv(head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels write and read an 8-bit cache with heads of this size."""
     return dtype != torch.float32 and head_dim % 16 == 0 and head_norm_fits(head_dim, head_dim)
 
 
-def stored(kv: LayerKV) -> tuple[Tensor, KVScales | None]:
-    """A layer's cache as the kernels take it."""
-    return (kv, None) if isinstance(kv, Tensor) else (kv.codes, KVScales(kv.form, kv.factors))
+def kernel_kv(kv: LayerKV) -> tuple[Tensor, KVScales | None]:
+    """A layer's cache as the kernels take it: its tensor, and the scales of a quantized one."""
+    return (kv, None) if isinstance(kv, Tensor) else (kv.values, KVScales(kv.scheme, kv.scales))
 
 
 class CudaOps:
-    """The operations of a model, or a rank's share of it, on one GPU, as `decoder.Ops` has them."""
+    """The operations of a model, or of a rank's shard, on one GPU; see `decoder.Ops`."""
 
     heads_first = True
 
     def __init__(
-        self, kernels: LinearKernels, share: Shard, ctx_size_tokens: int, max_num_seqs: int
+        self, kernels: LinearKernels, shard: Shard, ctx_size_tokens: int, max_num_seqs: int
     ) -> None:
-        config, gpu = share.local_config, kernels.gpu
+        config, gpu = shard.local_config, kernels.gpu
         # cuBLAS may otherwise add bf16 partial sums in bf16.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.gpu = gpu
-        self._angles = [
+        self._cos_sin_tables = [
             cos_sin_table(rope, config.head_dim, ctx_size_tokens, gpu.device)
             for rope in (config.rope, config.local_rope)
             if rope is not None
         ]
         self.alibi_slopes: Tensor | None = None
         if config.alibi:
-            slopes = alibi_slopes(share.config)[slice(*share.heads)]
+            slopes = alibi_slopes(shard.config)[slice(*shard.heads)]
             self.alibi_slopes = slopes.to(gpu.device)
         self.attention_workspace = decode_attention_workspace(
             gpu, padded_rows(max_num_seqs), config.num_heads, config.head_dim
         )
         self.linear_workspace = kernels.workspace
-        self._kernels = kernels
+        self._experts = ExpertKernels(kernels, config)
         self.scale = config.attention_scale
         self.softcap = config.attention_softcap or 0.0
         self.norm_offset = float(config.norm_unit_offset)
-        self._addresses: dict[int, tuple[Tensor, Tensor] | None] = {}
-        self.first_id = share.vocab[0]  # of the embeddings that are here
+        self.first_id = shard.vocab[0]  # of this rank's embeddings
         self._config = config
 
     def plan(self, batch: Batch, cache: KVCache) -> CudaPlan:
-        """One copy brings the whole batch. Single tokens must come first, as the scheduler
-        orders them; a single token after a longer row is computed like one."""
+        """Upload the whole batch in one copy.
+
+        The scheduler puts rows of one token first; one after a longer row is computed as prefill.
+        """
         spans = batch.spans
         num_decode = sum(1 for _ in takewhile(lambda span: span.num_tokens == 1, spans))
         rest = spans[num_decode:]
@@ -136,24 +131,24 @@ class CudaOps:
             list(accumulate((span.num_tokens for span in rest), initial=0)),
             batch.logits_indices,
         ]
-        # Each part begins at a multiple of 16 bytes.
+        # Each part begins at a multiple of 16 bytes, as kernels require.
         padded = [[*part, *([0] * (-len(part) % 4))] for part in parts]
         packed = torch.tensor([v for part in padded for v in part], dtype=torch.int32)
         on_device = torch.split(packed.to(self.gpu.device), [len(part) for part in padded])
-        ids, positions, slots, tables, lens, starts, rows = (
+        ids, positions, slot_mapping, tables, context_lens, starts, indices = (
             tensor[: len(part)] for tensor, part in zip(on_device, parts, strict=True)
         )
-        everything = len(batch.logits_indices) == len(batch.ids)
+        has_all_logits = len(batch.logits_indices) == len(batch.ids)
         return CudaPlan(
             ids,
             positions,
-            slots,
+            slot_mapping,
             tables.view(len(spans), width),
-            lens,
+            context_lens,
             num_decode,
             starts,
             max((span.num_tokens for span in rest), default=0),
-            None if everything else rows,
+            None if has_all_logits else indices,
         )
 
     def embed(self, plan: CudaPlan, table: LinearWeight) -> Tensor:
@@ -163,7 +158,7 @@ class CudaOps:
         return x
 
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if delta is not None and delta.dtype != weight.dtype:  # a mixture's is fp32
+        if delta is not None and delta.dtype != weight.dtype:  # an MoE's is fp32
             x += delta
             delta = None
         out = torch.empty_like(x, dtype=weight.dtype)
@@ -180,7 +175,7 @@ class CudaOps:
         )
         return out
 
-    def add_normed_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
+    def add_norm_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
         eps = self._config.norm_eps
         add_norm(self.gpu, x, delta, weight, eps, weight_offset=self.norm_offset)
 
@@ -188,18 +183,18 @@ class CudaOps:
         return weight.matmul(x, bias)
 
     def cos_sin(self, layer: int) -> Tensor | None:
-        """The angles a layer rotates by, fp32 [positions, head_dim]; None: it does not."""
-        if not self._angles or layer in self._config.unrotated_layers:
+        """A layer's cosines and sines, fp32 [num_positions, head_dim]; None: it does not rotate."""
+        if not self._cos_sin_tables or layer in self._config.unrotated_layers:
             return None
-        # Of two tables, the second is for the layers that have a window.
-        return self._angles[-1 if self.window(layer) else 0]
+        # Of two tables, the second is for the layers with a window.
+        return self._cos_sin_tables[-1 if self.window(layer) else 0]
 
     def window(self, layer: int) -> int:
-        """How many of the last tokens a layer sees; 0: all."""
+        """The number of last tokens that a layer attends to; 0: all."""
         return self._config.window(layer) or 0
 
     def head_norm(self, norms: tuple[Tensor, Tensor] | None) -> HeadNorm | None:
-        """What `rotary` norms queries and keys by; None: nothing, or it cannot."""
+        """The query and key norms that `rotary` computes; None: no norms, or it cannot."""
         size = self._config.head_dim
         if norms is None or self._config.qk_norm != "head" or not head_norm_fits(size, size):
             return None
@@ -215,9 +210,8 @@ class CudaOps:
         sinks: Tensor | None,
     ) -> Tensor:
         assert sinks is None  # see `kernels_cover`
-        cache, kv_scales = stored(kv)
-        config, split, window = self._config, plan.num_decode, self.window(layer)
-        head_norm = self.head_norm(norms)
+        cache, kv_scales = kernel_kv(kv)
+        config, head_norm = self._config, self.head_norm(norms)
         if norms is not None and head_norm is None:
             norm_heads_(qkv, *norms, config)
         heads = qkv.view(len(qkv), -1, config.head_dim)
@@ -227,14 +221,14 @@ class CudaOps:
             cache,
             cos_sin=self.cos_sin(layer),
             positions=plan.positions,
-            slot_mapping=plan.slots,
+            slot_mapping=plan.slot_mapping,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             norm=head_norm,
             kv_scales=kv_scales,
         )
         q = heads[:, : config.num_heads]
-        out = q.new_empty(q.shape)
+        out, split = q.new_empty(q.shape), plan.num_decode
         if split:
             decode_attention(
                 self.gpu,
@@ -245,95 +239,69 @@ class CudaOps:
                 scale=self.scale,
                 out=out[:split],
                 workspace=self.attention_workspace,
-                window=window,
+                window=self.window(layer),
                 softcap=self.softcap,
                 alibi_slopes=self.alibi_slopes,
                 kv_scales=kv_scales,
             )
         if split < len(plan.context_lens):
-            assert plan.query_starts is not None
-            # Slices of int32 rows need not begin at 16 bytes; these kernels read single numbers.
-            prefill_attention(
-                self.gpu,
-                q[split:],
-                cache,
-                block_tables=plan.block_tables[split:].clone(),
-                query_starts=plan.query_starts,
-                context_lens=plan.context_lens[split:].clone(),
-                max_num_tokens=plan.max_num_tokens,
-                scale=self.scale,
-                out=out[split:],
-                window=window,
-                softcap=self.softcap,
-                alibi_slopes=self.alibi_slopes,
-                kv_scales=kv_scales,
-            )
+            self._attend_prefill(plan, layer, q[split:], cache, kv_scales, out[split:])
         return out.view(len(qkv), -1)
 
-    def gate(self, gate_up: Tensor) -> Tensor:
+    def _attend_prefill(
+        self,
+        plan: CudaPlan,
+        layer: int,
+        q: Tensor,
+        cache: Tensor,
+        kv_scales: KVScales | None,
+        out: Tensor,
+    ) -> None:
+        """Attend with the queries of all sequences after the decode rows."""
+        assert plan.query_starts is not None
+        # Copies: kernels require 16-byte alignment, which slices of int32 rows do not have.
+        prefill_attention(
+            self.gpu,
+            q,
+            cache,
+            block_tables=plan.block_tables[plan.num_decode :].clone(),
+            query_starts=plan.query_starts,
+            context_lens=plan.context_lens[plan.num_decode :].clone(),
+            max_num_tokens=plan.max_num_tokens,
+            scale=self.scale,
+            out=out,
+            window=self.window(layer),
+            softcap=self.softcap,
+            alibi_slopes=self.alibi_slopes,
+            kv_scales=kv_scales,
+        )
+
+    def act_and_mul(self, gate_up: Tensor) -> Tensor:
         gated = self._config.gated
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // (2 if gated else 1))
         act_and_mul(self.gpu, gate_up, out, self._config.activation, gated=gated)
         return out
 
-    def mixture(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
-        """As `Ops` says; few rows without the host, which a graph needs."""
-        addresses = self._addresses_of(layer, experts) if len(x) <= MAX_GEMV_ROWS else None
-        if addresses is None:
-            return mixture(x, experts, self._config, self)
-        config, n = self._config, len(x)
-        chosen, inner = config.experts_per_token, config.expert_size
-        scores = GpuPlainWeight(experts.router, self._kernels).matmul_fp32(x)
-        ids = torch.empty(n, chosen, dtype=torch.int32, device=x.device)
-        shares, out = torch.empty(n, chosen, device=x.device), torch.empty(x.shape, device=x.device)
-        made = x.new_empty(n, chosen, inner)
-        gate_up, down = addresses
-        route(self.gpu, scores, ids, shares, renormalize=config.normalized_experts)
-        expert_gate_up(self.gpu, x, gate_up, ids, made, config.activation)
-        expert_down(self.gpu, made, down, ids, shares, out)
-        shared = shared_part(x, experts, self)
+    def moe(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
+        if not self._experts.support(layer, experts, len(x)):
+            return moe(x, experts, self._config, self)
+        out = self._experts.compute(layer, x, experts)
+        shared = shared_expert(x, experts, self)
         return out if shared is None else out.add_(shared)
 
     def max_graph_rows(self, layers: Sequence[LayerWeights]) -> int | None:
-        """How many rows these layers can be computed for without the host; None: any number."""
-        mixtures = [(i, layer.experts) for i, layer in enumerate(layers) if layer.experts]
-        if not mixtures:
+        """The largest batch that these layers compute without the host; None: no limit."""
+        moe_layers = [(i, layer.experts) for i, layer in enumerate(layers) if layer.experts]
+        if not moe_layers:
             return None
-        return MAX_GEMV_ROWS if all(self._addresses_of(*each) for each in mixtures) else 0
+        return MAX_GEMV_ROWS if all(self._experts.support(*each) for each in moe_layers) else 0
 
-    def _addresses_of(self, layer: int, experts: Experts) -> tuple[Tensor, Tensor] | None:
-        """Where a layer's experts have their matrices, gate and up, and down; int64 [experts].
-
-        None for those that the kernels do not read: packed ones, and of an odd width.
-        """
-        if layer not in self._addresses:
-            self._addresses[layer] = self._found(experts)
-        return self._addresses[layer]
-
-    def _found(self, experts: Experts) -> tuple[Tensor, Tensor] | None:
-        matrices = [(expert.gate_up, expert.down) for expert in experts.each]
-        if any(w.is_quantized or not w.kernel_matrices for both in matrices for w in both):
-            return None
-        gate_up, down = ([w.tensors[0] for w in some] for some in zip(*matrices, strict=True))
-        if not all(tensor.is_contiguous() for tensor in (*gate_up, *down)):
-            return None
-        chosen, (_, inner) = self._config.experts_per_token, down[0].shape
-        k, itemsize = gate_up[0].shape[1], down[0].itemsize
-        if not (
-            expert_gate_up_fits(self.gpu, k, itemsize)
-            and expert_down_fits(self.gpu, inner, chosen, itemsize)
-        ):
-            return None
-        at = torch.tensor([[m.data_ptr() for m in each] for each in (gate_up, down)])
-        both = at.to(self.gpu.device)
-        return both[0], both[1].clone()
-
-    def last_rows(self, plan: CudaPlan, x: Tensor) -> Tensor:
+    def logits_rows(self, plan: CudaPlan, x: Tensor) -> Tensor:
         if plan.logits_indices is None:
             return x
         if x.shape[1] * x.itemsize % 4:
             return x[plan.logits_indices]
-        words = x.view(torch.float32)  # the kernel only moves bytes
+        words = x.view(torch.float32)  # the kernel copies 4-byte words
         out = words.new_empty(len(plan.logits_indices), words.shape[1])
         gather_rows(self.gpu, words, plan.logits_indices, out)
         return out.view(x.dtype)
@@ -342,7 +310,7 @@ class CudaOps:
         return lm_head.matmul_fp32(x)
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
-        together: list[tuple[int, int]] = []  # a launch makes its copies in no order
+        together: list[tuple[int, int]] = []  # one launch copies in no defined order
         for source, destination in copies:
             if any(destination == earlier for earlier, _ in together):
                 self._copy(cache, together)

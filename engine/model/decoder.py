@@ -1,4 +1,4 @@
-"""The transformer decoder: one forward pass for every family, driven by its `ModelConfig`."""
+"""The transformer decoder: one forward pass for every architecture, driven by `ModelConfig`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from swiftchat.weights.architectures.config import ModelConfig
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer's tensors; matrices are [out, in], and may be packed.
+    """The weights of one layer; matrices are [out, in].
 
-    `qkv` stacks the query, key and value rows, `gate_up` the gate and up rows, or has only the
-    latter where there is no gate; it and `down` are empty where there are `experts`. `attn_norm`
-    and `mlp_norm` come before a branch, the `…_out_norm`s after it; None: no norm. `sinks`
-    [heads] are scores without a value.
+    `qkv` merges the query, key and value rows, `gate_up` the gate and up rows, or holds only up
+    rows if the MLP has no gate; it and `down` are empty in a layer with `experts`. `attn_norm` and
+    `mlp_norm` come before a branch, `attn_out_norm` and `mlp_out_norm` after it; None: no norm.
+    `sinks` [num_heads] are attention scores without a value.
     """
 
     attn_norm: Tensor | None
@@ -48,7 +48,7 @@ class LayerWeights:
 
     @property
     def head_norms(self) -> tuple[Tensor, Tensor] | None:
-        """The weights of the queries' and the keys' norm, where there are such."""
+        """The weights of the norms of queries and keys, if the model has them."""
         if self.q_norm is None or self.k_norm is None:
             return None
         return self.q_norm, self.k_norm
@@ -56,13 +56,12 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """`embed` and `lm_head` are [vocab_size, hidden_size], maybe packed; the same when tied.
+    """The weights of a model or of one pipeline stage.
 
-    Of several stages each has its own layers, and what comes before or after all of them is empty
-    or None where another has it.
-
-    `positions` [positions, hidden_size] are added to the embeddings. `project_in` and
-    `project_out` stand between embeddings of another width and the layers.
+    `embed` and `lm_head` are [vocab_size, hidden_size], the same object if tied. A stage holds its
+    own layers; weights of other stages are empty or None. `positions` [num_positions, hidden_size]
+    are learned position embeddings. `project_in` and `project_out` convert between the width of
+    the embeddings and that of the layers.
     """
 
     embed: LinearWeight
@@ -79,30 +78,30 @@ class DecoderWeights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What branches compute in."""
-        return self.embed.dtype  # also of an empty one
+        """The dtype of the activations within a branch."""
+        return self.embed.dtype  # an empty one has it too
 
 
 class Ops(Protocol):
     """The operations of a layer, for one model on one device.
 
-    `plan` brings a batch to the device; what it returns is handed to those that need it.
-    The residual stream x is fp32 [n, hidden]; everything else has the weights' dtype.
+    `plan` moves a batch to the device; its result is passed to the operations that need it. The
+    residual stream x is fp32 [n, hidden_size]; all other activations have the weights' dtype.
     """
 
-    heads_first: bool  # how the cache is laid out
+    heads_first: bool  # the layout of the KV cache
 
     def plan(self, batch: Batch, cache: KVCache) -> Any: ...
     def embed(self, plan: Any, table: LinearWeight) -> Tensor:
-        """Rows of the table for the batch's ids: the residual stream.
+        """Look up the batch's ids in this rank's rows of the table: fp32 [n, hidden_size].
 
-        Zeros for ids that are another rank's.
+        Ids of other ranks give zeros.
         """
 
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Add a branch's output to the stream in place; return the stream's norm."""
 
-    def add_normed_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
+    def add_norm_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
         """Add the RMSNorm of a branch's output to the stream in place."""
 
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor: ...
@@ -115,35 +114,35 @@ class Ops(Protocol):
         norms: tuple[Tensor, Tensor] | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        """Rotate, store in this layer's cache, attend; [n, heads * head_dim]. Destroys qkv.
+        """Rotate, write keys and values to the layer's cache, attend: [n, num_heads * head_dim].
 
-        Queries and keys are first normed by `norms`, one weight for each, if there are any.
+        `norms` are the weights of the query and key norms, which come first. Overwrites `qkv`.
         """
 
-    def gate(self, gate_up: Tensor) -> Tensor:
-        """activation(gate) * up of [n, 2 * intermediate], the gate first.
+    def act_and_mul(self, gate_up: Tensor) -> Tensor:
+        """Return activation(gate) * up of [n, 2 * intermediate_size], the gate first.
 
-        Without a gate, the activation of [n, intermediate].
+        Without a gate, return the activation of [n, intermediate_size].
         """
 
-    def mixture(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
-        """What a layer's experts make of x [n, hidden]: fp32, same shape."""
+    def moe(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
+        """Return the weighted sum of the chosen experts' outputs: fp32 [n, hidden_size]."""
 
-    def last_rows(self, plan: Any, x: Tensor) -> Tensor:
-        """The rows whose logits are wanted."""
+    def logits_rows(self, plan: Any, x: Tensor) -> Tensor:
+        """Select the rows whose logits are computed."""
 
     def logits(self, x: Tensor, lm_head: LinearWeight) -> Tensor:
-        """fp32 [n, vocab_size]."""
+        """Return fp32 [n, vocab_size]."""
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks (from, to) of all layers."""
+        """Copy whole blocks, (source, destination), in all layers."""
 
 
 class Decoder:
     """A model ready to run: configuration, weights, and the operations of its device.
 
-    One of several `ranks`, or a rank of one of several `stages`, has the configuration and
-    weights of its share of the model.
+    With several `ranks` or `stages`, configuration and weights are those of this rank's shard.
+    `compute_layers` is `forward_layers` or an equivalent (`engine.model.traced_layers`).
     """
 
     def __init__(
@@ -159,11 +158,10 @@ class Decoder:
         self.ops = ops
         self.ranks: Communicator = SingleRank() if ranks is None else ranks
         self.stages: Pipeline = SingleStage() if stages is None else stages
-        # `through_layers`, or what computes the same (`engine.model.traced_layers`).
-        self.layers: Callable[[Any, Tensor, KVCache], Tensor] = self.through_layers
-        # Models are trained with the factor in the dtype of their weights.
-        factor = torch.tensor(config.embedding_scale, dtype=weights.dtype)
-        self.embedding_scale = float(factor)
+        self.compute_layers: Callable[[Any, Tensor, KVCache], Tensor] = self.forward_layers
+        # Models are trained with the scale in the dtype of their weights.
+        scale = torch.tensor(config.embedding_scale, dtype=weights.dtype)
+        self.embedding_scale = float(scale)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor | None:
         """Compute the batch, write its keys and values to the cache, and return the logits.
@@ -173,42 +171,41 @@ class Decoder:
         stages, all but the last return None.
         """
         plan = self.ops.plan(batch, cache)
-        # The residual stream stays in fp32: single channels of it reach 25,000 in small models,
-        # where bf16 counts in steps of 128.
+        # The residual stream stays in fp32: channels of small models reach 25,000, where bf16 has
+        # steps of 128.
         if self.stages.is_first:
-            x = self.embedded(plan)
+            x = self.embed(plan)
         else:
             x = self.stages.receive(len(plan.ids), self.config.hidden_size)
-        normed = self.layers(plan, x, cache)
+        normed = self.compute_layers(plan, x, cache)
         if self.stages.is_last:
             return self.logits(plan, normed)
         self.stages.send(x)
         return None
 
-    def through_layers(self, plan: Any, x: Tensor, cache: KVCache) -> Tensor:
-        """Add this stage's layers to the stream x in place; return its last norm, if there is one.
+    def forward_layers(self, plan: Any, x: Tensor, cache: KVCache) -> Tensor:
+        """Add the outputs of this stage's layers to the stream x in place; return its last norm.
 
-        The norm after the last branch of a "post" model is at the end of every stage.
+        In a "post" model every stage ends with the norm after its last branch.
         """
         weights, delta = self.weights, None
         for i, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
-            normed = self._normed(x, delta, layer.attn_norm, layer.attn_norm_bias)
+            normed = self._norm(x, delta, layer.attn_norm, layer.attn_norm_bias)
             if self.config.parallel_residual:
-                same = self.config.shared_norm
-                read = (
-                    normed if same else self._normed(x, None, layer.mlp_norm, layer.mlp_norm_bias)
-                )
-                both = self._attention(plan, i, layer, normed, kv) + self._ffn(i, layer, read)
+                mlp_input = normed
+                if not self.config.shared_norm:
+                    mlp_input = self._norm(x, None, layer.mlp_norm, layer.mlp_norm_bias)
+                both = self._attention(plan, i, layer, normed, kv) + self._mlp(i, layer, mlp_input)
                 delta = self.ranks.all_reduce(both)
                 continue
             out = self._attention(plan, i, layer, normed, kv)
-            delta = self._to_add(x, out, layer.attn_out_norm)
-            normed = self._normed(x, delta, layer.mlp_norm, layer.mlp_norm_bias)
-            delta = self._to_add(x, self._ffn(i, layer, normed), layer.mlp_out_norm)
-        return self._normed(x, delta, weights.final_norm, weights.final_norm_bias)
+            delta = self._reduce_branch(x, out, layer.attn_out_norm)
+            normed = self._norm(x, delta, layer.mlp_norm, layer.mlp_norm_bias)
+            delta = self._reduce_branch(x, self._mlp(i, layer, normed), layer.mlp_out_norm)
+        return self._norm(x, delta, weights.final_norm, weights.final_norm_bias)
 
-    def embedded(self, plan: Any) -> Tensor:
-        """The residual stream before the first layer; of several stages the first can tell."""
+    def embed(self, plan: Any) -> Tensor:
+        """Return the residual stream before the first layer; only for the first stage."""
         weights, ops = self.weights, self.ops
         x = self.ranks.all_reduce(ops.embed(plan, weights.embed))
         if self.embedding_scale != 1.0:
@@ -218,13 +215,13 @@ class Decoder:
         if weights.positions is not None:
             x += weights.positions[plan.positions].float()
         if weights.embed_norm is not None:
-            x = self._normed(x, None, weights.embed_norm, weights.embed_norm_bias).float()
+            x = self._norm(x, None, weights.embed_norm, weights.embed_norm_bias).float()
         return x
 
-    def _normed(
+    def _norm(
         self, x: Tensor, delta: Tensor | None, weight: Tensor | None, bias: Tensor | None
     ) -> Tensor:
-        """Add `delta` to the stream x in place; what the next branch reads of it."""
+        """Add `delta` to the stream x in place; return the input of the next branch."""
         if weight is None:
             if delta is not None:
                 x += delta
@@ -236,7 +233,7 @@ class Decoder:
         return normed
 
     def _attention(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: LayerKV) -> Tensor:
-        """What this rank's heads add to the attention's output."""
+        """Return this rank's part of the attention's output, before the all-reduce."""
         ops = self.ops
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
         norms = layer.head_norms
@@ -246,43 +243,43 @@ class Decoder:
         out = ops.attend(plan, i, qkv, kv, norms, layer.sinks)
         return ops.linear(out, layer.o, layer.o_bias)
 
-    def _ffn(self, i: int, layer: LayerWeights, x: Tensor) -> Tensor:
-        """What this rank adds to the FFN's output."""
+    def _mlp(self, i: int, layer: LayerWeights, x: Tensor) -> Tensor:
+        """Return this rank's part of the MLP's output, before the all-reduce."""
         ops = self.ops
         if layer.experts is not None:
-            return ops.mixture(i, x, layer.experts)
-        inner = ops.gate(ops.linear(x, layer.gate_up, layer.gate_up_bias))
+            return ops.moe(i, x, layer.experts)
+        inner = ops.act_and_mul(ops.linear(x, layer.gate_up, layer.gate_up_bias))
         return ops.linear(inner, layer.down, layer.down_bias)
 
-    def _to_add(self, x: Tensor, partial: Tensor, weight: Tensor | None) -> Tensor | None:
-        """What the next norm is to add to the stream x, of what each rank has of it.
+    def _reduce_branch(self, x: Tensor, partial: Tensor, weight: Tensor | None) -> Tensor | None:
+        """All-reduce a branch's output and return it for the next norm to add to the stream x.
 
-        None where a branch's own norm did.
+        With an output norm, add its norm to x now and return None.
         """
         out = self.ranks.all_reduce(partial)
         if weight is None:
             return out
-        self.ops.add_normed_(x, out, weight)
+        self.ops.add_norm_(x, out, weight)
         return None
 
     def logits(self, plan: Any, normed: Tensor) -> Tensor:
-        """What `forward` returns, of the last layer's norm; of several stages the last can tell."""
-        weights, rows = self.weights, self.ops.last_rows(plan, normed)
+        """Return the result of `forward`, given the last norm; only for the last stage."""
+        weights, rows = self.weights, self.ops.logits_rows(plan, normed)
         if weights.project_out is not None:
             rows = self.ops.linear(rows, weights.project_out, None)
         logits = self.ops.logits(rows, weights.lm_head)
         if weights.lm_head_bias is not None:
             logits += weights.lm_head_bias
-        return self.cap_(logits)
+        return self.softcap_(logits)
 
-    def cap_(self, logits: Tensor) -> Tensor:
-        """Soft-cap the logits in place, where the model does."""
+    def softcap_(self, logits: Tensor) -> Tensor:
+        """Soft-cap the logits in place if the model does so."""
         cap = self.config.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 def resident_bytes(weights: DecoderWeights) -> int:
-    """Bytes of all weights, a tensor that serves twice counted once."""
+    """Bytes of all weights; a tensor with two uses counts once."""
     tensors = [tensor for matrix in _matrices(weights) for tensor in matrix.tensors]
     for owner in (weights, *weights.layers):
         tensors += [value for value in vars(owner).values() if isinstance(value, Tensor)]

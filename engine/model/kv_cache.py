@@ -1,4 +1,4 @@
-"""The tensors of the KV cache: which numbers a block's slots hold."""
+"""The tensors of the KV cache."""
 
 from collections.abc import Sequence
 
@@ -16,11 +16,11 @@ class KVCache:
     """Keys and values of every layer, allocated once.
 
     `layers[i]` is [num_blocks, block_size, 2 * num_kv_heads, head_dim]: a token's keys of all
-    heads, then its values, so that one write stores both. With `heads_first`, as the kernels
-    want it, [num_blocks, 2 * num_kv_heads, block_size, head_dim]: what one head reads of a block
-    lies together. With `kv_dtype` int8 or fp8 it is a `QuantizedKV` of that layout. `tensors` are
-    those of every layer, [num_layers, num_blocks, ...]: who copies blocks copies them in each.
-    Memory of the CPU's cache is committed by the system only when a block is first written.
+    heads, then its values, so that one write stores both. With `heads_first`, the layout of the
+    kernels, it is [num_blocks, 2 * num_kv_heads, block_size, head_dim]: a head's part of a block is
+    contiguous. With `kv_dtype` int8 or fp8 it is a `QuantizedKV` of that layout. `tensors` hold all
+    layers, [num_layers, num_blocks, ...]; a copy of a block copies each of them. On the CPU the
+    system commits the memory of a block when it is first written.
     """
 
     def __init__(
@@ -36,31 +36,31 @@ class KVCache:
     ) -> None:
         heads = 2 * config.num_kv_heads
         block = (heads, block_size) if heads_first else (block_size, heads)
-        rows = (config.num_layers, num_blocks, *block)
+        shape = (config.num_layers, num_blocks, *block)
         self.is_quantized = kv_dtype in LARGEST
         self.tensors: tuple[Tensor, ...]
         self.layers: Sequence[LayerKV]
         if self.is_quantized:
-            codes = torch.empty(*rows, config.head_dim, dtype=torch.int8, device=device)
-            factors = torch.empty(rows, device=device)
-            self.tensors = (codes, factors)
-            self.layers = [QuantizedKV(kv_dtype, *of) for of in zip(codes, factors, strict=True)]
+            values = torch.empty(*shape, config.head_dim, dtype=torch.int8, device=device)
+            scales = torch.empty(shape, device=device)
+            self.tensors = (values, scales)
+            self.layers = [QuantizedKV(kv_dtype, *of) for of in zip(values, scales, strict=True)]
         else:
-            self.tensors = (torch.empty(*rows, config.head_dim, dtype=dtype, device=device),)
+            self.tensors = (torch.empty(*shape, config.head_dim, dtype=dtype, device=device),)
             self.layers = self.tensors[0].unbind()
         self.block_size = block_size
         self.num_bytes = sum(tensor.nbytes for tensor in self.tensors)
 
-    def stretch(self, first: int, num_tokens: int) -> Tensor:
-        """A view of adjacent slots: [num_layers, num_tokens, 2 * num_kv_heads, head_dim].
+    def slot_range(self, first: int, num_tokens: int) -> Tensor:
+        """View adjacent slots: [num_layers, num_tokens, 2 * num_kv_heads, head_dim].
 
-        Neither of a quantized cache nor with `heads_first`.
+        Not for a quantized cache or `heads_first`.
         """
-        (numbers,) = self.tensors
-        return numbers.flatten(1, 2)[:, first : first + num_tokens]
+        (tensor,) = self.tensors
+        return tensor.flatten(1, 2)[:, first : first + num_tokens]
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto") -> int:
-    """Bytes of keys and values one token of context keeps, over all layers."""
+    """Bytes of the keys and values of one token in all layers."""
     row_bytes = kv_row_bytes(config.head_dim, dtype.itemsize, kv_dtype)
     return 2 * config.num_layers * config.num_kv_heads * row_bytes

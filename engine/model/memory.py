@@ -1,4 +1,4 @@
-"""Plans what fits before anything is allocated."""
+"""The memory plan: context length and size of the KV cache, before anything is allocated."""
 
 import math
 from dataclasses import dataclass
@@ -11,11 +11,9 @@ from swiftchat.errors import OutOfMemory, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
-# What is left to the operating system, other programs and activations.
-_KEEP_FREE = 0.15
-_SMALLEST_CONTEXT = 256
-# The share of free memory a context nobody asked for may take.
-_UNASKED_SHARE = 0.5
+_RESERVED_FRACTION = 0.15  # of free memory, for the system, other programs and activations
+_MIN_CONTEXT_TOKENS = 256
+_DEFAULT_CONTEXT_FRACTION = 0.5  # of the room for a cache, if no context was requested
 
 
 @dataclass(frozen=True)
@@ -26,35 +24,36 @@ class CachePlan:
     ctx_size_tokens: int
 
 
-def workspace_bytes(shape: ModelConfig, chunk_tokens: int, dtype: torch.dtype) -> int:
-    """What a forward pass of a whole chunk needs beside weights and cache, generously."""
-    heads = shape.num_heads + 2 * shape.num_kv_heads
-    widest = 4 * shape.hidden_size + 2 * heads * shape.head_dim + 3 * shape.intermediate_size
-    logits = 64 * shape.vocab_size * 8
-    return 2 * chunk_tokens * widest * dtype.itemsize + logits
+def workspace_bytes(config: ModelConfig, chunk_tokens: int, dtype: torch.dtype) -> int:
+    """An upper estimate of the activations of a forward pass over `chunk_tokens` tokens."""
+    num_heads = config.num_heads + 2 * config.num_kv_heads
+    widest = 4 * config.hidden_size + 2 * num_heads * config.head_dim
+    widest += 3 * config.intermediate_size
+    logits_bytes = 64 * config.vocab_size * 8
+    return 2 * chunk_tokens * widest * dtype.itemsize + logits_bytes
 
 
-def plan_share(
+def plan_shard_cache(
     config: EngineConfig,
-    share: Shard,
+    shard: Shard,
     dtype: torch.dtype,
     chunk_tokens: int | None,
     available_bytes: int,
-    packed_bytes: int | None = None,
+    quantized_bytes: int | None = None,
 ) -> CachePlan:
-    """`plan_cache` for one rank's share of a model.
+    """`plan_cache` for one rank's shard of a model.
 
-    `chunk_tokens` is the longest forward pass where our kernels run, which need a workspace;
-    `packed_bytes` is what weights take that do not all have `dtype`.
+    `chunk_tokens` is the longest forward pass of the GPU kernels, which need a workspace, else
+    None. `quantized_bytes` is the size of weights of which some are quantized.
     """
-    shape = share.local_config
-    plain_bytes = sum(math.prod(size) for size in share.shapes().values()) * dtype.itemsize
+    local = shard.local_config
+    plain_bytes = sum(math.prod(shape) for shape in shard.shapes().values()) * dtype.itemsize
     return plan_cache(
         config,
-        max_context_tokens=shape.max_context_tokens,
-        bytes_per_token=kv_bytes_per_token(shape, dtype, config.kv_dtype),
-        weights_bytes=plain_bytes if packed_bytes is None else packed_bytes,
-        workspace_bytes=workspace_bytes(shape, chunk_tokens, dtype) if chunk_tokens else 0,
+        max_context_tokens=local.max_context_tokens,
+        bytes_per_token=kv_bytes_per_token(local, dtype, config.kv_dtype),
+        weights_bytes=plain_bytes if quantized_bytes is None else quantized_bytes,
+        workspace_bytes=workspace_bytes(local, chunk_tokens, dtype) if chunk_tokens else 0,
         available_bytes=available_bytes,
     )
 
@@ -68,36 +67,36 @@ def plan_cache(
     available_bytes: int,
     workspace_bytes: int = 0,
 ) -> CachePlan:
-    """Choose context and cache size; the weights are still to be loaded into what is available.
+    """Choose context and cache size; weights are not yet loaded into the available memory.
 
-    Raises `UsageError` for a context longer than the model's, and `OutOfMemory`, which names
-    what is needed, what is free and the largest context that fits.
+    Raises `UsageError` for a context longer than the model's, and `OutOfMemory` with the needed
+    bytes, the free bytes and the largest context that fits.
     """
-    asked = config.ctx_size_tokens
-    if asked is not None and asked > max_context_tokens:
+    requested = config.ctx_size_tokens
+    if requested is not None and requested > max_context_tokens:
         raise UsageError(
-            f"the context of {asked} tokens is longer than the model's {max_context_tokens}",
+            f"the context of {requested} tokens is longer than the model's {max_context_tokens}",
             f"use --ctx-size {max_context_tokens} or less",
         )
-    room_bytes = int(available_bytes * (1 - _KEEP_FREE)) - weights_bytes - workspace_bytes
+    fixed_bytes = weights_bytes + workspace_bytes
+    cache_bytes = int(available_bytes * (1 - _RESERVED_FRACTION)) - fixed_bytes
     size = config.block_size
-    fitting = max(0, room_bytes // bytes_per_token // size * size)
-    wanted = asked or max_context_tokens
-    if asked is None:
-        shared = int(fitting * _UNASKED_SHARE) // size * size
-        wanted = min(wanted, max(shared, _SMALLEST_CONTEXT))
-    blocks_wanted = -(-max(wanted, config.cache_tokens or 0) // size)
-    if blocks_wanted * size > fitting:
-        needed_bytes = weights_bytes + workspace_bytes + blocks_wanted * size * bytes_per_token
+    max_tokens = max(0, cache_bytes // bytes_per_token // size * size)
+    context = requested or max_context_tokens
+    if requested is None:
+        default = int(max_tokens * _DEFAULT_CONTEXT_FRACTION) // size * size
+        context = min(context, max(default, _MIN_CONTEXT_TOKENS))
+    num_blocks = -(-max(context, config.cache_tokens or 0) // size)
+    if num_blocks * size > max_tokens:
+        wanted_bytes = num_blocks * size * bytes_per_token
         raise OutOfMemory(
-            f"not enough memory: {needed_bytes / 1e9:.2f} GB needed (weights "
-            f"{weights_bytes / 1e9:.2f} GB, cache for {blocks_wanted * size} tokens "
-            f"{blocks_wanted * size * bytes_per_token / 1e9:.2f} GB), "
-            f"{available_bytes / 1e9:.2f} GB free",
-            f"the largest context that fits is --ctx-size {fitting}"
-            if fitting >= size
+            f"not enough memory: {(fixed_bytes + wanted_bytes) / 1e9:.2f} GB needed (weights "
+            f"{weights_bytes / 1e9:.2f} GB, cache for {num_blocks * size} tokens "
+            f"{wanted_bytes / 1e9:.2f} GB), {available_bytes / 1e9:.2f} GB free",
+            f"the largest context that fits is --ctx-size {max_tokens}"
+            if max_tokens >= size
             else "use a smaller model",
         )
     if config.cache_tokens is None:
-        blocks_wanted = max(blocks_wanted, min(2 * wanted, fitting) // size)
-    return CachePlan(blocks_wanted, wanted)
+        num_blocks = max(num_blocks, min(2 * context, max_tokens) // size)
+    return CachePlan(num_blocks, context)

@@ -1,4 +1,4 @@
-"""A mixture of experts: each token goes through the few FFNs its router chooses."""
+"""Mixture of experts: each token goes through the few expert MLPs that its router chooses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from swiftchat.weights.architectures.config import ModelConfig
 
 @dataclass(frozen=True)
 class Expert:
-    """An FFN: tensors as in `LayerWeights`, but its matrices may be views of transposed ones."""
+    """The weights of one MLP, as in `LayerWeights`; its matrices may be transposed views."""
 
     gate_up: LinearWeight
     down: LinearWeight
@@ -30,9 +30,9 @@ class Expert:
 
 @dataclass(frozen=True)
 class Experts:
-    """The FFNs of one layer: `router` [num_experts, hidden] and its bias choose among `each`.
+    """The experts of one layer: `router` [num_experts, hidden_size] and its bias choose in `each`.
 
-    All tokens go through `shared`; `shared_router` [1, hidden] says how much of it counts.
+    All tokens go through `shared`, weighted by `shared_router` [1, hidden_size].
     """
 
     router: Tensor
@@ -43,55 +43,54 @@ class Experts:
 
     @property
     def all(self) -> list[Expert]:
-        """Each, and the one that is shared."""
+        """The routed experts and the shared one."""
         return [*self.each, *([] if self.shared is None else [self.shared])]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of them."""
         routers = [self.router, self.router_bias, self.shared_router]
-        inside = [tensor for expert in self.all for tensor in expert.tensors]
-        return [tensor for tensor in routers if tensor is not None] + inside
+        in_experts = [tensor for expert in self.all for tensor in expert.tensors]
+        return [tensor for tensor in routers if tensor is not None] + in_experts
 
 
 class MlpOps(Protocol):
-    """The operations of an FFN, as `decoder.Ops` describes them."""
+    """The operations of an MLP, as in `decoder.Ops`."""
 
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor: ...
-    def gate(self, gate_up: Tensor) -> Tensor: ...
+    def act_and_mul(self, gate_up: Tensor) -> Tensor: ...
 
 
-def ffn(x: Tensor, expert: Expert, ops: MlpOps) -> Tensor:
-    """What an expert makes of x [n, hidden]: same shape and dtype."""
-    inner = ops.gate(ops.linear(x, expert.gate_up, expert.gate_up_bias))
-    return ops.linear(inner, expert.down, expert.down_bias)
-
-
-def shared_part(x: Tensor, experts: Experts, ops: MlpOps) -> Tensor | None:
-    """What the shared expert adds for x [n, hidden], in fp32, if there is one."""
+def shared_expert(x: Tensor, experts: Experts, ops: MlpOps) -> Tensor | None:
+    """Return the weighted output of the shared expert, fp32 [n, hidden_size], if there is one."""
     if experts.shared is None or experts.shared_router is None:
         return None
-    share = linear(x, experts.shared_router).float().sigmoid()
-    return ffn(x, experts.shared, ops).float() * share
+    weight = linear(x, experts.shared_router).float().sigmoid()
+    return _mlp(x, experts.shared, ops).float() * weight
 
 
-def mixture(x: Tensor, experts: Experts, config: ModelConfig, ops: MlpOps) -> Tensor:
-    """What the chosen experts make of x [n, hidden], weighted and added up: fp32, same shape.
+def moe(x: Tensor, experts: Experts, config: ModelConfig, ops: MlpOps) -> Tensor:
+    """Return the weighted sum of the chosen experts' outputs for x: fp32 [n, hidden_size].
 
-    A token's shares are the softmax over all experts (Shazeer et al., 2017, arXiv:1701.06538,
-    without its noise), the largest `experts_per_token` of them, in a tie those of the lowest
-    experts. Normalized, they are the softmax over those chosen. Each expert's tokens are
-    computed together.
+    A token's routing weights are the softmax over all experts (Shazeer et al., 2017,
+    arXiv:1701.06538, without noise), the `experts_per_token` largest; ties go to the lower index.
+    With `normalized_experts` they are divided by their sum. Each expert computes all its tokens
+    together.
     """
     scores = linear(x, experts.router, experts.router_bias).float()
-    shares, chosen = scores.softmax(-1).sort(dim=-1, descending=True, stable=True)
-    shares, chosen = (t[:, : config.experts_per_token] for t in (shares, chosen))
+    weights, chosen = scores.softmax(-1).sort(dim=-1, descending=True, stable=True)
+    weights, chosen = (t[:, : config.experts_per_token] for t in (weights, chosen))
     if config.normalized_experts:
-        shares = shares / shares.sum(-1, keepdim=True)
+        weights = weights / weights.sum(-1, keepdim=True)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in sorted(set(chosen.flatten().tolist())):
-        rows, places = (chosen == expert).nonzero(as_tuple=True)
-        made = ffn(x[rows], experts.each[expert], ops)
-        out.index_add_(0, rows, made.float() * shares[rows, places].unsqueeze(1))
-    shared = shared_part(x, experts, ops)
+        rows, ranks = (chosen == expert).nonzero(as_tuple=True)
+        expert_out = _mlp(x[rows], experts.each[expert], ops)
+        out.index_add_(0, rows, expert_out.float() * weights[rows, ranks].unsqueeze(1))
+    shared = shared_expert(x, experts, ops)
     return out if shared is None else out.add_(shared)
+
+
+def _mlp(x: Tensor, expert: Expert, ops: MlpOps) -> Tensor:
+    """Return the output of one expert for x [n, hidden_size], in the same shape and dtype."""
+    inner = ops.act_and_mul(ops.linear(x, expert.gate_up, expert.gate_up_bias))
+    return ops.linear(inner, expert.down, expert.down_bias)

@@ -1,4 +1,4 @@
-"""A decoder's layers on the CPU without Python between their operators."""
+"""A decoder's layers on the CPU, traced by torch: no Python between their operators."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,83 +13,88 @@ from swiftchat.engine.model.decoder import Decoder, LayerWeights
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.torch_ops import TorchPlan
 
-# Recording takes as long as it saves in some forty steps; a short answer shall not wait for it.
-_STEPS_BEFORE = 8
+# Tracing takes as long as it saves in about forty steps; short answers must not wait for it.
+_UNTRACED_STEPS = 8
 
 
 class TracedLayers:
-    """`Decoder.through_layers`, recorded for steps of one token.
+    """`Decoder.forward_layers`, traced for decode steps of one token.
 
-    In a step of a small model most of the time between two products is Python's. So after a few
-    steps torch writes down the operators that the layers call (`torch.jit.trace`), and calls the
-    same ones from then on: the same numbers to the last bit. What is not one token of one sequence
-    whose context is a view of the cache is computed as ever. The decoder's weights must stay those
-    they are; torch keeps them, with the recording, for as long as the process lives.
+    In a step of a small model most of the time between two matmuls is Python's. After a few steps
+    `torch.jit.trace` lists the operators that the layers call; from then on torch calls the same
+    operators, with bitwise equal results. Any batch other than one token of one sequence whose
+    context is a view of the cache is computed by the decoder. The decoder's weights must not
+    change; torch keeps them in the traced function until the process ends.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._num_steps = 0
-        self._recorded: Callable[..., Tensor] | None = None
+        self._traced: Callable[..., Tensor] | None = None
 
     @property
-    def has_record(self) -> bool:
-        return self._recorded is not None
+    def is_traced(self) -> bool:
+        return self._traced is not None
 
     @staticmethod
-    def suit(decoder: Decoder, device: torch.device) -> bool:
-        """Whether a model's steps can be recorded, and it is worth while.
+    def supports(decoder: Decoder, device: torch.device) -> bool:
+        """Whether the layers can be traced and it saves time.
 
-        Not with experts, whom numbers choose; nor from Python 3.14 on, where torch does not vouch
-        for its recordings.
+        Experts cannot: their operators depend on data. Torch does not support tracing from Python
+        3.14 on.
         """
+        dtype = decoder.weights.dtype
         return (
             device.type == "cpu"
             and sys.version_info < (3, 14)
             and decoder.ranks.size == decoder.stages.size == 1
-            and all(_layer_fits(layer, decoder.weights.dtype) for layer in decoder.weights.layers)
+            and all(_is_traceable(layer, dtype) for layer in decoder.weights.layers)
         )
 
     def __call__(self, plan: TorchPlan, x: Tensor, cache: KVCache) -> Tensor:
         inputs = _inputs(plan) if x.shape[0] == 1 else None
         self._num_steps += inputs is not None
-        if inputs is None or self._num_steps <= _STEPS_BEFORE:
-            return self._decoder.through_layers(plan, x, cache)
-        if self._recorded is None:
-            self._recorded = self._record(plan, x.clone(), inputs, cache)
-        return run_traced(self._recorded, x, *inputs)
+        if inputs is None or self._num_steps <= _UNTRACED_STEPS:
+            return self._decoder.forward_layers(plan, x, cache)
+        if self._traced is None:
+            self._traced = self._trace(plan, x.clone(), inputs, cache)
+        return run_traced(self._traced, x, *inputs)
 
-    def _record(
+    def _trace(
         self, plan: TorchPlan, x: Tensor, inputs: Sequence[Tensor], cache: KVCache
     ) -> Callable[..., Tensor]:
-        """The layers as a function of the stream, which it destroys, and of `_inputs`."""
+        """Trace the layers as a function of the stream, which it overwrites, and of `_inputs`."""
 
         def layers(x: Tensor, *inputs: Tensor) -> Tensor:
-            return self._decoder.through_layers(_with(plan, iter(inputs)), x, cache)
+            return self._decoder.forward_layers(_with_inputs(plan, iter(inputs)), x, cache)
 
         return trace(layers, (x, *inputs))
 
 
-def _layer_fits(layer: LayerWeights, dtype: torch.dtype) -> bool:
+def _is_traceable(layer: LayerWeights, dtype: torch.dtype) -> bool:
     matrices = (layer.qkv, layer.o, layer.gate_up, layer.down)
     return layer.experts is None and all(matrix.is_traceable(dtype) for matrix in matrices)
 
 
 def _inputs(plan: TorchPlan) -> Sequence[Tensor] | None:
-    """All that differs between the plans of two steps of one token, as far as layers read it.
-
-    None for a plan that has anything else.
-    """
+    """The tensors that differ between two decode steps of one token; None for any other plan."""
     row, full = plan.attention[0], plan.full_attention[0]
-    if plan.places is None or row.contexts is None or row.mask is not None or full.mask is not None:
+    if (
+        plan.slot_views is None
+        or row.kv_views is None
+        or row.mask is not None
+        or full.mask is not None
+    ):
         return None
-    return [*chain(*plan.angles), *chain(*row.contexts), *plan.places]
+    return [*chain(*plan.cos_sin), *chain(*row.kv_views), *plan.slot_views]
 
 
-def _with(plan: TorchPlan, inputs: Iterator[Tensor]) -> TorchPlan:
-    """The plan with `_inputs` in their places."""
-    assert plan.places is not None
-    angles = [(next(inputs), next(inputs)) for _ in plan.angles]
-    contexts = [(next(inputs), next(inputs)) for _ in plan.places]
-    row = replace(plan.attention[0], contexts=contexts)
-    return replace(plan, angles=angles, attention=[row], full_attention=[row], places=list(inputs))
+def _with_inputs(plan: TorchPlan, inputs: Iterator[Tensor]) -> TorchPlan:
+    """The plan with its tensors replaced by `inputs`, in the order of `_inputs`."""
+    assert plan.slot_views is not None
+    cos_sin = [(next(inputs), next(inputs)) for _ in plan.cos_sin]
+    kv_views = [(next(inputs), next(inputs)) for _ in plan.slot_views]
+    row = replace(plan.attention[0], kv_views=kv_views)
+    return replace(
+        plan, cos_sin=cos_sin, attention=[row], full_attention=[row], slot_views=list(inputs)
+    )

@@ -73,7 +73,7 @@ def _smallest_tp(config: EngineConfig, shape: ModelConfig, schemes: Mapping[str,
     import torch
 
     from swiftchat.engine.device.device import available_bytes, find_device
-    from swiftchat.engine.model.memory import plan_share
+    from swiftchat.engine.model.memory import plan_shard_cache
 
     first = find_device(config.device)
     if first.type == "cpu":
@@ -93,7 +93,9 @@ def _smallest_tp(config: EngineConfig, shape: ModelConfig, schemes: Mapping[str,
         try:
             for shard in shards:
                 packed_bytes = gpu_weight_bytes(shard, schemes, dtype.itemsize) if schemes else None
-                plan_share(with_context, shard, dtype, chunk_tokens, min(free_bytes), packed_bytes)
+                plan_shard_cache(
+                    with_context, shard, dtype, chunk_tokens, min(free_bytes), packed_bytes
+                )
         except OutOfMemory as error:
             too_small = OutOfMemory(f"on {tp * config.pp} GPUs: {error.message}", error.hint)
         else:

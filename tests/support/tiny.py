@@ -341,19 +341,19 @@ class Bench:
         num_blocks: int = 64,
         block_size: int = BLOCK_SIZE,
         chunk_tokens: int = 512,
-        share: Shard | None = None,
+        shard: Shard | None = None,
         ranks: Communicator | None = None,
         dtype: torch.dtype = torch.float32,
         kv_dtype: str = "auto",
     ) -> None:
         model = Model.open(folder)
-        config = model.config if share is None else share.local_config
-        self.checkpoint = model.checkpoint(share)
+        config = model.config if shard is None else shard.local_config
+        self.checkpoint = model.checkpoint(shard)
         cpu = torch.device("cpu")
         weights = load_weights(
-            model.config, self.checkpoint, dtype, cpu, lambda done, total: None, share
+            model.config, self.checkpoint, dtype, cpu, lambda done, total: None, shard
         )
-        ops = TorchOps(config, config.max_context_tokens, cpu, share)
+        ops = TorchOps(config, config.max_context_tokens, cpu, shard)
         self.decoder = Decoder(config, weights, ops, ranks)
         self.cache = KVCache(config, num_blocks, block_size, dtype, cpu, kv_dtype=kv_dtype)
         for tensor in self.cache.tensors:  # what nobody wrote must never be read

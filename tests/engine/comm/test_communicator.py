@@ -67,7 +67,7 @@ def assert_ranks_equal_one(
 
     def run(rank: int, ranks: ThreadCommunicator) -> tuple[tiny.Bench, list[int], torch.Tensor]:
         shard = shard_of(config, tp, rank)
-        bench = tiny.Bench(rank_files or folder, share=shard, ranks=ranks)
+        bench = tiny.Bench(rank_files or folder, shard=shard, ranks=ranks)
         return bench, *greedy(bench, num_new)
 
     benches = []
@@ -119,7 +119,7 @@ def _rank_process(rank: int, folder: Path, store_file: Path, results: Any) -> No
     shard = shard_of(Model.open(folder).config, 2, rank)
     torch.set_num_threads(1)
     ranks = GlooCommunicator(torch.distributed.FileStore(str(store_file), 2), rank, 2)
-    ids, logits = greedy(tiny.Bench(folder, share=shard, ranks=ranks))
+    ids, logits = greedy(tiny.Bench(folder, shard=shard, ranks=ranks))
     results.put((rank, ids, logits.numpy(), _non_loopback_listeners()))
 
 

@@ -75,8 +75,8 @@ class FakeRunner:
     def _replay(self, n: int) -> None:
         decoder, stages = self._decoder, self._decoder.stages
         plan = decoder.ops.plan(self._packed_batch(n), self._cache)
-        x = decoder.embedded(plan) if stages.is_first else self.residual[:n]
-        normed = decoder.through_layers(plan, x, self._cache)
+        x = decoder.embed(plan) if stages.is_first else self.residual[:n]
+        normed = decoder.forward_layers(plan, x, self._cache)
         self.residual[:n] = x
         if stages.is_last:
             logits = decoder.logits(plan, normed)
@@ -157,7 +157,7 @@ def kernels_of_a_step(config: ModelConfig, stage: int, num_stages: int, num_rows
     shard = shard_of(config, 1, 0, stage, num_stages)
     kernels = LinearKernels(gpu, config.hidden_size)
     factory = KernelWeights(kernels)
-    weights = dummy_weights(config, torch.bfloat16, device, share=shard, factory=factory)
+    weights = dummy_weights(config, torch.bfloat16, device, shard=shard, factory=factory)
     ops = CudaOps(kernels, shard, 256, 32)
     stages: Any = SimpleNamespace(
         size=num_stages, is_first=stage == 0, is_last=stage == num_stages - 1

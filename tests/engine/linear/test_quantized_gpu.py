@@ -155,14 +155,14 @@ def test_what_weights_take_is_known_before(
         tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(hidden_size=192), quantize=kind)
         convert(tmp_path / "m.gguf", tmp_path / "out", keep_gguf_blocks=True)
     model = Model.open(quantized.get(form, tmp_path / "out"))
-    share = shard_of(model.config, tp, tp - 1)
+    shard = shard_of(model.config, tp, tp - 1)
     weights = stream_weights(
         model.config,
         model.checkpoint(),
         torch.bfloat16,
         CPU,
         lambda *_: None,
-        share,
+        shard,
         factory=KernelWeights(kernels_without_gpu()),
     )
     first, second = weights.layers
@@ -171,7 +171,7 @@ def test_what_weights_take_is_known_before(
     assert isinstance(second.qkv, GpuQuantizedWeight)
     assert isinstance(second.gate_up, GpuQuantizedWeight)
     assert isinstance(weights.embed, GpuQuantizedWeight) == form.startswith("Q")
-    assert gpu_weight_bytes(share, packed_schemes(model.quantized_tensors), 2) == resident_bytes(
+    assert gpu_weight_bytes(shard, packed_schemes(model.quantized_tensors), 2) == resident_bytes(
         weights
     )
 
@@ -194,7 +194,7 @@ def test_a_gpu_answers_as_the_cpu(quantized: dict[str, Path], form: str) -> None
     on_cpu, _ = tiny.run(tiny.engine(quantized[form]), prompts, params)
     engine = tiny.engine(quantized[form], device="cuda")
     assert isinstance(engine.decoder.weights.layers[0].qkv, GpuQuantizedWeight)
-    assert "decoded" not in engine.info.device
+    assert "dequantized" not in engine.info.device
     assert tiny.run(engine, prompts, params)[0] == on_cpu
 
 
@@ -249,7 +249,7 @@ def test_gguf_blocks_on_a_gpu(tmp_path: Path, type_name: str) -> None:
     weights = engine.decoder.weights
     assert isinstance(weights.embed, GpuQuantizedWeight)
     assert isinstance(weights.layers[0].down, GpuQuantizedWeight)
-    assert "decoded" not in engine.info.device
+    assert "dequantized" not in engine.info.device
     _, found = tiny.logprobs(engine, prompt, params)
     near = dict(expected[0].top)  # minima of 11 bits on a GPU
     assert dict(found[0].top) == pytest.approx(near, abs=0.02)
@@ -287,7 +287,7 @@ def with_plain_values(path: Path) -> Path:
 @pytest.mark.gpu
 def test_torch_alone_on_a_gpu_computes_with_decoded_weights(quantized: dict[str, Path]) -> None:
     engine = tiny.engine(quantized["int8"], device="cuda", kernels=False)
-    assert "torch only, weights decoded" in engine.info.device
+    assert "torch only, weights dequantized" in engine.info.device
     assert isinstance(engine.decoder.weights.layers[0].qkv, PlainWeight)
 
 

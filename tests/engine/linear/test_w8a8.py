@@ -193,7 +193,7 @@ def test_the_engine_answers_and_a_plain_copy_is_plain(tmp_path: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=4)
     engine = tiny.engine(tmp_path / "in")
     tokens, _ = tiny.run(engine, {1: tiny.random_ids(20)}, params)
-    assert len(tokens[1]) > 0 and "decoded" not in engine.info.device
+    assert len(tokens[1]) > 0 and "dequantized" not in engine.info.device
     # Written as a plain model it is one, and says no more of its inputs.
     convert(tmp_path / "in", tmp_path / "plain", dtype="float32")
     layer = tiny.Bench(tmp_path / "plain").decoder.weights.layers[0]
@@ -207,7 +207,7 @@ def test_ranks_round_their_own_parts(tmp_path: Path) -> None:
     whole = tiny.Bench(tmp_path / "in").last_logits(ids)
 
     def run(rank: int, ranks: ThreadCommunicator) -> torch.Tensor:
-        bench = tiny.Bench(tmp_path / "in", share=shard_of(config, 2, rank), ranks=ranks)
+        bench = tiny.Bench(tmp_path / "in", shard=shard_of(config, 2, rank), ranks=ranks)
         assert isinstance(bench.decoder.weights.layers[0].down, W8A8Weight)
         return bench.last_logits(ids)
 

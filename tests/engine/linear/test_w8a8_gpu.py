@@ -114,7 +114,7 @@ def test_a_gpu_is_near_the_cpu(models: dict[str, Path], form: str) -> None:
             models[form], device="cuda", dtype="bfloat16", chunk_tokens=chunk_tokens
         )
         assert isinstance(engine.decoder.weights.layers[0].qkv, W8A8Weight)
-        assert "decoded" not in engine.info.device and engine.graph_decode is not None
+        assert "dequantized" not in engine.info.device and engine.graph_decode is not None
         _, found = tiny.logprobs(engine, prompt, params)
         for token, logprob in found[0].top:
             assert logprob == pytest.approx(near.get(token, logprob), abs=0.8)

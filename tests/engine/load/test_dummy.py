@@ -52,7 +52,7 @@ def tensors(weights: DecoderWeights) -> Iterator[torch.Tensor]:
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4", "w8a8-int8", "w8a8-fp8"])
 def test_packed_weights_compute_nearly_what_plain_ones_do(form: str) -> None:
     config = small("llama-3.1-8b")
-    packed = dummy_weights(config, torch.float32, CPU, form=form)
+    packed = dummy_weights(config, torch.float32, CPU, scheme=form)
     assert packed.layers[1].down.is_quantized
     assert packed.lm_head.is_quantized != (form not in ("int8", "int4"))
     expected = logits(config, dummy_weights(config, torch.float32, CPU))
@@ -66,11 +66,11 @@ def test_packed_weights_compute_nearly_what_plain_ones_do(form: str) -> None:
 def test_what_they_take_on_a_gpu_is_known_before(name: str, form: str) -> None:
     config = small(name)
     factory = KernelWeights(kernels_without_gpu())
-    for share in (shard_of(config, 1, 0), shard_of(config, 2, 1)):
+    for shard in (shard_of(config, 1, 0), shard_of(config, 2, 1)):
         weights = dummy_weights(
-            config, torch.bfloat16, CPU, share=share, form=form, factory=factory
+            config, torch.bfloat16, CPU, shard=shard, scheme=form, factory=factory
         )
-        assert gpu_weight_bytes(share, dummy_schemes(config, form), 2) == resident_bytes(weights)
+        assert gpu_weight_bytes(shard, dummy_schemes(config, form), 2) == resident_bytes(weights)
         assert weights.lm_head.is_quantized != (form not in ("int8", "int4"))
         assert (weights.lm_head is weights.embed) == config.tied_embeddings
 
@@ -79,7 +79,7 @@ def test_packed_parts_of_ranks_are_those_of_one() -> None:
     config, eye = small("llama-3.1-8b"), torch.eye(1024)
     parts = [None, *(shard_of(config, 2, rank) for rank in range(2))]
     whole, *halves = (
-        dummy_weights(config, torch.float32, CPU, share=share, form="int4") for share in parts
+        dummy_weights(config, torch.float32, CPU, shard=shard, scheme="int4") for shard in parts
     )
     found = [weights.layers[0].down for weights in (whole, *halves)]
     assert all(isinstance(down, Int4Weight) for down in found)
@@ -95,7 +95,7 @@ def test_an_engine_of_packed_random_weights() -> None:
         for form in ("", ":int8")
     )
     assert packed.info.weights_bytes < 0.7 * plain.info.weights_bytes
-    assert "decoded" not in packed.info.device
+    assert "dequantized" not in packed.info.device
 
 
 @torch.inference_mode()
@@ -164,7 +164,7 @@ def test_ranks_have_together_what_one_has() -> None:
     config = small("llama-3.2-1b", attention_bias=True, mlp_bias=True)
     whole = dummy_weights(config, torch.float32, CPU)
     first, second = (
-        dummy_weights(config, torch.float32, CPU, share=shard_of(config, 2, rank))
+        dummy_weights(config, torch.float32, CPU, shard=shard_of(config, 2, rank))
         for rank in range(2)
     )
     assert torch.equal(torch.cat([first.embed.tensor, second.embed.tensor]), whole.embed.tensor)
@@ -182,7 +182,7 @@ def test_stages_have_together_what_one_has() -> None:
     config = small("llama-3.2-1b")  # two layers, tied
     whole = dummy_weights(config, torch.float32, CPU)
     first, last = (
-        dummy_weights(config, torch.float32, CPU, share=shard_of(config, 1, 0, stage, 2))
+        dummy_weights(config, torch.float32, CPU, shard=shard_of(config, 1, 0, stage, 2))
         for stage in range(2)
     )
     layers = [*first.layers, *last.layers]

@@ -150,13 +150,13 @@ def test_decoded_where_nothing_computes_with_them_packed(
         stream_weights(config, m.checkpoint(), torch.bfloat16, CPU, lambda *done: seen.append(done))
         for m in models
     ]
-    shares = [shard_of(config, 2, rank) for rank in range(2)]
+    shards = [shard_of(config, 2, rank) for rank in range(2)]
     cut = [
         [
             stream_weights(config, m.checkpoint(s), torch.bfloat16, CPU, lambda *_: None, s)
             for m in models
         ]
-        for s in shares
+        for s in shards
     ]
     for packed, plain in [streamed, *cut]:
         assert torch.equal(tiny.plain_tensor(packed.embed), tiny.plain_tensor(plain.embed))

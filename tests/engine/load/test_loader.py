@@ -76,10 +76,10 @@ def tensors(weights: DecoderWeights) -> dict[str, Tensor | None]:
 
 
 def assert_streams_as_mapped(
-    folder: Path, dtype: torch.dtype, share: Shard | None = None, **settings: int
+    folder: Path, dtype: torch.dtype, shard: Shard | None = None, **settings: int
 ) -> None:
     model = Model.open(folder)
-    checkpoint = model.checkpoint(share)
+    checkpoint = model.checkpoint(shard)
     steps: list[tuple[int, int]] = []
     streamed = stream_weights(
         model.config,
@@ -87,10 +87,10 @@ def assert_streams_as_mapped(
         dtype,
         CPU,
         lambda *step: steps.append(step),
-        share=share,
+        shard=shard,
         **settings,
     )
-    mapped = load_weights(model.config, checkpoint, dtype, CPU, lambda done, total: None, share)
+    mapped = load_weights(model.config, checkpoint, dtype, CPU, lambda done, total: None, shard)
     ours, theirs = tensors(streamed), tensors(mapped)
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
@@ -105,7 +105,7 @@ def assert_streams_as_mapped(
         assert torch.equal(ours_bits, bits), name
     assert (streamed.lm_head is streamed.embed) == model.config.tied_embeddings
     sizes = {name: info.nbytes for name, info in checkpoint.tensors.items()}
-    whole = Shard(model.config) if share is None else share
+    whole = Shard(model.config) if shard is None else shard
     expected = sum(sizes.values()) if checkpoint.shard else whole.weights_bytes(sizes)
     assert steps == sorted(steps) and steps[-1] == (expected, expected)
 
@@ -168,18 +168,18 @@ def test_parts_are_streamed_as_they_are_mapped(
     convert(tmp_path / "whole", tmp_path / "sliced", tp=2)
     for folder in (tmp_path / "whole", tmp_path / "sliced"):
         for rank in range(2):
-            share = shard_of(Model.open(folder).config, 2, rank)
+            shard = shard_of(Model.open(folder).config, 2, rank)
             for dtype in (torch.bfloat16, torch.float32):
                 assert_streams_as_mapped(
-                    folder, dtype, share, staging_bytes=staging_bytes, num_readers=2
+                    folder, dtype, shard, staging_bytes=staging_bytes, num_readers=2
                 )
 
 
 def test_of_a_part_no_more_is_in_memory_than_the_part(llama: Path) -> None:
     """Rows that one product reads are the file's own; the others are copied, and only they."""
     model = Model.open(llama)
-    checkpoint, share = model.checkpoint(), shard_of(model.config, 2, 1)
-    weights = load_weights(model.config, checkpoint, torch.float32, CPU, lambda *_: None, share)
+    checkpoint, shard = model.checkpoint(), shard_of(model.config, 2, 1)
+    weights = load_weights(model.config, checkpoint, torch.float32, CPU, lambda *_: None, shard)
     mapped = checkpoint.map(llama / "model.safetensors")
     start = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()
 

@@ -59,14 +59,14 @@ def test_token_by_token_equals_transformers(family) -> None:
 
 def test_recorded_layers_compute_the_same(family, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = family
-    monkeypatch.setattr(traced_layers, "_STEPS_BEFORE", 2)
+    monkeypatch.setattr(traced_layers, "_UNTRACED_STEPS", 2)
     ids = tiny.random_ids(2 * SHORTEST, seed=1)
     bench = tiny.Bench(folder)
     expected = bench.logits(ids)
-    if not TracedLayers.suit(bench.decoder, torch.device("cpu")):
+    if not TracedLayers.supports(bench.decoder, torch.device("cpu")):
         assert bench.decoder.config.num_experts
         return
-    bench.decoder.layers = TracedLayers(bench.decoder)
+    bench.decoder.compute_layers = TracedLayers(bench.decoder)
     assert torch.equal(bench.logits(ids), expected)
 
 

@@ -18,7 +18,7 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.model import torch_ops
 from swiftchat.engine.model.cuda_ops import kernels_cover
 from swiftchat.engine.model.kv_cache import KVCache, kv_bytes_per_token
-from swiftchat.engine.model.quantized_kv import LARGEST, QuantizedKV, decoded, encoded
+from swiftchat.engine.model.quantized_kv import LARGEST, QuantizedKV, dequantize_kv, quantize_kv
 from swiftchat.engine.model.torch_ops import TorchPlan, store
 from swiftchat.errors import UsageError
 from swiftchat.weights.model.directory import Model
@@ -66,9 +66,9 @@ def test_what_is_kept_of_a_number(rows: list[list[float]], form: str) -> None:
     """int8: half a step of 1/127 of the row's largest. fp8: a 16th of itself, or half of e4m3's
     smallest step, 2^-9, in units of its row. Numbers below 2^-94 may become 0."""
     meant = torch.tensor(rows).unsqueeze(1)
-    codes, factors = encoded(form, meant)
+    codes, factors = quantize_kv(form, meant)
     assert codes.dtype == torch.int8 and codes.shape == meant.shape
-    found = decoded(form, codes, factors, torch.float32).double()
+    found = dequantize_kv(form, codes, factors, torch.float32).double()
     step = factors.double().unsqueeze(-1)
     bound = step / 2 if form == "int8" else torch.maximum(meant.double().abs() / 16, step * 2**-10)
     assert ((found - meant.double()).abs() <= bound * (1 + 2**-20)).all()
@@ -86,9 +86,9 @@ def test_every_code_is_a_number(form: str) -> None:
     numbers = codes.double() if form == "int8" else codes.view(torch.float8_e4m3fn).double()
     factors = torch.tensor([[0.37]])
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        found = decoded(form, codes, factors, dtype)
+        found = dequantize_kv(form, codes, factors, dtype)
         assert torch.equal(found, (numbers.float() * factors.unsqueeze(-1)).to(dtype))
-    again, kept = encoded(form, decoded(form, codes, factors, torch.float32))
+    again, kept = quantize_kv(form, dequantize_kv(form, codes, factors, torch.float32))
     assert torch.allclose(kept, factors) and torch.equal(again, codes)
 
 
@@ -97,7 +97,7 @@ def test_every_code_is_a_number(form: str) -> None:
 def test_what_is_not_finite_stays_so(form: str, bad: float) -> None:
     rows = torch.ones(2, 3, 8)
     rows[1, 2, 5] = bad
-    found = decoded(form, *encoded(form, rows), torch.float32)
+    found = dequantize_kv(form, *quantize_kv(form, rows), torch.float32)
     assert not found[1, 2].isfinite().all()
     assert torch.allclose(found[0], rows[0]) and torch.allclose(found[1, :2], rows[1, :2])
 
@@ -106,11 +106,11 @@ def test_what_is_not_finite_stays_so(form: str, bad: float) -> None:
 def test_more_tokens_than_are_decoded_at_once(form: str) -> None:
     torch.manual_seed(0)
     rows = torch.randn(1100, 2, 8)
-    codes, factors = encoded(form, rows)
+    codes, factors = quantize_kv(form, rows)
 
     tokens = zip(codes.split(1), factors.split(1), strict=True)
-    by_one = [decoded(form, c, f, torch.bfloat16) for c, f in tokens]
-    assert torch.equal(decoded(form, codes, factors, torch.bfloat16), torch.cat(by_one))
+    by_one = [dequantize_kv(form, c, f, torch.bfloat16) for c, f in tokens]
+    assert torch.equal(dequantize_kv(form, codes, factors, torch.bfloat16), torch.cat(by_one))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -127,7 +127,7 @@ def test_only_the_slots_are_written(folder: Path, form: str) -> None:
     assert factors[0].isnan().all() and (codes[0] == -1).all()
     flat = factors[1].view(20, -1)
     assert flat.isfinite().any(1).nonzero().view(-1).tolist() == [2, 9, 17]
-    expected, _ = encoded(form, new)
+    expected, _ = quantize_kv(form, new)
     assert torch.equal(codes[1].view(20, *new.shape[1:])[[17, 2, 9]], expected)
 
 
@@ -142,7 +142,7 @@ def test_logits_are_those_of_the_rounded_keys_and_values(
     again = bench.last_logits(ids)  # from what is cached
 
     def store_rounded(plan: TorchPlan, layer: int, cache: torch.Tensor, new: torch.Tensor) -> None:
-        rounded = decoded(form, *encoded(form, new), new.dtype)
+        rounded = dequantize_kv(form, *quantize_kv(form, new), new.dtype)
         store(plan, layer, cache, rounded)
 
     monkeypatch.setattr(torch_ops, "store", store_rounded)

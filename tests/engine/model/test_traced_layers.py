@@ -32,13 +32,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced_layers, "_STEPS_BEFORE", 3)
+    monkeypatch.setattr(traced_layers, "_UNTRACED_STEPS", 3)
 
 
 def record(bench: tiny.Bench) -> TracedLayers:
     """Have the bench's layers recorded from now on."""
     layers = TracedLayers(bench.decoder)
-    bench.decoder.layers = layers
+    bench.decoder.compute_layers = layers
     return layers
 
 
@@ -47,9 +47,9 @@ def test_plain_weights(folder: Path, dtype: torch.dtype) -> None:
     bench = tiny.Bench(folder, dtype=dtype)
     expected = bench.logits(IDS)
     layers = record(bench)
-    assert TracedLayers.suit(bench.decoder, CPU)
+    assert TracedLayers.supports(bench.decoder, CPU)
     assert torch.equal(bench.logits(IDS), expected)
-    assert layers.has_record
+    assert layers.is_traced
 
 
 @pytest.mark.skipif(
@@ -63,20 +63,20 @@ def test_packed_weights(folder: Path, tmp_path: Path, form: str, keep: list[str]
     assert isinstance(bench.decoder.weights.layers[0].qkv, MergedWeight) == bool(keep)
     expected = bench.logits(IDS)
     layers = record(bench)
-    assert TracedLayers.suit(bench.decoder, CPU)
+    assert TracedLayers.supports(bench.decoder, CPU)
     assert torch.equal(bench.logits(IDS), expected)
-    assert layers.has_record
+    assert layers.is_traced
 
 
 def test_what_computes_by_tiles_is_not_recorded(folder: Path, tmp_path: Path) -> None:
     convert(folder, tmp_path / "fp8", quantization=QuantizationSpec("fp8"))
-    assert not TracedLayers.suit(tiny.Bench(tmp_path / "fp8").decoder, CPU)
+    assert not TracedLayers.supports(tiny.Bench(tmp_path / "fp8").decoder, CPU)
     convert(folder, tmp_path / "int8", quantization=QuantizationSpec("int8"))
-    assert not TracedLayers.suit(tiny.Bench(tmp_path / "int8").decoder, CPU)  # in fp32
+    assert not TracedLayers.supports(tiny.Bench(tmp_path / "int8").decoder, CPU)  # in fp32
 
 
 def test_not_on_a_gpu(folder: Path) -> None:
-    assert not TracedLayers.suit(tiny.Bench(folder).decoder, torch.device("cuda"))
+    assert not TracedLayers.supports(tiny.Bench(folder).decoder, torch.device("cuda"))
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
@@ -101,7 +101,7 @@ def test_other_steps_are_computed_as_ever(folder: Path, kv_dtype: str) -> None:
         each.scheduler.running[0].tokens.append(9)
         rows.append(each.step())
         found.append({i: torch.stack(list(row.values())) for i, row in enumerate(rows)})
-    assert layers.has_record == (kv_dtype == "auto")
+    assert layers.is_traced == (kv_dtype == "auto")
     assert [len(rows) for rows in found[0].values()] == [2, 2, 1]
     for i, rows in found[0].items():
         assert torch.equal(rows, found[1][i])
@@ -111,6 +111,6 @@ def test_short_answers_do_not_wait(folder: Path) -> None:
     bench = tiny.Bench(folder)
     layers = record(bench)
     bench.logits(IDS[:3])
-    assert not layers.has_record
+    assert not layers.is_traced
     bench.logits(IDS[:1])
-    assert layers.has_record
+    assert layers.is_traced

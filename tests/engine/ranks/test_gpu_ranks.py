@@ -135,5 +135,5 @@ def test_ids_of_quantized_weights_equal_the_cpus(
     )
     with EngineClient(config, folder) as client:
         client.wait_ready()
-        assert client.info is not None and "decoded" not in client.info.device
+        assert client.info is not None and "dequantized" not in client.info.device
         assert_equals_single_rank(client, folder, 64)

@@ -1,0 +1,81 @@
+"""Private torch interfaces, each against the public expression that replaces it."""
+
+import pytest
+import torch
+
+from swiftchat.engine.linear import torch_private
+
+needs_avx = pytest.mark.skipif(
+    not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
+    reason="torch has no int4 kernel for this processor",
+)
+# bf16 results: values, scales and the result are each rounded to 8 bits.
+BF16_TOLERANCE = 3 * 2.0**-8
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor, sizes: torch.Tensor) -> None:
+    """Compare sums; `sizes` are the sums of the absolute values of their terms."""
+    assert found.shape == expected.shape
+    assert ((found.double() - expected.double()).abs() <= BF16_TOLERANCE * sizes.double()).all()
+
+
+@needs_avx
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_int4_matmul_equals_the_matmul_of_dequantized_values(num_rows: int) -> None:
+    torch.manual_seed(0)
+    values = torch.randint(0, 16, (64, 128), dtype=torch.int32)
+    table = torch.randn(128 // 32, 64, 2, dtype=torch.bfloat16)
+    x = torch.randn(num_rows, 128, dtype=torch.bfloat16)
+    packed = torch_private.pack_int4_cpu(values)
+    assert packed.dtype == torch.uint8 and packed.numel() == 64 * 128 // 2
+    scale, zero = (part.t().repeat_interleave(32, 1).double() for part in table.unbind(2))
+    weight = (values - 8) * scale + zero
+    found = torch_private.matmul_int4_cpu(x, packed.view(64, 64), 32, table)
+    sizes = x.double().abs() @ (8 * scale.abs() + zero.abs()).T
+    assert_near(found, x.double() @ weight.T, sizes)
+
+
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_int8_matmul_equals_the_matmul_of_scaled_values(num_rows: int) -> None:
+    torch.manual_seed(1)
+    values = torch.randint(-127, 128, (48, 64), dtype=torch.int8)
+    scale = torch.rand(48, dtype=torch.bfloat16)
+    x = torch.randn(num_rows, 64, dtype=torch.bfloat16)
+    weight = values.double() * scale.double().unsqueeze(1)
+    found = torch_private.matmul_int8_cpu(x, values, scale)
+    assert_near(found, x.double() @ weight.T, x.double().abs() @ weight.abs().T)
+
+
+@pytest.mark.gpu
+def test_int8_gemm_on_a_gpu_equals_the_exact_sums() -> None:
+    x = torch.randint(-128, 128, (32, 64), dtype=torch.int8, device="cuda")
+    values = torch.randint(-128, 128, (64, 48), dtype=torch.int8, device="cuda")
+    out = torch.empty(32, 48, dtype=torch.int32, device="cuda")
+    torch_private.matmul_int8_cuda(x, values, out)
+    assert torch.equal(out.double(), x.double() @ values.double())
+
+
+@pytest.mark.gpu
+def test_fp8_gemm_on_a_gpu_equals_the_scaled_sums() -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no fp8 tensor cores")
+    x = torch.randn(32, 64, device="cuda").to(torch.float8_e4m3fn)
+    values = torch.randn(48, 64, device="cuda").to(torch.float8_e4m3fn).t()
+    scales = torch.rand(256, device="cuda")[:32].unsqueeze(1)
+    scale = torch.rand(1, 48, device="cuda")
+    bias = torch.randn(48, dtype=torch.bfloat16, device="cuda")
+    found = torch_private.matmul_fp8_cuda(x, values, scales, scale, bias, torch.bfloat16)
+    sums = x.double() @ values.double()
+    sizes = x.double().abs() @ values.double().abs() * scales * scale + bias.double().abs()
+    assert_near(found, sums * scales * scale + bias, sizes)
+
+
+def test_a_traced_function_equals_the_function() -> None:
+    weight = torch.randn(3, 4)
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x @ weight.t()).relu_() + y
+
+    traced = torch_private.trace(function, (torch.randn(1, 4), torch.randn(3)))
+    x, y = torch.randn(1, 4), torch.randn(3)
+    assert torch.equal(torch_private.run_traced(traced, x, y), function(x, y))
