@@ -141,9 +141,10 @@ def stream_weights(
     device: torch.device,
     on_progress: Progress,
     shard: Shard | None = None,
+    factory: WeightFactory | None = None,
+    *,
     num_readers: int | None = None,
     staging_bytes: int = STAGING_BYTES,
-    factory: WeightFactory | None = None,
 ) -> DecoderWeights:
     """`load_weights` for a GPU: allocate all tensors, then let `stream_in` fill them.
 

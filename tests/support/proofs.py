@@ -53,14 +53,14 @@ BY_FAMILY: dict[str, dict[str, Iterable[str]]] = {
 BY_LAYOUT: dict[str, dict[str, Test]] = {
     "Llama": {
         "CPU": test_sources.test_all_layouts_convert_to_the_same_model,
-        "GPU": test_gpu_sources.test_llama_of_every_layout,
+        "GPU": test_gpu_sources.test_llama_checkpoints_of_every_layout_on_a_gpu,
     },
     "GPT-2": {
         "CPU": test_gpt2.test_all_layouts_convert_to_the_same_model,
-        "GPU": test_gpu_sources.test_gpt2_of_every_layout,
+        "GPU": test_gpu_sources.test_gpt2_checkpoints_of_every_layout_on_a_gpu,
     },
     "Llama, quantized": {
         "CPU": test_checkpoint.test_converted_model_equals_the_dequantized_weights,
-        "GPU": test_gpu_sources.test_every_quantized_form,
+        "GPU": test_gpu_sources.test_every_quantization_format_on_a_gpu,
     },
 }

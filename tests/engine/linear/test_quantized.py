@@ -62,7 +62,7 @@ def random_kept(
     return kept, numbers * torch.from_numpy(scale).double()
 
 
-def test_int4_is_decoded_where_torch_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int4_is_dequantized_without_a_torch_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [random_kept("int4", 64, 64)[0]]
     assert quantized_weight(kept, torch.bfloat16) is not None
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
@@ -76,7 +76,7 @@ def test_int4_is_decoded_where_torch_has_no_kernel(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("form", WEIGHT_ONLY)
 @pytest.mark.parametrize("rows, columns", [(64, 64), (16, 128), (200, 96), (1000, 608)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_products_against_fp64(form: str, rows: int, columns: int, dtype: torch.dtype) -> None:
+def test_matmul_against_fp64(form: str, rows: int, columns: int, dtype: torch.dtype) -> None:
     """Weights, sums, and sums times their factor are each rounded once, at most.
 
     With torch's packed operator int4's zero, up to 8 factors, is rounded too.
@@ -98,7 +98,7 @@ def test_products_against_fp64(form: str, rows: int, columns: int, dtype: torch.
         assert ((found.double() - expected).abs() <= 3 * unit * sizes + 1e-30).all(), n
 
 
-def test_parts_under_each_other_and_reordered() -> None:
+def test_stacked_parts_and_reordered_rows() -> None:
     for form in WEIGHT_ONLY:
         (first, one), (second, two) = random_kept(form, 32, 64), random_kept(form, 48, 64, 1)
         weight = quantized_weight([first, second], torch.float32)
@@ -112,7 +112,7 @@ def test_parts_under_each_other_and_reordered() -> None:
     assert quantized_weight(mixed, torch.float32) is None
 
 
-def test_matrices_in_several_forms_are_one_matrix() -> None:
+def test_merged_weight_of_several_schemes() -> None:
     made = [random_kept(form, 32 * (i + 1), 64) for i, form in enumerate(WEIGHT_ONLY)]
     parts = [quantized_weight([kept], torch.float32) for kept, _ in made]
     plain = PlainWeight(torch.ones(7, 64))
@@ -149,7 +149,7 @@ def matrices(bench: tiny.Bench) -> list[LinearWeight]:
 
 
 @pytest.mark.parametrize("form", WEIGHT_ONLY)
-def test_the_engine_computes_what_the_form_means(
+def test_quantized_logits_equal_those_of_dequantized_weights(
     quantized: dict[str, Path], tmp_path: Path, form: str
 ) -> None:
     convert(quantized[form], tmp_path / "plain", dtype="float32")
@@ -166,7 +166,7 @@ def test_the_engine_computes_what_the_form_means(
     assert (rounded - expected).abs().max() <= allowed
 
 
-def test_kept_layers_are_plain_and_their_neighbors_packed(plain: Path, tmp_path: Path) -> None:
+def test_excluded_layers_stay_plain_beside_quantized_ones(plain: Path, tmp_path: Path) -> None:
     keep = ["*.0.self_attn.v_proj.weight", "*.0.mlp.down_proj.weight"]
     convert(plain, tmp_path / "out", quantization=QuantizationSpec("int4", 32, keep))
     convert(tmp_path / "out", tmp_path / "plain", dtype="float32")
@@ -190,7 +190,7 @@ KEPT_PACKED = {
 
 
 @pytest.mark.parametrize("form", SOURCES)
-def test_other_sources_run_as_they_are(tmp_path: Path, form: str) -> None:
+def test_other_quantization_formats_equal_transformers(tmp_path: Path, form: str) -> None:
     reference = quantized_model(tmp_path / "in", *SOURCES[form])
     bench = tiny.Bench(tmp_path / "in", dtype=torch.float32)
     wanted = KEPT_PACKED.get(form, PlainWeight)
@@ -201,7 +201,7 @@ def test_other_sources_run_as_they_are(tmp_path: Path, form: str) -> None:
     torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_gptq_in_order_stays_packed(tmp_path: Path) -> None:
+def test_gptq_without_act_order_stays_quantized(tmp_path: Path) -> None:
     from tests.support.quantized_models import GPTQ, gptq
 
     for v2 in (False, True):
@@ -216,7 +216,7 @@ def test_gptq_in_order_stays_packed(tmp_path: Path) -> None:
         torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_engine_answers_and_says_what_it_keeps(quantized: dict[str, Path]) -> None:
+def test_engine_generates_and_reports_quantized_bytes(quantized: dict[str, Path]) -> None:
     engine = build_engine(quantized["int4"], EngineConfig(device="cpu"))
     sizes = {
         name: nbytes for name, (_, nbytes) in Model.open(quantized["int4"]).stored_tensors.items()
@@ -230,7 +230,9 @@ def test_the_engine_answers_and_says_what_it_keeps(quantized: dict[str, Path]) -
 
 
 @pytest.mark.parametrize("form", WEIGHT_ONLY)
-def test_damage_is_named(quantized: dict[str, Path], tmp_path: Path, form: str) -> None:
+def test_damaged_quantized_tensor_is_named_in_the_error(
+    quantized: dict[str, Path], tmp_path: Path, form: str
+) -> None:
     scale = "model.layers.1.mlp.down_proj.weight_scale"
     for change in ("missing", "infinite", "codes"):
         folder = tmp_path / change

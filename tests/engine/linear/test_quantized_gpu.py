@@ -44,7 +44,7 @@ def kept(form: str, rows: int, k: int, groups: int = 1) -> QuantizedMatrix:
 
 
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
-def test_parts_come_under_each_other(form: str) -> None:
+def test_parts_are_stacked_when_packed_for_kernels(form: str) -> None:
     parts = [kept(form, rows, 256, 8) for rows in (16, 8)]
     together = packed_matrix(parts, torch.bfloat16, CPU)
     first, second = (packed_matrix([part], torch.bfloat16, CPU) for part in parts)
@@ -58,7 +58,7 @@ def test_parts_come_under_each_other(form: str) -> None:
     assert exchanged.shape == together.shape
 
 
-def test_what_no_kernel_reads_is_left_to_be_decoded() -> None:
+def test_matrices_without_a_kernel_are_not_packed() -> None:
     none = [
         [kept("int8", 8, 256), kept("fp8", 8, 256)],
         [kept("int4", 8, 256, 8), kept("int4", 8, 256, 4)],
@@ -72,7 +72,7 @@ def test_what_no_kernel_reads_is_left_to_be_decoded() -> None:
 
 
 @pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q8_0"])
-def test_gguf_blocks_mean_the_same(type_name: str) -> None:
+def test_packed_gguf_blocks_equal_dequantized_blocks(type_name: str) -> None:
     """To the bit, and where minima are floats nearer than bfloat16 has them."""
     rng = np.random.default_rng(4)
     kind = BLOCK_TYPES[type_name]
@@ -106,7 +106,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
-def test_packed_and_plain_tensors_are_loaded_side_by_side(
+def test_quantized_and_plain_tensors_are_streamed_together(
     quantized: dict[str, Path], form: str
 ) -> None:
     model, told = Model.open(quantized[form]), []
@@ -139,7 +139,7 @@ def as_q4_k_m(path: Path) -> Path:
 
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4", "head", "mixed", "Q4_K_M", "Q4_1", "Q8_0"])
 @pytest.mark.parametrize("tp", [1, 2])
-def test_what_weights_take_is_known_before(
+def test_estimated_weight_bytes_equal_loaded_bytes(
     quantized: dict[str, Path], tmp_path: Path, form: str, tp: int
 ) -> None:
     """To the byte, also where a product's matrices are not in one form."""
@@ -176,7 +176,9 @@ def test_what_weights_take_is_known_before(
     )
 
 
-def test_a_head_may_be_packed(quantized: dict[str, Path], tmp_path: Path) -> None:
+def test_quantized_lm_head_equals_dequantized_one(
+    quantized: dict[str, Path], tmp_path: Path
+) -> None:
     convert(quantized["head"], tmp_path / "plain", dtype="float32")
     ids = tiny.random_ids(30)
     bench = tiny.Bench(quantized["head"], dtype=torch.float32)
@@ -187,7 +189,7 @@ def test_a_head_may_be_packed(quantized: dict[str, Path], tmp_path: Path) -> Non
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4", "head"])
-def test_a_gpu_answers_as_the_cpu(quantized: dict[str, Path], form: str) -> None:
+def test_greedy_ids_on_gpu_equal_cpu(quantized: dict[str, Path], form: str) -> None:
     """Prompts short and long, three at once: every way in which a product is made."""
     prompts = {i: tiny.random_ids(5 + 70 * i, seed=i) for i in range(3)}
     params = SamplingParams(temperature=0, max_tokens=12)
@@ -200,7 +202,9 @@ def test_a_gpu_answers_as_the_cpu(quantized: dict[str, Path], form: str) -> None
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
-def test_packed_weights_beside_a_packed_cache(quantized: dict[str, Path], kv_dtype: str) -> None:
+def test_quantized_weights_with_a_quantized_cache(
+    quantized: dict[str, Path], kv_dtype: str
+) -> None:
     """The likelihoods of one prompt, at once and token by token, near the CPU's in fp32."""
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
     prompt = tiny.random_ids(40)
@@ -222,7 +226,7 @@ def test_packed_weights_beside_a_packed_cache(quantized: dict[str, Path], kv_dty
 
 
 @pytest.mark.gpu
-def test_packed_experts_go_through_the_host(tmp_path: Path) -> None:
+def test_quantized_experts_are_computed_without_graphs(tmp_path: Path) -> None:
     tiny.make("qwen3-moe", tmp_path / "in", moe_intermediate_size=32)
     convert(tmp_path / "in", tmp_path / "out", quantization=QuantizationSpec("int8"))
     prompts = {i: tiny.random_ids(5 + 30 * i, seed=i) for i in range(2)}
@@ -257,7 +261,7 @@ def test_gguf_blocks_on_a_gpu(tmp_path: Path, type_name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("source", ["Q4_K_M", "biases"])
-def test_matrices_in_several_forms_on_a_gpu(tmp_path: Path, source: str) -> None:
+def test_merged_weights_of_several_schemes_on_a_gpu(tmp_path: Path, source: str) -> None:
     """One sequence and three, whose prompts are short and long; in the fused decode step."""
     folder = as_q4_k_m(tmp_path) if source == "Q4_K_M" else with_plain_values(tmp_path)
     params = SamplingParams(temperature=0, max_tokens=12)
@@ -285,7 +289,7 @@ def with_plain_values(path: Path) -> Path:
 
 
 @pytest.mark.gpu
-def test_torch_alone_on_a_gpu_computes_with_decoded_weights(quantized: dict[str, Path]) -> None:
+def test_torch_ops_on_a_gpu_dequantize_weights(quantized: dict[str, Path]) -> None:
     engine = tiny.engine(quantized["int8"], device="cuda", kernels=False)
     assert "torch only, weights dequantized" in engine.info.device
     assert isinstance(engine.decoder.weights.layers[0].qkv, PlainWeight)
@@ -294,7 +298,7 @@ def test_torch_alone_on_a_gpu_computes_with_decoded_weights(quantized: dict[str,
 @pytest.mark.gpu
 @pytest.mark.parametrize(("form", "group"), FORMS)
 @pytest.mark.parametrize("n", [1, 16, 17, 50, 64, 65, 300])
-def test_products_with_any_number_of_vectors(gpu: Gpu, form: str, group: int, n: int) -> None:
+def test_quantized_matmul_with_any_number_of_rows(gpu: Gpu, form: str, group: int, n: int) -> None:
     make = Inputs(n, torch.bfloat16)
     weight, meant = packed(make, form, group, 9000, 2048, magnitude=0.02)
     x, bias = make.normal(n, 2048), make.normal(9000)

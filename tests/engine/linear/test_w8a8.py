@@ -72,7 +72,7 @@ def theirs_of(model: transformers.LlamaForCausalLM, ids: list[int]) -> torch.Ten
 
 
 @pytest.mark.parametrize(("form", "activations"), [("int8", DYNAMIC), ("fp8", STATIC)])
-def test_logits_are_those_of_transformers(
+def test_w8a8_logits_equal_transformers(
     tmp_path: Path, form: str, activations: dict[str, Any]
 ) -> None:
     static = activations is STATIC
@@ -98,7 +98,7 @@ def test_logits_are_those_of_transformers(
     assert sum(same) > 0.75 * len(ids)
 
 
-def test_a_prompt_is_the_same_at_once_and_token_by_token(tmp_path: Path) -> None:
+def test_w8a8_matmul_of_many_rows_equals_row_by_row(tmp_path: Path) -> None:
     """Each token is rounded by itself; in fp32 only sums differ, and what they push over."""
     for form in FORMS:
         made(tmp_path / form, form, DYNAMIC)
@@ -118,7 +118,7 @@ def test_a_prompt_is_the_same_at_once_and_token_by_token(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_roundings_against_their_description(form: str) -> None:
+def test_quantize_rows_against_its_definition(form: str) -> None:
     x = torch.randn(50, 320, generator=torch.Generator().manual_seed(5))
     x *= torch.logspace(-6, 6, 50).unsqueeze(1)
     x[3] = 0
@@ -143,7 +143,7 @@ def test_roundings_against_their_description(form: str) -> None:
         assert (codes * factors)[0].isnan().any() and (codes * factors)[1].isfinite().all()
 
 
-def test_what_is_declared_otherwise_is_not_rounded(tmp_path: Path) -> None:
+def test_unsupported_activation_schemes_are_not_quantized(tmp_path: Path) -> None:
     """Groups, zeros, other widths, and nothing: inputs stay as they are, as they always did."""
     unlike = [
         None,
@@ -160,7 +160,7 @@ def test_what_is_declared_otherwise_is_not_rounded(tmp_path: Path) -> None:
     assert isinstance(down, W8A8Weight) and down.scheme == ActivationQuantization("int8")
 
 
-def test_decoded_matrices_and_plain_ones(tmp_path: Path) -> None:
+def test_w8a8_with_dequantized_and_plain_matrices(tmp_path: Path) -> None:
     """A form that no class keeps is decoded, its inputs rounded; one product, one rounding."""
     for change in ("asymmetric", "plain v"):
         folder = tmp_path / change
@@ -188,7 +188,7 @@ def test_decoded_matrices_and_plain_ones(tmp_path: Path) -> None:
     assert isinstance(first.qkv, MergedWeight) and isinstance(second.qkv, W8A8Weight)
 
 
-def test_the_engine_answers_and_a_plain_copy_is_plain(tmp_path: Path) -> None:
+def test_w8a8_engine_generates_and_dequantized_copy_is_plain(tmp_path: Path) -> None:
     made(tmp_path / "in", "int8", DYNAMIC)
     params = SamplingParams(temperature=0, max_tokens=4)
     engine = tiny.engine(tmp_path / "in")
@@ -200,7 +200,7 @@ def test_the_engine_answers_and_a_plain_copy_is_plain(tmp_path: Path) -> None:
     assert isinstance(layer.down, PlainWeight)
 
 
-def test_ranks_round_their_own_parts(tmp_path: Path) -> None:
+def test_tensor_parallel_ranks_quantize_their_own_activations(tmp_path: Path) -> None:
     """Both have the same logits, as near to the plain model's as one rank's are."""
     plain = made(tmp_path / "in", "int8", DYNAMIC)
     config, ids = Model.open(tmp_path / "in").config, tiny.random_ids(20)
@@ -217,7 +217,7 @@ def test_ranks_round_their_own_parts(tmp_path: Path) -> None:
     assert (first - unrounded).norm() < 1.5 * (whole - unrounded).norm()
 
 
-def test_a_missing_or_impossible_factor_is_named(tmp_path: Path) -> None:
+def test_missing_or_invalid_activation_scale_is_named(tmp_path: Path) -> None:
     made(tmp_path / "in", "fp8", STATIC, 0.01)
     name = "model.layers.1.mlp.down_proj.input_scale"
     tensors = load_file(tmp_path / "in" / "model.safetensors")

@@ -30,7 +30,7 @@ TOLERANCE = 2.0**-8 + 2.0**-12
 @pytest.mark.parametrize(("form", "inputs"), PAIRS)
 @pytest.mark.parametrize(("rows", "k"), [(6144, 4096), (4096, 14336), (72, 640)])
 @pytest.mark.parametrize("n", [1, 3, 16, 17, 64, 65, 300, 4097])
-def test_products(
+def test_w8a8_matmul_on_a_gpu_against_fp64(
     gpu: Gpu, form: str, inputs: str, rows: int, k: int, n: int, given: float | None
 ) -> None:
     make = Inputs(n + k, torch.bfloat16)
@@ -56,7 +56,7 @@ def test_products(
 
 
 @pytest.mark.parametrize(("form", "inputs"), PAIRS[:2])
-def test_few_and_many_vectors_are_alike(gpu: Gpu, form: str, inputs: str) -> None:
+def test_w8a8_of_few_and_many_rows_agree(gpu: Gpu, form: str, inputs: str) -> None:
     """The same vector alone, among 16 and among 200: a rounding of the result apart at most."""
     make = Inputs(9, torch.bfloat16)
     weight, _ = packed(make, form, 0, 1024, 4096, magnitude=0.02)
@@ -70,7 +70,7 @@ def test_few_and_many_vectors_are_alike(gpu: Gpu, form: str, inputs: str) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("n", [1, 5, 16])
-def test_factors_of_vectors_in_the_kernel(gpu: Gpu, dtype: torch.dtype, n: int) -> None:
+def test_linear_kernel_applies_row_scales(gpu: Gpu, dtype: torch.dtype, n: int) -> None:
     """`linear` and `linear_residual`, split and not, with a factor for each vector."""
     make, tolerance = Inputs(n, dtype), 2e-5
     for rows, k in ((99, 640), (2048, 14336)):
@@ -100,7 +100,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("form", ["w8a8-int8", "w8a8-fp8"])
-def test_a_gpu_is_near_the_cpu(models: dict[str, Path], form: str) -> None:
+def test_w8a8_logprobs_on_gpu_are_near_cpu(models: dict[str, Path], form: str) -> None:
     """The likelihoods of a prompt, at once and token by token, and then decoded in the graph.
 
     Sums in another order push numbers over the middle between two codes, so not to the bit.
@@ -120,7 +120,7 @@ def test_a_gpu_is_near_the_cpu(models: dict[str, Path], form: str) -> None:
             assert logprob == pytest.approx(near.get(token, logprob), abs=0.8)
 
 
-def test_many_lanes_answer_as_one(models: dict[str, Path]) -> None:
+def test_batched_w8a8_rows_equal_single_rows(models: dict[str, Path]) -> None:
     """Each conversation what it says alone: nothing of a vector depends on the others."""
     params = SamplingParams(temperature=0, max_tokens=8)
     prompts = {i: tiny.random_ids(5 + 9 * i, seed=i) for i in range(5)}

@@ -50,7 +50,7 @@ def tensors(weights: DecoderWeights) -> Iterator[torch.Tensor]:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4", "w8a8-int8", "w8a8-fp8"])
-def test_packed_weights_compute_nearly_what_plain_ones_do(form: str) -> None:
+def test_quantized_dummy_logits_are_near_plain_ones(form: str) -> None:
     config = small("llama-3.1-8b")
     packed = dummy_weights(config, torch.float32, CPU, scheme=form)
     assert packed.layers[1].down.is_quantized
@@ -63,7 +63,7 @@ def test_packed_weights_compute_nearly_what_plain_ones_do(form: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.2-1b"])
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4", "w8a8-int8"])
-def test_what_they_take_on_a_gpu_is_known_before(name: str, form: str) -> None:
+def test_estimated_dummy_weight_bytes_equal_loaded_bytes(name: str, form: str) -> None:
     config = small(name)
     factory = KernelWeights(kernels_without_gpu())
     for shard in (shard_of(config, 1, 0), shard_of(config, 2, 1)):
@@ -75,7 +75,7 @@ def test_what_they_take_on_a_gpu_is_known_before(name: str, form: str) -> None:
         assert (weights.lm_head is weights.embed) == config.tied_embeddings
 
 
-def test_packed_parts_of_ranks_are_those_of_one() -> None:
+def test_quantized_shards_of_ranks_form_one_matrix() -> None:
     config, eye = small("llama-3.1-8b"), torch.eye(1024)
     parts = [None, *(shard_of(config, 2, rank) for rank in range(2))]
     whole, *halves = (
@@ -87,7 +87,7 @@ def test_packed_parts_of_ranks_are_those_of_one() -> None:
     assert torch.equal(columns[0], torch.cat(columns[1:]))
 
 
-def test_an_engine_of_packed_random_weights() -> None:
+def test_engine_with_quantized_dummy_weights() -> None:
     plain, packed = (
         build_engine(
             Path(), EngineConfig(device="cpu", dummy=f"smollm2-135m{form}", ctx_size_tokens=256)
@@ -123,7 +123,7 @@ def test_shapes_have_the_published_number_of_parameters(name: str, parameters: i
     assert sum(torch.Size(shape).numel() for shape in shapes) == parameters
 
 
-def test_weights_have_the_config_s_shapes() -> None:
+def test_dummy_weights_have_the_shapes_of_the_config() -> None:
     config = small("llama-3.2-1b", attention_bias=True, mlp_bias=True)
     weights = dummy_weights(config, torch.bfloat16, CPU)
     wanted = sum(torch.Size(shape).numel() for shape in expected_tensors(config).values())
@@ -135,7 +135,7 @@ def test_weights_have_the_config_s_shapes() -> None:
 
 @pytest.mark.parametrize("name", DUMMY_CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_are_of_ordinary_size(name: str, dtype: torch.dtype) -> None:
+def test_dummy_logits_have_ordinary_magnitude(name: str, dtype: torch.dtype) -> None:
     config = small(name)
     out = logits(config, dummy_weights(config, dtype, CPU))
     assert out.isfinite().all()
@@ -144,14 +144,14 @@ def test_logits_are_of_ordinary_size(name: str, dtype: torch.dtype) -> None:
     assert out.std(dim=0).min() > 0.1
 
 
-def test_size_does_not_grow_with_depth() -> None:
+def test_dummy_logits_do_not_grow_with_depth() -> None:
     config = small("smollm2-135m", hidden_size=192, num_attention_heads=3, vocab_size=500)
     for layers in (1, 40):
         deep = replace(config, num_layers=layers)
         assert 0.3 < logits(deep, dummy_weights(deep, torch.float32, CPU)).std() < 10
 
 
-def test_the_seed_decides() -> None:
+def test_dummy_weights_depend_on_the_seed() -> None:
     config = small("llama-3.1-8b")
     first, again, other = (
         list(tensors(dummy_weights(config, torch.bfloat16, CPU, seed))) for seed in (3, 3, 4)
@@ -160,7 +160,7 @@ def test_the_seed_decides() -> None:
     assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_ranks_have_together_what_one_has() -> None:
+def test_shards_of_ranks_form_the_whole_weights() -> None:
     config = small("llama-3.2-1b", attention_bias=True, mlp_bias=True)
     whole = dummy_weights(config, torch.float32, CPU)
     first, second = (
@@ -178,7 +178,7 @@ def test_ranks_have_together_what_one_has() -> None:
         assert two.qkv_bias.shape == (both.qkv_bias.shape[0] // 2,)
 
 
-def test_stages_have_together_what_one_has() -> None:
+def test_shards_of_stages_form_the_whole_weights() -> None:
     config = small("llama-3.2-1b")  # two layers, tied
     whole = dummy_weights(config, torch.float32, CPU)
     first, last = (

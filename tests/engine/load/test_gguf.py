@@ -50,7 +50,7 @@ def random_blocks(type_name: str, rows: int, columns: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("type_name", sorted(PACKABLE_TYPES))
-def test_kept_numbers_are_those_of_the_reference(type_name: str) -> None:
+def test_quantized_gguf_matmul_equals_reference(type_name: str) -> None:
     """In fp32 every number is right to the last bits of its two terms, and Q6_K to half a step.
 
     In bf16 factor and zero are rounded: each term by 2^−9 of itself, and what comes out once more.
@@ -84,7 +84,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("type_name", WRITTEN)
-def test_the_engine_computes_what_the_blocks_mean(
+def test_gguf_logits_equal_those_of_dequantized_weights(
     files: dict[str, Path], tmp_path: Path, type_name: str
 ) -> None:
     path = Store(tmp_path / "root", tmp_path / "cache").resolve(str(files[type_name]))
@@ -104,7 +104,7 @@ def test_the_engine_computes_what_the_blocks_mean(
     assert len(tokens[1]) > 0
 
 
-def test_values_and_gates_in_another_form_stay_packed_beside_their_neighbors(
+def test_merged_gguf_matrices_of_several_schemes_stay_quantized(
     tmp_path: Path,
 ) -> None:
     """As in files called Q4_K_M, which have values in Q6_K, in some layers, beside Q4_K."""
@@ -128,7 +128,7 @@ def test_values_and_gates_in_another_form_stay_packed_beside_their_neighbors(
     torch.testing.assert_close(bench.last_logits(ids), plain.last_logits(ids), rtol=1e-4, atol=1e-4)
 
 
-def test_plain_weights_are_made_of_packed_ones(files: dict[str, Path], tmp_path: Path) -> None:
+def test_converting_quantized_gguf_to_plain_weights(files: dict[str, Path], tmp_path: Path) -> None:
     convert(files["Q5_1"], tmp_path / "packed", keep_gguf_blocks=True)
     convert(files["Q5_1"], tmp_path / "direct")
     convert(tmp_path / "packed", tmp_path / "again")
@@ -138,7 +138,7 @@ def test_plain_weights_are_made_of_packed_ones(files: dict[str, Path], tmp_path:
     assert all(torch.equal(direct[name], again[name]) for name in direct)
 
 
-def test_decoded_where_nothing_computes_with_them_packed(
+def test_quantized_weights_are_dequantized_without_kernels(
     files: dict[str, Path], tmp_path: Path
 ) -> None:
     """On a GPU without our kernels, also for two ranks: they have the plain model's parts."""
@@ -169,7 +169,9 @@ def test_decoded_where_nothing_computes_with_them_packed(
 
 
 @pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0"])
-def test_damage_is_named(files: dict[str, Path], tmp_path: Path, type_name: str) -> None:
+def test_damaged_quantized_tensor_is_named_in_the_error(
+    files: dict[str, Path], tmp_path: Path, type_name: str
+) -> None:
     """In the GGUF file, when it is converted; in the directory, when it is loaded."""
     reader = gguf.GGUFReader(files[type_name])
     tensor = next(t for t in reader.tensors if t.name == "blk.1.ffn_down.weight")

@@ -20,7 +20,7 @@ def assert_the_same_answer(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", source_tables.LLAMA)
-def test_llama_of_every_layout(name: str, tmp_path: Path) -> None:
+def test_llama_checkpoints_of_every_layout_on_a_gpu(name: str, tmp_path: Path) -> None:
     model = tiny_llama.tiny_llama(
         vocab_size=104, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4
     )
@@ -30,14 +30,14 @@ def test_llama_of_every_layout(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", source_tables.GPT2)
-def test_gpt2_of_every_layout(name: str, tmp_path: Path) -> None:
+def test_gpt2_checkpoints_of_every_layout_on_a_gpu(name: str, tmp_path: Path) -> None:
     source = source_tables.GPT2[name](tmp_path / "in", gpt2_layouts.tiny_gpt2())
     convert(source, tmp_path / "out")
     assert_the_same_answer(tmp_path / "out")
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_every_quantized_form(form: str, tmp_path: Path) -> None:
+def test_every_quantization_format_on_a_gpu(form: str, tmp_path: Path) -> None:
     quantized_model(tmp_path / "in", *FORMATS[form])
     convert(tmp_path / "in", tmp_path / "out", dtype="float32")
     assert_the_same_answer(tmp_path / "out")

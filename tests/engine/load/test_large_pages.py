@@ -9,7 +9,7 @@ from swiftchat.engine.load import large_pages
 from swiftchat.engine.load.large_pages import LargePages
 
 
-def test_tensors_stay_what_they_are_and_lie_one_after_the_other(
+def test_moved_tensors_keep_their_data_and_are_adjacent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(large_pages, "_REGION_BYTES", 4096)

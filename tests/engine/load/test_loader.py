@@ -120,13 +120,15 @@ def with_odd_offsets(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_every_tensor_is_what_the_mapping_shows(folder: Path, dtype: torch.dtype) -> None:
+def test_streamed_tensors_equal_mapped_tensors(folder: Path, dtype: torch.dtype) -> None:
     assert_streams_as_mapped(folder, dtype)
 
 
 @pytest.mark.parametrize("staging_bytes", [52, 1000, 4096])
 @pytest.mark.parametrize("num_readers", [1, 5])
-def test_pieces_of_any_size(llama: Path, staging_bytes: int, num_readers: int) -> None:
+def test_streaming_with_staging_buffers_of_any_size(
+    llama: Path, staging_bytes: int, num_readers: int
+) -> None:
     assert_streams_as_mapped(
         llama, torch.bfloat16, staging_bytes=staging_bytes, num_readers=num_readers
     )
@@ -134,7 +136,9 @@ def test_pieces_of_any_size(llama: Path, staging_bytes: int, num_readers: int) -
 
 @pytest.mark.parametrize("source", ["bfloat16", "float16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_conversions_in_shards(llama: Path, source: str, dtype: torch.dtype) -> None:
+def test_streaming_converts_dtypes_of_several_files(
+    llama: Path, source: str, dtype: torch.dtype
+) -> None:
     shards = llama.with_name("shards")
     convert(llama, shards, dtype=source, shard_size_bytes=60_000)
     assert len(list(shards.glob("*.safetensors"))) > 2
@@ -142,7 +146,7 @@ def test_conversions_in_shards(llama: Path, source: str, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_odd_offsets(llama: Path, dtype: torch.dtype) -> None:
+def test_tensors_at_odd_file_offsets(llama: Path, dtype: torch.dtype) -> None:
     with_odd_offsets(llama)
     assert all(info.offset % 2 for info in Model.open(llama).checkpoint().tensors.values())
     assert_streams_as_mapped(llama, dtype, staging_bytes=1000)
@@ -160,9 +164,7 @@ def test_odd_offsets(llama: Path, dtype: torch.dtype) -> None:
         ("gpt-oss", 4096),
     ],
 )
-def test_parts_are_streamed_as_they_are_mapped(
-    name: str, staging_bytes: int, tmp_path: Path
-) -> None:
+def test_streamed_shards_equal_mapped_shards(name: str, staging_bytes: int, tmp_path: Path) -> None:
     """Also where a buffer holds less than a row."""
     tiny.make(name, tmp_path / "whole")
     convert(tmp_path / "whole", tmp_path / "sliced", tp=2)
@@ -175,7 +177,7 @@ def test_parts_are_streamed_as_they_are_mapped(
                 )
 
 
-def test_of_a_part_no_more_is_in_memory_than_the_part(llama: Path) -> None:
+def test_shards_take_no_more_memory_than_their_size(llama: Path) -> None:
     """Rows that one product reads are the file's own; the others are copied, and only they."""
     model = Model.open(llama)
     checkpoint, shard = model.checkpoint(), shard_of(model.config, 2, 1)
@@ -196,7 +198,7 @@ def test_of_a_part_no_more_is_in_memory_than_the_part(llama: Path) -> None:
     assert weights.embed.shape == (48, 48)  # of 97 ids the first rank has one more
 
 
-def test_an_engine_on_streamed_weights_answers_the_same(llama: Path, monkeypatch) -> None:
+def test_engine_with_streamed_weights_equals_mapped(llama: Path, monkeypatch) -> None:
     # No more tokens: layers that torch has recorded keep the weights, and their file, for good.
     params = tiny.SamplingParams(temperature=0, max_tokens=8)
     expected, _ = tiny.run(tiny.engine(llama), {1: [5, 6, 7]}, params)
@@ -204,7 +206,7 @@ def test_an_engine_on_streamed_weights_answers_the_same(llama: Path, monkeypatch
     assert tiny.run(tiny.engine(llama), {1: [5, 6, 7]}, params)[0] == expected
 
 
-def test_a_file_cut_off_meanwhile(llama: Path) -> None:
+def test_file_truncated_while_streaming(llama: Path) -> None:
     shards = llama.with_name("shards")
     convert(llama, shards, shard_size_bytes=60_000)
     model = Model.open(shards)
@@ -212,10 +214,18 @@ def test_a_file_cut_off_meanwhile(llama: Path) -> None:
     last = sorted(shards.glob("*.safetensors"))[1]
     os.truncate(last, last.stat().st_size - 1)
     with pytest.raises(BadModelFile, match=f"{last.name} ends at byte"):
-        stream_weights(model.config, checkpoint, torch.float32, CPU, lambda *_: None, None, 3, 4096)
+        stream_weights(
+            model.config,
+            checkpoint,
+            torch.float32,
+            CPU,
+            lambda *_: None,
+            num_readers=3,
+            staging_bytes=4096,
+        )
 
 
-def test_a_disk_that_fails(llama: Path, monkeypatch) -> None:
+def test_read_error_while_streaming(llama: Path, monkeypatch) -> None:
     model, reads, real = Model.open(llama), iter(range(10**6)), os.preadv
 
     def failing(*args: object) -> int:
@@ -226,7 +236,13 @@ def test_a_disk_that_fails(llama: Path, monkeypatch) -> None:
     monkeypatch.setattr(streaming.os, "preadv", failing)
     with pytest.raises(BadModelFile, match=r"model\.safetensors: Input/output error"):
         stream_weights(
-            model.config, model.checkpoint(), torch.float32, CPU, lambda *_: None, None, 2, 4096
+            model.config,
+            model.checkpoint(),
+            torch.float32,
+            CPU,
+            lambda *_: None,
+            num_readers=2,
+            staging_bytes=4096,
         )
 
 
@@ -238,7 +254,7 @@ def test_short_reads_are_continued(llama: Path, monkeypatch) -> None:
     assert_streams_as_mapped(llama, torch.float32)
 
 
-def test_a_file_that_is_gone(llama: Path) -> None:
+def test_missing_file_while_streaming(llama: Path) -> None:
     model = Model.open(llama)
     checkpoint = model.checkpoint()
     (llama / "model.safetensors").unlink()
@@ -246,17 +262,25 @@ def test_a_file_that_is_gone(llama: Path) -> None:
         stream_weights(model.config, checkpoint, torch.float32, CPU, lambda *_: None)
 
 
-def test_a_reporter_that_fails_ends_it(llama: Path) -> None:
+def test_exception_in_progress_callback_stops_streaming(llama: Path) -> None:
     model = Model.open(llama)
 
     def gone(done: int, total: int) -> None:
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        stream_weights(model.config, model.checkpoint(), torch.float32, CPU, gone, None, 4, 256)
+        stream_weights(
+            model.config,
+            model.checkpoint(),
+            torch.float32,
+            CPU,
+            gone,
+            num_readers=4,
+            staging_bytes=256,
+        )
 
 
-def test_threads_work_some_jobs_ahead() -> None:
+def test_run_ahead_keeps_order_and_limits_pending_jobs() -> None:
     begun: list[int] = []
 
     def job(number: int) -> int:
@@ -275,7 +299,7 @@ def test_threads_work_some_jobs_ahead() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("reader")]
 
 
-def test_a_tensor_without_numbers_takes_no_read(tmp_path: Path) -> None:
+def test_empty_tensor_takes_no_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"\x00\x00\x80\x3f")
     one, none = torch.zeros(1), torch.zeros(0)
     copies = [
@@ -287,7 +311,7 @@ def test_a_tensor_without_numbers_takes_no_read(tmp_path: Path) -> None:
     assert one.item() == 1.0 and done == [4]
 
 
-def test_the_mapped_path_counts_bytes(folder: Path) -> None:
+def test_mapped_loading_reports_progress_in_bytes(folder: Path) -> None:
     model, steps = Model.open(folder), []
     load_weights(
         model.config, model.checkpoint(), torch.float32, CPU, lambda *step: steps.append(step)
@@ -303,7 +327,13 @@ def test_streaming_to_a_gpu(folder: Path, dtype: torch.dtype) -> None:
     device = torch.device("cuda", 0)
     for staging_bytes in (4096, 2**24):
         streamed = stream_weights(
-            model.config, model.checkpoint(), dtype, device, lambda *_: None, None, 4, staging_bytes
+            model.config,
+            model.checkpoint(),
+            dtype,
+            device,
+            lambda *_: None,
+            num_readers=4,
+            staging_bytes=staging_bytes,
         )
         for name, tensor in tensors(mapped).items():
             other = tensors(streamed)[name]

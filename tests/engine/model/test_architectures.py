@@ -57,7 +57,7 @@ def test_token_by_token_equals_transformers(family) -> None:
     assert_close(ours[SHORTEST - 1 :], expected(reference, ids)[SHORTEST - 1 :])
 
 
-def test_recorded_layers_compute_the_same(family, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traced_layers_equal_untraced_ones_bitwise(family, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = family
     monkeypatch.setattr(traced_layers, "_UNTRACED_STEPS", 2)
     ids = tiny.random_ids(2 * SHORTEST, seed=1)
@@ -87,7 +87,7 @@ def test_with_history_and_in_a_batch_equals_transformers(family) -> None:
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt-oss"])
 @pytest.mark.parametrize("most", [1, 300])
-def test_scores_held_a_few_at_a_time(
+def test_explicit_attention_in_query_chunks_equals_transformers(
     name: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "_MOST_SCORES", most)
@@ -108,7 +108,7 @@ def test_greedy_ids_equal_transformers(family) -> None:
 @pytest.mark.parametrize(
     ("name", "prefix"), [("gpt2", "transformer."), ("bloom", "transformer."), ("opt", "model.")]
 )
-def test_names_without_their_prefix_are_understood(name: str, prefix: str, tmp_path: Path) -> None:
+def test_tensor_names_without_prefix_are_accepted(name: str, prefix: str, tmp_path: Path) -> None:
     """As in the files first published, which have masks of the attention beside."""
     reference = tiny.make(name, tmp_path)
     file = tmp_path / "model.safetensors"
@@ -121,7 +121,7 @@ def test_names_without_their_prefix_are_understood(name: str, prefix: str, tmp_p
 
 
 @pytest.mark.parametrize("name", [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED])
-def test_kernels_run_only_what_they_can(name: str, tmp_path: Path) -> None:
+def test_kernels_cover_only_supported_architectures(name: str, tmp_path: Path) -> None:
     tiny.make(name, tmp_path)
     config = Model.open(tmp_path).config
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -129,7 +129,7 @@ def test_kernels_run_only_what_they_can(name: str, tmp_path: Path) -> None:
     assert not kernels_cover(config, torch.float64)
 
 
-def test_every_family_is_tested(tmp_path: Path) -> None:
+def test_every_architecture_has_a_test_model(tmp_path: Path) -> None:
     tested = set()
     for name in [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED]:
         tiny.make(name, tmp_path)
@@ -138,7 +138,7 @@ def test_every_family_is_tested(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*tiny.FAMILIES, *tiny.REPACKED])
-def test_random_weights_of_every_family_answer(name: str, tmp_path: Path) -> None:
+def test_dummy_weights_of_every_architecture_generate(name: str, tmp_path: Path) -> None:
     """Finite logits of about the spread that sampling is to find."""
     tiny.make(name, tmp_path)
     settings = EngineConfig(device="cpu", dtype="float32", dummy=str(tmp_path / "config.json"))

@@ -37,7 +37,7 @@ def sequence(key: int, prompt: Seq[int]) -> Sequence:
     return Sequence(key, list(prompt), SamplingParams(), PREFIX_LM.prefix_of(prompt))
 
 
-def test_the_prompt_is_read_in_one_go_and_the_answer_token_by_token(model) -> None:
+def test_prefix_is_prefilled_at_once_and_answer_decoded_token_by_token(model) -> None:
     """Chunks are of 7 tokens; the prefix has 18."""
     folder, reference = model
     bench = tiny.Bench(folder, chunk_tokens=7)
@@ -51,7 +51,7 @@ def test_the_prompt_is_read_in_one_go_and_the_answer_token_by_token(model) -> No
         ours.tokens.append(token)
 
 
-def test_a_long_answer_after_the_prompt_is_read_in_chunks(model) -> None:
+def test_long_answer_after_the_prefix_is_prefilled_in_chunks(model) -> None:
     folder, reference = model
     ids = QUESTION + tiny.random_ids(20, seed=3)
     bench = tiny.Bench(folder, chunk_tokens=7)
@@ -63,7 +63,7 @@ def test_a_long_answer_after_the_prompt_is_read_in_chunks(model) -> None:
     assert_close(logits[1], expected(reference, ids)[-1])
 
 
-def test_a_mask_within_the_prompt_is_what_the_answer_stands_for(model) -> None:
+def test_mask_token_within_the_prompt_equals_reference(model) -> None:
     folder, reference = model
     ids = [*tiny.random_ids(4, seed=4), MASK, *tiny.random_ids(6, seed=5), START, 7, 8]
     bench = tiny.Bench(folder)
@@ -71,7 +71,7 @@ def test_a_mask_within_the_prompt_is_what_the_answer_stands_for(model) -> None:
     assert_close(bench.step()[1], expected(reference, ids)[-1])
 
 
-def test_where_a_prompt_ends() -> None:
+def test_prefix_length_and_mask_position() -> None:
     assert PREFIX_LM.prefix_of([7, 8, GMASK, START, 9, START]) == BidirectionalPrefix(3, 2)
     assert PREFIX_LM.prefix_of([MASK, 8, GMASK, START]) == BidirectionalPrefix(3, 2)
     assert PREFIX_LM.prefix_of([7, MASK, 8, START]) == BidirectionalPrefix(3, 1)
@@ -80,7 +80,7 @@ def test_where_a_prompt_ends() -> None:
 
 
 @pytest.mark.parametrize("grown", [QUESTION[:-2], QUESTION[:8]])
-def test_nothing_of_a_prompt_is_reused_when_it_grows(model, grown: list[int]) -> None:
+def test_longer_bidirectional_prompt_reuses_no_cached_prefix(model, grown: list[int]) -> None:
     folder, reference = model
     bench = tiny.Bench(folder)
     first = sequence(1, QUESTION)
@@ -93,7 +93,7 @@ def test_nothing_of_a_prompt_is_reused_when_it_grows(model, grown: list[int]) ->
     assert longer.num_cached == 0
 
 
-def test_the_same_prompt_is_reused_with_as_much_of_the_answer_as_is_the_same(model) -> None:
+def test_same_bidirectional_prompt_reuses_prefix_and_common_answer(model) -> None:
     folder, reference = model
     answer = tiny.random_ids(11, seed=7)
     bench = tiny.Bench(folder)
@@ -109,7 +109,7 @@ def test_the_same_prompt_is_reused_with_as_much_of_the_answer_as_is_the_same(mod
         bench.scheduler.remove(again)
 
 
-def test_what_was_evicted_of_a_prompt_is_computed_with_the_rest_of_it(model) -> None:
+def test_partly_evicted_bidirectional_prompt_is_recomputed_whole(model) -> None:
     """The ends of a prompt are evicted first; its beginning is still that of the whole prompt."""
     folder, reference = model
     bench = tiny.Bench(folder, num_blocks=6, chunk_tokens=3)
@@ -124,7 +124,7 @@ def test_what_was_evicted_of_a_prompt_is_computed_with_the_rest_of_it(model) -> 
     assert 0 < each.num_cached < len(QUESTION) - 2
 
 
-def test_prompts_of_several_lengths_together(model) -> None:
+def test_batched_prompts_of_several_lengths_equal_reference(model) -> None:
     """More than the cache holds at once: some wait, or give their blocks back and begin again."""
     folder, reference = model
     prompts = {

@@ -55,7 +55,7 @@ def test_prefill_in_chunks_equals_whole(variant, chunk_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("shared", [3, tiny.BLOCK_SIZE, 21, NUM_TOKENS - 1])
-def test_a_reused_prefix_equals_computing_it(variant, shared: int) -> None:
+def test_reused_prefix_equals_recomputed_prefix(variant, shared: int) -> None:
     folder, _ = variant
     first = tiny.random_ids(NUM_TOKENS, seed=3)
     second = first[:shared] + tiny.random_ids(NUM_TOKENS - shared, seed=4)
@@ -64,7 +64,7 @@ def test_a_reused_prefix_equals_computing_it(variant, shared: int) -> None:
     assert_close(bench.last_logits(second), tiny.Bench(folder).last_logits(second))
 
 
-def test_a_context_scattered_over_the_cache_equals_a_contiguous_one(variant) -> None:
+def test_scattered_context_equals_contiguous_context(variant) -> None:
     folder, _ = variant
     ids = tiny.random_ids(NUM_TOKENS, seed=5)
     bench = tiny.Bench(folder)
@@ -85,7 +85,7 @@ def test_weights_are_views_of_the_file(tmp_path: Path) -> None:
     assert resident_bytes(loaded.decoder.weights) == loaded.info.weights_bytes
 
 
-def test_angles_stay_exact_at_long_positions() -> None:
+def test_rope_angles_are_exact_at_long_positions() -> None:
     table = cos_sin_table(RopeConfig(theta=500_000.0), 128, 100_001, torch.device("cpu"))
     position = torch.tensor(100_000, dtype=torch.float64)
     speeds = 500_000.0 ** (-torch.arange(0, 128, 2, dtype=torch.float64) / 128)

@@ -62,7 +62,7 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
     st.sampled_from(FORMS),
 )
 @settings(max_examples=100, deadline=None)
-def test_what_is_kept_of_a_number(rows: list[list[float]], form: str) -> None:
+def test_quantization_error_is_within_half_a_step(rows: list[list[float]], form: str) -> None:
     """int8: half a step of 1/127 of the row's largest. fp8: a 16th of itself, or half of e4m3's
     smallest step, 2^-9, in units of its row. Numbers below 2^-94 may become 0."""
     meant = torch.tensor(rows).unsqueeze(1)
@@ -78,7 +78,7 @@ def test_what_is_kept_of_a_number(rows: list[list[float]], form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_code_is_a_number(form: str) -> None:
+def test_every_quantized_value_dequantizes_exactly_and_back(form: str) -> None:
     """All codes there are, by their factor, in each dtype rounded once; and back to themselves."""
     bits = torch.arange(-128, 128).to(torch.int8)
     # The lowest of int8 is not used, and two of fp8's are not numbers.
@@ -94,7 +94,7 @@ def test_every_code_is_a_number(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_stays_so(form: str, bad: float) -> None:
+def test_non_finite_rows_stay_non_finite(form: str, bad: float) -> None:
     rows = torch.ones(2, 3, 8)
     rows[1, 2, 5] = bad
     found = dequantize_kv(form, *quantize_kv(form, rows), torch.float32)
@@ -103,7 +103,7 @@ def test_what_is_not_finite_stays_so(form: str, bad: float) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_more_tokens_than_are_decoded_at_once(form: str) -> None:
+def test_dequantizing_more_tokens_than_one_chunk(form: str) -> None:
     torch.manual_seed(0)
     rows = torch.randn(1100, 2, 8)
     codes, factors = quantize_kv(form, rows)
@@ -114,7 +114,7 @@ def test_more_tokens_than_are_decoded_at_once(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_only_the_slots_are_written(folder: Path, form: str) -> None:
+def test_store_writes_only_its_slots(folder: Path, form: str) -> None:
     config = Model.open(folder).config
     cache = KVCache(config, 5, 4, torch.float32, torch.device("cpu"), kv_dtype=form)
     codes, factors = cache.tensors
@@ -132,7 +132,7 @@ def test_only_the_slots_are_written(folder: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_logits_are_those_of_the_rounded_keys_and_values(
+def test_logits_equal_those_of_rounded_keys_and_values(
     variant: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = tiny.random_ids(40, seed=1)
@@ -165,7 +165,7 @@ def test_token_by_token_and_in_chunks_equal_whole(folder: Path, form: str) -> No
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_context_scattered_over_the_cache(folder: Path, form: str) -> None:
+def test_scattered_quantized_context_equals_contiguous_context(folder: Path, form: str) -> None:
     ids = tiny.random_ids(40, seed=5)
     bench = tiny.Bench(folder, kv_dtype=form)
     taken = [bench.allocator.allocate() for _ in range(bench.allocator.num_blocks)]
@@ -175,7 +175,7 @@ def test_a_context_scattered_over_the_cache(folder: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_batched_equals_alone_also_where_blocks_run_out(folder: Path, form: str) -> None:
+def test_batched_equals_alone_also_with_preemption(folder: Path, form: str) -> None:
     prompts = {i: tiny.random_ids(30, seed=i) for i in range(3)}
     alone = {
         i: tiny.run(tiny.engine(folder, kv_dtype=form), {i: prompt}, GREEDY)[0][i]
@@ -189,7 +189,7 @@ def test_batched_equals_alone_also_where_blocks_run_out(folder: Path, form: str)
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kept", [3, 21])
-def test_a_reused_prefix_equals_computing_it(folder: Path, form: str, kept: int) -> None:
+def test_reused_prefix_equals_recomputed_prefix(folder: Path, form: str, kept: int) -> None:
     """Also of a block that matches in part: its codes and its factors are copied."""
     first = tiny.random_ids(40, seed=3)
     second = first[:kept] + tiny.random_ids(20, seed=4)
@@ -201,7 +201,7 @@ def test_a_reused_prefix_equals_computing_it(folder: Path, form: str, kept: int)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_bytes_are_told_as_they_are(folder: Path, form: str) -> None:
+def test_reported_cache_bytes_equal_allocated_bytes(folder: Path, form: str) -> None:
     config = Model.open(folder).config
     engine = tiny.engine(folder, kv_dtype=form, ctx_size_tokens=64)
     info = engine.info
@@ -213,7 +213,7 @@ def test_bytes_are_told_as_they_are(folder: Path, form: str) -> None:
     assert f"cache for {info.cache_tokens} tokens in {form} " in memory_line(info)
 
 
-def test_kernels_take_heads_whose_largest_number_lanes_find(folder: Path) -> None:
+def test_kernels_cover_quantized_kv_for_supported_head_sizes(folder: Path) -> None:
     shape = Model.open(folder).config
     for head_dim, dtype, kernels in (
         (64, torch.bfloat16, True),
@@ -228,6 +228,6 @@ def test_kernels_take_heads_whose_largest_number_lanes_find(folder: Path) -> Non
         assert kernels_cover(config, dtype)
 
 
-def test_an_unknown_form_is_refused() -> None:
+def test_unknown_kv_dtype_raises_usage_error() -> None:
     with pytest.raises(UsageError, match="int4"):
         EngineConfig(kv_dtype="int4")

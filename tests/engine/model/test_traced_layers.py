@@ -43,7 +43,7 @@ def record(bench: tiny.Bench) -> TracedLayers:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_plain_weights(folder: Path, dtype: torch.dtype) -> None:
+def test_traced_plain_weights_equal_untraced_bitwise(folder: Path, dtype: torch.dtype) -> None:
     bench = tiny.Bench(folder, dtype=dtype)
     expected = bench.logits(IDS)
     layers = record(bench)
@@ -57,7 +57,9 @@ def test_plain_weights(folder: Path, dtype: torch.dtype) -> None:
     reason="torch has no int4 kernel for this processor",
 )
 @pytest.mark.parametrize(("form", "keep"), [("int4", []), ("int8", []), ("int4", ["*.v_proj.*"])])
-def test_packed_weights(folder: Path, tmp_path: Path, form: str, keep: list[str]) -> None:
+def test_traced_quantized_weights_equal_untraced_bitwise(
+    folder: Path, tmp_path: Path, form: str, keep: list[str]
+) -> None:
     convert(folder, tmp_path / form, quantization=QuantizationSpec(form, keep=keep))
     bench = tiny.Bench(tmp_path / form, dtype=torch.bfloat16)
     assert isinstance(bench.decoder.weights.layers[0].qkv, MergedWeight) == bool(keep)
@@ -68,19 +70,19 @@ def test_packed_weights(folder: Path, tmp_path: Path, form: str, keep: list[str]
     assert layers.is_traced
 
 
-def test_what_computes_by_tiles_is_not_recorded(folder: Path, tmp_path: Path) -> None:
+def test_weights_multiplied_in_tiles_are_not_traced(folder: Path, tmp_path: Path) -> None:
     convert(folder, tmp_path / "fp8", quantization=QuantizationSpec("fp8"))
     assert not TracedLayers.supports(tiny.Bench(tmp_path / "fp8").decoder, CPU)
     convert(folder, tmp_path / "int8", quantization=QuantizationSpec("int8"))
     assert not TracedLayers.supports(tiny.Bench(tmp_path / "int8").decoder, CPU)  # in fp32
 
 
-def test_not_on_a_gpu(folder: Path) -> None:
+def test_layers_on_a_gpu_are_not_traced(folder: Path) -> None:
     assert not TracedLayers.supports(tiny.Bench(folder).decoder, torch.device("cuda"))
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-def test_other_steps_are_computed_as_ever(folder: Path, kv_dtype: str) -> None:
+def test_batches_other_than_one_token_are_computed_untraced(folder: Path, kv_dtype: str) -> None:
     """Prompts, several sequences, and contexts that are no view, after the layers are recorded."""
     bench, other = (tiny.Bench(folder, kv_dtype=kv_dtype) for _ in range(2))
     layers = record(bench)
@@ -107,7 +109,7 @@ def test_other_steps_are_computed_as_ever(folder: Path, kv_dtype: str) -> None:
         assert torch.equal(rows, found[1][i])
 
 
-def test_short_answers_do_not_wait(folder: Path) -> None:
+def test_short_answers_are_not_traced(folder: Path) -> None:
     bench = tiny.Bench(folder)
     layers = record(bench)
     bench.logits(IDS[:3])
