@@ -7,7 +7,7 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.rotary import HeadNorm, rotary
 from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
-from swiftchat.engine.model.quantized_kv import encoded
+from swiftchat.engine.model.quantized_kv import quantize_kv
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
@@ -234,7 +234,7 @@ def test_codes(gpu: Gpu, form: str, dtype, head_dim: int, normed: bool) -> None:
     assert_close(case.qkv[:, :6], expected[:, :6], ROUNDING[dtype])
 
     # On the CPU: on a GPU torch multiplies by what is near the inverse instead of dividing.
-    whole, by_head = (t.cuda() for t in encoded(form, case.before[stored, 8:].cpu()))
+    whole, by_head = (t.cuda() for t in quantize_kv(form, case.before[stored, 8:].cpu()))
     finite = by_head.isfinite()
     assert not finite.all() and torch.equal(by[places, 2:].isfinite(), finite)
     assert torch.equal(by[places, 2:][finite], by_head[finite])
