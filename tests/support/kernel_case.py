@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from swiftchat.engine.model.quantized_kv import encoded
+from swiftchat.engine.model.quantized_kv import quantize_kv
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Half a unit in the last place of a result rounded once, and room for the order of an fp32 sum.
@@ -53,6 +53,6 @@ def assert_close(found: Tensor, expected: Tensor, tolerance: float) -> None:
 
 def coded(form: str, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rows as a cache in 8 bits keeps them: int8 codes, fp32 factors, and the numbers in fp64."""
-    codes, factors = encoded(form, rows)
+    codes, factors = quantize_kv(form, rows)
     whole = codes if form == "int8" else codes.view(torch.float8_e4m3fn)
     return codes, factors, whole.double() * factors.double().unsqueeze(-1)
