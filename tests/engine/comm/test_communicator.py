@@ -107,7 +107,7 @@ def test_private_all_gather_equals_stacked_tensors() -> None:
     def gather(rank: int) -> torch.Tensor:
         group = gloo_group(store, rank, 2, 60, "127.0.0.1")
         gathered = torch.empty(2, 2, 3)
-        all_gather_into(group, gathered, tensors[rank])
+        all_gather_into(group, gathered, tensors[rank : rank + 1])
         return gathered
 
     with ThreadPoolExecutor(2) as pool:
