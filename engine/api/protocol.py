@@ -13,6 +13,7 @@ keeps, forks or drops a conversation: each request carries the ids of the whole 
 prefix cache finds the KV blocks by content (`engine.schedule.blocks`).
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 Message = dict[str, Any]
+OnProgress = Callable[[str, int, int], None]  # label, done, total
 
 VERSION = 1  # of the protocol between a terminal and a remote engine
 MAX_MESSAGE_BYTES = 1 << 23  # more than a prompt of a million tokens

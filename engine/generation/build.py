@@ -9,7 +9,7 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.api.protocol import EngineInfo
+from swiftchat.engine.api.protocol import EngineInfo, OnProgress
 from swiftchat.engine.comm.communicator import Communicator, RankPlacement, SingleRank
 from swiftchat.engine.comm.gpu_communicator import GpuCommunicator
 from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
@@ -23,7 +23,7 @@ from swiftchat.engine.device.device import (
     find_device,
     find_kernels,
 )
-from swiftchat.engine.generation.engine import Engine, EngineParts, GraphDecode, Progress
+from swiftchat.engine.generation.engine import Engine, EngineParts, GraphDecode
 from swiftchat.engine.linear.factory import WeightFactory, weight_factory
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.load.dummy import dummy_weights
@@ -58,7 +58,7 @@ _CHUNK_TOKENS_WITH_KERNELS = 4096
 def build_engine(
     path: Path,
     config: EngineConfig,
-    on_progress: Progress = lambda *_: None,
+    on_progress: OnProgress = lambda *_: None,
     cubins: Path | None = None,
     ranks: Communicator | None = None,
     stages: Pipeline | None = None,
@@ -212,7 +212,7 @@ def _min_across_ranks(number: int, ranks: Communicator, stages: Pipeline) -> int
     return min(stages.gather_from_stages(ranks.min_across_ranks(number)))
 
 
-def _load_weights(setup: _Setup, on_progress: Progress) -> DecoderWeights:
+def _load_weights(setup: _Setup, on_progress: OnProgress) -> DecoderWeights:
     shard = setup.shard
     if setup.checkpoint is None:
         return dummy_weights(
@@ -257,7 +257,7 @@ def _warm_up(
     ops: CudaOps,
     cache: KVCache,
     scheduler: Scheduler,
-    on_progress: Progress,
+    on_progress: OnProgress,
 ) -> GraphDecode | None:
     """Compile the kernels of a single conversation on all cores and capture its decode step.
 

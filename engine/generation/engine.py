@@ -2,7 +2,6 @@
 
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,6 @@ from swiftchat.weights.architectures.prefix_lm import CAUSAL
 from swiftchat.weights.model.checkpoint import Checkpoint
 
 Outcome = tuple[int, Event | SwiftchatError]
-Progress = Callable[[str, int, int], None]
 GraphDecode = AsyncDecode | PipelineDecode
 
 

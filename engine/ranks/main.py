@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.child_process import exit_with_parent
 from swiftchat.engine.api.params import EngineConfig
-from swiftchat.engine.api.protocol import Message
-from swiftchat.engine.ranks.supervisor import HEARTBEAT_TIMEOUT_S, OnProgress
+from swiftchat.engine.api.protocol import Message, OnProgress
+from swiftchat.engine.ranks.supervisor import HEARTBEAT_TIMEOUT_S
 from swiftchat.errors import SwiftchatError
 
 if TYPE_CHECKING:

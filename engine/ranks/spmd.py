@@ -20,7 +20,7 @@ from typing import Any
 import torch.distributed as dist
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.api.protocol import Message, Tokens
+from swiftchat.engine.api.protocol import Message, OnProgress, Tokens
 from swiftchat.engine.comm.communicator import (
     Communicator,
     GlooCommunicator,
@@ -32,7 +32,7 @@ from swiftchat.engine.comm.pipeline import GlooPipeline, GpuPipeline, Pipeline, 
 from swiftchat.engine.device.device import device_error, find_device
 from swiftchat.engine.device.driver import open_gpu, start_driver
 from swiftchat.engine.generation.build import build_engine
-from swiftchat.engine.generation.engine import Outcome, Progress
+from swiftchat.engine.generation.engine import Outcome
 from swiftchat.engine.ranks.supervisor import ERROR_GRACE_S, RankSupervisor
 from swiftchat.errors import DeviceError, SwiftchatError
 
@@ -98,7 +98,7 @@ class SpmdRank:
         self,
         path: Path,
         config: EngineConfig,
-        on_progress: Progress,
+        on_progress: OnProgress,
         cubins: Path | None,
         communicator: Communicator,
         pipeline: Pipeline,

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
 from swiftchat.engine.api import protocol
-from swiftchat.engine.api.protocol import Message
+from swiftchat.engine.api.protocol import Message, OnProgress
 from swiftchat.errors import DeviceError, SwiftchatError
 
 # For a rank to start and import torch, whose libraries may come from a network file system and
@@ -22,8 +22,6 @@ ERROR_GRACE_S = 1.0
 _TICK_S = 0.5
 
 _AHEAD = 0.1  # the fraction of the work by which a rank must lead for the slowest to be named
-
-OnProgress = Callable[[str, int, int], None]  # label, done, total
 
 
 class RankHandle(Protocol):

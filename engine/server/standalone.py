@@ -25,11 +25,11 @@ from swiftchat.engine.api import protocol
 from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.model_files import text_files
 from swiftchat.engine.api.params import DTYPES, EngineConfig
-from swiftchat.engine.api.protocol import Message
+from swiftchat.engine.api.protocol import Message, OnProgress
 from swiftchat.engine.ranks.auto_tp import resolve_tp
 from swiftchat.engine.ranks.launch import Launch
 from swiftchat.engine.ranks.main import RankMain
-from swiftchat.engine.ranks.supervisor import OnProgress, RankSupervisor
+from swiftchat.engine.ranks.supervisor import RankSupervisor
 from swiftchat.engine.server.listener import Listener
 from swiftchat.engine.server.serve import EngineServer
 from swiftchat.errors import BadModelFile, DeviceError, SwiftchatError, UsageError
