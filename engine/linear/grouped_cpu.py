@@ -1,8 +1,8 @@
 """Weights of 4 and 8 bits with a scale and a zero point for each group of columns, on the CPU.
 
-`docs/quantization.md` has a picture of each packed layout. For a few rows of bfloat16 torch's int4
-operator is the fastest; for more, and for other dtypes, one tile of the matrix at a time is
-dequantized and multiplied by torch.
+`docs/notes/packed-layouts.md` has a picture of each packed layout. For a few rows of bfloat16
+torch's int4 operator is the fastest; for more, and for other dtypes, one tile of the matrix at a
+time is dequantized and multiplied by torch.
 """
 
 from collections.abc import Callable, Sequence

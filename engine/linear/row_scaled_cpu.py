@@ -1,6 +1,6 @@
 """Weights of 8 bits with one scale for each row, on the CPU: int8 and fp8 (e4m3).
 
-`docs/quantization.md` has a picture of each packed layout.
+`docs/notes/packed-layouts.md` has a picture of each packed layout.
 """
 
 from abc import abstractmethod

@@ -1,5 +1,5 @@
 // The 8-bit KV cache: rows of head_dim quantized values, and an fp32 scale for each row; an element is its
-// value times the scale (docs/quantization.md). KV_SCHEME is KV_INT8 or KV_FP8 (e4m3).
+// value times the scale (docs/notes/packed-layouts.md). KV_SCHEME is KV_INT8 or KV_FP8 (e4m3).
 //
 // Registers hold the values times VALUE_SCALE, exactly, as T. The scales of K multiply the scores and those
 // of V the attention weights, so the inner products need no scaling.

@@ -1,4 +1,4 @@
-// The packed layout of quantized weights (docs/quantization.md). A matrix is stored as blocks of eight
+// The packed layout of quantized weights (docs/notes/packed-layouts.md). A matrix is stored as blocks of eight
 // rows, a block as packed tiles: 64 bytes of quantized values of each row, one row after the other.
 // With groups of columns follow, for each group, a half2 (scale, minus zero point) of each row:
 // weight = row_scale * scale * (value + minus_zero). Rows and columns are padded to whole tiles with
