@@ -9,9 +9,9 @@ from torch import Tensor
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 from swiftchat.cuda.ops.linear_layout import (
+    M_TILE,
     MAX_GEMV_ROWS,
     MAX_SPLITS,
-    ROW_TILE,
     THREADS,
     Layout,
     compiled_rows,
@@ -85,11 +85,11 @@ class Workspace:
 
     def __init__(self, gpu: Gpu, max_m: int) -> None:
         self.partial_sums = torch.empty(MAX_SPLITS * MAX_GEMV_ROWS * max_m, device=gpu.device)
-        self.counters = torch.zeros(-(-max_m // ROW_TILE), dtype=torch.int32, device=gpu.device)
+        self.counters = torch.zeros(-(-max_m // M_TILE), dtype=torch.int32, device=gpu.device)
 
     def has_counters(self, m: int) -> bool:
         """Return whether there is a counter for each tile of m weight rows."""
-        return self.counters.numel() * ROW_TILE >= m
+        return self.counters.numel() * M_TILE >= m
 
 
 def _spec(
@@ -290,7 +290,7 @@ def _launch(
     *,
     bias: Tensor | None,
     norm: Norm | None = None,
-    pair_span: int = ROW_TILE,
+    pair_span: int = M_TILE,
     rope: RopeCache | None = None,
     world_size: int = 0,
     x_scale: Tensor | None = None,

@@ -8,7 +8,7 @@ from swiftchat.cuda.packed_layout import TILE_COLUMNS, TILE_ROWS, padded_columns
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
 
 MAX_GEMV_ROWS = 16  # activation rows
-ROW_TILE = 16  # weight rows of a stage
+M_TILE = 16  # weight rows of a stage
 MAX_SPLITS = 16
 THREADS = 352
 # Stages of 16 to 20 KB. Four leave room for the next kernel's block on the same multiprocessor.
@@ -47,7 +47,7 @@ def linear_fits(
     weight: Matrix,
     *,
     splittable: bool = False,
-    pair_span: int = ROW_TILE,
+    pair_span: int = M_TILE,
 ) -> bool:
     """Return whether `linear` takes n activation rows with this weight.
 
@@ -77,8 +77,8 @@ def _static_bytes(n: int) -> int:
 
 def _stage_bytes(weight: Matrix) -> int:
     if not isinstance(weight, PackedMatrix):
-        return ROW_TILE * (_CHUNK_BYTES + 64)
-    tiles = ROW_TILE // TILE_ROWS * _CHUNK_BYTES // 64
+        return M_TILE * (_CHUNK_BYTES + 64)
+    tiles = M_TILE // TILE_ROWS * _CHUNK_BYTES // 64
     return tiles * tile_bytes(weight.scheme, weight.group_size)
 
 

@@ -1,4 +1,4 @@
-"""What a user is told when the GPU, the driver or the compiler is not what the kernels need."""
+"""Errors for an unsupported GPU, a failing driver and a missing compiler."""
 
 from types import SimpleNamespace
 
@@ -19,29 +19,29 @@ def old_gpu(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("old_gpu")
-def test_an_older_gpu_is_named_with_what_is_needed() -> None:
+def test_error_for_an_old_gpu_names_it() -> None:
     with pytest.raises(DeviceError, match=r"Old GPU has compute capability 7\.5; .* 8\.0"):
         Gpu(torch.device("cuda", 0), CubinCache(None))
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
-def test_every_capability_has_its_architecture(capability: tuple[int, int]) -> None:
+def test_architecture_of_every_capability(capability: tuple[int, int]) -> None:
     assert nvrtc.architecture(capability) in nvrtc.ARCHITECTURES
 
 
-def test_a_status_of_the_driver_becomes_the_error_it_means() -> None:
+def test_driver_status_becomes_an_exception() -> None:
     driver = gpu_module.cuda_driver()
     assert check((driver.CUresult.CUDA_SUCCESS, 7)) == 7
     assert check((driver.CUresult.CUDA_SUCCESS, 7, 8)) == (7, 8)
     with pytest.raises(OutOfMemory, match="CUDA_ERROR_OUT_OF_MEMORY"):
         check((driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY,))
-    # What a driver says to machine code that is newer than it.
+    # The driver's status for machine code that it does not support.
     with pytest.raises(DeviceError, match="NO_BINARY_FOR_GPU") as caught:
         check((driver.CUresult.CUDA_ERROR_NO_BINARY_FOR_GPU,))
     assert "doctor" in caught.value.hint and caught.value.exit_code == 4
 
 
-def test_missing_headers_say_what_to_install(monkeypatch) -> None:
+def test_error_for_missing_headers_says_how_to_install(monkeypatch) -> None:
     monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(nvrtc.Path, "exists", lambda self: False)
     nvrtc.header_folders.cache_clear()

@@ -1,4 +1,4 @@
-"""The bits of packed matrices as the kernels' comments describe them, read back without a GPU."""
+"""The packed layout as the kernels read it, decoded without a GPU."""
 
 import pytest
 import torch
@@ -13,16 +13,16 @@ from swiftchat.cuda.packed_matrix import (
     pack_int8_groups,
 )
 from tests.support.kernel_case import Inputs
-from tests.support.packed_matrices import FORMS, packed, parts
+from tests.support.packed_matrices import PACKINGS, packed, parts
 
 
 def made_int4(rows: int, k: int, group: int) -> tuple[Tensor, Tensor, Tensor, PackedMatrix]:
     torch.manual_seed(rows + k)
-    numbers = torch.randint(0, 16, (rows, k), dtype=torch.uint8)
+    quantized = torch.randint(0, 16, (rows, k), dtype=torch.uint8)
     scale = (torch.randn(rows, k // group) / 50).bfloat16().float()
     zero = torch.randint(0, 16, (rows, k // group)).float()
-    codes = numbers[:, 0::2] | numbers[:, 1::2] << 4
-    return numbers, scale, zero, pack_int4(codes, scale, zero, torch.bfloat16)
+    values = quantized[:, 0::2] | quantized[:, 1::2] << 4
+    return quantized, scale, zero, pack_int4(values, scale, zero, torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -39,12 +39,12 @@ def made_int4(rows: int, k: int, group: int) -> tuple[Tensor, Tensor, Tensor, Pa
         (2, 2080, 32),
     ],
 )
-def test_int4_keeps_every_number(rows: int, k: int, group: int) -> None:
-    """Columns that fill up whole 128s are 0, with a factor of 0."""
-    numbers, scale, zero, matrix = made_int4(rows, k, group)
+def test_int4_packing_is_lossless(rows: int, k: int, group: int) -> None:
+    """Padding columns are 0 and have a scale of 0."""
+    quantized, scale, zero, matrix = made_int4(rows, k, group)
     assert matrix.shape == (rows, k)
     columns, table = parts(matrix)
-    assert torch.equal(columns[:, :k], numbers.long()) and not columns[:, k:].any()
+    assert torch.equal(columns[:, :k], quantized.long()) and not columns[:, k:].any()
     s, z = table[:, : k // group].double().unbind(2)
     assert torch.equal(matrix.row_scale.double().unsqueeze(1) * s, scale.double())
     assert torch.equal(-z, zero.double())
@@ -53,16 +53,16 @@ def test_int4_keeps_every_number(rows: int, k: int, group: int) -> None:
 
 
 @pytest.mark.parametrize(("rows", "k"), [(5, 64), (3, 608), (2, 32), (4, 2080)])
-def test_int8_in_groups_keeps_every_number(rows: int, k: int) -> None:
+def test_int8_group_packing_is_lossless(rows: int, k: int) -> None:
     torch.manual_seed(k)
-    codes = torch.randint(0, 256, (rows, k), dtype=torch.uint8)
+    values = torch.randint(0, 256, (rows, k), dtype=torch.uint8)
     scale = (torch.randn(rows, k // 32) / 50).half().float()
     zero = torch.randint(96, 160, (rows, k // 32)).float()
-    matrix = pack_int8_groups(codes.clone(), scale, zero, torch.bfloat16)
+    matrix = pack_int8_groups(values.clone(), scale, zero, torch.bfloat16)
     assert matrix.shape == (rows, k) and matrix.group_size == 32
     assert matrix.nbytes == packed_bytes("INT8", rows, k, 32)
     columns, table = parts(matrix)
-    assert torch.equal(columns[:, :k] + 128, codes.long()) and not columns[:, k:].any()
+    assert torch.equal(columns[:, :k] + 128, values.long()) and not columns[:, k:].any()
     s, z = table[:, : k // 32].double().unbind(2)
     off = (matrix.row_scale.double().unsqueeze(1) * s - scale.double()).abs()
     assert (off <= 2.0**-25 * scale.abs().amax(1, keepdim=True)).all()
@@ -70,10 +70,10 @@ def test_int8_in_groups_keeps_every_number(rows: int, k: int) -> None:
     assert not table[:, k // 32 :].any() and table.shape[1] * 32 >= columns.shape[1]
 
 
-def test_factors_of_any_size_are_finite() -> None:
+def test_extreme_scales_stay_finite() -> None:
     scale = torch.tensor([[3e38, 1e38], [0, 0], [1e-40, 2e-45], [-5.0, 1e-9]])
-    codes = torch.zeros(4, 64, dtype=torch.uint8)
-    matrix = pack_int4(codes, scale, torch.full((4, 2), 15.0), torch.float16)
+    values = torch.zeros(4, 64, dtype=torch.uint8)
+    matrix = pack_int4(values, scale, torch.full((4, 2), 15.0), torch.float16)
     table = parts(matrix)[1]
     assert matrix.row_scale.isfinite().all() and table.isfinite().all()
     meant = matrix.row_scale.unsqueeze(1) * table[:, :2, 0].float()
@@ -82,30 +82,30 @@ def test_factors_of_any_size_are_finite() -> None:
     assert (table[:, :2, 0].abs() < 2).all()
 
 
-def test_many_rows_are_packed_a_tile_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_packed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = made_int4(37, 256, 64)[3]
     monkeypatch.setattr("swiftchat.cuda.packed_matrix._PACK_BYTES", 1000)
     assert torch.equal(made_int4(37, 256, 64)[3].tiles, whole.tiles)
 
 
 @pytest.mark.parametrize(("rows", "k"), [(6, 48), (16, 64), (43, 208)])
-def test_bytes_keep_their_order(rows: int, k: int) -> None:
-    """Of eight rows 64 bytes each, then the next 64; what fills up is 0."""
-    codes, scale = torch.randint(-128, 128, (rows, k), dtype=torch.int8), torch.rand(rows)
-    for matrix in (pack_int8(codes, scale, torch.float16), pack_fp8(codes, scale, torch.half)):
+def test_int8_and_fp8_byte_order(rows: int, k: int) -> None:
+    """Each tile has 64 bytes of eight rows; the padding is 0."""
+    values, scale = torch.randint(-128, 128, (rows, k), dtype=torch.int8), torch.rand(rows)
+    for matrix in (pack_int8(values, scale, torch.float16), pack_fp8(values, scale, torch.half)):
         assert torch.equal(matrix.row_scale, scale)
         assert matrix.nbytes == packed_bytes(matrix.scheme, rows, k)
         blocks = matrix.tiles.view(torch.int8).view(-(-rows // 8), -(-k // 64), 8, 64)
         whole = torch.zeros(len(blocks) * 8, blocks.shape[1] * 64, dtype=torch.int8)
-        whole[:rows, :k] = codes
+        whole[:rows, :k] = values
         for row in range(len(whole)):
             assert torch.equal(blocks[row // 8, :, row % 8].flatten(), whole[row])
 
 
-@pytest.mark.parametrize(("form", "group"), FORMS)
-def test_rows_of_a_matrix(form: str, group: int) -> None:
+@pytest.mark.parametrize(("scheme", "group"), PACKINGS)
+def test_row_slices_and_reordering(scheme: str, group: int) -> None:
     make = Inputs(1, torch.bfloat16, device="cpu")
-    matrix, _ = packed(make, form, group, 43, 640)
+    matrix, _ = packed(make, scheme, group, 43, 640)
     index = torch.randperm(43)
     mixed = matrix.reordered(index).reordered(torch.argsort(index))
     assert torch.equal(mixed.tiles, matrix.tiles)
@@ -118,7 +118,7 @@ def test_rows_of_a_matrix(form: str, group: int) -> None:
         assert plain.shape == (35, 640)
 
 
-def test_only_what_the_kernels_read_fits() -> None:
+def test_unsupported_shapes_do_not_fit() -> None:
     assert packing_fits("INT4", 640, 32) and packing_fits("INT8", 48) and packing_fits("FP8", 16)
     assert packing_fits("INT4", 576, 64) and not packing_fits("INT4", 576, 128)
     assert not packing_fits("INT4", 512, 256) and not packing_fits("INT4", 48, 32)

@@ -21,7 +21,7 @@ def part(rank: int) -> torch.Tensor:
 
 
 def be_rank(rank: int, world: int, others: list[Connection], result: Connection) -> None:
-    """Add parts up in a replayed graph of two exchanges; sends what the stream then is."""
+    """Replay a graph of two all-reduces and send the resulting stream."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     gpu = Gpu(device, CubinCache(None))
@@ -46,7 +46,7 @@ def be_rank(rank: int, world: int, others: list[Connection], result: Connection)
         graph.replay()
     torch.cuda.synchronize()
     result.send(x.cpu().numpy().tobytes())
-    for connection in others:  # nobody gives memory back that another still uses
+    for connection in others:  # no rank frees memory that another rank still uses
         connection.send_bytes(b"done")
     for connection in others:
         connection.recv_bytes()
@@ -55,7 +55,7 @@ def be_rank(rank: int, world: int, others: list[Connection], result: Connection)
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("world", [pytest.param(n, marks=pytest.mark.gpus(n)) for n in (2, 4)])
-def test_ranks_in_processes_of_their_own_get_the_same_bits(world: int) -> None:
+def test_ranks_in_separate_processes_get_identical_sums(world: int) -> None:
     context = multiprocessing.get_context("spawn")
     ends: list[list[Connection]] = [[] for _ in range(world)]
     for a in range(world):

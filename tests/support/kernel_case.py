@@ -1,4 +1,4 @@
-"""What kernel tests share: random inputs, poisoned outputs, and the tolerance of a dtype."""
+"""Helpers of kernel tests: random inputs, poisoned outputs, tolerances."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2e-
 
 
 class Inputs:
-    """Random tensors, the same for the same seed on the same device."""
+    """Random tensors that depend on the seed and the device only."""
 
     def __init__(self, seed: int, dtype: torch.dtype = torch.float32, device: str = "cuda") -> None:
         self._options = {
@@ -27,7 +27,7 @@ class Inputs:
     def integers(
         self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int32
     ) -> Tensor:
-        """Integers from low up to and without high."""
+        """Return integers in [low, high)."""
         return torch.randint(low, high, shape, dtype=dtype, **self._options)
 
     def permutation(self, n: int) -> Tensor:
@@ -35,14 +35,14 @@ class Inputs:
 
 
 def poisoned(*shape: int, dtype: torch.dtype) -> Tensor:
-    """An output nobody has written: NaN, or the lowest integer."""
+    """Return an output filled with NaN, or with the lowest integer."""
     if dtype.is_floating_point:
         return torch.full(shape, float("nan"), dtype=dtype, device="cuda")
     return torch.full(shape, torch.iinfo(dtype).min, dtype=dtype, device="cuda")
 
 
 def assert_close(found: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Norm of the error at most `tolerance` times the norm of `expected` (fp64); no NaN passes."""
+    """Assert a relative error norm of at most `tolerance` and finite results."""
     found, expected = found.double(), expected.double()
     assert found.shape == expected.shape
     assert found.isfinite().all(), f"{(~found.isfinite()).sum()} of {found.numel()} not finite"
@@ -51,8 +51,8 @@ def assert_close(found: Tensor, expected: Tensor, tolerance: float) -> None:
     assert error <= tolerance * norm, f"relative error {error / norm:.2e} > {tolerance:.2e}"
 
 
-def coded(form: str, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows as a cache in 8 bits keeps them: int8 codes, fp32 factors, and the numbers in fp64."""
-    codes, factors = quantize_kv(form, rows)
-    whole = codes if form == "int8" else codes.view(torch.float8_e4m3fn)
-    return codes, factors, whole.double() * factors.double().unsqueeze(-1)
+def quantize_rows(scheme: str, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantize rows for an 8-bit cache; return int8 values, fp32 scales and exact fp64 elements."""
+    values, scales = quantize_kv(scheme, rows)
+    as_stored = values if scheme == "int8" else values.view(torch.float8_e4m3fn)
+    return values, scales, as_stored.double() * scales.double().unsqueeze(-1)

@@ -68,13 +68,13 @@ struct QuantizedTileMma {
         float odd[HEAD_TILES][4] = {};  // two chains of mma halve the latency
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16; i += 2) {
-            u32 codes[4];
-            ldmatrix<false>(codes, shared_address(shared + columns_on(keys, first, i)));
+            u32 bytes4[4];
+            ldmatrix<false>(bytes4, shared_address(shared + columns_on(keys, first, i)));
 #pragma unroll
             for (int chunk = 0; chunk < 2; chunk++) {
                 u32 a[4];
-                unpack_four_unscaled(codes[2 * chunk], a[0], a[2]);
-                unpack_four_unscaled(codes[2 * chunk + 1], a[1], a[3]);
+                unpack_four_unscaled(bytes4[2 * chunk], a[0], a[2]);
+                unpack_four_unscaled(bytes4[2 * chunk + 1], a[1], a[3]);
 #pragma unroll
                 for (int n = 0; n < HEAD_TILES; n++)
                     mma<T>(chunk ? odd[n] : score[n], a, query[i + chunk][n][0],
@@ -92,13 +92,13 @@ struct QuantizedTileMma {
         transpose_weights<T>(weight, b);
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16; i += 2) {
-            u32 codes[4];
-            ldmatrix<true>(codes, shared_address(shared + columns_on(values, first, i)));
+            u32 bytes4[4];
+            ldmatrix<true>(bytes4, shared_address(shared + columns_on(values, first, i)));
 #pragma unroll
             for (int chunk = 0; chunk < 2; chunk++) {
                 u32 a[4];
-                unpack_four_unscaled(codes[2 * chunk], a[0], a[1]);
-                unpack_four_unscaled(codes[2 * chunk + 1], a[2], a[3]);
+                unpack_four_unscaled(bytes4[2 * chunk], a[0], a[1]);
+                unpack_four_unscaled(bytes4[2 * chunk + 1], a[2], a[3]);
 #pragma unroll
                 for (int n = 0; n < HEAD_TILES; n++)
                     mma<T>(sum[i + chunk][n], a, b[n][0], b[n][1]);

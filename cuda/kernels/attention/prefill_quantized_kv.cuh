@@ -37,12 +37,12 @@ struct QuantizedTiles {
 #pragma unroll 1
         for (int e = threadIdx.x; e < 2 * KEYS * VALUE_CHUNKS; e += THREADS) {
             int row = e / VALUE_CHUNKS, chunk = e % VALUE_CHUNKS * 2;
-            u32 values4[4], low[4], high[4];
-            load_words(values4, from + e * 16);
+            u32 bytes4[4], low[4], high[4];
+            load_words(bytes4, from + e * 16);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 u32 even, odd, *to = i < 2 ? low + i * 2 : high + i * 2 - 4;
-                unpack_four(values4[i], even, odd);
+                unpack_four(bytes4[i], even, odd);
                 to[0] = __byte_perm(even, odd, 0x5410);
                 to[1] = __byte_perm(even, odd, 0x7632);
             }

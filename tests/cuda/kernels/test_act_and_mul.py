@@ -37,7 +37,7 @@ def test_equals_torch(gpu: Gpu, dtype, kind: str, gated: bool, n: int, width: in
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_far_out_it_is_finite(gpu: Gpu, kind: str) -> None:
+def test_large_inputs_give_finite_results(gpu: Gpu, kind: str) -> None:
     x = torch.tensor([[-3e4, -100.0, -0.0, 0.0, 88.0, 3e4, 100.0, -88.0]], device="cuda")
     out = poisoned(1, 8, dtype=torch.float32)
     act_and_mul(gpu, x, out, kind)
@@ -53,7 +53,7 @@ def test_in_place(gpu: Gpu) -> None:
     assert_close(x, expected, ROUNDING[torch.bfloat16])
 
 
-def test_wrong_arguments_are_refused(gpu: Gpu) -> None:
+def test_wrong_arguments_raise(gpu: Gpu) -> None:
     make = Inputs(2)
     x, out = make.normal(4, 64), make.normal(4, 64)
     with pytest.raises(ValueError, match="gelu_tanh, not 'tanh'"):

@@ -18,7 +18,7 @@ EPS = 1e-6
     ("n", "hidden"),
     [(1, 4096), (3, 2304), (7, 576), (5, 48), (2, 5376), (2, 8192), (2, 12_000), (2, 10_007)],
 )
-def test_normed_and_added(
+def test_add_norm_equals_fp64(
     gpu: Gpu, dtype, zero_delta: bool, offset: float, n: int, hidden: int
 ) -> None:
     make = Inputs(n * hidden, dtype)
@@ -34,7 +34,7 @@ def test_normed_and_added(
     assert torch.equal(delta, torch.zeros_like(delta) if zero_delta else before)
 
 
-def test_wrong_tensors_are_refused(gpu: Gpu) -> None:
+def test_wrong_tensors_raise(gpu: Gpu) -> None:
     make = Inputs(2)
     x, delta, weight = make.normal(4, 64), make.normal(4, 64), make.normal(64)
     with pytest.raises(ValueError, match=r"delta must be .*4, 64"):

@@ -1,4 +1,4 @@
-"""all_gather: every rank's columns, equal to the whole product."""
+"""all_gather of sharded logits equals the whole matmul."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize(
     ("world", "n", "hidden", "columns"), [(2, 1, 2048, 128256), (4, 5, 576, 1000), (3, 16, 48, 116)]
 )
-def test_columns_of_all_ranks(
+def test_gathered_columns_equal_the_whole_matmul(
     gpu: Gpu, dtype, world: int, n: int, hidden: int, columns: int
 ) -> None:
     make, width = Inputs(columns, dtype), -(-columns // (4 * world)) * 4
@@ -37,7 +37,7 @@ def test_columns_of_all_ranks(
     assert hold_only_sentinels(boxes)
 
 
-def test_wrong_sizes_are_refused(gpu: Gpu) -> None:
+def test_wrong_sizes_raise(gpu: Gpu) -> None:
     box, _ = peer_buffers(2, 64)
     with pytest.raises(ValueError, match="do not make 100 columns"):
         all_gather(gpu, torch.zeros(1, 100, device="cuda"), box, 32)

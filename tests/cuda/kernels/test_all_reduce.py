@@ -1,4 +1,4 @@
-"""all_reduce: the sum in the order of the ranks, with the same bits on all of them."""
+"""all_reduce: the sum in the order of the ranks, bitwise equal on all ranks."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize(("n", "hidden"), [(1, 4096), (3, 576), (16, 1024), (1, 4)])
 def test_parts_are_added_in_order(gpu: Gpu, dtype, world: int, n: int, hidden: int) -> None:
-    """Many rounds over two inboxes in turn: nobody may run ahead or read an old part."""
+    """Many rounds over two inboxes in turn: no rank may run ahead or read an old part."""
     make, rounds = Inputs(n * hidden + world, dtype), 6
     boxes = [peer_buffers(world, n * hidden + 8) for _ in range(2)]
     parts = [[make.normal(n, hidden, scale=3) for _ in range(world)] for _ in range(rounds)]
@@ -40,8 +40,8 @@ def test_parts_are_added_in_order(gpu: Gpu, dtype, world: int, n: int, hidden: i
 
 
 @pytest.mark.parametrize("world", [2, 3, 5, 8])
-def test_any_number_of_ranks(gpu: Gpu, world: int) -> None:
-    """One after the other, the parts of all others being there: few GPUs run eight at once."""
+def test_all_world_sizes(gpu: Gpu, world: int) -> None:
+    """Run the ranks one after the other with all parts present, since eight may not fit one GPU."""
     make, numbers = Inputs(world), 1000
     parts = [make.normal(1, numbers) for _ in range(world)]
     before, total = make.normal(1, numbers), torch.zeros(1, numbers, device="cuda")
@@ -63,8 +63,8 @@ def test_any_number_of_ranks(gpu: Gpu, world: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k", "rows"), [(1, 4096, 4096), (5, 14336, 576), (16, 1536, 1000)])
-def test_parts_that_a_product_sent(gpu: Gpu, dtype, n: int, k: int, rows: int) -> None:
-    """Row-parallel halves of a product, the columns of one split as well, equal the whole."""
+def test_parts_sent_by_linear(gpu: Gpu, dtype, n: int, k: int, rows: int) -> None:
+    """The sum of row-parallel halves, one of them with split columns, equals the whole matmul."""
     make, world = Inputs(n + k, dtype), 2
     boxes, spaces = peer_buffers(world, n * rows), [Workspace(gpu, rows) for _ in range(world)]
     x = [make.normal(n, k) for _ in range(world)]
@@ -86,8 +86,8 @@ def test_parts_that_a_product_sent(gpu: Gpu, dtype, n: int, k: int, rows: int) -
     assert hold_only_sentinels(boxes)
 
 
-def test_numbers_that_are_not_finite_arrive(gpu: Gpu) -> None:
-    """Also the one bit pattern that stands for nothing: it must not hang the group."""
+def test_nan_and_infinity_are_received(gpu: Gpu) -> None:
+    """The sentinel's bit pattern as a result must not hang the group."""
     boxes = peer_buffers(2, 8)
     parts = [
         torch.full((1, 8), -1, dtype=torch.int32, device="cuda").view(torch.float32),
@@ -99,7 +99,7 @@ def test_numbers_that_are_not_finite_arrive(gpu: Gpu) -> None:
     assert hold_only_sentinels(boxes)
 
 
-def test_wrong_sizes_are_refused(gpu: Gpu) -> None:
+def test_wrong_sizes_raise(gpu: Gpu) -> None:
     (box, _), x = peer_buffers(2, 64), torch.zeros(2, 48, device="cuda")
     with pytest.raises(ValueError, match="holds 64"):
         all_reduce(gpu, x, box, x)

@@ -39,7 +39,7 @@ def test_argmax(gpu: Gpu, n: int, vocab: int) -> None:
 
 
 @pytest.mark.parametrize("vocab", [97, 128_256])
-def test_of_equal_ones_the_lowest_id(gpu: Gpu, vocab: int) -> None:
+def test_ties_give_the_lowest_id(gpu: Gpu, vocab: int) -> None:
     logits = Inputs(1).integers(-3, 4, 6, vocab).float()
     logits[1] = -7.5
     logits[2] = logits[2].clamp(max=0)
@@ -53,7 +53,7 @@ def test_of_equal_ones_the_lowest_id(gpu: Gpu, vocab: int) -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("vocab", [97, 50_257])
-def test_rows_that_are_no_numbers(gpu: Gpu, vocab: int, bad: float) -> None:
+def test_rows_with_nan_or_infinity(gpu: Gpu, vocab: int, bad: float) -> None:
     logits = Inputs(2).normal(7, vocab)
     expected_values, expected_ids = reference(logits)
     logits[1, 0] = logits[3, vocab - 1] = logits[5, vocab // 2] = bad
@@ -65,7 +65,7 @@ def test_rows_that_are_no_numbers(gpu: Gpu, vocab: int, bad: float) -> None:
     assert (ids[rest] == -1).all() and values[rest].isnan().all()
 
 
-def test_replays_in_a_graph(gpu: Gpu) -> None:
+def test_graph_replay(gpu: Gpu) -> None:
     make, n, vocab = Inputs(3), 4, 50_257
     logits, workspace = make.normal(n, vocab), argmax_workspace(gpu, n)
     values, ids = poisoned(n, dtype=torch.float32), poisoned(n, dtype=torch.int32)
@@ -79,7 +79,7 @@ def test_replays_in_a_graph(gpu: Gpu) -> None:
         assert torch.equal(ids, reference(logits)[1])
 
 
-def test_wrong_tensors_are_refused(gpu: Gpu) -> None:
+def test_wrong_tensors_raise(gpu: Gpu) -> None:
     logits, values = torch.zeros(3, 10, device="cuda"), poisoned(3, dtype=torch.float32)
     ids, workspace = poisoned(3, dtype=torch.int32), argmax_workspace(gpu, 2)
     with pytest.raises(ValueError, match="workspace for 2"):

@@ -74,12 +74,12 @@ def test_every_kernel_compiles(name: str, arch: str) -> None:
         assert nvrtc.compile_cubin(name, arch, spec.defines)[:4] == b"\x7fELF"
 
 
-def test_an_error_names_file_and_line() -> None:
+def test_compile_error_names_file_and_line() -> None:
     with pytest.raises(KernelCompileError, match=r"(norm\.cu|common\.cuh)\(\d+\): error"):
         nvrtc.compile_cubin("norm", "sm_90a", {"DTYPE": "no_such_type", "LAYER_NORM": "0"})
 
 
-def test_the_cache_survives_damage(tmp_path: Path) -> None:
+def test_damaged_cache_entry_is_compiled_again(tmp_path: Path) -> None:
     cache, defines = CubinCache(tmp_path / "cubins"), VARIANTS["norm"][0].defines
     cubin = cache.get("norm", "sm_90a", defines)
     (file,) = (tmp_path / "cubins").iterdir()
@@ -90,14 +90,14 @@ def test_the_cache_survives_damage(tmp_path: Path) -> None:
         assert file.read_bytes() == entry
 
 
-def test_the_cache_reads_instead_of_compiling(tmp_path: Path, monkeypatch) -> None:
+def test_cached_kernel_is_not_compiled_again(tmp_path: Path, monkeypatch) -> None:
     cache, defines = CubinCache(tmp_path), VARIANTS["norm"][0].defines
     cubin = cache.get("norm", "sm_90a", defines)
     monkeypatch.setattr(nvrtc, "compile_cubin", lambda *_: pytest.fail("compiled again"))
     assert cache.get("norm", "sm_90a", defines) == cubin
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+def test_unwritable_cache_folder_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     assert CubinCache(tmp_path / "file" / "cubins").get(
         "norm", "sm_90a", VARIANTS["norm"][0].defines

@@ -1,4 +1,4 @@
-"""copy_blocks against torch's indexing: equal to the bit, the rest untouched."""
+"""copy_blocks against torch's indexing: bitwise equal, other blocks unchanged."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_copies_in_every_layer(
     assert torch.equal(cache, expected)
 
 
-def test_a_cache_beyond_two_gib(gpu: Gpu) -> None:
+def test_cache_of_more_than_2_gib(gpu: Gpu) -> None:
     blocks = 2**31 // (4 * 64 * 128 * 2) + 1
     cache = torch.empty(2, blocks, 4, 64, 128, dtype=torch.bfloat16, device="cuda")
     source = Inputs(1, torch.bfloat16).normal(2, 4, 64, 128)
@@ -39,7 +39,7 @@ def test_a_cache_beyond_two_gib(gpu: Gpu) -> None:
     assert torch.equal(cache[:, blocks - 1], source)
 
 
-def test_wrong_tensors_are_refused(gpu: Gpu) -> None:
+def test_wrong_tensors_raise(gpu: Gpu) -> None:
     make = Inputs(2)
     cache, copies = make.normal(2, 3, 4, 16, 8), make.integers(0, 1, 2, 2)
     with pytest.raises(ValueError, match="copies must be"):

@@ -15,16 +15,23 @@ from swiftchat.cuda.ops.decode_attention import (
     decode_attention_workspace,
 )
 from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
-from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, coded, poisoned
+from tests.support.kernel_case import (
+    DTYPES,
+    ROUNDING,
+    Inputs,
+    assert_close,
+    poisoned,
+    quantize_rows,
+)
 
 pytestmark = pytest.mark.gpu
 MIXED = (1, 2, 63, 64, 65, 0, 200, 128, 1000, 129, 5000)
-GARBAGE = 2**31 - 9  # an entry of a block table that leads nowhere
+GARBAGE = 2**31 - 9  # an invalid entry of a block table
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled(gpu: Gpu) -> None:
-    """All kernels of this file at once, on all cores."""
+    """Compile all kernels of this file on all cores."""
     gpu.compile(
         decode_attention_spec(gpu, dtype, head_dim, group)
         for dtype in DTYPES
@@ -32,8 +39,8 @@ def _compiled(gpu: Gpu) -> None:
         for group in (4, 16)
     )
     gpu.compile(
-        decode_attention_spec(gpu, dtype, head_dim, group, form)
-        for form in KV_SCHEMES
+        decode_attention_spec(gpu, dtype, head_dim, group, scheme)
+        for scheme in KV_SCHEMES
         for dtype in (torch.bfloat16, torch.float16)
         for head_dim in (64, 96, 128, 256)
         for group in (4, 16)
@@ -126,16 +133,16 @@ def make_case(
     return Case(q, keys, values, cache, tables, where, options)
 
 
-def in_codes(case: Case, form: str) -> Case:
-    """The case with a cache of codes; what must not be read has the highest, and no factor.
+def quantized(case: Case, scheme: str) -> Case:
+    """Quantize the cache; slots that must not be read get the largest value and a NaN scale.
 
-    Rows differ in size, so that a factor of another row, or of none, is seen.
+    Rows differ in size, so that using another row's scale gives a wrong result.
     """
     num_blocks, heads, block_size, head_dim = case.cache.shape
     sizes = 2.0 ** Inputs(head_dim).integers(-6, 3, num_blocks, heads, block_size, 1)
-    codes, factors, numbers = coded(form, case.cache * sizes.to(case.cache.dtype))
-    written = factors.isfinite()
-    codes[~written] = 127
+    values8, scales, numbers = quantize_rows(scheme, case.cache * sizes.to(case.cache.dtype))
+    written = scales.isfinite()
+    values8[~written] = 127
     for row, length in enumerate(case.lengths.tolist()):
         first = max(0, length - case.options["window"]) if case.options.get("window") else 0
         places = torch.arange(first, length, device="cuda")
@@ -144,49 +151,49 @@ def in_codes(case: Case, form: str) -> Case:
         case.keys[row] = torch.zeros(length, heads // 2, head_dim, device="cuda").double()
         case.values[row] = case.keys[row].clone()
         case.keys[row][first:], case.values[row][first:] = read.tensor_split(2, dim=1)
-    case.cache = codes
-    case.options["kv_scales"] = KVScales(form, factors)
+    case.cache = values8
+    case.options["kv_scales"] = KVScales(scheme, scales)
     return case
 
 
-@pytest.mark.parametrize("form", KV_SCHEMES)
+@pytest.mark.parametrize("scheme", KV_SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128, 208, 256])
-def test_codes(gpu: Gpu, form: str, dtype, head_dim: int) -> None:
+def test_quantized_cache(gpu: Gpu, scheme: str, dtype, head_dim: int) -> None:
     for group in (1, 7, 16):
-        case = in_codes(make_case(dtype, MIXED, 2, group, head_dim), form)
+        case = quantized(make_case(dtype, MIXED, 2, group, head_dim), scheme)
         assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
 
 
-@pytest.mark.parametrize("form", KV_SCHEMES)
+@pytest.mark.parametrize("scheme", KV_SCHEMES)
 @pytest.mark.parametrize("block_size", [4, 8, 16, 64, 256])
-def test_codes_in_blocks_of_each_size(gpu: Gpu, form: str, block_size: int) -> None:
+def test_quantized_cache_block_sizes(gpu: Gpu, scheme: str, block_size: int) -> None:
     slopes = Inputs(3).normal(8).abs() / 50
     for options in ({}, {"window": 5}, {"window": 130, "softcap": 2.0, "alibi_slopes": slopes}):
-        case = in_codes(make_case(torch.bfloat16, MIXED, 2, 4, 64, block_size, **options), form)
+        case = quantized(make_case(torch.bfloat16, MIXED, 2, 4, 64, block_size, **options), scheme)
         assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
 
 
-@pytest.mark.parametrize("form", KV_SCHEMES)
+@pytest.mark.parametrize("scheme", KV_SCHEMES)
 @pytest.mark.parametrize("length", [1, 16, 17, 129, 2113, 20_001])
-def test_codes_over_all_multiprocessors(gpu: Gpu, form: str, length: int) -> None:
+def test_quantized_cache_split_over_all_multiprocessors(gpu: Gpu, scheme: str, length: int) -> None:
     for num_seqs in (1, gpu.num_sms // 4):
         lengths = [length] + [3] * (num_seqs - 1)
-        case = in_codes(make_case(torch.bfloat16, lengths, 8, 4, 128, 64), form)
+        case = quantized(make_case(torch.bfloat16, lengths, 8, 4, 128, 64), scheme)
         assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
 
 
-@pytest.mark.parametrize("form", KV_SCHEMES)
-def test_small_values_in_fp16(gpu: Gpu, form: str) -> None:
-    """Their factors are below the normal numbers of fp16."""
+@pytest.mark.parametrize("scheme", KV_SCHEMES)
+def test_quantized_cache_with_subnormal_fp16_scales(gpu: Gpu, scheme: str) -> None:
+    """The scales are subnormal in fp16."""
     case = make_case(torch.float16, MIXED, 2, 4, 64)
     case.cache[:, 2:] *= 2.0**-9
-    case = in_codes(case, form)
+    case = quantized(case, scheme)
     assert_close(case.run(gpu), case.expected(), ROUNDING[torch.float16])
 
 
-def test_codes_that_do_not_fit_are_refused(gpu: Gpu) -> None:
-    case = in_codes(make_case(torch.bfloat16, (5,), 2, 4, 64), "int8")
+def test_wrong_kv_scales_raise(gpu: Gpu) -> None:
+    case = quantized(make_case(torch.bfloat16, (5,), 2, 4, 64), "int8")
     good = case.options["kv_scales"]
     for wrong, match in (
         (None, "cache must be"),
@@ -243,7 +250,7 @@ def test_many_sequences(gpu: Gpu, num_seqs: int) -> None:
 @pytest.mark.parametrize("group", [4, 16])
 @pytest.mark.parametrize("length", [4097, 9001, 9217])
 def test_a_long_sequence_among_many(gpu: Gpu, length: int, group: int) -> None:
-    """So many that sequences are not split: a warp has an odd or even number of many steps."""
+    """With so many sequences none is split; a warp has many steps, an odd or an even number."""
     num_seqs = 2 * gpu.num_sms // 8 + 1
     for block_size in (4, 64):
         case = make_case(torch.bfloat16, [*[3] * num_seqs, length], 8, group, 64, block_size)
@@ -277,7 +284,7 @@ def test_large_scores(gpu: Gpu) -> None:
     assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
 
 
-def test_replays_of_a_graph_are_equal_and_follow_the_lengths(gpu: Gpu) -> None:
+def test_graph_replays_are_equal_and_read_the_current_lengths(gpu: Gpu) -> None:
     case = make_case(torch.bfloat16, (3000, 200, 0, 1), 8, 4, 128, 64)
     out = poisoned(*case.q.shape, dtype=torch.bfloat16)
     workspace = decode_attention_workspace(gpu, 8, 32, 128)
@@ -315,14 +322,14 @@ def test_replays_of_a_graph_are_equal_and_follow_the_lengths(gpu: Gpu) -> None:
 
 
 def test_a_sequence_does_not_depend_on_its_neighbors(gpu: Gpu) -> None:
-    """With as many splits for both, the bits of a row are the same."""
+    """With the same number of splits, a row's result is bitwise equal."""
     case = make_case(torch.bfloat16, (700, 900), 2, 4, 64)
     both = case.run(gpu)
     case.lengths[1] = 5
     assert torch.equal(case.run(gpu)[0], both[0])
 
 
-def test_a_cache_past_2_to_the_31_elements(gpu: Gpu) -> None:
+def test_cache_of_more_than_2_to_the_31_elements(gpu: Gpu) -> None:
     case = make_case(torch.bfloat16, (1000, 70), 8, 4, 128, 64)
     num_blocks = 2**31 // case.cache[0].numel() + case.cache.shape[0] + 1
     cache = torch.empty(num_blocks, *case.cache.shape[1:], dtype=torch.bfloat16, device="cuda")
@@ -348,7 +355,7 @@ def test_no_sequences(gpu: Gpu) -> None:
     )
 
 
-def test_wrong_arguments_are_refused(gpu: Gpu) -> None:
+def test_wrong_arguments_raise(gpu: Gpu) -> None:
     case = make_case(torch.bfloat16, (5, 9), 2, 4, 64)
     good: dict[str, Any] = {
         "q": case.q,

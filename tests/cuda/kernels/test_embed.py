@@ -1,4 +1,4 @@
-"""embed against torch's indexing. Without a scale it only widens; with one, fp32 roundings."""
+"""embed against torch's indexing. Exact without a scale, fp32 rounding with one."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.embedding import embed
 from tests.support.kernel_case import DTYPES, Inputs, assert_close, poisoned
-from tests.support.packed_matrices import FORMS, packed
+from tests.support.packed_matrices import PACKINGS, packed
 
 pytestmark = pytest.mark.gpu
 VOCAB = 1009
@@ -45,14 +45,14 @@ def test_embed_with_scale_and_positions(gpu: Gpu, dtype, n: int, hidden: int) ->
     assert_close(out, expected, 1e-6)
 
 
-@pytest.mark.parametrize(("form", "group"), FORMS)
+@pytest.mark.parametrize(("scheme", "group"), PACKINGS)
 @pytest.mark.parametrize(("n", "hidden"), [(1, 4096), (3, 640), (65, 576), (2, 9088)])
-def test_packed_tables(gpu: Gpu, form: str, group: int, n: int, hidden: int) -> None:
-    """In fp32, whatever is multiplied with; 9088 columns are more than a chunk of each form."""
+def test_embed_with_packed_table(gpu: Gpu, scheme: str, group: int, n: int, hidden: int) -> None:
+    """Results are fp32 for every dtype; 9088 columns are more than a block handles at once."""
     hidden = hidden // max(16, group) * max(16, group)
     for dtype in DTYPES:
         make = Inputs(n + hidden, dtype)
-        table, meant = packed(make, form, group, VOCAB, hidden, uneven=1000)
+        table, meant = packed(make, scheme, group, VOCAB, hidden, uneven=1000)
         ids = make.integers(0, VOCAB, n)
         ids[-1] = VOCAB - 1
         out = poisoned(n, hidden, dtype=torch.float32)
@@ -63,10 +63,10 @@ def test_packed_tables(gpu: Gpu, form: str, group: int, n: int, hidden: int) -> 
         assert_close(out, expected * 22.625, 1e-6)
 
 
-@pytest.mark.parametrize(("form", "group"), FORMS)
-def test_ids_of_other_ranks_in_packed_tables(gpu: Gpu, form: str, group: int) -> None:
+@pytest.mark.parametrize(("scheme", "group"), PACKINGS)
+def test_ids_of_other_ranks_in_packed_table(gpu: Gpu, scheme: str, group: int) -> None:
     make = Inputs(4, torch.bfloat16)
-    table, meant = packed(make, form, group, 40, 640)
+    table, meant = packed(make, scheme, group, 40, 640)
     places = make.normal(6, 640)
     positions = torch.arange(6, dtype=torch.int32, device="cuda")
     ids = torch.tensor([99, 100, 139, 140, 0, 2**31 - 1], dtype=torch.int32, device="cuda")
@@ -79,7 +79,7 @@ def test_ids_of_other_ranks_in_packed_tables(gpu: Gpu, form: str, group: int) ->
     assert torch.equal(out[3:], places[3:].float())
 
 
-def test_a_table_beyond_two_gib(gpu: Gpu) -> None:
+def test_table_of_more_than_2_gib(gpu: Gpu) -> None:
     rows, hidden = 2**19 + 3, 2048  # 2 bytes each: the last rows begin past 2^31 bytes
     table = torch.full((rows, hidden), float("nan"), dtype=torch.bfloat16, device="cuda")
     ids = torch.tensor([rows - 1, 0], dtype=torch.int32, device="cuda")
@@ -89,7 +89,7 @@ def test_a_table_beyond_two_gib(gpu: Gpu) -> None:
     assert torch.equal(out, table[ids].float())
 
 
-def test_wrong_tensors_are_refused(gpu: Gpu) -> None:
+def test_wrong_tensors_raise(gpu: Gpu) -> None:
     make = Inputs(2)
     ids, table, out = make.integers(0, 8, 4), make.normal(8, 64), make.normal(4, 64)
     with pytest.raises(ValueError, match=r"ids must be torch\.int32"):

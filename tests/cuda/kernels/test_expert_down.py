@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
         (4, 7, 3, 104, 576),
     ],
 )
-def test_the_chosen_experts_sum(
+def test_down_equals_fp64(
     gpu: Gpu, dtype, n: int, experts: int, chosen: int, inner: int, rows: int
 ) -> None:
     make = Inputs(inner + rows, dtype)
@@ -29,19 +29,19 @@ def test_the_chosen_experts_sum(
     matrices = [make.normal(rows, inner, scale=inner**-0.5) for _ in range(experts)]
     addresses = torch.tensor([matrix.data_ptr() for matrix in matrices], device="cuda")
     ids = torch.stack([make.permutation(experts)[:chosen] for _ in range(n)])
-    shares = make.normal(n, chosen, dtype=torch.float32).abs()
+    weights = make.normal(n, chosen, dtype=torch.float32).abs()
     out = poisoned(n, rows, dtype=torch.float32)
-    expert_down(gpu, x, addresses, ids, shares, out)
+    expert_down(gpu, x, addresses, ids, weights, out)
     each = torch.stack(matrices).double()[ids.long()] @ x.double().unsqueeze(-1)
-    expected = (each[..., 0] * shares.double().unsqueeze(-1)).sum(1)
+    expected = (each[..., 0] * weights.double().unsqueeze(-1)).sum(1)
     assert_close(out, expected, 1e-5)
 
 
-def test_what_does_not_fit_is_refused(gpu: Gpu) -> None:
+def test_unsupported_shapes_raise(gpu: Gpu) -> None:
     make = Inputs(1, torch.bfloat16)
     ids, addresses = make.integers(0, 1, 2, 3), make.integers(0, 1, 1, dtype=torch.int64)
-    shares, out = make.normal(2, 3, dtype=torch.float32), make.normal(2, 8, dtype=torch.float32)
+    weights, out = make.normal(2, 3, dtype=torch.float32), make.normal(2, 8, dtype=torch.float32)
     with pytest.raises(ValueError, match="12 elements"):
-        expert_down(gpu, make.normal(2, 3, 12), addresses, ids, shares, out)
+        expert_down(gpu, make.normal(2, 3, 12), addresses, ids, weights, out)
     with pytest.raises(ValueError, match="out must be"):
-        expert_down(gpu, make.normal(2, 3, 16), addresses, ids, shares, out.half())
+        expert_down(gpu, make.normal(2, 3, 16), addresses, ids, weights, out.half())

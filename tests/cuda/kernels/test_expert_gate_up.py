@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
     ("n", "experts", "chosen", "k", "inner"),
     [(1, 16, 8, 2048, 768), (3, 8, 2, 576, 97), (16, 5, 3, 48, 24), (2, 4, 1, 4104, 33)],
 )
-def test_the_chosen_experts_products(
+def test_gate_up_equals_fp64(
     gpu: Gpu, dtype, activation: str, n: int, experts: int, chosen: int, k: int, inner: int
 ) -> None:
     make = Inputs(k + inner, dtype)
@@ -34,7 +34,7 @@ def test_the_chosen_experts_products(
     assert_close(out, act * up, max(ROUNDING[dtype], 1e-5))
 
 
-def test_what_does_not_fit_is_refused(gpu: Gpu) -> None:
+def test_unsupported_shapes_raise(gpu: Gpu) -> None:
     make = Inputs(1, torch.bfloat16)
     ids, addresses = make.integers(0, 1, 2, 1), make.integers(0, 1, 1, dtype=torch.int64)
     with pytest.raises(ValueError, match="12 elements"):

@@ -1,4 +1,4 @@
-"""gather_rows against torch's indexing: equal to the bit."""
+"""gather_rows against torch's indexing: bitwise equal."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize(
     ("n", "m", "hidden"), [(9, 1, 4096), (70, 70, 576), (5, 12, 3004), (4, 3, 1001), (300, 7, 30)]
 )
-def test_rows_are_those_asked_for(gpu: Gpu, n: int, m: int, hidden: int) -> None:
+def test_gather_rows_equals_indexing(gpu: Gpu, n: int, m: int, hidden: int) -> None:
     make = Inputs(n * hidden)
     x, rows = make.normal(n, hidden), make.integers(0, n, m)
     rows[-1] = n - 1
@@ -25,7 +25,7 @@ def test_rows_are_those_asked_for(gpu: Gpu, n: int, m: int, hidden: int) -> None
     assert torch.equal(out, x[rows])
 
 
-def test_wrong_tensors_are_refused(gpu: Gpu) -> None:
+def test_wrong_tensors_raise(gpu: Gpu) -> None:
     make = Inputs(2)
     x, rows, out = make.normal(8, 64), make.integers(0, 8, 4), make.normal(4, 64)
     with pytest.raises(ValueError, match=r"rows must be torch\.int32"):

@@ -1,7 +1,7 @@
-"""linear against fp64, with all that is fused to it.
+"""linear against fp64, with all fused operations.
 
-Tolerances: the result is rounded once; with a norm its input is too, which sums of many random
-terms average out to less than one rounding of the result. fp32 sums differ by their order.
+Tolerances: the result is rounded once. A normed input is rounded too; summed over many random terms
+this is less than one rounding of the result. fp32 sums differ by their order.
 """
 
 from collections.abc import Iterator
@@ -40,9 +40,7 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "k"), SHAPES)
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 9, 16])
-def test_product_with_bias(
-    gpu: Gpu, workspace: Workspace, dtype, rows: int, k: int, n: int
-) -> None:
+def test_matmul_with_bias(gpu: Gpu, workspace: Workspace, dtype, rows: int, k: int, n: int) -> None:
     make = Inputs(rows + k + n, dtype)
     x, weight, bias = make.normal(n, k), make.normal(rows, k), make.normal(rows)
     if not linear_fits(gpu, n, weight):
@@ -59,7 +57,7 @@ def test_product_with_bias(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "k"), [(128256, 2048), (99, 576), (4096, 8192)])
 @pytest.mark.parametrize("n", [1, 4, 11])
-def test_norm_before_the_product(
+def test_norm_before_the_matmul(
     gpu: Gpu, workspace: Workspace, dtype, rows: int, k: int, n: int
 ) -> None:
     make = Inputs(rows + k + n, dtype)
@@ -74,9 +72,7 @@ def test_norm_before_the_product(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [1, 5])
-def test_an_offset_is_added_to_the_norms_weight(
-    gpu: Gpu, workspace: Workspace, dtype, n: int
-) -> None:
+def test_weight_offset_of_the_norm(gpu: Gpu, workspace: Workspace, dtype, n: int) -> None:
     make = Inputs(n, dtype)
     x, scale = make.normal(n, 2304, dtype=torch.float32), make.normal(2304)
     weight = make.normal(99, 2304)
@@ -86,7 +82,7 @@ def test_an_offset_is_added_to_the_norms_weight(
     assert_close(out, expected, tolerance(dtype, normed=True))
 
 
-def test_fp16_norm_of_a_stream_it_cannot_hold(gpu: Gpu, workspace: Workspace) -> None:
+def test_norm_of_a_residual_stream_beyond_fp16(gpu: Gpu, workspace: Workspace) -> None:
     make = Inputs(3, torch.float16)
     x = make.normal(2, 512, dtype=torch.float32, scale=1e5)
     weight, scale = make.normal(64, 512), make.normal(512)
@@ -106,7 +102,7 @@ def test_residual_add_is_exact_and_repeatable(gpu: Gpu, dtype, rows: int, k: int
     workspace.partial_sums.fill_(float("nan"))
     expected = residual.double() + x.double() @ weight.double().T + bias.double()
     found = []
-    for _ in range(3):  # the counters must be as they were
+    for _ in range(3):  # the counters must be reset
         stream = residual.clone()
         op.linear_residual(gpu, x, weight, stream, workspace, bias=bias)
         assert_close(stream, expected, 1e-5)
@@ -118,7 +114,7 @@ def test_residual_add_is_exact_and_repeatable(gpu: Gpu, dtype, rows: int, k: int
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
 @pytest.mark.parametrize(("inner", "k", "n"), [(14336, 4096, 1), (80, 48, 5), (1536, 576, 12)])
-def test_gated_activation(
+def test_act_and_mul(
     gpu: Gpu, workspace: Workspace, dtype, activation: str, inner: int, k: int, n: int
 ) -> None:
     make = Inputs(inner + n, dtype)
@@ -145,7 +141,7 @@ def test_gated_activation(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (6, 2, 8), (9, 3, 64)])
 @pytest.mark.parametrize("n", [1, 6, 13])
-def test_rotation_and_store(
+def test_rope_and_cache_write(
     gpu: Gpu, workspace: Workspace, dtype, heads: int, kv_heads: int, head_dim: int, n: int
 ) -> None:
     make = Inputs(heads + n, dtype)
@@ -168,8 +164,8 @@ def test_rotation_and_store(
     qkv = (rms_norm(x, scale) @ weight.double().T + bias.double()).view(n, -1, head_dim)
     cos, sin = angles[positions].cos().unsqueeze(1), angles[positions].sin().unsqueeze(1)
     low, high = qkv[:, : heads + kv_heads].chunk(2, -1)
-    turned = torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
-    expected = torch.cat([turned, qkv[:, heads + kv_heads :]], 1)
+    rotated = torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+    expected = torch.cat([rotated, qkv[:, heads + kv_heads :]], 1)
     assert_close(queries, expected[:, :heads], tolerance(dtype, normed=True))
     stored = slots >= 0
     blocks, places = slots[stored] // block_size, slots[stored] % block_size
@@ -177,7 +173,7 @@ def test_rotation_and_store(
     assert cache.isfinite().sum() == stored.sum() * 2 * kv_heads * head_dim
 
 
-def test_a_vector_gets_the_same_bits_alone_and_among_others(gpu: Gpu, workspace: Workspace) -> None:
+def test_row_does_not_depend_on_other_rows(gpu: Gpu, workspace: Workspace) -> None:
     make = Inputs(11, torch.bfloat16)
     x, weight = make.normal(8, 4096), make.normal(512, 4096)
     together, alone = (poisoned(8, 512, dtype=torch.bfloat16) for _ in range(2))
@@ -187,7 +183,7 @@ def test_a_vector_gets_the_same_bits_alone_and_among_others(gpu: Gpu, workspace:
     assert torch.equal(together, alone)
 
 
-def test_what_does_not_fit_is_refused(gpu: Gpu, workspace: Workspace) -> None:
+def test_unsupported_shapes_raise(gpu: Gpu, workspace: Workspace) -> None:
     make = Inputs(1, torch.bfloat16)
     with pytest.raises(ValueError, match="17 activation rows"):
         op.linear(gpu, make.normal(17, 64), make.normal(8, 64), make.normal(17, 8), workspace)

@@ -1,9 +1,8 @@
-"""linear with weights of 8 and 4 bits against fp64, with all that is fused to it.
+"""linear with 8-bit and 4-bit weights against fp64, with all fused operations.
 
-Tolerances as in test_linear.py, and the order of the sums: weights become the vectors' dtype
-exactly. Not so where there is one vector in 16 bits and the form is not FP8: it becomes 15 bits and
-a power of two for 32 to 128 neighbors; where one is many times as large as all others, those lose
-bits.
+Tolerances as in test_linear.py, plus the order of the sums, because weights become the activations'
+dtype exactly. One 16-bit activation row with INT8 or INT4 weights becomes int8 planes: 15 bits and
+a power of two for 32 to 128 neighbors, so neighbors of a much larger element lose bits.
 """
 
 import itertools
@@ -19,12 +18,12 @@ from swiftchat.cuda.ops.linear import Norm, RopeCache, Workspace
 from swiftchat.cuda.ops.linear_layout import linear_fits
 from swiftchat.cuda.packed_matrix import pack_int4, pack_int8
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
-from tests.support.packed_matrices import FORMS, packed
+from tests.support.packed_matrices import PACKINGS, packed
 from tests.support.ranks_on_one_gpu import peer_buffers
 
-pytestmark = [pytest.mark.gpu, pytest.mark.parametrize(("form", "group"), FORMS)]
+pytestmark = [pytest.mark.gpu, pytest.mark.parametrize(("scheme", "group"), PACKINGS)]
 SHAPES = [(4096, 4096), (97, 640), (1536, 128), (5000, 2176), (64, 14336), (8, 128)]
-FP32_SUMS, DIGITS = 2e-5, 2.0**-13
+FP32_SUMS, INT8_PLANES = 2e-5, 2.0**-13
 EPS = 1e-5
 
 
@@ -39,13 +38,13 @@ def tolerance(dtype: torch.dtype, normed: bool = False) -> float:
     return ROUNDING[dtype] * (2 if normed else 1) if dtype != torch.float32 else FP32_SUMS
 
 
-def in_digits(form: str, dtype: torch.dtype, n: int) -> bool:
-    return n == 1 and form != "FP8" and dtype != torch.float32
+def uses_int8_planes(scheme: str, dtype: torch.dtype, n: int) -> bool:
+    return n == 1 and scheme != "FP8" and dtype != torch.float32
 
 
-def sums(form: str, dtype: torch.dtype, n: int) -> float:
-    """What sums in fp32 of n vectors may differ by."""
-    return DIGITS if in_digits(form, dtype, n) else FP32_SUMS
+def sums(scheme: str, dtype: torch.dtype, n: int) -> float:
+    """Return the tolerance of fp32 results for n activation rows."""
+    return INT8_PLANES if uses_int8_planes(scheme, dtype, n) else FP32_SUMS
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -56,11 +55,11 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "k"), SHAPES)
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 9, 16])
-def test_product_with_bias(
-    gpu: Gpu, workspace: Workspace, form: str, group: int, dtype, rows: int, k: int, n: int
+def test_matmul_with_bias(
+    gpu: Gpu, workspace: Workspace, scheme: str, group: int, dtype, rows: int, k: int, n: int
 ) -> None:
     make = Inputs(rows + k + n, dtype)
-    weight, meant = packed(make, form, group, rows, k, magnitude=0.05)
+    weight, meant = packed(make, scheme, group, rows, k, magnitude=0.05)
     if not linear_fits(gpu, n, weight):
         pytest.skip("too large without splits")
     x, bias = make.normal(n, k), make.normal(rows)
@@ -70,25 +69,25 @@ def test_product_with_bias(
     assert_close(out, expected, tolerance(dtype))
     wide = poisoned(n, rows, dtype=torch.float32)
     op.linear(gpu, x, weight, wide, workspace, bias=bias)
-    assert_close(wide, expected, sums(form, dtype, n))
+    assert_close(wide, expected, sums(scheme, dtype, n))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [1, 8, 16])
-def test_each_row_by_itself(
-    gpu: Gpu, workspace: Workspace, form: str, group: int, dtype, n: int
+def test_error_of_each_weight_row(
+    gpu: Gpu, workspace: Workspace, scheme: str, group: int, dtype, n: int
 ) -> None:
-    """Rows of very different sizes, and columns that outweigh all others."""
+    """Rows of very different sizes, and two columns that dominate."""
     make = Inputs(n, dtype)
-    weight, meant = packed(make, form, group, 72, 1280, magnitude=0.05, uneven=1000)
+    weight, meant = packed(make, scheme, group, 72, 1280, magnitude=0.05, uneven=1000)
     x = make.normal(n, 1280)
     x[:, 77] *= 300
     x[:, 1279] *= 100
     out = poisoned(n, 72, dtype=torch.float32)
     op.linear(gpu, x, weight, out, workspace)
     expected = x.double() @ meant.T
-    # Fifteen bits of the largest, where there are digits, or the sum's 24; at worst they add up.
-    bits = 15 if in_digits(form, dtype, n) else 21
+    # The worst case: 15 bits of the largest element for int8 planes, otherwise fp32's 24 bits.
+    bits = 15 if uses_int8_planes(scheme, dtype, n) else 21
     worst = 2.0**-bits * x.double().abs().amax(1, keepdim=True) * meant.abs().sum(1)
     assert ((out - expected).abs() <= worst).all()
     for row in range(72 if bits > 15 else 0):
@@ -98,11 +97,11 @@ def test_each_row_by_itself(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "k"), [(30000, 2048), (99, 640), (4096, 8192)])
 @pytest.mark.parametrize("n", [1, 4, 11])
-def test_norm_before_the_product(
-    gpu: Gpu, workspace: Workspace, form: str, group: int, dtype, rows: int, k: int, n: int
+def test_norm_before_the_matmul(
+    gpu: Gpu, workspace: Workspace, scheme: str, group: int, dtype, rows: int, k: int, n: int
 ) -> None:
     make = Inputs(rows + k + n, dtype)
-    weight, meant = packed(make, form, group, rows, k)
+    weight, meant = packed(make, scheme, group, rows, k)
     if not linear_fits(gpu, n, weight):
         pytest.skip("too large")
     x, scale = make.normal(n, k, dtype=torch.float32, scale=50), make.normal(k)
@@ -116,10 +115,10 @@ def test_norm_before_the_product(
 @pytest.mark.parametrize(("rows", "k"), [(4096, 14336), (77, 28672), (640, 1536)])
 @pytest.mark.parametrize("n", [1, 5, 8, 16])
 def test_residual_add_is_exact_and_repeatable(
-    gpu: Gpu, form: str, group: int, dtype, rows: int, k: int, n: int
+    gpu: Gpu, scheme: str, group: int, dtype, rows: int, k: int, n: int
 ) -> None:
     make = Inputs(rows + k + n, dtype)
-    weight, meant = packed(make, form, group, rows, k)
+    weight, meant = packed(make, scheme, group, rows, k)
     if not linear_fits(gpu, n, weight, splittable=True):
         pytest.skip("too large")
     x, bias = make.normal(n, k), make.normal(rows)
@@ -131,7 +130,7 @@ def test_residual_add_is_exact_and_repeatable(
     for _ in range(3):  # the counters must be as they were
         stream = residual.clone()
         op.linear_residual(gpu, x, weight, stream, workspace, bias=bias)
-        assert_close(stream, expected, sums(form, dtype, n))
+        assert_close(stream, expected, sums(scheme, dtype, n))
         found.append(stream)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     assert not workspace.counters.any()
@@ -139,22 +138,24 @@ def test_residual_add_is_exact_and_repeatable(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "k", "n"), [(576, 2048, 1), (40, 14336, 7)])
-def test_parts_are_sent(gpu: Gpu, form: str, group: int, dtype, rows: int, k: int, n: int) -> None:
+def test_send_to_peer_buffers(
+    gpu: Gpu, scheme: str, group: int, dtype, rows: int, k: int, n: int
+) -> None:
     make = Inputs(rows + n, dtype)
-    weight, meant = packed(make, form, group, rows, k)
+    weight, meant = packed(make, scheme, group, rows, k)
     x, boxes = make.normal(n, k), peer_buffers(3, n * rows)
     op.linear_send(gpu, x, weight, boxes[1], Workspace(gpu, rows))
     for box in boxes:
-        assert_close(box.own[1].view(n, rows), x.double() @ meant.T, sums(form, dtype, n))
+        assert_close(box.own[1].view(n, rows), x.double() @ meant.T, sums(scheme, dtype, n))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize(("inner", "k", "n"), [(14336, 4096, 1), (80, 128, 5), (1536, 640, 12)])
-def test_gated_activation(
+def test_act_and_mul(
     gpu: Gpu,
     workspace: Workspace,
-    form: str,
+    scheme: str,
     group: int,
     dtype,
     activation: str,
@@ -163,7 +164,7 @@ def test_gated_activation(
     n: int,
 ) -> None:
     make = Inputs(inner + n, dtype)
-    weight, meant = packed(make, form, group, 2 * inner, k, magnitude=k**-0.5)
+    weight, meant = packed(make, scheme, group, 2 * inner, k, magnitude=k**-0.5)
     x, scale, bias = make.normal(n, k, dtype=torch.float32), make.normal(k), make.normal(2 * inner)
     gate, up = (rms_norm(x, scale) @ meant.T + bias.double()).chunk(2, -1)
     function = {
@@ -180,10 +181,10 @@ def test_gated_activation(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (6, 2, 16), (9, 3, 64)])
 @pytest.mark.parametrize("n", [1, 6, 13])
-def test_rotation_and_store(
+def test_rope_and_cache_write(
     gpu: Gpu,
     workspace: Workspace,
-    form: str,
+    scheme: str,
     group: int,
     dtype,
     heads: int,
@@ -194,7 +195,7 @@ def test_rotation_and_store(
     make = Inputs(heads + n, dtype)
     k, num_blocks, block_size = 640, 50, 16
     rows = (heads + 2 * kv_heads) * head_dim
-    weight, meant = packed(make, form, group, rows, k, magnitude=0.04)
+    weight, meant = packed(make, scheme, group, rows, k, magnitude=0.04)
     x, scale, bias = make.normal(n, k, dtype=torch.float32), make.normal(k), make.normal(rows)
     positions = make.integers(0, 1000, n)
     angles = make.normal(1000, head_dim // 2, dtype=torch.float64) * 7
@@ -210,8 +211,8 @@ def test_rotation_and_store(
     qkv = (rms_norm(x, scale) @ meant.T + bias.double()).view(n, -1, head_dim)
     cos, sin = angles[positions].cos().unsqueeze(1), angles[positions].sin().unsqueeze(1)
     low, high = qkv[:, : heads + kv_heads].chunk(2, -1)
-    turned = torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
-    expected = torch.cat([turned, qkv[:, heads + kv_heads :]], 1)
+    rotated = torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+    expected = torch.cat([rotated, qkv[:, heads + kv_heads :]], 1)
     assert_close(queries, expected[:, :heads], tolerance(dtype, normed=True))
     blocks, places = slots // block_size, slots % block_size
     assert_close(cache[blocks, :, places], expected[:, heads:], tolerance(dtype, normed=True))
@@ -220,12 +221,12 @@ def test_rotation_and_store(
 
 @pytest.mark.parametrize("n", [1, 13])
 @pytest.mark.parametrize("ends", [(8, 10), (6, 10), (6, 8, 10)])
-def test_parts_of_the_heads_rotate_as_all_together(
-    gpu: Gpu, workspace: Workspace, form: str, group: int, n: int, ends: tuple[int, ...]
+def test_some_heads_equal_all_heads(
+    gpu: Gpu, workspace: Workspace, scheme: str, group: int, n: int, ends: tuple[int, ...]
 ) -> None:
-    """Queries and keys, then values; or each by itself: to the bit."""
+    """Queries and keys, then values, or each separately: bitwise equal to all heads together."""
     make, heads, kv_heads, head_dim = Inputs(n, torch.bfloat16), 6, 2, 64
-    weight, _ = packed(make, form, group, ends[-1] * head_dim, 640)
+    weight, _ = packed(make, scheme, group, ends[-1] * head_dim, 640)
     x, scale = make.normal(n, 640, dtype=torch.float32), make.normal(640)
     bias, cos_sin = make.normal(len(weight)), make.normal(1000, head_dim, dtype=torch.float32)
     positions, slots = make.integers(0, 1000, n), make.permutation(50 * 16)[:n].contiguous()
@@ -258,37 +259,35 @@ def test_parts_of_the_heads_rotate_as_all_together(
         )
 
 
-def test_a_vector_gets_the_same_bits_among_few_and_many(
-    gpu: Gpu, workspace: Workspace, form: str, group: int
+def test_row_does_not_depend_on_other_rows(
+    gpu: Gpu, workspace: Workspace, scheme: str, group: int
 ) -> None:
-    """Alone as well, where that is computed as several are."""
+    """A single row is included if it uses the same instructions as several rows."""
     make = Inputs(11, torch.bfloat16)
-    weight, _ = packed(make, form, group, 512, 4096)
+    weight, _ = packed(make, scheme, group, 512, 4096)
     x = make.normal(16, 4096)
     together, apart = (poisoned(16, 512, dtype=torch.bfloat16) for _ in range(2))
     op.linear(gpu, x, weight, together, workspace)
-    some = 1 if form == "FP8" else 2
+    some = 1 if scheme == "FP8" else 2
     for i in range(0, 16, some):
         op.linear(gpu, x[i : i + some], weight, apart[i : i + some], workspace)
     assert torch.equal(together, apart)
 
 
-def test_what_does_not_fit_is_refused(
-    gpu: Gpu, workspace: Workspace, form: str, group: int
-) -> None:
+def test_unsupported_shapes_raise(gpu: Gpu, workspace: Workspace, scheme: str, group: int) -> None:
     make = Inputs(1, torch.bfloat16)
-    weight, _ = packed(make, form, group, 8, 128)
+    weight, _ = packed(make, scheme, group, 8, 128)
     with pytest.raises(ValueError, match="17 activation rows"):
         op.linear(gpu, make.normal(17, 128), weight, make.normal(17, 8), workspace)
-    with pytest.raises(ValueError, match="does not take"):  # half of 24 rows: no whole eights
-        three, _ = packed(make, form, group, 24, 128)
+    with pytest.raises(ValueError, match="does not take"):  # half of 24 rows: no whole tiles
+        three, _ = packed(make, scheme, group, 24, 128)
         wide, norm = make.normal(1, 128, dtype=torch.float32), Norm(make.normal(128), EPS)
         out = make.normal(1, 12)
         op.linear_act_and_mul(gpu, wide, three, out, workspace, norm=norm, activation="silu")
     with pytest.raises(ValueError, match="x must be"):
         op.linear(gpu, make.normal(1, 256), weight, make.normal(1, 8), workspace)
     with pytest.raises(ValueError, match="columns"):
-        if form == "INT4":
+        if scheme == "INT4":
             codes = make.integers(0, 256, 8, 40, dtype=torch.uint8)
             pack_int4(codes, make.normal(8, 5), make.normal(8, 5), torch.bfloat16)
         else:

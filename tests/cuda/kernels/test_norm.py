@@ -27,7 +27,7 @@ def reference(x: Tensor, weight: Tensor, shift: Tensor | None, layer_norm: bool)
     # Whole and part rows in registers, from one vector a thread to three; rows in passes.
     [(1, 4096), (3, 2048), (7, 576), (5, 48), (2, 5128), (2, 8192), (2, 12_000), (2, 10_007)],
 )
-def test_norm_with_everything(gpu: Gpu, dtype, layer_norm: bool, n: int, hidden: int) -> None:
+def test_norm_with_all_options(gpu: Gpu, dtype, layer_norm: bool, n: int, hidden: int) -> None:
     make = Inputs(n * hidden, dtype)
     # Rows far from zero: a variance taken as x² - mean² would cancel.
     x = make.normal(n, hidden, dtype=torch.float32) + 30
@@ -42,7 +42,7 @@ def test_norm_with_everything(gpu: Gpu, dtype, layer_norm: bool, n: int, hidden:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [2304, 10_007])
-def test_an_offset_is_added_to_the_weight(gpu: Gpu, dtype, hidden: int) -> None:
+def test_weight_offset(gpu: Gpu, dtype, hidden: int) -> None:
     make = Inputs(hidden, dtype)
     x, weight = make.normal(3, hidden, dtype=torch.float32), make.normal(hidden)
     out = poisoned(3, hidden, dtype=dtype)
@@ -51,7 +51,7 @@ def test_an_offset_is_added_to_the_weight(gpu: Gpu, dtype, hidden: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_norm_alone_leaves_x_as_it_is(gpu: Gpu, dtype) -> None:
+def test_norm_without_delta_does_not_change_x(gpu: Gpu, dtype) -> None:
     make = Inputs(1, dtype)
     x, weight = make.normal(9, 1000, dtype=torch.float32), make.normal(1000)
     before, out = x.clone(), poisoned(9, 1000, dtype=dtype)
@@ -60,7 +60,7 @@ def test_norm_alone_leaves_x_as_it_is(gpu: Gpu, dtype) -> None:
     assert_close(out, reference(x, weight, None, False), ROUNDING[dtype])
 
 
-def test_wrong_tensors_are_refused(gpu: Gpu) -> None:
+def test_wrong_tensors_raise(gpu: Gpu) -> None:
     make = Inputs(2)
     x, weight, out = make.normal(4, 64), make.normal(64), make.normal(4, 64)
     with pytest.raises(ValueError, match=r"weight must be .*64"):

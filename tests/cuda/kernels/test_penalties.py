@@ -58,7 +58,7 @@ def test_penalties(gpu: Gpu, vocab: int, num_prompt: int, num_tokens: int) -> No
         assert torch.equal(logits[row].cpu(), expected)
 
 
-def test_numbers_that_are_none_stay_so(gpu: Gpu) -> None:
+def test_nan_and_infinity_are_kept(gpu: Gpu) -> None:
     logits = Inputs(1).normal(1, 500)
     logits[0, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
     counts = torch.full((1, 500), SEEN | 3, dtype=torch.int32, device="cuda")
@@ -66,7 +66,7 @@ def test_numbers_that_are_none_stay_so(gpu: Gpu) -> None:
     assert not logits[0, :3].isfinite().any() and logits[0, 3:].isfinite().all()
 
 
-def test_wrong_tensors_are_refused(gpu: Gpu) -> None:
+def test_wrong_tensors_raise(gpu: Gpu) -> None:
     logits, off = torch.zeros(3, 10, device="cuda"), torch.zeros(3, device="cuda")
     counts = torch.zeros(2, 10, dtype=torch.int32, device="cuda")
 

@@ -1,7 +1,7 @@
-"""prefill_attention against fp64, every key that no query may see being NaN.
+"""prefill_attention against fp64; every key that no query sees is NaN.
 
-Tolerance: 16-bit results are rounded once, and so are the weights of the second product; on average
-each makes half the error of one bound. fp32: exponents, and the order of sums.
+Tolerance: 16-bit results and attention weights are each rounded once; on average each rounding is
+half of its bound. fp32: exponentials and the order of sums.
 """
 
 import pytest
@@ -14,11 +14,11 @@ from swiftchat.cuda.ops.prefill_attention import (
     prefill_attention_shape,
 )
 from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
-from tests.support.kernel_case import Inputs, assert_close, coded, poisoned
+from tests.support.kernel_case import Inputs, assert_close, poisoned, quantize_rows
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 5e-6}
-GARBAGE = 2**30  # as a block number far outside of any cache
+GARBAGE = 2**30  # a block number outside every cache
 # Queries and histories of several sequences in one call.
 MIXED = [(1, 0), (2, 3), (17, 64), (64, 200), (65, 1000), (130, 5), (500, 64), (1, 1000), (200, 0)]
 FEW = [(70, 9), (1, 130), (200, 100)]
@@ -27,7 +27,7 @@ PATHS = [("mma", torch.bfloat16), ("wgmma", torch.bfloat16), ("auto", torch.floa
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled(gpu: Gpu) -> None:
-    """What the tests use, compiled on all cores."""
+    """Compile all kernels of this file on all cores."""
     gpu.compile(
         prefill_attention_shape(gpu, dtype, dim, biased, path).spec(dtype)
         for path, dtype in [*PATHS, ("mma", torch.float16), ("wgmma", torch.float16)]
@@ -36,8 +36,8 @@ def _compiled(gpu: Gpu) -> None:
         if path != "wgmma" or gpu.arch == "sm_90a"
     )
     gpu.compile(
-        prefill_attention_shape(gpu, dtype, dim, biased, kv_scheme=form).spec(dtype)
-        for form in KV_SCHEMES
+        prefill_attention_shape(gpu, dtype, dim, biased, kv_scheme=scheme).spec(dtype)
+        for scheme in KV_SCHEMES
         for dtype in (torch.bfloat16, torch.float16)
         for dim in (16, 64, 80, 96, 128, 256)
         for biased in (False, True)
@@ -53,7 +53,7 @@ def path(request: pytest.FixtureRequest, gpu: Gpu) -> tuple[str, torch.dtype]:
 
 
 class Case:
-    """Sequences of (queries, history), their keys and values scattered over a cache of NaN."""
+    """Sequences of (queries, history) with keys and values scattered over a cache of NaN."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Case:
         return torch.cat([self._sequence(i, q.double()) for i, q in enumerate(rows)])
 
     def _sequence(self, i: int, q: Tensor) -> Tensor:
-        """In fp64, a head at a time."""
+        """Compute one sequence in fp64, one head at a time."""
         queries, history = self.sequences[i]
         positions = history + torch.arange(queries, device="cuda")[:, None]
         distance = torch.arange(history + queries, device="cuda") - positions
@@ -148,15 +148,15 @@ class Case:
             out[:, head] = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ values
         return out
 
-    def in_codes(self, form: str) -> "Case":
-        """With a cache of codes; what no query may see has the highest, and no factor.
+    def quantized(self, scheme: str) -> "Case":
+        """Quantize the cache; keys that no query sees get the largest value and a NaN scale.
 
-        Rows differ in size, so that a factor of another row, or of none, is seen.
+        Rows differ in size, so that using another row's scale gives a wrong result.
         """
         num_blocks, heads, block_size, head_dim = self.cache.shape
         sizes = 2.0 ** Inputs(head_dim).integers(-6, 3, num_blocks, heads, block_size, 1)
-        codes, factors, numbers = coded(form, self.cache * sizes.to(self.cache.dtype))
-        codes[~factors.isfinite()] = 127
+        values8, scales, numbers = quantize_rows(scheme, self.cache * sizes.to(self.cache.dtype))
+        values8[~scales.isfinite()] = 127
         for i, table in enumerate(self.tables.tolist()):
             context = int(self.contexts[i])
             there = [t for t in range(context) if table[t // block_size] != GARBAGE]
@@ -165,8 +165,8 @@ class Case:
             keys, values = self.keys[i].double(), self.values[i].double()
             keys[there], values[there] = read.nan_to_num(0.0).tensor_split(2, dim=1)
             self.keys[i], self.values[i] = keys, values
-        self.cache = codes
-        self.options["kv_scales"] = KVScales(form, factors)
+        self.cache = values8
+        self.options["kv_scales"] = KVScales(scheme, scales)
         return self
 
     def check(self, gpu: Gpu, path: str = "auto") -> None:
@@ -225,12 +225,12 @@ def test_options(gpu: Gpu, path, head_dim: int, options: dict) -> None:
     Case(MIXED, path[1], head_dim=head_dim, **options).check(gpu, path[0])
 
 
-def test_more_sequences_than_lanes(gpu: Gpu, path) -> None:
+def test_more_sequences_than_warp_lanes(gpu: Gpu, path) -> None:
     lengths = [((7 * i) % 90 if i % 5 else 0, 3 + i) for i in range(100)]
     Case(lengths, path[1], heads=2).check(gpu, path[0])
 
 
-def test_queries_between_other_rows(gpu: Gpu, path) -> None:
+def test_strided_queries(gpu: Gpu, path) -> None:
     case = Case(FEW, path[1], heads=4, head_dim=64)
     fused = poisoned(len(case.q), 6 * 64, dtype=path[1])
     fused[:, : 4 * 64] = case.q.flatten(1)
@@ -249,15 +249,15 @@ def test_a_long_prompt_after_a_long_history(gpu: Gpu, name: str) -> None:
         assert torch.equal(case.run(gpu, name), first)
 
 
-def test_every_kv_head_in_turn(gpu: Gpu, path) -> None:
-    """So much for a key head that few are worked on side by side."""
+def test_kv_heads_run_one_after_the_other(gpu: Gpu, path) -> None:
+    """A KV head is so large that only few run at the same time."""
     case = Case(FEW, path[1], heads=8, kv_heads=4)
     expected = case.run(gpu, path[0]).clone()
     case.max_num_tokens = 2**20
     assert torch.equal(case.run(gpu, path[0]), expected)
 
 
-def test_a_graph_reads_lengths_when_it_runs(gpu: Gpu, path) -> None:
+def test_graph_replay_reads_the_current_lengths(gpu: Gpu, path) -> None:
     case = Case(FEW, path[1])
     case.run(gpu, path[0])
     starts, contexts = case.starts.clone(), case.contexts.clone()
@@ -273,12 +273,12 @@ def test_a_graph_reads_lengths_when_it_runs(gpu: Gpu, path) -> None:
     assert torch.equal(case.out, expected)
 
 
-def test_nothing_to_do(gpu: Gpu) -> None:
+def test_no_queries(gpu: Gpu) -> None:
     case = Case([(0, 5)], torch.bfloat16)
     assert case.run(gpu).numel() == 0
 
 
-def test_wrong_input_is_refused(gpu: Gpu) -> None:
+def test_wrong_input_raises(gpu: Gpu) -> None:
     case = Case(FEW, torch.bfloat16)
     with pytest.raises(ValueError, match="q must be"):
         case.run(gpu, q=case.q[:, :2])
@@ -294,15 +294,15 @@ def test_wrong_input_is_refused(gpu: Gpu) -> None:
         Case(FEW, torch.bfloat16, block_size=2).run(gpu)
 
 
-@pytest.mark.parametrize("form", KV_SCHEMES)
+@pytest.mark.parametrize("scheme", KV_SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128, 192, 256])
-def test_codes(gpu: Gpu, form: str, dtype, head_dim: int) -> None:
+def test_quantized_cache(gpu: Gpu, scheme: str, dtype, head_dim: int) -> None:
     case = Case(MIXED, dtype, heads=6, kv_heads=2, head_dim=head_dim, seed=head_dim)
-    case.in_codes(form).check(gpu)
+    case.quantized(scheme).check(gpu)
 
 
-@pytest.mark.parametrize("form", KV_SCHEMES)
+@pytest.mark.parametrize("scheme", KV_SCHEMES)
 @pytest.mark.parametrize(
     "options",
     [
@@ -314,14 +314,14 @@ def test_codes(gpu: Gpu, form: str, dtype, head_dim: int) -> None:
     ],
     ids=str,
 )
-def test_codes_with_options(gpu: Gpu, form: str, options: dict) -> None:
-    Case(MIXED, torch.bfloat16, **options).in_codes(form).check(gpu)
+def test_quantized_cache_with_options(gpu: Gpu, scheme: str, options: dict) -> None:
+    Case(MIXED, torch.bfloat16, **options).quantized(scheme).check(gpu)
 
 
-@pytest.mark.parametrize("form", KV_SCHEMES)
-def test_codes_of_a_long_history(gpu: Gpu, form: str) -> None:
+@pytest.mark.parametrize("scheme", KV_SCHEMES)
+def test_quantized_cache_with_a_long_history(gpu: Gpu, scheme: str) -> None:
     case = Case([(1000, 5000)], torch.bfloat16, heads=2, head_dim=128, block_size=64)
-    case.in_codes(form).check(gpu)
+    case.quantized(scheme).check(gpu)
     first = case.out.clone()
     for _ in range(5):
         assert torch.equal(case.run(gpu), first)

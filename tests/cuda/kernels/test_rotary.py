@@ -1,4 +1,4 @@
-"""rotary against fp64. Tolerance: one rounding of the result. What is not turned must be equal."""
+"""rotary against fp64. Tolerance: one rounding; elements that are not rotated are equal."""
 
 import pytest
 import torch
@@ -15,14 +15,14 @@ POSITIONS = 500
 
 
 def angles(rotary_dim: int) -> Tensor:
-    """Cosines and sines of angles that differ for every position and pair."""
+    """Return cosines and sines of angles that differ for every position and pair."""
     speeds = 100.0 ** -(torch.arange(rotary_dim // 2, device="cuda").double() / rotary_dim)
     turns = torch.outer(torch.arange(POSITIONS, device="cuda").double(), speeds)
     return torch.cat((turns.cos(), turns.sin()), 1).float()
 
 
-def turned(x: Tensor, table: Tensor, positions: Tensor, layout: str) -> Tensor:
-    """The fp64 x [n, heads, dim] with its first rotary_dim elements turned."""
+def rotated(x: Tensor, table: Tensor, positions: Tensor, layout: str) -> Tensor:
+    """Rotate the first rotary_dim elements of the fp64 x [n, heads, dim]."""
     rotary_dim = table.shape[1]
     cos, sin = table.double()[positions.long()].unsqueeze(1).chunk(2, -1)
     part, rest = x[..., :rotary_dim], x[..., rotary_dim:]
@@ -36,7 +36,7 @@ def turned(x: Tensor, table: Tensor, positions: Tensor, layout: str) -> Tensor:
 
 
 class Case:
-    """Random heads, slots scattered over a poisoned cache, and every third token without one."""
+    """Random heads with slots scattered over a poisoned cache; every third token has no slot."""
 
     def __init__(
         self,
@@ -106,12 +106,12 @@ class Case:
         (2, 128, 8, 256, 256),
     ],
 )
-def test_turned_and_stored(
+def test_rotate_and_store(
     gpu: Gpu, dtype, layout: str, n: int, heads: int, kv_heads: int, head_dim: int, rotary_dim: int
 ) -> None:
     case, table = Case(dtype, n, heads, kv_heads, head_dim), angles(rotary_dim)
     case.run(gpu, table, layout=layout, rotary_dim=rotary_dim)
-    expected = turned(case.queries_and_keys(), table, case.positions, layout)
+    expected = rotated(case.queries_and_keys(), table, case.positions, layout)
     case.check(expected, ROUNDING[dtype])
     assert torch.equal(case.qkv[:, :heads, rotary_dim:], case.before[:, :heads, rotary_dim:])
 
@@ -128,7 +128,7 @@ def test_turned_and_stored(
         (2, 5, 5, 64, 0),
     ],
 )
-def test_normed_heads(
+def test_head_norm(
     gpu: Gpu, dtype, n: int, heads: int, kv_heads: int, head_dim: int, rotary_dim: int
 ) -> None:
     case, make = Case(dtype, n, heads, kv_heads, head_dim), Inputs(head_dim, dtype)
@@ -142,7 +142,7 @@ def test_normed_heads(
     x *= (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
     x[:, :heads] *= norm.query.double() + norm.weight_offset
     x[:, heads:] *= norm.key.double() + norm.weight_offset
-    case.check(x if table is None else turned(x, table, case.positions, "half"), ROUNDING[dtype])
+    case.check(x if table is None else rotated(x, table, case.positions, "half"), ROUNDING[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -152,33 +152,33 @@ def test_two_positions(gpu: Gpu, dtype, n: int, heads: int, head_dim: int) -> No
     second = Inputs(5).integers(0, POSITIONS, n)
     case.run(gpu, table, positions2=second)
     a, b = case.queries_and_keys().chunk(2, -1)
-    expected = [turned(a, table, case.positions, "half"), turned(b, table, second, "half")]
+    expected = [rotated(a, table, case.positions, "half"), rotated(b, table, second, "half")]
     case.check(torch.cat(expected, -1), ROUNDING[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [64, 8, 200])
-def test_without_angles_it_only_stores(gpu: Gpu, dtype, head_dim: int) -> None:
+def test_store_without_rotation(gpu: Gpu, dtype, head_dim: int) -> None:
     case = Case(dtype, 10, 12, 12, head_dim, block_size=4)
     case.run(gpu, None)
     case.check(case.queries_and_keys(), 0.0)
     assert torch.equal(case.qkv, case.before)
 
 
-def test_a_cache_beyond_two_to_the_31_elements(gpu: Gpu) -> None:
+def test_cache_of_more_than_2_to_the_31_elements(gpu: Gpu) -> None:
     case = Case(torch.bfloat16, 2, 4, 2, 128, block_size=64)
     blocks = 2**31 // (4 * 64 * 128) + 2
     case.cache = torch.empty(blocks, 4, 64, 128, dtype=torch.bfloat16, device="cuda")
     case.slots[:] = torch.tensor([blocks * 64 - 1, 0])
     case.run(gpu, angles(128))
-    expected = turned(case.queries_and_keys(), angles(128), case.positions, "half")
+    expected = rotated(case.queries_and_keys(), angles(128), case.positions, "half")
     for token, (block, place) in enumerate([(blocks - 1, 63), (0, 0)]):
         found = case.cache[block, :, place]
         assert_close(found[:2], expected[token, 4:], ROUNDING[torch.bfloat16])
         assert torch.equal(found[2:], case.before[token, 6:])
 
 
-def test_wrong_arguments_are_refused(gpu: Gpu) -> None:
+def test_wrong_arguments_raise(gpu: Gpu) -> None:
     case, table = Case(torch.float32, 4, 4, 2, 64), angles(64)
     for match, options in [
         ("layout", {"layout": "both"}),
@@ -205,13 +205,16 @@ def test_wrong_arguments_are_refused(gpu: Gpu) -> None:
         Case(torch.float32, 4, 4, 2, 60).run(gpu, angles(60))
 
 
-@pytest.mark.parametrize("form", KV_SCHEMES)
+@pytest.mark.parametrize("scheme", KV_SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("normed", [False, True])
-def test_codes(gpu: Gpu, form: str, dtype, head_dim: int, normed: bool) -> None:
-    """Values as torch would keep them, bit for bit. A key may round otherwise where it is turned:
-    half a step, and what the rounding of the turned head may be off by."""
+def test_quantized_cache(gpu: Gpu, scheme: str, dtype, head_dim: int, normed: bool) -> None:
+    """Compare with torch's quantization: values are bitwise equal.
+
+    A rotated key may be rounded differently: the bound is half a step plus the rounding of the
+    rotated head.
+    """
     case = Case(dtype, 67, 6, 2, head_dim)
     case.qkv[5, -1] = 0
     case.qkv[7, -1, 3] = float("nan")
@@ -223,26 +226,26 @@ def test_codes(gpu: Gpu, form: str, dtype, head_dim: int, normed: bool) -> None:
         heads = heads * (heads.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
         heads[:, :6] *= norm.query.double() + 1
         heads[:, 6:] *= norm.key.double() + 1
-    codes = torch.full(case.cache.shape, 99, dtype=torch.int8, device="cuda")
-    factors = poisoned(*codes.shape[:-1], dtype=torch.float32)
-    case.cache = codes
-    case.run(gpu, table, norm=norm, kv_scales=KVScales(form, factors))
+    values8 = torch.full(case.cache.shape, 99, dtype=torch.int8, device="cuda")
+    scales = poisoned(*values8.shape[:-1], dtype=torch.float32)
+    case.cache = values8
+    case.run(gpu, table, norm=norm, kv_scales=KVScales(scheme, scales))
     stored = case.slots >= 0
     places = case.slots[stored].long()
-    flat, by = codes.transpose(1, 2).flatten(0, 1), factors.transpose(1, 2).flatten(0, 1)
-    expected = turned(heads, table, case.positions, "half")
+    flat, by = values8.transpose(1, 2).flatten(0, 1), scales.transpose(1, 2).flatten(0, 1)
+    expected = rotated(heads, table, case.positions, "half")
     assert_close(case.qkv[:, :6], expected[:, :6], ROUNDING[dtype])
 
-    # On the CPU: on a GPU torch multiplies by what is near the inverse instead of dividing.
-    whole, by_head = (t.cuda() for t in quantize_kv(form, case.before[stored, 8:].cpu()))
+    # On the CPU, because torch on a GPU multiplies by a rounded inverse instead of dividing.
+    whole, by_head = (t.cuda() for t in quantize_kv(scheme, case.before[stored, 8:].cpu()))
     finite = by_head.isfinite()
     assert not finite.all() and torch.equal(by[places, 2:].isfinite(), finite)
     assert torch.equal(by[places, 2:][finite], by_head[finite])
     assert torch.equal(flat[places, 2:][finite], whole[finite])
 
     keys, step = expected[stored, 6:8], by[places, :2].double().unsqueeze(-1)
-    numbers = flat[places, :2] if form == "int8" else flat[places, :2].view(torch.float8_e4m3fn)
-    half = step / 2 if form == "int8" else torch.maximum(keys.abs() / 15, step * 2**-10)
+    numbers = flat[places, :2] if scheme == "int8" else flat[places, :2].view(torch.float8_e4m3fn)
+    half = step / 2 if scheme == "int8" else torch.maximum(keys.abs() / 15, step * 2**-10)
     bound = half + keys.abs().amax(-1, keepdim=True) * 2 * ROUNDING[dtype]
     assert ((numbers.double() * step - keys).abs() <= bound).all()
     unused = torch.ones(len(flat), dtype=torch.bool, device="cuda")
@@ -250,9 +253,9 @@ def test_codes(gpu: Gpu, form: str, dtype, head_dim: int, normed: bool) -> None:
     assert (flat[unused] == 99).all() and by[unused].isnan().all()
 
 
-def test_heads_that_cannot_be_kept_in_codes_are_refused(gpu: Gpu) -> None:
+def test_unsupported_head_dim_for_a_quantized_cache_raises(gpu: Gpu) -> None:
     case = Case(torch.bfloat16, 3, 2, 1, 80)
     case.cache = torch.zeros(case.cache.shape, dtype=torch.int8, device="cuda")
-    factors = torch.zeros(case.cache.shape[:-1], device="cuda")
+    scales = torch.zeros(case.cache.shape[:-1], device="cuda")
     with pytest.raises(ValueError, match="cannot be quantized"):
-        case.run(gpu, angles(80), kv_scales=KVScales("int8", factors))
+        case.run(gpu, angles(80), kv_scales=KVScales("int8", scales))

@@ -1,8 +1,8 @@
 """sample against the rule in fp64, and against the CPU's sampler.
 
-A drawn id must be the reference's; where the random number lies within 1e-6 of a border between
-two tokens (or top-p's share so close to one), either of the two. That is what fp32 roundings
-of an exponent up to 12 can move a border by.
+The sampled id must equal the reference's. If the random number is within 1e-6 of the border of two
+tokens (or top-p's fraction is), either of them is allowed: fp32 rounding of exponents up to 12 can
+move a border by that much.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ TOLERANCE = 1e-6
 
 @dataclass
 class Rule:
-    """The documented rule for one row of logits, in fp64, with what roundings leave open."""
+    """The sampling rule for one row of logits in fp64, with the range that rounding allows."""
 
     logits: NDArray[np.float32]
     temperature: float = 1.0
@@ -64,7 +64,7 @@ class Rule:
         self.rank[self.order] = np.arange(len(self.order))
 
     def between(self, numbers: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For each random number the first and the last rank that may be drawn."""
+        """Return the first and the last rank that may be sampled for each random number."""
         slack = TOLERANCE * self.most
         last = np.searchsorted(self.sums, self.most * (1 - 1e-15), "left")
         low = np.searchsorted(self.sums, numbers * self.least - slack, "right")
@@ -72,7 +72,7 @@ class Rule:
         return np.minimum(low, last), np.minimum(high, last)
 
     def check(self, drawn: NDArray[np.int64], numbers: NDArray[np.float64]) -> float:
-        """Fail unless each id may be drawn by its number; returns how many had no choice."""
+        """Fail unless each id is allowed; return the fraction of ids without an alternative."""
         low, high = self.between(numbers)
         rank = self.rank[drawn]
         wrong = np.flatnonzero((rank < low) | (rank > high))
@@ -84,7 +84,7 @@ class Rule:
         return float((low == high).mean())
 
     def probabilities(self) -> NDArray[np.float64]:
-        """Of the kept tokens, in the order of `order`."""
+        """Return the probabilities of the kept tokens, in the order of `order`."""
         kept = 1 + int(np.searchsorted(self.sums, self.most * (1 - 1e-15), "left"))
         return np.diff(self.sums[:kept], prepend=0.0) / self.sums[kept - 1]
 
@@ -97,7 +97,7 @@ def draw(
     params: list[SamplingParams],
     workspace: Tensor | None = None,
 ) -> Tensor:
-    """The drawn ids; the workspace is checked to be as it was."""
+    """Sample each row and check that the workspace is reusable."""
     n, vocab = logits.shape
     device = logits.device
     values, ids = poisoned(n, dtype=torch.float32), poisoned(n, dtype=torch.int32)
@@ -132,7 +132,7 @@ def draw(
 def series(
     gpu: Gpu, row: Tensor, params: SamplingParams, n: int, seed: int = 5
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """n draws from one row of logits, at positions 0 to n - 1, and their random numbers."""
+    """Sample one row n times, at positions 0 to n - 1; return the ids and the random numbers."""
     batch = min(n, 2**25 // len(row) + 1)
     logits = row.repeat(batch, 1)
     workspace = sample_workspace(gpu, batch, len(row))
@@ -156,7 +156,7 @@ def rule(row: Tensor, params: SamplingParams) -> Rule:
 
 
 def peaked(vocab: int, seed: int = 0) -> Tensor:
-    """Like a language model's: a few likely tokens, a long tail."""
+    """Return logits like a language model's: a few likely tokens and a long tail."""
     make = Inputs(seed)
     logits = make.normal(vocab) * 2
     some = make.permutation(vocab)[:40].long()
@@ -228,7 +228,7 @@ def test_frequencies_follow_the_probabilities(gpu: Gpu, params: SamplingParams) 
 
 
 @pytest.mark.parametrize("vocab", [97, 50_257, 128_256])
-def test_the_same_as_the_cpus_sampler(gpu: Gpu, vocab: int) -> None:
+def test_equals_the_cpu_sampler(gpu: Gpu, vocab: int) -> None:
     row = peaked(vocab, 7)
     logits = row.cpu()
     for params in PARAMS[:8]:
@@ -240,7 +240,7 @@ def test_the_same_as_the_cpus_sampler(gpu: Gpu, vocab: int) -> None:
 
 
 def test_equal_logits_top_p(gpu: Gpu) -> None:
-    """Half of equal tokens are the lower half of the ids, in their order."""
+    """top_p 0.5 keeps the lower half of the ids if all logits are equal."""
     row, params = torch.full((128_256,), -2.5, device="cuda"), SamplingParams(1.0, top_p=0.5)
     drawn, numbers = series(gpu, row, params, 100)
     assert np.array_equal(drawn, np.floor(numbers * 64_128).astype(np.int64))
@@ -254,8 +254,8 @@ def test_equal_logits_top_k(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**32, 0x9E3779B97F4A7C15, 2**64 - 1])
-def test_all_tokens_equal_show_the_random_number(gpu: Gpu, seed: int) -> None:
-    """The 18 upper bits of the number are the id, also with 0 and -0 for equal logits."""
+def test_equal_logits_reveal_the_random_number(gpu: Gpu, seed: int) -> None:
+    """The id is the upper 18 bits of the random number; 0 and -0 are equal logits."""
     row = torch.zeros(2**18, device="cuda")
     row[::3] = -0.0
     params = SamplingParams(temperature=1.0, top_p=1.0)
@@ -263,7 +263,7 @@ def test_all_tokens_equal_show_the_random_number(gpu: Gpu, seed: int) -> None:
     assert np.array_equal(drawn, np.floor(numbers * 2**18).astype(np.int64))
 
 
-def test_position_counts_with_all_its_bits(gpu: Gpu) -> None:
+def test_random_number_uses_all_bits_of_the_position(gpu: Gpu) -> None:
     row, positions = torch.zeros(2**18, device="cuda"), [0, 1, 2**16, 2**31 - 1]
     params = [SamplingParams(temperature=1.0, top_p=1.0)] * 4
     drawn = draw(gpu, row.repeat(4, 1), [77] * 4, positions, params)
@@ -296,8 +296,8 @@ def test_one_hot(gpu: Gpu, params: SamplingParams) -> None:
 
 
 @pytest.mark.parametrize("params", PARAMS)
-def test_a_peak_over_a_plain_just_out_of_reach(gpu: Gpu, params: SamplingParams) -> None:
-    """The mass of many tokens below e^-12 of the largest is as much as its own."""
+def test_peak_over_many_tokens_outside_the_histogram(gpu: Gpu, params: SamplingParams) -> None:
+    """Many tokens below e^-12 of the largest have as much mass together as the largest."""
     row = -Inputs(8).normal(262_144).abs() * 0.1 - 12.1
     row[200_000] = 0
     row[::4096] = -1e30  # masked
@@ -343,8 +343,8 @@ def test_sizes_about_a_chunk(gpu: Gpu, vocab: int) -> None:
 
 
 @pytest.mark.parametrize("vocab", [97, 50_257])
-def test_a_mixed_batch_is_row_by_row(gpu: Gpu, vocab: int) -> None:
-    """Also greedy rows and rows that are no numbers; each as if alone."""
+def test_rows_of_a_mixed_batch_are_independent(gpu: Gpu, vocab: int) -> None:
+    """Greedy rows and rows with NaN are included; each row is sampled as if it were alone."""
     every = [SamplingParams(temperature=0.0, top_k=3), *PARAMS]
     n = 3 * len(every)
     params = [every[i % len(every)] for i in range(n)]
@@ -365,8 +365,8 @@ def test_a_mixed_batch_is_row_by_row(gpu: Gpu, vocab: int) -> None:
             rule(logits[i], params[i]).check(np.array([drawn[i]]), number)
 
 
-def test_replays_are_the_same(gpu: Gpu) -> None:
-    """A graph of argmax and sample, replayed: every path through the kernel leaves no trace."""
+def test_graph_replays_are_equal(gpu: Gpu) -> None:
+    """Replay a graph of argmax and sample: every path through the kernel resets the workspace."""
     params = [*PARAMS, SamplingParams(temperature=0.0)]
     n, vocab = len(params), 50_257
     logits = torch.stack([peaked(vocab, i) if i % 3 else Inputs(i).normal(vocab) for i in range(n)])
@@ -410,7 +410,7 @@ def test_replays_are_the_same(gpu: Gpu) -> None:
         assert torch.equal(out, expected)
 
 
-def test_wrong_tensors_are_refused(gpu: Gpu) -> None:
+def test_wrong_tensors_raise(gpu: Gpu) -> None:
     f, i = (lambda n: torch.zeros(n, device="cuda")), (lambda n: f(n).int())
     good = {
         "logits": torch.zeros(2, 100, device="cuda"),

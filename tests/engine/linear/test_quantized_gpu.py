@@ -27,7 +27,7 @@ from swiftchat.weights.quantization.quantize import QuantizationSpec
 from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Int8Groups, QuantizedMatrix
 from tests.support import tiny, tiny_gguf
 from tests.support.kernel_case import Inputs, assert_close
-from tests.support.packed_matrices import FORMS, kernels_without_gpu, packed, parts
+from tests.support.packed_matrices import PACKINGS, kernels_without_gpu, packed, parts
 from tests.support.tiny_llama import tiny_llama
 
 CPU = torch.device("cpu")
@@ -296,7 +296,7 @@ def test_torch_ops_on_a_gpu_dequantize_weights(quantized: dict[str, Path]) -> No
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("form", "group"), FORMS)
+@pytest.mark.parametrize(("form", "group"), PACKINGS)
 @pytest.mark.parametrize("n", [1, 16, 17, 50, 64, 65, 300])
 def test_quantized_matmul_with_any_number_of_rows(gpu: Gpu, form: str, group: int, n: int) -> None:
     make = Inputs(n, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""linear and dequantize with rows in groups that are no whole steps, and so are filled up."""
+"""linear and dequantize with rows that are padded to whole tiles."""
 
 import pytest
 import torch
@@ -13,9 +13,9 @@ from tests.support.packed_matrices import packed
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.parametrize("dtype", DTYPES),
-    # 32 more than a slot has, and lengths that 16 vectors need splits for.
+    # 32 columns more than a stage holds, and lengths that need splits for 16 rows.
     pytest.mark.parametrize(
-        ("form", "k", "group"),
+        ("scheme", "k", "group"),
         [
             ("INT4", 576, 32),
             ("INT4", 576, 64),
@@ -30,14 +30,16 @@ pytestmark = [
         ],
     ),
 ]
-FP32_SUMS, DIGITS = 2e-5, 2.0**-13
+FP32_SUMS, INT8_PLANES = 2e-5, 2.0**-13
 EPS = 1e-5
 
 
 @pytest.mark.parametrize("n", [1, 3, 8, 16])
-def test_products(gpu: Gpu, dtype: torch.dtype, form: str, k: int, group: int, n: int) -> None:
+def test_padded_groups(
+    gpu: Gpu, dtype: torch.dtype, scheme: str, k: int, group: int, n: int
+) -> None:
     make, workspace = Inputs(k + n, dtype), Workspace(gpu, 200)
-    weight, meant = packed(make, form, group, 200, k, magnitude=0.05)
+    weight, meant = packed(make, scheme, group, 200, k, magnitude=0.05)
     assert linear_fits(gpu, n, weight, splittable=True)
     x, wide = make.normal(n, k), make.normal(n, k, dtype=torch.float32)
     gain = make.normal(k)
@@ -45,7 +47,7 @@ def test_products(gpu: Gpu, dtype: torch.dtype, form: str, k: int, group: int, n
     residual = before.clone()
     linear_residual(gpu, x, weight, residual, workspace)
     expected = x.double() @ meant.T
-    sums = FP32_SUMS if dtype == torch.float32 or n > 1 else DIGITS
+    sums = FP32_SUMS if dtype == torch.float32 or n > 1 else INT8_PLANES
     assert_close(residual - before, expected, 4 * sums)
     if not linear_fits(gpu, n, weight):
         return
@@ -59,8 +61,8 @@ def test_products(gpu: Gpu, dtype: torch.dtype, form: str, k: int, group: int, n
     assert_close(out, normed, rounding)
 
 
-def test_every_weight(gpu: Gpu, dtype: torch.dtype, form: str, k: int, group: int) -> None:
-    matrix, expected = packed(Inputs(k, dtype), form, group, 70, k)
+def test_every_weight(gpu: Gpu, dtype: torch.dtype, scheme: str, k: int, group: int) -> None:
+    matrix, expected = packed(Inputs(k, dtype), scheme, group, 70, k)
     out = poisoned(70, k, dtype=dtype)
     dequantize(gpu, matrix, out)
     assert_close(out, expected, ROUNDING[dtype])
