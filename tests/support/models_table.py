@@ -1,6 +1,6 @@
-"""The tables of docs/models.md, out of the families and of what the tests do with them.
+"""The page docs/models.md: tables of architectures and file layouts, made from the tests.
 
-Run as a program, it writes the page anew: `python -m tests.support.models_table`.
+`python -m tests.support.models_table` writes the page.
 """
 
 import tempfile
@@ -12,64 +12,64 @@ from swiftchat.engine.model.cuda_ops import kernels_cover
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.model.directory import Model
 from tests.support import tiny
-from tests.support.proofs import BY_FAMILY, BY_LAYOUT, parameters
+from tests.support.proofs import BY_ARCHITECTURE, BY_LAYOUT, parameters
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 _HEAD = """# Models
 
-Each family is a table entry (`weights/architectures/llama_like.py`, `weights/architectures/moe.py`,
-`weights/architectures/gpt_like.py`) read by one decoder. For every one of them
+Each architecture is a table entry in `weights/architectures/`, one file for each group of models
+(`llama.py`, `qwen.py`, `gemma.py`, …), and one decoder runs them all. For every architecture
 `tests/engine/model/test_architectures.py` and `tests/engine/model/test_decoder.py` compare logits
-with transformers' in fp32, on the CPU: by prefill in chunks, token by token, with history and in a
-batch, at most 1e-4 of the largest apart. ChatGLM-6B, which transformers does not have, is compared
-with a reference of its own in fp64.
+with those of transformers in fp32 on the CPU: prefill in chunks, token by token, with history, and
+in a batch. The maximum difference is 1e-4 of the largest logit. ChatGLM-6B is not part of
+transformers; its tests compare with an fp64 reference.
 
-Under a kind of file, and under ways to divide a model, stand the devices on which tests run the
-family so (`tests/proofs.py` reads that from the tests' parameters); GPU tests run where there is
-one. On a device that is not named the same code runs untested: what `convert` writes are
-safetensors, whatever they came from.
+The columns for file formats and for parallelism list the devices on which tests run the
+architecture that way (`tests/support/proofs.py` reads this from the parameters of the tests); GPU
+tests need a GPU. A device that is missing in a column runs the same code without a test:
+`convert` writes the same safetensors for every source.
 
-"kernels" are those of `cuda/`; "torch" means torch's operators, on the GPU too. "partly": some
-models of the family need what the kernels do not do, such as windows in only some layers.
+In the last column, "kernels" are the CUDA kernels in `cuda/`, and "torch" means the operators of
+torch on the GPU. "partly": some models of the architecture need features without a kernel.
 
-GGUF files are read of the architectures in `weights/gguf/architectures.py`; of GPT-J and OPT
-llama.cpp's converter writes none. `tests/weights/gguf/test_architectures.py` writes each as that
-does and compares facts, tensors and logits of what comes out; Mistral becomes Llama there,
-InternLM2 too, ChatGLM2 and 3 become GLM, and Mixtral is `llama` with experts.
+GGUF files can have the architectures in `weights/gguf/architectures.py`; llama.cpp's converter
+does not support GPT-J and OPT. `tests/weights/gguf/test_architectures.py` writes each of them as
+llama.cpp does and compares config, tensors and logits after the conversion. There Mistral and
+InternLM2 become Llama, ChatGLM2 and ChatGLM3 become GLM, and Mixtral is `llama` with experts.
 
 """
 _LAYOUTS = """
-One Llama and one GPT-2, written in each of these layouts and converted, give the tensors bit for
-bit and the engine's logits. The quantized ones compute what their decoded weights compute.
+Tests write one Llama and one GPT-2 in each of these layouts and convert them. The tensors must be
+equal bit for bit, and so must the engine's logits. A quantized layout must give the logits of its
+dequantized weights.
 
 """
 _TAIL = """
-What differs from other programs:
+Differences from other programs:
 
-- **LongRoPE** (Phi-3, Phi-4) has one set of divisors for contexts up to the original one and one
-  for longer ones. The context the engine is started with (`--ctx-size`) decides, not the length
-  of the text, because keys that are cached cannot change their angles.
-- **Dynamic NTK scaling** changes nothing up to `max_position_embeddings`, which is the longest
-  context there is.
-- **Gemma 1** always takes the approximate GELU it was trained with, also where its file says
-  "gelu".
-- **Falcon's ALiBi** (falcon-rw) is computed in fp32 from the distance. Transformers rounds each
-  key's share to bf16, by its place in the text.
-- **GPT-OSS** as published has experts in MXFP4: `swiftchat convert` makes a plain model of it.
-- **GGUF** does not say all that `config.json` did: windows of StarCoder2 and Mistral, the
-  context of Falcon (2048), the number Gemma's scores are divided by (known by the layers of the
-  published models). What llama.cpp assumes then is assumed here.
-- A key of `config.json` that changes the mathematics and that the family does not read is
-  refused by name (`weights/architectures/unsupported_keys.py`).
-- **ChatGLM-6B** reads its prompt in both directions, all of it in one go. Nothing of it is
-  reused when the conversation grows; only the same prompt is found in the cache.
+- **LongRoPE** (Phi-3, Phi-4) has one set of divisors for contexts up to the original length and one
+  for longer contexts. The engine chooses by its context size (`--ctx-size`), not by the length of
+  the text, because cached keys cannot change their angles.
+- **Dynamic NTK scaling** has no effect up to `max_position_embeddings`, which is the longest
+  supported context.
+- **Gemma 1** always uses the approximate GELU of its training, also if its file says "gelu".
+- **Falcon's ALiBi** (falcon-rw) is computed in fp32 from the distance. Transformers rounds the
+  bias of each key to bf16.
+- **GPT-OSS** is published with experts in MXFP4: `swiftchat convert` dequantizes them.
+- **GGUF** lacks some fields of `config.json`: the windows of StarCoder2 and Mistral, the context
+  of Falcon (2048), and the scale of Gemma's attention scores (recognized by the number of layers).
+  The conversion uses llama.cpp's values for them.
+- A key of `config.json` that changes the computation and that the architecture does not read
+  raises an error that names the key (`weights/architectures/unsupported_keys.py`).
+- **ChatGLM-6B** attends to its prompt in both directions, so the prompt is computed in one step.
+  The prefix cache is used only for the same prompt, not for a longer conversation.
 
 Not supported: the vision models of Gemma 3, multi-head latent attention.
 """
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the content of the page."""
     architectures: dict[str, str] = {}
     covered: dict[str, set[bool]] = {name: set() for name in ARCHITECTURES}
     with tempfile.TemporaryDirectory() as folder:
@@ -80,22 +80,22 @@ def page() -> str:
             covered[config.architecture].add(kernels_cover(config, torch.bfloat16))
     words = {frozenset({True}): "kernels", frozenset({False}): "torch"}
     rows = []
-    for architecture, family in ARCHITECTURES.items():
+    for class_name, architecture in ARCHITECTURES.items():
         by_source = [
             _devices(
-                {d: any(architectures[v] == architecture for v in vs) for d, vs in tests.items()}
+                {d: any(architectures[v] == class_name for v in vs) for d, vs in tests.items()}
             )
-            for tests in BY_FAMILY.values()
+            for tests in BY_ARCHITECTURE.values()
         ]
-        gpu = words.get(frozenset(covered[architecture]), "partly kernels")
-        rows.append([family.name, f"`{architecture}`", *by_source, gpu])
-    families = _table(["family", "architecture", *BY_FAMILY, "on a GPU by"], rows)
+        gpu = words.get(frozenset(covered[class_name]), "partly kernels")
+        rows.append([architecture.name, f"`{class_name}`", *by_source, gpu])
+    table = _table(["name", "architecture", *BY_ARCHITECTURE, "on a GPU by"], rows)
     layouts = [
         [model, name, _devices({d: name in parameters(test) for d, test in tests.items()})]
         for model, tests in BY_LAYOUT.items()
         for name in parameters(tests["CPU"])
     ]
-    return _HEAD + families + _LAYOUTS + _table(["model", "layout", "tested on"], layouts) + _TAIL
+    return _HEAD + table + _LAYOUTS + _table(["model", "layout", "tested on"], layouts) + _TAIL
 
 
 def _devices(tested: dict[str, bool]) -> str:

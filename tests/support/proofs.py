@@ -1,6 +1,6 @@
-"""Which models the tests run from which files on which device, read from the tests' parameters.
+"""Models, file formats and devices that tests cover, read from the parameters of the tests.
 
-A test that has gone, or lost a parameter, is gone from here and so from docs/models.md.
+Removing a test or a parameter therefore changes docs/models.md.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ Test = Callable[..., Any]
 
 
 def parameters(test: Test) -> list[str]:
-    """The names or forms that the test is run with, one after the other."""
+    """Return the values of a test's parameter `name` or `form`, in order."""
     marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
     for mark in marks:
         if mark.args[0] in ("name", "form"):
@@ -27,8 +27,8 @@ def parameters(test: Test) -> list[str]:
     raise AssertionError(f"{test.__name__} has no parameter name or form")
 
 
-# Names of models of `tiny`. Those of the first are its fixture's, and test_engine_decoder's.
-BY_FAMILY: dict[str, dict[str, Iterable[str]]] = {
+# Names of `tiny` models by format and device. CPU tests for safetensors take them from a fixture.
+BY_ARCHITECTURE: dict[str, dict[str, Iterable[str]]] = {
     "safetensors": {
         "CPU": [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED],
         "GPU": [
@@ -44,12 +44,10 @@ BY_FAMILY: dict[str, dict[str, Iterable[str]]] = {
         ],
     },
     "two ranks": {"CPU": parameters(test_communicator.test_two_ranks_equal_one)},
-    "files cut for ranks": {
-        "CPU": parameters(test_communicator.test_ranks_loading_rank_files_equal_one)
-    },
+    "rank files": {"CPU": parameters(test_communicator.test_ranks_loading_rank_files_equal_one)},
 }
 
-# Layouts and forms of one model: what it is, and the tests that run them on each device.
+# For each model the test that runs its layouts on each device.
 BY_LAYOUT: dict[str, dict[str, Test]] = {
     "Llama": {
         "CPU": test_sources.test_all_layouts_convert_to_the_same_model,

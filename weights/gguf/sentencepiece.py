@@ -1,4 +1,4 @@
-"""The SentencePiece vocabulary inside a GGUF file as a `tokenizer.model`."""
+"""The SentencePiece vocabulary of a GGUF file as a `tokenizer.model`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ from swiftchat.errors import BadModelFile
 
 __all__ = ["SENTENCEPIECE_KINDS", "tokenizer_model"]
 
-# `tokenizer.ggml.model`, and what the algorithm is in sentencepiece_model.proto.
+# The algorithm in sentencepiece_model.proto by `tokenizer.ggml.model`.
 SENTENCEPIECE_KINDS = {"t5": 1, "llama": 2}
-# Kinds of tokens; those of GGUF are those of the protobuf.
+# Token types; GGUF uses the values of the protobuf.
 _UNKNOWN, _UNUSED, _BYTE = 2, 5, 6
 _KINDS = range(1, 7)
 
@@ -20,19 +20,19 @@ _KINDS = range(1, 7)
 def tokenizer_model(
     metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[Any]
 ) -> bytes:
-    """Return the bytes of the `tokenizer.model` that the metadata were made from.
+    """Return the content of the `tokenizer.model` from which the metadata was made.
 
-    GGUF keeps pieces, scores, kinds and the switches of the normalizer; what it lacks only
-    training needs. Raises `BadModelFile` when scores or kinds do not match the tokens.
+    GGUF has the pieces, scores, types and normalizer options; it lacks only training parameters.
+    Raises `BadModelFile` if scores or types do not match the tokens.
     """
     scores = metadata.get("tokenizer.ggml.scores", [0.0] * len(tokens))
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise BadModelFile("tokenizer.ggml.scores does not match tokenizer.ggml.tokens")
     if not all(type(score) in (int, float) and math.isfinite(score) for score in scores):
-        raise BadModelFile("tokenizer.ggml.scores has something that is no number")
+        raise BadModelFile("tokenizer.ggml.scores has an element that is not a finite number")
     if not all(kind in _KINDS for kind in kinds):
-        raise BadModelFile("tokenizer.ggml.token_type has a kind that there is not")
-    # One token is what anything unknown becomes; padding is often called unknown, too.
+        raise BadModelFile("tokenizer.ggml.token_type has an unknown type")
+    # Only one token may have the type unknown; in many files padding has it too.
     first = kinds.index(_UNKNOWN) if _UNKNOWN in kinds else 0
     unknown_id = metadata.get("tokenizer.ggml.unknown_token_id", first)
     kinds = [_UNUSED if kind == _UNKNOWN else kind for kind in kinds]
@@ -61,9 +61,9 @@ def tokenizer_model(
 
 
 def _charsmap(value: object) -> bytes:
-    # Some files have it as signed bytes.
+    # Some files store signed bytes.
     if not isinstance(value, list) or not all(
         type(byte) is int and -128 <= byte < 256 for byte in value
     ):
-        raise BadModelFile("tokenizer.ggml.precompiled_charsmap is no list of bytes")
+        raise BadModelFile("tokenizer.ggml.precompiled_charsmap is not a list of bytes")
     return bytes(byte & 0xFF for byte in value)

@@ -1,0 +1,116 @@
+"""The pre-tokenizers of GGUF vocabularies as entries of `tokenizer.json`.
+
+Source: the patterns in llama.cpp's `llama-vocab.cpp`.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+__all__ = ["LLAMA3", "PRE_TOKENIZERS", "byte_level"]
+
+_LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2_PATTERN = _LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEKKEN_PATTERN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT4O_PATTERN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CJK = "[一-龥ࠀ-一가-퟿]+"
+_DEEPSEEK_LLM_PATTERNS = (
+    r"[\r\n]",
+    # Cased letters. Those that look like another letter are written as escapes.
+    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚ"
+    "Ḁ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼ"
+    "ℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳ"
+    "Ꙁ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
+    r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+    r"\s+$",
+    _CJK,
+    r"\p{N}",
+)
+_DEEPSEEK_CODER_PATTERNS = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")
+_DEEPSEEK3_PATTERNS = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_BLOOM_PATTERN = r" ?[^(\s|.,!?…。，、।۔،)]+"
+_FALCON_PUNCTUATION = r"[\p{P}$+<=>^~|`]+"
+
+
+def byte_level(*, use_regex: bool) -> dict[str, Any]:
+    """Return the byte-level pre-tokenizer, post-processor or decoder of `tokenizer.json`."""
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": use_regex,
+    }
+
+
+def _split(*patterns: str) -> dict[str, Any]:
+    """Return a pre-tokenizer that splits by each pattern in turn, then maps to bytes."""
+    return _sequence(*map(_isolated, patterns), byte_level(use_regex=False))
+
+
+def _isolated(pattern: str, behavior: str = "Isolated") -> dict[str, Any]:
+    return {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": behavior,
+        "invert": False,
+    }
+
+
+def _sequence(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", "pretokenizers": list(steps)}
+
+
+_GPT2 = byte_level(use_regex=True)
+_GPT2_AND_DIGITS = _sequence({"type": "Digits", "individual_digits": True}, _GPT2)
+_FALCON = _sequence(
+    _isolated(_FALCON_PUNCTUATION, "Contiguous"),
+    _isolated(_GPT2_PATTERN),
+    _isolated("[0-9][0-9][0-9]"),
+    byte_level(use_regex=False),
+)
+
+LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral")
+# By `tokenizer.ggml.pre`. Files older than that key use GPT-2's.
+PRE_TOKENIZERS: Mapping[str, dict[str, Any]] = MappingProxyType(
+    {
+        **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo"), _GPT2),
+        **dict.fromkeys(
+            ("smollm", "starcoder", "refact", "command-r", "codeshell"), _GPT2_AND_DIGITS
+        ),
+        **dict.fromkeys(
+            (*LLAMA3, "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _split(_LLAMA3_PATTERN)
+        ),
+        **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), _split(_QWEN2_PATTERN)),
+        "qwen35": _split(_QWEN35_PATTERN),
+        **dict.fromkeys(("gpt-4o", "llama4"), _split(_GPT4O_PATTERN)),
+        "tekken": _split(_TEKKEN_PATTERN),
+        "deepseek-llm": _split(*_DEEPSEEK_LLM_PATTERNS),
+        "deepseek-coder": _split(*_DEEPSEEK_CODER_PATTERNS),
+        "deepseek-v3": _split(*_DEEPSEEK3_PATTERNS),
+        "falcon": _FALCON,
+        **dict.fromkeys(("bloom", "gpt3-finnish", "poro-chat"), _split(_BLOOM_PATTERN)),
+    }
+)
