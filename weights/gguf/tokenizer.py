@@ -44,13 +44,13 @@ def tokenizer_class(metadata: Mapping[str, Any]) -> str:
 def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `tokenizer.json` of a byte-level BPE vocabulary.
 
-    Raises `BadModelFile` for another token_type of vocabulary, an unknown pre-tokenizer, or merges
+    Raises `BadModelFile` for another kind of vocabulary, an unknown pre-tokenizer, or merges
     that do not fit the tokens. Placeholders for unused ids (type 5) are left out.
     """
     model = metadata.get("tokenizer.ggml.model")
     if model != "gpt2":
         raise BadModelFile(
-            f"GGUF vocabulary of the unsupported token_type {str(model)[:40]!r}",
+            f"GGUF vocabulary of the unsupported kind {str(model)[:40]!r}",
             "supported: gpt2 (byte-level BPE), llama and t5 (SentencePiece)",
         )
     pre = str(metadata.get("tokenizer.ggml.pre", "default"))
@@ -155,9 +155,7 @@ def _merges(metadata: Mapping[str, Any], vocab: Mapping[str, int]) -> list[str]:
     for number, text in enumerate(_strings(metadata, "tokenizer.ggml.merges")):
         left, space, right = text.partition(" ")
         if not space or left not in vocab or right not in vocab or left + right not in vocab:
-            raise BadModelFile(
-                f"merge {number}, {text[:40]!r}, does not join two tokens"
-            )
+            raise BadModelFile(f"merge {number}, {text[:40]!r}, does not join two tokens")
         merges.append(text)
     return merges
 
