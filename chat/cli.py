@@ -73,7 +73,7 @@ class Commands(click.Group):
             import difflib
 
             near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
-            prompt_hint = f'swiftchat -p "{args[0]} …" asks a model'
+            prompt_hint = f'swiftchat -p "{args[0]} …" sends it to a model'
             raise UsageError(
                 f"there is no command {args[0]!r}", f"swiftchat {near[0]}" if near else prompt_hint
             )

@@ -76,7 +76,7 @@ ANSWER_COMMANDS = (
     Command(
         "/copy",
         "[code [N]|all]",
-        "copy the last answer, a code block of it, or everything",
+        "copy the last answer, a code block, or everything",
         copy_answer,
         completion=("all", "code"),
         details="/copy code copies the last code block, /copy code 1 the first one,\n"

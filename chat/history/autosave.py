@@ -1,4 +1,4 @@
-"""Automatic saving of conversations while they go on."""
+"""Automatic saving of conversations."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

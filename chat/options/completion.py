@@ -80,7 +80,7 @@ def complete_shapes(
 
 
 def matching(names: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
-    """Those that begin with what was typed; names that no line of a shell can hold left out."""
+    """Return completions for a typed beginning; unprintable names are left out."""
     return [
         CompletionItem(name, help=sanitize(" ".join(about.split())[:60]) or None)
         for name, about in names

@@ -1,7 +1,7 @@
 """The options of a chat, from flags, environment and configuration file, in one frozen value."""
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -232,7 +232,6 @@ def load_config_file(known: set[str]) -> dict[str, Any]:
     path = config_path()
     if not path.is_file():
         return {}
-    import difflib
     import tomllib
 
     try:
@@ -243,7 +242,14 @@ def load_config_file(known: set[str]) -> dict[str, Any]:
         ) from error
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
-            raise UsageError(f"{path}: unknown option {name!r}", hint)
+            raise unknown_option(str(path), name, known)
     return values
+
+
+def unknown_option(file: str, name: str, known: Collection[str]) -> UsageError:
+    """Return the error for an unknown option in a file, with the most similar known one."""
+    import difflib
+
+    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
+    return UsageError(f"{file}: unknown option {name!r}", hint)

@@ -5,13 +5,12 @@ YAML front matter between two lines `---`, and then the system prompt. PyYAML is
 dependency of huggingface_hub.
 """
 
-import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swiftchat.chat.options.config import config_path, read_text
+from swiftchat.chat.options.config import config_path, read_text, unknown_option
 from swiftchat.errors import UsageError
 
 _FENCE = "---"
@@ -83,9 +82,7 @@ def _parse_settings(header: str, known: Collection[str], file: str) -> dict[str,
         option = str(key).replace("-", "_")
         option = _ALIASES.get(option, option)
         if option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
-            raise UsageError(f"{file}: unknown option {str(key)!r}", hint)
+            raise unknown_option(file, str(key), known)
         if not isinstance(value, str | int | float):
             raise UsageError(f"{file}: the value of {key} is neither a string nor a number")
         settings[option] = value

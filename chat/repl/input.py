@@ -31,7 +31,7 @@ class InputLine:
 
     `complete_argument` maps a command to the words that Tab offers after it, with descriptions.
     Without a `toolbar` (for screen readers) there is no placeholder either, and the prompt has a
-    speaker label. `io` are prompt_toolkit's `input` and `output`, for tests.
+    speaker label.
     """
 
     def __init__(
@@ -41,7 +41,6 @@ class InputLine:
         history_file: Path | None,
         toolbar: Callable[[], StyleAndTextTuples] | None,
         is_vi: bool = False,
-        **io: object,
     ) -> None:
         self._pastes = Pastes()
         self._default = ""
@@ -63,7 +62,6 @@ class InputLine:
             bottom_toolbar=toolbar,
             input_processors=[_Sanitizer()],
             refresh_interval=0.5 if toolbar else 0,  # shows the loading progress
-            **io,  # type: ignore[arg-type]
         )
 
     def prompt(self, default: str = "", pre_run: Callable[[], None] | None = None) -> str:

@@ -37,8 +37,8 @@ def run_repl(config: ChatConfig, conversation: Conversation, autosave: Autosave)
 class Repl:
     """The prompt of one chat.
 
-    `files` is the text of the `-f` files; it precedes the first message. `io` are prompt_toolkit's
-    `input` and `output`, for tests. A message that could not be answered returns to the input line.
+    `files` is the text of the `-f` files, which precedes the first message. An unanswered message
+    returns to the input line.
     """
 
     def __init__(
@@ -48,7 +48,6 @@ class Repl:
         conversation: Conversation,
         files: str = "",
         autosave: Autosave | None = None,
-        **io: object,
     ) -> None:
         self._is_accessible = is_accessible(config, os.environ)
         self.state = ChatState(
@@ -63,7 +62,7 @@ class Repl:
         self._hints = Hints(None if config.quiet else hints_file(), print_notice)
         self._interrupts = InterruptTimer()
         self._turns = TurnRunner(self.state, self._hints, self._interrupts)
-        self._prompt = self._input_line(io)
+        self._prompt = self._input_line()
 
     def run(self) -> int:
         """Read and answer until the user leaves; save everything; return the exit code."""
@@ -106,8 +105,8 @@ class Repl:
             except SwiftchatError as error:
                 _report(error)
 
-    def _input_line(self, io: dict[str, object]) -> InputLine | PlainPrompt:
-        if is_dumb(os.environ) and not io:
+    def _input_line(self) -> InputLine | PlainPrompt:
+        if is_dumb(os.environ):
             return PlainPrompt()
         return InputLine(
             [name for name in BY_NAME if name.startswith("/")],
@@ -115,7 +114,6 @@ class Repl:
             _history_file(),
             None if self._is_accessible else lambda: toolbar(self.state),
             self.state.config.editing_mode == "vi",
-            **io,
         )
 
     def _read(self) -> str:
@@ -129,7 +127,7 @@ class Repl:
         message = message_of(text)
         if text.startswith("//") and "\n" not in text:
             message = message[1:]
-        self._turns.ask("\n\n".join((*self.state.attachments, message)), text)
+        self._turns.send("\n\n".join((*self.state.attachments, message)), text)
         self.state.attachments = []
         return True
 

@@ -39,7 +39,7 @@ class TurnRunner:
         self._interrupts = interrupts
         self._view: AnswerView | None = None  # of the last answer
 
-    def ask(self, message: str, typed: str) -> None:
+    def send(self, message: str, typed: str) -> None:
         """Add a message and answer it; without an answer `typed` becomes the draft."""
         conversation = self._state.conversation
         old_tip = conversation.tip

@@ -9,6 +9,7 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from swiftchat.chat.commands.registry import BY_NAME, COMMANDS
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.store import Sessions, sessions_path
@@ -315,3 +316,17 @@ def test_commands_that_need_a_message_raise_an_error(chat: Chat, line: str) -> N
     with pytest.raises(UsageError):
         chat.send(line)
     assert not sessions_path().exists()
+
+
+def test_help_lists_all_commands_and_explains_one(chat: Chat) -> None:
+    listing = chat.send("/help")
+    assert all(command.usage in listing for command in COMMANDS) and "Ctrl-X Ctrl-E" in listing
+    assert chat.send("/help /retry") == chat.send("/help regen")
+    assert "frequency_penalty" in chat.send("/help set")
+    with pytest.raises(UsageError, match="unknown command sett"):
+        chat.send("/help sett")
+
+
+def test_command_names_are_unique() -> None:
+    assert len(BY_NAME) == sum(1 + len(command.aliases) for command in COMMANDS)
+    assert all(command.summary for command in COMMANDS)
