@@ -275,14 +275,14 @@ class Tokenizer:
         answer that the model continues: it is appended to the rendered text and left open.
         """
         # Imported here: a program without templates does not load Jinja.
-        from swiftchat.tokenizer.template.messages import for_template
+        from swiftchat.tokenizer.template.messages import messages_for_template
         from swiftchat.tokenizer.template.provenance import render
         from swiftchat.tokenizer.template.template import ChatTemplate
 
         source = self._chosen(variables.get("tools")) if template is None else template
         if source not in self._chat_templates:
             self._chat_templates[source] = ChatTemplate(source)
-        inputs = {**variables, "messages": for_template(messages)}
+        inputs = {**variables, "messages": messages_for_template(messages)}
         own = {name: text for name, text in self.named_tokens.items() if name not in inputs} | {
             "add_generation_prompt": add_generation_prompt
         }

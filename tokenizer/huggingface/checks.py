@@ -1,4 +1,4 @@
-"""What all readers of `tokenizer.json` check with."""
+"""Checks on the fields of `tokenizer.json`."""
 
 import math
 import re
@@ -9,22 +9,22 @@ import regex
 
 from swiftchat.errors import BadModelFile
 
-__all__ = ["MOST_IDS", "compiled", "flag", "parts", "refuse", "refuse_kind", "short", "text"]
+__all__ = ["MAX_IDS", "compiled", "flag", "parts", "reject", "reject_kind", "short", "text"]
 
-MOST_IDS = 1 << 24
-_LONGEST_PATTERN = 1 << 12
-_MOST_STEPS = 64
-# All counts of a pattern multiplied; those of real ones make 12.
-_MOST_REPEATS = 1 << 10
+MAX_IDS = 1 << 24
+_MAX_PATTERN_CHARACTERS = 1 << 12
+_MAX_STEPS = 64
+# Bound on the product of all repeat counts in a pattern; published ones reach 12.
+_MAX_REPEATS = 1 << 10
 
 
-def refuse(field: str, what: str) -> Never:
+def reject(field: str, what: str) -> Never:
     """Raise `BadModelFile` about `field`."""
     raise BadModelFile(f"tokenizer.json: {field} {what}")
 
 
-def refuse_kind(field: str, kind: object) -> Never:
-    """Raise `BadModelFile` about something sound that is not supported."""
+def reject_kind(field: str, kind: object) -> Never:
+    """Raise `BadModelFile` about a valid value that is not supported."""
     raise BadModelFile(
         f"tokenizer.json: {field} {short(kind)} is not supported yet",
         "supported: byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM2), SentencePiece BPE "
@@ -33,30 +33,32 @@ def refuse_kind(field: str, kind: object) -> Never:
 
 
 def short(value: object) -> str:
-    """`value` in quotes, or its type where it could be long."""
+    """Return `value` quoted for a message, or the name of its type if it could be long."""
     return repr(value if isinstance(value, str | int | float | None) else type(value).__name__)[:60]
 
 
 def flag(spec: Mapping[str, Any], name: str, field: str, default: bool = False) -> bool:
-    """The truth value `name` of `spec`, which is the object at `field`."""
+    """Return the boolean `name` of `spec`, the object at `field`."""
     value = spec.get(name)
     if value is None:
         return default
     if not isinstance(value, bool):
-        refuse(f"{field}.{name}", f"is {short(value)}, not true or false")
+        reject(f"{field}.{name}", f"is {short(value)}, not true or false")
     return value
 
 
-def text(spec: Mapping[str, Any], name: str, field: str, most: int = _LONGEST_PATTERN) -> str:
-    """The text `name` of `spec`, which is the object at `field`."""
+def text(
+    spec: Mapping[str, Any], name: str, field: str, most: int = _MAX_PATTERN_CHARACTERS
+) -> str:
+    """Return the string `name` of `spec`, the object at `field`."""
     value = spec.get(name)
     if not isinstance(value, str) or len(value) > most:
-        refuse(f"{field}.{name}", "is absurdly long or no string")
+        reject(f"{field}.{name}", "is too long or not a string")
     return value
 
 
 def parts(spec: Any, field: str, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The steps of `spec` with the names of their fields, Sequences taken apart."""
+    """Yield the steps of `spec` with the names of their fields, `Sequence` steps flattened."""
     waiting = [(field, spec)]
     seen = 0
     while waiting:
@@ -64,40 +66,40 @@ def parts(spec: Any, field: str, key: str) -> Iterator[tuple[str, dict[str, Any]
         if spec is None:
             continue
         seen += 1
-        if not isinstance(spec, dict) or seen > _MOST_STEPS:
-            refuse(field, "is no object, or one of too many steps")
+        if not isinstance(spec, dict) or seen > _MAX_STEPS:
+            reject(field, "is not an object, or there are too many steps")
         if spec.get("type") != "Sequence":
             yield field, spec
             continue
         inner = spec.get(key)
         if not isinstance(inner, list):
-            refuse(f"{field}.{key}", "is missing or no list")
+            reject(f"{field}.{key}", "is missing or not a list")
         waiting[:0] = [(f"{field}.{key}[{i}]", part) for i, part in enumerate(inner)]
 
 
 def compiled(spec: Mapping[str, Any], field: str) -> Any:
-    """The compiled `pattern` of `spec`: a Regex, or a String that stands for itself."""
+    """Return the compiled `pattern` of `spec`, a Regex or a literal String."""
     pattern = spec.get("pattern")
     if not isinstance(pattern, dict) or pattern.keys() not in ({"Regex"}, {"String"}):
-        refuse(f"{field}.pattern", "is neither a Regex nor a String")
+        reject(f"{field}.pattern", "is neither a Regex nor a String")
     ((form, source),) = pattern.items()
-    if not isinstance(source, str) or not source or len(source) > _LONGEST_PATTERN:
-        refuse(f"{field}.pattern", "is empty, absurdly long or no string")
+    if not isinstance(source, str) or not source or len(source) > _MAX_PATTERN_CHARACTERS:
+        reject(f"{field}.pattern", "is empty, too long or not a string")
     literal = form == "String"
     if not literal and _needs_much_memory(source):
-        refuse(f"{field}.pattern", "repeats absurdly often or calls itself")
+        reject(f"{field}.pattern", "repeats too often or is recursive")
     try:
-        # Oniguruma, whose dialect it is, takes ^ and $ for those of a line.
+        # As in Oniguruma, whose syntax these patterns use, ^ and $ match at line ends.
         return regex.compile(regex.escape(source) if literal else source, regex.MULTILINE)
     except (regex.error, RecursionError, OverflowError, ValueError) as error:
-        refuse(f"{field}.pattern", f"does not compile: {str(error)[:100]}")
+        reject(f"{field}.pattern", f"does not compile: {str(error)[:100]}")
 
 
 def _needs_much_memory(pattern: str) -> bool:
-    """Whether matching could fill the memory before its time is over."""
+    """Return whether matching could exhaust the memory within the time limit."""
     counts = (max(int(count), 1) for count in re.findall(r"\{(?:\d*,)?(\d{1,9})", pattern))
-    # Only `regex` knows these calls; Oniguruma, whose dialect it is, has others.
+    # Recursive calls in the syntax of `regex`; Oniguruma's differ.
     return (
-        math.prod(counts) > _MOST_REPEATS
+        math.prod(counts) > _MAX_REPEATS
         or re.search(r"\(\?(?:R|&|P>|[-+]?\d)", pattern) is not None
     )

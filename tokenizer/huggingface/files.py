@@ -1,4 +1,4 @@
-"""The files of a model that have to do with its tokenizer."""
+"""The tokenizer files of a model directory."""
 
 import json
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from swiftchat.errors import BadModelFile, ModelNotFound
 
 __all__ = ["MORE_TEMPLATES", "parsed", "parsed_object", "read_files", "text_of", "vocabulary_name"]
 
-_LARGEST_FILE_BYTES = 1 << 28
-# A directory may have several vocabularies; the first says the most.
+_MAX_FILE_BYTES = 1 << 28
+# A directory may have several vocabularies; the first one found is used.
 _VOCABULARIES = (
     "tokenizer.json",
-    # SentencePiece's, as most models call it, as T5 and as ChatGLM-6B does.
+    # SentencePiece: the usual name, T5's, ChatGLM-6B's.
     "tokenizer.model",
     "spiece.model",
     "ice_text.model",
@@ -28,13 +28,14 @@ _NEIGHBORS = (
     "tokenizer_config.json",
 )
 MORE_TEMPLATES = "additional_chat_templates/"  # a folder of *.jinja
-_MOST_TEMPLATES = 64
+_MAX_TEMPLATES = 64
 
 
 def read_files(path: Path) -> dict[str, bytes]:
-    """The vocabulary at `path`, a file or a model directory, and its neighbors, by name.
+    """Return the contents of the vocabulary at `path` and of the files beside it, by name.
 
-    Raises `ModelNotFound` without a vocabulary, `BadModelFile` for what cannot be read.
+    `path` is a vocabulary file or a model directory. Raises `ModelNotFound` if there is no
+    vocabulary, `BadModelFile` if a file cannot be read.
     """
     if path.suffix == ".gguf":
         raise BadModelFile(
@@ -45,7 +46,7 @@ def read_files(path: Path) -> dict[str, bytes]:
     if not path.is_dir():
         if not path.is_file():
             raise ModelNotFound(f"{path.name} is missing in {path.parent}")
-        # A vocabulary of another name is what its suffix and its content say.
+        # The format of a file with another name follows from its suffix and content.
         directory = path.parent
         names = [path.name]
     else:
@@ -55,14 +56,14 @@ def read_files(path: Path) -> dict[str, bytes]:
             raise ModelNotFound(f"tokenizer.json is missing in {path}")
     names += [name for name in _NEIGHBORS if (directory / name).is_file()]
     templates = sorted((directory / MORE_TEMPLATES).glob("*.jinja"))
-    if len(templates) > _MOST_TEMPLATES:
-        raise BadModelFile(f"{MORE_TEMPLATES} has absurdly many files")
+    if len(templates) > _MAX_TEMPLATES:
+        raise BadModelFile(f"{MORE_TEMPLATES} has too many files")
     names += [MORE_TEMPLATES + file.name for file in templates]
     return {name: _read(directory / name) for name in names}
 
 
 def vocabulary_name(files: Mapping[str, bytes]) -> str:
-    """Which of `files` is the vocabulary; raises `ModelNotFound` where none is."""
+    """Return the name of the vocabulary among `files`; raises `ModelNotFound` if none is."""
     others = [n for n in files if n not in _NEIGHBORS and not n.startswith(MORE_TEMPLATES)]
     for name in (*_VOCABULARIES, *sorted(others)):
         if name in files:
@@ -71,7 +72,7 @@ def vocabulary_name(files: Mapping[str, bytes]) -> str:
 
 
 def text_of(files: Mapping[str, bytes], name: str) -> str:
-    """The text of the file `name`, which is UTF-8; empty where there is no such file."""
+    """Return the UTF-8 text of the file `name`, empty if there is no such file."""
     try:
         return files.get(name, b"").decode()
     except UnicodeDecodeError as error:
@@ -79,25 +80,25 @@ def text_of(files: Mapping[str, bytes], name: str) -> str:
 
 
 def parsed(files: Mapping[str, bytes], name: str) -> Any:
-    """The parsed JSON file `name`."""
+    """Parse the JSON file `name`."""
     try:
         return json.loads(text_of(files, name))
     except (ValueError, RecursionError) as error:
-        raise BadModelFile(f"{name} is no JSON: {error}") from None
+        raise BadModelFile(f"{name} is not valid JSON: {error}") from None
 
 
 def parsed_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    """The parsed JSON object of the file `name`; empty where there is no such file."""
+    """Parse the JSON object in the file `name`; empty if there is no such file."""
     value = parsed(files, name) if name in files else {}
     if not isinstance(value, dict):
-        raise BadModelFile(f"{name} is no JSON object")
+        raise BadModelFile(f"{name} is not a JSON object")
     return value
 
 
 def _read(file: Path) -> bytes:
     try:
-        if file.stat().st_size > _LARGEST_FILE_BYTES:
-            raise BadModelFile(f"{file.name} is absurdly large")
+        if file.stat().st_size > _MAX_FILE_BYTES:
+            raise BadModelFile(f"{file.name} is larger than {_MAX_FILE_BYTES} bytes")
         return file.read_bytes()
     except OSError as error:
         raise BadModelFile(f"{file.name} cannot be read: {error}") from None

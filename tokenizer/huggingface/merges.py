@@ -1,4 +1,4 @@
-"""`vocab.json` with `merges.txt`: byte-level BPE whose split pattern is that of a class."""
+"""`vocab.json` with `merges.txt`: byte-level BPE; the tokenizer class gives the split pattern."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from swiftchat.tokenizer.huggingface.tokenizer_json import tokenizer_json_pipeli
 
 __all__ = ["merges_pipeline"]
 
-# By the class of transformers: the pattern where it is not GPT-2's, and the normalizer.
+# By class of transformers: the pattern if it is not GPT-2's, and the normalizer.
 _CLASSES: Mapping[str, tuple[str | None, str | None]] = {
     "GPT2Tokenizer": (None, None),
     "CodeGenTokenizer": (None, None),
@@ -28,22 +28,21 @@ def merges_pipeline(
     config: Mapping[str, Any],
     added_tokens: Mapping[str, Any],
 ) -> tuple[TokenizerPipeline, dict[str, str]]:
-    """Check the parsed `vocab.json` and the text of `merges.txt`; also return its named tokens.
+    """Build from the parsed `vocab.json` and the text of `merges.txt`; also return named tokens.
 
-    `config` is `tokenizer_config.json` with `special_tokens_map.json`, `added_tokens` the file
-    of that name, ids by token. Ids are those of the class of transformers that `config` names,
-    GPT2Tokenizer without any. Raises `BadModelFile` naming what is wrong, or a class whose
-    pattern is not known.
+    `config` is `tokenizer_config.json` with `special_tokens_map.json`; `added_tokens` is the
+    parsed file of that name. Ids equal those of the class that `config` names, by default
+    GPT2Tokenizer. Raises `BadModelFile` naming the wrong field or an unknown class.
     """
     name = str(config.get("tokenizer_class") or "GPT2Tokenizer").removesuffix("Fast")
     if name not in _CLASSES:
         raise BadModelFile(
-            f"tokenizer_config.json: tokenizer_class {name[:60]!r} is not known to go with "
-            "vocab.json and merges.txt",
+            f"tokenizer_config.json: tokenizer_class {name[:60]!r} is unknown, so the "
+            "split pattern of vocab.json and merges.txt is, too",
             f"known: {', '.join(_CLASSES)}; a tokenizer.json needs no class",
         )
     if not isinstance(vocab, dict):
-        raise BadModelFile("vocab.json is no JSON object")
+        raise BadModelFile("vocab.json is not a JSON object")
     pattern, normal_form = _CLASSES[name]
     prefix = flag(config, "add_prefix_space", "tokenizer_config.json")
     byte_level = {"type": "ByteLevel", "add_prefix_space": prefix, "use_regex": pattern is None}
@@ -63,7 +62,7 @@ def merges_pipeline(
     except BadModelFile as error:
         fault = str(error).removeprefix("tokenizer.json: ")
         raise BadModelFile(f"vocab.json, merges.txt: {fault}") from None
-    # What the classes have where no file says otherwise.
+    # Defaults of the classes.
     has_end = _END_OF_TEXT in vocab or _END_OF_TEXT in added_tokens
     return form, {"bos_token": _END_OF_TEXT, "eos_token": _END_OF_TEXT} if has_end else {}
 
@@ -71,9 +70,9 @@ def merges_pipeline(
 def _added_tokens(
     vocab: Mapping[str, Any], config: Mapping[str, Any], ids: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """What the files beside the vocabulary add to it or say more about.
+    """Yield the tokens that the files beside the vocabulary add or redefine.
 
-    What they name without an id has no embedding and is left out.
+    A token without an id has no embedding and is left out.
     """
     entries: dict[int, Mapping[str, Any]] = {}
     for content in (*_named(config), _END_OF_TEXT):
@@ -86,7 +85,7 @@ def _added_tokens(
 
 
 def _named(config: Mapping[str, Any]) -> Iterator[str]:
-    """The tokens that have a part to play, each a string or an object with `content`."""
+    """Yield the named tokens of `config`, given as strings or as objects with `content`."""
     more = config.get("additional_special_tokens")
     named = [value for name, value in config.items() if name.endswith("_token")]
     for value in [*named, *(more if isinstance(more, list) else ())]:

@@ -1,7 +1,7 @@
-"""The split patterns of byte-level vocabularies that files name rather than contain.
+"""Split patterns of byte-level vocabularies whose files do not contain them.
 
-Each is the published one of its model, in the dialect that `regex`, Oniguruma and fancy-regex
-share; where `tiktoken` writes possessive quantifiers, which only save time, it matches the same.
+Each is the published pattern of its model, in syntax common to `regex`, Oniguruma and fancy-regex.
+tiktoken's possessive quantifiers, which only save time, are left out.
 """
 
 __all__ = ["CL100K", "GPT2", "LLAMA3", "O200K", "QWEN2"]
@@ -14,7 +14,7 @@ LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-# White space at the end is one word with all line ends in it. tiktoken did not always say so.
+# White space at the end of the text is one word, line ends included (newer versions of tiktoken).
 CL100K = LLAMA3.replace(r"|\s*[\r\n]+", r"|\s+\Z|\s*[\r\n]+")
 
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"

@@ -1,4 +1,4 @@
-"""The normalizer, the pre-tokenizer and the decoder of a `tokenizer.json`."""
+"""The normalizer, pre-tokenizer and decoder steps of `tokenizer.json`."""
 
 import base64
 import binascii
@@ -29,18 +29,18 @@ from swiftchat.tokenizer.huggingface.checks import (
     compiled,
     flag,
     parts,
-    refuse,
-    refuse_kind,
+    reject,
+    reject_kind,
     short,
     text,
 )
 from swiftchat.tokenizer.huggingface.patterns import GPT2
 from swiftchat.tokenizer.huggingface.precompiled import PrecompiledCharsmap
 
-__all__ = ["normalizer", "reader", "steps"]
+__all__ = ["make_decoder", "normalizer", "steps"]
 
 _NUMBER = r"\p{N}"
-# Unicode's, and what else ASCII has of the kind.
+# Unicode punctuation and the ASCII symbols that `tokenizers` adds.
 _PUNCTUATION = r"[\p{P}$+<=>^`|~]"
 _UNICODE_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 _PREPEND_SCHEMES = ("always", "first", "never")
@@ -57,7 +57,7 @@ Change = Callable[[str], str]
 
 
 def normalizer(spec: Any) -> Change:
-    """All steps of `normalizer`, one after the other."""
+    """Return a function that applies all steps of `normalizer` in order."""
     changes = [_change(part, field) for field, part in parts(spec, "normalizer", "normalizers")]
     if len(changes) == 1:
         return changes[0]
@@ -88,9 +88,9 @@ def _change(part: dict[str, Any], field: str) -> Change:
             source = text(part, "precompiled_charsmap", field, most=1 << 24)
             blob = base64.b64decode(source, validate=True)
         except (binascii.Error, ValueError):
-            refuse(f"{field}.precompiled_charsmap", "is no base64")
+            reject(f"{field}.precompiled_charsmap", "is not valid base64")
         return PrecompiledCharsmap(blob).replace_graphemes
-    return refuse_kind(f"{field}.type", kind)
+    return reject_kind(f"{field}.type", kind)
 
 
 def _replacement(part: dict[str, Any], field: str) -> Change:
@@ -112,9 +112,9 @@ def _replacement(part: dict[str, Any], field: str) -> Change:
 
 
 def steps(spec: Any) -> tuple[list[Step], bool]:
-    """The pre-tokenizer's steps, and whether the words they give are still to become symbols.
+    """Return the pre-tokenizer's steps, and whether words must be converted to symbols after them.
 
-    Where ByteLevel is not the last, as for Falcon, those after it cut symbols.
+    If ByteLevel is not the last step (Falcon), the steps after it split symbols.
     """
     found: list[Step] = []
     byte_level = False
@@ -124,7 +124,7 @@ def steps(spec: Any) -> tuple[list[Step], bool]:
         kind = part.get("type")
         if kind == "ByteLevel":
             if byte_level:
-                refuse(field, "is the second of its kind")
+                reject(field, "is the second of its kind")
             byte_level = True
             if flag(part, "add_prefix_space", field, default=True):
                 found.append(PrefixSpace())
@@ -142,14 +142,14 @@ def steps(spec: Any) -> tuple[list[Step], bool]:
         elif kind == "WhitespaceSplit":
             found.append(Split(regex.compile(f"[{_WHITE_SPACE}]"), "Removed"))
         else:
-            refuse_kind(f"{field}.type", kind)
+            reject_kind(f"{field}.type", kind)
     return found, byte_level and Symbols() not in found
 
 
 def _behavior(part: dict[str, Any], field: str, default: str | None = None) -> str:
     behavior = part.get("behavior", default)
     if behavior not in BEHAVIORS:
-        refuse(f"{field}.behavior", f"is {short(behavior)}, none of {', '.join(BEHAVIORS)}")
+        reject(f"{field}.behavior", f"is {short(behavior)}, not one of {', '.join(BEHAVIORS)}")
     return str(behavior)
 
 
@@ -161,17 +161,17 @@ def _split(part: dict[str, Any], field: str) -> Split:
 def _metaspace(part: dict[str, Any], field: str) -> Metaspace:
     symbol, prepend = text(part, "replacement", field), part.get("prepend_scheme", "always")
     if len(symbol) != 1:
-        refuse(f"{field}.replacement", f"is {short(symbol)}, no single character")
+        reject(f"{field}.replacement", f"is {short(symbol)}, not a single character")
     if prepend not in _PREPEND_SCHEMES:
-        refuse(f"{field}.prepend_scheme", f"is {short(prepend)}")
-    # How it was said before there were schemes.
+        reject(f"{field}.prepend_scheme", f"is {short(prepend)}")
+    # The older form of `prepend_scheme`.
     if not flag(part, "add_prefix_space", field, default=True):
         prepend = "never"
     return Metaspace(symbol, prepend, flag(part, "split", field, default=True))
 
 
-def reader(spec: Any) -> Callable[[], Callable[[str], bytes]]:
-    """What makes a function that reads tokens one after the other as `decoder` says."""
+def make_decoder(spec: Any) -> Callable[[], Callable[[str], bytes]]:
+    """Return a function that makes a decoder, from token to bytes, for each text."""
     found = list(parts(spec, "decoder", "decoders"))
     kinds = [part.get("type") for _, part in found]
     if kinds == ["ByteLevel"]:
@@ -181,14 +181,14 @@ def reader(spec: Any) -> Callable[[], Callable[[str], bytes]]:
         metaspace = _metaspace(found[0][1], found[0][0])
         return partial(first_token_decoder, metaspace.symbol, metaspace.prepend != "never")
     if kinds not in _SPACE_DECODERS:
-        refuse_kind("decoder", ", ".join(map(str, kinds))[:60] or None)
+        reject_kind("decoder", ", ".join(map(str, kinds))[:60] or None)
     replace = _replacement(found[0][1], found[0][0])
     content, most = "", 0
     if kinds[-1] == "Strip":
         field, strip = found[-1]
         content, start = text(strip, "content", field), strip.get("start")
         if not isinstance(start, int) or strip.get("stop") != 0 or len(content) != 1:
-            refuse(field, "strips something else than the beginning")
+            reject(field, "strips more than the beginning")
         most = start
 
     @lru_cache(1 << 16)

@@ -1,4 +1,4 @@
-"""Files of ranks as `tiktoken` reads them, which name no pattern and no control tokens."""
+"""Rank files of `tiktoken`, which contain neither a split pattern nor control tokens."""
 
 import binascii
 import re
@@ -16,22 +16,22 @@ from swiftchat.tokenizer.core.bpe import BytePairEncoding
 from swiftchat.tokenizer.core.byte_level import symbols_of, to_bytes, to_symbols
 from swiftchat.tokenizer.core.pipeline import TokenizerPipeline
 from swiftchat.tokenizer.core.pretokenizer import Split, cut
-from swiftchat.tokenizer.huggingface.checks import MOST_IDS
+from swiftchat.tokenizer.huggingface.checks import MAX_IDS
 from swiftchat.tokenizer.huggingface.declared_tokens import declared_tokens
 from swiftchat.tokenizer.huggingface.patterns import CL100K, GPT2, LLAMA3, O200K, QWEN2
 from swiftchat.tokenizer.huggingface.tokenizer_json import added_token
 
 __all__ = ["is_tiktoken", "tiktoken_pipeline"]
 
-_LONGEST_TOKEN = 1 << 12
+_MAX_TOKEN_CHARACTERS = 1 << 12
 _FIRST_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d{1,8}(\r?\n|$)")
 
 
 @dataclass(frozen=True)
 class _Encoding:
-    """What the program that belongs to a rank file says beyond it.
+    """Pattern, control tokens and normalizer that belong to a rank file.
 
-    `control` gives ids counted from the number of ranks on.
+    Ids in `control` are relative to the number of ranks.
     """
 
     pattern: str
@@ -54,7 +54,7 @@ _HARMONY = {
     "<|call|>": 14,
 }
 _QWEN = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
-# Those that Llama 3 and its successors agree on.
+# Common to Llama 3 and its successors.
 _LLAMA3 = {
     "<|begin_of_text|>": 0,
     "<|end_of_text|>": 1,
@@ -62,10 +62,10 @@ _LLAMA3 = {
     "<|end_header_id|>": 7,
     "<|eot_id|>": 9,
 }
-# By the file's name; Meta's tokenizer.model is one of ranks from Llama 3 on.
+# By file name; Meta's tokenizer.model is a rank file from Llama 3 on.
 _ENCODINGS: Mapping[str, _Encoding] = {
     "r50k_base.tiktoken": _Encoding(GPT2, {"<|endoftext|>": 0}),
-    # It has tokens above the control token's id.
+    # The control token's id lies below other tokens.
     "p50k_base.tiktoken": _Encoding(GPT2, {"<|endoftext|>": -24}),
     "cl100k_base.tiktoken": _Encoding(
         CL100K, {"<|endoftext|>": 1, **_FILL_IN, "<|endofprompt|>": 20}
@@ -130,19 +130,19 @@ def tiktoken_pipeline(
 
 
 def _ranks(data: bytes, name: str) -> dict[str, int]:
-    """Rank by token, which is written in the alphabet of byte-level vocabularies."""
+    """Return ranks by token, written in the byte-level alphabet."""
     fields = data.split()
-    if len(fields) % 2 or len(fields) > 2 * MOST_IDS:
-        raise BadModelFile(f"{name}: a line is cut off, or there are absurdly many")
+    if len(fields) % 2 or len(fields) > 2 * MAX_IDS:
+        raise BadModelFile(f"{name}: a line is truncated, or there are too many")
     try:
         tokens = [binascii.a2b_base64(field, strict_mode=True) for field in fields[::2]]
         ids = list(map(int, fields[1::2]))
     except ValueError:
         raise BadModelFile(f"{name}: line {_wrong_line(fields)} is no token and rank") from None
-    if not ids or min(ids) < 0 or max(ids) >= MOST_IDS:
-        raise BadModelFile(f"{name}: has ranks below 0, absurdly large ones, or none")
-    if not 0 < min(map(len, tokens)) <= max(map(len, tokens)) <= _LONGEST_TOKEN:
-        raise BadModelFile(f"{name}: has an empty or an absurdly long token")
+    if not ids or min(ids) < 0 or max(ids) >= MAX_IDS:
+        raise BadModelFile(f"{name}: has no ranks, or ranks that are negative or too large")
+    if not 0 < min(map(len, tokens)) <= max(map(len, tokens)) <= _MAX_TOKEN_CHARACTERS:
+        raise BadModelFile(f"{name}: has an empty token or one that is too long")
     ranks = dict(zip(symbols_of(tokens), ids, strict=True))
     if len(ranks) < len(ids) or len(set(ids)) < len(ids):
         raise BadModelFile(f"{name}: gives two ranks to a token, or one to two")

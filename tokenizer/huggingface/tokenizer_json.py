@@ -1,4 +1,4 @@
-"""Reading `tokenizer.json`: what it says is checked before it is believed."""
+"""Read `tokenizer.json` and check its contents."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -15,39 +15,39 @@ from swiftchat.tokenizer.core.piece_ids import PieceIds
 from swiftchat.tokenizer.core.pipeline import TokenizerPipeline
 from swiftchat.tokenizer.core.pretokenizer import Split, Symbols, cut
 from swiftchat.tokenizer.core.unigram import UNKNOWN_PENALTY, Unigram, score_as_tokenizers_parses_it
-from swiftchat.tokenizer.huggingface.checks import MOST_IDS, flag, refuse, refuse_kind, short
-from swiftchat.tokenizer.huggingface.steps import normalizer, reader, steps
+from swiftchat.tokenizer.huggingface.checks import MAX_IDS, flag, reject, reject_kind, short
+from swiftchat.tokenizer.huggingface.steps import make_decoder, normalizer, steps
 
 __all__ = ["added_token", "tokenizer_json_pipeline"]
 
-_LONGEST_TOKEN = 1 << 12
-_MOST_ADDED_TOKENS = 1 << 14
-# Stands between the parts of a merge where these may contain spaces.
+_MAX_TOKEN_CHARACTERS = 1 << 12
+_MAX_ADDED_TOKENS = 1 << 14
+# Separates the parts of a merge if these may contain spaces.
 _NONCHARACTER = "\U0010ffff"
 
 Encode = Callable[[str], list[int]]
 
 
 def tokenizer_json_pipeline(spec: Any) -> TokenizerPipeline:
-    """Check the parsed `tokenizer.json`; ids are those of the `tokenizers` library for it.
+    """Build from the parsed `tokenizer.json`; ids equal those of the `tokenizers` library.
 
-    Raises `BadModelFile` naming the field that is wrong.
+    Raises `BadModelFile` naming the wrong field.
     """
     if not isinstance(spec, dict):
-        refuse("the file", "is no JSON object")
+        reject("the file", "is not a JSON object")
     model = spec.get("model")
     if not isinstance(model, dict):
-        refuse("model", "is missing or no object")
+        reject("model", "is missing or not an object")
     kind = model.get("type", "BPE" if "merges" in model else None)
     if kind not in ("BPE", "Unigram"):
-        refuse_kind("model.type", kind)
+        reject_kind("model.type", kind)
     pieces = _pieces(model) if kind == "Unigram" else {}
     vocab = {piece: n for n, piece in enumerate(pieces)} if pieces else _vocab(model)
     added = tuple(_added_tokens(spec.get("added_tokens"), vocab))
     special = {token.content for token in added if token.special}
     stages, makes_symbols = steps(spec.get("pre_tokenizer"))
     byte_level = makes_symbols or Symbols() in stages
-    read = reader(spec.get("decoder"))
+    read = make_decoder(spec.get("decoder"))
     if kind == "Unigram":
         encode = _unigram(model, pieces, vocab, special)
         name = "SentencePiece Unigram"
@@ -55,7 +55,7 @@ def tokenizer_json_pipeline(spec: Any) -> TokenizerPipeline:
         encode = _bpe(model, vocab, special, byte_level)
         name = "byte-level BPE" if byte_level else "SentencePiece BPE"
         pattern = None if stages or byte_level else word_pattern(vocab)
-        # All text as one word would be right, too, but not be found in the cache.
+        # Without a split the result is the same, but no word is found in the cache.
         if pattern is not None and "▁" in vocab and not flag(model, "ignore_merges", "model"):
             stages.append(Split(regex.compile(pattern.pattern)))
     return TokenizerPipeline(
@@ -72,22 +72,22 @@ def tokenizer_json_pipeline(spec: Any) -> TokenizerPipeline:
 def _bpe(
     model: Mapping[str, Any], vocab: Mapping[str, int], special: set[str], byte_level: bool
 ) -> Encode:
-    """BPE over what ordinary text may become: no control token, by whatever merges."""
+    """Return an encoder by BPE, without the merges that would make a control token."""
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
-            refuse_kind(f"model.{name}", model[name])
+            reject_kind(f"model.{name}", model[name])
     merges, results, separator = _merges(model, vocab)
     unknown = model.get("unk_token") or None
     if unknown is not None and (not isinstance(unknown, str) or unknown not in vocab):
-        refuse("model.unk_token", f"is {short(unknown)}, which is not in model.vocab")
+        reject("model.unk_token", f"is {short(unknown)}, which is not in model.vocab")
     byte_ids = _byte_ids(model, vocab)
     parts = _parts(merges, separator) if unknown is not None or byte_ids else set()
     if unknown in parts:
-        refuse("model.merges", f"merge the unknown token {short(unknown)}")
+        reject("model.merges", f"merge the unknown token {short(unknown)}")
     if byte_level and byte_ids is not None:
-        refuse_kind("model.byte_fallback", "with ByteLevel")
+        reject_kind("model.byte_fallback", "with ByteLevel")
     if byte_ids is not None and not set(byte_ids).isdisjoint(map(vocab.get, parts)):
-        refuse("model.merges", "merge tokens that stand for bytes")
+        reject("model.merges", "merge tokens that stand for bytes")
     ranks = dict(zip(merges, count(), strict=False))
     special = (special - {unknown or ""}) & vocab.keys()
     if special:
@@ -114,75 +114,75 @@ def _unigram(
 ) -> Encode:
     unknown = model.get("unk_id")
     if unknown is not None and (type(unknown) is not int or not 0 <= unknown < len(vocab)):
-        refuse("model.unk_id", f"is {short(unknown)}, of {len(vocab)} tokens")
+        reject("model.unk_id", f"is {short(unknown)}, of {len(vocab)} tokens")
     byte_ids = _byte_ids(model, vocab)
     scores = {piece: score_as_tokenizers_parses_it(score) for piece, score in scores.items()}
     worst = min(scores.values())
     scores = {piece: score for piece, score in scores.items() if piece not in special}
     unigram = Unigram(scores, worst - UNKNOWN_PENALTY)
-    # The unknown token written out is as unknown as any, and one with its neighbors.
+    # The text of the unknown token is unknown itself and merges with unknown neighbors.
     ids = {piece: vocab[piece] for piece in scores if vocab[piece] != unknown}
     pieces = PieceIds(ids, unknown, byte_ids)
     return lambda word: pieces.look_up(unigram.split(word))
 
 
 def _byte_ids(model: Mapping[str, Any], vocab: Mapping[str, int]) -> tuple[int, ...] | None:
-    """The ids of <0x00> to <0xFF>, or None if the model does not fall back on them."""
+    """Return the ids of <0x00> to <0xFF>, or None without byte fallback."""
     if not flag(model, "byte_fallback", "model"):
         return None
     names = [f"<0x{byte:02X}>" for byte in range(256)]
     present = sum(name in vocab for name in names)
     if 0 < present < 256:
-        refuse("model.byte_fallback", f"is on, but only {present} of 256 bytes have tokens")
+        reject("model.byte_fallback", f"is on, but only {present} of 256 bytes have tokens")
     return tuple(vocab[name] for name in names) if present else None
 
 
 def _pieces(model: Mapping[str, Any]) -> dict[str, float]:
-    """Score by piece, in the order of the ids."""
+    """Return scores by piece, ordered by id."""
     entries = model.get("vocab")
-    if not isinstance(entries, list) or not 0 < len(entries) <= MOST_IDS:
-        refuse("model.vocab", "is missing, empty or no list")
+    if not isinstance(entries, list) or not 0 < len(entries) <= MAX_IDS:
+        reject("model.vocab", "is missing, empty or not a list")
     pieces: dict[str, float] = {}
     for number, entry in enumerate(entries):
         piece, score = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
-        if not isinstance(piece, str) or not 0 < len(piece) <= _LONGEST_TOKEN:
-            refuse(f"model.vocab[{number}]", "is no pair of a token and a score")
+        if not isinstance(piece, str) or not 0 < len(piece) <= _MAX_TOKEN_CHARACTERS:
+            reject(f"model.vocab[{number}]", "is not a pair of a token and a score")
         if not isinstance(score, int | float) or not math.isfinite(score):
-            refuse(f"model.vocab[{number}]", f"has the score {short(score)}")
+            reject(f"model.vocab[{number}]", f"has the score {short(score)}")
         if piece in pieces:
-            refuse(f"model.vocab[{number}]", f"is {short(piece)}, which has an id already")
+            reject(f"model.vocab[{number}]", f"is {short(piece)}, which has an id already")
         pieces[piece] = float(score)
     return pieces
 
 
 def _is_id(value: object) -> bool:
-    return type(value) is int and 0 <= value < MOST_IDS
+    return type(value) is int and 0 <= value < MAX_IDS
 
 
 def _vocab(model: Mapping[str, Any]) -> dict[str, int]:
     vocab = model.get("vocab")
     if not isinstance(vocab, dict) or not vocab:
-        refuse("model.vocab", "is missing, empty or no object")
+        reject("model.vocab", "is missing, empty or not an object")
     ids = vocab.values()
-    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= MOST_IDS:
-        refuse("model.vocab", "has ids that are no integers from 0 on, or absurdly large")
+    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= MAX_IDS:
+        reject("model.vocab", f"has ids that are not integers from 0 to {MAX_IDS - 1}")
     if len(set(ids)) != len(vocab):
-        refuse("model.vocab", "gives one id to several tokens")
-    if "" in vocab or max(map(len, vocab)) > _LONGEST_TOKEN:
-        refuse("model.vocab", "has an empty or an absurdly long token")
+        reject("model.vocab", "gives one id to several tokens")
+    if "" in vocab or max(map(len, vocab)) > _MAX_TOKEN_CHARACTERS:
+        reject("model.vocab", "has an empty token or one that is too long")
     return vocab
 
 
 def _merges(model: Mapping[str, Any], vocab: Mapping[str, int]) -> tuple[list[str], list[str], str]:
-    """The merges as `left + separator + right` in their order, what they make, the separator.
+    """Return the merges as `left + separator + right`, their results, and the separator.
 
-    A merge is written `"left right"` or `["left", "right"]`. There are hundreds of thousands,
-    so loops of Python's own only look for what is wrong. That both parts are tokens needs no
-    check: they are symbols, or another merge's result, or the merge is never used.
+    A merge is written `"left right"` or `["left", "right"]`. There are hundreds of thousands, so
+    explicit loops run only to find an error. Whether both parts are tokens needs no check: they
+    are symbols or results of other merges, or else the merge is never used.
     """
     merges = model.get("merges")
     if not isinstance(merges, list):
-        refuse("model.merges", "is missing or no list")
+        reject("model.merges", "is missing or no list")
     kinds = set(map(type, merges))
     if kinds <= {str} and set(map(str.count, merges, repeat(" "))) <= {1}:
         separator, keys = " ", merges
@@ -193,13 +193,13 @@ def _merges(model: Mapping[str, Any], vocab: Mapping[str, int]) -> tuple[list[st
         try:
             results = list(map("".join, merges))
         except TypeError:
-            refuse("model.merges", "has a pair that is not of strings")
+            reject("model.merges", "has a pair that is not of strings")
         separator = " " if not any(" " in result for result in results) else _NONCHARACTER
         keys = list(map(separator.join, merges))
     if not all(map(vocab.__contains__, results)):
         wrong = next(key for key, result in zip(keys, results, strict=True) if result not in vocab)
         left, _, right = wrong.partition(separator)
-        refuse(
+        reject(
             "model.merges",
             f"join {short(left)} and {short(right)}, "
             "of which one, or the result, is not in model.vocab",
@@ -214,37 +214,37 @@ def _parts(merges: list[str], separator: str) -> set[str]:
 def _pair(merge: object, number: int) -> list[Any]:
     pair = merge.split(" ") if isinstance(merge, str) else merge
     if not isinstance(pair, list) or len(pair) != 2:
-        refuse(f"model.merges[{number}]", "is no pair")
+        reject(f"model.merges[{number}]", "is not a pair")
     return pair
 
 
 def _added_tokens(entries: Any, vocab: Mapping[str, int]) -> Iterator[AddedToken]:
     if entries is None:
         return
-    if not isinstance(entries, list) or len(entries) > _MOST_ADDED_TOKENS:
-        refuse("added_tokens", "is no list, or an absurdly long one")
+    if not isinstance(entries, list) or len(entries) > _MAX_ADDED_TOKENS:
+        reject("added_tokens", "is not a list, or too long")
     taken = {token_id: token for token, token_id in vocab.items()}
     for number, entry in enumerate(entries):
         field = f"added_tokens[{number}]"
         if not isinstance(entry, dict):
-            refuse(field, "is no object")
+            reject(field, "is not an object")
         token_id, content = entry.get("id"), entry.get("content")
-        if not isinstance(content, str) or len(content) > _LONGEST_TOKEN:
-            refuse(f"{field}.content", "is no string, or an absurdly long one")
+        if not isinstance(content, str) or len(content) > _MAX_TOKEN_CHARACTERS:
+            reject(f"{field}.content", "is not a string, or too long")
         if not isinstance(token_id, int) or not _is_id(token_id):
-            refuse(f"{field}.id", f"is {short(token_id)}, no integer from 0 on")
+            reject(f"{field}.id", f"is {short(token_id)}, not an integer from 0 to {MAX_IDS - 1}")
         if taken.setdefault(token_id, content) != content:
-            refuse(f"{field}.id", f"{token_id} belongs to {short(taken[token_id])} already")
+            reject(f"{field}.id", f"{token_id} belongs to {short(taken[token_id])} already")
         if vocab.get(content, token_id) != token_id:
-            refuse(f"{field}.id", f"is {token_id}, but model.vocab says {vocab[content]}")
+            reject(f"{field}.id", f"is {token_id}, but model.vocab says {vocab[content]}")
         yield added_token(token_id, entry, field)
 
 
 def added_token(token_id: int, entry: Mapping[str, Any], field: str) -> AddedToken:
-    """Read an added token, which has the same form in `tokenizer_config.json`."""
+    """Read an added token of `tokenizer.json` or `tokenizer_config.json`."""
     content = entry.get("content")
-    if not isinstance(content, str) or len(content) > _LONGEST_TOKEN:
-        refuse(f"{field}.content", "is no string, or an absurdly long one")
+    if not isinstance(content, str) or len(content) > _MAX_TOKEN_CHARACTERS:
+        reject(f"{field}.content", "is not a string, or too long")
     special = flag(entry, "special", field)
     return AddedToken(
         token_id,

@@ -1,4 +1,4 @@
-"""SentencePiece's BPE: neighbors are joined in the order of the scores of what they make."""
+"""SentencePiece's BPE: merges in the order of the scores of their results."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -7,32 +7,30 @@ from swiftchat.tokenizer.core.bpe import BytePairEncoding, MergeRanks, merge_wit
 
 __all__ = ["SentencePieceBpe"]
 
-# Stands between the halves of a pair where these are wanted; no piece contains it.
+# Separates the halves of a pair; no piece contains it.
 _SEPARATOR = "\U0010ffff"
 
 
 class SentencePieceBpe:
     """Splits normalized text into pieces, as `bpe::Model::Encode` of SentencePiece.
 
-    User-defined pieces are cut out first and never joined. The rest is merged by rank, found
-    without merging as `BytePairEncoding` explains; any order of ranks will do for that. Here
-    characters that are no pieces may be joined as well, if a piece contains them.
+    User-defined pieces are matched first and never merged. The rest is split by
+    `BytePairEncoding`; characters that are no pieces take part if a piece contains them.
 
-    An unused piece is joined and in the end taken apart again, by the pair that was offered
-    last anywhere in the text. Vocabularies that have one, as those cut down by hand, are merged
-    in full, O(n log n).
+    An unused piece is merged and finally split again into the pair that was considered last
+    anywhere in the text. Vocabularies with unused pieces are therefore merged in full, O(n log n).
     """
 
     def __init__(
         self, scores: Mapping[str, float], user_defined: Iterable[str], unused: Set[str]
     ) -> None:
-        """Take the `scores` of all pieces that text may become, `unused` ones among them."""
+        """Take the scores of all pieces, `user_defined` and `unused` ones included."""
         user_defined = set(user_defined)
-        # Most are placeholders that no two pieces make.
+        # Most unused pieces are placeholders that no merge produces.
         self._unused = frozenset(piece for piece in unused if _can_be_made(piece, scores))
         gone = user_defined | (set(unused) - self._unused)
         scores = {piece: score for piece, score in scores.items() if piece not in gone}
-        # The best score is joined first.
+        # The highest score is merged first.
         self._ranks = {piece: -score for piece, score in scores.items()}
         self._user_defined = _alternatives(user_defined)
         characters = {character for piece in scores for character in piece}
@@ -41,7 +39,7 @@ class SentencePieceBpe:
         self.has_unused = bool(self._unused)
 
     def split(self, text: str) -> list[str]:
-        """Return the pieces, and the characters without a piece, that spell `text`."""
+        """Return the segmentation of `text` into pieces and unknown characters."""
         if self._unused:
             return self._split_with_unused(text)
         pieces: list[str] = []
@@ -84,7 +82,7 @@ class SentencePieceBpe:
 
 
 class _Recorder:
-    """Ranks that write down which pair an unused piece was last made of."""
+    """Merge ranks that store the last pair of which each unused piece was made."""
 
     def __init__(
         self, ranks: MergeRanks, unused: frozenset[str], halves: dict[str, tuple[str, str]]
@@ -100,7 +98,7 @@ class _Recorder:
 
 
 def _can_be_made(piece: str, scores: Mapping[str, float]) -> bool:
-    """Whether two pieces or characters spell it."""
+    """Return whether `piece` is the concatenation of two pieces or characters."""
     return any(
         all(len(half) == 1 or half in scores for half in (piece[:at], piece[at:]))
         for at in range(1, len(piece))

@@ -1,4 +1,4 @@
-"""What ChatGLM's tokenizers do beyond their SentencePiece vocabulary."""
+"""ChatGLM's additions to its SentencePiece vocabulary."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from swiftchat.tokenizer.sentencepiece.model import SentencePieceModel
 
 __all__ = ["SpacePieces", "chatglm_tokens"]
 
-# ChatGLM-6B has its control tokens among the pieces, its successors have them behind these.
+# ChatGLM-6B's control tokens are pieces; its successors' follow the pieces.
 _WITHIN = ("[MASK]", "[gMASK]", "[sMASK]", "<unused_0>", "<sop>", "<eop>", "<ENC>", "<dBLOCK>")
 _BEHIND = (
     "[MASK]",
@@ -27,15 +27,15 @@ _SPACES = re.compile("[\n\t]| {2,}")
 
 
 class SpacePieces:
-    """Pieces that stand for a line break, a tab, and runs of spaces: <n>, <|tab|>, <|blank_N|>.
+    """Pieces for a line break, a tab, and runs of spaces: <n>, <|tab|>, <|blank_N|>.
 
-    Text is written with them before SentencePiece sees it, which would lose such spaces. In
-    decoding each becomes again what it stands for, wherever it is. Both take O(text).
+    They replace white space before SentencePiece normalizes the text, which would drop it; decoding
+    reverses this at any position. Both take O(text).
     (`_preprocess` and `decode` of `SPTokenizer` in ChatGLM-6B's tokenization_chatglm.py.)
     """
 
     def __init__(self, pieces: Mapping[str, int]) -> None:
-        """Take those of the vocabulary; runs have pieces from 2 up to some length, usually 80."""
+        """Find them in the vocabulary; runs have pieces from 2 to usually 80 spaces."""
         self.surfaces: dict[str, str] = {}
         self._longest = 1
         if "<n>" in pieces and "<|tab|>" in pieces:
@@ -45,7 +45,7 @@ class SpacePieces:
                 self.surfaces[blank] = " " * self._longest
 
     def write(self, text: str) -> str:
-        """Return `text` with the pieces in place of its white space, if there are any."""
+        """Return `text` with white space replaced by the pieces, if the vocabulary has them."""
         return _SPACES.sub(self._piece, text) if self.surfaces else text
 
     def _piece(self, match: re.Match[str]) -> str:
@@ -59,10 +59,10 @@ class SpacePieces:
 
 
 def chatglm_tokens(model: SentencePieceModel, config: Mapping[str, Any]) -> Iterator[AddedToken]:
-    """The control tokens of a model whose `tokenizer_config.json` names `ChatGLMTokenizer`.
+    """Yield the control tokens if `tokenizer_config.json` names `ChatGLMTokenizer`.
 
-    ChatGLM2 lacks the last four, which none of its texts has either. Raises `BadModelFile` for
-    the first release of ChatGLM-6B, which had ids of images before those of the pieces.
+    ChatGLM2 lacks the last four, and its texts do not contain them. Raises `BadModelFile` for the
+    first release of ChatGLM-6B, whose image ids precede those of the pieces.
     """
     if config.get("tokenizer_class") != "ChatGLMTokenizer":
         return

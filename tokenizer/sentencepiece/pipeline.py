@@ -1,4 +1,4 @@
-"""What a tokenizer does, out of a `tokenizer.model`."""
+"""Build the pipeline of a `tokenizer.model`."""
 
 import struct
 from collections.abc import Iterable
@@ -22,15 +22,15 @@ _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 def sentencepiece_pipeline(
     model: SentencePieceModel, more_tokens: Iterable[AddedToken]
 ) -> TokenizerPipeline:
-    """Ids are those of the `sentencepiece` library for the same file.
+    """Return the pipeline; ids equal those of the `sentencepiece` library.
 
-    The text between two control tokens is a text of its own, with a dummy prefix of its own, as
-    for llama.cpp, for Llama 2's own code and its first tokenizer.json. (transformers 5 turns the
-    file into a tokenizer.json that has the prefix at the very beginning only, unless
-    `tokenizer_config.json` says `legacy`. Where it has saved that one, that one is read.)
+    Each text between control tokens gets a dummy prefix of its own, as in llama.cpp, Llama 2's own
+    code and its first tokenizer.json. (transformers 5 converts the file to a tokenizer.json with a
+    prefix at the beginning only, unless `tokenizer_config.json` says `legacy`. A saved
+    tokenizer.json takes precedence.)
 
-    `more_tokens` are those that stand beside the file, in `tokenizer_config.json`. They and
-    the control pieces are added tokens. A piece that is special there is none for text.
+    `more_tokens` are declared in `tokenizer_config.json`. They and the control pieces are added
+    tokens. Ordinary text never becomes a special token.
     """
     added = {
         piece.text: AddedToken(number, piece.text, special=True)
@@ -59,12 +59,12 @@ def sentencepiece_pipeline(
         )
         split = bpe.split
         texts = {piece.text for piece in pieces.values()}
-        # Unknown characters on both sides of a cut would be one unknown token.
+        # Without byte fallback, adjacent unknown characters are one token and must not be cut.
         cuts = not bpe.has_unused and (model.byte_ids is not None or "▁" in texts)
         pattern = (
             word_pattern(texts, cut_single_characters=model.byte_ids is not None) if cuts else None
         )
-    # What is unused is taken apart again, or unknown.
+    # Unused pieces are split again, or unknown.
     ids_of_text = {p.text: n for n, p in pieces.items() if p.kind != PieceKind.UNUSED}
     ids = PieceIds(ids_of_text, model.unknown_id, model.byte_ids)
     spec = model.normalizer
@@ -92,7 +92,7 @@ def _unigram(model: SentencePieceModel, pieces: Iterable[Piece]) -> SentencePiec
     scores = {
         piece.text: piece.score
         if piece.kind == PieceKind.NORMAL
-        # What a user chose is preferred to anything that spells the same.
+        # A user-defined piece wins over any other spelling.
         else _float32(0.1 * (len(piece.text.encode()) - 1))
         for piece in pieces
     }

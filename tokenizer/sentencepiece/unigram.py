@@ -1,4 +1,4 @@
-"""SentencePiece's Unigram: sums of scores are float32 and go on through the whole text."""
+"""SentencePiece's Unigram: scores are summed in float32 over the whole text."""
 
 import math
 import re
@@ -13,9 +13,9 @@ __all__ = ["SentencePieceUnigram"]
 _MAX_WORDS = 1 << 16
 _MAX_AMBIGUOUS_WORDS = 1 << 10
 _MAX_WORD_CHARACTERS = 32
-# Sums beyond this are taken back to zero.
+# SentencePiece resets sums beyond this to zero.
 _RESET = 100_000.0
-# Below 2**17, which a word does not reach from there, float32 rounds by 2**-8 at most.
+# Below 2**17, which no word reaches from there, float32 rounds by at most 2**-8.
 _LARGEST_SCORE = (2**17 - _RESET) / (_MAX_WORD_CHARACTERS + 2)
 _ERROR = 2.0**-8
 
@@ -26,21 +26,21 @@ _Split = tuple[list[str], list[float]]
 class SentencePieceUnigram:
     """`unigram::Model::EncodeOptimized` of SentencePiece from 0.2.2 on, O(text · longest piece).
 
-    What is best in a word depends on what came before it, by rounding: the sums are float32
-    from the beginning of the text on. In almost all words the best is better by more than
-    rounding can be, whatever came before. They are split once and remembered, bounded. Only
-    for the others the sum up to them is needed; it is added up when the first of them comes.
+    The sums are float32 from the beginning of the text, so rounding makes the best split of a word
+    depend on the text before it. For almost all words the best split wins by more than any
+    rounding; these are split once and cached (bounded). Only the other words need the sum before
+    them, which is computed when the first of them occurs.
     """
 
     def __init__(
         self, scores: Mapping[str, float], unknown_score: float, words: re.Pattern[str] | None
     ) -> None:
-        """Take the pieces' `scores`, and that of a character without a piece of its own.
+        """Take the scores of pieces and the score of an unknown character.
 
-        No piece crosses a cut between two matches of `words`; None is no cut at all.
+        No piece crosses the border of two matches of `words`; None means no borders.
         """
         self._unigram = Unigram(scores, unknown_score)
-        # For the few words that are split again each time, as lines of dashes.
+        # For the few words that are split each time, such as lines of dashes.
         self._edges = lru_cache(_MAX_AMBIGUOUS_WORDS)(lambda word: tuple(self._unigram.edges(word)))
         self._scores = scores
         self._unknown_score = unknown_score
@@ -52,7 +52,7 @@ class SentencePieceUnigram:
         self._known: dict[str, _Split | None] = {}
 
     def split(self, text: str) -> list[str]:
-        """Return the pieces, and the characters without a piece, that spell `text`."""
+        """Return the best segmentation of `text` into pieces and unknown characters."""
         pieces: list[str] = []
         total = 0.0
         waiting: list[tuple[str, list[float]]] = []  # words that are not yet in `total`
@@ -69,7 +69,7 @@ class SentencePieceUnigram:
         return pieces
 
     def _look_at(self, word: str) -> _Split | None:
-        """The pieces of `word` wherever it stands, or None if there is no such certainty."""
+        """Return the split of `word` and cache it; None if it depends on the text before it."""
         if len(word) > _MAX_WORD_CHARACTERS or not self._is_tame:
             return None
         pieces = self._unigram.split_if_unambiguous(word, _ERROR)
@@ -91,9 +91,9 @@ class SentencePieceUnigram:
         return total
 
     def _split_exactly(self, word: str, total: float) -> tuple[list[str], float]:
-        """The pieces of `word` after pieces of that `total`, and the total after it."""
-        # Rounding is what storing into the array does. It keeps the order, so a sum that is
-        # not greater before it is not greater after it, and is never stored.
+        """Return the pieces of `word`, and the total after it, given the total before it."""
+        # Storing into the array rounds to float32. Rounding is monotonic, so a sum that is not
+        # greater before rounding is not greater after it and need not be stored.
         best = array("f", [-math.inf]) * (len(word) + 1)
         best[0] = total
         came_from = [0] * (len(word) + 1)

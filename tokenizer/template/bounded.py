@@ -1,4 +1,4 @@
-"""Which chat templates surely end soon, told from their syntax tree without running them."""
+"""Decide from the syntax tree whether a chat template takes bounded time and memory."""
 
 from collections.abc import Iterator
 
@@ -6,14 +6,14 @@ from jinja2 import nodes
 
 __all__ = ["is_bounded"]
 
-# Names of Jinja's own; any other that the template does not set was given by the caller.
+# Jinja's own names; any other name that the template does not set is an input.
 _NO_INPUTS = frozenset({"caller", "kwargs", "loop", "self", "varargs"})
-_MOST_LOOPS = 16
-_LARGEST_NUMBER = 16
-_LONGEST_ARGUMENT = 64
+_MAX_LOOPS = 16
+_MAX_NUMBER = 16
+_MAX_ARGUMENT_CHARACTERS = 64
 
-# What may occur anywhere. Everything that can compute something large from something small is
-# missing: `*`, `**`, `range`, macros, captured blocks, lists that repeat a variable.
+# Nodes allowed anywhere. Missing are those that make something large from something small: `*`,
+# `**`, `range`, macros, captured blocks, lists that repeat a variable.
 _PLAIN_NODES = (
     nodes.Template,
     nodes.Output,
@@ -72,7 +72,7 @@ _FILTERS = frozenset(
         "upper",
     }
 )
-# These write more than they read. They may print, but feed neither themselves nor a variable.
+# The output of these is larger than their input: it may be printed, but not stored or nested.
 _GROWING_FILTERS = frozenset({"join", "string", "tojson"})
 _PART_FILTERS = frozenset(
     {
@@ -107,28 +107,28 @@ _METHODS = frozenset(
 
 
 def is_bounded(tree: nodes.Template) -> bool:
-    """Whether the template ends after time and memory in proportion to what it is given.
+    """Return whether time and memory are provably proportional to the input.
 
-    True only for templates of a plain make: loops go over the messages, tools or documents,
-    and inner loops over a part of what the outer one stands at, so that all together take as
-    many steps as there is data; no single operation makes much out of little. What remains,
-    text that grows by `+` from turn to turn, is watched while rendering. False means "not
-    known": such a template is rendered under a time limit in a process of its own.
+    True for templates whose loops iterate over messages, tools or documents, and whose inner loops
+    iterate over a part of the outer loop's item, so that the number of steps is that of the data,
+    and in which no single operation makes a large value from a small one. Text that grows by `+`
+    is limited while rendering. False means unknown: such a template is rendered in a process of its
+    own with a time limit.
     """
-    everything = list(_walk(tree))
-    if not all(isinstance(node, _PLAIN_NODES + _CHECKED_NODES) for node in everything):
+    all_nodes = list(_walk(tree))
+    if not all(isinstance(node, _PLAIN_NODES + _CHECKED_NODES) for node in all_nodes):
         return False
-    if not _stored(everything).isdisjoint(_FUNCTIONS | {"loop"}):
+    if not _stored(all_nodes).isdisjoint(_FUNCTIONS | {"loop"}):
         return False
-    namespaces = _namespaces(everything)
-    loops = [node for node in everything if isinstance(node, nodes.For)]
+    namespaces = _namespaces(all_nodes)
+    loops = [node for node in all_nodes if isinstance(node, nodes.For)]
     targets = {name for loop in loops for name in _names(loop.target)}
     return (
-        len(loops) <= _MOST_LOOPS
-        and all(map(_is_plain_use, everything))
-        and _all_bare(everything, namespaces)
-        and _grows_once(everything)
-        and _loops_descend(tree, _sources(everything), targets, ())
+        len(loops) <= _MAX_LOOPS
+        and all(map(_is_allowed_use, all_nodes))
+        and _namespaces_are_flat(all_nodes, namespaces)
+        and _growth_is_bounded(all_nodes)
+        and _loops_are_nested_data(tree, _sources(all_nodes), targets, ())
     )
 
 
@@ -138,7 +138,7 @@ def _walk(node: nodes.Node) -> Iterator[nodes.Node]:
         yield from _walk(child)
 
 
-def _is_plain_use(node: nodes.Node) -> bool:
+def _is_allowed_use(node: nodes.Node) -> bool:
     match node:
         case nodes.Filter(name=name):
             known = name in _FILTERS or name in _GROWING_FILTERS
@@ -152,7 +152,7 @@ def _is_plain_use(node: nodes.Node) -> bool:
         case nodes.Call():
             return False
         case nodes.Mod(left=left, right=right):
-            # With a string on the left, % is formatting, which can pad without limit.
+            # With a string on the left, % is formatting, which can pad without bound.
             is_place = (
                 isinstance(left, nodes.Getattr)
                 and left.attr in ("index", "index0")
@@ -177,7 +177,7 @@ def _is_filter(node: nodes.Node, name: str) -> bool:
 
 
 def _has_plain_arguments(node: nodes.Filter | nodes.Call) -> bool:
-    """Whether all arguments are small constants; those of `default` may be anything."""
+    """Return whether all arguments are small constants; those of `default` are not restricted."""
     if node.dyn_args is not None or node.dyn_kwargs is not None:
         return False
     if _is_filter(node, "default"):
@@ -188,18 +188,18 @@ def _has_plain_arguments(node: nodes.Filter | nodes.Call) -> bool:
 
 def _is_small(value: object) -> bool:
     if isinstance(value, str):
-        return len(value) <= _LONGEST_ARGUMENT
-    return value is None or (isinstance(value, int) and abs(value) <= _LARGEST_NUMBER)
+        return len(value) <= _MAX_ARGUMENT_CHARACTERS
+    return value is None or (isinstance(value, int) and abs(value) <= _MAX_NUMBER)
 
 
-def _stored(everything: list[nodes.Node]) -> set[str]:
-    return {node.name for node in everything if isinstance(node, nodes.Name) and node.ctx != "load"}
+def _stored(all_nodes: list[nodes.Node]) -> set[str]:
+    return {node.name for node in all_nodes if isinstance(node, nodes.Name) and node.ctx != "load"}
 
 
-def _namespaces(everything: list[nodes.Node]) -> set[str]:
+def _namespaces(all_nodes: list[nodes.Node]) -> set[str]:
     return {
         node.target.name
-        for node in everything
+        for node in all_nodes
         if isinstance(node, nodes.Assign)
         and isinstance(node.target, nodes.Name)
         and any(_is_namespace_call(part) for part in _walk(node.node))
@@ -214,24 +214,24 @@ def _is_namespace_call(node: nodes.Node) -> bool:
     )
 
 
-def _all_bare(everything: list[nodes.Node], namespaces: set[str]) -> bool:
-    """Whether namespaces are only made by `set` and used for their attributes.
+def _namespaces_are_flat(all_nodes: list[nodes.Node], namespaces: set[str]) -> bool:
+    """Return whether namespaces are only created by `set` and used by attribute.
 
-    One that holds another twice, and so on, would print as exponentially much.
+    Nested namespaces that hold each other twice would print exponentially much.
     """
-    made = sum(map(_is_namespace_call, everything))
+    made = sum(map(_is_namespace_call, all_nodes))
     set_directly = sum(
-        isinstance(node, nodes.Assign) and _is_namespace_call(node.node) for node in everything
+        isinstance(node, nodes.Assign) and _is_namespace_call(node.node) for node in all_nodes
     )
     uses = sum(
         isinstance(node, nodes.Name) and node.name in namespaces and node.ctx == "load"
-        for node in everything
+        for node in all_nodes
     )
     attributes = sum(
         isinstance(node, nodes.Getattr)
         and isinstance(node.node, nodes.Name)
         and node.node.name in namespaces
-        for node in everything
+        for node in all_nodes
     )
     return made == set_directly and uses == attributes
 
@@ -242,9 +242,9 @@ def _is_growing(node: nodes.Node) -> bool:
     )
 
 
-def _grows_once(everything: list[nodes.Node]) -> bool:
-    """Whether what makes more out of less stands alone and only in what is printed or tested."""
-    for node in everything:
+def _growth_is_bounded(all_nodes: list[nodes.Node]) -> bool:
+    """Return whether growing operations are not nested and only printed or tested."""
+    for node in all_nodes:
         grown = sum(map(_is_growing, _walk(node))) if _may_not_repeat(node) else 0
         allowed = 1 if _is_growing(node) else 0
         if grown > allowed:
@@ -256,13 +256,13 @@ def _may_not_repeat(node: nodes.Node) -> bool:
     return isinstance(node, nodes.Assign) or _is_growing(node)
 
 
-def _sources(everything: list[nodes.Node]) -> dict[str, set[str | None]]:
-    """For each variable that is set, the names its values are parts of, None for others.
+def _sources(all_nodes: list[nodes.Node]) -> dict[str, set[str | None]]:
+    """Return, for each variable that is set, the names of which its values are parts.
 
-    Constants that are false or empty do not count.
+    None stands for any other value; false and empty constants do not count.
     """
     sources: dict[str, set[str | None]] = {}
-    for node in everything:
+    for node in all_nodes:
         if isinstance(node, nodes.Assign):
             for target in _walk(node.target):
                 if isinstance(target, nodes.Name):
@@ -273,7 +273,7 @@ def _sources(everything: list[nodes.Node]) -> dict[str, set[str | None]]:
 
 
 def _root(node: nodes.Node | None) -> str | None:
-    """The name of which the expression is a part, as `messages` of `messages[1:]`."""
+    """Return the name of which the expression is a part: `messages` for `messages[1:]`."""
     while True:
         match node:
             case nodes.Name(name=name):
@@ -293,22 +293,22 @@ def _names(node: nodes.Node) -> list[str]:
 
 
 def _is_input(name: str | None, targets: set[str], sources: dict[str, set[str | None]]) -> bool:
-    """Whether the caller gave it; a variable may be set to a part of itself."""
+    """Return whether `name` is an input; it may be set to a part of itself."""
     return (
         name is not None and name not in _NO_INPUTS | targets and sources.get(name, set()) <= {name}
     )
 
 
-def _loops_descend(
+def _loops_are_nested_data(
     node: nodes.Node,
     sources: dict[str, set[str | None]],
     targets: set[str],
     outer: tuple[tuple[str, ...], ...],
 ) -> bool:
-    """Whether every loop goes over a part of the innermost one around it, or of an input.
+    """Return whether every loop iterates over a part of its enclosing loop's item or of an input.
 
-    `outer` are the targets of the loops around `node`. No two of these share a name, so that a
-    name tells which loop's it is.
+    `outer` are the targets of the loops around `node`. All have different names, so that a name
+    identifies its loop.
     """
     if isinstance(node, nodes.For):
         root = _root(node.iter)
@@ -326,4 +326,6 @@ def _loops_descend(
         if not (parts and own and taken.isdisjoint(inner)):
             return False
         outer = (*outer, inner)
-    return all(_loops_descend(child, sources, targets, outer) for child in node.iter_child_nodes())
+    return all(
+        _loops_are_nested_data(child, sources, targets, outer) for child in node.iter_child_nodes()
+    )

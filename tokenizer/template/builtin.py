@@ -1,4 +1,4 @@
-"""Chat templates for models that bring none, in the forms their makers published."""
+"""Built-in chat templates, as published by the models' authors, for models without one."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ __all__ = ["BUILT_IN", "BuiltIn", "family_template"]
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A template and what an answer in it ends with: control tokens or, without one, text.
+    """A template and the texts that end an answer (control tokens, or plain text).
 
-    It is a model's own form where the vocabulary has all `control_tokens` and none of
-    `other_tokens`, and the model is one of the `model_types` (any, if there are none). Without
-    `control_tokens` nothing in a model's files tells, and only its user can choose it.
+    It applies to a model whose vocabulary has all `control_tokens` and none of `other_tokens`, and
+    whose `model_type` is in `model_types` (any if empty). One without `control_tokens` is used only
+    if the user selects it.
     """
 
     source: str
@@ -24,9 +24,9 @@ class BuiltIn:
 
 
 def family_template(model_type: str, special_tokens: Collection[str]) -> str | None:
-    """The name of the template that a model was surely trained on, or None.
+    """Return the name of the only template that fits the model, or None.
 
-    `model_type` is that of its `config.json`.
+    `model_type` is the field of `config.json`.
     """
     names = set(special_tokens)
     found = [
@@ -70,7 +70,7 @@ _CHATGLM = """[gMASK]sop
 {%- endfor %}
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
 
-# `system` is what the system says, `turns` the rest.
+# Sets `system` to the system message and `turns` to the other messages.
 _APART = """{% if messages[0].role == 'system' -%}
 {% set system = messages[0].content | trim -%}
 {% set turns = messages[1:] -%}
@@ -137,7 +137,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             _CHATML,
             ("<|im_end|>",),
             frozenset({"<|im_start|>", "<|im_end|>"}),
-            # With these it is Phi-4's form, or one of a model that marks more than turns.
+            # These occur in Phi-4 and in models that mark more than turns.
             other_tokens=frozenset({"<|im_sep|>", "<|im_middle|>"}),
         ),
         "llama-3": BuiltIn(
@@ -168,7 +168,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             (),
             frozenset({"[INST]", "[/INST]"}),
             frozenset({"mistral", "mixtral"}),
-            # Later ones write no blanks around turns, or mark the system's.
+            # Later versions write no blanks around turns, or mark the system message.
             frozenset({"[SYSTEM_PROMPT]", "<SPECIAL_20>"}),
         ),
         "llama-2": BuiltIn(_APART_OR_NONE + _LLAMA_2, ()),

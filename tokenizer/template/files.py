@@ -10,9 +10,9 @@ __all__ = ["named_templates", "template_files"]
 
 
 def template_files(files: Mapping[str, bytes]) -> dict[str, str]:
-    """`chat_template.jinja` as `default`, and `additional_chat_templates/NAME.jinja`, by name.
+    """Return `chat_template.jinja` as `default`, and `additional_chat_templates/NAME.jinja`.
 
-    Where there are any, they hold instead of what `tokenizer_config.json` says.
+    They replace the templates of `tokenizer_config.json`.
     """
     more = [name for name in files if name.startswith(MORE_TEMPLATES)]
     found = {
@@ -24,9 +24,9 @@ def template_files(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def named_templates(config: Mapping[str, Any]) -> dict[str, str]:
-    """The `chat_template` of a `tokenizer_config.json`: one, or a list of named ones.
+    """Return the `chat_template` of `tokenizer_config.json`, one or a list of named ones.
 
-    Raises `BadModelFile` when it is neither.
+    Raises `BadModelFile` if it is neither.
     """
     value = config.get("chat_template")
     if value is None:
@@ -36,7 +36,7 @@ def named_templates(config: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for entry in value if isinstance(value, list) else [None]:
         if not isinstance(entry, dict):
-            raise BadModelFile("tokenizer_config.json: chat_template is no string")
+            raise BadModelFile("tokenizer_config.json: chat_template is not a string")
         name, source = entry.get("name"), entry.get("template")
         if not isinstance(name, str) or not isinstance(source, str):
             raise BadModelFile(

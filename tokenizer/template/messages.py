@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["for_template"]
+__all__ = ["messages_for_template"]
 
-# Names under which reasoning is passed; the first is what most templates read.
+# Field names of reasoning; most templates read the first.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
-def for_template(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies without fields that are None, reasoning under each of its names.
+def messages_for_template(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copy messages without fields that are None, and with reasoning under each of its names.
 
-    Both as in `transformers`: templates treat a missing field as missing, and None as text.
+    Both as in `transformers`: a template would render None as text.
     """
     found = []
     for message in messages:

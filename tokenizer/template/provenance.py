@@ -1,4 +1,4 @@
-"""Which parts of a rendered template come from the caller, so that they cannot give orders."""
+"""Track which parts of a rendered template come from the caller, not from the template."""
 
 import re
 import secrets
@@ -9,11 +9,11 @@ from swiftchat.tokenizer.template.template import ChatTemplate
 
 __all__ = ["render"]
 
-# Values of these fields are compared with by templates.
-_COMPARED = frozenset({"role", "type"})
-# What a template may build control tokens from, as in `'<|' + message.role + '|>'`, and the
-# names it looks up.
-_WORDS = frozenset(
+# Templates compare the values of these fields.
+_COMPARED_FIELDS = frozenset({"role", "type"})
+# Words that a template may build control tokens from, as in `'<|' + message.role + '|>'`, or look
+# up as names.
+_KNOWN_WORDS = frozenset(
     {
         "assistant",
         "developer",
@@ -60,7 +60,7 @@ _WORDS = frozenset(
         "type",
     }
 )
-_WRITTEN = frozenset({"messages", "tools", "documents"})
+_CONTENT_VARIABLES = frozenset({"messages", "tools", "documents"})
 _MARK_LENGTH = 12
 
 Ranges = list[tuple[int, int]]
@@ -74,19 +74,18 @@ def render(
 ) -> tuple[str, Ranges]:
     """Return the conversation as text and the ranges of it that come from `inputs`.
 
-    `inputs` are `messages`, `tools` and whatever else the caller gives; `own` are variables that
-    count as the template's, such as `bos_token`. The inputs are rendered as they are, and again
-    with marks nobody can guess around their texts. Where the second text without the marks is
-    the first, the marks tell what comes from where. A template that looks at the contents may
-    not come to the same text, so there are three ways to put the marks: around each text; around
-    each text stripped of white space, for templates that strip it; and around the control tokens
-    in it alone. If all fail, every control token that a text could have part in counts as from
-    the caller.
+    `inputs` are `messages`, `tools` and other variables of the caller; `own` are variables that
+    count as the template's, such as `bos_token`. The inputs are rendered unchanged, and again with
+    random marks around their texts. If the second text without marks equals the first, the marks
+    give the ranges. A template that inspects contents may render another text, so marks are tried
+    in three ways: around each text; around each text stripped of white space; around the control
+    tokens in it. If all fail, every control token that a text could contribute to counts as the
+    caller's.
 
-    Raises `BadModelFile` when the template fails.
+    Raises `BadModelFile` if the template fails.
     """
     marks = _Marks()
-    guard = _Guard(special_tokens)
+    finder = _ControlTokenFinder(special_tokens)
     texts: list[str] = []
 
     def as_it_is(text: str) -> str:
@@ -97,21 +96,21 @@ def render(
         as_it_is,
         lambda text: marks.write(text, [(0, len(text))]),
         lambda text: marks.write(text.strip(), [(0, len(text.strip()))]),
-        lambda text: marks.write(text, guard.dangers(text)),
+        lambda text: marks.write(text, finder.control_token_ranges(text)),
     )
     # `tools` and `documents` are always there, as in `transformers`.
     given = {"tools": None, "documents": None, **own}
-    plain, *marked = template.render([{**given, **_changed(inputs, way, guard)} for way in ways])
+    plain, *marked = template.render([{**given, **_changed(inputs, way, finder)} for way in ways])
     assert plain is not None
     for text in marked:
         found = None if text is None else marks.read(text)
         if found is not None and found[0] == plain:
             return found
-    return plain, guard.suspects(plain, texts)
+    return plain, finder.possible_control_tokens(plain, texts)
 
 
 class _Marks:
-    """A start and an end mark of private-use characters, new for each rendering."""
+    """Random start and end marks of private-use characters, new for each rendering."""
 
     def __init__(self) -> None:
         self._start, self._end = (
@@ -121,7 +120,7 @@ class _Marks:
         self._either = re.compile(f"{self._start}|{self._end}")
 
     def write(self, text: str, ranges: Ranges) -> str:
-        """`text` with marks around `ranges`, ascending; empty ones get none."""
+        """Return `text` with marks around the ascending, non-empty `ranges`."""
         parts: list[str] = []
         done = 0
         for start, end in ranges:
@@ -131,7 +130,7 @@ class _Marks:
         return "".join((*parts, text[done:]))
 
     def read(self, text: str) -> tuple[str, Ranges] | None:
-        """`text` without marks and the ranges that were between; None if they do not pair."""
+        """Return `text` without marks and the marked ranges; None if marks do not pair."""
         parts = self._either.split(text)
         found = self._either.findall(text)
         if found != [self._start, self._end] * (len(found) // 2):
@@ -146,17 +145,16 @@ class _Marks:
 
 
 def _changed(
-    inputs: Mapping[str, Any], change: Callable[[str], str], guard: "_Guard"
+    inputs: Mapping[str, Any], change: Callable[[str], str], finder: "_ControlTokenFinder"
 ) -> dict[str, Any]:
-    """A copy of what the caller gives, made of JSON's types, with its texts changed.
+    """Copy the caller's variables, of JSON types, with `change` applied to their texts.
 
-    What templates compare with and look up stays as it is while it cannot be part of a control
-    token: the roles and types of messages, the keys of objects, variables such as
-    `reasoning_effort`.
+    Roles and types of messages, keys of objects and variables such as `reasoning_effort`, which
+    templates compare or look up, stay unchanged unless they could be part of a control token.
     """
 
     def text_of(text: str, is_compared: bool) -> str:
-        is_safe = is_compared and (text in _WORDS or not guard.dangers(text))
+        is_safe = is_compared and (text in _KNOWN_WORDS or not finder.control_token_ranges(text))
         return text if is_safe else change(text)
 
     def copy(value: Any, is_compared: bool) -> Any:
@@ -166,17 +164,18 @@ def _changed(
             return value
         if isinstance(value, Mapping):
             return {
-                text_of(str(key), True): copy(item, key in _COMPARED) for key, item in value.items()
+                text_of(str(key), True): copy(item, key in _COMPARED_FIELDS)
+                for key, item in value.items()
             }
         if isinstance(value, list | tuple):
             return [copy(item, is_compared) for item in value]
         raise TypeError(f"a template cannot be given a {type(value).__name__}")
 
-    return {name: copy(value, name not in _WRITTEN) for name, value in inputs.items()}
+    return {name: copy(value, name not in _CONTENT_VARIABLES) for name, value in inputs.items()}
 
 
-class _Guard:
-    """Knows what in a text could be a control token, or become one with what is around it."""
+class _ControlTokenFinder:
+    """Finds control tokens in a text, and its edges that could become part of one."""
 
     def __init__(self, special_tokens: Iterable[str]) -> None:
         self._specials = sorted(filter(None, special_tokens), key=len, reverse=True)
@@ -185,8 +184,11 @@ class _Guard:
         self._heads = tuple({special[cut:] for special, cut in cuts})
         self._tails = tuple({special[:cut] for special, cut in cuts})
 
-    def dangers(self, text: str) -> Ranges:
-        """The control tokens in `text`, and what of one its edges could be, white space aside."""
+    def control_token_ranges(self, text: str) -> Ranges:
+        """Return ranges of control tokens in `text`, and of edges that are part of one.
+
+        White space at the edges is ignored.
+        """
         body = text.strip()
         if not body:
             return []
@@ -201,12 +203,12 @@ class _Guard:
             ranges.append((last - _longest(self._tails, body.endswith), last))
         return _merge(ranges)
 
-    def suspects(self, plain: str, texts: Sequence[str]) -> Ranges:
-        """The places in `plain` of all control tokens that `texts` could have part in."""
+    def possible_control_tokens(self, plain: str, texts: Sequence[str]) -> Ranges:
+        """Return the ranges in `plain` of all control tokens that `texts` could contribute to."""
         ranges: Ranges = []
         for special in self._specials:
-            alone = _Guard([special])
-            if any(alone.dangers(text) for text in texts):
+            alone = _ControlTokenFinder([special])
+            if any(alone.control_token_ranges(text) for text in texts):
                 ranges += (match.span() for match in re.finditer(re.escape(special), plain))
         return _merge(ranges)
 
@@ -216,7 +218,7 @@ def _longest(parts: Iterable[str], fits: Callable[[str], bool]) -> int:
 
 
 def _merge(ranges: Ranges) -> Ranges:
-    """The same places, ascending and without overlap."""
+    """Return the union of `ranges`, ascending and without overlap."""
     merged: Ranges = []
     for start, end in sorted(ranges):
         if merged and start < merged[-1][1]:

@@ -1,4 +1,4 @@
-"""The Jinja environment of chat templates, as `transformers` sets it up, with bounds."""
+"""The sandboxed Jinja environment of chat templates, as in `transformers`, with limits."""
 
 import json
 import time
@@ -16,17 +16,17 @@ from jinja2.utils import Namespace
 
 __all__ = [
     "TEMPLATE_ERRORS",
-    "NotHarmless",
+    "UnboundedTemplate",
     "compile_template",
     "parse_template",
     "render_variants",
 ]
 
-# What a template may write of its own, and how often what it was given.
+# Limit on the output: a constant plus a multiple of the input.
 _FREE_CHARACTERS = 1 << 20
-_MOST_COPIES = 4
+_MAX_COPIES = 4
 
-# What a template can make Python raise, by refusing, by mistake or by intent.
+# Exceptions that a template can cause, by `raise_exception`, by mistake or on purpose.
 TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -41,16 +41,16 @@ TEMPLATE_ERRORS = (
 )
 
 
-class TooMuch(jinja2.TemplateError):
-    """The template took too long, or made too much text."""
+class TemplateLimitExceeded(jinja2.TemplateError):
+    """The template exceeded its time limit or its output limit."""
 
 
-class NotHarmless(Exception):
-    """The template does what only a process of its own may do."""
+class UnboundedTemplate(Exception):
+    """The template needs a process of its own."""
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks the assistant's text for training: a scope, no more."""
+    """`{% generation %}`, which marks the assistant's text for training: rendered as a scope."""
 
     tags = {"generation"}  # noqa: RUF012  # declared so by Jinja
 
@@ -61,30 +61,30 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """`namespace`, without names that begin with an underscore, which lead to Python's own."""
+    """`namespace` without names that begin with an underscore, which would reach Python."""
 
     def __init__(*args: Any, **attributes: Any) -> None:  # `self` may be an attribute
         for name in dict(*args[1:], **attributes):
-            _refuse_private(name)
+            _reject_private(name)
         Namespace.__init__(*args, **attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_private(name)
+        _reject_private(name)
         super().__setitem__(name, value)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Looks at the clock with each operation, and at the size of what `+` makes."""
+    """Checks the time limit at each operation, and the size of results of `+`."""
 
     intercepted_binops = frozenset({"+"})
     deadline = float("inf")
-    most_characters = _FREE_CHARACTERS
+    max_characters = _FREE_CHARACTERS
     may_join_lists = True
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         self.check_time()
         if not self.may_join_lists and isinstance(left, list | tuple):
-            raise NotHarmless
+            raise UnboundedTemplate
         result = super().call_binop(context, operator, left, right)
         if isinstance(result, str | list | tuple):
             self.check_size(len(result))
@@ -93,7 +93,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         self.check_time()
         if attribute.startswith("__"):
-            _refuse_private(attribute)
+            _reject_private(attribute)
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -101,26 +101,26 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
-        """Refuse at once: by default an unsafe attribute is silent until it is used."""
-        _refuse_private(attribute)
+        """Raise at once; by default an unsafe attribute raises only when it is used."""
+        _reject_private(attribute)
         return super().unsafe_undefined(obj, attribute)
 
     def check_time(self) -> None:
         if time.monotonic() > self.deadline:
-            raise TooMuch("the chat template takes too long")
+            raise TemplateLimitExceeded("the chat template exceeds its time limit")
 
     def check_size(self, num_characters: int) -> None:
-        if num_characters > self.most_characters:
-            raise TooMuch("the chat template makes too much text")
+        if num_characters > self.max_characters:
+            raise TemplateLimitExceeded("the chat template exceeds its output limit")
 
 
 def parse_template(source: str) -> nodes.Template:
-    """Return the syntax tree; nothing of the template is evaluated yet."""
+    """Return the syntax tree without evaluating anything."""
     return _environment(datetime.now).parse(source)
 
 
 def compile_template(source: str, now: Callable[[], datetime]) -> jinja2.Template:
-    """Compile the template; Jinja evaluates constant parts of it while doing so."""
+    """Compile the template; Jinja evaluates its constant parts while compiling."""
     return _environment(now).from_string(source)
 
 
@@ -131,10 +131,10 @@ def render_variants(
     *,
     may_join_lists: bool,
 ) -> list[str | None]:
-    """Render with each of `variants`; None where another than the first one fails.
+    """Render with each of `variants`; None for one, other than the first, that fails.
 
-    Raises `NotHarmless` where lists are joined and may not be: one that is joined to itself
-    again and again is soon too long to be written in reasonable time.
+    Raises `UnboundedTemplate` if lists are concatenated and `may_join_lists` is false: repeated
+    concatenation of a list with itself grows exponentially.
     """
     environment = template.environment
     assert isinstance(environment, _Environment)
@@ -155,7 +155,7 @@ def _render(
     template: jinja2.Template, environment: _Environment, variables: Mapping[str, Any]
 ) -> str:
     given = len(json.dumps(variables, ensure_ascii=False))
-    environment.most_characters = _FREE_CHARACTERS + _MOST_COPIES * given
+    environment.max_characters = _FREE_CHARACTERS + _MAX_COPIES * given
     pieces: list[str] = []
     size = 0
     for piece in template.generate(**variables):
@@ -184,7 +184,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own would write HTML's characters as escapes."""
+    """Serialize without Jinja's HTML escapes, as `transformers` does."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -194,6 +194,6 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _refuse_private(name: object) -> None:
+def _reject_private(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"the chat template reaches for {name[:40]!r}")
+        raise SecurityError(f"the chat template accesses the private name {name[:40]!r}")

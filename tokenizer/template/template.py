@@ -13,7 +13,7 @@ from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer.template.bounded import is_bounded
 from swiftchat.tokenizer.template.sandbox import (
     TEMPLATE_ERRORS,
-    NotHarmless,
+    UnboundedTemplate,
     compile_template,
     parse_template,
     render_variants,
@@ -21,51 +21,53 @@ from swiftchat.tokenizer.template.sandbox import (
 
 __all__ = ["ChatTemplate"]
 
-_LONGEST_SOURCE = 1 << 18
+_MAX_SOURCE_CHARACTERS = 1 << 18
 _SECONDS = 1.7
 
 
 class ChatTemplate:
-    """A template somebody else wrote: it cannot reach Python, and has about two seconds."""
+    """An untrusted template: it cannot reach Python, and runs for about two seconds at most."""
 
     def __init__(self, source: str) -> None:
-        """Parse the template; raises `BadModelFile` when it is no template."""
-        if len(source) > _LONGEST_SOURCE:
-            raise BadModelFile("the chat template is absurdly long")
+        """Parse the template; raises `BadModelFile` if it is invalid."""
+        if len(source) > _MAX_SOURCE_CHARACTERS:
+            raise BadModelFile(
+                f"the chat template is longer than {_MAX_SOURCE_CHARACTERS} characters"
+            )
         self._source = source
         self._now = datetime.now()
-        self._here: jinja2.Template | None = None
+        self._compiled: jinja2.Template | None = None
         try:
-            # Compiling evaluates constants, which alone can take for ever: look first.
+            # Compiling evaluates constants, which can take unbounded time, so check first.
             if is_bounded(parse_template(source)):
-                self._here = compile_template(source, lambda: self._now)
+                self._compiled = compile_template(source, lambda: self._now)
         except TEMPLATE_ERRORS as error:
-            _refuse(str(error))
+            _reject(str(error))
 
     def render(self, variants: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Render with each of `variants`, values as in JSON, all at the same time of day.
+        """Render with each of `variants`, JSON values, with one time of day for all.
 
-        A variant other than the first that fails gives None; if the first one fails, raises
+        A variant other than the first that fails gives None; a failure of the first raises
         `BadModelFile`.
         """
         self._now = datetime.now()
-        if self._here is None:
-            return self._render_elsewhere(variants)
+        if self._compiled is None:
+            return self._render_in_process(variants)
         try:
-            return render_variants(self._here, variants, _SECONDS, may_join_lists=False)
-        except NotHarmless:
-            return self._render_elsewhere(variants)
+            return render_variants(self._compiled, variants, _SECONDS, may_join_lists=False)
+        except UnboundedTemplate:
+            return self._render_in_process(variants)
         except TEMPLATE_ERRORS as error:
-            _refuse(str(error) or type(error).__name__)
+            _reject(str(error) or type(error).__name__)
 
-    def _render_elsewhere(self, variants: Sequence[Mapping[str, Any]]) -> list[str | None]:
+    def _render_in_process(self, variants: Sequence[Mapping[str, Any]]) -> list[str | None]:
         task = {
             "source": self._source,
             "variants": variants,
             "now": self._now.isoformat(),
             "seconds": _SECONDS,
         }
-        # -P: what happens to lie in the current directory is not imported.
+        # -P: do not import from the current directory.
         command = [sys.executable, "-P", "-m", "swiftchat.tokenizer.template.worker"]
         try:
             done = subprocess.run(
@@ -77,18 +79,18 @@ class ChatTemplate:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            _refuse("it takes too long")
+            _reject("it exceeds its time limit")
         try:
             answer = json.loads(done.stdout)
         except ValueError:
-            _refuse(f"its process ended with status {done.returncode}")
+            _reject(f"its process ended with status {done.returncode}")
         if "error" in answer:
-            _refuse(answer["error"])
+            _reject(answer["error"])
         texts: list[str | None] = answer["texts"]
         return texts
 
 
-def _refuse(reason: str) -> Never:
+def _reject(reason: str) -> Never:
     raise BadModelFile(
         f"the chat template cannot be used: {reason[:300]}",
         "choose another with --template, or use --no-template to complete plain text",

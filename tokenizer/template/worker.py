@@ -1,7 +1,7 @@
-"""The process in which chat templates run that are not known to end.
+"""The process that renders chat templates which are not provably bounded.
 
-Reads `{source, variants, now, seconds}` as JSON from stdin, writes `{texts}` or `{error}` to
-stdout. Who started it kills it when the time is over.
+It reads `{source, variants, now, seconds}` as JSON from stdin and writes `{texts}` or `{error}` to
+stdout. The parent kills it after the time limit.
 """
 
 import json
@@ -19,7 +19,7 @@ _MEMORY_BYTES = 1 << 30
 
 
 def _limit(seconds: float) -> None:
-    """Bound memory, and time for the case that the starter is gone."""
+    """Limit memory, and processor time in case the parent has died."""
     if sys.platform == "win32":
         return
     import resource
