@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_schemes
-from swiftchat.engine.api.params import kv_row_bytes
+from swiftchat.engine.api.memory_estimate import (
+    RESERVED_FRACTION,
+    gpu_weight_bytes,
+    kv_bytes_per_token,
+    packed_schemes,
+)
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of, tp_choices
 
 if TYPE_CHECKING:
@@ -17,7 +21,6 @@ if TYPE_CHECKING:
 
 _CONTEXTS = (4096, 32768)
 _MAX_RANKS = 8  # on one machine
-_KEEP_FREE = 0.15  # as in `engine.model.memory`, which imports torch
 _NVIDIA_SMI_TIMEOUT_S = 10
 
 
@@ -55,9 +58,7 @@ def _at_contexts(model: "Model", weights_bytes: int, per_token: int) -> list[dic
 
 def cache_bytes_per_token(model: "Model", kv_dtype: str = "auto") -> int:
     """Return the bytes of the KV cache for one token, over all layers."""
-    config = model.config
-    row_bytes = kv_row_bytes(config.head_dim, _item_bytes(model), kv_dtype)
-    return 2 * config.num_layers * config.num_kv_heads * row_bytes
+    return kv_bytes_per_token(model.config, _item_bytes(model), kv_dtype)
 
 
 def _item_bytes(model: "Model") -> int:
@@ -108,11 +109,10 @@ def parallel_memory(
     )
     by_free_bytes = sorted(gpus, key=lambda device: -device.free_bytes)
     rows = []
-    per_head = cache_bytes_per_token(model, kv_dtype) // (config.num_kv_heads * config.num_layers)
     for n, stage in itertools.product(choices, range(pp)):
         shard = shard_of(config, n, 0, stage, pp)  # the largest shard
         weights_bytes = weight_bytes_on_gpu(model, shard)
-        per_token = per_head * shard.local_config.num_kv_heads * shard.local_config.num_layers
+        per_token = kv_bytes_per_token(shard.local_config, _item_bytes(model), kv_dtype)
         largest_context = None
         if n * pp <= len(gpus):
             largest_context = _largest_context(
@@ -136,7 +136,7 @@ def parallel_memory(
 def _largest_context(
     model: "Model", device: DeviceMemory, weights_bytes: int, per_token: int
 ) -> int:
-    room_bytes = int(device.free_bytes * (1 - _KEEP_FREE)) - weights_bytes
+    room_bytes = int(device.free_bytes * (1 - RESERVED_FRACTION)) - weights_bytes
     return min(max(0, room_bytes // per_token), model.config.max_context_tokens)
 
 

@@ -1,10 +1,11 @@
-"""Estimated GPU memory of a model's weights, before any of them is read."""
+"""Memory of a model's weights and KV cache, known before any of them is allocated."""
 
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from swiftchat.cuda.packed_layout import packed_bytes, packing_fits
+from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import canonical_shapes, tensor_name
 from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice
 from swiftchat.weights.quantization.quantize import QUANTIZABLE
@@ -19,10 +20,23 @@ from swiftchat.weights.quantization.scheme import (
 )
 from swiftchat.weights.quantization.stored_tensor import StoredTensor
 
+# Of free memory, for the system, other programs and activations.
+RESERVED_FRACTION = 0.15
+
 _PACKED = QUANTIZABLE | {"embed", "lm_head"}
 _KERNEL_SCHEMES: Mapping[type[QuantizedMatrix], str] = MappingProxyType(
     {Int4: "INT4", Int8: "INT8", Int8Groups: "INT8", Float8: "FP8"}
 )
+
+
+def kv_bytes_per_token(config: ModelConfig, item_bytes: int, kv_dtype: str = "auto") -> int:
+    """Return the bytes of one token's keys and values in all layers.
+
+    `item_bytes` is the element size of an unquantized cache (`kv_dtype` auto). A quantized one
+    has 8 bits an element and a fp32 scale per head.
+    """
+    head_bytes = config.head_dim * item_bytes if kv_dtype == "auto" else config.head_dim + 4
+    return 2 * config.num_layers * config.num_kv_heads * head_bytes
 
 
 def packed_schemes(packed: Mapping[str, StoredTensor]) -> dict[str, Scheme]:

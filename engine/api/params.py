@@ -75,11 +75,6 @@ class EngineConfig:
         return cls(**wire)
 
 
-def kv_row_bytes(head_dim: int, item_bytes: int, kv_dtype: str) -> int:
-    """Return the bytes of one token's key or value of one head, with its scale if quantized."""
-    return head_dim * item_bytes if kv_dtype == "auto" else head_dim + 4
-
-
 @dataclass(frozen=True)
 class SamplingParams:
     """Sampling of the next token, and the conditions that end a generation.

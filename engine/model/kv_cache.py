@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from swiftchat.engine.api.params import kv_row_bytes
 from swiftchat.engine.model.quantized_kv import LARGEST, QuantizedKV
 from swiftchat.weights.architectures.config import ModelConfig
 
@@ -58,9 +57,3 @@ class KVCache:
         """
         (tensor,) = self.tensors
         return tensor.flatten(1, 2)[:, first : first + num_tokens]
-
-
-def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto") -> int:
-    """Bytes of the keys and values of one token in all layers."""
-    row_bytes = kv_row_bytes(config.head_dim, dtype.itemsize, kv_dtype)
-    return 2 * config.num_layers * config.num_kv_heads * row_bytes

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
+from swiftchat.engine.api.memory_estimate import RESERVED_FRACTION, kv_bytes_per_token
 from swiftchat.engine.api.params import EngineConfig
-from swiftchat.engine.model.kv_cache import kv_bytes_per_token
 from swiftchat.errors import OutOfMemory, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
-_RESERVED_FRACTION = 0.15  # of free memory, for the system, other programs and activations
 _MIN_CONTEXT_TOKENS = 256
 _DEFAULT_CONTEXT_FRACTION = 0.5  # of the room for a cache, if no context was requested
 
@@ -51,7 +50,7 @@ def plan_shard_cache(
     return plan_cache(
         config,
         max_context_tokens=local.max_context_tokens,
-        bytes_per_token=kv_bytes_per_token(local, dtype, config.kv_dtype),
+        bytes_per_token=kv_bytes_per_token(local, dtype.itemsize, config.kv_dtype),
         weights_bytes=plain_bytes if quantized_bytes is None else quantized_bytes,
         workspace_bytes=workspace_bytes(local, chunk_tokens, dtype) if chunk_tokens else 0,
         available_bytes=available_bytes,
@@ -79,7 +78,7 @@ def plan_cache(
             f"use --ctx-size {max_context_tokens} or less",
         )
     fixed_bytes = weights_bytes + workspace_bytes
-    cache_bytes = int(available_bytes * (1 - _RESERVED_FRACTION)) - fixed_bytes
+    cache_bytes = int(available_bytes * (1 - RESERVED_FRACTION)) - fixed_bytes
     size = config.block_size
     max_tokens = max(0, cache_bytes // bytes_per_token // size * size)
     context = requested or max_context_tokens

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftchat.chat.render.stats import memory_line
+from swiftchat.engine.api.memory_estimate import kv_bytes_per_token
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.model import torch_ops
 from swiftchat.engine.model.cuda_ops import kernels_cover
-from swiftchat.engine.model.kv_cache import KVCache, kv_bytes_per_token
+from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.quantized_kv import LARGEST, QuantizedKV, dequantize_kv, quantize_kv
 from swiftchat.engine.model.torch_ops import TorchPlan, store
 from swiftchat.errors import UsageError
@@ -209,7 +210,7 @@ def test_reported_cache_bytes_equal_allocated_bytes(folder: Path, form: str) -> 
     assert info.cache_bytes == sum(t.nbytes for t in engine.cache.tensors)
     per_token = 2 * config.num_layers * config.num_kv_heads * (config.head_dim + 4)
     assert info.cache_bytes == info.cache_tokens * per_token
-    assert kv_bytes_per_token(config, torch.float32, form) == per_token
+    assert kv_bytes_per_token(config, 4, form) == per_token
     assert f"cache for {info.cache_tokens} tokens in {form} " in memory_line(info)
 
 

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from swiftchat.chat.model.memory import cache_bytes_per_token
-from swiftchat.engine.model.kv_cache import kv_bytes_per_token
+from swiftchat.engine.api.memory_estimate import kv_bytes_per_token
 from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.weights.model.directory import Model
 
@@ -40,8 +40,8 @@ def test_sizes_equal_transformers(folder: Path) -> None:
     rows = per_token // model.config.head_dim
     assert cache_bytes_per_token(model) == 2 * per_token
     assert cache_bytes_per_token(model, "int8") == per_token + 4 * rows
-    assert kv_bytes_per_token(model.config, torch.float32) == 4 * per_token
-    assert kv_bytes_per_token(model.config, torch.float32, "fp8") == per_token + 4 * rows
+    assert kv_bytes_per_token(model.config, 4) == 4 * per_token
+    assert kv_bytes_per_token(model.config, 4, "fp8") == per_token + 4 * rows
 
 
 def test_end_tokens_of_the_generation_config_take_precedence(folder: Path) -> None:
