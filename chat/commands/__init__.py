@@ -1,1 +1,1 @@
-"""Slash commands."""
+"""Slash commands, their registry and the state that they change."""

@@ -1,1 +1,1 @@
-"""Conversations and the store that keeps them."""
+"""Conversations: message trees, the SQLite store, search, import and export."""

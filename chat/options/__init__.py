@@ -1,1 +1,1 @@
-"""Command-line options, configuration file and roles."""
+"""Command-line options, their completion, the configuration file and roles."""

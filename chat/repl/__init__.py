@@ -1,1 +1,1 @@
-"""The interactive loop: input, keys, hints."""
+"""The interactive loop: input line, turns, toolbar, hints."""

@@ -188,10 +188,10 @@ def test_saving_a_removed_conversation_saves_all_of_it(path: Path) -> None:
 
 def test_removed_text_is_overwritten_in_the_files(path: Path) -> None:
     with opened(path) as store:
-        kept, removed = saved(store, "keep this"), saved(store, "xylophone quartz", "zebra")
+        remaining, removed = saved(store, "keep this"), saved(store, "xylophone quartz", "zebra")
         store.remove(removed.id)
         assert store.search("xylophone") == []
-        assert [one.session_id for one in store.search("keep")] == [kept.id]
+        assert [one.session_id for one in store.search("keep")] == [remaining.id]
         data = b"".join(file.read_bytes() for file in path.parent.iterdir())
         assert b"xylophone" not in data and b"keep this" in data
 

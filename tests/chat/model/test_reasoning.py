@@ -10,6 +10,7 @@ from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.reasoning import (
     FORMATS,
+    ReasoningFormat,
     ReasoningSplitter,
     ReasoningText,
     find_reasoning_format,
@@ -37,7 +38,7 @@ def split(splitter: ReasoningSplitter, *pieces: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("form", "prompt_end", "text", "thought", "answer"),
+    ("markers", "prompt_end", "text", "thought", "answer"),
     [
         (THINK, "", "<think>\nhm\n</think>\n\nfour", "hm\n", "four"),
         (THINK, "<think>\n", "hm</think>\n\nfour", "hm", "four"),
@@ -60,13 +61,13 @@ def split(splitter: ReasoningSplitter, *pieces: str) -> tuple[str, str]:
     ],
 )
 def test_reasoning_is_split_from_the_answer(
-    form: object, prompt_end: str, text: str, thought: str, answer: str
+    markers: ReasoningFormat | None, prompt_end: str, text: str, thought: str, answer: str
 ) -> None:
-    assert split(ReasoningSplitter(form, prompt_end), text) in [  # type: ignore[arg-type]
+    assert split(ReasoningSplitter(markers, prompt_end), text) in [
         (thought, answer),
         (f"\n{thought}", answer),
     ]
-    by_character = split(ReasoningSplitter(form, prompt_end), *text)  # type: ignore[arg-type]
+    by_character = split(ReasoningSplitter(markers, prompt_end), *text)
     assert (by_character[0].strip("\n"), by_character[1]) == (thought.strip("\n"), answer)
 
 
