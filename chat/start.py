@@ -1,6 +1,5 @@
 """Start of a chat: the saved conversation, the role, and the options they bring."""
 
-import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +7,7 @@ import click
 
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,10 +36,7 @@ def check_connect(ctx: click.Context, options: dict[str, Any]) -> None:
 def autosave_for(options: dict[str, Any]) -> Autosave:
     """Return the autosave of a chat; it opens the store at the first save."""
     is_saving = not (options["no_save"] or options["no_template"])
-    return Autosave(
-        _open_store if is_saving else None,
-        lambda text: print(sanitize(text), file=sys.stderr, flush=True),
-    )
+    return Autosave(_open_store if is_saving else None, print_notice)
 
 
 def _open_store() -> "Sessions":

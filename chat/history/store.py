@@ -16,7 +16,6 @@ import errno
 import json
 import os
 import sqlite3
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any, TypeVar
 
 from swiftchat.chat.history.conversation import MESSAGE_FIELDS, Conversation, Message
 from swiftchat.chat.history.search import Found, find_messages
-from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import FileSystemError, UsageError
 
 T = TypeVar("T")
@@ -246,11 +245,7 @@ def sessions_path() -> Path:
 
 def open_store() -> Sessions:
     """Open the user's store; warnings go to stderr."""
-
-    def warn(text: str) -> None:
-        print(sanitize(f"warning: {text}"), file=sys.stderr)
-
-    return Sessions(sessions_path(), warn)
+    return Sessions(sessions_path(), lambda text: print_notice(f"warning: {text}"))
 
 
 def load_session(wanted: str | None) -> Conversation:

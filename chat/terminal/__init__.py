@@ -1,1 +1,1 @@
-"""The terminal: style of answers, sanitizing, progress, clipboard, echo."""
+"""The terminal: output, sanitizing, progress, clipboard, echo."""
