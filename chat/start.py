@@ -11,7 +11,7 @@ from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
-    from swiftchat.chat.history.store import Sessions
+    from swiftchat.chat.history.store import SessionStore
 
 # Options that a running engine has fixed already.
 _ENGINE_OPTIONS = ("model", "ctx_size", "device", "tp", "dtype", "threads", "dummy")
@@ -39,7 +39,7 @@ def autosave_for(options: dict[str, Any]) -> Autosave:
     return Autosave(_open_store if is_saving else None, print_notice)
 
 
-def _open_store() -> "Sessions":
+def _open_store() -> "SessionStore":
     # Imported here, because the engine should start before SQLite is loaded.
     from swiftchat.chat.history.store import open_store
 

@@ -7,7 +7,7 @@ from swiftchat.chat.history.conversation import Conversation
 from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:  # SQLite is imported while the engine loads
-    from swiftchat.chat.history.store import Sessions
+    from swiftchat.chat.history.store import SessionStore
 
 
 class Autosave:
@@ -17,15 +17,15 @@ class Autosave:
     """
 
     def __init__(
-        self, open_store: "Callable[[], Sessions] | None", warn: Callable[[str], None]
+        self, open_store: "Callable[[], SessionStore] | None", warn: Callable[[str], None]
     ) -> None:
         self.failed = False
         self._open_store = open_store
-        self._store: Sessions | None = None
+        self._store: SessionStore | None = None
         self._warn = warn
 
     @property
-    def store(self) -> "Sessions":
+    def store(self) -> "SessionStore":
         """The store. Raises `UsageError` with --no-save, `FileSystemError` if opening fails."""
         if self._open_store is None:
             raise UsageError("this chat does not save conversations", "start without --no-save")

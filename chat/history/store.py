@@ -71,7 +71,7 @@ _SESSION = """
         settings = :settings, tip = :tip, updated = :updated"""
 
 
-class Sessions:
+class SessionStore:
     """The conversations in one file, which is created if it is missing; a context manager.
 
     A damaged file is renamed and replaced by a new one, and `warn` is called. A read-only file can
@@ -89,7 +89,7 @@ class Sessions:
                     raise
                 self._db = self._replace_damaged()
 
-    def __enter__(self) -> "Sessions":
+    def __enter__(self) -> "SessionStore":
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -243,9 +243,9 @@ def sessions_path() -> Path:
     return platformdirs.user_data_path("swiftchat") / "sessions" / "sessions.db"
 
 
-def open_store() -> Sessions:
+def open_store() -> SessionStore:
     """Open the user's store; warnings go to stderr."""
-    return Sessions(sessions_path(), lambda text: print_notice(f"warning: {text}"))
+    return SessionStore(sessions_path(), lambda text: print_notice(f"warning: {text}"))
 
 
 def load_session(wanted: str | None) -> Conversation:

@@ -12,7 +12,7 @@ from prompt_toolkit.output import DummyOutput
 from swiftchat.chat.commands.registry import BY_NAME, COMMANDS
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.history.store import Sessions, sessions_path
+from swiftchat.chat.history.store import SessionStore, sessions_path
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.repl.loop import Repl
@@ -26,7 +26,7 @@ class Chat:
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.engine = fake_engine.FakeEngine([], ctx_size_tokens=4096)
         chat_model = ChatModel(folder, ChatConfig(model=str(folder)), self.engine.start)  # type: ignore[arg-type]
-        autosave = Autosave(lambda: Sessions(sessions_path(), print), print)
+        autosave = Autosave(lambda: SessionStore(sessions_path(), print), print)
         self.repl = Repl(chat_model, chat_model.config, Conversation(), "", autosave)
         self.state = self.repl.state
         self._capsys = capsys
@@ -41,7 +41,7 @@ class Chat:
         return [message.content for message in self.state.conversation.messages]
 
     def stored(self) -> Conversation:
-        with Sessions(sessions_path(), print) as store:
+        with SessionStore(sessions_path(), print) as store:
             return store.load(self.state.conversation.id)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from swiftchat.chat.history.store import Sessions, sessions_path
+from swiftchat.chat.history.store import SessionStore, sessions_path
 from tests.chat.terminal.test_terminal import Terminal
 from tests.chat.test_process import SLOW
 from tests.chat.test_process import chat as chat
@@ -15,7 +15,7 @@ Open = Callable[..., Terminal]
 
 
 def stored_messages() -> list[tuple[str, str, str | None]]:
-    with Sessions(sessions_path(), print) as store:
+    with SessionStore(sessions_path(), print) as store:
         (row,) = store.recent()
         path = store.load(row["id"]).messages
     return [(message.role, message.content, message.finish_reason) for message in path]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation, Message
-from swiftchat.chat.history.store import Sessions
+from swiftchat.chat.history.store import SessionStore
 from swiftchat.errors import FileSystemError, UsageError
 
 
@@ -28,11 +28,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "data" / "store.db"
 
 
-def opened(path: Path) -> Sessions:
+def opened(path: Path) -> SessionStore:
     def refuse(text: str) -> None:
         raise AssertionError(text)
 
-    return Sessions(path, refuse)
+    return SessionStore(path, refuse)
 
 
 def shape(conversation: Conversation) -> object:
@@ -151,7 +151,7 @@ def test_the_store_is_private_with_any_umask(path: Path, umask: int) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def saved(store: Sessions, *messages: str) -> Conversation:
+def saved(store: SessionStore, *messages: str) -> Conversation:
     conversation = Conversation()
     for number, text in enumerate(messages):
         conversation.add("assistant" if number % 2 else "user", text)
@@ -213,7 +213,7 @@ def test_a_damaged_file_is_renamed_with_a_warning(path: Path, damage: object) ->
     damage(path)  # type: ignore[operator]
     bytes_before = path.read_bytes()
     warnings = Warnings()
-    with Sessions(path, warnings) as store:
+    with SessionStore(path, warnings) as store:
         conversation.add("user", "more")
         store.save(conversation)
         assert shape(store.load(conversation.id)) == shape(conversation), "of it all is in memory"
@@ -229,7 +229,7 @@ def test_damage_found_while_reading_is_handled(path: Path, read: str) -> None:
     with opened(path) as store:
         conversation = saved(store, "words " * 3000, "a" * 9000)
     warnings = Warnings()
-    store = Sessions(path, warnings)
+    store = SessionStore(path, warnings)
     damage_inside(path)
     work = getattr(store, read)
     if read in ("load", "find"):
@@ -370,15 +370,15 @@ KILLS = """
 import os, random, signal, sqlite3, sys, time
 from pathlib import Path
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.history.store import Sessions
+from swiftchat.chat.history.store import SessionStore
 
 path, times = Path(sys.argv[1]), int(sys.argv[2])
-Sessions(path, print).close()
+SessionStore(path, print).close()
 random.seed(1)
 
 
 def write(end):
-    with Sessions(path, print) as store:
+    with SessionStore(path, print) as store:
         conversation = Conversation()
         while True:
             conversation.add("user", "q" * random.randrange(2000))
@@ -404,7 +404,7 @@ for number in range(times):
     reported = os.read(ours, 1 << 20).decode().splitlines()
     os.close(ours)
     num_reported += len(reported)
-    with Sessions(path, print) as store:
+    with SessionStore(path, print) as store:
         for line in reported[-3:]:
             session, message, length = line.split()
             tree = {one.id: one for one in store.load(session).tree}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.chat.history.store import Sessions, sessions_path
+from swiftchat.chat.history.store import SessionStore, sessions_path
 from swiftchat.chat.render.logprobs import as_terminal_text
 from swiftchat.chat.render.style import Style
 from swiftchat.errors import UsageError
@@ -80,7 +80,7 @@ def test_logprobs_are_not_saved_with_the_session(chat: Chat) -> None:
     chat.send("/set logprobs 3")
     chat.send("/set top_k 7")
     chat.send("Hi", "Oh")
-    with Sessions(sessions_path(), print) as store:
+    with SessionStore(sessions_path(), print) as store:
         settings = store.load(chat.state.conversation.id).settings
     assert settings["top_k"] == 7 and "logprobs" not in settings
 

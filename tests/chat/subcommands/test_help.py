@@ -16,7 +16,7 @@ from swiftchat import errors
 from swiftchat.chat import cli
 from swiftchat.chat.commands.registry import BY_NAME
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.history.store import Sessions, list_names, sessions_path
+from swiftchat.chat.history.store import SessionStore, list_names, sessions_path
 from swiftchat.chat.options.chat_options import SECTIONS
 from swiftchat.chat.options.roles import roles_folder
 from swiftchat.chat.subcommands.help.man_page import man_page
@@ -128,7 +128,7 @@ def test_completion_offers_names(tmp_path: Path) -> None:
 
 def test_completion_offers_conversations_and_writes_no_files() -> None:
     assert offered("--session", "") == [] and not sessions_path().exists()
-    with Sessions(sessions_path(), print) as store:
+    with SessionStore(sessions_path(), print) as store:
         named = Conversation(name="tides", title="About tides\x1b[31m")
         named.add("user", "x")
         store.save(named)

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from swiftchat.chat import cli
 from swiftchat.chat.history.importer import import_conversations
-from swiftchat.chat.history.store import Sessions, sessions_path
+from swiftchat.chat.history.store import SessionStore, sessions_path
 from swiftchat.chat.history.transcript import as_json
 from swiftchat.chat.options.roles import parse_role
 from swiftchat.errors import UsageError
@@ -127,7 +127,7 @@ def imported(value: object) -> Any:
 
 def test_exported_json_round_trips(program: Program) -> None:
     program.run("-p", "x", "-s", "S", "--temp", "0.5")
-    with Sessions(sessions_path(), print) as store:
+    with SessionStore(sessions_path(), print) as store:
         conversation = store.load(rows()[0]["id"])
     conversation.undo()
     conversation.add("user", "x2")
