@@ -5,7 +5,6 @@ Tolerance 1e-5 relative to the largest logit: the same products are summed in an
 
 import ipaddress
 import multiprocessing
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.comm.communicator import GlooCommunicator
-from swiftchat.engine.linear.torch_private import all_gather_into, gloo_group
 from swiftchat.engine.schedule.scheduler import Sequence
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
@@ -98,21 +96,6 @@ def test_ranks_loading_rank_files_equal_one(name: str, tmp_path: Path) -> None:
     tiny.make(name, tmp_path / "whole", **EIGHT_HEADS)
     convert(tmp_path / "whole", tmp_path / "rank_files", tp=4)
     assert_ranks_equal_one(tmp_path / "whole", 4, rank_files=tmp_path / "rank_files")
-
-
-def test_private_all_gather_equals_stacked_tensors() -> None:
-    store = torch.distributed.HashStore()
-    tensors = torch.arange(12.0).reshape(2, 2, 3)
-
-    def gather(rank: int) -> torch.Tensor:
-        group = gloo_group(store, rank, 2, 60, "127.0.0.1")
-        gathered = torch.empty(2, 2, 3)
-        all_gather_into(group, gathered, tensors[rank : rank + 1])
-        return gathered
-
-    with ThreadPoolExecutor(2) as pool:
-        for gathered in pool.map(gather, range(2)):
-            assert torch.equal(gathered, tensors)
 
 
 def _rank_process(rank: int, folder: Path, store_file: Path, results: Any) -> None:

@@ -1,5 +1,7 @@
 """Private torch interfaces, each against the public expression that replaces it."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -79,3 +81,18 @@ def test_a_traced_function_equals_the_function() -> None:
     traced = torch_private.trace(function, (torch.randn(1, 4), torch.randn(3)))
     x, y = torch.randn(1, 4), torch.randn(3)
     assert torch.equal(torch_private.run_traced(traced, x, y), function(x, y))
+
+
+def test_gloo_group_gathers_tensors_of_all_ranks() -> None:
+    store = torch.distributed.HashStore()
+    tensors = torch.arange(12.0).reshape(2, 2, 3)
+
+    def gather(rank: int) -> torch.Tensor:
+        group = torch_private.gloo_group(store, rank, 2, 60, "127.0.0.1")
+        gathered = torch.empty(2, 2, 3)
+        torch_private.all_gather_into(group, gathered, tensors[rank : rank + 1])
+        return gathered
+
+    with ThreadPoolExecutor(2) as pool:
+        for gathered in pool.map(gather, range(2)):
+            assert torch.equal(gathered, tensors)
