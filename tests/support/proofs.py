@@ -40,7 +40,9 @@ BY_ARCHITECTURE: dict[str, dict[str, Iterable[str]]] = {
     "GGUF": {
         "CPU": [
             gguf_models.CASES[name][0]
-            for name in parameters(test_architectures.test_facts_tensors_and_logits_come_back)
+            for name in parameters(
+                test_architectures.test_config_tensors_and_logits_survive_conversion
+            )
         ],
     },
     "two ranks": {"CPU": parameters(test_communicator.test_two_ranks_equal_one)},

@@ -136,13 +136,8 @@ QWEN: Mapping[str, Architecture] = {
             }
         ),
         defaults=frozen(
+            **{**_DEFAULTS, "num_key_value_heads": 16},
             intermediate_size=5632,
-            max_position_embeddings=32768,
-            rms_norm_eps=1e-6,
-            num_key_value_heads=16,
-            sliding_window=4096,
-            use_sliding_window=False,
-            max_window_layers=28,
             qkv_bias=True,
             num_local_experts=60,
             num_experts_per_tok=4,

@@ -1,4 +1,4 @@
-"""ModelConfig: what is read from config.json, and what is refused by name."""
+"""ModelConfig: fields read from config.json, and errors for invalid or unsupported ones."""
 
 import json
 import math
@@ -67,7 +67,7 @@ def test_reads_every_field() -> None:
     )
 
 
-def test_old_and_new_rope_spellings_agree() -> None:
+def test_old_and_new_rope_keys_agree() -> None:
     old = ModelConfig.from_hf({**LLAMA, "rope_theta": 5e5, "rope_scaling": LLAMA3_ROPE})
     new = ModelConfig.from_hf({**LLAMA, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 5e5}})
     assert old.rope == new.rope
@@ -80,7 +80,7 @@ THEIRS = [name for name in ARCHITECTURES if not name.startswith(("ChatGLM", "Int
 
 
 @pytest.mark.parametrize("architecture", THEIRS)
-def test_absent_keys_mean_what_transformers_takes(architecture: str) -> None:
+def test_defaults_equal_those_of_transformers(architecture: str) -> None:
     name = OWN_CONFIGS.get(architecture, architecture.replace("ForCausalLM", "Config"))
     sizes = {
         "vocab_size": 152_000,
@@ -116,7 +116,7 @@ def test_absent_keys_mean_what_transformers_takes(architecture: str) -> None:
     if windowed and kinds:
         full = {i for i, kind in enumerate(kinds) if kind == "full_attention"}
         assert ours.full_layers == full
-    # Transformers' Qwen2-MoE has 0 where there is none, and the layers' kinds all the same.
+    # Qwen2-MoE in transformers has 0 for no window, with layer types all the same.
     assert ours.sliding_window == (getattr(theirs, "sliding_window", None) or None)
     ends = theirs.eos_token_id
     assert (ours.bos_id, ours.eos_ids) == (
@@ -176,7 +176,7 @@ def absent_keys(architecture: str, **changes: Any) -> dict[str, Any]:
         ("ChatGLMModel", "num_attention_heads", "6"),
     ],
 )
-def test_what_is_not_understood_is_refused_by_name(
+def test_unsupported_field_raises_an_error_with_its_name(
     architecture: str, field: str, value: object
 ) -> None:
     usual = {
@@ -222,7 +222,9 @@ CHATGLM_6B = {
         ("layernorm_epsilon", math.nan),
     ],
 )
-def test_a_chatglm_6b_that_is_not_understood_is_refused_by_name(field: str, value: object) -> None:
+def test_unsupported_chatglm_6b_field_raises_an_error_with_its_name(
+    field: str, value: object
+) -> None:
     assert ModelConfig.from_hf(CHATGLM_6B).family == "chatglm-6b"
     usual = {
         "num_layers": "num_hidden_layers",
@@ -233,8 +235,8 @@ def test_a_chatglm_6b_that_is_not_understood_is_refused_by_name(field: str, valu
         ModelConfig.from_hf({**CHATGLM_6B, field: value})
 
 
-def test_older_spellings_mean_the_same() -> None:
-    """As published years ago, and as transformers writes them now."""
+def test_older_keys_are_equivalent() -> None:
+    """The keys of older published files and those that transformers writes now."""
     gemma = absent_keys(
         "Gemma3ForCausalLM",
         rope_theta=1e6,
@@ -295,7 +297,7 @@ def test_older_spellings_mean_the_same() -> None:
         ("quantization_config", {"quant_method": "gptq"}),
     ],
 )
-def test_absurd_field_is_named(field: str, value: object) -> None:
+def test_invalid_field_raises_an_error_with_its_name(field: str, value: object) -> None:
     with pytest.raises(BadModelFile, match=field) as caught:
         ModelConfig.from_hf({**LLAMA, field: value})
     assert len(caught.value.message) < 300
@@ -303,17 +305,17 @@ def test_absurd_field_is_named(field: str, value: object) -> None:
 
 @pytest.mark.parametrize("field", ["factor", "low_freq_factor", "high_freq_factor"])
 @pytest.mark.parametrize("value", [0, math.nan, None, "8", True])
-def test_absurd_rope_field_is_named(field: str, value: object) -> None:
+def test_invalid_rope_field_raises_an_error_with_its_name(field: str, value: object) -> None:
     with pytest.raises(BadModelFile, match=field):
         ModelConfig.from_hf({**LLAMA, "rope_scaling": {**LLAMA3_ROPE, field: value}})
 
 
-def test_unknown_rope_scaling_names_itself() -> None:
+def test_unknown_rope_scaling_raises_an_error_with_its_name() -> None:
     with pytest.raises(BadModelFile, match="mrope"):
         ModelConfig.from_hf({**LLAMA, "rope_scaling": {"rope_type": "mrope", "factor": 4.0}})
 
 
-def test_unknown_architecture_names_itself_the_nearest_and_all() -> None:
+def test_unknown_architecture_error_lists_nearest_and_all_known() -> None:
     with pytest.raises(BadModelFile, match="LamaForCausalLM") as caught:
         ModelConfig.from_hf({**LLAMA, "architectures": ["LamaForCausalLM"]})
     assert "nearest known: LlamaForCausalLM" in caught.value.hint
@@ -340,7 +342,7 @@ FIELDS = [
 ]
 
 
-OF_FAMILIES = sorted(
+ALL_KEYS = sorted(
     {
         key
         for architecture in ARCHITECTURES.values()
@@ -367,11 +369,11 @@ stretched = st.fixed_dictionaries(
 
 @given(
     st.sampled_from(sorted(ARCHITECTURES)),
-    st.dictionaries(st.sampled_from(OF_FAMILIES), small_values, max_size=4),
+    st.dictionaries(st.sampled_from(ALL_KEYS), small_values, max_size=4),
     st.none() | stretched,
 )
 @settings(max_examples=400, deadline=None)
-def test_any_json_gives_a_config_of_any_family_or_bad_model_file(
+def test_any_json_gives_a_config_of_any_architecture_or_bad_model_file(
     architecture: str, changes: dict[str, Any], rope: dict[str, Any] | None
 ) -> None:
     sizes = {"padded_vocab_size": 97, "num_layers": 3, "ffn_hidden_size": 80, "kv_channels": 8}
@@ -393,7 +395,7 @@ def test_any_json_gives_a_config_of_any_family_or_bad_model_file(
 @given(st.dictionaries(st.sampled_from(FIELDS), json_values, min_size=1, max_size=3))
 @settings(max_examples=300, deadline=None)
 def test_any_json_gives_a_config_or_bad_model_file(changes: dict[str, Any]) -> None:
-    # Through JSON, because that is where configs come from.
+    # Through JSON, as for a real config.
     config = json.loads(json.dumps({**LLAMA, **changes}))
     try:
         made = ModelConfig.from_hf(config)
@@ -404,7 +406,7 @@ def test_any_json_gives_a_config_or_bad_model_file(changes: dict[str, Any]) -> N
     assert len(expected_tensors(made)) >= 9 * made.num_layers
 
 
-def test_expected_tensors_are_those_of_transformers() -> None:
+def test_expected_tensors_equal_those_of_transformers() -> None:
     for changes in (
         {},
         {"attention_bias": True, "mlp_bias": True},
@@ -417,7 +419,7 @@ def test_expected_tensors_are_those_of_transformers() -> None:
         assert expected_tensors(ModelConfig.from_hf(config)) == theirs
 
 
-def test_tensor_name_fills_in_the_layer() -> None:
+def test_tensor_name_contains_the_layer() -> None:
     config = ModelConfig.from_hf(LLAMA)
     assert tensor_name(config, "q", 2) == "model.layers.2.self_attn.q_proj.weight"
     assert tensor_name(config, "final_norm") == "model.norm.weight"

@@ -1,4 +1,4 @@
-"""Files of torch.save of every family: they run as they are and compute what safetensors do."""
+"""Files of torch.save of every architecture run directly, with the logits of safetensors."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Dequantizing is bit for bit what the reference package computes."""
+"""Dequantized blocks equal those of the reference package bit for bit."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_random_bytes(type_name: str) -> None:
 
 
 @pytest.mark.parametrize("type_name", BLOCK_TYPES)
-def test_block_sizes_are_the_formats(type_name: str) -> None:
+def test_block_sizes_match_the_reference(type_name: str) -> None:
     kind = BLOCK_TYPES[type_name]
     sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
     assert (kind.block_elements, kind.block_bytes) == sizes
@@ -49,12 +49,12 @@ def test_block_sizes_are_the_formats(type_name: str) -> None:
 @pytest.mark.parametrize(
     "type_name", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 )
-def test_quantized_numbers_come_back(type_name: str) -> None:
+def test_dequantizing_approximates_the_original(type_name: str) -> None:
     numbers = np.random.default_rng(1).standard_normal((40, 256)).astype(np.float32)
     data = gguf.quantize(numbers, gguf.GGMLQuantizationType[type_name]).view(np.uint8)
     ours = dequantize(data.reshape(40, -1), type_name)
     assert_same_bits(ours, reference(data.reshape(40, -1), type_name))
-    # The coarsest, Q4_0, has eight steps to the largest number and cuts off one end's last.
+    # Q4_0 is the coarsest: eight steps up to the largest value, and it clips one end.
     assert np.abs(ours - numbers).max() <= np.abs(numbers).max() / 8
 
 

@@ -1,4 +1,4 @@
-"""GGUF files: read as the reference package reads them; lies end in BadModelFile, quickly."""
+"""GGUF files read like the reference package reads them; invalid files raise errors quickly."""
 
 import resource
 import struct
@@ -56,7 +56,7 @@ def opened(folder: Path, content: bytes) -> GgufFile:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_reads_what_the_reference_writes(tmp_path: Path, version: int) -> None:
+def test_reads_files_of_the_reference_writer(tmp_path: Path, version: int) -> None:
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_uint8("a.u8", 250)
@@ -98,7 +98,7 @@ def test_reads_what_the_reference_writes(tmp_path: Path, version: int) -> None:
     assert one.offset % 64 == two.offset % 64 == 0
 
 
-def test_real_model_is_read_quickly_and_like_the_reference(smollm2_gguf: Path) -> None:
+def test_real_model_reads_fast_and_like_the_reference(smollm2_gguf: Path) -> None:
     begin = time.perf_counter()
     file = GgufFile.open(smollm2_gguf)
     assert time.perf_counter() - begin < 5
@@ -113,7 +113,7 @@ def test_real_model_is_read_quickly_and_like_the_reference(smollm2_gguf: Path) -
 
 
 HUGE = struct.pack("<Q", 2**62)
-LIES: dict[str, tuple[bytes, str]] = {
+INVALID: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "not a GGUF"),
     "magic only": (b"GGUF", "not a GGUF"),
     "other magic": (b"GGML" + bytes(60), "not a GGUF"),
@@ -180,28 +180,28 @@ LIES: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_lie_is_refused(tmp_path: Path, lie: str) -> None:
-    content, complaint = LIES[lie]
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_file_raises_an_error(tmp_path: Path, case: str) -> None:
+    content, complaint = INVALID[case]
     begin = time.perf_counter()
     with pytest.raises(BadModelFile, match=complaint):
         opened(tmp_path, content)
     assert time.perf_counter() - begin < 10
 
 
-def test_the_built_file_is_fine_without_a_lie(tmp_path: Path) -> None:
+def test_the_unchanged_built_file_is_valid(tmp_path: Path) -> None:
     file = opened(tmp_path, build([pair("k", U8, b"\1")], [tensor()]))
     assert file.metadata["k"] == 1
     assert file.tensors["t"].nbytes == 256
 
 
-def test_missing_file_is_not_found(tmp_path: Path) -> None:
+def test_missing_file_raises_model_not_found(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         GgufFile.open(tmp_path / "none.gguf")
 
 
-def test_costliest_header_stays_within_memory(tmp_path: Path) -> None:
-    """As many short strings as are allowed, then one element more than that."""
+def test_largest_header_stays_within_memory_limit(tmp_path: Path) -> None:
+    """The maximum number of short strings, then one element more."""
     num = 2_999_000
     items = (string("ab") + string("ac")) * (num // 2)
     array = struct.pack("<IQ", STRING, num) + items
@@ -251,7 +251,7 @@ interesting = st.sampled_from([0, 1, 255, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 
 @settings(
     max_examples=500, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_mutated_file_reads_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
+def test_mutated_file_reads_or_raises_bad_model_file(tmp_path: Path, data: st.DataObject) -> None:
     content = bytearray(valid_file())
     for _ in range(data.draw(st.integers(0, 3))):
         at = data.draw(st.integers(0, len(content) - 8))
@@ -268,7 +268,7 @@ def test_mutated_file_reads_or_is_refused(tmp_path: Path, data: st.DataObject) -
         assert file.rows(found).nbytes == found.nbytes <= len(content)
 
 
-def test_unmutated_file_is_read(tmp_path: Path) -> None:
+def test_unmutated_file_reads(tmp_path: Path) -> None:
     file = opened(tmp_path, valid_file())
     metadata: dict[str, Any] = dict(file.metadata)
     assert metadata["tokens"] == ["a", "bc", ""]

@@ -1,4 +1,4 @@
-"""OpenAI's GPT-2 and TensorFlow's checkpoints: read exactly, and lies in them are told."""
+"""TensorFlow checkpoints and OpenAI's GPT-2: valid ones read exactly, invalid ones raise errors."""
 
 import json
 import struct
@@ -21,7 +21,7 @@ from tests.support import gpt2_layouts
 from tests.support import tensorflow_files as tf
 
 
-def test_tables_have_every_key(tmp_path: Path) -> None:
+def test_table_has_every_key(tmp_path: Path) -> None:
     pairs = {b"model/h%d/attn/%d" % (n % 12, n): b"value %d" % n for n in range(500)}
     for per_block in (1, 7, 500):
         (tmp_path / "a.index").write_bytes(tf.table(pairs, per_block))
@@ -29,7 +29,7 @@ def test_tables_have_every_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("files", [1, 3])
-def test_bundle_has_every_tensor(tmp_path: Path, files: int) -> None:
+def test_checkpoint_has_every_tensor(tmp_path: Path, files: int) -> None:
     tensors = {f"t/{dtype}": (torch.randn(3, 5) * 50).to(dtype) for dtype in tf.DTYPES}
     tensors["empty"] = torch.zeros(0, 4)
     tf.write_bundle(tmp_path / "model.ckpt", tensors, files)
@@ -42,7 +42,7 @@ def test_bundle_has_every_tensor(tmp_path: Path, files: int) -> None:
         assert read.tobytes() == tensor.view(torch.uint8).numpy().tobytes()
 
 
-def test_openais_gpt2_with_its_tokenizer(tmp_path: Path) -> None:
+def test_openai_gpt2_with_its_tokenizer(tmp_path: Path) -> None:
     model = gpt2_layouts.tiny_gpt2()
     tf.write_openai_gpt2(tmp_path / "in", model)
     convert(tmp_path / "in", tmp_path / "out")
@@ -57,22 +57,22 @@ def test_openais_gpt2_with_its_tokenizer(tmp_path: Path) -> None:
     assert config["eos_token_id"] == 97
 
 
-def test_the_checkpoint_that_is_named_is_taken(tmp_path: Path) -> None:
+def test_the_named_checkpoint_is_read(tmp_path: Path) -> None:
     tf.write_openai_gpt2(tmp_path / "in", gpt2_layouts.tiny_gpt2())
     other = tmp_path / "in" / "model.ckpt-9.index"
     other.write_bytes(b"another checkpoint")
     convert(tmp_path / "in", tmp_path / "out")
     for name in ("../in/model.ckpt", "gone", ""):
         (tmp_path / "in" / "checkpoint").write_text(f'model_checkpoint_path: "{name}"\n')
-        refused(tmp_path / "in", "there is no checkpoint")
+        assert_rejected(tmp_path / "in", "there is no checkpoint")
     (tmp_path / "in" / "checkpoint").unlink()
-    refused(tmp_path / "in", "2 checkpoints, and checkpoint is missing")
+    assert_rejected(tmp_path / "in", "2 checkpoints, and checkpoint is missing")
 
 
-# Lies
+# Invalid files
 
 
-def refused(source: Path, complaint: str) -> None:
+def assert_rejected(source: Path, complaint: str) -> None:
     with pytest.raises(BadModelFile, match=complaint) as caught:
         convert(source, source.parent / "never")
     assert caught.value.exit_code == 7
@@ -91,9 +91,11 @@ def refused(source: Path, complaint: str) -> None:
         ({"res_dropout": 0.1}, "the field res_dropout is unknown"),
     ],
 )
-def test_settings_that_lie(tmp_path: Path, said: dict[str, Any], complaint: str) -> None:
+def test_invalid_settings_raise_an_error(
+    tmp_path: Path, said: dict[str, Any], complaint: str
+) -> None:
     tf.write_openai_gpt2(tmp_path / "in", gpt2_layouts.tiny_gpt2(), settings=said)
-    refused(tmp_path / "in", complaint)
+    assert_rejected(tmp_path / "in", complaint)
 
 
 def entry(shape: tuple[int, ...] = (2,), file: int = 0, offset: int = 0, nbytes: int = 8) -> bytes:
@@ -109,7 +111,7 @@ def place(begin: int, nbytes: int) -> bytes:
 
 
 def around(*blocks: bytes, places: dict[bytes, bytes] | None = None) -> bytes:
-    """A table of these blocks, its index saying `places`, or that there is one block."""
+    """Return a table of these blocks; its index has `places`, or the first block only."""
     content = b"".join(map(tf.behind, blocks))
     index = tf.block({b"z": place(0, len(blocks[0]))} if places is None else places, 1)
     ends = place(0, 0) + place(len(content), len(index))
@@ -168,7 +170,7 @@ LIES: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", LIES)
-def test_lying_bundle_is_named(tmp_path: Path, name: str) -> None:
+def test_invalid_checkpoint_raises_an_error(tmp_path: Path, name: str) -> None:
     content, complaint = LIES[name]
     (tmp_path / "a.index").write_bytes(content)
     (tmp_path / "a.data-00000-of-00001").write_bytes(bytes(64))
@@ -181,8 +183,8 @@ def test_lying_bundle_is_named(tmp_path: Path, name: str) -> None:
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_mutated_index_reads_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
-    """Its checksum made right again."""
+def test_mutated_index_reads_or_raises_bad_model_file(tmp_path: Path, data: st.DataObject) -> None:
+    """The mutated block gets a valid checksum."""
     tensors = {"a": torch.ones(4, 3), "ab": torch.zeros(5), "b": torch.ones(2, dtype=torch.int32)}
     if not (tmp_path / "m.index").exists():
         tf.write_bundle(tmp_path / "m", tensors)

@@ -1,4 +1,4 @@
-"""Files of torch.save: read exactly, and nothing in them runs, grows or lies unseen."""
+"""Files of torch.save: read exactly; payloads, bombs and invalid files raise errors."""
 
 import os
 import pickle
@@ -49,7 +49,7 @@ def assert_read(file: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def save_legacy(content: Any, file: Path, **options: Any) -> None:
-    """As torch did before version 1.6."""
+    """Save in the format before torch 1.6."""
     torch.save(content, file, _use_new_zipfile_serialization=False, **options)
 
 
@@ -59,7 +59,7 @@ FORMATS: dict[str, Callable[..., None]] = {"zip": torch.save, "legacy": save_leg
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_reads_what_torch_writes(
+def test_reads_files_of_torch_save(
     tmp_path: Path, dtype: torch.dtype, protocol: int, form: str
 ) -> None:
     storage = (torch.randn(60) * 100).to(dtype)
@@ -75,9 +75,7 @@ def test_reads_what_torch_writes(
 
 
 @pytest.mark.parametrize("save", FORMATS.values())
-def test_parameters_modules_and_names_for_the_same(
-    tmp_path: Path, save: Callable[..., None]
-) -> None:
+def test_parameters_modules_and_shared_tensors(tmp_path: Path, save: Callable[..., None]) -> None:
     module = torch.nn.Linear(3, 2)
     state = module.state_dict()  # an OrderedDict with version numbers
     state["again"] = state["weight"]
@@ -102,7 +100,7 @@ def test_offsets_beyond_32_bits(tmp_path: Path) -> None:
     assert members["c"].nbytes == 0
 
 
-# Nothing runs
+# Payloads
 
 
 class Calls:
@@ -115,7 +113,7 @@ class Calls:
         return self._call
 
 
-def refused(file: Path, complaint: str) -> None:
+def assert_rejected(file: Path, complaint: str) -> None:
     with pytest.raises(BadModelFile, match=complaint) as caught:
         read_torch_checkpoint(file)
     assert caught.value.exit_code == 7
@@ -127,7 +125,7 @@ def refused(file: Path, complaint: str) -> None:
     "function",
     [os.system, eval, exec, getattr, __import__, subprocess.Popen, torch.load, np.load, Path.touch],
 )
-def test_payload_never_runs(tmp_path: Path, function: Any, protocol: int) -> None:
+def test_payload_is_never_executed(tmp_path: Path, function: Any, protocol: int) -> None:
     mark = tmp_path / "ran"
     arguments = {
         eval: (f"open({str(mark)!r}, 'w')",),
@@ -139,14 +137,14 @@ def test_payload_never_runs(tmp_path: Path, function: Any, protocol: int) -> Non
     content = {"a": torch.ones(2), "b": Calls(function, *arguments)}
     with zipfile.ZipFile(tmp_path / "a.bin", "w") as archive:
         archive.writestr("a/data.pkl", pickle.dumps(content["b"], protocol=protocol))
-    refused(tmp_path / "a.bin", "nothing was executed")
+    assert_rejected(tmp_path / "a.bin", "nothing was executed")
     for save in FORMATS.values():
         save(content, tmp_path / "b.bin")
-        refused(tmp_path / "b.bin", "nothing was executed")
+        assert_rejected(tmp_path / "b.bin", "nothing was executed")
     assert not mark.exists()
 
 
-def test_objects_of_trainers_are_passed_over(tmp_path: Path) -> None:
+def test_other_objects_are_skipped(tmp_path: Path) -> None:
     import argparse
 
     args = argparse.Namespace(hidden_size=4, where=Path("x"), dtype=torch.float16)
@@ -184,24 +182,24 @@ def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
         (lambda: torch.ones(2, 3).T, r"expected strides \[2, 1\], found \[1, 3\]"),
     ],
 )
-def test_other_tensors_are_refused(
+def test_unsupported_tensors_raise_an_error(
     tmp_path: Path, make: Callable[[], torch.Tensor], complaint: str
 ) -> None:
     torch.save({"w": make()}, tmp_path / "a.bin")
-    refused(tmp_path / "a.bin", complaint)
+    assert_rejected(tmp_path / "a.bin", complaint)
 
 
-def test_overlapping_tensors_are_refused(tmp_path: Path) -> None:
+def test_overlapping_tensors_raise_an_error(tmp_path: Path) -> None:
     storage = torch.ones(10)
     torch.save({"a": storage[:6], "b": storage[4:]}, tmp_path / "a.bin")
-    refused(tmp_path / "a.bin", "tensors a and b overlap")
+    assert_rejected(tmp_path / "a.bin", "tensors a and b overlap")
 
 
-# Archives that lie
+# Invalid archives
 
 
 def rewritten(file: Path, compression: int = zipfile.ZIP_STORED, **changes: bytes | None) -> None:
-    """The archive again with other contents for (None: without) the entries of these names."""
+    """Rewrite the archive with other contents for these members; None removes a member."""
     with zipfile.ZipFile(file) as archive:
         contents = {name: archive.read(name) for name in archive.namelist()}
     prefix = next(iter(contents)).partition("/")[0]
@@ -235,10 +233,12 @@ def rewritten(file: Path, compression: int = zipfile.ZIP_STORED, **changes: byte
         ({"byteorder": b"big"}, "big-endian"),
     ],
 )
-def test_lying_archive_is_named(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
+def test_invalid_archive_raises_an_error(
+    tmp_path: Path, changes: dict[str, Any], complaint: str
+) -> None:
     torch.save({"w": torch.ones(2, 3)}, tmp_path / "a.bin")
     rewritten(tmp_path / "a.bin", **changes)
-    refused(tmp_path / "a.bin", complaint)
+    assert_rejected(tmp_path / "a.bin", complaint)
 
 
 @pytest.mark.parametrize(
@@ -260,19 +260,19 @@ def test_lying_archive_is_named(tmp_path: Path, changes: dict[str, Any], complai
         ),
     ],
 )
-def test_other_files_are_told(tmp_path: Path, content: bytes, complaint: str) -> None:
+def test_other_file_types_raise_an_error(tmp_path: Path, content: bytes, complaint: str) -> None:
     (tmp_path / "a.bin").write_bytes(content)
-    refused(tmp_path / "a.bin", complaint)
+    assert_rejected(tmp_path / "a.bin", complaint)
 
 
-def test_the_first_format_is_told(tmp_path: Path) -> None:
+def test_tar_format_raises_an_error(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "b.bin", "w") as archive:
         archive.add(__file__, "storages")
-    refused(tmp_path / "b.bin", "a tar archive")
+    assert_rejected(tmp_path / "b.bin", "a tar archive")
 
 
 @pytest.mark.parametrize("save", FORMATS.values())
-def test_truncated_file_is_told_at_every_length(tmp_path: Path, save: Callable[..., None]) -> None:
+def test_file_truncated_anywhere_raises_an_error(tmp_path: Path, save: Callable[..., None]) -> None:
     save({"w": torch.ones(20)}, tmp_path / "a.bin")
     content = (tmp_path / "a.bin").read_bytes()
     for length in range(0, len(content), 7):
@@ -281,17 +281,17 @@ def test_truncated_file_is_told_at_every_length(tmp_path: Path, save: Callable[.
             read_torch_checkpoint(tmp_path / "a.bin")
 
 
-# Pickles in a row
+# The legacy format
 
 
-def row(
+def legacy_file(
     saved: bytes,
     *after: Any,
     magic: Any = 0x1950A86A20F9469CFC6C,
     version: Any = 1001,
     little_endian: Any = True,
 ) -> bytes:
-    """A file of the older format around the pickle `saved`; bytes of `after` come as they are."""
+    """Return a legacy file with the pickle `saved`; of `after`, only non-bytes are pickled."""
     machine = {"little_endian": little_endian, "protocol_version": version}
     parts = [pickle.dumps(part, protocol=2) for part in (magic, version, machine)]
     return b"".join(
@@ -303,16 +303,16 @@ def row(
     )
 
 
-# A float tensor of 2 numbers, as an id of a storage, its key "7".
+# The persistent id of a storage with key "7", and a float tensor of its 2 elements.
 _STORAGE = b"(U\x07storagectorch\nFloatStorage\nU\x017U\x03cpuK\x02NtQ"
 _TENSOR = b"ctorch._utils\n_rebuild_tensor\n(" + _STORAGE + b"K\x00K\x02\x85K\x01\x85tR"
-# What Python 2 wrote: the table as one list of keys and values, its strings as bytes.
-_OF_PYTHON_2 = b"\x80\x02ccollections\nOrderedDict\n]](U\x01w" + _TENSOR + b"ea\x85R."
+# A pickle of Python 2: an OrderedDict as one list of keys and values, with byte strings.
+_PYTHON_2_PICKLE = b"\x80\x02ccollections\nOrderedDict\n]](U\x01w" + _TENSOR + b"ea\x85R."
 _NUMBERS = struct.pack("<q2f", 2, 1.5, -2.0)
 
 
-def test_what_python_2_wrote_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(row(_OF_PYTHON_2, ["7"], _NUMBERS))
+def test_python_2_pickle_reads(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(legacy_file(_PYTHON_2_PICKLE, ["7"], _NUMBERS))
     assert_read(tmp_path / "a.bin", {"w": torch.tensor([1.5, -2.0])})
 
 
@@ -320,31 +320,54 @@ def test_what_python_2_wrote_is_read(tmp_path: Path) -> None:
     ("content", "complaint"),
     [
         (pickle.dumps({"w": 1}, protocol=2), "a pickle, but not of torch.save"),
-        (row(_OF_PYTHON_2, ["7"], _NUMBERS, version=1), "expected version 1001"),
-        (row(_OF_PYTHON_2, ["7"], _NUMBERS, little_endian=False), "big-endian"),
-        (row(_OF_PYTHON_2, "7", _NUMBERS), "expected the keys"),
-        (row(_OF_PYTHON_2, [7], _NUMBERS), "expected the keys"),
-        (row(_OF_PYTHON_2, [], _NUMBERS), "storage 7 is not in the file"),
-        (row(_OF_PYTHON_2, ["7", "7"], _NUMBERS * 2), "storage 7 belongs to no tensor, or is"),
-        (row(_OF_PYTHON_2, ["8"], _NUMBERS), "storage 8 belongs to no tensor"),
-        (row(_OF_PYTHON_2, ["7"], struct.pack("<q", 2**62)), "storage 7: expected 2 elements"),
-        (row(_OF_PYTHON_2, ["7"], _NUMBERS[:-1]), r"storage 7 ends at byte \d+ of \d+: truncated"),
-        (row(_OF_PYTHON_2.replace(b"K\x02NtQ", b"K\x02U\x018NtQ"), ["7"], _NUMBERS), "part of"),
-        (row(_OF_PYTHON_2.replace(b"K\x02\x85", b"K\x03\x85"), ["7"], _NUMBERS), "has 8"),
-        (row(b"\x80\x02(X\x07\0\0\0storageQ.", [], b""), "a storage of an unknown kind|damaged"),
-        (row(b"\x80\x02X" + struct.pack("<I", 2**24) + b"x" * 2**24 + b"."), "damaged pickle"),
+        (legacy_file(_PYTHON_2_PICKLE, ["7"], _NUMBERS, version=1), "expected version 1001"),
+        (legacy_file(_PYTHON_2_PICKLE, ["7"], _NUMBERS, little_endian=False), "big-endian"),
+        (legacy_file(_PYTHON_2_PICKLE, "7", _NUMBERS), "expected the keys"),
+        (legacy_file(_PYTHON_2_PICKLE, [7], _NUMBERS), "expected the keys"),
+        (legacy_file(_PYTHON_2_PICKLE, [], _NUMBERS), "storage 7 is not in the file"),
+        (
+            legacy_file(_PYTHON_2_PICKLE, ["7", "7"], _NUMBERS * 2),
+            "storage 7 belongs to no tensor, or is",
+        ),
+        (legacy_file(_PYTHON_2_PICKLE, ["8"], _NUMBERS), "storage 8 belongs to no tensor"),
+        (
+            legacy_file(_PYTHON_2_PICKLE, ["7"], struct.pack("<q", 2**62)),
+            "storage 7: expected 2 elements",
+        ),
+        (
+            legacy_file(_PYTHON_2_PICKLE, ["7"], _NUMBERS[:-1]),
+            r"storage 7 ends at byte \d+ of \d+: truncated",
+        ),
+        (
+            legacy_file(_PYTHON_2_PICKLE.replace(b"K\x02NtQ", b"K\x02U\x018NtQ"), ["7"], _NUMBERS),
+            "part of",
+        ),
+        (
+            legacy_file(_PYTHON_2_PICKLE.replace(b"K\x02\x85", b"K\x03\x85"), ["7"], _NUMBERS),
+            "has 8",
+        ),
+        (
+            legacy_file(b"\x80\x02(X\x07\0\0\0storageQ.", [], b""),
+            "a storage of an unknown kind|damaged",
+        ),
+        (
+            legacy_file(b"\x80\x02X" + struct.pack("<I", 2**24) + b"x" * 2**24 + b"."),
+            "damaged pickle",
+        ),
     ],
 )
-def test_lying_row_is_named(tmp_path: Path, content: bytes, complaint: str) -> None:
+def test_invalid_legacy_file_raises_an_error(
+    tmp_path: Path, content: bytes, complaint: str
+) -> None:
     (tmp_path / "a.bin").write_bytes(content)
-    refused(tmp_path / "a.bin", complaint)
+    assert_rejected(tmp_path / "a.bin", complaint)
 
 
 @given(data=st.data())
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_mutated_file_reads_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
+def test_mutated_file_reads_or_raises_bad_model_file(tmp_path: Path, data: st.DataObject) -> None:
     form = data.draw(st.sampled_from(sorted(FORMATS)))
     file, kept = tmp_path / "a.bin", tmp_path / form
     if not kept.exists():
@@ -387,10 +410,10 @@ _BOMBS = {
 
 
 @pytest.mark.parametrize("name", _BOMBS)
-def test_bombs_take_neither_time_nor_memory(tmp_path: Path, name: str) -> None:
+def test_pickle_bombs_stay_within_time_and_memory(tmp_path: Path, name: str) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "a.bin")
     rewritten(tmp_path / "a.bin", data_pkl=_BOMBS[name])
-    (tmp_path / "b.bin").write_bytes(row(b"\x80\x02" + _BOMBS[name], []))
+    (tmp_path / "b.bin").write_bytes(legacy_file(b"\x80\x02" + _BOMBS[name], []))
     script = (
         "import sys, pathlib\n"
         "from swiftchat.errors import BadModelFile\n"

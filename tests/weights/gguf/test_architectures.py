@@ -1,4 +1,4 @@
-"""GGUF of every architecture: convert gives back the facts and the tensors it was made of."""
+"""Conversion of GGUF files of every architecture restores config and tensors."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ from swiftchat.weights.model.directory import Model
 from tests.support import gguf_converter, gguf_models, sentencepiece_models, tiny, tiny_gguf
 from tests.support.gguf_models import CASES, loaded, made, write_case
 
-# These become models of another class, with the same mathematics.
+# These become models of another, equivalent class.
 _BECOMES = {
     "mistral": ("llama", "LlamaForCausalLM"),
     "internlm2": ("llama", "LlamaForCausalLM"),
@@ -38,7 +38,7 @@ def logits(model: transformers.PreTrainedModel) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_facts_tensors_and_logits_come_back(name: str, tmp_path: Path) -> None:
+def test_config_tensors_and_logits_survive_conversion(name: str, tmp_path: Path) -> None:
     reference = made(name, tmp_path / "theirs")
     write_case(name, tmp_path / "model.gguf", tmp_path / "theirs")
     convert(tmp_path / "model.gguf", tmp_path / "ours")
@@ -56,7 +56,7 @@ def test_facts_tensors_and_logits_come_back(name: str, tmp_path: Path) -> None:
         if ours.norm_unit_offset and key.endswith("norm.weight"):
             wanted = (wanted + 1) - 1
         assert torch.equal(tensor, wanted), key
-    # What one was added to and taken from again has lost its last bits.
+    # Adding 1 to the norms and subtracting it again rounds the last bits.
     torch.testing.assert_close(
         logits(loaded(tmp_path / "ours")), logits(reference), rtol=1e-5, atol=1e-5
     )
@@ -71,7 +71,7 @@ def test_every_architecture_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral", "falcon-40b"])
-def test_f16_comes_back(name: str, tmp_path: Path) -> None:
+def test_f16_survives_conversion(name: str, tmp_path: Path) -> None:
     made(name, tmp_path / "theirs")
     kind = gguf.GGMLQuantizationType.F16
     write_case(name, tmp_path / "model.gguf", tmp_path / "theirs", raw_type=kind)
@@ -82,8 +82,8 @@ def test_f16_comes_back(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral"])
-def test_quantized_blocks_come_back(name: str, tmp_path: Path) -> None:
-    """Q8_0, whose blocks of 32 lie along what is a column of GPT-2's matrices."""
+def test_quantized_blocks_survive_conversion(name: str, tmp_path: Path) -> None:
+    """Q8_0 blocks lie along the columns of GPT-2's transposed matrices."""
     sizes = {"vocab_size": tiny.VOCAB_SIZE, "bos_token_id": 1, "eos_token_id": 2}
     if name == "gpt2":
         config = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=2, n_positions=64, **sizes)
@@ -119,7 +119,7 @@ def stacked(folder: Path, i: int, kind: str) -> np.ndarray:
 
 
 def one_by_one(folder: Path, i: int) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Experts as they were before they were stacked."""
+    """Return one tensor per expert, as in older files."""
     without, tensors = [], {}
     for kind, name in (("gate", "w1"), ("down", "w2"), ("up", "w3")):
         without.append(f"blk.{i}.ffn_{kind}_exps.weight")
@@ -129,14 +129,14 @@ def one_by_one(folder: Path, i: int) -> tuple[list[str], dict[str, np.ndarray]]:
 
 
 def gate_and_up(folder: Path, i: int) -> tuple[list[str], dict[str, np.ndarray]]:
-    """ModelBase's option fuse_gate_up_exps: the gate before what it opens."""
+    """Return merged gate and up, as with ModelBase's option fuse_gate_up_exps."""
     parts = [stacked(folder, i, name) for name in ("w1", "w3")]
     without = [f"blk.{i}.ffn_{kind}_exps.weight" for kind in ("gate", "up")]
     return without, {f"blk.{i}.ffn_gate_up_exps.weight": np.concatenate(parts, axis=1)}
 
 
 def projections(folder: Path, i: int) -> tuple[list[str], dict[str, np.ndarray]]:
-    """The loader's create_tensor_qkv: one below the other, as they were permuted."""
+    """Return merged permuted q, k and v, as the loader's create_tensor_qkv accepts them."""
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     names = [f"model.layers.{i}.self_attn.{name}_proj.weight" for name in "qkv"]
@@ -146,7 +146,7 @@ def projections(folder: Path, i: int) -> tuple[list[str], dict[str, np.ndarray]]
 
 
 @pytest.mark.parametrize("form", [one_by_one, gate_and_up, projections])
-def test_other_forms_of_a_mixtral(form: Any, tmp_path: Path) -> None:
+def test_other_layouts_of_mixtral(form: Any, tmp_path: Path) -> None:
     made("mixtral", tmp_path / "theirs")
     without: list[str] = []
     tensors: dict[str, np.ndarray] = {}
@@ -163,7 +163,7 @@ def test_other_forms_of_a_mixtral(form: Any, tmp_path: Path) -> None:
 
 
 def sentencepiece_keys(name: str) -> dict[str, Any]:
-    """TextModel._set_vocab_sentencepiece: pieces, scores, kinds; what is not in the model after."""
+    """Return the keys of TextModel._set_vocab_sentencepiece; tokens outside the model come last."""
     model = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_models.trained(name))
     pieces = range(model.vocab_size())
     kinds = {"control": 3, "unknown": 2, "unused": 5, "byte": 6}
@@ -189,7 +189,7 @@ def sentencepiece_keys(name: str) -> dict[str, Any]:
     [("gemma2", "bpe no prefix", False), ("llama", "bpe bytes", True)],
 )
 def test_sentencepiece_vocabulary(arch: str, vocabulary: str, prefix: bool, tmp_path: Path) -> None:
-    """Gemma's files say that no space comes first, and transformers' own class does so too."""
+    """Gemma files disable the space prefix, and so does transformers' class."""
     keys = sentencepiece_keys(vocabulary) | {"tokenizer.ggml.add_space_prefix": prefix}
     variant = next(variant for variant, of, _ in CASES.values() if of == arch)
     count = len(keys["tokenizer.ggml.tokens"])
@@ -210,7 +210,7 @@ def test_sentencepiece_vocabulary(arch: str, vocabulary: str, prefix: bool, tmp_
 
 
 def read_config(path: Path, arch: str, **metadata: Any) -> dict[str, Any]:
-    """The config.json of a file that has only the first tensor."""
+    """Return the config.json of a file with only the first tensor."""
     writer = gguf.GGUFWriter(path, arch)
     sizes = {
         "block_count": 3,
@@ -233,8 +233,8 @@ def read_config(path: Path, arch: str, **metadata: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("arch", "layers"), [("gemma2", 46), ("gemma3", 62)])
-def test_gemma_27b_divides_scores_by_another_root(arch: str, layers: int, tmp_path: Path) -> None:
-    """llama.cpp knows these models by their layers: a head's share of the width, not its size."""
+def test_gemma_27b_has_its_own_attention_scale(arch: str, layers: int, tmp_path: Path) -> None:
+    """The models with 27B parameters use hidden size / heads instead of the head size."""
     keys = {"attention.key_length": 16, "attention.sliding_window": 9}
     for count, wanted in ((layers, 8), (layers - 1, 16)):
         config = read_config(tmp_path / "x.gguf", arch, block_count=count, **keys)
@@ -251,7 +251,7 @@ def test_gemma_27b_divides_scores_by_another_root(arch: str, layers: int, tmp_pa
         ([True, False, False], [1, 0, 0]),
     ],
 )
-def test_layers_with_windows(pattern: Any, windows: list[int] | None, tmp_path: Path) -> None:
+def test_sliding_window_layers(pattern: Any, windows: list[int] | None, tmp_path: Path) -> None:
     keys = {
         "attention.key_length": 8,
         "attention.sliding_window": 9,
@@ -262,11 +262,11 @@ def test_layers_with_windows(pattern: Any, windows: list[int] | None, tmp_path: 
     assert found == (windows and [kinds[windowed] for windowed in windows])
 
 
-def test_older_and_newer_keys_of_rope(tmp_path: Path) -> None:
+def test_older_and_newer_rope_keys(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     assert "rope_scaling" not in read_config(path, "llama", **{"rope.scale_linear": 1.0})
     linear = {"rope_type": "linear", "factor": 4.0}
-    # Without a type, a factor is linear.
+    # A factor without a type is linear scaling.
     for key in ("rope.scale_linear", "rope.scaling.factor"):
         assert read_config(path, "llama", **{key: 4.0})["rope_scaling"] == linear
     keys = {
@@ -288,7 +288,7 @@ def test_older_and_newer_keys_of_rope(tmp_path: Path) -> None:
         read_config(path, "llama", **{"rope.scaling.type": "spiral"})
 
 
-def test_own_magnitude_of_longrope_is_kept(tmp_path: Path) -> None:
+def test_explicit_longrope_magnitude_is_kept(tmp_path: Path) -> None:
     made("phi3-longrope", tmp_path / "theirs")
     path = tmp_path / "model.gguf"
     write_case(

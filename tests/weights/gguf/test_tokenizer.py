@@ -51,7 +51,7 @@ def test_merges_and_added_tokens_work() -> None:
     assert made.token_to_id("<user>") == tiny_gguf.TOKENS.index("<user>")
 
 
-def test_placeholders_are_left_out() -> None:
+def test_unused_tokens_are_left_out() -> None:
     assert "[PAD102]" not in tokenizer().get_vocab()
     assert tokenizer().encode("[PAD102]").tokens == list("[PAD102]")
 
@@ -74,7 +74,7 @@ def test_placeholders_are_left_out() -> None:
         ("llama4", ["a", "123", "4", "!!"]),
     ],
 )
-def test_pre_tokenizers_split_as_their_models_do(pre: str, pieces: list[str]) -> None:
+def test_pre_tokenizers_split_like_the_original_models(pre: str, pieces: list[str]) -> None:
     split = tokenizer(pre=pre).pre_tokenizer.pre_tokenize_str("a1234!!")
     assert [piece for piece, _ in split] == pieces
 
@@ -88,13 +88,13 @@ def test_pre_tokenizers_split_as_their_models_do(pre: str, pieces: list[str]) ->
         ({"pre": "llama-bpe", "add_bos_token": False}, False),
     ],
 )
-def test_bos_is_added_where_the_file_says_so(changes: dict[str, Any], adds: bool) -> None:
+def test_bos_follows_the_metadata(changes: dict[str, Any], adds: bool) -> None:
     encoded = tokenizer(**changes).encode("a")
     assert encoded.tokens == (["<|begin|>", "a"] if adds else ["a"])
 
 
-def test_whole_words_come_before_merges_only_for_llama() -> None:
-    # "c" + "ab" is no merge, so "cab" is reached as a whole word or not at all.
+def test_only_llama_ignores_merges_for_whole_words() -> None:
+    # "c" + "ab" is not a merge, so only a whole-word lookup finds "cab".
     tokens = [*tiny_gguf.TOKENS, "cab"]
     changes = {"tokens": tokens, "token_type": [*tiny_gguf.KINDS, 1], "add_bos_token": False}
     assert tokenizer(pre="llama-bpe", **changes).encode("cab").tokens == ["cab"]

@@ -1,4 +1,4 @@
-"""Which layers each stage has, and which tensors."""
+"""Layers and tensors of pipeline stages."""
 
 import dataclasses
 import itertools
@@ -49,12 +49,12 @@ def max_cost(costs: list[int], ranges: list[tuple[int, int]]) -> int:
         ("llama-3.1-70b", 8, [9, 11, 11, 11, 11, 11, 11, 5]),
     ],
 )
-def test_the_layers_of_known_models(name: str, count: int, layers: list[int]) -> None:
+def test_stage_layers_of_published_models(name: str, count: int, layers: list[int]) -> None:
     spans = stage_layers(ModelConfig.from_hf(DUMMY_CONFIGS[name]), count)
     assert [end - first for first, end in spans] == layers
 
 
-def test_what_has_no_such_stages_is_named() -> None:
+def test_invalid_number_of_stages_raises_an_error() -> None:
     config = ModelConfig.from_hf(DUMMY_CONFIGS["llama-3.1-8b"])
     assert len(stage_layers(config, 32)) == 32
     with pytest.raises(UsageError, match="--pp 33 is more than this model's 32 layers"):
@@ -65,24 +65,24 @@ def test_what_has_no_such_stages_is_named() -> None:
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("name", ["llama-biases", "gemma2", "gpt2", "opt-350m", "qwen3-moe-mixed"])
-def test_the_stages_have_every_tensor_between_them(name: str, size: int, tmp_path: Path) -> None:
+def test_stages_together_have_every_tensor(name: str, size: int, tmp_path: Path) -> None:
     tiny.make(name, tmp_path)
     config = Model.open(tmp_path).config
     for rank in range(size):
         whole = shard_of(config, size, rank)
         stages = [shard_of(config, size, rank, stage, 3) for stage in range(3)]
-        held = Counter(name for share in stages for name in share.shapes())
+        held = Counter(name for shard in stages for name in shard.shapes())
         assert held.keys() == whole.shapes().keys()
         twice = {tensor_name(config, "embed")} if config.tied_embeddings else set()
         assert {name for name, count in held.items() if count > 1} == twice
         assert all(
-            whole.shapes()[name] == s for share in stages for name, s in share.shapes().items()
+            whole.shapes()[name] == s for shard in stages for name, s in shard.shapes().items()
         )
         nbytes = dict.fromkeys(expected_tensors(config), 1000)
-        assert max(share.weights_bytes(nbytes) for share in stages) < whole.weights_bytes(nbytes)
+        assert max(shard.weights_bytes(nbytes) for shard in stages) < whole.weights_bytes(nbytes)
 
 
-def test_a_stage_knows_its_layers_by_its_own_numbers() -> None:
+def test_layer_fields_of_a_stage_are_renumbered() -> None:
     config = dataclasses.replace(
         ModelConfig.from_hf(DUMMY_CONFIGS["llama-3.1-8b"]),
         sliding_window=9,

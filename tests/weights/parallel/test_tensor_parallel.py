@@ -1,4 +1,4 @@
-"""Who needs what of every tensor, what cannot be divided, and files cut beforehand."""
+"""Tensor-parallel shards, indivisible models, and directories converted for ranks."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ def published(name: str, **changes: Any) -> ModelConfig:
     return dataclasses.replace(ModelConfig.from_hf(DUMMY_CONFIGS[name]), **changes)
 
 
-def test_which_numbers_of_ranks_models_allow() -> None:
+def test_tp_choices_of_published_models() -> None:
     assert tp_choices(published("smollm2-135m")) == (1, 3)
     assert tp_choices(published("llama-3.1-8b")) == (1, 2, 4, 8, 16, 32)
     assert tp_choices(published("llama-3.1-70b")) == (1, 2, 4, 8, 16, 32, 64)
@@ -65,7 +65,7 @@ def test_which_numbers_of_ranks_models_allow() -> None:
         ({}, -2, "--tp -2 is less than 1"),
     ],
 )
-def test_what_cannot_be_divided_is_named(changes: dict[str, int], tp: int, complaint: str) -> None:
+def test_indivisible_size_raises_an_error(changes: dict[str, int], tp: int, complaint: str) -> None:
     config = published("llama-3.2-1b", **changes)
     with pytest.raises(UsageError, match=complaint) as caught:
         shard_of(config, tp, 0)
@@ -75,8 +75,8 @@ def test_what_cannot_be_divided_is_named(changes: dict[str, int], tp: int, compl
         shard_of(config, 1, 1)
 
 
-def test_a_tensor_without_a_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A family with a new kind of tensor must not be divided by chance."""
+def test_tensor_without_a_rule_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new kind of tensor must not be divided by a rule for another one."""
     module = "swiftchat.weights.parallel.tensor_parallel"
     known = published("llama-3.2-1b")
     shapes = {**canonical_shapes(known), "extra": (32,)}
@@ -87,44 +87,48 @@ def test_a_tensor_without_a_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert tp_choices(known) == (1,)
 
 
-def cut(tensor: np.ndarray, part: TensorSlice) -> list[np.ndarray]:
-    """Views of what a part has."""
-    return [tensor[(slice(None),) * part.axis + (slice(*span),)] for span in part.spans]
+def cut(tensor: np.ndarray, tensor_slice: TensorSlice) -> list[np.ndarray]:
+    """Return views of the slice's spans."""
+    return [
+        tensor[(slice(None),) * tensor_slice.axis + (slice(*span),)] for span in tensor_slice.spans
+    ]
 
 
 @pytest.mark.parametrize("name", [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED])
-def test_the_ranks_have_every_number_between_them(name: str, tmp_path: Path) -> None:
-    """Once each, but for what all have and for key heads of which there are too few."""
+def test_ranks_together_have_every_element(name: str, tmp_path: Path) -> None:
+    """Once each, except replicated tensors and shared key/value heads."""
     tiny.make(name, tmp_path)
     config = Model.open(tmp_path).config
     assert len(tp_choices(config)) > 1
     for tp in tp_choices(config):
-        shares = [shard_of(config, tp, rank) for rank in range(tp)]
+        shards = [shard_of(config, tp, rank) for rank in range(tp)]
         copies = max(1, tp // config.num_kv_heads)
         for canonical, shape in canonical_shapes(config).items():
-            if canonical not in shares[0].slices:
+            if canonical not in shards[0].slices:
                 continue
             counts, num_cuts = np.zeros(shape, np.int64), 0
-            for share in shares:
-                part = share.slices[canonical]
-                for view in cut(counts, part) if part else []:
+            for shard in shards:
+                tensor_slice = shard.slices[canonical]
+                for view in cut(counts, tensor_slice) if tensor_slice else []:
                     assert view.size
                     view += 1
                     num_cuts += 1
             assert counts.min() >= 1, canonical
             assert set(np.unique(counts)) <= {1, copies, tp}, canonical
-            by_rank = [share.slices[canonical] for share in shares]
+            by_rank = [shard.slices[canonical] for shard in shards]
             if canonical in ("o_bias", "down_bias"):
-                assert [part is not None for part in by_rank] == [True] + [False] * (tp - 1)
-        local = shares[-1].local_config
+                assert [tensor_slice is not None for tensor_slice in by_rank] == [True] + [
+                    False
+                ] * (tp - 1)
+        local = shards[-1].local_config
         assert local.num_heads * tp == config.num_heads
         assert local.num_kv_heads == max(1, config.num_kv_heads // tp)
 
 
-def test_alone_a_rank_has_the_model_as_it_is() -> None:
+def test_single_rank_has_the_whole_model() -> None:
     config = published("llama-3.1-8b")
-    share = shard_of(config, 1, 0)
-    assert share.local_config is config and share.shapes() == expected_tensors(config)
+    shard = shard_of(config, 1, 0)
+    assert shard.local_config is config and shard.shapes() == expected_tensors(config)
 
 
 def sliced(tmp_path: Path, name: str, tp: int = 2) -> tuple[Path, Path]:
@@ -134,7 +138,7 @@ def sliced(tmp_path: Path, name: str, tp: int = 2) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_LAYOUT)
-def test_slices_put_together_are_the_original(name: str, tmp_path: Path) -> None:
+def test_concatenated_slices_equal_the_original(name: str, tmp_path: Path) -> None:
     whole, parts = sliced(tmp_path, name)
     config = Model.open(whole).config
     original = Model.open(whole).checkpoint()
@@ -143,10 +147,10 @@ def test_slices_put_together_are_the_original(name: str, tmp_path: Path) -> None
         for tensor, shape in expected_tensors(config).items()
     }
     for rank in range(2):
-        share = shard_of(config, 2, rank)
+        shard = shard_of(config, 2, rank)
         found = load_file(parts / f"model-tp{rank}-of-2.safetensors")
-        assert {n: tuple(t.shape) for n, t in found.items()} == share.shapes()
-        canonical = dict(parts_by_name(share))
+        assert {n: tuple(t.shape) for n, t in found.items()} == shard.shapes()
+        canonical = dict(slices_by_name(shard))
         for tensor, numbers in found.items():
             at = 0
             for view in cut(rebuilt[tensor], canonical[tensor]):
@@ -159,14 +163,14 @@ def test_slices_put_together_are_the_original(name: str, tmp_path: Path) -> None
         )
 
 
-def parts_by_name(share: Shard) -> Iterator[tuple[str, TensorSlice]]:
-    for canonical, layer, expert in canonical_tensors(share.config):
-        part = share.slices[canonical]
-        if part is not None:
-            yield tensor_name(share.config, canonical, layer, expert), part
+def slices_by_name(shard: Shard) -> Iterator[tuple[str, TensorSlice]]:
+    for canonical, layer, expert in canonical_tensors(shard.config):
+        tensor_slice = shard.slices[canonical]
+        if tensor_slice is not None:
+            yield tensor_name(shard.config, canonical, layer, expert), tensor_slice
 
 
-def test_the_manifest_and_the_outline_say_what_is_there(tmp_path: Path) -> None:
+def test_manifest_and_estimate_list_the_rank_files(tmp_path: Path) -> None:
     whole, parts = sliced(tmp_path, "llama")
     manifest = json.loads((parts / "swiftchat.json").read_text())
     assert manifest["tp"] == 2
@@ -183,11 +187,11 @@ def test_the_manifest_and_the_outline_say_what_is_there(tmp_path: Path) -> None:
         convert(whole, parts, tp=2)
 
 
-def test_files_for_other_ranks_are_refused(tmp_path: Path) -> None:
+def test_files_for_other_ranks_raise_an_error(tmp_path: Path) -> None:
     _, parts = sliced(tmp_path, "llama")
     model = Model.open(parts)
-    share = shard_of(model.config, 2, 1)
-    assert dict(model.checkpoint(share).tensors).keys() == share.shapes().keys()
+    shard = shard_of(model.config, 2, 1)
+    assert dict(model.checkpoint(shard).tensors).keys() == shard.shapes().keys()
     for other, wanted in ((None, 1), (Shard(model.config), 1), (Shard(model.config, 3), 3)):
         with pytest.raises(
             UsageError, match=f"converted for --tp 2, not for --tp {wanted}"
@@ -200,16 +204,16 @@ def test_files_for_other_ranks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         BadModelFile, match=r"tp1-of-2\.safetensors: expected rank 1 of 2, found rank 0"
     ):
-        model.checkpoint(share)
+        model.checkpoint(shard)
     with pytest.raises(BadModelFile, match=r"model-tp0-of-2\.safetensors is missing"):
         model.checkpoint(shard_of(model.config, 2, 0))
     (parts / "model-tp0-of-3.safetensors").write_bytes(content)
     with pytest.raises(BadModelFile, match="files for --tp 2 and for --tp 3"):
-        model.checkpoint(share)
+        model.checkpoint(shard)
 
 
-def test_a_misshapen_part_is_named(tmp_path: Path) -> None:
-    """As when the config was changed afterwards."""
+def test_slice_with_wrong_shape_raises_an_error(tmp_path: Path) -> None:
+    """The config was changed after the conversion."""
     _, parts = sliced(tmp_path, "llama")
     config = json.loads((parts / "config.json").read_text())
     (parts / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
@@ -218,7 +222,7 @@ def test_a_misshapen_part_is_named(tmp_path: Path) -> None:
         model.checkpoint(shard_of(model.config, 2, 0))
 
 
-def test_a_dtype_and_a_selection_are_kept(tmp_path: Path) -> None:
+def test_rank_files_keep_dtype_and_selection(tmp_path: Path) -> None:
     tiny.make("llama", tmp_path / "whole")
     convert(tmp_path / "whole", tmp_path / "some", tp=2, dtype="bfloat16", skip=["lm_head*"])
     found = load_file(tmp_path / "some" / "model-tp1-of-2.safetensors")
