@@ -1,4 +1,4 @@
-"""The 8-bit KV cache as the attention kernels read it: `kernels/attention/quantized_kv.cuh`."""
+"""The KV cache as kernel arguments, and the 8-bit cache: `kernels/attention/quantized_kv.cuh`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +40,13 @@ def scheme_of(kv_scales: KVScales | None) -> str | None:
     return None if kv_scales is None else kv_scales.scheme
 
 
-def scale_argument(kv_scales: KVScales | None) -> dict[str, Any]:
-    """Return the argument that a kernel has only for a quantized cache."""
-    return {} if kv_scales is None else {"kv_scales": kv_scales.scales}
+def cache_arguments(cache: Tensor, kv_scales: KVScales | None) -> dict[str, Any]:
+    """Return the kernel arguments that describe a cache, and its scales if it is quantized."""
+    _, twice_kv_heads, block_size, head_dim = cache.shape
+    arguments = {
+        "cache": cache,
+        "num_kv_heads": twice_kv_heads // 2,
+        "head_dim": head_dim,
+        "log2_block_size": block_size.bit_length() - 1,
+    }
+    return arguments if kv_scales is None else {**arguments, "kv_scales": kv_scales.scales}

@@ -1,13 +1,14 @@
 """Attention of one token a sequence over a paged cache: `kernels/attention/decode_attention.cu`."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales, scale_argument, scheme_of
+from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales, cache_arguments, scheme_of
 from swiftchat.cuda.tensor_map import tensor_map
 
 # The kernel is compiled for these head_dims; others are padded. fp32 is not optimized.
@@ -150,70 +151,86 @@ def decode_attention(
     """Write softmax(scale q Kᵀ) V to `out` [num_seqs, num_heads, head_dim], T like q and cache.
 
     q has the shape of `out` and may be the first columns of wider rows. The cache is
-    [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first. `context_lens` int32
-    [num_seqs] include the query's token; 0 gives zeros. Entries of `block_tables` int32
-    [num_seqs, max_blocks] without a visible token are not used. The last `window` tokens of a
-    sequence are visible (0: all); `softcap` caps the scores (0: off), and `alibi_slopes` fp32
-    [num_heads] times the distance to the last token is added. `early_reads` promises that since
-    the stream was idle, or since the current graph began, no kernel has written anything that this
-    one reads, except q and the last token's keys and values. With `kv_scales` the cache is int8, T
-    is not fp32 and head_dim is a multiple of 16.
+    [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first; with `kv_scales` it is
+    int8, T is not fp32 and head_dim is a multiple of 16. `context_lens` int32 [num_seqs] include
+    the query's token; 0 gives zeros. Entries of `block_tables` int32 [num_seqs, max_blocks] without
+    a visible token are not used. The last `window` tokens are visible (0: all); `softcap` caps the
+    scores (0: off), and `alibi_slopes` fp32 [num_heads] times the distance to the last token is
+    added. `early_reads` promises that since the stream was idle, or since the current graph began,
+    no kernel has written anything that this one reads, except q and the last token's keys and
+    values.
     """
-    num_seqs, num_heads, head_dim = q.shape
-    num_kv_heads, block_size, max_blocks = (
-        cache.shape[1] // 2,
-        cache.shape[2],
-        block_tables.shape[1],
-    )
-    _check_sizes(cache, num_heads, window, softcap)
-    _check_cache(gpu, cache, head_dim, q.dtype, kv_scales)
-    _check_query(gpu, q)
-    check_tensor("block_tables", block_tables, (num_seqs, max_blocks), "int32", gpu)
-    check_tensor("context_lens", context_lens, (num_seqs,), "int32", gpu)
-    check_tensor("alibi_slopes", alibi_slopes, (num_heads,), "float32", gpu)
-    check_tensor("out", out, (num_seqs, num_heads, head_dim), q.dtype, gpu)
-    if num_seqs == 0:
+    _check_sizes(cache, q.shape[1], window, softcap)
+    _check_tensors(gpu, q, cache, block_tables, context_lens, alibi_slopes, out, kv_scales)
+    if len(q) == 0:
         return
-    group_size, scheme = num_heads // num_kv_heads, scheme_of(kv_scales)
-    layout = _Layout.of(q.dtype, head_dim, group_size, gpu.block_shared_bytes, scheme)
-    head_tiles = num_kv_heads * -(-group_size // layout.rows)
-    visible = min(max_blocks * block_size, window + layout.step if window else 2**31)
-    num_splits = _num_splits(gpu, head_tiles * num_seqs, visible, layout.step * layout.warps)
-    blocks = head_tiles * num_splits * num_seqs
-    if blocks > gpu.num_sms:  # two blocks share a multiprocessor
-        layout = _Layout.of(q.dtype, head_dim, group_size, gpu.sm_shared_bytes // 2, scheme)
-    needed = num_seqs * num_heads * num_splits * _partial_size(head_dim)
-    if workspace.numel() < needed:
-        raise ValueError(f"the workspace has {workspace.numel()} elements; {needed} are needed")
-    # One block for each multiprocessor and room for two: the next kernel gets a block on each.
-    shared_bytes = max(layout.warps * layout.stages * layout.tile_bytes, gpu.sm_shared_bytes // 3)
-    gpu.kernel(layout.spec)(
-        max(blocks, gpu.num_sms),
-        32 * layout.warps,
-        shared_bytes=shared_bytes,
+    plan = _Plan.of(gpu, q, cache, block_tables.shape[1], window, scheme_of(kv_scales))
+    plan.check_workspace(workspace, q)
+    gpu.kernel(plan.layout.spec)(
+        plan.num_blocks,
+        32 * plan.layout.warps,
+        shared_bytes=plan.shared_bytes,
         num_bytes=2 * out.nbytes,
-        map=tensor_map(gpu, cache.view(-1, head_dim), min(block_size, layout.step)),
+        **plan.arguments(gpu, q, cache),
+        **cache_arguments(cache, kv_scales),
         q=q,
-        cache=cache,
         block_tables=block_tables,
         context_lens=context_lens,
         alibi_slopes=alibi_slopes,
         out=out,
         workspace=workspace,
-        q_stride=q.stride(0),
-        num_kv_heads=num_kv_heads,
-        group_size=group_size,
-        head_dim=head_dim,
-        log2_block_size=block_size.bit_length() - 1,
-        max_blocks=max_blocks,
+        max_blocks=block_tables.shape[1],
         window=window,
         early_reads=int(early_reads),
-        num_splits=num_splits,
-        num_seqs=num_seqs,
         scale=scale,
         softcap=softcap,
-        **scale_argument(kv_scales),
     )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a launch divides its work."""
+
+    layout: _Layout
+    group_size: int
+    num_splits: int
+    num_blocks: int  # of the grid
+    shared_bytes: int
+
+    @classmethod
+    def of(
+        cls, gpu: Gpu, q: Tensor, cache: Tensor, max_blocks: int, window: int, scheme: str | None
+    ) -> "_Plan":
+        num_seqs, num_heads, head_dim = q.shape
+        num_kv_heads, block_size = cache.shape[1] // 2, cache.shape[2]
+        group_size = num_heads // num_kv_heads
+        layout = _Layout.of(q.dtype, head_dim, group_size, gpu.block_shared_bytes, scheme)
+        head_tiles = num_kv_heads * -(-group_size // layout.rows)
+        visible = min(max_blocks * block_size, window + layout.step if window else 2**31)
+        num_splits = _num_splits(gpu, head_tiles * num_seqs, visible, layout.step * layout.warps)
+        blocks = head_tiles * num_splits * num_seqs
+        if blocks > gpu.num_sms:  # two blocks share a multiprocessor
+            layout = _Layout.of(q.dtype, head_dim, group_size, gpu.sm_shared_bytes // 2, scheme)
+        # One block for each multiprocessor and room for two: the next kernel gets a block on each.
+        ring_bytes = layout.warps * layout.stages * layout.tile_bytes
+        shared_bytes = max(ring_bytes, gpu.sm_shared_bytes // 3)
+        return cls(layout, group_size, num_splits, max(blocks, gpu.num_sms), shared_bytes)
+
+    def check_workspace(self, workspace: Tensor, q: Tensor) -> None:
+        num_seqs, num_heads, head_dim = q.shape
+        needed = num_seqs * num_heads * self.num_splits * _partial_size(head_dim)
+        if workspace.numel() < needed:
+            raise ValueError(f"the workspace has {workspace.numel()} elements; {needed} are needed")
+
+    def arguments(self, gpu: Gpu, q: Tensor, cache: Tensor) -> dict[str, Any]:
+        rows = cache.view(-1, cache.shape[-1])
+        return {
+            "map": tensor_map(gpu, rows, min(cache.shape[2], self.layout.step)),
+            "q_stride": q.stride(0),
+            "group_size": self.group_size,
+            "num_splits": self.num_splits,
+            "num_seqs": len(q),
+        }
 
 
 def _partial_size(head_dim: int) -> int:
@@ -226,15 +243,6 @@ def _num_splits(gpu: Gpu, blocks: int, max_tokens: int, block_tokens: int) -> in
     sm_blocks = _BLOCKS_PER_SM * gpu.num_sms
     splits = max(sm_blocks // blocks, _MIN_SPLITS if blocks < 2 * sm_blocks else 1)
     return max(1, min(splits, _MAX_SPLITS, -(-max_tokens // block_tokens)))
-
-
-def _check_cache(
-    gpu: Gpu, cache: Tensor, head_dim: int, dtype: torch.dtype, kv_scales: KVScales | None
-) -> None:
-    if kv_scales is not None:
-        kv_scales.check(cache, dtype, gpu)
-    shape = (*cache.shape[:-1], head_dim)
-    check_tensor("cache", cache, shape, dtype if kv_scales is None else torch.int8, gpu)
 
 
 def _check_sizes(cache: Tensor, num_heads: int, window: int, softcap: float) -> None:
@@ -253,10 +261,27 @@ def _check_sizes(cache: Tensor, num_heads: int, window: int, softcap: float) -> 
         raise ValueError(f"window and softcap must be 0 or more, not {window} and {softcap}")
 
 
-def _check_query(gpu: Gpu, q: Tensor) -> None:
-    """Check rows that may be apart; each must be contiguous and aligned."""
+def _check_tensors(
+    gpu: Gpu,
+    q: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    alibi_slopes: Tensor | None,
+    out: Tensor,
+    kv_scales: KVScales | None,
+) -> None:
     num_seqs, num_heads, head_dim = q.shape
+    if kv_scales is not None:
+        kv_scales.check(cache, q.dtype, gpu)
+    cache_dtype = q.dtype if kv_scales is None else torch.int8
+    check_tensor("cache", cache, (*cache.shape[:-1], head_dim), cache_dtype, gpu)
+    # Rows of q may be apart; each must be contiguous and aligned.
     if num_seqs:
         check_tensor("q", q[0], (num_heads, head_dim), q.dtype, gpu)
     if q.stride(0) * q.element_size() % 16:
         raise ValueError(f"rows of q must be aligned to 16 bytes, not {q.stride(0)} elements apart")
+    check_tensor("block_tables", block_tables, (num_seqs, block_tables.shape[1]), "int32", gpu)
+    check_tensor("context_lens", context_lens, (num_seqs,), "int32", gpu)
+    check_tensor("alibi_slopes", alibi_slopes, (num_heads,), "float32", gpu)
+    check_tensor("out", out, (num_seqs, num_heads, head_dim), q.dtype, gpu)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales, scale_argument, scheme_of
+from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales, cache_arguments, scheme_of
 
 _ARGUMENTS = (
     "pointer q, pointer cache, pointer block_tables, pointer query_starts, pointer context_lens, "
@@ -148,66 +148,79 @@ def prefill_attention(
 ) -> None:
     """Write the attention of q over the cache to out [num_tokens, num_heads, head_dim].
 
-    q has out's shape; its rows may be apart. Rows query_starts[i] … query_starts[i + 1] - 1 are
-    the last tokens of sequence i. All context_lens[i] tokens of it are already in the cache
-    [num_blocks, 2 * num_kv_heads, block_size, head_dim], in the blocks block_tables[i]. These are
-    all int32. No sequence has more than `max_num_tokens` rows.
+    q has out's shape; its rows may be apart. Rows query_starts[i] … query_starts[i + 1] - 1 are the
+    last tokens of sequence i, at most `max_num_tokens`. All context_lens[i] tokens of it are in the
+    cache [num_blocks, 2 * num_kv_heads, block_size, head_dim], in the blocks block_tables[i]; all
+    int32. With `kv_scales` the cache is int8, q is not fp32 and head_dim a multiple of 16.
 
     A query sees the keys up to its own position, and those before prefix_lens[i]; with a `window`
     of these only keys > position - window. Scores are scaled, then capped by `softcap` (0: off),
-    then reduced by alibi_slopes [num_heads] (fp32) for each position of distance. With `kv_scales`
-    the cache is int8, q is not fp32 and head_dim is a multiple of 16.
+    then reduced by alibi_slopes [num_heads] (fp32) for each position of distance.
     """
-    num_tokens, num_heads, head_dim = out.shape
-    num_kv_heads, block_size, num_seqs = cache.shape[1] // 2, cache.shape[2], len(context_lens)
     dtype = cache.dtype if kv_scales is None else q.dtype
-    _check_queries(q, out, dtype, gpu)
-    _check_cache(gpu, cache, num_heads, head_dim, dtype, kv_scales)
-    check_tensor("block_tables", block_tables, (num_seqs, block_tables.shape[1]), "int32", gpu)
-    check_tensor("query_starts", query_starts, (num_seqs + 1,), "int32", gpu)
-    check_tensor("context_lens", context_lens, (num_seqs,), "int32", gpu)
-    check_tensor("prefix_lens", prefix_lens, (num_seqs,), "int32", gpu)
-    check_tensor("alibi_slopes", alibi_slopes, (num_heads,), "float32", gpu)
+    _check_queries(gpu, q, out, dtype, alibi_slopes)
+    _check_cache(gpu, cache, out.shape[1], out.shape[2], dtype, kv_scales)
+    _check_sequences(gpu, block_tables, query_starts, context_lens, prefix_lens)
     if window < 0 or softcap < 0 or scale <= 0:
         raise ValueError(f"window {window}, softcap {softcap} and scale {scale} must be positive")
-    if num_tokens == 0 or num_seqs == 0:
-        return
     biased = softcap > 0 or alibi_slopes is not None
-    scheme = scheme_of(kv_scales)
-    shape = prefill_attention_shape(gpu, dtype, head_dim, biased, path, scheme)
-    num_tiles = min(
-        num_seqs * ceil(max_num_tokens / shape.num_rows), num_tokens // shape.num_rows + num_seqs
-    )
+    shape = prefill_attention_shape(gpu, dtype, out.shape[2], biased, path, scheme_of(kv_scales))
+    num_tiles = _num_tiles(shape, len(out), len(context_lens), max_num_tokens)
     if num_tiles == 0:
         return
-    kv_heads = _kv_heads_together(num_kv_heads, 2 * max_num_tokens * head_dim * cache.itemsize)
     gpu.kernel(shape.spec(dtype))(
-        num_tiles * num_heads,
+        num_tiles * out.shape[1],
         shape.num_threads,
         shared_bytes=shape.shared_bytes,
         num_bytes=2 * out.nbytes,
+        **cache_arguments(cache, kv_scales),
         q=q,
-        cache=cache,
         block_tables=block_tables,
         query_starts=query_starts,
         context_lens=context_lens,
         prefix_lens=prefix_lens,
         alibi_slopes=alibi_slopes,
         out=out,
-        q_stride=q.stride(0),
-        num_seqs=num_seqs,
-        max_blocks=block_tables.shape[1],
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        log2_block_size=block_size.bit_length() - 1,
+        **_sizes(q, block_tables),
         window=window,
         num_tiles=num_tiles,
-        heads_together=kv_heads * (num_heads // num_kv_heads),
+        heads_together=_heads_together(cache, out.shape[1], max_num_tokens),
         scale=scale,
         softcap=softcap,
-        **scale_argument(kv_scales),
     )
+
+
+def _sizes(q: Tensor, block_tables: Tensor) -> dict[str, int]:
+    """Return the sizes of q and of the block tables as kernel arguments."""
+    num_seqs, max_blocks = block_tables.shape
+    return {
+        "q_stride": q.stride(0),
+        "num_heads": q.shape[1],
+        "num_seqs": num_seqs,
+        "max_blocks": max_blocks,
+    }
+
+
+def _num_tiles(shape: Shape, num_tokens: int, num_seqs: int, max_num_tokens: int) -> int:
+    """Return an upper bound of the tiles of queries of all sequences."""
+    if num_tokens == 0 or num_seqs == 0:
+        return 0
+    most_tiles = num_seqs * ceil(max_num_tokens / shape.num_rows)
+    return min(most_tiles, num_tokens // shape.num_rows + num_seqs)
+
+
+def _check_sequences(
+    gpu: Gpu,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    prefix_lens: Tensor | None,
+) -> None:
+    num_seqs = len(context_lens)
+    check_tensor("block_tables", block_tables, (num_seqs, block_tables.shape[1]), "int32", gpu)
+    check_tensor("query_starts", query_starts, (num_seqs + 1,), "int32", gpu)
+    check_tensor("context_lens", context_lens, (num_seqs,), "int32", gpu)
+    check_tensor("prefix_lens", prefix_lens, (num_seqs,), "int32", gpu)
 
 
 def _check_cache(
@@ -234,7 +247,10 @@ def _check_cache(
         raise ValueError("the cache must have fewer than 2^31 rows")
 
 
-def _check_queries(q: Tensor, out: Tensor, dtype: torch.dtype, gpu: Gpu) -> None:
+def _check_queries(
+    gpu: Gpu, q: Tensor, out: Tensor, dtype: torch.dtype, alibi_slopes: Tensor | None
+) -> None:
+    check_tensor("alibi_slopes", alibi_slopes, (out.shape[1],), "float32", gpu)
     check_tensor("out", out, tuple(out.shape), dtype, gpu)
     if q.shape != out.shape or q.dtype != dtype or q.device != gpu.device:
         raise ValueError(
@@ -251,10 +267,17 @@ def _check_queries(q: Tensor, out: Tensor, dtype: torch.dtype, gpu: Gpu) -> None
         raise ValueError("q's rows must be aligned to 16 bytes")
 
 
-def _kv_heads_together(num_kv_heads: int, head_bytes: int) -> int:
-    """Return the largest divisor of num_kv_heads whose keys and values fit the L2, at least 1."""
-    return max(
+def _heads_together(cache: Tensor, num_heads: int, max_num_tokens: int) -> int:
+    """Return how many query heads run at the same time.
+
+    They share the largest number of KV heads that divides all KV heads and whose keys and values
+    fit the L2, at least one.
+    """
+    num_kv_heads, head_dim = cache.shape[1] // 2, cache.shape[3]
+    head_bytes = 2 * max_num_tokens * head_dim * cache.itemsize
+    kv_heads = max(
         count
         for count in range(1, num_kv_heads + 1)
         if num_kv_heads % count == 0 and (count == 1 or count * head_bytes <= _L2_BYTES)
     )
+    return kv_heads * (num_heads // num_kv_heads)

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales, scale_argument, scheme_of
+from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales, cache_arguments, scheme_of
 
 _THREADS, _UNROLL = 128, 4
-_LAYOUTS = ("half", "interleaved")
 
 
 @dataclass(frozen=True)
@@ -23,15 +22,8 @@ class HeadNorm:
     weight_offset: float = 0.0
 
 
-def _spec(
-    dtype: str, interleaved: bool, normed: bool, width: int, kv_scheme: str | None = None
-) -> KernelSpec:
-    defines = {
-        "DTYPE": dtype,
-        "INTERLEAVED": str(int(interleaved)),
-        "QK_NORM": str(int(normed)),
-        "WIDTH": str(width),
-    }
+def _spec(dtype: str, normed: bool, width: int, kv_scheme: str | None = None) -> KernelSpec:
+    defines = {"DTYPE": dtype, "QK_NORM": str(int(normed)), "WIDTH": str(width)}
     arguments = (
         "pointer qkv, pointer q_norm, pointer k_norm, pointer cos_sin, pointer positions, "
         "pointer positions2, pointer slot_mapping, pointer cache, int num_heads, "
@@ -46,13 +38,13 @@ def _spec(
 
 VARIANTS = [
     *(
-        _spec(dtype, interleaved, normed, width)
+        _spec(dtype, normed, width)
         for dtype in DTYPE_NAMES.values()
-        for interleaved, normed in ((False, False), (True, False), (False, True))
+        for normed in (False, True)
         for width in (8, 4, 2, 1)
     ),
-    _spec("__nv_bfloat16", False, False, 8, "int8"),
-    _spec("__half", False, True, 8, "fp8"),
+    _spec("__nv_bfloat16", False, 8, "int8"),
+    _spec("__half", True, 8, "fp8"),
 ]
 
 
@@ -72,8 +64,6 @@ def rotary(
     slot_mapping: Tensor,
     num_heads: int,
     num_kv_heads: int,
-    layout: str = "half",
-    rotary_dim: int | None = None,
     positions2: Tensor | None = None,
     norm: HeadNorm | None = None,
     kv_scales: KVScales | None = None,
@@ -83,16 +73,15 @@ def rotary(
     qkv is T [n, num_heads + 2 * num_kv_heads, head_dim]; only the queries change, in place. The
     cache is T [num_blocks, 2 * num_kv_heads, block_size, head_dim], slot_mapping int32 [n]; a
     token with a slot below 0 is not stored. cos_sin is fp32 [max_positions, rotary_dim]: in each
-    row the cosines of the angles, then the sines. None (rotary_dim 0) means no rotation. Element i
-    of a head's first `rotary_dim` elements pairs with i + rotary_dim / 2 (`half`), or 2i with
-    2i + 1 (`interleaved`). With positions2, both halves of a head are rotated like this, the second
-    by positions2. positions int32 [n] and slots must be valid; this is not checked. With
-    `kv_scales` the cache is int8, the scales are written too, and qkv must not be fp32.
+    row the cosines of the angles, then the sines. None means no rotation. Element i of the first
+    `rotary_dim` elements pairs with i + rotary_dim / 2. With positions2, both halves of a head are
+    rotated like this, the second by positions2. positions int32 [n] and slots must be valid; this
+    is not checked. With `kv_scales` the cache is int8, the scales are written too, and qkv must not
+    be fp32.
     """
     n, heads, head_dim = qkv.shape
-    if rotary_dim is None:
-        rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
-    _check_sizes(head_dim, rotary_dim, cache.shape[2], layout, positions2 is not None)
+    rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
+    _check_sizes(head_dim, rotary_dim, cache.shape[2], positions2 is not None)
     if heads != num_heads + 2 * num_kv_heads:
         raise ValueError(f"qkv has {heads} heads, not {num_heads} + 2 * {num_kv_heads}")
     check_tensor("qkv", qkv, (n, heads, head_dim), qkv.dtype, gpu)
@@ -103,8 +92,7 @@ def rotary(
     if n == 0:
         return
     width = _width(head_dim, rotary_dim)
-    scheme = scheme_of(kv_scales)
-    spec = _spec(DTYPE_NAMES[qkv.dtype], layout == "interleaved", norm is not None, width, scheme)
+    spec = _spec(DTYPE_NAMES[qkv.dtype], norm is not None, width, scheme_of(kv_scales))
     heads_per_pass = _THREADS // (head_dim // (2 * width))
     heads_to_do = heads if rotary_dim or norm else 2 * num_kv_heads
     rotated = rotary_dim * (1 if positions2 is None else 2)
@@ -120,29 +108,21 @@ def rotary(
         positions=positions,
         positions2=positions2,
         slot_mapping=slot_mapping,
-        cache=cache,
         num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
         rotary_dim=rotary_dim,
-        log2_block_size=cache.shape[2].bit_length() - 1,
         eps=norm.eps if norm else 0.0,
         weight_offset=norm.weight_offset if norm else 0.0,
-        **scale_argument(kv_scales),
+        **cache_arguments(cache, kv_scales),
     )
 
 
-def _check_sizes(
-    head_dim: int, rotary_dim: int, block_size: int, layout: str, two_positions: bool
-) -> None:
-    if layout not in _LAYOUTS:
-        raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, not {layout!r}")
+def _check_sizes(head_dim: int, rotary_dim: int, block_size: int, two_positions: bool) -> None:
     if head_dim % 8 or not 8 <= head_dim <= 256:
         raise ValueError(f"head_dim must be a multiple of 8 up to 256, not {head_dim}")
     if rotary_dim % 2 or not 0 <= rotary_dim <= head_dim:
         raise ValueError(f"rotary_dim must be even and at most {head_dim}, not {rotary_dim}")
-    if two_positions and (layout != "half" or 2 * rotary_dim != head_dim):
-        raise ValueError("positions2 needs the half layout and rotary_dim = head_dim / 2")
+    if two_positions and 2 * rotary_dim != head_dim:
+        raise ValueError(f"positions2 needs rotary_dim {head_dim} / 2, not {rotary_dim}")
     if block_size < 1 or block_size & (block_size - 1):
         raise ValueError(f"block_size must be a power of two, not {block_size}")
 
@@ -155,8 +135,6 @@ def _check_angles(
     positions: Tensor,
     positions2: Tensor | None,
 ) -> None:
-    if (cos_sin is None) != (rotary_dim == 0):
-        raise ValueError(f"rotary_dim {rotary_dim} and cos_sin do not fit each other")
     if cos_sin is not None:
         check_tensor("cos_sin", cos_sin, (cos_sin.shape[0], rotary_dim), "float32", gpu)
     check_tensor("positions", positions, (n,), "int32", gpu)

@@ -14,7 +14,7 @@
 //               bytes, and kv_scales fp32 [num_blocks, 2 * num_kv_heads, block_size]
 //
 // Algorithm: pair i of a span rotates by angle i (Su et al., 2021, arXiv:2104.09864); it is the elements i
-// and i + rotary_dim / 2, with INTERLEAVED 2i and 2i + 1. Elements outside the spans do not change. A
+// and i + rotary_dim / 2. Elements outside the spans do not change. A
 // thread holds 2 * WIDTH elements, whole pairs at one place of a head, for up to 4 heads: all are loaded
 // before the first is rotated, and the angles are loaded once. The lanes that hold a head add their squares
 // (QK_NORM) and find its maximum (KV_SCHEME).
@@ -69,10 +69,9 @@ __device__ __forceinline__ void rotate(float (&at)[2 * W], const Pack<float, W>&
                                        const Pack<float, W>& sin) {
 #pragma unroll
     for (int i = 0; i < W; i++) {
-        constexpr int STRIDE = INTERLEAVED ? 2 : 1, PARTNER = INTERLEAVED ? 1 : W;
-        float x = at[STRIDE * i], y = at[STRIDE * i + PARTNER];
-        at[STRIDE * i] = x * cos[i] - y * sin[i];
-        at[STRIDE * i + PARTNER] = y * cos[i] + x * sin[i];
+        float x = at[i], y = at[W + i];
+        at[i] = x * cos[i] - y * sin[i];
+        at[W + i] = y * cos[i] + x * sin[i];
     }
 }
 
@@ -111,9 +110,9 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
     bool second = positions2 && item >= span_items;
     int place = second ? item - span_items : item;  // within its span
     bool rotated = place < span_items;
-    // Interleaved pairs, and elements that are not rotated, are two neighboring accesses.
+    // Elements that are not rotated are two neighboring accesses.
     int low = 2 * W * item, high = low + W;
-    if (!INTERLEAVED && rotated) {
+    if (rotated) {
         low = (second ? rotary_dim : 0) + place * W;
         high = low + half_dim;
     }

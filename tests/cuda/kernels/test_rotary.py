@@ -21,18 +21,13 @@ def angles(rotary_dim: int) -> Tensor:
     return torch.cat((turns.cos(), turns.sin()), 1).float()
 
 
-def rotated(x: Tensor, table: Tensor, positions: Tensor, layout: str) -> Tensor:
+def rotated(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     """Rotate the first rotary_dim elements of the fp64 x [n, heads, dim]."""
     rotary_dim = table.shape[1]
     cos, sin = table.double()[positions.long()].unsqueeze(1).chunk(2, -1)
     part, rest = x[..., :rotary_dim], x[..., rotary_dim:]
-    if layout == "half":
-        a, b = part.chunk(2, -1)
-        both = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-    else:
-        a, b = part[..., ::2], part[..., 1::2]
-        both = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
-    return torch.cat((both, rest), -1)
+    a, b = part.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
 
 
 class Case:
@@ -89,7 +84,6 @@ class Case:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize(
     ("n", "heads", "kv_heads", "head_dim", "rotary_dim"),
     [
@@ -107,11 +101,11 @@ class Case:
     ],
 )
 def test_rotate_and_store(
-    gpu: Gpu, dtype, layout: str, n: int, heads: int, kv_heads: int, head_dim: int, rotary_dim: int
+    gpu: Gpu, dtype, n: int, heads: int, kv_heads: int, head_dim: int, rotary_dim: int
 ) -> None:
     case, table = Case(dtype, n, heads, kv_heads, head_dim), angles(rotary_dim)
-    case.run(gpu, table, layout=layout, rotary_dim=rotary_dim)
-    expected = rotated(case.queries_and_keys(), table, case.positions, layout)
+    case.run(gpu, table)
+    expected = rotated(case.queries_and_keys(), table, case.positions)
     case.check(expected, ROUNDING[dtype])
     assert torch.equal(case.qkv[:, :heads, rotary_dim:], case.before[:, :heads, rotary_dim:])
 
@@ -137,12 +131,12 @@ def test_head_norm(
     case.before = case.qkv.clone()
     norm = HeadNorm(make.normal(head_dim) / 4 + 1, make.normal(head_dim) / 4 + 1, 1e-4, 0.5)
     table = angles(rotary_dim) if rotary_dim else None
-    case.run(gpu, table, rotary_dim=rotary_dim, norm=norm)
+    case.run(gpu, table, norm=norm)
     x = case.queries_and_keys()
     x *= (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
     x[:, :heads] *= norm.query.double() + norm.weight_offset
     x[:, heads:] *= norm.key.double() + norm.weight_offset
-    case.check(x if table is None else rotated(x, table, case.positions, "half"), ROUNDING[dtype])
+    case.check(x if table is None else rotated(x, table, case.positions), ROUNDING[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -152,7 +146,7 @@ def test_two_positions(gpu: Gpu, dtype, n: int, heads: int, head_dim: int) -> No
     second = Inputs(5).integers(0, POSITIONS, n)
     case.run(gpu, table, positions2=second)
     a, b = case.queries_and_keys().chunk(2, -1)
-    expected = [rotated(a, table, case.positions, "half"), rotated(b, table, second, "half")]
+    expected = [rotated(a, table, case.positions), rotated(b, table, second)]
     case.check(torch.cat(expected, -1), ROUNDING[dtype])
 
 
@@ -171,7 +165,7 @@ def test_cache_of_more_than_2_to_the_31_elements(gpu: Gpu) -> None:
     case.cache = torch.empty(blocks, 4, 64, 128, dtype=torch.bfloat16, device="cuda")
     case.slots[:] = torch.tensor([blocks * 64 - 1, 0])
     case.run(gpu, angles(128))
-    expected = rotated(case.queries_and_keys(), angles(128), case.positions, "half")
+    expected = rotated(case.queries_and_keys(), angles(128), case.positions)
     for token, (block, place) in enumerate([(blocks - 1, 63), (0, 0)]):
         found = case.cache[block, :, place]
         assert_close(found[:2], expected[token, 4:], ROUNDING[torch.bfloat16])
@@ -181,15 +175,13 @@ def test_cache_of_more_than_2_to_the_31_elements(gpu: Gpu) -> None:
 def test_wrong_arguments_raise(gpu: Gpu) -> None:
     case, table = Case(torch.float32, 4, 4, 2, 64), angles(64)
     for match, options in [
-        ("layout", {"layout": "both"}),
-        ("rotary_dim", {"rotary_dim": 63}),
-        ("cos_sin must be", {"rotary_dim": 32}),
-        ("fit", {"rotary_dim": 0}),
+        ("rotary_dim", {"cos_sin": angles(64)[:, :63]}),
+        ("cos_sin must be", {"cos_sin": table.double()}),
         ("positions2", {"positions2": case.positions}),
-        ("positions2 must be", {"positions2": case.positions[:2], "rotary_dim": 32}),
+        ("positions2 must be", {"positions2": case.positions[:2], "cos_sin": angles(32)}),
     ]:
         with pytest.raises(ValueError, match=match):
-            case.run(gpu, angles(32) if match == "positions2 must be" else table, **options)
+            case.run(gpu, options.pop("cos_sin", table), **options)
     odd = Case(torch.float32, 4, 4, 2, 96)
     ones = torch.ones(96, device="cuda")
     with pytest.raises(ValueError, match="cannot be normalized"):
@@ -233,7 +225,7 @@ def test_quantized_cache(gpu: Gpu, scheme: str, dtype, head_dim: int, normed: bo
     stored = case.slots >= 0
     places = case.slots[stored].long()
     flat, by = values8.transpose(1, 2).flatten(0, 1), scales.transpose(1, 2).flatten(0, 1)
-    expected = rotated(heads, table, case.positions, "half")
+    expected = rotated(heads, table, case.positions)
     assert_close(case.qkv[:, :6], expected[:, :6], ROUNDING[dtype])
 
     # On the CPU, because torch on a GPU multiplies by a rounded inverse instead of dividing.
