@@ -36,7 +36,9 @@ def swiftchat(model: Path, threads: int) -> tuple[Callable[[], float], Callable[
     def run(prompt: list[int], length: int) -> Finished:
         fresh = [3 + next(counter), *prompt[1:]]  # avoids reusing a cached prefix
         params = SamplingParams(temperature=0, max_tokens=length)
-        return list(client.generate(fresh, params))[-1]  # type: ignore[return-value]
+        *_, end = client.generate(fresh, params)
+        assert isinstance(end, Finished)
+        return end
 
     def decode() -> float:
         end = run(SHORT, NUM_DECODED)

@@ -14,6 +14,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,7 @@ from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.comm import all_reduce
 from swiftchat.cuda.ops.norm import norm
-from swiftchat.cuda.peer_memory import PeerMemory
+from swiftchat.cuda.peer_memory import PeerBuffer, PeerMemory
 
 REPEATS, ROUNDS = 100, 15
 
@@ -71,30 +72,15 @@ def measure(rank: int, world: int, folder: str, sizes: list[int]) -> None:
     memory = PeerMemory(gpu, 16 * world * max(sizes), rank, all_gather_bytes)
     peer_buffers = [memory.allocate(max(sizes)) for _ in range(2)]
     dist.barrier()
-    found: dict[str, dict[str, float]] = {}
-    for num_elements in sizes:
-        x = torch.zeros(1, num_elements, device=device)
-        part = torch.randn(1, num_elements, device=device).bfloat16()
-        weight, out = torch.ones_like(part[0]), torch.empty_like(part)
-        other = part.clone()
-
-        def with_norm(i: int, x=x, part=part, weight=weight, out=out) -> None:  # type: ignore[no-untyped-def]
-            all_reduce(gpu, x, peer_buffers[i % 2], part)
-            norm(gpu, x, weight, 1e-5, out)
-
-        row = {
-            "ours": timed(lambda i, x=x, part=part: all_reduce(gpu, x, peer_buffers[i % 2], part)),  # type: ignore[misc]
-            "ours + norm": timed(with_norm),
-            "nccl": timed(lambda i, other=other: dist.all_reduce(other)),  # type: ignore[misc]
-        }
-        for name, time in symmetric(part, world).items():
-            row[name] = time
-        found[f"{2 * num_elements} bytes of bf16"] = row
-    by_rank = [None] * world
+    found = {
+        f"{2 * num_elements} bytes of bf16": time_all_reduces(gpu, peer_buffers, num_elements)
+        for num_elements in sizes
+    }
+    by_rank: list[Any] = [None] * world
     dist.all_gather_object(by_rank, found)
     if rank == 0:
         merged = {
-            size: {name: max(times[size][name] for times in by_rank) for name in row}  # type: ignore[index]
+            size: {name: max(times[size][name] for times in by_rank) for name in row}
             for size, row in found.items()
         }
         print(
@@ -107,7 +93,27 @@ def measure(rank: int, world: int, folder: str, sizes: list[int]) -> None:
     dist.destroy_process_group()
 
 
-def symmetric(part: torch.Tensor, world: int) -> dict[str, float]:
+def time_all_reduces(
+    gpu: Gpu, peer_buffers: list[PeerBuffer], num_elements: int
+) -> dict[str, float]:
+    """Median µs of each all-reduce of this many bf16 elements."""
+    x = torch.zeros(1, num_elements, device=gpu.device)
+    part = torch.randn(1, num_elements, device=gpu.device).bfloat16()
+    weight, out, nccl_part = torch.ones_like(part[0]), torch.empty_like(part), part.clone()
+
+    def with_norm(i: int) -> None:
+        all_reduce(gpu, x, peer_buffers[i % 2], part)
+        norm(gpu, x, weight, 1e-5, out)
+
+    return {
+        "ours": timed(lambda i: all_reduce(gpu, x, peer_buffers[i % 2], part)),
+        "ours + norm": timed(with_norm),
+        "nccl": timed(lambda i: dist.all_reduce(nccl_part)),
+        **time_symmetric_memory(part),
+    }
+
+
+def time_symmetric_memory(part: torch.Tensor) -> dict[str, float]:
     """µs of torch's symmetric-memory all-reduces, one-shot and two-shot."""
     import torch.distributed._symmetric_memory as symm_mem
 

@@ -15,7 +15,7 @@ from swiftchat.errors import BadModelFile
 
 
 class DistributedSampler:
-    """Samples from logits whose columns are distributed over the ranks of the last stage.
+    """Samples from logits with columns distributed over the ranks of the last stage.
 
     All ranks of all stages call the same methods in the same order.
     """

@@ -48,7 +48,7 @@ class Batch:
 
     @classmethod
     def pack(cls, rows: Seq[Row], block_size: int) -> Self:
-        """Pack the rows of a scheduled step, whose blocks are allocated."""
+        """Pack the rows of a scheduled step; their blocks must be allocated."""
         ids: list[int] = []
         positions: list[int] = []
         slot_mapping: list[int] = []

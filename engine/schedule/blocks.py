@@ -46,7 +46,7 @@ class _Content:
 
 
 class BlockAllocator:
-    """Allocates the `num_blocks` blocks of a KV cache, whose tensors are elsewhere."""
+    """Allocates the `num_blocks` blocks of a KV cache; `KVCache` holds the tensors."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
