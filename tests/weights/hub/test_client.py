@@ -300,8 +300,8 @@ def test_the_token_is_sent_only_to_the_hub(
     }
     assert sent["hub"] == {f"Bearer {TOKEN}"}
     assert not any(TOKEN in (header or "") for header in sent["storage"])
-    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert not any(TOKEN.encode() in path.read_bytes() for path in kept)
+    stored = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(TOKEN.encode() in path.read_bytes() for path in stored)
     assert TOKEN not in repr(plan_download(REPO, store, token=TOKEN))
 
 

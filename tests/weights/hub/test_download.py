@@ -68,7 +68,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("options", "expected"),
     [
         ({}, DEFAULT),
         ({"include": ["*.gguf"]}, sorted([*DEFAULT, "model.gguf"])),
@@ -82,15 +82,15 @@ def names(folder: Path) -> list[str]:
         ),
     ],
 )
-def test_only_needed_files_are_downloaded(store: Store, options: Any, wanted: list[str]) -> None:
+def test_only_needed_files_are_downloaded(store: Store, options: Any, expected: list[str]) -> None:
     reports: list[tuple[str, int, int]] = []
     found = plan_download(REPO, store, **options)
     assert (found.repo, found.license) == (REPO, "apache-2.0")
     path = found.run(lambda *report: reports.append(report))
     assert path == store.hub_folder() / "models--owner--model" / "snapshots" / COMMIT
-    assert names(path) == wanted
-    assert all((path / name).read_bytes() == MODEL[name] for name in wanted)
-    total = sum(len(MODEL[name]) for name in wanted)
+    assert names(path) == expected
+    assert all((path / name).read_bytes() == MODEL[name] for name in expected)
+    total = sum(len(MODEL[name]) for name in expected)
     assert found.size_bytes == found.missing_bytes == total
     assert reports[-1] == (f"downloading {REPO}", total, total)
     assert all(done <= total for _, done, _ in reports)
@@ -375,7 +375,7 @@ def test_a_disk_that_fills_up_keeps_the_partial_file(hub: FakeHub, store: Store)
     results = context.Queue()
     child = context.Process(target=fetch, args=(results,))
     child.start()
-    assert "1.00 MB needed" not in (said := results.get(timeout=20)) and "MB needed" in said
+    assert "1.00 MB needed" not in (message := results.get(timeout=20)) and "MB needed" in message
     child.join(20)
     assert (blobs(store) / f"{SHA256}.swiftchat-part").stat().st_size <= 500_000
     assert (download(REPO, store) / "model.safetensors").read_bytes() == WEIGHTS

@@ -51,16 +51,16 @@ def test_gptq_has_a_lower_output_error_than_rounding_to_nearest() -> None:
     matrix = rng.normal(size=(40, 100)).astype(np.float32)
     before = matrix.copy()
     moment = (inputs.T @ inputs).astype(np.float32)
-    ours = gptq_round(GptqRounding(moment), matrix)
+    rounded = gptq_round(GptqRounding(moment), matrix)
     scale = scale_of(matrix)[:, None]
     nearest = np.rint(matrix / scale) * scale
     assert np.array_equal(matrix, before)
-    errors = [np.square(inputs @ (m - matrix).T).sum() for m in (ours, nearest)]
+    errors = [np.square(inputs @ (m - matrix).T).sum() for m in (rounded, nearest)]
     assert errors[0] < 0.3 * errors[1]
 
 
 def test_refine_lowers_the_output_error() -> None:
-    """Codes stay values and factors what can be stored, and products come nearer once more."""
+    """Values stay in range, scales stay storable, and the output error falls in each call."""
     rng = np.random.default_rng(4)
     inputs = rng.normal(size=(500, 128)) @ rng.normal(size=(128, 128))
     moment = (inputs.T @ inputs).astype(np.float32)
@@ -84,8 +84,8 @@ def test_refine_lowers_the_output_error() -> None:
         return steps * scale[group]
 
     def loss() -> float:
-        moved = (values - np.repeat(zero_point, 32, 0)) * np.repeat(scale, 32, 0) - matrix.T
-        return float((moved * (moment @ moved)).sum())
+        error = (values - np.repeat(zero_point, 32, 0)) * np.repeat(scale, 32, 0) - matrix.T
+        return float((error * (moment @ error)).sum())
 
     pairs = [round_column(i, column) for i, column in enumerate(matrix.T)]
     values, dequantized = (np.stack(arrays) for arrays in zip(*pairs, strict=True))
@@ -106,8 +106,8 @@ def test_gptq_equals_rounding_to_nearest_for_uncorrelated_inputs() -> None:
     matrix = np.random.default_rng(3).normal(size=(8, 64)).astype(np.float32)
     scale = scale_of(matrix)[:, None]
     for moment in (np.eye(64), np.diag(np.arange(64.0)), np.zeros((64, 64))):
-        ours = gptq_round(GptqRounding(moment.astype(np.float32)), matrix)
-        assert np.array_equal(ours, np.rint(matrix / scale) * scale)
+        rounded = gptq_round(GptqRounding(moment.astype(np.float32)), matrix)
+        assert np.array_equal(rounded, np.rint(matrix / scale) * scale)
 
 
 def test_second_moments_equal_transformers(tmp_path: Path) -> None:
@@ -166,22 +166,22 @@ def test_gptq_lowers_the_output_error_in_every_scheme(tmp_path: Path, scheme: st
         few = mixing[:, : shapes[name][1]]
         return few.T @ few + np.eye(few.shape[1], dtype=np.float32)
 
-    convert(tmp_path / "in", tmp_path / "dequantized", dtype="float32")
-    dequantized = Checkpoint.open(tmp_path / "dequantized")
-    shapes = {name: info.shape for name, info in dequantized.tensors.items()}
+    convert(tmp_path / "in", tmp_path / "reference", dtype="float32")
+    reference = Checkpoint.open(tmp_path / "reference")
+    shapes = {name: info.shape for name, info in reference.tensors.items()}
     convert(tmp_path / "in", tmp_path / "nearest", quantization=QuantizationSpec(scheme))
     convert(
         tmp_path / "in",
-        tmp_path / "ours",
+        tmp_path / "gptq",
         quantization=QuantizationSpec(scheme, second_moments=moment),
     )
-    for made in ("nearest", "ours"):
+    for made in ("nearest", "gptq"):
         convert(tmp_path / made, tmp_path / f"{made}-plain", dtype="float32")
-    nearest, ours = (Checkpoint.open(tmp_path / f"{made}-plain") for made in ("nearest", "ours"))
+    nearest, gptq = (Checkpoint.open(tmp_path / f"{made}-plain") for made in ("nearest", "gptq"))
     for name in shapes:
         if "_proj" in name:
-            moved = [made.read(name) - dequantized.read(name) for made in (ours, nearest)]
-            errors = [((by @ moment(name)) * by).sum() for by in moved]
+            differences = [made.read(name) - reference.read(name) for made in (gptq, nearest)]
+            errors = [((diff @ moment(name)) * diff).sum() for diff in differences]
             assert errors[0] < 0.7 * errors[1], name
 
 
@@ -189,10 +189,10 @@ def test_disk_space_for_second_moments_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny.make("llama", tmp_path / "in")
-    asked: list[int] = []
+    needed: list[int] = []
 
     def refuse(destination: Path, needed_bytes: int) -> None:
-        asked.append(needed_bytes)
+        needed.append(needed_bytes)
         raise disk_full(destination, needed_bytes, 0)
 
     monkeypatch.setattr(disk, "require_space", refuse)
@@ -204,7 +204,7 @@ def test_disk_space_for_second_moments_is_checked(
     (tmp_path / "moments").mkdir()
     write_statistics(tmp_path / "in", tiny.random_ids(30), tmp_path / "moments", lambda *_: None)
     written = sum(file.stat().st_size for file in (tmp_path / "moments").iterdir())
-    assert 0 <= written - asked[0] < 0.1 * written
+    assert 0 <= written - needed[0] < 0.1 * written
 
 
 def run(*args: object) -> subprocess.CompletedProcess[str]:
@@ -227,15 +227,15 @@ def test_the_command_calibrates_a_gguf_file(
     bench = tiny.Bench(tmp_path / "calibrated")
     assert isinstance(bench.decoder.weights.layers[0].qkv, Int4Weight)
     convert(source, tmp_path / "nearest", quantization=QuantizationSpec("int4"))
-    convert(source, tmp_path / "dequantized", dtype="float32")
+    convert(source, tmp_path / "reference", dtype="float32")
     for name in ("nearest", "calibrated"):
         convert(tmp_path / name, tmp_path / f"{name}-plain", dtype="float32")
-    dequantized, nearest, ours = (
-        Checkpoint.open(tmp_path / n) for n in ("dequantized", "nearest-plain", "calibrated-plain")
+    reference, nearest, gptq = (
+        Checkpoint.open(tmp_path / n) for n in ("reference", "nearest-plain", "calibrated-plain")
     )
     (tmp_path / "moments").mkdir()
-    ids = Tokenizer.load(tmp_path / "dequantized").encode(text[-3000:])
-    write_statistics(tmp_path / "dequantized", ids, tmp_path / "moments", lambda *_: None)
+    ids = Tokenizer.load(tmp_path / "reference").encode(text[-3000:])
+    write_statistics(tmp_path / "reference", ids, tmp_path / "moments", lambda *_: None)
     for name, key in (
         ("self_attn.q_proj", "0-qkv"),
         ("self_attn.v_proj", "0-v"),
@@ -244,10 +244,10 @@ def test_the_command_calibrates_a_gguf_file(
         ("mlp.down_proj", "0-down"),
     ):
         tensor, moment = f"model.layers.{key[0]}.{name}.weight", tmp_path / "moments" / f"{key}.npy"
-        moved = [
-            checkpoint.read(tensor) - dequantized.read(tensor) for checkpoint in (ours, nearest)
+        differences = [
+            checkpoint.read(tensor) - reference.read(tensor) for checkpoint in (gptq, nearest)
         ]
-        errors = [((by @ np.load(moment)) * by).sum() for by in moved]
+        errors = [((diff @ np.load(moment)) * diff).sum() for diff in differences]
         assert errors[0] < errors[1], name
 
 

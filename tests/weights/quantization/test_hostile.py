@@ -30,7 +30,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "complaint"),
+    ("name", "settings", "message"),
     [
         ("awq", {"quant_method": "hqq"}, "unknown quant_method 'hqq'"),
         ("awq", {"quant_method": ["awq"]}, "quant_method must be one of gptq"),
@@ -73,16 +73,16 @@ KINDS = {
     ],
 )
 def test_invalid_settings_raise_an_error_that_names_them(
-    tmp_path: Path, name: str, settings: dict[str, Any], complaint: str
+    tmp_path: Path, name: str, settings: dict[str, Any], message: str
 ) -> None:
     own, pack = FORMATS[name]
     tensors = packers.under("model.layers.0.self_attn.q_proj", pack(torch.randn(64, 64))[0])
-    with pytest.raises(BadModelFile, match=complaint):
+    with pytest.raises(BadModelFile, match=message):
         packers.opened(tmp_path, tensors, {**own, **settings})
 
 
 @pytest.mark.parametrize(
-    ("format", "part", "replaced", "complaint"),
+    ("format", "part", "replaced", "message"),
     [
         ("gptq-3", "scales", None, "no tensor a.scales"),
         ("gptq-3", "qzeros", None, "no tensor a.qzeros"),
@@ -126,7 +126,7 @@ def test_invalid_settings_raise_an_error_that_names_them(
     ],
 )
 def test_invalid_tensors_raise_an_error_that_names_them(
-    tmp_path: Path, format: str, part: str, replaced: Any, complaint: str
+    tmp_path: Path, format: str, part: str, replaced: Any, message: str
 ) -> None:
     settings, pack = FORMATS[format]
     tensors = packers.under("a", pack(torch.randn(64, 64))[0])
@@ -138,7 +138,7 @@ def test_invalid_tensors_raise_an_error_that_names_them(
     tensors.pop(name, None)
     if replaced is not None:
         tensors[name] = replaced
-    with pytest.raises(BadModelFile, match=complaint):
+    with pytest.raises(BadModelFile, match=message):
         for tensor in packers.opened(tmp_path, tensors, settings).values():
             tensor.to_float32()
 

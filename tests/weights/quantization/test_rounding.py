@@ -26,7 +26,7 @@ def test_rounding_to_bfloat16_equals_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("element", "dtype", "complaint"),
+    ("element", "dtype", "message"),
     [
         (1e5, "float16", "too large for float16"),
         (3.4e38, "bfloat16", "too large for bfloat16"),
@@ -35,12 +35,12 @@ def test_rounding_to_bfloat16_equals_torch() -> None:
     ],
 )
 def test_elements_too_large_for_the_dtype_raise_an_error(
-    tmp_path: Path, element: float, dtype: str, complaint: str
+    tmp_path: Path, element: float, dtype: str, message: str
 ) -> None:
     model = tiny_llama()
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 4] = element
     tiny_gguf.write(tmp_path / "tiny.gguf", model)
-    with pytest.raises(BadModelFile, match=f"layers.1.mlp.up_proj.weight .*{complaint}"):
+    with pytest.raises(BadModelFile, match=f"layers.1.mlp.up_proj.weight .*{message}"):
         convert(tmp_path / "tiny.gguf", tmp_path / "out", dtype=dtype)
     assert left_in(tmp_path) == ["tiny.gguf"]

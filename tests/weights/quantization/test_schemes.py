@@ -43,8 +43,8 @@ def same_bits(ours: Any, theirs: Any) -> None:
     ours, theirs = (torch.as_tensor(array) for array in (ours, theirs))
     assert ours.shape == theirs.shape
     assert torch.equal(ours.isnan(), theirs.isnan())
-    numbers = ~theirs.isnan()
-    assert torch.equal(ours[numbers].view(torch.int32), theirs[numbers].view(torch.int32))
+    valid = ~theirs.isnan()
+    assert torch.equal(ours[valid].view(torch.int32), theirs[valid].view(torch.int32))
 
 
 def random_scales(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:

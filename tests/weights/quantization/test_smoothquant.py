@@ -1,4 +1,4 @@
-"""convert --quantize w8a8: the written model, and SmoothQuant scales moved into the matrices."""
+"""convert --quantize w8a8: the written model, and SmoothQuant scales scaled into the matrices."""
 
 import json
 import subprocess
@@ -100,7 +100,9 @@ def test_smoothquant_keeps_the_outputs(tmp_path: Path, family: str) -> None:
     config = Model.open(tmp_path / "in").config
     chunks, plain = chunks_of(tmp_path / "in")
     changed = apply_smoothquant(config, chunks, plain.keys(), abs_maxima)
-    moved = {name: np.concatenate(list(changed(name))).reshape(plain[name].shape) for name in plain}
+    scaled = {
+        name: np.concatenate(list(changed(name))).reshape(plain[name].shape) for name in plain
+    }
     offset = float(config.norm_unit_offset)
     layer = "model.layers.1"
     mlp_norm = "pre_feedforward_layernorm" if family == "gemma2" else "post_attention_layernorm"
@@ -108,13 +110,13 @@ def test_smoothquant_keeps_the_outputs(tmp_path: Path, family: str) -> None:
     groups = [("input_layernorm", [f"self_attn.{n}_proj" for n in "qkv"])]
     groups += [(mlp_norm, [f"mlp.{name}" for name in inner])]
     for norm, readers in groups:
-        before, after = (t[f"{layer}.{norm}.weight"] + offset for t in (plain, moved))
+        before, after = (t[f"{layer}.{norm}.weight"] + offset for t in (plain, scaled))
         names = [f"{layer}.{reader}.weight" for reader in readers]
         for name in names:
             np.testing.assert_allclose(
-                after * moved[name], before * plain[name], rtol=2e-5, atol=1e-7
+                after * scaled[name], before * plain[name], rtol=2e-5, atol=1e-7
             )
-        biases = [t.get(f"{layer}.{norm}.bias") for t in (plain, moved)]
+        biases = [t.get(f"{layer}.{norm}.bias") for t in (plain, scaled)]
         if biases[0] is not None:
             np.testing.assert_allclose(biases[1] / after, biases[0] / before, rtol=2e-5)
         # √(inputs / weights), with the maximum of the weights over all readers of the norm.
@@ -122,7 +124,7 @@ def test_smoothquant_keeps_the_outputs(tmp_path: Path, family: str) -> None:
         scales = np.where(abs_maxima(names[0]) > 0, np.sqrt(abs_maxima(names[0]) / weights), 1)
         np.testing.assert_allclose(before / after, scales, rtol=1e-4)
     for name in ("self_attn.o_proj", "mlp.down_proj" if config.gated else "mlp.c_proj"):
-        assert np.array_equal(moved[f"{layer}.{name}.weight"], plain[f"{layer}.{name}.weight"])
+        assert np.array_equal(scaled[f"{layer}.{name}.weight"], plain[f"{layer}.{name}.weight"])
 
 
 def test_norms_with_other_readers_are_not_smoothed(tmp_path: Path, source: Path) -> None:
@@ -178,14 +180,14 @@ def test_smoothquant_lowers_the_error_of_the_logits(
     (tmp_path / "text").write_text(calibration._TEXT.read_text()[-600:])
     monkeypatch.setattr(calibration, "_TEXT", tmp_path / "text")
     with calibration.input_statistics(plain, 1, lambda *_: None) as found:
-        smooth = QuantizationSpec("w8a8-int8", abs_maxima=found)
-        convert(plain, tmp_path / "smooth", quantization=smooth)
+        spec = QuantizationSpec("w8a8-int8", abs_maxima=found)
+        convert(plain, tmp_path / "smooth", quantization=spec)
     convert(plain, tmp_path / "nearest", quantization=QuantizationSpec("w8a8-int8"))
     ids = tiny.random_ids(40)
-    meant, near, ours = (
+    plain_logits, nearest, smooth = (
         tiny.Bench(tmp_path / name).logits(ids) for name in ("plain", "nearest", "smooth")
     )
-    assert (ours - meant).abs().mean() < 0.75 * (near - meant).abs().mean()
+    assert (smooth - plain_logits).abs().mean() < 0.75 * (nearest - plain_logits).abs().mean()
 
 
 def test_the_command_calibrates_w8a8(tmp_path: Path) -> None:
