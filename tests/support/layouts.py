@@ -1,4 +1,4 @@
-"""A Llama of transformers written in the layouts of other programs, from their descriptions."""
+"""A Llama of transformers in the checkpoint layouts of other programs, from their descriptions."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ State = dict[str, torch.Tensor]
 
 
 def write_bin(folder: Path, model: Llama, shards: int = 1, *, zipped: bool = True) -> None:
-    """`pytorch_model.bin`, one or several with their index, as `save_pretrained` once did."""
+    """Write `pytorch_model.bin`, one or several with an index, as old `save_pretrained` did."""
     model.config.architectures = ["LlamaForCausalLM"]
     model.config.save_pretrained(folder)
     state = OrderedDict((name, tensor.clone()) for name, tensor in model.state_dict().items())
@@ -39,7 +39,7 @@ def write_bin(folder: Path, model: Llama, shards: int = 1, *, zipped: bool = Tru
 
 
 def _interleaved(matrix: torch.Tensor, heads: int) -> torch.Tensor:
-    # numpy has no bfloat16, but moves its bits as well.
+    # numpy has no bfloat16; the bits are moved as integers.
     bits = matrix.view(torch.int16 if matrix.element_size() == 2 else torch.int32)
     return torch.from_numpy(rows_for_gguf(bits.numpy(), heads)).view(matrix.dtype)
 
@@ -52,10 +52,10 @@ def write_meta(
     embed_rows: bool = False,
     params: dict[str, Any] | None = None,
 ) -> None:
-    """`params.json` and `consolidated.NN.pth`; `params` changes or (None) removes entries."""
+    """Write `params.json` and `consolidated.NN.pth`; `params` changes or (None) removes entries."""
     folder.mkdir(parents=True, exist_ok=True)
     config = model.config
-    said = {
+    content = {
         "dim": config.hidden_size,
         "n_layers": config.num_hidden_layers,
         "n_heads": config.num_attention_heads,
@@ -66,8 +66,8 @@ def write_meta(
         "rope_theta": config.rope_parameters["rope_theta"],
         **(params or {}),
     }
-    said = {name: value for name, value in said.items() if value is not None}
-    (folder / "params.json").write_text(json.dumps(said))
+    content = {name: value for name, value in content.items() if value is not None}
+    (folder / "params.json").write_text(json.dumps(content))
     for part in range(parts):
         state = _meta_part(model, part, parts, embed_rows)
         state["rope.freqs"] = torch.ones(config.head_dim // 2)
@@ -91,21 +91,21 @@ def _meta_part(model: Llama, part: int, parts: int, embed_rows: bool) -> State:
         "output.weight": rows("lm_head.weight"),
     }
     for i in range(config.num_hidden_layers):
-        here, there = f"layers.{i}.", f"model.layers.{i}."
+        target, source = f"layers.{i}.", f"model.layers.{i}."
         found |= {
-            f"{here}attention.wq.weight": rows(
-                f"{there}self_attn.q_proj.weight", config.num_attention_heads
+            f"{target}attention.wq.weight": rows(
+                f"{source}self_attn.q_proj.weight", config.num_attention_heads
             ),
-            f"{here}attention.wk.weight": rows(
-                f"{there}self_attn.k_proj.weight", config.num_key_value_heads
+            f"{target}attention.wk.weight": rows(
+                f"{source}self_attn.k_proj.weight", config.num_key_value_heads
             ),
-            f"{here}attention.wv.weight": rows(f"{there}self_attn.v_proj.weight"),
-            f"{here}attention.wo.weight": columns(f"{there}self_attn.o_proj.weight"),
-            f"{here}feed_forward.w1.weight": rows(f"{there}mlp.gate_proj.weight"),
-            f"{here}feed_forward.w2.weight": columns(f"{there}mlp.down_proj.weight"),
-            f"{here}feed_forward.w3.weight": rows(f"{there}mlp.up_proj.weight"),
-            f"{here}attention_norm.weight": state[f"{there}input_layernorm.weight"],
-            f"{here}ffn_norm.weight": state[f"{there}post_attention_layernorm.weight"],
+            f"{target}attention.wv.weight": rows(f"{source}self_attn.v_proj.weight"),
+            f"{target}attention.wo.weight": columns(f"{source}self_attn.o_proj.weight"),
+            f"{target}feed_forward.w1.weight": rows(f"{source}mlp.gate_proj.weight"),
+            f"{target}feed_forward.w2.weight": columns(f"{source}mlp.down_proj.weight"),
+            f"{target}feed_forward.w3.weight": rows(f"{source}mlp.up_proj.weight"),
+            f"{target}attention_norm.weight": state[f"{source}input_layernorm.weight"],
+            f"{target}ffn_norm.weight": state[f"{source}post_attention_layernorm.weight"],
         }
     return found
 
@@ -120,9 +120,9 @@ def write_megatron(
     padded_vocab: int | None = None,
     args: dict[str, Any] | None = None,
 ) -> None:
-    """`iter_0000010/mp_rank_TT[_PPP]`, in Megatron-Core's spelling or the older one."""
+    """Write `iter_0000010/mp_rank_TT[_PPP]` with the names of Megatron-Core or the older ones."""
     config = model.config
-    said = argparse.Namespace(
+    arguments = argparse.Namespace(
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         ffn_hidden_size=config.intermediate_size,
@@ -143,16 +143,16 @@ def write_megatron(
         vocab_size=config.vocab_size,
         padded_vocab_size=padded_vocab or config.vocab_size,
     )
-    vars(said).update(args or {})
+    vars(arguments).update(args or {})
     (folder / "iter_0000010").mkdir(parents=True)
     (folder / "latest_checkpointed_iteration.txt").write_text("10")
     for stage in range(pp):
         for rank in range(tp):
-            part = _MegatronPart(model, rank, tp, padded_vocab or config.vocab_size)
+            part = _MegatronRank(model, rank, tp, padded_vocab or config.vocab_size)
             table = part.stage(stage, pp, core)
             name = f"mp_rank_{rank:02}" + (f"_{stage:03}" if pp > 1 else "")
             content = {
-                "args": said,
+                "args": arguments,
                 "checkpoint_version": 3.0,
                 "iteration": 10,
                 "model": table,
@@ -162,8 +162,8 @@ def write_megatron(
             torch.save(content, folder / "iter_0000010" / name / "model_optim_rng.pt")
 
 
-class _MegatronPart:
-    """What one tensor-parallel rank has."""
+class _MegatronRank:
+    """The tensors of one tensor-parallel rank."""
 
     def __init__(self, model: Llama, rank: int, tp: int, padded_vocab: int) -> None:
         self._config, self._state = model.config, model.state_dict()
@@ -191,47 +191,47 @@ class _MegatronPart:
             nested["output_layer"] = {"weight": output["output_layer.weight"]}
         return {"language_model": nested}
 
-    def _mine(self, whole: torch.Tensor, axis: int) -> torch.Tensor:
+    def _shard(self, whole: torch.Tensor, axis: int) -> torch.Tensor:
         return whole.chunk(self._tp, axis)[self._rank].clone()
 
     def _vocab(self, name: str) -> torch.Tensor:
         rows = self._state[name]
         padding = rows.new_full((self._padded_vocab - len(rows), rows.shape[1]), 7.0)
-        return self._mine(torch.cat([rows, padding]), 0)
+        return self._shard(torch.cat([rows, padding]), 0)
 
     def _layer(self, local: int, layer: int, core: bool) -> State:
         found = {}
-        names = _CORE if core else _OLDER
-        there = f"model.layers.{layer}."
+        names = _CORE_NAMES if core else _LEGACY_NAMES
+        prefix = f"model.layers.{layer}."
         for ending in ("weight", "bias"):
-            if f"{there}self_attn.q_proj.{ending}" not in self._state:
+            if f"{prefix}self_attn.q_proj.{ending}" not in self._state:
                 continue
-            qkv, gate_up = self._qkv(there, ending), self._gate_up(there, ending)
+            qkv, gate_up = self._qkv(prefix, ending), self._gate_up(prefix, ending)
             rows = {names["qkv"]: qkv, names["fc1"]: gate_up}
             for ours, theirs in ((names["o"], "self_attn.o_proj"), (names["fc2"], "mlp.down_proj")):
-                whole = self._state[f"{there}{theirs}.{ending}"]
-                rows[ours] = self._mine(whole, 1) if ending == "weight" else whole
+                whole = self._state[f"{prefix}{theirs}.{ending}"]
+                rows[ours] = self._shard(whole, 1) if ending == "weight" else whole
             found |= {f"layers.{local}.{name}.{ending}": value for name, value in rows.items()}
         for ours, theirs in (("n1", "input_layernorm"), ("n2", "post_attention_layernorm")):
-            found[f"layers.{local}.{names[ours]}"] = self._state[f"{there}{theirs}.weight"]
+            found[f"layers.{local}.{names[ours]}"] = self._state[f"{prefix}{theirs}.weight"]
         return found
 
-    def _qkv(self, there: str, ending: str) -> torch.Tensor:
+    def _qkv(self, prefix: str, ending: str) -> torch.Tensor:
         groups = self._config.num_key_value_heads
         q, k, v = (
-            self._state[f"{there}self_attn.{name}_proj.{ending}"].unflatten(
+            self._state[f"{prefix}self_attn.{name}_proj.{ending}"].unflatten(
                 0, (groups, -1, self._config.head_dim)
             )
             for name in "qkv"
         )
-        return self._mine(torch.cat([q, k, v], 1), 0).flatten(0, 2)
+        return self._shard(torch.cat([q, k, v], 1), 0).flatten(0, 2)
 
-    def _gate_up(self, there: str, ending: str) -> torch.Tensor:
-        halves = (self._state[f"{there}mlp.{name}_proj.{ending}"] for name in ("gate", "up"))
-        return torch.cat([self._mine(half, 0) for half in halves])
+    def _gate_up(self, prefix: str, ending: str) -> torch.Tensor:
+        halves = (self._state[f"{prefix}mlp.{name}_proj.{ending}"] for name in ("gate", "up"))
+        return torch.cat([self._shard(half, 0) for half in halves])
 
 
-_CORE = {
+_CORE_NAMES = {
     "qkv": "self_attention.linear_qkv",
     "o": "self_attention.linear_proj",
     "fc1": "mlp.linear_fc1",
@@ -239,7 +239,7 @@ _CORE = {
     "n1": "self_attention.linear_qkv.layer_norm_weight",
     "n2": "mlp.linear_fc1.layer_norm_weight",
 }
-_OLDER = {
+_LEGACY_NAMES = {
     "qkv": "self_attention.query_key_value",
     "o": "self_attention.dense",
     "fc1": "mlp.dense_h_to_4h",
@@ -250,15 +250,19 @@ _OLDER = {
 
 
 def split_gguf(path: Path, parts: int, *, changes: dict[str, int] | None = None) -> Path:
-    """Cut the GGUF file `path` into parts beside it; returns the first. `changes`: metadata."""
+    """Split the GGUF file `path` into files beside it; return the first. `changes`: metadata."""
     whole = gguf.GGUFReader(path)
     writers = []
     for part in range(parts):
         writer = gguf.GGUFWriter(
             path.with_name(f"{path.stem}-{part + 1:05}-of-{parts:05}.gguf"), "llama"
         )
-        said = {"split.no": part, "split.count": parts, "split.tensors.count": len(whole.tensors)}
-        for key, value in {**said, **(changes or {})}.items():
+        metadata = {
+            "split.no": part,
+            "split.count": parts,
+            "split.tensors.count": len(whole.tensors),
+        }
+        for key, value in {**metadata, **(changes or {})}.items():
             writer.add_uint16(key, value)
         writers.append(writer)
     for key, field in whole.fields.items():

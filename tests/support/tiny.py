@@ -87,13 +87,13 @@ _SU = {
 }
 _WINDOWS = {"use_sliding_window": True, "sliding_window": 7}
 
-# Every family but those above: its names in transformers, and what makes it tiny.
+# The other architectures: name in transformers, and the sizes of a tiny model.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen2-windows": ("Qwen2", {**_WINDOWS, "max_window_layers": 1}),
     "qwen2-yarn": ("Qwen2", {"rope_parameters": _YARN}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
-    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),  # the fourth is not rotated
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),  # the fourth layer is not rotated
     "phi3": ("Phi3", {"sliding_window": 11}),
     "phi3-short-context": (
         "Phi3",
@@ -109,7 +109,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", {"head_dim": 16, "num_key_value_heads": 1}),
     "gemma2": ("Gemma2", {"head_dim": 8, "sliding_window": 9, "query_pre_attn_scalar": 24}),
     "gemma3": (
-        # Of the usual pattern, three layers would see only windows.
+        # With the usual pattern all three layers would have a window.
         "Gemma3",
         {
             "head_dim": 8,
@@ -142,7 +142,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "multi_query": False,
             "parallel_attn": False,
             "bias": True,
-            # With more heads than four there are slopes that bf16 rounds.
+            # With more than four heads bf16 rounds some slopes.
             "num_attention_heads": 4,
             "hidden_size": 32,
         },
@@ -231,7 +231,7 @@ def make(variant: str, folder: Path, **sizes: Any) -> transformers.PreTrainedMod
 
 
 def make_internlm2(folder: Path) -> transformers.PreTrainedModel:
-    """InternLM2 is Llama with its queries, keys and values in one tensor, by groups of heads."""
+    """InternLM2 is Llama with queries, keys and values in one tensor, by groups of heads."""
     model = make("llama", folder)
     tensors = dict(model.state_dict())
     renamed = {"model.tok_embeddings.weight": tensors.pop("model.embed_tokens.weight")}
@@ -259,7 +259,7 @@ def make_internlm2(folder: Path) -> transformers.PreTrainedModel:
 
 
 def make_chatglm(folder: Path) -> transformers.PreTrainedModel:
-    """ChatGLM2 and 3 compute what transformers' Glm does, under other names."""
+    """ChatGLM2 and 3 are transformers' Glm with other tensor names."""
     model = make("glm", folder)
     tensors = dict(model.state_dict())
     start = "transformer."
@@ -313,7 +313,7 @@ def _write(folder: Path, architecture: str, tensors: dict[str, torch.Tensor], **
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
 
 
-# Families transformers does not have: made of those it has, or with a reference of our own.
+# Architectures that transformers lacks: repacked from others, or with a reference of their own.
 REPACKED: dict[str, Callable[[Path], Any]] = {
     "internlm2": make_internlm2,
     "chatglm3": make_chatglm,
@@ -356,15 +356,15 @@ class Bench:
         ops = TorchOps(config, config.max_context_tokens, cpu, shard)
         self.decoder = Decoder(config, weights, ops, ranks)
         self.cache = KVCache(config, num_blocks, block_size, dtype, cpu, kv_dtype=kv_dtype)
-        for tensor in self.cache.tensors:  # what nobody wrote must never be read
+        for tensor in self.cache.tensors:  # unwritten slots must never be read
             tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
         self.allocator = BlockAllocator(num_blocks, block_size)
         self.scheduler = Scheduler(self.allocator, chunk_tokens, 16)
-        self.held: list[list[int]] = []  # blocks a test keeps for itself
+        self.held: list[list[int]] = []  # blocks that a test holds
 
     @torch.inference_mode()
     def step(self) -> dict[int, torch.Tensor]:
-        """Compute one step; the logits of the sequences that reached their end, by id."""
+        """Compute one step; return logits by id for the sequences whose last token was computed."""
         step = self.scheduler.schedule()
         self.decoder.ops.copy_blocks(self.cache, step.copies)
         batch = Batch.pack(step.rows, self.allocator.block_size)
@@ -378,7 +378,7 @@ class Bench:
         return {row.sequence.id: out for row, out in zip(batch.sampled_rows, logits, strict=True)}
 
     def logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Logits after each of the ids, computed token by token: [len(ids), vocab_size]."""
+        """Compute the logits after each of the ids, token by token: [len(ids), vocab_size]."""
         sequence = TokenSequence(0, [ids[0]], SamplingParams())
         self.scheduler.add(sequence)
         rows = [self.step()[0]]
@@ -389,7 +389,7 @@ class Bench:
         return torch.stack(rows)
 
     def last_logits(self, ids: Sequence[int], sequence_id: int = 0) -> torch.Tensor:
-        """Logits after the last id, computed by prefill in chunks; the cache is kept."""
+        """Compute the logits after the last id by chunked prefill; the prefix stays cached."""
         sequence = TokenSequence(sequence_id, list(ids), SamplingParams())
         self.scheduler.add(sequence)
         result: dict[int, torch.Tensor] = {}
@@ -407,7 +407,7 @@ def engine(folder: Path, **config: Any) -> Engine:
 def run(
     engine: Engine, prompts: dict[int, Sequence[int]], params: SamplingParams
 ) -> tuple[dict[int, list[int]], dict[int, Finished | SwiftchatError]]:
-    """Generate for all prompts together; ids and ends by generation id."""
+    """Generate for all prompts together; return ids and final events by generation id."""
     ids: dict[int, list[int]] = {key: [] for key in prompts}
     ends: dict[int, Finished | SwiftchatError] = {}
     for key, prompt in prompts.items():

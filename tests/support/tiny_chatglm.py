@@ -1,6 +1,6 @@
-"""A tiny random ChatGLM-6B, and its mathematics in fp64, written from its makers' description.
+"""A tiny random ChatGLM-6B and a reference in fp64, written from its published description.
 
-Transformers has no such class. Facts are those of `modeling_chatglm.py`, published with the
+Transformers has no such class. The description is `modeling_chatglm.py`, published with the
 weights: https://huggingface.co/THUDM/chatglm-6b.
 """
 
@@ -20,7 +20,7 @@ _EPS = 1e-5
 
 
 class ChatGLM:
-    """Called like a model of transformers: ids [1, n] to an object with `logits` [1, n, vocab]."""
+    """A callable like a model of transformers: ids [1, n] to `logits` [1, n, vocab_size]."""
 
     def __init__(self, tensors: dict[str, Tensor], hidden: int, heads: int, layers: int) -> None:
         self._tensors = {name: tensor.double() for name, tensor in tensors.items()}
@@ -28,16 +28,19 @@ class ChatGLM:
 
     def __call__(self, ids: Tensor) -> SimpleNamespace:
         tokens = ids[0].tolist()
-        places, seen = torch.tensor(_places(tokens), dtype=torch.float64), _seen(tokens)
+        positions, mask = (
+            torch.tensor(_position_pairs(tokens), dtype=torch.float64),
+            _attention_mask(tokens),
+        )
         x = self._tensors["transformer.word_embeddings.weight"][ids[0]]
         alpha = math.sqrt(2 * self._layers)
         for i in range(self._layers):
-            here = f"transformer.layers.{i}."
-            read = self._norm(f"{here}input_layernorm", x)
-            x = alpha * read + self._attention(f"{here}attention.", read, places, seen, i)
-            read = self._norm(f"{here}post_attention_layernorm", x)
-            inner = F.gelu(self._linear(f"{here}mlp.dense_h_to_4h", read), approximate="tanh")
-            x = alpha * read + self._linear(f"{here}mlp.dense_4h_to_h", inner)
+            prefix = f"transformer.layers.{i}."
+            normed = self._norm(f"{prefix}input_layernorm", x)
+            x = alpha * normed + self._attention(f"{prefix}attention.", normed, positions, mask, i)
+            normed = self._norm(f"{prefix}post_attention_layernorm", x)
+            inner = F.gelu(self._linear(f"{prefix}mlp.dense_h_to_4h", normed), approximate="tanh")
+            x = alpha * normed + self._linear(f"{prefix}mlp.dense_4h_to_h", inner)
         last = self._norm("transformer.final_layernorm", x)
         return SimpleNamespace(logits=(last @ self._tensors["lm_head.weight"].T).float()[None])
 
@@ -48,21 +51,23 @@ class ChatGLM:
         weight, bias = self._tensors[f"{name}.weight"], self._tensors[f"{name}.bias"]
         return F.layer_norm(x, (self._hidden,), weight, bias, _EPS)
 
-    def _attention(self, name: str, x: Tensor, places: Tensor, seen: Tensor, layer: int) -> Tensor:
+    def _attention(
+        self, name: str, x: Tensor, positions: Tensor, mask: Tensor, layer: int
+    ) -> Tensor:
         size = self._hidden // self._heads
         fused = self._linear(f"{name}query_key_value", x).view(len(x), self._heads, 3 * size)
         out = torch.empty(len(x), self._heads, size, dtype=torch.float64)
         for head in range(self._heads):
             q, k, v = fused[:, head].split(size, -1)
-            q, k = _turned(q, places), _turned(k, places)
-            # Divided by the layer's number and multiplied by it again, as in fp16 there.
+            q, k = _rotate(q, positions), _rotate(k, positions)
+            # The original divides by the layer's number and multiplies again, for fp16.
             scores = (q / (math.sqrt(size) * (layer + 1))) @ k.T
-            scores = scores.masked_fill(~seen, -10_000.0 / (layer + 1)) * (layer + 1)
+            scores = scores.masked_fill(~mask, -10_000.0 / (layer + 1)) * (layer + 1)
             out[:, head] = scores.softmax(-1) @ v
         return self._linear(f"{name}dense", out.view(len(x), -1))
 
 
-def _places(tokens: list[int]) -> list[tuple[int, int]]:
+def _position_pairs(tokens: list[int]) -> list[tuple[int, int]]:
     """Position and block position of each token."""
     if START not in tokens:
         return [(0, i + 1) for i in range(len(tokens))]
@@ -72,30 +77,30 @@ def _places(tokens: list[int]) -> list[tuple[int, int]]:
     return [(i, 0) for i in range(start)] + [(mask, block) for block in after]
 
 
-def _seen(tokens: list[int]) -> Tensor:
-    """Which tokens (columns) each token attends to."""
-    seen = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()
+def _attention_mask(tokens: list[int]) -> Tensor:
+    """The mask of the tokens (columns) that each token (row) attends to."""
+    mask = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()
     if START in tokens:
-        seen[:, : tokens.index(START)] = True
-    return seen
+        mask[:, : tokens.index(START)] = True
+    return mask
 
 
-def _turned(head: Tensor, places: Tensor) -> Tensor:
-    """One half of each row turned by the position, the other by the block position."""
+def _rotate(head: Tensor, positions: Tensor) -> Tensor:
+    """Rotate one half of each row by the position, the other by the block position."""
     pairs = head.shape[1] // 4
-    turned = head.clone()
-    for half, positions in enumerate(places.T):
+    rotated = head.clone()
+    for half, own in enumerate(positions.T):
         for j in range(pairs):
-            angles = positions * 10_000.0 ** (-j / pairs)
+            angles = own * 10_000.0 ** (-j / pairs)
             first = 2 * pairs * half + j
             a, b = head[:, first], head[:, first + pairs]
-            turned[:, first] = a * angles.cos() - b * angles.sin()
-            turned[:, first + pairs] = b * angles.cos() + a * angles.sin()
-    return turned
+            rotated[:, first] = a * angles.cos() - b * angles.sin()
+            rotated[:, first + pairs] = b * angles.cos() + a * angles.sin()
+    return rotated
 
 
 def make(folder: Path, vocab_size: int) -> ChatGLM:
-    """Save a random one in `folder`, as it is published, and return the reference."""
+    """Save a random model to `folder` in the published layout, and return the reference."""
     generator = torch.Generator().manual_seed(20)
 
     def normal(*shape: int, mean: float = 0.0, std: float = 0.2) -> Tensor:
@@ -107,17 +112,17 @@ def make(folder: Path, vocab_size: int) -> ChatGLM:
     }
     norms = ["transformer.final_layernorm"]
     for i in range(LAYERS):
-        here = f"transformer.layers.{i}."
+        prefix = f"transformer.layers.{i}."
         for name, rows, columns in (
             ("attention.query_key_value", 3 * HIDDEN, HIDDEN),
             ("attention.dense", HIDDEN, HIDDEN),
             ("mlp.dense_h_to_4h", INNER, HIDDEN),
             ("mlp.dense_4h_to_h", HIDDEN, INNER),
         ):
-            tensors[f"{here}{name}.weight"] = normal(rows, columns)
-            tensors[f"{here}{name}.bias"] = normal(rows)
-        tensors[f"{here}attention.rotary_emb.inv_freq"] = torch.zeros(HIDDEN // HEADS // 4)
-        norms += [f"{here}input_layernorm", f"{here}post_attention_layernorm"]
+            tensors[f"{prefix}{name}.weight"] = normal(rows, columns)
+            tensors[f"{prefix}{name}.bias"] = normal(rows)
+        tensors[f"{prefix}attention.rotary_emb.inv_freq"] = torch.zeros(HIDDEN // HEADS // 4)
+        norms += [f"{prefix}input_layernorm", f"{prefix}post_attention_layernorm"]
     for name in norms:
         tensors[f"{name}.weight"] = normal(HIDDEN, mean=1.0, std=0.1)
         tensors[f"{name}.bias"] = normal(HIDDEN)

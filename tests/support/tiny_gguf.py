@@ -23,7 +23,7 @@ NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
-# Bytes as GPT-2 spells them that need no translation, a few pairs of them, and three others.
+# Characters that GPT-2's byte alphabet leaves unchanged, a few merges, and special tokens.
 LETTERS = [chr(code) for code in range(ord("!"), ord("~") + 1)]
 MERGES = ["a b", "ab c", "Ġ a", "1 2"]
 PIECES = [*LETTERS, "Ġ", *(merge.replace(" ", "") for merge in MERGES)]
@@ -32,7 +32,7 @@ KINDS = [1] * len(PIECES) + [3, 3, 4, 5]
 
 
 def rows_for_gguf(rows: np.ndarray, heads: int) -> np.ndarray:
-    """The order of interleaved rotary embeddings: the two halves of each head alternate."""
+    """Reorder rows for interleaved rotary embeddings: the two halves of each head alternate."""
     halves = np.split(rows.reshape(heads, -1, *rows.shape[1:]), 2, axis=1)
     return np.stack(halves, axis=2).reshape(rows.shape)
 
@@ -56,7 +56,7 @@ def write(
 ) -> None:
     """Write `model`; `metadata` replaces (None: removes) keys, `tensors` adds more tensors.
 
-    Matrices become `quantize`, those whose GGUF name contains a key of `mixed` what it says.
+    Matrices get the type `quantize`, those whose GGUF name contains a key of `mixed` its value.
     """
     config = model.config
     changes = metadata or {}

@@ -1,4 +1,4 @@
-"""A tiny Llama of transformers, what it computes, and what a test left behind."""
+"""A tiny Llama of transformers and its logits; helpers for model folders."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Quantized directories run packed on the CPU: what they compute, keep and refuse."""
+"""Quantized weights on the CPU: matmuls against fp64, logits, and errors for damaged files."""
 
 import json
 import shutil
@@ -24,8 +24,7 @@ from swiftchat.weights.model.directory import Model
 from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpec
 from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, QuantizedMatrix
 from tests.support import tiny
-from tests.support.quantized_models import FORMATS as SOURCES
-from tests.support.quantized_models import quantized_model
+from tests.support.quantized_models import FORMATS, quantized_model
 from tests.support.tiny_llama import tiny_llama
 
 pytestmark = pytest.mark.skipif(
@@ -35,72 +34,75 @@ pytestmark = pytest.mark.skipif(
 
 quantized_weight = TorchWeights(keeps_quantized=True).quantized
 CLASSES = {"int4": Int4Weight, "int8": Int8Weight, "fp8": Float8Weight}
-# bfloat16 has 8 bits, the first among them: what is rounded is wrong by 2^−8 of itself at most.
+# bfloat16 has 8 significant bits: rounding changes a value by at most 2^−8 of itself.
 HALF_ULP = 2.0**-8
 
 
-def random_kept(
-    form: str, rows: int, columns: int, seed: int = 0
+def random_quantized(
+    scheme: str, rows: int, columns: int, seed: int = 0
 ) -> tuple[QuantizedMatrix, torch.Tensor]:
-    """A form of odd scales, with outliers, and the matrix that it means, in fp64."""
+    """A random quantized matrix, with outliers among its scales, and its values in fp64."""
     rng = np.random.default_rng(seed)
-    groups = columns // 32 if form == "int4" else 1
+    groups = columns // 32 if scheme == "int4" else 1
     scale = np.exp(rng.normal(size=(rows, groups))).astype(np.float32)
     scale[rng.random(scale.shape) < 0.02] *= 100
     scale = torch.from_numpy(scale).bfloat16().float().numpy()
-    if form == "int4":
+    if scheme == "int4":
         q, zero = rng.integers(0, 16, (rows, columns)), rng.integers(0, 16, (rows, groups))
         codes = (q[:, 0::2] | q[:, 1::2] << 4).astype(np.uint8)
-        meant = (q - zero.repeat(32, 1)) * scale.repeat(32, 1).astype(np.float64)
-        return Int4(codes, scale, zero.astype(np.float32)), torch.from_numpy(meant)
+        dequantized = (q - zero.repeat(32, 1)) * scale.repeat(32, 1).astype(np.float64)
+        return Int4(codes, scale, zero.astype(np.float32)), torch.from_numpy(dequantized)
     codes = rng.integers(-127, 127, (rows, columns)).astype(np.int8)
-    if form == "int8":
+    if scheme == "int8":
         return Int8(codes, scale[:, 0]), torch.from_numpy(codes * scale.astype(np.float64))
-    codes[codes == -1] = 0  # not a number
+    codes[codes == -1] = 0  # NaN
     numbers = torch.from_numpy(codes).view(torch.float8_e4m3fn).double()
-    kept = Float8(codes.view(np.uint8), scale[:, 0])
-    return kept, numbers * torch.from_numpy(scale).double()
+    quantized_matrix = Float8(codes.view(np.uint8), scale[:, 0])
+    return quantized_matrix, numbers * torch.from_numpy(scale).double()
 
 
 def test_int4_is_dequantized_without_a_torch_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = [random_kept("int4", 64, 64)[0]]
-    assert quantized_weight(kept, torch.bfloat16) is not None
+    quantized_matrix = [random_quantized("int4", 64, 64)[0]]
+    assert quantized_weight(quantized_matrix, torch.bfloat16) is not None
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     grouped_cpu._row_order.cache_clear()
     try:
-        assert quantized_weight(kept, torch.bfloat16) is None
+        assert quantized_weight(quantized_matrix, torch.bfloat16) is None
     finally:
         grouped_cpu._row_order.cache_clear()
 
 
-@pytest.mark.parametrize("form", WEIGHT_ONLY)
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY)
 @pytest.mark.parametrize("rows, columns", [(64, 64), (16, 128), (200, 96), (1000, 608)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_matmul_against_fp64(form: str, rows: int, columns: int, dtype: torch.dtype) -> None:
-    """Weights, sums, and sums times their factor are each rounded once, at most.
+def test_matmul_against_fp64(scheme: str, rows: int, columns: int, dtype: torch.dtype) -> None:
+    """Weights, sums, and scaled sums are each rounded at most once.
 
     With torch's packed operator int4's zero, up to 8 factors, is rounded too.
     """
-    kept, meant = random_kept(form, rows, columns)
-    weight = quantized_weight([kept], dtype)
-    assert isinstance(weight, CLASSES[form]) and tuple(weight.shape) == (rows, columns)
+    quantized_matrix, dequantized = random_quantized(scheme, rows, columns)
+    weight = quantized_weight([quantized_matrix], dtype)
+    assert isinstance(weight, CLASSES[scheme]) and tuple(weight.shape) == (rows, columns)
     unit = HALF_ULP if dtype == torch.bfloat16 else columns * 2.0**-24
-    largest = torch.from_numpy(kept.scale).double().reshape(rows, -1)
+    largest = torch.from_numpy(quantized_matrix.scale).double().reshape(rows, -1)
     largest = largest.repeat_interleave(columns // largest.shape[1], 1)
     for n in (1, 3, 16, 17, 65, 130):
         torch.manual_seed(n)
         x = torch.randn(n, columns).to(dtype)
         x[:, 3] *= 50
-        expected = x.double() @ meant.T
-        sizes = x.double().abs() @ (meant.abs() + (8 * largest if form == "int4" else 0)).T
+        expected = x.double() @ dequantized.T
+        sizes = x.double().abs() @ (dequantized.abs() + (8 * largest if scheme == "int4" else 0)).T
         found = weight.matmul(x)
         assert found.dtype == dtype and found.shape == expected.shape
         assert ((found.double() - expected).abs() <= 3 * unit * sizes + 1e-30).all(), n
 
 
 def test_stacked_parts_and_reordered_rows() -> None:
-    for form in WEIGHT_ONLY:
-        (first, one), (second, two) = random_kept(form, 32, 64), random_kept(form, 48, 64, 1)
+    for scheme in WEIGHT_ONLY:
+        (first, one), (second, two) = (
+            random_quantized(scheme, 32, 64),
+            random_quantized(scheme, 48, 64, 1),
+        )
         weight = quantized_weight([first, second], torch.float32)
         assert weight is not None
         eye = torch.eye(64)
@@ -108,22 +110,22 @@ def test_stacked_parts_and_reordered_rows() -> None:
         index = torch.randperm(80)
         turned = weight.reordered(index)
         assert torch.equal(turned.matmul(eye).T.double(), torch.cat([one, two])[index])
-    mixed = [random_kept("int8", 32, 64)[0], random_kept("int4", 32, 64)[0]]
+    mixed = [random_quantized("int8", 32, 64)[0], random_quantized("int4", 32, 64)[0]]
     assert quantized_weight(mixed, torch.float32) is None
 
 
 def test_merged_weight_of_several_schemes() -> None:
-    made = [random_kept(form, 32 * (i + 1), 64) for i, form in enumerate(WEIGHT_ONLY)]
-    parts = [quantized_weight([kept], torch.float32) for kept, _ in made]
+    made = [random_quantized(scheme, 32 * (i + 1), 64) for i, scheme in enumerate(WEIGHT_ONLY)]
+    parts = [quantized_weight([quantized_matrix], torch.float32) for quantized_matrix, _ in made]
     plain = PlainWeight(torch.ones(7, 64))
     weight = MergedWeight([*(part for part in parts if part is not None), plain])
-    meant = torch.cat([meant for _, meant in made] + [torch.ones(7, 64).double()])
-    assert weight.shape == meant.shape == (32 + 64 + 96 + 7, 64)
-    assert torch.equal(weight.matmul(torch.eye(64)).T.double(), meant)
+    dequantized = torch.cat([dequantized for _, dequantized in made] + [torch.ones(7, 64).double()])
+    assert weight.shape == dequantized.shape == (32 + 64 + 96 + 7, 64)
+    assert torch.equal(weight.matmul(torch.eye(64)).T.double(), dequantized)
     index = torch.cat([torch.randperm(n) + at for n, at in ((32, 0), (64, 32), (96, 96), (7, 192))])
     turned = weight.reordered(index)
     assert isinstance(turned, MergedWeight)
-    assert torch.equal(turned.matmul(torch.eye(64)).T.double(), meant[index])
+    assert torch.equal(turned.matmul(torch.eye(64)).T.double(), dequantized[index])
     with pytest.raises(ValueError, match="between the parts"):
         weight.reordered(index.flip(0))
 
@@ -138,9 +140,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def quantized(plain: Path) -> dict[str, Path]:
-    for form in WEIGHT_ONLY:
-        convert(plain, plain.with_name(form), quantization=QuantizationSpec(form))
-    return {form: plain.with_name(form) for form in WEIGHT_ONLY}
+    for scheme in WEIGHT_ONLY:
+        convert(plain, plain.with_name(scheme), quantization=QuantizationSpec(scheme))
+    return {scheme: plain.with_name(scheme) for scheme in WEIGHT_ONLY}
 
 
 def matrices(bench: tiny.Bench) -> list[LinearWeight]:
@@ -148,20 +150,20 @@ def matrices(bench: tiny.Bench) -> list[LinearWeight]:
     return [m for layer in layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
 
 
-@pytest.mark.parametrize("form", WEIGHT_ONLY)
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY)
 def test_quantized_logits_equal_those_of_dequantized_weights(
-    quantized: dict[str, Path], tmp_path: Path, form: str
+    quantized: dict[str, Path], tmp_path: Path, scheme: str
 ) -> None:
-    convert(quantized[form], tmp_path / "plain", dtype="float32")
+    convert(quantized[scheme], tmp_path / "plain", dtype="float32")
     ids = tiny.random_ids(30)
-    bench = tiny.Bench(quantized[form], dtype=torch.float32)
-    assert all(isinstance(matrix, CLASSES[form]) for matrix in matrices(bench))
+    bench = tiny.Bench(quantized[scheme], dtype=torch.float32)
+    assert all(isinstance(matrix, CLASSES[scheme]) for matrix in matrices(bench))
     expected = tiny.Bench(tmp_path / "plain").last_logits(ids)
-    # In fp32 nothing is rounded but sums, in another order.
+    # In fp32 only the order of sums differs.
     torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
-    rounded = tiny.Bench(quantized[form], dtype=torch.bfloat16).last_logits(ids)
+    rounded = tiny.Bench(quantized[scheme], dtype=torch.bfloat16).last_logits(ids)
     in_bf16 = tiny.Bench(tmp_path / "plain", dtype=torch.bfloat16).last_logits(ids)
-    # As near to fp32 as plain weights in bf16 are, twice over.
+    # At most twice the error of plain bf16 weights.
     allowed = 2 * (in_bf16 - expected).abs().max() + 0.02 * expected.abs().max()
     assert (rounded - expected).abs().max() <= allowed
 
@@ -181,7 +183,7 @@ def test_excluded_layers_stay_plain_beside_quantized_ones(plain: Path, tmp_path:
     torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
 
 
-KEPT_PACKED = {
+WEIGHT_CLASSES = {
     "awq": Int4Weight,
     "compressed-w8a8": Int8Weight,
     "compressed-fp8": Float8Weight,
@@ -189,11 +191,11 @@ KEPT_PACKED = {
 }
 
 
-@pytest.mark.parametrize("form", SOURCES)
-def test_other_quantization_formats_equal_transformers(tmp_path: Path, form: str) -> None:
-    reference = quantized_model(tmp_path / "in", *SOURCES[form])
+@pytest.mark.parametrize("scheme", FORMATS)
+def test_other_quantization_formats_equal_transformers(tmp_path: Path, scheme: str) -> None:
+    reference = quantized_model(tmp_path / "in", *FORMATS[scheme])
     bench = tiny.Bench(tmp_path / "in", dtype=torch.float32)
-    wanted = KEPT_PACKED.get(form, PlainWeight)
+    wanted = WEIGHT_CLASSES.get(scheme, PlainWeight)
     assert all(isinstance(matrix, wanted) for matrix in matrices(bench))
     ids = tiny.random_ids(30)
     with torch.inference_mode():
@@ -223,35 +225,35 @@ def test_engine_generates_and_reports_quantized_bytes(quantized: dict[str, Path]
     }
     matrix = "model.layers.0.mlp.up_proj.weight"
     assert sizes[matrix] == 192 * 128 // 2 + 192 * 4 * 2 + 192 * 4 // 2 + 16
-    # Factors and zeros of a group take four bytes, half the file's 2½ bytes more.
+    # Scale and zero of a group take 4 bytes in memory and 2½ bytes in the file.
     assert engine.info.weights_bytes <= 1.25 * sum(sizes.values())
     tokens, _ = tiny.run(engine, {1: tiny.random_ids(9)}, SamplingParams(max_tokens=3))
     assert len(tokens[1]) > 0
 
 
-@pytest.mark.parametrize("form", WEIGHT_ONLY)
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY)
 def test_damaged_quantized_tensor_is_named_in_the_error(
-    quantized: dict[str, Path], tmp_path: Path, form: str
+    quantized: dict[str, Path], tmp_path: Path, scheme: str
 ) -> None:
     scale = "model.layers.1.mlp.down_proj.weight_scale"
     for change in ("missing", "infinite", "codes"):
         folder = tmp_path / change
-        shutil.copytree(quantized[form], folder)
+        shutil.copytree(quantized[scheme], folder)
         tensors = load_file(folder / "model.safetensors")
         if change == "missing":
             del tensors[scale]
         elif change == "infinite":
             tensors[scale][3] = float("nan")
-        elif form == "fp8":
+        elif scheme == "fp8":
             tensors[scale.removesuffix("_scale")].view(torch.uint8)[5, 5] = 0x7F
         else:
             continue
         save_file(tensors, folder / "model.safetensors")
         with pytest.raises(BadModelFile, match=r"layers\.1\.mlp\.down_proj\.weight"):
             tiny.Bench(folder)
-    config = json.loads((quantized[form] / "config.json").read_text())
+    config = json.loads((quantized[scheme] / "config.json").read_text())
     config["quantization_config"]["format"] = "marlin-24"
-    shutil.copytree(quantized[form], tmp_path / "unknown")
+    shutil.copytree(quantized[scheme], tmp_path / "unknown")
     (tmp_path / "unknown" / "config.json").write_text(json.dumps(config))
     with pytest.raises(BadModelFile, match="format must be one of"):
         tiny.Bench(tmp_path / "unknown")

@@ -1,4 +1,4 @@
-"""Quantized matrices for the kernels: how they are loaded, and what a GPU answers with them."""
+"""Quantized weights for the kernels: packing, loading, and answers of a GPU."""
 
 from pathlib import Path
 
@@ -73,13 +73,13 @@ def test_matrices_without_a_kernel_are_not_packed() -> None:
 
 @pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q8_0"])
 def test_packed_gguf_blocks_equal_dequantized_blocks(type_name: str) -> None:
-    """To the bit, and where minima are floats nearer than bfloat16 has them."""
+    """Exactly, or for blocks with float minima more precisely than bfloat16."""
     rng = np.random.default_rng(4)
     kind = BLOCK_TYPES[type_name]
     k = 512
     blocks = rng.integers(0, 256, (6 * k // kind.block_elements, kind.block_bytes), np.uint8)
     halves = rng.normal(0, 0.02, (len(blocks), 2)).astype(np.float16)
-    halves[3, 0] = 0  # no factor, only a minimum
+    halves[3, 0] = 0  # the scale; only a minimum remains
     factors = 1 if type_name.endswith("_0") else 2
     blocks[:, : 2 * factors] = halves[:, :factors].copy().view(np.uint8)
     expected = torch.from_numpy(dequantize(blocks, type_name).reshape(6, k))
@@ -126,7 +126,7 @@ def test_quantized_and_plain_tensors_are_streamed_together(
 
 
 def as_q4_k_m(path: Path) -> Path:
-    """A model with values, some gates and the tied head in 8 bits, all else in 4."""
+    """A model with v projections, some gates and the tied head in 8 bits, the rest in 4."""
     kinds = gguf.GGMLQuantizationType
     wide = ("blk.0.attn_v", "blk.0.ffn_gate", "ffn_down", "token_embd")
     model = tiny_llama(hidden_size=192, intermediate_size=256, tie_word_embeddings=True)
@@ -142,7 +142,7 @@ def as_q4_k_m(path: Path) -> Path:
 def test_estimated_weight_bytes_equal_loaded_bytes(
     quantized: dict[str, Path], tmp_path: Path, form: str, tp: int
 ) -> None:
-    """To the byte, also where a product's matrices are not in one form."""
+    """Exactly, also for merged weights of several schemes."""
     if form == "mixed":
         keep = ["*.0.self_attn.v_proj.weight"]
         convert(
@@ -190,7 +190,7 @@ def test_quantized_lm_head_equals_dequantized_one(
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4", "head"])
 def test_greedy_ids_on_gpu_equal_cpu(quantized: dict[str, Path], form: str) -> None:
-    """Prompts short and long, three at once: every way in which a product is made."""
+    """Three prompts, short and long: every way to compute a matmul."""
     prompts = {i: tiny.random_ids(5 + 70 * i, seed=i) for i in range(3)}
     params = SamplingParams(temperature=0, max_tokens=12)
     on_cpu, _ = tiny.run(tiny.engine(quantized[form]), prompts, params)
@@ -205,7 +205,7 @@ def test_greedy_ids_on_gpu_equal_cpu(quantized: dict[str, Path], form: str) -> N
 def test_quantized_weights_with_a_quantized_cache(
     quantized: dict[str, Path], kv_dtype: str
 ) -> None:
-    """The likelihoods of one prompt, at once and token by token, near the CPU's in fp32."""
+    """The logprobs of a prompt, prefilled at once or token by token, are near the CPU's in fp32."""
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
     prompt = tiny.random_ids(40)
     on_cpu = tiny.engine(quantized["int4"], kv_dtype=kv_dtype)
@@ -242,8 +242,8 @@ def test_quantized_experts_are_computed_without_graphs(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0"])
 def test_gguf_blocks_on_a_gpu(tmp_path: Path, type_name: str) -> None:
-    """All stays packed, the table of embeddings too."""
-    model = tiny_llama(hidden_size=192, intermediate_size=256)  # no whole 128 columns
+    """All matrices stay quantized, also the embeddings."""
+    model = tiny_llama(hidden_size=192, intermediate_size=256)  # not a multiple of 128 columns
     kind = gguf.GGMLQuantizationType[type_name]
     tiny_gguf.write(tmp_path / "m.gguf", model, quantize=kind)
     convert(tmp_path / "m.gguf", tmp_path / "out", keep_gguf_blocks=True, dtype="float32")
@@ -255,14 +255,14 @@ def test_gguf_blocks_on_a_gpu(tmp_path: Path, type_name: str) -> None:
     assert isinstance(weights.layers[0].down, GpuQuantizedWeight)
     assert "dequantized" not in engine.info.device
     _, found = tiny.logprobs(engine, prompt, params)
-    near = dict(expected[0].top)  # minima of 11 bits on a GPU
+    near = dict(expected[0].top)  # kernels have minima of 11 bits
     assert dict(found[0].top) == pytest.approx(near, abs=0.02)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("source", ["Q4_K_M", "biases"])
 def test_merged_weights_of_several_schemes_on_a_gpu(tmp_path: Path, source: str) -> None:
-    """One sequence and three, whose prompts are short and long; in the fused decode step."""
+    """One sequence, and three with short and long prompts, in the fused decode step."""
     folder = as_q4_k_m(tmp_path) if source == "Q4_K_M" else with_plain_values(tmp_path)
     params = SamplingParams(temperature=0, max_tokens=12)
     on_cpu, engine = tiny.engine(folder), tiny.engine(folder, device="cuda")
@@ -279,7 +279,7 @@ def test_merged_weights_of_several_schemes_on_a_gpu(tmp_path: Path, source: str)
 
 
 def with_plain_values(path: Path) -> Path:
-    """A model with biases whose first layer has values and gates as they were."""
+    """A model with biases whose first layer has plain v and gate projections."""
     tiny.make(
         "llama-biases", path / "in", hidden_size=128, num_attention_heads=8, intermediate_size=256
     )

@@ -1,4 +1,4 @@
-"""Checkpoints that ask for 8-bit activations: transformers with compressed-tensors is the judge."""
+"""W8A8 checkpoints against transformers with compressed-tensors."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ STATIC = {"num_bits": 8, "symmetric": True, "strategy": "tensor", "dynamic": Fal
 def made(
     folder: Path, form: str, activations: dict[str, Any] | None, scale: float = 0.0
 ) -> transformers.LlamaForCausalLM:
-    """A model in `folder` with such activations, whose factors are `scale` times 1, 2, 3 …"""
+    """Write a model with quantized activations; static scales are `scale` times 1, 2, 3 …"""
     name, kind, pack = FORMS[form]
     settings = compressed(name, num_bits=8, type=kind, strategy="channel", symmetric=True)
     group = settings["config_groups"]["group_0"]
@@ -45,7 +45,7 @@ def made(
     modules = [n.removesuffix(".weight_scale") for n in tensors if n.endswith(".weight_scale")]
     for module in modules:
         layer, part = int(module.split(".")[2]), module.split(".")[-1]
-        # What reads the same numbers has the same factor.
+        # Matrices with the same input have the same scale.
         number = (
             1
             + 4 * layer
@@ -61,7 +61,7 @@ def made(
 
 
 def reference(folder: Path) -> transformers.LlamaForCausalLM:
-    """The model as transformers and compressed-tensors have it, in fp32."""
+    """The model as transformers and compressed-tensors load it, in fp32."""
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
@@ -88,8 +88,8 @@ def test_w8a8_logits_equal_transformers(
         assert (matrix.scheme.scale is None) != static
     found = bench.logits(ids)
     effect, error = (unrounded - expected).abs(), (found - expected).abs()
-    assert effect.mean() > 0.01  # what is rounded is seen
-    # A number that the order of a sum puts into the next step moves all that follow it.
+    assert effect.mean() > 0.01  # the rounding is visible
+    # The order of a sum can round a value to its neighbor, which changes later values.
     assert error.mean() < effect.mean() / 3
     with torch.inference_mode():
         alone = model(torch.tensor(ids).unsqueeze(1)).logits[:, 0]
@@ -99,7 +99,7 @@ def test_w8a8_logits_equal_transformers(
 
 
 def test_w8a8_matmul_of_many_rows_equals_row_by_row(tmp_path: Path) -> None:
-    """Each token is rounded by itself; in fp32 only sums differ, and what they push over."""
+    """Each row is quantized by itself; in fp32 only the order of sums differs."""
     for form in FORMS:
         made(tmp_path / form, form, DYNAMIC)
         bench = tiny.Bench(tmp_path / form, dtype=torch.float32)
@@ -132,7 +132,7 @@ def test_quantize_rows_against_its_definition(form: str) -> None:
         else:
             assert (factors == torch.tensor(0.03)).all()
         ratio = (wide / factors.double()).clamp(-most - (form == "int8"), most)
-        # Half a step: of whole numbers, or of e4m3's eighths of a power of two, from 2^-6 on.
+        # Half a step: of integers, or of e4m3's eighths of a power of two, from 2^-6 on.
         half = torch.full_like(ratio, 0.5)
         if form == "fp8":
             half = 2.0 ** (ratio.abs().clamp(min=2.0**-6).log2().floor() - 4)
@@ -144,7 +144,7 @@ def test_quantize_rows_against_its_definition(form: str) -> None:
 
 
 def test_unsupported_activation_schemes_are_not_quantized(tmp_path: Path) -> None:
-    """Groups, zeros, other widths, and nothing: inputs stay as they are, as they always did."""
+    """Group scales, zero points, other widths, or no scheme at all."""
     unlike = [
         None,
         {**DYNAMIC, "symmetric": False},
@@ -161,7 +161,7 @@ def test_unsupported_activation_schemes_are_not_quantized(tmp_path: Path) -> Non
 
 
 def test_w8a8_with_dequantized_and_plain_matrices(tmp_path: Path) -> None:
-    """A form that no class keeps is decoded, its inputs rounded; one product, one rounding."""
+    """A scheme without a weight class is dequantized and its activations are still quantized."""
     for change in ("asymmetric", "plain v"):
         folder = tmp_path / change
         made(folder, "int8", DYNAMIC)
@@ -194,14 +194,14 @@ def test_w8a8_engine_generates_and_dequantized_copy_is_plain(tmp_path: Path) -> 
     engine = tiny.engine(tmp_path / "in")
     tokens, _ = tiny.run(engine, {1: tiny.random_ids(20)}, params)
     assert len(tokens[1]) > 0 and "dequantized" not in engine.info.device
-    # Written as a plain model it is one, and says no more of its inputs.
+    # The plain copy declares no activation scheme.
     convert(tmp_path / "in", tmp_path / "plain", dtype="float32")
     layer = tiny.Bench(tmp_path / "plain").decoder.weights.layers[0]
     assert isinstance(layer.down, PlainWeight)
 
 
 def test_tensor_parallel_ranks_quantize_their_own_activations(tmp_path: Path) -> None:
-    """Both have the same logits, as near to the plain model's as one rank's are."""
+    """Both ranks have the same logits, as near to the plain model's as those of one rank."""
     plain = made(tmp_path / "in", "int8", DYNAMIC)
     config, ids = Model.open(tmp_path / "in").config, tiny.random_ids(20)
     whole = tiny.Bench(tmp_path / "in").last_logits(ids)

@@ -1,4 +1,4 @@
-"""Inputs of 8 bits on a GPU: products, what a model answers, and that few and many are alike."""
+"""W8A8 on a GPU: matmuls against fp64, answers of a model, and batch invariance."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tests.support.tiny_llama import tiny_llama
 
 pytestmark = pytest.mark.gpu
 PAIRS = [("INT8", "int8"), ("FP8", "fp8"), ("INT4", "int8"), ("INT8", "fp8")]
-# Rounded once more to the result's dtype; the tensor cores' fp8 sums keep at least 13 bits.
+# Results are rounded to their dtype; fp8 sums of the tensor cores have at least 13 bits.
 TOLERANCE = 2.0**-8 + 2.0**-12
 
 
@@ -38,7 +38,7 @@ def test_w8a8_matmul_on_a_gpu_against_fp64(
     x, bias = make.normal(n, k), make.normal(rows)
     x[n // 2] *= 100
     rounding = ActivationQuantization(inputs, given)  # type: ignore[arg-type]
-    # The kernel's own codes: what is in the middle between two goes either way by a factor's end.
+    # The kernel's own values: ties may round either way, depending on the scale's last bit.
     codes, factors = torch.empty_like(x), torch.empty(n, device="cuda")
     quantize(gpu, x, codes, factors, inputs, fixed_scale=given)
     expected = (codes.double() * factors.double().unsqueeze(1)) @ meant.T
@@ -57,7 +57,7 @@ def test_w8a8_matmul_on_a_gpu_against_fp64(
 
 @pytest.mark.parametrize(("form", "inputs"), PAIRS[:2])
 def test_w8a8_of_few_and_many_rows_agree(gpu: Gpu, form: str, inputs: str) -> None:
-    """The same vector alone, among 16 and among 200: a rounding of the result apart at most."""
+    """The same row alone, among 16 and among 200: results differ by at most one rounding."""
     make = Inputs(9, torch.bfloat16)
     weight, _ = packed(make, form, 0, 1024, 4096, magnitude=0.02)
     x, kernels = make.normal(200, 4096), LinearKernels(gpu, 1024)
@@ -71,7 +71,7 @@ def test_w8a8_of_few_and_many_rows_agree(gpu: Gpu, form: str, inputs: str) -> No
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("n", [1, 5, 16])
 def test_linear_kernel_applies_row_scales(gpu: Gpu, dtype: torch.dtype, n: int) -> None:
-    """`linear` and `linear_residual`, split and not, with a factor for each vector."""
+    """`linear` and `linear_residual`, split and not, with a scale for each row."""
     make, tolerance = Inputs(n, dtype), 2e-5
     for rows, k in ((99, 640), (2048, 14336)):
         weight, meant = packed(make, "INT8", 0, rows, k, magnitude=0.02)
@@ -101,7 +101,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("form", ["w8a8-int8", "w8a8-fp8"])
 def test_w8a8_logprobs_on_gpu_are_near_cpu(models: dict[str, Path], form: str) -> None:
-    """The likelihoods of a prompt, at once and token by token, and then decoded in the graph.
+    """The logprobs of a prompt, prefilled at once and token by token, then decoded in the graph.
 
     Sums in another order push numbers over the middle between two codes, so not to the bit.
     """
@@ -121,7 +121,7 @@ def test_w8a8_logprobs_on_gpu_are_near_cpu(models: dict[str, Path], form: str) -
 
 
 def test_batched_w8a8_rows_equal_single_rows(models: dict[str, Path]) -> None:
-    """Each conversation what it says alone: nothing of a vector depends on the others."""
+    """Each sequence generates the same ids alone: rows do not depend on each other."""
     params = SamplingParams(temperature=0, max_tokens=8)
     prompts = {i: tiny.random_ids(5 + 9 * i, seed=i) for i in range(5)}
     engine = tiny.engine(models["w8a8-int8"], device="cuda", dtype="float32")
@@ -131,4 +131,4 @@ def test_batched_w8a8_rows_equal_single_rows(models: dict[str, Path]) -> None:
         engine = tiny.engine(models["w8a8-int8"], device="cuda", dtype="float32")
         alone |= tiny.run(engine, {i: prompt}, params)[0]
     same = sum(together[i] == alone[i] for i in prompts)
-    assert same >= 4  # one may be pushed over
+    assert same >= 4  # the order of sums may change one

@@ -1,4 +1,4 @@
-"""Dummy models: the published shapes, and weights with which a decoder's logits stay in bounds."""
+"""Dummy weights: shapes of published models, and logits of ordinary magnitude."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,7 +28,7 @@ NUM_TOKENS = 24
 
 
 def small(name: str, **changes: object) -> ModelConfig:
-    """Two layers of a model, of a width and vocabulary that a test can afford."""
+    """A model with two layers and a small width and vocabulary."""
     shrunk = {
         "num_hidden_layers": 2,
         "vocab_size": 2000,
@@ -100,7 +100,7 @@ def test_engine_with_quantized_dummy_weights() -> None:
 
 @torch.inference_mode()
 def logits(config: ModelConfig, weights: DecoderWeights) -> torch.Tensor:
-    """After each of some random tokens: [NUM_TOKENS, vocab_size]."""
+    """The logits after each of some random tokens: [NUM_TOKENS, vocab_size]."""
     cache = KVCache(config, 1, 32, weights.embed.dtype, CPU)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(config.vocab_size, (NUM_TOKENS,), generator=generator).tolist()
@@ -140,7 +140,7 @@ def test_dummy_logits_have_ordinary_magnitude(name: str, dtype: torch.dtype) -> 
     out = logits(config, dummy_weights(config, dtype, CPU))
     assert out.isfinite().all()
     assert 0.3 < out.std() < 10
-    # Every token has its own logits, and none is a constant.
+    # Logits differ between tokens.
     assert out.std(dim=0).min() > 0.1
 
 

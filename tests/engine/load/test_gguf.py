@@ -1,4 +1,4 @@
-"""GGUF matrices run in their own blocks on the CPU, and are decoded where they cannot."""
+"""GGUF matrices stay quantized on the CPU, and are dequantized without a weight class."""
 
 import json
 from pathlib import Path
@@ -32,13 +32,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 CPU = torch.device("cpu")
-# Bytes at which a block's half-precision factors are.
+# Offsets of a block's half-precision scales, in bytes.
 FACTORS = {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_1": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 WRITTEN = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # by the reference package
 
 
 def random_blocks(type_name: str, rows: int, columns: int) -> np.ndarray:
-    """Rows of blocks of any bits whose factors are numbers of some size, one of them zero."""
+    """Rows of random blocks with scales of ordinary size, one of them zero."""
     rng, kind = np.random.default_rng(5), BLOCK_TYPES[type_name]
     count = rows * columns // kind.block_elements
     blocks = rng.integers(0, 256, (count, kind.block_bytes), dtype=np.uint8)
@@ -51,7 +51,7 @@ def random_blocks(type_name: str, rows: int, columns: int) -> np.ndarray:
 
 @pytest.mark.parametrize("type_name", sorted(PACKABLE_TYPES))
 def test_quantized_gguf_matmul_equals_reference(type_name: str) -> None:
-    """In fp32 every number is right to the last bits of its two terms, and Q6_K to half a step.
+    """In fp32 every weight is exact to the last bits of its two terms, and Q6_K to half a step.
 
     In bf16 factor and zero are rounded: each term by 2^−9 of itself, and what comes out once more.
     The terms are up to three times as large as the group's largest number.
@@ -68,7 +68,7 @@ def test_quantized_gguf_matmul_equals_reference(type_name: str) -> None:
         ids = torch.tensor([71, 0, 64, 3, 3])
         assert ((weight.rows(ids).double() - meant[ids]).abs() <= allowed[ids]).all()
         x = torch.eye(256, dtype=dtype)
-        for n in (1, 40, 256):  # torch's operator, and decoded tiles
+        for n in (1, 40, 256):  # torch's operator, and dequantized tiles
             error = weight.matmul(x[:n]).T.double() - meant[:, :n]
             assert (error.abs() <= allowed[:, :n]).all()
 
@@ -88,7 +88,7 @@ def test_gguf_logits_equal_those_of_dequantized_weights(
     files: dict[str, Path], tmp_path: Path, type_name: str
 ) -> None:
     path = Store(tmp_path / "root", tmp_path / "cache").resolve(str(files[type_name]))
-    # Its norms are rounded to bfloat16 in the directory; its matrices are what they were.
+    # The converted model has norms rounded to bfloat16 and the same matrices.
     convert(path, tmp_path / "plain", dtype="float32")
     bench, plain = (tiny.Bench(folder) for folder in (path, tmp_path / "plain"))
     weights = bench.decoder.weights
@@ -96,7 +96,7 @@ def test_gguf_logits_equal_those_of_dequantized_weights(
     matrices = [weights.embed, weights.lm_head, *(layer.qkv for layer in weights.layers)]
     assert all(isinstance(matrix, form) for matrix in matrices)
     ids = tiny.random_ids(30)
-    # In fp32 nothing is rounded but sums, in another order; permuted rows are in their places.
+    # In fp32 only the order of sums differs.
     torch.testing.assert_close(bench.last_logits(ids), plain.last_logits(ids), rtol=1e-4, atol=1e-4)
     engine = build_engine(path, EngineConfig(device="cpu"))
     assert engine.info.dtype == "bfloat16"
@@ -107,7 +107,7 @@ def test_gguf_logits_equal_those_of_dequantized_weights(
 def test_merged_gguf_matrices_of_several_schemes_stay_quantized(
     tmp_path: Path,
 ) -> None:
-    """As in files called Q4_K_M, which have values in Q6_K, in some layers, beside Q4_K."""
+    """As in Q4_K_M files, which have v projections in Q6_K beside Q4_K in some layers."""
     kinds = gguf.GGMLQuantizationType
     mixed = {"blk.0.attn_v": kinds.Q8_0, "blk.1.ffn_gate": kinds.Q5_1, "blk.1.attn_k": kinds.F16}
     tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(), quantize=kinds.Q4_1, mixed=mixed)
@@ -141,7 +141,7 @@ def test_converting_quantized_gguf_to_plain_weights(files: dict[str, Path], tmp_
 def test_quantized_weights_are_dequantized_without_kernels(
     files: dict[str, Path], tmp_path: Path
 ) -> None:
-    """On a GPU without our kernels, also for two ranks: they have the plain model's parts."""
+    """As on a GPU without kernels, also for two ranks: the weights equal the plain model's."""
     convert(files["Q4_1"], tmp_path / "packed", keep_gguf_blocks=True)
     convert(files["Q4_1"], tmp_path / "plain")
     models = [Model.open(tmp_path / name) for name in ("packed", "plain")]
@@ -172,11 +172,11 @@ def test_quantized_weights_are_dequantized_without_kernels(
 def test_damaged_quantized_tensor_is_named_in_the_error(
     files: dict[str, Path], tmp_path: Path, type_name: str
 ) -> None:
-    """In the GGUF file, when it is converted; in the directory, when it is loaded."""
+    """In the GGUF file by `convert`, in the converted model by the loader."""
     reader = gguf.GGUFReader(files[type_name])
     tensor = next(t for t in reader.tensors if t.name == "blk.1.ffn_down.weight")
     damaged = bytearray(files[type_name].read_bytes())
-    damaged[tensor.data_offset + 1] = 0x7E  # the first factor is none
+    damaged[tensor.data_offset + 1] = 0x7E  # makes the first scale a NaN
     (tmp_path / "damaged.gguf").write_bytes(damaged)
     with pytest.raises(BadModelFile, match=r"layers\.1\.mlp\.down_proj\.weight.*not finite"):
         convert(tmp_path / "damaged.gguf", tmp_path / "out", keep_gguf_blocks=True)

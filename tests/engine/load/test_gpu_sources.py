@@ -1,4 +1,4 @@
-"""Models of every layout and every quantized form, converted, answer on a GPU as on the CPU."""
+"""Converted checkpoints of every layout and quantization format: the same ids on GPU and CPU."""
 
 from pathlib import Path
 

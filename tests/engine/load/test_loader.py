@@ -1,4 +1,4 @@
-"""Streaming weights to a device against views of the mapped files, bit by bit, on the CPU."""
+"""Streamed weights are bitwise equal to views of the mapped files, tested on the CPU."""
 
 import gc
 import os
@@ -43,12 +43,12 @@ def llama(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No test leaves a thread or an open file behind."""
-    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # a thread of the models' maker
-    gc.collect()  # what other tests have left shall not be closed meanwhile
+    """Check that no test leaves a thread or an open file behind."""
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # else tqdm starts a thread
+    gc.collect()  # garbage of other tests must not close files during the test
     threads, files = set(threading.enumerate()), num_open_files()
     yield
-    gc.collect()  # a decoder and its recorded layers know each other
+    gc.collect()  # a decoder and its traced layers form a reference cycle
     assert set(threading.enumerate()) <= threads
     assert num_open_files() <= files
 
@@ -71,7 +71,7 @@ def tensors(weights: DecoderWeights) -> dict[str, Tensor | None]:
                 found[f"{i}.{name}"] = value
         if layer.experts is not None:
             found |= {f"{i}.expert.{n}": t for n, t in enumerate(layer.experts.tensors)}
-            found |= {f"{i}.{name}": None for name in ("gate_up", "down")}  # which are empty
+            found |= {f"{i}.{name}": None for name in ("gate_up", "down")}  # empty weights
     return found
 
 
@@ -99,7 +99,7 @@ def assert_streams_as_mapped(
             assert tensor is other, name
             continue
         assert (other.shape, other.dtype) == (tensor.shape, dtype), name
-        # Experts of one tensor are views, as they lie in the file.
+        # Fused experts are transposed views.
         assert other.is_contiguous() or (".expert." in name and other.t().is_contiguous()), name
         ours_bits, bits = (t.contiguous().view(torch.uint8) for t in (other, tensor))
         assert torch.equal(ours_bits, bits), name
@@ -165,7 +165,7 @@ def test_tensors_at_odd_file_offsets(llama: Path, dtype: torch.dtype) -> None:
     ],
 )
 def test_streamed_shards_equal_mapped_shards(name: str, staging_bytes: int, tmp_path: Path) -> None:
-    """Also where a buffer holds less than a row."""
+    """Also with a buffer smaller than a row."""
     tiny.make(name, tmp_path / "whole")
     convert(tmp_path / "whole", tmp_path / "sliced", tp=2)
     for folder in (tmp_path / "whole", tmp_path / "sliced"):
@@ -178,7 +178,7 @@ def test_streamed_shards_equal_mapped_shards(name: str, staging_bytes: int, tmp_
 
 
 def test_shards_take_no_more_memory_than_their_size(llama: Path) -> None:
-    """Rows that one product reads are the file's own; the others are copied, and only they."""
+    """Adjacent rows are views of the file; only other parts are copied."""
     model = Model.open(llama)
     checkpoint, shard = model.checkpoint(), shard_of(model.config, 2, 1)
     weights = load_weights(model.config, checkpoint, torch.float32, CPU, lambda *_: None, shard)
@@ -195,11 +195,11 @@ def test_shards_take_no_more_memory_than_their_size(llama: Path) -> None:
         tensor = tiny.plain_tensor(weight)
         assert not in_file(tensor) and tensor.untyped_storage().nbytes() == tensor.nbytes
     assert layer.o.shape == (48, 24) and layer.down.shape == (48, 40)
-    assert weights.embed.shape == (48, 48)  # of 97 ids the first rank has one more
+    assert weights.embed.shape == (48, 48)  # the first rank has one of the 97 ids more
 
 
 def test_engine_with_streamed_weights_equals_mapped(llama: Path, monkeypatch) -> None:
-    # No more tokens: layers that torch has recorded keep the weights, and their file, for good.
+    # No more tokens: traced layers keep the weights and their file until the process ends.
     params = tiny.SamplingParams(temperature=0, max_tokens=8)
     expected, _ = tiny.run(tiny.engine(llama), {1: [5, 6, 7]}, params)
     monkeypatch.setattr("swiftchat.engine.generation.build.load_weights", stream_weights)
@@ -294,7 +294,7 @@ def test_run_ahead_keeps_order_and_limits_pending_jobs() -> None:
     with pytest.raises(ValueError, match="thirty"):
         for number in run_ahead([partial(job, i) for i in range(100)], 3, torch.device("cpu")):
             found.append(number)
-            assert len(begun) <= number + 4  # those that are waited for, and this one
+            assert len(begun) <= number + 4  # the pending jobs and this one
     assert found == list(range(30)) and len(begun) <= 34
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("reader")]
 

@@ -1,4 +1,4 @@
-"""Every family against transformers on the same random weights, in fp32.
+"""Every architecture against transformers on the same random weights, in fp32.
 
 Tolerance 1e-4 relative to the largest logit: fp32 sums of up to 200 products in another order.
 """
@@ -21,8 +21,8 @@ from swiftchat.weights.model.directory import Model
 from tests.support import tiny
 
 NUM_TOKENS = 24
-# Longer than the original context of the model that is stretched: below it, transformers would
-# take other angles for the same tokens.
+# Longer than the original context of the model with scaled RoPE: below it, transformers uses
+# other angles for the same tokens.
 SHORTEST = 5
 
 
@@ -71,7 +71,7 @@ def test_traced_layers_equal_untraced_ones_bitwise(family, monkeypatch: pytest.M
 
 
 def test_with_history_and_in_a_batch_equals_transformers(family) -> None:
-    """One prompt goes on from what the cache has, two are computed from their beginnings."""
+    """One prompt continues a cached prefix, two are computed from their first token."""
     folder, reference = family
     bench = tiny.Bench(folder)
     first = tiny.random_ids(NUM_TOKENS, seed=2)
@@ -109,7 +109,7 @@ def test_greedy_ids_equal_transformers(family) -> None:
     ("name", "prefix"), [("gpt2", "transformer."), ("bloom", "transformer."), ("opt", "model.")]
 )
 def test_tensor_names_without_prefix_are_accepted(name: str, prefix: str, tmp_path: Path) -> None:
-    """As in the files first published, which have masks of the attention beside."""
+    """As in early checkpoints, which also hold the attention masks."""
     reference = tiny.make(name, tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = {key.removeprefix(prefix): tensor for key, tensor in load_file(file).items()}
@@ -139,7 +139,7 @@ def test_every_architecture_has_a_test_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*tiny.FAMILIES, *tiny.REPACKED])
 def test_dummy_weights_of_every_architecture_generate(name: str, tmp_path: Path) -> None:
-    """Finite logits of about the spread that sampling is to find."""
+    """The logits are finite and have about the spread that dummy weights aim at."""
     tiny.make(name, tmp_path)
     settings = EngineConfig(device="cpu", dtype="float32", dummy=str(tmp_path / "config.json"))
     engine = build_engine(Path(), settings)
@@ -151,7 +151,7 @@ def test_dummy_weights_of_every_architecture_generate(name: str, tmp_path: Path)
 
 
 def test_bfloat16_stays_near_fp32(family) -> None:
-    """Relative error of the logits at most 10 %; up to 6 % were seen.
+    """Relative error of the logits at most 10 %; up to 6 % were measured.
 
     Some ten roundings to 8 bits a layer, with weights ten times as large as trained ones. Of
     five prompts the median counts: where two experts are nearly as good, rounding chooses.

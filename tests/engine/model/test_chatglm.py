@@ -1,6 +1,6 @@
-"""ChatGLM-6B's prompts: read in both directions, and cached only for the same prompt again.
+"""ChatGLM-6B's bidirectional prompts, which are cached only for the same prompt.
 
-Tolerance as in `test_engine_families.py`: 1e-4 of the largest logit.
+Tolerance as in `test_architectures.py`: 1e-4 of the largest logit.
 """
 
 from collections.abc import Sequence as Seq
@@ -38,7 +38,7 @@ def sequence(key: int, prompt: Seq[int]) -> Sequence:
 
 
 def test_prefix_is_prefilled_at_once_and_answer_decoded_token_by_token(model) -> None:
-    """Chunks are of 7 tokens; the prefix has 18."""
+    """The prefix has 18 tokens, more than a chunk of 7."""
     folder, reference = model
     bench = tiny.Bench(folder, chunk_tokens=7)
     ours = sequence(1, QUESTION)
@@ -110,7 +110,7 @@ def test_same_bidirectional_prompt_reuses_prefix_and_common_answer(model) -> Non
 
 
 def test_partly_evicted_bidirectional_prompt_is_recomputed_whole(model) -> None:
-    """The ends of a prompt are evicted first; its beginning is still that of the whole prompt."""
+    """Eviction starts at the end of a prompt; its first blocks stay in the cache."""
     folder, reference = model
     bench = tiny.Bench(folder, num_blocks=6, chunk_tokens=3)
     for key, prompt in ((1, QUESTION), (2, [8, 9, 10, 11, 12, GMASK, START]), (3, QUESTION)):
@@ -125,7 +125,7 @@ def test_partly_evicted_bidirectional_prompt_is_recomputed_whole(model) -> None:
 
 
 def test_batched_prompts_of_several_lengths_equal_reference(model) -> None:
-    """More than the cache holds at once: some wait, or give their blocks back and begin again."""
+    """The cache is too small for all: some wait or are preempted."""
     folder, reference = model
     prompts = {
         i: [*tiny.random_ids(5 * i, seed=i), GMASK, START, *tiny.random_ids(i, seed=9)]

@@ -69,7 +69,7 @@ def test_scattered_context_equals_contiguous_context(variant) -> None:
     ids = tiny.random_ids(NUM_TOKENS, seed=5)
     bench = tiny.Bench(folder)
     taken = [bench.allocator.allocate() for _ in range(bench.allocator.num_blocks)]
-    bench.allocator.release(taken[::2])  # every second block is free: nothing lies side by side
+    bench.allocator.release(taken[::2])  # every second block is free: no two blocks are adjacent
     bench.held = [taken[1::2]]
     assert_close(bench.last_logits(ids), tiny.Bench(folder).last_logits(ids))
 

@@ -1,6 +1,6 @@
-"""Layers recorded for one token: that they are, when they must not be, and what they compute.
+"""Layers traced for one token: when they are traced, and that results are bitwise equal.
 
-All families are in `test_engine_families`.
+`test_architectures.py` does so for every architecture.
 """
 
 from pathlib import Path
@@ -31,12 +31,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def trace_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traced_layers, "_UNTRACED_STEPS", 3)
 
 
-def record(bench: tiny.Bench) -> TracedLayers:
-    """Have the bench's layers recorded from now on."""
+def trace_layers(bench: tiny.Bench) -> TracedLayers:
+    """Replace the layers of the bench's decoder by traced ones."""
     layers = TracedLayers(bench.decoder)
     bench.decoder.compute_layers = layers
     return layers
@@ -46,7 +46,7 @@ def record(bench: tiny.Bench) -> TracedLayers:
 def test_traced_plain_weights_equal_untraced_bitwise(folder: Path, dtype: torch.dtype) -> None:
     bench = tiny.Bench(folder, dtype=dtype)
     expected = bench.logits(IDS)
-    layers = record(bench)
+    layers = trace_layers(bench)
     assert TracedLayers.supports(bench.decoder, CPU)
     assert torch.equal(bench.logits(IDS), expected)
     assert layers.is_traced
@@ -56,15 +56,15 @@ def test_traced_plain_weights_equal_untraced_bitwise(folder: Path, dtype: torch.
     not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
     reason="torch has no int4 kernel for this processor",
 )
-@pytest.mark.parametrize(("form", "keep"), [("int4", []), ("int8", []), ("int4", ["*.v_proj.*"])])
+@pytest.mark.parametrize(("scheme", "keep"), [("int4", []), ("int8", []), ("int4", ["*.v_proj.*"])])
 def test_traced_quantized_weights_equal_untraced_bitwise(
-    folder: Path, tmp_path: Path, form: str, keep: list[str]
+    folder: Path, tmp_path: Path, scheme: str, keep: list[str]
 ) -> None:
-    convert(folder, tmp_path / form, quantization=QuantizationSpec(form, keep=keep))
-    bench = tiny.Bench(tmp_path / form, dtype=torch.bfloat16)
+    convert(folder, tmp_path / scheme, quantization=QuantizationSpec(scheme, keep=keep))
+    bench = tiny.Bench(tmp_path / scheme, dtype=torch.bfloat16)
     assert isinstance(bench.decoder.weights.layers[0].qkv, MergedWeight) == bool(keep)
     expected = bench.logits(IDS)
-    layers = record(bench)
+    layers = trace_layers(bench)
     assert TracedLayers.supports(bench.decoder, CPU)
     assert torch.equal(bench.logits(IDS), expected)
     assert layers.is_traced
@@ -83,9 +83,9 @@ def test_layers_on_a_gpu_are_not_traced(folder: Path) -> None:
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 def test_batches_other_than_one_token_are_computed_untraced(folder: Path, kv_dtype: str) -> None:
-    """Prompts, several sequences, and contexts that are no view, after the layers are recorded."""
+    """Prompts, several sequences, and scattered contexts, after the layers were traced."""
     bench, other = (tiny.Bench(folder, kv_dtype=kv_dtype) for _ in range(2))
-    layers = record(bench)
+    layers = trace_layers(bench)
     found: list[dict[int, torch.Tensor]] = []
     for each in (bench, other):
         each.logits(IDS)
@@ -111,7 +111,7 @@ def test_batches_other_than_one_token_are_computed_untraced(folder: Path, kv_dty
 
 def test_short_answers_are_not_traced(folder: Path) -> None:
     bench = tiny.Bench(folder)
-    layers = record(bench)
+    layers = trace_layers(bench)
     bench.logits(IDS[:3])
     assert not layers.is_traced
     bench.logits(IDS[:1])

@@ -33,7 +33,7 @@ from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpe
 from swiftchat.weights.quantization.scheme import Int4, slice_matrix
 from tests.engine.comm import test_pipeline as stages
 from tests.engine.comm.test_communicator import assert_ranks_equal_one
-from tests.engine.linear.test_quantized import matrices, quantized_weight, random_kept
+from tests.engine.linear.test_quantized import matrices, quantized_weight, random_quantized
 from tests.engine.ranks.test_spmd import mock_gpus
 from tests.support import tiny, tiny_gguf
 from tests.support.quantized_models import FORMATS as SOURCES
@@ -86,7 +86,7 @@ def benches(folder: Path, tp: int) -> list[tiny.Bench]:
 def test_slice_of_a_quantized_matrix_equals_slice_of_its_values(
     form: str, rows: list[tuple[int, int]], columns: list[tuple[int, int]]
 ) -> None:
-    kept, meant = random_kept(form, 48, 256)
+    kept, meant = random_quantized(form, 48, 256)
     for axis, spans in ((0, rows), (1, columns)):
         part = slice_matrix(kept, axis, spans)
         assert part is not None
