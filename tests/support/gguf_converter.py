@@ -1,9 +1,9 @@
-"""What llama.cpp's converter makes of the models of every architecture: keys and tensors.
+"""The keys and tensors that llama.cpp's converter writes for every architecture.
 
-The classes meant are those of `conversion/*.py` there (`convert_hf_to_gguf.py` in versions before
-2026). llama.cpp itself (llama-cpp-python 0.3.36) has read the files once: its logits and
-transformers' were at most 3e-6 of the largest apart, 6e-4 where it looks GELU up in half
-precision. Only Phi-3's window made more difference: it does not compute that one.
+The docstrings name its classes in `conversion/*.py` (`convert_hf_to_gguf.py` before 2026).
+llama.cpp (llama-cpp-python 0.3.36) has read these files once: its logits differed from those of
+transformers by at most 3e-6 of the largest, or 6e-4 where it uses a half-precision GELU table.
+Only Phi-3 differed more, because llama.cpp ignores its window.
 """
 
 import re
@@ -22,8 +22,8 @@ def _rope(config: Fields) -> Fields:
     return config.get("rope_parameters") or {}
 
 
-def _usual(config: Fields) -> Fields:
-    """TextModel.set_gguf_parameters: keys for whatever of these `config.json` has."""
+def _common_keys(config: Fields) -> Fields:
+    """TextModel.set_gguf_parameters: the keys of the fields that `config.json` has."""
     keys = {
         "block_count": ("num_hidden_layers",),
         "context_length": ("max_position_embeddings",),
@@ -48,7 +48,7 @@ def _usual(config: Fields) -> Fields:
 
 
 def rope_scaling(config: Fields) -> Fields:
-    """TextModel.set_gguf_parameters writes linear and yarn, Phi3MiniModel what is longrope's."""
+    """TextModel.set_gguf_parameters for linear and yarn, Phi3MiniModel for longrope."""
     rope = _rope(config).get("full_attention", _rope(config))
     kind = rope.get("rope_type")
     if kind not in ("linear", "yarn"):
@@ -84,30 +84,30 @@ def _as_they_are(config: Fields, tensors: Fields) -> Tensors:
 
 
 def _permuted(rows: np.ndarray, heads: int) -> np.ndarray:
-    """LlamaModel.permute: halves of a head become neighbors."""
+    """LlamaModel.permute: element j of each half of a head become neighbors."""
     split = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _llama_keys(config: Fields) -> Fields:
     """LlamaModel.set_gguf_parameters; the same for Mistral and Mixtral."""
-    return {**_usual(config), "rope.dimension_count": _head_dim(config)}
+    return {**_common_keys(config), "rope.dimension_count": _head_dim(config)}
 
 
 def _llama(config: Fields, tensors: Fields) -> Tensors:
-    """LlamaModel.modify_tensors: queries and keys permuted, experts stacked."""
+    """LlamaModel.modify_tensors: permutes queries and keys, merges experts."""
     for name, array in _experts(tensors, "block_sparse_moe.experts", ("w1", "w2", "w3")):
         if re.search(r"q_proj\.(weight|bias)$", name):
             array = _permuted(array, config["num_attention_heads"])
         if re.search(r"k_proj\.(weight|bias)$", name):
             array = _permuted(array, config["num_key_value_heads"])
-        # The map of names has stacked experts under another one.
+        # The name map has merged experts under another name.
         place = re.fullmatch(r"model\.(layers\.\d+)\.block_sparse_moe\.experts(.*)", name)
         yield f"{place[1]}.feed_forward.experts{place[2]}" if place else name, array
 
 
 def _experts(tensors: Fields, place: str, kinds: tuple[str, ...]) -> Tensors:
-    """One tensor for each matrix, the experts its first dimension."""
+    """Merge the experts into one tensor for each matrix, with the expert as first dimension."""
     for name, array in tensors.items():
         if place not in name:
             yield name, array
@@ -121,19 +121,19 @@ def _experts(tensors: Fields, place: str, kinds: tuple[str, ...]) -> Tensors:
 
 def _qwen3moe_keys(config: Fields) -> Fields:
     """Qwen2MoeModel.set_gguf_parameters."""
-    return {**_usual(config), "expert_feed_forward_length": config["moe_intermediate_size"]}
+    return {**_common_keys(config), "expert_feed_forward_length": config["moe_intermediate_size"]}
 
 
 def _qwen3moe(config: Fields, tensors: Fields) -> Tensors:
-    """Qwen2MoeModel.modify_tensors: experts stacked."""
+    """Qwen2MoeModel.modify_tensors: merges experts."""
     return _experts(tensors, "mlp.experts", ("gate_proj", "up_proj", "down_proj"))
 
 
 def _phi3_keys(config: Fields) -> Fields:
-    """Phi3MiniModel.set_gguf_parameters: no head size, a window of zero where there is none."""
+    """Phi3MiniModel.set_gguf_parameters: no head size, a window of 0 for none."""
     original = config["original_max_position_embeddings"]
     keys = {
-        **_usual(config),
+        **_common_keys(config),
         "rope.dimension_count": _rotated(config),
         "rope.scaling.original_context_length": original,
         "attention.sliding_window": config.get("sliding_window") or 0,
@@ -151,11 +151,11 @@ def _phi3_keys(config: Fields) -> Fields:
 
 def _internlm2_keys(config: Fields) -> Fields:
     """InternLM2Model.set_gguf_parameters: neither head size nor rotated dimensions."""
-    return {**_usual(config), "rope.freq_base": config.get("rope_theta", 10000.0)}
+    return {**_common_keys(config), "rope.freq_base": config.get("rope_theta", 10000.0)}
 
 
 def _internlm2(config: Fields, tensors: Fields) -> Tensors:
-    """InternLM2Model.modify_tensors: wqkv taken apart, queries and keys permuted as Llama's."""
+    """InternLM2Model.modify_tensors: splits wqkv, permutes queries and keys like Llama's."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     for name, array in tensors.items():
         if "attention.wqkv" not in name:
@@ -172,14 +172,14 @@ def _internlm2(config: Fields, tensors: Fields) -> Tensors:
 def _stablelm_keys(config: Fields) -> Fields:
     """StableLMModel.set_gguf_parameters."""
     return {
-        **_usual(config),
+        **_common_keys(config),
         "rope.dimension_count": _rotated(config, 0.25),
         "use_parallel_residual": config["use_parallel_residual"],
     }
 
 
 def _chatglm_keys(config: Fields) -> Fields:
-    """ChatGLMModel.set_gguf_parameters: half of a head is rotated; reads either's config."""
+    """ChatGLMModel.set_gguf_parameters: half of a head is rotated; reads both kinds of config."""
     heads = config["num_attention_heads"]
     return {
         "context_length": config.get("seq_length", config.get("max_position_embeddings")),
@@ -200,7 +200,7 @@ def _chatglm_keys(config: Fields) -> Fields:
 
 
 def _chatglm(config: Fields, tensors: Fields) -> Tensors:
-    """ChatGLMModel.modify_tensors: nothing but names; fused tensors stay fused."""
+    """ChatGLMModel.modify_tensors: changes names only; merged tensors stay merged."""
     for name, array in tensors.items():
         if not name.endswith("rotary_pos_emb.inv_freq"):
             yield name.removeprefix("transformer."), array
@@ -208,16 +208,16 @@ def _chatglm(config: Fields, tensors: Fields) -> Tensors:
 
 def _glm4_keys(config: Fields) -> Fields:
     """Glm4Model.set_gguf_parameters."""
-    return {**_usual(config), "rope.dimension_count": _rotated(config, 0.5)}
+    return {**_common_keys(config), "rope.dimension_count": _rotated(config, 0.5)}
 
 
 def _gemma_keys(config: Fields) -> Fields:
     """GemmaModel.set_gguf_parameters: no frequency base."""
-    return {**_usual(config), "rope.freq_base": None}
+    return {**_common_keys(config), "rope.freq_base": None}
 
 
 def _gemma2_keys(config: Fields) -> Fields:
-    """Gemma2Model.set_gguf_parameters: nothing of what scores are divided by."""
+    """Gemma2Model.set_gguf_parameters: no attention scale."""
     names = ("attn_logit_softcapping", "final_logit_softcapping")
     return {
         **_gemma_keys(config),
@@ -227,23 +227,23 @@ def _gemma2_keys(config: Fields) -> Fields:
 
 
 def _gemma3_keys(config: Fields) -> Fields:
-    """Gemma3Model.set_gguf_parameters; which layers have windows is not among it."""
+    """Gemma3Model.set_gguf_parameters: no layer types."""
     return {
-        **_usual(config),
+        **_common_keys(config),
         "final_logit_softcapping": config.get("final_logit_softcapping"),
         "attention.sliding_window": config["sliding_window"],
     }
 
 
 def _gemma(config: Fields, tensors: Fields) -> Tensors:
-    """GemmaModel.modify_tensors: no output matrix, norms with the one that is added to them."""
+    """GemmaModel.modify_tensors: no output matrix, norms with 1 added."""
     for name, array in tensors.items():
         if name != "lm_head.weight":
             yield name, array + np.float32(1) if name.endswith("norm.weight") else array
 
 
 def _gpt2_keys(config: Fields) -> Fields:
-    """GPT2Model.set_gguf_parameters: the FFN is four times as wide as the model."""
+    """GPT2Model.set_gguf_parameters: the MLP is four times as wide as the model."""
     return {
         "block_count": config["n_layer"],
         "context_length": config["n_positions"],
@@ -255,7 +255,7 @@ def _gpt2_keys(config: Fields) -> Fields:
 
 
 def _gpt2(config: Fields, tensors: Fields) -> Tensors:
-    """GPT2Model.modify_tensors: Conv1D's matrices transposed, masks left out."""
+    """GPT2Model.modify_tensors: transposes Conv1D matrices, omits masks."""
     for name, array in tensors.items():
         transposed = re.search(r"\.c_(attn|proj|fc)\.weight$", name)
         if not name.endswith((".attn.bias", ".attn.masked_bias")):
@@ -266,7 +266,7 @@ def _gptneox_keys(config: Fields) -> Fields:
     """GPTNeoXModel.set_gguf_parameters: no frequency base, no count of key heads."""
     share = _rope(config).get("partial_rotary_factor", config.get("rotary_pct"))
     return {
-        **_usual(config),
+        **_common_keys(config),
         "attention.head_count_kv": None,
         "rope.freq_base": None,
         "rope.dimension_count": int(share * _head_dim(config)),
@@ -275,7 +275,7 @@ def _gptneox_keys(config: Fields) -> Fields:
 
 
 def _by_kind(config: Fields, tensors: Fields) -> Tensors:
-    """GPTNeoXModel and BloomModel.modify_tensors: first all queries, then all keys, all values."""
+    """GPTNeoXModel and BloomModel.modify_tensors: all queries, all keys, all values."""
     heads = config.get("num_attention_heads") or config["n_head"]
     for name, array in tensors.items():
         if "query_key_value" in name:
@@ -285,10 +285,10 @@ def _by_kind(config: Fields, tensors: Fields) -> Tensors:
 
 
 def _phi2_keys(config: Fields) -> Fields:
-    """Phi2Model.set_gguf_parameters: as if the FFN were four times as wide, which Phi-2's is."""
+    """Phi2Model.set_gguf_parameters: assumes an MLP four times as wide, as Phi-2's is."""
     heads = config["num_attention_heads"]
     return {
-        **_usual(config),
+        **_common_keys(config),
         "rope.freq_base": None,
         "rope.dimension_count": _rotated(config, 0.5),
         "attention.head_count_kv": config.get("num_key_value_heads") or heads,
@@ -297,7 +297,7 @@ def _phi2_keys(config: Fields) -> Fields:
 
 
 def _bloom_keys(config: Fields) -> Fields:
-    """BloomModel.set_gguf_parameters: in place of an absent context length, the width."""
+    """BloomModel.set_gguf_parameters: the hidden size replaces an absent context length."""
     return {
         "context_length": config.get("seq_length", config["hidden_size"]),
         "embedding_length": config["hidden_size"],
@@ -316,7 +316,7 @@ def _bloom(config: Fields, tensors: Fields) -> Tensors:
 
 
 def _falcon_keys(config: Fields) -> Fields:
-    """FalconModel.set_gguf_parameters: always this context, which `config.json` lacked."""
+    """FalconModel.set_gguf_parameters: a fixed context, because `config.json` had none."""
     return {
         "context_length": 2048,
         "embedding_length": config["hidden_size"],
@@ -329,13 +329,13 @@ def _falcon_keys(config: Fields) -> Fields:
 
 
 def _falcon_kv_heads(config: Fields) -> int:
-    # Of the first models' config.json, which have no num_kv_heads, the converter makes 1;
-    # transformers writes it there, and means nothing by it.
+    # For the first models, whose config.json had no num_kv_heads, the converter writes 1. Now
+    # transformers writes the field, but ignores it without `new_decoder_architecture`.
     return config["num_kv_heads"] if config["new_decoder_architecture"] else 1
 
 
 def _falcon(config: Fields, tensors: Fields) -> Tensors:
-    """FalconModel.modify_tensors: groups taken apart; 40B's two norms are a matter of names."""
+    """FalconModel.modify_tensors: splits the groups; the norms of 40B only change their names."""
     for name, array in tensors.items():
         if "query_key_value" in name:
             rest = array.shape[1:]
@@ -346,15 +346,15 @@ def _falcon(config: Fields, tensors: Fields) -> Tensors:
         yield name, array
 
 
-# By `general.architecture`: the keys, and the tensors.
+# The functions for keys and for tensors by `general.architecture`.
 ARCHS: dict[str, tuple[Callable[[Fields], Fields], Callable[[Fields, Fields], Tensors]]] = {
     "llama": (_llama_keys, _llama),
-    "qwen2": (_usual, _as_they_are),
-    "qwen3": (_usual, _as_they_are),
+    "qwen2": (_common_keys, _as_they_are),
+    "qwen3": (_common_keys, _as_they_are),
     "qwen3moe": (_qwen3moe_keys, _qwen3moe),
     "smollm3": (_llama_keys, _llama),  # SmolLM3Model is a LlamaModel
     "phi3": (_phi3_keys, _as_they_are),
-    "olmo2": (_usual, _as_they_are),
+    "olmo2": (_common_keys, _as_they_are),
     "internlm2": (_internlm2_keys, _internlm2),
     "stablelm": (_stablelm_keys, _as_they_are),
     "chatglm": (_chatglm_keys, _chatglm),
@@ -365,7 +365,7 @@ ARCHS: dict[str, tuple[Callable[[Fields], Fields], Callable[[Fields, Fields], Te
     "gpt2": (_gpt2_keys, _gpt2),
     "gptneox": (_gptneox_keys, _by_kind),
     "phi2": (_phi2_keys, _as_they_are),
-    "starcoder2": (_usual, _as_they_are),
+    "starcoder2": (_common_keys, _as_they_are),
     "bloom": (_bloom_keys, _bloom),
     "falcon": (_falcon_keys, _falcon),
 }

@@ -1,7 +1,7 @@
 """Tiny GGUF files of every architecture, written as llama.cpp's converter writes them.
 
-Names of tensors and of keys come from llama.cpp's own `gguf` package, what its converter does to
-numbers and which keys it writes from `gguf_converter`.
+The names of tensors and keys come from llama.cpp's `gguf` package, the values from
+`gguf_converter`.
 """
 
 import json
@@ -27,8 +27,8 @@ VOCABULARY: Fields = {
     "tokenizer.ggml.padding_token_id": 0,
 }
 
-# What a name stands for: model of `tiny`, architecture, and what its config.json says instead,
-# because a GGUF file does not say what it said.
+# For each case: the model in `tiny`, the architecture, and changes to its config.json for fields
+# that a GGUF file cannot represent.
 _HEAD = {"query_pre_attn_scalar": 8}
 _NO_FACTOR = {
     "rope_type": "longrope",
@@ -76,13 +76,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "falcon-40b": ("falcon-40b", "falcon", {"max_position_embeddings": 2048}),
     "falcon-11b": ("falcon-11b", "falcon", {"max_position_embeddings": 2048}),
 }
-# Keys that llama.cpp's loader reads and its converter does not write.
+# Keys that llama.cpp's loader reads but its converter does not write.
 _THIRD = {"attention.sliding_window_pattern": 3}
 _MORE_KEYS = {"gemma3": _THIRD, "gemma3-stretched": _THIRD}
 
 
 def made(name: str, folder: Path) -> transformers.PreTrainedModel:
-    """The model of a case, saved in `folder`."""
+    """Save the model of a case in `folder` and return it."""
     variant, _, changes = CASES[name]
     reference = tiny.make(variant, folder)
     if not changes:
@@ -115,9 +115,9 @@ def write(
 ) -> None:
     """Write the model of the Hugging Face directory `folder`.
 
-    `metadata` replaces (None: removes) keys, without their architecture; `tensors` replaces
-    tensors by their GGUF names, `without` leaves some out. Matrices become `raw_type`, where
-    their rows are whole blocks of it; F16 where not.
+    `metadata` replaces (None: removes) keys, given without the architecture; `tensors` replaces
+    tensors by their GGUF names, `without` omits some. Matrices become `raw_type` if their rows
+    are whole blocks of it, otherwise F16.
     """
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, arch)
@@ -133,7 +133,7 @@ def write(
     for file in sorted(folder.glob("*.safetensors")):
         for name, array in change(config, load_file(file)):
             translated = names.get_name(name, try_suffixes=(".weight", ".bias"))
-            assert translated, f"llama.cpp does not know {name}"
+            assert translated, f"{name} is not a tensor name in llama.cpp"
             found[translated] = array
     for name, array in (found | extra_tensors(config) | (tensors or {})).items():
         if name not in without:
@@ -147,8 +147,8 @@ def write(
 def _add_tensor(
     writer: gguf.GGUFWriter, name: str, array: np.ndarray, raw_type: gguf.GGMLQuantizationType
 ) -> None:
-    # TextModel.prepare_tensors: vectors and norms stay F32, whatever the matrices become; what
-    # does not fill whole blocks becomes F16.
+    # TextModel.prepare_tensors: vectors and norms stay F32; matrices that do not fill whole blocks
+    # become F16.
     if array.ndim == 1 or raw_type == gguf.GGMLQuantizationType.F32:
         writer.add_tensor(name, array.astype(np.float32))
     elif array.shape[-1] % gguf.GGML_QUANT_SIZES[raw_type][0]:

@@ -1,4 +1,4 @@
-"""A GPT-2 of transformers written in Megatron-LM's layout, from its description."""
+"""A writer of GPT-2 models in Megatron-LM's checkpoint layout."""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,7 @@ State = dict[str, torch.Tensor]
 
 
 def tiny_gpt2(**changes: Any) -> transformers.GPT2LMHeadModel:
-    """Every size divides by 4, for as many parts."""
+    """Return a random GPT-2 whose sizes are divisible by 4 ranks."""
     sizes = {
         "vocab_size": 104,
         "n_embd": 64,
@@ -60,9 +60,9 @@ def write_megatron_gpt2(
     padded_vocab: int | None = None,
     args: dict[str, Any] | None = None,
 ) -> None:
-    """`mp_rank_TT[_PPP]` as checkpoint `version` (None: not said, which stands for 0) has them."""
+    """Write the folders `mp_rank_TT[_PPP]` of checkpoint `version`; None: absent, meaning 0."""
     config = model.config
-    said = argparse.Namespace(
+    arguments = argparse.Namespace(
         num_layers=config.n_layer,
         hidden_size=config.n_embd,
         num_attention_heads=config.n_head,
@@ -75,11 +75,17 @@ def write_megatron_gpt2(
         position_embedding_type="learned_absolute",
         untie_embeddings_and_output_weights=not config.tie_word_embeddings,
     )
-    vars(said).update(args or {})
+    vars(arguments).update(args or {})
     for stage in range(pp):
         for rank in range(tp):
-            part = _Part(model, rank, tp, version or 0, padded_vocab or config.vocab_size)
-            content = {"args": said, "iteration": 10, "model": part.stage(stage, pp, core)}
+            rank_state = _RankState(
+                model, rank, tp, version or 0, padded_vocab or config.vocab_size
+            )
+            content = {
+                "args": arguments,
+                "iteration": 10,
+                "model": rank_state.stage(stage, pp, core),
+            }
             if version is not None:
                 content["checkpoint_version"] = version
             name = f"mp_rank_{rank:02}" + (f"_{stage:03}" if pp > 1 else "")
@@ -87,8 +93,8 @@ def write_megatron_gpt2(
             torch.save(content, folder / name / "model_optim_rng.pt")
 
 
-class _Part:
-    """What one tensor-parallel rank has."""
+class _RankState:
+    """The state of one tensor-parallel rank."""
 
     def __init__(
         self,
@@ -120,24 +126,24 @@ class _Part:
             if not self._config.tie_word_embeddings:
                 output = {"output_layer": {"weight": self._vocab("lm_head.weight")}}
         if core:
-            # Transformer Engine leaves such a thing beside every one of its tensors.
+            # Transformer Engine adds such an entry for each of its layers.
             layers["layers.0.mlp.linear_fc1._extra_state"] = torch.ones(3, dtype=torch.uint8)
             return {"decoder": layers, "embedding": embedding, **output}
         return {"language_model": {"transformer": layers, "embedding": embedding, **output}}
 
-    def _mine(self, whole: torch.Tensor, axis: int = 0) -> torch.Tensor:
+    def _shard_of(self, whole: torch.Tensor, axis: int = 0) -> torch.Tensor:
         return whole.chunk(self._tp, axis)[self._rank].clone()
 
     def _vocab(self, name: str) -> torch.Tensor:
         rows = self._state[name]
         padding = torch.full((self._padded_vocab - len(rows), rows.shape[1]), 7.0)
-        return self._mine(torch.cat([rows, padding]))
+        return self._shard_of(torch.cat([rows, padding]))
 
     def _layer(self, local: int, layer: int, names: dict[str, str]) -> State:
         found = {}
         there = f"transformer.h.{layer}."
         for kind in ("weight", "bias"):
-            theirs = {
+            transposed = {
                 name: self._state[f"{there}{full}.{kind}"].t().contiguous()
                 for name, full in {
                     "qkv": "attn.c_attn",
@@ -146,19 +152,21 @@ class _Part:
                     "fc2": "mlp.c_proj",
                 }.items()
             }
-            cut = {"qkv": self._qkv(theirs["qkv"]), "fc1": self._mine(theirs["fc1"])}
+            cut = {"qkv": self._qkv(transposed["qkv"]), "fc1": self._shard_of(transposed["fc1"])}
             for name in ("o", "fc2"):
-                cut[name] = self._mine(theirs[name], 1) if kind == "weight" else theirs[name]
+                cut[name] = (
+                    self._shard_of(transposed[name], 1) if kind == "weight" else transposed[name]
+                )
             found |= {f"{names[name]}.{kind}": tensor for name, tensor in cut.items()}
             for name, full in (("n1", "ln_1"), ("n2", "ln_2")):
                 found[f"{names[name]}{kind}"] = self._state[f"{there}{full}.{kind}"]
         return {f"layers.{local}.{name}": tensor for name, tensor in found.items()}
 
     def _qkv(self, whole: torch.Tensor) -> torch.Tensor:
-        """[3, heads, head size, …] cut by heads, in the version's order of the first three."""
-        mine = self._mine(whole.unflatten(0, (3, self._config.n_head, -1)), 1)
+        """Divide [3, heads, head size, …] by heads; their order depends on the version."""
+        shard = self._shard_of(whole.unflatten(0, (3, self._config.n_head, -1)), 1)
         if self._version == 1:
-            mine = mine.permute(1, 2, 0, *range(3, mine.ndim))
+            shard = shard.permute(1, 2, 0, *range(3, shard.ndim))
         elif self._version >= 2:
-            mine = mine.transpose(0, 1)
-        return mine.flatten(0, 2).contiguous()
+            shard = shard.transpose(0, 1)
+        return shard.flatten(0, 2).contiguous()

@@ -1,4 +1,4 @@
-"""The layouts in which the tests write one Llama and one GPT-2, and how."""
+"""The file layouts in which tests write one Llama and one GPT-2."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +10,7 @@ import transformers
 from tests.support import layouts, tensorflow_files, tiny_gguf
 from tests.support.gpt2_layouts import write_megatron_gpt2
 
-# Writes a model below a folder that is not there yet; returns what `convert` is given.
+# Writes a model to a new folder and returns the path for `convert`.
 Write = Callable[[Path, Any], Path]
 
 

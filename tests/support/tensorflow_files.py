@@ -1,4 +1,4 @@
-"""TensorFlow's checkpoints, written from the descriptions of LevelDB's tables and its messages."""
+"""A writer of TensorFlow checkpoints, after the descriptions of LevelDB tables and protobuf."""
 
 import json
 import struct
@@ -13,11 +13,11 @@ DTYPES = {torch.float32: 1, torch.float64: 2, torch.int32: 3, torch.bfloat16: 14
 
 
 def varint(number: int) -> bytes:
-    digits = bytearray()
+    encoded = bytearray()
     while number >= 0x80:
-        digits.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes([*digits, number])
+    return bytes([*encoded, number])
 
 
 def field(number: int, value: int | bytes) -> bytes:
@@ -37,7 +37,7 @@ def header(files: int, big_endian: bool = False) -> bytes:
 
 
 def crc32c(content: bytes) -> int:
-    """Bit by bit, as RFC 3720 defines it."""
+    """Return the CRC-32C of RFC 3720, computed bit by bit."""
     crc = 0xFFFFFFFF
     for byte in content:
         crc ^= byte
@@ -47,7 +47,7 @@ def crc32c(content: bytes) -> int:
 
 
 def block(pairs: Mapping[bytes, bytes], interval: int = 16) -> bytes:
-    """Every `interval`-th key stands whole, the others leave out what is that of the one before."""
+    """Return a block; every `interval`-th key is complete, others omit the shared prefix."""
     content, restarts, before = b"", [], b""
     for number, (key, value) in enumerate(pairs.items()):
         if number % interval == 0:
@@ -63,15 +63,15 @@ def block(pairs: Mapping[bytes, bytes], interval: int = 16) -> bytes:
     return content + struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts))
 
 
-def behind(content: bytes, kind: int = 0) -> bytes:
-    """A block with its trailer."""
+def with_trailer(content: bytes, kind: int = 0) -> bytes:
+    """Return a block with its trailer."""
     crc = crc32c(content + bytes([kind]))
     masked = ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8) & 0xFFFFFFFF
     return content + struct.pack("<BI", kind, masked)
 
 
 def table(pairs: Mapping[bytes, bytes], per_block: int = 40, kind: int = 0) -> bytes:
-    """A whole table; its blocks have `per_block` entries."""
+    """Return a table whose blocks have `per_block` entries."""
     content, places = b"", {}
     items = sorted(pairs.items())
     for start in range(0, len(items), per_block):
@@ -79,16 +79,16 @@ def table(pairs: Mapping[bytes, bytes], per_block: int = 40, kind: int = 0) -> b
         places[items[min(start + per_block, len(items)) - 1][0]] = varint(len(content)) + varint(
             len(part)
         )
-        content += behind(part, kind)
+        content += with_trailer(part, kind)
     ends = b""
     for part in (block({}), block(places, 1)):
         ends += varint(len(content)) + varint(len(part))
-        content += behind(part)
+        content += with_trailer(part)
     return content + ends.ljust(40, b"\0") + bytes.fromhex("57fb808b247547db")
 
 
 def write_bundle(prefix: Path, tensors: Mapping[str, torch.Tensor], files: int = 1) -> None:
-    """`PREFIX.index` and as many data files."""
+    """Write `PREFIX.index` and `files` data files."""
     data = [b""] * files
     pairs = {b"": header(files)}
     for number, (name, tensor) in enumerate(sorted(tensors.items())):
@@ -109,9 +109,9 @@ def write_openai_gpt2(
     files: int = 1,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """What OpenAI published of a GPT-2; `settings` changes or (None) removes hyperparameters."""
+    """Write a GPT-2 as OpenAI published it; `settings` replaces (None: removes) hyperparameters."""
     config = model.config
-    said = {
+    hparams = {
         "n_vocab": config.vocab_size,
         "n_ctx": config.n_positions,
         "n_embd": config.n_embd,
@@ -119,9 +119,9 @@ def write_openai_gpt2(
         "n_layer": config.n_layer,
         **(settings or {}),
     }
-    said = {name: value for name, value in said.items() if value is not None}
+    hparams = {name: value for name, value in hparams.items() if value is not None}
     folder.mkdir(parents=True)
-    (folder / "hparams.json").write_text(json.dumps(said))
+    (folder / "hparams.json").write_text(json.dumps(hparams))
     lines = ['model_checkpoint_path: "model.ckpt"', 'all_model_checkpoint_paths: "model.ckpt"']
     (folder / "checkpoint").write_text("\n".join(lines) + "\n")
     tensors = {}

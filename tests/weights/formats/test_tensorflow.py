@@ -112,10 +112,12 @@ def place(begin: int, nbytes: int) -> bytes:
 
 def around(*blocks: bytes, places: dict[bytes, bytes] | None = None) -> bytes:
     """Return a table of these blocks; its index has `places`, or the first block only."""
-    content = b"".join(map(tf.behind, blocks))
+    content = b"".join(map(tf.with_trailer, blocks))
     index = tf.block({b"z": place(0, len(blocks[0]))} if places is None else places, 1)
     ends = place(0, 0) + place(len(content), len(index))
-    return content + tf.behind(index) + ends.ljust(40, b"\0") + bytes.fromhex("57fb808b247547db")
+    return (
+        content + tf.with_trailer(index) + ends.ljust(40, b"\0") + bytes.fromhex("57fb808b247547db")
+    )
 
 
 def _flipped(content: bytes) -> bytes:
