@@ -9,7 +9,7 @@
     stream = tokenizer.stream()             # takes ids one at a time, gives whole characters
     tokenizer.vocab_size, tokenizer.special_tokens
 
-Which algorithm, and whose ids they are, depends on the file; n is the length of the text.
+The file decides which algorithm is used and whose ids it gives; n is the length of the text:
 
 | kind | files | ids of | algorithm |
 |---|---|---|---|
@@ -20,30 +20,26 @@ Which algorithm, and whose ids they are, depends on the file; n is the length of
 | SentencePiece Unigram | `tokenizer.model` | `sentencepiece` | Viterbi, O(n · longest piece) |
 | | `tokenizer.json` | `tokenizers` | the same |
 
-**Exact BPE** gives the ids of merging by rank. Words of up to 32 symbols are merged. Longer ones
-are encoded without merging, by longest match over a trie of the vocabulary with a check that
-neighboring tokens are compatible, and backtracking: O(n · longest token) whatever the text says,
-each pair of neighbors merged once and remembered. `bpe.py` has the reasons; the idea is that of
-the Rust crate `bpe` (rust-gems). The rank of a pair is the place of the merge, the rank of what it
-makes in tiktoken's files, or minus its score in SentencePiece's.
+**Exact BPE** gives the ids of merging by rank. Words of up to 32 symbols are merged. Longer words
+are encoded by longest match over a trie of the vocabulary, with a check that neighboring tokens are
+compatible, and backtracking: O(n · longest token) for any text (`core/bpe.py`; the idea is from the
+Rust crate `bpe`). The rank of a pair is the index of the merge, the rank of the result in tiktoken's
+files, or the negative score of the result in SentencePiece's.
 
-**Words** are what the split pattern leaves, run by `regex` under a time limit. Those already seen
-come from a bounded cache. **Added tokens** are cut out first, leftmost and longest first, in one
-pass. A vocabulary of 128,000 tokens loads in a quarter of a second, most of which is parsing JSON;
-nodes of the trie are made when a text first reaches them.
+**Words** are the matches of the split pattern, run by `regex` under a time limit; known words come
+from a bounded cache. **Added tokens** are matched first, leftmost and longest, in one pass. A
+vocabulary of 128,000 tokens loads in 0.25 s, most of it JSON parsing; trie nodes are made on demand.
 
-The two libraries for SentencePiece differ now and then for what was one vocabulary: merges cannot
-say that scores are equal, sums are rounded otherwise, rules of normalization are looked up
-otherwise. All ids depend on the version of Unicode for characters that are newer than a library:
-`regex` here is usually ahead of the others.
+The two libraries for SentencePiece differ in rare cases: merges cannot express equal scores, sums
+are rounded differently, and normalization rules are matched differently. For characters newer than
+a library's Unicode tables, ids depend on that version; `regex` here is usually newer than others.
 
-A GGUF file is read by `swiftchat.weights`, which this package does not import:
+GGUF files are read by `swiftchat.weights`, which this package does not import:
 `Tokenizer.from_files(tokenizer_files(GgufFile.open(path).metadata))`.
 
-Text that somebody wrote never becomes a control token: `encode` knows none, and a chat
-template's own are told from those in messages, tools and other variables by where they come
-from (`provenance.py`). Files are not believed: `swiftchat.errors.BadModelFile` names the field that
-is wrong.
+Untrusted text never becomes a control token: `encode` recognizes none, and `template/provenance.py`
+separates a template's own text from messages, tools and other variables. Invalid files raise
+`swiftchat.errors.BadModelFile`, which names the wrong field.
 """
 
 from swiftchat.tokenizer.core.stop_strings import StopMatcher

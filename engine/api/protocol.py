@@ -144,9 +144,7 @@ class Tokens:
             "type": "tokens",
             "id": generation_id,
             "ids": self.ids,
-            "likelihoods": [
-                {"logprob": one.logprob, "likeliest": one.top} for one in self.logprobs
-            ],
+            "likelihoods": [{"logprob": one.logprob, "top": one.top} for one in self.logprobs],
         }
 
 
@@ -181,7 +179,7 @@ def event_from(message: Message) -> Event | SwiftchatError:
             return Prefill(message["done"], message["total"])
         case "tokens":
             logprobs = [
-                Logprob(one["logprob"], [(i, logprob) for i, logprob in one["likeliest"]])
+                Logprob(one["logprob"], [(i, logprob) for i, logprob in one["top"]])
                 for one in message["likelihoods"]
             ]
             return Tokens(message["ids"], logprobs)
