@@ -23,12 +23,13 @@ The file decides which algorithm is used and whose ids it gives; n is the length
 **Exact BPE** gives the ids of merging by rank. Words of up to 32 symbols are merged. Longer words
 are encoded by longest match over a trie of the vocabulary, with a check that neighboring tokens are
 compatible, and backtracking: O(n · longest token) for any text (`core/bpe.py`; the idea is from the
-Rust crate `bpe`). The rank of a pair is the index of the merge, the rank of the result in tiktoken's
-files, or the negative score of the result in SentencePiece's.
+Rust crate `bpe`). The rank of a pair is the index of the merge, the rank of the result in a file
+of tiktoken, or the negative score of the result in SentencePiece's.
 
 **Words** are the matches of the split pattern, run by `regex` under a time limit; known words come
 from a bounded cache. **Added tokens** are matched first, leftmost and longest, in one pass. A
-vocabulary of 128,000 tokens loads in 0.25 s, most of it JSON parsing; trie nodes are made on demand.
+vocabulary of 128,000 tokens loads in 0.25 s, most of it JSON parsing; trie nodes
+are made on demand.
 
 The two libraries for SentencePiece differ in rare cases: merges cannot express equal scores, sums
 are rounded differently, and normalization rules are matched differently. For characters newer than
