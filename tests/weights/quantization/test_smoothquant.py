@@ -55,7 +55,7 @@ def test_transformers_runs_the_written_model(source: Path, tmp_path: Path, schem
         load_file(tmp_path / f"{n}-plain" / "model.safetensors") for n in ("out", "weights")
     )
     assert all(torch.equal(tensor, ours[name]) for name, tensor in others.items())
-    expected_text = f"compressed-tensors, inputs of matrices too ({W8A8[scheme]})"
+    expected_text = f"compressed-tensors, activations too ({W8A8[scheme]})"
     assert _describe_quantization(Model.open(tmp_path / "out")) == expected_text
     assert _describe_quantization(Model.open(tmp_path / "weights")) == "compressed-tensors"
     assert _describe_quantization(Model.open(source)) == "no"
