@@ -18,11 +18,17 @@ __all__ = [
 ]
 
 
+_CLASSES: dict[str, type["SwiftchatError"]] = {}  # subclasses of SwiftchatError by name
+
+
 class SwiftchatError(Exception):
     """An error with a one-line message about the problem and a one-line hint about what to do."""
 
     exit_code = 1
     default_hint = "run again with --debug for a traceback"
+
+    def __init_subclass__(cls) -> None:
+        _CLASSES[cls.__name__] = cls
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -89,23 +95,6 @@ class FileSystemError(SwiftchatError):
     default_hint = "check the path, its permissions (ls -l) and the free space (df -h)"
 
 
-_KINDS: dict[str, type[SwiftchatError]] = {
-    kind.__name__: kind
-    for kind in (
-        SwiftchatError,
-        UsageError,
-        ModelNotFound,
-        DeviceError,
-        OutOfMemory,
-        KernelCompileError,
-        ContextOverflow,
-        DownloadError,
-        BadModelFile,
-        FileSystemError,
-    )
-}
-
-
 def error_from_wire(kind: str, message: str, hint: str) -> SwiftchatError:
     """Return an error received from another process; an unknown kind becomes `SwiftchatError`."""
-    return _KINDS.get(kind, SwiftchatError)(message, hint)
+    return _CLASSES.get(kind, SwiftchatError)(message, hint)

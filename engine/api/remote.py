@@ -135,8 +135,7 @@ class RemoteEngine:
 
     def exit_reason(self) -> DeviceError:
         return DeviceError(
-            f"the connection to the engine at {self.address} was lost",
-            protocol.REMOTE_RESTART_HINT,
+            f"the connection to the engine at {self.address} was lost", protocol.REMOTE_RESTART_HINT
         )
 
     def kill(self) -> None:

@@ -103,7 +103,7 @@ class GlooPipeline:
         self._group.close()
 
 
-class GpuPipeline:
+class GpuPipeline(GlooPipeline):
     """A pipeline for stages on GPUs: NCCL sends the residual stream, gloo everything else."""
 
     def __init__(
@@ -118,9 +118,7 @@ class GpuPipeline:
         self.size, self.stage = size, stage
         self.is_first, self.is_last = stage == 0, stage == size - 1
         self._device = device
-        self._control, self._group = connect_groups(
-            store, stage, size, device, timeout_s, placement
-        )
+        self._group, self._nccl = connect_groups(store, stage, size, device, timeout_s, placement)
         # NCCL connects two stages at their first send: do it while all stages wait.
         if not self.is_first:
             self.receive(1, 1)
@@ -129,20 +127,17 @@ class GpuPipeline:
 
     def receive(self, num_tokens: int, hidden_size: int) -> Tensor:
         x = torch.empty(num_tokens, hidden_size, device=self._device)
-        self._group.recv([x], self.stage - 1, 0).wait()
+        self._nccl.recv([x], self.stage - 1, 0).wait()
         return x
 
     def send(self, x: Tensor) -> None:
-        self._group.send([x], self.stage + 1, 0).wait()
+        self._nccl.send([x], self.stage + 1, 0).wait()
         # As with gloo: otherwise this process runs ahead of the GPUs by a whole prompt.
         torch.cuda.current_stream(self._device).synchronize()
 
     def broadcast_from_last(self, x: Tensor) -> Tensor:
-        return self._control.broadcast(x.cpu(), self.size - 1)
-
-    def gather_from_stages(self, number: int) -> list[int]:
-        return self._control.all_gather_int(number)
+        return super().broadcast_from_last(x.cpu())
 
     def close(self) -> None:
-        self._control.close()
-        self._group.abort()
+        super().close()
+        self._nccl.abort()

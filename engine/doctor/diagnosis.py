@@ -22,12 +22,10 @@ class Check:
 def diagnose(facts: Facts) -> list[Check]:
     """Return a check for each part of the machine."""
     cache, program = facts["cubin_cache"], facts["program"]
+    program_text = f"{program['swiftchat']}, Python {program['python']}, {program['system']}"
+    cache_text = f"{cache['entries']} kernels, {cache['bytes'] / 1e6:.1f} MB"
     return [
-        Check(
-            "swiftchat",
-            "ok",
-            f"{program['swiftchat']}, Python {program['python']}, {program['system']}",
-        ),
+        Check("swiftchat", "ok", program_text),
         _check_cpu(facts["cpu"]),
         _check_torch(facts),
         _check_driver(facts),
@@ -37,11 +35,7 @@ def diagnose(facts: Facts) -> list[Check]:
         _check_compiler(facts["compiler"]),
         _check_compile(facts),
         Check("kernels for", "ok", ", ".join(facts["compiler"]["architectures"])),
-        Check(
-            "kernel cache",
-            "ok",
-            f"{cache['folder']}: {cache['entries']} kernels, {cache['bytes'] / 1e6:.1f} MB",
-        ),
+        Check("kernel cache", "ok", f"{cache['folder']}: {cache_text}"),
     ]
 
 
@@ -56,28 +50,17 @@ def _check_cpu(cpu: Facts) -> Check:
 def _check_torch(facts: Facts) -> Check:
     torch, driver = facts["torch"], facts["driver"]
     if torch["error"] is not None:
-        return Check(
-            "torch",
-            "problem",
-            f"cannot be imported: {torch['error']}",
-            "pip install --force-reinstall torch",
-        )
+        text = f"cannot be imported: {torch['error']}"
+        return Check("torch", "problem", text, "pip install --force-reinstall torch")
     if torch["cuda"] is None:
         has_driver = driver["cuda"] is not None or driver["number"] is not None
-        return Check(
-            "torch",
-            "problem" if has_driver else "note",
-            f"{torch['version']}, without CUDA",
-            "for a GPU install torch's CUDA build: https://pytorch.org/get-started",
-        )
+        state, text = "problem" if has_driver else "note", f"{torch['version']}, without CUDA"
+        hint = "for a GPU install torch's CUDA build: https://pytorch.org/get-started"
+        return Check("torch", state, text, hint)
     text = f"{torch['version']}, built for CUDA {torch['cuda']}"
     if _is_newer(torch["cuda"], driver["cuda"]):
-        return Check(
-            "torch",
-            "problem",
-            f"{text}, newer than the driver's {driver['cuda']}",
-            _newer_driver(torch["cuda"], driver),
-        )
+        text += f", newer than the driver's {driver['cuda']}"
+        return Check("torch", "problem", text, _newer_driver(torch["cuda"], driver))
     return Check("torch", "ok", text)
 
 
@@ -90,61 +73,34 @@ def _check_driver(facts: Facts) -> Check:
             return Check("driver", "problem", f"{found}cuda-bindings is missing", _INSTALL_CUDA)
         why = f" ({driver['error']})" if driver["error"] else ""
         text = f"found {number}, but it does not respond{why}" if number else f"not found{why}"
-        return Check(
-            "driver",
-            "problem",
-            text,
-            "install NVIDIA driver 580 or newer, or use --device cpu",
-        )
+        hint = "install NVIDIA driver 580 or newer, or use --device cpu"
+        return Check("driver", "problem", text, hint)
     text = f"CUDA {driver['cuda']}" + (f", NVIDIA {number}" if number else "")
     if _is_newer(compiler["nvrtc"], driver["cuda"]):
-        return Check(
-            "driver",
-            "problem",
-            f"{text}: too old for kernels compiled by NVRTC {compiler['nvrtc']}",
-            _newer_driver(compiler["nvrtc"], driver),
-        )
+        text += f": too old for kernels compiled by NVRTC {compiler['nvrtc']}"
+        return Check("driver", "problem", text, _newer_driver(compiler["nvrtc"], driver))
     return Check("driver", "ok", text)
 
 
 def _check_gpus(facts: Facts) -> list[Check]:
     if not facts["gpus"]:
-        return [
-            Check(
-                "GPU",
-                "problem",
-                "torch finds no GPU",
-                "see the torch and driver checks, or use --device cpu",
-            )
-        ]
+        hint = "see the torch and driver checks, or use --device cpu"
+        return [Check("GPU", "problem", "torch finds no GPU", hint)]
     return [_check_gpu(gpu, facts["compiler"]["architectures"]) for gpu in facts["gpus"]]
 
 
 def _check_gpu(gpu: Facts, architectures: list[str]) -> Check:
     name, text = f"GPU {gpu['index']}", f"{gpu['name']}, {gpu['architecture']}"
     if gpu["error"] is not None:
-        return Check(
-            name,
-            "problem",
-            f"{text}: {gpu['error']}",
-            "nvidia-smi shows programs on the GPU; or use --device cpu",
-        )
+        hint = "nvidia-smi shows programs on the GPU; or use --device cpu"
+        return Check(name, "problem", f"{text}: {gpu['error']}", hint)
     text += f", {gpu['multiprocessors']} multiprocessors, {_memory(gpu)}"
     if not gpu["has_kernels"]:
-        return Check(
-            name,
-            "note",
-            text,
-            f"our kernels need compute capability 8.0, not {gpu['capability']}: "
-            "slower torch operators are used",
-        )
+        needed = f"our kernels need compute capability 8.0, not {gpu['capability']}"
+        return Check(name, "note", text, f"{needed}: slower torch operators are used")
     if gpu["kernel_error"] is not None:
-        return Check(
-            name,
-            "problem",
-            f"{text}; a kernel did not run: {gpu['kernel_error']}",
-            "see the driver and compiler checks",
-        )
+        text += f"; a kernel did not run: {gpu['kernel_error']}"
+        return Check(name, "problem", text, "see the driver and compiler checks")
     if gpu["architecture"] not in architectures:
         return Check(name, "note", text, "the kernels run, but are not tuned for this GPU")
     return Check(name, "ok", f"{text}; a kernel ran")
@@ -165,15 +121,11 @@ def _check_peers(peers: list[list[bool]], link_types: list[list[str]]) -> list[C
         lines.append(f"{i:7} " + " ".join(f"{cell:>{width}}" for cell in row))
     if all(map(all, peers)):
         return [Check("peer access", "ok", "\n".join(lines))]
-    return [
-        Check(
-            "peer access",
-            "note",
-            "\n".join(lines),
-            "GPUs marked - have no access to each other's memory: with --tp they exchange "
-            "data through NCCL, which is slower",
-        )
-    ]
+    hint = (
+        "GPUs marked - have no access to each other's memory: with --tp they exchange data "
+        "through NCCL, which is slower"
+    )
+    return [Check("peer access", "note", "\n".join(lines), hint)]
 
 
 def _check_all_reduce(facts: Facts) -> Check:
@@ -181,9 +133,8 @@ def _check_all_reduce(facts: Facts) -> Check:
     if count < 2:
         return Check(name, "ok", f"needs two or more GPUs (--tp); found {count}")
     if measured is None:
-        return Check(
-            name, "note", "not measured: without peer access it uses NCCL", "see peer access"
-        )
+        text = "not measured: without peer access it uses NCCL"
+        return Check(name, "note", text, "see peer access")
     size = f"{measured['bytes'] // 1024} KiB on {measured['gpus']} GPUs"
     if measured["error"] is not None:
         hint = "use --tp 1; nvidia-smi shows the GPUs and the programs on them"
@@ -201,16 +152,12 @@ def _check_compiler(compiler: Facts) -> Check:
 def _check_compile(facts: Facts) -> Check:
     compiled, has_compiler = facts["compile"], facts["compiler"]["error"] is None
     if compiled["error"] is None:
-        what = f"{compiled['kernel']} for {compiled['architecture']}"
-        return Check("compiling", "ok", f"{what} in {compiled['seconds'] * 1e3:.0f} ms")
-    return Check(
-        "compiling",
-        "problem",
-        compiled["error"],
-        "reinstall swiftchat[cuda]: compiler and headers may have different versions"
-        if has_compiler
-        else "see the compiler check",
-    )
+        kernel = f"{compiled['kernel']} for {compiled['architecture']}"
+        return Check("compiling", "ok", f"{kernel} in {compiled['seconds'] * 1e3:.0f} ms")
+    hint = "reinstall swiftchat[cuda]: compiler and headers may have different versions"
+    if not has_compiler:
+        hint = "see the compiler check"
+    return Check("compiling", "problem", compiled["error"], hint)
 
 
 def _is_newer(wanted: str | None, have: str | None) -> bool:
