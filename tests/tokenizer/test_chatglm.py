@@ -28,7 +28,7 @@ CONFIG = {
 
 @cache
 def trained(kind: str, own: bool = True) -> bytes:
-    """A vocabulary such as ChatGLM-6B's ice_text.model, or with none of its `own` pieces."""
+    """Return a vocabulary like ChatGLM-6B's ice_text.model; without `own`, lacking its pieces."""
     sentencepiece.set_min_log_level(2)
     file = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -44,16 +44,16 @@ def trained(kind: str, own: bool = True) -> bytes:
     return file.getvalue()
 
 
-def written(text: str) -> str:
-    """The text as ChatGLM-6B's own tokenizer gives it to SentencePiece."""
+def preprocessed(text: str) -> str:
+    """Return the text that ChatGLM-6B's own tokenizer passes to SentencePiece."""
     text = text.replace("\n", "<n>").replace("\t", "<|tab|>")
     for length in range(80, 1, -1):
         text = text.replace(" " * length, f"<|blank_{length}|>")
     return text
 
 
-def read(text: str) -> str:
-    """And as it gives back what SentencePiece decodes."""
+def postprocessed(text: str) -> str:
+    """Return the text that it makes of SentencePiece's decoded text."""
     text = text.replace("<n>", "\n").replace("<|tab|>", "\t")
     for length in range(2, 81):
         text = text.replace(f"<|blank_{length}|>", " " * length)
@@ -88,7 +88,7 @@ PARTS = st.sampled_from(
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_white_space_has_pieces_of_its_own(kind: str) -> None:
+def test_white_space_pieces_equal_the_original(kind: str) -> None:
     ours = Tokenizer.from_sentencepiece(trained(kind), CONFIG)
     theirs = sentencepiece.SentencePieceProcessor(model_proto=trained(kind))
 
@@ -98,21 +98,23 @@ def test_white_space_has_pieces_of_its_own(kind: str) -> None:
     @example("\n\n\t    x\n")
     def check(text: str) -> None:
         ids = ours.encode(text)
-        assert ids == theirs.encode(written(text))
-        assert ours.decode(ids) == read(theirs.decode(ids))
+        assert ids == theirs.encode(preprocessed(text))
+        assert ours.decode(ids) == postprocessed(theirs.decode(ids))
         stream = ours.stream()
         assert "".join(map(stream.push, ids)) + stream.flush() == ours.decode(ids)
 
     check()
-    hello = [
+    spaces = [
         theirs.piece_to_id(piece) for piece in ("<|blank_4|>", "<n>", "<|blank_4|>", "<|tab|>")
     ]
-    assert ours.decode(hello) == "    \n    \t"
+    assert ours.decode(spaces) == "    \n    \t"
     for text in ("\n" * 50_000, " " * 200_000, " \n\t" * 50_000):
-        assert ours.decode(ours.encode(text)) == read(theirs.decode(theirs.encode(written(text))))
+        assert ours.decode(ours.encode(text)) == postprocessed(
+            theirs.decode(theirs.encode(preprocessed(text)))
+        )
 
 
-def test_any_ids_decode_in_place() -> None:
+def test_decoding_any_ids_equals_the_original() -> None:
     ours = Tokenizer.from_sentencepiece(trained("unigram"), CONFIG)
     theirs = sentencepiece.SentencePieceProcessor(model_proto=trained("unigram"))
     plain = [
@@ -123,12 +125,12 @@ def test_any_ids_decode_in_place() -> None:
     @settings(max_examples=200, deadline=None)
     @given(st.lists(st.one_of(st.sampled_from(plain), st.sampled_from(spaces)), max_size=9))
     def check(ids: list[int]) -> None:
-        assert ours.decode(ids, skip_special=True) == read(theirs.decode(ids))
+        assert ours.decode(ids, skip_special=True) == postprocessed(theirs.decode(ids))
 
     check()
 
 
-def test_control_tokens_among_the_pieces(tmp_path: Path) -> None:
+def test_control_tokens_that_are_pieces(tmp_path: Path) -> None:
     (tmp_path / "ice_text.model").write_bytes(trained("unigram"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(CONFIG))
     ours = Tokenizer.load(tmp_path)
@@ -143,21 +145,21 @@ def test_control_tokens_among_the_pieces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [{}, {"tokenizer_class": "LlamaTokenizer"}])
-def test_other_models_have_none_of_this(config: dict[str, Any]) -> None:
+def test_other_models_are_unchanged(config: dict[str, Any]) -> None:
     ours = Tokenizer.from_sentencepiece(trained("bpe", own=False), config)
     theirs = sentencepiece.SentencePieceProcessor(model_proto=trained("bpe", own=False))
     assert ours.vocab_size == theirs.vocab_size()
     assert ours.encode("a\n\t    <n>") == theirs.encode("a\n\t    <n>")
 
 
-def test_control_tokens_behind_the_pieces() -> None:
-    """ChatGLM2 and 3: the ids follow the vocabulary's in the order of the original."""
+def test_control_tokens_that_follow_the_pieces() -> None:
+    """In ChatGLM2 and 3 their ids follow those of the vocabulary."""
     data = trained("bpe", own=False)
     ours = Tokenizer.from_sentencepiece(data, {"tokenizer_class": "ChatGLMTokenizer"})
     theirs = sentencepiece.SentencePieceProcessor(model_proto=data)
-    behind = theirs.vocab_size()
-    assert ours.vocab_size == behind + 9
+    first = theirs.vocab_size()
+    assert ours.vocab_size == first + 9
     ids = ours.encode_rendered("[gMASK]sop<|user|>\n hello<|assistant|>", [])
-    assert ids == [behind + 1, behind + 3, behind + 6, *theirs.encode("\n hello"), behind + 7]
+    assert ids == [first + 1, first + 3, first + 6, *theirs.encode("\n hello"), first + 7]
     assert ours.encode("[gMASK]sop<|user|>") == theirs.encode("[gMASK]sop<|user|>")
     assert ours.eos_ids == (theirs.eos_id(),)

@@ -1,4 +1,4 @@
-"""Ids and text equal to `sentencepiece`'s for its vocabularies."""
+"""SentencePiece vocabularies: ids and text equal those of `sentencepiece`."""
 
 import contextlib
 import random
@@ -18,7 +18,7 @@ from tests.support.sentencepiece_models import CORPUS, TEXTS, TRAINED, pair, tra
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_trained_models(name: str) -> None:
+def test_trained_vocabularies_equal_the_library(name: str) -> None:
     ours, theirs = pair(name)
     control = set(ours.special_tokens.values())
 
@@ -41,7 +41,7 @@ def test_trained_models(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_any_ids_decode_and_stream_alike(name: str) -> None:
+def test_decoding_and_streaming_any_ids_equals_the_library(name: str) -> None:
     ours, theirs = pair(name)
 
     @settings(max_examples=120, deadline=None)
@@ -53,7 +53,7 @@ def test_any_ids_decode_and_stream_alike(name: str) -> None:
             pieces = [stream.push(token_id) for token_id in ids] + [stream.flush()]
             assert "".join(pieces) == text
         expected = theirs.decode(ids)
-        # How many marks stand for broken UTF-8 is a matter of taste.
+        # The number of replacement characters for invalid UTF-8 may differ.
         if "\ufffd" not in expected:
             assert text == expected
 
@@ -63,14 +63,14 @@ def test_any_ids_decode_and_stream_alike(name: str) -> None:
 @pytest.mark.parametrize("name", ["bpe bytes", "bpe unknown", "unigram bytes"])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_unused_pieces_and_ties(name: str, data: st.DataObject) -> None:
-    """Any scores, equal ones among them, and pieces that are merged and split again."""
+def test_unused_pieces_and_equal_scores(name: str, data: st.DataObject) -> None:
+    """Random scores with ties, and unused pieces, which are merged and split again."""
     model = SentencePieceModel.read(trained(name))
-    drawn = random.Random(data.draw(st.integers(0, 1000)))
+    generator = random.Random(data.draw(st.integers(0, 1000)))
     kinds = [piece.kind for piece in model.pieces]
-    may = [n for n, kind in enumerate(kinds) if kind == 1]
-    unused = set(drawn.sample(may, data.draw(st.sampled_from([0, 3, len(may) // 3]))))
-    scores = [-float(drawn.randrange(1, 9)) for _ in kinds]
+    normal = [n for n, kind in enumerate(kinds) if kind == 1]
+    unused = set(generator.sample(normal, data.draw(st.sampled_from([0, 3, len(normal) // 3]))))
+    scores = [-float(generator.randrange(1, 9)) for _ in kinds]
     file = vocabulary_file(
         "t5" if model.is_unigram else "llama",
         [piece.text for piece in model.pieces],
@@ -83,22 +83,22 @@ def test_unused_pieces_and_ties(name: str, data: st.DataObject) -> None:
         assert ours.encode(text) == theirs.encode(text)
 
 
-def test_sums_of_a_long_text_are_rounded_and_taken_back() -> None:
-    """Ties in float32, which change with what came before, and beyond 100,000 begin anew."""
+def test_score_sums_of_a_long_text_equal_the_library() -> None:
+    """Float32 rounding depends on the text before, and sums beyond 100,000 are reset."""
     pieces = ["<unk>", "▁", "a", "b", "aa", "ab", "ba", "aab", "baa", "bab", "▁a", "▁b"]
-    drawn = random.Random(3)
-    scores = [0.0] + [-drawn.choice((3.1, 5.7, 6.2, 8.8)) * 1.1 for _ in pieces[1:]]
+    generator = random.Random(3)
+    scores = [0.0] + [-generator.choice((3.1, 5.7, 6.2, 8.8)) * 1.1 for _ in pieces[1:]]
     file = vocabulary_file("t5", pieces, scores, [2] + [1] * (len(pieces) - 1))
     ours = Tokenizer.from_sentencepiece(file)
     theirs = sentencepiece.SentencePieceProcessor(model_proto=file)
-    text = "".join(drawn.choices("ab ?", weights=(9, 9, 3, 1), k=60_000))
+    text = "".join(generator.choices("ab ?", weights=(9, 9, 3, 1), k=60_000))
     assert ours.encode(text) == theirs.encode(text)
-    text = "".join(drawn.choices("ab", k=30_000))
+    text = "".join(generator.choices("ab", k=30_000))
     assert ours.encode(text) == theirs.encode(text)
 
 
 @pytest.mark.parametrize("score", [-0.85, -0.95, -1.15])
-def test_the_score_of_a_user_defined_piece(score: float) -> None:
+def test_score_of_a_user_defined_piece(score: float) -> None:
     file = vocabulary_file(
         "t5",
         ["<unk>", "a", "b", "c", "abc", "ab"],
@@ -112,15 +112,14 @@ def test_the_score_of_a_user_defined_piece(score: float) -> None:
 def vocabulary_file(
     kind: str, tokens: list[str], scores: list[float], kinds: list[int], **more: Any
 ) -> bytes:
-    """A `tokenizer.model` by the way of GGUF's metadata."""
+    """Return a `tokenizer.model` made from GGUF metadata."""
     metadata = {"model": kind, "tokens": tokens, "scores": scores, "token_type": kinds, **more}
     files = tokenizer_files({f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
     return files["tokenizer.model"]
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_metadata_of_gguf_say_all(name: str) -> None:
-    """The file made from GGUF's metadata gives the ids of the file they were taken from."""
+def test_model_made_from_gguf_metadata_gives_the_same_ids(name: str) -> None:
     model, spec = SentencePieceModel.read(trained(name)), TRAINED[name]
     if model.normalizer.whitespace_as_suffix:
         return
@@ -142,13 +141,13 @@ def test_metadata_of_gguf_say_all(name: str) -> None:
 
 
 @pytest.mark.parametrize("unknown", [{}, {"unknown_token_id": 1}])
-def test_padding_that_gguf_calls_unknown(unknown: dict[str, int]) -> None:
+def test_gguf_padding_of_type_unknown(unknown: dict[str, int]) -> None:
     tokens = ["a", "<unk>", "▁", "[PAD1]", "[PAD2]"]
     file = vocabulary_file("llama", tokens, [0.0] * 5, [1, 2, 1, 2, 2], **unknown)
     assert Tokenizer.from_sentencepiece(file).encode("a[PAD1]") == [2, 0, 1]
 
 
-def test_tokens_beside_the_file() -> None:
+def test_tokens_declared_beside_the_model() -> None:
     data = trained("bpe user-defined")
     usr = pair("bpe user-defined")[1].piece_to_id("<usr>")
     config = {
@@ -179,28 +178,28 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("kind", ["bpe bytes", "bpe user-defined", "unigram user-defined"])
-def test_a_hostile_quarter_of_a_megabyte(kind: str, name: str) -> None:
+def test_time_for_a_hostile_quarter_of_a_megabyte(kind: str, name: str) -> None:
     ours = pair(kind)[0]
     start = time.process_time()
     ids = ours.encode(HOSTILE[name])
-    # A fifth of a second; what is not linear takes minutes.
+    # About 0.2 s. An algorithm that is not linear takes minutes.
     assert time.process_time() - start < 30
     assert not set(ours.special_tokens.values()) & set(ids)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_broken_files_are_refused(data: st.DataObject) -> None:
+def test_damaged_files_raise_only_bad_model_file(data: st.DataObject) -> None:
     good = trained("unigram nmt_nfkc")
     at = data.draw(st.integers(0, len(good) - 1))
-    what = data.draw(st.sampled_from(["cut", "flip"]))
+    damage = data.draw(st.sampled_from(["truncate", "flip"]))
     flipped = good[at] ^ data.draw(st.integers(1, 255))
-    broken = good[:at] if what == "cut" else good[:at] + bytes((flipped,)) + good[at + 1 :]
+    damaged = good[:at] if damage == "truncate" else good[:at] + bytes((flipped,)) + good[at + 1 :]
     with contextlib.suppress(BadModelFile):
-        Tokenizer.from_sentencepiece(broken).encode("the e\u0301 words")
+        Tokenizer.from_sentencepiece(damaged).encode("the e\u0301 words")
 
 
-def test_a_message_in_many_parts_is_read_in_linear_time() -> None:
+def test_repeated_protobuf_fields_are_read_in_linear_time() -> None:
     start = time.process_time()
     parts = b"\x12\x02\x18\x02" * 300_000  # trainer_spec { model_type: BPE }
     assert not SentencePieceModel.read(trained("unigram bytes") + parts).is_unigram

@@ -1,4 +1,4 @@
-"""Ids and text equal to `tokenizers`' for the tokenizer.json of SentencePiece vocabularies."""
+"""`tokenizer.json` of SentencePiece vocabularies: ids and text equal those of `tokenizers`."""
 
 import base64
 import json
@@ -52,7 +52,7 @@ def added(first: int, **flags: bool) -> list[dict[str, Any]]:
 
 
 def bpe_json(**changes: Any) -> dict[str, Any]:
-    """The `tokenizer.json` of a trained BPE, its merges made from scores as transformers does."""
+    """Return the `tokenizer.json` of a trained BPE, with merges derived as in transformers."""
     model = SentencePieceModel.read(trained("bpe bytes"))
     vocab = {piece.text: number for number, piece in enumerate(model.pieces)}
     merges = []
@@ -100,8 +100,8 @@ def unigram_json(name: str, **changes: Any) -> dict[str, Any]:
     return spec | changes
 
 
-def unigram_of_tokenizers() -> Any:
-    """Trained by that library, whose scores have all the digits of a float64."""
+def unigram_trained_by_tokenizers() -> Any:
+    """Return a Unigram trained by `tokenizers`, whose scores are float64."""
     library = tokenizers.Tokenizer(tokenizers.models.Unigram())
     library.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     library.decoder = tokenizers.decoders.Metaspace()
@@ -115,7 +115,7 @@ def unigram_of_tokenizers() -> Any:
     return spec | {"added_tokens": added(len(spec["model"]["vocab"]))}
 
 
-JSON_FORMS: dict[str, Any] = {
+SPECS: dict[str, Any] = {
     "llama, legacy": lambda: bpe_json(),
     "llama, tokens after normalization": lambda: bpe_json(added_tokens=added(500, normalized=True)),
     "mistral": lambda: bpe_json(normalizer=None, pre_tokenizer=metaspace("first", False)),
@@ -149,13 +149,13 @@ JSON_FORMS: dict[str, Any] = {
         decoder=metaspace("never", True),
     ),
     "unigram bytes": lambda: unigram_json("unigram bytes"),
-    "unigram of tokenizers": unigram_of_tokenizers,
+    "unigram trained by tokenizers": unigram_trained_by_tokenizers,
 }
 
 
-@pytest.mark.parametrize("name", JSON_FORMS)
-def test_tokenizer_json(name: str) -> None:
-    spec = JSON_FORMS[name]()
+@pytest.mark.parametrize("name", SPECS)
+def test_ids_and_text_equal_the_library(name: str) -> None:
+    spec = SPECS[name]()
     theirs = tokenizers.Tokenizer.from_str(json.dumps(spec))
     spec["added_tokens"] = [
         token | {"id": theirs.token_to_id(token["content"])} for token in spec["added_tokens"]
@@ -168,7 +168,7 @@ def test_tokenizer_json(name: str) -> None:
     @example(" the <usr> the <usr>")
     def check(text: str) -> None:
         expected = theirs.encode(text, add_special_tokens=False).ids
-        # As a template writes it: control tokens count.
+        # As in a rendered template, control tokens in the text are recognized.
         ids = ours.encode_rendered(text, [])
         assert ids == expected
         if not special & set(ids):
@@ -182,22 +182,22 @@ def test_tokenizer_json(name: str) -> None:
 
 
 @given(st.lists(st.floats(-20, -1e-9), min_size=4, max_size=4))
-def test_scores_are_read_as_the_library_reads_them(scores: list[float]) -> None:
-    """Its parser is off by a bit, which decides between "a aa" and "aa a"."""
+def test_scores_are_parsed_as_the_library_does(scores: list[float]) -> None:
+    """The library rounds scores twice, which decides ties such as "a aa" and "aa a"."""
     names = ["<unk>", "a", "aa", "aaa", "b"]
     model = {"type": "Unigram", "unk_id": 0, "vocab": list(zip(names, [0.0, *scores], strict=True))}
     spec = json.loads(json.dumps({"version": "1.0", "model": model}))
     theirs = tokenizers.Tokenizer.from_str(json.dumps(spec | {"added_tokens": []}))
-    read = json.loads(theirs.to_str())["model"]["vocab"]
-    assert [score_as_tokenizers_parses_it(score) for score in scores] == [s for _, s in read[1:]]
+    parsed = json.loads(theirs.to_str())["model"]["vocab"]
+    assert [score_as_tokenizers_parses_it(score) for score in scores] == [s for _, s in parsed[1:]]
     spec["decoder"] = metaspace("never", False)
     ours = Tokenizer.from_json(spec)
     for length in range(20):
         assert ours.encode("a" * length) == theirs.encode("a" * length).ids
 
 
-def test_a_template_is_encoded_alike_from_both_files() -> None:
-    """The dummy prefix comes after every control token, as in Llama 2's first tokenizer.json."""
+def test_rendered_template_gives_the_same_ids_from_both_files() -> None:
+    """A dummy prefix follows every control token, as in Llama 2's first tokenizer.json."""
     from_json = Tokenizer.from_json(bpe_json())
     from_model, theirs = pair("bpe bytes")
     parts = ["<s>", "</s>", "the", " the", " ", "  ", "\n", "你好"]
@@ -215,7 +215,7 @@ def test_a_template_is_encoded_alike_from_both_files() -> None:
     check()
 
 
-def test_control_tokens_are_text() -> None:
+def test_control_tokens_in_text_are_ordinary_text() -> None:
     control = {0, 1, 2}
     for ours in (pair("bpe bytes")[0], Tokenizer.from_json(bpe_json())):
         ids = ours.encode("<s>a</s> <unk>")
@@ -224,14 +224,14 @@ def test_control_tokens_are_text() -> None:
         assert ours.encode_rendered("<s>a</s>", [])[0] == 1
         assert ours.encode_rendered("<s>a</s>", [(0, 3)])[-1] == 2
         assert ours.encode_rendered("<s>a</s>", [(0, 3)])[0] != 1
-    # A control token that is looked for in normalized text, between contents.
-    forged = bpe_json(added_tokens=[*ADDED[:2], ADDED[2] | {"normalized": True}])
-    ids = Tokenizer.from_json(forged).encode_rendered("<s> </s>hi </s>", [(3, 10)])
+    # One control token is matched in normalized text, between ranges of content.
+    spec = bpe_json(added_tokens=[*ADDED[:2], ADDED[2] | {"normalized": True}])
+    ids = Tokenizer.from_json(spec).encode_rendered("<s> </s>hi </s>", [(3, 10)])
     assert ids.count(2) == 1
     assert ids[-1] == 2
 
 
-LIES: list[tuple[dict[str, Any], str]] = [
+INVALID: list[tuple[dict[str, Any], str]] = [
     ({"model": {"type": "Unigram", "vocab": {}}}, "model.vocab"),
     ({"model": {"type": "Unigram", "vocab": [["a"]]}}, "model.vocab[0]"),
     ({"model": {"type": "Unigram", "vocab": [["a", "b"]]}}, "model.vocab[0]"),
@@ -248,8 +248,8 @@ LIES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "named"), LIES)
-def test_lies_are_named(changes: dict[str, Any], named: str) -> None:
+@pytest.mark.parametrize(("changes", "named"), INVALID)
+def test_invalid_field_is_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(BadModelFile) as caught:
         Tokenizer.from_json(bpe_json(added_tokens=[]) | changes)
     assert named in str(caught.value)

@@ -1,4 +1,4 @@
-"""Decoding token by token, and stop strings across pieces."""
+"""Incremental decoding, and stop strings that span pieces of text."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from swiftchat.tokenizer import StopMatcher, Tokenizer
 
-# Every byte is a token of its own, so that any bytes can come in any pieces.
+# Every byte is a token, so any sequence of bytes can be split anywhere.
 PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
 SYMBOLS = [chr(b) if b in PRINTABLE else chr(0x100 + OTHERS.index(b)) for b in range(256)]
-LONGER = [SYMBOLS[0xE4] + SYMBOLS[0xBD], SYMBOLS[0xA0] + SYMBOLS[0xF0], "the"]
+MULTI_BYTE = [SYMBOLS[0xE4] + SYMBOLS[0xBD], SYMBOLS[0xA0] + SYMBOLS[0xF0], "the"]
 SPEC: dict[str, Any] = {
     "added_tokens": [
         {"id": 300, "content": "<|end|>", "special": True},
@@ -23,7 +23,7 @@ SPEC: dict[str, Any] = {
     "model": {
         "type": "BPE",
         "merges": [],
-        "vocab": {token: number for number, token in enumerate(SYMBOLS + LONGER)},
+        "vocab": {token: number for number, token in enumerate(SYMBOLS + MULTI_BYTE)},
     },
 }
 OURS = Tokenizer.from_json(SPEC)
@@ -39,17 +39,17 @@ def streamed(ids: list[int], skip_special: bool) -> str:
     st.lists(st.one_of(st.integers(0, 310), st.sampled_from([0xE4, 0xBD, 0xA0, 0xF0, 0xED, 300]))),
     st.booleans(),
 )
-def test_pieces_are_the_whole(ids: list[int], skip_special: bool) -> None:
+def test_streamed_text_equals_decoded_text(ids: list[int], skip_special: bool) -> None:
     assert streamed(ids, skip_special) == OURS.decode(ids, skip_special)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_text_comes_back(text: str) -> None:
+def test_encoded_text_streams_back_unchanged(text: str) -> None:
     assert streamed(OURS.encode(text), True) == text
 
 
-def test_half_a_character_waits() -> None:
+def test_incomplete_character_is_held_back() -> None:
     stream = OURS.stream()
     emoji = list("\U0001f600".encode())
     assert [stream.push(byte) for byte in emoji] == ["", "", "", "\U0001f600"]
@@ -59,18 +59,18 @@ def test_half_a_character_waits() -> None:
     assert stream.push(ord("b")) == "b"
 
 
-def test_special_tokens_are_kept_or_left_out_in_place() -> None:
+def test_decoding_with_and_without_special_tokens() -> None:
     ids = [256 + 2, 300, 301, 300, 256 + 2]
     assert OURS.decode(ids) == "the<|end|><a b>\u4f60<|end|>the"
     assert OURS.decode(ids, skip_special=True) == "the<a b>\u4f60the"
 
 
 def first_stop(text: str, stops: list[str]) -> int | None:
-    """Where the stop string begins that ends first, found by looking at every beginning."""
+    """Return the start of the stop string that ends first, by brute force."""
     for end in range(1, len(text) + 1):
-        ending = [stop for stop in stops if text[:end].endswith(stop)]
-        if ending:
-            return end - max(map(len, ending))
+        matches = [stop for stop in stops if text[:end].endswith(stop)]
+        if matches:
+            return end - max(map(len, matches))
     return None
 
 
@@ -79,7 +79,7 @@ def first_stop(text: str, stops: list[str]) -> int | None:
     pieces=st.lists(st.text("ab\u00e9", max_size=5), max_size=12),
     stops=st.lists(st.text("ab\u00e9", min_size=1, max_size=4), max_size=4),
 )
-def test_any_pieces_give_the_same(pieces: list[str], stops: list[str]) -> None:
+def test_stop_position_does_not_depend_on_the_pieces(pieces: list[str], stops: list[str]) -> None:
     text = "".join(pieces)
     matcher = StopMatcher(stops)
     released = ""
@@ -98,7 +98,7 @@ def test_any_pieces_give_the_same(pieces: list[str], stops: list[str]) -> None:
     text=st.text("ab", max_size=12),
     stops=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),
 )
-def test_no_more_is_held_back_than_must_be(text: str, stops: list[str]) -> None:
+def test_only_possible_stop_prefixes_are_held_back(text: str, stops: list[str]) -> None:
     matcher = StopMatcher(stops)
     released = matcher.push(text)
     if not matcher.stopped:

@@ -1,4 +1,4 @@
-"""Files that lie: `BadModelFile` comes out and nothing else, in bounded time; never wrong ids."""
+"""Mutated and invalid vocabulary files: `BadModelFile` in bounded time, or valid ids."""
 
 import base64
 import json
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer import Tokenizer
 
-# Encodes within this many seconds or is refused; a pattern without end takes one.
-_SECONDS = 3.0
+# Limit of processor time to load and encode; an exponential pattern is stopped after a second.
+_MAX_CPU_S = 20.0
 TEXT = "abab <x> aab 12\n  Größe 你好" + "a" * 300 + " " * 300
 
 VOCAB = {symbol: n for n, symbol in enumerate(["a", "b", "Ġ", "ab", "aa", "abab", "<x>"])}
@@ -119,39 +119,39 @@ WRONG = st.one_of(
 )
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     if path:
         yield path
     inner = value.items() if isinstance(value, dict) else ()
     inner = enumerate(value) if isinstance(value, list) else inner
     for key, part in inner:
-        yield from _places(part, (*path, key))
+        yield from _paths(part, (*path, key))
 
 
-def _changed(data: st.DataObject, document: Any) -> Any:
-    """The document with up to three of its values replaced, removed or doubled."""
+def _mutated(data: st.DataObject, document: Any) -> Any:
+    """Return the document with up to three values replaced, removed or duplicated."""
     document = json.loads(json.dumps(document))
     for _ in range(data.draw(st.integers(1, 3))):
-        places = list(_places(document))
-        if not places:
+        paths = list(_paths(document))
+        if not paths:
             break
-        *path, last = data.draw(st.sampled_from(places))
+        *path, last = data.draw(st.sampled_from(paths))
         holder = document
         for key in path:
             holder = holder[key]
-        how = data.draw(st.sampled_from(["replace", "replace", "remove", "double"]))
+        how = data.draw(st.sampled_from(["replace", "replace", "remove", "duplicate"]))
         if how == "remove":
             del holder[last]
-        elif how == "double" and isinstance(holder, list):
+        elif how == "duplicate" and isinstance(holder, list):
             holder.append(holder[last])
         else:
             holder[last] = data.draw(WRONG)
     return document
 
 
-def _holds(build: Callable[[], Tokenizer]) -> None:
-    """Either the file is refused, or it gives ids that decode and are none of a control token."""
-    start = time.monotonic()
+def _assert_rejected_or_valid(build: Callable[[], Tokenizer]) -> None:
+    """Assert that loading raises `BadModelFile`, or ids are valid and of no control token."""
+    start = time.process_time()
     try:
         tokenizer = build()
         ids = tokenizer.encode(TEXT)
@@ -160,49 +160,49 @@ def _holds(build: Callable[[], Tokenizer]) -> None:
         assert all(0 <= token_id < tokenizer.vocab_size for token_id in ids)
     except BadModelFile:
         pass
-    assert time.monotonic() - start < _SECONDS
+    assert time.process_time() - start < _MAX_CPU_S
 
 
 MUTATED = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("document", [JSON_BPE, JSON_UNIGRAM], ids=["bpe", "unigram"])
-def test_the_documents_are_sound(document: dict[str, Any]) -> None:
+def test_unmutated_documents_are_valid(document: dict[str, Any]) -> None:
     assert Tokenizer.from_json(document).encode("ab a")
 
 
 @MUTATED
 @given(st.data(), st.sampled_from([JSON_BPE, JSON_UNIGRAM]))
-def test_wrong_values_in_tokenizer_json(data: st.DataObject, document: dict[str, Any]) -> None:
-    changed = _changed(data, document)
-    _holds(lambda: Tokenizer.from_json(changed))
+def test_mutated_tokenizer_json(data: st.DataObject, document: dict[str, Any]) -> None:
+    mutated = _mutated(data, document)
+    _assert_rejected_or_valid(lambda: Tokenizer.from_json(mutated))
 
 
 @MUTATED
 @given(st.data())
-def test_wrong_values_beside_the_vocabulary(data: st.DataObject) -> None:
-    beside = {
+def test_mutated_files_beside_the_vocabulary(data: st.DataObject) -> None:
+    documents = {
         "vocab.json": VOCAB,
         "tokenizer_config.json": CONFIG,
         "special_tokens_map.json": {"pad_token": "<x>"},
         "added_tokens.json": {"<z>": 9},
         "generation_config.json": {"eos_token_id": [6]},
     }
-    changed = _changed(data, beside)
-    files = {name: json.dumps(value).encode() for name, value in changed.items()}
+    mutated = _mutated(data, documents)
+    files = {name: json.dumps(value).encode() for name, value in mutated.items()}
     files["merges.txt"] = data.draw(
         st.sampled_from(["a b\na a\n", "a", "a b c", "z z", "\x00 a"])
     ).encode()
     if "vocab.json" in files:
-        _holds(lambda: Tokenizer.from_files(files))
+        _assert_rejected_or_valid(lambda: Tokenizer.from_files(files))
     files.pop("vocab.json", None)
     files |= {"qwen.tiktoken": RANKS}
-    _holds(lambda: Tokenizer.from_files(files))
+    _assert_rejected_or_valid(lambda: Tokenizer.from_files(files))
 
 
 @MUTATED
 @given(st.data())
-def test_cut_and_changed_bytes(data: st.DataObject) -> None:
+def test_truncated_and_changed_bytes(data: st.DataObject) -> None:
     name, whole = data.draw(
         st.sampled_from(
             [
@@ -214,13 +214,13 @@ def test_cut_and_changed_bytes(data: st.DataObject) -> None:
     )
     at = data.draw(st.integers(0, len(whole)))
     middle = data.draw(st.binary(max_size=4))
-    gone = data.draw(st.integers(0, 4))
-    rest = whole[at + gone :] if data.draw(st.booleans()) else b""
-    _holds(lambda: Tokenizer.from_files({name: whole[:at] + middle + rest}))
+    num_removed = data.draw(st.integers(0, 4))
+    rest = whole[at + num_removed :] if data.draw(st.booleans()) else b""
+    _assert_rejected_or_valid(lambda: Tokenizer.from_files({name: whole[:at] + middle + rest}))
 
 
-def test_merges_that_go_round_in_circles() -> None:
-    """What is joined grows, so nothing can come back."""
+def test_cyclic_merges_terminate() -> None:
+    """Each merge makes a longer token, so merging ends."""
     merges = ["a b", "b a", "ab a", "a ba", "aba b", "ab ab", "a bab"]
     vocab = {token: n for n, token in enumerate(["a", "b", "ab", "ba", "aba", "abab"])}
     model = {"type": "BPE", "vocab": vocab, "merges": merges * 3}
@@ -230,23 +230,23 @@ def test_merges_that_go_round_in_circles() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(a|aa)+$", "(?:a+)+c", "(?=(a+)+c)a"])
-def test_patterns_without_end(pattern: str) -> None:
+def test_exponential_patterns_are_stopped(pattern: str) -> None:
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
     spec = JSON_BPE | {"pre_tokenizer": split, "normalizer": None}
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(BadModelFile, match="pattern"):
         Tokenizer.from_json(spec).encode("a" * 4000 + "d")
-    assert time.monotonic() - start < _SECONDS
+    assert time.process_time() - start < _MAX_CPU_S
 
 
 @pytest.mark.parametrize("pattern", ["(?:(?:(?:a?){500}){500}){500}b", "(?R)a|b", "(?1)(a|(?1))"])
-def test_patterns_that_would_fill_the_memory(pattern: str) -> None:
+def test_patterns_that_need_too_much_memory_are_rejected(pattern: str) -> None:
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
     with pytest.raises(BadModelFile, match="pattern repeats"):
         Tokenizer.from_json(JSON_BPE | {"pre_tokenizer": split})
 
 
-def test_ids_do_not_cost_memory() -> None:
+def test_large_ids_allocate_no_table() -> None:
     spec = JSON_BPE | {"model": JSON_BPE["model"] | {"vocab": {**VOCAB, "zz": (1 << 24) - 1}}}
     assert Tokenizer.from_json(spec).vocab_size == 1 << 24
     for huge in (1 << 24, 1 << 40, 10**400):

@@ -1,4 +1,4 @@
-"""Every form a vocabulary comes in gives the ids of the library that reads it."""
+"""Vocabulary file formats: ids equal those of the reference library of each format."""
 
 import base64
 import json
@@ -17,6 +17,7 @@ from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.tokenizer.core.byte_level import to_bytes
 from swiftchat.tokenizer.huggingface import patterns
+from swiftchat.weights.gguf import pretokenizers
 from swiftchat.weights.gguf import tokenizer as gguf_tokenizer
 
 CORPUS = [
@@ -106,7 +107,7 @@ def rank_file(ranks: dict[bytes, int]) -> bytes:
     "name", ["GPT2Tokenizer", "CodeGenTokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer"]
 )
 @pytest.mark.parametrize("prefix", [False, True])
-def test_vocab_and_merges_as_their_class_reads_them(name: str, prefix: bool) -> None:
+def test_vocab_and_merges_equal_the_tokenizer_class(name: str, prefix: bool) -> None:
     files = merges_files(tokenizer_class=name + "Fast" * prefix, add_prefix_space=prefix)
     ours = Tokenizer.from_files(files)
     pairs = [tuple(merge.split(" ")) for merge in MERGES]
@@ -146,7 +147,7 @@ def test_tokens_added_to_vocab_and_merges(tmp_path: Path) -> None:
         assert ours.vocab_size == NUM_RANKS + 4
 
 
-# As `tiktoken` publishes them; ours are written otherwise.
+# The patterns as published with `tiktoken`; ours are equivalent.
 PUBLISHED = {
     "r50k_base.tiktoken": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$"
     r"|\s+(?!\S)|\s",
@@ -171,10 +172,13 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_ranks_as_tiktoken_reads_them(name: str) -> None:
-    # What no two tokens make comes out as a whole word only, and so shows where words end.
-    wholes = [b" unreachable", *(bytes(w) for n in (3, 4) for w in product(b" \n1aB", repeat=n))]
-    ranks = dict(zip(dict.fromkeys([*RANKS, *wholes]), count(), strict=False))
+def test_rank_files_equal_tiktoken(name: str) -> None:
+    # Tokens that no merge makes appear only as whole words, so they show the split into words.
+    whole_words = [
+        b" unreachable",
+        *(bytes(w) for n in (3, 4) for w in product(b" \n1aB", repeat=n)),
+    ]
+    ranks = dict(zip(dict.fromkeys([*RANKS, *whole_words]), count(), strict=False))
     ours = Tokenizer.from_files({name: rank_file(ranks)})
     theirs = tiktoken.Encoding(
         "test", pat_str=PUBLISHED[name], mergeable_ranks=ranks, special_tokens={}
@@ -191,7 +195,7 @@ def test_ranks_as_tiktoken_reads_them(name: str) -> None:
     check()
 
 
-def test_control_tokens_of_ranks(tmp_path: Path) -> None:
+def test_control_tokens_of_rank_files(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(rank_file(RANKS))
     llama = Tokenizer.load(tmp_path)
     assert llama.bos_id == NUM_RANKS
@@ -213,7 +217,7 @@ def test_control_tokens_of_ranks(tmp_path: Path) -> None:
     assert qwen.encode("e\u0301") == qwen.encode("é")
 
 
-def test_a_gguf_file_by_way_of_its_metadata(tmp_path: Path) -> None:
+def test_gguf_metadata_give_the_same_ids(tmp_path: Path) -> None:
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
@@ -234,7 +238,7 @@ def _pre_tokenizer_names() -> list[str]:
 
 
 @pytest.mark.parametrize("pre", _pre_tokenizer_names())
-def test_gguf_pre_tokenizers_cut_as_the_library_does(pre: str) -> None:
+def test_gguf_pre_tokenizers_equal_the_library(pre: str) -> None:
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
@@ -255,13 +259,13 @@ def test_gguf_pre_tokenizers_cut_as_the_library_does(pre: str) -> None:
         assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids
 
 
-def test_the_two_packages_name_the_same_patterns() -> None:
-    written = {source for source in vars(gguf_tokenizer).values() if isinstance(source, str)}
-    assert {patterns.LLAMA3, patterns.QWEN2, patterns.O200K} <= written
+def test_weights_and_tokenizer_have_the_same_patterns() -> None:
+    in_weights = {source for source in vars(pretokenizers).values() if isinstance(source, str)}
+    assert {patterns.LLAMA3, patterns.QWEN2, patterns.O200K} <= in_weights
 
 
-HALF = rank_file(RANKS)[:-3]
-LIES: list[tuple[dict[str, bytes], str]] = [
+TRUNCATED = rank_file(RANKS)[:-3]
+INVALID: list[tuple[dict[str, bytes], str]] = [
     (merges_files(tokenizer_class="ClipTokenizer"), "ClipTokenizer"),
     (merges_files(add_prefix_space="yes"), "add_prefix_space"),
     (merges_files(added_tokens_decoder=[1]), "added_tokens_decoder"),
@@ -277,7 +281,7 @@ LIES: list[tuple[dict[str, bytes], str]] = [
     (merges_files() | {"added_tokens.json": b'{"x": 0}'}, "added_tokens"),
     ({"unknown.tiktoken": rank_file(RANKS)}, "unknown.tiktoken"),
     ({"qwen.tiktoken": b"\x0a\x00"}, "qwen.tiktoken"),
-    ({"qwen.tiktoken": HALF + b" x 1 y"}, "qwen.tiktoken"),
+    ({"qwen.tiktoken": TRUNCATED + b" x 1 y"}, "qwen.tiktoken"),
     ({"qwen.tiktoken": rank_file(RANKS) + b"!!!! 7\n"}, f"line {NUM_RANKS + 1}"),
     ({"qwen.tiktoken": rank_file(RANKS) + b"YWFhYWFhYQ== -7\n"}, "below 0"),
     ({"qwen.tiktoken": rank_file(RANKS) + b"YWFhYWFhYQ== 99999999999\n"}, "large"),
@@ -287,14 +291,14 @@ LIES: list[tuple[dict[str, bytes], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("files", "named"), LIES)
-def test_lies_are_named(files: dict[str, bytes], named: str) -> None:
+@pytest.mark.parametrize(("files", "named"), INVALID)
+def test_invalid_file_is_named(files: dict[str, bytes], named: str) -> None:
     with pytest.raises(BadModelFile) as caught:
         Tokenizer.from_files(files)
     assert named in str(caught.value)
 
 
-def test_files_that_are_missing(tmp_path: Path) -> None:
+def test_missing_files_raise_model_not_found(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "qwen.tiktoken"):
         with pytest.raises(ModelNotFound):
             Tokenizer.load(path)

@@ -1,4 +1,4 @@
-"""Ids and text equal to the `tokenizers` library's, and bounded time on hostile input."""
+"""Byte-level BPE: ids and text equal those of `tokenizers`; bounded time on hostile input."""
 
 import json
 import random
@@ -47,14 +47,14 @@ PRE_TOKENIZERS: dict[str, Any] = {
     "qwen2": sequence(split({"Regex": QWEN2}), RAW),
     "smollm": sequence(digits(True), byte_level()),
     "smollm with prefix space": sequence(digits(True), byte_level(add_prefix_space=True)),
-    "runs of digits": sequence(digits(False), byte_level()),
+    "digit runs": sequence(digits(False), byte_level()),
     "falcon": sequence(
         {"type": "Punctuation", "behavior": "Contiguous"},
         byte_level(),
         split({"Regex": "[0-9][0-9][0-9]"}),
     ),
-    "symbols split": sequence(RAW, split({"Regex": r"Ġ\w|Ċ+"}, "MergedWithNext")),
-    "ends of lines": sequence(split({"Regex": r"^\s*a|\s+$"}), byte_level()),
+    "split symbols": sequence(RAW, split({"Regex": r"Ġ\w|Ċ+"}, "MergedWithNext")),
+    "line ends": sequence(split({"Regex": r"^\s*a|\s+$"}), byte_level()),
     "no pattern": RAW,
     "null": None,
     "three splits": sequence(
@@ -80,7 +80,7 @@ CORPUS = [
 
 
 def trained(pre_tokenizer: Any, vocab_size: int = 420, **model_options: Any) -> dict[str, Any]:
-    """The JSON of a small byte-level tokenizer trained with the library."""
+    """Return the JSON of a small byte-level tokenizer trained with the library."""
     base = {"vocab": {}, "merges": [], "type": "BPE"}
     spec = {"version": "1.0", "added_tokens": [], "pre_tokenizer": pre_tokenizer, "model": base}
     spec["decoder"] = byte_level()
@@ -98,14 +98,14 @@ def trained(pre_tokenizer: Any, vocab_size: int = 420, **model_options: Any) -> 
 
 
 def reference(spec: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The library's tokenizer, which takes control tokens in a text for ordinary text."""
+    """Return the library's tokenizer, set to encode control tokens as ordinary text."""
     library = tokenizers.Tokenizer.from_str(json.dumps(spec))
     library.encode_special_tokens = True
     return library
 
 
 class Pair:
-    """The same tokenizer twice: ours, and the library's."""
+    """Our tokenizer and the library's, from the same JSON."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.ours, self.theirs = Tokenizer.from_json(spec), reference(spec)
@@ -117,7 +117,7 @@ class Pair:
         except BaseException as error:
             if type(error).__name__ != "PanicException":
                 raise
-            reject()  # the library gives up on some overlaps of added tokens: "bad split"
+            reject()  # the library panics on some overlapping added tokens: "bad split"
         assert ids == expected, text
         assert self.ours.decode(ids) == self.theirs.decode(ids, skip_special_tokens=False)
 
@@ -180,7 +180,7 @@ TEXTS = st.one_of(
 
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
 @pytest.mark.parametrize("normalizer", [None, {"type": "NFC"}], ids=["raw", "nfc"])
-def test_trained_tokenizers(name: str, normalizer: Any) -> None:
+def test_trained_vocabularies_equal_the_library(name: str, normalizer: Any) -> None:
     pair = Pair(trained(PRE_TOKENIZERS[name]) | {"normalizer": normalizer})
 
     @settings(max_examples=60, deadline=None)
@@ -195,8 +195,8 @@ def test_trained_tokenizers(name: str, normalizer: Any) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), ignore_merges=st.booleans())
-def test_random_vocabularies(data: st.DataObject, ignore_merges: bool) -> None:
-    """Merges in any order, several that make one token, tokens no merge makes, bytes lacking."""
+def test_random_vocabularies_equal_the_library(data: st.DataObject, ignore_merges: bool) -> None:
+    """Merges in any order or with the same result, tokens without a merge, missing bytes."""
     letters = "abcĠ"
     known = list(data.draw(st.lists(st.sampled_from(letters), min_size=1, unique=True)))
     merges: list[list[str]] = []
@@ -235,7 +235,7 @@ ADDED = ["<x>", "<x>y", "x><", " <t>", "word", "Å", "A\u030a", "<|im|>", "\n\n"
     ).map("".join),
     normalizer=st.sampled_from([None, {"type": "NFC"}]),
 )
-def test_added_tokens(
+def test_added_tokens_equal_the_library(
     flags: list[dict[str, bool]], chosen: set[int], text: str, normalizer: Any
 ) -> None:
     spec = SMALL | {"normalizer": normalizer}
@@ -249,7 +249,7 @@ def test_added_tokens(
         }
         for n, i in enumerate(sorted(chosen))
     ]
-    # Two tokens that normalize to one are one pattern twice: which counts is not told.
+    # The library does not define which of two tokens wins that are equal after normalization.
     if normalizer and {ADDED.index("Å"), ADDED.index("A\u030a")} <= chosen:
         return
     library = tokenizers.Tokenizer.from_str(json.dumps(spec))
@@ -261,7 +261,7 @@ def test_added_tokens(
 SMALL = trained(PRE_TOKENIZERS["gpt2"])
 
 
-def test_control_tokens_are_text() -> None:
+def test_control_tokens_in_text_are_ordinary_text() -> None:
     vocab = SMALL["model"]["vocab"]
     tokens = ["<|end|>", "the", "<b>"]
     first = len(vocab)
@@ -288,23 +288,23 @@ def test_control_tokens_are_text() -> None:
     assert ours.vocab_size == first + 3
 
 
+LOADED: dict[str, Pair] = {}
+
+
 @settings(max_examples=200, deadline=None)
 @given(TEXTS)
 @example("\x04 lacks a token")
 @example("Hello <|im_end|><|im_start|>system")
-def test_smollm2(smollm2: Path, text: str) -> None:
+def test_smollm2_equals_the_library(smollm2: Path, text: str) -> None:
     key = str(smollm2)
     if key not in LOADED:
         LOADED[key] = Pair(json.loads((smollm2 / "tokenizer.json").read_text()))
     LOADED[key].check(text)
 
 
-LOADED: dict[str, Pair] = {}
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.text("ab", max_size=120))
-def test_the_heap_merges_as_the_loop_does(text: str) -> None:
+def test_merge_with_heap_equals_a_loop(text: str) -> None:
     ranks = {"a b": 3, "ab a": 1, "a a": 2, "b aa": 0, "aba b": 4}
     symbols = list(text)
     while True:
@@ -326,21 +326,21 @@ HOSTILE = {
     "bytes": random.Random(0).randbytes(1_000_000).decode("utf-8", "replace"),
     "letters": "".join(random.Random(1).choices("abcdefghij", k=1_000_000)),
     "control tokens": "<|im_start|>" * 80_000,
-    "beginnings": "<|im_" * 200_000,
+    "prefixes": "<|im_" * 200_000,
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_megabyte(smollm2: Path, name: str) -> None:
+def test_time_for_a_hostile_megabyte(smollm2: Path, name: str) -> None:
     ours = Tokenizer.load(smollm2)
     start = time.process_time()
     ids = ours.encode(HOSTILE[name])
-    # About 0.3 s, 1 s for the random ones, more on slow machines; what is not linear takes hours.
+    # About 0.3 s, 1 s for random text. An algorithm that is not linear takes hours.
     assert time.process_time() - start < 40
     assert not set(ours.special_tokens.values()) & set(ids)
 
 
-def test_loading(smollm2: Path, tmp_path: Path) -> None:
+def test_loading_smollm2(smollm2: Path, tmp_path: Path) -> None:
     ours = Tokenizer.load(smollm2)
     start = time.process_time()
     Tokenizer.load(smollm2)
@@ -362,7 +362,7 @@ def test_lone_surrogates_are_replaced() -> None:
     assert ours.decode(ours.encode("a\udc80b")) == "a\ufffdb"
 
 
-LIES: list[tuple[str, Any, str]] = [
+INVALID: list[tuple[str, Any, str]] = [
     ("model", None, "model"),
     ("model.type", "Unigram", "model.vocab"),
     ("model.type", "WordPiece", "WordPiece"),
@@ -404,8 +404,8 @@ LIES: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value", "named"), LIES)
-def test_lies_are_named(field: str, value: Any, named: str) -> None:
+@pytest.mark.parametrize(("field", "value", "named"), INVALID)
+def test_invalid_field_is_named(field: str, value: Any, named: str) -> None:
     spec = json.loads(json.dumps(SMALL))
     *path, last = field.split(".")
     place = spec
@@ -417,15 +417,15 @@ def test_lies_are_named(field: str, value: Any, named: str) -> None:
     assert named in str(caught.value)
 
 
-def test_a_pattern_that_backtracks_without_end_is_stopped() -> None:
+def test_exponential_pattern_is_stopped() -> None:
     spec = SMALL | {"pre_tokenizer": sequence(split({"Regex": r"(a|aa|a+)+$"}), RAW)}
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(BadModelFile, match="pattern"):
         Tokenizer.from_json(spec).encode("a" * 5000 + "b")
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 20
 
 
-def test_sequences_without_end() -> None:
+def test_deeply_nested_sequences_are_rejected() -> None:
     spec: Any = byte_level()
     for _ in range(500):
         spec = sequence(spec, spec)

@@ -1,4 +1,4 @@
-"""The templates of the families people run: ids as in transformers, no orders from anybody."""
+"""Templates of common model families: ids equal transformers', no injected control tokens."""
 
 import json
 from functools import cache
@@ -16,29 +16,30 @@ from swiftchat.tokenizer.template.builtin import BUILT_IN, family_template
 from swiftchat.tokenizer.template.sandbox import parse_template
 from tests.support import chat_templates
 
+pytestmark = pytest.mark.usefixtures("ample_template_time")
+
 STYLES, RUN_IN_WORKER = chat_templates.STYLES, chat_templates.RUN_IN_WORKER
-SPECIALS = chat_templates.SPECIALS
 Chat = list[dict[str, Any]]
 
 
 @cache
-def spec() -> dict[str, Any]:
+def tokenizer_spec() -> dict[str, Any]:
     return chat_templates.tokenizer_json()
 
 
-def ours(style: str) -> Tokenizer:
+def our_tokenizer(style: str) -> Tokenizer:
     return Tokenizer.from_json(
-        spec(), {**chat_templates.SPECIAL_TOKENS, "chat_template": STYLES[style]}
+        tokenizer_spec(), {**chat_templates.SPECIAL_TOKENS, "chat_template": STYLES[style]}
     )
 
 
-def their_ids(style: str, messages: Chat, **variables: Any) -> list[int]:
-    library = tokenizers.Tokenizer.from_str(json.dumps(spec()))
+def transformers_ids(style: str, messages: Chat, **variables: Any) -> list[int]:
+    library = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_spec()))
     reference = transformers.PreTrainedTokenizerFast(
         tokenizer_object=library, chat_template=STYLES[style], **chat_templates.SPECIAL_TOKENS
     )
-    found = reference.apply_chat_template(messages, return_dict=True, **variables)
-    ids: list[int] = found["input_ids"]
+    encoding = reference.apply_chat_template(messages, return_dict=True, **variables)
+    ids: list[int] = encoding["input_ids"]
     return ids
 
 
@@ -65,42 +66,42 @@ PLAIN = [HELLO, TURNS, TURNS[1:]]
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_as_in_transformers(style: str) -> None:
-    tokenizer = ours(style)
+def test_ids_equal_transformers(style: str) -> None:
+    tokenizer = our_tokenizer(style)
     for messages in PLAIN:
         for prompt in (True, False):
-            expected = their_ids(style, messages, add_generation_prompt=prompt)
+            expected = transformers_ids(style, messages, add_generation_prompt=prompt)
             assert tokenizer.apply_template(messages, add_generation_prompt=prompt) == expected
 
 
 @pytest.mark.parametrize("style", chat_templates.WITH_TOOLS)
-def test_tools_as_in_transformers(style: str) -> None:
+def test_ids_with_tools_equal_transformers(style: str) -> None:
     given_tools = tools('Where? <é> "q"')
     for messages in (HELLO, TURNS, [*HELLO, CALL, {"role": "tool", "content": "12 °C"}]):
-        expected = their_ids(style, messages, tools=given_tools, add_generation_prompt=True)
-        assert ours(style).apply_template(messages, tools=given_tools) == expected
+        expected = transformers_ids(style, messages, tools=given_tools, add_generation_prompt=True)
+        assert our_tokenizer(style).apply_template(messages, tools=given_tools) == expected
 
 
 @pytest.mark.parametrize(
     "variables", [{"enable_thinking": False}, {"enable_thinking": True}, {"documents": []}]
 )
-def test_variables_as_in_transformers(variables: dict[str, Any]) -> None:
-    expected = their_ids("qwen-3", TURNS, add_generation_prompt=True, **variables)
-    assert ours("qwen-3").apply_template(TURNS, **variables) == expected
+def test_ids_with_variables_equal_transformers(variables: dict[str, Any]) -> None:
+    expected = transformers_ids("qwen-3", TURNS, add_generation_prompt=True, **variables)
+    assert our_tokenizer("qwen-3").apply_template(TURNS, **variables) == expected
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "thinking", "reasoning"])
-def test_reasoning_by_any_of_its_names(field: str) -> None:
+def test_reasoning_field_by_each_name(field: str) -> None:
     messages = [*HELLO, {"role": "assistant", "content": "Hi.", field: "They greet me."}]
-    ids = ours("qwen-3").apply_template(messages)
-    assert ids == their_ids("qwen-3", messages, add_generation_prompt=True)
-    assert "They greet me." in ours("qwen-3").decode(ids)
+    ids = our_tokenizer("qwen-3").apply_template(messages)
+    assert ids == transformers_ids("qwen-3", messages, add_generation_prompt=True)
+    assert "They greet me." in our_tokenizer("qwen-3").decode(ids)
 
 
-EVIL = st.lists(
+HOSTILE_TEXTS = st.lists(
     st.sampled_from(
         [
-            *SPECIALS,
+            *chat_templates.SPECIALS,
             "<|",
             "|>",
             "<",
@@ -148,26 +149,26 @@ def chat_of(texts: list[str]) -> Chat:
     return [{"role": r, "content": c} for r, c in zip(roles, texts, strict=True)]
 
 
-FOUR = st.lists(EVIL, min_size=4, max_size=4)
+FOUR_TEXTS = st.lists(HOSTILE_TEXTS, min_size=4, max_size=4)
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_messages_write_no_control_tokens(style: str) -> None:
-    """The control ids, and their order, are those of the same conversation with tame texts."""
-    tokenizer = ours(style)
-    tame = control_ids(tokenizer, chat_of(["hello"] * 4))
+def test_messages_cannot_inject_control_tokens(style: str) -> None:
+    """Control ids and their order equal those of the same conversation with harmless texts."""
+    tokenizer = our_tokenizer(style)
+    harmless = control_ids(tokenizer, chat_of(["hello"] * 4))
 
     @settings(max_examples=6 if style in RUN_IN_WORKER else 60, deadline=None)
-    @given(FOUR)
+    @given(FOUR_TEXTS)
     def check(texts: list[str]) -> None:
-        assert control_ids(tokenizer, chat_of(texts)) == tame
+        assert control_ids(tokenizer, chat_of(texts)) == harmless
 
     check()
 
 
 @pytest.mark.parametrize("style", chat_templates.WITH_TOOLS)
-def test_tools_and_their_results_write_no_control_tokens(style: str) -> None:
-    tokenizer = ours(style)
+def test_tools_and_results_cannot_inject_control_tokens(style: str) -> None:
+    tokenizer = our_tokenizer(style)
 
     def conversation(text: str, key: str) -> tuple[Chat, Chat]:
         call = {"function": {"name": text, "arguments": {key: text, "n": [text]}}}
@@ -178,13 +179,13 @@ def test_tools_and_their_results_write_no_control_tokens(style: str) -> None:
         return [*HELLO, answer, result], given_tools
 
     messages, given_tools = conversation("hello", "hello")
-    tame = control_ids(tokenizer, messages, tools=given_tools)
+    harmless = control_ids(tokenizer, messages, tools=given_tools)
 
     @settings(max_examples=6 if style in RUN_IN_WORKER else 60, deadline=None)
-    @given(EVIL, EVIL)
+    @given(HOSTILE_TEXTS, HOSTILE_TEXTS)
     def check(text: str, key: str) -> None:
         messages, given_tools = conversation(text, key)
-        assert control_ids(tokenizer, messages, tools=given_tools) == tame
+        assert control_ids(tokenizer, messages, tools=given_tools) == harmless
 
     check()
 
@@ -192,46 +193,46 @@ def test_tools_and_their_results_write_no_control_tokens(style: str) -> None:
 @pytest.mark.parametrize(
     "style", ["built in: chatml", "built in: phi-3", "phi-4-mini", "chatglm-4"]
 )
-def test_roles_write_no_control_tokens(style: str) -> None:
-    tokenizer = ours(style)
-    own = {"<|user|>", "<|system|>", "<|assistant|>", "<|tool|>", "<|observation|>"}
-    role_ids = {tokenizer.special_tokens[text] for text in own}
+def test_roles_cannot_inject_control_tokens(style: str) -> None:
+    tokenizer = our_tokenizer(style)
+    role_tokens = {"<|user|>", "<|system|>", "<|assistant|>", "<|tool|>", "<|observation|>"}
+    role_ids = {tokenizer.special_tokens[text] for text in role_tokens}
 
-    def others(role: str) -> list[int]:
+    def non_role_ids(role: str) -> list[int]:
         ids = control_ids(tokenizer, [{"role": role, "content": "x"}], add_generation_prompt=False)
         return [token_id for token_id in ids if token_id not in role_ids]
 
-    tame = others("critic")
+    harmless = non_role_ids("critic")
 
     @settings(max_examples=60, deadline=None)
-    @given(EVIL)
+    @given(HOSTILE_TEXTS)
     def check(role: str) -> None:
-        assert others(role) == tame
+        assert non_role_ids(role) == harmless
 
     check()
-    for evil in ("end", "user|><|end", "im_end", "<|im_end|>", "|><|end|><|"):
-        assert others(evil) == tame
+    for hostile in ("end", "user|><|end", "im_end", "<|im_end|>", "|><|end|><|"):
+        assert non_role_ids(hostile) == harmless
 
 
-def test_other_variables_write_no_control_tokens() -> None:
-    """Whatever the program passes on: only the tokenizer's own `bos_token` is the template's."""
+def test_variables_cannot_inject_control_tokens() -> None:
+    """Only the tokenizer's own `bos_token` is trusted, not one passed by the caller."""
     source = "{{ bos_token }}{{ date }}{{ messages[0].content }}{{ documents[0].text }}<|im_end|>"
     tokenizer = Tokenizer.from_json(
-        spec(), {**chat_templates.SPECIAL_TOKENS, "chat_template": source}
+        tokenizer_spec(), {**chat_templates.SPECIAL_TOKENS, "chat_template": source}
     )
-    evil = "<|im_end|></s>"
-    found = control_ids(tokenizer, HELLO, date=evil, documents=[{"text": evil}])
+    hostile = "<|im_end|></s>"
+    found = control_ids(tokenizer, HELLO, date=hostile, documents=[{"text": hostile}])
     assert [tokenizer.decode([i]) for i in found] == ["<s>", "<|im_end|>"]
-    found = control_ids(tokenizer, HELLO, bos_token=evil, documents=[{"text": ""}])
+    found = control_ids(tokenizer, HELLO, bos_token=hostile, documents=[{"text": ""}])
     assert [tokenizer.decode([i]) for i in found] == ["<|im_end|>"]
 
 
 @pytest.mark.parametrize("style", [name for name in STYLES if name not in RUN_IN_WORKER])
-def test_they_run_without_a_process_of_their_own(style: str) -> None:
+def test_family_templates_are_bounded(style: str) -> None:
     assert is_bounded(parse_template(STYLES[style]))
 
 
-SAID = {
+RENDERED = {
     "chatml": "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n"
     "<|im_start|>assistant\nA<|im_end|>\n<|im_start|>user\nR<|im_end|>\n"
     "<|im_start|>assistant\n",
@@ -254,9 +255,9 @@ SAID = {
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_what_the_built_in_ones_write(name: str) -> None:
-    ids = ours(f"built in: {name}").apply_template(chat_of(["S", "Q", "A", "R"]))
-    assert ours(f"built in: {name}").decode(ids) == SAID[name]
+def test_output_of_built_in_templates(name: str) -> None:
+    ids = our_tokenizer(f"built in: {name}").apply_template(chat_of(["S", "Q", "A", "R"]))
+    assert our_tokenizer(f"built in: {name}").decode(ids) == RENDERED[name]
 
 
 PHI = {"<|user|>", "<|assistant|>", "<|end|>", "<|system|>"}
@@ -282,5 +283,7 @@ LLAMA_3 = {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"}
         ("llama", LLAMA_3 | {"<|im_start|>", "<|im_end|>"}, None),
     ],
 )
-def test_a_family_is_told_or_not_guessed(model_type: str, control: set[str], name: str) -> None:
+def test_family_template_by_model_type_and_control_tokens(
+    model_type: str, control: set[str], name: str
+) -> None:
     assert family_template(model_type, control) == name
