@@ -51,14 +51,14 @@ def assemble(shard: Shard, placement: Placement, dtype: torch.dtype) -> DecoderW
 
 class _Assembler:
     def __init__(self, shard: Shard, placement: Placement, dtype: torch.dtype) -> None:
-        self._share = shard
+        self._shard = shard
         self._config = shard.config
         self._placement = placement
         self._dtype = dtype
         self._outside = [*tensors_before_layers(shard.config), *tensors_after_layers(shard.config)]
 
     def decoder_weights(self) -> DecoderWeights:
-        layers = [self._layer(i) for i in range(*self._share.layers)]
+        layers = [self._layer(i) for i in range(*self._shard.layers)]
         embed = self._matrix("embed", is_table=True)
         return DecoderWeights(
             embed=embed,
@@ -112,7 +112,7 @@ class _Assembler:
 
     def _separate_experts(self, i: int) -> Iterator[Expert]:
         """The experts of a checkpoint that has tensors for each of them."""
-        parts = self._share.slices
+        parts = self._shard.slices
 
         def weight(expert: int, *canonical: str) -> LinearWeight:
             pairs = [
@@ -163,6 +163,6 @@ class _Assembler:
         return [
             (tensor_name(self._config, name, layer, number), part)
             for name in canonical
-            if name in known and (part := self._share.slices[name]) is not None
-            for number in self._share.indices(name)
+            if name in known and (part := self._shard.slices[name]) is not None
+            for number in self._shard.indices(name)
         ]
