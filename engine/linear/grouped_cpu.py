@@ -70,7 +70,7 @@ class Int4Weight(LinearWeight):
     ) -> "Int4Weight":
         """Pack the bytes that `values(start, stop)` returns for these rows, one a value.
 
-        In numpy: torch's threads are no help here, and wait where the cores are in use.
+        In numpy: torch's threads do not speed this up, and wait for busy cores.
         """
         num_rows, num_columns = shape
         order = _row_order()

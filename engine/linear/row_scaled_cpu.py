@@ -88,8 +88,8 @@ class Float8Weight(RowScaledWeight):
 def e4m3_to_bfloat16(bits: Tensor) -> Tensor:
     """Convert e4m3 numbers, given as int8 bits, to bfloat16, exactly; NaNs are not supported.
 
-    Exponent and fraction moved to bfloat16's place mean the same numbers times 2^-120, subnormal
-    ones too. Torch's own conversion takes three times as long.
+    Exponent and fraction shifted to bfloat16's position are the same numbers times 2^-120, also
+    subnormal ones. Torch's own conversion takes three times as long.
     """
     shifted = bits.to(torch.int16).bitwise_left_shift_(4).bitwise_and_(-0x7810)
     return shifted.view(torch.bfloat16).mul_(2.0**120)

@@ -2,7 +2,7 @@
 
 The project declares torch >=2.6,<2.14. Every function here was checked with torch 2.13.0 only;
 `tests/engine/linear/test_torch_private.py` compares each with the public expression that its
-docstring names, and finds out whether another version has it.
+docstring names, and fails on a version that lacks it.
 """
 
 import warnings
@@ -80,7 +80,7 @@ def matmul_fp8_cuda(
 
 
 def trace(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Callable[..., Tensor]:
-    """Trace `function` with `torch.jit.trace`, without a check run, and return what replays it.
+    """Trace `function` with `torch.jit.trace`, without a check run; return the traced function.
 
     Public but deprecated and untyped. Checked with torch 2.13.0 up to Python 3.13. Public
     equivalent: `function` itself.

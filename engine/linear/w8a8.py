@@ -8,40 +8,18 @@ token does not depend on the other tokens of the batch.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.linear.weight import LinearWeight, WrappedWeight
 from swiftchat.weights.quantization.scheme import ActivationQuantization
 from swiftchat.weights.quantization.stored_tensor import StoredTensor
 
 
 @dataclass(frozen=True)
-class W8A8Weight(LinearWeight):
+class W8A8Weight(WrappedWeight):
     """`weight`, multiplied with activations that are quantized by `scheme`."""
 
-    weight: LinearWeight
     scheme: ActivationQuantization
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.weight.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.weight.dtype
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return self.weight.tensors
-
-    @property
-    def owned_tensors(self) -> list[Tensor]:
-        return self.weight.owned_tensors
-
-    @property
-    def is_quantized(self) -> bool:
-        return self.weight.is_quantized
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return self.weight.matmul_w8a8(x, self.scheme, bias)

@@ -103,15 +103,14 @@ class LinearWeight(Protocol):
 
 
 @dataclass(frozen=True)
-class ReorderedWeight(LinearWeight):
-    """The rows `order` of a weight whose packed layout does not allow them to be moved."""
+class WrappedWeight(LinearWeight):
+    """The base of weights that hold another one and change its matmul."""
 
     weight: LinearWeight
-    order: Tensor
 
     @property
     def shape(self) -> tuple[int, int]:
-        return len(self.order), self.weight.shape[1]
+        return self.weight.shape
 
     @property
     def dtype(self) -> torch.dtype:
@@ -120,6 +119,25 @@ class ReorderedWeight(LinearWeight):
     @property
     def tensors(self) -> list[Tensor]:
         return self.weight.tensors
+
+    @property
+    def owned_tensors(self) -> list[Tensor]:
+        return self.weight.owned_tensors
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.weight.is_quantized
+
+
+@dataclass(frozen=True)
+class ReorderedWeight(WrappedWeight):
+    """The rows `order` of a weight whose packed layout does not allow them to be moved."""
+
+    order: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.order), self.weight.shape[1]
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         out = self.weight.matmul(x)[:, self.order]

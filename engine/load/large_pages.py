@@ -26,10 +26,10 @@ class LargePages:
         used_bytes = -(-tensor.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         if used_bytes > len(self._free):
             self._free = _region(max(used_bytes, _REGION_BYTES))
-        here = self._free[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        moved = self._free[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         self._free = self._free[used_bytes:]
-        here.copy_(tensor)
-        tensor.set_(here.untyped_storage(), here.storage_offset(), here.shape, here.stride())
+        moved.copy_(tensor)
+        tensor.set_(moved.untyped_storage(), moved.storage_offset(), moved.shape, moved.stride())
 
 
 def _region(nbytes: int) -> Tensor:

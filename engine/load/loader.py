@@ -221,7 +221,7 @@ def _quantized_loads(
     device: torch.device,
     factory: WeightFactory,
 ) -> list[Callable[[], Any]]:
-    """Functions that load what `assemble` requests of quantized tensors, in its order."""
+    """Functions that load the quantized tensors that `assemble` requests, in its order."""
     requests = _RequestList(shard, factory)
     assemble(shard, requests, dtype)
     loads: list[Callable[[], Any]] = []

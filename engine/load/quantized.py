@@ -78,8 +78,8 @@ def dequantize(
             array = as_float32(checkpoint.read(name), checkpoint.tensors[name].dtype)
             return torch.from_numpy(array).to(dtype).to(device)
         tensor = checkpoint.quantized[name]
-        pieces = [torch.from_numpy(chunk).to(dtype).to(device) for chunk in tensor.chunks()]
-        return torch.cat(pieces).view(tensor.shape)
+        chunks = [torch.from_numpy(chunk).to(dtype).to(device) for chunk in tensor.chunks()]
+        return torch.cat(chunks).view(tensor.shape)
 
     slices = [
         tensor.narrow(part.axis, start, end - start)
