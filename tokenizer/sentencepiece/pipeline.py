@@ -1,7 +1,8 @@
 """Build the pipeline of a `tokenizer.model`."""
 
+import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from swiftchat.tokenizer.core.added_tokens import AddedToken
@@ -45,25 +46,14 @@ def sentencepiece_pipeline(
         if piece.text not in special
         and piece.kind in (PieceKind.NORMAL, PieceKind.USER_DEFINED, PieceKind.UNUSED)
     }
-    user_defined = [piece.text for piece in pieces.values() if piece.kind == PieceKind.USER_DEFINED]
     normalize = model.make_normalizer(special)
+    split: Callable[[str], list[str]]
     if model.is_unigram:
         pieces = {n: piece for n, piece in pieces.items() if piece.kind != PieceKind.UNUSED}
         split = _unigram(model, pieces.values()).split
         pattern = None
     else:
-        bpe = SentencePieceBpe(
-            {piece.text: piece.score for piece in pieces.values()},
-            user_defined,
-            {piece.text for piece in pieces.values() if piece.kind == PieceKind.UNUSED},
-        )
-        split = bpe.split
-        texts = {piece.text for piece in pieces.values()}
-        # Without byte fallback, adjacent unknown characters are one token and must not be cut.
-        cuts = not bpe.has_unused and (model.byte_ids is not None or "▁" in texts)
-        pattern = (
-            word_pattern(texts, cut_single_characters=model.byte_ids is not None) if cuts else None
-        )
+        split, pattern = _bpe(model, pieces.values())
     # Unused pieces are split again, or unknown.
     ids_of_text = {p.text: n for n, p in pieces.items() if p.kind != PieceKind.UNUSED}
     ids = PieceIds(ids_of_text, model.unknown_id, model.byte_ids)
@@ -85,6 +75,23 @@ def sentencepiece_pipeline(
             strips_more=spec.remove_extra_whitespaces,
         ),
     )
+
+
+def _bpe(
+    model: SentencePieceModel, pieces: Collection[Piece]
+) -> tuple[Callable[[str], list[str]], re.Pattern[str] | None]:
+    """Return the split function, and the pattern of the words to which it can be applied."""
+    bpe = SentencePieceBpe(
+        {piece.text: piece.score for piece in pieces},
+        [piece.text for piece in pieces if piece.kind == PieceKind.USER_DEFINED],
+        {piece.text for piece in pieces if piece.kind == PieceKind.UNUSED},
+    )
+    texts = {piece.text for piece in pieces}
+    has_bytes = model.byte_ids is not None
+    # Without byte fallback, adjacent unknown characters are one token and must not be cut.
+    if bpe.has_unused or not (has_bytes or "▁" in texts):
+        return bpe.split, None
+    return bpe.split, word_pattern(texts, cut_single_characters=has_bytes)
 
 
 def _unigram(model: SentencePieceModel, pieces: Iterable[Piece]) -> SentencePieceUnigram:
