@@ -86,7 +86,7 @@ def test_two_gptq_models_in_one_directory_raise_an_error(tmp_path: Path) -> None
     quantized_model(folder, *FORMATS["gptq-3"])
     (folder / "model.safetensors").rename(folder / "model-3bit-128g.safetensors")
     shutil.copy(folder / "model-3bit-128g.safetensors", folder / "model-3bit-32g.safetensors")
-    with pytest.raises(BadModelFile, match=r"model-3bit-128g.safetensors or model-3bit-32g"):
+    with pytest.raises(BadModelFile, match=r"model-3bit-128g.safetensors and model-3bit-32g"):
         convert(folder, tmp_path / "out")
 
 
