@@ -12,11 +12,13 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile
 
-__all__ = ["MAX_BYTES", "GlobalName", "PickledObject", "load"]
+__all__ = ["MAX_BYTES", "OTHER_FORMAT_HINT", "GlobalName", "PickledObject", "load"]
 
 # Far above the pickles of the largest checkpoints, optimizer state included.
 MAX_BYTES = 16 * 1024 * 1024
 _MAX_OPERATIONS = 2_000_000
+
+OTHER_FORMAT_HINT = "use a safetensors or GGUF version of the model"
 
 _MARK = object()
 
@@ -136,7 +138,7 @@ class _Machine:
             raise BadModelFile(
                 f"{self._where}: the pickle refers to {name[:120]}, which no checkpoint "
                 "needs; nothing was executed",
-                "use a safetensors or GGUF version of the model",
+                OTHER_FORMAT_HINT,
             )
         self.stack.append(GlobalName(name))
 

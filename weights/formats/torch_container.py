@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.files.reading import reject_other_content
-from swiftchat.weights.formats.safe_pickle import MAX_BYTES, GlobalName, load
+from swiftchat.weights.formats.safe_pickle import MAX_BYTES, OTHER_FORMAT_HINT, GlobalName, load
 
 __all__ = ["FileSpan", "read_container", "zip_members"]
 
@@ -57,7 +57,7 @@ def read_container(
     problem = "not a file of torch.save"
     if start[257:262] == b"ustar":
         problem = "a tar archive, the first format of torch.save, which is not supported"
-    raise BadModelFile(f"{path}: {problem}", "use a safetensors or GGUF version of the model")
+    raise BadModelFile(f"{path}: {problem}", OTHER_FORMAT_HINT)
 
 
 def _read_zip(path: Path, file: BinaryIO) -> tuple[bytes, dict[str, FileSpan]]:
@@ -154,9 +154,7 @@ def _read_legacy(
         return load(pickles, str(path), is_known, lambda name, arguments: {}, add_storage)
 
     if next_pickle() != _MAGIC:
-        raise BadModelFile(
-            f"{path}: a pickle, but not of torch.save", "use a safetensors version of the model"
-        )
+        raise BadModelFile(f"{path}: a pickle, but not of torch.save", OTHER_FORMAT_HINT)
     if next_pickle() != _VERSION:
         raise BadModelFile(f"{path}: expected version {_VERSION} of torch.save's older format")
     machine = next_pickle()
