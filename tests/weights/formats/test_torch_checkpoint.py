@@ -254,6 +254,12 @@ def test_invalid_archive_raises_an_error(
         ),
         (
             b"PK\3\4"
+            + bytes(17 * 2**20)
+            + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 9, 9, 17 * 2**20, 4, 0),
+            "a directory of more than 16777216 bytes",
+        ),
+        (
+            b"PK\3\4"
             + struct.pack("<4sLQL", b"PK\6\7", 0, 2**63, 1)
             + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 9, 9, 0, 0, 0),
             "damaged zip archive",
