@@ -1,4 +1,4 @@
-"""Terminals attached to engines that run by themselves."""
+"""Engines that serve terminals over a socket, and clients that connect to them."""
 
 import shutil
 import threading

@@ -120,16 +120,16 @@ def test_ids_of_stages_equal_the_cpus(
         pytest.param(2, 2, marks=pytest.mark.gpus(4)),
     ],
 )
-@pytest.mark.parametrize("form", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("scheme", ["int8", "int4", "fp8"])
 def test_ids_of_quantized_weights_equal_the_cpus(
-    form: str, tp: int, pp: int, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    scheme: str, tp: int, pp: int, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scales in bfloat16, which the kernels represent exactly; four ranks have 32 columns each."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     sizes = {**WIDE, "hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 4}
     tiny.make("llama", tmp_path / "in", **sizes)
     folder = tmp_path / "out"
-    convert(tmp_path / "in", folder, dtype="bfloat16", quantization=QuantizationSpec(form))
+    convert(tmp_path / "in", folder, dtype="bfloat16", quantization=QuantizationSpec(scheme))
     config = EngineConfig(
         device="cuda", dtype="float32", block_size=tiny.BLOCK_SIZE, chunk_tokens=16, tp=tp, pp=pp
     )

@@ -60,9 +60,9 @@ SIZES = {
 }
 
 
-def make(family: str, form: str, folder: Path, group_size: int = 32, **sizes: int) -> Path:
+def make(family: str, scheme: str, folder: Path, group_size: int = 32, **sizes: int) -> Path:
     tiny.make(family, folder / "in", **{**SIZES, **sizes})
-    convert(folder / "in", folder / "out", quantization=QuantizationSpec(form, group_size))
+    convert(folder / "in", folder / "out", quantization=QuantizationSpec(scheme, group_size))
     return folder / "out"
 
 
@@ -79,19 +79,19 @@ def benches(folder: Path, tp: int) -> list[tiny.Bench]:
     return assert_ranks_equal_one(folder, tp, num_new=NUM_NEW)
 
 
-@pytest.mark.parametrize("form", WEIGHT_ONLY)
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY)
 @pytest.mark.parametrize(
     ("rows", "columns"), [([(0, 16), (40, 41)], [(32, 64)]), ([(5, 9)], [(64, 128), (192, 224)])]
 )
 def test_slice_of_a_quantized_matrix_equals_slice_of_its_values(
-    form: str, rows: list[tuple[int, int]], columns: list[tuple[int, int]]
+    scheme: str, rows: list[tuple[int, int]], columns: list[tuple[int, int]]
 ) -> None:
-    kept, meant = random_quantized(form, 48, 256)
+    quantized, values = random_quantized(scheme, 48, 256)
     for axis, spans in ((0, rows), (1, columns)):
-        part = slice_matrix(kept, axis, spans)
-        assert part is not None
-        expected = torch.cat([meant.narrow(axis, a, b - a) for a, b in spans], axis)
-        weight = quantized_weight([part], torch.float32)
+        sliced = slice_matrix(quantized, axis, spans)
+        assert sliced is not None
+        expected = torch.cat([values.narrow(axis, a, b - a) for a, b in spans], axis)
+        weight = quantized_weight([sliced], torch.float32)
         assert weight is not None
         found = weight.matmul(torch.eye(expected.shape[1])).T
         assert torch.equal(found.double(), expected)
@@ -100,23 +100,23 @@ def test_slice_of_a_quantized_matrix_equals_slice_of_its_values(
 def test_slicing_inside_groups_makes_smaller_groups() -> None:
     rng = np.random.default_rng(0)
     scale, zero = rng.random((2, 4, 2), np.float32)
-    kept = Int4(rng.integers(0, 256, (4, 128), np.uint8), scale, zero)
-    part = slice_matrix(kept, 1, [(96, 192)])
-    assert isinstance(part, Int4) and part.scale.shape == (4, 3)  # of 32 columns
-    assert np.array_equal(part.scale, scale[:, [0, 1, 1]])
-    assert np.array_equal(part.zero_point, zero[:, [0, 1, 1]])
-    assert np.array_equal(part.values, kept.values[:, 48:96])
-    assert slice_matrix(kept, 1, [(3, 128)]) is None
+    quantized = Int4(rng.integers(0, 256, (4, 128), np.uint8), scale, zero)
+    sliced = slice_matrix(quantized, 1, [(96, 192)])
+    assert isinstance(sliced, Int4) and sliced.scale.shape == (4, 3)  # of 32 columns
+    assert np.array_equal(sliced.scale, scale[:, [0, 1, 1]])
+    assert np.array_equal(sliced.zero_point, zero[:, [0, 1, 1]])
+    assert np.array_equal(sliced.values, quantized.values[:, 48:96])
+    assert slice_matrix(quantized, 1, [(3, 128)]) is None
 
 
 @pytest.mark.parametrize(
-    ("family", "form"),
+    ("family", "scheme"),
     [("llama-tied", "int8"), ("phi3", "int4"), ("gpt-neox", "fp8"), ("qwen3-moe", "int4")],
 )
-def test_shards_of_four_ranks_stay_packed(family: str, form: str, tmp_path: Path) -> None:
+def test_shards_of_four_ranks_stay_packed(family: str, scheme: str, tmp_path: Path) -> None:
     """Two KV heads, each on two ranks; fused q k v, also interleaved; experts."""
     narrow = {"moe_intermediate_size": 128, "head_dim": 16} if "moe" in family else {}
-    folder = make(family, form, tmp_path, **narrow)
+    folder = make(family, scheme, tmp_path, **narrow)
     assert all(map(is_packed, benches(folder, 4)))
 
 
@@ -141,13 +141,13 @@ def test_groups_are_sliced_or_dequantized_on_several_ranks(tmp_path: Path) -> No
         assert isinstance(first.o, PlainWeight) and isinstance(first.down, Int4Weight)
 
 
-@pytest.mark.parametrize("form", ["gptq", "awq", "compressed-w8a8", "fp8-blocks"])
-def test_other_quantized_formats_on_two_ranks(tmp_path: Path, form: str) -> None:
-    settings, pack = (GPTQ, gptq(4)) if form == "gptq" else SOURCES[form]
+@pytest.mark.parametrize("scheme", ["gptq", "awq", "compressed-w8a8", "fp8-blocks"])
+def test_other_quantized_formats_on_two_ranks(tmp_path: Path, scheme: str) -> None:
+    settings, pack = (GPTQ, gptq(4)) if scheme == "gptq" else SOURCES[scheme]
     quantized_model(tmp_path / "in", settings, pack)
     for bench in benches(tmp_path / "in", 2):
         layer = bench.decoder.weights.layers[0]
-        assert isinstance(layer.qkv, PlainWeight) == (form == "fp8-blocks")
+        assert isinstance(layer.qkv, PlainWeight) == (scheme == "fp8-blocks")
 
 
 @pytest.mark.parametrize("family", ["llama-biases", "stablelm"])
@@ -220,8 +220,8 @@ def test_auto_tp_counts_quantized_bytes(tmp_path: Path, monkeypatch: pytest.Monk
     for kernels in (True, False):
         assert resolve_tp(EngineConfig(tp="auto", dtype="float16", kernels=kernels), folder) == 1
     model = Model.open(folder)
-    forms = packed_schemes(model.quantized_tensors)
-    assert counted == [gpu_weight_bytes(Shard(model.config), forms, 2), None]
+    schemes = packed_schemes(model.quantized_tensors)
+    assert counted == [gpu_weight_bytes(Shard(model.config), schemes, 2), None]
     dummy = EngineConfig(tp="auto", dummy="llama-3.2-1b:int4")
     assert resolve_tp(dummy, Path()) == 1 and resolve_tp(replace(dummy, kernels=False), Path()) == 1
     assert counted[3] is None

@@ -94,7 +94,7 @@ def test_launch_from_environment(environ: dict[str, str], expected: Launch) -> N
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"RANK": "8"}, "RANK is 8 and WORLD_SIZE is 8"),
         ({"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many'"),
@@ -102,6 +102,6 @@ def test_launch_from_environment(environ: dict[str, str], expected: Launch) -> N
         ({"MASTER_PORT": ""}, "MASTER_PORT is ''"),
     ],
 )
-def test_invalid_launcher_variable_raises(change: dict[str, str], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_invalid_launcher_variable_raises(change: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Launch.from_environment(_TORCHRUN | change)

@@ -112,18 +112,18 @@ def wait_until_decoding(client: EngineClient) -> None:
         pass
 
 
-def assert_reported(client: EngineClient, kind: type[SwiftchatError], words: str) -> None:
+def assert_reported(client: EngineClient, kind: type[SwiftchatError], message: str) -> None:
     """Check that waiting or generating raises the error."""
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=message):
         client.wait_ready()
         while True:
             collect(client.generate([5], ENDLESS))
 
 
-def assert_ranks_lost(client: EngineClient, pids: Iterable[int], words: str) -> None:
+def assert_ranks_lost(client: EngineClient, pids: Iterable[int], message: str) -> None:
     """Check that the client raises the error within REPORTED_S and all processes end."""
     began = time.monotonic()
-    assert_reported(client, DeviceError, words)
+    assert_reported(client, DeviceError, message)
     wait_until(lambda: all(map(has_ended, pids)))
     assert time.monotonic() - began < REPORTED_S
 
@@ -163,8 +163,8 @@ def test_error_names_a_stopped_rank(folder: Path) -> None:
             when(client)
             os.kill(pids[rank], signal.SIGSTOP)
             all_pids.append(pids.values())
-        for client, pids_of_one, (_, _, who) in zip(clients, all_pids, cases, strict=True):
-            assert_ranks_lost(client, pids_of_one, f"{who} was stopped: SIGSTOP")
+        for client, pids_of_one, (_, _, process) in zip(clients, all_pids, cases, strict=True):
+            assert_ranks_lost(client, pids_of_one, f"{process} was stopped: SIGSTOP")
 
 
 _WRONG_DIGEST = """
@@ -195,7 +195,7 @@ distributed.distributed_argmax = full
 
 
 @pytest.mark.parametrize(
-    ("rank", "fault", "kind", "words"),
+    ("rank", "fault", "kind", "message"),
     [
         (1, _WRONG_DIGEST, DeviceError, "rank 1: sampled other tokens than rank 0"),
         (
@@ -220,7 +220,7 @@ def test_error_on_one_rank_names_the_rank(
     rank: int,
     fault: str,
     kind: type[SwiftchatError],
-    words: str,
+    message: str,
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -228,7 +228,7 @@ def test_error_on_one_rank_names_the_rank(
     inject_fault(monkeypatch, tmp_path / "fault", rank, fault)
     with EngineClient(TWO, folder) as client:
         pids = all_ranks(client, 2)
-        assert_reported(client, kind, words)
+        assert_reported(client, kind, message)
         wait_until(lambda: all(map(has_ended, pids.values())))
 
 

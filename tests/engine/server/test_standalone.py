@@ -229,8 +229,8 @@ def namespaces() -> Iterator[list[str]]:
     names = [f"swiftchat-{os.getpid()}-{number}" for number in range(2)]
     cable = [f"sc{os.getpid()}n{number}" for number in range(2)]
 
-    def ip(*words: str) -> bool:
-        return subprocess.run(["ip", *words], capture_output=True).returncode == 0
+    def ip(*arguments: str) -> bool:
+        return subprocess.run(["ip", *arguments], capture_output=True).returncode == 0
 
     if shutil.which("ip") is None or not all(ip("netns", "add", name) for name in names):
         pytest.skip("network namespaces cannot be created")
