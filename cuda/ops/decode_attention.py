@@ -44,7 +44,7 @@ def decode_attention_workspace(gpu: Gpu, max_seqs: int, num_heads: int, head_dim
 
 
 @dataclass(frozen=True)
-class _Layout:
+class Layout:
     """How the kernel is compiled for a head_dim and a number of query heads on each KV head."""
 
     dtype: torch.dtype
@@ -64,8 +64,8 @@ class _Layout:
         group_size: int,
         shared_bytes: int,
         kv_scheme: str | None = None,
-    ) -> "_Layout":
-        """Return the layout for `group_size` query heads and this much shared memory a block."""
+    ) -> "Layout":
+        """Return the layout for `group_size` query heads a KV head and `shared_bytes` a block."""
         padded_dim = next(size for size in _head_dims(dtype, kv_scheme) if size >= head_dim)
         # More than 8 heads with 256 dimensions need too many registers.
         rows = 16 if group_size > 8 and padded_dim < 256 and dtype != torch.float32 else 8
@@ -104,22 +104,15 @@ def _head_dims(dtype: torch.dtype, kv_scheme: str | None = None) -> tuple[int, .
     return _FP32_HEAD_DIMS if dtype == torch.float32 else _HEAD_DIMS
 
 
-def decode_attention_spec(
-    gpu: Gpu, dtype: torch.dtype, head_dim: int, group_size: int, kv_scheme: str | None = None
-) -> KernelSpec:
-    """Return the kernel for `group_size` query heads on each KV head."""
-    return _Layout.of(dtype, head_dim, group_size, gpu.block_shared_bytes, kv_scheme).spec
-
-
 _SMALL, _LARGE = 99 * 1024, 227 * 1024  # sm_86, sm_89, sm_120; data center GPUs
 VARIANTS = [
-    _Layout.of(dtype, head_dim, group_size, shared_bytes).spec
+    Layout.of(dtype, head_dim, group_size, shared_bytes).spec
     for dtype in DTYPE_NAMES
     for head_dim in _head_dims(dtype)
     for group_size in ((4,) if dtype == torch.float32 or head_dim == 256 else (4, 16))
     for shared_bytes in (_SMALL, _LARGE)
 ] + [
-    _Layout.of(*sizes).spec
+    Layout.of(*sizes).spec
     for sizes in (
         (torch.bfloat16, 128, 4, _SMALL // 2, None),
         (torch.bfloat16, 128, 16, _SMALL // 2, None),
@@ -191,7 +184,7 @@ def decode_attention(
 class _Plan:
     """How a launch divides its work."""
 
-    layout: _Layout
+    layout: Layout
     group_size: int
     num_splits: int
     num_blocks: int  # of the grid
@@ -204,13 +197,13 @@ class _Plan:
         num_seqs, num_heads, head_dim = q.shape
         num_kv_heads, block_size = cache.shape[1] // 2, cache.shape[2]
         group_size = num_heads // num_kv_heads
-        layout = _Layout.of(q.dtype, head_dim, group_size, gpu.block_shared_bytes, scheme)
+        layout = Layout.of(q.dtype, head_dim, group_size, gpu.block_shared_bytes, scheme)
         head_tiles = num_kv_heads * -(-group_size // layout.rows)
         visible = min(max_blocks * block_size, window + layout.step if window else 2**31)
         num_splits = _num_splits(gpu, head_tiles * num_seqs, visible, layout.step * layout.warps)
         blocks = head_tiles * num_splits * num_seqs
         if blocks > gpu.num_sms:  # two blocks share a multiprocessor
-            layout = _Layout.of(q.dtype, head_dim, group_size, gpu.sm_shared_bytes // 2, scheme)
+            layout = Layout.of(q.dtype, head_dim, group_size, gpu.sm_shared_bytes // 2, scheme)
         # One block for each multiprocessor and room for two: the next kernel gets a block on each.
         ring_bytes = layout.warps * layout.stages * layout.tile_bytes
         shared_bytes = max(ring_bytes, gpu.sm_shared_bytes // 3)

@@ -20,26 +20,26 @@ def test_gathered_columns_equal_the_whole_matmul(
     gpu: Gpu, dtype, world: int, n: int, hidden: int, columns: int
 ) -> None:
     make, width = Inputs(columns, dtype), -(-columns // (4 * world)) * 4
-    boxes, spaces = peer_buffers(world, n * width), [Workspace(gpu, width) for _ in range(world)]
+    buffers, spaces = peer_buffers(world, n * width), [Workspace(gpu, width) for _ in range(world)]
     x = make.normal(n, hidden, dtype=torch.float32)
     weight, norm = make.normal(world * width, hidden), Norm(make.normal(hidden), 1e-5)
     found = [poisoned(n, columns, dtype=torch.float32) for _ in range(world)]
 
     def work(rank: int) -> None:
         rows = weight[rank * width : min((rank + 1) * width, columns)]
-        linear_send(gpu, x, rows, boxes[rank], spaces[rank], norm=norm)
-        all_gather(gpu, found[rank], boxes[rank], width)
+        linear_send(gpu, x, rows, buffers[rank], spaces[rank], norm=norm)
+        all_gather(gpu, found[rank], buffers[rank], width)
 
     run_on_streams(world, work)
     whole = poisoned(n, columns, dtype=torch.float32)
     linear(gpu, x, weight[:columns], whole, spaces[0], norm=norm)
     assert all(torch.equal(logits, whole) for logits in found)
-    assert hold_only_sentinels(boxes)
+    assert hold_only_sentinels(buffers)
 
 
 def test_wrong_sizes_raise(gpu: Gpu) -> None:
-    box, _ = peer_buffers(2, 64)
+    buffer, _ = peer_buffers(2, 64)
     with pytest.raises(ValueError, match="do not make 100 columns"):
-        all_gather(gpu, torch.zeros(1, 100, device="cuda"), box, 32)
+        all_gather(gpu, torch.zeros(1, 100, device="cuda"), buffer, 32)
     with pytest.raises(ValueError, match="multiples of 4"):
-        all_gather(gpu, torch.zeros(1, 62, device="cuda"), box, 31)
+        all_gather(gpu, torch.zeros(1, 62, device="cuda"), buffer, 31)

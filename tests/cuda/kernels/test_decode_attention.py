@@ -10,8 +10,8 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.decode_attention import (
+    Layout,
     decode_attention,
-    decode_attention_spec,
     decode_attention_workspace,
 )
 from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
@@ -33,13 +33,13 @@ GARBAGE = 2**31 - 9  # an invalid entry of a block table
 def _compiled(gpu: Gpu) -> None:
     """Compile all kernels of this file on all cores."""
     gpu.compile(
-        decode_attention_spec(gpu, dtype, head_dim, group)
+        Layout.of(dtype, head_dim, group, gpu.block_shared_bytes).spec
         for dtype in DTYPES
         for head_dim in (64, 80, 96, 128, 256)
         for group in (4, 16)
     )
     gpu.compile(
-        decode_attention_spec(gpu, dtype, head_dim, group, scheme)
+        Layout.of(dtype, head_dim, group, gpu.block_shared_bytes, scheme).spec
         for scheme in KV_SCHEMES
         for dtype in (torch.bfloat16, torch.float16)
         for head_dim in (64, 96, 128, 256)

@@ -143,10 +143,10 @@ def test_send_to_peer_buffers(
 ) -> None:
     make = Inputs(rows + n, dtype)
     weight, meant = packed(make, scheme, group, rows, k)
-    x, boxes = make.normal(n, k), peer_buffers(3, n * rows)
-    op.linear_send(gpu, x, weight, boxes[1], Workspace(gpu, rows))
-    for box in boxes:
-        assert_close(box.own[1].view(n, rows), x.double() @ meant.T, sums(scheme, dtype, n))
+    x, buffers = make.normal(n, k), peer_buffers(3, n * rows)
+    op.linear_send(gpu, x, weight, buffers[1], Workspace(gpu, rows))
+    for buffer in buffers:
+        assert_close(buffer.own[1].view(n, rows), x.double() @ meant.T, sums(scheme, dtype, n))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
