@@ -35,22 +35,22 @@ class Prompt:
         *before, last = self.spans or (PromptSpan("", (), True),)
         if last.is_control:
             before, last = list(self.spans), PromptSpan("", (), False)
-        written = PromptSpan(last.text + text, (*last.ids, *ids), False)
-        return Prompt((*before, written))
+        span = PromptSpan(last.text + text, (*last.ids, *ids), False)
+        return Prompt((*before, span))
 
 
 def split_at_control_tokens(
     cuts: Iterable[Cut], control_ids: frozenset[int]
 ) -> Iterator[list[Cut]]:
     """Group consecutive cuts `(id or None, start, end)`; a control token is a group of its own."""
-    together: list[Cut] = []
+    group: list[Cut] = []
     for cut in cuts:
         if cut[0] not in control_ids:
-            together.append(cut)
+            group.append(cut)
             continue
-        if together:
-            yield together
+        if group:
+            yield group
         yield [cut]
-        together = []
-    if together:
-        yield together
+        group = []
+    if group:
+        yield group

@@ -120,17 +120,17 @@ class Tokenizer:
         generation = parsed_object(files, "generation_config.json")
         ids = parsed_object(files, "added_tokens.json")
         if is_tiktoken(files[name]):
-            pipeline, own = tiktoken_pipeline(files[name], name, config, ids)
+            pipeline, named = tiktoken_pipeline(files[name], name, config, ids)
         elif name == "vocab.json":
             merges = text_of(files, "merges.txt")
-            pipeline, own = merges_pipeline(parsed(files, name), merges, config, ids)
+            pipeline, named = merges_pipeline(parsed(files, name), merges, config, ids)
         elif name.endswith(".json"):
             return cls.from_json(parsed(files, name), config, generation)
         elif name.endswith(".tiktoken"):
             raise BadModelFile(f"{name} does not begin with a token in base64 and its rank")
         else:
             return cls.from_sentencepiece(files[name], config, generation, ids)
-        return cls._with_config(pipeline, {**own, **config}, generation)
+        return cls._with_config(pipeline, {**named, **config}, generation)
 
     @classmethod
     def from_json(
@@ -159,11 +159,11 @@ class Tokenizer:
         """
         config = config or {}
         model = SentencePieceModel.read(data)
-        own = {"bos_token": model.bos, "eos_token": model.eos}
+        named = {"bos_token": model.bos, "eos_token": model.eos}
         pipeline = sentencepiece_pipeline(
             model, _declared_tokens(model, config, added_tokens or {})
         )
-        return cls._with_config(pipeline, {**own, **config}, generation_config)
+        return cls._with_config(pipeline, {**named, **config}, generation_config)
 
     @classmethod
     def _with_config(
@@ -215,26 +215,26 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Return the text of `ids`; invalid UTF-8 becomes U+FFFD, an unknown id the empty text."""
-        return b"".join(map(self._reader(skip_special), ids)).decode("utf-8", "replace")
+        return b"".join(map(self._token_decoder(skip_special), ids)).decode("utf-8", "replace")
 
     def pieces(self, ids: Iterable[int]) -> list[bytes]:
         """Return the bytes of each id of one text, control tokens included."""
-        return list(map(self._reader(skip_special=False), ids))
+        return list(map(self._token_decoder(skip_special=False), ids))
 
     def stream(self, skip_special: bool = True) -> TokenStream:
         """Return an incremental decoder."""
-        return TokenStream(lambda: self._reader(skip_special))
+        return TokenStream(lambda: self._token_decoder(skip_special))
 
-    def _reader(self, skip_special: bool) -> Callable[[int], bytes]:
+    def _token_decoder(self, skip_special: bool) -> Callable[[int], bytes]:
         """Return a function from id to bytes, to be called for the ids of one text in order."""
-        token_decoder = self._pipeline.make_decoder()
+        decode_token = self._pipeline.make_decoder()
         tokens = self._tokens
         skipped = self._special_ids if skip_special else frozenset[int]()
 
         def token_bytes(token_id: int) -> bytes:
             if token_id in skipped or token_id not in tokens:
                 return b""
-            return token_decoder(tokens[token_id])
+            return decode_token(tokens[token_id])
 
         return token_bytes
 
@@ -265,21 +265,21 @@ class Tokenizer:
         earlier: Prompt | None = None,
         template: str | None = None,
         add_generation_prompt: bool = True,
-        begun: str = "",
+        answer_prefix: str = "",
         **variables: Any,
     ) -> Prompt:
         """Render and encode as `apply_template`, reusing the ids of `earlier`.
 
-        As long as the spans of both prompts have the same text, the ids of `earlier` are kept, so
-        that a generated answer keeps its ids in later turns. `begun` is the beginning of an
-        answer that the model continues: it is appended to the rendered text and left open.
+        As long as the spans of both prompts have the same text, the ids of `earlier` are reused,
+        so a generated answer keeps its ids in later turns. `answer_prefix` is the
+        beginning of an answer that the model continues; it ends the prompt.
         """
         # Imported here: a program without templates does not load Jinja.
         from swiftchat.tokenizer.template.messages import messages_for_template
         from swiftchat.tokenizer.template.provenance import render
         from swiftchat.tokenizer.template.template import ChatTemplate
 
-        source = self._chosen(variables.get("tools")) if template is None else template
+        source = self._template_source(variables.get("tools")) if template is None else template
         if source not in self._chat_templates:
             self._chat_templates[source] = ChatTemplate(source)
         inputs = {**variables, "messages": messages_for_template(messages)}
@@ -287,9 +287,9 @@ class Tokenizer:
             "add_generation_prompt": add_generation_prompt
         }
         text, content = render(self._chat_templates[source], inputs, own, self.special_tokens)
-        if begun:
-            content = [*content, (len(text), len(text) + len(begun))]
-        return self._prompt(text + begun, content, earlier)
+        if answer_prefix:
+            content = [*content, (len(text), len(text) + len(answer_prefix))]
+        return self._prompt(text + answer_prefix, content, earlier)
 
     def continued(self, prompt: Prompt, ids: Sequence[int]) -> Prompt:
         """Return `prompt` followed by the answer `ids`, as `earlier` for the next turn.
@@ -311,15 +311,15 @@ class Tokenizer:
         for cuts in split_at_control_tokens(self._raw.cut(text, content), self._special_ids):
             part = text[cuts[0][1] : cuts[-1][2]]
             is_control = cuts[0][0] in self._special_ids
-            kept = next(old, None)
-            if kept is None or (kept.text, kept.is_control) != (part, is_control):
+            span = next(old, None)
+            if span is None or (span.text, span.is_control) != (part, is_control):
                 old = iter(())
                 ids = chain.from_iterable(self._encode_cut(text, content, *cut) for cut in cuts)
-                kept = PromptSpan(part, tuple(ids), is_control)
-            spans.append(kept)
+                span = PromptSpan(part, tuple(ids), is_control)
+            spans.append(span)
         return Prompt(tuple(spans))
 
-    def _chosen(self, tools: object) -> str:
+    def _template_source(self, tools: object) -> str:
         """Return the source of the model's template; raises `BadModelFile` without one."""
         name = "tool_use" if tools is not None and "tool_use" in self.templates else "default"
         if name in self.templates:
@@ -366,7 +366,7 @@ def _declared_tokens(
         token = added_token(token_id, entry, f"added_tokens_decoder.{token_id}")
         if token_id < len(model.pieces) and model.pieces[token_id].text != token.content:
             raise BadModelFile(f"tokenizer_config.json: {token_id} is another token of the model")
-        # Ordinary text may encode to the unknown token, so it is no control token.
+        # Ordinary text may encode to the unknown token, so it is not a control token.
         if token.content and token.content != unknown:
             yield token
 
@@ -377,5 +377,5 @@ def _token_text(config: Mapping[str, Any], name: str) -> str | None:
     if isinstance(value, Mapping):
         value = value.get("content")
     if value is not None and not isinstance(value, str):
-        raise BadModelFile(f"tokenizer_config.json: {name} is no string")
+        raise BadModelFile(f"tokenizer_config.json: {name} is not a string")
     return value

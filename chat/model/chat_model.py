@@ -205,7 +205,7 @@ class ChatModel:
             {} if self.think == "auto" else dict.fromkeys(_THINKING_VARIABLES, self.think == "on")
         )
         return lambda messages: tokenizer.prompt(
-            messages, earlier=earlier, template=source, begun=prefix, **variables
+            messages, earlier=earlier, template=source, answer_prefix=prefix, **variables
         )
 
     @property

@@ -283,7 +283,7 @@ INVALID: list[tuple[dict[str, bytes], str]] = [
     ({"qwen.tiktoken": b"\x0a\x00"}, "qwen.tiktoken"),
     ({"qwen.tiktoken": TRUNCATED + b" x 1 y"}, "qwen.tiktoken"),
     ({"qwen.tiktoken": rank_file(RANKS) + b"!!!! 7\n"}, f"line {NUM_RANKS + 1}"),
-    ({"qwen.tiktoken": rank_file(RANKS) + b"YWFhYWFhYQ== -7\n"}, "below 0"),
+    ({"qwen.tiktoken": rank_file(RANKS) + b"YWFhYWFhYQ== -7\n"}, "negative"),
     ({"qwen.tiktoken": rank_file(RANKS) + b"YWFhYWFhYQ== 99999999999\n"}, "large"),
     ({"qwen.tiktoken": rank_file(RANKS) + b"YWFhYWFhYQ== 7\n"}, "one to two"),
     ({"qwen.tiktoken": rank_file(RANKS) + b"YWFhYWFhYQ== %d\n" % (NUM_RANKS + 2)}, "control"),

@@ -53,14 +53,14 @@ class AddedTokens:
             if text:
                 yield None, 0, len(text)
             return
-        reader = _Ranges(content)
+        ranges = _Ranges(content)
         done = at = 0
         while match := self._pattern.search(text, at):
             token = self._tokens[match[0]]
             start, end = match.span()
-            inside, touching = reader.relation(start, end)
+            inside, touching = ranges.relation(start, end)
             if touching and not inside:
-                # Search on inside it: a token of the template may begin there.
+                # A token of the template may begin inside the match.
                 at = start + 1
                 continue
             at = end

@@ -171,7 +171,7 @@ def merge_with_heap(symbols: list[str], ranks: MergeRanks, separator: str = "") 
     before = list(range(-1, len(symbols) - 1))
     heap: list[tuple[float, int, str, str]] = []
 
-    def offer(at: int) -> None:
+    def push_pair(at: int) -> None:
         if at < 0 or after[at] >= len(symbols):
             return
         left, right = symbols[at], symbols[after[at]]
@@ -180,17 +180,17 @@ def merge_with_heap(symbols: list[str], ranks: MergeRanks, separator: str = "") 
             heappush(heap, (rank, at, left, right))
 
     for index in range(len(symbols)):
-        offer(index)
+        push_pair(index)
     while heap:
         _, at, left, right = heappop(heap)
-        gone = after[at]
+        right_at = after[at]
         # Stale entry: one side has been merged since.
-        if gone >= len(symbols) or symbols[at] != left or symbols[gone] != right:
+        if right_at >= len(symbols) or symbols[at] != left or symbols[right_at] != right:
             continue
-        symbols[at], symbols[gone] = left + right, ""
-        after[at] = after[gone]
+        symbols[at], symbols[right_at] = left + right, ""
+        after[at] = after[right_at]
         if after[at] < len(symbols):
             before[after[at]] = at
-        offer(before[at])
-        offer(at)
+        push_pair(before[at])
+        push_pair(at)
     return [symbol for symbol in symbols if symbol]

@@ -24,7 +24,7 @@ def to_symbols(text: str) -> str:
 
 def symbols_of(tokens: Iterable[bytes]) -> list[str]:
     """Return each token written in symbols, one for each byte."""
-    # One translation of all tokens is several times faster than one each.
+    # Translating the joined tokens is several times faster than one by one.
     return (
         _SEPARATOR.join(token.decode("latin-1") for token in tokens)
         .translate(_SYMBOLS)

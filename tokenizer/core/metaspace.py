@@ -75,35 +75,35 @@ def byte_of(token: str) -> bytes | None:
 
 
 def stripping_decoder(
-    token_bytes: Callable[[str], bytes], content: str, most: int
+    token_bytes: Callable[[str], bytes], content: str, max_count: int
 ) -> Callable[[str], bytes]:
-    """Decode by `token_bytes`, dropping up to `most` leading repetitions of `content`."""
-    wanted = content.encode()
-    left = most
+    """Decode by `token_bytes`, dropping up to `max_count` leading repetitions of `content`."""
+    prefix = content.encode()
+    remaining = max_count
 
-    def read(token: str) -> bytes:
-        nonlocal left
+    def decode(token: str) -> bytes:
+        nonlocal remaining
         data = token_bytes(token)
-        while left and data.startswith(wanted):
-            data = data[len(wanted) :]
-            left -= 1
+        while remaining and data.startswith(prefix):
+            data = data[len(prefix) :]
+            remaining -= 1
         if data:
-            left = 0
+            remaining = 0
         return data
 
-    return read
+    return decode
 
 
 def first_token_decoder(symbol: str, strips: bool) -> Callable[[str], bytes]:
     """Decode `symbol` as a space; with `strips`, drop it from the first token."""
     is_first = strips
 
-    def read(token: str) -> bytes:
+    def decode(token: str) -> bytes:
         nonlocal is_first
         space, is_first = "" if is_first else " ", False
         return token.replace(symbol, space).encode()
 
-    return read
+    return decode
 
 
 def sentencepiece_decoder(
@@ -122,7 +122,7 @@ def sentencepiece_decoder(
     """
     at_start = strips
 
-    def read(token: str) -> bytes:
+    def decode(token: str) -> bytes:
         nonlocal at_start
         kind = kinds.get(token, PieceKind.CONTROL)
         if kind == PieceKind.BYTE:
@@ -143,4 +143,4 @@ def sentencepiece_decoder(
             at_start = strips_more and not text
         return text.replace("▁", " ").encode()
 
-    return read
+    return decode

@@ -8,7 +8,7 @@ __all__ = ["StopMatcher"]
 class StopMatcher:
     """Releases text up to the first stop string; holds back a possible beginning of one.
 
-    The match that ends first wins; of those that end together, the longest. The released text
+    The match that ends first wins; of those with the same end, the longest. The released text
     does not depend on how the input was split. After a match `stopped` is true and nothing more
     is released.
     """

@@ -13,10 +13,10 @@ class TokenStream:
     returned as U+FFFD. Text that was returned never changes.
     """
 
-    def __init__(self, reader: Callable[[], Callable[[int], bytes]]) -> None:
-        """Decode with the function from id to bytes that `reader` makes for each text."""
-        self._reader = reader
-        self._token_bytes = reader()
+    def __init__(self, make_decoder: Callable[[], Callable[[int], bytes]]) -> None:
+        """Decode with the function from id to bytes that `make_decoder` makes for each text."""
+        self._make_decoder = make_decoder
+        self._token_bytes = make_decoder()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
@@ -27,5 +27,5 @@ class TokenStream:
         """Return the rest (U+FFFD for an incomplete character) and reset."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
-        self._token_bytes = self._reader()
+        self._token_bytes = self._make_decoder()
         return rest

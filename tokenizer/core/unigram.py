@@ -21,7 +21,7 @@ class Unigram:
     """
 
     def __init__(self, scores: Mapping[str, float], unknown_score: float) -> None:
-        """Take the scores of the pieces and the score of a character that is no piece."""
+        """Take the scores of the pieces and the score of an unknown character."""
         self._scores = scores
         self._trie = Trie(scores)
         self._unknown_score = unknown_score

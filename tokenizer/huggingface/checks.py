@@ -18,9 +18,9 @@ _MAX_STEPS = 64
 _MAX_REPEATS = 1 << 10
 
 
-def reject(field: str, what: str) -> Never:
+def reject(field: str, problem: str) -> Never:
     """Raise `BadModelFile` about `field`."""
-    raise BadModelFile(f"tokenizer.json: {field} {what}")
+    raise BadModelFile(f"tokenizer.json: {field} {problem}")
 
 
 def reject_kind(field: str, kind: object) -> Never:
@@ -48,11 +48,11 @@ def flag(spec: Mapping[str, Any], name: str, field: str, default: bool = False) 
 
 
 def text(
-    spec: Mapping[str, Any], name: str, field: str, most: int = _MAX_PATTERN_CHARACTERS
+    spec: Mapping[str, Any], name: str, field: str, max_characters: int = _MAX_PATTERN_CHARACTERS
 ) -> str:
     """Return the string `name` of `spec`, the object at `field`."""
     value = spec.get(name)
-    if not isinstance(value, str) or len(value) > most:
+    if not isinstance(value, str) or len(value) > max_characters:
         reject(f"{field}.{name}", "is too long or not a string")
     return value
 
@@ -82,10 +82,10 @@ def compiled(spec: Mapping[str, Any], field: str) -> Any:
     pattern = spec.get("pattern")
     if not isinstance(pattern, dict) or pattern.keys() not in ({"Regex"}, {"String"}):
         reject(f"{field}.pattern", "is neither a Regex nor a String")
-    ((form, source),) = pattern.items()
+    ((kind, source),) = pattern.items()
     if not isinstance(source, str) or not source or len(source) > _MAX_PATTERN_CHARACTERS:
         reject(f"{field}.pattern", "is empty, too long or not a string")
-    literal = form == "String"
+    literal = kind == "String"
     if not literal and _needs_much_memory(source):
         reject(f"{field}.pattern", "repeats too often or is recursive")
     try:

@@ -31,19 +31,19 @@ def merges_pipeline(
     """Build from the parsed `vocab.json` and the text of `merges.txt`; also return named tokens.
 
     `config` is `tokenizer_config.json` with `special_tokens_map.json`; `added_tokens` is the
-    parsed file of that name. Ids equal those of the class that `config` names, by default
+    parsed file of that name. Ids equal those of the class that `config` names, by deproblem
     GPT2Tokenizer. Raises `BadModelFile` naming the wrong field or an unknown class.
     """
     name = str(config.get("tokenizer_class") or "GPT2Tokenizer").removesuffix("Fast")
     if name not in _CLASSES:
         raise BadModelFile(
-            f"tokenizer_config.json: tokenizer_class {name[:60]!r} is unknown, so the "
-            "split pattern of vocab.json and merges.txt is, too",
-            f"known: {', '.join(_CLASSES)}; a tokenizer.json needs no class",
+            f"tokenizer_config.json: tokenizer_class {name[:60]!r} is not supported, "
+            "and vocab.json and merges.txt contain no split pattern",
+            f"supported: {', '.join(_CLASSES)}; a tokenizer.json works with any class",
         )
     if not isinstance(vocab, dict):
         raise BadModelFile("vocab.json is not a JSON object")
-    pattern, normal_form = _CLASSES[name]
+    pattern, unicode_form = _CLASSES[name]
     prefix = flag(config, "add_prefix_space", "tokenizer_config.json")
     byte_level = {"type": "ByteLevel", "add_prefix_space": prefix, "use_regex": pattern is None}
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
@@ -52,19 +52,19 @@ def merges_pipeline(
     pairs = [line for line in lines if line and not line.startswith("#version")]
     spec = {
         "added_tokens": list(_added_tokens(vocab, config, added_tokens)),
-        "normalizer": normal_form and {"type": normal_form},
+        "normalizer": unicode_form and {"type": unicode_form},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "decoder": {"type": "ByteLevel"},
         "model": {"type": "BPE", "vocab": vocab, "merges": pairs},
     }
     try:
-        form = tokenizer_json_pipeline(spec)
+        pipeline = tokenizer_json_pipeline(spec)
     except BadModelFile as error:
-        fault = str(error).removeprefix("tokenizer.json: ")
-        raise BadModelFile(f"vocab.json, merges.txt: {fault}") from None
-    # Defaults of the classes.
+        problem = str(error).removeprefix("tokenizer.json: ")
+        raise BadModelFile(f"vocab.json, merges.txt: {problem}") from None
+    # Deproblems of the classes.
     has_end = _END_OF_TEXT in vocab or _END_OF_TEXT in added_tokens
-    return form, {"bos_token": _END_OF_TEXT, "eos_token": _END_OF_TEXT} if has_end else {}
+    return pipeline, {"bos_token": _END_OF_TEXT, "eos_token": _END_OF_TEXT} if has_end else {}
 
 
 def _added_tokens(
@@ -75,7 +75,7 @@ def _added_tokens(
     A token without an id has no embedding and is left out.
     """
     entries: dict[int, Mapping[str, Any]] = {}
-    for content in (*_named(config), _END_OF_TEXT):
+    for content in (*_named_tokens(config), _END_OF_TEXT):
         token_id = ids.get(content, vocab.get(content))
         if type(token_id) is int:
             entries[token_id] = {"content": content, "special": True}
@@ -84,7 +84,7 @@ def _added_tokens(
         yield {**entry, "id": token_id}
 
 
-def _named(config: Mapping[str, Any]) -> Iterator[str]:
+def _named_tokens(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the named tokens of `config`, given as strings or as objects with `content`."""
     more = config.get("additional_special_tokens")
     named = [value for name, value in config.items() if name.endswith("_token")]

@@ -1,6 +1,6 @@
 """The `Precompiled` normalizer of `tokenizer.json`: SentencePiece's character map.
 
-The `sentencepiece` library cannot stand in for it: `tokenizers` applies the same map to whole
+The `sentencepiece` library cannot replace it: `tokenizers` applies the same map to whole
 graphemes and takes the shortest match, `sentencepiece` takes the longest match at each character.
 """
 

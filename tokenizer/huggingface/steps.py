@@ -85,7 +85,7 @@ def _change(part: dict[str, Any], field: str) -> Change:
         return lambda value: value.lstrip(left).rstrip(right)
     if kind == "Precompiled":
         try:
-            source = text(part, "precompiled_charsmap", field, most=1 << 24)
+            source = text(part, "precompiled_charsmap", field, max_characters=1 << 24)
             blob = base64.b64decode(source, validate=True)
         except (binascii.Error, ValueError):
             reject(f"{field}.precompiled_charsmap", "is not valid base64")
@@ -183,13 +183,13 @@ def make_decoder(spec: Any) -> Callable[[], Callable[[str], bytes]]:
     if kinds not in _SPACE_DECODERS:
         reject_kind("decoder", ", ".join(map(str, kinds))[:60] or None)
     replace = _replacement(found[0][1], found[0][0])
-    content, most = "", 0
+    content, max_count = "", 0
     if kinds[-1] == "Strip":
         field, strip = found[-1]
         content, start = text(strip, "content", field), strip.get("start")
         if not isinstance(start, int) or strip.get("stop") != 0 or len(content) != 1:
             reject(field, "strips more than the beginning")
-        most = start
+        max_count = start
 
     @lru_cache(1 << 16)
     def token_bytes_of(token: str) -> bytes:
@@ -197,4 +197,4 @@ def make_decoder(spec: Any) -> Callable[[], Callable[[str], bytes]]:
         byte = byte_of(token)
         return token.encode() if byte is None else byte
 
-    return lambda: stripping_decoder(token_bytes_of, content, most)
+    return lambda: stripping_decoder(token_bytes_of, content, max_count)

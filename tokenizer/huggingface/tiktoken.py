@@ -79,25 +79,25 @@ _CLASSES = {"QWenTokenizer": "qwen.tiktoken"}
 
 
 def is_tiktoken(data: bytes) -> bool:
-    """Whether it is a file of ranks, whatever its name: base64, a space, a number a line."""
+    """Return whether the first line is a token in base64, a space and a rank."""
     return _FIRST_LINE.match(data) is not None
 
 
 def tiktoken_pipeline(
     data: bytes, name: str, config: Mapping[str, Any], added_tokens: Mapping[str, Any]
 ) -> tuple[TokenizerPipeline, dict[str, str]]:
-    """Check a file of ranks; also return its named tokens. Ids are those of `tiktoken`.
+    """Build from a rank file; also return its named tokens. Ids equal those of `tiktoken`.
 
-    The pattern is that of the `tokenizer_class` in `config`, or else of the file's `name`. The
-    parsed `tokenizer_config.json` and `added_tokens.json` go before what is known of the control
-    tokens. Raises `BadModelFile` naming the line that is
-    wrong, or the name that is not known.
+    The `tokenizer_class` in `config`, else the file's `name`, determines the split pattern and the
+    control tokens. `config` and `added_tokens`, the parsed `tokenizer_config.json` and
+    `added_tokens.json`, override these tokens. Raises `BadModelFile` naming the invalid line or
+    the unknown name.
     """
     encoding = _ENCODINGS.get(_CLASSES.get(str(config.get("tokenizer_class")), name))
     if encoding is None:
         raise BadModelFile(
-            f"{name}: which pattern splits text before these ranks is not known",
-            f"known: {', '.join(_ENCODINGS)}, and of classes {', '.join(_CLASSES)}",
+            f"{name}: the split pattern of this rank file is unknown",
+            f"known files: {', '.join(_ENCODINGS)}; known classes: {', '.join(_CLASSES)}",
         )
     ranks = _ranks(data, name)
     by_id = {
@@ -108,15 +108,15 @@ def tiktoken_pipeline(
         n: added_token(n, entry, f"added_tokens_decoder.{n}")
         for n, entry in declared_tokens(config, added_tokens).items()
     }
-    taken = by_id.keys() & set(ranks.values())
-    if taken:
-        raise BadModelFile(f"{name}: {min(taken)} is the id of a control token and a rank")
+    duplicates = by_id.keys() & set(ranks.values())
+    if duplicates:
+        raise BadModelFile(f"{name}: {min(duplicates)} is the id of a control token and a rank")
     if len({token.content for token in by_id.values()}) < len(by_id):
         raise BadModelFile(f"{name}: a control token has two ids")
     bpe = BytePairEncoding(ranks, ranks, ignore_merges=True)
     split = Split(regex.compile(encoding.pattern))
     token_bytes = lru_cache(1 << 16)(to_bytes)
-    form = TokenizerPipeline(
+    pipeline = TokenizerPipeline(
         kind="byte-level BPE",
         vocab=ranks,
         added_tokens=tuple(by_id.values()),
@@ -126,7 +126,7 @@ def tiktoken_pipeline(
         make_decoder=lambda: token_bytes,
     )
     named = {"eos_token": encoding.eos}
-    return form, named if encoding.bos is None else {**named, "bos_token": encoding.bos}
+    return pipeline, named if encoding.bos is None else {**named, "bos_token": encoding.bos}
 
 
 def _ranks(data: bytes, name: str) -> dict[str, int]:
@@ -138,7 +138,9 @@ def _ranks(data: bytes, name: str) -> dict[str, int]:
         tokens = [binascii.a2b_base64(field, strict_mode=True) for field in fields[::2]]
         ids = list(map(int, fields[1::2]))
     except ValueError:
-        raise BadModelFile(f"{name}: line {_wrong_line(fields)} is no token and rank") from None
+        raise BadModelFile(
+            f"{name}: line {_invalid_line(fields)} is not a token and a rank"
+        ) from None
     if not ids or min(ids) < 0 or max(ids) >= MAX_IDS:
         raise BadModelFile(f"{name}: has no ranks, or ranks that are negative or too large")
     if not 0 < min(map(len, tokens)) <= max(map(len, tokens)) <= _MAX_TOKEN_CHARACTERS:
@@ -152,7 +154,7 @@ def _ranks(data: bytes, name: str) -> dict[str, int]:
     return ranks
 
 
-def _wrong_line(fields: list[bytes]) -> int:
+def _invalid_line(fields: list[bytes]) -> int:
     for number in range(len(fields) // 2):
         try:
             binascii.a2b_base64(fields[2 * number], strict_mode=True)

@@ -47,7 +47,7 @@ def tokenizer_json_pipeline(spec: Any) -> TokenizerPipeline:
     special = {token.content for token in added if token.special}
     stages, makes_symbols = steps(spec.get("pre_tokenizer"))
     byte_level = makes_symbols or Symbols() in stages
-    read = make_decoder(spec.get("decoder"))
+    decoder = make_decoder(spec.get("decoder"))
     if kind == "Unigram":
         encode = _unigram(model, pieces, vocab, special)
         name = "SentencePiece Unigram"
@@ -65,7 +65,7 @@ def tokenizer_json_pipeline(spec: Any) -> TokenizerPipeline:
         normalize=normalizer(spec.get("normalizer")),
         words=lambda text, at_start: cut(text, stages, at_start),
         encode_word=(lambda word: encode(to_symbols(word))) if makes_symbols else encode,
-        make_decoder=read,
+        make_decoder=decoder,
     )
 
 
@@ -87,7 +87,7 @@ def _bpe(
     if byte_level and byte_ids is not None:
         reject_kind("model.byte_fallback", "with ByteLevel")
     if byte_ids is not None and not set(byte_ids).isdisjoint(map(vocab.get, parts)):
-        reject("model.merges", "merge tokens that stand for bytes")
+        reject("model.merges", "merge byte tokens")
     ranks = dict(zip(merges, count(), strict=False))
     special = (special - {unknown or ""}) & vocab.keys()
     if special:
@@ -114,7 +114,7 @@ def _unigram(
 ) -> Encode:
     unknown = model.get("unk_id")
     if unknown is not None and (type(unknown) is not int or not 0 <= unknown < len(vocab)):
-        reject("model.unk_id", f"is {short(unknown)}, of {len(vocab)} tokens")
+        reject("model.unk_id", f"is {short(unknown)}, not the id of one of {len(vocab)} tokens")
     byte_ids = _byte_ids(model, vocab)
     scores = {piece: score_as_tokenizers_parses_it(score) for piece, score in scores.items()}
     worst = min(scores.values())
@@ -150,7 +150,7 @@ def _pieces(model: Mapping[str, Any]) -> dict[str, float]:
         if not isinstance(score, int | float) or not math.isfinite(score):
             reject(f"model.vocab[{number}]", f"has the score {short(score)}")
         if piece in pieces:
-            reject(f"model.vocab[{number}]", f"is {short(piece)}, which has an id already")
+            reject(f"model.vocab[{number}]", f"is {short(piece)}, which already has an id")
         pieces[piece] = float(score)
     return pieces
 
@@ -182,7 +182,7 @@ def _merges(model: Mapping[str, Any], vocab: Mapping[str, int]) -> tuple[list[st
     """
     merges = model.get("merges")
     if not isinstance(merges, list):
-        reject("model.merges", "is missing or no list")
+        reject("model.merges", "is missing or not a list")
     kinds = set(map(type, merges))
     if kinds <= {str} and set(map(str.count, merges, repeat(" "))) <= {1}:
         separator, keys = " ", merges
@@ -197,12 +197,14 @@ def _merges(model: Mapping[str, Any], vocab: Mapping[str, int]) -> tuple[list[st
         separator = " " if not any(" " in result for result in results) else _NONCHARACTER
         keys = list(map(separator.join, merges))
     if not all(map(vocab.__contains__, results)):
-        wrong = next(key for key, result in zip(keys, results, strict=True) if result not in vocab)
-        left, _, right = wrong.partition(separator)
+        invalid = next(
+            key for key, result in zip(keys, results, strict=True) if result not in vocab
+        )
+        left, _, right = invalid.partition(separator)
         reject(
             "model.merges",
-            f"join {short(left)} and {short(right)}, "
-            "of which one, or the result, is not in model.vocab",
+            f"contain {short(left)} and {short(right)}, "
+            "but one of these or their result is not in model.vocab",
         )
     return keys, results, separator
 
@@ -223,7 +225,7 @@ def _added_tokens(entries: Any, vocab: Mapping[str, int]) -> Iterator[AddedToken
         return
     if not isinstance(entries, list) or len(entries) > _MAX_ADDED_TOKENS:
         reject("added_tokens", "is not a list, or too long")
-    taken = {token_id: token for token, token_id in vocab.items()}
+    token_by_id = {token_id: token for token, token_id in vocab.items()}
     for number, entry in enumerate(entries):
         field = f"added_tokens[{number}]"
         if not isinstance(entry, dict):
@@ -233,10 +235,10 @@ def _added_tokens(entries: Any, vocab: Mapping[str, int]) -> Iterator[AddedToken
             reject(f"{field}.content", "is not a string, or too long")
         if not isinstance(token_id, int) or not _is_id(token_id):
             reject(f"{field}.id", f"is {short(token_id)}, not an integer from 0 to {MAX_IDS - 1}")
-        if taken.setdefault(token_id, content) != content:
-            reject(f"{field}.id", f"{token_id} belongs to {short(taken[token_id])} already")
+        if token_by_id.setdefault(token_id, content) != content:
+            reject(f"{field}.id", f"{token_id} belongs to {short(token_by_id[token_id])} already")
         if vocab.get(content, token_id) != token_id:
-            reject(f"{field}.id", f"is {token_id}, but model.vocab says {vocab[content]}")
+            reject(f"{field}.id", f"is {token_id}, but its id in model.vocab is {vocab[content]}")
         yield added_token(token_id, entry, field)
 
 

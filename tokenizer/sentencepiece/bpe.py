@@ -15,7 +15,7 @@ class SentencePieceBpe:
     """Splits normalized text into pieces, as `bpe::Model::Encode` of SentencePiece.
 
     User-defined pieces are matched first and never merged. The rest is split by
-    `BytePairEncoding`; characters that are no pieces take part if a piece contains them.
+    `BytePairEncoding`; characters that are not pieces take part if a piece contains them.
 
     An unused piece is merged and finally split again into the pair that was considered last
     anywhere in the text. Vocabularies with unused pieces are therefore merged in full, O(n log n).
@@ -28,8 +28,8 @@ class SentencePieceBpe:
         user_defined = set(user_defined)
         # Most unused pieces are placeholders that no merge produces.
         self._unused = frozenset(piece for piece in unused if _can_be_made(piece, scores))
-        gone = user_defined | (set(unused) - self._unused)
-        scores = {piece: score for piece, score in scores.items() if piece not in gone}
+        excluded = user_defined | (set(unused) - self._unused)
+        scores = {piece: score for piece, score in scores.items() if piece not in excluded}
         # The highest score is merged first.
         self._ranks = {piece: -score for piece, score in scores.items()}
         self._user_defined = _alternatives(user_defined)
@@ -63,7 +63,7 @@ class SentencePieceBpe:
 
     def _split_with_unused(self, text: str) -> list[str]:
         halves: dict[str, tuple[str, str]] = {}
-        recorder = _Recorder(self._ranks, self._unused, halves)
+        recorder = _HalvesRecorder(self._ranks, self._unused, halves)
         merged: list[str] = []
         for part, is_user_defined in self._parts(text):
             if is_user_defined:
@@ -81,8 +81,8 @@ class SentencePieceBpe:
         return pieces
 
 
-class _Recorder:
-    """Merge ranks that store the last pair of which each unused piece was made."""
+class _HalvesRecorder:
+    """`MergeRanks` that record the last pair considered for each unused piece."""
 
     def __init__(
         self, ranks: MergeRanks, unused: frozenset[str], halves: dict[str, tuple[str, str]]

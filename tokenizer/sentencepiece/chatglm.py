@@ -11,8 +11,17 @@ from swiftchat.tokenizer.sentencepiece.model import SentencePieceModel
 __all__ = ["SpacePieces", "chatglm_tokens"]
 
 # ChatGLM-6B's control tokens are pieces; its successors' follow the pieces.
-_WITHIN = ("[MASK]", "[gMASK]", "[sMASK]", "<unused_0>", "<sop>", "<eop>", "<ENC>", "<dBLOCK>")
-_BEHIND = (
+_PIECE_TOKENS = (
+    "[MASK]",
+    "[gMASK]",
+    "[sMASK]",
+    "<unused_0>",
+    "<sop>",
+    "<eop>",
+    "<ENC>",
+    "<dBLOCK>",
+)
+_APPENDED_TOKENS = (
     "[MASK]",
     "[gMASK]",
     "[sMASK]",
@@ -35,7 +44,7 @@ class SpacePieces:
     """
 
     def __init__(self, pieces: Mapping[str, int]) -> None:
-        """Find them in the vocabulary; runs have pieces from 2 to usually 80 spaces."""
+        """Find the pieces in the vocabulary; runs have 2 to usually 80 spaces."""
         self.surfaces: dict[str, str] = {}
         self._longest = 1
         if "<n>" in pieces and "<|tab|>" in pieces:
@@ -72,8 +81,9 @@ def chatglm_tokens(model: SentencePieceModel, config: Mapping[str, Any]) -> Iter
             raise BadModelFile(
                 "tokenizer_config.json: num_image_tokens is not 0, which is not supported"
             )
-        within = (AddedToken(ids[text], text, special=True) for text in _WITHIN if text in ids)
-        yield from within
+        for text in _PIECE_TOKENS:
+            if text in ids:
+                yield AddedToken(ids[text], text, special=True)
     else:
-        for number, text in enumerate(_BEHIND, start=len(model.pieces)):
+        for number, text in enumerate(_APPENDED_TOKENS, start=len(model.pieces)):
             yield AddedToken(number, text, special=True)

@@ -115,8 +115,8 @@ class SentencePieceModel:
         return normalize
 
 
-def _bad(what: str) -> BadModelFile:
-    return BadModelFile(f"tokenizer.model: {what}")
+def _bad(problem: str) -> BadModelFile:
+    return BadModelFile(f"tokenizer.model: {problem}")
 
 
 def _text(value: str | bytes, field: str) -> str:

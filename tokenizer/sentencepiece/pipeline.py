@@ -27,7 +27,7 @@ def sentencepiece_pipeline(
 
     Each text between control tokens gets a dummy prefix of its own, as in llama.cpp, Llama 2's own
     code and its first tokenizer.json. (transformers 5 converts the file to a tokenizer.json with a
-    prefix at the beginning only, unless `tokenizer_config.json` says `legacy`. A saved
+    prefix at the beginning only, unless `tokenizer_config.json` sets `legacy`. A saved
     tokenizer.json takes precedence.)
 
     `more_tokens` are declared in `tokenizer_config.json`. They and the control pieces are added

@@ -46,7 +46,7 @@ class SentencePieceUnigram:
         self._unknown_score = unknown_score
         self._longest = max(map(len, scores), default=1)
         largest = max(map(abs, (*scores.values(), unknown_score)))
-        self._is_tame = largest <= _LARGEST_SCORE
+        self._has_small_scores = largest <= _LARGEST_SCORE
         self._near_reset = _RESET - largest * (_MAX_WORD_CHARACTERS + 1)
         self._words = words
         self._known: dict[str, _Split | None] = {}
@@ -55,22 +55,22 @@ class SentencePieceUnigram:
         """Return the best segmentation of `text` into pieces and unknown characters."""
         pieces: list[str] = []
         total = 0.0
-        waiting: list[tuple[str, list[float]]] = []  # words that are not yet in `total`
+        pending: list[tuple[str, list[float]]] = []  # words that are not yet in `total`
         for word in self._words.findall(text) if self._words else (text,):
-            known = self._known[word] if word in self._known else self._look_at(word)
+            known = self._known[word] if word in self._known else self._split_alone(word)
             if known is None:
-                total = self._add(total, waiting)
-                waiting.clear()
+                total = self._add_scores(total, pending)
+                pending.clear()
                 found, total = self._split_exactly(word, total)
                 pieces += found
             else:
                 pieces += known[0]
-                waiting.append((word, known[1]))
+                pending.append((word, known[1]))
         return pieces
 
-    def _look_at(self, word: str) -> _Split | None:
+    def _split_alone(self, word: str) -> _Split | None:
         """Return the split of `word` and cache it; None if it depends on the text before it."""
-        if len(word) > _MAX_WORD_CHARACTERS or not self._is_tame:
+        if len(word) > _MAX_WORD_CHARACTERS or not self._has_small_scores:
             return None
         pieces = self._unigram.split_if_unambiguous(word, _ERROR)
         split = pieces and (pieces, [self._scores.get(p, self._unknown_score) for p in pieces])
@@ -79,7 +79,7 @@ class SentencePieceUnigram:
         self._known[word] = split or None
         return split or None
 
-    def _add(self, total: float, words: list[tuple[str, list[float]]]) -> float:
+    def _add_scores(self, total: float, words: list[tuple[str, list[float]]]) -> float:
         rounded = array("f", [total])
         for word, scores in words:
             if abs(total) > self._near_reset:
@@ -106,9 +106,9 @@ class SentencePieceUnigram:
                     offset = best[start]
                     for place in range(start, min(start + self._longest, len(word)) + 1):
                         best[place] -= offset
-            rival = best[end]
-            if best[start] + score > rival:
+            previous = best[end]
+            if best[start] + score > previous:
                 best[end] = best[start] + score
-                if best[end] > rival:
+                if best[end] > previous:
                     came_from[end] = start
         return backtrack(word, came_from), best[-1]

@@ -12,8 +12,8 @@ _MAX_LOOPS = 16
 _MAX_NUMBER = 16
 _MAX_ARGUMENT_CHARACTERS = 64
 
-# Nodes allowed anywhere. Missing are those that make something large from something small: `*`,
-# `**`, `range`, macros, captured blocks, lists that repeat a variable.
+# Nodes allowed anywhere. Excluded are nodes that make a large value from a small one: `*`, `**`,
+# `range`, macros, captured blocks, lists that repeat a variable.
 _PLAIN_NODES = (
     nodes.Template,
     nodes.Output,
@@ -153,12 +153,12 @@ def _is_allowed_use(node: nodes.Node) -> bool:
             return False
         case nodes.Mod(left=left, right=right):
             # With a string on the left, % is formatting, which can pad without bound.
-            is_place = (
+            is_loop_index = (
                 isinstance(left, nodes.Getattr)
                 and left.attr in ("index", "index0")
                 and left.node == nodes.Name("loop", "load")
             )
-            return (is_place or _is_filter(left, "length")) and isinstance(right, nodes.Const)
+            return (is_loop_index or _is_filter(left, "length")) and isinstance(right, nodes.Const)
         case nodes.List(items=items):
             return all(isinstance(item, nodes.Const) for item in items)
         case nodes.Tuple(items=items):
@@ -257,7 +257,7 @@ def _may_not_repeat(node: nodes.Node) -> bool:
 
 
 def _sources(all_nodes: list[nodes.Node]) -> dict[str, set[str | None]]:
-    """Return, for each variable that is set, the names of which its values are parts.
+    """Return, for each variable that is set, the names that its values are parts of.
 
     None stands for any other value; false and empty constants do not count.
     """
@@ -273,7 +273,7 @@ def _sources(all_nodes: list[nodes.Node]) -> dict[str, set[str | None]]:
 
 
 def _root(node: nodes.Node | None) -> str | None:
-    """Return the name of which the expression is a part: `messages` for `messages[1:]`."""
+    """Return the name that the expression takes a part of: `messages` for `messages[1:]`."""
     while True:
         match node:
             case nodes.Name(name=name):
@@ -320,10 +320,10 @@ def _loops_are_nested_data(
         else:
             parts = all(_is_input(name, targets, sources) for name in roots)
         inner = tuple(_names(node.target))
-        taken = {name for names in outer for name in names}
+        outer_names = {name for names in outer for name in names}
         # A target may be set to a part of itself, as in `set call = call.function`.
         own = all(sources.get(name, set()) <= {name} for name in inner)
-        if not (parts and own and taken.isdisjoint(inner)):
+        if not (parts and own and outer_names.isdisjoint(inner)):
             return False
         outer = (*outer, inner)
     return all(

@@ -31,11 +31,11 @@ def family_template(model_type: str, special_tokens: Collection[str]) -> str | N
     names = set(special_tokens)
     found = [
         name
-        for name, form in BUILT_IN.items()
-        if form.control_tokens
-        and form.control_tokens <= names
-        and form.other_tokens.isdisjoint(names)
-        and (not form.model_types or model_type in form.model_types)
+        for name, built_in in BUILT_IN.items()
+        if built_in.control_tokens
+        and built_in.control_tokens <= names
+        and built_in.other_tokens.isdisjoint(names)
+        and (not built_in.model_types or model_type in built_in.model_types)
     ]
     return found[0] if len(found) == 1 else None
 
@@ -71,7 +71,7 @@ _CHATGLM = """[gMASK]sop
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
 
 # Sets `system` to the system message and `turns` to the other messages.
-_APART = """{% if messages[0].role == 'system' -%}
+_SPLIT_SYSTEM_OR_DEFAULT = """{% if messages[0].role == 'system' -%}
 {% set system = messages[0].content | trim -%}
 {% set turns = messages[1:] -%}
 {% else -%}
@@ -79,7 +79,7 @@ _APART = """{% if messages[0].role == 'system' -%}
 {% set turns = messages -%}
 {% endif -%}
 """
-_APART_OR_NONE = _APART.replace("DEFAULT", "")
+_SPLIT_SYSTEM = _SPLIT_SYSTEM_OR_DEFAULT.replace("DEFAULT", "")
 
 _GEMMA = """{{ bos_token -}}
 {% for message in turns -%}
@@ -146,7 +146,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             frozenset({"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"}),
         ),
         "gemma": BuiltIn(
-            _APART_OR_NONE + _GEMMA,
+            _SPLIT_SYSTEM + _GEMMA,
             ("<end_of_turn>",),
             frozenset({"<start_of_turn>", "<end_of_turn>"}),
             frozenset({"gemma", "gemma2", "gemma3", "gemma3_text"}),
@@ -164,17 +164,20 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             frozenset({"chatglm"}),
         ),
         "mistral": BuiltIn(
-            _APART_OR_NONE + _MISTRAL,
+            _SPLIT_SYSTEM + _MISTRAL,
             (),
             frozenset({"[INST]", "[/INST]"}),
             frozenset({"mistral", "mixtral"}),
             # Later versions write no blanks around turns, or mark the system message.
             frozenset({"[SYSTEM_PROMPT]", "<SPECIAL_20>"}),
         ),
-        "llama-2": BuiltIn(_APART_OR_NONE + _LLAMA_2, ()),
+        "llama-2": BuiltIn(_SPLIT_SYSTEM + _LLAMA_2, ()),
         "alpaca": BuiltIn(
-            _APART.replace("DEFAULT", _ALPACA_SYSTEM) + _ALPACA, ("\n### Instruction:",)
+            _SPLIT_SYSTEM_OR_DEFAULT.replace("DEFAULT", _ALPACA_SYSTEM) + _ALPACA,
+            ("\n### Instruction:",),
         ),
-        "vicuna": BuiltIn(_APART.replace("DEFAULT", _VICUNA_SYSTEM) + _VICUNA, ("\nUSER:",)),
+        "vicuna": BuiltIn(
+            _SPLIT_SYSTEM_OR_DEFAULT.replace("DEFAULT", _VICUNA_SYSTEM) + _VICUNA, ("\nUSER:",)
+        ),
     }
 )

@@ -88,19 +88,21 @@ def render(
     finder = _ControlTokenFinder(special_tokens)
     texts: list[str] = []
 
-    def as_it_is(text: str) -> str:
+    def collect_unchanged(text: str) -> str:
         texts.append(text)
         return text
 
-    ways: tuple[Callable[[str], str], ...] = (
-        as_it_is,
+    changes: tuple[Callable[[str], str], ...] = (
+        collect_unchanged,
         lambda text: marks.write(text, [(0, len(text))]),
         lambda text: marks.write(text.strip(), [(0, len(text.strip()))]),
         lambda text: marks.write(text, finder.control_token_ranges(text)),
     )
-    # `tools` and `documents` are always there, as in `transformers`.
-    given = {"tools": None, "documents": None, **own}
-    plain, *marked = template.render([{**given, **_changed(inputs, way, finder)} for way in ways])
+    # `tools` and `documents` are always defined, as in `transformers`.
+    variables = {"tools": None, "documents": None, **own}
+    plain, *marked = template.render(
+        [{**variables, **_changed(inputs, change, finder)} for change in changes]
+    )
     assert plain is not None
     for text in marked:
         found = None if text is None else marks.read(text)
@@ -169,7 +171,7 @@ def _changed(
             }
         if isinstance(value, list | tuple):
             return [copy(item, is_compared) for item in value]
-        raise TypeError(f"a template cannot be given a {type(value).__name__}")
+        raise TypeError(f"a template variable cannot be a {type(value).__name__}")
 
     return {name: copy(value, name not in _CONTENT_VARIABLES) for name, value in inputs.items()}
 

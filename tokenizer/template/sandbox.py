@@ -154,8 +154,8 @@ def render_variants(
 def _render(
     template: jinja2.Template, environment: _Environment, variables: Mapping[str, Any]
 ) -> str:
-    given = len(json.dumps(variables, ensure_ascii=False))
-    environment.max_characters = _FREE_CHARACTERS + _MAX_COPIES * given
+    input_characters = len(json.dumps(variables, ensure_ascii=False))
+    environment.max_characters = _FREE_CHARACTERS + _MAX_COPIES * input_characters
     pieces: list[str] = []
     size = 0
     for piece in template.generate(**variables):
@@ -173,7 +173,7 @@ def _environment(now: Callable[[], datetime]) -> _Environment:
     environment.filters["tojson"] = _to_json
     environment.globals["namespace"] = _Namespace
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    environment.globals["strftime_now"] = lambda format_: now().strftime(format_)
     return environment
 
 
