@@ -86,11 +86,11 @@ def test_with_history_and_in_a_batch_equals_transformers(family) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt-oss"])
-@pytest.mark.parametrize("most", [1, 300])
+@pytest.mark.parametrize("max_scores", [1, 300])
 def test_explicit_attention_in_query_chunks_equals_transformers(
-    name: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, max_scores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "_MOST_SCORES", most)
+    monkeypatch.setattr(attention, "_MAX_SCORES", max_scores)
     reference, ids = tiny.make(name, tmp_path), tiny.random_ids(NUM_TOKENS, seed=7)
     assert_close(tiny.Bench(tmp_path).last_logits(ids), expected(reference, ids)[-1])
 
