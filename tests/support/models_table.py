@@ -12,7 +12,7 @@ from swiftchat.engine.model.cuda_ops import kernels_cover
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.model.directory import Model
 from tests.support import tiny
-from tests.support.proofs import BY_ARCHITECTURE, BY_LAYOUT, parameters
+from tests.support.coverage import BY_ARCHITECTURE, BY_LAYOUT, parameters
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 _HEAD = """# Models
@@ -25,7 +25,7 @@ in a batch. The maximum difference is 1e-4 of the largest logit. ChatGLM-6B is n
 transformers; its tests compare with an fp64 reference.
 
 The columns for file formats and for parallelism list the devices on which tests run the
-architecture that way (`tests/support/proofs.py` reads this from the parameters of the tests); GPU
+architecture that way (`tests/support/coverage.py` reads this from the parameters of the tests); GPU
 tests need a GPU. A device that is missing in a column runs the same code without a test:
 `convert` writes the same safetensors for every source.
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from tests.support import gpt2_layouts, tiny
-from tests.support.source_tables import GPT2
+from tests.support.checkpoint_layouts import GPT2
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.store import Store
 from tests.support import layouts, tiny
-from tests.support.source_tables import LLAMA, write_split
+from tests.support.checkpoint_layouts import LLAMA, write_split
 from tests.support.tiny_llama import tiny_llama
 
 

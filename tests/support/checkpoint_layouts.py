@@ -32,7 +32,7 @@ def into_folder(write: Callable[..., None], **options: Any) -> Write:
     return written
 
 
-def _as_transformers_does(folder: Path, model: transformers.PreTrainedModel) -> None:
+def _safetensors(folder: Path, model: transformers.PreTrainedModel) -> None:
     model.save_pretrained(folder)
 
 
@@ -42,7 +42,7 @@ def _sharded(folder: Path, model: transformers.PreTrainedModel) -> None:
 
 
 LLAMA: dict[str, Write] = {
-    "safetensors": into_folder(_as_transformers_does),
+    "safetensors": into_folder(_safetensors),
     "sharded safetensors": into_folder(_sharded),
     "bin": into_folder(layouts.write_bin),
     "bin of before torch 1.6": into_folder(layouts.write_bin, zipped=False),
@@ -60,7 +60,7 @@ LLAMA: dict[str, Write] = {
 }
 _megatron = partial(into_folder, write_megatron_gpt2)
 GPT2: dict[str, Write] = {
-    "safetensors": into_folder(_as_transformers_does),
+    "safetensors": into_folder(_safetensors),
     "tensorflow": into_folder(tensorflow_files.write_openai_gpt2),
     "tensorflow, 3 files": into_folder(tensorflow_files.write_openai_gpt2, files=3),
     "megatron": _megatron(),
