@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.quantization.checkpoint import StoredTensor, model_tensors
+from swiftchat.weights.quantization.methods import StoredTensor, model_tensors
 
 Tensors = dict[str, torch.Tensor]
 

@@ -33,7 +33,7 @@ from swiftchat.weights.parallel.rank_files import (
     wrong_tp_size,
 )
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
-from swiftchat.weights.quantization.checkpoint import model_tensors, select_expected
+from swiftchat.weights.quantization.methods import model_tensors, select_expected
 from swiftchat.weights.quantization.stored_tensor import StoredTensor
 
 __all__ = ["Checkpoint", "TensorInfo"]

@@ -15,7 +15,7 @@ from swiftchat.weights.formats.tensor_info import ITEM_BYTES
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.parallel.rank_files import stored_tp_size
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
-from swiftchat.weights.quantization.checkpoint import CONFIG_FIELDS, read_settings
+from swiftchat.weights.quantization.methods import CONFIG_FIELDS, read_settings
 from swiftchat.weights.quantization.stored_tensor import StoredTensor
 
 __all__ = ["Model"]

@@ -9,7 +9,7 @@ from swiftchat.weights.architectures.tensors import expected_tensors, tensor_nam
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.model.directory import Model
-from swiftchat.weights.quantization.checkpoint import (
+from swiftchat.weights.quantization.methods import (
     CONFIG_FIELDS,
     model_tensors,
     read_settings,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.tensor_info import TensorInfo
-from swiftchat.weights.quantization.checkpoint import model_tensors, select_expected
+from swiftchat.weights.quantization.methods import model_tensors, select_expected
 from tests.support import quantized_packers as packers
 from tests.support.quantized_models import AWQ, FORMATS, FP8, Packed, awq, fp8_row, quantized_model
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from swiftchat.weights.quantization.checkpoint import model_tensors
+from swiftchat.weights.quantization.methods import model_tensors
 from swiftchat.weights.quantization.stored_tensor import StoredTensor
 from tests.support import quantized_packers as packers
 

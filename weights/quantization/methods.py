@@ -1,4 +1,4 @@
-"""Quantized checkpoints, read as the unquantized models they represent."""
+"""The table of quantization methods, and the tensors that each reads from a checkpoint."""
 
 import difflib
 from collections.abc import Callable, Mapping
