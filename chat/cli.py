@@ -75,7 +75,7 @@ class Commands(click.Group):
             near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
             prompt_hint = f'swiftchat -p "{args[0]} …" sends it to a model'
             raise UsageError(
-                f"there is no command {args[0]!r}", f"swiftchat {near[0]}" if near else prompt_hint
+                f"unknown command {args[0]!r}", f"swiftchat {near[0]}" if near else prompt_hint
             )
         return super().resolve_command(ctx, args)
 

@@ -365,7 +365,7 @@ def _declared_tokens(
     for token_id, entry in declared_tokens(config, ids).items():
         token = added_token(token_id, entry, f"added_tokens_decoder.{token_id}")
         if token_id < len(model.pieces) and model.pieces[token_id].text != token.content:
-            raise BadModelFile(f"tokenizer_config.json: {token_id} is another token of the model")
+            raise BadModelFile(f"tokenizer_config.json: id {token_id} belongs to another token")
         # Ordinary text may encode to the unknown token, so it is not a control token.
         if token.content and token.content != unknown:
             yield token

@@ -107,7 +107,7 @@ class SessionStore:
         found = self._rows("SELECT * FROM sessions WHERE id = ?", session_id)
         rows = self._rows("SELECT * FROM messages WHERE session = ? ORDER BY number", session_id)
         if not found:
-            raise UsageError(f"no conversation {session_id}", "swiftchat sessions list")
+            raise UsageError(f"no conversation {session_id}", "swiftchat sessions list shows all")
         row = found[0]
         messages: dict[str | None, Message] = {}
         for columns in rows:

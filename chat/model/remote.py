@@ -34,7 +34,8 @@ class RemoteEngineFactory:
         if engine.files != self._files:
             engine.close()
             raise DeviceError(
-                f"another model is at {self._address} now: {engine.name}", "restart swiftchat"
+                f"the engine at {self._address} now runs another model: {engine.name}",
+                "restart swiftchat",
             )
         engine.start_session()
         return EngineClient(config, path, engine).start()

@@ -89,7 +89,7 @@ class TurnRunner:
         self._view = open_view(state.style, answer, chat_model.name)
         was_stopped = self._stream(answer, saver, self._view)
         if prefix and not answer.text:
-            raise UsageError("the model has nothing to add", "/regen answers again")
+            raise UsageError("the model added no text", "/regen answers the last message again")
         saver.finish(answer.finish_reason)
         write("\n")
         if was_stopped:

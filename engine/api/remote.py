@@ -38,7 +38,7 @@ class RemoteEngine:
         except (OSError, UnicodeError) as error:
             raise DeviceError(
                 f"no engine answers at {address}: {getattr(error, 'strerror', None) or error}",
-                "check that it runs there; from another machine: ssh -L PORT:127.0.0.1:PORT HOST",
+                "check that the engine runs; from another machine: ssh -L PORT:127.0.0.1:PORT HOST",
             ) from error
         self.connection = Connection(os.dup(self.socket.fileno()))
         try:
@@ -167,6 +167,6 @@ def read_token(file: Path | None, address: str) -> str | None:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(
             f"cannot read the engine's token in {path}: {reason}",
-            "a running engine keeps its token there; for an engine on another machine, copy the "
-            "file that it names at its start and pass it with --token-file",
+            "start the engine first; for an engine on another machine, copy its token file to this "
+            "one and name it with --token-file",
         ) from error

@@ -38,7 +38,10 @@ class Launch:
             return cls()
         rank, size, local_rank = (_number(environ, name) for name in names)
         if not 0 <= rank < size:
-            raise UsageError(f"{names[0]} is {rank} and {names[1]} is {size}")
+            raise UsageError(
+                f"{names[0]} is {rank}, but must be from 0 to {size - 1} ({names[1]} − 1)",
+                "torchrun sets both variables; for srun see docs/several-gpus.md",
+            )
         if size == 1:
             return cls()
         host = environ.get("MASTER_ADDR", "")

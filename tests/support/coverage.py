@@ -12,7 +12,7 @@ from tests.engine.load import test_gpu_sources
 from tests.support import gguf_models, tiny
 from tests.weights.formats import test_bin_architectures
 from tests.weights.gguf import test_architectures
-from tests.weights.quantization import test_checkpoint
+from tests.weights.quantization import test_methods
 from tests.weights.sources import test_gpt2, test_sources
 
 Test = Callable[..., Any]
@@ -60,7 +60,7 @@ BY_LAYOUT: dict[str, dict[str, Test]] = {
         "GPU": test_gpu_sources.test_gpt2_checkpoints_of_every_layout_on_a_gpu,
     },
     "Llama, quantized": {
-        "CPU": test_checkpoint.test_converted_model_equals_the_dequantized_weights,
+        "CPU": test_methods.test_converted_model_equals_the_dequantized_weights,
         "GPU": test_gpu_sources.test_every_quantization_format_on_a_gpu,
     },
 }

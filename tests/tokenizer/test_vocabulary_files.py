@@ -285,7 +285,7 @@ INVALID: list[tuple[dict[str, bytes], str]] = [
     ({"qwen.tiktoken": rank_file(RANKS) + b"!!!! 7\n"}, f"line {NUM_RANKS + 1}"),
     ({"qwen.tiktoken": rank_file(RANKS) + b"YWFhYWFhYQ== -7\n"}, "negative"),
     ({"qwen.tiktoken": rank_file(RANKS) + b"YWFhYWFhYQ== 99999999999\n"}, "large"),
-    ({"qwen.tiktoken": rank_file(RANKS) + b"YWFhYWFhYQ== 7\n"}, "one to two"),
+    ({"qwen.tiktoken": rank_file(RANKS) + b"YWFhYWFhYQ== 7\n"}, "the same rank"),
     ({"qwen.tiktoken": rank_file(RANKS) + b"YWFhYWFhYQ== %d\n" % (NUM_RANKS + 2)}, "control"),
     ({"qwen.tiktoken": b"IQ== 0\n"}, "byte"),
 ]

@@ -142,15 +142,15 @@ def _ranks(data: bytes, name: str) -> dict[str, int]:
             f"{name}: line {_invalid_line(fields)} is not a token and a rank"
         ) from None
     if not ids or min(ids) < 0 or max(ids) >= MAX_IDS:
-        raise BadModelFile(f"{name}: has no ranks, or ranks that are negative or too large")
+        raise BadModelFile(f"{name} has no ranks, or ranks that are negative or too large")
     if not 0 < min(map(len, tokens)) <= max(map(len, tokens)) <= _MAX_TOKEN_CHARACTERS:
-        raise BadModelFile(f"{name}: has an empty token or one that is too long")
+        raise BadModelFile(f"{name} has an empty token or one that is too long")
     ranks = dict(zip(symbols_of(tokens), ids, strict=True))
     if len(ranks) < len(ids) or len(set(ids)) < len(ids):
-        raise BadModelFile(f"{name}: gives two ranks to a token, or one to two")
+        raise BadModelFile(f"{name}: a token has two ranks, or two tokens have the same rank")
     missing = [byte for byte in range(256) if symbols_of([bytes([byte])])[0] not in ranks]
     if missing:
-        raise BadModelFile(f"{name}: has no token for the byte {missing[0]}")
+        raise BadModelFile(f"{name} has no token for the byte {missing[0]}")
     return ranks
 
 

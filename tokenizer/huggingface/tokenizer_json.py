@@ -148,7 +148,7 @@ def _pieces(model: Mapping[str, Any]) -> dict[str, float]:
         if not isinstance(piece, str) or not 0 < len(piece) <= _MAX_TOKEN_CHARACTERS:
             reject(f"model.vocab[{number}]", "is not a pair of a token and a score")
         if not isinstance(score, int | float) or not math.isfinite(score):
-            reject(f"model.vocab[{number}]", f"has the score {short(score)}")
+            reject(f"model.vocab[{number}]", f"has the invalid score {short(score)}")
         if piece in pieces:
             reject(f"model.vocab[{number}]", f"is {short(piece)}, which already has an id")
         pieces[piece] = float(score)

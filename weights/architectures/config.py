@@ -268,7 +268,7 @@ def _windows(config: Fields, default_types: list[str] | None) -> tuple[int | Non
         raise invalid("layer_types", f"a list of {count} names", types)
     for each in types:
         if each not in known:
-            raise invalid("layer_types", f"of {' and '.join(known)}", each)
+            raise invalid("layer_types", f"a list of {' and '.join(known)}", each)
     full = frozenset(i for i, each in enumerate(types) if each == "full_attention")
     if len(full) == count:
         return None, frozenset()

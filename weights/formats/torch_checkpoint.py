@@ -96,7 +96,7 @@ def tensors_of(path: Path, content: Any, prefix: str = "") -> dict[str, TensorIn
     found: dict[str, TensorInfo] = {}
     for name, info in _walk(path, content, prefix, 0, set()):
         if name in found:
-            raise BadModelFile(f"{path}: tensor {name} is there twice")
+            raise BadModelFile(f"{path}: tensor {name} is stored twice")
         found[name] = dataclasses.replace(info, name=name)
     return found
 

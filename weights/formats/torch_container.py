@@ -183,7 +183,7 @@ def _legacy_storages(
         where = f"{path}: storage {key[:40]}"
         kind, count = found.get(key, ("", 0))
         if kind not in item_bytes or key in spans:
-            raise BadModelFile(f"{where} belongs to no tensor, or is there twice")
+            raise BadModelFile(f"{where} belongs to no tensor, or is stored twice")
         file.seek(at)
         stored = file.read(8)
         if len(stored) < 8 or struct.unpack("<q", stored)[0] != count:

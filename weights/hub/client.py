@@ -81,7 +81,7 @@ class Hub:
             answer = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise DownloadError(
-                f"{self._host} did not answer like a hub", "check HF_ENDPOINT"
+                f"{self._host} does not answer like a Hugging Face hub", "check HF_ENDPOINT"
             ) from error
         return Listing.parse(repo, revision, answer)
 

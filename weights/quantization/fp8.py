@@ -135,7 +135,7 @@ def scaled_tensor(
         if values.dtype == np.int8:
             return Int8(values, by_row)
         if (values & np.uint8(127) == 127).any():
-            raise source.error(name, "finite elements", "others")
+            raise source.error(name, "finite elements", "NaN or infinity")
         return Float8(values, by_row)
 
     one_scale_per_row = zero_point is None and width >= columns and height in (1, rows)

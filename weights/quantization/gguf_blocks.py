@@ -201,13 +201,13 @@ def _tensor(source: CheckedTensors, name: str, type_name: str) -> StoredTensor:
     def dequantize_rows(start: int, stop: int) -> Floats:
         weights = dequantize(source.read(stored)[start:stop], type_name)
         if not np.isfinite(weights).all():
-            raise source.error(stored, "finite scales", "others")
+            raise source.error(stored, "finite scales", "NaN or infinity")
         return weights
 
     def read_packed() -> Int4 | Int8Groups:
         blocks = source.read(stored)
         if not has_finite_scales(blocks, type_name):
-            raise source.error(stored, "finite scales", "others")
+            raise source.error(stored, "finite scales", "NaN or infinity")
         return to_matrix(blocks, type_name)
 
     packed = PackedSource(Scheme(matrix_type_of(type_name), GROUP_SIZE), read_packed)

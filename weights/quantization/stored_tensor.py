@@ -104,14 +104,14 @@ class CheckedTensors:
         """Return a float tensor as float32, all of whose elements must be finite."""
         found = self.read_floats(name)
         if not np.isfinite(found).all():
-            raise self.error(name, "finite scales", "others")
+            raise self.error(name, "finite scales", "NaN or infinity")
         return found
 
     def read_group_index(self, name: str, groups: int) -> npt.NDArray[np.int64]:
         """Return an integer tensor that assigns each column to one of `groups` groups."""
         index = self.read(name).astype(np.int64)
         if index.min() < 0 or index.max() >= groups:
-            raise self.error(name, f"groups from 0 to {groups - 1}", "others")
+            raise self.error(name, f"groups from 0 to {groups - 1}", "other numbers")
         return index
 
     def read_words(self, name: str) -> Words:

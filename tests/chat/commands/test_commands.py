@@ -137,7 +137,7 @@ def test_continue_extends_a_cut_off_answer(chat: Chat) -> None:
     assert chat.path() == ["q", "Half o of an"] and len(chat.state.conversation.tree) == 3
     chat.send("next", "x")
     assert "assistant\nHalf o of an<|im_end|>" in chat.engine.prompt_text()
-    with pytest.raises(UsageError, match="nothing to add"):
+    with pytest.raises(UsageError, match="the model added no text"):
         chat.send("/continue", "")
     assert chat.path()[-1] == "x"
 

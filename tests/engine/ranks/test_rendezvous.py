@@ -96,7 +96,7 @@ def test_launch_from_environment(environ: dict[str, str], expected: Launch) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"RANK": "8"}, "RANK is 8 and WORLD_SIZE is 8"),
+        ({"RANK": "8"}, "RANK is 8, but must be from 0 to 7"),
         ({"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many'"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR is missing"),
         ({"MASTER_PORT": ""}, "MASTER_PORT is ''"),

@@ -1,4 +1,4 @@
-"""Quantized checkpoints: convert dequantizes them to an equivalent unquantized model."""
+"""Methods of quantized checkpoints: convert dequantizes each to an equivalent model."""
 
 import json
 import shutil
