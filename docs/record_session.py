@@ -1,9 +1,9 @@
-"""Records the session that the README shows: docs/session.svg, and its text in docs/session.txt.
+"""Record the session in the README: docs/session.svg, and its text in docs/session.txt.
 
     python docs/record_session.py [--model NAME]
 
-Types INPUTS into swiftchat in a terminal of its own (a pty, with pyte for the screen) and keeps
-what stands there in the end. Needs the extra `test`, and the model, which is downloaded if need be.
+Type INPUTS into swiftchat in a pseudo-terminal (screen: pyte) and save the final screen. Requires
+the extra `test` and the model, which is downloaded if it is missing.
 """
 
 import argparse
@@ -32,64 +32,64 @@ INPUTS = (
     "/undo",
 )
 HERE = Path(__file__).parent
-_READY = ">>> Send a message"
-_LONGEST_S = 60
+_PROMPT = ">>> Send a message"
+_TIMEOUT_S = 60
 
 
 def record(command: list[str], inputs: tuple[str, ...] = INPUTS) -> pyte.Screen:
-    """The screen after each input was typed once the one before was dealt with."""
+    """Return the screen after typing each input when the answer to the previous one is complete."""
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
     with tempfile.TemporaryDirectory() as folder:
-        # Neither the user's configuration nor the hints of a first start.
+        # Without the user's configuration and the hints of a first start.
         hints = Path(folder, "swiftchat", "hints")
         hints.parent.mkdir()
         hints.write_text("start\nstopped\ncode\n")
-        places = {"XDG_STATE_HOME": folder, "XDG_CONFIG_HOME": folder}
-        # pyte does not tell where its cursor is, and prompt_toolkit would wait for that.
+        folders = {"XDG_STATE_HOME": folder, "XDG_CONFIG_HOME": folder}
+        # pyte does not report its cursor position, and prompt_toolkit would wait for the report.
         terminal = {"TERM": "xterm-256color", "FORCE_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
         process = pexpect.spawn(
             command[0],
             command[1:],
             dimensions=(ROWS, COLUMNS),
-            env={**os.environ, **places, **terminal},
+            env={**os.environ, **folders, **terminal},
         )
         try:
             for number, text in enumerate(("", *inputs)):
                 process.send(f"{text}\r" if text else "")
-                _wait(process, screen, stream, number)
+                _wait_for_prompt(process, screen, stream, number)
         finally:
             process.close(force=True)
     return screen
 
 
-def _wait(
+def _wait_for_prompt(
     process: pexpect.spawn, screen: pyte.Screen, stream: pyte.ByteStream, num_typed: int
 ) -> None:
-    """Take in what the program writes until it waits for the next input."""
-    deadline = time.monotonic() + _LONGEST_S
+    """Feed the program's output to the screen until it shows the prompt for the next input."""
+    deadline = time.monotonic() + _TIMEOUT_S
     while True:
         with contextlib.suppress(pexpect.TIMEOUT):
             stream.feed(process.read_nonblocking(65536, timeout=0.2))
-            continue  # until it is quiet
+            continue  # until there is no output for 0.2 s
         prompts = [line for line in screen.display if line.startswith(">>> ")]
-        if len(prompts) == num_typed + 1 and prompts[-1].startswith(_READY):
+        if len(prompts) == num_typed + 1 and prompts[-1].startswith(_PROMPT):
             return
         if time.monotonic() > deadline:
             raise TimeoutError("\n".join(screen.display))
 
 
 def text_of(screen: pyte.Screen) -> str:
-    """What stands above the last prompt."""
+    """Return the text above the last prompt."""
     lines = [line.rstrip() for line in screen.display]
-    last = max(i for i, line in enumerate(lines) if line.startswith(_READY))
+    last = max(i for i, line in enumerate(lines) if line.startswith(_PROMPT))
     return "\n".join(lines[:last]).rstrip() + "\n"
 
 
 def picture_of(screen: pyte.Screen) -> str:
-    """The screen as SVG, without the empty lines below the last prompt.
+    """Return the screen as SVG, without the empty lines below the last prompt.
 
-    There is no toolbar: prompt_toolkit draws one only where it knows the place of the cursor.
+    The toolbar is missing: prompt_toolkit shows it only if the terminal reports its cursor.
     """
     console = Console(
         record=True,
@@ -100,7 +100,7 @@ def picture_of(screen: pyte.Screen) -> str:
         legacy_windows=False,
     )
     rows = [_row(screen, number) for number in range(ROWS)]
-    last = max(i for i, row in enumerate(rows) if row.plain.startswith(_READY))
+    last = max(i for i, row in enumerate(rows) if row.plain.startswith(_PROMPT))
     for row in rows[: last + 1]:
         console.print(row, no_wrap=True, overflow="crop")
     return console.export_svg(title="swiftchat", unique_id="swiftchat")
@@ -127,7 +127,7 @@ def _style(cell: pyte.screens.Char) -> Style:
 
 
 def _color(name: str) -> str | None:
-    """pyte's name of a color as rich's."""
+    """Convert a color name of pyte to one of rich."""
     if name == "default":
         return None
     if len(name) == 6 and all(c in "0123456789abcdefABCDEF" for c in name):

