@@ -17,7 +17,7 @@ from swiftchat.engine.generation.engine import Engine
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
-from tests.support import layouts, tiny
+from tests.support import llama_layouts, tiny
 from tests.support.worker_processes import generate_concurrently
 
 CHATS = [
@@ -122,9 +122,9 @@ def test_a_second_turn_with_prefix_reuse_equals_one_prefill(
 @pytest.mark.parametrize(
     ("write", "options"),
     [
-        (layouts.write_bin, {"zipped": False}),
-        (layouts.write_meta, {"parts": 3, "embed_rows": True}),
-        (layouts.write_megatron, {"tp": 3, "pp": 2}),
+        (llama_layouts.write_bin, {"zipped": False}),
+        (llama_layouts.write_meta, {"parts": 3, "embed_rows": True}),
+        (llama_layouts.write_megatron, {"tp": 3, "pp": 2}),
     ],
 )
 def test_other_checkpoint_layouts_give_the_same_model(

@@ -1,4 +1,4 @@
-"""Chat templates in the styles of common model families, and a tokenizer for all of them."""
+"""Chat templates of common model families, and a tokenizer with all their control tokens."""
 
 import json
 from typing import Any

@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers
 
-from tests.support import layouts, tensorflow_files, tiny_gguf
+from tests.support import llama_layouts, tensorflow_files, tiny_gguf
 from tests.support.gpt2_layouts import write_megatron_gpt2
 
 # Writes a model to a new folder and returns the path for `convert`.
@@ -21,15 +21,15 @@ def write_gguf(folder: Path, model: transformers.LlamaForCausalLM) -> Path:
 
 
 def write_split(folder: Path, model: transformers.LlamaForCausalLM, **changes: Any) -> Path:
-    return layouts.split_gguf(write_gguf(folder, model), 3, **changes)
+    return llama_layouts.split_gguf(write_gguf(folder, model), 3, **changes)
 
 
 def into_folder(write: Callable[..., None], **options: Any) -> Write:
-    def written(folder: Path, model: transformers.PreTrainedModel) -> Path:
+    def write_to(folder: Path, model: transformers.PreTrainedModel) -> Path:
         write(folder, model, **options)
         return folder
 
-    return written
+    return write_to
 
 
 def _safetensors(folder: Path, model: transformers.PreTrainedModel) -> None:
@@ -44,17 +44,19 @@ def _sharded(folder: Path, model: transformers.PreTrainedModel) -> None:
 LLAMA: dict[str, Write] = {
     "safetensors": into_folder(_safetensors),
     "sharded safetensors": into_folder(_sharded),
-    "bin": into_folder(layouts.write_bin),
-    "bin of before torch 1.6": into_folder(layouts.write_bin, zipped=False),
-    "sharded bin": into_folder(layouts.write_bin, shards=3),
-    "meta": into_folder(layouts.write_meta),
-    "meta, 2 parts": into_folder(layouts.write_meta, parts=2),
-    "meta, 2 parts, embeddings by rows": into_folder(layouts.write_meta, parts=2, embed_rows=True),
-    "meta, 4 parts": into_folder(layouts.write_meta, parts=4),
-    "megatron core": into_folder(layouts.write_megatron),
-    "megatron core, tp 2, pp 2": into_folder(layouts.write_megatron, tp=2, pp=2),
-    "megatron older, tp 2, pp 2": into_folder(layouts.write_megatron, tp=2, pp=2, core=False),
-    "megatron, padded": into_folder(layouts.write_megatron, tp=4, padded_vocab=224),
+    "bin": into_folder(llama_layouts.write_bin),
+    "bin from before torch 1.6": into_folder(llama_layouts.write_bin, zipped=False),
+    "sharded bin": into_folder(llama_layouts.write_bin, shards=3),
+    "meta": into_folder(llama_layouts.write_meta),
+    "meta, 2 parts": into_folder(llama_layouts.write_meta, parts=2),
+    "meta, 2 parts, embeddings by rows": into_folder(
+        llama_layouts.write_meta, parts=2, embed_rows=True
+    ),
+    "meta, 4 parts": into_folder(llama_layouts.write_meta, parts=4),
+    "megatron core": into_folder(llama_layouts.write_megatron),
+    "megatron core, tp 2, pp 2": into_folder(llama_layouts.write_megatron, tp=2, pp=2),
+    "megatron older, tp 2, pp 2": into_folder(llama_layouts.write_megatron, tp=2, pp=2, core=False),
+    "megatron, padded": into_folder(llama_layouts.write_megatron, tp=4, padded_vocab=224),
     "gguf": write_gguf,
     "split gguf": write_split,
 }

@@ -19,12 +19,12 @@ Test = Callable[..., Any]
 
 
 def parameters(test: Test) -> list[str]:
-    """Return the values of a test's parameter `name` or `form`, in order."""
+    """Return the values of a test's parameter `name`, in order."""
     marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
     for mark in marks:
-        if mark.args[0] in ("name", "form"):
+        if mark.args[0] == "name":
             return [*mark.args[1]]
-    raise AssertionError(f"{test.__name__} has no parameter name or form")
+    raise AssertionError(f"{test.__name__} has no parameter `name`")
 
 
 # Names of `tiny` models by format and device. CPU tests for safetensors take them from a fixture.
@@ -49,7 +49,7 @@ BY_ARCHITECTURE: dict[str, dict[str, Iterable[str]]] = {
     "rank files": {"CPU": parameters(test_communicator.test_ranks_loading_rank_files_equal_one)},
 }
 
-# For each model the test that runs its layouts on each device.
+# The test of a model's layouts, by model and device.
 BY_LAYOUT: dict[str, dict[str, Test]] = {
     "Llama": {
         "CPU": test_sources.test_all_layouts_convert_to_the_same_model,

@@ -69,7 +69,7 @@ class Fault:
 
 
 class FakeHub:
-    """`files` by name; .safetensors, .gguf and .bin files are on the storage server."""
+    """The state of the server; .safetensors, .gguf and .bin files are on the storage server."""
 
     def __init__(self, files: dict[str, bytes], repo: str = "owner/model") -> None:
         self.files = files

@@ -27,20 +27,20 @@ SIZES = {
     "tie_word_embeddings": False,
 }
 
-# A packed matrix: the tensors of its module, and the dequantized matrix.
+# The tensors of a packed matrix, and the dequantized matrix.
 Packed = tuple[packers.Tensors, torch.Tensor]
 
 
 def integers(weight: torch.Tensor, bits: int, index: np.ndarray) -> tuple[Any, Any, Any]:
-    """Return integers, zero points and fp16 scales [groups, rows]; `index` groups the columns."""
-    array, most = weight.numpy(), 2**bits - 1
+    """Return integers, and zero points and fp16 scales [groups, rows]; `index` groups columns."""
+    array, max_value = weight.numpy(), 2**bits - 1
     q, zeros, scales = np.zeros(array.shape, int), [], []
     for group in range(index.max() + 1):
         part = array[:, index == group]
         low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
-        scale = ((high - low) / most).astype(np.float16).astype(np.float32)
-        zero = np.clip(np.rint(-low / scale), 0, most).astype(int)
-        q[:, index == group] = np.clip(np.rint(part / scale[:, None]) + zero[:, None], 0, most)
+        scale = ((high - low) / max_value).astype(np.float16).astype(np.float32)
+        zero = np.clip(np.rint(-low / scale), 0, max_value).astype(int)
+        q[:, index == group] = np.clip(np.rint(part / scale[:, None]) + zero[:, None], 0, max_value)
         zeros.append(zero)
         scales.append(scale)
     return q, np.stack(zeros), torch.from_numpy(np.stack(scales)).half()

@@ -1,4 +1,4 @@
-"""Packers for the quantized formats, written from their published layouts, not from our readers.
+"""Packers for the quantized formats, written independently of the readers from their descriptions.
 
 They pack bits in Python's unbounded integers, one line at a time. Matrices are [rows, columns] of
 integers; the packers return the tensors of a file.
@@ -33,7 +33,7 @@ def lines(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpacked(packed: torch.Tensor, bits: int) -> np.ndarray:
-    """Unpack `lines`, for widths that divide 32."""
+    """Invert `lines`; `bits` must divide 32."""
     streams = [int.from_bytes(line.tobytes(), "little") for line in packed.numpy()]
     count = packed.shape[1] * 32 // bits
     return np.array([[s >> bits * at & 2**bits - 1 for at in range(count)] for s in streams])
@@ -52,7 +52,7 @@ def gptq(
     v2: bool = False,
     g_idx: np.ndarray | None = None,
 ) -> Tensors:
-    """q [rows, columns]; zeros and scales [groups, rows]."""
+    """Pack q [rows, columns] with zero points and scales [groups, rows]."""
     stored = zeros if v2 else (zeros - 1) % 2**bits
     packed = {
         "qweight": tensor(lines(q, bits).T),
@@ -63,21 +63,21 @@ def gptq(
 
 
 def awq(q: np.ndarray, zeros: np.ndarray, scales: torch.Tensor) -> Tensors:
-    """q [rows, columns]; zeros and scales [groups, rows]."""
+    """Pack q [rows, columns] with zero points and scales [groups, rows]."""
 
-    def in_order(values: np.ndarray) -> np.ndarray:
+    def reordered(values: np.ndarray) -> np.ndarray:
         eights = values.reshape(len(values), -1, 8)
         return eights[:, :, AWQ_ORDER].reshape(len(values), -1)
 
     return {
-        "qweight": tensor(lines(in_order(q.T), 4)),
-        "qzeros": tensor(lines(in_order(zeros), 4)),
+        "qweight": tensor(lines(reordered(q.T), 4)),
+        "qzeros": tensor(lines(reordered(zeros), 4)),
         "scales": scales,
     }
 
 
 def nf4(indices: np.ndarray, absmax: np.ndarray, size: int, codebook: np.ndarray) -> Tensors:
-    """indices [rows, columns] into `codebook` [16]; one absmax per `size` indices, not nested."""
+    """Pack indices [rows, columns] into `codebook` [16], with an absmax per `size` indices."""
     flat = indices.reshape(-1).tolist() + [0] * (indices.size % 2)
     packed = [first * 16 + second for first, second in zip(flat[::2], flat[1::2], strict=True)]
     state = {"quant_type": "nf4", "blocksize": size, "dtype": "float16", "shape": indices.shape}

@@ -44,7 +44,7 @@ def serving(folder: Path, at: str, token_file: Path | None = None) -> Iterator[L
 
 
 def chat_model_folder(folder: Path, **config: int) -> Path:
-    """Make a tiny model, divisible by four ranks, whose tokenizer has a token per byte."""
+    """Make a tiny model for up to four ranks whose tokenizer has a token per byte."""
     tiny.make("llama-biases", folder, **WIDE | {"vocab_size": 258} | config)
     bytewise = fake_engine.make_folder(folder / "bytewise")
     for name in ("tokenizer.json", "tokenizer_config.json"):

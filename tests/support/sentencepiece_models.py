@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies trained for the tests, and texts to try on them."""
+"""Small trained SentencePiece vocabularies, and strategies for test texts."""
 
 import io
 from functools import cache
@@ -15,7 +15,7 @@ CORPUS = [
     "Größe café naïve Việt нет да 你好世界 日本語 한국어 ﬁne ½ ｶﾞ the the them then there",
     "words within words withstand without outwith the words of another other mother",
 ]
-# Name: options of the trainer. "identity" does nothing, "nmt_nfkc" is an embedded charsmap.
+# Trainer options by name. The rule "identity" changes nothing, "nmt_nfkc" embeds a charsmap.
 TRAINED: dict[str, dict[str, Any]] = {
     "bpe bytes": {
         "model_type": "bpe",
@@ -83,6 +83,7 @@ TRAINED: dict[str, dict[str, Any]] = {
 
 @cache
 def trained(name: str) -> bytes:
+    """Return the bytes of the `tokenizer.model` that SentencePiece trains."""
     sentencepiece.set_min_log_level(2)
     file = io.BytesIO()
     options = {"character_coverage": 0.98, "hard_vocab_limit": False, **TRAINED[name]}
@@ -94,6 +95,7 @@ def trained(name: str) -> bytes:
 
 @cache
 def pair(name: str) -> tuple[Tokenizer, Any]:
+    """Return our tokenizer and the `sentencepiece` library's for the same file."""
     return (
         Tokenizer.from_sentencepiece(trained(name)),
         sentencepiece.SentencePieceProcessor(model_proto=trained(name)),

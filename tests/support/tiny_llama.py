@@ -10,6 +10,7 @@ from tests.support import tiny_gguf
 
 
 def tiny_llama(**changes: Any) -> transformers.LlamaForCausalLM:
+    """Return a random Llama; `changes` replace fields of its config."""
     sizes = {
         "vocab_size": len(tiny_gguf.TOKENS),
         "hidden_size": 64,
@@ -41,5 +42,6 @@ def loaded(folder: Path) -> transformers.LlamaForCausalLM:
     return model.eval()
 
 
-def left_in(folder: Path) -> list[str]:
+def entry_names(folder: Path) -> list[str]:
+    """Return the sorted names of the files and folders in `folder`."""
     return sorted(entry.name for entry in folder.iterdir())

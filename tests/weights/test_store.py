@@ -14,7 +14,7 @@ from swiftchat.weights.convert import convert as convert_module
 from swiftchat.weights.hub import aliases
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.store import Store, default_store
-from tests.support import layouts, tiny_gguf
+from tests.support import llama_layouts, tiny_gguf
 from tests.support.tiny_llama import loaded, logits, tiny_llama
 
 
@@ -154,7 +154,7 @@ def snapshot_of_bin_files(store: Store, model: transformers.PreTrainedModel) -> 
     """Write a snapshot of the hub cache: links to files named by their digests."""
     repo = store.hub_folder() / "models--Owner--Old-Model"
     snapshot = repo / "snapshots" / ("d" * 40)
-    layouts.write_bin(snapshot, model, shards=2)
+    llama_layouts.write_bin(snapshot, model, shards=2)
     (repo / "blobs").mkdir()
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("d" * 40)

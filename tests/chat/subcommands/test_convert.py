@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from swiftchat.weights.store import default_store
-from tests.support import layouts, tiny_gguf
-from tests.support.tiny_llama import left_in, tiny_llama
+from tests.support import llama_layouts, tiny_gguf
+from tests.support.tiny_llama import entry_names, tiny_llama
 
 
 def run(*args: object) -> subprocess.CompletedProcess[str]:
@@ -20,13 +20,13 @@ def run(*args: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_dry_run_lists_the_files_that_are_written(tmp_path: Path) -> None:
-    layouts.write_bin(tmp_path / "in", tiny_llama())
+    llama_layouts.write_bin(tmp_path / "in", tiny_llama())
     options = ("--dtype", "bfloat16", "--shard-size", "50kB", "--skip", "lm_head*")
     planned = run(tmp_path / "in", tmp_path / "out", "--dry-run", *options)
     assert planned.returncode == 0 and planned.stderr == ""
     assert "model-00001-of-00003.safetensors" in planned.stdout
     assert "in total: 20 tensors of bfloat16; memory needed: at most 128.0 MB" in planned.stdout
-    assert left_in(tmp_path) == ["in"]
+    assert entry_names(tmp_path) == ["in"]
     done = run(tmp_path / "in", tmp_path / "out", *options)
     assert done.returncode == 0
     assert done.stdout == f"{tmp_path / 'out'}\n"
@@ -34,16 +34,16 @@ def test_a_dry_run_lists_the_files_that_are_written(tmp_path: Path) -> None:
     assert "wrote and verified " in done.stderr and " kB in 0." in done.stderr
     assert {line.split()[2] for line in planned.stdout.splitlines()[:-1]} | {
         "swiftchat.json"
-    } == set(left_in(tmp_path / "out"))
+    } == set(entry_names(tmp_path / "out"))
 
 
 def test_the_source_may_be_a_model_name(tmp_path: Path) -> None:
-    layouts.write_bin(default_store().root / "Some-Model", tiny_llama())
+    llama_layouts.write_bin(default_store().root / "Some-Model", tiny_llama())
     done = run("some-model", tmp_path / "out", "--dtype", "bfloat16")
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'out'}\n")
     missing = run("another", tmp_path / "none")
     assert missing.returncode == 3 and "model 'another' is not installed" in missing.stderr
-    assert left_in(tmp_path / "out") and not (tmp_path / "none").exists()
+    assert entry_names(tmp_path / "out") and not (tmp_path / "none").exists()
 
 
 class Payload:
@@ -56,7 +56,7 @@ class Payload:
 
 def test_bad_sources_exit_with_7_and_leave_no_files(tmp_path: Path) -> None:
     source = tmp_path / "in"
-    layouts.write_bin(source, tiny_llama())
+    llama_layouts.write_bin(source, tiny_llama())
     file = source / "pytorch_model.bin"
     whole = file.read_bytes()
     for content, complaint in (
@@ -73,7 +73,7 @@ def test_bad_sources_exit_with_7_and_leave_no_files(tmp_path: Path) -> None:
         error, hint = result.stderr.splitlines()
         assert error.startswith("error: ") and str(file) in error and complaint in error
         assert hint.startswith("hint: ")
-        assert left_in(tmp_path) == ["in"]
+        assert entry_names(tmp_path) == ["in"]
 
 
 def test_other_exit_codes(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_other_exit_codes(tmp_path: Path) -> None:
         ((tmp_path / "a.gguf", tmp_path / "out", "--only", "nothing.*"), 2),
     ):
         result = run(*arguments)
-        assert (result.returncode, left_in(tmp_path)) == (code, ["a.gguf", "there"])
+        assert (result.returncode, entry_names(tmp_path)) == (code, ["a.gguf", "there"])
 
 
 @pytest.mark.parametrize("text", ["0", "5 apples", "-1GB", "GB", "1e9", ""])
@@ -112,4 +112,4 @@ def test_quantize(tmp_path: Path) -> None:
     assert "model.layers.0.self_attn.q_proj.weight" in refused.stderr
     assert run(tmp_path / "in", tmp_path / "no", "--keep", "*").returncode == 2
     assert run(tmp_path / "in", tmp_path / "no", "--quantize", "int3").returncode == 2
-    assert left_in(tmp_path) == ["in", "out"]
+    assert entry_names(tmp_path) == ["in", "out"]

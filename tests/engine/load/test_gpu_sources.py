@@ -36,8 +36,8 @@ def test_gpt2_checkpoints_of_every_layout_on_a_gpu(name: str, tmp_path: Path) ->
     assert_the_same_answer(tmp_path / "out")
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_every_quantization_format_on_a_gpu(form: str, tmp_path: Path) -> None:
-    quantized_model(tmp_path / "in", *FORMATS[form])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_quantization_format_on_a_gpu(name: str, tmp_path: Path) -> None:
+    quantized_model(tmp_path / "in", *FORMATS[name])
     convert(tmp_path / "in", tmp_path / "out", dtype="float32")
     assert_the_same_answer(tmp_path / "out")

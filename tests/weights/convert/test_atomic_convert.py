@@ -18,7 +18,7 @@ from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats import safetensors
 from swiftchat.weights.model.directory import Model
 from tests.support import tiny_gguf
-from tests.support.tiny_llama import left_in, tiny_llama
+from tests.support.tiny_llama import entry_names, tiny_llama
 
 
 @pytest.fixture
@@ -44,15 +44,15 @@ def test_interrupt_leaves_nothing(
     def progress(label: str, done: int, total: int) -> None:
         nonlocal calls
         calls += 1
-        assert len(left_in(target)) == 2  # the lock and the partial directory
+        assert len(entry_names(target)) == 2  # the lock and the partial directory
         if calls == after:
             raise error
 
     with pytest.raises(error):
         convert(source, target / "out", progress=progress)
-    assert left_in(target) == []
+    assert entry_names(target) == []
     convert(source, target / "out")
-    assert left_in(target) == ["out"]
+    assert entry_names(target) == ["out"]
 
 
 def fail_after(monkeypatch: pytest.MonkeyPatch, number: int, error: OSError) -> None:
@@ -75,7 +75,7 @@ def test_full_disk_reports_needed_and_free_bytes_and_leaves_nothing(
     with pytest.raises(FileSystemError, match=r"MB needed, .* MB free") as caught:
         convert(source, target / "out")
     assert caught.value.exit_code == 8
-    assert left_in(target) == []
+    assert entry_names(target) == []
 
 
 def test_other_write_errors_are_reported(
@@ -84,7 +84,7 @@ def test_other_write_errors_are_reported(
     fail_after(monkeypatch, 0, OSError(errno.EIO, "Input/output error"))
     with pytest.raises(FileSystemError, match="Input/output error"):
         convert(source, tmp_path / "target" / "out")
-    assert left_in(tmp_path / "target") == []
+    assert entry_names(tmp_path / "target") == []
 
 
 def test_too_little_space_is_reported_before_writing(
@@ -95,7 +95,7 @@ def test_too_little_space_is_reported_before_writing(
     fail_after(monkeypatch, 0, OSError(errno.EIO, "must not be written"))
     with pytest.raises(FileSystemError, match="not enough disk space"):
         convert(source, tmp_path / "target" / "out")
-    assert left_in(tmp_path / "target") == []
+    assert entry_names(tmp_path / "target") == []
 
 
 def test_existing_destination_is_kept(tmp_path: Path, source: Path) -> None:
@@ -104,7 +104,7 @@ def test_existing_destination_is_kept(tmp_path: Path, source: Path) -> None:
     (out / "mine").write_text("precious")
     with pytest.raises(FileSystemError, match="exists already"):
         convert(source, out)
-    assert left_in(out) == ["mine"]
+    assert entry_names(out) == ["mine"]
 
 
 def test_partial_directories_of_killed_processes_are_removed(tmp_path: Path, source: Path) -> None:
@@ -114,7 +114,7 @@ def test_partial_directories_of_killed_processes_are_removed(tmp_path: Path, sou
     (stale / "model.safetensors").write_bytes(bytes(99))
     (target / ".out2.aaaa.partial").mkdir()
     convert(source, target / "out")
-    assert left_in(target) == [".out2.aaaa.partial", "out"]
+    assert entry_names(target) == [".out2.aaaa.partial", "out"]
 
 
 def test_killed_process_leaves_no_destination(tmp_path: Path, source: Path) -> None:
@@ -136,7 +136,7 @@ def test_killed_process_leaves_no_destination(tmp_path: Path, source: Path) -> N
         assert child.exitcode == -signal.SIGKILL
         assert not (target / "out").exists()
     convert(source, target / "out")
-    assert left_in(target) == ["out"]
+    assert entry_names(target) == ["out"]
     Model.open(target / "out").checkpoint()
 
 
@@ -164,12 +164,12 @@ def test_killed_at_random_points(tmp_path: Path, source: Path) -> None:
             shutil.rmtree(target / "out")
         else:
             killed += 1
-            assert {name.split(".")[1] for name in left_in(target)} <= {"out"}
+            assert {name.split(".")[1] for name in entry_names(target)} <= {"out"}
         if killed == 30:
             break
     assert killed == 30
     convert(source, target / "out")
-    assert left_in(target) == ["out"]
+    assert entry_names(target) == ["out"]
     Model.open(target / "out").checkpoint()
 
 
@@ -210,7 +210,7 @@ def test_of_two_processes_one_converts_and_one_waits(tmp_path: Path, source: Pat
         assert len(workers) == 1
         late = {"done", f"{target / 'out'} exists already"}
         assert "done" in {message for message, _ in found} <= late
-        assert left_in(target) == ["out"]
+        assert entry_names(target) == ["out"]
         Model.open(target / "out").checkpoint()
 
 
@@ -221,7 +221,7 @@ def test_two_processes_with_different_dtypes_do_not_share(tmp_path: Path, source
     assert "meanwhile created from another source" in "".join(messages) or "exists" in "".join(
         messages
     )
-    assert left_in(tmp_path / "target") == ["out"]
+    assert entry_names(tmp_path / "target") == ["out"]
 
 
 def test_waiting_process_returns_when_the_conversion_is_done(tmp_path: Path, source: Path) -> None:

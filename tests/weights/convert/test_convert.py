@@ -16,8 +16,8 @@ from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
 from swiftchat.weights.convert.convert import convert, estimate_conversion
 from swiftchat.weights.formats.safetensors import read_header
 from swiftchat.weights.model.directory import Model
-from tests.support import layouts, tiny_gguf
-from tests.support.tiny_llama import left_in, loaded, logits, tiny_llama
+from tests.support import llama_layouts, tiny_gguf
+from tests.support.tiny_llama import entry_names, loaded, logits, tiny_llama
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_only_and_skip(tmp_path: Path, source: Path) -> None:
     for wrong in ({"only": ["q_proj"]}, {"skip": ["nothing"]}, {"skip": ["*"]}):
         with pytest.raises(UsageError, match=r"no tensor matches|leave no tensor"):
             convert(source, tmp_path / "other", **wrong)
-    assert left_in(tmp_path) == ["out", "source"]
+    assert entry_names(tmp_path) == ["out", "source"]
 
 
 @pytest.mark.parametrize("shard_size_bytes", [5e9, 50_000])
@@ -126,7 +126,7 @@ def test_estimate_equals_the_written_files(
 ) -> None:
     options = {"shard_size_bytes": shard_size_bytes, "dtype": "bfloat16", "skip": ["*norm*"]}
     planned = estimate_conversion(source, **options)
-    assert left_in(tmp_path) == ["source"]
+    assert entry_names(tmp_path) == ["source"]
     convert(source, tmp_path / "out", **options)
     written = {file.name: file.stat().st_size for file in (tmp_path / "out").iterdir()}
     del written["swiftchat.json"]
@@ -156,7 +156,7 @@ def test_a_corrupted_write_raises_an_error(
 
     with pytest.raises(FileSystemError, match=r"model.safetensors reads back differently"):
         convert(source, tmp_path / "target" / "out", progress=flipped)
-    assert left_in(tmp_path / "target") == []
+    assert entry_names(tmp_path / "target") == []
 
 
 _MEASURE = """
@@ -190,9 +190,9 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path, layout: str) -> Non
         tiny_gguf.write(source, model)
     else:
         write = {
-            "bin": layouts.write_bin,
-            "meta": layouts.write_meta,
-            "megatron": layouts.write_megatron,
+            "bin": llama_layouts.write_bin,
+            "meta": llama_layouts.write_meta,
+            "megatron": llama_layouts.write_megatron,
         }[layout]
         write(source, model.requires_grad_(False))
     del model

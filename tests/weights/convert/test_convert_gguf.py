@@ -15,7 +15,7 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
 from tests.support import tiny_gguf
-from tests.support.tiny_llama import left_in, loaded, logits, tiny_llama
+from tests.support.tiny_llama import entry_names, loaded, logits, tiny_llama
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -140,7 +140,7 @@ def test_invalid_metadata_raises_an_error(
     tiny_gguf.write(tmp_path / "tiny.gguf", tiny_llama(), metadata=dict(metadata))
     with pytest.raises(BadModelFile, match=message):
         convert(tmp_path / "tiny.gguf", tmp_path / "out")
-    assert left_in(tmp_path) == ["tiny.gguf"]
+    assert entry_names(tmp_path) == ["tiny.gguf"]
 
 
 def test_more_tokens_than_embeddings_raise_an_error(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from tests.support import layouts
+from tests.support import llama_layouts
 from tests.support.fake_hub import MODEL, WEIGHTS, FakeHub, in_use
 from tests.support.tiny_llama import tiny_llama
 
@@ -96,7 +96,7 @@ print(json.dumps([too_small, filled, left()]))
 
 def test_convert_to_a_full_disk(tmp_path: Path, disk: Path) -> None:
     model = tiny_llama(hidden_size=128, intermediate_size=512, num_hidden_layers=3)
-    layouts.write_bin(tmp_path / "in", model)  # 3.1 MB in float32, 1.6 MB in bfloat16
+    llama_layouts.write_bin(tmp_path / "in", model)  # 3.1 MB in float32, 1.6 MB in bfloat16
     too_small, filled, at_end = on_the_disk(disk, tmp_path / "in", _CONVERT)
     code, stderr, left = too_small
     assert code == 8 and left == []

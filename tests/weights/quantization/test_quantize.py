@@ -16,7 +16,7 @@ from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.convert.convert import convert, estimate_conversion
 from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpec, _to_e4m3
 from tests.support import tiny
-from tests.support.tiny_llama import left_in, tiny_llama
+from tests.support.tiny_llama import entry_names, tiny_llama
 
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4}
 # Largest rounding error: half a unit, relative to the scale; for e4m3 a unit is 1/8 of the power of
@@ -198,7 +198,7 @@ def test_impossible_quantizations_raise_an_error(source: Path, tmp_path: Path) -
         QuantizationSpec("int3")
     with pytest.raises(UsageError, match="group size 48"):
         QuantizationSpec("int4", 48)
-    assert left_in(tmp_path) == []
+    assert entry_names(tmp_path) == []
 
 
 @pytest.mark.parametrize("scheme", WEIGHT_ONLY)

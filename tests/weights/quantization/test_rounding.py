@@ -10,7 +10,7 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.quantization.rounding import to_bfloat16
 from tests.support import tiny_gguf
-from tests.support.tiny_llama import left_in, tiny_llama
+from tests.support.tiny_llama import entry_names, tiny_llama
 
 
 def test_rounding_to_bfloat16_equals_torch() -> None:
@@ -43,4 +43,4 @@ def test_elements_too_large_for_the_dtype_raise_an_error(
     tiny_gguf.write(tmp_path / "tiny.gguf", model)
     with pytest.raises(BadModelFile, match=f"layers.1.mlp.up_proj.weight .*{message}"):
         convert(tmp_path / "tiny.gguf", tmp_path / "out", dtype=dtype)
-    assert left_in(tmp_path) == ["tiny.gguf"]
+    assert entry_names(tmp_path) == ["tiny.gguf"]

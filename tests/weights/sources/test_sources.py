@@ -15,7 +15,7 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.store import Store
-from tests.support import layouts, tiny
+from tests.support import llama_layouts, tiny
 from tests.support.checkpoint_layouts import LLAMA, write_split
 from tests.support.tiny_llama import tiny_llama
 
@@ -64,7 +64,7 @@ def test_all_layouts_convert_to_the_same_model(
 def test_rotary_scores_equal_those_of_metas_layout(tmp_path: Path) -> None:
     """Meta's complex rotation of neighboring pairs equals the rotation of halves."""
     model = model_of()
-    layouts.write_meta(tmp_path / "in", model)
+    llama_layouts.write_meta(tmp_path / "in", model)
     convert(tmp_path / "in", tmp_path / "out")
     meta = torch.load(tmp_path / "in" / "consolidated.00.pth")
     ours = load_file(tmp_path / "out" / "model.safetensors")
@@ -87,7 +87,7 @@ def test_rotary_scores_equal_those_of_metas_layout(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["bin", "bin of before torch 1.6", "sharded bin"])
+@pytest.mark.parametrize("name", ["bin", "bin from before torch 1.6", "sharded bin"])
 def test_bin_files_run_without_conversion(
     tmp_path: Path, reference: tuple[Any, torch.Tensor], name: str
 ) -> None:
@@ -96,7 +96,9 @@ def test_bin_files_run_without_conversion(
     assert torch.equal(tiny.Bench(source).last_logits(list(range(3, 60))), expected)
 
 
-@pytest.mark.parametrize("write", [layouts.write_bin, layouts.write_megatron, layouts.write_meta])
+@pytest.mark.parametrize(
+    "write", [llama_layouts.write_bin, llama_layouts.write_megatron, llama_layouts.write_meta]
+)
 def test_tied_embeddings_are_written_once(tmp_path: Path, write: Callable[..., None]) -> None:
     model = model_of(tie_word_embeddings=True)
     write(tmp_path / "in", model)
@@ -119,7 +121,7 @@ def test_split_gguf_behind_symlinks_of_the_hub_cache(tmp_path: Path) -> None:
 
 def test_megatron_with_biases(tmp_path: Path) -> None:
     model = model_of(attention_bias=True, mlp_bias=True)
-    layouts.write_megatron(tmp_path / "in", model, tp=2, pp=2)
+    llama_layouts.write_megatron(tmp_path / "in", model, tp=2, pp=2)
     convert(tmp_path / "in", tmp_path / "out", dtype="bfloat16")
     found = load_file(tmp_path / "out" / "model.safetensors")
     for name, value in model.state_dict().items():
@@ -153,7 +155,7 @@ def test_megatron_with_biases(tmp_path: Path) -> None:
 def test_config_from_params(
     tmp_path: Path, params: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    layouts.write_meta(tmp_path / "in", model_of(), params=params)
+    llama_layouts.write_meta(tmp_path / "in", model_of(), params=params)
     (tmp_path / "in" / "tokenizer.model").write_bytes(b"any")
     convert(tmp_path / "in", tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -194,12 +196,12 @@ def change(file: Path, **tensors: torch.Tensor | None) -> None:
 def test_inconsistent_params_raise_an_error(
     tmp_path: Path, params: dict[str, Any], message: str
 ) -> None:
-    layouts.write_meta(tmp_path / "in", model_of(), 2, params=params)
+    llama_layouts.write_meta(tmp_path / "in", model_of(), 2, params=params)
     assert_rejected(tmp_path / "in", message)
 
 
 def test_inconsistent_shards_raise_an_error(tmp_path: Path) -> None:
-    layouts.write_meta(tmp_path / "in", model_of(), 2)
+    llama_layouts.write_meta(tmp_path / "in", model_of(), 2)
     second = tmp_path / "in" / "consolidated.01.pth"
     name = "layers.1.feed_forward.w2.weight"
     original = torch.load(second)[name]
@@ -237,12 +239,12 @@ def test_inconsistent_shards_raise_an_error(tmp_path: Path) -> None:
 def test_inconsistent_args_raise_an_error(
     tmp_path: Path, args: dict[str, Any], message: str
 ) -> None:
-    layouts.write_megatron(tmp_path / "in", model_of(), 2, 2, args=args)
+    llama_layouts.write_megatron(tmp_path / "in", model_of(), 2, 2, args=args)
     assert_rejected(tmp_path / "in", message)
 
 
 def test_missing_shards_of_megatron(tmp_path: Path) -> None:
-    layouts.write_megatron(tmp_path / "in", model_of(), 2, 2)
+    llama_layouts.write_megatron(tmp_path / "in", model_of(), 2, 2)
     iteration = tmp_path / "in" / "iter_0000010"
     (iteration / "mp_rank_01_001" / "model_optim_rng.pt").unlink()
     assert_rejected(tmp_path / "in", "mp_rank_01_001: model_optim_rng.pt is missing")
@@ -286,7 +288,7 @@ def test_code_in_a_pickle_never_runs(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path.touch, (tmp_path / "ran",))
 
-    layouts.write_meta(tmp_path / "in", model_of())
+    llama_layouts.write_meta(tmp_path / "in", model_of())
     change(tmp_path / "in" / "consolidated.00.pth", extra=Payload())  # type: ignore[arg-type]
     assert_rejected(tmp_path / "in", "nothing was executed")
     assert not (tmp_path / "ran").exists()
