@@ -33,7 +33,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "convert": ("subcommands.convert", "convert", "Convert a model to a Hugging Face directory."),
     "list": ("subcommands.models", "list_models", "List the models on this machine."),
     "ls": ("subcommands.models", "list_models", ""),
-    "show": ("subcommands.models", "show", "Show facts about a model and its memory needs."),
+    "show": ("subcommands.models", "show", "Show a model's properties and memory needs."),
     "rm": ("subcommands.models", "rm", "Remove a model."),
     "sessions": ("subcommands.sessions", "sessions", "List, search, export, import conversations."),
     "tokens": ("subcommands.tokens", "tokens", "Count the tokens of a text."),

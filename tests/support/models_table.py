@@ -21,21 +21,21 @@ Each architecture is a table entry in `weights/architectures/`, one file for eac
 (`llama.py`, `qwen.py`, `gemma.py`, …), and one decoder runs them all. For every architecture
 `tests/engine/model/test_architectures.py` and `tests/engine/model/test_decoder.py` compare logits
 with those of transformers in fp32 on the CPU: prefill in chunks, token by token, with history, and
-in a batch. The maximum difference is 1e-4 of the largest logit. ChatGLM-6B is not part of
+in a batch. The largest accepted difference is 1e-4 of the largest logit. ChatGLM-6B is not part of
 transformers; its tests compare with an fp64 reference.
 
 The columns for file formats and for parallelism list the devices on which tests run the
 architecture that way (`tests/support/coverage.py` reads this from the parameters of the tests); GPU
-tests need a GPU. A device that is missing in a column runs the same code without a test:
-`convert` writes the same safetensors for every source.
+tests need a GPU. A device that is missing in a column runs the same code without a test,
+because `convert` writes the same safetensors for every source.
 
 In the last column, "kernels" are the CUDA kernels in `cuda/`, and "torch" means the operators of
 torch on the GPU. "partly": some models of the architecture need features without a kernel.
 
 GGUF files can have the architectures in `weights/gguf/architectures.py`; llama.cpp's converter
 does not support GPT-J and OPT. `tests/weights/gguf/test_architectures.py` writes each of them as
-llama.cpp does and compares config, tensors and logits after the conversion. There Mistral and
-InternLM2 become Llama, ChatGLM2 and ChatGLM3 become GLM, and Mixtral is `llama` with experts.
+llama.cpp does and compares config, tensors and logits after the conversion. In GGUF files, Mistral
+and InternLM2 are Llama, ChatGLM2 and ChatGLM3 are GLM, and Mixtral is `llama` with experts.
 
 """
 _LAYOUTS = """
@@ -49,10 +49,10 @@ Differences from other programs:
 
 - **LongRoPE** (Phi-3, Phi-4) has one set of divisors for contexts up to the original length and one
   for longer contexts. The engine chooses by its context size (`--ctx-size`), not by the length of
-  the text, because cached keys cannot change their angles.
+  the text, because the angles of cached keys are fixed.
 - **Dynamic NTK scaling** has no effect up to `max_position_embeddings`, which is the longest
   supported context.
-- **Gemma 1** always uses the approximate GELU of its training, also if its file says "gelu".
+- **Gemma 1** always uses the approximate GELU that it was trained with, even if its file says "gelu".
 - **Falcon's ALiBi** (falcon-rw) is computed in fp32 from the distance. Transformers rounds the
   bias of each key to bf16.
 - **GPT-OSS** is published with experts in MXFP4: `swiftchat convert` dequantizes them.
