@@ -52,7 +52,8 @@ Differences from other programs:
   the text, because the angles of cached keys are fixed.
 - **Dynamic NTK scaling** has no effect up to `max_position_embeddings`, which is the longest
   supported context.
-- **Gemma 1** always uses the approximate GELU that it was trained with, even if its file says "gelu".
+- **Gemma 1** always uses the approximate GELU that it was trained with, even if its file says
+  "gelu".
 - **Falcon's ALiBi** (falcon-rw) is computed in fp32 from the distance. Transformers rounds the
   bias of each key to bf16.
 - **GPT-OSS** is published with experts in MXFP4: `swiftchat convert` dequantizes them.
