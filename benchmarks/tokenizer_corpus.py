@@ -197,7 +197,7 @@ def sentence(vocabulary: list[str], glue: str, random: random.Random) -> str:
 
 @cache
 def is_known(character: str) -> bool:
-    """Whether all libraries know a character: the NFC of `tokenizers` is of about Unicode 9."""
+    """Return whether all libraries support a character; `tokenizers` has the NFC of Unicode 9."""
     if unicodedata.category(character) == "Cn":
         return False
     # NFC moves a known mark before the iota subscript, which sorts last.

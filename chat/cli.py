@@ -117,7 +117,7 @@ def chat(ctx: click.Context, /, **options: Any) -> None:
 
 
 def _is_given(ctx: click.Context, name: str | None) -> bool:
-    """Whether an option was given on the command line."""
+    """Return whether an option was given on the command line."""
     source = ctx.get_parameter_source(name) if name else None
     return source is click.core.ParameterSource.COMMANDLINE
 
@@ -145,7 +145,7 @@ def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
 
 
 def _is_oneshot(config: "ChatConfig") -> bool:
-    """Whether to answer one prompt; raises `UsageError` for options that exclude each other."""
+    """Return whether to answer one prompt; raises `UsageError` for contradictory options."""
     as_json = config.json or config.stream_json
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if config.interactive and (as_json or config.no_template or not at_terminal):

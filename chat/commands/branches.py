@@ -103,7 +103,7 @@ def _preview(text: str) -> str:
 
 
 def _num_common(one: Iterable[Message], other: Iterable[Message]) -> int:
-    """The number of messages that two paths have in common."""
+    """Return the number of messages that two paths have in common."""
     return sum(1 for a, b in zip(one, other, strict=False) if a is b)
 
 

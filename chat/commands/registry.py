@@ -74,7 +74,7 @@ BY_NAME = {name: command for command in COMMANDS for name in (command.name, *com
 
 
 def is_command(text: str) -> bool:
-    """Whether an input line is a command: `//` is a literal slash, an existing path is text."""
+    """Return whether a line is a command: `//` is a literal slash, an existing path is text."""
     if text.startswith("!") and "\n" not in text.strip():
         return True
     if not text.startswith("/") or text.startswith("//"):
@@ -111,7 +111,7 @@ def _unknown(name: str) -> UsageError:
 
 
 def complete_argument(state: ChatState, name: str) -> Mapping[str, str]:
-    """The words that Tab offers after a command, each with a description."""
+    """Return the words that Tab offers after a command, each with a description."""
     completion = BY_NAME[name].completion if name in BY_NAME else ()
     if not callable(completion):
         return dict.fromkeys(completion, "")

@@ -6,9 +6,9 @@ trees, `parent` is NULL at a root; `params` are sampling parameters as JSON, `fi
 while an answer is generated. Times are seconds since 1970. `search` indexes the contents by
 trigrams, to find parts of words and words of languages without spaces.
 
-Every save is one transaction in a write-ahead log: a killed program loses only what was not
-committed, and readers never wait. Only the process that created a message writes it, so two
-processes in one conversation create two branches and overwrite only the tip.
+Every save is one transaction in a write-ahead log: a killed program loses only
+uncommitted changes, and readers never wait. Only the process that created a message writes it, so
+two processes in one conversation create two branches and overwrite only the tip.
 """
 
 import contextlib

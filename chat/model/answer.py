@@ -38,7 +38,7 @@ class Answer:
         on_prefill: Callable[[Prefill], None] | None = None,
         reasoning: ReasoningFormat | None = None,
     ) -> None:
-        # Imported here: it would delay the prompt. The tokenizer has imported it by now.
+        # Imported here, because it would delay the prompt.
         from swiftchat.tokenizer import StopMatcher
 
         self.params = params

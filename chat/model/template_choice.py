@@ -32,7 +32,7 @@ def choose_template(
     an unknown name, `FileSystemError` for an unreadable file, `BadModelFile` for a file that is
     not text and for a model without a known template.
     """
-    # Imported here: it would delay the prompt.
+    # Imported here, because it would delay the prompt.
     from swiftchat.tokenizer.template.builtin import BUILT_IN, family_template
 
     if requested is None:

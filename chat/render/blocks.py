@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from swiftchat.chat.render.parse import Container, Kind, Leaf, parse_blocks
 
-# Limits of what is parsed at once; a longer unfinished block is cut there.
+# Limits of the text that is parsed at once; a longer unfinished block is cut there.
 _MAX_PARSED_CHARS = 16_384
 _MAX_PARSED_LINES = 300
 _MAX_HELD_CELLS = 300  # of a table, held back to compute the column widths

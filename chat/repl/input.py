@@ -75,7 +75,7 @@ class InputLine:
         return self._pastes.unfold(typed)
 
     def _has_typed_text(self) -> bool:
-        """Whether the line has text other than the default."""
+        """Return whether the line has text other than the default."""
         return get_app().current_buffer.text not in ("", self._default)
 
 
@@ -114,7 +114,7 @@ class _History(FileHistory):
 
     def store_string(self, string: str) -> None:
         # A full disk must not lose the message. Invalid UTF-8 from the terminal becomes surrogates,
-        # which cannot be encoded. Other chats do not know the placeholders of this one.
+        # which cannot be encoded. Placeholders of pastes are valid only in this chat.
         string = self._pastes.unfold(string)
         with contextlib.suppress(OSError):
             super().store_string(string.encode("utf-8", "replace").decode())

@@ -4,7 +4,7 @@ _QUOTES = '"""'
 
 
 def is_unfinished(text: str) -> bool:
-    """Whether Enter adds a line: after a trailing backslash and in an open block."""
+    """Return whether Enter adds a line: after a trailing backslash and in an open block."""
     return text.endswith("\\") or (text.lstrip().startswith(_QUOTES) and _block(text) is None)
 
 

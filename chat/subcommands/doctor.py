@@ -1,4 +1,4 @@
-"""`swiftchat doctor`: check what this machine needs to run models on a GPU."""
+"""`swiftchat doctor`: check the requirements for running models on this machine."""
 
 import json as json_module
 import signal

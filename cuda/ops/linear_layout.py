@@ -51,7 +51,7 @@ def linear_fits(
 ) -> bool:
     """Return whether `linear` takes n activation rows with this weight.
 
-    `splittable` allows k to be split. Weight rows that are finished in pairs lie pair_span / 2
+    `splittable` allows k to be split. Weight rows that are finished in pairs are pair_span / 2
     apart: half the rows for gate and up, half a head for rotary embedding. Packed weights need
     whole tiles of 8 rows between them.
     """

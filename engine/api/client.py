@@ -51,7 +51,7 @@ class Generation:
             yield event
 
     def cancel(self) -> None:
-        """Ask the engine to stop after its current step; returns at once."""
+        """Send a request to stop after the engine's current step; return at once."""
         if not self._ended:
             self._cancel(self.id)
 

@@ -20,7 +20,7 @@ class _InFlight:
 
 
 def can_replay(step: Step, max_rows: int) -> bool:
-    """Whether a scheduled step only decodes one token for each of at most `max_rows` rows.
+    """Return whether a scheduled step only decodes one token for each of at most `max_rows` rows.
 
     False if a row needs logprobs: the sampler on the device does not keep the logits.
     """
@@ -103,7 +103,7 @@ class AsyncDecode:
         self._in_flight = _InFlight(sequences, number, done)
 
     def _can_continue(self, sequences: list[Sequence]) -> bool:
-        """Whether the next step will have the same rows, as far as the host can predict."""
+        """Return whether the next step will have the same rows, as far as the host can predict."""
         scheduler = self._scheduler
         could_admit = scheduler.waiting and len(scheduler.running) < scheduler.max_num_seqs
         if could_admit or set(sequences) != set(scheduler.running):

@@ -31,7 +31,7 @@ from swiftchat.weights.architectures.config import ModelConfig
 
 
 def fused_kernels_cover(config: ModelConfig) -> bool:
-    """Whether the fused kernels compute every operation of an architecture.
+    """Return whether the fused kernels compute every operation of an architecture.
 
     They fuse RMSNorm, but not LayerNorm, into a matmul, and expect an attention and an MLP branch
     in sequence.
@@ -81,7 +81,7 @@ class FusedDecoder:
         self._branch_output = torch.zeros(max_rows, config.hidden_size, device=device)
 
     def supports(self, n: int) -> bool:
-        """Whether n rows of this model can be computed."""
+        """Return whether n rows of this model can be computed."""
         decoder, gpu, is_last = self._decoder, self._ops.gpu, self._decoder.stages.is_last
         weights, head = decoder.weights, decoder.weights.lm_head.kernel_matrices
         return (

@@ -67,7 +67,7 @@ class PipelineDecode:
         self._in_flight = []
 
     def _can_append(self, sequences: list[Sequence]) -> bool:
-        """Whether the rows hold these sequences, and each has one more token since.
+        """Return whether the rows hold these sequences, each with one more token.
 
         A sequence that was preempted meanwhile has a new block table.
         """

@@ -58,7 +58,7 @@ def device_name(device: torch.device) -> str:
 
 
 def describe_device(device: torch.device, has_kernels: bool, is_dequantized: bool) -> str:
-    """The device's name, with notes on missing kernels and dequantized weights."""
+    """Return the device's name, with notes on missing kernels and dequantized weights."""
     words = [device_name(device)]
     if device.type != "cpu" and not has_kernels:
         words.append("torch only")

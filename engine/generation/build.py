@@ -290,7 +290,7 @@ def _warm_up(
 
 
 def _warm_up_batch(num_tokens: int, block_size: int) -> Batch:
-    """A prompt in the first blocks of the cache, which no sequence uses yet."""
+    """Return a prompt in the first blocks of the cache, which no sequence uses yet."""
     prompt = Sequence(0, [0] * num_tokens, SamplingParams())
     prompt.block_table = [0] * -(-num_tokens // block_size)
     return Batch.pack([Row(prompt, num_tokens)], block_size)

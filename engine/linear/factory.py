@@ -37,7 +37,7 @@ class WeightFactory(Protocol):
     def quantized(
         self, parts: Sequence[QuantizedMatrix], dtype: torch.dtype
     ) -> LinearWeight | None:
-        """The parts one below the other as one weight for activations of `dtype`.
+        """Return the parts one below the other as one weight for activations of `dtype`.
 
         None if they differ in scheme, or if no class computes with them.
         """
@@ -88,7 +88,7 @@ class KernelWeights:
 
 
 def weight_factory(device: torch.device, kernels: LinearKernels | None = None) -> WeightFactory:
-    """The factory for kernels on a GPU, if there are any, else for torch's operators."""
+    """Return the factory for kernels on a GPU, if there are any, else for torch's operators."""
     if kernels is not None:
         return KernelWeights(kernels)
     return TorchWeights(keeps_quantized=device.type == "cpu")

@@ -20,7 +20,7 @@ from swiftchat.engine.linear.torch_private import matmul_int4_cpu, pack_int4_cpu
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.weights.quantization.scheme import Int4, Int8Groups
 
-_MAX_ROWS_PACKED = 64  # where torch's int4 operator is the faster; measured with SmolLM2's shapes
+_MAX_ROWS_PACKED = 64  # up to here torch's int4 operator is faster, with SmolLM2's shapes
 _GROUP_SIZES = (32, 64, 128, 256)  # of torch's operator
 
 Bytes = npt.NDArray[np.uint8]
@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Int4Weight(LinearWeight):
-    """4-bit values in torch's packed order, with a scale and a zero for each group of columns.
+    """4-bit values in torch's packed order, with a scale and a zero point per group of columns.
 
     `packed` uint8 [rows, columns / 2], the shape that torch's operator takes, holds blocks
     [rows / 64, columns, 32]; rows are padded to whole blocks. `scale_and_zero` [groups, rows, 2]
@@ -252,7 +252,7 @@ def _stacked(
 
 @cache
 def _row_order() -> tuple[int, ...] | None:
-    """The row of a block that each half byte of a column holds, low halves first.
+    """Return the row of a block that each half byte of a column holds, low halves first.
 
     Torch packs 64, 32 or 16 rows together, depending on the width of the processor's vectors; its
     order is found by packing row numbers. None if that order is unknown, or if torch's operator is
@@ -276,7 +276,7 @@ def _row_order() -> tuple[int, ...] | None:
 
 @cache
 def _places() -> Tensor:
-    """The half byte of a column that holds each row of a block, the inverse of `_row_order`."""
+    """Return the half byte of a column that has each row of a block: `_row_order` inverted."""
     order = _row_order()
     assert order is not None
     return torch.tensor(order).argsort()

@@ -58,7 +58,7 @@ class MergedWeight(LinearWeight):
 
 
 def split_bias(bias: Tensor | None, matrices: Sequence[Matrix]) -> Sequence[Tensor | None]:
-    """The bias of each matrix, aligned to 16 bytes as kernels require it."""
+    """Return the bias of each matrix, aligned to 16 bytes as kernels require it."""
     if bias is None:
         return [None] * len(matrices)
     biases = torch.split(bias, [matrix.shape[0] for matrix in matrices])

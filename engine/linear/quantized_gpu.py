@@ -166,6 +166,6 @@ _PACK: Mapping[type[QuantizedMatrix], Callable[..., PackedMatrix | None]] = Mapp
 
 
 def _upload(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> Tensor:
-    """The arrays one below the other, on the device."""
+    """Return the arrays one below the other, on the device."""
     # Copies: mapped files are read-only, and torch warns of tensors that cannot be written to.
     return torch.cat([torch.from_numpy(np.array(array)).to(device) for array in arrays])

@@ -11,10 +11,10 @@ TILE_ELEMENTS = 1 << 19  # dequantized at a time, so that a tile stays in the pr
 
 
 def tile_rows(shape: tuple[int, int]) -> int:
-    """The number of rows of a tile of a matrix [rows, columns]."""
+    """Return the number of rows of a tile of a matrix [rows, columns]."""
     return max(BLOCK_ROWS, TILE_ELEMENTS // shape[1] // BLOCK_ROWS * BLOCK_ROWS)
 
 
 def concatenated(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """The arrays one below the other; a single one is not copied."""
+    """Return the arrays one below the other; a single one is not copied."""
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

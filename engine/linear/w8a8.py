@@ -29,7 +29,7 @@ class W8A8Weight(WrappedWeight):
 
 
 def activation_scheme(parts: Sequence[StoredTensor | None]) -> ActivationQuantization | None:
-    """The scheme for the activations of matrices that are merged into one weight.
+    """Return the scheme for the activations of matrices that are merged into one weight.
 
     None unless all of them have one of the same kind. Of several static scales the largest; they
     are equal anyway where they were calibrated with the same activations.

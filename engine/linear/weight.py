@@ -98,7 +98,7 @@ class LinearWeight(Protocol):
         raise DeviceError(f"a {type(self).__name__} cannot be transposed")
 
     def is_traceable(self, dtype: torch.dtype) -> bool:
-        """Whether torch can trace `matmul` of one row in `dtype`: it must not loop over tiles."""
+        """Return whether torch can trace `matmul` of one row in `dtype`: no loop over tiles."""
         return False
 
 

@@ -23,7 +23,7 @@ Wanted = Sequence[tuple[str, TensorSlice]]
 
 
 class Placement(Protocol):
-    """Brings the wanted parts of tensors to the device and joins them.
+    """Loads parts of tensors to the device and joins them.
 
     Row parts come one below the other, column parts side by side. `assemble` calls it in the same
     order for every model of one configuration.
@@ -32,17 +32,17 @@ class Placement(Protocol):
     factory: WeightFactory
 
     def tensor(self, wanted: Wanted) -> Tensor:
-        """The parts as a float tensor."""
+        """Return the parts as a float tensor."""
 
     def weight(self, wanted: Wanted, *, is_table: bool = False) -> LinearWeight:
-        """The parts as a matrix, quantized where the device computes with its scheme.
+        """Return the parts as a matrix, quantized if the device computes with its scheme.
 
         A table of embeddings must support `rows`.
         """
 
 
 def assemble(shard: Shard, placement: Placement, dtype: torch.dtype) -> DecoderWeights:
-    """The weights of a shard, computed with in `dtype`, in the layout of the checkpoint.
+    """Return the weights of a shard for activations of `dtype`, in the layout of the checkpoint.
 
     `canonicalize` brings them into the decoder's layout.
     """
@@ -139,7 +139,7 @@ class _Assembler:
     def _matrix(
         self, *canonical: str, layer: int | None = None, is_table: bool = False
     ) -> LinearWeight:
-        """The named matrices as one weight; an empty one if this rank has none of them."""
+        """Return the named matrices as one weight; an empty one if this rank has none of them."""
         wanted = self._wanted(canonical, layer)
         if not wanted:
             return self._placement.factory.plain(torch.empty(0, 0, dtype=self._dtype))
@@ -154,7 +154,7 @@ class _Assembler:
         return torch.empty(0) if tensor is None else tensor
 
     def _optional(self, *canonical: str, layer: int | None = None) -> Tensor | None:
-        """The named tensors joined; None if this rank has none of them."""
+        """Return the named tensors joined; None if this rank has none of them."""
         wanted = self._wanted(canonical, layer)
         return self._placement.tensor(wanted) if wanted else None
 

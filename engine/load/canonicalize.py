@@ -67,7 +67,7 @@ def _experts(config: ModelConfig, experts: Experts) -> Experts:
 
 
 def qkv_rows(config: ModelConfig) -> Tensor | None:
-    """The row of the file's fused q k v that each row of the decoder's is; None: the same.
+    """Return, for each row of the decoder's q k v, its row in the file; None: the same order.
 
     The decoder's are all query heads, all key heads, all value heads, with the elements of a
     query's and a key's head in `head_order`.
@@ -92,7 +92,7 @@ def qkv_rows(config: ModelConfig) -> Tensor | None:
 
 
 def head_order(config: ModelConfig) -> Tensor | None:
-    """The element of a file's query or key head that each of the decoder's is; None: the same.
+    """Return, for each element of a decoder's head, its element in the file; None: the same order.
 
     The decoder rotates element j of a head with element j + head_dim / 2, for all j. Other pairs
     are moved there, and elements without rotation come after the pairs of each half, where the

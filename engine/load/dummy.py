@@ -96,7 +96,7 @@ class _RandomPlacement:
         return weight
 
     def _random(self, wanted: Wanted) -> Tensor:
-        """The whole tensors of the names, one below the other."""
+        """Return the whole tensors of the names, one below the other."""
         names = [name for name, _ in wanted]
         num_rows = sum(self._shapes[name][0] for name in names)
         shape = (num_rows, *self._shapes[names[0]][1:])
@@ -122,7 +122,7 @@ class _RandomPlacement:
         return self.factory.quantized(parts, self._dtype)
 
     def _own(self, whole: Tensor, wanted: Wanted) -> Tensor:
-        """The parts of this rank."""
+        """Return the parts of this rank."""
         if self._num_ranks == 1:
             return whole
         own = [

@@ -52,7 +52,7 @@ class FilePart:
         return torch.Size(self.shape).numel() * _DTYPES[self.info.dtype].itemsize
 
     def byte_range(self, rows: Span) -> tuple[int, int]:
-        """The first byte in the file and the end of these rows."""
+        """Return the first byte in the file and the end of these rows."""
         row_bytes = self.info.nbytes // max(1, self.info.shape[0])
         return (self.info.offset + rows[0] * row_bytes, self.info.offset + rows[1] * row_bytes)
 
@@ -70,10 +70,10 @@ def load_weights(
 
     `factory` makes the weights; by default those for torch's operators on this device.
 
-    On the CPU, tensors of the wanted dtype are views of the mapped files, so the checkpoint must
-    stay open. Copied are only column parts, and matrices that are merged (q k v, gate up) but not
-    adjacent in the file. On a GPU the files are read once instead of mapped, except for quantized
-    matrices. Matrices stay quantized if `factory` supports their scheme; all others are
+    On the CPU, tensors of the requested dtype are views of the mapped files, so the checkpoint
+    must stay open. Only column parts, and merged matrices (q k v, gate up) that are not adjacent
+    in the file, are copied. On a GPU the files are read once instead of mapped, except for
+    quantized matrices. Matrices stay quantized if `factory` supports their scheme; all others are
     dequantized. `on_progress` receives (bytes done, total bytes), counted in the files.
 
     Raises `BadModelFile` for a truncated file on its way to a GPU and for quantized values that
@@ -275,7 +275,7 @@ def _wanted_bytes(shard: Shard, checkpoint: Checkpoint) -> int:
 
 
 def _file_parts(checkpoint: Checkpoint, wanted: Wanted) -> list[FilePart]:
-    """The wanted parts in the files; files that were cut by rank have each as a whole tensor."""
+    """Return the parts in the files; files that were cut by rank store each as a whole tensor."""
     infos = [checkpoint.tensors[name] for name, _ in wanted]
     if checkpoint.shard:
         return [FilePart(info, TensorSlice(0, ((0, info.shape[0]),))) for info in infos]
@@ -283,7 +283,7 @@ def _file_parts(checkpoint: Checkpoint, wanted: Wanted) -> list[FilePart]:
 
 
 def _join(checkpoint: Checkpoint, parts: Sequence[FilePart]) -> Tensor:
-    """The parts as one tensor; a view of the file if they are adjacent there."""
+    """Return the parts as one tensor; a view of the file if they are adjacent there."""
     first = parts[0]
     if first.part.axis == 0 and _are_adjacent(parts):
         rows = sum(part.shape[0] for part in parts)
@@ -298,7 +298,7 @@ def _join(checkpoint: Checkpoint, parts: Sequence[FilePart]) -> Tensor:
 
 
 def _are_adjacent(parts: Sequence[FilePart]) -> bool:
-    """Whether all rows are one contiguous range of one file, in one dtype."""
+    """Return whether all rows are one contiguous range of one file, in one dtype."""
     if len({(part.info.file, part.info.dtype) for part in parts}) > 1:
         return False
     ranges = [part.byte_range(span) for part in parts for span in part.part.spans]
@@ -337,7 +337,7 @@ def _allocate(
                 start, end = part.byte_range(span)
                 copies.append(Copy(info.file, start, end - start, stored, target.view(-1)))
             else:
-                # As a matrix, whatever the number of axes before and after the one that is cut.
+                # As a matrix: the axes before the cut are its rows, the others its columns.
                 inner = math.prod(info.shape[axis + 1 :])
                 columns = (span[0] * inner, span[1] * inner)
                 rows = target.view(math.prod(info.shape[:axis]), -1)

@@ -47,7 +47,7 @@ def load_matrix(
     *,
     is_table: bool,
 ) -> LinearWeight:
-    """Load the wanted parts as one weight, with quantized activations if the checkpoint has them.
+    """Load the parts as one weight, with quantized activations if the checkpoint has them.
 
     Neighbors in one scheme become one matrix, and so do those that are dequantized; several
     matrices become a merged weight.
@@ -71,7 +71,7 @@ def load_matrix(
 def dequantize(
     checkpoint: Checkpoint, wanted: Wanted, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Load the wanted parts joined in `dtype`; some of their tensors are quantized."""
+    """Load the parts joined in `dtype`; some of their tensors are quantized."""
 
     def whole(name: str) -> Tensor:
         if name not in checkpoint.quantized:
@@ -90,7 +90,7 @@ def dequantize(
 
 
 def _scheme(checkpoint: Checkpoint, name: str) -> Scheme | None:
-    """The scheme and group size that a tensor can be kept in; None if it cannot."""
+    """Return the scheme and group size in which a tensor can stay quantized; None if it cannot."""
     tensor = checkpoint.quantized.get(name)
     source = None if tensor is None else tensor.packed
     return None if source is None else source.scheme
@@ -103,7 +103,7 @@ def _load_quantized(
     dtype: torch.dtype,
     is_table: bool,
 ) -> LinearWeight | None:
-    """Load the wanted parts in the one scheme that they have; None: they must be dequantized."""
+    """Load the parts in the one scheme that they have; None: they must be dequantized."""
     if not factory.keeps_quantized:
         return None
     parts: list[QuantizedMatrix] = []

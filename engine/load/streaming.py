@@ -88,7 +88,7 @@ def stream_in(
 
 
 def default_readers() -> int:
-    """The number of threads that read weights."""
+    """Return the number of threads that read weights."""
     return min(_MAX_READERS, os.cpu_count() or 1)
 
 

@@ -189,7 +189,7 @@ def _kv_views(cache: KVCache, first_slot: int, length: int) -> Sequence[tuple[Te
 
 
 def _gather_context(cache: LayerKV, plan: AttentionPlan, dtype: torch.dtype) -> Tensor:
-    """The context's keys and values as [1, 2 * num_kv_heads, context_len, head_dim]."""
+    """Return the context's keys and values as [1, 2 * num_kv_heads, context_len, head_dim]."""
     if isinstance(cache, Tensor):
         flat = _gather_tokens(cache, plan)
     else:
@@ -199,7 +199,7 @@ def _gather_context(cache: LayerKV, plan: AttentionPlan, dtype: torch.dtype) -> 
 
 
 def _gather_tokens(blocks: Tensor, plan: AttentionPlan) -> Tensor:
-    """The context's part of `blocks` [num_blocks, block_size, ...]: [context_len, ...]."""
+    """Return the context's part of `blocks` [num_blocks, block_size, ...]: [context_len, ...]."""
     if plan.blocks is None:
         end = plan.first_slot + plan.context_len
         return blocks.view(-1, *blocks.shape[2:])[plan.first_slot : end]

@@ -24,7 +24,7 @@ class ExpertKernels:
         self._addresses: dict[int, tuple[Tensor, Tensor] | None] = {}
 
     def support(self, layer: int, experts: Experts, num_tokens: int = 1) -> bool:
-        """Whether the kernels compute a layer's experts for this number of tokens."""
+        """Return whether the kernels compute a layer's experts for this number of tokens."""
         return num_tokens <= MAX_GEMV_ROWS and self._layer_addresses(layer, experts) is not None
 
     def compute(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
@@ -45,7 +45,7 @@ class ExpertKernels:
         return out
 
     def _layer_addresses(self, layer: int, experts: Experts) -> tuple[Tensor, Tensor] | None:
-        """The addresses of a layer's `gate_up` and `down` matrices: int64 [num_experts] each.
+        """Return the addresses of a layer's `gate_up` and `down`: int64 [num_experts] each.
 
         None for matrices that the kernels do not read: quantized, transposed, or of other widths.
         """

@@ -53,7 +53,7 @@ class CudaPlan:
 
 
 def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto") -> bool:
-    """Whether the kernels compute every operation of a model; else `TorchOps` runs it.
+    """Return whether the kernels compute every operation of a model; else `TorchOps` runs it.
 
     Partial, interleaved and scaled rotary embeddings need no kernels of their own: they are part of
     the order of the weights and of the table of angles.
@@ -70,12 +70,12 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
 
 
 def _supports_quantized_kv(head_dim: int, dtype: torch.dtype) -> bool:
-    """Whether the kernels write and read an 8-bit cache with heads of this size."""
+    """Return whether the kernels write and read an 8-bit cache with heads of this size."""
     return dtype != torch.float32 and head_dim % 16 == 0 and head_norm_fits(head_dim, head_dim)
 
 
 def kernel_kv(kv: LayerKV) -> tuple[Tensor, KVScales | None]:
-    """A layer's cache as the kernels take it: its tensor, and the scales of a quantized one."""
+    """Return a layer's cache for the kernels: its tensor, and its scales if it is quantized."""
     return (kv, None) if isinstance(kv, Tensor) else (kv.values, KVScales(kv.scheme, kv.scales))
 
 
@@ -183,18 +183,18 @@ class CudaOps:
         return weight.matmul(x, bias)
 
     def cos_sin(self, layer: int) -> Tensor | None:
-        """A layer's cosines and sines, fp32 [num_positions, head_dim]; None: it does not rotate."""
+        """Return a layer's cosines and sines, fp32 [num_positions, head_dim]; None: no rotation."""
         if not self._cos_sin_tables or layer in self._config.unrotated_layers:
             return None
         # Of two tables, the second is for the layers with a window.
         return self._cos_sin_tables[-1 if self.window(layer) else 0]
 
     def window(self, layer: int) -> int:
-        """The number of last tokens that a layer attends to; 0: all."""
+        """Return the number of last tokens that a layer attends to; 0: all."""
         return self._config.window(layer) or 0
 
     def head_norm(self, norms: tuple[Tensor, Tensor] | None) -> HeadNorm | None:
-        """The query and key norms that `rotary` computes; None: no norms, or it cannot."""
+        """Return the query and key norms that `rotary` computes; None: no norms, or it cannot."""
         size = self._config.head_dim
         if norms is None or self._config.qk_norm != "head" or not head_norm_fits(size, size):
             return None
@@ -290,7 +290,7 @@ class CudaOps:
         return out if shared is None else out.add_(shared)
 
     def max_graph_rows(self, layers: Sequence[LayerWeights]) -> int | None:
-        """The largest batch that these layers compute without the host; None: no limit."""
+        """Return the largest batch that these layers compute without the host; None: no limit."""
         moe_layers = [(i, layer.experts) for i, layer in enumerate(layers) if layer.experts]
         if not moe_layers:
             return None

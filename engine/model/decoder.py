@@ -295,7 +295,7 @@ def table_bytes(weights: DecoderWeights, is_last: bool) -> int:
 
 
 def has_quantized(weights: DecoderWeights) -> bool:
-    """Whether any matrix is quantized."""
+    """Return whether any matrix is quantized."""
     return any(matrix.is_quantized for matrix in _matrices(weights))
 
 

@@ -24,7 +24,7 @@ class CachePlan:
 
 
 def workspace_bytes(config: ModelConfig, chunk_tokens: int, dtype: torch.dtype) -> int:
-    """An upper estimate of the activations of a forward pass over `chunk_tokens` tokens."""
+    """Return an upper estimate of the activations of a forward pass over `chunk_tokens` tokens."""
     num_heads = config.num_heads + 2 * config.num_kv_heads
     widest = 4 * config.hidden_size + 2 * num_heads * config.head_dim
     widest += 3 * config.intermediate_size
@@ -43,7 +43,7 @@ def plan_shard_cache(
     """`plan_cache` for one rank's shard of a model.
 
     `chunk_tokens` is the longest forward pass of the GPU kernels, which need a workspace, else
-    None. `quantized_bytes` is the size of weights of which some are quantized.
+    None. `quantized_bytes` is the size of all weights if some of them are quantized.
     """
     local = shard.local_config
     plain_bytes = sum(math.prod(shape) for shape in shard.shapes().values()) * dtype.itemsize

@@ -10,7 +10,7 @@ from swiftchat.weights.architectures.config import RopeConfig
 def inverse_frequencies(
     rope: RopeConfig, head_dim: int, num_positions: int | None = None
 ) -> torch.Tensor:
-    """The frequencies of the pairs of a head, in radians per position: fp64 [head_dim / 2].
+    """Return the frequencies of the pairs of a head, in radians per position: fp64 [head_dim / 2].
 
     `linear` scaling divides every frequency by the factor (position interpolation). `llama3`
     divides low frequencies, keeps high ones and blends between, by the number of turns within the
@@ -54,7 +54,7 @@ def _scale(
 
 
 def _pair_index(rope: RopeConfig, turns: float, rotated: int) -> float:
-    """The fractional index of the pair with this number of turns within the original context."""
+    """Return the fractional index of the pair with `turns` turns in the original context."""
     wave_tokens = rope.original_context_tokens / (turns * 2 * math.pi)
     return rotated * math.log(wave_tokens) / (2 * math.log(rope.theta))
 

@@ -1,7 +1,7 @@
 """The decoder's operations as torch calls: for the CPU, and for GPUs without our kernels.
 
 They are also the reference for the kernels. Activations are packed, one row per token. Matmuls
-accumulate in fp32 whatever the dtype.
+accumulate in fp32 for every dtype.
 """
 
 from collections.abc import Callable, Mapping, Sequence

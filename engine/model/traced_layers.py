@@ -38,7 +38,7 @@ class TracedLayers:
 
     @staticmethod
     def supports(decoder: Decoder, device: torch.device) -> bool:
-        """Whether the layers can be traced and it saves time.
+        """Return whether the layers can be traced and tracing saves time.
 
         Experts cannot: their operators depend on data. Torch does not support tracing from Python
         3.14 on.
@@ -77,7 +77,7 @@ def _is_traceable(layer: LayerWeights, dtype: torch.dtype) -> bool:
 
 
 def _inputs(plan: TorchPlan) -> Sequence[Tensor] | None:
-    """The tensors that differ between two decode steps of one token; None for any other plan."""
+    """Return the tensors that change from decode step to decode step; None for other plans."""
     row, full = plan.attention[0], plan.full_attention[0]
     if (
         plan.slot_views is None
@@ -90,7 +90,7 @@ def _inputs(plan: TorchPlan) -> Sequence[Tensor] | None:
 
 
 def _with_inputs(plan: TorchPlan, inputs: Iterator[Tensor]) -> TorchPlan:
-    """The plan with its tensors replaced by `inputs`, in the order of `_inputs`."""
+    """Return the plan with its tensors replaced by `inputs`, in the order of `_inputs`."""
     assert plan.slot_views is not None
     cos_sin = [(next(inputs), next(inputs)) for _ in plan.cos_sin]
     kv_views = [(next(inputs), next(inputs)) for _ in plan.slot_views]

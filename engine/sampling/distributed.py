@@ -44,7 +44,7 @@ class DistributedSampler:
         return agreed, logits
 
     def logprob(self, logits: Tensor | None, token: int, num_top: int) -> Logprob:
-        """The logprob of a token from one row of the logits, which only the last stage has."""
+        """Return a token's logprob from one row of logits, which only the last stage has."""
         row = self._stages.broadcast_from_last(
             torch.empty(self._vocab_size) if logits is None else logits
         )
@@ -61,7 +61,7 @@ class DistributedSampler:
 
 
 def is_plain_greedy(params: SamplingParams) -> bool:
-    """Whether the next token is the argmax of the unmodified logits and no logprob is requested."""
+    """Return whether the token is the argmax of unmodified logits, without logprobs."""
     return (
         params.temperature == 0
         and params.repeat_penalty == 1

@@ -40,7 +40,7 @@ def sample(
     cumulative = values.double().cumsum(0)
     num_kept = len(values)
     if params.top_p < 1:
-        # Keep every candidate before which less than top_p of the probability mass lies.
+        # Keep a candidate if those before it have less than top_p of the probability mass.
         has_filter = params.top_k or params.min_p > 0
         total = float(cumulative[-1]) if has_filter else 1.0
         num_kept = 1 + int((cumulative[:-1] < params.top_p * total).sum())

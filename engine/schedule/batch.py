@@ -39,7 +39,7 @@ class Batch:
     sampled_rows: list[Row]
 
     def position_pairs(self) -> list[tuple[int, int]]:
-        """Both positions of every token, for models with two-dimensional positions."""
+        """Return both positions of every token, for models with two-dimensional positions."""
         return [
             span.bidirectional_prefix.positions(position)
             for span in self.spans

@@ -147,7 +147,7 @@ class Scheduler:
         """Append the sequence's row; return its number of tokens, 0 if blocks are missing."""
         if sequence not in self.running:  # preempted for an earlier row of this step
             return 0
-        # A bidirectional prefix must be computed in a single step, whatever its length.
+        # A bidirectional prefix of any length must be computed in a single step.
         minimum = sequence.bidirectional_prefix.length - sequence.num_computed
         num_tokens = min(max(budget, minimum), len(sequence.tokens) - sequence.num_computed)
         while not self.reserve(sequence, sequence.num_computed + num_tokens):

@@ -47,7 +47,7 @@ class AddedTokens:
         """Yield `(id, start, end)` of each token and `(None, start, end)` of the text between.
 
         `content` are ascending ranges of untrusted text. A special token must not touch any of
-        them; another token must lie inside or outside, not across a border.
+        them; another token must be inside or outside, not across a border.
         """
         if not self._tokens:
             if text:
@@ -91,7 +91,7 @@ class _Ranges:
         self._index = 0
 
     def relation(self, start: int, end: int) -> tuple[bool, bool]:
-        """Return whether `start : end` lies inside one range, and whether it touches any."""
+        """Return whether `start : end` is inside one range, and whether it touches any."""
         ranges = self._ranges
         while self._index < len(ranges) and ranges[self._index][1] <= start:
             self._index += 1

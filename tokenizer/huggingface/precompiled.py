@@ -64,7 +64,7 @@ class PrecompiledCharsmap:
     def _replacements(self, text: str) -> Iterator[str]:
         """Yield the replacements of the keys that `text` begins with, shortest key first.
 
-        Raises `BadModelFile` if an index lies outside the trie.
+        Raises `BadModelFile` if an index is outside the trie.
         """
         units = self._units
         position = _child_base(0, units[0]) if units else 0

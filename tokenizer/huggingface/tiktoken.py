@@ -65,7 +65,7 @@ _LLAMA3 = {
 # By file name; Meta's tokenizer.model is a rank file from Llama 3 on.
 _ENCODINGS: Mapping[str, _Encoding] = {
     "r50k_base.tiktoken": _Encoding(GPT2, {"<|endoftext|>": 0}),
-    # The control token's id lies below other tokens.
+    # The control token's id is below those of other tokens.
     "p50k_base.tiktoken": _Encoding(GPT2, {"<|endoftext|>": -24}),
     "cl100k_base.tiktoken": _Encoding(
         CL100K, {"<|endoftext|>": 1, **_FILL_IN, "<|endofprompt|>": 20}

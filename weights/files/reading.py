@@ -59,7 +59,7 @@ def reject_other_content(path: Path, start: bytes) -> None:
 def release_pages(mapped: mmap.mmap) -> None:
     """Let the system reclaim the pages of a mapping, where it supports that.
 
-    What was written to a private mapping is lost.
+    Changes of a private mapping are lost.
     """
     if hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)

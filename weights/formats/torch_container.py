@@ -1,4 +1,4 @@
-"""The containers of `torch.save`: where the pickle and the storages lie in the file.
+"""The containers of `torch.save`: positions of the pickle and the storages in the file.
 
 Since torch 1.6 a file is an uncompressed zip archive with the pickle `data.pkl` and a member
 `data/KEY` for each storage. Older files are a sequence of pickles (magic number, version, machine

@@ -60,7 +60,7 @@ class TensorSlice:
 
 @dataclass(frozen=True)
 class Shard:
-    """What tensor-parallel `rank` of `size` holds of pipeline `stage` of the model `config`.
+    """The shard of tensor-parallel `rank` of `size` in pipeline `stage` of a model.
 
     `shard_of` creates it and rejects models that cannot be divided. The defaults are the whole
     model. Spans are (first, end).
@@ -110,7 +110,7 @@ class Shard:
 
     @cached_property
     def local_config(self) -> ModelConfig:
-        """The config of what this rank computes: its layers, heads and intermediate sizes.
+        """The config of this shard: its layers, heads and intermediate sizes.
 
         `hidden_size` and `vocab_size` are those of the whole model.
         """

@@ -41,7 +41,7 @@ _READ = {"weight_block_size", "fmt", "scale_fmt", "expert_dtype"}
 
 
 def _e4m3() -> Floats:
-    """The value of each byte: sign, 4 exponent bits, 3 fraction bits; no infinities, two NaNs."""
+    """Return the value of each byte: sign, 4 exponent and 3 fraction bits; two NaNs only."""
     byte = np.arange(256)
     exponent, fraction = (byte >> 3) & 15, byte & 7
     size = np.where(
@@ -52,7 +52,7 @@ def _e4m3() -> Floats:
 
 
 def _e5m2() -> Floats:
-    """The value of each byte, which is the upper byte of a float16."""
+    """Return the value of each byte, which is the upper byte of a float16."""
     return (np.arange(256, dtype=np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
 
 

@@ -42,7 +42,7 @@ class StoredTensor:
     role. `dequantize(start, stop)` returns that range of the first axis as float32, the whole
     tensor where `shape` is (); `start` must be a multiple of 64 unless the tensor has more than
     two axes. `packed` is set where the engine can compute with the quantized values unchanged.
-    `activations` says how the inputs of the matrix are quantized; None: not at all.
+    `activations` is the quantization of the matrix's inputs; None: they are not quantized.
     """
 
     format: str

@@ -37,7 +37,7 @@ class Plan:
 
     `shapes` is by Hugging Face name; `chunks(name)` yields a tensor's elements as float32, flat.
     `source_files` are all files of the source; `release_pages` frees the memory of their pages
-    read so far. The tensors in `quantized` are written as `quantization` says, those in `raw`
+    read so far. The tensors in `quantized` are written with `quantization`, those in `raw`
     are copied, and all others are converted to `dtype`.
     """
 
@@ -61,7 +61,7 @@ class Plan:
         return [(name, WIRE_NAMES[self.dtype], shape)]
 
     def read(self, name: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        """Yield the arrays of `specs(name)`, by name; raises what `convert_dtype` raises."""
+        """Yield the arrays of `specs(name)`, by name; raises the errors of `convert_dtype`."""
         shape = self.shapes[name]
         if name in self.raw:
             yield self.raw[name].spec[0], self.raw[name].read()
@@ -115,7 +115,7 @@ class Plan:
         return dataclasses.replace(self, shapes=shapes)
 
     def quantize(self, quantization: QuantizationSpec) -> "Plan":
-        """Return the plan with quantized matrices; raises what `select_matrices` raises."""
+        """Return the plan with quantized matrices; raises the errors of `select_matrices`."""
         config_json = json.loads(self.files["config.json"])
         config = ModelConfig.from_hf(config_json)
         names = quantization.select_matrices(config, self.shapes)

@@ -55,7 +55,7 @@ __device__ __forceinline__ void store_relaxed(float2* to, u32 x, u32 y) {
                  "r"(x), "r"(y)
                  : "memory");
 }
-// Loads if `wanted`, without a branch, so that many loads are in flight together.
+// Loads if `wanted` is true, without a branch, so that many loads are in flight together.
 __device__ __forceinline__ void load_if(const float4* from, float4& v, bool wanted) {
     u32 x = __float_as_uint(v.x), y = __float_as_uint(v.y);
     u32 z = __float_as_uint(v.z), w = __float_as_uint(v.w);

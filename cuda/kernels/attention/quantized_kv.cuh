@@ -12,7 +12,7 @@
 static_assert(sizeof(T) == 2);
 constexpr bool IS_BF16 = Same<T, bf16>::value;
 // For fp16: small enough that an attention weight times its scale is at most the largest fp16 number,
-// whatever the original element was, and large enough to avoid subnormal numbers.
+// for every original element, and large enough to avoid subnormal numbers.
 constexpr float VALUE_SCALE = IS_BF16 ? 1.f : KV_SCHEME == KV_INT8 ? 1.f / 64 : 1.f / 256;
 
 // e4m3 in bf16 skips the multiplication that would scale the shifted bits (see shift_e4m3): registers hold

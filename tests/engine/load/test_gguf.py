@@ -53,7 +53,7 @@ def random_blocks(type_name: str, rows: int, columns: int) -> np.ndarray:
 def test_quantized_gguf_matmul_equals_reference(type_name: str) -> None:
     """In fp32 every weight is exact to the last bits of its two terms, and Q6_K to half a step.
 
-    In bf16 factor and zero are rounded: each term by 2^−9 of itself, and what comes out once more.
+    In bf16 scale and zero point are rounded: each term by 2^−9 of itself, and the result once more.
     The terms are up to three times as large as the group's largest number.
     """
     blocks = random_blocks(type_name, 72, 256)

@@ -95,7 +95,7 @@ def test_defaults_equal_those_of_transformers(architecture: str) -> None:
     nested = rope.get("full_attention", rope)
     assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", None) or ours.num_heads
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 64)
-    if architecture != "BloomForCausalLM":  # has no longest context; what it was trained with
+    if architecture != "BloomForCausalLM":  # has no field for the longest context
         assert ours.max_context_tokens == theirs.max_position_embeddings
     eps = [
         value

@@ -83,7 +83,7 @@ def test_f16_survives_conversion(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral"])
 def test_quantized_blocks_survive_conversion(name: str, tmp_path: Path) -> None:
-    """Q8_0 blocks lie along the columns of GPT-2's transposed matrices."""
+    """Q8_0 blocks are stored along the columns of GPT-2's transposed matrices."""
     sizes = {"vocab_size": tiny.VOCAB_SIZE, "bos_token_id": 1, "eos_token_id": 2}
     if name == "gpt2":
         config = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=2, n_positions=64, **sizes)
