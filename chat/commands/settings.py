@@ -5,7 +5,7 @@ from typing import Any
 
 from swiftchat.chat.commands.command import Command
 from swiftchat.chat.commands.state import ChatState
-from swiftchat.chat.model.description import describe, fact_label, fact_text
+from swiftchat.chat.model.description import describe, property_label, property_text
 from swiftchat.chat.render.logprobs import as_terminal_text
 from swiftchat.chat.render.stats import memory_line, stats_line
 from swiftchat.chat.terminal.output import write
@@ -67,7 +67,7 @@ def _parsed(name: str, text: str) -> Any:
 def _show_info(state: ChatState) -> None:
     model, tokenizer = state.chat_model.model, state.chat_model.tokenizer
     for key, value in describe(model, tokenizer, state.config.kv_dtype).items():
-        print(f"{fact_label(key):22}  {fact_text(key, value)}")
+        print(f"{property_label(key):22}  {property_text(key, value)}")
 
 
 def _show_system(state: ChatState) -> None:

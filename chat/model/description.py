@@ -1,4 +1,4 @@
-"""Facts about a model, for `swiftchat show` and `/show info`."""
+"""Properties of a model, for `swiftchat show` and `/show info`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ def _describe_quantization(model: "Model") -> str:
 
 
 def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> dict[str, object]:
-    """Return the facts that `show` and `/show info` print."""
+    """Return the properties that `show` and `/show info` print."""
     from swiftchat.chat.model.memory import describe_memory
     from swiftchat.chat.model.template_choice import describe_template
     from swiftchat.weights.architectures.registry import architecture_of
@@ -57,13 +57,13 @@ def _model_name(path: Path) -> str:
     return path.name
 
 
-def fact_label(key: str) -> str:
-    """Return the label of a fact."""
+def property_label(key: str) -> str:
+    """Return the label of a property."""
     return key.removesuffix("_bytes").replace("_bytes_", "_").replace("_", " ")
 
 
-def fact_text(key: str, value: object) -> str:
-    """Format a fact of `describe`."""
+def property_text(key: str, value: object) -> str:
+    """Format a property of `describe`."""
     match key, value:
         case "weights_bytes_by_dtype", dict():
             return sanitize(

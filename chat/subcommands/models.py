@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swiftchat.chat.model.description import describe, fact_label, fact_text, format_bytes
+from swiftchat.chat.model.description import describe, format_bytes, property_label, property_text
 from swiftchat.chat.model.find import hub_token
 from swiftchat.chat.options.completion import (
     complete_downloads,
@@ -142,17 +142,17 @@ def show(name: str, tp: int | None, pp: int, kv_dtype: str, as_json: bool) -> No
 
     path = default_store().resolve(name or DEFAULT_MODEL)
     model = Model.open(path)
-    facts = describe(model, Tokenizer.load(path), kv_dtype)
+    properties = describe(model, Tokenizer.load(path), kv_dtype)
     cpu, *gpus = device_memory()
-    facts["fits"] = context_limits(model, cpu, gpus, kv_dtype)
-    facts["each_of_several_gpus"] = parallel_memory(model, gpus, tp, pp, kv_dtype)
+    properties["fits"] = context_limits(model, cpu, gpus, kv_dtype)
+    properties["each_of_several_gpus"] = parallel_memory(model, gpus, tp, pp, kv_dtype)
     if as_json:
-        print(json_module.dumps(facts, indent=2))
+        print(json_module.dumps(properties, indent=2))
         return
-    width = max(map(len, facts))
-    for key, value in facts.items():
-        first, *more = fact_text(key, value).splitlines() or [""]
-        print(f"{fact_label(key):{width}}  {first}")
+    width = max(map(len, properties))
+    for key, value in properties.items():
+        first, *more = property_text(key, value).splitlines() or [""]
+        print(f"{property_label(key):{width}}  {first}")
         for line in more:
             print(f"{'':{width}}  {line}")
 

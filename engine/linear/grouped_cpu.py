@@ -48,11 +48,11 @@ class Int4Weight(LinearWeight):
 
     @classmethod
     def from_parts(cls, parts: Sequence[Int4], dtype: torch.dtype) -> "Int4Weight | None":
-        """Stack the parts; None if torch has no operator for their groups or this processor."""
-        stacked = _stacked(parts, 2)
-        if stacked is None:
+        """Join the parts; None if torch has no operator for their groups or this processor."""
+        joined = _concatenate(parts, 2)
+        if joined is None:
             return None
-        values, scale, zero = stacked
+        values, scale, zero = joined
 
         def unpacked(start: int, stop: int) -> Bytes:
             return np.stack([values[start:stop] & 15, values[start:stop] >> 4], 2)
@@ -183,11 +183,11 @@ class Int8GroupsWeight(LinearWeight):
     def from_parts(
         cls, parts: Sequence[Int8Groups], dtype: torch.dtype
     ) -> "Int8GroupsWeight | None":
-        """Stack the parts; None if torch has no operator for their groups or this processor."""
-        stacked = _stacked(parts, 1)
-        if stacked is None:
+        """Join the parts; None if torch has no operator for their groups or this processor."""
+        joined = _concatenate(parts, 1)
+        if joined is None:
             return None
-        values, scale, zero = stacked
+        values, scale, zero = joined
 
         def halves(start: int, stop: int) -> Bytes:
             return np.concatenate([values[start:stop] >> 4, values[start:stop] & 15], 1)
@@ -232,10 +232,10 @@ class Int8GroupsWeight(LinearWeight):
         return upper + lower
 
 
-def _stacked(
+def _concatenate(
     parts: Sequence[Int4 | Int8Groups], values_per_byte: int
 ) -> tuple[Bytes, Floats, Floats] | None:
-    """Values, scales and zero points of all parts; None if torch's operator does not fit them."""
+    """Return values, scales and zero points of all parts; None without an operator for them."""
     num_groups = parts[0].scale.shape[1]
     group_size = values_per_byte * parts[0].values.shape[1] // num_groups
     if any(part.scale.shape[1] != num_groups for part in parts):

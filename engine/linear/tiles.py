@@ -1,4 +1,4 @@
-"""Parts of quantized matrices: stacked when they are packed, cut into tiles when multiplied."""
+"""Parts of quantized matrices: concatenated when packed, cut into tiles when multiplied."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -41,7 +41,7 @@ def test_driver_status_becomes_an_exception() -> None:
     assert "doctor" in caught.value.hint and caught.value.exit_code == 4
 
 
-def test_error_for_missing_headers_says_how_to_install(monkeypatch) -> None:
+def test_error_for_missing_headers_has_an_install_hint(monkeypatch) -> None:
     monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(nvrtc.Path, "exists", lambda self: False)
     nvrtc.header_folders.cache_clear()

@@ -29,7 +29,7 @@
 // Packed values are converted to T exactly (unpack.cuh), or, for one activation row of 16-bit T, are
 // multiplied with int8 planes (int8_planes.cuh; not FP8). A row's scale is applied to its sum, a group's
 // to the group's sum: scale * (products + minus_zero * sum of x). The column order within an mma is
-// permuted for both operands alike, so that 16 bytes of a row are one thread's operands of two mmas.
+// permuted for both operands in the same way: 16 bytes of a row are one thread's operands of two mmas.
 // Rejected designs: docs/notes/kernels.md.
 //
 // Requires: pointers aligned to 16 bytes; k * sizeof T and, for 8-bit weights, k multiples of 16; for

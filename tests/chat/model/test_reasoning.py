@@ -72,7 +72,7 @@ def test_reasoning_is_split_from_the_answer(
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<", "think", ">", "\n", "a", "</"])))
-def test_any_chunking_is_split_alike(pieces: list[str]) -> None:
+def test_the_split_does_not_depend_on_the_chunks(pieces: list[str]) -> None:
     text = "".join(pieces)
     one, many = split(ReasoningSplitter(THINK), text), split(ReasoningSplitter(THINK), *text)
     assert (one[0].strip("\n"), one[1]) == (many[0].strip("\n"), many[1])

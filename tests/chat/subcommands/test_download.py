@@ -16,7 +16,7 @@ import pexpect
 import pytest
 
 from swiftchat.chat.model import memory
-from swiftchat.chat.model.description import describe, fact_label, fact_text
+from swiftchat.chat.model.description import describe, property_label, property_text
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors
@@ -177,20 +177,20 @@ def test_show_prints_memory_and_fit(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model")
     fake_smi(tmp_path, "0, NVIDIA H200, 143771, 143000\\n1, NVIDIA\\033[2J T4, 15360, 0")
     paths = f"{tmp_path}:{os.environ['PATH']}"
-    facts = json.loads(run("show", str(folder), "--json", PATH=paths).stdout)
+    properties = json.loads(run("show", str(folder), "--json", PATH=paths).stdout)
     weights = (folder / "model.safetensors").stat().st_size
-    by_dtype = facts["weights_bytes_by_dtype"]
+    by_dtype = properties["weights_bytes_by_dtype"]
     assert set(by_dtype) == {"BF16", "F32"} and by_dtype["F32"] == 258 * 48 * 4
-    assert weights - 8192 < sum(by_dtype.values()) == facts["weights_bytes"] < weights
+    assert weights - 8192 < sum(by_dtype.values()) == properties["weights_bytes"] < weights
     # Keys and values of two layers, two heads, head_dim 8, in the config's fp32.
-    assert facts["cache_per_token_bytes"] == 2 * 2 * 2 * 8 * 4
-    needed = facts["weights_bytes"] + 256 * 256
-    assert facts["memory_at_context"] == [{"context_tokens": 256, "bytes": needed}]
-    cpu, gpu, full_gpu = facts["fits"]
+    assert properties["cache_per_token_bytes"] == 2 * 2 * 2 * 8 * 4
+    needed = properties["weights_bytes"] + 256 * 256
+    assert properties["memory_at_context"] == [{"context_tokens": 256, "bytes": needed}]
+    cpu, gpu, full_gpu = properties["fits"]
     assert cpu["name"] == "CPU" and cpu["largest_context_tokens"] == 256
     assert gpu["name"] == "GPU 0 (NVIDIA H200)" and gpu["total_bytes"] == 143771 << 20
     assert full_gpu["largest_context_tokens"] == 0
-    assert facts["license"] == "mit" and facts["tokenizer"]
+    assert properties["license"] == "mit" and properties["tokenizer"]
     text = run("show", str(folder), PATH=paths).stdout.decode()
     assert "up to 256 tokens" in text and "too small" in text and "\x1b" not in text
 
@@ -199,11 +199,11 @@ def test_show_with_tensor_parallel(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model")
     fake_smi(tmp_path, "0, A, 9, 9\\n1, B, 9, 0\\n2, C, 9, 8")
     paths = f"{tmp_path}:{os.environ['PATH']}"
-    facts = json.loads(run("show", str(folder), "--json", PATH=paths).stdout)
-    one, two = facts["each_of_several_gpus"]
+    properties = json.loads(run("show", str(folder), "--json", PATH=paths).stdout)
+    one, two = properties["each_of_several_gpus"]
     assert (one["tp"], two["tp"]) == (1, 2)
-    assert one["weights_bytes"] == facts["weights_bytes"]
-    assert one["memory_at_context"] == facts["memory_at_context"]
+    assert one["weights_bytes"] == properties["weights_bytes"]
+    assert one["memory_at_context"] == properties["memory_at_context"]
     assert two["cache_per_token_bytes"] * 2 == one["cache_per_token_bytes"]
     norms = 5 * 48 * 2  # on both ranks
     assert two["weights_bytes"] == (one["weights_bytes"] - norms) // 2 + norms
@@ -215,7 +215,7 @@ def test_show_with_tensor_parallel(tmp_path: Path) -> None:
     assert b"--tp 1, 2" in refused.stderr
     (row,) = memory.parallel_memory(Model.open(folder), [], tp=2)
     assert row == {**two, "largest_context_tokens": None}
-    assert fact_text("each_of_several_gpus", [row]).endswith("needs 2 GPUs")
+    assert property_text("each_of_several_gpus", [row]).endswith("needs 2 GPUs")
 
 
 def test_show_with_pipeline_stages(tmp_path: Path) -> None:
@@ -297,8 +297,8 @@ def test_memory_grows_with_the_context(tmp_path: Path) -> None:
         json.dumps({**config, "max_position_embeddings": 131072, "dtype": "bfloat16"})
     )
     model = Model.open(folder)
-    facts = describe(model, Tokenizer.load(folder))
-    rows = facts["memory_at_context"]
+    properties = describe(model, Tokenizer.load(folder))
+    rows = properties["memory_at_context"]
     assert isinstance(rows, list)
     assert [row["context_tokens"] for row in rows] == [4096, 32768, 131072]
     weights, per_token = model.weights_bytes, 2 * 2 * 2 * 8 * 2
@@ -310,6 +310,6 @@ def test_memory_grows_with_the_context(tmp_path: Path) -> None:
     for free, tokens in [(enough, 1000), (enough - per_token, 999), (weights, 0), (10**9, 131072)]:
         (row,) = memory.context_limits(model, memory.DeviceMemory("x", 10**9, free), [])
         assert abs(row["largest_context_tokens"] - tokens) <= (1 if tokens == 999 else 0)
-    shown = {fact_label(key): fact_text(key, value) for key, value in facts.items()}
+    shown = {property_label(key): property_text(key, value) for key, value in properties.items()}
     assert shown["memory at context"].count(" tokens") == 3
     assert shown["weights by dtype"].startswith("BF16 ")

@@ -209,7 +209,7 @@ def test_a_missing_gpu_is_an_error_with_a_hint(folder: Path) -> None:
 PLAN = {"max_context_tokens": 8192, "bytes_per_token": 1000, "weights_bytes": 10**9}
 
 
-def test_plan_uses_the_full_context_where_it_fits() -> None:
+def test_plan_uses_the_full_context_if_it_fits() -> None:
     plan = plan_cache(EngineConfig(), **PLAN, available_bytes=10**10)
     assert plan.ctx_size_tokens == 8192 and plan.num_blocks == 2 * 8192 // 64
 

@@ -33,19 +33,21 @@ from tests.support.tiny_llama import tiny_llama
 CPU = torch.device("cpu")
 
 
-def kept(form: str, rows: int, k: int, groups: int = 1) -> QuantizedMatrix:
+def random_matrix(scheme: str, rows: int, k: int, groups: int = 1) -> QuantizedMatrix:
     rng = np.random.default_rng(rows + k)
     scale = rng.random((rows, groups), np.float32)
-    if form == "int4":
-        codes = rng.integers(0, 256, (rows, k // 2), np.uint8)
-        return Int4(codes, scale, rng.integers(0, 16, (rows, groups)).astype(np.float32))
-    codes = rng.integers(0, 127, (rows, k), np.uint8)
-    return Float8(codes, scale[:, 0]) if form == "fp8" else Int8(codes.view(np.int8), scale[:, 0])
+    if scheme == "int4":
+        values = rng.integers(0, 256, (rows, k // 2), np.uint8)
+        return Int4(values, scale, rng.integers(0, 16, (rows, groups)).astype(np.float32))
+    values = rng.integers(0, 127, (rows, k), np.uint8)
+    return (
+        Float8(values, scale[:, 0]) if scheme == "fp8" else Int8(values.view(np.int8), scale[:, 0])
+    )
 
 
-@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
-def test_parts_are_stacked_when_packed_for_kernels(form: str) -> None:
-    parts = [kept(form, rows, 256, 8) for rows in (16, 8)]
+@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4"])
+def test_parts_are_concatenated_when_packed_for_kernels(scheme: str) -> None:
+    parts = [random_matrix(scheme, rows, 256, 8) for rows in (16, 8)]
     together = packed_matrix(parts, torch.bfloat16, CPU)
     first, second = (packed_matrix([part], torch.bfloat16, CPU) for part in parts)
     assert together is not None and first is not None and second is not None
@@ -60,11 +62,11 @@ def test_parts_are_stacked_when_packed_for_kernels(form: str) -> None:
 
 def test_matrices_without_a_kernel_are_not_packed() -> None:
     none = [
-        [kept("int8", 8, 256), kept("fp8", 8, 256)],
-        [kept("int4", 8, 256, 8), kept("int4", 8, 256, 4)],
-        [kept("int4", 8, 256, 1)],
-        [kept("int4", 8, 192, 12)],
-        [kept("fp8", 8, 24)],
+        [random_matrix("int8", 8, 256), random_matrix("fp8", 8, 256)],
+        [random_matrix("int4", 8, 256, 8), random_matrix("int4", 8, 256, 4)],
+        [random_matrix("int4", 8, 256, 1)],
+        [random_matrix("int4", 8, 192, 12)],
+        [random_matrix("fp8", 8, 24)],
         [Int8Groups(np.zeros((8, 256), np.uint8), *np.ones((2, 8, 4), np.float32))],
     ]
     for several in none:
@@ -98,31 +100,31 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     path = tmp_path_factory.mktemp("packed-gpu")
     sizes = {"hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.2}
     tiny_llama(**sizes).to(torch.bfloat16).save_pretrained(path / "in")
-    for form in ("int8", "fp8", "int4"):
-        convert(path / "in", path / form, quantization=QuantizationSpec(form))
+    for scheme in ("int8", "fp8", "int4"):
+        convert(path / "in", path / scheme, quantization=QuantizationSpec(scheme))
     head = QuantizationSpec("int8", int8=["lm_head.weight"])
     convert(path / "in", path / "head", quantization=head)
     return {"plain": path / "in", **{f: path / f for f in ("int8", "fp8", "int4", "head")}}
 
 
-@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4"])
 def test_quantized_and_plain_tensors_are_streamed_together(
-    quantized: dict[str, Path], form: str
+    quantized: dict[str, Path], scheme: str
 ) -> None:
-    model, told = Model.open(quantized[form]), []
+    model, progress = Model.open(quantized[scheme]), []
     weights = stream_weights(
         model.config,
         model.checkpoint(),
         torch.float32,
         CPU,
-        lambda *bytes: told.append(bytes),
+        lambda *bytes: progress.append(bytes),
         factory=KernelWeights(kernels_without_gpu()),
     )
     assert all(isinstance(layer.down, GpuQuantizedWeight) for layer in weights.layers)
     assert weights.embed.shape == (model.config.vocab_size, 128)
     assert tiny.plain_tensor(weights.embed).isfinite().all()
-    done = [before for before, _ in told]
-    assert done == sorted(done) and told[-1][0] == told[-1][1]
+    done = [before for before, _ in progress]
+    assert done == sorted(done) and progress[-1][0] == progress[-1][1]
 
 
 def as_q4_k_m(path: Path) -> Path:
@@ -137,24 +139,26 @@ def as_q4_k_m(path: Path) -> Path:
     return path / "out"
 
 
-@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "head", "mixed", "Q4_K_M", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize(
+    "scheme", ["int8", "fp8", "int4", "head", "mixed", "Q4_K_M", "Q4_1", "Q8_0"]
+)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_estimated_weight_bytes_equal_loaded_bytes(
-    quantized: dict[str, Path], tmp_path: Path, form: str, tp: int
+    quantized: dict[str, Path], tmp_path: Path, scheme: str, tp: int
 ) -> None:
     """Exactly, also for merged weights of several schemes."""
-    if form == "mixed":
+    if scheme == "mixed":
         keep = ["*.0.self_attn.v_proj.weight"]
         convert(
             quantized["plain"], tmp_path / "out", quantization=QuantizationSpec("int4", 64, keep)
         )
-    elif form == "Q4_K_M":
+    elif scheme == "Q4_K_M":
         as_q4_k_m(tmp_path)
-    elif form.startswith("Q"):
-        kind = gguf.GGMLQuantizationType[form]
+    elif scheme.startswith("Q"):
+        kind = gguf.GGMLQuantizationType[scheme]
         tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(hidden_size=192), quantize=kind)
         convert(tmp_path / "m.gguf", tmp_path / "out", keep_gguf_blocks=True)
-    model = Model.open(quantized.get(form, tmp_path / "out"))
+    model = Model.open(quantized.get(scheme, tmp_path / "out"))
     shard = shard_of(model.config, tp, tp - 1)
     weights = stream_weights(
         model.config,
@@ -166,11 +170,11 @@ def test_estimated_weight_bytes_equal_loaded_bytes(
         factory=KernelWeights(kernels_without_gpu()),
     )
     first, second = weights.layers
-    assert isinstance(first.qkv, MergedWeight) == (form in ("mixed", "Q4_K_M"))
-    assert isinstance(first.gate_up, MergedWeight) == (form == "Q4_K_M")
+    assert isinstance(first.qkv, MergedWeight) == (scheme in ("mixed", "Q4_K_M"))
+    assert isinstance(first.gate_up, MergedWeight) == (scheme == "Q4_K_M")
     assert isinstance(second.qkv, GpuQuantizedWeight)
     assert isinstance(second.gate_up, GpuQuantizedWeight)
-    assert isinstance(weights.embed, GpuQuantizedWeight) == form.startswith("Q")
+    assert isinstance(weights.embed, GpuQuantizedWeight) == scheme.startswith("Q")
     assert gpu_weight_bytes(shard, packed_schemes(model.quantized_tensors), 2) == resident_bytes(
         weights
     )
@@ -188,13 +192,13 @@ def test_quantized_lm_head_equals_dequantized_one(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "head"])
-def test_greedy_ids_on_gpu_equal_cpu(quantized: dict[str, Path], form: str) -> None:
+@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4", "head"])
+def test_greedy_ids_on_gpu_equal_cpu(quantized: dict[str, Path], scheme: str) -> None:
     """Three prompts, short and long: every way to compute a matmul."""
     prompts = {i: tiny.random_ids(5 + 70 * i, seed=i) for i in range(3)}
     params = SamplingParams(temperature=0, max_tokens=12)
-    on_cpu, _ = tiny.run(tiny.engine(quantized[form]), prompts, params)
-    engine = tiny.engine(quantized[form], device="cuda")
+    on_cpu, _ = tiny.run(tiny.engine(quantized[scheme]), prompts, params)
+    engine = tiny.engine(quantized[scheme], device="cuda")
     assert isinstance(engine.decoder.weights.layers[0].qkv, GpuQuantizedWeight)
     assert "dequantized" not in engine.info.device
     assert tiny.run(engine, prompts, params)[0] == on_cpu
@@ -296,11 +300,13 @@ def test_torch_ops_on_a_gpu_dequantize_weights(quantized: dict[str, Path]) -> No
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("form", "group"), PACKINGS)
+@pytest.mark.parametrize(("scheme", "group"), PACKINGS)
 @pytest.mark.parametrize("n", [1, 16, 17, 50, 64, 65, 300])
-def test_quantized_matmul_with_any_number_of_rows(gpu: Gpu, form: str, group: int, n: int) -> None:
+def test_quantized_matmul_with_any_number_of_rows(
+    gpu: Gpu, scheme: str, group: int, n: int
+) -> None:
     make = Inputs(n, torch.bfloat16)
-    weight, meant = packed(make, form, group, 9000, 2048, magnitude=0.02)
+    weight, meant = packed(make, scheme, group, 9000, 2048, magnitude=0.02)
     x, bias = make.normal(n, 2048), make.normal(9000)
     for added in (None, bias):
         expected = x.double() @ meant.T + (0 if added is None else added.double())

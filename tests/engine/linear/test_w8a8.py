@@ -24,7 +24,7 @@ from tests.support import tiny
 from tests.support.quantized_models import compressed, compressed_int8, fp8_row, quantized_model
 from tests.support.thread_communicator import ThreadCommunicator, run_ranks
 
-FORMS = {
+SCHEMES = {
     "int8": ("int-quantized", "int", compressed_int8),
     "fp8": ("float-quantized", "float", fp8_row),
 }
@@ -33,10 +33,10 @@ STATIC = {"num_bits": 8, "symmetric": True, "strategy": "tensor", "dynamic": Fal
 
 
 def made(
-    folder: Path, form: str, activations: dict[str, Any] | None, scale: float = 0.0
+    folder: Path, scheme: str, activations: dict[str, Any] | None, scale: float = 0.0
 ) -> transformers.LlamaForCausalLM:
     """Write a model with quantized activations; static scales are `scale` times 1, 2, 3 …"""
-    name, kind, pack = FORMS[form]
+    name, kind, pack = SCHEMES[scheme]
     settings = compressed(name, num_bits=8, type=kind, strategy="channel", symmetric=True)
     group = settings["config_groups"]["group_0"]
     group["input_activations"] = activations and {"type": kind, **activations}
@@ -71,12 +71,12 @@ def theirs_of(model: transformers.LlamaForCausalLM, ids: list[int]) -> torch.Ten
     return logits
 
 
-@pytest.mark.parametrize(("form", "activations"), [("int8", DYNAMIC), ("fp8", STATIC)])
+@pytest.mark.parametrize(("scheme", "activations"), [("int8", DYNAMIC), ("fp8", STATIC)])
 def test_w8a8_logits_equal_transformers(
-    tmp_path: Path, form: str, activations: dict[str, Any]
+    tmp_path: Path, scheme: str, activations: dict[str, Any]
 ) -> None:
     static = activations is STATIC
-    plain = made(tmp_path / "in", form, activations, 0.004 if static else 0.0)
+    plain = made(tmp_path / "in", scheme, activations, 0.004 if static else 0.0)
     ids = tiny.random_ids(40)
     model = reference(tmp_path / "in")
     expected, unrounded = theirs_of(model, ids), theirs_of(plain, ids)
@@ -84,7 +84,7 @@ def test_w8a8_logits_equal_transformers(
     layer = bench.decoder.weights.layers[0]
     for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
         assert isinstance(matrix, W8A8Weight)
-        assert isinstance(matrix.weight, Int8Weight if form == "int8" else Float8Weight)
+        assert isinstance(matrix.weight, Int8Weight if scheme == "int8" else Float8Weight)
         assert (matrix.scheme.scale is None) != static
     found = bench.logits(ids)
     effect, error = (unrounded - expected).abs(), (found - expected).abs()
@@ -100,9 +100,9 @@ def test_w8a8_logits_equal_transformers(
 
 def test_w8a8_matmul_of_many_rows_equals_row_by_row(tmp_path: Path) -> None:
     """Each row is quantized by itself; in fp32 only the order of sums differs."""
-    for form in FORMS:
-        made(tmp_path / form, form, DYNAMIC)
-        bench = tiny.Bench(tmp_path / form, dtype=torch.float32)
+    for scheme in SCHEMES:
+        made(tmp_path / scheme, scheme, DYNAMIC)
+        bench = tiny.Bench(tmp_path / scheme, dtype=torch.float32)
         weight = bench.decoder.weights.layers[1].down
         x = torch.randn(130, 96, generator=torch.Generator().manual_seed(4))
         x[7] *= 1000
@@ -117,30 +117,30 @@ def test_w8a8_matmul_of_many_rows_equals_row_by_row(tmp_path: Path) -> None:
             torch.testing.assert_close(alone, together, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_quantize_rows_against_its_definition(form: str) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_quantize_rows_against_its_definition(scheme: str) -> None:
     x = torch.randn(50, 320, generator=torch.Generator().manual_seed(5))
     x *= torch.logspace(-6, 6, 50).unsqueeze(1)
     x[3] = 0
     for scale in (None, 0.03):
-        codes, factors = quantize_rows(x.bfloat16(), ActivationQuantization(form, scale))  # type: ignore[arg-type]
+        values, scales = quantize_rows(x.bfloat16(), ActivationQuantization(scheme, scale))  # type: ignore[arg-type]
         wide = x.bfloat16().double()
-        largest, most = (127.5, 127) if form == "int8" else (448, 448)
+        largest, most = (127.5, 127) if scheme == "int8" else (448, 448)
         if scale is None:
             expected = wide.abs().amax(1, keepdim=True) / largest
-            torch.testing.assert_close(factors.double()[4:], expected[4:], rtol=1e-6, atol=0)
+            torch.testing.assert_close(scales.double()[4:], expected[4:], rtol=1e-6, atol=0)
         else:
-            assert (factors == torch.tensor(0.03)).all()
-        ratio = (wide / factors.double()).clamp(-most - (form == "int8"), most)
+            assert (scales == torch.tensor(0.03)).all()
+        ratio = (wide / scales.double()).clamp(-most - (scheme == "int8"), most)
         # Half a step: of integers, or of e4m3's eighths of a power of two, from 2^-6 on.
         half = torch.full_like(ratio, 0.5)
-        if form == "fp8":
+        if scheme == "fp8":
             half = 2.0 ** (ratio.abs().clamp(min=2.0**-6).log2().floor() - 4)
-        assert ((codes - ratio).abs() <= half * (1 + 1e-5)).all()
-        assert torch.equal(codes, codes.bfloat16().float())
+        assert ((values - ratio).abs() <= half * (1 + 1e-5)).all()
+        assert torch.equal(values, values.bfloat16().float())
         bad = torch.tensor([[1.0, float("nan")], [2.0, 3.0]])
-        codes, factors = quantize_rows(bad, ActivationQuantization(form, scale))  # type: ignore[arg-type]
-        assert (codes * factors)[0].isnan().any() and (codes * factors)[1].isfinite().all()
+        values, scales = quantize_rows(bad, ActivationQuantization(scheme, scale))  # type: ignore[arg-type]
+        assert (values * scales)[0].isnan().any() and (values * scales)[1].isfinite().all()
 
 
 def test_unsupported_activation_schemes_are_not_quantized(tmp_path: Path) -> None:

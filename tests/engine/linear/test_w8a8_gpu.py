@@ -27,14 +27,14 @@ TOLERANCE = 2.0**-8 + 2.0**-12
 
 
 @pytest.mark.parametrize("given", [None, 0.02])
-@pytest.mark.parametrize(("form", "inputs"), PAIRS)
+@pytest.mark.parametrize(("scheme", "inputs"), PAIRS)
 @pytest.mark.parametrize(("rows", "k"), [(6144, 4096), (4096, 14336), (72, 640)])
 @pytest.mark.parametrize("n", [1, 3, 16, 17, 64, 65, 300, 4097])
 def test_w8a8_matmul_on_a_gpu_against_fp64(
-    gpu: Gpu, form: str, inputs: str, rows: int, k: int, n: int, given: float | None
+    gpu: Gpu, scheme: str, inputs: str, rows: int, k: int, n: int, given: float | None
 ) -> None:
     make = Inputs(n + k, torch.bfloat16)
-    weight, meant = packed(make, form, 128 if form == "INT4" else 0, rows, k, magnitude=0.02)
+    weight, meant = packed(make, scheme, 128 if scheme == "INT4" else 0, rows, k, magnitude=0.02)
     x, bias = make.normal(n, k), make.normal(rows)
     x[n // 2] *= 100
     rounding = ActivationQuantization(inputs, given)  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ def test_w8a8_matmul_on_a_gpu_against_fp64(
     expected = (codes.double() * factors.double().unsqueeze(1)) @ meant.T
     for added in (None, bias):
         found = matmul_w8a8(LinearKernels(gpu, 6144), x, weight, rounding, added)
-        own_cores = (form, inputs) in (("INT8", "int8"), ("FP8", "fp8"))
+        own_cores = (scheme, inputs) in (("INT8", "int8"), ("FP8", "fp8"))
         divisible = rows % (16 if inputs == "fp8" else 8) == 0
         if found is None:
             assert n > 64 and not (own_cores and divisible)
@@ -55,11 +55,11 @@ def test_w8a8_matmul_on_a_gpu_against_fp64(
             assert_close(found[row], wanted[row], TOLERANCE)
 
 
-@pytest.mark.parametrize(("form", "inputs"), PAIRS[:2])
-def test_w8a8_of_few_and_many_rows_agree(gpu: Gpu, form: str, inputs: str) -> None:
+@pytest.mark.parametrize(("scheme", "inputs"), PAIRS[:2])
+def test_w8a8_of_few_and_many_rows_agree(gpu: Gpu, scheme: str, inputs: str) -> None:
     """The same row alone, among 16 and among 200: results differ by at most one rounding."""
     make = Inputs(9, torch.bfloat16)
-    weight, _ = packed(make, form, 0, 1024, 4096, magnitude=0.02)
+    weight, _ = packed(make, scheme, 0, 1024, 4096, magnitude=0.02)
     x, kernels = make.normal(200, 4096), LinearKernels(gpu, 1024)
     rounding = ActivationQuantization(inputs)  # type: ignore[arg-type]
     many, some, one = (matmul_w8a8(kernels, x[:n], weight, rounding, None) for n in (200, 16, 1))
@@ -94,24 +94,24 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     path = tmp_path_factory.mktemp("rounded-gpu")
     sizes = {"hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.2}
     tiny_llama(**sizes).to(torch.bfloat16).save_pretrained(path / "in")
-    for form in ("w8a8-int8", "w8a8-fp8"):
-        convert(path / "in", path / form, quantization=QuantizationSpec(form))
-    return {form: path / form for form in ("w8a8-int8", "w8a8-fp8")}
+    for scheme in ("w8a8-int8", "w8a8-fp8"):
+        convert(path / "in", path / scheme, quantization=QuantizationSpec(scheme))
+    return {scheme: path / scheme for scheme in ("w8a8-int8", "w8a8-fp8")}
 
 
-@pytest.mark.parametrize("form", ["w8a8-int8", "w8a8-fp8"])
-def test_w8a8_logprobs_on_gpu_are_near_cpu(models: dict[str, Path], form: str) -> None:
+@pytest.mark.parametrize("scheme", ["w8a8-int8", "w8a8-fp8"])
+def test_w8a8_logprobs_on_gpu_are_near_cpu(models: dict[str, Path], scheme: str) -> None:
     """The logprobs of a prompt, prefilled at once and token by token, then decoded in the graph.
 
     Sums in another order push numbers over the middle between two codes, so not to the bit.
     """
     params = SamplingParams(temperature=0, max_tokens=4, logprobs=5)
     prompt = tiny.random_ids(150)
-    _, expected = tiny.logprobs(tiny.engine(models[form]), prompt, params)
+    _, expected = tiny.logprobs(tiny.engine(models[scheme]), prompt, params)
     near = dict(expected[0].top)
     for chunk_tokens in (256, 1):
         engine = tiny.engine(
-            models[form], device="cuda", dtype="bfloat16", chunk_tokens=chunk_tokens
+            models[scheme], device="cuda", dtype="bfloat16", chunk_tokens=chunk_tokens
         )
         assert isinstance(engine.decoder.weights.layers[0].qkv, W8A8Weight)
         assert "dequantized" not in engine.info.device and engine.graph_decode is not None

@@ -49,29 +49,29 @@ def tensors(weights: DecoderWeights) -> Iterator[torch.Tensor]:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "w8a8-int8", "w8a8-fp8"])
-def test_quantized_dummy_logits_are_near_plain_ones(form: str) -> None:
+@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4", "w8a8-int8", "w8a8-fp8"])
+def test_quantized_dummy_logits_are_near_plain_ones(scheme: str) -> None:
     config = small("llama-3.1-8b")
-    packed = dummy_weights(config, torch.float32, CPU, scheme=form)
+    packed = dummy_weights(config, torch.float32, CPU, scheme=scheme)
     assert packed.layers[1].down.is_quantized
-    assert packed.lm_head.is_quantized != (form not in ("int8", "int4"))
+    assert packed.lm_head.is_quantized != (scheme not in ("int8", "int4"))
     expected = logits(config, dummy_weights(config, torch.float32, CPU))
     off = torch.linalg.norm(logits(config, packed) - expected) / torch.linalg.norm(expected)
     most = {"int8": 0.02, "fp8": 0.1, "int4": 0.3, "w8a8-int8": 0.04, "w8a8-fp8": 0.15}
-    assert 0 < off < most[form]
+    assert 0 < off < most[scheme]
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.2-1b"])
-@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "w8a8-int8"])
-def test_estimated_dummy_weight_bytes_equal_loaded_bytes(name: str, form: str) -> None:
+@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4", "w8a8-int8"])
+def test_estimated_dummy_weight_bytes_equal_loaded_bytes(name: str, scheme: str) -> None:
     config = small(name)
     factory = KernelWeights(kernels_without_gpu())
     for shard in (shard_of(config, 1, 0), shard_of(config, 2, 1)):
         weights = dummy_weights(
-            config, torch.bfloat16, CPU, shard=shard, scheme=form, factory=factory
+            config, torch.bfloat16, CPU, shard=shard, scheme=scheme, factory=factory
         )
-        assert gpu_weight_bytes(shard, dummy_schemes(config, form), 2) == resident_bytes(weights)
-        assert weights.lm_head.is_quantized != (form not in ("int8", "int4"))
+        assert gpu_weight_bytes(shard, dummy_schemes(config, scheme), 2) == resident_bytes(weights)
+        assert weights.lm_head.is_quantized != (scheme not in ("int8", "int4"))
         assert (weights.lm_head is weights.embed) == config.tied_embeddings
 
 
@@ -90,9 +90,9 @@ def test_quantized_shards_of_ranks_form_one_matrix() -> None:
 def test_engine_with_quantized_dummy_weights() -> None:
     plain, packed = (
         build_engine(
-            Path(), EngineConfig(device="cpu", dummy=f"smollm2-135m{form}", ctx_size_tokens=256)
+            Path(), EngineConfig(device="cpu", dummy=f"smollm2-135m{scheme}", ctx_size_tokens=256)
         )
-        for form in ("", ":int8")
+        for scheme in ("", ":int8")
     )
     assert packed.info.weights_bytes < 0.7 * plain.info.weights_bytes
     assert "dequantized" not in packed.info.device

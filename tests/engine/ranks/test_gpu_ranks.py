@@ -29,7 +29,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("tp", [pytest.param(n, marks=pytest.mark.gpus(n)) for n in (2, 4)])
 @pytest.mark.parametrize("name", NAMES)
-def test_ids_equal_the_cpus(
+def test_ids_equal_the_cpu(
     name: str, tp: int, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy and sampled, single and concurrent, with chunked prefill."""
@@ -98,7 +98,7 @@ def test_graphs_of_stages_with_two_gpus_all_reduce(
     ],
 )
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "mixtral"])
-def test_ids_of_stages_equal_the_cpus(
+def test_ids_of_stages_equal_the_cpu(
     name: str, tp: int, pp: int, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
@@ -121,7 +121,7 @@ def test_ids_of_stages_equal_the_cpus(
     ],
 )
 @pytest.mark.parametrize("scheme", ["int8", "int4", "fp8"])
-def test_ids_of_quantized_weights_equal_the_cpus(
+def test_ids_of_quantized_weights_equal_the_cpu(
     scheme: str, tp: int, pp: int, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scales in bfloat16, which the kernels represent exactly; four ranks have 32 columns each."""

@@ -56,11 +56,11 @@ def save_legacy(content: Any, file: Path, **options: Any) -> None:
 FORMATS: dict[str, Callable[..., None]] = {"zip": torch.save, "legacy": save_legacy}
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_reads_files_of_torch_save(
-    tmp_path: Path, dtype: torch.dtype, protocol: int, form: str
+    tmp_path: Path, dtype: torch.dtype, protocol: int, format: str
 ) -> None:
     storage = (torch.randn(60) * 100).to(dtype)
     tensors = {
@@ -70,7 +70,7 @@ def test_reads_files_of_torch_save(
         "later in its storage": storage[10:34].view(4, 6),
         "one row": storage[40:45].view(1, 5),
     }
-    FORMATS[form](OrderedDict(tensors), tmp_path / "a.bin", pickle_protocol=protocol)
+    FORMATS[format](OrderedDict(tensors), tmp_path / "a.bin", pickle_protocol=protocol)
     assert_read(tmp_path / "a.bin", tensors)
 
 
@@ -374,10 +374,10 @@ def test_invalid_legacy_file_raises_an_error(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_mutated_file_reads_or_raises_bad_model_file(tmp_path: Path, data: st.DataObject) -> None:
-    form = data.draw(st.sampled_from(sorted(FORMATS)))
-    file, kept = tmp_path / "a.bin", tmp_path / form
+    format = data.draw(st.sampled_from(sorted(FORMATS)))
+    file, kept = tmp_path / "a.bin", tmp_path / format
     if not kept.exists():
-        FORMATS[form]({"a": torch.ones(4, 3), "b": torch.nn.Parameter(torch.zeros(5))}, kept)
+        FORMATS[format]({"a": torch.ones(4, 3), "b": torch.nn.Parameter(torch.zeros(5))}, kept)
     content = bytearray(kept.read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))

@@ -145,13 +145,13 @@ def projections(folder: Path, i: int) -> tuple[list[str], dict[str, np.ndarray]]
     return [f"blk.{i}.attn_{name}.weight" for name in "qkv"], {f"blk.{i}.attn_qkv.weight": fused}
 
 
-@pytest.mark.parametrize("form", [one_by_one, gate_and_up, projections])
-def test_other_layouts_of_mixtral(form: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", [one_by_one, gate_and_up, projections])
+def test_other_layouts_of_mixtral(layout: Any, tmp_path: Path) -> None:
     made("mixtral", tmp_path / "theirs")
     without: list[str] = []
     tensors: dict[str, np.ndarray] = {}
     for i in range(3):
-        left_out, put_in = form(tmp_path / "theirs", i)
+        left_out, put_in = layout(tmp_path / "theirs", i)
         without += left_out
         tensors |= put_in
     path = tmp_path / "model.gguf"

@@ -41,7 +41,7 @@ def entry(shape: object = (4, 2), begin: Any = 0, end: Any = 32, dtype: object =
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int64])
-def test_reads_what_safetensors_writes(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_reads_files_of_safetensors(tmp_path: Path, dtype: torch.dtype) -> None:
     tensors = {
         "a": (torch.randn(5, 7) * 100).to(dtype),
         "b": torch.zeros(0, 3, dtype=dtype),
@@ -70,7 +70,7 @@ def test_writes_to_a_mapping_do_not_change_the_file(tmp_path: Path) -> None:
     assert file.read_bytes() == before
 
 
-def test_safetensors_reads_what_we_write(tmp_path: Path) -> None:
+def test_safetensors_reads_our_files(tmp_path: Path) -> None:
     arrays = {
         "b": np.arange(6, dtype=np.float32).reshape(2, 3),
         "a": np.array([1, 2, 3], np.float16),

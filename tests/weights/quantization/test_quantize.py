@@ -84,7 +84,7 @@ def test_every_weight_is_rounded_to_nearest(
         assert ((found[name] - weight.float()).abs() <= (HALF + 0.07) * scale).all(), name
 
 
-def test_to_e4m3_are_torchs() -> None:
+def test_to_e4m3_equals_torch() -> None:
     rng = np.random.default_rng(0)
     weights = (rng.normal(size=4000) * 2.0 ** rng.integers(-14, 9, 4000)).astype(np.float32)
     every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
