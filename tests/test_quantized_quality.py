@@ -31,7 +31,7 @@ def perplexity(folder: Path, chunk_tokens: int = 512, kv_dtype: str = "auto") ->
     engine = build_engine(folder, EngineConfig(device="cpu", kv_dtype=kv_dtype))
     ids = Tokenizer.load(folder).encode(TEXT.read_text())
     decoder, size = engine.decoder, engine.config.block_size
-    decoder.ops.last_rows = lambda plan, x: x  # type: ignore[method-assign]
+    decoder.ops.logits_rows = lambda plan, x: x  # type: ignore[method-assign]
     sequence = Sequence(0, ids, SamplingParams())
     sequence.block_table = list(range(-(-len(ids) // size)))
     total = 0.0

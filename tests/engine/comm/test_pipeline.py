@@ -77,7 +77,8 @@ def test_stages_equal_one_stage(name: str, num_stages: int, tmp_path: Path) -> N
 
     with frequent_thread_switches(), ThreadPoolExecutor(num_stages) as pool:
         found = list(pool.map(run_stage, range(num_stages)))
-    expected = generate_all(tiny.engine(tmp_path, chunk_tokens=16))
+    # With as many threads as the stages: the order of sums depends on their number.
+    expected = generate_all(build_engine(tmp_path, replace(TWO, pp=1, cache_tokens=256)))
     for answer in found:
         assert answer == expected
 
