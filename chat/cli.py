@@ -149,14 +149,16 @@ def _is_oneshot(config: "ChatConfig") -> bool:
     as_json = config.json or config.stream_json
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if config.interactive and (as_json or config.no_template or not at_terminal):
-        raise UsageError("-i needs a terminal and excludes JSON and --no-template", "leave out -i")
+        raise UsageError(
+            "-i needs a terminal and cannot be combined with JSON or --no-template", "leave out -i"
+        )
     has_oneshot_option = (
         config.prompt is not None or as_json or config.no_template or config.extract
     )
     if at_terminal and not has_oneshot_option:
         return False
     if config.prompt is None and sys.stdin.isatty():
-        raise UsageError("these options need a prompt", "give it with -p, or pipe it in")
+        raise UsageError("no prompt was given", "give it with -p, or pipe it in")
     shows_logprobs = as_json or (sys.stdout.isatty() and not config.extract)
     if config.logprobs is not None and not shows_logprobs:
         raise UsageError("--logprobs needs JSON or a terminal", "add --json")

@@ -90,7 +90,7 @@ MODEL_COMMANDS = (
     Command(
         "/compact",
         "[N]",
-        "replace all but the last N turns by a summary",
+        "replace all but the last N turns with a summary",
         compact,
         details="N is 1 by default. The model writes the summary; the old turns stay in a branch.",
     ),

@@ -137,11 +137,13 @@ SETTINGS_COMMANDS = (
     Command(
         "/show",
         "[TOPIC]",
-        "info, system, template, parameters or alternatives",
+        "show info, system, template, parameters or alternatives",
         show,
         completion=tuple(_SHOW),
         details="info describes the model; alternatives shows the probability of each token of\n"
         "the last answer, after /set logprobs N.",
     ),
-    Command("/stats", "", "speed of the last answer, state of the cache", show_stats),
+    Command(
+        "/stats", "", "show the speed of the last answer and the state of the cache", show_stats
+    ),
 )

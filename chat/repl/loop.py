@@ -22,7 +22,7 @@ from swiftchat.chat.terminal.output import StatusLine, print_notice
 from swiftchat.errors import ContextOverflow, SwiftchatError
 
 _OVERFLOW_HINT = (
-    "/compact replaces old turns by a summary, /new starts a new conversation; "
+    "/compact replaces old turns with a summary, /new starts a new conversation; "
     "--ctx-size and --overflow drop-oldest at the start help too"
 )
 

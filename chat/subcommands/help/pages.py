@@ -94,10 +94,10 @@ changes the same parameters.
 
   --repeat-penalty, --presence-penalty, --frequency-penalty
                        make tokens that occurred before less probable
-  --temp 0.7           0 always takes the most probable token; above 1 is wild
+  --temp 0.7           0 is greedy: the most probable token; above 1: more random
   --top-k 40           keep only the 40 most probable tokens
   --min-p 0.05         keep tokens at least 0.05 times as probable as the first
-  --top-p 0.95         keep the most probable tokens that sum up to 95 %
+  --top-p 0.95         keep the most probable tokens, up to 95 % in total
   --seed 7             repeat the same answer on the same device
   -n, --max-tokens     limit the answer's length
   --stop TEXT          end the answer before this text
