@@ -87,7 +87,7 @@ def list_branches(state: ChatState, argument: str) -> None:
     for number, leaf in enumerate(leaves, 1):
         path = Conversation(tip=leaf).messages
         is_current = leaf is state.conversation.tip
-        # Of another branch show its first message outside the current path.
+        # Another branch is shown by its first message outside the current path.
         fork = path[min(_num_common(current_path, path), len(path) - 1)]
         first = leaf if is_current else fork
         preview = _preview(first.content)

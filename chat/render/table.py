@@ -1,4 +1,4 @@
-"""Markdown tables as terminal columns, or as lists of cells where the columns do not fit."""
+"""Markdown tables as terminal columns, or as lists of cells if the columns do not fit."""
 
 from itertools import zip_longest
 

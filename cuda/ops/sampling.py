@@ -13,7 +13,7 @@ _THREADS, _LOGITS_PER_BLOCK = 256, 2048  # of penalties and argmax
 _SAMPLE_THREADS, _CHUNK, _LIST_SIZE, _BINS = 512, 4096, 512, 512
 _MAX_VOCAB_SIZE = 2**20 - 1
 _MAX_DECODE_ROWS = 128
-# Of the tensors of `sample` with an element for each row, those that are not fp32.
+# Per-row tensors of `sample` that are not fp32.
 _SAMPLE_DTYPES = {
     "argmax_ids": "int32",
     "top_k": "int32",

@@ -80,7 +80,7 @@ class GpuCommunicator:
         return self._control.all_gather_bytes(data)
 
     def allocate_peer_buffers(self, gpu: Gpu, config: ModelConfig) -> None:
-        """Allocate `peer_buffers` for a model's decode steps where all ranks can use them.
+        """Allocate `peer_buffers` for a model's decode steps if all ranks can use them.
 
         It stays None without peer access, with more than `MAX_WORLD_SIZE` ranks, and for rows that
         are no multiple of 16 bytes.

@@ -27,7 +27,7 @@ GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 class GraphRunner:
     """Captures and replays decode steps, from the embeddings to the sampled tokens.
 
-    Uses the fused kernels of `FusedDecoder` where they support the model and the number of rows,
+    Uses the fused kernels of `FusedDecoder` if they support the model and the number of rows,
     else the decoder's own operations.
 
     With several pipeline stages, the graph holds this stage's part of the step. All but the first

@@ -22,7 +22,7 @@ class PipelineDecode:
     def __init__(self, runner: GraphRunner, stages: Pipeline) -> None:
         self.runner, self._stages = runner, stages
         self._in_flight: list[Sequence] = []
-        # Of each row of the last step: sequence, block table and number of computed tokens.
+        # For each row of the last step: sequence, block table and number of computed tokens.
         self._loaded: list[tuple[Sequence, list[int], int]] = []
 
     @property

@@ -32,7 +32,7 @@ GraphDecode = AsyncDecode | PipelineDecode
 class EngineParts:
     """The parts that `build_engine` makes an engine of.
 
-    `gpu` is None where torch's operators compute, `graph_decode` where no decode step is captured.
+    `gpu` is None if torch's operators compute, `graph_decode` if no decode step is captured.
     The checkpoint is held because weights may be views of its mapped files.
     """
 

@@ -31,8 +31,8 @@ class W8A8Weight(WrappedWeight):
 def activation_scheme(parts: Sequence[StoredTensor | None]) -> ActivationQuantization | None:
     """Return the scheme for the activations of matrices that are merged into one weight.
 
-    None unless all of them have one of the same kind. Of several static scales the largest; they
-    are equal anyway where they were calibrated with the same activations.
+    None unless all of them have one of the same kind. The result has the largest of several static
+    scales; scales that were calibrated with the same activations are equal.
     """
     schemes = [None if part is None else part.activations for part in parts]
     given = [scheme for scheme in schemes if scheme is not None]

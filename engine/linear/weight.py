@@ -70,7 +70,7 @@ class LinearWeight(Protocol):
         """
 
     def matmul_fp32(self, x: Tensor) -> Tensor:
-        """Return `matmul` in fp32, rounded to the dtype of x only where a kernel has to."""
+        """Return `matmul` in fp32, rounded to the dtype of x only if the kernel rounds."""
         return self.matmul(x).float()
 
     def matmul_w8a8(

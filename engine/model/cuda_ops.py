@@ -186,7 +186,7 @@ class CudaOps:
         """Return a layer's cosines and sines, fp32 [num_positions, head_dim]; None: no rotation."""
         if not self._cos_sin_tables or layer in self._config.unrotated_layers:
             return None
-        # Of two tables, the second is for the layers with a window.
+        # If there are two tables, the second is for the layers with a window.
         return self._cos_sin_tables[-1 if self.window(layer) else 0]
 
     def window(self, layer: int) -> int:

@@ -145,7 +145,7 @@ class TorchOps:
         heads = qkv.view(len(qkv), -1, config.head_dim)
         queries, new_kv = heads.tensor_split((config.num_heads,), 1)
         if plan.cos_sin and layer not in config.unrotated_layers:
-            # Of two tables, the second is for the layers with a window.
+            # If there are two tables, the second is for the layers with a window.
             cos, sin = plan.cos_sin[0 if config.window(layer) is None else -1]
             rotate_(heads.narrow(1, 0, config.num_heads + config.num_kv_heads), cos, sin)
         store(plan, layer, kv, new_kv)

@@ -1,4 +1,4 @@
-"""Keys of `config.json` that change the computation, checked where no architecture reads them."""
+"""Keys of `config.json` that change the computation; rejected if the architecture ignores them."""
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType

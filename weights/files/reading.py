@@ -57,7 +57,7 @@ def reject_other_content(path: Path, start: bytes) -> None:
 
 
 def release_pages(mapped: mmap.mmap) -> None:
-    """Let the system reclaim the pages of a mapping, where it supports that.
+    """Let the system reclaim the pages of a mapping, if it supports that.
 
     Changes of a private mapping are lost.
     """

@@ -41,7 +41,7 @@ class StoredTensor:
     `format` names the storage format ("plain": not quantized) and `parts` the file's tensors by
     role. `dequantize(start, stop)` returns that range of the first axis as float32, the whole
     tensor where `shape` is (); `start` must be a multiple of 64 unless the tensor has more than
-    two axes. `packed` is set where the engine can compute with the quantized values unchanged.
+    two axes. `packed` is set if the engine can compute with the quantized values unchanged.
     `activations` is the quantization of the matrix's inputs; None: they are not quantized.
     """
 
