@@ -139,14 +139,14 @@ class SessionStore:
             row["model"] = json.loads(row.pop("settings")).get("model")
         return found
 
-    def find(self, wanted: str) -> str:
+    def find(self, id_or_name: str) -> str:
         """Return the id of the conversation with this name or beginning of an id.
 
         Raises `UsageError` if there is none or more than one.
         """
-        rows = self._rows("SELECT id FROM sessions WHERE name = ?", wanted)
-        if not rows and wanted.strip():
-            start = wanted.lower()
+        rows = self._rows("SELECT id FROM sessions WHERE name = ?", id_or_name)
+        if not rows and id_or_name.strip():
+            start = id_or_name.lower()
             rows = self._rows(
                 "SELECT id FROM sessions WHERE substr(id, 1, ?) = ? ORDER BY updated DESC",
                 len(start),
@@ -156,10 +156,10 @@ class SessionStore:
         if len(ids) == 1:
             return str(ids[0])
         if not ids:
-            raise UsageError(f"no conversation {wanted!r}", "swiftchat sessions list shows all")
+            raise UsageError(f"no conversation {id_or_name!r}", "swiftchat sessions list shows all")
         examples = ", ".join(found[:12] for found in ids[:4])
         raise UsageError(
-            f"{len(ids)} conversations begin with {wanted!r}: {examples} …", "give more digits"
+            f"{len(ids)} conversations begin with {id_or_name!r}: {examples} …", "give more digits"
         )
 
     def search(self, text: str, limit: int = 50) -> list[Found]:
@@ -248,11 +248,11 @@ def open_store() -> SessionStore:
     return SessionStore(sessions_path(), lambda text: print_notice(f"warning: {text}"))
 
 
-def load_session(wanted: str | None) -> Conversation:
+def load_session(id_or_name: str | None) -> Conversation:
     """Load the conversation with this name or beginning of an id, by default the last one."""
     with open_store() as store:
-        if wanted is not None:
-            return store.load(store.find(wanted))
+        if id_or_name is not None:
+            return store.load(store.find(id_or_name))
         last = store.recent(1)
         if not last:
             raise UsageError("there is no conversation to continue", "swiftchat starts one")

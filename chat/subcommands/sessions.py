@@ -58,12 +58,12 @@ def list_sessions(most: int, as_json: bool) -> None:
 
 
 @sessions.command()
-@click.argument("wanted", metavar="ID", shell_complete=complete_sessions)
+@click.argument("id_or_name", metavar="ID", shell_complete=complete_sessions)
 @click.option("--json", "as_json", is_flag=True, help="Print all branches as JSON.")
-def show(wanted: str, as_json: bool) -> None:
+def show(id_or_name: str, as_json: bool) -> None:
     """Print a conversation."""
     with open_store() as store:
-        conversation = store.load(store.find(wanted))
+        conversation = store.load(store.find(id_or_name))
     print(as_json_text(conversation) if as_json else sanitize(as_markdown(conversation)), end="")
 
 
@@ -86,7 +86,7 @@ def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
 
 
 @sessions.command()
-@click.argument("wanted", metavar="ID", shell_complete=complete_sessions)
+@click.argument("id_or_name", metavar="ID", shell_complete=complete_sessions)
 @click.argument("file", type=click.Path(), default="-")
 @click.option(
     "--format",
@@ -94,11 +94,11 @@ def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
     type=click.Choice(["md", "json"]),
     help="Format; default: from the name of FILE.",
 )
-def export(wanted: str, file: str, file_format: str | None) -> None:
+def export(id_or_name: str, file: str, file_format: str | None) -> None:
     """Write a conversation to FILE.md, FILE.json or stdout; JSON includes all branches."""
     file_format = file_format or ("json" if file.endswith(".json") else "md")
     with open_store() as store:
-        conversation = store.load(store.find(wanted))
+        conversation = store.load(store.find(id_or_name))
     text = as_json_text(conversation) if file_format == "json" else as_markdown(conversation)
     if file == "-":
         print(sanitize(text) if sys.stdout.isatty() else text, end="")
@@ -126,12 +126,14 @@ def import_sessions(files: tuple[str, ...]) -> None:
 
 
 @sessions.command()
-@click.argument("wanted", metavar="ID…", nargs=-1, required=True, shell_complete=complete_sessions)
+@click.argument(
+    "id_or_name", metavar="ID…", nargs=-1, required=True, shell_complete=complete_sessions
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-def rm(wanted: tuple[str, ...], yes: bool) -> None:
+def rm(id_or_name: tuple[str, ...], yes: bool) -> None:
     """Delete conversations permanently."""
     with open_store() as store:
-        ids = list(dict.fromkeys(store.find(one) for one in wanted))
+        ids = list(dict.fromkeys(store.find(one) for one in id_or_name))
         titles = {row["id"]: row["name"] or row["title"] for row in store.recent()}
         if not yes:
             if not sys.stdin.isatty():

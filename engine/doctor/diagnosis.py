@@ -160,9 +160,9 @@ def _check_compile(facts: Facts) -> Check:
     return Check("compiling", "problem", compiled["error"], hint)
 
 
-def _is_newer(wanted: str | None, have: str | None) -> bool:
-    """Return whether `wanted` has a newer major version; minor CUDA versions are compatible."""
-    return wanted is not None and have is not None and _major(wanted) > _major(have)
+def _is_newer(required: str | None, have: str | None) -> bool:
+    """Return whether `required` has a newer major version; minor CUDA versions are compatible."""
+    return required is not None and have is not None and _major(required) > _major(have)
 
 
 def _major(cuda: str) -> int:

@@ -19,7 +19,7 @@ from swiftchat.weights.architectures.tensors import (
 from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice
 
 # Names of a checkpoint's tensors, each with the part of it that this rank has.
-Wanted = Sequence[tuple[str, TensorSlice]]
+NamedSlices = Sequence[tuple[str, TensorSlice]]
 
 
 class Placement(Protocol):
@@ -31,10 +31,10 @@ class Placement(Protocol):
 
     factory: WeightFactory
 
-    def tensor(self, wanted: Wanted) -> Tensor:
+    def tensor(self, slices: NamedSlices) -> Tensor:
         """Return the parts as a float tensor."""
 
-    def weight(self, wanted: Wanted, *, is_table: bool = False) -> LinearWeight:
+    def weight(self, slices: NamedSlices, *, is_table: bool = False) -> LinearWeight:
         """Return the parts as a matrix, quantized if the device computes with its scheme.
 
         A table of embeddings must support `rows`.
@@ -140,10 +140,10 @@ class _Assembler:
         self, *canonical: str, layer: int | None = None, is_table: bool = False
     ) -> LinearWeight:
         """Return the named matrices as one weight; an empty one if this rank has none of them."""
-        wanted = self._wanted(canonical, layer)
-        if not wanted:
+        slices = self._slices(canonical, layer)
+        if not slices:
             return self._placement.factory.plain(torch.empty(0, 0, dtype=self._dtype))
-        return self._placement.weight(wanted, is_table=is_table)
+        return self._placement.weight(slices, is_table=is_table)
 
     def _projection(self, canonical: str) -> LinearWeight | None:
         tensor = self._optional(canonical)
@@ -155,10 +155,10 @@ class _Assembler:
 
     def _optional(self, *canonical: str, layer: int | None = None) -> Tensor | None:
         """Return the named tensors joined; None if this rank has none of them."""
-        wanted = self._wanted(canonical, layer)
-        return self._placement.tensor(wanted) if wanted else None
+        slices = self._slices(canonical, layer)
+        return self._placement.tensor(slices) if slices else None
 
-    def _wanted(self, canonical: Sequence[str], layer: int | None) -> Wanted:
+    def _slices(self, canonical: Sequence[str], layer: int | None) -> NamedSlices:
         known = self._outside if layer is None else layer_tensors(self._config, layer)
         return [
             (tensor_name(self._config, name, layer, number), part)

@@ -9,7 +9,7 @@ from torch import Tensor
 from swiftchat.engine.linear.factory import WeightFactory, weight_factory
 from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.engine.load.assemble import Wanted, assemble
+from swiftchat.engine.load.assemble import NamedSlices, assemble
 from swiftchat.engine.load.canonicalize import canonicalize
 from swiftchat.engine.model.decoder import DecoderWeights
 from swiftchat.weights.architectures.config import ModelConfig
@@ -83,21 +83,21 @@ class _RandomPlacement:
         if scheme is not None and scheme in W8A8:
             self._activations = ActivationQuantization(W8A8[scheme])
 
-    def tensor(self, wanted: Wanted) -> Tensor:
-        return self._own(self._random(wanted), wanted)
+    def tensor(self, slices: NamedSlices) -> Tensor:
+        return self._own(self._random(slices), slices)
 
-    def weight(self, wanted: Wanted, *, is_table: bool = False) -> LinearWeight:
-        whole = self._random(wanted)
-        weight = self._quantized(whole, wanted)
+    def weight(self, slices: NamedSlices, *, is_table: bool = False) -> LinearWeight:
+        whole = self._random(slices)
+        weight = self._quantized(whole, slices)
         if weight is None or (is_table and not weight.supports_rows):
-            weight = self.factory.plain(self._own(whole, wanted))
-        if self._activations is not None and wanted[0][0] in self._schemes:
+            weight = self.factory.plain(self._own(whole, slices))
+        if self._activations is not None and slices[0][0] in self._schemes:
             return W8A8Weight(weight, self._activations)
         return weight
 
-    def _random(self, wanted: Wanted) -> Tensor:
+    def _random(self, slices: NamedSlices) -> Tensor:
         """Return the whole tensors of the names, one below the other."""
-        names = [name for name, _ in wanted]
+        names = [name for name, _ in slices]
         num_rows = sum(self._shapes[name][0] for name in names)
         shape = (num_rows, *self._shapes[names[0]][1:])
         tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
@@ -105,32 +105,32 @@ class _RandomPlacement:
         self._generator.manual_seed(len(self._indices) * self._seed + self._indices[names[0]])
         return tensor.normal_(mean, std, generator=self._generator)
 
-    def _split(self, whole: Tensor, wanted: Wanted) -> list[tuple[Tensor, TensorSlice]]:
-        tensors = torch.split(whole, [self._shapes[name][0] for name, _ in wanted])
-        return list(zip(tensors, (part for _, part in wanted), strict=True))
+    def _split(self, whole: Tensor, slices: NamedSlices) -> list[tuple[Tensor, TensorSlice]]:
+        tensors = torch.split(whole, [self._shapes[name][0] for name, _ in slices])
+        return list(zip(tensors, (part for _, part in slices), strict=True))
 
-    def _quantized(self, whole: Tensor, wanted: Wanted) -> LinearWeight | None:
-        scheme = self._schemes.get(wanted[0][0])
+    def _quantized(self, whole: Tensor, slices: NamedSlices) -> LinearWeight | None:
+        scheme = self._schemes.get(slices[0][0])
         if scheme is None or not self.factory.keeps_quantized:
             return None
         parts = []
-        for tensor, part in self._split(whole, wanted):
+        for tensor, part in self._split(whole, slices):
             own = slice_matrix(_quantize(tensor, scheme), part.axis, part.spans)
             if own is None:
                 return None
             parts.append(own)
         return self.factory.quantized(parts, self._dtype)
 
-    def _own(self, whole: Tensor, wanted: Wanted) -> Tensor:
+    def _own(self, whole: Tensor, slices: NamedSlices) -> Tensor:
         """Return the parts of this rank."""
         if self._num_ranks == 1:
             return whole
         own = [
             tensor.narrow(part.axis, first, end - first)
-            for tensor, part in self._split(whole, wanted)
+            for tensor, part in self._split(whole, slices)
             for first, end in part.spans
         ]
-        return torch.cat(own, wanted[0][1].axis)
+        return torch.cat(own, slices[0][1].axis)
 
 
 def _quantize(matrix: Tensor, scheme: Scheme) -> QuantizedMatrix:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swiftchat.engine.linear.factory import TorchWeights, WeightFactory, weight_factory
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.engine.load.assemble import Wanted, assemble
+from swiftchat.engine.load.assemble import NamedSlices, assemble
 from swiftchat.engine.load.canonicalize import canonicalize
 from swiftchat.engine.load.large_pages import LargePages
 from swiftchat.engine.load.quantized import dequantize, load_matrix
@@ -107,22 +107,22 @@ class _MappedPlacement:
         self._total_bytes = _wanted_bytes(shard, checkpoint)
         self._pages = LargePages()
 
-    def tensor(self, wanted: Wanted) -> Tensor:
-        if _has_quantized(self._checkpoint, wanted):
-            self._count(sum(self._checkpoint.nbytes(name) for name, _ in wanted))
-            tensor = dequantize(self._checkpoint, wanted, self._dtype, self._device)
+    def tensor(self, slices: NamedSlices) -> Tensor:
+        if _has_quantized(self._checkpoint, slices):
+            self._count(sum(self._checkpoint.nbytes(name) for name, _ in slices))
+            tensor = dequantize(self._checkpoint, slices, self._dtype, self._device)
             self._checkpoint.release_pages()
             return tensor
-        parts = _file_parts(self._checkpoint, wanted)
+        parts = _file_parts(self._checkpoint, slices)
         self._count(sum(part.nbytes for part in parts))
         return _join(self._checkpoint, parts).to(self._dtype)
 
-    def weight(self, wanted: Wanted, *, is_table: bool = False) -> LinearWeight:
-        if not _has_quantized(self._checkpoint, wanted):
-            return self.factory.plain(self.tensor(wanted))
-        self._count(sum(self._checkpoint.nbytes(name) for name, _ in wanted))
+    def weight(self, slices: NamedSlices, *, is_table: bool = False) -> LinearWeight:
+        if not _has_quantized(self._checkpoint, slices):
+            return self.factory.plain(self.tensor(slices))
+        self._count(sum(self._checkpoint.nbytes(name) for name, _ in slices))
         weight = load_matrix(
-            self._checkpoint, wanted, self.factory, self._dtype, self._device, is_table=is_table
+            self._checkpoint, slices, self.factory, self._dtype, self._device, is_table=is_table
         )
         self._checkpoint.release_pages()
         for tensor in weight.owned_tensors:
@@ -190,26 +190,26 @@ class _StreamedPlacement:
         self._on_progress, self._done_bytes = on_progress, 0
         self._total_bytes = _wanted_bytes(shard, checkpoint)
 
-    def tensor(self, wanted: Wanted) -> Tensor:
-        if _has_quantized(self._checkpoint, wanted):
-            tensor: Tensor = self._next_loaded(wanted)
+    def tensor(self, slices: NamedSlices) -> Tensor:
+        if _has_quantized(self._checkpoint, slices):
+            tensor: Tensor = self._next_loaded(slices)
             return tensor
-        parts = _file_parts(self._checkpoint, wanted)
+        parts = _file_parts(self._checkpoint, slices)
         return _allocate(parts, self._dtype, self._device, self.copies)
 
-    def weight(self, wanted: Wanted, *, is_table: bool = False) -> LinearWeight:
-        if not _has_quantized(self._checkpoint, wanted):
-            return self.factory.plain(self.tensor(wanted))
-        weight: LinearWeight = self._next_loaded(wanted)
+    def weight(self, slices: NamedSlices, *, is_table: bool = False) -> LinearWeight:
+        if not _has_quantized(self._checkpoint, slices):
+            return self.factory.plain(self.tensor(slices))
+        weight: LinearWeight = self._next_loaded(slices)
         return weight
 
     def on_streamed(self, done_bytes: int) -> None:
         self._on_progress(self._done_bytes + done_bytes, self._total_bytes)
 
-    def _next_loaded(self, wanted: Wanted) -> Any:
+    def _next_loaded(self, slices: NamedSlices) -> Any:
         loaded = next(self._loaded)
         self._checkpoint.release_pages()
-        self._done_bytes += sum(self._checkpoint.nbytes(name) for name, _ in wanted)
+        self._done_bytes += sum(self._checkpoint.nbytes(name) for name, _ in slices)
         self._on_progress(self._done_bytes, self._total_bytes)
         return loaded
 
@@ -225,15 +225,15 @@ def _quantized_loads(
     requests = _RequestList(shard, factory)
     assemble(shard, requests, dtype)
     loads: list[Callable[[], Any]] = []
-    for wanted, kind in requests.found:
-        if not _has_quantized(checkpoint, wanted):
+    for slices, kind in requests.found:
+        if not _has_quantized(checkpoint, slices):
             continue
         if kind == "tensor":
-            loads.append(partial(dequantize, checkpoint, wanted, dtype, device))
+            loads.append(partial(dequantize, checkpoint, slices, dtype, device))
             continue
         is_table = kind == "table"
         loads.append(
-            partial(load_matrix, checkpoint, wanted, factory, dtype, device, is_table=is_table)
+            partial(load_matrix, checkpoint, slices, factory, dtype, device, is_table=is_table)
         )
     return loads
 
@@ -243,20 +243,20 @@ class _RequestList:
 
     def __init__(self, shard: Shard, factory: WeightFactory) -> None:
         self.factory = factory
-        self.found: list[tuple[Wanted, str]] = []
+        self.found: list[tuple[NamedSlices, str]] = []
         self._shapes = shard.shapes()
 
-    def tensor(self, wanted: Wanted) -> Tensor:
-        self.found.append((wanted, "tensor"))
-        return torch.empty(self._shapes[wanted[0][0]], device="meta")
+    def tensor(self, slices: NamedSlices) -> Tensor:
+        self.found.append((slices, "tensor"))
+        return torch.empty(self._shapes[slices[0][0]], device="meta")
 
-    def weight(self, wanted: Wanted, *, is_table: bool = False) -> LinearWeight:
-        self.found.append((wanted, "table" if is_table else "weight"))
-        return self.factory.plain(torch.empty(self._shapes[wanted[0][0]], device="meta"))
+    def weight(self, slices: NamedSlices, *, is_table: bool = False) -> LinearWeight:
+        self.found.append((slices, "table" if is_table else "weight"))
+        return self.factory.plain(torch.empty(self._shapes[slices[0][0]], device="meta"))
 
 
-def _has_quantized(checkpoint: Checkpoint, wanted: Wanted) -> bool:
-    return any(name in checkpoint.quantized for name, _ in wanted)
+def _has_quantized(checkpoint: Checkpoint, slices: NamedSlices) -> bool:
+    return any(name in checkpoint.quantized for name, _ in slices)
 
 
 def _wanted_bytes(shard: Shard, checkpoint: Checkpoint) -> int:
@@ -274,12 +274,12 @@ def _wanted_bytes(shard: Shard, checkpoint: Checkpoint) -> int:
     return shard.weights_bytes(nbytes)
 
 
-def _file_parts(checkpoint: Checkpoint, wanted: Wanted) -> list[FilePart]:
+def _file_parts(checkpoint: Checkpoint, slices: NamedSlices) -> list[FilePart]:
     """Return the parts in the files; files that were cut by rank store each as a whole tensor."""
-    infos = [checkpoint.tensors[name] for name, _ in wanted]
+    infos = [checkpoint.tensors[name] for name, _ in slices]
     if checkpoint.shard:
         return [FilePart(info, TensorSlice(0, ((0, info.shape[0]),))) for info in infos]
-    return [FilePart(info, part) for info, (_, part) in zip(infos, wanted, strict=True)]
+    return [FilePart(info, part) for info, (_, part) in zip(infos, slices, strict=True)]
 
 
 def _join(checkpoint: Checkpoint, parts: Sequence[FilePart]) -> Tensor:
@@ -289,12 +289,12 @@ def _join(checkpoint: Checkpoint, parts: Sequence[FilePart]) -> Tensor:
         rows = sum(part.shape[0] for part in parts)
         start, _ = first.byte_range(first.part.spans[0])
         return _view(checkpoint, first.info, start, (rows, *first.shape[1:]))
-    slices = []
+    pieces = []
     for each in parts:
         axis, info = each.part.axis, each.info
         whole = _view(checkpoint, info, info.offset, info.shape)
-        slices += [whole.narrow(axis, start, end - start) for start, end in each.part.spans]
-    return torch.cat(slices, first.part.axis)
+        pieces += [whole.narrow(axis, start, end - start) for start, end in each.part.spans]
+    return torch.cat(pieces, first.part.axis)
 
 
 def _are_adjacent(parts: Sequence[FilePart]) -> bool:

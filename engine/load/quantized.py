@@ -10,7 +10,7 @@ from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_scheme
 from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.linear.w8a8 import W8A8Weight, activation_scheme
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.engine.load.assemble import Wanted
+from swiftchat.engine.load.assemble import NamedSlices
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.parallel.tensor_parallel import Shard
@@ -40,7 +40,7 @@ def resident_estimate(
 
 def load_matrix(
     checkpoint: Checkpoint,
-    wanted: Wanted,
+    slices: NamedSlices,
     factory: WeightFactory,
     dtype: torch.dtype,
     device: torch.device,
@@ -52,7 +52,7 @@ def load_matrix(
     Neighbors in one scheme become one matrix, and so do those that are dequantized; several
     matrices become a merged weight.
     """
-    runs = [list(run) for _, run in groupby(wanted, lambda one: _scheme(checkpoint, one[0]))]
+    runs = [list(run) for _, run in groupby(slices, lambda one: _scheme(checkpoint, one[0]))]
     found = [(run, _load_quantized(checkpoint, run, factory, dtype, is_table)) for run in runs]
     parts: list[LinearWeight] = []
     for is_quantized, some in groupby(found, lambda each: each[1] is not None):
@@ -64,12 +64,12 @@ def load_matrix(
     weight = parts[0] if len(parts) == 1 else factory.merged(parts)
     if is_table:
         return weight
-    scheme = activation_scheme([checkpoint.quantized.get(name) for name, _ in wanted])
+    scheme = activation_scheme([checkpoint.quantized.get(name) for name, _ in slices])
     return weight if scheme is None else W8A8Weight(weight, scheme)
 
 
 def dequantize(
-    checkpoint: Checkpoint, wanted: Wanted, dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint, slices: NamedSlices, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """Load the parts joined in `dtype`; some of their tensors are quantized."""
 
@@ -81,12 +81,12 @@ def dequantize(
         chunks = [torch.from_numpy(chunk).to(dtype).to(device) for chunk in tensor.chunks()]
         return torch.cat(chunks).view(tensor.shape)
 
-    slices = [
+    pieces = [
         tensor.narrow(part.axis, start, end - start)
-        for tensor, part in ((whole(name), part) for name, part in wanted)
+        for tensor, part in ((whole(name), part) for name, part in slices)
         for start, end in part.spans
     ]
-    return torch.cat(slices, wanted[0][1].axis)
+    return torch.cat(pieces, slices[0][1].axis)
 
 
 def _scheme(checkpoint: Checkpoint, name: str) -> Scheme | None:
@@ -98,7 +98,7 @@ def _scheme(checkpoint: Checkpoint, name: str) -> Scheme | None:
 
 def _load_quantized(
     checkpoint: Checkpoint,
-    wanted: Wanted,
+    slices: NamedSlices,
     factory: WeightFactory,
     dtype: torch.dtype,
     is_table: bool,
@@ -107,7 +107,7 @@ def _load_quantized(
     if not factory.keeps_quantized:
         return None
     parts: list[QuantizedMatrix] = []
-    for name, part in wanted:
+    for name, part in slices:
         tensor = checkpoint.quantized.get(name)
         if tensor is None or tensor.packed is None:
             return None
