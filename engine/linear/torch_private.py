@@ -1,6 +1,7 @@
 """The private interfaces of torch that this project calls.
 
-The project declares torch >=2.6,<2.14. Every function here was checked with torch 2.13.0 only;
+The project declares torch >=2.6,<2.14. Functions for the CPU were checked with the oldest and the
+newest version of that range, functions for GPUs with 2.11.0 on an H200;
 `tests/engine/linear/test_torch_private.py` compares each with the public expression that its
 docstring names, and fails on a version that lacks it.
 """
@@ -18,8 +19,8 @@ from torch import Tensor
 def pack_int4_cpu(values: Tensor) -> Tensor:
     """Pack int32 values 0 to 15 [rows, columns] for `matmul_int4_cpu`: uint8 [rows, columns / 2].
 
-    Calls `_convert_weight_to_int4pack_for_cpu`. Checked with torch 2.13.0. The order of the
-    values is not documented and depends on the width of the processor's vectors. Public
+    Calls `_convert_weight_to_int4pack_for_cpu`. Checked with torch 2.6.0 and 2.13.0. The order
+    of the values is not documented and depends on the width of the processor's vectors. Public
     equivalent: none; without it the values stay unpacked.
     """
     packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values, 1)
@@ -31,7 +32,7 @@ def matmul_int4_cpu(x: Tensor, packed: Tensor, group_size: int, scale_and_zero: 
 
     `packed` is a result of `pack_int4_cpu`; `scale_and_zero` [groups, rows, 2] defines
     weight = (q - 8) * scale + zero. Calls `_weight_int4pack_mm_for_cpu`. Checked with torch
-    2.13.0. Public equivalent: `x @ ((q - 8) * scale + zero).T`.
+    2.6.0 and 2.13.0. Public equivalent: `x @ ((q - 8) * scale + zero).T`.
     """
     return torch._weight_int4pack_mm_for_cpu(x, packed, group_size, scale_and_zero)
 
@@ -40,7 +41,8 @@ def matmul_int8_cpu(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
     """Return x [n, columns] times (values * scale) transposed: bf16 [n, rows].
 
     `values` int8 [rows, columns], `scale` [rows] of x's dtype. Calls `_weight_int8pack_mm`.
-    Checked with torch 2.13.0. Public equivalent: `x @ (values * scale.unsqueeze(1)).T`.
+    Checked with torch 2.6.0 and 2.13.0. Public equivalent:
+    `x @ (values * scale.unsqueeze(1)).T`.
     """
     return torch._weight_int8pack_mm(x, values, scale)
 
@@ -48,7 +50,7 @@ def matmul_int8_cpu(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
 def matmul_int8_cuda(x: Tensor, values: Tensor, out: Tensor) -> None:
     """Write x [n, k] times values [k, rows], both int8, into `out` int32 [n, rows].
 
-    Calls `_int_mm`. Checked with torch 2.13.0. Public equivalent:
+    Calls `_int_mm`. Checked with torch 2.11.0. Public equivalent:
     `out.copy_(x.double() @ values.double())`.
     """
     torch._int_mm(x, values, out=out)
@@ -64,9 +66,10 @@ def matmul_fp8_cuda(
 ) -> Tensor:
     """Return x_scale * (x [n, k] times values [k, rows]) * scale + bias in `dtype`: [n, rows].
 
-    `x` and `values` are float8_e4m3fn; `x_scale` [n, 1] and `scale` [1, rows] are fp32. Products
-    are summed in fp32: fast accumulation would keep 14 bits. Calls `_scaled_mm`. Checked with
-    torch 2.13.0. Public equivalent: `(x.float() @ values.float()) * x_scale * scale + bias`.
+    `x` and `values` are float8_e4m3fn; `x_scale` [n, 1] and `scale` [1, rows] are fp32.
+    Products are summed in fp32: fast accumulation would keep 14 bits. Calls `_scaled_mm`.
+    Checked with torch 2.11.0. Public equivalent:
+    `(x.float() @ values.float()) * x_scale * scale + bias`.
     """
     return torch._scaled_mm(
         x,
@@ -82,8 +85,8 @@ def matmul_fp8_cuda(
 def trace(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Callable[..., Tensor]:
     """Trace `function` with `torch.jit.trace`, without a check run; return the traced function.
 
-    Public but deprecated and untyped. Checked with torch 2.13.0 up to Python 3.13. Public
-    equivalent: `function` itself.
+    Public but deprecated and untyped. Checked with torch 2.6.0 and 2.13.0 up to Python 3.13.
+    Public equivalent: `function` itself.
     """
     with warnings.catch_warnings():
         # The deprecation, and values that tracing takes for constants.
@@ -97,8 +100,8 @@ def trace(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Callable
 def run_traced(traced: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """Call a result of `trace` without torch's graph optimizer.
 
-    The optimizer takes a fifth of a second and finds nothing. `torch.jit.optimized_execution` is
-    undocumented. Checked with torch 2.13.0. Public equivalent: `traced(*inputs)`.
+    The optimizer takes a fifth of a second and finds nothing. `torch.jit.optimized_execution`
+    is undocumented. Checked with torch 2.6.0 and 2.13.0. Public equivalent: `traced(*inputs)`.
     """
     with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
         return traced(*inputs)
@@ -107,9 +110,9 @@ def run_traced(traced: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
 def gloo_group(store: Any, rank: int, size: int, timeout_s: float, address: str) -> Any:
     """Return a gloo process group that listens on the interface of `address`.
 
-    Sets `ProcessGroupGloo._Options`. Checked with torch 2.13.0. Public equivalent:
-    `torch.distributed.init_process_group("gloo", …)`, which makes one default group per process
-    and listens on the address of the host name.
+    Sets `ProcessGroupGloo._Options`. Checked with torch 2.6.0 and 2.13.0. Public equivalent:
+    `torch.distributed.init_process_group("gloo", …)`, which makes one default group per
+    process and listens on the address of the host name.
     """
     gloo: Any = dist.ProcessGroupGloo  # torch's stubs lack some of its members
     options = gloo._Options()
@@ -121,8 +124,9 @@ def gloo_group(store: Any, rank: int, size: int, timeout_s: float, address: str)
 def nccl_group(store: Any, rank: int, size: int, timeout_s: float) -> Any:
     """Return an NCCL process group for the current CUDA device.
 
-    Sets `ProcessGroupNCCL.Options._timeout`. Checked with torch 2.13.0. Public equivalent:
-    `torch.distributed.init_process_group("nccl", …)`, which makes one default group per process.
+    Sets `ProcessGroupNCCL.Options._timeout`. Checked with torch 2.11.0. Public equivalent:
+    `torch.distributed.init_process_group("nccl", …)`, which makes one default group per
+    process.
     """
     nccl: Any = dist.ProcessGroupNCCL
     options = nccl.Options()
@@ -133,7 +137,7 @@ def nccl_group(store: Any, rank: int, size: int, timeout_s: float) -> Any:
 def all_gather_into(group: Any, gathered: Tensor, x: Tensor) -> None:
     """Write the x of all ranks into `gathered` [size, …].
 
-    Calls `_allgather_base`. Checked with torch 2.13.0. Public equivalent:
+    Calls `_allgather_base`. Checked with torch 2.6.0 and 2.13.0. Public equivalent:
     `torch.distributed.all_gather_into_tensor`, which needs a group made by `new_group`.
     """
     group._allgather_base(gathered, x).wait()
