@@ -23,12 +23,10 @@ from swiftchat.tokenizer.huggingface.merges import merges_pipeline
 from swiftchat.tokenizer.huggingface.tiktoken import is_tiktoken, tiktoken_pipeline
 from swiftchat.tokenizer.huggingface.tokenizer_json import added_token, tokenizer_json_pipeline
 from swiftchat.tokenizer.prompt import Prompt, PromptSpan, split_at_control_tokens
-from swiftchat.tokenizer.sentencepiece.chatglm import chatglm_tokens
-from swiftchat.tokenizer.sentencepiece.model import SentencePieceModel
-from swiftchat.tokenizer.sentencepiece.pipeline import sentencepiece_pipeline
 from swiftchat.tokenizer.template.files import named_templates, template_files
 
 if TYPE_CHECKING:
+    from swiftchat.tokenizer.sentencepiece.model import SentencePieceModel
     from swiftchat.tokenizer.template.template import ChatTemplate
 
 __all__ = ["Tokenizer"]
@@ -157,6 +155,10 @@ class Tokenizer:
 
         `added_tokens` is the parsed `added_tokens.json`, ids by token. Raises `BadModelFile`.
         """
+        # Imported here: most models do not need the library, which takes 45 ms to load.
+        from swiftchat.tokenizer.sentencepiece.model import SentencePieceModel
+        from swiftchat.tokenizer.sentencepiece.pipeline import sentencepiece_pipeline
+
         config = config or {}
         model = SentencePieceModel.read(data)
         named = {"bos_token": model.bos, "eos_token": model.eos}
@@ -357,9 +359,11 @@ def _ranges_after_normalizing(ranges: Ranges, before: str, after: str) -> Ranges
 
 
 def _declared_tokens(
-    model: SentencePieceModel, config: Mapping[str, Any], ids: Mapping[str, Any]
+    model: "SentencePieceModel", config: Mapping[str, Any], ids: Mapping[str, Any]
 ) -> Iterator[AddedToken]:
     """Yield the tokens that the files beside a `tokenizer.model` add or redefine."""
+    from swiftchat.tokenizer.sentencepiece.chatglm import chatglm_tokens
+
     unknown = model.pieces[model.unknown_id].text
     yield from chatglm_tokens(model, config)
     for token_id, entry in declared_tokens(config, ids).items():
