@@ -1,0 +1,50 @@
+/* Conversions and functions that every kernel uses. */
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE int min_int(int a, int b) { return a < b ? a : b; }
+INLINE int max_int(int a, int b) { return a > b ? a : b; }
+
+INLINE float bf16_to_float(uint16_t bits) {
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, 4);
+    return value;
+}
+
+/* Round to the nearest, ties to even; a NaN stays a NaN. */
+INLINE uint16_t float_to_bf16(float value) {
+    uint32_t wide;
+    memcpy(&wide, &value, 4);
+    uint32_t rounded = (wide + 0x7fff + (wide >> 16 & 1)) >> 16;
+    return (uint16_t)((wide & 0x7fffffff) > 0x7f800000 ? (wide >> 16) | 0x40 : rounded);
+}
+
+INLINE float fp16_to_float(uint16_t bits) {
+    _Float16 value;
+    memcpy(&value, &bits, 2);
+    return (float)value;
+}
+
+INLINE uint16_t float_to_fp16(float value) {
+    _Float16 narrow = (_Float16)value;
+    uint16_t bits;
+    memcpy(&bits, &narrow, 2);
+    return bits;
+}
+
+/* An e4m3 number (no infinities; 0x7f and 0xff are NaN). Its exponent and fraction at bf16's place
+   are the same number times 2^-120, also if it is subnormal. */
+INLINE float fp8_to_float(uint8_t bits) {
+    if ((bits & 0x7f) == 0x7f) return NAN;
+    return bf16_to_float((uint16_t)((bits & 0x80) << 8 | (bits & 0x7f) << 4)) * 0x1p120f;
+}

@@ -1,0 +1,54 @@
+/* Weight matrices as the kernels read them.
+
+   A float matrix is row-major, as in the file: it can be a view of the mapped file.
+
+   An integer matrix is packed into tiles of 16 rows. A tile is its scales, then its minimums (if it
+   has them), then its values; each of the three starts at a multiple of 64 bytes. A missing row of
+   the last tile has zeros.
+     scales, minimums   [groups][16] fp16, or fp32 with `wide_tables`
+     values, INT4       [blocks][4][16][4] bytes: byte (j, r, c) of a block holds column 4j+c of row
+                        r in its low half and column 16+4j+c in its high half, unsigned
+     values, INT8       [blocks][8][16][4] bytes: byte (j, r, c) is column 4j+c of row r, signed
+   A block is 32 columns; the last one is padded (the activations there are zero). Four neighboring
+   bytes of a row are the operands of one int32 sum of dot-product instructions, and 16 rows are one
+   AVX-512 register of sums, two with AVX2, four with NEON.
+
+   A weight is scale * (q - 8) for INT4 without minimums, scale * q for INT8 without minimums, and
+   scale * q + minimum with them. */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+enum Format { FORMAT_F32, FORMAT_F16, FORMAT_BF16, FORMAT_FP8, FORMAT_INT4, FORMAT_INT8 };
+enum { TILE_ROWS = 16, BLOCK_COLS = 32, INT4_CENTER = 8 };
+
+typedef struct {
+    int32_t format;
+    int32_t rows, cols;
+    int32_t group_cols;  /* columns per scale: 16 or a multiple of 32; 0: `row_scale` only */
+    int32_t has_minimum;
+    int32_t wide_tables; /* scales and minimums are fp32, not fp16 */
+    int64_t stride;      /* bytes from row to row, or from tile to tile */
+    const uint8_t *data;
+    const float *row_scale; /* [rows], multiplied with the results; NULL: none */
+} Matrix;
+
+static inline int is_tiled(const Matrix *m) { return m->format >= FORMAT_INT4; }
+static inline int num_tiles(const Matrix *m) { return (m->rows + TILE_ROWS - 1) / TILE_ROWS; }
+static inline int num_blocks(int cols) { return (cols + BLOCK_COLS - 1) / BLOCK_COLS; }
+static inline size_t round_up_64(size_t n) { return (n + 63) & ~(size_t)63; }
+
+static inline int num_groups(const Matrix *m) {
+    return m->group_cols ? (m->cols + m->group_cols - 1) / m->group_cols : 0;
+}
+/* Bytes of a tile's scales, or of its minimums. */
+static inline size_t table_bytes(const Matrix *m) {
+    return round_up_64((size_t)num_groups(m) * TILE_ROWS * (m->wide_tables ? 4 : 2));
+}
+static inline size_t block_value_bytes(const Matrix *m) { return m->format == FORMAT_INT4 ? 256 : 512; }
+static inline size_t tile_bytes(const Matrix *m) {
+    return table_bytes(m) * (m->has_minimum ? 2 : 1) + num_blocks(m->cols) * block_value_bytes(m);
+}
+static inline const uint8_t *tile_values(const Matrix *m, const uint8_t *tile) {
+    return tile + table_bytes(m) * (m->has_minimum ? 2 : 1);
+}

@@ -1,0 +1,219 @@
+/* A program: the operations of a forward pass, recorded once per model and run for every batch.
+
+   An operation reads and writes buffers, fp32 [rows, width]. Rows are the tokens of the batch
+   (ROWS_TOKENS) or those tokens whose logits are computed (ROWS_LOGITS). An operation has phases, a
+   phase has chunks. Threads claim chunks; a phase starts when all chunks of the one before are
+   done. Results do not depend on the number of threads or on who computes a chunk.
+
+   The structures are mirrored in engine/cpu/program.py; PROGRAM_VERSION changes with them. */
+#pragma once
+#include "matrix.h"
+
+enum { PROGRAM_VERSION = 1 };
+
+enum OpKind {
+    OP_EMBED,
+    OP_NORM,
+    OP_LINEAR,
+    OP_ROTARY,
+    OP_ATTENTION,
+    OP_ACT_AND_MUL,
+    OP_ADD_SCALED,
+    OP_SOFTCAP,
+    OP_GATHER,
+    OP_MOE,
+    NUM_OP_KINDS
+};
+enum RowSet { ROWS_TOKENS, ROWS_LOGITS };
+enum NormKind { NORM_NONE, NORM_RMS, NORM_LAYER };
+enum Activation { ACT_NONE, ACT_SILU, ACT_RELU, ACT_GELU, ACT_GELU_TANH, ACT_GELU_SIGMOID };
+enum Epilogue { EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_ACT, EPILOGUE_ACT_AND_MUL };
+enum KVFormat { KV_F32, KV_F16, KV_BF16, KV_INT8, KV_FP8 };
+
+typedef struct {
+    int32_t kind, row_set;
+} OpHeader;
+
+/* A norm of rows of `width`; `weight` and `bias` fp32 [width], bias NULL: none. RMS:
+   weight * x / sqrt(mean(x^2) + eps); LAYER: weight * (x - mean) / sqrt(variance + eps) + bias. */
+typedef struct {
+    int32_t kind; /* NormKind */
+    float eps;
+    const float *weight, *bias;
+} Norm;
+
+/* out = scale * table[ids], + positions[position + position_offset] if there are such rows. */
+typedef struct {
+    OpHeader header;
+    int32_t out;
+    float scale;
+    int32_t position_offset;
+    Matrix table, positions; /* positions.data NULL: none */
+} EmbedOp;
+
+/* out = norm(x), or out += norm(x). In place if out is x. */
+typedef struct {
+    OpHeader header;
+    int32_t x, out, accumulate;
+    Norm norm;
+} NormOp;
+
+/* y = norm(x) * parts^T + bias, where `parts` [num_parts] lie one below the other; then
+   STORE: out = y. ADD: out += y. ACT: out = act(y). ACT_AND_MUL: the first half of y is the gate,
+   the second is up; out = act(gate) * up, and the border lies between two tiles and, with several
+   parts, between two of them. x and out are different buffers, unless ADD with out == x. */
+typedef struct {
+    OpHeader header;
+    int32_t x, out, epilogue, activation;
+    int32_t num_parts, rows; /* rows of all parts */
+    const Matrix *parts;
+    const float *bias; /* fp32 [rows]; NULL: none */
+    Norm norm;
+} LinearOp;
+
+/* The KV cache of one layer: [num_blocks, 2 * num_kv_heads, block_size, head_dim], keys first;
+   `scales` fp32 without the last dimension for KV_INT8 and KV_FP8, else NULL. */
+typedef struct {
+    int32_t format; /* KVFormat */
+    int32_t block_size;
+    void *values;
+    float *scales;
+} LayerCache;
+
+/* For each row of qkv [(num_heads + 2 * num_kv_heads) * head_dim]: normalize queries and keys, rotate
+   both in place (half-split pairs), write keys and values to the cache's slot. */
+typedef struct {
+    OpHeader header;
+    int32_t qkv, num_heads, num_kv_heads, head_dim;
+    int32_t norm_width;      /* elements normalized together: head_dim, or all heads' */
+    int32_t two_dimensional; /* the second half of the pairs uses the second position */
+    int32_t num_positions;   /* rows of cos_sin */
+    Norm q_norm, k_norm;     /* weight fp32 [num_heads * head_dim]; kind NORM_NONE: none */
+    const float *cos_sin;    /* [num_positions, head_dim]: cosines, then sines; NULL: no rotation */
+    LayerCache cache;
+} RotaryOp;
+
+/* Causal grouped-query attention of the queries in qkv over the cache: out [num_heads * head_dim]. */
+typedef struct {
+    OpHeader header;
+    int32_t qkv, out, num_heads, num_kv_heads, head_dim;
+    int32_t window;      /* the last tokens that are seen; 0: all */
+    float scale, softcap; /* softcap 0: none */
+    const float *slopes; /* ALiBi, fp32 [num_heads]; NULL: none */
+    const float *sinks;  /* fp32 [num_heads]; NULL: none */
+    LayerCache cache;
+} AttentionOp;
+
+/* out [width] = act(gate) * up of x [2 * width]; without a gate act(x). */
+typedef struct {
+    OpHeader header;
+    int32_t x, out, activation;
+    int32_t gated, interleaved; /* gate and up alternate */
+    float gate_limit;           /* 0: none; see `_clamp` in engine/model/torch_ops.py */
+} ActAndMulOp;
+
+/* out = alpha * out + beta * x. */
+typedef struct {
+    OpHeader header;
+    int32_t x, out;
+    float alpha, beta;
+} AddScaledOp;
+
+/* x = cap * tanh(x / cap). */
+typedef struct {
+    OpHeader header;
+    int32_t x;
+    float cap;
+} SoftcapOp;
+
+/* out (ROWS_LOGITS) = the rows `logits_rows` of x (ROWS_TOKENS). */
+typedef struct {
+    OpHeader header;
+    int32_t x, out;
+} GatherOp;
+
+typedef struct {
+    Matrix gate_up, down;
+    const float *gate_up_bias, *down_bias; /* NULL: none */
+} Expert;
+
+/* Mixture of experts: out = the weighted sum of the chosen experts' MLPs, as
+   engine/model/moe.py defines it. `shared` is computed for all rows; num_experts 0 never occurs. */
+typedef struct {
+    OpHeader header;
+    int32_t x, out, num_experts, experts_per_token, normalized;
+    int32_t hidden_size, expert_size, shared_size; /* shared_size 0: no shared expert */
+    ActAndMulOp act; /* its x and out are unused */
+    Matrix router, shared_router;
+    const float *router_bias;
+    const Expert *experts; /* [num_experts], then the shared one */
+} MoeOp;
+
+typedef union {
+    OpHeader header;
+    EmbedOp embed;
+    NormOp norm;
+    LinearOp linear;
+    RotaryOp rotary;
+    AttentionOp attention;
+    ActAndMulOp act_and_mul;
+    AddScaledOp add_scaled;
+    SoftcapOp softcap;
+    GatherOp gather;
+    MoeOp moe;
+} Op;
+
+typedef struct {
+    int32_t row_set, width;
+} Buffer;
+
+typedef struct {
+    int32_t num_ops, num_buffers;
+    const Op *ops;
+    const Buffer *buffers;
+} Program;
+
+/* The packed tokens first_row .. first_row + num_rows of one sequence: the last of context_len
+   tokens. Tokens before prefix_len see each other in both directions. */
+typedef struct {
+    int32_t first_row, num_rows, context_len, prefix_len;
+    const int32_t *block_table;
+} Span;
+
+/* One batch. The caller allocates `buffers` (one pointer per buffer, 64-byte aligned, rows of
+   `width` floats without padding) and `workspace`. */
+typedef struct {
+    int32_t num_tokens, num_logits, num_spans, num_threads;
+    const int32_t *ids, *positions, *second_positions, *slots, *logits_rows;
+    const Span *spans;
+    float *const *buffers;
+    const Buffer *widths; /* of the program */
+    uint8_t *workspace;   /* shared by the threads, `workspace_bytes` of the program */
+} Run;
+
+static inline int rows_of(const Run *run, int row_set) {
+    return row_set == ROWS_LOGITS ? run->num_logits : run->num_tokens;
+}
+
+/* Memory of one thread, 64-byte aligned, for as long as it computes one phase. */
+typedef struct {
+    uint8_t *memory;
+    size_t nbytes;
+    int32_t thread;
+} Scratch;
+
+/* What the kernels of one operation implement. `num_chunks` and the results may depend on
+   `run->num_threads` only in the size of chunks, never in the order of sums. `prepare` (may be NULL)
+   fills the thread's scratch before its first chunk of a phase. `workspace_bytes` and
+   `scratch_bytes` are upper bounds for this operation with so many rows. */
+typedef struct {
+    int (*num_phases)(const Op *op, const Run *run);
+    int (*num_chunks)(const Op *op, const Run *run, int phase);
+    void (*prepare)(const Op *op, const Run *run, int phase, Scratch *scratch);
+    void (*compute)(const Op *op, const Run *run, int phase, int chunk, Scratch *scratch);
+    size_t (*workspace_bytes)(const Op *op, const Buffer *buffers, int num_tokens, int num_logits);
+    size_t (*scratch_bytes)(const Op *op, const Buffer *buffers, int num_tokens, int num_logits);
+} OpKernels;
+
+extern const OpKernels embed_kernels, norm_kernels, linear_kernels, rotary_kernels, attention_kernels,
+    act_and_mul_kernels, add_scaled_kernels, softcap_kernels, gather_kernels, moe_kernels;

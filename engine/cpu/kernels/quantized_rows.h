@@ -1,0 +1,22 @@
+/* Activations as 16-bit integers, one scale for each block of 32 columns.
+
+   q = round(x / scale) in -32512 .. 32512, so that q = 256 * high + low with both signed bytes. The
+   largest |x| of a block maps to 32512; the error is at most scale / 2, 2e-5 of the block's largest
+   element. Columns after the last are zero. `sum` is the sum of a block's q. */
+#pragma once
+#include "matrix.h"
+
+typedef struct {
+    int32_t num_rows, blocks; /* blocks per row */
+    int16_t *whole;           /* [num_rows][blocks][32] */
+    int8_t *high, *low;       /* [num_rows][blocks][32] each */
+    float *scale;             /* [num_rows][blocks] */
+    int32_t *sum;             /* [num_rows][blocks] */
+} QuantizedRows;
+
+/* Bytes that `place_quantized_rows` needs. */
+size_t quantized_rows_bytes(int num_rows, int cols);
+/* Lay the arrays of `num_rows` rows out in `memory` (64-byte aligned). */
+QuantizedRows place_quantized_rows(uint8_t *memory, int num_rows, int cols);
+/* Quantize x fp32 [cols] into row `row`. */
+void quantize_row(const float *x, int cols, const QuantizedRows *to, int row);
