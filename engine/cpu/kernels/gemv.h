@@ -11,8 +11,9 @@ enum { MAX_GEMV_ROWS = 8 };
 
    Every result is, in fp32 and in this order of blocks b: acc = fma((float)isum_b * xscale_b,
    wscale_b, acc); with minimums then acc = fma((float)xsum_b * xscale_b, minimum_b, acc); last
-   times row_scale. isum_b is the exact int32 sum of (q - 8) * x or q * x. A group of 16 columns
-   splits a block into two halves. The GEMM computes the same, so results are bitwise equal. */
+   times row_scale. isum_b is the exact int32 sum of (q - 8) * x or q * x. With groups of 16 columns
+   each half of a block is a block of this rule, with its own isum, xsum, weight scale and minimum.
+   Without groups wscale_b is 1. The GEMM computes the same, so results are bitwise equal. */
 void gemv_tiles(const Matrix *m, int first_tile, int num_tiles, const QuantizedRows *x, float *y,
                 int y_stride);
 /* The same for rows first_row .. first_row + num_rows of a float matrix and x fp32 [num_vectors][cols];

@@ -2,16 +2,24 @@
 
    q = round(x / scale) in -32512 .. 32512, so that q = 256 * high + low with both signed bytes. The
    largest |x| of a block maps to 32512; the error is at most scale / 2, 2e-5 of the block's largest
-   element. Columns after the last are zero. `sum` is the sum of a block's q. */
+   element. Columns after the last are zero. `sum` is the sum of a block's q, `half_sum` that of its
+   first 16 columns. */
 #pragma once
 #include "matrix.h"
 
+/* Blocks from one row to the next: rows at a distance of a multiple of 2 KB would share few sets of
+   the caches. A block that is there for the distance alone is never read. */
+static inline int row_stride_blocks(int cols) {
+    int blocks = num_blocks(cols);
+    return blocks % 32 ? blocks : blocks + 1;
+}
+
 typedef struct {
-    int32_t num_rows, blocks; /* blocks per row */
+    int32_t num_rows, blocks; /* blocks from row to row, row_stride_blocks(cols) */
     int16_t *whole;           /* [num_rows][blocks][32] */
     int8_t *high, *low;       /* [num_rows][blocks][32] each */
     float *scale;             /* [num_rows][blocks] */
-    int32_t *sum;             /* [num_rows][blocks] */
+    int32_t *sum, *half_sum;  /* [num_rows][blocks] each */
 } QuantizedRows;
 
 /* Bytes that `place_quantized_rows` needs. */
