@@ -1,0 +1,70 @@
+/* Run programs: list the phases of a batch and give them to the pool. */
+#include "program.h"
+
+#include <stdlib.h>
+
+#include "pool.h"
+
+enum { MAX_PHASES_PER_OP = 8 };
+
+static const OpKernels *const op_kernels[NUM_OP_KINDS] = {
+    [OP_EMBED] = &embed_kernels,
+    [OP_NORM] = &norm_kernels,
+    [OP_LINEAR] = &linear_kernels,
+    [OP_ROTARY] = &rotary_kernels,
+    [OP_ATTENTION] = &attention_kernels,
+    [OP_ACT_AND_MUL] = &act_and_mul_kernels,
+    [OP_ADD_SCALED] = &add_scaled_kernels,
+    [OP_SOFTCAP] = &softcap_kernels,
+    [OP_GATHER] = &gather_kernels,
+    [OP_MOE] = &moe_kernels,
+};
+
+EXPORT int program_version(void) { return PROGRAM_VERSION; }
+
+/* Sizes of the structures, in the order of `STRUCTURES` in engine/cpu/program.py; -1 after the last. */
+EXPORT int struct_bytes(int which) {
+    static const int sizes[] = {
+        sizeof(Op),        sizeof(Matrix),      sizeof(Buffer),      sizeof(Program),   sizeof(Span),
+        sizeof(Run),       sizeof(Norm),        sizeof(LayerCache),  sizeof(Expert),    sizeof(EmbedOp),
+        sizeof(NormOp),    sizeof(LinearOp),    sizeof(RotaryOp),    sizeof(AttentionOp),
+        sizeof(ActAndMulOp), sizeof(AddScaledOp), sizeof(SoftcapOp), sizeof(GatherOp),  sizeof(MoeOp),
+    };
+    return which >= 0 && which < (int)(sizeof(sizes) / sizeof(*sizes)) ? sizes[which] : -1;
+}
+
+EXPORT size_t program_workspace_bytes(const Program *program, int num_tokens, int num_logits) {
+    size_t most = 0;
+    for (const Op *op = program->ops; op < program->ops + program->num_ops; op++) {
+        size_t nbytes =
+            op_kernels[op->header.kind]->workspace_bytes(op, program->buffers, num_tokens, num_logits);
+        if (nbytes > most) most = nbytes;
+    }
+    return most;
+}
+
+static size_t scratch_bytes(const Program *program, const Run *run) {
+    size_t most = 0;
+    for (const Op *op = program->ops; op < program->ops + program->num_ops; op++) {
+        size_t nbytes = op_kernels[op->header.kind]->scratch_bytes(op, program->buffers, run->num_tokens,
+                                                                   run->num_logits);
+        if (nbytes > most) most = nbytes;
+    }
+    return most;
+}
+
+/* Compute all operations for the batch `run`. Return 0, or 1 if memory is out. */
+EXPORT int run_program(Pool *pool, const Program *program, Run *run) {
+    Phase *phases = malloc(sizeof(Phase) * MAX_PHASES_PER_OP * (size_t)(program->num_ops + 1));
+    if (!phases) return 1;
+    int n = 0;
+    for (const Op *op = program->ops; op < program->ops + program->num_ops; op++) {
+        const OpKernels *kernels = op_kernels[op->header.kind];
+        int num_phases = min_int(kernels->num_phases(op, run), MAX_PHASES_PER_OP);
+        for (int phase = 0; phase < num_phases; phase++)
+            phases[n++] = (Phase){kernels, op, phase, kernels->num_chunks(op, run, phase)};
+    }
+    int error = pool_run(pool, run, phases, n, scratch_bytes(program, run));
+    free(phases);
+    return error;
+}
