@@ -22,6 +22,7 @@ from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.attention import alibi_slopes
 from swiftchat.engine.model.cuda_moe import ExpertKernels
 from swiftchat.engine.model.decoder import LayerWeights
+from swiftchat.engine.model.elementwise import Elementwise
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.moe import Experts, moe, shared_expert
 from swiftchat.engine.model.norms import norm_heads_
@@ -79,7 +80,7 @@ def kernel_kv(kv: LayerKV) -> tuple[Tensor, KVScales | None]:
     return (kv, None) if isinstance(kv, Tensor) else (kv.values, KVScales(kv.scheme, kv.scales))
 
 
-class CudaOps:
+class CudaOps(Elementwise):
     """The operations of a model, or of a rank's shard, on one GPU; see `decoder.Ops`."""
 
     heads_first = True
@@ -305,9 +306,6 @@ class CudaOps:
         out = words.new_empty(len(plan.logits_indices), words.shape[1])
         gather_rows(self.gpu, words, plan.logits_indices, out)
         return out.view(x.dtype)
-
-    def logits(self, x: Tensor, lm_head: LinearWeight) -> Tensor:
-        return lm_head.matmul_fp32(x)
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
         together: list[tuple[int, int]] = []  # one launch copies in no defined order

@@ -83,10 +83,11 @@ class DecoderWeights:
 
 
 class Ops(Protocol):
-    """The operations of a layer, for one model on one device.
+    """The operations of a model on one device: the decoder computes with nothing else.
 
-    `plan` moves a batch to the device; its result is passed to the operations that need it. The
-    residual stream x is fp32 [n, hidden_size]; all other activations have the weights' dtype.
+    So they can also be recorded (`engine.cpu.recorder`). `plan` moves a batch to the device; its
+    result is passed to the operations that need it. The residual stream x is fp32
+    [n, hidden_size]; all other activations have the weights' dtype.
     """
 
     heads_first: bool  # the layout of the KV cache
@@ -98,11 +99,29 @@ class Ops(Protocol):
         Ids of other ranks give zeros.
         """
 
+    def add_positions_(self, plan: Any, x: Tensor, table: Tensor) -> None:
+        """Add the rows of the table [num_positions, hidden_size] at the batch's positions to x."""
+
+    def scale_(self, x: Tensor, factor: float) -> None:
+        """Multiply the stream in place."""
+
+    def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return x in another dtype, possibly x itself."""
+
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Add a branch's output to the stream in place; return the stream's norm."""
 
+    def add_(self, x: Tensor, delta: Tensor) -> None:
+        """Add a branch's output to the stream in place."""
+
     def add_norm_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
         """Add the RMSNorm of a branch's output to the stream in place."""
+
+    def replace_(self, x: Tensor, normed: Tensor, scale: float) -> None:
+        """Overwrite the stream with its norm, multiplied by `scale`."""
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the sum of two branches' outputs, which may overwrite x."""
 
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor: ...
     def attend(
@@ -131,8 +150,11 @@ class Ops(Protocol):
     def logits_rows(self, plan: Any, x: Tensor) -> Tensor:
         """Select the rows whose logits are computed."""
 
-    def logits(self, x: Tensor, lm_head: LinearWeight) -> Tensor:
+    def logits(self, x: Tensor, lm_head: LinearWeight, bias: Tensor | None) -> Tensor:
         """Return fp32 [n, vocab_size]."""
+
+    def softcap_(self, logits: Tensor, cap: float) -> Tensor:
+        """Replace logits x by cap·tanh(x / cap) in place and return them."""
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination), in all layers."""
@@ -195,8 +217,8 @@ class Decoder:
                 mlp_input = normed
                 if not self.config.shared_norm:
                     mlp_input = self._norm(x, None, layer.mlp_norm, layer.mlp_norm_bias)
-                both = self._attention(plan, i, layer, normed, kv) + self._mlp(i, layer, mlp_input)
-                delta = self.ranks.all_reduce(both)
+                out = self._attention(plan, i, layer, normed, kv)
+                delta = self.ranks.all_reduce(self.ops.add(out, self._mlp(i, layer, mlp_input)))
                 continue
             out = self._attention(plan, i, layer, normed, kv)
             delta = self._reduce_branch(x, out, layer.attn_out_norm)
@@ -209,13 +231,15 @@ class Decoder:
         weights, ops = self.weights, self.ops
         x = self.ranks.all_reduce(ops.embed(plan, weights.embed))
         if self.embedding_scale != 1.0:
-            x *= self.embedding_scale
+            ops.scale_(x, self.embedding_scale)
         if weights.project_in is not None:
-            x = ops.linear(x.to(weights.embed.dtype), weights.project_in, None).float()
+            rows = ops.cast(x, weights.embed.dtype)
+            x = ops.cast(ops.linear(rows, weights.project_in, None), torch.float32)
         if weights.positions is not None:
-            x += weights.positions[plan.positions].float()
+            ops.add_positions_(plan, x, weights.positions)
         if weights.embed_norm is not None:
-            x = self._norm(x, None, weights.embed_norm, weights.embed_norm_bias).float()
+            normed = self._norm(x, None, weights.embed_norm, weights.embed_norm_bias)
+            x = ops.cast(normed, torch.float32)
         return x
 
     def _norm(
@@ -224,12 +248,11 @@ class Decoder:
         """Add `delta` to the stream x in place; return the input of the next branch."""
         if weight is None:
             if delta is not None:
-                x += delta
-            return x.to(self.weights.dtype)
+                self.ops.add_(x, delta)
+            return self.ops.cast(x, self.weights.dtype)
         normed = self.ops.norm_(x, delta, weight, bias)
         if self.config.norm_order in ("post", "stream"):
-            x.copy_(normed)
-            x *= self.config.stream_scale
+            self.ops.replace_(x, normed, self.config.stream_scale)
         return normed
 
     def _attention(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: LayerKV) -> Tensor:
@@ -267,15 +290,12 @@ class Decoder:
         weights, rows = self.weights, self.ops.logits_rows(plan, normed)
         if weights.project_out is not None:
             rows = self.ops.linear(rows, weights.project_out, None)
-        logits = self.ops.logits(rows, weights.lm_head)
-        if weights.lm_head_bias is not None:
-            logits += weights.lm_head_bias
-        return self.softcap_(logits)
+        return self.softcap_(self.ops.logits(rows, weights.lm_head, weights.lm_head_bias))
 
     def softcap_(self, logits: Tensor) -> Tensor:
         """Soft-cap the logits in place if the model does so."""
         cap = self.config.logit_softcap
-        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+        return logits if cap is None else self.ops.softcap_(logits, cap)
 
 
 def resident_bytes(weights: DecoderWeights) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.attention import AttentionPlan, alibi_slopes, attention, plan_attention
+from swiftchat.engine.model.elementwise import Elementwise
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.moe import Experts, moe
 from swiftchat.engine.model.norms import RmsNorms, layer_norm, norm_heads_
@@ -53,7 +54,7 @@ class TorchPlan:
     full_attention: list[AttentionPlan]
 
 
-class TorchOps:
+class TorchOps(Elementwise):
     """The operations of one model on one device, see `decoder.Ops`.
 
     With `shard` those of one rank; `config` is then `shard.local_config`.
@@ -178,9 +179,6 @@ class TorchOps:
 
     def logits_rows(self, plan: TorchPlan, x: Tensor) -> Tensor:
         return x if len(plan.logits_indices) == len(x) else x[plan.logits_indices]
-
-    def logits(self, x: Tensor, lm_head: LinearWeight) -> Tensor:
-        return lm_head.matmul_fp32(x)
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
         for source, destination in copies:
