@@ -125,6 +125,7 @@ class LinearOp(Structure):
         ("activation", c_int32),
         ("num_parts", c_int32),
         ("rows", c_int32),
+        ("exact", c_int32),
         ("parts", POINTER(Matrix)),
         ("bias", c_void_p),
         ("norm", Norm),

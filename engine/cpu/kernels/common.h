@@ -48,3 +48,20 @@ INLINE float fp8_to_float(uint8_t bits) {
     if ((bits & 0x7f) == 0x7f) return NAN;
     return bf16_to_float((uint16_t)((bits & 0x80) << 8 | (bits & 0x7f) << 4)) * 0x1p120f;
 }
+
+/* a * b + c, rounded once. Without such an instruction: the exact product and the sum in double, the
+   sum rounded to odd, so that rounding it to float is right. */
+INLINE float fused_multiply_add(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+#pragma clang fp reassociate(off)
+    double product = (double)a * b, sum = product + c;
+    double added = sum - product, error = (product - (sum - added)) + (c - added);
+    int64_t bits;
+    memcpy(&bits, &sum, 8);
+    if ((error > 0 || error < 0) && !(bits & 1)) bits += (error > 0) == (sum > 0) ? 1 : -1;
+    memcpy(&sum, &bits, 8);
+    return (float)sum;
+#endif
+}

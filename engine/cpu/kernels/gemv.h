@@ -13,10 +13,12 @@ enum { MAX_GEMV_ROWS = 8 };
    wscale_b, acc); with minimums then acc = fma((float)xsum_b * xscale_b, minimum_b, acc); last
    times row_scale. isum_b is the exact int32 sum of (q - 8) * x or q * x. With groups of 16 columns
    each half of a block is a block of this rule, with its own isum, xsum, weight scale and minimum.
-   Without groups wscale_b is 1. The GEMM computes the same, so results are bitwise equal. */
+   Without groups wscale_b is 1. The GEMM computes the same, so results are bitwise equal.
+
+   `next`: the weights that the thread reads after these, for prefetching; NULL: unknown. */
 void gemv_tiles(const Matrix *m, int first_tile, int num_tiles, const QuantizedRows *x, float *y,
-                int y_stride);
+                int y_stride, const uint8_t *next);
 /* The same for rows first_row .. first_row + num_rows of a float matrix and x fp32 [num_vectors][cols];
    y starts at first_row. Sums are fp32, in an order of their own. */
 void gemv_float(const Matrix *m, int first_row, int num_rows, const float *x, int num_vectors, float *y,
-                int y_stride);
+                int y_stride, const uint8_t *next);

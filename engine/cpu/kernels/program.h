@@ -61,11 +61,13 @@ typedef struct {
 /* y = norm(x) * parts^T + bias, where `parts` [num_parts] lie one below the other; then
    STORE: out = y. ADD: out += y. ACT: out = act(y). ACT_AND_MUL: the first half of y is the gate,
    the second is up; out = act(gate) * up, and the border lies between two tiles and, with several
-   parts, between two of them. x and out are different buffers, unless ADD with out == x. */
+   parts, between two of them. x and out are different buffers, unless ADD with out == x. `exact`:
+   integer matrices multiply fp32 activations instead of 16-bit ones. */
 typedef struct {
     OpHeader header;
     int32_t x, out, epilogue, activation;
     int32_t num_parts, rows; /* rows of all parts */
+    int32_t exact;
     const Matrix *parts;
     const float *bias; /* fp32 [rows]; NULL: none */
     Norm norm;

@@ -3,7 +3,8 @@
    q = round(x / scale) in -32512 .. 32512, so that q = 256 * high + low with both signed bytes. The
    largest |x| of a block maps to 32512; the error is at most scale / 2, 2e-5 of the block's largest
    element. Columns after the last are zero. `sum` is the sum of a block's q, `half_sum` that of its
-   first 16 columns. */
+   first 16 columns. A block with a NaN or an infinity has a NaN as its scale; one without
+   an |x| above 2^-100 is zero. */
 #pragma once
 #include "matrix.h"
 
