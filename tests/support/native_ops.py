@@ -1,10 +1,6 @@
 """Run single operations of the CPU kernels on tensors, for the variants that this machine runs."""
 
 import ctypes
-import hashlib
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,24 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from filelock import FileLock
 from torch import Tensor
 
-from swiftchat.engine.cpu import structures
+from swiftchat.engine.cpu import build, structures
 from swiftchat.engine.cpu.program import Pool, Program, RunInputs, SpanRows
 from swiftchat.engine.cpu.structures import AnyOp, Format, Matrix, Norm, NormKind, RowSet
 
-KERNELS = Path(structures.__file__).parent / "kernels"
-PROCESSORS = {
-    "plain": "x86_64",
-    "avx2": "x86_64_v3",
-    "avx512": "x86_64_v4+avx512vnni",
-    "avx512bf16": "x86_64_v4+avx512vnni+avx512bf16",
-}
-FLAGS = (
-    *("-O3", "-std=c11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math"),
-    *("-fno-signed-zeros", "-fassociative-math", "-ffp-contract=off", "-fvisibility=hidden"),
-)
+VARIANTS = ("plain", "avx2", "avx512", "avx512bf16")
 FORMATS = {
     torch.float32: Format.F32,
     torch.float16: Format.F16,
@@ -37,7 +22,7 @@ FORMATS = {
     torch.float8_e4m3fn: Format.FP8,
 }
 # A test with the argument `variant` runs once for each.
-each_variant = pytest.mark.parametrize("variant", PROCESSORS)
+each_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
 @cache
@@ -47,27 +32,9 @@ def load(variant: str) -> ctypes.CDLL:
     flags = set(Path("/proc/cpuinfo").read_text().split())
     if not words.get(variant, set()) <= flags:
         pytest.skip(f"this processor has no {variant}")
-    sources = sorted(KERNELS.glob("*.c"))
-    digest = hashlib.sha256(" ".join(FLAGS).encode())
-    for file in sorted(KERNELS.glob("*.[ch]")):
-        digest.update(file.name.encode() + file.read_bytes())
-    folder = Path(tempfile.gettempdir()) / f"swiftchat-kernels-{digest.hexdigest()[:16]}"
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{variant}.so"
-    with FileLock(folder / f"{variant}.lock"):
-        if not path.exists():
-            part = path.with_suffix(".part")
-            command = [
-                sys.executable,
-                "-m",
-                "ziglang",
-                "cc",
-                *FLAGS,
-                f"-mcpu={PROCESSORS[variant]}",
-            ]
-            target = ["-target", "x86_64-linux-gnu.2.17"]
-            subprocess.run([*command, *target, *sources, "-o", part], check=True)
-            part.rename(path)
+    target = build.host_target()
+    assert target is not None
+    (path,) = build.build(target, variants=[variant])
     library = ctypes.CDLL(str(path))
     structures.declare_functions(library)
     assert structures.structures_match(library)

@@ -1,0 +1,55 @@
+"""Embedding rows of every format of matrices against torch."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from swiftchat.engine.cpu.structures import EmbedOp, Format, Matrix, OpHeader, RowSet
+from tests.support.native_ops import FORMATS, each_variant, float_matrix, run_inputs, run_ops
+from tests.support.tiles import random_tiles
+
+
+def embed(variant: str, table: Matrix, ids: list[int], **fields: object) -> Tensor:
+    op = EmbedOp(header=OpHeader(row_set=RowSet.TOKENS), out=0, table=table, **fields)
+    inputs = run_inputs(len(ids), ids=ids)
+    return run_ops(variant, [op], [(RowSet.TOKENS, table.cols)], {}, inputs)[0]
+
+
+@each_variant
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_float_tables(variant: str, dtype: torch.dtype) -> None:
+    table = torch.randn(99, 130, generator=torch.Generator().manual_seed(0)).to(dtype)
+    table[5, :3] = torch.nan
+    ids = [0, 98, 5, 5, 17]
+    found = embed(variant, float_matrix(table), ids, scale=1.0)
+    torch.testing.assert_close(found, table.float()[ids], rtol=0, atol=0, equal_nan=True)
+
+
+@each_variant
+def test_scale_positions_and_ids_of_other_ranks(variant: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    table, positions = torch.randn(2, 50, 77, generator=generator)
+    table[:, 0] = 0  # the product of a scale that is no power of two is rounded
+    ids = [3, 49, -1, 50, 7]
+    fields = {"scale": 8.0, "position_offset": 2, "positions": float_matrix(positions)}
+    found = embed(variant, float_matrix(table), ids, **fields)
+    is_local = torch.tensor([1.0, 1, 0, 0, 1])[:, None]
+    expected = 8 * table[[3, 49, 0, 0, 7]] * is_local + positions[2:7]
+    assert torch.equal(found, expected)
+
+
+@each_variant
+@pytest.mark.parametrize("format", [Format.INT4, Format.INT8])
+@pytest.mark.parametrize("group_cols", [0, 16, 32, 64])
+@pytest.mark.parametrize("has_minimum", [False, True])
+@pytest.mark.parametrize("wide_tables", [False, True])
+def test_tiled_tables(
+    variant: str, format: Format, group_cols: int, has_minimum: bool, wide_tables: bool
+) -> None:
+    tiles = random_tiles(
+        format, 37, 100, group_cols, has_minimum and group_cols > 0, wide_tables, seed=group_cols
+    )
+    ids = [36, 0, 15, 16, 17, 31]
+    found = embed(variant, tiles.matrix, ids, scale=1.0)
+    # One rounding of the sum with the minimum, one of the row's scale.
+    torch.testing.assert_close(found.double(), tiles.dequantized[ids], rtol=3e-7, atol=3e-7)
