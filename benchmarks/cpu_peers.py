@@ -1,182 +1,255 @@
-"""swiftchat, transformers and llama.cpp side by side on the CPU, in one run, taking turns.
+"""swiftchat and llama.cpp on the CPU with the same GGUF files, in one run, taking turns.
 
-    python benchmarks/cpu_peers.py MODEL_DIR [GGUF …] [--threads 2] [--rounds 5]
+    python benchmarks/cpu_peers.py MODEL.gguf … [--threads 2] [--rounds 5] [--avx2] [--json FILE]
+    python benchmarks/cpu_peers.py MODEL.gguf --quantize Q4_0 Q4_1 Q8_0 Q4_K_M BF16
 
-Each program prefills the same 512-token prompt, then decodes 128 tokens greedily after a short
-prompt, at batch size 1. The rounds interleave the programs, so that changes of the machine's speed
-affect all of them; medians are printed. llama.cpp runs each given GGUF file and needs
-llama-cpp-python. `--from FILE` first writes the first GGUF file, in bf16, from FILE, which must be
-the source of MODEL_DIR. `--as-read` keeps llama.cpp from rearranging the weights, which crashes in
-some builds. Transformers is skipped if MODEL_DIR has quantized weights, or with
-`--no-transformers`.
+Each program prefills 512 tokens, then decodes 128 tokens greedily after a short prompt: with
+`--threads`, with one thread, four sequences at once, and with another process that keeps one core
+busy. Rounds interleave the programs, so that changes of the machine's speed affect both; the table
+has medians and the ratio of swiftchat to llama.cpp.
+
+llama.cpp is built from the source package of llama-cpp-python for this machine (cmake and a C++
+compiler are needed; some minutes), or only for AVX2 with `--avx2`, which limits swiftchat and torch
+as well. `--llama FOLDER` is a folder with an earlier build's `llama-bench`, `llama-batched-bench`
+and `llama-quantize`. `--quantize` first writes the first file in these types.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
+import platform
+import re
 import statistics
-import time
-from collections.abc import Callable
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-PROMPT = [3 + i * 104729 % 30_000 for i in range(512)]
-SHORT = PROMPT[:16]
-NUM_DECODED = 128
-
-
-def swiftchat(model: Path, threads: int) -> tuple[Callable[[], float], Callable[[], float]]:
+if TYPE_CHECKING:
     from swiftchat.engine.api.client import EngineClient
-    from swiftchat.engine.api.params import EngineConfig, SamplingParams
     from swiftchat.engine.api.protocol import Finished
 
-    client = EngineClient(EngineConfig(device="cpu", num_threads=threads), model).start()
-    client.wait_ready()
-    counter = iter(range(10**6))
-
-    def run(prompt: list[int], length: int) -> Finished:
-        fresh = [3 + next(counter), *prompt[1:]]  # avoids reusing a cached prefix
-        params = SamplingParams(temperature=0, max_tokens=length)
-        *_, end = client.generate(fresh, params)
-        assert isinstance(end, Finished)
-        return end
-
-    def decode() -> float:
-        end = run(SHORT, NUM_DECODED)
-        return (end.completion_tokens - 1) / end.decode_s
-
-    return lambda: len(PROMPT) / run(PROMPT, 1).prefill_s, decode
+LLAMA_VERSION = "0.3.36"
+LLAMA_TOOLS = ("llama-bench", "llama-batched-bench", "llama-quantize")
+AVX2_LIMITS = {
+    "SWIFTCHAT_CPU_KERNELS": "avx2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
+NUM_PREFILLED, NUM_DECODED, NUM_SHORT = 512, 128, 16
+NUM_SEQUENCES = 4
 
 
-def transformers(model: Path, threads: int) -> tuple[Callable[[], float], Callable[[], float]]:
-    import torch
-    from transformers import AutoModelForCausalLM
+@dataclass(frozen=True)
+class Case:
+    """One line of the table; `kind` is "prefill" or "decode"."""
 
-    torch.set_num_threads(threads)
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
-
-    @torch.inference_mode()
-    def prefill() -> float:
-        started = time.perf_counter()
-        network(torch.tensor([PROMPT]), logits_to_keep=1)
-        return len(PROMPT) / (time.perf_counter() - started)
-
-    @torch.inference_mode()
-    def decode() -> float:
-        out = network(torch.tensor([SHORT]), use_cache=True, logits_to_keep=1)
-        token = out.logits[:, -1].argmax(-1, keepdim=True)
-        started = time.perf_counter()
-        for _ in range(NUM_DECODED):
-            out = network(token, past_key_values=out.past_key_values, use_cache=True)
-            token = out.logits[:, -1].argmax(-1, keepdim=True)
-        return NUM_DECODED / (time.perf_counter() - started)
-
-    return prefill, decode
+    name: str
+    kind: str
+    num_threads: int
+    num_sequences: int = 1
+    is_disturbed: bool = False
 
 
-def disable_repacking() -> None:
-    """Keep llama.cpp from making rearranged copies of the weights."""
-    from llama_cpp import llama_cpp as library
+@dataclass
+class Swiftchat:
+    """Engines of one converted model, one for each number of threads."""
 
-    defaults = library.llama_model_default_params
+    model: Path
+    clients: "dict[int, EngineClient]" = field(default_factory=dict)
+    num_prompts: int = 0
 
-    def without_extra_buffers() -> object:
-        params = defaults()
-        params.use_extra_bufts = False
-        return params
+    def measure(self, case: Case) -> float:
+        """Return tokens/s."""
+        client = self._client(case.num_threads)
+        if case.kind == "prefill":
+            return NUM_PREFILLED / self._run(client, 1, NUM_PREFILLED, 1)[0].prefill_s
+        ends = self._run(client, case.num_sequences, NUM_SHORT, NUM_DECODED)
+        num_decoded = sum(end.completion_tokens - 1 for end in ends)
+        return num_decoded / max(end.decode_s for end in ends)
 
-    library.llama_model_default_params = without_extra_buffers
+    def _client(self, num_threads: int) -> "EngineClient":
+        from swiftchat.engine.api.client import EngineClient
+        from swiftchat.engine.api.params import EngineConfig
+
+        if num_threads not in self.clients:
+            config = EngineConfig(device="cpu", num_threads=num_threads, ctx_size_tokens=2048)
+            self.clients[num_threads] = EngineClient(config, self.model).start()
+            self.clients[num_threads].wait_ready()
+        return self.clients[num_threads]
+
+    def _run(
+        self, client: "EngineClient", num_sequences: int, prompt_tokens: int, max_tokens: int
+    ) -> "list[Finished]":
+        from swiftchat.engine.api.params import SamplingParams
+        from swiftchat.engine.api.protocol import Finished
+
+        params = SamplingParams(temperature=0, max_tokens=max_tokens)
+        generations = []
+        for _ in range(num_sequences):
+            self.num_prompts += 1  # the first token differs: no cached prefix is reused
+            ids = [3 + (i * 104729 + self.num_prompts) % 30_000 for i in range(prompt_tokens)]
+            generations.append(client.generate(ids, params))
+        ends = [list(generation)[-1] for generation in generations]
+        assert all(isinstance(end, Finished) for end in ends)
+        return ends
 
 
-def llama_cpp(gguf: Path, threads: int) -> tuple[Callable[[], float], Callable[[], float]]:
-    from llama_cpp import Llama
+@dataclass
+class LlamaCpp:
+    """llama.cpp's own benchmark programs on one GGUF file."""
 
-    llama = Llama(
-        str(gguf),
-        n_ctx=2048,
-        n_batch=512,
-        n_threads=threads,
-        n_threads_batch=threads,
-        verbose=False,
+    tools: Path
+    gguf: Path
+
+    def measure(self, case: Case) -> float:
+        """Return tokens/s; the faster of flash attention on and off."""
+        return max(self._measure(case, flash) for flash in ("0", "1"))
+
+    def _measure(self, case: Case, flash: str) -> float:
+        threads = str(case.num_threads)
+        common = ["-m", str(self.gguf), "-t", threads]
+        if case.num_sequences > 1:
+            sizes = ["-npp", str(NUM_SHORT), "-ntg", str(NUM_DECODED), "-npl"]
+            flash_option = ["-fa", "on" if flash == "1" else "off"]
+            command = [self.tools / "llama-batched-bench", *common, *sizes]
+            command += [str(case.num_sequences), "-c", "2048", *flash_option]
+            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            rows = [line.split("|") for line in output.splitlines() if re.match(r"\|\s+\d", line)]
+            return float(rows[-1][8])
+        counts = (NUM_PREFILLED, 0) if case.kind == "prefill" else (0, NUM_DECODED)
+        command = [self.tools / "llama-bench", *common, "-p", str(counts[0]), "-n", str(counts[1])]
+        command += ["-fa", flash, "-r", "1", "-o", "json"]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return float(json.loads(output)[0]["avg_ts"])
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """Run a process that uses one core."""
+    process = multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def build_llama(folder: Path, *, avx2: bool) -> Path:
+    """Build llama.cpp's tools in `folder` from the source package; return their folder."""
+    download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
+    subprocess.run([*download, "-d", folder, f"llama-cpp-python=={LLAMA_VERSION}"], check=True)
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        archive.extractall(folder, filter="data")
+    source = next(folder.glob("llama_cpp_python-*/vendor/llama.cpp"))
+    off = "BUILD_SHARED_LIBS LLAMA_CURL LLAMA_OPENSSL LLAMA_BUILD_TESTS LLAMA_BUILD_EXAMPLES"
+    on = "LLAMA_BUILD_COMMON LLAMA_BUILD_TOOLS GGML_OPENMP"
+    if avx2:
+        off, on = f"{off} GGML_NATIVE", f"{on} GGML_AVX GGML_AVX2 GGML_FMA GGML_F16C GGML_BMI2"
+    options = [f"-D{name}=OFF" for name in off.split()] + [f"-D{name}=ON" for name in on.split()]
+    build = folder / "build"
+    subprocess.run(
+        ["cmake", "-S", source, "-B", build, "-DCMAKE_BUILD_TYPE=Release", *options], check=True
     )
-
-    def prefill() -> float:
-        llama.reset()
-        started = time.perf_counter()
-        llama.eval(PROMPT)
-        return len(PROMPT) / (time.perf_counter() - started)
-
-    def decode() -> float:
-        llama.reset()
-        llama.eval(SHORT)
-        token = llama.sample(temp=0.0)
-        started = time.perf_counter()
-        for _ in range(NUM_DECODED):
-            llama.eval([token])
-            token = llama.sample(temp=0.0)
-        return NUM_DECODED / (time.perf_counter() - started)
-
-    return prefill, decode
+    jobs = str(os.cpu_count() or 1)
+    subprocess.run(["cmake", "--build", build, "-j", jobs, "--target", *LLAMA_TOOLS], check=True)
+    return build / "bin"
 
 
-def write_bf16_gguf(source: Path, file: Path) -> None:
-    """Copy a GGUF file with its matrices in bf16 and its norms in fp32."""
-    import gguf
+def requantized(tools: Path, source: Path, types: list[str], folder: Path) -> list[Path]:
+    """Write `source` in each of the types; return the files."""
+    files = [folder / f"{source.stem.split('.')[0]}.{name}.gguf" for name in types]
+    for file, name in zip(files, types, strict=True):
+        command = [tools / "llama-quantize", "--allow-requantize", source, file, name]
+        subprocess.run(command, check=True, capture_output=True)
+    return files
 
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(file, "llama")
-    for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
-            kind = field.types[0]
-            item = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(name, field.contents(), kind, item)
-    bf16 = gguf.GGMLQuantizationType.BF16
-    for tensor in reader.tensors:
-        value = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        if value.ndim == 1:
-            writer.add_tensor(tensor.name, value)
-        else:
-            writer.add_tensor(tensor.name, gguf.quants.quantize(value, bf16), raw_dtype=bf16)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+
+def cases(num_threads: int) -> list[Case]:
+    return [
+        Case("prefill 512", "prefill", num_threads),
+        Case("decode", "decode", num_threads),
+        Case("decode, 1 thread", "decode", 1),
+        Case(f"decode, {NUM_SEQUENCES} sequences", "decode", num_threads, NUM_SEQUENCES),
+        Case("decode, one core busy", "decode", num_threads, is_disturbed=True),
+    ]
+
+
+def run(
+    programs: dict[str, Callable[[Case], float]], num_threads: int, rounds: int
+) -> dict[str, dict[str, list[float]]]:
+    """Return the rates of each program by case; a first round warms up."""
+    rates: dict[str, dict[str, list[float]]] = {}
+    for round_number in range(rounds + 1):
+        for case in cases(num_threads):
+            for name, measure in programs.items():
+                if case.is_disturbed:
+                    with busy_core():
+                        rate = measure(case)
+                else:
+                    rate = measure(case)
+                if round_number:
+                    rates.setdefault(case.name, {}).setdefault(name, []).append(rate)
+    return rates
+
+
+def report(gguf: Path, rates: dict[str, dict[str, list[float]]]) -> None:
+    print(f"\n{gguf.stem}\n{'tok/s, median (range)':24} {'swiftchat':>20} {'llama.cpp':>20}  ratio")
+    for case, by_program in rates.items():
+        medians = {name: statistics.median(values) for name, values in by_program.items()}
+        cells = [
+            f"{medians[name]:.0f} ({min(values):.0f}–{max(values):.0f})"
+            for name, values in by_program.items()
+        ]
+        ratio = medians["swiftchat"] / medians["llama.cpp"]
+        print(f"{case:24} {cells[0]:>20} {cells[1]:>20}  {ratio:.2f}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("gguf", type=Path, nargs="*")
+    parser.add_argument("gguf", type=Path, nargs="+")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--from", dest="source", type=Path)
-    parser.add_argument("--as-read", action="store_true")
-    parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--avx2", action="store_true")
+    parser.add_argument("--llama", type=Path)
+    parser.add_argument("--quantize", nargs="+", default=[])
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    if args.source:
-        write_bf16_gguf(args.source, args.gguf[0])
-    if args.as_read:
-        disable_repacking()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    programs = {"swiftchat": swiftchat(args.model, args.threads)}
-    quantized = "quantization_config" in json.loads((args.model / "config.json").read_text())
-    if not quantized and not args.no_transformers:
-        programs["transformers"] = transformers(args.model, args.threads)
-    for gguf in args.gguf:
-        programs[f"llama.cpp {gguf.stem}"[:24]] = llama_cpp(gguf, args.threads)
-    rates: dict[tuple[str, int], list[float]] = {}
-    for round_number in range(args.rounds + 1):
-        for name, measures in programs.items():
-            for kind, measure in enumerate(measures):
-                rate = measure()
-                if round_number:  # the first round warms up
-                    rates.setdefault((name, kind), []).append(rate)
-    print(f"{'tok/s, median of ' + str(args.rounds):24} {'prefill 512':>22} {'decode':>22}")
-    for name in programs:
-        cells = []
-        for kind in range(2):
-            values = rates[name, kind]
-            cells.append(f"{statistics.median(values):.0f} ({min(values):.0f}–{max(values):.0f})")
-        print(f"{name:24} {cells[0]:>22} {cells[1]:>22}")
+    if args.avx2:
+        os.environ.update(AVX2_LIMITS)
+    results = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        tools = args.llama or build_llama(folder, avx2=args.avx2)
+        files = args.gguf
+        if args.quantize:
+            files = requantized(tools, args.gguf[0], args.quantize, folder)
+        print(f"{platform.processor() or platform.machine()}, {args.threads} threads", flush=True)
+        for gguf in files:
+            model = folder / f"{gguf.stem}-model"
+            convert = [sys.executable, "-m", "swiftchat.chat", "convert", gguf, model]
+            subprocess.run(convert, check=True, capture_output=True)
+            ours = Swiftchat(model)
+            programs = {"swiftchat": ours.measure, "llama.cpp": LlamaCpp(tools, gguf).measure}
+            results[gguf.stem] = run(programs, args.threads, args.rounds)
+            for client in ours.clients.values():
+                client.close()
+            report(gguf, results[gguf.stem])
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":
