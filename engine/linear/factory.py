@@ -1,6 +1,6 @@
 """The classes of weights that each device computes with."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -14,7 +14,14 @@ from swiftchat.engine.linear.plain_gpu import GpuMergedWeight, GpuPlainWeight, L
 from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight, packed_matrix
 from swiftchat.engine.linear.row_scaled_cpu import Float8Weight, Int8Weight
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Int8Groups, QuantizedMatrix
+from swiftchat.weights.quantization.scheme import (
+    Float8,
+    GgufBlocks,
+    Int4,
+    Int8,
+    Int8Groups,
+    QuantizedMatrix,
+)
 
 _CPU_WEIGHTS: Mapping[
     type[QuantizedMatrix], Callable[[Sequence[Any], torch.dtype], LinearWeight | None]
@@ -32,6 +39,7 @@ class WeightFactory(Protocol):
     """Makes the weights of one device."""
 
     keeps_quantized: bool  # else quantized matrices are dequantized when they are loaded
+    block_types: Collection[str]  # types of ggml blocks that `from_blocks` takes
 
     def plain(self, tensor: Tensor) -> LinearWeight: ...
     def quantized(
@@ -42,6 +50,12 @@ class WeightFactory(Protocol):
         None if they differ in scheme, or if no class computes with them.
         """
 
+    def from_blocks(self, parts: Sequence[GgufBlocks], dtype: torch.dtype) -> LinearWeight:
+        """As `quantized`, for types in `block_types`.
+
+        Raises `BadModelFile` if a scale is infinite or NaN.
+        """
+
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight: ...
 
 
@@ -50,6 +64,7 @@ class TorchWeights:
 
     def __init__(self, *, keeps_quantized: bool) -> None:
         self.keeps_quantized = keeps_quantized
+        self.block_types: Collection[str] = ()
 
     def plain(self, tensor: Tensor) -> LinearWeight:
         return PlainWeight(tensor)
@@ -62,6 +77,9 @@ class TorchWeights:
             return None
         return _CPU_WEIGHTS[scheme](parts, dtype)
 
+    def from_blocks(self, parts: Sequence[GgufBlocks], dtype: torch.dtype) -> LinearWeight:
+        raise NotImplementedError
+
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
         return MergedWeight(parts)
 
@@ -70,6 +88,7 @@ class KernelWeights:
     """Weights for the project's kernels on a GPU."""
 
     keeps_quantized = True
+    block_types: Collection[str] = ()
 
     def __init__(self, kernels: LinearKernels) -> None:
         self._kernels = kernels
@@ -82,6 +101,9 @@ class KernelWeights:
     ) -> LinearWeight | None:
         matrix = packed_matrix(parts, dtype, self._kernels.gpu.device)
         return None if matrix is None else GpuQuantizedWeight(matrix, self._kernels)
+
+    def from_blocks(self, parts: Sequence[GgufBlocks], dtype: torch.dtype) -> LinearWeight:
+        raise NotImplementedError
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
         return GpuMergedWeight(parts)

@@ -21,13 +21,17 @@ class LargePages:
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)
 
-    def move_in(self, tensor: Tensor) -> None:
-        """Move the data of a contiguous tensor here; the tensor object stays the same."""
-        used_bytes = -(-tensor.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    def allocate(self, nbytes: int) -> Tensor:
+        """Return uint8 [nbytes] that begins at a multiple of 64 bytes."""
+        used_bytes = -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         if used_bytes > len(self._free):
             self._free = _region(max(used_bytes, _REGION_BYTES))
-        moved = self._free[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        self._free = self._free[used_bytes:]
+        allocated, self._free = self._free[:nbytes], self._free[used_bytes:]
+        return allocated
+
+    def move_in(self, tensor: Tensor) -> None:
+        """Move the data of a contiguous tensor here; the tensor object stays the same."""
+        moved = self.allocate(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
         moved.copy_(tensor)
         tensor.set_(moved.untyped_storage(), moved.storage_offset(), moved.shape, moved.stride())
 

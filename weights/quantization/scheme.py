@@ -4,7 +4,7 @@ Matrices are [rows, columns], outputs by inputs. All scales are finite.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any, Literal, NamedTuple
 
@@ -14,18 +14,22 @@ import numpy.typing as npt
 __all__ = [
     "ActivationQuantization",
     "Float8",
+    "GgufBlocks",
     "Int4",
     "Int8",
     "Int8Groups",
     "PackedSource",
     "QuantizedMatrix",
     "Scheme",
+    "slice_blocks",
     "slice_matrix",
     "sliced_group_size",
 ]
 
 Floats = npt.NDArray[np.float32]
 Spans = Sequence[tuple[int, int]]
+
+_BLOCK_COLUMNS = 32  # of the smallest ggml blocks, and of the parts of the larger ones
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,24 @@ class Float8:
     scale: Floats
 
 
+@dataclass(frozen=True)
+class GgufBlocks:
+    """Rows of ggml blocks as a GGUF file stores them, of any type in `BLOCK_TYPES`.
+
+    `blocks` is uint8 [rows, row bytes]. The matrix has their columns in `spans`, (start, stop)
+    each, one beside the other. `tensor_name` is for errors. Scales may be infinite or NaN.
+    """
+
+    type_name: str
+    blocks: npt.NDArray[np.uint8]
+    spans: Spans
+    tensor_name: str
+
+    @property
+    def columns(self) -> int:
+        return sum(stop - start for start, stop in self.spans)
+
+
 QuantizedMatrix = Int4 | Int8 | Int8Groups | Float8
 
 
@@ -102,6 +124,18 @@ class ActivationQuantization:
 
     dtype: Literal["int8", "fp8"]
     scale: float | None = None
+
+
+def slice_blocks(matrix: GgufBlocks, axis: int, spans: Spans) -> GgufBlocks | None:
+    """Return the rows (axis 0) or columns (axis 1) in `spans` of a matrix with all its columns.
+
+    Returns None if a border of columns is not a multiple of 32.
+    """
+    if axis == 0:
+        return replace(matrix, blocks=_take(matrix.blocks, 0, spans))
+    if any(border % _BLOCK_COLUMNS for span in spans for border in span):
+        return None
+    return replace(matrix, spans=spans)
 
 
 def sliced_group_size(group_size: int, spans: Spans) -> int:

@@ -1,0 +1,61 @@
+/* Pack quantized matrices into tiles. The functions may run on several threads at once, for
+   different tiles; they read any bytes without a fault. */
+#pragma once
+#include "common.h"
+#include "matrix.h"
+
+/* How the quantized values of a matrix are stored; mirrored in engine/cpu/pack.py. */
+enum SourceKind {
+    SOURCE_INT4,  /* two values a byte, unsigned, the lower column in the low half */
+    SOURCE_INT8,  /* signed bytes */
+    SOURCE_UINT8, /* bytes centered at 128 */
+    /* Blocks of GGUF files; the layouts are in weights/formats/ggml_dequantize.py. */
+    SOURCE_Q4_0,
+    SOURCE_Q4_1,
+    SOURCE_Q5_0,
+    SOURCE_Q5_1,
+    SOURCE_Q8_0,
+    SOURCE_IQ4_NL,
+    SOURCE_MXFP4,
+    SOURCE_Q2_K,
+    SOURCE_Q3_K,
+    SOURCE_Q4_K,
+    SOURCE_Q5_K,
+    SOURCE_Q6_K,
+    SOURCE_IQ4_XS,
+    NUM_SOURCE_KINDS
+};
+
+/* A matrix [rows, cols]. The first three kinds have tables fp32 [rows][groups of group_cols], NULL
+   if the target has none. A weight is scale * value + minimum; without minimums the values are
+   centered as the target's are, at 8, 0 or 128. */
+typedef struct {
+    int32_t kind, rows, cols, group_cols;
+    int64_t stride; /* bytes from row to row of the values */
+    const uint8_t *values;
+    int64_t table_stride; /* floats from row to row */
+    const float *scale, *minimum;
+} PackSource;
+
+/* The tables of a matrix: the smallest and the largest absolute value, zeros apart. */
+typedef struct {
+    float smallest, largest;
+    int32_t all_fp16; /* each is exactly an fp16 number */
+} TableRange;
+
+/* Packs columns first_col .. first_col + num_cols of the source's rows from first_row on into the
+   tiles first_tile .. first_tile + num_tiles of `to`, from its column to_col on; rows after the
+   source's last are zeros. first_col and to_col are multiples of 32, and num_cols too unless these
+   are the last columns of both. Scales and minimums are multiplied by table_factor. Returns 0, or
+   1 if a scale or minimum is infinite or NaN. */
+EXPORT int pack_tiles(const PackSource *source, int first_row, int first_col, int num_cols,
+                      const Matrix *to, int first_tile, int num_tiles, int to_col,
+                      float table_factor);
+/* The range of the tables that `pack_tiles` would write for these rows, without the factor.
+   Returns 0. */
+EXPORT int table_range(const PackSource *source, int first_row, int num_rows, int first_col,
+                       int num_cols, TableRange *range);
+/* Row i of `to` becomes row order[i] of `from`, in the same layout, for i in the tiles first_tile
+   .. first_tile + num_tiles of `to`. */
+EXPORT void reorder_tiles(const Matrix *from, const int32_t *order, const Matrix *to,
+                          int first_tile, int num_tiles);

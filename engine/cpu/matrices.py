@@ -1,0 +1,134 @@
+"""Matrices as the native kernels read them, and the memory that holds them."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from swiftchat.engine.cpu.structures import BLOCK_COLS, TILE_ROWS, Format, Matrix
+
+FLOAT_FORMATS = {
+    torch.float32: Format.F32,
+    torch.float16: Format.F16,
+    torch.bfloat16: Format.BF16,
+    torch.uint8: Format.FP8,
+}
+_ALIGNMENT_BYTES = 64
+
+
+@dataclass(frozen=True)
+class TileLayout:
+    """The layout of a tiled matrix, see matrix.h; `group_cols` 0: a scale per row only."""
+
+    format: Format
+    cols: int
+    group_cols: int
+    has_minimum: bool
+    wide_tables: bool = False
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of a tile's scales, or of its minimums."""
+        num_groups = -(-self.cols // self.group_cols) if self.group_cols else 0
+        nbytes = num_groups * TILE_ROWS * (4 if self.wide_tables else 2)
+        return -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+    @property
+    def tile_bytes(self) -> int:
+        block_bytes = TILE_ROWS * BLOCK_COLS // (2 if self.format == Format.INT4 else 1)
+        tables = 2 if self.has_minimum else 1
+        return tables * self.table_bytes + -(-self.cols // BLOCK_COLS) * block_bytes
+
+    def nbytes(self, rows: int) -> int:
+        """Bytes of the tiles of so many rows."""
+        return -(-rows // TILE_ROWS) * self.tile_bytes
+
+
+@dataclass(frozen=True)
+class TiledMatrix:
+    """An integer matrix in tiles: `tiles` uint8 [num_tiles, tile_bytes], 64-byte aligned.
+
+    `row_scale` fp32 [rows] is multiplied with the results; None: no such factor.
+    """
+
+    layout: TileLayout
+    rows: int
+    tiles: Tensor
+    row_scale: Tensor | None
+
+    @property
+    def cols(self) -> int:
+        return self.layout.cols
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.tiles] if self.row_scale is None else [self.tiles, self.row_scale]
+
+    @cached_property
+    def struct(self) -> Matrix:
+        """The matrix for the kernels, valid as long as this object exists."""
+        layout = self.layout
+        return Matrix(
+            format=layout.format,
+            rows=self.rows,
+            cols=layout.cols,
+            group_cols=layout.group_cols,
+            has_minimum=layout.has_minimum,
+            wide_tables=layout.wide_tables,
+            stride=layout.tile_bytes,
+            data=self.tiles.data_ptr(),
+            row_scale=None if self.row_scale is None else self.row_scale.data_ptr(),
+        )
+
+
+@dataclass(frozen=True)
+class FloatMatrix:
+    """A float matrix [rows, cols], contiguous along its rows; it may be a view of a mapped file.
+
+    `tensor` uint8 has the bits of e4m3 numbers. `row_scale` as for `TiledMatrix`.
+    """
+
+    tensor: Tensor
+    row_scale: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.tensor.shape[0]
+
+    @property
+    def cols(self) -> int:
+        return self.tensor.shape[1]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.tensor] if self.row_scale is None else [self.tensor, self.row_scale]
+
+    @cached_property
+    def struct(self) -> Matrix:
+        """The matrix for the kernels, valid as long as this object exists."""
+        tensor = self.tensor
+        return Matrix(
+            format=FLOAT_FORMATS[tensor.dtype],
+            rows=self.rows,
+            cols=self.cols,
+            stride=tensor.stride(0) * tensor.itemsize,
+            data=tensor.data_ptr(),
+            row_scale=None if self.row_scale is None else self.row_scale.data_ptr(),
+        )
+
+    def reordered(self, order: Tensor) -> Self:
+        """Return a copy whose row i is row `order[i]`."""
+        scale = None if self.row_scale is None else self.row_scale[order]
+        return type(self)(self.tensor[order], scale)
+
+
+NativeMatrix = TiledMatrix | FloatMatrix
+
+
+def first_rows(matrices: Sequence[NativeMatrix]) -> list[int]:
+    """Return the first row of each matrix where they lie one below the other, and their end."""
+    return [0, *itertools.accumulate(matrix.rows for matrix in matrices)]

@@ -1,0 +1,147 @@
+"""Weights of linear layers for the native CPU kernels."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from swiftchat.engine.cpu.matrices import FloatMatrix, NativeMatrix, TiledMatrix, first_rows
+from swiftchat.engine.cpu.pack import BLOCK_TYPES, Packer
+from swiftchat.engine.cpu.program import Pool
+from swiftchat.engine.cpu.single_op import matmul, table_rows
+from swiftchat.engine.cpu.structures import Matrix
+from swiftchat.engine.linear.merged import MergedWeight
+from swiftchat.engine.linear.plain import PlainWeight
+from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.weights.quantization.scheme import Float8, GgufBlocks, QuantizedMatrix
+
+
+@dataclass(frozen=True)
+class NativeWeight(LinearWeight):
+    """`matrices` one below the other, each in a format of its own, for activations of one dtype.
+
+    The kernels multiply quantized matrices with bfloat16 and float16 activations as 16-bit
+    integers; everything else is computed in fp32.
+    """
+
+    pool: Pool
+    packer: Packer
+    matrices: tuple[NativeMatrix, ...]
+    activation_dtype: torch.dtype
+
+    supports_rows: ClassVar[bool] = True
+
+    @property
+    def native_matrices(self) -> Sequence[Matrix]:
+        """The matrices for programs, valid as long as this weight exists."""
+        return [matrix.struct for matrix in self.matrices]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return first_rows(self.matrices)[-1], self.matrices[0].cols
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.activation_dtype
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [tensor for matrix in self.matrices for tensor in matrix.tensors]
+
+    @property
+    def is_quantized(self) -> bool:
+        return any(
+            isinstance(matrix, TiledMatrix) or matrix.tensor.dtype == torch.uint8
+            for matrix in self.matrices
+        )
+
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        out = self.matmul_fp32(x)
+        return (out if bias is None else out + bias).to(x.dtype)
+
+    def matmul_fp32(self, x: Tensor) -> Tensor:
+        return matmul(self.pool, self.native_matrices, x)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        out = torch.empty(len(ids), self.shape[1], dtype=self.dtype)
+        firsts = first_rows(self.matrices)
+        for matrix, (first, end) in zip(self.matrices, pairwise(firsts), strict=True):
+            own = torch.nonzero((ids >= first) & (ids < end)).squeeze(1)
+            out[own] = table_rows(self.pool, matrix.struct, ids[own] - first).to(self.dtype)
+        return out
+
+    def reordered(self, order: Tensor) -> "NativeWeight":
+        """Reorder the rows of every matrix; raises `ValueError` if a row changes its matrix."""
+        firsts = first_rows(self.matrices)
+        moved: list[NativeMatrix] = []
+        for matrix, (first, end) in zip(self.matrices, pairwise(firsts), strict=True):
+            own = order[first:end] - first
+            if own.min() < 0 or own.max() >= matrix.rows:
+                raise ValueError("a new order moves rows between the matrices of a weight")
+            if isinstance(matrix, TiledMatrix):
+                moved.append(self.packer.reordered(matrix, own))
+            else:
+                moved.append(matrix.reordered(own))
+        return replace(self, matrices=tuple(moved))
+
+    def transposed(self, *, copy: bool) -> LinearWeight:
+        """Return a weight of the kernels if `copy`, else one that torch multiplies with."""
+        if self.is_quantized or len(self.matrices) != 1:
+            return super().transposed(copy=copy)
+        (tensor,) = self.tensors
+        if not copy:
+            return PlainWeight(tensor.t())
+        return replace(self, matrices=(FloatMatrix(tensor.t().contiguous()),))
+
+
+class NativeWeights:
+    """Weights for the native kernels; quantized matrices are packed into memory in large pages."""
+
+    keeps_quantized = True
+    block_types: Collection[str] = BLOCK_TYPES
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._packer = Packer(pool.library, pool.num_threads)
+
+    def plain(self, tensor: Tensor) -> LinearWeight:
+        contiguous = tensor if tensor.stride(1) == 1 else tensor.contiguous()
+        return self._weight([FloatMatrix(contiguous)], tensor.dtype)
+
+    def quantized(
+        self, parts: Sequence[QuantizedMatrix], dtype: torch.dtype
+    ) -> LinearWeight | None:
+        matrices: list[NativeMatrix] = []
+        for is_float, some in groupby(parts, lambda part: isinstance(part, Float8)):
+            if is_float:
+                matrices += [_float8_matrix(part) for part in some if isinstance(part, Float8)]
+                continue
+            packed = self._packer.pack(
+                [part for part in some if not isinstance(part, Float8)],
+                exact=dtype == torch.float32,
+            )
+            if packed is None:
+                return None
+            matrices += packed
+        return self._weight(matrices, dtype)
+
+    def from_blocks(self, parts: Sequence[GgufBlocks], dtype: torch.dtype) -> LinearWeight:
+        return self._weight(self._packer.pack_blocks(parts, exact=dtype == torch.float32), dtype)
+
+    def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
+        native = [part for part in parts if isinstance(part, NativeWeight)]
+        if len(native) < len(parts):
+            return MergedWeight(parts)
+        return self._weight([matrix for part in native for matrix in part.matrices], parts[0].dtype)
+
+    def _weight(self, matrices: Sequence[NativeMatrix], dtype: torch.dtype) -> NativeWeight:
+        return NativeWeight(self._pool, self._packer, tuple(matrices), dtype)
+
+
+def _float8_matrix(matrix: Float8) -> FloatMatrix:
+    values = torch.from_numpy(matrix.values)
+    scale = torch.from_numpy(matrix.scale).contiguous()
+    return FloatMatrix(values if values.stride(1) == 1 else values.contiguous(), scale)
