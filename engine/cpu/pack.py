@@ -67,7 +67,7 @@ class TableRange(ctypes.Structure):
     _fields_ = (("smallest", c_float), ("largest", c_float), ("all_fp16", c_int32))
 
 
-def declare_functions(library: ctypes.CDLL) -> None:
+def _declare_functions(library: ctypes.CDLL) -> None:
     """Set the types of the functions of pack.c."""
     source, matrix = ctypes.POINTER(PackSource), ctypes.POINTER(Matrix)
     library.pack_tiles.argtypes = [source, c_int, c_int, c_int, matrix, *[c_int] * 3, c_float]
@@ -131,6 +131,7 @@ class Packer:
     """Packs matrices into memory in large pages, with `num_threads` threads."""
 
     def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
+        _declare_functions(library)
         self._library = library
         self._num_threads = num_threads
         self._pages = LargePages()

@@ -20,13 +20,23 @@ from swiftchat.engine.cpu.structures import (
 )
 
 
-def matmul(pool: Pool, matrices: Sequence[Matrix], x: Tensor) -> Tensor:
-    """Return x [n, cols] times the transposed matrices, one below the other: fp32 [n, rows]."""
+def matmul(pool: Pool, matrices: Sequence[Matrix], x: Tensor, *, exact: bool) -> Tensor:
+    """Return x [n, cols] times the transposed matrices, one below the other: fp32 [n, rows].
+
+    Without `exact` quantized matrices are multiplied with x as 16-bit integers.
+    """
     x = _aligned(x.float().contiguous())
     rows = sum(matrix.rows for matrix in matrices)
     out = torch.empty(len(x), rows)
     parts = (Matrix * len(matrices))(*matrices)
-    op = LinearOp(x=0, out=1, num_parts=len(parts), rows=rows, parts=cast(parts, POINTER(Matrix)))
+    op = LinearOp(
+        x=0,
+        out=1,
+        num_parts=len(parts),
+        rows=rows,
+        exact=exact,
+        parts=cast(parts, POINTER(Matrix)),
+    )
     _run(pool, op, [x, out], len(x))
     return out
 

@@ -63,7 +63,8 @@ class NativeWeight(LinearWeight):
         return (out if bias is None else out + bias).to(x.dtype)
 
     def matmul_fp32(self, x: Tensor) -> Tensor:
-        return matmul(self.pool, self.native_matrices, x)
+        exact = self.activation_dtype == torch.float32
+        return matmul(self.pool, self.native_matrices, x, exact=exact)
 
     def rows(self, ids: Tensor) -> Tensor:
         out = torch.empty(len(ids), self.shape[1], dtype=self.dtype)

@@ -1,0 +1,35 @@
+"""Random ggml blocks with scales of ordinary size."""
+
+import numpy as np
+import numpy.typing as npt
+
+from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES
+
+# Offsets of a block's half-precision scales, in bytes; others have one at the start.
+_SCALE_OFFSETS = {
+    **dict.fromkeys(("Q4_1", "Q4_K", "Q5_1", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "MXFP4": (),
+}
+
+
+def random_blocks(type_name: str, rows: int, columns: int, seed: int = 5) -> npt.NDArray[np.uint8]:
+    """Return rows of random blocks, the first with scales 0, subnormal and negative."""
+    rng, kind = np.random.default_rng(seed), BLOCK_TYPES[type_name]
+    count = rows * columns // kind.block_elements
+    blocks = rng.integers(0, 256, (count, kind.block_bytes), dtype=np.uint8)
+    for at in _SCALE_OFFSETS.get(type_name, (0,)):
+        scales = rng.normal(size=count).astype(np.float16)
+        scales[:3] = [0, 6e-8, -2.5][:count]
+        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+    if type_name == "MXFP4":
+        blocks[:, 0] = rng.integers(118, 132, count)
+    return blocks.reshape(rows, -1)
+
+
+def set_scale(blocks: npt.NDArray[np.uint8], type_name: str, value: float) -> None:
+    """Set the first scale of the first block, in place."""
+    (at, *_) = _SCALE_OFFSETS.get(type_name, (0,))
+    blocks[0, at : at + 2] = np.array([value], np.float16).view(np.uint8)
