@@ -15,12 +15,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from swiftchat.engine.linear.half_gemm import gemm_dtype, has_fast_gemm, matmul_tiles
 from swiftchat.engine.linear.tiles import BLOCK_ROWS, TILE_ELEMENTS, concatenated, tile_rows
 from swiftchat.engine.linear.torch_private import matmul_int4_cpu, pack_int4_cpu
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.weights.quantization.scheme import Int4, Int8Groups
 
-_MAX_ROWS_PACKED = 64  # up to here torch's int4 operator is faster, with SmolLM2's shapes
+# Up to here torch's int4 operator is faster than a fast bf16 GEMM and than fp32 tiles; measured
+# with SmolLM2's shapes.
+_MAX_ROWS_PACKED, _MAX_ROWS_PACKED_FP32 = 64, 32
 _GROUP_SIZES = (32, 64, 128, 256)  # of torch's operator
 
 Bytes = npt.NDArray[np.uint8]
@@ -117,24 +120,27 @@ class Int4Weight(LinearWeight):
         return dtype == torch.bfloat16
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        if x.dtype == torch.bfloat16 and x.shape[0] <= _MAX_ROWS_PACKED:
+        if _is_for_packed_operator(x):
             out = matmul_int4_cpu(x, self.packed, self.group_size, self.scale_and_zero)
-        else:
-            step = tile_rows(self.shape)
-            starts = range(0, len(self.packed), step)
-            out = torch.cat([x @ self.dequantized(at, at + step) for at in starts], 1)
-        if out.shape[1] != self.num_rows:
-            out = out[:, : self.num_rows]
-        return out if bias is None else out + bias
+            if out.shape[1] != self.num_rows:
+                out = out[:, : self.num_rows]
+            return out if bias is None else out + bias
+        dtype = gemm_dtype(x)
 
-    def dequantized(self, start: int, stop: int) -> Tensor:
-        """Dequantize and transpose rows, from a multiple of 64 to another: [columns, rows]."""
+        def tile(rows: slice) -> Tensor:
+            return self.dequantized(rows, dtype).t()
+
+        return matmul_tiles(x, self.num_rows, tile_rows(self.shape), tile, bias=bias)
+
+    def dequantized(self, rows: slice, dtype: torch.dtype) -> Tensor:
+        """Dequantize and transpose rows, the first a multiple of 64: [columns, rows] in `dtype`."""
         order = _row_order()
         assert order is not None
         columns, block = self.num_columns, len(order)
-        packed = self.packed[start:stop].view(-1, columns, block // 2)
-        table = self.scale_and_zero[:, start:stop]
-        matrix = torch.empty(columns, len(packed), block, dtype=table.dtype)
+        padded = slice(rows.start, -(-rows.stop // BLOCK_ROWS) * BLOCK_ROWS)
+        packed = self.packed[padded].view(-1, columns, block // 2)
+        table = self.scale_and_zero[:, padded].to(dtype)
+        matrix = torch.empty(columns, len(packed), block, dtype=dtype)
         low, high = ((half.view(torch.int8) - 8) for half in (packed & 15, packed >> 4))
         matrix[..., : block // 2] = low.transpose(0, 1)
         matrix[..., block // 2 :] = high.transpose(0, 1)
@@ -143,7 +149,8 @@ class Int4Weight(LinearWeight):
         by_group = matrix.view(len(table), self.group_size, -1)
         # As two tensors: interleaved scales and zeros take four times as long to multiply with.
         scale, zero = table.unsqueeze(1).movedim(-1, 0).contiguous()
-        return self._scale_(by_group, scale, zero).reshape(columns, -1)
+        matrix = self._scale_(by_group, scale, zero).reshape(columns, -1)
+        return matrix[:, : rows.stop - rows.start]
 
     def rows(self, ids: Tensor) -> Tensor:
         places = _places()
@@ -217,19 +224,25 @@ class Int8GroupsWeight(LinearWeight):
         return self.halves.is_traceable(dtype)
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        if x.dtype == torch.bfloat16 and len(x) <= _MAX_ROWS_PACKED:
+        if _is_for_packed_operator(x):
             return self.halves.matmul(torch.cat([x, x], 1), bias)
-        step = tile_rows(self.halves.shape)
-        tiles = []
-        for at in range(0, len(self.halves.packed), step):
-            upper, lower = self.halves.dequantized(at, at + step).chunk(2)
-            tiles.append(x @ upper.add_(lower))
-        out = torch.cat(tiles, 1)[:, : self.halves.num_rows]
-        return out if bias is None else out + bias
+        dtype = gemm_dtype(x)
+
+        def tile(rows: slice) -> Tensor:
+            upper, lower = self.halves.dequantized(rows, dtype).chunk(2)
+            return upper.add_(lower).t()
+
+        return matmul_tiles(x, self.shape[0], tile_rows(self.halves.shape), tile, bias=bias)
 
     def rows(self, ids: Tensor) -> Tensor:
         upper, lower = self.halves.rows(ids).chunk(2, 1)
         return upper + lower
+
+
+def _is_for_packed_operator(x: Tensor) -> bool:
+    """Return whether torch's int4 operator takes x [n, columns] and is the fastest for its rows."""
+    max_rows = _MAX_ROWS_PACKED if has_fast_gemm(x.dtype) else _MAX_ROWS_PACKED_FP32
+    return x.dtype == torch.bfloat16 and x.shape[0] <= max_rows
 
 
 def _concatenate(

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.packed_matrix import Matrix
+from swiftchat.engine.linear.half_gemm import linear
 from swiftchat.engine.linear.weight import LinearWeight
 
 
@@ -47,7 +47,7 @@ class PlainWeight(LinearWeight):
         """
         weight = self.tensor
         if len(x) != 1 or not weight.is_contiguous():
-            return F.linear(x, weight, bias)
+            return linear(x, weight, bias)
         out = torch.mv(weight, x[0]) if bias is None else torch.addmv(bias, weight, x[0])
         return out.unsqueeze(0)
 

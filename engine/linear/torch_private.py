@@ -47,6 +47,18 @@ def matmul_int8_cpu(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
     return torch._weight_int8pack_mm(x, values, scale)
 
 
+def has_onednn_gemm(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN multiplies matrices of `dtype`, bf16 or fp16, on this processor.
+
+    Calls `mkldnn::_is_mkldnn_bf16_supported` and `mkldnn::_is_mkldnn_fp16_supported`, which heed
+    `ONEDNN_MAX_CPU_ISA`. Checked with torch 2.6.0 and 2.13.0. Builds without oneDNN lack them.
+    Public equivalent: none; False costs time on processors that have such instructions.
+    """
+    name = "bf16" if dtype == torch.bfloat16 else "fp16"
+    supported = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", None)
+    return supported is not None and bool(supported())
+
+
 def matmul_int8_cuda(x: Tensor, values: Tensor, out: Tensor) -> None:
     """Write x [n, k] times values [k, rows], both int8, into `out` int32 [n, rows].
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swiftchat.engine.linear.half_gemm import gemm_dtype
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.quantized_kv import dequantize_kv
 from swiftchat.engine.schedule.batch import Span
@@ -130,20 +131,48 @@ def attention(
         if softcap is not None or sinks is not None:
             out = _explicit_attention(rows, keys, values, plan, scale, softcap, sinks)
         else:
-            mask = plan.mask
-            out = F.scaled_dot_product_attention(
-                rows,
-                keys,
-                values,
-                attn_mask=mask.to(q.dtype)
-                if mask is not None and mask.is_floating_point()
-                else mask,
-                is_causal=plan.is_causal,
-                scale=scale,
-                enable_gqa=grouped,
-            )
+            out = _fused_attention(rows, keys, values, plan, scale, grouped)
         outputs.append(out.transpose(1, 2).reshape(rows.shape[2], -1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _fused_attention(
+    q: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float, grouped: bool
+) -> Tensor:
+    """Attention of q [1, num_heads, n, head_dim] by torch's operator, in the same shape."""
+    mask = plan.mask
+    is_bias = mask is not None and mask.is_floating_point()
+    if q.is_cpu and q.shape[2] == 1 and q.dtype != torch.float32 and not is_bias:
+        return _one_row_attention(q, keys, values, mask, scale)
+    # Without fast GEMMs torch's operator is as fast in bf16 as in fp32, in fp16 half as fast.
+    dtype = gemm_dtype(q) if q.dtype == torch.float16 else q.dtype
+    out = F.scaled_dot_product_attention(
+        q.to(dtype),
+        keys.to(dtype),
+        values.to(dtype),
+        attn_mask=mask.to(dtype) if mask is not None and is_bias else mask,
+        is_causal=plan.is_causal,
+        scale=scale,
+        enable_gqa=grouped,
+    )
+    return out.to(q.dtype)
+
+
+def _one_row_attention(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
+    """Attention of one 16-bit row q [1, num_heads, 1, head_dim] on the CPU, in the same shape.
+
+    Torch's operator takes 3 to 25 times as long for one row per head as for several. So the heads
+    that share a kv head are the rows of one head; a head that shares with none is two equal rows.
+    """
+    num_heads, num_kv_heads = q.shape[1], keys.shape[1]
+    group_size = num_heads // num_kv_heads
+    rows = q.reshape(1, num_kv_heads, group_size, -1)
+    if group_size == 1:
+        rows = rows.expand(-1, -1, 2, -1)
+    out = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)
+    return out[:, :, :group_size].reshape(q.shape)
 
 
 def _explicit_attention(
@@ -159,8 +188,9 @@ def _explicit_attention(
 
     Computes a limited number of queries at a time to bound the memory of their scores.
     """
-    n, num_kv_heads = q.shape[2], keys.shape[1]
-    grouped = q.view(1, num_kv_heads, -1, *q.shape[2:])
+    n, num_kv_heads, dtype = q.shape[2], keys.shape[1], gemm_dtype(q)
+    keys, values = keys.to(dtype), values.to(dtype)
+    grouped = q.to(dtype).view(1, num_kv_heads, -1, *q.shape[2:])
     mask = plan.mask
     if plan.is_causal:
         mask = torch.ones(n, plan.context_len, dtype=torch.bool, device=q.device).tril_()
@@ -179,7 +209,7 @@ def _explicit_attention(
         else:
             probs = scores.softmax(-1)
         outputs.append(probs.to(values.dtype) @ values.unsqueeze(2))
-    return torch.cat(outputs, -2).view(q.shape)
+    return torch.cat(outputs, -2).view(q.shape).to(q.dtype)
 
 
 def _kv_views(cache: KVCache, first_slot: int, length: int) -> Sequence[tuple[Tensor, Tensor]]:

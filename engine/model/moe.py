@@ -6,8 +6,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
+from swiftchat.engine.linear.half_gemm import linear
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.weights.architectures.config import ModelConfig
 
