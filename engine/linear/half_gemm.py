@@ -1,8 +1,8 @@
 """Matmuls of 16-bit activations on processors with and without fast 16-bit GEMMs.
 
-Without AVX-512, AMX or ARM's bf16 instructions torch multiplies bf16 and fp16 matrices by plain
-loops: 512 x 576 by 3072 x 576 takes 38 ms on two AVX2 cores, 9 ms in fp32. There one tile of the
-matrix at a time is converted to fp32 and multiplied.
+Without AVX-512 or ARM's bf16 instructions torch multiplies bf16 matrices by plain loops: 512 x 576
+by 3072 x 576 takes 38 ms on two AVX2 cores, 9 ms in fp32. fp16 needs AVX512-FP16. Elsewhere one
+tile of the matrix at a time is converted to fp32 and multiplied.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,11 @@ _MIN_ROWS_CONVERTED = 16
 
 @cache
 def has_fast_gemm(dtype: torch.dtype) -> bool:
-    """Return whether GEMMs of `dtype` on this processor are at least as fast as those of fp32.
+    """Return whether GEMMs of `dtype` on this processor are about as fast as those of fp32.
 
-    The processor and the limit `ONEDNN_MAX_CPU_ISA` decide, at the first call.
+    They are where oneDNN computes them: in bf16 with AVX-512, also without its bf16 instructions
+    (then they take up to 1.25 times as long), in fp16 with AVX512-FP16. The limit
+    `ONEDNN_MAX_CPU_ISA` counts if it is set before the first matmul.
     """
     return dtype not in (torch.bfloat16, torch.float16) or has_onednn_gemm(dtype)
 

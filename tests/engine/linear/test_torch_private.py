@@ -1,5 +1,9 @@
 """Private torch interfaces, each against the public expression that replaces it."""
 
+import os
+import platform
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -46,6 +50,20 @@ def test_int8_matmul_equals_the_matmul_of_scaled_values(num_rows: int) -> None:
     weight = values.double() * scale.double().unsqueeze(1)
     found = torch_private.matmul_int8_cpu(x, values, scale)
     assert_near(found, x.double() @ weight.T, x.double().abs() @ weight.abs().T)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="not an x86 processor")
+def test_onednn_has_no_16_bit_gemm_below_avx512() -> None:
+    code = (
+        "import torch\n"
+        "from swiftchat.engine.linear.torch_private import has_onednn_gemm\n"
+        "print([has_onednn_gemm(dtype) for dtype in (torch.bfloat16, torch.float16)])"
+    )
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[False, False]"
 
 
 @pytest.mark.gpu
