@@ -64,6 +64,7 @@ VARIANTS = {
         Variant("i8mm", "generic+v8_2a+dotprod+fullfp16+i8mm"),
     ),
 }
+PLAINEST = "plain"
 # glibc 2.17 is manylinux2014, the oldest that torch's wheels run on.
 TARGETS = {
     target.name: target

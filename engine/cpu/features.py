@@ -1,0 +1,41 @@
+"""The instruction sets of the processor that variants of the kernels need."""
+
+from enum import IntFlag
+
+
+class Feature(IntFlag):
+    """The bits of `cpu_features`, as kernels/features.h documents them."""
+
+    AVX2 = 1
+    AVX512 = 2
+    AVX512VNNI = 4
+    AVX512BF16 = 8
+    AMX = 16
+    DOTPROD = 32
+    I8MM = 64
+
+    @property
+    def words(self) -> str:
+        return ", ".join(_WORDS[feature] for feature in self) or "none"
+
+
+_WORDS = {
+    Feature.AVX2: "AVX2",
+    Feature.AVX512: "AVX-512",
+    Feature.AVX512VNNI: "AVX512-VNNI",
+    Feature.AVX512BF16: "AVX512-BF16",
+    Feature.AMX: "AMX",
+    Feature.DOTPROD: "dot products",
+    Feature.I8MM: "int8 matrix products",
+}
+_AVX512 = Feature.AVX2 | Feature.AVX512 | Feature.AVX512VNNI
+
+# What each variant of `build.VARIANTS` needs.
+REQUIRED = {
+    "plain": Feature(0),
+    "avx2": Feature.AVX2,
+    "avx512": _AVX512,
+    "avx512bf16": _AVX512 | Feature.AVX512BF16,
+    "neon": Feature.DOTPROD,
+    "i8mm": Feature.DOTPROD | Feature.I8MM,
+}
