@@ -58,6 +58,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="--no-model"))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Compile the CPU kernels that the engine loads, unless only they are tested.
+
+    Their own tests compile the variants that they load.
+    """
+    own_tests = Path(__file__).parent / "engine" / "cpu"
+    if session.config.getoption("collectonly"):
+        return
+    if any(own_tests not in item.path.parents for item in session.items):
+        from tests.support.cpu_libraries import compile_kernels
+
+        compile_kernels()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = ("no GPU", "GPUs needed")

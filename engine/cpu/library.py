@@ -62,14 +62,14 @@ def choose_kernels(environ: Mapping[str, str], folder: Path = LIBRARIES) -> Kern
             raise UsageError(f"{VARIABLE}={request}: the processor lacks {missing.words}", hint)
         library = load_library(library_path(folder, target, request))
         return KernelChoice(library, request, features, f"chosen by {VARIABLE}")
-    except _NotLoaded as error:
+    except LibraryError as error:
         if request != _AUTO:
             hint = f"unset {VARIABLE}, or install swiftchat again"
             raise DeviceError(f"{VARIABLE}={request}: {error}", hint) from None
         return KernelChoice(None, None, None, str(error))
 
 
-class _NotLoaded(Exception):
+class LibraryError(Exception):
     """A library is missing or not usable; the message says why."""
 
 
@@ -77,7 +77,7 @@ class _NotLoaded(Exception):
 def load_library(path: Path) -> ctypes.CDLL:
     """Load a library, declare its functions and check that it fits to the Python side."""
     if not path.exists():
-        raise _NotLoaded("swiftchat was installed without compiled kernels")
+        raise LibraryError("swiftchat was installed without compiled kernels")
     try:
         library = ctypes.CDLL(str(path))
         library.cpu_features.restype = ctypes.c_ulonglong
@@ -85,9 +85,9 @@ def load_library(path: Path) -> ctypes.CDLL:
         is_same = structures_match(library)
     except (OSError, AttributeError) as error:  # AttributeError: the library lacks a function
         reason = " ".join(str(error).split())
-        raise _NotLoaded(f"{path.name} cannot be loaded: {reason}") from None
+        raise LibraryError(f"{path.name} cannot be loaded: {reason}") from None
     if not is_same:
-        raise _NotLoaded(f"{path.name} is of another version of swiftchat")
+        raise LibraryError(f"{path.name} is of another version of swiftchat")
     return library
 
 

@@ -1,20 +1,17 @@
 """Run single operations of the CPU kernels on tensors, for the variants that this machine runs."""
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from swiftchat.engine.cpu import build, structures
 from swiftchat.engine.cpu.program import Pool, Program, RunInputs, SpanRows
 from swiftchat.engine.cpu.structures import AnyOp, Format, Matrix, Norm, NormKind, RowSet
+from tests.support.cpu_libraries import VARIANT_NAMES, load
 
-VARIANTS = ("plain", "avx2", "avx512", "avx512bf16")
 FORMATS = {
     torch.float32: Format.F32,
     torch.float16: Format.F16,
@@ -22,23 +19,7 @@ FORMATS = {
     torch.float8_e4m3fn: Format.FP8,
 }
 # A test with the argument `variant` runs once for each.
-each_variant = pytest.mark.parametrize("variant", VARIANTS)
-
-
-@cache
-def load(variant: str) -> ctypes.CDLL:
-    """Compile a variant, unless that was done before, and load it; skip the test without it."""
-    words = {"avx2": {"avx2", "f16c"}, "avx512": {"avx512_vnni"}, "avx512bf16": {"avx512_bf16"}}
-    flags = set(Path("/proc/cpuinfo").read_text().split())
-    if not words.get(variant, set()) <= flags:
-        pytest.skip(f"this processor has no {variant}")
-    target = build.host_target()
-    assert target is not None
-    (path,) = build.build(target, variants=[variant])
-    library = ctypes.CDLL(str(path))
-    structures.declare_functions(library)
-    assert structures.structures_match(library)
-    return library
+each_variant = pytest.mark.parametrize("variant", VARIANT_NAMES)
 
 
 @cache

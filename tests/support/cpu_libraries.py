@@ -1,0 +1,46 @@
+"""The compiled CPU kernels that tests load.
+
+In a checkout they are compiled when sources have changed; an installed package has its own.
+"""
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from swiftchat.engine.cpu.build import (
+    KERNELS,
+    LIBRARIES,
+    PLAINEST,
+    VARIANTS,
+    build,
+    host_target,
+    library_path,
+)
+from swiftchat.engine.cpu.features import REQUIRED, Feature
+from swiftchat.engine.cpu.library import load_library
+
+# Libraries compiled with sanitizers, see tests/engine/cpu/test_sanitizers.py.
+SANITIZED = "SWIFTCHAT_TEST_CPU_LIBRARIES"
+_TARGET = host_target()
+VARIANT_NAMES = [v.name for v in VARIANTS[_TARGET.architecture]] if _TARGET else []
+
+
+def compile_kernels(*variants: str) -> None:
+    """Compile variants (default: all) whose sources have changed. Raises BuildError."""
+    if _TARGET is not None and KERNELS.is_dir() and SANITIZED not in os.environ:
+        build(_TARGET, LIBRARIES, variants)
+
+
+@cache
+def load(variant: str) -> ctypes.CDLL:
+    """Load a variant; skip the test if this processor does not run it."""
+    assert _TARGET is not None
+    folder = Path(os.environ.get(SANITIZED, LIBRARIES))
+    compile_kernels(PLAINEST, variant)
+    plain = load_library(library_path(folder, _TARGET, PLAINEST))
+    if missing := REQUIRED[variant] & ~Feature(plain.cpu_features()):
+        pytest.skip(f"this processor has no {missing.words}")
+    return load_library(library_path(folder, _TARGET, variant))
