@@ -1,0 +1,80 @@
+/* The two kernels of attention, and how its work is divided.
+
+   Spans of few rows use the decode kernel: one row at a time, K and V straight from the cache, long
+   contexts split among the threads. Spans of many rows use the prefill kernel: tiles of queries,
+   blocks of K and V converted to fp32 once for a tile. Both compute in fp32.
+
+   Which kernel computes a row depends on the rows of its span alone, and neither kernel's result
+   depends on other rows, on the number of threads or on how the work is divided. The two kernels
+   add in different orders, so a token's result in a prefill differs in the last bits from that in a
+   decode step. */
+#pragma once
+#include "layer_cache.h"
+
+enum {
+    MIN_PREFILL_ROWS = 4, /* rows of a span from which on the prefill kernel is faster */
+    MAX_SPLIT_ROWS = 16,  /* decode rows whose contexts are split among the threads */
+    MAX_SPLITS = 64,      /* of a context */
+    SPLIT_TOKENS = 256,
+};
+
+/* Context tokens first .. end. */
+typedef struct {
+    int first, end;
+} TokenRange;
+
+/* What a thread computes at a time with the prefill kernel: `num_queries` (row, head) pairs of a kv
+   head, which are numbered row by row. */
+typedef struct {
+    int kv_head, first_query, num_queries;
+} QueryTile;
+
+INLINE int group_size(const AttentionOp *op) { return op->num_heads / op->num_kv_heads; }
+
+/* Floats of a head's padded rows in scratch and workspace memory. */
+INLINE int padded_head_dim(const AttentionOp *op) { return (op->head_dim + 15) / 16 * 16; }
+
+INLINE const float *query_row(const AttentionOp *op, const Run *run, int row) {
+    int width = (op->num_heads + 2 * op->num_kv_heads) * op->head_dim;
+    return run->buffers[op->qkv] + (int64_t)row * width;
+}
+
+INLINE float *output_row(const AttentionOp *op, const Run *run, int row) {
+    return run->buffers[op->out] + (int64_t)row * op->num_heads * op->head_dim;
+}
+
+/* The position in its sequence of row `index` of the span. */
+INLINE int row_position(const Span *span, int index) {
+    return span->context_len - span->num_rows + index;
+}
+
+/* The tokens that row `index` of the span sees. */
+INLINE TokenRange visible_tokens(const AttentionOp *op, const Span *span, int index) {
+    int position = row_position(span, index);
+    int first = op->window ? max_int(0, position - op->window + 1) : 0;
+    return (TokenRange){first, max_int(position + 1, min_int(span->prefix_len, span->context_len))};
+}
+
+/* A partial result of a head: the sum of exp(score - max) * value [padded_head_dim], then max, then
+   the sum of exp(score - max). */
+INLINE int partial_floats(const AttentionOp *op) { return padded_head_dim(op) + 16; }
+/* Clear a partial result: no token was seen. */
+void clear_partial(const AttentionOp *op, float *partial);
+/* Add a partial result of other tokens to `sum`. */
+void add_partial(const AttentionOp *op, float *sum, const float *partial);
+/* Write the result of a head, out [head_dim], with its sink. Changes `partial`. */
+void finish_partial(const AttentionOp *op, int head, float *partial, float *out);
+
+/* Add the tokens of `range` to the partial results of a kv head's queries, of row `index` of the
+   span: partials [group_size][partial_floats]. */
+void attend_decode(const AttentionOp *op, const Run *run, const Span *span, int index, int kv_head,
+                   TokenRange range, float *partials, uint8_t *memory);
+size_t decode_memory_bytes(const AttentionOp *op);
+
+/* Compute a tile of the span. */
+void attend_prefill(const AttentionOp *op, const Run *run, const Span *span, QueryTile tile,
+                    uint8_t *memory);
+/* Queries of a tile: a multiple of those that one pass over a block computes. Smaller for few
+   queries, so that each thread has several tiles. */
+int queries_per_tile(const AttentionOp *op, const Run *run);
+size_t prefill_memory_bytes(const AttentionOp *op);

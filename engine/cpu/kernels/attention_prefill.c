@@ -1,0 +1,301 @@
+/* Attention of many rows: FlashAttention (Dao, 2023, arXiv:2307.08691) with queries as vector lanes.
+
+   A thread takes a tile of queries and goes through the context in blocks of BLOCK_KEYS, which it
+   converts to fp32 once. For each panel of the tile, PANEL queries:
+     scores [keys][PANEL] = K [keys][head_dim] * queries [head_dim][PANEL]
+     maximums, exponentials and their sums, element by element: there is no sum over lanes
+     sums [head_dim][PANEL] = sums * factor + transposed V [head_dim][keys] * scores [keys][PANEL]
+   Both matrix products broadcast an element of K or V, so neither K nor V is transposed. The sums of
+   a query are in the order of d, or of the tokens, whatever tile it is in: a masked token adds zero,
+   and is left out where no query of the panel sees it. */
+#include "attention.h"
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+enum { PRODUCT_ROWS = 8 }; /* rows of a product that the registers hold: 24 vectors of sums */
+#else
+enum { PRODUCT_ROWS = 4 };
+#endif
+enum { PANEL_VECTORS = 3, PANEL = PANEL_VECTORS * LANES, BLOCK_KEYS = 64 };
+enum { MAX_TILE_QUERIES = 192, MAX_PANELS = MAX_TILE_QUERIES / PANEL };
+
+typedef struct {
+    int num_queries; /* more lanes repeat the last one's tokens; their queries are zero */
+    int num_vectors;
+    float *queries; /* [head_dim][PANEL], times the scale */
+    float *sums;    /* [padded_head_dim][PANEL] */
+    float max[PANEL], denominator[PANEL], slope[PANEL];
+    int32_t position[PANEL], first[PANEL], end[PANEL]; /* of visible tokens */
+} Panel;
+
+typedef struct {
+    int num_panels, stride;
+    Panel *panels;
+    float *scores;        /* [BLOCK_KEYS][PANEL] */
+    float *keys, *values; /* [BLOCK_KEYS][stride] */
+} Tile;
+
+static int max_tile_panels(const AttentionOp *op) {
+    /* The queries and sums of a tile stay in the second-level cache. */
+    int queries = min_int(MAX_TILE_QUERIES, 32768 / op->head_dim);
+    return max_int(1, queries / PANEL);
+}
+
+int queries_per_tile(const AttentionOp *op, const Run *run) {
+    int64_t queries = (int64_t)run->num_tokens * op->num_heads;
+    int panels = (int)(queries / (4 * (int64_t)run->num_threads) / PANEL);
+    return max_int(1, min_int(panels, max_tile_panels(op))) * PANEL;
+}
+
+size_t prefill_memory_bytes(const AttentionOp *op) {
+    const size_t stride = (size_t)padded_head_dim(op), panels = (size_t)max_tile_panels(op);
+    size_t floats = BLOCK_KEYS * (2 * stride + PANEL) + panels * 2 * stride * PANEL;
+    return panels * round_up_64(sizeof(Panel)) + floats * sizeof(float);
+}
+
+INLINE IntVector load_ints(const int32_t *from) {
+    IntVector v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+/* c[r][v] = factor * c[r][v] + sum over k of a(r, k) * b[k][v], for PRODUCT_ROWS rows and
+   `num_vectors` vectors; a(r, k) is a[r * row_stride + k * depth_stride]. c [..][PANEL] is not read
+   without `factor`. */
+INLINE void multiply(const float *a, int row_stride, int depth_stride, const float *b, int depth,
+                     int num_vectors, float *c, const float *factor) {
+    Vector sums[PRODUCT_ROWS][PANEL_VECTORS] = {0};
+    for (int r = 0; factor && r < PRODUCT_ROWS; r++) {
+        for (int v = 0; v < num_vectors; v++) {
+            sums[r][v] = load_vector(c + r * PANEL + v * LANES) * load_vector(factor + v * LANES);
+        }
+    }
+    for (int k = 0; k < depth; k++, a += depth_stride, b += PANEL) {
+        Vector vectors[PANEL_VECTORS];
+        for (int v = 0; v < num_vectors; v++) vectors[v] = load_vector(b + v * LANES);
+        for (int r = 0; r < PRODUCT_ROWS; r++) {
+            Vector element = broadcast(a[r * row_stride]);
+            for (int v = 0; v < num_vectors; v++) {
+                sums[r][v] = multiply_add(element, vectors[v], sums[r][v]);
+            }
+        }
+    }
+    for (int r = 0; r < PRODUCT_ROWS; r++) {
+        for (int v = 0; v < num_vectors; v++) store_vector(c + r * PANEL + v * LANES, sums[r][v]);
+    }
+}
+
+/* Apply the soft cap and ALiBi's bias to scores [num_keys][PANEL]. */
+INLINE void adjust_scores(const AttentionOp *op, const Panel *panel, int num_vectors,
+                          int first_token, int num_keys, float *scores) {
+    const Vector cap = broadcast(op->softcap);
+    for (int k = 0; k < num_keys; k++) {
+        for (int v = 0; v < num_vectors; v++) {
+            float *place = scores + k * PANEL + v * LANES;
+            Vector score = load_vector(place);
+            if (op->softcap != 0) score = cap * tanh_vector(score / cap);
+            if (op->slopes) {
+                IntVector distance = first_token + k - load_ints(panel->position + v * LANES);
+                Vector slope = load_vector(panel->slope + v * LANES);
+                score = multiply_add(slope, __builtin_convertvector(distance, Vector), score);
+            }
+            store_vector(place, score);
+        }
+    }
+}
+
+/* Set the scores of tokens that a query does not see to -inf. */
+INLINE void mask_scores(const Panel *panel, int num_vectors, int first_token, int num_keys,
+                        float *scores) {
+    for (int k = 0; k < num_keys; k++) {
+        for (int v = 0; v < num_vectors; v++) {
+            float *place = scores + k * PANEL + v * LANES;
+            IntVector first = load_ints(panel->first + v * LANES) - (first_token + k);
+            IntVector end = load_ints(panel->end + v * LANES) - (first_token + k);
+            IntVector is_visible = (first <= 0) & (end > 0);
+            store_vector(place, select_vector(is_visible, load_vector(place), broadcast(-INFINITY)));
+        }
+    }
+}
+
+/* Turn scores [num_keys][PANEL] into exp(score - max), and update the maximums and denominators.
+   `factor` [PANEL] becomes what earlier sums must be multiplied by. */
+INLINE void weigh(Panel *panel, int num_vectors, int num_keys, float *scores, float *factor) {
+    Vector max[PANEL_VECTORS], sum[PANEL_VECTORS];
+    for (int v = 0; v < num_vectors; v++) max[v] = load_vector(panel->max + v * LANES);
+    for (int k = 0; k < num_keys; k++) {
+        for (int v = 0; v < num_vectors; v++) {
+            max[v] = max_vector(load_vector(scores + k * PANEL + v * LANES), max[v]);
+        }
+    }
+    for (int v = 0; v < num_vectors; v++) {
+        Vector scale = exp_vector(load_vector(panel->max + v * LANES) - max[v]);
+        sum[v] = load_vector(panel->denominator + v * LANES) * scale;
+        store_vector(factor + v * LANES, scale);
+        store_vector(panel->max + v * LANES, max[v]);
+    }
+    for (int k = 0; k < num_keys; k++) {
+        for (int v = 0; v < num_vectors; v++) {
+            float *place = scores + k * PANEL + v * LANES;
+            Vector weight = exp_vector(load_vector(place) - max[v]);
+            sum[v] += weight;
+            store_vector(place, weight);
+        }
+    }
+    for (int v = 0; v < num_vectors; v++) {
+        store_vector(panel->denominator + v * LANES, sum[v]);
+    }
+}
+
+/* Add a block of the tile, tokens first_token .. first_token + num_keys, to a panel's sums. */
+INLINE void attend_panel(const AttentionOp *op, const Tile *tile, Panel *panel, int num_vectors,
+                         int first_token, int num_keys) {
+    const int last = panel->num_queries - 1, stride = tile->stride;
+    float factor[PANEL];
+    /* Later rows see later tokens: the last row's limits are the largest. */
+    num_keys = min_int(num_keys, panel->end[last] - first_token);
+    if (first_token + num_keys <= panel->first[0] || num_keys <= 0) return;
+    for (int k = 0; k < num_keys; k += PRODUCT_ROWS) {
+        multiply(tile->keys + k * stride, stride, 1, panel->queries, op->head_dim, num_vectors,
+                 tile->scores + k * PANEL, NULL);
+    }
+    if (op->softcap != 0 || op->slopes) {
+        adjust_scores(op, panel, num_vectors, first_token, num_keys, tile->scores);
+    }
+    if (first_token < panel->first[last] || first_token + num_keys > panel->end[0]) {
+        mask_scores(panel, num_vectors, first_token, num_keys, tile->scores);
+    }
+    weigh(panel, num_vectors, num_keys, tile->scores, factor);
+    for (int d = 0; d < op->head_dim; d += PRODUCT_ROWS) {
+        multiply(tile->values + d, 1, stride, tile->scores, num_keys, num_vectors,
+                 panel->sums + d * PANEL, factor);
+    }
+}
+
+/* Convert the rows of tokens first .. end to fp32, times their scales: to [..][stride]. */
+INLINE void convert_rows(const AttentionOp *op, int format, const uint8_t *from, const float *scales,
+                         int num_rows, float *to, int stride) {
+    const int bytes = element_bytes(format);
+    for (int t = 0; t < num_rows; t++, from += op->head_dim * bytes, to += stride) {
+        const Vector scale = broadcast(scales ? scales[t] : 1.0f);
+        int d = 0;
+        for (; d + LANES <= op->head_dim; d += LANES) {
+            Vector elements = load_elements(format, from + d * bytes);
+            store_vector(to + d, scales ? elements * scale : elements);
+        }
+        if (d < op->head_dim) {
+            Vector elements = load_last_elements(format, from + d * bytes, op->head_dim - d);
+            store_vector(to + d, scales ? elements * scale : elements);
+        }
+    }
+}
+
+/* Convert the rows of tokens range.first .. range.end of a head, which counts as in `cache_row`. */
+static void convert_block(const AttentionOp *op, const Span *span, int head, TokenRange range,
+                          float *to, int stride) {
+    const LayerCache *cache = &op->cache;
+    const int64_t row_bytes = (int64_t)op->head_dim * element_bytes(cache->format);
+    for (int token = range.first, count; token < range.end; token += count, to += count * stride) {
+        int offset = token % cache->block_size;
+        count = min_int(range.end - token, cache->block_size - offset);
+        int block = span->block_table[token / cache->block_size];
+        int64_t row = cache_row(cache, op->num_kv_heads, block, head, offset);
+        const uint8_t *from = (const uint8_t *)cache->values + row * row_bytes;
+        const float *scales = cache->scales ? cache->scales + row : NULL;
+        switch (cache->format) {
+        case KV_F32: convert_rows(op, KV_F32, from, NULL, count, to, stride); break;
+        case KV_F16: convert_rows(op, KV_F16, from, NULL, count, to, stride); break;
+        case KV_BF16: convert_rows(op, KV_BF16, from, NULL, count, to, stride); break;
+        case KV_INT8: convert_rows(op, KV_INT8, from, scales, count, to, stride); break;
+        case KV_FP8: convert_rows(op, KV_FP8, from, scales, count, to, stride); break;
+        }
+    }
+}
+
+/* Lay a tile out in `memory`. */
+static Tile place_tile(const AttentionOp *op, int num_queries, uint8_t *memory) {
+    const int stride = padded_head_dim(op);
+    Tile tile = {.num_panels = (num_queries + PANEL - 1) / PANEL, .stride = stride};
+    float *next = (float *)(void *)memory;
+    tile.scores = next, next += BLOCK_KEYS * PANEL;
+    tile.keys = next, next += BLOCK_KEYS * stride;
+    tile.values = next, next += BLOCK_KEYS * stride;
+    tile.panels = (Panel *)(void *)(next + tile.num_panels * 2 * stride * PANEL);
+    for (int p = 0; p < tile.num_panels; p++, next += 2 * stride * PANEL) {
+        Panel *panel = tile.panels + p;
+        panel->num_queries = min_int(PANEL, num_queries - p * PANEL);
+        panel->num_vectors = (panel->num_queries + LANES - 1) / LANES;
+        panel->queries = next;
+        panel->sums = next + stride * PANEL;
+        memset(next, 0, (size_t)2 * stride * PANEL * sizeof(float));
+    }
+    return tile;
+}
+
+/* Fill in the queries of a panel, which begins at query `first_query`. */
+static void load_panel(const AttentionOp *op, const Run *run, const Span *span, int kv_head,
+                       int first_query, Panel *panel) {
+    const int group = group_size(op);
+    for (int lane = 0; lane < PANEL; lane++) {
+        int query = first_query + min_int(lane, panel->num_queries - 1);
+        int index = query / group, head = kv_head * group + query % group;
+        TokenRange visible = visible_tokens(op, span, index);
+        panel->first[lane] = visible.first;
+        panel->end[lane] = visible.end;
+        panel->position[lane] = row_position(span, index);
+        panel->slope[lane] = op->slopes ? op->slopes[head] : 0;
+        panel->max[lane] = -0x1p127f; /* not -inf: -inf - -inf is NaN */
+        panel->denominator[lane] = 0;
+        if (lane >= panel->num_queries) continue;
+        const float *row = query_row(op, run, span->first_row + index) + head * op->head_dim;
+        for (int d = 0; d < op->head_dim; d++) panel->queries[d * PANEL + lane] = op->scale * row[d];
+    }
+}
+
+/* Write the results of a panel. */
+static void store_panel(const AttentionOp *op, const Run *run, const Span *span, int kv_head,
+                        int first_query, const Panel *panel) {
+    const int group = group_size(op);
+    for (int lane = 0; lane < panel->num_queries; lane++) {
+        int query = first_query + lane;
+        int index = query / group, head = kv_head * group + query % group;
+        float denominator = panel->denominator[lane];
+        if (op->sinks) denominator += expf(op->sinks[head] - panel->max[lane]);
+        float *out = output_row(op, run, span->first_row + index) + head * op->head_dim;
+        const float factor = 1.0f / denominator;
+        for (int d = 0; d < op->head_dim; d++) out[d] = panel->sums[d * PANEL + lane] * factor;
+    }
+}
+
+static void attend_block(const AttentionOp *op, const Tile *tile, int first_token, int num_keys) {
+    for (int p = 0; p < tile->num_panels; p++) {
+        Panel *panel = tile->panels + p;
+        if (panel->num_vectors == 1) attend_panel(op, tile, panel, 1, first_token, num_keys);
+        if (panel->num_vectors == 2) attend_panel(op, tile, panel, 2, first_token, num_keys);
+        if (panel->num_vectors == 3) attend_panel(op, tile, panel, 3, first_token, num_keys);
+    }
+}
+
+void attend_prefill(const AttentionOp *op, const Run *run, const Span *span, QueryTile tile,
+                    uint8_t *memory) {
+    const int kv_head = tile.kv_head, value_head = op->num_kv_heads + kv_head;
+    Tile tiles = place_tile(op, tile.num_queries, memory);
+    for (int p = 0; p < tiles.num_panels; p++) {
+        load_panel(op, run, span, kv_head, tile.first_query + p * PANEL, tiles.panels + p);
+    }
+    const Panel *last = tiles.panels + tiles.num_panels - 1;
+    TokenRange all = {tiles.panels[0].first[0], last->end[last->num_queries - 1]};
+    /* Keys that follow the last token are multiplied too, and then masked. */
+    memset(tiles.keys, 0, (size_t)BLOCK_KEYS * tiles.stride * sizeof(float));
+    for (int token = all.first / BLOCK_KEYS * BLOCK_KEYS; token < all.end; token += BLOCK_KEYS) {
+        TokenRange block = {max_int(all.first, token), min_int(all.end, token + BLOCK_KEYS)};
+        const int64_t skipped = (int64_t)(block.first - token) * tiles.stride;
+        memset(tiles.keys, 0, (size_t)skipped * sizeof(float));
+        memset(tiles.values, 0, (size_t)skipped * sizeof(float));
+        convert_block(op, span, kv_head, block, tiles.keys + skipped, tiles.stride);
+        convert_block(op, span, value_head, block, tiles.values + skipped, tiles.stride);
+        attend_block(op, &tiles, token, block.end - token);
+    }
+    for (int p = 0; p < tiles.num_panels; p++) {
+        store_panel(op, run, span, kv_head, tile.first_query + p * PANEL, tiles.panels + p);
+    }
+}

@@ -1,0 +1,158 @@
+/* Head norms, rotary position embedding and the write to the KV cache, for rows of q, k and v.
+
+   A chunk is a number of (row, head) pairs; with norms over all heads, whole rows. */
+#include "layer_cache.h"
+
+enum { CHUNK_ELEMENTS = 4096 };
+
+static int num_row_heads(const RotaryOp *op) { return op->num_heads + 2 * op->num_kv_heads; }
+
+static int chunk_heads(const RotaryOp *op) {
+    int heads = max_int(1, CHUNK_ELEMENTS / op->head_dim), row = num_row_heads(op);
+    return op->norm_width == op->head_dim ? heads : (heads + row - 1) / row * row;
+}
+
+static int num_phases(const Op *base, const Run *run) {
+    (void)base, (void)run;
+    return 1;
+}
+
+static int num_chunks(const Op *base, const Run *run, int phase) {
+    const RotaryOp *op = &base->rotary;
+    const int size = chunk_heads(op);
+    (void)phase;
+    return (int)(((int64_t)run->num_tokens * num_row_heads(op) + size - 1) / size);
+}
+
+/* The sum of (x - shift)^2, or of x - shift. */
+static float sum_elements(const float *x, int n, float shift, int is_squared) {
+    Vector sum = {0};
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        Vector v = load_vector(x + i) - shift;
+        sum += is_squared ? v * v : v;
+    }
+    float rest = 0;
+    for (; i < n; i++) rest += is_squared ? (x[i] - shift) * (x[i] - shift) : x[i] - shift;
+    return add_elements(sum) + rest;
+}
+
+/* Normalize x [n] in place; `offset` is the place of its first weight. */
+static void norm(const Norm *norm, int offset, float *x, int n) {
+    if (norm->kind == NORM_NONE) return;
+    const float mean = norm->kind == NORM_LAYER ? sum_elements(x, n, 0, 0) / (float)n : 0;
+    const float scale = 1 / sqrtf(sum_elements(x, n, mean, 1) / (float)n + norm->eps);
+    const float *weight = norm->weight + offset, *bias = norm->bias ? norm->bias + offset : NULL;
+    for (int i = 0; i < n; i++) x[i] = (x[i] - mean) * scale * weight[i];
+    for (int i = 0; bias && i < n; i++) x[i] += bias[i];
+}
+
+/* Rotate pairs first .. end of x [head_dim] in place; pair i is x[i] and x[head_dim / 2 + i]. */
+static void rotate(float *x, int head_dim, const float *cos_sin, int first, int end) {
+    float *low = x, *high = x + head_dim / 2;
+    const float *cosines = cos_sin, *sines = cos_sin + head_dim / 2;
+    for (int i = first; i < end; i++) {
+        float a = low[i], b = high[i];
+        low[i] = a * cosines[i] - b * sines[i];
+        high[i] = b * cosines[i] + a * sines[i];
+    }
+}
+
+static void rotate_head(const RotaryOp *op, const Run *run, int row, float *x) {
+    const int pairs = op->head_dim / 2, first_pairs = op->two_dimensional ? pairs / 2 : pairs;
+    rotate(x, op->head_dim, op->cos_sin + (int64_t)run->positions[row] * op->head_dim, 0, first_pairs);
+    if (op->two_dimensional) {
+        const float *second = op->cos_sin + (int64_t)run->second_positions[row] * op->head_dim;
+        rotate(x, op->head_dim, second, first_pairs, pairs);
+    }
+}
+
+/* Round to e4m3, to the nearest, ties to even; above 464 NaN. */
+INLINE uint8_t float_to_fp8(float value) {
+    uint32_t bits, small;
+    memcpy(&bits, &value, 4);
+    const uint32_t sign = bits >> 24 & 0x80;
+    bits &= 0x7fffffff;
+    /* Below 2^-6 the numbers are multiples of 2^-9, which is the step of fp32 at 2^14. */
+    const float shifted = fabsf(value) + 0x1p14f;
+    memcpy(&small, &shifted, 4);
+    uint32_t normal = (bits - (120u << 23) + 0x7ffff + (bits >> 20 & 1)) >> 20;
+    uint32_t magnitude = bits < 121u << 23 ? small - (141u << 23) : normal;
+    return (uint8_t)(sign | (magnitude < 0x7f ? magnitude : 0x7f));
+}
+
+/* Quantize x [n] as `quantize_kv` of engine/model/quantized_kv.py: return the scale. */
+static float quantize(int format, const float *x, int n, uint8_t *to) {
+    /* Absolute values compare as integers, and a NaN is the largest. */
+    int32_t largest = 0;
+    for (int i = 0; i < n; i++) {
+        int32_t bits;
+        memcpy(&bits, x + i, 4);
+        largest = max_int(largest, bits & 0x7fffffff);
+    }
+    float scale;
+    memcpy(&scale, &largest, 4);
+    scale /= format == KV_INT8 ? 127.0f : 448.0f;
+    scale = scale < 0x1p-100f ? 0x1p-100f : scale;
+    if (format == KV_FP8) {
+        for (int i = 0; i < n; i++) to[i] = float_to_fp8(x[i] / scale);
+        return scale;
+    }
+    for (int i = 0; i < n; i++) {
+        float value = rintf(x[i] / scale);
+        to[i] = (uint8_t)(int8_t)(value == value ? value : 0);
+    }
+    return scale;
+}
+
+/* Write x [head_dim] to the slot's row of a head, which counts as in `cache_row`. */
+static void store_row(const RotaryOp *op, int slot, int head, const float *x) {
+    const LayerCache *cache = &op->cache;
+    const int n = op->head_dim, size = cache->block_size;
+    const int64_t row = cache_row(cache, op->num_kv_heads, slot / size, head, slot % size);
+    uint8_t *to = (uint8_t *)cache->values + row * n * element_bytes(cache->format);
+    if (cache->format == KV_F32) {
+        memcpy(to, x, (size_t)n * sizeof(float));
+    } else if (cache->format == KV_F16) {
+        for (int i = 0; i < n; i++) ((uint16_t *)(void *)to)[i] = float_to_fp16(x[i]);
+    } else if (cache->format == KV_BF16) {
+        for (int i = 0; i < n; i++) ((uint16_t *)(void *)to)[i] = float_to_bf16(x[i]);
+    } else {
+        cache->scales[row] = quantize(cache->format, x, n, to);
+    }
+}
+
+/* Normalize all heads of a row's queries, or keys, together when the first of them comes. */
+static void norm_head(const RotaryOp *op, int head, float *x) {
+    const int is_key = head >= op->num_heads, first = is_key ? op->num_heads : 0;
+    const Norm *part = is_key ? &op->k_norm : &op->q_norm;
+    if (op->norm_width == op->head_dim) {
+        norm(part, (head - first) * op->head_dim, x, op->head_dim);
+    } else if (head == first) {
+        norm(part, 0, x, (is_key ? op->num_kv_heads : op->num_heads) * op->head_dim);
+    }
+}
+
+static void compute(const Op *base, const Run *run, int phase, int chunk, Scratch *scratch) {
+    const RotaryOp *op = &base->rotary;
+    const int row_heads = num_row_heads(op), size = chunk_heads(op);
+    const int64_t all = (int64_t)run->num_tokens * row_heads, first = (int64_t)chunk * size;
+    (void)phase, (void)scratch;
+    for (int64_t i = first; i < first + size && i < all; i++) {
+        const int row = (int)(i / row_heads), head = (int)(i % row_heads);
+        const int kv_row = head - op->num_heads; /* keys' heads, then values' */
+        float *x = run->buffers[op->qkv] + i * op->head_dim;
+        if (kv_row < op->num_kv_heads) {
+            norm_head(op, head, x);
+            if (op->cos_sin) rotate_head(op, run, row, x);
+        }
+        if (kv_row >= 0) store_row(op, run->slots[row], kv_row, x);
+    }
+}
+
+static size_t no_bytes(const Op *base, const Buffer *buffers, int num_tokens, int num_logits) {
+    (void)base, (void)buffers, (void)num_tokens, (void)num_logits;
+    return 0;
+}
+
+const OpKernels rotary_kernels = {num_phases, num_chunks, NULL, compute, no_bytes, no_bytes};
