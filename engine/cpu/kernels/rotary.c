@@ -1,9 +1,9 @@
 /* Head norms, rotary position embedding and the write to the KV cache, for rows of q, k and v.
 
    A chunk is a number of (row, head) pairs; with norms over all heads, whole rows. */
+#include "chunks.h"
 #include "layer_cache.h"
-
-enum { CHUNK_ELEMENTS = 4096 };
+#include "norm.h"
 
 static int num_row_heads(const RotaryOp *op) { return op->num_heads + 2 * op->num_kv_heads; }
 
@@ -22,29 +22,6 @@ static int num_chunks(const Op *base, const Run *run, int phase) {
     const int size = chunk_heads(op);
     (void)phase;
     return (int)(((int64_t)run->num_tokens * num_row_heads(op) + size - 1) / size);
-}
-
-/* The sum of (x - shift)^2, or of x - shift. */
-static float sum_elements(const float *x, int n, float shift, int is_squared) {
-    Vector sum = {0};
-    int i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        Vector v = load_vector(x + i) - shift;
-        sum += is_squared ? v * v : v;
-    }
-    float rest = 0;
-    for (; i < n; i++) rest += is_squared ? (x[i] - shift) * (x[i] - shift) : x[i] - shift;
-    return add_elements(sum) + rest;
-}
-
-/* Normalize x [n] in place; `offset` is the place of its first weight. */
-static void norm(const Norm *norm, int offset, float *x, int n) {
-    if (norm->kind == NORM_NONE) return;
-    const float mean = norm->kind == NORM_LAYER ? sum_elements(x, n, 0, 0) / (float)n : 0;
-    const float scale = 1 / sqrtf(sum_elements(x, n, mean, 1) / (float)n + norm->eps);
-    const float *weight = norm->weight + offset, *bias = norm->bias ? norm->bias + offset : NULL;
-    for (int i = 0; i < n; i++) x[i] = (x[i] - mean) * scale * weight[i];
-    for (int i = 0; bias && i < n; i++) x[i] += bias[i];
 }
 
 /* Rotate pairs first .. end of x [head_dim] in place; pair i is x[i] and x[head_dim / 2 + i]. */
@@ -69,15 +46,11 @@ static void rotate_head(const RotaryOp *op, const Run *run, int row, float *x) {
 
 /* Round to e4m3, to the nearest, ties to even; above 464 NaN. */
 INLINE uint8_t float_to_fp8(float value) {
-    uint32_t bits, small;
-    memcpy(&bits, &value, 4);
-    const uint32_t sign = bits >> 24 & 0x80;
-    bits &= 0x7fffffff;
+    const uint32_t bits = bits_of_float(value) & 0x7fffffff, sign = bits_of_float(value) >> 24 & 0x80;
     /* Below 2^-6 the numbers are multiples of 2^-9, which is the step of fp32 at 2^14. */
-    const float shifted = fabsf(value) + 0x1p14f;
-    memcpy(&small, &shifted, 4);
+    uint32_t small = bits_of_float(float_of_bits(bits) + 0x1p14f) - bits_of_float(0x1p14f);
     uint32_t normal = (bits - (120u << 23) + 0x7ffff + (bits >> 20 & 1)) >> 20;
-    uint32_t magnitude = bits < 121u << 23 ? small - (141u << 23) : normal;
+    uint32_t magnitude = bits < 121u << 23 ? small : normal;
     return (uint8_t)(sign | (magnitude < 0x7f ? magnitude : 0x7f));
 }
 
@@ -85,14 +58,8 @@ INLINE uint8_t float_to_fp8(float value) {
 static float quantize(int format, const float *x, int n, uint8_t *to) {
     /* Absolute values compare as integers, and a NaN is the largest. */
     int32_t largest = 0;
-    for (int i = 0; i < n; i++) {
-        int32_t bits;
-        memcpy(&bits, x + i, 4);
-        largest = max_int(largest, bits & 0x7fffffff);
-    }
-    float scale;
-    memcpy(&scale, &largest, 4);
-    scale /= format == KV_INT8 ? 127.0f : 448.0f;
+    for (int i = 0; i < n; i++) largest = max_int(largest, bits_of_float(x[i]) & 0x7fffffff);
+    float scale = float_of_bits(largest) / (format == KV_INT8 ? 127.0f : 448.0f);
     scale = scale < 0x1p-100f ? 0x1p-100f : scale;
     if (format == KV_FP8) {
         for (int i = 0; i < n; i++) to[i] = float_to_fp8(x[i] / scale);
@@ -122,15 +89,16 @@ static void store_row(const RotaryOp *op, int slot, int head, const float *x) {
     }
 }
 
-/* Normalize all heads of a row's queries, or keys, together when the first of them comes. */
+/* Normalize a head; with norms over all heads the whole part when its first head comes. */
 static void norm_head(const RotaryOp *op, int head, float *x) {
-    const int is_key = head >= op->num_heads, first = is_key ? op->num_heads : 0;
-    const Norm *part = is_key ? &op->k_norm : &op->q_norm;
-    if (op->norm_width == op->head_dim) {
-        norm(part, (head - first) * op->head_dim, x, op->head_dim);
-    } else if (head == first) {
-        norm(part, 0, x, (is_key ? op->num_kv_heads : op->num_heads) * op->head_dim);
-    }
+    const int is_key = head >= op->num_heads, index = head - (is_key ? op->num_heads : 0);
+    const int is_whole = op->norm_width != op->head_dim;
+    Norm norm = is_key ? op->k_norm : op->q_norm;
+    if (norm.kind == NORM_NONE || (is_whole && index > 0)) return;
+    norm.weight += index * op->head_dim;
+    norm.bias = norm.bias ? norm.bias + index * op->head_dim : NULL;
+    int num_heads = is_key ? op->num_kv_heads : op->num_heads;
+    norm_row(&norm, x, is_whole ? num_heads * op->head_dim : op->head_dim, x);
 }
 
 static void compute(const Op *base, const Run *run, int phase, int chunk, Scratch *scratch) {

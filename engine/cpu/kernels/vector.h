@@ -1,8 +1,7 @@
 /* fp32 vectors as wide as the instruction set's registers, for kernels that are the same code for
    all of them: clang's vector types. Loads need no alignment. */
 #pragma once
-#include "common.h"
-#include "program.h"
+#include "fast_math.h"
 
 #if defined(__AVX512F__)
 enum { LANES = 16 };
@@ -38,7 +37,7 @@ INLINE Vector lane_numbers(int first) {
 
 /* a * b + c, with one rounding where the instruction set has it. */
 INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#if defined(__clang__) && (defined(__FMA__) || defined(__ARM_FEATURE_FMA))
     return __builtin_elementwise_fma(a, b, c);
 #else
     return a * b + c;
@@ -119,26 +118,24 @@ INLINE Vector4 add_elements_of_four(Vector a, Vector b, Vector c, Vector d) {
     return add_quarters(even + odd);
 }
 
-/* e^x, relative error below 2e-7; 0 below -87.3, NaN for NaN. Not for x above 88.
+/* `fast_exp` without subnormal results: 0 below -87.3, NaN for NaN. Not for x above 88.
 
-   x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 + 127 rounds n to an integer and leaves
-   the exponent of 2^n in the lowest bits. */
+   The lowest bits of `shifted` are the exponent of 2^n. */
 INLINE Vector exp_vector(Vector x) {
-#pragma clang fp reassociate(off)
+    KEEP_ORDER
     const Vector round = broadcast(0x1.8p23f + 127.0f);
     Vector shifted = multiply_add(x, broadcast(0x1.715476p0f), round);
     Vector n = shifted - round;
     Vector power = (Vector)((BitVector)shifted << 23);
     Vector r = multiply_add(n, broadcast(-0x1.62e4p-1f), x);
     r = multiply_add(n, broadcast(-0x1.7f7d1cp-20f), r);
-    Vector series = broadcast(1.0f / 720);
-    series = multiply_add(series, r, broadcast(1.0f / 120));
-    series = multiply_add(series, r, broadcast(1.0f / 24));
-    series = multiply_add(series, r, broadcast(1.0f / 6));
-    series = multiply_add(series, r, broadcast(0.5f));
-    series = multiply_add(series, r, broadcast(1.0f));
-    series = multiply_add(series, r, broadcast(1.0f));
-    return select_vector(x < broadcast(-87.3f), broadcast(0.0f), series * power);
+    Vector q = broadcast(0x1.6a2434p-10f);
+    q = multiply_add(q, r, broadcast(0x1.1239e2p-7f));
+    q = multiply_add(q, r, broadcast(0x1.5558f2p-5f));
+    q = multiply_add(q, r, broadcast(0x1.555492p-3f));
+    q = multiply_add(q, r, broadcast(0x1.fffffcp-2f));
+    q = multiply_add(q * r, r, r) + 1.0f;
+    return select_vector(x < broadcast(-87.3f), broadcast(0.0f), q * power);
 }
 
 /* tanh(x), error below 1e-7. */

@@ -1,0 +1,68 @@
+"""Layers of the KV cache for the CPU kernels: heads first, in every format, with poisoned slots."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swiftchat.engine.cpu.structures import KVFormat, LayerCache
+from swiftchat.engine.model.quantized_kv import quantize_kv
+from tests.support.native_ops import aligned
+
+DTYPES = {
+    KVFormat.F32: torch.float32,
+    KVFormat.F16: torch.float16,
+    KVFormat.BF16: torch.bfloat16,
+}
+SCHEMES = {KVFormat.INT8: "int8", KVFormat.FP8: "fp8"}
+
+
+@dataclass(frozen=True)
+class NativeKV:
+    """One layer: values [num_blocks, 2 * num_kv_heads, block_size, head_dim], and their scales.
+
+    Every slot is NaN at first; for int8 its scale is.
+    """
+
+    format: KVFormat
+    block_size: int
+    values: Tensor
+    scales: Tensor | None
+
+    @classmethod
+    def empty(
+        cls, kv: KVFormat, num_blocks: int, heads: int, block_size: int, head_dim: int
+    ) -> "NativeKV":
+        shape = (num_blocks, heads, block_size, head_dim)
+        if kv in DTYPES:
+            return cls(
+                kv, block_size, aligned(torch.full(shape, torch.nan, dtype=DTYPES[kv])), None
+            )
+        values = torch.full(shape, 0x7F, dtype=torch.int8)
+        return cls(kv, block_size, aligned(values), aligned(torch.full(shape[:3], torch.nan)))
+
+    @property
+    def struct(self) -> LayerCache:
+        scales = None if self.scales is None else self.scales.data_ptr()
+        return LayerCache(self.format, self.block_size, self.values.data_ptr(), scales)
+
+    def store(self, slots: Sequence[int], rows: Tensor) -> None:
+        """Write rows [n, 2 * num_kv_heads, head_dim] to the slots."""
+        index = torch.tensor(slots)
+        blocks, offsets = index // self.block_size, index % self.block_size
+        if self.scales is None:
+            self.values[blocks, :, offsets] = rows.to(self.values.dtype)
+        else:
+            values, scales = quantize_kv(SCHEMES[self.format], rows)
+            self.values[blocks, :, offsets], self.scales[blocks, :, offsets] = values, scales
+
+    def rows(self, slots: Sequence[int]) -> Tensor:
+        """Return the slots' rows in fp64: [n, 2 * num_kv_heads, head_dim]."""
+        index = torch.tensor(slots)
+        at = (index // self.block_size, slice(None), index % self.block_size)
+        values = self.values[at]
+        if self.format == KVFormat.FP8:
+            values = values.view(torch.float8_e4m3fn).float()
+        wide = values.double()
+        return wide if self.scales is None else wide * self.scales[at].double().unsqueeze(-1)
