@@ -1,0 +1,390 @@
+"""Record the operations of a decoder's forward pass for the native kernels."""
+
+from collections.abc import Sequence
+from ctypes import POINTER, cast
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from swiftchat.engine.cpu import structures as native
+from swiftchat.engine.cpu.structures import (
+    Activation,
+    AnyOp,
+    KVFormat,
+    Matrix,
+    Norm,
+    NormKind,
+    OpHeader,
+    RowSet,
+)
+from swiftchat.engine.linear.merged import MergedWeight
+from swiftchat.engine.linear.plain import PlainWeight
+from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.model.attention import alibi_slopes
+from swiftchat.engine.model.decoder import Decoder, DecoderWeights
+from swiftchat.engine.model.kv_cache import KVCache, LayerKV
+from swiftchat.engine.model.moe import Expert, Experts
+from swiftchat.engine.model.rope import cos_sin_table
+from swiftchat.engine.schedule.batch import Batch
+from swiftchat.weights.architectures.config import ModelConfig
+
+_ACTIVATIONS = MappingProxyType(
+    {
+        "silu": Activation.SILU,
+        "relu": Activation.RELU,
+        "gelu": Activation.GELU,
+        "gelu_tanh": Activation.GELU_TANH,
+        "gelu_sigmoid": Activation.GELU_SIGMOID,
+    }
+)
+_FLOAT_FORMATS = {
+    torch.float32: native.Format.F32,
+    torch.float16: native.Format.F16,
+    torch.bfloat16: native.Format.BF16,
+}
+_KV_FORMATS = {
+    torch.float32: KVFormat.F32,
+    torch.float16: KVFormat.F16,
+    torch.bfloat16: KVFormat.BF16,
+    "int8": KVFormat.INT8,
+    "fp8": KVFormat.FP8,
+}
+_EMPTY = Batch([], [], [], [], [], [])
+
+
+class CannotRecordError(Exception):
+    """The native kernels cannot compute a model; the message says what they lack."""
+
+
+class Activations(Tensor):
+    """What a recorded operation will write: the rows of a buffer, without values.
+
+    Every operation of torch on it raises `CannotRecordError`.
+    """
+
+    buffer: int
+    row_set: RowSet
+    width: int
+
+    @classmethod
+    def of(cls, buffer: int, row_set: RowSet, width: int) -> "Activations":
+        made = Tensor._make_subclass(cls, torch.empty(0, device="meta"))
+        made.buffer, made.row_set, made.width = buffer, row_set, width
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> NoReturn:
+        raise CannotRecordError(f"torch's {getattr(func, '__name__', func)}")
+
+
+@dataclass
+class Recording:
+    """The operations of a forward pass, in order.
+
+    `buffers` are the row set and the width of each; every operation that does not work in place
+    writes a buffer of its own. `logits` is the buffer with the result. `references` own the memory
+    that the operations point to.
+    """
+
+    ops: list[AnyOp]
+    buffers: list[tuple[RowSet, int]]
+    logits: int
+    references: list[Any]
+
+
+def record(
+    config: ModelConfig,
+    weights: DecoderWeights,
+    cache: KVCache,
+    ctx_size_tokens: int,
+) -> Recording:
+    """Record `Decoder.forward` with these weights and this cache, which must be `heads_first`.
+
+    Raises `CannotRecordError` for a model that the native kernels cannot compute.
+    """
+    recorder = _Recorder(config, weights, ctx_size_tokens, cache.block_size)
+    logits = Decoder(config, weights, recorder).forward(_EMPTY, cache)
+    recorder.references += [weights, cache]
+    return Recording(
+        recorder.ops, recorder.buffers, recorder.activations(logits).buffer, recorder.references
+    )
+
+
+class _Recorder:
+    """`decoder.Ops` that compute nothing; see `record`."""
+
+    heads_first = True
+
+    def __init__(
+        self, config: ModelConfig, weights: DecoderWeights, ctx_size_tokens: int, block_size: int
+    ) -> None:
+        self.ops: list[AnyOp] = []
+        self.buffers: list[tuple[RowSet, int]] = []
+        self.references: list[Any] = []
+        self._config, self._block_size = config, block_size
+        self._is_exact = weights.dtype == torch.float32
+        self._cos_sin = [
+            self._keep(cos_sin_table(rope, config.head_dim, ctx_size_tokens, torch.device("cpu")))
+            for rope in (config.rope, config.local_rope)
+            if rope is not None
+        ]
+        self._num_positions = ctx_size_tokens
+        self._slopes = self._keep(alibi_slopes(config)) if config.alibi else None
+
+    def plan(self, batch: Batch, cache: KVCache) -> None:
+        return
+
+    def embed(self, plan: None, table: LinearWeight) -> Tensor:
+        matrices = native_matrices(table)
+        if len(matrices) != 1 or table.shape[0] != self._config.vocab_size:
+            raise CannotRecordError("embeddings in several parts")
+        op = native.EmbedOp(scale=1.0, table=matrices[0])
+        return self._append(op, RowSet.TOKENS, table.shape[1])
+
+    def add_positions_(self, plan: None, x: Tensor, table: Tensor) -> None:
+        last, out = self.ops[-1], self.activations(x)
+        positions = self._float_matrix(table)
+        if isinstance(last, native.EmbedOp) and last.out == out.buffer:
+            last.positions = positions
+            return
+        rows = native.EmbedOp(scale=1.0, positions=positions)
+        self.add_(x, self._append(rows, RowSet.TOKENS, out.width))
+
+    def scale_(self, x: Tensor, factor: float) -> None:
+        last, out = self.ops[-1], self.activations(x)
+        if isinstance(last, native.EmbedOp) and last.out == out.buffer:
+            last.scale *= factor
+        else:
+            self._add_scaled(out, out, alpha=factor, beta=0.0)
+
+    def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.activations(x)  # all activations are fp32
+
+    def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if delta is not None:
+            self.add_(x, delta)
+        stream, is_layer = self.activations(x), self._config.norm == "layer"
+        norm = self._layer_norm(weight, bias) if is_layer else self._rms_norm(weight)
+        op = native.NormOp(x=stream.buffer, norm=norm)
+        return self._append(op, stream.row_set, stream.width)
+
+    def add_norm_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
+        out, norm = self.activations(x), self._rms_norm(weight)
+        branch = self.activations(delta).buffer
+        self._append_to(out, native.NormOp(x=branch, accumulate=1, norm=norm))
+
+    def add_(self, x: Tensor, delta: Tensor) -> None:
+        self._add_scaled(self.activations(x), self.activations(delta), alpha=1.0, beta=1.0)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        self.add_(x, y)
+        return x
+
+    def replace_(self, x: Tensor, normed: Tensor, scale: float) -> None:
+        self._add_scaled(self.activations(x), self.activations(normed), alpha=0.0, beta=scale)
+
+    def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+        source, matrices = self.activations(x), native_matrices(weight)
+        rows, cols = weight.shape
+        if cols != source.width:
+            raise CannotRecordError(f"a matrix with {cols} columns for {source.width} activations")
+        parts = self._keep((Matrix * len(matrices))(*matrices))
+        op = native.LinearOp(
+            x=source.buffer,
+            num_parts=len(parts),
+            rows=rows,
+            parts=cast(parts, POINTER(Matrix)),
+            bias=self._floats(bias),
+        )
+        return self._append(op, source.row_set, rows)
+
+    def attend(
+        self,
+        plan: None,
+        layer: int,
+        qkv: Tensor,
+        kv: LayerKV,
+        norms: tuple[Tensor, Tensor] | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        config, source = self._config, self.activations(qkv)
+        heads = {
+            "num_heads": config.num_heads,
+            "num_kv_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+        }
+        cache = self._layer_cache(kv)
+        rotary = native.RotaryOp(**heads, norm_width=config.head_dim, cache=cache)
+        if norms is not None:
+            rotary.q_norm = self._head_norm(norms[0], config.num_heads)
+            rotary.k_norm = self._head_norm(norms[1], config.num_kv_heads)
+            if config.qk_norm == "width":
+                rotary.norm_width = 0
+        self._rotate(rotary, layer)
+        rotary.qkv = source.buffer
+        self._append_to(source, rotary)
+        op = native.AttentionOp(
+            **heads,
+            qkv=source.buffer,
+            window=config.window(layer) or 0,
+            scale=config.attention_scale,
+            softcap=config.attention_softcap or 0.0,
+            slopes=None if self._slopes is None else self._slopes.data_ptr(),
+            sinks=self._floats(sinks),
+            cache=cache,
+        )
+        return self._append(op, source.row_set, config.num_heads * config.head_dim)
+
+    def act_and_mul(self, gate_up: Tensor) -> Tensor:
+        source, op = self.activations(gate_up), self._act_and_mul()
+        op.x = source.buffer
+        return self._append(op, source.row_set, source.width // (2 if op.gated else 1))
+
+    def moe(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
+        config, source = self._config, self.activations(x)
+        each = [self._expert(expert) for expert in experts.all]
+        structs = self._keep((native.Expert * len(each))(*each))
+        op = native.MoeOp(
+            x=source.buffer,
+            num_experts=config.num_experts,
+            experts_per_token=config.experts_per_token,
+            normalized=config.normalized_experts,
+            hidden_size=config.hidden_size,
+            expert_size=experts.each[0].down.shape[1],
+            shared_size=0 if experts.shared is None else experts.shared.down.shape[1],
+            act=self._act_and_mul(),
+            router=self._float_matrix(experts.router),
+            router_bias=self._floats(experts.router_bias),
+            experts=cast(structs, POINTER(native.Expert)),
+        )
+        if experts.shared_router is not None:
+            op.shared_router = self._float_matrix(experts.shared_router)
+        return self._append(op, source.row_set, source.width)
+
+    def logits_rows(self, plan: None, x: Tensor) -> Tensor:
+        source = self.activations(x)
+        return self._append(native.GatherOp(x=source.buffer), RowSet.LOGITS, source.width)
+
+    def logits(self, x: Tensor, lm_head: LinearWeight, bias: Tensor | None) -> Tensor:
+        return self.linear(x, lm_head, bias)
+
+    def softcap_(self, logits: Tensor, cap: float) -> Tensor:
+        out = self.activations(logits)
+        self._append_to(out, native.SoftcapOp(x=out.buffer, cap=cap))
+        return out
+
+    def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
+        raise CannotRecordError("copies of blocks")
+
+    def activations(self, x: Tensor | None) -> Activations:
+        """Return x if an operation was recorded that writes it."""
+        if not isinstance(x, Activations):
+            raise CannotRecordError("a tensor that no operation returned")
+        return x
+
+    def _append(self, op: Any, row_set: RowSet, width: int) -> Activations:
+        """Append an operation that writes a new buffer."""
+        out = Activations.of(len(self.buffers), row_set, width)
+        self.buffers.append((row_set, width))
+        self._append_to(out, op)
+        return out
+
+    def _append_to(self, out: Activations, op: Any) -> None:
+        op.header = OpHeader(op.KIND, out.row_set)
+        if not isinstance(op, native.RotaryOp | native.SoftcapOp):  # in place
+            op.out = out.buffer
+        self.ops.append(op)
+
+    def _add_scaled(self, out: Activations, x: Activations, alpha: float, beta: float) -> None:
+        self._append_to(out, native.AddScaledOp(x=x.buffer, alpha=alpha, beta=beta))
+
+    def _act_and_mul(self) -> native.ActAndMulOp:
+        config = self._config
+        return native.ActAndMulOp(
+            activation=_ACTIVATIONS[config.activation],
+            gated=config.gated,
+            interleaved=config.gated and config.interleaved_gate,
+            gate_limit=(config.gate_limit or 0.0) if config.gated else 0.0,
+        )
+
+    def _rotate(self, op: native.RotaryOp, layer: int) -> None:
+        """Set the angles of a layer as `TorchOps.attend` chooses them."""
+        config = self._config
+        if not self._cos_sin or layer in config.unrotated_layers:
+            return
+        table = self._cos_sin[0 if config.window(layer) is None else -1]
+        op.cos_sin, op.num_positions = table.data_ptr(), self._num_positions
+        op.two_dimensional = config.rope is not None and config.rope.two_dimensional
+
+    def _layer_cache(self, kv: LayerKV) -> native.LayerCache:
+        values = kv if isinstance(kv, Tensor) else kv.values
+        return native.LayerCache(
+            format=_KV_FORMATS[kv.dtype if isinstance(kv, Tensor) else kv.scheme],
+            block_size=self._block_size,
+            values=values.data_ptr(),
+            scales=None if isinstance(kv, Tensor) else kv.scales.data_ptr(),
+        )
+
+    def _rms_norm(self, weight: Tensor) -> Norm:
+        scale = self._keep(weight.float() + float(self._config.norm_unit_offset))
+        return Norm(NormKind.RMS, self._config.norm_eps, scale.data_ptr())
+
+    def _layer_norm(self, weight: Tensor, bias: Tensor | None) -> Norm:
+        scale, eps = self._floats(weight), self._config.norm_eps
+        return Norm(NormKind.LAYER, eps, scale, self._floats(bias))
+
+    def _head_norm(self, weight: Tensor, num_heads: int) -> Norm:
+        """Return the norm of queries or keys, with weights for the elements of all heads."""
+        config = self._config
+        kind = NormKind.RMS if config.norm == "rms" else NormKind.LAYER
+        scale = weight.float() + float(config.norm_unit_offset)
+        if len(scale) == config.head_dim:
+            scale = scale.repeat(num_heads)
+        return Norm(kind, config.norm_eps, self._keep(scale).data_ptr())
+
+    def _expert(self, expert: Expert) -> native.Expert:
+        pairs = [native_matrices(weight) for weight in (expert.gate_up, expert.down)]
+        if any(len(matrices) != 1 for matrices in pairs):
+            raise CannotRecordError("an expert's matrix in several parts")
+        biases = (self._floats(expert.gate_up_bias), self._floats(expert.down_bias))
+        return native.Expert(*(matrices[0] for matrices in pairs), *biases)
+
+    def _float_matrix(self, tensor: Tensor) -> Matrix:
+        return float_matrix(self._keep(tensor.contiguous()))
+
+    def _floats(self, tensor: Tensor | None) -> int | None:
+        """Return the address of a vector in fp32."""
+        return None if tensor is None else self._keep(tensor.float().contiguous()).data_ptr()
+
+    def _keep(self, owner: Any) -> Any:
+        self.references.append(owner)
+        return owner
+
+
+def native_matrices(weight: LinearWeight) -> Sequence[Matrix]:
+    """Return the parts of a weight for the kernels; raises `CannotRecordError`."""
+    if isinstance(weight, MergedWeight):
+        return [matrix for part in weight.parts for matrix in native_matrices(part)]
+    if isinstance(weight, PlainWeight) and weight.tensor.stride(1) == 1:
+        return [float_matrix(weight.tensor)]
+    matrices: Sequence[Matrix] = getattr(weight, "native_matrices", ())
+    if not matrices:
+        raise CannotRecordError(f"a matmul with {type(weight).__name__}")
+    return matrices
+
+
+def float_matrix(tensor: Tensor) -> Matrix:
+    """Describe a tensor [rows, cols] with contiguous rows for the kernels; it must stay alive."""
+    rows, cols = tensor.shape
+    return Matrix(
+        format=_FLOAT_FORMATS[tensor.dtype],
+        rows=rows,
+        cols=cols,
+        stride=tensor.stride(0) * tensor.itemsize,
+        data=tensor.data_ptr(),
+    )
