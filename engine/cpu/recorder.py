@@ -198,6 +198,7 @@ class _Recorder:
             x=source.buffer,
             num_parts=len(parts),
             rows=rows,
+            exact=self._is_exact,
             parts=cast(parts, POINTER(Matrix)),
             bias=self._floats(bias),
         )

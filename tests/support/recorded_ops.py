@@ -3,6 +3,7 @@
 import ctypes
 from ctypes import POINTER
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.engine.cpu import structures as native
-from swiftchat.engine.cpu.recorder import Recording
+from swiftchat.engine.cpu.fusion import fuse
+from swiftchat.engine.cpu.recorder import Recording, record
 from swiftchat.engine.cpu.structures import (
     Epilogue,
     Format,
@@ -21,8 +23,10 @@ from swiftchat.engine.cpu.structures import (
     NormKind,
     RowSet,
 )
+from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.torch_ops import ACTIVATIONS
 from swiftchat.engine.schedule.batch import Batch
+from tests.support import tiny
 
 _ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh", "gelu_sigmoid")
 _DTYPES = MappingProxyType(
@@ -232,3 +236,32 @@ class Interpreter:
         gate_up, down = dense(expert.gate_up), dense(expert.down)
         inner = F.linear(x, gate_up, floats(expert.gate_up_bias, len(gate_up)))
         return F.linear(self.gate(inner, op.act), down, floats(expert.down_bias, len(down)))
+
+
+def recorded(bench: tiny.Bench, kv_dtype: str = "auto") -> Interpreter:
+    """Record the bench's decoder; give the bench a cache for the recording."""
+    config, weights = bench.decoder.config, bench.decoder.weights
+    num_blocks, block_size = bench.allocator.num_blocks, bench.allocator.block_size
+    cpu = torch.device("cpu")
+    bench.cache = KVCache(
+        *(config, num_blocks, block_size, weights.dtype, cpu), heads_first=True, kv_dtype=kv_dtype
+    )
+    recording = record(config, weights, bench.cache, config.max_context_tokens)
+    return Interpreter(recording, block_size)
+
+
+def logits_of_both(folder: Path, fused: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the logits of a prompt in chunks, then of single tokens: recorded, and by torch.
+
+    The prompt goes first, then come tokens that follow a part of it in another order of blocks.
+    """
+    benches = [tiny.Bench(folder, chunk_tokens=7) for _ in range(2)]
+    interpreter = recorded(benches[0])
+    if fused:
+        fuse(interpreter.recording)
+    benches[0].decoder.forward = lambda batch, cache: interpreter.run(batch)  # type: ignore[method-assign]
+    found = []
+    for bench in benches:
+        prompt = bench.last_logits(tiny.random_ids(19)).unsqueeze(0)
+        found.append(torch.cat([prompt, bench.logits(tiny.random_ids(6, seed=3))]))
+    return found[0], found[1]

@@ -71,7 +71,8 @@ static void add_compute(const Op *op, const Run *run, int phase, int chunk, Scra
     size_t first = (size_t)part.first_row * width + part.first_col;
     const float *x = run->buffers[o->x] + first;
     float *out = run->buffers[o->out] + first, alpha = o->alpha, beta = o->beta;
-    for (int i = 0; i < part.num_rows * part.num_cols; i++) out[i] = alpha * out[i] + beta * x[i];
+    for (int i = 0; i < part.num_rows * part.num_cols; i++)
+        out[i] = (alpha != 0.0f ? alpha * out[i] : 0.0f) + beta * x[i];
 }
 
 static int softcap_chunks(const Op *op, const Run *run, int phase) {

@@ -10,19 +10,19 @@ static int num_phases(const Op *op, const Run *run) {
 
 static int num_chunks(const Op *op, const Run *run, int phase) {
     (void)phase;
-    return count_row_chunks(rows_of(run, op->header.row_set), op->embed.table.cols);
+    return count_row_chunks(rows_of(run, op->header.row_set), run->widths[op->embed.out].width);
 }
 
 static void compute(const Op *op, const Run *run, int phase, int chunk, Scratch *scratch) {
     (void)phase;
     const EmbedOp *o = &op->embed;
-    int width = o->table.cols;
+    int width = run->widths[o->out].width;
     float *position = (float *)scratch->memory;
     Part part = row_chunk(rows_of(run, op->header.row_set), width, chunk);
     for (int row = part.first_row; row < part.first_row + part.num_rows; row++) {
         float *out = run->buffers[o->out] + (size_t)row * width;
-        matrix_row(&o->table, run->ids[row], out);
-        for (int i = 0; i < width; i++) out[i] *= o->scale;
+        if (o->table.data) matrix_row(&o->table, run->ids[row], out);
+        for (int i = 0; i < width; i++) out[i] = o->table.data ? out[i] * o->scale : 0.0f;
         if (!o->positions.data) continue;
         matrix_row(&o->positions, run->positions[row] + o->position_offset, position);
         for (int i = 0; i < width; i++) out[i] += position[i];
@@ -35,8 +35,8 @@ static size_t workspace_bytes(const Op *op, const Buffer *buffers, int num_token
 }
 
 static size_t scratch_bytes(const Op *op, const Buffer *buffers, int num_tokens, int num_logits) {
-    (void)buffers, (void)num_tokens, (void)num_logits;
-    return (size_t)op->embed.table.cols * sizeof(float);
+    (void)num_tokens, (void)num_logits;
+    return (size_t)buffers[op->embed.out].width * sizeof(float);
 }
 
 const OpKernels embed_kernels = {num_phases, num_chunks, 0, compute, workspace_bytes, scratch_bytes};

@@ -42,13 +42,14 @@ typedef struct {
     const float *weight, *bias;
 } Norm;
 
-/* out = scale * table[ids], + positions[position + position_offset] if there are such rows. */
+/* out = scale * table[ids] + positions[position + position_offset]; without a table or without
+   positions (data NULL) only the other. */
 typedef struct {
     OpHeader header;
     int32_t out;
     float scale;
     int32_t position_offset;
-    Matrix table, positions; /* positions.data NULL: none */
+    Matrix table, positions;
 } EmbedOp;
 
 /* out = norm(x), or out += norm(x). In place if out is x. */
@@ -114,7 +115,7 @@ typedef struct {
     float gate_limit;           /* 0: none; see `_clamp` in engine/model/torch_ops.py */
 } ActAndMulOp;
 
-/* out = alpha * out + beta * x. */
+/* out = alpha * out + beta * x; alpha 0 does not read out. */
 typedef struct {
     OpHeader header;
     int32_t x, out;

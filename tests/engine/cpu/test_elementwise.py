@@ -101,6 +101,14 @@ def test_add_scaled(variant: str, shape: tuple[int, int]) -> None:
 
 
 @each_variant
+def test_add_scaled_by_zero_replaces_what_is_not_finite(variant: str) -> None:
+    x, out = inputs(3, 65), torch.full((3, 65), torch.nan)
+    op = AddScaledOp(header=TOKENS, x=0, out=1, alpha=0.0, beta=2.0)
+    found = run_ops(variant, [op], [(RowSet.TOKENS, 65)] * 2, {0: x, 1: out}, run_inputs(3))[1]
+    assert torch.equal(found, 2 * x)
+
+
+@each_variant
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 9000), st.sampled_from([1e-3, 1.0, 50.0, 1000.0]))
 def test_softcap(variant: str, rows: int, width: int, scale: float) -> None:

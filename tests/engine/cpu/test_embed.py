@@ -53,3 +53,12 @@ def test_tiled_tables(
     found = embed(variant, tiles.matrix, ids, scale=1.0)
     # One rounding of the sum with the minimum, one of the row's scale.
     torch.testing.assert_close(found.double(), tiles.dequantized[ids], rtol=3e-7, atol=3e-7)
+
+
+@each_variant
+def test_positions_without_a_table(variant: str) -> None:
+    positions = torch.randn(9, 21, generator=torch.Generator().manual_seed(2))
+    op = EmbedOp(out=0, scale=1.0, positions=float_matrix(positions))
+    inputs = run_inputs(3, positions=[8, 0, 4])
+    found = run_ops(variant, [op], [(RowSet.TOKENS, 21)], {}, inputs)[0]
+    assert torch.equal(found, positions[[8, 0, 4]])
