@@ -11,11 +11,18 @@ from tests.support.native_ops import aligned
 
 @dataclass(frozen=True)
 class Tiles:
-    """A packed matrix, its fp64 values [rows, cols], and the tensors that hold its memory."""
+    """A packed matrix, its fp64 values [rows, cols], and the tensors that hold its memory.
+
+    `quantized` are its integers [rows, cols], centered; `scales` and `minimums` are fp32 [rows,
+    groups], without columns if the matrix has none.
+    """
 
     matrix: Matrix
     dequantized: Tensor
     tensors: tuple[Tensor, ...]
+    quantized: Tensor
+    scales: Tensor
+    minimums: Tensor
 
 
 def random_tiles(
@@ -57,7 +64,14 @@ def random_tiles(
         data=packed.data_ptr(),
         row_scale=row_scale.data_ptr(),
     )
-    return Tiles(matrix, wide * row_scale.double().unsqueeze(1), (packed, row_scale))
+    return Tiles(
+        matrix=matrix,
+        dequantized=wide * row_scale.double().unsqueeze(1),
+        tensors=(packed, row_scale),
+        quantized=values - center,
+        scales=scales.float(),
+        minimums=minimums.float() if has_minimum else torch.empty(rows, 0),
+    )
 
 
 def _tile_rows(values: Tensor) -> Tensor:

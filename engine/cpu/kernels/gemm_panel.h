@@ -1,0 +1,45 @@
+/* Unpacked weights of a part of the columns of PANEL_TILES tiles, for gemm_tiles.c. */
+#pragma once
+#include "matrix.h"
+#include "quantized_rows.h"
+#include "simd.h"
+#pragma clang fp reassociate(off)
+
+enum {
+    PANEL_TILES = LANES == 16 ? 2 : 1,
+    PANEL_ROWS = PANEL_TILES * TILE_ROWS,
+    PANEL_VECTORS = PANEL_ROWS / LANES, /* registers for the rows of a panel, and of a tile */
+    TILE_VECTORS = TILE_ROWS / LANES,
+    VALUE_BYTES = 2,
+    CHUNK_BLOCKS = 512 * TILE_ROWS / PANEL_ROWS / BLOCK_COLS,
+    VECTOR_BLOCK = 256, /* x of a chunk and y of a tile block fit in the L2 cache */
+    TILE_BLOCK = 16,
+};
+
+/* A unit is what one scale per row belongs to: a block, or half a block with groups of 16 columns.
+   Of each unit, `units` has the values (unit_cols * PANEL_ROWS, VALUE_BYTES each), then scales and
+   minimums, fp32 [PANEL_ROWS] each. */
+typedef struct {
+    _Alignas(64) uint8_t units[CHUNK_BLOCKS * PANEL_ROWS * (BLOCK_COLS * VALUE_BYTES + 2 * 8)];
+    float row_scale[PANEL_ROWS];
+    int32_t first_unit, num_units, unit_cols, has_minimum;
+    int32_t is_first, is_last; /* of the chunks of a row */
+} Panel;
+
+INLINE size_t unit_value_bytes(const Panel *p) { return (size_t)p->unit_cols * PANEL_ROWS * VALUE_BYTES; }
+INLINE size_t unit_bytes(const Panel *p) { return unit_value_bytes(p) + 8 * PANEL_ROWS; }
+INLINE uint8_t *unit_values(Panel *p, int unit) { return p->units + unit * unit_bytes(p); }
+INLINE float *unit_scales(Panel *p, int unit) {
+    return (float *)(unit_values(p, unit) + unit_value_bytes(p));
+}
+
+/* Where a vector's scales and sums of the panel's columns start, and its elements / 32. */
+INLINE size_t vector_block(const Panel *p, const QuantizedRows *x, int vector) {
+    return (size_t)vector * x->blocks + p->first_unit * p->unit_cols / BLOCK_COLS;
+}
+
+/* The sum of the activations of a unit, of the block at `block` of x. */
+INLINE int32_t unit_sum(const Panel *p, const QuantizedRows *x, size_t block, int unit) {
+    if (p->unit_cols == BLOCK_COLS) return x->sum[block];
+    return unit & 1 ? x->sum[block] - x->half_sum[block] : x->half_sum[block];
+}
