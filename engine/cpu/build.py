@@ -102,11 +102,20 @@ _GCC_CPUS = {
 
 def host_target() -> Target | None:
     """Return the target of this machine, or None if there are no kernels for it."""
+    if sys.platform == "linux" and not _has_glibc():
+        return None
     systems = {"linux": "linux", "darwin": "macos", "win32": "windows"}
     architectures = {"amd64": "x86_64", "arm64": "aarch64"}
     machine = platform.machine().lower()
     name = f"{systems.get(sys.platform)}-{architectures.get(machine, machine)}"
     return TARGETS.get(name)
+
+
+def _has_glibc() -> bool:
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
+    except (OSError, ValueError):  # musl does not know the name
+        return False
 
 
 def library_path(folder: Path, target: Target, variant: str) -> Path:
@@ -191,9 +200,9 @@ def _arguments(target: Target, variant: Variant, sanitize: Sequence[str]) -> lis
 
 def _digest(command: Sequence[str]) -> str:
     """Return a hash of the compiler and its arguments, and of all sources and headers."""
-    digest = hashlib.sha256("\0".join(command).encode())
-    executable = Path(command[0]).stat()
-    digest.update(f"{executable.st_size} {executable.st_mtime_ns}".encode())
+    digest = hashlib.sha256("\0".join(command[1:]).encode())
+    # Its path would differ in every isolated build environment, its version costs a process.
+    digest.update(str(Path(command[0]).stat().st_size).encode())
     for file in sorted(KERNELS.glob("*.[ch]")):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()

@@ -1,0 +1,105 @@
+"""Compile the CPU kernels when the package is built; `pyproject.toml` has everything else.
+
+The compiler is the ziglang wheel, a build requirement. Without it, or if it fails, the package has
+no CPU kernels and torch's operators compute.
+"""
+
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+CPU = Path(__file__).parent / "engine" / "cpu"
+# The oldest systems that the libraries of each target run on.
+WHEEL_PLATFORMS = {
+    "linux-x86_64": "manylinux_2_17_x86_64",
+    "linux-aarch64": "manylinux_2_17_aarch64",
+    "macos-x86_64": "macosx_11_0_x86_64",
+    "macos-aarch64": "macosx_11_0_arm64",
+    "windows-x86_64": "win_amd64",
+}
+
+
+def _load_build() -> ModuleType:
+    """Load engine/cpu/build.py from its file: the package is not installed yet."""
+    spec = importlib.util.spec_from_file_location("swiftchat_cpu_build", CPU / "build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+build = _load_build()
+
+
+class BuildWithKernels(build_py):
+    """Put the libraries into the wheel, or for an editable install into the checkout."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            _compile(build.LIBRARIES)
+            return
+        # Not compiled in place: locks and digests do not belong into the wheel.
+        compiled = Path(self.get_finalized_command("build").build_base) / "cpu-kernels"
+        folder = Path(self.build_lib, "swiftchat", "engine", "cpu", "lib")
+        shutil.rmtree(folder, ignore_errors=True)
+        libraries = _compile(compiled)
+        if libraries:
+            folder.mkdir(parents=True)
+        for library in libraries:
+            shutil.copy2(library, folder)
+
+
+def _compile(folder: Path) -> list[Path]:
+    """Compile all variants for this machine; without success print a warning and return []."""
+    target = build.host_target()
+    if target is None:
+        return []
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["ZIG_GLOBAL_CACHE_DIR"] = cache  # otherwise 100 MB stay in the home folder
+        try:
+            libraries: list[Path] = build.build(target, folder)
+        except (build.BuildError, OSError) as error:
+            print(
+                f"warning: the CPU kernels are not compiled ({error}). swiftchat works without "
+                "them, but answers several times more slowly on a CPU.",
+                file=sys.stderr,
+            )
+            return []
+        finally:
+            del os.environ["ZIG_GLOBAL_CACHE_DIR"]
+    return libraries
+
+
+class PlatformDistribution(Distribution):
+    """A distribution that setuptools installs among those of this platform."""
+
+    def has_ext_modules(self) -> bool:
+        return build.host_target() is not None
+
+
+class PlatformWheel(bdist_wheel):
+    """Tag the wheel for this platform and every Python: ctypes loads the libraries."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        tag: tuple[str, str, str] = super().get_tag()
+        target = build.host_target()
+        if target is None:
+            return tag
+        platform = tag[2] if self.plat_name_supplied else WHEEL_PLATFORMS[target.name]
+        return "py3", "none", platform
+
+
+setup(
+    distclass=PlatformDistribution,
+    cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel},
+)
