@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,8 +63,15 @@ class PackSource(ctypes.Structure):
     )
 
 
-class TableRange(ctypes.Structure):
-    _fields_ = (("smallest", c_float), ("largest", c_float), ("all_fp16", c_int32))
+class _Range(NamedTuple):
+    """Bounds of the absolute values of scales and minimums, zeros apart.
+
+    `all_fp16`: each of them is exactly an fp16 number.
+    """
+
+    smallest: float
+    largest: float
+    all_fp16: bool
 
 
 def _declare_functions(library: ctypes.CDLL) -> None:
@@ -72,8 +79,8 @@ def _declare_functions(library: ctypes.CDLL) -> None:
     source, matrix = ctypes.POINTER(PackSource), ctypes.POINTER(Matrix)
     library.pack_tiles.argtypes = [source, c_int, c_int, c_int, matrix, *[c_int] * 3, c_float]
     library.pack_tiles.restype = c_int
-    library.table_range.argtypes = [source, *[c_int] * 4, ctypes.POINTER(TableRange)]
-    library.table_range.restype = c_int
+    library.scale_range.argtypes = [source, c_int, c_int, *[ctypes.POINTER(c_float)] * 2]
+    library.scale_range.restype = None
     library.reorder_tiles.argtypes = [matrix, c_void_p, matrix, c_int, c_int]
     library.reorder_tiles.restype = None
 
@@ -103,22 +110,24 @@ _BLOCK_LAYOUTS = {
     "IQ4_XS": (Format.INT8, 32, False),
 }
 BLOCK_TYPES = frozenset(_BLOCK_LAYOUTS)
-# Each scale and minimum of these blocks is stored as an fp16 number.
-_FP16_TABLES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"})
+# The largest integer that a block's fp16 scales are multiplied by; without, they are the tables.
+_LARGEST_FACTOR = {"Q2_K": 15, "Q3_K": 32, "Q4_K": 63, "Q5_K": 63, "Q6_K": 128, "IQ4_XS": 32}
+_FP16_RANGE = _Range(1.0, 1.0, all_fp16=True)
 
 
 @dataclass(frozen=True)
 class _Source:
     """A matrix to pack: where it is, and its layout with fp16 tables.
 
-    `spans` are the columns. `references` own the memory that `struct` points to.
+    `spans` are the columns. `table_range` None is found by a scan. `references` own the memory that
+    `struct` points to.
     """
 
     struct: PackSource
     layout: TileLayout
     spans: Spans
     row_scale: npt.NDArray[np.float32] | None
-    has_fp16_tables: bool
+    table_range: _Range | None
     tensor_name: str
     references: Sequence[object]
 
@@ -216,7 +225,7 @@ class Packer:
 
     def _tables(self, sources: Sequence[_Source], exact: bool) -> tuple[bool, float]:
         """Return whether tables are fp32, and the power of two that they are multiplied by."""
-        ranges = [self._range(source) for source in sources if not source.has_fp16_tables]
+        ranges = [source.table_range or self._scan(source) for source in sources]
         if all(each.all_fp16 for each in ranges):
             return False, 1.0
         smallest = min(each.smallest for each in ranges)
@@ -230,26 +239,25 @@ class Packer:
             return True, 1.0
         return False, math.ldexp(1.0, shift)
 
-    def _range(self, source: _Source) -> TableRange:
-        """Return the range of all tables of a matrix."""
-        found: list[TableRange] = []
+    def _scan(self, source: _Source) -> _Range:
+        """Find bounds of the tables of blocks whose scales are multiplied by integers."""
+        found: list[tuple[float, float]] = []
 
         def extend(first_tile: int, num_tiles: int) -> None:
-            row = first_tile * TILE_ROWS
+            row, smallest, largest = first_tile * TILE_ROWS, c_float(), c_float()
             num_rows = min(source.rows - row, num_tiles * TILE_ROWS)
-            for start, stop in source.spans:
-                each = TableRange()
-                self._library.table_range(
-                    byref(source.struct), row, num_rows, start, stop - start, byref(each)
-                )
-                found.append(each)
+            self._library.scale_range(
+                byref(source.struct), row, num_rows, byref(smallest), byref(largest)
+            )
+            found.append((smallest.value, largest.value))
 
         self._for_tiles(extend, source.layout, source.rows)
-        return TableRange(
-            min(each.smallest for each in found),
-            max(each.largest for each in found),
-            all(each.all_fp16 for each in found),
-        )
+        smallest, largest = min(low for low, _ in found), max(high for _, high in found)
+        kind = SourceKind(source.struct.kind)
+        if kind == SourceKind.MXFP4:
+            is_normal = smallest >= _SMALLEST_NORMAL and largest <= _LARGEST
+            return _Range(smallest, largest, all_fp16=is_normal)
+        return _Range(smallest, largest * _LARGEST_FACTOR[kind.name], all_fp16=False)
 
     def _tiles(self, layout: TileLayout, rows: int) -> Tensor:
         tiles = self._pages.allocate(layout.nbytes(rows))
@@ -275,7 +283,8 @@ def _runs(sources: Sequence[_Source]) -> list[list[_Source]]:
     """Split into runs of one layout; each part of a run but the last has whole tiles."""
     runs = [[sources[0]]]
     for before, source in itertools.pairwise(sources):
-        same_tables = source.has_fp16_tables == before.has_fp16_tables
+        is_scanned = source.table_range is None, before.table_range is None
+        same_tables = is_scanned[0] == is_scanned[1]
         if source.layout == before.layout and same_tables and before.rows % TILE_ROWS == 0:
             runs[-1].append(source)
         else:
@@ -293,10 +302,9 @@ def _block_source(matrix: GgufBlocks) -> _Source:
         stride=blocks.strides[0],
         values=blocks.ctypes.data,
     )
-    has_fp16_tables = matrix.type_name in _FP16_TABLES
-    return _Source(
-        struct, layout, matrix.spans, None, has_fp16_tables, matrix.tensor_name, (blocks,)
-    )
+    is_scanned = matrix.type_name in _LARGEST_FACTOR or matrix.type_name == "MXFP4"
+    table_range = None if is_scanned else _FP16_RANGE
+    return _Source(struct, layout, matrix.spans, None, table_range, matrix.tensor_name, (blocks,))
 
 
 def _array_source(matrix: Int4 | Int8 | Int8Groups) -> _Source | None:
@@ -305,7 +313,7 @@ def _array_source(matrix: Int4 | Int8 | Int8Groups) -> _Source | None:
         layout = TileLayout(Format.INT8, cols, 0, has_minimum=False)
         row_scale = np.ascontiguousarray(matrix.scale, np.float32)
         struct = _array_struct(SourceKind.INT8, matrix.values, cols)
-        return _Source(struct, layout, [(0, cols)], row_scale, True, "", (matrix,))
+        return _Source(struct, layout, [(0, cols)], row_scale, _FP16_RANGE, "", (matrix,))
     is_int4 = isinstance(matrix, Int4)
     cols = 2 * cols if is_int4 else cols
     num_groups = matrix.scale.shape[1]
@@ -326,7 +334,20 @@ def _array_source(matrix: Int4 | Int8 | Int8Groups) -> _Source | None:
     layout = TileLayout(
         Format.INT4 if is_int4 else Format.INT8, cols, group_cols, has_minimum=has_minimum
     )
-    return _Source(struct, layout, [(0, cols)], None, False, "", (matrix, scale, minimum))
+    found = _range_of(scale if minimum is None else np.stack([scale, minimum]))
+    return _Source(struct, layout, [(0, cols)], None, found, "", (matrix, scale, minimum))
+
+
+def _range_of(tables: npt.NDArray[np.float32]) -> _Range:
+    sizes = np.abs(tables)
+    smallest = sizes.min(initial=np.inf, where=sizes != 0)
+    with np.errstate(over="ignore"):
+        narrow = tables.astype(np.float16)
+    return _Range(
+        float(smallest),
+        float(sizes.max(initial=0)),
+        bool((narrow.astype(np.float32) == tables).all()),
+    )
 
 
 def _array_struct(kind: SourceKind, values: npt.NDArray[Any], cols: int) -> PackSource:

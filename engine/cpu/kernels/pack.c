@@ -185,37 +185,36 @@ int pack_tiles(const PackSource *source, int first_row, int first_col, int num_c
     FOR_KIND(source, pack_all, &job)
 }
 
-INLINE void extend_range(TableRange *range, float value) {
-    float size = fabsf(value);
-    if (size == 0) return;
-    if (size < range->smallest) range->smallest = size;
-    if (size > range->largest) range->largest = size;
-    range->all_fp16 &= fp16_to_float(float_to_fp16(value)) == value;
-}
+/* Where the fp16 scales of the blocks of a type are; if there is one, it is given twice. */
+typedef struct {
+    int block_cols, block_bytes, scales[2];
+} ScalePlaces;
 
-INLINE int find_range(ReadColumns read, const PackSource *source, int first_row, int num_rows,
-                      int first_col, int num_cols, TableRange *range) {
+static const ScalePlaces scale_places[NUM_SOURCE_KINDS] = {
+    [SOURCE_Q2_K] = {256, 84, {80, 82}},     [SOURCE_Q3_K] = {256, 110, {108, 108}},
+    [SOURCE_Q4_K] = {256, 144, {0, 2}},      [SOURCE_Q5_K] = {256, 176, {0, 2}},
+    [SOURCE_Q6_K] = {256, 210, {208, 208}},  [SOURCE_IQ4_XS] = {256, 136, {0, 0}},
+    [SOURCE_MXFP4] = {32, 17, {0, 0}},
+};
+
+void scale_range(const PackSource *source, int first_row, int num_rows, float *smallest,
+                 float *largest) {
+    const ScalePlaces *places = &scale_places[source->kind];
+    *smallest = INFINITY;
+    *largest = 0;
     for (int row = first_row; row < first_row + num_rows; row++) {
-        for (int col = first_col; col < first_col + num_cols; col += BLOCK_COLS) {
-            Columns columns;
-            set_scales(&columns, 0, 0);
-            set_minimums(&columns, 0, 0);
-            read(source, row, col, &columns);
-            for (int half = 0; half < 2; half++) {
-                extend_range(range, columns.scale[half]);
-                extend_range(range, columns.minimum[half]);
+        const uint8_t *block = source->values + row * source->stride;
+        for (int col = 0; col < source->cols; col += places->block_cols) {
+            for (int i = 0; i < 2; i++) {
+                const uint8_t *at = block + places->scales[i];
+                float scale = source->kind == SOURCE_MXFP4 ? power_of_two(*at - 128)
+                                                           : fabsf(fp16_to_float(load_16(at)));
+                if (scale != 0 && scale < *smallest) *smallest = scale;
+                if (scale > *largest) *largest = scale;
             }
+            block += places->block_bytes;
         }
     }
-    return 0;
-}
-
-int table_range(const PackSource *source, int first_row, int num_rows, int first_col, int num_cols,
-                TableRange *range) {
-    range->smallest = INFINITY;
-    range->largest = 0;
-    range->all_fp16 = 1;
-    FOR_KIND(source, find_range, source, first_row, num_rows, first_col, num_cols, range)
 }
 
 /* Copies elements of `nbytes`, [num][16], from row `from_row` to row `to_row`. */

@@ -37,12 +37,6 @@ typedef struct {
     const float *scale, *minimum;
 } PackSource;
 
-/* The tables of a matrix: the smallest and the largest absolute value, zeros apart. */
-typedef struct {
-    float smallest, largest;
-    int32_t all_fp16; /* each is exactly an fp16 number */
-} TableRange;
-
 /* Packs columns first_col .. first_col + num_cols of the source's rows from first_row on into the
    tiles first_tile .. first_tile + num_tiles of `to`, from its column to_col on; rows after the
    source's last are zeros. first_col and to_col are multiples of 32, and num_cols too unless these
@@ -51,10 +45,10 @@ typedef struct {
 EXPORT int pack_tiles(const PackSource *source, int first_row, int first_col, int num_cols,
                       const Matrix *to, int first_tile, int num_tiles, int to_col,
                       float table_factor);
-/* The range of the tables that `pack_tiles` would write for these rows, without the factor.
-   Returns 0. */
-EXPORT int table_range(const PackSource *source, int first_row, int num_rows, int first_col,
-                       int num_cols, TableRange *range);
+/* The smallest and the largest absolute value of the scales in the blocks of these rows, zeros
+   apart; for types whose blocks have scales that are multiplied by integers, and MXFP4. */
+EXPORT void scale_range(const PackSource *source, int first_row, int num_rows, float *smallest,
+                        float *largest);
 /* Row i of `to` becomes row order[i] of `from`, in the same layout, for i in the tiles first_tile
    .. first_tile + num_tiles of `to`. */
 EXPORT void reorder_tiles(const Matrix *from, const int32_t *order, const Matrix *to,

@@ -32,10 +32,22 @@ INLINE void set_minimums(Columns *to, float first, float second) {
     to->minimum[1] = second;
 }
 
-/* INT4 pairs from the low (shift 0) or high (shift 4) halves of 32 bytes, one byte a column. */
-INLINE void pair_nibbles(const uint8_t *bytes, int shift, uint8_t *pairs) {
-    for (int i = 0; i < 16; i++)
-        pairs[i] = (uint8_t)((bytes[i] >> shift & 15) | (bytes[16 + i] >> shift & 15) << 4);
+/* The same bits of eight bytes; the mask removes those that are shifted in from the next byte. */
+INLINE uint64_t bits_of_8(const uint8_t *bytes, int shift, uint64_t mask) {
+    uint64_t word;
+    memcpy(&word, bytes, 8);
+    return word >> shift & mask;
+}
+
+/* `byte` eight times. */
+INLINE uint64_t eight(uint8_t byte) { return byte * (uint64_t)0x0101010101010101; }
+
+/* 32 values of 4 bits, eight bytes a word, as INT4 pairs. */
+INLINE void store_pairs(const uint64_t *words, uint8_t *pairs) {
+    for (int i = 0; i < 2; i++) {
+        uint64_t both = words[i] | words[2 + i] << 4;
+        memcpy(pairs + 8 * i, &both, 8);
+    }
 }
 
 /* 32 values of 4 bits, as most types of 32 columns store them: columns 0..15 in the low halves. */
@@ -124,10 +136,18 @@ INLINE int unpack_iq4_nl(const uint8_t *block, int part, Columns *to) {
     return !is_finite_fp16(d);
 }
 
+/* 2^exponent, for -149 <= exponent <= 127. */
+INLINE float power_of_two(int exponent) {
+    uint32_t bits = exponent < -126 ? 1u << (exponent + 149) : (uint32_t)(exponent + 127) << 23;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
 /* Exponent e, 4-bit q[32]: 2^(e - 128) * table[q]; the largest would be infinite. */
 INLINE int unpack_mxfp4(const uint8_t *block, int part, Columns *to) {
     (void)part;
-    float scale = ldexpf(1.0f, block[0] - 128);
+    float scale = power_of_two(block[0] - 128);
     look_up_nibbles(block + 1, e2m1_table, to->values);
     set_scales(to, scale, scale);
     return block[0] > 252;
@@ -157,11 +177,12 @@ INLINE int q3_scale(const uint8_t *packed, int i) {
    centered at 8, so 4 is added. */
 INLINE int unpack_q3_k(const uint8_t *block, int part, Columns *to) {
     const uint8_t *packed = block + 32 + 32 * (part / 4);
-    int shift = 2 * (part % 4);
-    uint8_t wide[32];
-    for (int i = 0; i < 32; i++)
-        wide[i] = (uint8_t)((packed[i] >> shift & 3) + (block[i] >> part & 1) * 4 + 4);
-    for (int i = 0; i < 16; i++) to->values[i] = (uint8_t)(wide[i] | wide[16 + i] << 4);
+    uint64_t words[4];
+    for (int i = 0; i < 4; i++) {
+        uint64_t low = bits_of_8(packed + 8 * i, 2 * (part % 4), eight(3));
+        words[i] = (low | bits_of_8(block + 8 * i, part, eight(1)) << 2) + eight(4);
+    }
+    store_pairs(words, to->values);
     uint16_t d = load_16(block + 108);
     float scale = fp16_to_float(d);
     set_scales(to, scale * (float)q3_scale(block + 96, 2 * part),
@@ -189,7 +210,10 @@ INLINE int unpack_k_tables(const uint8_t *block, int part, Columns *to) {
 
 /* Tables, 4-bit q[256]: d * scale * q - dmin * minimum. */
 INLINE int unpack_q4_k(const uint8_t *block, int part, Columns *to) {
-    pair_nibbles(block + 16 + 32 * (part / 2), part % 2 * 4, to->values);
+    const uint8_t *packed = block + 16 + 32 * (part / 2);
+    uint64_t words[4];
+    for (int i = 0; i < 4; i++) words[i] = bits_of_8(packed + 8 * i, part % 2 * 4, eight(15));
+    store_pairs(words, to->values);
     return unpack_k_tables(block, part, to);
 }
 
