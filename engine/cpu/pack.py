@@ -40,13 +40,12 @@ class SourceKind(IntEnum):
     Q5_1 = 6
     Q8_0 = 7
     IQ4_NL = 8
-    MXFP4 = 9
-    Q2_K = 10
-    Q3_K = 11
-    Q4_K = 12
-    Q5_K = 13
-    Q6_K = 14
-    IQ4_XS = 15
+    Q2_K = 9
+    Q3_K = 10
+    Q4_K = 11
+    Q5_K = 12
+    Q6_K = 13
+    IQ4_XS = 14
 
 
 class PackSource(ctypes.Structure):
@@ -101,7 +100,6 @@ _BLOCK_LAYOUTS = {
     "Q5_1": (Format.INT8, 32, True),
     "Q8_0": (Format.INT8, 32, False),
     "IQ4_NL": (Format.INT8, 32, False),
-    "MXFP4": (Format.INT8, 32, False),
     "Q2_K": (Format.INT4, 16, True),
     "Q3_K": (Format.INT4, 16, False),
     "Q4_K": (Format.INT4, 32, True),
@@ -253,11 +251,8 @@ class Packer:
 
         self._for_tiles(extend, source.layout, source.rows)
         smallest, largest = min(low for low, _ in found), max(high for _, high in found)
-        kind = SourceKind(source.struct.kind)
-        if kind == SourceKind.MXFP4:
-            is_normal = smallest >= _SMALLEST_NORMAL and largest <= _LARGEST
-            return _Range(smallest, largest, all_fp16=is_normal)
-        return _Range(smallest, largest * _LARGEST_FACTOR[kind.name], all_fp16=False)
+        factor = _LARGEST_FACTOR[SourceKind(source.struct.kind).name]
+        return _Range(smallest, largest * factor, all_fp16=False)
 
     def _tiles(self, layout: TileLayout, rows: int) -> Tensor:
         tiles = self._pages.allocate(layout.nbytes(rows))
@@ -302,7 +297,7 @@ def _block_source(matrix: GgufBlocks) -> _Source:
         stride=blocks.strides[0],
         values=blocks.ctypes.data,
     )
-    is_scanned = matrix.type_name in _LARGEST_FACTOR or matrix.type_name == "MXFP4"
+    is_scanned = matrix.type_name in _LARGEST_FACTOR
     table_range = None if is_scanned else _FP16_RANGE
     return _Source(struct, layout, matrix.spans, None, table_range, matrix.tensor_name, (blocks,))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.cpu.matrices import FloatMatrix, NativeMatrix, TiledMatrix, first_rows
-from swiftchat.engine.cpu.pack import BLOCK_TYPES, Packer
+from swiftchat.engine.cpu.pack import BLOCK_TYPES, Packer, block_layout
 from swiftchat.engine.cpu.program import Pool
 from swiftchat.engine.cpu.single_op import matmul, table_rows
 from swiftchat.engine.cpu.structures import Matrix
@@ -131,6 +131,10 @@ class NativeWeights:
 
     def from_blocks(self, parts: Sequence[GgufBlocks], dtype: torch.dtype) -> LinearWeight:
         return self._weight(self._packer.pack_blocks(parts, exact=dtype == torch.float32), dtype)
+
+    def blocks_bytes(self, type_name: str, shape: tuple[int, ...]) -> int:
+        rows, cols = shape
+        return block_layout(type_name, cols).nbytes(rows)
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
         native = [part for part in parts if isinstance(part, NativeWeight)]

@@ -56,6 +56,9 @@ class WeightFactory(Protocol):
         Raises `BadModelFile` if a scale is infinite or NaN.
         """
 
+    def blocks_bytes(self, type_name: str, shape: tuple[int, ...]) -> int:
+        """Return the bytes that `from_blocks` takes for a matrix, as far as the type tells."""
+
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight: ...
 
 
@@ -78,6 +81,9 @@ class TorchWeights:
         return _CPU_WEIGHTS[scheme](parts, dtype)
 
     def from_blocks(self, parts: Sequence[GgufBlocks], dtype: torch.dtype) -> LinearWeight:
+        raise NotImplementedError
+
+    def blocks_bytes(self, type_name: str, shape: tuple[int, ...]) -> int:
         raise NotImplementedError
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
@@ -103,6 +109,9 @@ class KernelWeights:
         return None if matrix is None else GpuQuantizedWeight(matrix, self._kernels)
 
     def from_blocks(self, parts: Sequence[GgufBlocks], dtype: torch.dtype) -> LinearWeight:
+        raise NotImplementedError
+
+    def blocks_bytes(self, type_name: str, shape: tuple[int, ...]) -> int:
         raise NotImplementedError
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:

@@ -14,14 +14,24 @@ from swiftchat.engine.load.assemble import NamedSlices
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.parallel.tensor_parallel import Shard
-from swiftchat.weights.quantization.scheme import QuantizedMatrix, Scheme, slice_matrix
+from swiftchat.weights.quantization.scheme import (
+    GgufBlocks,
+    QuantizedMatrix,
+    Scheme,
+    slice_blocks,
+    slice_matrix,
+)
 from swiftchat.weights.quantization.stored_tensor import as_float32
 
 
 def resident_estimate(
-    shard: Shard, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+    shard: Shard,
+    checkpoint: Checkpoint,
+    factory: WeightFactory,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> int:
-    """Bytes of a shard's weights, of a checkpoint with quantized tensors.
+    """Bytes of a shard's weights made by `factory`, of a checkpoint with quantized tensors.
 
     On the CPU a lower bound: some of them may have to be dequantized, which shows when they are
     read.
@@ -29,13 +39,17 @@ def resident_estimate(
     packed = checkpoint.quantized
     if device.type != "cpu":
         return gpu_weight_bytes(shard, packed_schemes(packed), dtype.itemsize)
-    whole_bytes = {
-        name: checkpoint.nbytes(name)
-        if name in packed and packed[name].packed is not None
-        else math.prod(shape) * dtype.itemsize
-        for name, shape in expected_tensors(shard.config).items()
-    }
-    return shard.weights_bytes(whole_bytes)
+
+    def whole_bytes(name: str, shape: tuple[int, ...]) -> int:
+        tensor = packed.get(name)
+        if tensor is not None and tensor.read_blocks and tensor.format in factory.block_types:
+            return factory.blocks_bytes(tensor.format, tensor.shape)
+        if tensor is not None and tensor.packed is not None:
+            return checkpoint.nbytes(name)
+        return math.prod(shape) * dtype.itemsize
+
+    expected = expected_tensors(shard.config)
+    return shard.weights_bytes({name: whole_bytes(name, s) for name, s in expected.items()})
 
 
 def load_matrix(
@@ -52,7 +66,7 @@ def load_matrix(
     Neighbors in one scheme become one matrix, and so do those that are dequantized; several
     matrices become a merged weight.
     """
-    runs = [list(run) for _, run in groupby(slices, lambda one: _scheme(checkpoint, one[0]))]
+    runs = [list(run) for _, run in groupby(slices, lambda one: _kind(checkpoint, one[0], factory))]
     found = [(run, _load_quantized(checkpoint, run, factory, dtype, is_table)) for run in runs]
     parts: list[LinearWeight] = []
     for is_quantized, some in groupby(found, lambda each: each[1] is not None):
@@ -89,11 +103,14 @@ def dequantize(
     return torch.cat(pieces, slices[0][1].axis)
 
 
-def _scheme(checkpoint: Checkpoint, name: str) -> Scheme | None:
-    """Return the scheme and group size in which a tensor can stay quantized; None if it cannot."""
+def _kind(checkpoint: Checkpoint, name: str, factory: WeightFactory) -> str | Scheme | None:
+    """Return how a tensor can stay quantized: a type of blocks, or a scheme; None: it cannot."""
     tensor = checkpoint.quantized.get(name)
-    source = None if tensor is None else tensor.packed
-    return None if source is None else source.scheme
+    if tensor is None:
+        return None
+    if tensor.read_blocks is not None and tensor.format in factory.block_types:
+        return tensor.format
+    return None if tensor.packed is None else tensor.packed.scheme
 
 
 def _load_quantized(
@@ -103,9 +120,13 @@ def _load_quantized(
     dtype: torch.dtype,
     is_table: bool,
 ) -> LinearWeight | None:
-    """Load the parts in the one scheme that they have; None: they must be dequantized."""
+    """Load the parts of one kind; None: they must be dequantized."""
     if not factory.keeps_quantized:
         return None
+    if isinstance(_kind(checkpoint, slices[0][0], factory), str):
+        blocks = _sliced_blocks(checkpoint, slices)
+        if blocks is not None:
+            return factory.from_blocks(blocks, dtype)
     parts: list[QuantizedMatrix] = []
     for name, part in slices:
         tensor = checkpoint.quantized.get(name)
@@ -119,3 +140,16 @@ def _load_quantized(
     if weight is None or (is_table and not weight.supports_rows):
         return None
     return weight
+
+
+def _sliced_blocks(checkpoint: Checkpoint, slices: NamedSlices) -> list[GgufBlocks] | None:
+    """Return the parts as blocks; None if a part begins or ends inside one."""
+    parts = []
+    for name, part in slices:
+        read = checkpoint.quantized[name].read_blocks
+        assert read is not None
+        own = slice_blocks(read(), part.axis, part.spans)
+        if own is None:
+            return None
+        parts.append(own)
+    return parts

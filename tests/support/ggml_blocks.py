@@ -1,5 +1,7 @@
 """Random ggml blocks with scales of ordinary size."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,7 +13,6 @@ _SCALE_OFFSETS = {
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q6_K": (208,),
-    "MXFP4": (),
 }
 
 
@@ -24,12 +25,11 @@ def random_blocks(type_name: str, rows: int, columns: int, seed: int = 5) -> npt
         scales = rng.normal(size=count).astype(np.float16)
         scales[:3] = [0, 6e-8, -2.5][:count]
         blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
-    if type_name == "MXFP4":
-        blocks[:, 0] = rng.integers(118, 132, count)
     return blocks.reshape(rows, -1)
 
 
-def set_scale(blocks: npt.NDArray[np.uint8], type_name: str, value: float) -> None:
-    """Set the first scale of the first block, in place."""
-    (at, *_) = _SCALE_OFFSETS.get(type_name, (0,))
-    blocks[0, at : at + 2] = np.array([value], np.float16).view(np.uint8)
+def set_scales(blocks: npt.NDArray[np.uint8], type_name: str, values: Sequence[float]) -> None:
+    """Set all scales of the first blocks of the first rows, one value each, in place."""
+    for at in _SCALE_OFFSETS.get(type_name, (0,)):
+        stored = np.array(values, np.float16).view(np.uint8).reshape(-1, 2)
+        blocks[: len(values), at : at + 2] = stored

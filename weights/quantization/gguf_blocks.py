@@ -1,7 +1,7 @@
-"""GGUF blocks as quantized matrices, for the block types with a matching scheme.
+"""GGUF blocks as quantized matrices: as they are, or in a scheme if one matches their type.
 
-Integers are taken over unchanged; the scale of a group is the product of the block's scales, in
-float32. Only Q6_K is requantized: it has a scale per 16 columns, which no scheme has.
+In a scheme integers are taken over unchanged; the scale of a group is the product of the block's
+scales, in float32. Only Q6_K is requantized: it has a scale per 16 columns, which no scheme has.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,12 +21,19 @@ from swiftchat.weights.formats.ggml_dequantize import (
     unpack_nibbles,
     unpack_scales_and_minima,
 )
-from swiftchat.weights.quantization.scheme import Int4, Int8Groups, PackedSource, Scheme
+from swiftchat.weights.quantization.scheme import (
+    GgufBlocks,
+    Int4,
+    Int8Groups,
+    PackedSource,
+    Scheme,
+)
 from swiftchat.weights.quantization.settings import Settings
 from swiftchat.weights.quantization.stored_tensor import CheckedTensors, StoredTensor
 
 __all__ = [
     "GROUP_SIZE",
+    "KEPT_TYPES",
     "PACKABLE_TYPES",
     "has_finite_scales",
     "matrix_type_of",
@@ -129,12 +136,22 @@ _TYPES: Mapping[str, _Type] = MappingProxyType(
     }
 )
 PACKABLE_TYPES = frozenset(_TYPES)
+# The byte offsets of the float16 scales of types without a scheme.
+_OTHER_SCALE_OFFSETS: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {"Q2_K": (80, 82), "Q3_K": (108,), "IQ4_XS": (0,)}
+)
+KEPT_TYPES = PACKABLE_TYPES | _OTHER_SCALE_OFFSETS.keys()
 
 
 def has_finite_scales(rows: Bytes, type_name: str) -> bool:
-    """Return whether all scales, and so all weights, of `rows` [rows, row bytes] are finite."""
+    """Return whether all scales, and so all weights, of `rows` [rows, row bytes] are finite.
+
+    The type must be one of `KEPT_TYPES`.
+    """
     blocks = rows.reshape(-1, BLOCK_TYPES[type_name].block_bytes)
-    return all(np.isfinite(float16_at(blocks, at)).all() for at in _TYPES[type_name].scale_offsets)
+    kind = _TYPES.get(type_name)
+    offsets = _OTHER_SCALE_OFFSETS[type_name] if kind is None else kind.scale_offsets
+    return all(np.isfinite(float16_at(blocks, at)).all() for at in offsets)
 
 
 def matrix_type_of(type_name: str) -> type[Int4] | type[Int8Groups]:
@@ -186,7 +203,7 @@ def tensors(settings: Settings, source: CheckedTensors) -> dict[str, StoredTenso
     settings.reject_unknown({"quant_method"})
     return {
         name: _tensor(source, name, type_name)
-        for type_name in sorted(PACKABLE_TYPES)
+        for type_name in sorted(KEPT_TYPES)
         for name in source.stems(f".{type_name}")
     }
 
@@ -210,5 +227,17 @@ def _tensor(source: CheckedTensors, name: str, type_name: str) -> StoredTensor:
             raise source.error(stored, "finite scales", "NaN or infinity")
         return to_matrix(blocks, type_name)
 
-    packed = PackedSource(Scheme(matrix_type_of(type_name), GROUP_SIZE), read_packed)
-    return StoredTensor(type_name, (count, columns), {"blocks": stored}, dequantize_rows, packed)
+    def read_blocks() -> GgufBlocks:
+        return GgufBlocks(type_name, source.read(stored), [(0, columns)], stored)
+
+    packed = None
+    if type_name in PACKABLE_TYPES:
+        packed = PackedSource(Scheme(matrix_type_of(type_name), GROUP_SIZE), read_packed)
+    return StoredTensor(
+        type_name,
+        (count, columns),
+        {"blocks": stored},
+        dequantize_rows,
+        packed,
+        read_blocks=read_blocks,
+    )

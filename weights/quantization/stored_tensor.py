@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats.tensor_info import TensorInfo
-from swiftchat.weights.quantization.scheme import ActivationQuantization, PackedSource
+from swiftchat.weights.quantization.scheme import ActivationQuantization, GgufBlocks, PackedSource
 
 __all__ = [
     "FLOATS",
@@ -41,8 +41,9 @@ class StoredTensor:
     `format` names the storage format ("plain": not quantized) and `parts` the file's tensors by
     role. `dequantize(start, stop)` returns that range of the first axis as float32, the whole
     tensor where `shape` is (); `start` must be a multiple of 64 unless the tensor has more than
-    two axes. `packed` is set if the engine can compute with the quantized values unchanged.
-    `activations` is the quantization of the matrix's inputs; None: they are not quantized.
+    two axes. `packed` is set if the engine can compute with the quantized values unchanged, and
+    `read_blocks` if they are ggml blocks, of type `format`. `activations` is the quantization of
+    the matrix's inputs; None: they are not quantized.
     """
 
     format: str
@@ -51,6 +52,7 @@ class StoredTensor:
     dequantize: Callable[[int, int], Floats]
     packed: PackedSource | None = None
     activations: ActivationQuantization | None = None
+    read_blocks: Callable[[], GgufBlocks] | None = None
 
     def to_float32(self) -> Floats:
         """Return the whole tensor as float32 of `shape`; only float64 is rounded."""

@@ -16,7 +16,7 @@ from swiftchat.weights.formats.gguf import GgufFile, open_gguf
 from swiftchat.weights.gguf import architectures, tensors
 from swiftchat.weights.gguf import config as gguf_config
 from swiftchat.weights.gguf.tokenizer import tokenizer_files
-from swiftchat.weights.quantization.gguf_blocks import PACKABLE_TYPES, has_finite_scales
+from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES, has_finite_scales
 from swiftchat.weights.quantization.quantize import QUANTIZABLE
 from swiftchat.weights.sources.plan import (
     GENERATION_CONFIG,
@@ -96,6 +96,6 @@ def _block_tensors(
         name: block_tensor(name, source)
         for name, source in sources.items()
         if canonical[name] in _QUANTIZABLE
-        and source.tensor.type_name in PACKABLE_TYPES
+        and source.tensor.type_name in KEPT_TYPES
         and not source.transposed
     }

@@ -59,7 +59,6 @@ READ_BLOCKS(q5_0, 32, 22)
 READ_BLOCKS(q5_1, 32, 24)
 READ_BLOCKS(q8_0, 32, 34)
 READ_BLOCKS(iq4_nl, 32, 18)
-READ_BLOCKS(mxfp4, 32, 17)
 READ_BLOCKS(q2_k, 256, 84)
 READ_BLOCKS(q3_k, 256, 110)
 READ_BLOCKS(q4_k, 256, 144)
@@ -79,7 +78,6 @@ READ_BLOCKS(iq4_xs, 256, 136)
         case SOURCE_Q5_1: return FUNCTION(read_q5_1, __VA_ARGS__);        \
         case SOURCE_Q8_0: return FUNCTION(read_q8_0, __VA_ARGS__);        \
         case SOURCE_IQ4_NL: return FUNCTION(read_iq4_nl, __VA_ARGS__);    \
-        case SOURCE_MXFP4: return FUNCTION(read_mxfp4, __VA_ARGS__);      \
         case SOURCE_Q2_K: return FUNCTION(read_q2_k, __VA_ARGS__);        \
         case SOURCE_Q3_K: return FUNCTION(read_q3_k, __VA_ARGS__);        \
         case SOURCE_Q4_K: return FUNCTION(read_q4_k, __VA_ARGS__);        \
@@ -194,7 +192,6 @@ static const ScalePlaces scale_places[NUM_SOURCE_KINDS] = {
     [SOURCE_Q2_K] = {256, 84, {80, 82}},     [SOURCE_Q3_K] = {256, 110, {108, 108}},
     [SOURCE_Q4_K] = {256, 144, {0, 2}},      [SOURCE_Q5_K] = {256, 176, {0, 2}},
     [SOURCE_Q6_K] = {256, 210, {208, 208}},  [SOURCE_IQ4_XS] = {256, 136, {0, 0}},
-    [SOURCE_MXFP4] = {32, 17, {0, 0}},
 };
 
 void scale_range(const PackSource *source, int first_row, int num_rows, float *smallest,
@@ -206,9 +203,7 @@ void scale_range(const PackSource *source, int first_row, int num_rows, float *s
         const uint8_t *block = source->values + row * source->stride;
         for (int col = 0; col < source->cols; col += places->block_cols) {
             for (int i = 0; i < 2; i++) {
-                const uint8_t *at = block + places->scales[i];
-                float scale = source->kind == SOURCE_MXFP4 ? power_of_two(*at - 128)
-                                                           : fabsf(fp16_to_float(load_16(at)));
+                float scale = fabsf(fp16_to_float(load_16(block + places->scales[i])));
                 if (scale != 0 && scale < *smallest) *smallest = scale;
                 if (scale > *largest) *largest = scale;
             }

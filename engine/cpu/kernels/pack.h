@@ -16,7 +16,6 @@ enum SourceKind {
     SOURCE_Q5_1,
     SOURCE_Q8_0,
     SOURCE_IQ4_NL,
-    SOURCE_MXFP4,
     SOURCE_Q2_K,
     SOURCE_Q3_K,
     SOURCE_Q4_K,
@@ -46,7 +45,7 @@ EXPORT int pack_tiles(const PackSource *source, int first_row, int first_col, in
                       const Matrix *to, int first_tile, int num_tiles, int to_col,
                       float table_factor);
 /* The smallest and the largest absolute value of the scales in the blocks of these rows, zeros
-   apart; for types whose blocks have scales that are multiplied by integers, and MXFP4. */
+   apart; for types whose blocks have scales that are multiplied by integers. */
 EXPORT void scale_range(const PackSource *source, int first_row, int num_rows, float *smallest,
                         float *largest);
 /* Row i of `to` becomes row order[i] of `from`, in the same layout, for i in the tiles first_tile

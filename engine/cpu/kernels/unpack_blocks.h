@@ -117,13 +117,11 @@ INLINE int unpack_q8_0(const uint8_t *block, int part, Columns *to) {
 
 static const int8_t iq4_table[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                      1,    13,   25,  38,  53,  69,  89,  113};
-/* Twice the e2m1 numbers. */
-static const int8_t e2m1_table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-INLINE void look_up_nibbles(const uint8_t *packed, const int8_t *table, uint8_t *values) {
+INLINE void look_up_nibbles(const uint8_t *packed, uint8_t *values) {
     for (int i = 0; i < 16; i++) {
-        values[i] = (uint8_t)table[packed[i] & 15];
-        values[16 + i] = (uint8_t)table[packed[i] >> 4];
+        values[i] = (uint8_t)iq4_table[packed[i] & 15];
+        values[16 + i] = (uint8_t)iq4_table[packed[i] >> 4];
     }
 }
 
@@ -131,26 +129,9 @@ INLINE void look_up_nibbles(const uint8_t *packed, const int8_t *table, uint8_t 
 INLINE int unpack_iq4_nl(const uint8_t *block, int part, Columns *to) {
     (void)part;
     uint16_t d = load_16(block);
-    look_up_nibbles(block + 2, iq4_table, to->values);
+    look_up_nibbles(block + 2, to->values);
     set_scales(to, fp16_to_float(d), fp16_to_float(d));
     return !is_finite_fp16(d);
-}
-
-/* 2^exponent, for -149 <= exponent <= 127. */
-INLINE float power_of_two(int exponent) {
-    uint32_t bits = exponent < -126 ? 1u << (exponent + 149) : (uint32_t)(exponent + 127) << 23;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
-/* Exponent e, 4-bit q[32]: 2^(e - 128) * table[q]; the largest would be infinite. */
-INLINE int unpack_mxfp4(const uint8_t *block, int part, Columns *to) {
-    (void)part;
-    float scale = power_of_two(block[0] - 128);
-    look_up_nibbles(block + 1, e2m1_table, to->values);
-    set_scales(to, scale, scale);
-    return block[0] > 252;
 }
 
 /* 4+4-bit scale and minimum[16], 2-bit q[256], half d, half dmin:
@@ -248,7 +229,7 @@ INLINE int unpack_iq4_xs(const uint8_t *block, int part, Columns *to) {
     int high = load_16(block + 2) >> (2 * part) & 3;
     uint16_t d = load_16(block);
     float scale = fp16_to_float(d) * (float)((low | high << 4) - 32);
-    look_up_nibbles(block + 8 + 16 * part, iq4_table, to->values);
+    look_up_nibbles(block + 8 + 16 * part, to->values);
     set_scales(to, scale, scale);
     return !is_finite_fp16(d);
 }

@@ -1,5 +1,7 @@
 """Matrices packed into tiles equal the matrices that they are packed from."""
 
+import contextlib
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -8,11 +10,17 @@ import torch
 from swiftchat.engine.cpu.matrices import TiledMatrix
 from swiftchat.engine.cpu.pack import BLOCK_TYPES, Packer
 from swiftchat.engine.cpu.structures import Format
+from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats import ggml_dequantize
 from swiftchat.weights.quantization.scheme import (
     GgufBlocks,
+    Int4,
+    Int8,
+    Int8Groups,
+    slice_blocks,
+    slice_matrix,
 )
-from tests.support.ggml_blocks import random_blocks
+from tests.support.ggml_blocks import random_blocks, set_scales
 from tests.support.native_ops import each_variant, load
 
 Doubles = npt.NDArray[np.float64]
@@ -92,3 +100,214 @@ def test_tiles_of_blocks_equal_dequantized_blocks(variant: str, type_name: str) 
     assert_close(unpack(rounded), expected, term_sizes(expected), 2.0**-10)
     if type_name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"):
         assert not exact.layout.wide_tables and torch.equal(exact.tiles, rounded.tiles)
+
+
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q6_K"])
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 333])
+def test_any_number_of_rows(type_name: str, rows: int) -> None:
+    blocks = random_blocks(type_name, rows, 256)
+    (matrix,) = packer("plain").pack_blocks([whole(blocks, type_name)], exact=True)
+    expected = dequantized(blocks, type_name)
+    assert_close(unpack(matrix), expected, term_sizes(expected), 2.0**-23)
+
+
+@pytest.mark.parametrize("type_name", sorted(BLOCK_TYPES))
+def test_slices_of_rows_and_columns(type_name: str) -> None:
+    blocks = random_blocks(type_name, 50, 1024)
+    expected = dequantized(blocks, type_name)
+    rows, columns = [(3, 20), (31, 32), (40, 47)], [(32, 96), (256, 544), (992, 1024)]
+    of_rows = slice_blocks(whole(blocks, type_name), 0, rows)
+    of_columns = slice_blocks(whole(blocks, type_name), 1, columns)
+    assert of_rows is not None and of_columns is not None
+    assert of_columns.columns == 64 + 288 + 32
+    for part, axis, spans in ((of_rows, 0, rows), (of_columns, 1, columns)):
+        (matrix,) = packer("plain").pack_blocks([part], exact=True)
+        sliced = np.concatenate(
+            [expected[a:b] if axis == 0 else expected[:, a:b] for a, b in spans], axis
+        )
+        assert_close(unpack(matrix), sliced, term_sizes(sliced), 2.0**-23)
+    assert slice_blocks(whole(blocks, type_name), 1, [(16, 64)]) is None
+
+
+def test_neighbors_of_one_layout_become_one_matrix_whose_tiles_have_one_part() -> None:
+    counts = (("Q4_1", 32), ("Q4_1", 16), ("Q4_1", 5), ("Q4_1", 16), ("Q4_K", 16), ("Q6_K", 7))
+    parts = [random_blocks(name, rows, 256, seed=i) for i, (name, rows) in enumerate(counts)]
+    matrices = packer("plain").pack_blocks(
+        [whole(part, name) for part, (name, _) in zip(parts, counts, strict=True)], exact=True
+    )
+    assert [matrix.rows for matrix in matrices] == [53, 16, 16, 7]
+    found = np.concatenate([unpack(matrix) for matrix in matrices])
+    expected = np.concatenate(
+        [dequantized(part, name) for part, (name, _) in zip(parts, counts, strict=True)]
+    )
+    assert_close(found, expected, term_sizes(expected), 2.0**-23)
+
+
+@pytest.mark.parametrize("type_name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
+@pytest.mark.parametrize(("smallest", "largest"), [(1e-7, 1e-3), (6e-8, 60.0)])
+def test_tables_are_fp16_unless_their_range_is_too_large(
+    type_name: str, smallest: float, largest: float
+) -> None:
+    """Small scales are multiplied by a power of two, whose reciprocal is the scale of the rows."""
+    blocks = random_blocks(type_name, 16, 256)
+    set_scales(blocks, type_name, [smallest] + [largest] * 15)
+    (matrix,) = packer("plain").pack_blocks([whole(blocks, type_name)], exact=False)
+    assert matrix.layout.wide_tables == (largest == 60)
+    assert (matrix.row_scale is None) == matrix.layout.wide_tables
+    expected = dequantized(blocks, type_name)
+    assert_close(unpack(matrix), expected, term_sizes(expected), 2.0**-10)
+
+
+@pytest.mark.parametrize("type_name", sorted(BLOCK_TYPES))
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_scales_that_are_not_finite_are_an_error(type_name: str, value: float) -> None:
+    blocks = random_blocks(type_name, 40, 256)
+    set_scales(blocks, type_name, [value])
+    for exact in (False, True):
+        with pytest.raises(BadModelFile, match=r"some\.weight.*finite"):
+            packer("plain").pack_blocks([whole(blocks, type_name)], exact=exact)
+
+
+@each_variant
+@pytest.mark.parametrize("type_name", sorted(BLOCK_TYPES))
+def test_any_bytes_are_packed_or_rejected(variant: str, type_name: str) -> None:
+    kind = ggml_dequantize.BLOCK_TYPES[type_name]
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        shape = int(rng.integers(1, 40)), 512 // kind.block_elements * kind.block_bytes
+        blocks = rng.integers(0, 256, shape, dtype=np.uint8)
+        with contextlib.suppress(BadModelFile):
+            packer(variant).pack_blocks([whole(blocks, type_name)], exact=False)
+
+
+def random_int4(rows: int, columns: int, group_size: int, zero_points: str) -> Int4:
+    rng, groups = np.random.default_rng(rows), columns // group_size
+    zero_point = {
+        "centered": np.full((rows, groups), 8.0),
+        "integers": rng.integers(0, 16, (rows, groups)).astype(np.float64),
+        "fractions": rng.normal(8, 3, (rows, groups)),
+    }[zero_points]
+    return Int4(
+        rng.integers(0, 256, (rows, columns // 2), dtype=np.uint8),
+        rng.normal(size=(rows, groups)).astype(np.float32),
+        zero_point.astype(np.float32),
+    )
+
+
+def weights_of(matrix: Int4 | Int8 | Int8Groups) -> Doubles:
+    if isinstance(matrix, Int8):
+        return matrix.values * matrix.scale.astype(np.float64)[:, None]
+    values = matrix.values
+    if isinstance(matrix, Int4):
+        values = np.stack([values & 15, values >> 4], 2).reshape(len(values), -1)
+    group_size = values.shape[1] // matrix.scale.shape[1]
+    scale, zero_point = (
+        np.repeat(table.astype(np.float64), group_size, 1)
+        for table in (matrix.scale, matrix.zero_point)
+    )
+    result: Doubles = (values - zero_point) * scale
+    return result
+
+
+def assert_packed(matrix: Int4 | Int8 | Int8Groups, variant: str = "plain") -> TiledMatrix:
+    """Check both kinds of tables; a weight is the difference of terms of at most 256 scales."""
+    expected = weights_of(matrix)
+    sizes = 0.0 if isinstance(matrix, Int8) else 256 * np.abs(matrix.scale).max()
+    exact = packer(variant).pack([matrix], exact=True)
+    rounded = packer(variant).pack([matrix], exact=False)
+    assert exact is not None and rounded is not None
+    assert_close(unpack(exact[0]), expected, sizes, 2.0**-23)
+    assert_close(unpack(rounded[0]), expected, sizes, 2.0**-11)
+    return rounded[0]
+
+
+@each_variant
+@pytest.mark.parametrize("zero_points", ["centered", "integers", "fractions"])
+@pytest.mark.parametrize(
+    ("columns", "group_size", "group_cols"),
+    [
+        *((96, 32, 32), (256, 128, 128), (96, 48, 16), (80, 16, 16), (64, 64, 64)),
+        *((40, 40, 64), (2, 2, 32), (66, 66, 96)),
+    ],
+)
+def test_int4_of_all_group_sizes(
+    variant: str, columns: int, group_size: int, group_cols: int, zero_points: str
+) -> None:
+    packed = assert_packed(random_int4(21, columns, group_size, zero_points), variant)
+    assert packed.layout.group_cols == group_cols
+    assert packed.layout.has_minimum == (zero_points != "centered")
+    assert not packed.layout.wide_tables
+
+
+@each_variant
+@pytest.mark.parametrize("is_centered", [True, False])
+@pytest.mark.parametrize(("columns", "group_size"), [(96, 32), (96, 48), (45, 45), (48, 16)])
+def test_int8_groups(variant: str, columns: int, group_size: int, is_centered: bool) -> None:
+    rng, groups = np.random.default_rng(2), columns // group_size
+    zero_point = np.full((19, groups), 128.0) if is_centered else rng.normal(120, 30, (19, groups))
+    matrix = Int8Groups(
+        rng.integers(0, 256, (19, columns), dtype=np.uint8),
+        rng.normal(size=(19, groups)).astype(np.float32),
+        zero_point.astype(np.float32),
+    )
+    assert assert_packed(matrix, variant).layout.has_minimum == (not is_centered)
+
+
+@each_variant
+@pytest.mark.parametrize("columns", [1, 31, 32, 77])
+def test_int8_with_scales_of_rows(variant: str, columns: int) -> None:
+    rng = np.random.default_rng(3)
+    values = rng.integers(-128, 128, (35, columns), dtype=np.int8)
+    matrix = Int8(values, rng.normal(size=35).astype(np.float32))
+    assert assert_packed(matrix, variant).layout.group_cols == 0
+
+
+def test_sliced_arrays() -> None:
+    """Slices are views whose rows are apart; a group that is cut becomes smaller ones."""
+    int4 = random_int4(40, 256, 64, "integers")
+    for axis, spans in ((0, [(5, 30)]), (1, [(64, 192)]), (1, [(32, 64), (96, 256)])):
+        part = slice_matrix(int4, axis, spans)
+        assert isinstance(part, Int4)
+        assert_packed(part)
+    small_groups = slice_matrix(int4, 1, [(8, 256)])
+    assert isinstance(small_groups, Int4)
+    assert packer("plain").pack([small_groups], exact=False) is None
+
+
+def test_scales_that_fp16_cannot_hold_stay_fp32() -> None:
+    matrix = random_int4(16, 64, 32, "integers")
+    matrix.scale[0, 0] = 1e-20
+    assert assert_packed(matrix).layout.wide_tables
+
+
+@each_variant
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_K", "Q6_K", "Q2_K"])
+def test_reordered_rows(variant: str, type_name: str) -> None:
+    blocks = random_blocks(type_name, 75, 256)
+    pack = packer(variant)
+    order = torch.from_numpy(np.random.default_rng(4).permutation(75))
+    for exact in (False, True):
+        (matrix,) = pack.pack_blocks([whole(blocks, type_name)], exact=exact)
+        for some in (order, order[:20]):
+            assert np.array_equal(unpack(pack.reordered(matrix, some)), unpack(matrix)[some])
+    for wrong in (order + 1, order - 1):
+        with pytest.raises(ValueError, match="other numbers"):
+            pack.reordered(matrix, wrong)
+
+
+def test_reordered_scales_of_rows() -> None:
+    rng = np.random.default_rng(5)
+    values = rng.integers(-128, 128, (35, 40), dtype=np.int8)
+    pack = packer("plain")
+    matrices = pack.pack([Int8(values, rng.normal(size=35).astype(np.float32))], exact=False)
+    assert matrices is not None
+    order = torch.arange(35).flip(0)
+    moved = pack.reordered(matrices[0], order)
+    assert np.array_equal(unpack(moved), unpack(matrices[0])[::-1])
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_large_matrices_are_packed_by_several_threads(num_threads: int) -> None:
+    blocks = random_blocks("Q8_0", 1500, 4096)
+    (matrix,) = packer("avx2", num_threads).pack_blocks([whole(blocks, "Q8_0")], exact=True)
+    assert_close(unpack(matrix), dequantized(blocks, "Q8_0"), 0.0, 0.0)
