@@ -335,6 +335,8 @@ def declare_functions(library: ctypes.CDLL) -> None:
     library.pool_create.restype = c_void_p
     library.pool_destroy.argtypes = [c_void_p]
     library.pool_destroy.restype = None
+    library.pool_active_threads.argtypes = [c_void_p]
+    library.pool_active_threads.restype = ctypes.c_int
     library.program_workspace_bytes.argtypes = [POINTER(ProgramStruct), ctypes.c_int, ctypes.c_int]
     library.program_workspace_bytes.restype = c_size_t
     library.run_program.argtypes = [c_void_p, POINTER(ProgramStruct), POINTER(Run)]

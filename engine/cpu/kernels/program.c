@@ -1,8 +1,6 @@
 /* Run programs: list the phases of a batch and give them to the pool. */
 #include "program.h"
 
-#include <stdlib.h>
-
 #include "pool.h"
 
 enum { MAX_PHASES_PER_OP = 8 };
@@ -55,8 +53,9 @@ static size_t scratch_bytes(const Program *program, const Run *run) {
 
 /* Compute all operations for the batch `run`. Return 0, or 1 if memory is out. */
 EXPORT int run_program(Pool *pool, const Program *program, Run *run) {
-    Phase *phases = malloc(sizeof(Phase) * MAX_PHASES_PER_OP * (size_t)(program->num_ops + 1));
+    Phase *phases = pool_phases(pool, max_int(1, MAX_PHASES_PER_OP * program->num_ops));
     if (!phases) return 1;
+    run->num_threads = min_int(max_int(1, run->num_threads), pool_size(pool));
     int n = 0;
     for (const Op *op = program->ops; op < program->ops + program->num_ops; op++) {
         const OpKernels *kernels = op_kernels[op->header.kind];
@@ -64,7 +63,5 @@ EXPORT int run_program(Pool *pool, const Program *program, Run *run) {
         for (int phase = 0; phase < num_phases; phase++)
             phases[n++] = (Phase){kernels, op, phase, kernels->num_chunks(op, run, phase)};
     }
-    int error = pool_run(pool, run, phases, n, scratch_bytes(program, run));
-    free(phases);
-    return error;
+    return pool_run(pool, run, n, scratch_bytes(program, run));
 }
