@@ -1,6 +1,7 @@
 /* A thread that the system does not run delays the others for as long as it holds a chunk: one busy
    core can cost more than its thread gains. Stalls raise the suspicion; then the times of some runs
-   with a thread fewer decide. With fewer threads than there are, one more is tried from time to time. */
+   with fewer threads decide: one fewer, and after failures 2, 4, ... fewer, since one of several busy
+   cores costs as much as all. With fewer threads than there are, one more is tried from time to time. */
 #include "thread_count.h"
 
 static const uint64_t LONGEST_RUN_NS = 50000000; /* longer runs outlast the time slices of others */
@@ -8,7 +9,8 @@ static const uint64_t AVERAGE_NS = 30000000, SHORTEST_HOLD_NS = 100000000, LONGE
 enum { TRIAL_RUNS = 6 };
 
 void thread_count_create(ThreadCount *count, int most) {
-    *count = (ThreadCount){.most = most, .active = most, .usual = most, .hold_ns = SHORTEST_HOLD_NS};
+    *count = (ThreadCount){
+        .most = most, .active = most, .usual = most, .step = 1, .hold_ns = SHORTEST_HOLD_NS};
 }
 
 static void forget_runs(ThreadCount *count) {
@@ -30,6 +32,7 @@ static void end_trial(ThreadCount *count, uint64_t now_ns) {
     double trial_ns = count->trial_ns / count->num_runs;
     int is_more = count->active > count->usual;
     int is_better = trial_ns < count->usual_ns * (is_more ? 0.97 : 1.0);
+    if (!is_more) count->step = is_better || count->active == 1 ? 1 : 2 * count->step;
     if (is_better && is_more)
         count->hold_ns = SHORTEST_HOLD_NS;
     else if (!is_better)
@@ -71,7 +74,7 @@ void thread_count_update(ThreadCount *count, uint64_t now_ns, uint64_t run_ns, u
     average(count, run_ns, stall_ns);
     if (count->num_runs < TRIAL_RUNS || now_ns < count->next_trial_ns) return;
     if (count->active > 1 && count->loss > 0.5 / count->active)
-        begin_trial(count, count->active - 1);
+        begin_trial(count, count->active > count->step ? count->active - count->step : 1);
     else if (count->active < count->most)
         begin_trial(count, count->active + 1);
 }

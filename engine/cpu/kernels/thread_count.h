@@ -6,6 +6,7 @@ typedef struct {
     int most, active;      /* threads that there are, and threads of the next run */
     int trial;             /* active is on trial against `usual` */
     int usual;             /* threads before the trial */
+    int step;              /* threads fewer in the next trial with fewer */
     uint64_t work;         /* of the runs that are compared */
     double usual_ns, loss; /* moving averages of a run's time, and of its part that a thread stalled */
     int num_runs;          /* in the averages, or in the trial */
