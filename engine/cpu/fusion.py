@@ -17,6 +17,7 @@ from swiftchat.engine.cpu.structures import (
     Epilogue,
     GatherOp,
     LinearOp,
+    NormKind,
     NormOp,
     RotaryOp,
     RowSet,
@@ -117,7 +118,7 @@ def _norm_into_linear(ops: list[AnyOp]) -> None:
         if user is None or _is_written(ops, op.x, i, user):
             continue
         linear = ops[user]
-        if isinstance(linear, LinearOp) and linear.x == op.out:
+        if isinstance(linear, LinearOp) and linear.norm.kind == NormKind.NONE:
             linear.x, linear.norm = op.x, op.norm
             del ops[i]
 
