@@ -65,7 +65,8 @@ class RunInputs:
 class Program:
     """Operations and the memory that they need; runs them for one batch after another.
 
-    `references` keeps objects alive whose memory the operations read (weights, tables, caches).
+    `references` keeps objects alive whose memory the operations read (weights, tables, caches). The
+    buffer `output` is a new tensor in every run, which returns it.
     """
 
     def __init__(
@@ -74,9 +75,10 @@ class Program:
         ops: Sequence[AnyOp],
         buffers: Sequence[tuple[RowSet, int]],
         references: Sequence[object] = (),
+        output: int | None = None,
     ) -> None:
         self._pool = pool
-        self._references = references
+        self._references, self._output = references, output
         self._ops = (Op * len(ops))(*map(Op.of, ops))
         self._buffers = (Buffer * len(buffers))(*(Buffer(*buffer) for buffer in buffers))
         self._program = ProgramStruct(len(ops), len(buffers), self._ops, self._buffers)
@@ -101,7 +103,7 @@ class Program:
         for i, buffer in enumerate(self._buffers):
             self._offsets[i] = nbytes
             rows = num_logits if buffer.row_set == RowSet.LOGITS else num_tokens
-            nbytes += _round_up(4 * rows * buffer.width)
+            nbytes += 0 if i == self._output else _round_up(4 * rows * buffer.width)
         workspace_offset = nbytes
         nbytes += _round_up(
             self._pool.library.program_workspace_bytes(byref(self._program), num_tokens, num_logits)
@@ -128,12 +130,13 @@ class Program:
         self.reserve(num_tokens, num_logits)
         self._num_tokens, self._num_logits = num_tokens, num_logits
 
-    def run(self, inputs: RunInputs, num_threads: int = 0) -> None:
+    def run(self, inputs: RunInputs, num_threads: int = 0) -> Tensor | None:
         """Compute all operations; with `num_threads` by at most so many of the pool's threads.
 
-        Raises MemoryError.
+        Returns the output fp32 [rows, width], if the program has one. Raises MemoryError.
         """
         self.begin(len(inputs.ids), len(inputs.logits_rows))
+        output = self._new_output()
         spans = (Span * len(inputs.spans))(
             *(
                 Span(s.first_row, s.num_rows, s.context_len, s.prefix_len, s.block_table.data_ptr())
@@ -152,6 +155,16 @@ class Program:
         library = self._pool.library
         if library.run_program(self._pool.handle, byref(self._program), byref(run)):
             raise MemoryError("The CPU kernels are out of memory")
+        return output
+
+    def _new_output(self) -> Tensor | None:
+        if self._output is None:
+            return None
+        buffer = self._buffers[self._output]
+        rows = self._num_logits if buffer.row_set == RowSet.LOGITS else self._num_tokens
+        output = torch.empty(rows, buffer.width)  # torch aligns to 64 bytes
+        self._pointers[self._output] = output.data_ptr()
+        return output
 
 
 def _round_up(nbytes: int) -> int:

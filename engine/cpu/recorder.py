@@ -97,37 +97,18 @@ class Recording:
     references: list[Any]
 
 
-def record(
-    config: ModelConfig,
-    weights: DecoderWeights,
-    cache: KVCache,
-    ctx_size_tokens: int,
-) -> Recording:
-    """Record `Decoder.forward` with these weights and this cache, which must be `heads_first`.
-
-    Raises `CannotRecordError` for a model that the native kernels cannot compute.
-    """
-    recorder = _Recorder(config, weights, ctx_size_tokens, cache.block_size)
-    logits = Decoder(config, weights, recorder).forward(_EMPTY, cache)
-    recorder.references += [weights, cache]
-    return Recording(
-        recorder.ops, recorder.buffers, recorder.activations(logits).buffer, recorder.references
-    )
-
-
-class _Recorder:
-    """`decoder.Ops` that compute nothing; see `record`."""
+class Recorder:
+    """`decoder.Ops` that list a decoder's operations for the native kernels and compute nothing."""
 
     heads_first = True
 
-    def __init__(
-        self, config: ModelConfig, weights: DecoderWeights, ctx_size_tokens: int, block_size: int
-    ) -> None:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, ctx_size_tokens: int) -> None:
         self.ops: list[AnyOp] = []
         self.buffers: list[tuple[RowSet, int]] = []
-        self.references: list[Any] = []
-        self._config, self._block_size = config, block_size
+        self.references: list[Any] = [weights]
+        self._config, self._weights = config, weights
         self._is_exact = weights.dtype == torch.float32
+        self._block_size = 0
         self._cos_sin = [
             self._keep(cos_sin_table(rope, config.head_dim, ctx_size_tokens, torch.device("cpu")))
             for rope in (config.rope, config.local_rope)
@@ -135,6 +116,15 @@ class _Recorder:
         ]
         self._num_positions = ctx_size_tokens
         self._slopes = self._keep(alibi_slopes(config)) if config.alibi else None
+
+    def record(self, cache: KVCache) -> Recording:
+        """Record `Decoder.forward` with this cache, which must be `heads_first`; only once.
+
+        Raises `CannotRecordError` for a model that the native kernels cannot compute.
+        """
+        self._block_size = self._keep(cache).block_size
+        logits = self.activations(Decoder(self._config, self._weights, self).forward(_EMPTY, cache))
+        return Recording(self.ops, self.buffers, logits.buffer, self.references)
 
     def plan(self, batch: Batch, cache: KVCache) -> None:
         return
@@ -280,7 +270,7 @@ class _Recorder:
         return out
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
-        raise CannotRecordError("copies of blocks")
+        cache.copy_blocks(copies)
 
     def activations(self, x: Tensor | None) -> Activations:
         """Return x if an operation was recorded that writes it."""

@@ -50,6 +50,13 @@ class KVCache:
         self.block_size = block_size
         self.num_bytes = sum(tensor.nbytes for tensor in self.tensors)
 
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (source, destination), in all layers, one after the other."""
+        for source, destination in copies:
+            if source != destination:
+                for tensor in self.tensors:
+                    tensor[:, destination] = tensor[:, source]
+
     def slot_range(self, first: int, num_tokens: int) -> Tensor:
         """View adjacent slots: [num_layers, num_tokens, 2 * num_kv_heads, head_dim].
 

@@ -181,10 +181,7 @@ class TorchOps(Elementwise):
         return x if len(plan.logits_indices) == len(x) else x[plan.logits_indices]
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
-        for source, destination in copies:
-            if source != destination:
-                for tensor in cache.tensors:
-                    tensor[:, destination] = tensor[:, source]
+        cache.copy_blocks(copies)
 
 
 def _clamp(gate: Tensor, up: Tensor, limit: float) -> tuple[Tensor, Tensor]:

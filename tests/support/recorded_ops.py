@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swiftchat.engine.cpu import structures as native
 from swiftchat.engine.cpu.fusion import fuse
-from swiftchat.engine.cpu.recorder import Recording, record
+from swiftchat.engine.cpu.recorder import Recorder, Recording
 from swiftchat.engine.cpu.structures import (
     Epilogue,
     Format,
@@ -246,7 +246,7 @@ def recorded(bench: tiny.Bench, kv_dtype: str = "auto") -> Interpreter:
     bench.cache = KVCache(
         *(config, num_blocks, block_size, weights.dtype, cpu), heads_first=True, kv_dtype=kv_dtype
     )
-    recording = record(config, weights, bench.cache, config.max_context_tokens)
+    recording = Recorder(config, weights, config.max_context_tokens).record(bench.cache)
     return Interpreter(recording, block_size)
 
 

@@ -1,0 +1,105 @@
+"""A decoder whose forward pass is one call of the native kernels."""
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swiftchat.engine.cpu.fusion import fuse
+from swiftchat.engine.cpu.program import Pool, Program, RunInputs, SpanRows
+from swiftchat.engine.cpu.recorder import Recorder
+from swiftchat.engine.model.decoder import Decoder, DecoderWeights
+from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.schedule.batch import Batch
+from swiftchat.weights.architectures.config import ModelConfig
+
+
+class NativeDecoder(Decoder):
+    """A decoder on one rank and stage, recorded as a program for these weights and this cache.
+
+    The cache must be `heads_first`. Raises `CannotRecordError` for a model that the kernels cannot
+    compute.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        cache: KVCache,
+        ctx_size_tokens: int,
+        pool: Pool,
+    ) -> None:
+        recorder = Recorder(config, weights, ctx_size_tokens)
+        super().__init__(config, weights, recorder)
+        recording = recorder.record(cache)
+        fuse(recording)
+        self._cache = cache
+        self._program = Program(
+            pool, recording.ops, recording.buffers, recording.references, recording.logits
+        )
+        two_dimensional = config.rope is not None and config.rope.two_dimensional
+        self._inputs = _Inputs(cache.block_size, two_dimensional)
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor | None:
+        """As `Decoder.forward`; `cache` is the one that the decoder was made with."""
+        assert cache is self._cache
+        return self._program.run(self._inputs.of(batch))
+
+
+class _Inputs:
+    """Memory for the inputs of a batch, used again for the next one."""
+
+    def __init__(self, block_size: int, two_dimensional: bool) -> None:
+        self._block_size, self._two_dimensional = block_size, two_dimensional
+        self._columns = _Ints(5)
+        self._block_tables = _Ints(1)
+
+    def of(self, batch: Batch) -> RunInputs:
+        positions, second = batch.positions, None
+        if self._two_dimensional:
+            pairs = batch.position_pairs()
+            positions, second = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        rows = self._columns.reserve(len(batch.ids))
+        return RunInputs(
+            ids=rows.write(0, batch.ids),
+            positions=rows.write(1, positions),
+            slots=rows.write(2, batch.slot_mapping),
+            logits_rows=rows.write(3, batch.logits_indices),
+            spans=self._spans(batch),
+            second_positions=None if second is None else rows.write(4, second),
+        )
+
+    def _spans(self, batch: Batch) -> Sequence[SpanRows]:
+        size = self._block_size
+        used = [span.block_table[: -(-span.context_len // size)] for span in batch.spans]
+        tables = self._block_tables.reserve(sum(map(len, used)))
+        whole, end, spans = tables.write(0, list(chain(*used))), 0, []
+        for span, blocks in zip(batch.spans, used, strict=True):
+            start, end = end, end + len(blocks)
+            prefix_len = span.bidirectional_prefix.length
+            spans.append(
+                SpanRows(
+                    span.start, span.num_tokens, span.context_len, prefix_len, whole[start:end]
+                )
+            )
+        return spans
+
+
+class _Ints:
+    """Rows of int32 that grow as needed."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._array = np.empty((num_rows, 0), dtype=np.int32)
+        self._rows: Sequence[Tensor] = ()
+
+    def reserve(self, length: int) -> "_Ints":
+        if length > self._array.shape[1]:
+            self._array = np.empty((len(self._array), max(64, 2 * length)), dtype=np.int32)
+            self._rows = torch.from_numpy(self._array).unbind()
+        return self
+
+    def write(self, row: int, values: Sequence[int]) -> Tensor:
+        self._array[row, : len(values)] = values
+        return self._rows[row][: len(values)]
