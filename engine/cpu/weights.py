@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.cpu.matrices import FloatMatrix, NativeMatrix, TiledMatrix, first_rows
-from swiftchat.engine.cpu.pack import BLOCK_TYPES, Packer, block_layout
+from swiftchat.engine.cpu.pack import Packer
+from swiftchat.engine.cpu.pack_source import BLOCK_TYPES, block_layout
 from swiftchat.engine.cpu.program import Pool
 from swiftchat.engine.cpu.single_op import matmul, table_rows
 from swiftchat.engine.cpu.structures import Matrix
@@ -132,9 +133,9 @@ class NativeWeights:
     def from_blocks(self, parts: Sequence[GgufBlocks], dtype: torch.dtype) -> LinearWeight:
         return self._weight(self._packer.pack_blocks(parts, exact=dtype == torch.float32), dtype)
 
-    def blocks_bytes(self, type_name: str, shape: tuple[int, ...]) -> int:
+    def blocks_bytes(self, type_name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         rows, cols = shape
-        return block_layout(type_name, cols).nbytes(rows)
+        return block_layout(type_name, cols, exact=dtype == torch.float32).nbytes(rows)
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
         native = [part for part in parts if isinstance(part, NativeWeight)]

@@ -56,7 +56,7 @@ class WeightFactory(Protocol):
         Raises `BadModelFile` if a scale is infinite or NaN.
         """
 
-    def blocks_bytes(self, type_name: str, shape: tuple[int, ...]) -> int:
+    def blocks_bytes(self, type_name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """Return the bytes that `from_blocks` takes for a matrix, as far as the type tells."""
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight: ...
@@ -83,7 +83,7 @@ class TorchWeights:
     def from_blocks(self, parts: Sequence[GgufBlocks], dtype: torch.dtype) -> LinearWeight:
         raise NotImplementedError
 
-    def blocks_bytes(self, type_name: str, shape: tuple[int, ...]) -> int:
+    def blocks_bytes(self, type_name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         raise NotImplementedError
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
@@ -111,7 +111,7 @@ class KernelWeights:
     def from_blocks(self, parts: Sequence[GgufBlocks], dtype: torch.dtype) -> LinearWeight:
         raise NotImplementedError
 
-    def blocks_bytes(self, type_name: str, shape: tuple[int, ...]) -> int:
+    def blocks_bytes(self, type_name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         raise NotImplementedError
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:

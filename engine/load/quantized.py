@@ -43,7 +43,7 @@ def resident_estimate(
     def whole_bytes(name: str, shape: tuple[int, ...]) -> int:
         tensor = packed.get(name)
         if tensor is not None and tensor.read_blocks and tensor.format in factory.block_types:
-            return factory.blocks_bytes(tensor.format, tensor.shape)
+            return factory.blocks_bytes(tensor.format, tensor.shape, dtype)
         if tensor is not None and tensor.packed is not None:
             return checkpoint.nbytes(name)
         return math.prod(shape) * dtype.itemsize

@@ -4,7 +4,7 @@
 #include "unpack_blocks.h"
 
 /* Fills `to` with the columns col .. col + 32 of a row; columns after the last are zeros. Returns 0
-   if the scales are finite. */
+   or PACK_NOT_FINITE. */
 typedef int (*ReadColumns)(const PackSource *source, int row, int col, Columns *to);
 
 static void read_tables(const PackSource *source, int row, int col, Columns *to) {
@@ -92,11 +92,11 @@ typedef struct {
     float scale[2][TILE_ROWS], minimum[2][TILE_ROWS];
 } BlockTables;
 
-/* Writes the 16 rows of one group of a table, times the factor; returns 1 if one is infinite. */
+/* Writes the 16 rows of one group of a table, times the factor. */
 INLINE int store_group(const float *values, float factor, int wide, int group, uint8_t *table) {
     float scaled[TILE_ROWS];
     uint16_t narrow[TILE_ROWS];
-    int overflows = 0;
+    int infinite = 0;
     for (int r = 0; r < TILE_ROWS; r++) scaled[r] = values[r] * factor;
     if (wide) {
         memcpy(table + (size_t)group * sizeof(scaled), scaled, sizeof(scaled));
@@ -104,10 +104,10 @@ INLINE int store_group(const float *values, float factor, int wide, int group, u
     }
     for (int r = 0; r < TILE_ROWS; r++) {
         narrow[r] = float_to_fp16(scaled[r]);
-        overflows |= (narrow[r] & 0x7c00) == 0x7c00;
+        infinite |= !is_finite_fp16(narrow[r]);
     }
     memcpy(table + (size_t)group * sizeof(narrow), narrow, sizeof(narrow));
-    return overflows;
+    return infinite ? PACK_OVERFLOW : 0;
 }
 
 /* Writes the groups that begin in the block at column col of the tile. */
@@ -181,35 +181,6 @@ int pack_tiles(const PackSource *source, int first_row, int first_col, int num_c
     PackJob job = {source,     to,        first_row, first_col,   num_cols,
                    first_tile, num_tiles, to_col,    table_factor};
     FOR_KIND(source, pack_all, &job)
-}
-
-/* Where the fp16 scales of the blocks of a type are; if there is one, it is given twice. */
-typedef struct {
-    int block_cols, block_bytes, scales[2];
-} ScalePlaces;
-
-static const ScalePlaces scale_places[NUM_SOURCE_KINDS] = {
-    [SOURCE_Q2_K] = {256, 84, {80, 82}},     [SOURCE_Q3_K] = {256, 110, {108, 108}},
-    [SOURCE_Q4_K] = {256, 144, {0, 2}},      [SOURCE_Q5_K] = {256, 176, {0, 2}},
-    [SOURCE_Q6_K] = {256, 210, {208, 208}},  [SOURCE_IQ4_XS] = {256, 136, {0, 0}},
-};
-
-void scale_range(const PackSource *source, int first_row, int num_rows, float *smallest,
-                 float *largest) {
-    const ScalePlaces *places = &scale_places[source->kind];
-    *smallest = INFINITY;
-    *largest = 0;
-    for (int row = first_row; row < first_row + num_rows; row++) {
-        const uint8_t *block = source->values + row * source->stride;
-        for (int col = 0; col < source->cols; col += places->block_cols) {
-            for (int i = 0; i < 2; i++) {
-                float scale = fabsf(fp16_to_float(load_16(block + places->scales[i])));
-                if (scale != 0 && scale < *smallest) *smallest = scale;
-                if (scale > *largest) *largest = scale;
-            }
-            block += places->block_bytes;
-        }
-    }
 }
 
 /* Copies elements of `nbytes`, [num][16], from row `from_row` to row `to_row`. */

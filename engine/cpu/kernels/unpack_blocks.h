@@ -12,7 +12,7 @@ typedef struct {
 } Columns;
 
 /* The functions `unpack_TYPE` fill `to` with the columns 32 * part .. 32 * part + 32 of a block and
-   return 0 if its scales are finite. */
+   return 0 if its scales are finite, else 1. */
 
 INLINE uint16_t load_16(const uint8_t *at) {
     uint16_t bits;

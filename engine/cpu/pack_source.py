@@ -1,0 +1,204 @@
+"""Quantized matrices as the packing function reads them (kernels/pack.h)."""
+
+import ctypes
+import math
+from collections.abc import Sequence
+from ctypes import c_int32, c_int64, c_void_p
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from swiftchat.engine.cpu.matrices import TileLayout
+from swiftchat.engine.cpu.structures import BLOCK_COLS, Format
+from swiftchat.weights.quantization.scheme import GgufBlocks, Int4, Int8, Int8Groups
+
+Spans = Sequence[tuple[int, int]]
+Floats = npt.NDArray[np.float32]
+
+_SMALLEST_NORMAL, _LARGEST = 2.0**-14, 65504.0  # of fp16
+_MAX_SHIFT = 100  # exponent of a power of two that fp32 holds, and its reciprocal
+_INT4_CENTER, _INT8_CENTER = 8, 128
+
+
+class SourceKind(IntEnum):
+    INT4 = 0
+    INT8 = 1
+    UINT8 = 2
+    Q4_0 = 3
+    Q4_1 = 4
+    Q5_0 = 5
+    Q5_1 = 6
+    Q8_0 = 7
+    IQ4_NL = 8
+    Q2_K = 9
+    Q3_K = 10
+    Q4_K = 11
+    Q5_K = 12
+    Q6_K = 13
+    IQ4_XS = 14
+
+
+class PackSource(ctypes.Structure):
+    _fields_ = (
+        ("kind", c_int32),
+        ("rows", c_int32),
+        ("cols", c_int32),
+        ("group_cols", c_int32),
+        ("stride", c_int64),
+        ("values", c_void_p),
+        ("table_stride", c_int64),
+        ("scale", c_void_p),
+        ("minimum", c_void_p),
+    )
+
+
+@dataclass(frozen=True)
+class Source:
+    """The columns `spans` of a matrix, and the layout of its tiles.
+
+    Scales and minimums are multiplied by `factor`, a power of two, and `row_scale` of the tiles by
+    its reciprocal. `references` own the memory that `struct` points to.
+    """
+
+    struct: PackSource
+    spans: Spans
+    layout: TileLayout
+    factor: float = 1.0
+    row_scale: Floats | None = None
+    tensor_name: str = ""
+    references: Sequence[object] = ()
+
+    @property
+    def rows(self) -> int:
+        return int(self.struct.rows)
+
+    @property
+    def widened(self) -> "Source":
+        """The same with fp32 scales and minimums."""
+        return replace(self, layout=replace(self.layout, wide_tables=True), factor=1.0)
+
+
+_BLOCK_LAYOUTS = {
+    "Q4_0": (Format.INT4, 32, False),
+    "Q4_1": (Format.INT4, 32, True),
+    "Q5_0": (Format.INT8, 32, False),
+    "Q5_1": (Format.INT8, 32, True),
+    "Q8_0": (Format.INT8, 32, False),
+    "IQ4_NL": (Format.INT8, 32, False),
+    "Q2_K": (Format.INT4, 16, True),
+    "Q3_K": (Format.INT4, 16, False),
+    "Q4_K": (Format.INT4, 32, True),
+    "Q5_K": (Format.INT8, 32, True),
+    "Q6_K": (Format.INT8, 16, False),
+    "IQ4_XS": (Format.INT8, 32, False),
+}
+BLOCK_TYPES = frozenset(_BLOCK_LAYOUTS)
+# The scales and minimums of these blocks are fp16 numbers times integers below 256. Times this
+# power of two, all up to 63 are in the normal range of fp16, even those of subnormal numbers.
+_PRODUCT_TYPES = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"})
+_PRODUCT_FACTOR = 2.0**10
+
+
+def block_layout(type_name: str, cols: int, *, exact: bool) -> TileLayout:
+    """Return the layout of a matrix of ggml blocks of one of `BLOCK_TYPES`."""
+    format, group_cols, has_minimum = _BLOCK_LAYOUTS[type_name]
+    is_wide = exact and type_name in _PRODUCT_TYPES
+    return TileLayout(format, cols, group_cols, has_minimum, is_wide)
+
+
+def block_source(matrix: GgufBlocks, *, exact: bool) -> Source:
+    """Return the source for a matrix of one of `BLOCK_TYPES`."""
+    layout = block_layout(matrix.type_name, matrix.columns, exact=exact)
+    struct = PackSource(
+        kind=SourceKind[matrix.type_name],
+        rows=len(matrix.blocks),
+        cols=max(stop for _, stop in matrix.spans),
+        stride=matrix.blocks.strides[0],
+        values=matrix.blocks.ctypes.data,
+    )
+    return Source(
+        struct,
+        matrix.spans,
+        layout,
+        _PRODUCT_FACTOR if matrix.type_name in _PRODUCT_TYPES and not exact else 1.0,
+        tensor_name=matrix.tensor_name,
+        references=(matrix.blocks,),
+    )
+
+
+def array_source(matrix: Int4 | Int8 | Int8Groups, *, exact: bool) -> Source | None:
+    """Return the source for a matrix; None: tiles cannot have its groups."""
+    values = matrix.values
+    cols = values.shape[1]
+    if isinstance(matrix, Int8):
+        layout = TileLayout(Format.INT8, cols, 0, has_minimum=False)
+        row_scale = np.ascontiguousarray(matrix.scale, np.float32)
+        struct = _array_struct(SourceKind.INT8, values, cols)
+        return Source(struct, [(0, cols)], layout, row_scale=row_scale, references=(values,))
+    if isinstance(matrix, Int4):
+        kind, format, cols, center, lowest = SourceKind.INT4, Format.INT4, 2 * cols, _INT4_CENTER, 0
+    else:
+        kind, format, center, lowest = SourceKind.UINT8, Format.INT8, _INT8_CENTER, _INT8_CENTER
+    num_groups = matrix.scale.shape[1]
+    group_cols = _group_cols(cols // num_groups, num_groups)
+    if group_cols is None:
+        return None
+    has_minimum = bool((matrix.zero_point != center).any())
+    tables = [np.ascontiguousarray(matrix.scale, np.float32)]
+    if has_minimum:
+        # The stored values are q - lowest.
+        tables.append(
+            np.ascontiguousarray(-matrix.scale * (matrix.zero_point - lowest), np.float32)
+        )
+    struct = _array_struct(kind, values, cols)
+    struct.group_cols, struct.table_stride = cols // num_groups, num_groups
+    struct.scale = tables[0].ctypes.data
+    struct.minimum = tables[1].ctypes.data if has_minimum else None
+    is_wide, factor = _table_width(tables, exact=exact)
+    layout = TileLayout(format, cols, group_cols, has_minimum, is_wide)
+    return Source(struct, [(0, cols)], layout, factor, references=(values, *tables))
+
+
+def _array_struct(kind: SourceKind, values: npt.NDArray[Any], cols: int) -> PackSource:
+    assert values.strides[1] == 1
+    return PackSource(
+        kind=kind,
+        rows=len(values),
+        cols=cols,
+        stride=values.strides[0],
+        values=values.ctypes.data,
+    )
+
+
+def _group_cols(group_size: int, num_groups: int) -> int | None:
+    """Return the columns of a group in tiles: 16 or a multiple of 32; None: they do not fit."""
+    if num_groups == 1:
+        return -(-group_size // BLOCK_COLS) * BLOCK_COLS
+    if group_size % BLOCK_COLS == 0:
+        return group_size
+    return 16 if group_size % 16 == 0 else None
+
+
+def _table_width(tables: Sequence[Floats], *, exact: bool) -> tuple[bool, float]:
+    """Return whether tables are fp32, and the power of two that they are multiplied by.
+
+    They are fp16 if it holds them or, without `exact`, if all are in its normal range.
+    """
+    sizes = [np.abs(table) for table in tables]
+    with np.errstate(over="ignore"):
+        narrow = [table.astype(np.float16).astype(np.float32) for table in tables]
+    if all(np.array_equal(n, table) for n, table in zip(narrow, tables, strict=True)):
+        return False, 1.0
+    smallest = min(float(s.min(initial=np.inf, where=s != 0)) for s in sizes)
+    largest = max(float(s.max()) for s in sizes)
+    if exact:
+        return True, 1.0
+    if smallest >= _SMALLEST_NORMAL and largest <= _LARGEST:
+        return False, 1.0
+    shift = math.frexp(_LARGEST)[1] - 1 - math.frexp(largest)[1]
+    if abs(shift) > _MAX_SHIFT or math.ldexp(smallest, shift) < _SMALLEST_NORMAL:
+        return True, 1.0
+    return False, math.ldexp(1.0, shift)
