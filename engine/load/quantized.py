@@ -23,6 +23,9 @@ from swiftchat.weights.quantization.scheme import (
 )
 from swiftchat.weights.quantization.stored_tensor import as_float32
 
+# After the tensor that is packed, so that the disk does not wait for the packing.
+_PREFETCH_BYTES = 1 << 26
+
 
 def resident_estimate(
     shard: Shard,
@@ -148,6 +151,7 @@ def _sliced_blocks(checkpoint: Checkpoint, slices: NamedSlices) -> list[GgufBloc
     for name, part in slices:
         read = checkpoint.quantized[name].read_blocks
         assert read is not None
+        checkpoint.prefetch(name, _PREFETCH_BYTES)
         own = slice_blocks(read(), part.axis, part.spans)
         if own is None:
             return None

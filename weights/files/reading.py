@@ -7,7 +7,7 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile, FileSystemError
 
-__all__ = ["read_json", "read_small_file", "reject_other_content", "release_pages"]
+__all__ = ["prefetch", "read_json", "read_small_file", "reject_other_content", "release_pages"]
 
 _MAX_BYTES = 16 * 1024 * 1024
 
@@ -63,3 +63,10 @@ def release_pages(mapped: mmap.mmap) -> None:
     """
     if hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def prefetch(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
+    """Let the system read a part of a mapped file in the background, if it supports that."""
+    if hasattr(mmap, "MADV_WILLNEED"):
+        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        mapped.madvise(mmap.MADV_WILLNEED, start, min(offset + nbytes, len(mapped)) - start)

@@ -15,7 +15,7 @@ from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
-from swiftchat.weights.files.reading import read_small_file, release_pages
+from swiftchat.weights.files.reading import prefetch, read_small_file, release_pages
 from swiftchat.weights.formats.safetensors import read_header
 from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.formats.torch_checkpoint import read_torch_checkpoint
@@ -124,6 +124,13 @@ class Checkpoint:
         count = info.nbytes // dtype.itemsize
         flat = np.frombuffer(self.map(info.file), dtype, count, info.offset)
         return flat.reshape(info.shape)
+
+    def prefetch(self, name: str, ahead_bytes: int) -> None:
+        """Start to read a tensor of the model, and that many bytes after it, in the background."""
+        quantized = self.quantized.get(name)
+        for part in [name] if quantized is None else quantized.parts.values():
+            info = self.tensors[part]
+            prefetch(self.map(info.file), info.offset, info.nbytes + ahead_bytes)
 
     def release_pages(self) -> None:
         """Free the memory of the pages read so far; arrays stay valid, writes are lost."""
