@@ -248,6 +248,7 @@ class Recorder:
             hidden_size=config.hidden_size,
             expert_size=experts.each[0].down.shape[1],
             shared_size=0 if experts.shared is None else experts.shared.down.shape[1],
+            exact=self._is_exact,
             act=self._act_and_mul(),
             router=self._float_matrix(experts.router),
             router_bias=self._floats(experts.router_bias),

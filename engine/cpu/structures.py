@@ -232,6 +232,7 @@ class MoeOp(Structure):
         ("hidden_size", c_int32),
         ("expert_size", c_int32),
         ("shared_size", c_int32),
+        ("exact", c_int32),
         ("act", ActAndMulOp),
         ("router", Matrix),
         ("shared_router", Matrix),

@@ -141,11 +141,14 @@ typedef struct {
 } Expert;
 
 /* Mixture of experts: out = the weighted sum of the chosen experts' MLPs, as
-   engine/model/moe.py defines it. `shared` is computed for all rows; num_experts 0 never occurs. */
+   engine/model/moe.py defines it. `shared` is computed for all rows; num_experts 0 never occurs. The
+   gate_up matrices of all experts but the shared one are integer matrices or all are float ones,
+   likewise the down matrices. `exact` as for LinearOp. The router's matrices are float ones. */
 typedef struct {
     OpHeader header;
     int32_t x, out, num_experts, experts_per_token, normalized;
     int32_t hidden_size, expert_size, shared_size; /* shared_size 0: no shared expert */
+    int32_t exact;
     ActAndMulOp act; /* its x and out are unused */
     Matrix router, shared_router;
     const float *router_bias;
