@@ -11,9 +11,9 @@ enum {
     PANEL_VECTORS = PANEL_ROWS / LANES, /* registers for the rows of a panel, and of a tile */
     TILE_VECTORS = TILE_ROWS / LANES,
     VALUE_BYTES = 2,
-    CHUNK_BLOCKS = 512 * TILE_ROWS / PANEL_ROWS / BLOCK_COLS,
-    VECTOR_BLOCK = 256, /* x of a chunk and y of a tile block fit in the L2 cache */
-    TILE_BLOCK = 16,
+    CHUNK_BLOCKS = LANES == 16 ? 9 : 16,    /* a panel of 20 KB */
+    VECTOR_BLOCK = LANES == 16 ? 512 : 256, /* x of a chunk fits in the L2 cache */
+    TILE_BLOCK = 16,                        /* and y of a block of vectors and tiles */
 };
 
 /* A unit is what one scale per row belongs to: a block, or half a block with groups of 16 columns.
@@ -26,7 +26,9 @@ typedef struct {
     int32_t is_first, is_last; /* of the chunks of a row */
 } Panel;
 
-INLINE size_t unit_value_bytes(const Panel *p) { return (size_t)p->unit_cols * PANEL_ROWS * VALUE_BYTES; }
+INLINE size_t unit_value_bytes(const Panel *p) {
+    return (size_t)p->unit_cols * PANEL_ROWS * VALUE_BYTES;
+}
 INLINE size_t unit_bytes(const Panel *p) { return unit_value_bytes(p) + 8 * PANEL_ROWS; }
 INLINE uint8_t *unit_values(Panel *p, int unit) { return p->units + unit * unit_bytes(p); }
 INLINE float *unit_scales(Panel *p, int unit) {

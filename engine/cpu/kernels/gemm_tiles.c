@@ -1,11 +1,11 @@
 /* GEMM of tiled integer matrices and 16-bit activations.
 
-   A chunk of the columns of one or two tiles is unpacked to a panel that stays in the L1 cache while
-   all vectors pass. For each group of vectors, registers hold the int32 sums of a block; the fp32
-   results so far are in registers too, between chunks in y. */
+   A chunk of the columns of one or two tiles is unpacked to a panel that stays in the L1 cache
+   while all vectors pass. For each group of vectors, registers hold the int32 sums of a block; the
+   fp32 results so far are in registers too, between chunks in y. */
 #include "gemm.h"
-#include "gemm_panel.h"
 #include "gemm_pairs.h"
+#include "tile_table.h"
 
 _Static_assert(sizeof(Panel) <= GEMM_PANEL_BYTES, "the panel fits in its memory");
 
@@ -14,31 +14,15 @@ size_t gemm_panel_bytes(const Matrix *m, int num_tiles) {
     return GEMM_PANEL_BYTES;
 }
 
-/* One row of a table of scales or minimums [groups][16] as fp32. */
-INLINE void read_table(const Matrix *m, const uint8_t *table, int group, float *to) {
-    if (m->wide_tables) {
-        memcpy(to, table + (size_t)group * TILE_ROWS * 4, TILE_ROWS * 4);
-        return;
-    }
-    uint16_t halves[TILE_ROWS];
-    memcpy(halves, table + (size_t)group * TILE_ROWS * 2, sizeof halves);
-    for (int r = 0; r < TILE_ROWS; r++) to[r] = fp16_to_float(halves[r]);
-}
-
 /* The scales and minimums of the panel's units for the tile at `place` of the panel. */
 static void unpack_tables(const Matrix *m, const uint8_t *tile, Panel *p, int place) {
-    const int last = num_groups(m) - 1; /* the second half of the last block may have no columns */
     int before = -1;
     float scales[TILE_ROWS], minimums[TILE_ROWS] = {0};
-    for (int r = 0; r < TILE_ROWS; r++) scales[r] = 1;
     for (int u = 0; u < p->num_units; u++) {
-        int group = m->group_cols ? (p->first_unit + u) * p->unit_cols / m->group_cols : -1;
-        group = min_int(group, last);
-        if (group != before) {
-            read_table(m, tile, group, scales);
-            if (m->has_minimum) read_table(m, tile + table_bytes(m), group, minimums);
-            before = group;
-        }
+        int col = (p->first_unit + u) * p->unit_cols,
+            group = m->group_cols ? col / m->group_cols : 0;
+        if (group != before) read_tables(m, tile, col, scales, minimums);
+        before = group;
         float *to = unit_scales(p, u) + place * TILE_ROWS;
         memcpy(to, scales, sizeof scales);
         memcpy(to + PANEL_ROWS, minimums, sizeof minimums);
@@ -51,7 +35,8 @@ static void unpack(const Matrix *m, int first_tile, int num_tiles, Panel *p) {
         const uint8_t *tile = m->data + (first_tile + t) * m->stride;
         unpack_tables(m, tile, p, t);
         const size_t bytes = block_value_bytes(m);
-        const int block_units = BLOCK_COLS / p->unit_cols, first_block = p->first_unit / block_units;
+        const int block_units = BLOCK_COLS / p->unit_cols,
+                  first_block = p->first_unit / block_units;
         const uint8_t *block = tile_values(m, tile) + first_block * bytes;
         for (int u = 0; u < p->num_units; u += block_units, block += bytes)
             unpack_block(m, block, unit_values(p, u), unit_values(p, u + block_units - 1), t);
@@ -93,11 +78,11 @@ static void multiply_block(const Matrix *m, int first_tile, int num_tiles, const
     }
 }
 
-void gemm_tiles(const Matrix *m, int first_tile, int num_tiles, const QuantizedRows *x, int first_vector,
-                int num_vectors, float *y, int y_stride, uint8_t *panel) {
+void gemm_tiles(const Matrix *m, int first_tile, int num_tiles, const QuantizedRows *x,
+                int first_vector, int num_vectors, float *y, int y_stride, uint8_t *panel) {
     for (int v = 0; v < num_vectors; v += VECTOR_BLOCK)
         for (int t = 0; t < num_tiles; t += TILE_BLOCK)
-            multiply_block(m, first_tile + t, min_int(TILE_BLOCK, num_tiles - t), x, first_vector + v,
-                           min_int(VECTOR_BLOCK, num_vectors - v),
+            multiply_block(m, first_tile + t, min_int(TILE_BLOCK, num_tiles - t), x,
+                           first_vector + v, min_int(VECTOR_BLOCK, num_vectors - v),
                            y + (size_t)v * y_stride + t * TILE_ROWS, y_stride, (Panel *)panel);
 }

@@ -101,3 +101,12 @@ INLINE Ints add_products(Ints sums, Ints a, Ints b) {
     return sums + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
+
+/* sums + a * b, rounded once or twice. */
+INLINE Floats add_product(Floats sums, Floats a, Floats b) {
+#if defined(__AVX2__) || defined(__aarch64__)
+    return multiply_add(a, b, sums);
+#else
+    return sums + a * b;
+#endif
+}
