@@ -239,6 +239,9 @@ class Recorder:
     def moe(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
         config, source = self._config, self.activations(x)
         each = [self._expert(expert) for expert in experts.all]
+        routed = each[: config.num_experts]
+        if len({(expert.gate_up.is_tiled, expert.down.is_tiled) for expert in routed}) > 1:
+            raise CannotRecordError("integer and float matrices as experts of one layer")
         structs = self._keep((native.Expert * len(each))(*each))
         op = native.MoeOp(
             x=source.buffer,

@@ -83,6 +83,10 @@ class Matrix(Structure):
         ("row_scale", c_void_p),
     )
 
+    @property
+    def is_tiled(self) -> bool:
+        return bool(self.format >= Format.INT4)
+
 
 class OpHeader(Structure):
     _fields_ = (("kind", c_int32), ("row_set", c_int32))
