@@ -54,13 +54,20 @@ class Packer:
             sources.append(source)
         return [self._pack_run(run) for run in _runs(sources)]
 
-    def pack_blocks(self, parts: Sequence[GgufBlocks], *, exact: bool) -> list[TiledMatrix]:
+    def pack_blocks(
+        self,
+        parts: Sequence[GgufBlocks],
+        *,
+        exact: bool,
+        on_packed: Callable[[], None] = lambda: None,
+    ) -> list[TiledMatrix]:
         """As `pack`, for types in `BLOCK_TYPES`.
 
-        Raises `BadModelFile` if a scale is infinite or NaN.
+        Calls `on_packed` after each megabyte, on any thread. Raises `BadModelFile` if a scale is
+        infinite or NaN.
         """
         sources = [block_source(part, exact=exact) for part in parts]
-        return [self._pack_run(run) for run in _runs(sources)]
+        return [self._pack_run(run, on_packed) for run in _runs(sources)]
 
     def reordered(self, matrix: TiledMatrix, order: Tensor) -> TiledMatrix:
         """Return a copy whose row i is row `order[i]`; raises `ValueError` for other numbers."""
@@ -79,13 +86,15 @@ class Packer:
         self._for_tiles(move, moved.layout, moved.rows)
         return moved
 
-    def _pack_run(self, sources: Sequence[Source]) -> TiledMatrix:
+    def _pack_run(
+        self, sources: Sequence[Source], on_packed: Callable[[], None] = lambda: None
+    ) -> TiledMatrix:
         try:
-            return self._packed(sources)
+            return self._packed(sources, on_packed)
         except _TableOverflow:
-            return self._packed([source.widened for source in sources])
+            return self._packed([source.widened for source in sources], on_packed)
 
-    def _packed(self, sources: Sequence[Source]) -> TiledMatrix:
+    def _packed(self, sources: Sequence[Source], on_packed: Callable[[], None]) -> TiledMatrix:
         layout, factor = sources[0].layout, sources[0].factor
         num_rows = sum(source.rows for source in sources)
         scales = [source.row_scale for source in sources if source.row_scale is not None]
@@ -95,11 +104,13 @@ class Packer:
         packed = TiledMatrix(layout, num_rows, self._tiles(layout, num_rows), row_scale)
         first_row = 0
         for source in sources:
-            self._pack_source(source, packed, first_row // TILE_ROWS)
+            self._pack_source(source, packed, first_row // TILE_ROWS, on_packed)
             first_row += source.rows
         return packed
 
-    def _pack_source(self, source: Source, packed: TiledMatrix, first: int) -> None:
+    def _pack_source(
+        self, source: Source, packed: TiledMatrix, first: int, on_packed: Callable[[], None]
+    ) -> None:
         """Pack into the tiles from `first` on."""
 
         def pack(first_tile: int, num_tiles: int) -> None:
@@ -115,6 +126,7 @@ class Packer:
                 raise BadModelFile(f"tensor {name}: expected finite scales, found NaN or infinity")
             if error & _OVERFLOW:
                 raise _TableOverflow
+            on_packed()
 
         self._for_tiles(pack, packed.layout, source.rows)
 

@@ -1,6 +1,6 @@
 """Weights of linear layers for the native CPU kernels."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import ClassVar
@@ -130,8 +130,13 @@ class NativeWeights:
             matrices += packed
         return self._weight(matrices, dtype)
 
-    def from_blocks(self, parts: Sequence[GgufBlocks], dtype: torch.dtype) -> LinearWeight:
-        return self._weight(self._packer.pack_blocks(parts, exact=dtype == torch.float32), dtype)
+    def from_blocks(
+        self, parts: Sequence[GgufBlocks], dtype: torch.dtype, on_packed: Callable[[], None]
+    ) -> LinearWeight:
+        matrices = self._packer.pack_blocks(
+            parts, exact=dtype == torch.float32, on_packed=on_packed
+        )
+        return self._weight(matrices, dtype)
 
     def blocks_bytes(self, type_name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         rows, cols = shape

@@ -50,10 +50,13 @@ class WeightFactory(Protocol):
         None if they differ in scheme, or if no class computes with them.
         """
 
-    def from_blocks(self, parts: Sequence[GgufBlocks], dtype: torch.dtype) -> LinearWeight:
+    def from_blocks(
+        self, parts: Sequence[GgufBlocks], dtype: torch.dtype, on_packed: Callable[[], None]
+    ) -> LinearWeight:
         """As `quantized`, for types in `block_types`.
 
-        Raises `BadModelFile` if a scale is infinite or NaN.
+        Calls `on_packed` now and then, on any thread; blocks before may leave the memory. Raises
+        `BadModelFile` if a scale is infinite or NaN.
         """
 
     def blocks_bytes(self, type_name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
@@ -80,7 +83,9 @@ class TorchWeights:
             return None
         return _CPU_WEIGHTS[scheme](parts, dtype)
 
-    def from_blocks(self, parts: Sequence[GgufBlocks], dtype: torch.dtype) -> LinearWeight:
+    def from_blocks(
+        self, parts: Sequence[GgufBlocks], dtype: torch.dtype, on_packed: Callable[[], None]
+    ) -> LinearWeight:
         raise NotImplementedError
 
     def blocks_bytes(self, type_name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
@@ -108,7 +113,9 @@ class KernelWeights:
         matrix = packed_matrix(parts, dtype, self._kernels.gpu.device)
         return None if matrix is None else GpuQuantizedWeight(matrix, self._kernels)
 
-    def from_blocks(self, parts: Sequence[GgufBlocks], dtype: torch.dtype) -> LinearWeight:
+    def from_blocks(
+        self, parts: Sequence[GgufBlocks], dtype: torch.dtype, on_packed: Callable[[], None]
+    ) -> LinearWeight:
         raise NotImplementedError
 
     def blocks_bytes(self, type_name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:

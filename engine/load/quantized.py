@@ -129,7 +129,7 @@ def _load_quantized(
     if isinstance(_kind(checkpoint, slices[0][0], factory), str):
         blocks = _sliced_blocks(checkpoint, slices)
         if blocks is not None:
-            return factory.from_blocks(blocks, dtype)
+            return factory.from_blocks(blocks, dtype, checkpoint.release_pages)
     parts: list[QuantizedMatrix] = []
     for name, part in slices:
         tensor = checkpoint.quantized.get(name)
