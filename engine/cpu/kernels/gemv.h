@@ -1,5 +1,6 @@
 /* Matrix times a few vectors: every weight is read once and used for all of them. */
 #pragma once
+#include "common.h"
 #include "matrix.h"
 #include "quantized_rows.h"
 
@@ -16,9 +17,9 @@ enum { MAX_GEMV_ROWS = 8 };
    Without groups wscale_b is 1. The GEMM computes the same, so results are bitwise equal.
 
    `next`: the weights that the thread reads after these, for prefetching; NULL: unknown. */
-void gemv_tiles(const Matrix *m, int first_tile, int num_tiles, const QuantizedRows *x, float *y,
-                int y_stride, const uint8_t *next);
+EXPORT void gemv_tiles(const Matrix *m, int first_tile, int num_tiles, const QuantizedRows *x, float *y,
+                       int y_stride, const uint8_t *next);
 /* The same for rows first_row .. first_row + num_rows of a float matrix and x fp32 [num_vectors][cols];
    y starts at first_row. Sums are fp32, in an order of their own. */
-void gemv_float(const Matrix *m, int first_row, int num_rows, const float *x, int num_vectors, float *y,
-                int y_stride, const uint8_t *next);
+EXPORT void gemv_float(const Matrix *m, int first_row, int num_rows, const float *x, int num_vectors,
+                       float *y, int y_stride, const uint8_t *next);

@@ -6,6 +6,7 @@
    first 16 columns. A block with a NaN or an infinity has a NaN as its scale; one without
    an |x| above 2^-100 is zero. */
 #pragma once
+#include "common.h"
 #include "matrix.h"
 
 /* Blocks from one row to the next: rows at a distance of a multiple of 2 KB would share few sets of
@@ -24,8 +25,8 @@ typedef struct {
 } QuantizedRows;
 
 /* Bytes that `place_quantized_rows` needs. */
-size_t quantized_rows_bytes(int num_rows, int cols);
+EXPORT size_t quantized_rows_bytes(int num_rows, int cols);
 /* Lay the arrays of `num_rows` rows out in `memory` (64-byte aligned). */
-QuantizedRows place_quantized_rows(uint8_t *memory, int num_rows, int cols);
+EXPORT QuantizedRows place_quantized_rows(uint8_t *memory, int num_rows, int cols);
 /* Quantize x fp32 [cols] into row `row`. */
-void quantize_row(const float *x, int cols, const QuantizedRows *to, int row);
+EXPORT void quantize_row(const float *x, int cols, const QuantizedRows *to, int row);

@@ -1,0 +1,27 @@
+/* The input rows of linear operations, normalized and in the forms that its matrices need. */
+#pragma once
+#include "common.h"
+#include "gemv.h"
+#include "program.h"
+
+/* `floats` fp32 [num_rows][cols], NULL: no matrix needs them; `quantized` without rows: likewise.
+   They are made of x fp32 [num_rows][cols]. */
+typedef struct {
+    const float *x;
+    float *floats;
+    QuantizedRows quantized;
+} Inputs;
+
+INLINE int linear_cols(const LinearOp *op) { return op->parts[0].cols; }
+/* Whether a matrix is multiplied with quantized rows. */
+INLINE int is_quantized(const LinearOp *op, const Matrix *m) { return is_tiled(m) && !op->exact; }
+
+/* Whether inputs are prepared once for all threads, in a phase of its own: they are many, or the
+   output overwrites them. */
+int shares_inputs(const LinearOp *op, int num_rows);
+/* Bytes of the memory for the inputs of so many rows. */
+size_t inputs_bytes(const LinearOp *op, int num_rows);
+/* The inputs of num_rows rows x, laid out in `memory` (64-byte aligned). */
+Inputs place_inputs(const LinearOp *op, int num_rows, const float *x, uint8_t *memory);
+/* Fill row `row` of the inputs; `scratch` fp32 [cols]. */
+void prepare_input(const LinearOp *op, const Inputs *inputs, int row, float *scratch);

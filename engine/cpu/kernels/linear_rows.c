@@ -1,0 +1,69 @@
+/* Rows of the matrices of linear operations times input rows. */
+#include "linear_rows.h"
+
+#include "gemm.h"
+
+size_t all_weight_bytes(const LinearOp *op) {
+    size_t nbytes = 0;
+    for (int i = 0; i < op->num_parts; i++) {
+        const Matrix *m = op->parts + i;
+        nbytes += (size_t)m->stride * (is_tiled(m) ? num_tiles(m) : m->rows);
+    }
+    return nbytes;
+}
+
+/* Whether a matrix is multiplied by a GEMM. */
+static int needs_gemm(const LinearOp *op, const Matrix *m, int num_inputs) {
+    return num_inputs > MAX_GEMV_ROWS || (is_tiled(m) && op->exact);
+}
+
+size_t panel_bytes(const LinearOp *op, int num_inputs) {
+    size_t most = 0;
+    for (int i = 0; i < op->num_parts; i++) {
+        if (!needs_gemm(op, op->parts + i, num_inputs)) continue;
+        size_t nbytes = gemm_panel_bytes(op->parts + i, num_tiles(op->parts + i));
+        if (nbytes > most) most = nbytes;
+    }
+    return most;
+}
+
+const uint8_t *weights_at(const LinearOp *op, int row) {
+    for (int i = 0; i < op->num_parts; i++) {
+        const Matrix *m = op->parts + i;
+        if (row < m->rows) return m->data + (is_tiled(m) ? row / TILE_ROWS : row) * m->stride;
+        row -= m->rows;
+    }
+    return NULL;
+}
+
+/* Rows first .. end of one matrix; y belongs to `first`. */
+static void multiply_part(const LinearRows *rows, const Matrix *m, int first, int end, float *y,
+                          const uint8_t *next) {
+    const Inputs *in = rows->inputs;
+    const int first_tile = first / TILE_ROWS, tiles = (end + TILE_ROWS - 1) / TILE_ROWS - first_tile;
+    const float *x = in->floats ? in->floats : in->x;
+    float *y_tile = y - first % TILE_ROWS;
+    x += (size_t)rows->first_input * m->cols;
+    if (is_quantized(rows->op, m)) {
+        if (needs_gemm(rows->op, m, in->quantized.num_rows))
+            gemm_tiles(m, first_tile, tiles, &in->quantized, rows->first_input, rows->num_inputs, y_tile,
+                       rows->stride, rows->panel);
+        else
+            gemv_tiles(m, first_tile, tiles, &in->quantized, y_tile, rows->stride, next);
+    } else if (needs_gemm(rows->op, m, rows->num_inputs)) {
+        gemm_float(m, first_tile, tiles, x, rows->num_inputs, y_tile, rows->stride, rows->panel);
+    } else {
+        gemv_float(m, first, end - first, x, rows->num_inputs, y, rows->stride, next);
+    }
+}
+
+void multiply_weight_rows(const LinearRows *rows, int first, int end, float *y, int next_row) {
+    const LinearOp *op = rows->op;
+    for (int i = 0, part_row = 0; i < op->num_parts; part_row += op->parts[i].rows, i++) {
+        const Matrix *m = op->parts + i;
+        int from = max_int(first - part_row, 0), to = min_int(end - part_row, m->rows);
+        if (from >= to) continue;
+        const uint8_t *next = weights_at(op, part_row + to < end ? part_row + to : next_row);
+        multiply_part(rows, m, from, to, y + part_row + from - first, next);
+    }
+}
