@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from swiftchat.engine.cpu.single_op import matmul, table_rows
 from swiftchat.engine.cpu.structures import Matrix
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.plain import PlainWeight
+from swiftchat.engine.linear.tiles import concatenated
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.weights.quantization.scheme import Float8, GgufBlocks, QuantizedMatrix
 
@@ -119,7 +121,7 @@ class NativeWeights:
         matrices: list[NativeMatrix] = []
         for is_float, some in groupby(parts, lambda part: isinstance(part, Float8)):
             if is_float:
-                matrices += [_float8_matrix(part) for part in some if isinstance(part, Float8)]
+                matrices.append(_float8_matrix([p for p in some if isinstance(p, Float8)]))
                 continue
             packed = self._packer.pack(
                 [part for part in some if not isinstance(part, Float8)],
@@ -152,7 +154,8 @@ class NativeWeights:
         return NativeWeight(self._pool, self._packer, tuple(matrices), dtype)
 
 
-def _float8_matrix(matrix: Float8) -> FloatMatrix:
-    values = torch.from_numpy(matrix.values)
-    scale = torch.from_numpy(matrix.scale).contiguous()
+def _float8_matrix(parts: Sequence[Float8]) -> FloatMatrix:
+    """Join the parts; the values of a single one are not copied."""
+    values = torch.from_numpy(concatenated([part.values for part in parts]))
+    scale = torch.from_numpy(np.concatenate([part.scale for part in parts]))
     return FloatMatrix(values if values.stride(1) == 1 else values.contiguous(), scale)

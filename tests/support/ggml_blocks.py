@@ -22,8 +22,8 @@ def random_blocks(type_name: str, rows: int, columns: int, seed: int = 5) -> npt
     count = rows * columns // kind.block_elements
     blocks = rng.integers(0, 256, (count, kind.block_bytes), dtype=np.uint8)
     for at in _SCALE_OFFSETS.get(type_name, (0,)):
-        scales = rng.normal(size=count).astype(np.float16)
-        scales[:3] = [0, 6e-8, -2.5][:count]
+        scales = rng.normal(0, 0.1, count).astype(np.float16)
+        scales[:3] = [0, 6e-8, -0.25][:count]
         blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
     return blocks.reshape(rows, -1)
 
