@@ -11,18 +11,17 @@
 #include "attention.h"
 
 #if defined(__AVX512F__) || defined(__aarch64__)
-enum { PRODUCT_ROWS = 8 }; /* rows of a product that the registers hold: 24 vectors of sums */
+enum { PRODUCT_ROWS = 8, PANEL_VECTORS = 3 }; /* sums for which there are registers: 24 of 32 */
 #else
-enum { PRODUCT_ROWS = 4 };
+enum { PRODUCT_ROWS = 6, PANEL_VECTORS = 2 }; /* 12 of 16 */
 #endif
-enum { PANEL_VECTORS = 3, PANEL = PANEL_VECTORS * LANES, BLOCK_KEYS = 64 };
-enum { MAX_TILE_QUERIES = 192, MAX_PANELS = MAX_TILE_QUERIES / PANEL };
+enum { PANEL = PANEL_VECTORS * LANES, BLOCK_KEYS = 96, MAX_TILE_QUERIES = 192 };
 
 typedef struct {
     int num_queries; /* more lanes repeat the last one's tokens; their queries are zero */
     int num_vectors;
-    float *queries; /* [head_dim][PANEL], times the scale */
-    float *sums;    /* [padded_head_dim][PANEL] */
+    float *queries; /* [stride][PANEL], times the scale */
+    float *sums;    /* [stride][PANEL] */
     float max[PANEL], denominator[PANEL], slope[PANEL];
     int32_t position[PANEL], first[PANEL], end[PANEL]; /* of visible tokens */
 } Panel;
@@ -33,6 +32,10 @@ typedef struct {
     float *scores;        /* [BLOCK_KEYS][PANEL] */
     float *keys, *values; /* [BLOCK_KEYS][stride] */
 } Tile;
+
+/* Not a power of two, so that the rows of K and V spread over the sets of the cache. The elements of
+   a row that follow head_dim are multiplied too, but their sums are not used. */
+static int tile_stride(const AttentionOp *op) { return padded_head_dim(op) + 16; }
 
 static int max_tile_panels(const AttentionOp *op) {
     /* The queries and sums of a tile stay in the second-level cache. */
@@ -47,7 +50,7 @@ int queries_per_tile(const AttentionOp *op, const Run *run) {
 }
 
 size_t prefill_memory_bytes(const AttentionOp *op) {
-    const size_t stride = (size_t)padded_head_dim(op), panels = (size_t)max_tile_panels(op);
+    const size_t stride = (size_t)tile_stride(op), panels = (size_t)max_tile_panels(op);
     size_t floats = BLOCK_KEYS * (2 * stride + PANEL) + panels * 2 * stride * PANEL;
     return panels * round_up_64(sizeof(Panel)) + floats * sizeof(float);
 }
@@ -61,8 +64,8 @@ INLINE IntVector load_ints(const int32_t *from) {
 /* c[r][v] = factor * c[r][v] + sum over k of a(r, k) * b[k][v], for PRODUCT_ROWS rows and
    `num_vectors` vectors; a(r, k) is a[r * row_stride + k * depth_stride]. c [..][PANEL] is not read
    without `factor`. */
-INLINE void multiply(const float *a, int row_stride, int depth_stride, const float *b, int depth,
-                     int num_vectors, float *c, const float *factor) {
+INLINE void multiply_by(int num_vectors, const float *a, int row_stride, int depth_stride,
+                        const float *b, int depth, float *c, const float *factor) {
     Vector sums[PRODUCT_ROWS][PANEL_VECTORS] = {0};
     for (int r = 0; factor && r < PRODUCT_ROWS; r++) {
         for (int v = 0; v < num_vectors; v++) {
@@ -83,6 +86,19 @@ INLINE void multiply(const float *a, int row_stride, int depth_stride, const flo
         for (int v = 0; v < num_vectors; v++) store_vector(c + r * PANEL + v * LANES, sums[r][v]);
     }
 }
+
+/* Functions of their own, because the sums need all registers. */
+typedef void Multiply(const float *a, int row_stride, int depth_stride, const float *b, int depth,
+                      float *c, const float *factor);
+#define MULTIPLY(name, num_vectors)                                                                \
+    static __attribute__((noinline)) void name(const float *a, int row_stride, int depth_stride,   \
+                                               const float *b, int depth, float *c,                \
+                                               const float *factor) {                              \
+        multiply_by(num_vectors, a, row_stride, depth_stride, b, depth, c, factor);                \
+    }
+MULTIPLY(multiply_panel, PANEL_VECTORS)
+MULTIPLY(multiply_two, 2)
+MULTIPLY(multiply_one, 1)
 
 /* Apply the soft cap and ALiBi's bias to scores [num_keys][PANEL]. */
 INLINE void adjust_scores(const AttentionOp *op, const Panel *panel, int num_vectors,
@@ -148,14 +164,14 @@ INLINE void weigh(Panel *panel, int num_vectors, int num_keys, float *scores, fl
 
 /* Add a block of the tile, tokens first_token .. first_token + num_keys, to a panel's sums. */
 INLINE void attend_panel(const AttentionOp *op, const Tile *tile, Panel *panel, int num_vectors,
-                         int first_token, int num_keys) {
+                         Multiply *multiply, int first_token, int num_keys) {
     const int last = panel->num_queries - 1, stride = tile->stride;
     float factor[PANEL];
     /* Later rows see later tokens: the last row's limits are the largest. */
     num_keys = min_int(num_keys, panel->end[last] - first_token);
     if (first_token + num_keys <= panel->first[0] || num_keys <= 0) return;
     for (int k = 0; k < num_keys; k += PRODUCT_ROWS) {
-        multiply(tile->keys + k * stride, stride, 1, panel->queries, op->head_dim, num_vectors,
+        multiply(tile->keys + k * stride, stride, 1, panel->queries, op->head_dim,
                  tile->scores + k * PANEL, NULL);
     }
     if (op->softcap != 0 || op->slopes) {
@@ -166,8 +182,7 @@ INLINE void attend_panel(const AttentionOp *op, const Tile *tile, Panel *panel, 
     }
     weigh(panel, num_vectors, num_keys, tile->scores, factor);
     for (int d = 0; d < op->head_dim; d += PRODUCT_ROWS) {
-        multiply(tile->values + d, 1, stride, tile->scores, num_keys, num_vectors,
-                 panel->sums + d * PANEL, factor);
+        multiply(tile->values + d, 1, stride, tile->scores, num_keys, panel->sums + d * PANEL, factor);
     }
 }
 
@@ -213,7 +228,7 @@ static void convert_block(const AttentionOp *op, const Span *span, int head, Tok
 
 /* Lay a tile out in `memory`. */
 static Tile place_tile(const AttentionOp *op, int num_queries, uint8_t *memory) {
-    const int stride = padded_head_dim(op);
+    const int stride = tile_stride(op);
     Tile tile = {.num_panels = (num_queries + PANEL - 1) / PANEL, .stride = stride};
     float *next = (float *)(void *)memory;
     tile.scores = next, next += BLOCK_KEYS * PANEL;
@@ -269,9 +284,13 @@ static void store_panel(const AttentionOp *op, const Run *run, const Span *span,
 static void attend_block(const AttentionOp *op, const Tile *tile, int first_token, int num_keys) {
     for (int p = 0; p < tile->num_panels; p++) {
         Panel *panel = tile->panels + p;
-        if (panel->num_vectors == 1) attend_panel(op, tile, panel, 1, first_token, num_keys);
-        if (panel->num_vectors == 2) attend_panel(op, tile, panel, 2, first_token, num_keys);
-        if (panel->num_vectors == 3) attend_panel(op, tile, panel, 3, first_token, num_keys);
+        if (panel->num_vectors == PANEL_VECTORS) {
+            attend_panel(op, tile, panel, PANEL_VECTORS, multiply_panel, first_token, num_keys);
+        } else if (panel->num_vectors == 2) {
+            attend_panel(op, tile, panel, 2, multiply_two, first_token, num_keys);
+        } else {
+            attend_panel(op, tile, panel, 1, multiply_one, first_token, num_keys);
+        }
     }
 }
 
