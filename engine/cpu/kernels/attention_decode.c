@@ -27,15 +27,20 @@ size_t decode_memory_bytes(const AttentionOp *op) {
     return floats * sizeof(float);
 }
 
+INLINE void prefetch(const uint8_t *from, int num_bytes) {
+    for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(from + i);
+}
+
 /* scores[q][k] = queries[q] . keys[k], for `num_queries` and `count` keys. The last keys repeat so
    that there are always KEYS of them; what is written for the repeated ones is meaningless. */
 INLINE void score_pass(const Unit *unit, int format, int num_queries, int first_query,
-                       const uint8_t *keys, int count, float *scores) {
+                       const uint8_t *keys, const uint8_t *next, int count, float *scores) {
     const int head_dim = unit->head_dim, bytes = element_bytes(format);
     const float *queries = unit->queries + first_query * unit->stride;
     for (int k = 0; k < count; k += KEYS) {
         const uint8_t *key[KEYS];
         Vector sums[MAX_PASS_QUERIES][KEYS] = {0};
+        if (first_query == 0) prefetch(next + (int64_t)k * head_dim * bytes, KEYS * head_dim * bytes);
         for (int i = 0; i < KEYS; i++) {
             key[i] = keys + (int64_t)min_int(k + i, count - 1) * head_dim * bytes;
         }
@@ -65,8 +70,8 @@ INLINE void score_pass(const Unit *unit, int format, int num_queries, int first_
 
 /* partials[q][d ..] += sum over t of weights[q][t] * values[t][d ..], for `num_vectors` of d. */
 INLINE void value_pass(const Unit *unit, int format, int num_queries, int num_vectors,
-                       int first_query, int d, const uint8_t *values, int count,
-                       const float *weights) {
+                       int first_query, int d, const uint8_t *values, const uint8_t *next,
+                       int count, const float *weights) {
     const int row_bytes = unit->head_dim * element_bytes(format);
     const int remaining = unit->head_dim - d;
     float *partials = unit->partials + first_query * unit->partial_stride + d;
@@ -78,6 +83,7 @@ INLINE void value_pass(const Unit *unit, int format, int num_queries, int num_ve
     }
     values += d * element_bytes(format);
     for (int t = 0; t < count; t++, values += row_bytes) {
+        if (first_query == 0 && d == 0) prefetch(next + (int64_t)t * row_bytes, row_bytes);
         Vector weight[MAX_PASS_QUERIES];
         for (int q = 0; q < num_queries; q++) {
             weight[q] = broadcast(weights[(first_query + q) * UNIT_STRIDE + t]);
@@ -99,21 +105,22 @@ INLINE void value_pass(const Unit *unit, int format, int num_queries, int num_ve
 }
 
 INLINE void value_passes(const Unit *unit, int format, int num_queries, int first_query,
-                         const uint8_t *values, int count, const float *weights) {
+                         const uint8_t *values, const uint8_t *next, int count,
+                         const float *weights) {
     int d = 0;
     if (num_queries == 1) {
         for (; d + 8 * LANES <= unit->head_dim; d += 8 * LANES) {
-            value_pass(unit, format, num_queries, 8, first_query, d, values, count, weights);
+            value_pass(unit, format, num_queries, 8, first_query, d, values, next, count, weights);
         }
     }
     for (; d + 4 * LANES <= unit->head_dim; d += 4 * LANES) {
-        value_pass(unit, format, num_queries, 4, first_query, d, values, count, weights);
+        value_pass(unit, format, num_queries, 4, first_query, d, values, next, count, weights);
     }
     for (; d + 2 * LANES <= unit->head_dim; d += 2 * LANES) {
-        value_pass(unit, format, num_queries, 2, first_query, d, values, count, weights);
+        value_pass(unit, format, num_queries, 2, first_query, d, values, next, count, weights);
     }
     for (; d < unit->head_dim; d += LANES) {
-        value_pass(unit, format, num_queries, 1, first_query, d, values, count, weights);
+        value_pass(unit, format, num_queries, 1, first_query, d, values, next, count, weights);
     }
 }
 
@@ -123,39 +130,43 @@ INLINE int pass_queries(int remaining) {
     return (remaining + passes - 1) / passes;
 }
 
-INLINE void score_keys(const Unit *unit, int format, const uint8_t *keys, int count, float *scores) {
+INLINE void score_keys(const Unit *unit, int format, const uint8_t *keys, const uint8_t *next,
+                       int count, float *scores) {
     for (int q = 0, n; q < unit->num_queries; q += n) {
         n = pass_queries(unit->num_queries - q);
-        if (n == 1) score_pass(unit, format, 1, q, keys, count, scores);
-        if (n == 2) score_pass(unit, format, 2, q, keys, count, scores);
-        if (n == 3) score_pass(unit, format, 3, q, keys, count, scores);
+        if (n == 1) score_pass(unit, format, 1, q, keys, next, count, scores);
+        if (n == 2) score_pass(unit, format, 2, q, keys, next, count, scores);
+        if (n == 3) score_pass(unit, format, 3, q, keys, next, count, scores);
         if (n == MAX_PASS_QUERIES && n > 3) {
-            score_pass(unit, format, MAX_PASS_QUERIES, q, keys, count, scores);
+            score_pass(unit, format, MAX_PASS_QUERIES, q, keys, next, count, scores);
         }
     }
 }
 
-INLINE void add_values(const Unit *unit, int format, const uint8_t *values, int count,
-                       const float *weights) {
+INLINE void add_values(const Unit *unit, int format, const uint8_t *values, const uint8_t *next,
+                       int count, const float *weights) {
     for (int q = 0, n; q < unit->num_queries; q += n) {
         n = pass_queries(unit->num_queries - q);
-        if (n == 1) value_passes(unit, format, 1, q, values, count, weights);
-        if (n == 2) value_passes(unit, format, 2, q, values, count, weights);
-        if (n == 3) value_passes(unit, format, 3, q, values, count, weights);
+        if (n == 1) value_passes(unit, format, 1, q, values, next, count, weights);
+        if (n == 2) value_passes(unit, format, 2, q, values, next, count, weights);
+        if (n == 3) value_passes(unit, format, 3, q, values, next, count, weights);
         if (n == MAX_PASS_QUERIES && n > 3) {
-            value_passes(unit, format, MAX_PASS_QUERIES, q, values, count, weights);
+            value_passes(unit, format, MAX_PASS_QUERIES, q, values, next, count, weights);
         }
     }
 }
 
-typedef void Kernel(const Unit *unit, const uint8_t *rows, int count, float *scores);
+typedef void Kernel(const Unit *unit, const uint8_t *rows, const uint8_t *next, int count,
+                    float *scores);
 
-#define KERNELS(format)                                                                              \
-    static void score_keys_##format(const Unit *unit, const uint8_t *rows, int count, float *to) {   \
-        score_keys(unit, KV_##format, rows, count, to);                                              \
-    }                                                                                                \
-    static void add_values_##format(const Unit *unit, const uint8_t *rows, int count, float *from) { \
-        add_values(unit, KV_##format, rows, count, from);                                            \
+#define KERNELS(format)                                                                        \
+    static void score_keys_##format(const Unit *unit, const uint8_t *rows, const uint8_t *next, \
+                                    int count, float *scores) {                                \
+        score_keys(unit, KV_##format, rows, next, count, scores);                              \
+    }                                                                                          \
+    static void add_values_##format(const Unit *unit, const uint8_t *rows, const uint8_t *next, \
+                                    int count, float *weights) {                               \
+        add_values(unit, KV_##format, rows, next, count, weights);                             \
     }
 KERNELS(F32)
 KERNELS(F16)
@@ -169,18 +180,25 @@ static Kernel *const key_kernels[] = {score_keys_F32, score_keys_F16, score_keys
 static Kernel *const value_kernels[] = {add_values_F32, add_values_F16, add_values_BF16,
                                         add_values_INT8, add_values_FP8};
 
-/* Call a kernel for each part of `range` that lies in one block. `head` counts as in `cache_row`. */
-static void visit_blocks(const AttentionOp *op, const Span *span, int head, TokenRange range,
-                         const Unit *unit, Kernel *kernel) {
+/* The row of a token, which lies in the span's context. */
+static const uint8_t *token_row(const AttentionOp *op, const Span *span, int head, int token) {
     const LayerCache *cache = &op->cache;
-    const int64_t row_bytes = (int64_t)op->head_dim * element_bytes(cache->format);
-    for (int token = range.first, count; token < range.end; token += count) {
-        int offset = token % cache->block_size;
-        count = min_int(range.end - token, cache->block_size - offset);
-        int block = span->block_table[token / cache->block_size];
-        int64_t row = cache_row(cache, op->num_kv_heads, block, head, offset);
-        float *scores = unit->scores + token - range.first;
-        kernel(unit, (const uint8_t *)cache->values + row * row_bytes, count, scores);
+    const int block = span->block_table[token / cache->block_size];
+    int64_t row = cache_row(cache, op->num_kv_heads, block, head, token % cache->block_size);
+    return (const uint8_t *)cache->values + row * op->head_dim * element_bytes(cache->format);
+}
+
+/* Call a kernel for each part of `range` that lies in one block. `head` counts as in `cache_row`.
+   The kernel prefetches what comes next: the next block, after the last one `after`. */
+static void visit_blocks(const AttentionOp *op, const Span *span, int head, TokenRange range,
+                         const Unit *unit, Kernel *kernel, const uint8_t *after) {
+    const int size = op->cache.block_size;
+    const uint8_t *rows = token_row(op, span, head, range.first), *next;
+    for (int token = range.first, count; token < range.end; token += count, rows = next) {
+        count = min_int(range.end - token, size - token % size);
+        int is_last = token + count == range.end;
+        next = is_last ? after : token_row(op, span, head, token + count);
+        kernel(unit, rows, next, count, unit->scores + token - range.first);
     }
 }
 
@@ -259,7 +277,8 @@ void attend_decode(const AttentionOp *op, const Run *run, const Span *span, int 
     TokenRange part = range;
     for (; part.first < range.end; part.first = part.end) {
         part.end = min_int(range.end, (part.first / SPLIT_TOKENS + 1) * SPLIT_TOKENS);
-        visit_blocks(op, span, kv_head, part, &unit, key_kernels[format]);
+        const uint8_t *values = token_row(op, span, value_head, part.first);
+        visit_blocks(op, span, kv_head, part, &unit, key_kernels[format], values);
         if (op->cache.scales) {
             gather_scales(op, span, kv_head, part, unit.key_scales);
             gather_scales(op, span, value_head, part, unit.value_scales);
@@ -268,7 +287,8 @@ void attend_decode(const AttentionOp *op, const Run *run, const Span *span, int 
         for (int q = 0; q < unit.num_queries; q++) {
             weigh(op, &unit, q, first_head + q, distance, part.end - part.first);
         }
-        visit_blocks(op, span, value_head, part, &unit, value_kernels[format]);
+        const uint8_t *keys = token_row(op, span, kv_head, min_int(part.end, range.end - 1));
+        visit_blocks(op, span, value_head, part, &unit, value_kernels[format], keys);
     }
 }
 
