@@ -12,7 +12,7 @@
 #include "layer_cache.h"
 
 enum {
-    MIN_PREFILL_ROWS = 4, /* rows of a span from which on the prefill kernel is faster */
+    MIN_PREFILL_ROWS = 8, /* rows of a span from which on the prefill kernel is faster */
     MAX_SPLIT_ROWS = 16,  /* decode rows whose contexts are split among the threads */
     MAX_SPLITS = 64,      /* of a context */
     SPLIT_TOKENS = 256,

@@ -211,7 +211,9 @@ static void gather_scales(const AttentionOp *op, const Span *span, int head, Tok
         count = min_int(range.end - token, cache->block_size - offset);
         int block = span->block_table[token / cache->block_size];
         int64_t row = cache_row(cache, op->num_kv_heads, block, head, offset);
-        memcpy(scales + token - range.first, cache->scales + row, (size_t)count * sizeof(float));
+        for (int i = 0; i < count; i++) {
+            scales[token - range.first + i] = row_scale(cache->format, cache->scales[row + i]);
+        }
     }
     memset(scales + range.end - range.first, 0, 16 * sizeof(float));
 }

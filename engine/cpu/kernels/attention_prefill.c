@@ -191,7 +191,7 @@ INLINE void convert_rows(const AttentionOp *op, int format, const uint8_t *from,
                          int num_rows, float *to, int stride) {
     const int bytes = element_bytes(format);
     for (int t = 0; t < num_rows; t++, from += op->head_dim * bytes, to += stride) {
-        const Vector scale = broadcast(scales ? scales[t] : 1.0f);
+        const Vector scale = broadcast(scales ? row_scale(format, scales[t]) : 1.0f);
         int d = 0;
         for (; d + LANES <= op->head_dim; d += LANES) {
             Vector elements = load_elements(format, from + d * bytes);

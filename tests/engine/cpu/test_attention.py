@@ -181,7 +181,7 @@ CASES = {
     "decode, long": Case(one(1, 17_000), num_heads=2, num_kv_heads=1, head_dim=16),
     "prefill": Case(PREFILL),
     "prefill, whole": Case(one(333, 333)),
-    "prefill, short": Case(one(5, 5)),
+    "prefill, short": Case(one(11, 11)),
     "prefill, block_size 7": Case(PREFILL, block_size=7),
     "mixed": Case(MIXED),
     "prefix": Case(one(100, 100, 70)),
@@ -240,7 +240,7 @@ def test_heads(variant: str, spans: tuple[SpanCase, ...], heads: tuple[int, int]
 def test_random_batches(data: st.DataObject) -> None:
     spans = []
     for _ in range(data.draw(st.integers(1, 4))):
-        num_rows = data.draw(st.sampled_from([1, 1, 2, 3, 4, 5, 17, 60]))
+        num_rows = data.draw(st.sampled_from([1, 1, 2, 7, 8, 9, 17, 60]))
         context_len = num_rows + data.draw(st.sampled_from([0, 0, 1, 40, 64, 250, 513]))
         prefix_len = data.draw(st.sampled_from([0, 0, context_len // 2]))
         spans.append(SpanCase(num_rows, context_len, prefix_len))
@@ -281,7 +281,7 @@ def test_rows_do_not_depend_on_other_rows(variant: str, span: SpanCase) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("num_rows", [4, 60])
+@pytest.mark.parametrize("num_rows", [8, 60])
 def test_prefill_agrees_with_decode(variant: str, num_rows: int) -> None:
     case = Case(one(num_rows, 320))
     inputs = case.inputs()
