@@ -43,10 +43,12 @@ static Moments moments(const Norm *norm, const float *x, int width) {
 void norm_row(const Norm *norm, const float *x, int width, float *out) {
     Moments m = moments(norm, x, width);
     const float *weight = norm->weight, *bias = norm->bias;
-    if (bias)
-        for (int i = 0; i < width; i++) out[i] = (x[i] - m.shift) * m.factor * weight[i] + bias[i];
-    else
-        for (int i = 0; i < width; i++) out[i] = (x[i] - m.shift) * m.factor * weight[i];
+    /* out may be x: the elements are independent all the same. */
+#pragma clang loop vectorize(assume_safety)
+    for (int i = 0; i < width; i++) out[i] = (x[i] - m.shift) * m.factor * weight[i];
+    if (!bias) return;
+#pragma clang loop vectorize(assume_safety)
+    for (int i = 0; i < width; i++) out[i] += bias[i];
 }
 
 /* out += norm(x) for a row [width]. */
