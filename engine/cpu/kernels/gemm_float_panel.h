@@ -92,11 +92,14 @@ INLINE void dequantize(const Matrix *m, const uint8_t *block, int half, const fl
 
 /* Columns [n][16] of a tile of integers. */
 static void fill_integer_tile(const Matrix *m, const uint8_t *tile, FloatPanel *p, float *to) {
+    const int half_cols = BLOCK_COLS / 2;
     float scales[TILE_ROWS], minimums[TILE_ROWS] = {0};
     const uint8_t *block = tile_values(m, tile) + p->first_col / BLOCK_COLS * block_value_bytes(m);
+    TableReader reader = read_tables_from(m, tile, p->first_col / half_cols, half_cols);
     for (int c = 0; c < p->num_cols; c += BLOCK_COLS, block += block_value_bytes(m))
-        for (int half = 0; half < 2; half++, to += 16 * PANEL_ROWS) {
-            read_tables(m, tile, p->first_col + c + 16 * half, scales, minimums);
+        for (int half = 0; half < 2; half++, to += half_cols * PANEL_ROWS, next_unit(&reader)) {
+            read_table(&reader, reader.scales, scales);
+            if (reader.minimums) read_table(&reader, reader.minimums, minimums);
             dequantize(m, block, half, scales, minimums, to);
         }
 }

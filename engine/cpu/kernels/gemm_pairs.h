@@ -6,43 +6,60 @@
 enum { GROUP_VECTORS = LANES == 16 ? 8 : LANES == 8 ? 4 : 2 };
 
 /* Bytes 0 and 1, or 2 and 3, of every element as the high halves of two int16. */
-INLINE Ints low_pair(Ints v) { return (v & 0xff) << 8 | (v & 0xff00) << 16; }
-INLINE Ints high_pair(Ints v) { return (v >> 8 & 0xff00) | (v & (int32_t)0xff000000); }
-
-/* Four columns of LANES rows, bytes in `v`, to the pairs at `to`. The shift keeps the sign of a
-   byte, or of the high half of one. */
-INLINE void store_signed(uint8_t *to, Ints v, int shift) {
-    store_ints(to, (Ints)((Shorts)low_pair(v) >> (int16_t)shift));
-    store_ints(to + 4 * PANEL_ROWS, (Ints)((Shorts)high_pair(v) >> (int16_t)shift));
-}
-INLINE void store_unsigned(uint8_t *to, Ints v, int shift) {
-    store_ints(to, (Ints)((Ushorts)low_pair(v) >> (uint16_t)shift));
-    store_ints(to + 4 * PANEL_ROWS, (Ints)((Ushorts)high_pair(v) >> (uint16_t)shift));
+INLINE Shorts low_pair(Ints v) {
+#if defined(__AVX512VNNI__)
+    const __m512i order = _mm512_set4_epi32(0x0d800c80, 0x09800880, 0x05800480, 0x01800080);
+    return (Shorts)_mm512_shuffle_epi8((__m512i)v, order);
+#elif defined(__AVX2__)
+    const __m128i order = _mm_setr_epi32(0x01800080, 0x05800480, 0x09800880, 0x0d800c80);
+    return (Shorts)_mm256_shuffle_epi8((__m256i)v, _mm256_broadcastsi128_si256(order));
+#else
+    return (Shorts)((v & 0xff) << 8 | (v & 0xff00) << 16);
+#endif
 }
 
-/* A block of the tile at `place` of the panel: 16 columns to each half, of one unit or two. */
-static void unpack_block(const Matrix *m, const uint8_t *block, uint8_t *first_half,
-                         uint8_t *last_unit, int place) {
-    const size_t half_bytes = 16 * VALUE_BYTES * PANEL_ROWS;
-    uint8_t *half[] = {first_half, last_unit + (first_half == last_unit ? half_bytes : 0)};
-    for (int j = 0; j < 4; j++) {
+INLINE Shorts high_pair(Ints v) {
+#if defined(__AVX512VNNI__)
+    const __m512i order = _mm512_set4_epi32(0x0f800e80, 0x0b800a80, 0x07800680, 0x03800280);
+    return (Shorts)_mm512_shuffle_epi8((__m512i)v, order);
+#elif defined(__AVX2__)
+    const __m128i order = _mm_setr_epi32(0x03800280, 0x07800680, 0x0b800a80, 0x0f800e80);
+    return (Shorts)_mm256_shuffle_epi8((__m256i)v, _mm256_broadcastsi128_si256(order));
+#else
+    return (Shorts)((v >> 8 & 0xff00) | (v & (int32_t)0xff000000));
+#endif
+}
+
+/* The byte in the high half of every int16, or the four high bits of that byte, as an integer. */
+INLINE Ints narrow(Shorts v, UnpackKind kind) {
+    if (kind == INT4_UNSIGNED) return (Ints)((Ushorts)v >> 12);
+    return (Ints)(v >> (kind == INT8_SIGNED ? 8 : 12));
+}
+
+/* Four columns of LANES rows of both halves of a block: columns 0 to 3 and 16 to 19 of INT4 in `v`;
+   of INT8 these in `v`, those in `second`. */
+INLINE void unpack_columns(Ints v, Ints second, UnpackKind kind, uint8_t *first_half,
+                           uint8_t *second_half) {
+    if (kind == INT4_CENTERED) v ^= (int32_t)0x88888888; /* q - 8 in two's complement of 4 bits */
+    Shorts low = low_pair(v), high = high_pair(v);
+    const int shift = kind == INT8_SIGNED ? 0 : 4;
+    store_ints(first_half, narrow(low << shift, kind));
+    store_ints(first_half + 4 * PANEL_ROWS, narrow(high << shift, kind));
+    if (kind == INT8_SIGNED) low = low_pair(second), high = high_pair(second);
+    store_ints(second_half, narrow(low, kind));
+    store_ints(second_half + 4 * PANEL_ROWS, narrow(high, kind));
+}
+
+/* A block of a tile to `place` of the panel; kind is a constant. */
+INLINE void unpack_block(const uint8_t *block, UnpackKind kind, uint8_t *first_half,
+                         uint8_t *second_half, int place) {
+    for (int j = 0; j < 4; j++)
         for (int r = 0; r < TILE_ROWS; r += LANES) {
-            size_t from = 4 * (j * TILE_ROWS + r);
-            size_t to = 4 * (2 * j * PANEL_ROWS + place * TILE_ROWS + r);
-            Ints v = load_ints(block + from);
-            if (m->format == FORMAT_INT8) {
-                store_signed(half[0] + to, v, 8);
-                store_signed(half[1] + to, load_ints(block + 256 + from), 8);
-            } else if (m->has_minimum) {
-                store_unsigned(half[0] + to, v << 4 & (int32_t)0xf0f0f0f0, 12);
-                store_unsigned(half[1] + to, v & (int32_t)0xf0f0f0f0, 12);
-            } else {
-                v ^= (int32_t)0x88888888; /* q - 8 in two's complement of four bits */
-                store_signed(half[0] + to, v << 4 & (int32_t)0xf0f0f0f0, 12);
-                store_signed(half[1] + to, v & (int32_t)0xf0f0f0f0, 12);
-            }
+            const uint8_t *from = block + 4 * (j * TILE_ROWS + r);
+            const size_t to = 4 * (2 * j * PANEL_ROWS + place * TILE_ROWS + r);
+            Ints second = load_ints(kind == INT8_SIGNED ? from + 256 : from);
+            unpack_columns(load_ints(from), second, kind, first_half + to, second_half + to);
         }
-    }
 }
 
 /* n vectors times `vectors` registers of a panel's rows. n and vectors are constants. */

@@ -16,34 +16,49 @@ size_t gemm_panel_bytes(const Matrix *m, int num_tiles) {
 
 /* The scales and minimums of the panel's units for the tile at `place` of the panel. */
 static void unpack_tables(const Matrix *m, const uint8_t *tile, Panel *p, int place) {
-    int before = -1;
-    float scales[TILE_ROWS], minimums[TILE_ROWS] = {0};
-    for (int u = 0; u < p->num_units; u++) {
-        int col = (p->first_unit + u) * p->unit_cols,
-            group = m->group_cols ? col / m->group_cols : 0;
-        if (group != before) read_tables(m, tile, col, scales, minimums);
-        before = group;
+    TableReader reader = read_tables_from(m, tile, p->first_unit, p->unit_cols);
+    for (int u = 0; u < p->num_units; u++, next_unit(&reader)) {
         float *to = unit_scales(p, u) + place * TILE_ROWS;
-        memcpy(to, scales, sizeof scales);
-        memcpy(to + PANEL_ROWS, minimums, sizeof minimums);
+        read_table(&reader, reader.scales, to);
+        if (reader.minimums) read_table(&reader, reader.minimums, to + PANEL_ROWS);
     }
 }
 
-/* Unpack the panel's columns of `num_tiles` tiles, at most PANEL_TILES. */
-static void unpack(const Matrix *m, int first_tile, int num_tiles, Panel *p) {
+/* Unpack the panel's columns of a tile to `place` of the panel. kind is a constant. */
+INLINE void unpack_values(const uint8_t *block, UnpackKind kind, Panel *p, int place) {
+    const int block_units = BLOCK_COLS / p->unit_cols;
+    for (int u = 0; u < p->num_units; u += block_units, block += kind == INT8_SIGNED ? 512 : 256) {
+        uint8_t *first = unit_values(p, u);
+        size_t half_bytes = block_units == 1 ? 16 * VALUE_BYTES * PANEL_ROWS : unit_bytes(p);
+        unpack_block(block, kind, first, first + half_bytes, place);
+    }
+}
+
+static void unpack_tile(const Matrix *m, int tile, Panel *p, int place) {
+    const uint8_t *tile_data = m->data + tile * m->stride;
+    const int first_block = p->first_unit * p->unit_cols / BLOCK_COLS;
+    const uint8_t *block = tile_values(m, tile_data) + first_block * block_value_bytes(m);
+    unpack_tables(m, tile_data, p, place);
+    if (m->format == FORMAT_INT8)
+        unpack_values(block, INT8_SIGNED, p, place);
+    else if (m->has_minimum)
+        unpack_values(block, INT4_UNSIGNED, p, place);
+    else
+        unpack_values(block, INT4_CENTERED, p, place);
+    for (int r = 0; r < TILE_ROWS; r++) {
+        int row = tile * TILE_ROWS + r;
+        p->row_scale[place * TILE_ROWS + r] = m->row_scale && row < m->rows ? m->row_scale[row] : 1;
+    }
+}
+
+/* Ask for the panel's columns of the tiles after the panel's. */
+static void prefetch_tiles(const Matrix *m, int first_tile, int num_tiles, const Panel *p) {
+    const int first_block = p->first_unit * p->unit_cols / BLOCK_COLS;
+    const size_t bytes = p->num_units * p->unit_cols / BLOCK_COLS * block_value_bytes(m);
     for (int t = 0; t < num_tiles; t++) {
         const uint8_t *tile = m->data + (first_tile + t) * m->stride;
-        unpack_tables(m, tile, p, t);
-        const size_t bytes = block_value_bytes(m);
-        const int block_units = BLOCK_COLS / p->unit_cols,
-                  first_block = p->first_unit / block_units;
-        const uint8_t *block = tile_values(m, tile) + first_block * bytes;
-        for (int u = 0; u < p->num_units; u += block_units, block += bytes)
-            unpack_block(m, block, unit_values(p, u), unit_values(p, u + block_units - 1), t);
-        for (int r = 0; r < TILE_ROWS; r++) {
-            int row = (first_tile + t) * TILE_ROWS + r;
-            p->row_scale[t * TILE_ROWS + r] = m->row_scale && row < m->rows ? m->row_scale[row] : 1;
-        }
+        const uint8_t *values = tile_values(m, tile) + first_block * block_value_bytes(m);
+        for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(values + i, 0, 2);
     }
 }
 
@@ -72,7 +87,9 @@ static void multiply_block(const Matrix *m, int first_tile, int num_tiles, const
         p->is_last = c == chunks - 1;
         for (int t = 0; t < num_tiles; t += PANEL_TILES) {
             int tiles = min_int(PANEL_TILES, num_tiles - t);
-            unpack(m, first_tile + t, tiles, p);
+            for (int i = 0; i < tiles; i++) unpack_tile(m, first_tile + t + i, p, i);
+            prefetch_tiles(m, first_tile + t + tiles, min_int(PANEL_TILES, num_tiles - t - tiles),
+                           p);
             multiply_panel(p, tiles, x, first_vector, num_vectors, y + t * TILE_ROWS, y_stride);
         }
     }

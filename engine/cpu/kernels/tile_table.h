@@ -3,23 +3,49 @@
 #include "common.h"
 #include "matrix.h"
 
-/* Scales of a tile's group, or its minimums, as fp32 [16]. After the last group, where a block has
-   no columns, they are those of the last one. */
-INLINE void read_table(const Matrix *m, const uint8_t *table, int group, float *to) {
-    const size_t first = (size_t)min_int(group, num_groups(m) - 1) * TILE_ROWS;
-    if (m->wide_tables) {
+/* Walks through the groups of a tile from units to units of 16 or 32 columns. After the last group,
+   where a block has no columns, it stays with the last one. Without groups there is one of scale 1.
+ */
+typedef struct {
+    const uint8_t *scales, *minimums; /* minimums NULL: none */
+    int32_t is_wide, group, last_group;
+    int32_t group_units,
+        units_left; /* units of a group; those of this one that are still to come */
+} TableReader;
+
+INLINE TableReader read_tables_from(const Matrix *m, const uint8_t *tile, int unit, int unit_cols) {
+    if (!m->group_cols) {
+        static const float one[TILE_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+        return (TableReader){(const uint8_t *)one, NULL, 1, 0, 0, INT32_MAX, INT32_MAX};
+    }
+    const int group_units = m->group_cols / unit_cols;
+    const uint8_t *minimums = m->has_minimum ? tile + table_bytes(m) : NULL;
+    return (TableReader){
+        .scales = tile,
+        .minimums = minimums,
+        .is_wide = m->wide_tables,
+        .group = unit / group_units,
+        .last_group = num_groups(m) - 1,
+        .group_units = group_units,
+        .units_left = group_units - unit % group_units,
+    };
+}
+
+/* Go on to the next unit. */
+INLINE void next_unit(TableReader *reader) {
+    if (--reader->units_left) return;
+    reader->units_left = reader->group_units;
+    reader->group = min_int(reader->group + 1, reader->last_group);
+}
+
+/* Scales or minimums of the reader's group, fp32 [16]. */
+INLINE void read_table(const TableReader *reader, const uint8_t *table, float *to) {
+    const size_t first = (size_t)reader->group * TILE_ROWS;
+    if (reader->is_wide) {
         memcpy(to, table + first * 4, TILE_ROWS * 4);
         return;
     }
     uint16_t halves[TILE_ROWS];
     memcpy(halves, table + first * 2, sizeof halves);
     for (int r = 0; r < TILE_ROWS; r++) to[r] = fp16_to_float(halves[r]);
-}
-
-/* Scales and minimums, fp32 [16] each, of the columns from `col`. Without groups scales are 1. */
-INLINE void read_tables(const Matrix *m, const uint8_t *tile, int col, float *scales,
-                        float *minimums) {
-    for (int r = 0; r < TILE_ROWS; r++) scales[r] = 1;
-    if (m->group_cols) read_table(m, tile, col / m->group_cols, scales);
-    if (m->has_minimum) read_table(m, tile + table_bytes(m), col / m->group_cols, minimums);
 }
