@@ -60,7 +60,7 @@ class Case:
 
 @dataclass
 class Swiftchat:
-    """Engines of one converted model, one for each number of threads."""
+    """Engines of one model, one for each number of threads."""
 
     model: Path
     clients: "dict[int, EngineClient]" = field(default_factory=dict)
@@ -228,6 +228,8 @@ def main() -> None:
     parser.add_argument("--quantize", nargs="+", default=[])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    from swiftchat.chat.model.find import find_model
+
     if args.avx2:
         os.environ.update(AVX2_LIMITS)
     results = {}
@@ -239,10 +241,7 @@ def main() -> None:
             files = requantized(tools, args.gguf[0], args.quantize, folder)
         print(f"{platform.processor() or platform.machine()}, {args.threads} threads", flush=True)
         for gguf in files:
-            model = folder / f"{gguf.stem}-model"
-            convert = [sys.executable, "-m", "swiftchat.chat", "convert", gguf, model]
-            subprocess.run(convert, check=True, capture_output=True)
-            ours = Swiftchat(model)
+            ours = Swiftchat(find_model(str(gguf), offline=True, quiet=True))
             programs = {"swiftchat": ours.measure, "llama.cpp": LlamaCpp(tools, gguf).measure}
             results[gguf.stem] = run(programs, args.threads, args.rounds)
             for client in ours.clients.values():
