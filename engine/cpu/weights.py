@@ -70,8 +70,10 @@ class NativeWeight(LinearWeight):
         return matmul(self.pool, self.native_matrices, x, exact=exact)
 
     def rows(self, ids: Tensor) -> Tensor:
-        out = torch.empty(len(ids), self.shape[1], dtype=self.dtype)
         firsts = first_rows(self.matrices)
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < firsts[-1]:
+            raise IndexError(f"a table of {firsts[-1]} rows does not have all of these")
+        out = torch.empty(len(ids), self.shape[1], dtype=self.dtype)
         for matrix, (first, end) in zip(self.matrices, pairwise(firsts), strict=True):
             own = torch.nonzero((ids >= first) & (ids < end)).squeeze(1)
             out[own] = table_rows(self.pool, matrix.struct, ids[own] - first).to(self.dtype)

@@ -137,6 +137,9 @@ def test_rows_of_a_table(variant: str, type_name: str) -> None:
         allowed = 3 * groups[ids] * max(UNITS[dtype], 2.0**-22) + 1e-30
         assert ((rows.double() - matrix[ids]).abs() <= allowed).all()
     assert weight.rows(torch.empty(0, dtype=torch.int64)).shape == (0, COLUMNS)
+    for wrong in (-1, ROWS):
+        with pytest.raises(IndexError, match="53 rows"):
+            weight.rows(torch.tensor([0, wrong]))
 
 
 def mixed(weights: NativeWeights, dtype: torch.dtype) -> tuple[NativeWeight, Tensor]:

@@ -1,0 +1,184 @@
+"""Checkpoints of every format, loaded for the native kernels, against the dequantized model."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from swiftchat.engine.cpu.matrices import FloatMatrix, TiledMatrix
+from swiftchat.engine.cpu.pack_source import BLOCK_TYPES
+from swiftchat.engine.cpu.weights import NativeWeight, NativeWeights
+from swiftchat.engine.linear.factory import TorchWeights, WeightFactory
+from swiftchat.engine.linear.w8a8 import W8A8Weight
+from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.load.loader import load_weights
+from swiftchat.engine.load.quantized import resident_estimate
+from swiftchat.engine.model.decoder import DecoderWeights, resident_bytes
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
+from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES
+from swiftchat.weights.quantization.quantize import QuantizationSpec
+from tests.support import gguf_directory, tiny
+from tests.support.native_ops import pool
+from tests.support.quantized_models import FORMATS, quantized_model
+
+CPU = torch.device("cpu")
+# Of the two terms of a weight, each rounded in fp32; the terms are below a hundred times the
+# largest weight of the tiny models.
+UNIT = 2.0**-15
+
+
+def native() -> NativeWeights:
+    return NativeWeights(pool("avx2"))
+
+
+def loaded(
+    folder: Path,
+    factory: WeightFactory,
+    dtype: torch.dtype = torch.float32,
+    shard: Shard | None = None,
+) -> DecoderWeights:
+    model = Model.open(folder)
+    checkpoint = model.checkpoint(shard)
+    return load_weights(
+        model.config, checkpoint, dtype, CPU, lambda *_: None, shard, factory=factory
+    )
+
+
+def matrices(weights: DecoderWeights) -> Iterator[LinearWeight]:
+    yield from (weights.embed, weights.lm_head)
+    for layer in weights.layers:
+        yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
+        for expert in layer.experts.all if layer.experts is not None else ():
+            yield from (expert.gate_up, expert.down)
+
+
+def values(weight: LinearWeight) -> Tensor:
+    return weight.matmul(torch.eye(weight.shape[1], dtype=weight.dtype)).t()
+
+
+def assert_equal_weights(found: DecoderWeights, expected: DecoderWeights) -> None:
+    pairs = list(zip(matrices(found), matrices(expected), strict=True))
+    for ours, theirs in pairs:
+        assert ours.shape == theirs.shape
+        if not ours.nbytes:  # a dense MLP in a layer of experts
+            continue
+        weight = ours.weight if isinstance(ours, W8A8Weight) else ours
+        assert isinstance(weight, NativeWeight) and weight.native_matrices
+        wanted = values(theirs.weight if isinstance(theirs, W8A8Weight) else theirs)
+        assert (values(weight) - wanted).abs().max() <= UNIT * wanted.abs().max()
+    ids = torch.tensor([3, 0, 90])
+    torch.testing.assert_close(
+        found.embed.rows(ids), expected.embed.rows(ids), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantized_formats(name: str, tmp_path: Path) -> None:
+    quantized_model(tmp_path / "in", *FORMATS[name])
+    plain = TorchWeights(keeps_quantized=False)
+    weights = loaded(tmp_path / "in", native())
+    assert_equal_weights(weights, loaded(tmp_path / "in", plain))
+    down = weights.layers[0].down
+    tiled = isinstance(down, NativeWeight) and isinstance(down.matrices[0], TiledMatrix)
+    assert tiled == (name in ("awq", "compressed-int4", "compressed-w8a8"))
+
+
+@pytest.mark.parametrize("type_name", sorted(KEPT_TYPES))
+@pytest.mark.parametrize("tp", [1, 2])
+def test_gguf_blocks_and_their_shards(type_name: str, tp: int, tmp_path: Path) -> None:
+    assert type_name in BLOCK_TYPES
+    config = gguf_directory.write(tmp_path / "in", type_name)
+    plain = TorchWeights(keeps_quantized=False)
+    for rank in range(tp):
+        shard = shard_of(config, tp, rank)
+        weights = loaded(tmp_path / "in", native(), shard=shard)
+        for weight in matrices(weights):
+            assert isinstance(weight, NativeWeight)
+            assert all(isinstance(matrix, TiledMatrix) for matrix in weight.matrices)
+        expected = loaded(tmp_path / "in", plain, shard=shard)
+        for ours, theirs in zip(matrices(weights), matrices(expected), strict=True):
+            wanted = values(theirs)
+            assert (values(ours) - wanted).abs().max() <= UNIT * wanted.abs().max()
+
+
+@pytest.mark.parametrize("type_name", ["Q2_K", "Q3_K", "IQ4_XS"])
+def test_converting_blocks_without_a_scheme(type_name: str, tmp_path: Path) -> None:
+    """Other devices dequantize them when they are loaded."""
+    gguf_directory.write(tmp_path / "in", type_name)
+    convert(tmp_path / "in", tmp_path / "plain", dtype="float32")
+    plain = loaded(tmp_path / "plain", TorchWeights(keeps_quantized=True))
+    dequantized = loaded(tmp_path / "in", TorchWeights(keeps_quantized=True))
+    for ours, theirs in zip(matrices(dequantized), matrices(plain), strict=True):
+        assert not ours.is_quantized and torch.equal(values(ours), values(theirs))
+
+
+def test_merged_blocks_of_several_types(tmp_path: Path) -> None:
+    """As in Q4_K_M files, which have v and down projections in Q6_K in some layers."""
+    mixed = {"layers.0.self_attn.v_proj": "Q6_K", "layers.1.mlp.up_proj": "Q4_0"}
+    gguf_directory.write(tmp_path / "in", "Q4_K", mixed)
+    weights = loaded(tmp_path / "in", native())
+    assert_equal_weights(weights, loaded(tmp_path / "in", TorchWeights(keeps_quantized=False)))
+    first, second = weights.layers
+    merged = [first.qkv, first.gate_up, second.qkv, second.gate_up]
+    counts = [len(w.matrices) for w in merged if isinstance(w, NativeWeight)]
+    assert counts == [2, 1, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("type_name", ["Q4_1", "Q6_K", "Q3_K"])
+def test_estimated_bytes(type_name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    config = gguf_directory.write(tmp_path / "in", type_name)
+    factory, checkpoint = native(), Model.open(tmp_path / "in").checkpoint()
+    estimate = resident_estimate(Shard(config), checkpoint, factory, dtype, CPU)
+    found = resident_bytes(loaded(tmp_path / "in", factory, dtype))
+    assert estimate <= found <= 1.02 * estimate + 4 * 10_000  # scales of rows
+
+
+@pytest.mark.parametrize("family", ["stablelm", "gpt-neox", "qwen3-moe", "glm"])
+@pytest.mark.parametrize("scheme", ["int4", "int8", "fp8"])
+def test_reordered_and_expert_matrices(family: str, scheme: str, tmp_path: Path) -> None:
+    narrow = {"moe_intermediate_size": 64, "head_dim": 16} if "moe" in family else {}
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    tiny.make(family, tmp_path / "in", **sizes, **narrow)
+    convert(tmp_path / "in", tmp_path / "out", quantization=QuantizationSpec(scheme, 32))
+    weights = loaded(tmp_path / "out", native())
+    expected = loaded(tmp_path / "out", TorchWeights(keeps_quantized=False))
+    assert_equal_weights(weights, expected)
+    assert weights.layers[0].qkv.is_quantized
+
+
+def test_plain_matrices_are_views_of_the_file(tmp_path: Path) -> None:
+    tiny.make("llama", tmp_path / "in")
+    weights = loaded(tmp_path / "in", native())
+    assert_equal_weights(weights, loaded(tmp_path / "in", TorchWeights(keeps_quantized=False)))
+    down = weights.layers[0].down
+    assert isinstance(down, NativeWeight) and isinstance(down.matrices[0], FloatMatrix)
+    address = down.matrices[0].tensor.data_ptr()
+    mapped = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .*model\.safetensors$", re.MULTILINE)
+    ranges = [
+        (int(low, 16), int(high, 16))
+        for low, high in mapped.findall(Path("/proc/self/maps").read_text())
+    ]
+    assert any(low <= address < high for low, high in ranges)
+
+
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_K", "Q2_K"])
+def test_a_damaged_scale_is_an_error_with_the_name_of_the_tensor(
+    type_name: str, tmp_path: Path
+) -> None:
+    gguf_directory.write(tmp_path / "in", type_name)
+    file = tmp_path / "in" / "model.safetensors"
+    tensors = load_file(file)
+    name = f"model.layers.1.mlp.down_proj.weight.{type_name}"
+    at = 80 if type_name == "Q2_K" else 0
+    tensors[name][5, at : at + 2] = torch.tensor([0, 0x7C])
+    save_file(tensors, file)
+    with pytest.raises(BadModelFile, match=r"layers\.1\.mlp\.down_proj\.weight.*finite"):
+        loaded(tmp_path / "in", native())
