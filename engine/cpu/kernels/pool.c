@@ -25,10 +25,10 @@
 enum { CACHE_LINES = 128 }; /* bytes of two lines: processors fetch pairs */
 enum { RANGE_BITS = 20 };   /* of `claimed`: the chunks of one range */
 
-/* A worker looks for the next run so long without sleeping: the steps of an answer follow each other
-   faster. In a phase it sleeps earlier, because the system can then give its core to the thread that it
-   waits for. */
-static const uint64_t SPIN_BETWEEN_RUNS_NS = 2000000, SPIN_IN_RUN_NS = 100000;
+/* Longer waits are asleep. The steps of an answer follow each other faster, and so do phases, unless
+   another program has the core of a thread with a chunk. To sleep at once would let the system move that
+   thread to this core, but then the two take turns on it. */
+static const uint64_t SPIN_BETWEEN_RUNS_NS = 2000000, SPIN_IN_RUN_NS = 1000000;
 static const uint64_t STALL_NS = 200000; /* shorter waits are differences of chunks */
 
 typedef struct {
