@@ -10,6 +10,7 @@ import psutil
 
 from swiftchat.engine.api.memory_estimate import (
     RESERVED_FRACTION,
+    cpu_weight_bytes,
     gpu_weight_bytes,
     kv_bytes_per_token,
     packed_schemes,
@@ -72,6 +73,13 @@ def weight_bytes_on_gpu(model: "Model", shard: Shard) -> int:
     return shard.weights_bytes({name: nbytes for name, (_, nbytes) in model.stored_tensors.items()})
 
 
+def weight_bytes_on_cpu(model: "Model") -> int:
+    """Return about the bytes of the weights on the CPU, as its kernels read them."""
+    if model.quantized_tensors:
+        return cpu_weight_bytes(Shard(model.config), model.quantized_tensors, _item_bytes(model))
+    return model.weights_bytes
+
+
 def context_limits(
     model: "Model", cpu: DeviceMemory, gpus: list[DeviceMemory], kv_dtype: str = "auto"
 ) -> list[dict[str, Any]]:
@@ -80,13 +88,14 @@ def context_limits(
     The engine's workspace, some hundred MB for large models, is not counted.
     """
     per_token = cache_bytes_per_token(model, kv_dtype)
+    on_cpu = weight_bytes_on_cpu(model)
     on_gpu = weight_bytes_on_gpu(model, Shard(model.config)) if gpus else 0
     return [
         {
             **asdict(device),
             "largest_context_tokens": _largest_context(model, device, weights_bytes, per_token),
         }
-        for device, weights_bytes in [(cpu, model.weights_bytes), *((gpu, on_gpu) for gpu in gpus)]
+        for device, weights_bytes in [(cpu, on_cpu), *((gpu, on_gpu) for gpu in gpus)]
     ]
 
 

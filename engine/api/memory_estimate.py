@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from swiftchat.cuda.packed_layout import packed_bytes, packing_fits
+from swiftchat.engine.api.tile_layout import BLOCK_TYPES, block_layout, scheme_bytes
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import canonical_shapes, tensor_name
 from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice
@@ -64,6 +65,38 @@ def gpu_weight_bytes(shard: Shard, schemes: Mapping[str, Scheme], item_bytes: in
             name, group_size = kernel_scheme
             total += packed_bytes(name, shape[0], shape[1], group_size)
     return total
+
+
+def cpu_weight_bytes(shard: Shard, stored: Mapping[str, StoredTensor], item_bytes: int) -> int:
+    """Return the bytes of a rank's weights when the native CPU kernels run the model.
+
+    `stored` are the quantized tensors by Hugging Face name. Scales that fp16 cannot hold, and
+    matrices that turn out to have no minimums, make the result differ.
+    """
+    full_shapes, total = canonical_shapes(shard.config), 0
+    for place, tensor_slice in shard.own_tensors():
+        shape = tensor_slice.shape(full_shapes[place[0]])
+        tensor = stored.get(tensor_name(shard.config, *place))
+        packed = None if tensor is None else _tiles_bytes(tensor, tensor_slice, shape, item_bytes)
+        total += math.prod(shape) * item_bytes if packed is None else packed
+    return total
+
+
+def _tiles_bytes(
+    tensor: StoredTensor, tensor_slice: TensorSlice, shape: tuple[int, ...], item_bytes: int
+) -> int | None:
+    """Return the bytes of a matrix in the layout of the CPU kernels; None: it is dequantized."""
+    rows, cols = shape
+    exact = item_bytes == 4
+    if tensor.read_blocks is not None and tensor.format in BLOCK_TYPES:
+        return block_layout(tensor.format, cols, exact=exact).nbytes(rows)
+    if tensor.packed is None:
+        return None
+    scheme = tensor.packed.scheme
+    if scheme.group_size and tensor_slice.axis == 1:
+        size = sliced_group_size(scheme.group_size, tensor_slice.spans)
+        scheme = scheme._replace(group_size=size)
+    return scheme_bytes(scheme, rows, cols, exact=exact)
 
 
 def _kernel_scheme(

@@ -9,7 +9,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from swiftchat.engine.cpu.structures import BLOCK_COLS, TILE_ROWS, Format, Matrix
+from swiftchat.engine.api.tile_layout import TileLayout
+from swiftchat.engine.cpu.structures import Format, Matrix
 
 FLOAT_FORMATS = {
     torch.float32: Format.F32,
@@ -17,35 +18,6 @@ FLOAT_FORMATS = {
     torch.bfloat16: Format.BF16,
     torch.uint8: Format.FP8,
 }
-_ALIGNMENT_BYTES = 64
-
-
-@dataclass(frozen=True)
-class TileLayout:
-    """The layout of a tiled matrix, see matrix.h; `group_cols` 0: a scale per row only."""
-
-    format: Format
-    cols: int
-    group_cols: int
-    has_minimum: bool
-    wide_tables: bool = False
-
-    @property
-    def table_bytes(self) -> int:
-        """Bytes of a tile's scales, or of its minimums."""
-        num_groups = -(-self.cols // self.group_cols) if self.group_cols else 0
-        nbytes = num_groups * TILE_ROWS * (4 if self.wide_tables else 2)
-        return -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-
-    @property
-    def tile_bytes(self) -> int:
-        block_bytes = TILE_ROWS * BLOCK_COLS // (2 if self.format == Format.INT4 else 1)
-        tables = 2 if self.has_minimum else 1
-        return tables * self.table_bytes + -(-self.cols // BLOCK_COLS) * block_bytes
-
-    def nbytes(self, rows: int) -> int:
-        """Bytes of the tiles of so many rows."""
-        return -(-rows // TILE_ROWS) * self.tile_bytes
 
 
 @dataclass(frozen=True)
@@ -73,7 +45,7 @@ class TiledMatrix:
         """The matrix for the kernels, valid as long as this object exists."""
         layout = self.layout
         return Matrix(
-            format=layout.format,
+            format=Format.INT4 if layout.value_bits == 4 else Format.INT8,
             rows=self.rows,
             cols=layout.cols,
             group_cols=layout.group_cols,

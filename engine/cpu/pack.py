@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swiftchat.engine.cpu.matrices import TiledMatrix, TileLayout
+from swiftchat.engine.api.tile_layout import TileLayout
+from swiftchat.engine.cpu.matrices import TiledMatrix
 from swiftchat.engine.cpu.pack_source import PackSource, Source, array_source, block_source
 from swiftchat.engine.cpu.structures import TILE_ROWS, Matrix
 from swiftchat.engine.load.large_pages import LargePages

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from swiftchat.engine.cpu.matrices import TileLayout
-from swiftchat.engine.cpu.structures import BLOCK_COLS, Format
+from swiftchat.engine.api.tile_layout import PRODUCT_TYPES, TileLayout, block_layout, group_cols
 from swiftchat.weights.quantization.scheme import GgufBlocks, Int4, Int8, Int8Groups
 
 Spans = Sequence[tuple[int, int]]
@@ -81,32 +80,9 @@ class Source:
         return replace(self, layout=replace(self.layout, wide_tables=True), factor=1.0)
 
 
-_BLOCK_LAYOUTS = {
-    "Q4_0": (Format.INT4, 32, False),
-    "Q4_1": (Format.INT4, 32, True),
-    "Q5_0": (Format.INT8, 32, False),
-    "Q5_1": (Format.INT8, 32, True),
-    "Q8_0": (Format.INT8, 32, False),
-    "IQ4_NL": (Format.INT8, 32, False),
-    "Q2_K": (Format.INT4, 16, True),
-    "Q3_K": (Format.INT4, 16, False),
-    "Q4_K": (Format.INT4, 32, True),
-    "Q5_K": (Format.INT8, 32, True),
-    "Q6_K": (Format.INT8, 16, False),
-    "IQ4_XS": (Format.INT8, 32, False),
-}
-BLOCK_TYPES = frozenset(_BLOCK_LAYOUTS)
-# The scales and minimums of these blocks are fp16 numbers times integers below 256. Times this
-# power of two, all up to 63 are in the normal range of fp16, even those of subnormal numbers.
-_PRODUCT_TYPES = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"})
+# The scales and minimums of `PRODUCT_TYPES` times this are in the normal range of fp16, if they are
+# up to 63 and not 0: the smallest fp16 number is 2^-24.
 _PRODUCT_FACTOR = 2.0**10
-
-
-def block_layout(type_name: str, cols: int, *, exact: bool) -> TileLayout:
-    """Return the layout of a matrix of ggml blocks of one of `BLOCK_TYPES`."""
-    format, group_cols, has_minimum = _BLOCK_LAYOUTS[type_name]
-    is_wide = exact and type_name in _PRODUCT_TYPES
-    return TileLayout(format, cols, group_cols, has_minimum, is_wide)
 
 
 def block_source(matrix: GgufBlocks, *, exact: bool) -> Source:
@@ -123,7 +99,7 @@ def block_source(matrix: GgufBlocks, *, exact: bool) -> Source:
         struct,
         matrix.spans,
         layout,
-        _PRODUCT_FACTOR if matrix.type_name in _PRODUCT_TYPES and not exact else 1.0,
+        _PRODUCT_FACTOR if matrix.type_name in PRODUCT_TYPES and not exact else 1.0,
         tensor_name=matrix.tensor_name,
         references=(matrix.blocks,),
     )
@@ -134,17 +110,17 @@ def array_source(matrix: Int4 | Int8 | Int8Groups, *, exact: bool) -> Source | N
     values = matrix.values
     cols = values.shape[1]
     if isinstance(matrix, Int8):
-        layout = TileLayout(Format.INT8, cols, 0, has_minimum=False)
+        layout = TileLayout(8, cols, 0, has_minimum=False)
         row_scale = np.ascontiguousarray(matrix.scale, np.float32)
         struct = _array_struct(SourceKind.INT8, values, cols)
         return Source(struct, [(0, cols)], layout, row_scale=row_scale, references=(values,))
     if isinstance(matrix, Int4):
-        kind, format, cols, center, lowest = SourceKind.INT4, Format.INT4, 2 * cols, _INT4_CENTER, 0
+        kind, value_bits, cols, center, lowest = SourceKind.INT4, 4, 2 * cols, _INT4_CENTER, 0
     else:
-        kind, format, center, lowest = SourceKind.UINT8, Format.INT8, _INT8_CENTER, _INT8_CENTER
+        kind, value_bits, center, lowest = SourceKind.UINT8, 8, _INT8_CENTER, _INT8_CENTER
     num_groups = matrix.scale.shape[1]
-    group_cols = _group_cols(cols // num_groups, num_groups)
-    if group_cols is None:
+    columns = group_cols(cols // num_groups, cols)
+    if columns is None:
         return None
     has_minimum = bool((matrix.zero_point != center).any())
     tables = [np.ascontiguousarray(matrix.scale, np.float32)]
@@ -158,7 +134,7 @@ def array_source(matrix: Int4 | Int8 | Int8Groups, *, exact: bool) -> Source | N
     struct.scale = tables[0].ctypes.data
     struct.minimum = tables[1].ctypes.data if has_minimum else None
     is_wide, factor = _table_width(tables, exact=exact)
-    layout = TileLayout(format, cols, group_cols, has_minimum, is_wide)
+    layout = TileLayout(value_bits, cols, columns, has_minimum, is_wide)
     return Source(struct, [(0, cols)], layout, factor, references=(values, *tables))
 
 
@@ -171,15 +147,6 @@ def _array_struct(kind: SourceKind, values: npt.NDArray[Any], cols: int) -> Pack
         stride=values.strides[0],
         values=values.ctypes.data,
     )
-
-
-def _group_cols(group_size: int, num_groups: int) -> int | None:
-    """Return the columns of a group in tiles: 16 or a multiple of 32; None: they do not fit."""
-    if num_groups == 1:
-        return -(-group_size // BLOCK_COLS) * BLOCK_COLS
-    if group_size % BLOCK_COLS == 0:
-        return group_size
-    return 16 if group_size % 16 == 0 else None
 
 
 def _table_width(tables: Sequence[Floats], *, exact: bool) -> tuple[bool, float]:

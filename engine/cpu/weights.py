@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swiftchat.engine.api.tile_layout import BLOCK_TYPES
 from swiftchat.engine.cpu.matrices import FloatMatrix, NativeMatrix, TiledMatrix, first_rows
 from swiftchat.engine.cpu.pack import Packer
-from swiftchat.engine.cpu.pack_source import BLOCK_TYPES, block_layout
 from swiftchat.engine.cpu.program import Pool
 from swiftchat.engine.cpu.single_op import matmul, table_rows
 from swiftchat.engine.cpu.structures import Matrix
@@ -141,10 +141,6 @@ class NativeWeights:
             parts, exact=dtype == torch.float32, on_packed=on_packed
         )
         return self._weight(matrices, dtype)
-
-    def blocks_bytes(self, type_name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        rows, cols = shape
-        return block_layout(type_name, cols, exact=dtype == torch.float32).nbytes(rows)
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
         native = [part for part in parts if isinstance(part, NativeWeight)]

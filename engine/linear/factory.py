@@ -59,9 +59,6 @@ class WeightFactory(Protocol):
         `BadModelFile` if a scale is infinite or NaN.
         """
 
-    def blocks_bytes(self, type_name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        """Return the bytes that `from_blocks` takes for a matrix, as far as the type tells."""
-
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight: ...
 
 
@@ -86,9 +83,6 @@ class TorchWeights:
     def from_blocks(
         self, parts: Sequence[GgufBlocks], dtype: torch.dtype, on_packed: Callable[[], None]
     ) -> LinearWeight:
-        raise NotImplementedError
-
-    def blocks_bytes(self, type_name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         raise NotImplementedError
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
@@ -116,9 +110,6 @@ class KernelWeights:
     def from_blocks(
         self, parts: Sequence[GgufBlocks], dtype: torch.dtype, on_packed: Callable[[], None]
     ) -> LinearWeight:
-        raise NotImplementedError
-
-    def blocks_bytes(self, type_name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         raise NotImplementedError
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:

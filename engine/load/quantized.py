@@ -6,7 +6,11 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_schemes
+from swiftchat.engine.api.memory_estimate import (
+    cpu_weight_bytes,
+    gpu_weight_bytes,
+    packed_schemes,
+)
 from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.linear.w8a8 import W8A8Weight, activation_scheme
 from swiftchat.engine.linear.weight import LinearWeight
@@ -36,23 +40,21 @@ def resident_estimate(
 ) -> int:
     """Bytes of a shard's weights made by `factory`, of a checkpoint with quantized tensors.
 
-    On the CPU a lower bound: some of them may have to be dequantized, which shows when they are
+    On the CPU an estimate: some of them may have to be dequantized, which shows when they are
     read.
     """
     packed = checkpoint.quantized
     if device.type != "cpu":
         return gpu_weight_bytes(shard, packed_schemes(packed), dtype.itemsize)
-
-    def whole_bytes(name: str, shape: tuple[int, ...]) -> int:
-        tensor = packed.get(name)
-        if tensor is not None and tensor.read_blocks and tensor.format in factory.block_types:
-            return factory.blocks_bytes(tensor.format, tensor.shape, dtype)
-        if tensor is not None and tensor.packed is not None:
-            return checkpoint.nbytes(name)
-        return math.prod(shape) * dtype.itemsize
-
-    expected = expected_tensors(shard.config)
-    return shard.weights_bytes({name: whole_bytes(name, s) for name, s in expected.items()})
+    if factory.block_types:
+        return cpu_weight_bytes(shard, packed, dtype.itemsize)
+    whole_bytes = {
+        name: checkpoint.nbytes(name)
+        if name in packed and packed[name].packed is not None
+        else math.prod(shape) * dtype.itemsize
+        for name, shape in expected_tensors(shard.config).items()
+    }
+    return shard.weights_bytes(whole_bytes)
 
 
 def load_matrix(

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from swiftchat.engine.api.tile_layout import BLOCK_TYPES
 from swiftchat.engine.cpu.matrices import FloatMatrix, TiledMatrix
-from swiftchat.engine.cpu.pack_source import BLOCK_TYPES
 from swiftchat.engine.cpu.weights import NativeWeight, NativeWeights
 from swiftchat.engine.linear.factory import TorchWeights, WeightFactory
 from swiftchat.engine.linear.w8a8 import W8A8Weight
@@ -139,6 +139,18 @@ def test_estimated_bytes(type_name: str, dtype: torch.dtype, tmp_path: Path) -> 
     estimate = resident_estimate(Shard(config), checkpoint, factory, dtype, CPU)
     found = resident_bytes(loaded(tmp_path / "in", factory, dtype))
     assert estimate <= found <= 1.02 * estimate + 4 * 10_000  # scales of rows
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_estimated_bytes_of_other_formats(name: str, tmp_path: Path) -> None:
+    """At most the space for minimums more, and for the rows that fill the last tiles."""
+    quantized_model(tmp_path / "in", *FORMATS[name])
+    model, factory = Model.open(tmp_path / "in"), native()
+    for dtype in (torch.float32, torch.bfloat16):
+        checkpoint = model.checkpoint()
+        estimate = resident_estimate(Shard(model.config), checkpoint, factory, dtype, CPU)
+        found = resident_bytes(loaded(tmp_path / "in", factory, dtype))
+        assert 0.97 * estimate <= found <= 1.02 * estimate
 
 
 @pytest.mark.parametrize("family", ["stablelm", "gpt-neox", "qwen3-moe", "glm"])

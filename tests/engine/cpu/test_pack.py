@@ -7,10 +7,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from swiftchat.engine.api.tile_layout import BLOCK_TYPES
 from swiftchat.engine.cpu.matrices import TiledMatrix
 from swiftchat.engine.cpu.pack import Packer
-from swiftchat.engine.cpu.pack_source import BLOCK_TYPES
-from swiftchat.engine.cpu.structures import Format
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats import ggml_dequantize
 from swiftchat.weights.quantization.scheme import (
@@ -42,7 +41,7 @@ def unpack(matrix: TiledMatrix) -> Doubles:
         assert not table.reshape(-1, groups)[rows:].any()
         tables.append(table.reshape(-1, groups)[:rows].astype(np.float64))
     values = tiles[:, (1 + layout.has_minimum) * table_bytes :]
-    if layout.format == Format.INT4:
+    if layout.value_bits == 4:
         quarters = values.reshape(len(tiles), -1, 1, 4, 16, 4)
         split = np.concatenate([quarters & 15, quarters >> 4], 2).astype(np.float64)
     else:
@@ -51,7 +50,7 @@ def unpack(matrix: TiledMatrix) -> Doubles:
     wide = split.transpose(0, 4, 1, 2, 3, 5).reshape(len(tiles) * 16, -1)
     assert not wide[rows:].any() and not wide[:, layout.cols :].any()
     weights: Doubles = wide[:rows, : layout.cols]
-    if layout.format == Format.INT4 and not layout.has_minimum:
+    if layout.value_bits == 4 and not layout.has_minimum:
         weights = weights - 8
     expanded = [np.repeat(table, layout.group_cols, 1)[:, : layout.cols] for table in tables]
     if expanded:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from swiftchat.engine.api.tile_layout import BLOCK_TYPES, block_layout
 from swiftchat.engine.cpu.matrices import FloatMatrix, TiledMatrix
-from swiftchat.engine.cpu.pack_source import BLOCK_TYPES
 from swiftchat.engine.cpu.weights import NativeWeight, NativeWeights
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.plain import PlainWeight
@@ -200,7 +200,8 @@ def test_bytes_are_known_from_the_type() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for type_name in BLOCK_TYPES:
             weight, _ = block_weight(weights, type_name, dtype)
-            expected = weights.blocks_bytes(type_name, (ROWS, COLUMNS), dtype)
+            exact = dtype == torch.float32
+            expected = block_layout(type_name, COLUMNS, exact=exact).nbytes(ROWS)
             tiles = [m.tiles.nbytes for m in weight.matrices if isinstance(m, TiledMatrix)]
             assert sum(tiles) == expected <= weight.nbytes <= expected + 4 * ROWS
 
