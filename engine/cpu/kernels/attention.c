@@ -122,7 +122,7 @@ static void compute_row(const AttentionOp *op, const Run *run, const Span *span,
     finish_group(op, run, span->first_row + index, kv_head, sums);
 }
 
-/* Compute a split of row `index` of the span, whose number among the decode rows is `decode_row`. */
+/* Compute a split of row `index` of the span, which is number `decode_row` of the decode rows. */
 static void compute_split(const AttentionOp *op, const Run *run, const Span *span, int index,
                           int decode_row, int kv_head, int split, uint8_t *memory) {
     const TokenRange visible = visible_tokens(op, span, index);
@@ -179,7 +179,8 @@ static void compute(const Op *base, const Run *run, int phase, int chunk, Scratc
     }
 }
 
-static size_t workspace_bytes(const Op *base, const Buffer *buffers, int num_tokens, int num_logits) {
+static size_t workspace_bytes(const Op *base, const Buffer *buffers, int num_tokens,
+                              int num_logits) {
     const AttentionOp *op = &base->attention;
     (void)buffers, (void)num_logits;
     return min_int(num_tokens, MAX_SPLIT_ROWS) * (size_t)op->num_kv_heads * MAX_SPLITS *

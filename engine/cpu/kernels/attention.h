@@ -4,10 +4,11 @@
    contexts split among the threads. Spans of many rows use the prefill kernel: tiles of queries,
    blocks of K and V converted to fp32 once for a tile. Both compute in fp32.
 
-   Which kernel computes a row depends on the rows of its span alone, and neither kernel's result
-   depends on other rows, on the number of threads or on how the work is divided. The two kernels
-   add in different orders, so a token's result in a prefill differs in the last bits from that in a
-   decode step. */
+   Which kernel computes a row depends on the number of rows of its span alone, and neither kernel's
+   result depends on other rows, on the number of threads or on how the work is divided. (One
+   exception: in a prefill, a value that is not finite makes results of earlier rows NaN, since 0
+   times it is NaN.) The two kernels add in different orders, so a token's result in a prefill
+   differs in the last bits from that in a decode step. */
 #pragma once
 #include "layer_cache.h"
 
@@ -53,6 +54,22 @@ INLINE TokenRange visible_tokens(const AttentionOp *op, const Span *span, int in
     int position = row_position(span, index);
     int first = op->window ? max_int(0, position - op->window + 1) : 0;
     return (TokenRange){first, max_int(position + 1, min_int(span->prefix_len, span->context_len))};
+}
+
+/* The row of the cache of a token of the span; `head` counts as in `cache_row`. */
+INLINE int64_t token_row(const AttentionOp *op, const Span *span, int head, int token) {
+    const int size = op->cache.block_size, block = span->block_table[token / size];
+    return cache_row(&op->cache, op->num_kv_heads, block, head, token % size);
+}
+
+INLINE const uint8_t *row_elements(const AttentionOp *op, int64_t row) {
+    const uint8_t *values = op->cache.values;
+    return values + row * op->head_dim * element_bytes(op->cache.format);
+}
+
+/* Tokens from `token` on that lie in the same block and before `end`. */
+INLINE int tokens_in_block(const AttentionOp *op, int token, int end) {
+    return min_int(end - token, op->cache.block_size - token % op->cache.block_size);
 }
 
 /* A partial result of a head: the sum of exp(score - max) * value [padded_head_dim], then max, then

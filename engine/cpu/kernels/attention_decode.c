@@ -1,8 +1,8 @@
 /* Attention of one row, for the query heads of one kv head together: K and V are read once.
 
-   Tokens are taken in units of up to SPLIT_TOKENS: scores of all of them, one maximum, exponentials,
-   then the weighted sum of values (online softmax: Milakov and Gimelshein, 2018, arXiv:1805.02867).
-   Units begin at multiples of SPLIT_TOKENS. */
+   Tokens are taken in units of up to SPLIT_TOKENS: scores of all of them, one maximum,
+   exponentials, then the weighted sum of values (online softmax: Milakov and Gimelshein, 2018,
+   arXiv:1805.02867). Units begin at multiples of SPLIT_TOKENS. */
 #include "attention.h"
 
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -36,13 +36,14 @@ INLINE void prefetch(const uint8_t *from, int num_bytes) {
 INLINE void score_pass(const Unit *unit, int format, int num_queries, int first_query,
                        const uint8_t *keys, const uint8_t *next, int count, float *scores) {
     const int head_dim = unit->head_dim, bytes = element_bytes(format);
+    const int64_t row_bytes = head_dim * bytes;
     const float *queries = unit->queries + first_query * unit->stride;
     for (int k = 0; k < count; k += KEYS) {
         const uint8_t *key[KEYS];
         Vector sums[MAX_PASS_QUERIES][KEYS] = {0};
-        if (first_query == 0) prefetch(next + (int64_t)k * head_dim * bytes, KEYS * head_dim * bytes);
+        if (first_query == 0) prefetch(next + k * row_bytes, KEYS * (int)row_bytes);
         for (int i = 0; i < KEYS; i++) {
-            key[i] = keys + (int64_t)min_int(k + i, count - 1) * head_dim * bytes;
+            key[i] = keys + min_int(k + i, count - 1) * row_bytes;
         }
         int d = 0;
         for (; d + LANES <= head_dim; d += LANES) {
@@ -72,7 +73,7 @@ INLINE void score_pass(const Unit *unit, int format, int num_queries, int first_
 INLINE void value_pass(const Unit *unit, int format, int num_queries, int num_vectors,
                        int first_query, int d, const uint8_t *values, const uint8_t *next,
                        int count, const float *weights) {
-    const int row_bytes = unit->head_dim * element_bytes(format);
+    const int bytes = element_bytes(format), row_bytes = unit->head_dim * bytes;
     const int remaining = unit->head_dim - d;
     float *partials = unit->partials + first_query * unit->partial_stride + d;
     Vector sums[MAX_PASS_QUERIES][8];
@@ -81,7 +82,7 @@ INLINE void value_pass(const Unit *unit, int format, int num_queries, int num_ve
             sums[q][v] = load_vector(partials + q * unit->partial_stride + v * LANES);
         }
     }
-    values += d * element_bytes(format);
+    values += d * bytes;
     for (int t = 0; t < count; t++, values += row_bytes) {
         if (first_query == 0 && d == 0) prefetch(next + (int64_t)t * row_bytes, row_bytes);
         Vector weight[MAX_PASS_QUERIES];
@@ -91,7 +92,7 @@ INLINE void value_pass(const Unit *unit, int format, int num_queries, int num_ve
         for (int v = 0; v < num_vectors; v++) {
             Vector elements = remaining < LANES
                                   ? load_last_elements(format, values, remaining)
-                                  : load_elements(format, values + v * LANES * element_bytes(format));
+                                  : load_elements(format, values + v * LANES * bytes);
             for (int q = 0; q < num_queries; q++) {
                 sums[q][v] = multiply_add(elements, weight[q], sums[q][v]);
             }
@@ -180,24 +181,15 @@ static Kernel *const key_kernels[] = {score_keys_F32, score_keys_F16, score_keys
 static Kernel *const value_kernels[] = {add_values_F32, add_values_F16, add_values_BF16,
                                         add_values_INT8, add_values_FP8};
 
-/* The row of a token, which lies in the span's context. */
-static const uint8_t *token_row(const AttentionOp *op, const Span *span, int head, int token) {
-    const LayerCache *cache = &op->cache;
-    const int block = span->block_table[token / cache->block_size];
-    int64_t row = cache_row(cache, op->num_kv_heads, block, head, token % cache->block_size);
-    return (const uint8_t *)cache->values + row * op->head_dim * element_bytes(cache->format);
-}
-
 /* Call a kernel for each part of `range` that lies in one block. `head` counts as in `cache_row`.
    The kernel prefetches what comes next: the next block, after the last one `after`. */
 static void visit_blocks(const AttentionOp *op, const Span *span, int head, TokenRange range,
                          const Unit *unit, Kernel *kernel, const uint8_t *after) {
-    const int size = op->cache.block_size;
-    const uint8_t *rows = token_row(op, span, head, range.first), *next;
+    const uint8_t *rows = row_elements(op, token_row(op, span, head, range.first)), *next;
     for (int token = range.first, count; token < range.end; token += count, rows = next) {
-        count = min_int(range.end - token, size - token % size);
+        count = tokens_in_block(op, token, range.end);
         int is_last = token + count == range.end;
-        next = is_last ? after : token_row(op, span, head, token + count);
+        next = is_last ? after : row_elements(op, token_row(op, span, head, token + count));
         kernel(unit, rows, next, count, unit->scores + token - range.first);
     }
 }
@@ -207,12 +199,10 @@ static void gather_scales(const AttentionOp *op, const Span *span, int head, Tok
                           float *scales) {
     const LayerCache *cache = &op->cache;
     for (int token = range.first, count; token < range.end; token += count) {
-        int offset = token % cache->block_size;
-        count = min_int(range.end - token, cache->block_size - offset);
-        int block = span->block_table[token / cache->block_size];
-        int64_t row = cache_row(cache, op->num_kv_heads, block, head, offset);
+        count = tokens_in_block(op, token, range.end);
+        const float *from = cache->scales + token_row(op, span, head, token);
         for (int i = 0; i < count; i++) {
-            scales[token - range.first + i] = row_scale(cache->format, cache->scales[row + i]);
+            scales[token - range.first + i] = row_scale(cache->format, from[i]);
         }
     }
     memset(scales + range.end - range.first, 0, 16 * sizeof(float));
@@ -241,7 +231,7 @@ static void weigh(const AttentionOp *op, const Unit *unit, int query, int head, 
     for (int i = 0; i < padded; i += LANES) {
         Vector weight = exp_vector(load_vector(scores + i) - max);
         sum += weight;
-        if (op->cache.scales) weight *= load_vector(unit->value_scales + i); /* past count: unused */
+        if (op->cache.scales) weight *= load_vector(unit->value_scales + i);
         store_vector(scores + i, weight);
     }
     const float factor = exp_vector(broadcast(partial[head_dim]) - max)[0];
@@ -253,7 +243,8 @@ static void weigh(const AttentionOp *op, const Unit *unit, int query, int head, 
 }
 
 /* Place the arrays of a unit in `memory` and fill in the queries. */
-static Unit prepare_unit(const AttentionOp *op, const float *row, float *partials, uint8_t *memory) {
+static Unit prepare_unit(const AttentionOp *op, const float *row, float *partials,
+                         uint8_t *memory) {
     const int group = group_size(op), stride = padded_head_dim(op);
     Unit unit = {.num_queries = group, .head_dim = op->head_dim, .stride = stride};
     unit.partial_stride = partial_floats(op);
@@ -279,8 +270,9 @@ void attend_decode(const AttentionOp *op, const Run *run, const Span *span, int 
     TokenRange part = range;
     for (; part.first < range.end; part.first = part.end) {
         part.end = min_int(range.end, (part.first / SPLIT_TOKENS + 1) * SPLIT_TOKENS);
-        const uint8_t *values = token_row(op, span, value_head, part.first);
-        visit_blocks(op, span, kv_head, part, &unit, key_kernels[format], values);
+        const int64_t values = token_row(op, span, value_head, part.first);
+        visit_blocks(op, span, kv_head, part, &unit, key_kernels[format],
+                     row_elements(op, values));
         if (op->cache.scales) {
             gather_scales(op, span, kv_head, part, unit.key_scales);
             gather_scales(op, span, value_head, part, unit.value_scales);
@@ -289,8 +281,9 @@ void attend_decode(const AttentionOp *op, const Run *run, const Span *span, int 
         for (int q = 0; q < unit.num_queries; q++) {
             weigh(op, &unit, q, first_head + q, distance, part.end - part.first);
         }
-        const uint8_t *keys = token_row(op, span, kv_head, min_int(part.end, range.end - 1));
-        visit_blocks(op, span, value_head, part, &unit, value_kernels[format], keys);
+        const int64_t keys = token_row(op, span, kv_head, min_int(part.end, range.end - 1));
+        visit_blocks(op, span, value_head, part, &unit, value_kernels[format],
+                     row_elements(op, keys));
     }
 }
 

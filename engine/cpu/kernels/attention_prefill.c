@@ -1,19 +1,20 @@
-/* Attention of many rows: FlashAttention (Dao, 2023, arXiv:2307.08691) with queries as vector lanes.
+/* Attention of many rows: FlashAttention (Dao, 2023, arXiv:2307.08691), queries as vector lanes.
 
    A thread takes a tile of queries and goes through the context in blocks of BLOCK_KEYS, which it
    converts to fp32 once. For each panel of the tile, PANEL queries:
      scores [keys][PANEL] = K [keys][head_dim] * queries [head_dim][PANEL]
      maximums, exponentials and their sums, element by element: there is no sum over lanes
      sums [head_dim][PANEL] = sums * factor + transposed V [head_dim][keys] * scores [keys][PANEL]
-   Both matrix products broadcast an element of K or V, so neither K nor V is transposed. The sums of
-   a query are in the order of d, or of the tokens, whatever tile it is in: a masked token adds zero,
-   and is left out where no query of the panel sees it. */
+   Both matrix products broadcast an element of K or V, so neither K nor V is transposed. The sums
+   of a query are in the order of d, or of the tokens, whatever tile it is in: a masked token adds
+   zero, and is left out where no query of the panel sees it. */
 #include "attention.h"
 
 #if defined(__AVX512F__) || defined(__aarch64__)
 enum { PRODUCT_ROWS = 8, PANEL_VECTORS = 3 }; /* sums for which there are registers: 24 of 32 */
 #else
-enum { PRODUCT_ROWS = 6, PANEL_VECTORS = 2 }; /* 12 of 16 */
+/* 12 of 16. With 4 x 3 all 16 are in use, and clang spills: half the speed. */
+enum { PRODUCT_ROWS = 6, PANEL_VECTORS = 2 };
 #endif
 enum { PANEL = PANEL_VECTORS * LANES, BLOCK_KEYS = 96, MAX_TILE_QUERIES = 192 };
 
@@ -33,8 +34,8 @@ typedef struct {
     float *keys, *values; /* [BLOCK_KEYS][stride] */
 } Tile;
 
-/* Not a power of two, so that the rows of K and V spread over the sets of the cache. The elements of
-   a row that follow head_dim are multiplied too, but their sums are not used. */
+/* Not a power of two, so that the rows of K and V spread over the sets of the cache. The elements
+   of a row that follow head_dim are multiplied too, but their sums are not used. */
 static int tile_stride(const AttentionOp *op) { return padded_head_dim(op) + 16; }
 
 static int max_tile_panels(const AttentionOp *op) {
@@ -128,7 +129,8 @@ INLINE void mask_scores(const Panel *panel, int num_vectors, int first_token, in
             IntVector first = load_ints(panel->first + v * LANES) - (first_token + k);
             IntVector end = load_ints(panel->end + v * LANES) - (first_token + k);
             IntVector is_visible = (first <= 0) & (end > 0);
-            store_vector(place, select_vector(is_visible, load_vector(place), broadcast(-INFINITY)));
+            Vector score = select_vector(is_visible, load_vector(place), broadcast(-INFINITY));
+            store_vector(place, score);
         }
     }
 }
@@ -182,13 +184,14 @@ INLINE void attend_panel(const AttentionOp *op, const Tile *tile, Panel *panel, 
     }
     weigh(panel, num_vectors, num_keys, tile->scores, factor);
     for (int d = 0; d < op->head_dim; d += PRODUCT_ROWS) {
-        multiply(tile->values + d, 1, stride, tile->scores, num_keys, panel->sums + d * PANEL, factor);
+        multiply(tile->values + d, 1, stride, tile->scores, num_keys, panel->sums + d * PANEL,
+                 factor);
     }
 }
 
 /* Convert the rows of tokens first .. end to fp32, times their scales: to [..][stride]. */
-INLINE void convert_rows(const AttentionOp *op, int format, const uint8_t *from, const float *scales,
-                         int num_rows, float *to, int stride) {
+INLINE void convert_rows(const AttentionOp *op, int format, const uint8_t *from,
+                         const float *scales, int num_rows, float *to, int stride) {
     const int bytes = element_bytes(format);
     for (int t = 0; t < num_rows; t++, from += op->head_dim * bytes, to += stride) {
         const Vector scale = broadcast(scales ? row_scale(format, scales[t]) : 1.0f);
@@ -208,13 +211,10 @@ INLINE void convert_rows(const AttentionOp *op, int format, const uint8_t *from,
 static void convert_block(const AttentionOp *op, const Span *span, int head, TokenRange range,
                           float *to, int stride) {
     const LayerCache *cache = &op->cache;
-    const int64_t row_bytes = (int64_t)op->head_dim * element_bytes(cache->format);
     for (int token = range.first, count; token < range.end; token += count, to += count * stride) {
-        int offset = token % cache->block_size;
-        count = min_int(range.end - token, cache->block_size - offset);
-        int block = span->block_table[token / cache->block_size];
-        int64_t row = cache_row(cache, op->num_kv_heads, block, head, offset);
-        const uint8_t *from = (const uint8_t *)cache->values + row * row_bytes;
+        count = tokens_in_block(op, token, range.end);
+        const int64_t row = token_row(op, span, head, token);
+        const uint8_t *from = row_elements(op, row);
         const float *scales = cache->scales ? cache->scales + row : NULL;
         switch (cache->format) {
         case KV_F32: convert_rows(op, KV_F32, from, NULL, count, to, stride); break;
@@ -262,7 +262,8 @@ static void load_panel(const AttentionOp *op, const Run *run, const Span *span, 
         panel->denominator[lane] = 0;
         if (lane >= panel->num_queries) continue;
         const float *row = query_row(op, run, span->first_row + index) + head * op->head_dim;
-        for (int d = 0; d < op->head_dim; d++) panel->queries[d * PANEL + lane] = op->scale * row[d];
+        float *queries = panel->queries + lane;
+        for (int d = 0; d < op->head_dim; d++) queries[d * PANEL] = op->scale * row[d];
     }
 }
 

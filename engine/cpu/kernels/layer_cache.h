@@ -6,7 +6,8 @@
 INLINE int element_bytes(int format) { return format == KV_F32 ? 4 : format <= KV_BF16 ? 2 : 1; }
 
 /* The row of a token, of all rows of the cache; `head` counts the keys', then the values' heads. */
-INLINE int64_t cache_row(const LayerCache *cache, int num_kv_heads, int block, int head, int offset) {
+INLINE int64_t cache_row(const LayerCache *cache, int num_kv_heads, int block, int head,
+                         int offset) {
     return ((int64_t)block * 2 * num_kv_heads + head) * cache->block_size + offset;
 }
 
@@ -25,7 +26,8 @@ INLINE Vector load_fp8(const uint8_t *from) {
     int8_t __attribute__((vector_size(LANES))) bytes;
     memcpy(&bytes, from, sizeof bytes);
     uint16_t __attribute__((vector_size(2 * LANES))) halves;
-    halves = __builtin_convertvector(bytes, __typeof__(halves)) << 7 & 0xbfff; /* two signs: keep one */
+    /* A negative byte has its sign twice after the shift. */
+    halves = __builtin_convertvector(bytes, __typeof__(halves)) << 7 & 0xbfff;
     return __builtin_convertvector((HalfVector)halves, Vector);
 }
 #else
@@ -52,7 +54,9 @@ INLINE Vector load_fp8(const uint8_t *from) {
 #endif
 
 /* What the loaded elements of a row are to be multiplied by. */
-INLINE float row_scale(int format, float scale) { return format == KV_FP8 ? scale * FP8_UNIT : scale; }
+INLINE float row_scale(int format, float scale) {
+    return format == KV_FP8 ? scale * FP8_UNIT : scale;
+}
 
 /* Elements of a cache row, for KV_INT8 and KV_FP8 without `row_scale`. The NaN of fp8 becomes a
    finite number: it occurs only in rows whose scale is not finite. */

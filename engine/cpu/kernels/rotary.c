@@ -37,7 +37,8 @@ static void rotate(float *x, int head_dim, const float *cos_sin, int first, int 
 
 static void rotate_head(const RotaryOp *op, const Run *run, int row, float *x) {
     const int pairs = op->head_dim / 2, first_pairs = op->two_dimensional ? pairs / 2 : pairs;
-    rotate(x, op->head_dim, op->cos_sin + (int64_t)run->positions[row] * op->head_dim, 0, first_pairs);
+    const float *first = op->cos_sin + (int64_t)run->positions[row] * op->head_dim;
+    rotate(x, op->head_dim, first, 0, first_pairs);
     if (op->two_dimensional) {
         const float *second = op->cos_sin + (int64_t)run->second_positions[row] * op->head_dim;
         rotate(x, op->head_dim, second, first_pairs, pairs);
@@ -46,7 +47,8 @@ static void rotate_head(const RotaryOp *op, const Run *run, int row, float *x) {
 
 /* Round to e4m3, to the nearest, ties to even; above 464 NaN. */
 INLINE uint8_t float_to_fp8(float value) {
-    const uint32_t bits = bits_of_float(value) & 0x7fffffff, sign = bits_of_float(value) >> 24 & 0x80;
+    const uint32_t bits = bits_of_float(value) & 0x7fffffff;
+    const uint32_t sign = bits_of_float(value) >> 24 & 0x80;
     /* Below 2^-6 the numbers are multiples of 2^-9, which is the step of fp32 at 2^14. */
     uint32_t small = bits_of_float(float_of_bits(bits) + 0x1p14f) - bits_of_float(0x1p14f);
     uint32_t normal = (bits - (120u << 23) + 0x7ffff + (bits >> 20 & 1)) >> 20;

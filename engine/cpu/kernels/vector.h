@@ -91,7 +91,8 @@ INLINE Vector interleave_low(Vector a, Vector b) {
 
 INLINE Vector interleave_high(Vector a, Vector b) {
 #if defined(__AVX512F__)
-    return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+    return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15,
+                                   31);
 #elif defined(__AVX2__)
     return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
 #else
