@@ -24,10 +24,11 @@ class EngineConfig:
     `cache_tokens`: the KV cache of all sequences together; None is twice the context, so that a
     second conversation does not evict the first.
     `chunk_tokens`: the most tokens of one forward pass, which bounds the time until a cancel
-    takes effect; None is 512, or 4096 with our CUDA kernels.
+    takes effect; None is 4096 with our CUDA kernels, at most 512 with torch operators, and on a
+    CPU with our kernels what takes half a second, between 32 and 512.
     `dummy`: random weights with the shapes of a named model or a config.json, quantized with the
     suffix `:int8`, `:fp8` or `:int4`; the model path is then ignored.
-    `kernels`: False runs torch operators instead of our CUDA kernels.
+    `kernels`: False runs torch operators instead of our kernels.
     `tp`: the number of tensor-parallel ranks of a stage, each on a GPU of its own, counted from
     `device`; auto is the smallest number whose memory holds the model.
     `pp`: the number of pipeline stages, each with `tp` ranks and some of the layers.

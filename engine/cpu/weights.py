@@ -16,7 +16,6 @@ from swiftchat.engine.cpu.program import Pool
 from swiftchat.engine.cpu.single_op import matmul, table_rows
 from swiftchat.engine.cpu.structures import Matrix
 from swiftchat.engine.linear.merged import MergedWeight
-from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.linear.tiles import concatenated
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.weights.quantization.scheme import Float8, GgufBlocks, QuantizedMatrix
@@ -94,12 +93,10 @@ class NativeWeight(LinearWeight):
         return replace(self, matrices=tuple(moved))
 
     def transposed(self, *, copy: bool) -> LinearWeight:
-        """Return a weight of the kernels if `copy`, else one that torch multiplies with."""
+        """Return a contiguous copy in any case: the kernels read rows."""
         if self.is_quantized or len(self.matrices) != 1:
             return super().transposed(copy=copy)
         (tensor,) = self.tensors
-        if not copy:
-            return PlainWeight(tensor.t())
         return replace(self, matrices=(FloatMatrix(tensor.t().contiguous()),))
 
 

@@ -57,11 +57,9 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def describe_device(device: torch.device, has_kernels: bool, is_dequantized: bool) -> str:
-    """Return the device's name, with notes on missing kernels and dequantized weights."""
-    words = [device_name(device)]
-    if device.type != "cpu" and not has_kernels:
-        words.append("torch only")
+def describe_device(device: torch.device, computed_by: str, is_dequantized: bool) -> str:
+    """Return the device's name, with notes on what computes and on dequantized weights."""
+    words = [device_name(device), *([computed_by] if computed_by else [])]
     if is_dequantized:
         words.append("weights dequantized")
     return ", ".join(words)

@@ -1,6 +1,7 @@
 """Build an engine: device, shard, memory plan, weights, operations, KV cache and graphs."""
 
 import math
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,10 @@ from swiftchat.engine.api.protocol import EngineInfo, OnProgress
 from swiftchat.engine.comm.communicator import Communicator, RankPlacement, SingleRank
 from swiftchat.engine.comm.gpu_communicator import GpuCommunicator
 from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
+from swiftchat.engine.cpu.backend import NativeKernels
+from swiftchat.engine.cpu.native_decoder import NativeDecoder
+from swiftchat.engine.cpu.recorder import CannotRecordError
+from swiftchat.engine.cpu.threads import default_threads
 from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.decode.graph_runner import GRAPH_SIZES, GraphRunner
@@ -40,7 +45,6 @@ from swiftchat.engine.model.decoder import (
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import CachePlan, plan_shard_cache
 from swiftchat.engine.model.torch_ops import TorchOps
-from swiftchat.engine.model.traced_layers import TracedLayers
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence
@@ -50,9 +54,11 @@ from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import dummy_config, parse_dummy_name
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
 
-# Default number of tokens of one prefill step.
+# Default number of tokens of one prefill step; 4096 with kernels on a GPU.
 _CHUNK_TOKENS = 512
-_CHUNK_TOKENS_WITH_KERNELS = 4096
+_CHUNK_TOKENS_ON_GPU = 4096
+# The number of cores, or OMP_NUM_THREADS. Read here because engines change it.
+_TORCH_THREADS = torch.get_num_threads()
 
 
 def build_engine(
@@ -76,27 +82,18 @@ def build_engine(
     weights = _load_weights(setup, on_progress)
     if setup.is_quantized:  # the loader may have dequantized some matrices
         plan = _plan_cache(setup, resident_bytes(weights), ranks, stages)
-    decoder = _build_decoder(setup, weights, plan, ranks, stages)
-    cache = KVCache(
-        decoder.config,
-        plan.num_blocks,
-        config.block_size,
-        setup.dtype,
-        setup.device,
-        heads_first=decoder.ops.heads_first,
-        kv_dtype=config.kv_dtype,
-    )
-    if TracedLayers.supports(decoder, setup.device):
-        decoder.compute_layers = TracedLayers(decoder)
+    decoder, cache, kernels = _build_decoder(setup, weights, plan, ranks, stages)
     allocator = BlockAllocator(plan.num_blocks, config.block_size)
     scheduler = Scheduler(allocator, setup.chunk_tokens, config.max_num_seqs)
+    if isinstance(decoder, NativeDecoder) and config.chunk_tokens is None:
+        scheduler.limit_duration()
     graph_decode: GraphDecode | None = None
     if isinstance(decoder.ops, CudaOps):
         graph_decode = _warm_up(config, plan, decoder, decoder.ops, cache, scheduler, on_progress)
     return Engine(
         EngineParts(
             config=config,
-            info=_engine_info(setup, decoder, cache, plan, started),
+            info=_engine_info(setup, decoder, cache, plan, kernels, started),
             device=setup.device,
             gpu=setup.gpu,
             decoder=decoder,
@@ -113,17 +110,18 @@ class _Setup:
     """Everything that is decided before weights are loaded.
 
     `checkpoint` is None for a dummy model, whose quantization scheme is `dummy_scheme`. `kernels`
-    are None where torch's operators compute.
+    are those of the GPU or the CPU; a text says why torch's operators compute.
     """
 
     config: EngineConfig
     device: torch.device
-    kernels: LinearKernels | None
+    kernels: LinearKernels | NativeKernels | str
     shard: Shard
     checkpoint: Checkpoint | None
     dummy_scheme: str | None
     dtype: torch.dtype
     available_bytes: int
+    num_threads: int
 
     @property
     def is_quantized(self) -> bool:
@@ -133,16 +131,31 @@ class _Setup:
 
     @property
     def gpu(self) -> Gpu | None:
-        return None if self.kernels is None else self.kernels.gpu
+        return self.kernels.gpu if isinstance(self.kernels, LinearKernels) else None
 
     @property
     def factory(self) -> WeightFactory:
-        return weight_factory(self.device, self.kernels)
+        if isinstance(self.kernels, NativeKernels):
+            return self.kernels.factory
+        return weight_factory(
+            self.device, self.kernels if isinstance(self.kernels, LinearKernels) else None
+        )
 
     @property
     def chunk_tokens(self) -> int:
-        default = _CHUNK_TOKENS if self.gpu is None else _CHUNK_TOKENS_WITH_KERNELS
+        default = _CHUNK_TOKENS if self.gpu is None else _CHUNK_TOKENS_ON_GPU
         return self.config.chunk_tokens or default
+
+    def new_cache(self, plan: CachePlan, *, heads_first: bool) -> KVCache:
+        return KVCache(
+            self.shard.local_config,
+            plan.num_blocks,
+            self.config.block_size,
+            self.dtype,
+            self.device,
+            heads_first=heads_first,
+            kv_dtype=self.config.kv_dtype,
+        )
 
 
 def _set_up(
@@ -154,16 +167,21 @@ def _set_up(
     shard = shard_of(model_config, ranks.size, ranks.rank, stages.stage, stages.size)
     checkpoint = model.checkpoint(shard) if model else None
     dtype: torch.dtype = getattr(torch, config.dtype or shard.local_config.dtype)
-    gpu = find_kernels(device, config, shard.local_config, dtype, cubins)
+    kernels: LinearKernels | NativeKernels | str = ""
+    if gpu := find_kernels(device, config, shard.local_config, dtype, cubins):
+        kernels = LinearKernels(gpu, shard.local_config.hidden_size)
+    elif device.type == "cpu" and config.kernels:
+        kernels = NativeKernels.open(os.environ, torch.get_num_threads())
     return _Setup(
         config=config,
         device=device,
-        kernels=None if gpu is None else LinearKernels(gpu, shard.local_config.hidden_size),
+        kernels=kernels,
         shard=shard,
         checkpoint=checkpoint,
         dummy_scheme=None if model else parse_dummy_name(config.dummy or "")[1],
         dtype=dtype,
         available_bytes=available_bytes(device, ranks.placement.num_local_ranks),
+        num_threads=torch.get_num_threads(),
     )
 
 
@@ -172,9 +190,8 @@ def _set_up_device(config: EngineConfig, placement: RankPlacement) -> torch.devi
     device = find_device(config.device, placement.local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # for streams, events and pinned memory
-    if config.num_threads is not None or placement.num_local_ranks > 1:
-        threads = config.num_threads or max(1, torch.get_num_threads() // placement.num_local_ranks)
-        torch.set_num_threads(threads)
+    default = min(default_threads(), _TORCH_THREADS) // placement.num_local_ranks
+    torch.set_num_threads(config.num_threads or max(1, default))
     return device
 
 
@@ -238,17 +255,45 @@ def _load_weights(setup: _Setup, on_progress: OnProgress) -> DecoderWeights:
 
 def _build_decoder(
     setup: _Setup, weights: DecoderWeights, plan: CachePlan, ranks: Communicator, stages: Pipeline
-) -> Decoder:
-    """Build the decoder with the device's operations; allocate the ranks' peer buffers."""
-    shard, ctx_size_tokens = setup.shard, plan.ctx_size_tokens
-    ops: CudaOps | TorchOps
-    if setup.kernels is None:
-        ops = TorchOps(shard.local_config, ctx_size_tokens, setup.device, shard)
-    else:
-        ops = CudaOps(setup.kernels, shard, ctx_size_tokens, setup.config.max_num_seqs)
+) -> tuple[Decoder, KVCache, str]:
+    """Build the decoder with the device's operations, and its cache; allocate peer buffers.
+
+    Also return what computes it, for `describe_device`.
+    """
+    shard, ctx_size_tokens, kernels = setup.shard, plan.ctx_size_tokens, setup.kernels
+    config = shard.local_config
+    if isinstance(kernels, LinearKernels):
+        gpu_ops = CudaOps(kernels, shard, ctx_size_tokens, setup.config.max_num_seqs)
         if isinstance(ranks, GpuCommunicator):
-            ranks.allocate_peer_buffers(setup.kernels.gpu, shard.config)
-    return Decoder(shard.local_config, weights, ops, ranks, stages)
+            ranks.allocate_peer_buffers(kernels.gpu, shard.config)
+        cache = setup.new_cache(plan, heads_first=True)
+        return Decoder(config, weights, gpu_ops, ranks, stages), cache, ""
+    computed_by = f"torch only: {kernels}" if kernels else "torch only"
+    if isinstance(kernels, NativeKernels):
+        try:
+            return _native_decoder(setup, kernels, weights, plan, ranks, stages)
+        except CannotRecordError as error:
+            computed_by = f"{kernels.variant} kernels for matmuls only: {error}"
+    torch_ops = TorchOps(config, ctx_size_tokens, setup.device, shard)
+    cache = setup.new_cache(plan, heads_first=False)
+    return Decoder(config, weights, torch_ops, ranks, stages), cache, computed_by
+
+
+def _native_decoder(
+    setup: _Setup,
+    kernels: NativeKernels,
+    weights: DecoderWeights,
+    plan: CachePlan,
+    ranks: Communicator,
+    stages: Pipeline,
+) -> tuple[Decoder, KVCache, str]:
+    if ranks.size * stages.size > 1:
+        raise CannotRecordError("several ranks")
+    cache, config = setup.new_cache(plan, heads_first=True), setup.shard.local_config
+    decoder = NativeDecoder(config, weights, cache, plan.ctx_size_tokens, kernels.pool)
+    # The kernels' threads compute everything but sampling; torch's would take their cores.
+    torch.set_num_threads(1)
+    return decoder, cache, f"{kernels.variant} kernels"
 
 
 @torch.inference_mode()
@@ -299,14 +344,19 @@ def _warm_up_batch(num_tokens: int, block_size: int) -> Batch:
 
 
 def _engine_info(
-    setup: _Setup, decoder: Decoder, cache: KVCache, plan: CachePlan, started: float
+    setup: _Setup,
+    decoder: Decoder,
+    cache: KVCache,
+    plan: CachePlan,
+    computed_by: str,
+    started: float,
 ) -> EngineInfo:
     """Describe the loaded model and its memory, summed over all stages."""
     config, weights, stages = setup.config, decoder.weights, decoder.stages
     dtype = str(setup.dtype).removeprefix("torch.")
     is_dequantized = setup.is_quantized and not has_quantized(weights)
     return EngineInfo(
-        device=describe_device(setup.device, setup.gpu is not None, is_dequantized),
+        device=describe_device(setup.device, computed_by, is_dequantized),
         dtype=dtype,
         num_parameters=sum(math.prod(s) for s in expected_tensors(setup.shard.config).values()),
         weights_bytes=sum(stages.gather_from_stages(resident_bytes(weights))),
@@ -315,7 +365,7 @@ def _engine_info(
         kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
         cache_bytes=sum(stages.gather_from_stages(cache.num_bytes)),
         ctx_size_tokens=plan.ctx_size_tokens,
-        num_threads=torch.get_num_threads(),
+        num_threads=setup.num_threads,
         load_s=time.perf_counter() - started,
         tp=decoder.ranks.size,
         pp=stages.size,

@@ -176,8 +176,9 @@ class Engine:
         """Compute a step with the decoder's operations and sample the next tokens."""
         outcomes: list[Outcome] = []
         self.decoder.ops.copy_blocks(self.cache, step.copies)
-        batch = Batch.pack(step.rows, self.config.block_size)
+        batch, started = Batch.pack(step.rows, self.config.block_size), time.perf_counter()
         local_logits = self.decoder.forward(batch, self.cache)
+        self.scheduler.measured(len(batch.ids), time.perf_counter() - started)
         self._num_computed += len(batch.ids)
         for row in step.rows:
             sequence, reaches_end = row.sequence, row.reaches_end  # before `advance` changes it

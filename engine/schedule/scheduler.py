@@ -8,6 +8,11 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.schedule.blocks import ROOT, BlockAllocator, NoFreeBlock, Parent
 from swiftchat.weights.architectures.prefix_lm import CAUSAL, BidirectionalPrefix
 
+# A step of limited duration takes about so long at most, and has at least so many tokens; the first
+# one has some more. Fewer would read the weights too often.
+_MAX_STEP_S = 0.5
+_MIN_CHUNK_TOKENS, _FIRST_CHUNK_TOKENS = 32, 64
+
 
 @dataclass(eq=False)
 class Sequence:
@@ -74,10 +79,11 @@ class Scheduler:
 
     def __init__(self, allocator: BlockAllocator, chunk_tokens: int, max_num_seqs: int) -> None:
         self.allocator = allocator
-        self.chunk_tokens = chunk_tokens
+        self.chunk_tokens = self._max_chunk_tokens = chunk_tokens
         self.max_num_seqs = max_num_seqs
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self._limits_duration = False
 
     @property
     def has_work(self) -> bool:
@@ -105,6 +111,22 @@ class Scheduler:
             self.running.append(sequence)
             budget -= self._add_row(rows, sequence, budget, may_preempt=False)
         return Step(rows, copies)
+
+    def limit_duration(self) -> None:
+        """From now on adapt the size of a chunk to the durations that `measured` receives."""
+        self._limits_duration = True
+        self.chunk_tokens = min(_FIRST_CHUNK_TOKENS, self._max_chunk_tokens)
+
+    def measured(self, num_tokens: int, duration_s: float) -> None:
+        """Receive how long a step took.
+
+        Chunks are powers of two, so that small differences between durations do not change them.
+        """
+        if not self._limits_duration or num_tokens < _MIN_CHUNK_TOKENS:
+            return
+        fitting = int(num_tokens * _MAX_STEP_S / duration_s)
+        power = 2 ** (max(fitting, _MIN_CHUNK_TOKENS).bit_length() - 1)
+        self.chunk_tokens = min(power, self._max_chunk_tokens)
 
     def advance(self, row: Row) -> None:
         """Count a row's tokens as computed and publish the blocks it filled."""

@@ -1,17 +1,21 @@
 """Runs of the engine on tiny random models, which `tiny_models` makes."""
 
+import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Finished, Logprob, Tokens
 from swiftchat.engine.comm.communicator import Communicator
+from swiftchat.engine.cpu.backend import NativeKernels
+from swiftchat.engine.cpu.native_decoder import NativeDecoder
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.model.decoder import Decoder
@@ -42,15 +46,19 @@ __all__ = [
     "VOCAB_SIZE",
     "Bench",
     "SamplingParams",
+    "each_backend",
     "engine",
     "logprobs",
     "make",
+    "native_kernels",
     "plain_tensor",
     "random_ids",
     "run",
 ]
 
 BLOCK_SIZE = 4
+# A test with the argument `native` runs with torch's operators and with the native kernels.
+each_backend = pytest.mark.parametrize("native", [False, True], ids=["torch", "native"])
 
 
 def random_ids(length: int, seed: int = 0) -> list[int]:
@@ -60,12 +68,26 @@ def random_ids(length: int, seed: int = 0) -> list[int]:
 
 def plain_tensor(weight: LinearWeight) -> torch.Tensor:
     """The tensor of a weight that must be plain."""
-    assert isinstance(weight, PlainWeight)
-    return weight.tensor
+    assert not weight.is_quantized
+    (tensor,) = weight.tensors
+    return tensor
+
+
+@cache
+def native_kernels() -> NativeKernels:
+    """The native kernels of this machine; skip the test if there are none."""
+    kernels = NativeKernels.open(os.environ, torch.get_num_threads())
+    if isinstance(kernels, str):
+        pytest.skip(kernels)
+    return kernels
 
 
 class Bench:
-    """A decoder with a cache and a scheduler, without the generation loop on top."""
+    """A decoder with a cache and a scheduler, without the generation loop on top.
+
+    Computed by torch's operators, or if `native` by the native kernels; then the test is skipped
+    if there are none.
+    """
 
     def __init__(
         self,
@@ -77,17 +99,27 @@ class Bench:
         ranks: Communicator | None = None,
         dtype: torch.dtype = torch.float32,
         kv_dtype: str = "auto",
+        native: bool = False,
     ) -> None:
         model = Model.open(folder)
         config = model.config if shard is None else shard.local_config
         self.checkpoint = model.checkpoint(shard)
         cpu = torch.device("cpu")
+        kernels = native_kernels() if native else None
         weights = load_weights(
-            model.config, self.checkpoint, dtype, cpu, lambda done, total: None, shard
+            *(model.config, self.checkpoint, dtype, cpu, lambda done, total: None, shard),
+            None if kernels is None else kernels.factory,
         )
-        ops = TorchOps(config, config.max_context_tokens, cpu, shard)
-        self.decoder = Decoder(config, weights, ops, ranks)
-        self.cache = KVCache(config, num_blocks, block_size, dtype, cpu, kv_dtype=kv_dtype)
+        self.cache = KVCache(
+            *(config, num_blocks, block_size, dtype, cpu), heads_first=native, kv_dtype=kv_dtype
+        )
+        ctx_size_tokens = config.max_context_tokens
+        self.decoder: Decoder
+        if kernels is not None:
+            self.decoder = NativeDecoder(config, weights, self.cache, ctx_size_tokens, kernels.pool)
+        else:
+            ops = TorchOps(config, ctx_size_tokens, cpu, shard)
+            self.decoder = Decoder(config, weights, ops, ranks)
         for tensor in self.cache.tensors:  # unwritten slots must never be read
             tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
         self.allocator = BlockAllocator(num_blocks, block_size)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Finished, Prefill, Tokens
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.model.memory import plan_cache
+from swiftchat.engine.schedule.blocks import BlockAllocator
+from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.errors import BadModelFile, ContextOverflow, DeviceError, OutOfMemory, UsageError
 from tests.support import tiny
 
@@ -30,30 +31,37 @@ def generate(engine: Engine, prompt: list[int], params: SamplingParams = GREEDY)
     return ids[1]
 
 
-def test_batched_equals_alone(folder: Path) -> None:
+@tiny.each_backend
+def test_batched_equals_alone(folder: Path, native: bool) -> None:
     prompts = {i: tiny.random_ids(1 + 13 * i, seed=i) for i in range(5)}
-    alone = {i: generate(tiny.engine(folder), prompt) for i, prompt in prompts.items()}
-    together, ends = tiny.run(tiny.engine(folder, chunk_tokens=16), prompts, GREEDY)
+    alone = {
+        i: generate(tiny.engine(folder, kernels=native), prompt) for i, prompt in prompts.items()
+    }
+    together, ends = tiny.run(tiny.engine(folder, kernels=native, chunk_tokens=16), prompts, GREEDY)
     assert together == alone
     assert {end.reason for end in ends.values()} == {"length"}
 
 
-def test_preemption_in_a_small_cache_changes_no_token(folder: Path) -> None:
+@tiny.each_backend
+def test_preemption_in_a_small_cache_changes_no_token(folder: Path, native: bool) -> None:
     prompts = {i: tiny.random_ids(30, seed=i) for i in range(4)}
-    alone = {i: generate(tiny.engine(folder), prompt) for i, prompt in prompts.items()}
-    small = tiny.engine(folder, ctx_size_tokens=64, cache_tokens=72)
+    alone = {
+        i: generate(tiny.engine(folder, kernels=native), prompt) for i, prompt in prompts.items()
+    }
+    small = tiny.engine(folder, kernels=native, ctx_size_tokens=64, cache_tokens=72)
     together, _ = tiny.run(small, prompts, GREEDY)
     assert together == alone
 
 
-def test_a_second_turn_prefills_only_new_tokens(folder: Path) -> None:
-    engine = tiny.engine(folder)
+@tiny.each_backend
+def test_a_second_turn_prefills_only_new_tokens(folder: Path, native: bool) -> None:
+    engine = tiny.engine(folder, kernels=native)
     first = tiny.random_ids(30)
     answer = generate(engine, first)
     second = first + answer + tiny.random_ids(9, seed=8)
     computed = engine.stats()["computed_tokens"]
     ids, ends = tiny.run(engine, {2: second}, GREEDY)
-    assert ids[2] == generate(tiny.engine(folder), second)
+    assert ids[2] == generate(tiny.engine(folder, kernels=native), second)
     # The answer's last token was sampled but never computed, so it is new as well.
     assert ends[2].cached_tokens == len(first) + len(answer) - 1
     assert engine.stats()["computed_tokens"] - computed == 1 + 9 + len(ids[2]) - 1
@@ -127,10 +135,11 @@ def test_invalid_prompts_raise(folder: Path, prompt: list[int]) -> None:
     assert not engine.has_work
 
 
-def test_a_seed_gives_the_same_answer_alone_and_batched(folder: Path) -> None:
+@tiny.each_backend
+def test_a_seed_gives_the_same_answer_alone_and_batched(folder: Path, native: bool) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=20, seed=42)
-    alone, ends = tiny.run(tiny.engine(folder), {1: [5, 6, 7]}, params)
-    many, _ = tiny.run(tiny.engine(folder), {1: [5, 6, 7], 2: [8, 9]}, params)
+    alone, ends = tiny.run(tiny.engine(folder, kernels=native), {1: [5, 6, 7]}, params)
+    many, _ = tiny.run(tiny.engine(folder, kernels=native), {1: [5, 6, 7], 2: [8, 9]}, params)
     assert many[1] == alone[1]
     assert ends[1].seed == 42
 
@@ -142,19 +151,17 @@ def test_the_reported_seed_repeats_the_answer(folder: Path) -> None:
     assert generate(tiny.engine(folder), [5, 6], again) == ids[1]
 
 
-def test_non_finite_logits_end_the_generation_with_an_error(folder: Path) -> None:
+def test_non_finite_logits_end_the_generation_with_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = tiny.engine(folder)
-    embed = tiny.plain_tensor(engine.decoder.weights.embed)
-    poisoned = PlainWeight(torch.full_like(embed, torch.nan))
+    forward = engine.decoder.forward
     engine.add(1, [5], GREEDY)
-    good, engine.decoder.weights = (
-        engine.decoder.weights,
-        type(engine.decoder.weights)(poisoned, *list(vars(engine.decoder.weights).values())[1:]),
-    )
-    [(key, error)] = engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.decoder, "forward", lambda *args: forward(*args) * torch.nan)
+        [(key, error)] = engine.step()
     assert key == 1 and isinstance(error, BadModelFile)
     assert engine.allocator.num_used == 0
-    engine.decoder.weights = good
     assert len(generate(engine, [9, 8])) == 20
 
 
@@ -235,3 +242,27 @@ def test_plan_raises_for_weights_that_do_not_fit() -> None:
 def test_plan_raises_beyond_the_context_of_the_model() -> None:
     with pytest.raises(UsageError, match="8192"):
         plan_cache(EngineConfig(ctx_size_tokens=8193), **PLAN, available_bytes=10**10)
+
+
+def test_chunks_of_a_slow_device_are_small(folder: Path) -> None:
+    scheduler = Scheduler(BlockAllocator(64, 4), 512, 4)
+    scheduler.measured(512, 100.0)
+    assert scheduler.chunk_tokens == 512  # its duration is not limited
+    scheduler.limit_duration()
+    for num_tokens, duration_s, expected in (
+        (64, 0.064, 256),  # 1000 tokens a second
+        (256, 0.2, 512),
+        (3, 1.0, 512),  # too few tokens to judge
+        (512, 4.0, 64),
+        (64, 60.0, 32),
+    ):
+        scheduler.measured(num_tokens, duration_s)
+        assert scheduler.chunk_tokens == expected
+
+
+def test_chosen_chunks_are_not_changed(folder: Path) -> None:
+    for chunk_tokens, expected in ((100, 100), (None, 64)):
+        engine = tiny.engine(folder, chunk_tokens=chunk_tokens)
+        engine.add(1, tiny.random_ids(200), GREEDY)
+        engine.step()
+        assert engine.stats()["computed_tokens"] == expected

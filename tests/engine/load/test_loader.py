@@ -48,7 +48,7 @@ def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.collect()  # garbage of other tests must not close files during the test
     threads, files = set(threading.enumerate()), num_open_files()
     yield
-    gc.collect()  # a decoder and its traced layers form a reference cycle
+    gc.collect()
     assert set(threading.enumerate()) <= threads
     assert num_open_files() <= files
 
@@ -199,7 +199,6 @@ def test_shards_take_no_more_memory_than_their_size(llama: Path) -> None:
 
 
 def test_engine_with_streamed_weights_equals_mapped(llama: Path, monkeypatch) -> None:
-    # No more tokens: traced layers keep the weights and their file until the process ends.
     params = tiny.SamplingParams(temperature=0, max_tokens=8)
     expected, _ = tiny.run(tiny.engine(llama), {1: [5, 6, 7]}, params)
     monkeypatch.setattr("swiftchat.engine.generation.build.load_weights", stream_weights)

@@ -12,9 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
-from swiftchat.engine.model import attention, traced_layers
+from swiftchat.engine.model import attention
 from swiftchat.engine.model.cuda_ops import kernels_cover
-from swiftchat.engine.model.traced_layers import TracedLayers
 from swiftchat.engine.schedule.scheduler import Sequence
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.model.directory import Model
@@ -42,38 +41,28 @@ def expected(reference: transformers.PreTrainedModel, ids: list[int]) -> torch.T
     return reference(torch.tensor([ids])).logits[0]
 
 
-def test_prefill_in_chunks_equals_transformers(family) -> None:
+@tiny.each_backend
+def test_prefill_in_chunks_equals_transformers(family, native: bool) -> None:
     folder, reference = family
-    bench = tiny.Bench(folder, chunk_tokens=7)
+    bench = tiny.Bench(folder, chunk_tokens=7, native=native)
     for length in (SHORTEST, NUM_TOKENS):
         ids = tiny.random_ids(length, seed=length)
         assert_close(bench.last_logits(ids), expected(reference, ids)[-1])
 
 
-def test_token_by_token_equals_transformers(family) -> None:
+@tiny.each_backend
+def test_token_by_token_equals_transformers(family, native: bool) -> None:
     folder, reference = family
     ids = tiny.random_ids(NUM_TOKENS, seed=1)
-    ours = tiny.Bench(folder).logits(ids)
+    ours = tiny.Bench(folder, native=native).logits(ids)
     assert_close(ours[SHORTEST - 1 :], expected(reference, ids)[SHORTEST - 1 :])
 
 
-def test_traced_layers_equal_untraced_ones_bitwise(family, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, _ = family
-    monkeypatch.setattr(traced_layers, "_UNTRACED_STEPS", 2)
-    ids = tiny.random_ids(2 * SHORTEST, seed=1)
-    bench = tiny.Bench(folder)
-    expected = bench.logits(ids)
-    if not TracedLayers.supports(bench.decoder, torch.device("cpu")):
-        assert bench.decoder.config.num_experts
-        return
-    bench.decoder.compute_layers = TracedLayers(bench.decoder)
-    assert torch.equal(bench.logits(ids), expected)
-
-
-def test_with_history_and_in_a_batch_equals_transformers(family) -> None:
+@tiny.each_backend
+def test_with_history_and_in_a_batch_equals_transformers(family, native: bool) -> None:
     """One prompt continues a cached prefix, two are computed from their first token."""
     folder, reference = family
-    bench = tiny.Bench(folder)
+    bench = tiny.Bench(folder, native=native)
     first = tiny.random_ids(NUM_TOKENS, seed=2)
     bench.last_logits(first)
     prompts = {i: tiny.random_ids(SHORTEST + 7 * i, seed=i) for i in (1, 2)}

@@ -37,10 +37,11 @@ def sequence(key: int, prompt: Seq[int]) -> Sequence:
     return Sequence(key, list(prompt), SamplingParams(), PREFIX_LM.prefix_of(prompt))
 
 
-def test_prefix_is_prefilled_at_once_and_answer_decoded_token_by_token(model) -> None:
+@tiny.each_backend
+def test_prefix_is_prefilled_at_once_and_answer_decoded_token_by_token(model, native: bool) -> None:
     """The prefix has 18 tokens, more than a chunk of 7."""
     folder, reference = model
-    bench = tiny.Bench(folder, chunk_tokens=7)
+    bench = tiny.Bench(folder, chunk_tokens=7, native=native)
     ours = sequence(1, QUESTION)
     bench.scheduler.add(ours)
     for token in tiny.random_ids(9, seed=2):
@@ -51,10 +52,11 @@ def test_prefix_is_prefilled_at_once_and_answer_decoded_token_by_token(model) ->
         ours.tokens.append(token)
 
 
-def test_long_answer_after_the_prefix_is_prefilled_in_chunks(model) -> None:
+@tiny.each_backend
+def test_long_answer_after_the_prefix_is_prefilled_in_chunks(model, native: bool) -> None:
     folder, reference = model
     ids = QUESTION + tiny.random_ids(20, seed=3)
-    bench = tiny.Bench(folder, chunk_tokens=7)
+    bench = tiny.Bench(folder, chunk_tokens=7, native=native)
     bench.scheduler.add(sequence(1, ids))
     steps = 0
     while not (logits := bench.step()):
@@ -63,10 +65,11 @@ def test_long_answer_after_the_prefix_is_prefilled_in_chunks(model) -> None:
     assert_close(logits[1], expected(reference, ids)[-1])
 
 
-def test_mask_token_within_the_prompt_equals_reference(model) -> None:
+@tiny.each_backend
+def test_mask_token_within_the_prompt_equals_reference(model, native: bool) -> None:
     folder, reference = model
     ids = [*tiny.random_ids(4, seed=4), MASK, *tiny.random_ids(6, seed=5), START, 7, 8]
-    bench = tiny.Bench(folder)
+    bench = tiny.Bench(folder, native=native)
     bench.scheduler.add(sequence(1, ids))
     assert_close(bench.step()[1], expected(reference, ids)[-1])
 
@@ -79,10 +82,13 @@ def test_prefix_length_and_mask_position() -> None:
     assert PREFIX_LM.prefix_of([START]) == PREFIX_LM.prefix_of([7, GMASK]) == BidirectionalPrefix()
 
 
+@tiny.each_backend
 @pytest.mark.parametrize("grown", [QUESTION[:-2], QUESTION[:8]])
-def test_longer_bidirectional_prompt_reuses_no_cached_prefix(model, grown: list[int]) -> None:
+def test_longer_bidirectional_prompt_reuses_no_cached_prefix(
+    model, grown: list[int], native: bool
+) -> None:
     folder, reference = model
-    bench = tiny.Bench(folder)
+    bench = tiny.Bench(folder, native=native)
     first = sequence(1, QUESTION)
     bench.scheduler.add(first)
     bench.step()
@@ -93,10 +99,11 @@ def test_longer_bidirectional_prompt_reuses_no_cached_prefix(model, grown: list[
     assert longer.num_cached == 0
 
 
-def test_same_bidirectional_prompt_reuses_prefix_and_common_answer(model) -> None:
+@tiny.each_backend
+def test_same_bidirectional_prompt_reuses_prefix_and_common_answer(model, native: bool) -> None:
     folder, reference = model
     answer = tiny.random_ids(11, seed=7)
-    bench = tiny.Bench(folder)
+    bench = tiny.Bench(folder, native=native)
     first = sequence(1, QUESTION + answer)
     bench.scheduler.add(first)
     bench.step()
@@ -109,10 +116,11 @@ def test_same_bidirectional_prompt_reuses_prefix_and_common_answer(model) -> Non
         bench.scheduler.remove(again)
 
 
-def test_partly_evicted_bidirectional_prompt_is_recomputed_whole(model) -> None:
+@tiny.each_backend
+def test_partly_evicted_bidirectional_prompt_is_recomputed_whole(model, native: bool) -> None:
     """Eviction starts at the end of a prompt; its first blocks stay in the cache."""
     folder, reference = model
-    bench = tiny.Bench(folder, num_blocks=6, chunk_tokens=3)
+    bench = tiny.Bench(folder, native=native, num_blocks=6, chunk_tokens=3)
     for key, prompt in ((1, QUESTION), (2, [8, 9, 10, 11, 12, GMASK, START]), (3, QUESTION)):
         each = sequence(key, prompt)
         bench.scheduler.add(each)
@@ -124,14 +132,17 @@ def test_partly_evicted_bidirectional_prompt_is_recomputed_whole(model) -> None:
     assert 0 < each.num_cached < len(QUESTION) - 2
 
 
-def test_batched_prompts_of_several_lengths_equal_reference(model) -> None:
+@tiny.each_backend
+def test_batched_prompts_of_several_lengths_equal_reference(model, native: bool) -> None:
     """The cache is too small for all: some wait or are preempted."""
     folder, reference = model
     prompts = {
         i: [*tiny.random_ids(5 * i, seed=i), GMASK, START, *tiny.random_ids(i, seed=9)]
         for i in (1, 2, 3, 4)
     }
-    engine = tiny.engine(folder, ctx_size_tokens=48, cache_tokens=64, chunk_tokens=8)
+    engine = tiny.engine(
+        folder, ctx_size_tokens=48, cache_tokens=64, chunk_tokens=8, kernels=native
+    )
     params = SamplingParams(temperature=0, max_tokens=12)
     ours, _ = tiny.run(engine, prompts, params)
     for i, prompt in prompts.items():

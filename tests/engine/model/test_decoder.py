@@ -29,59 +29,69 @@ def assert_close(ours: torch.Tensor, reference: torch.Tensor) -> None:
     assert (ours - reference).abs().max() <= 1e-4 * reference.abs().max()
 
 
+@tiny.each_backend
 @pytest.mark.parametrize("length", [1, 2, tiny.BLOCK_SIZE, tiny.BLOCK_SIZE + 1, NUM_TOKENS])
-def test_prefill_equals_transformers(variant, length: int) -> None:
+def test_prefill_equals_transformers(variant, length: int, native: bool) -> None:
     folder, reference = variant
     ids = tiny.random_ids(length)
     with torch.inference_mode():
         expected = reference(torch.tensor([ids])).logits[0, -1]
-    assert_close(tiny.Bench(folder).last_logits(ids), expected)
+    assert_close(tiny.Bench(folder, native=native).last_logits(ids), expected)
 
 
-def test_token_by_token_equals_transformers(variant) -> None:
+@tiny.each_backend
+def test_token_by_token_equals_transformers(variant, native: bool) -> None:
     folder, reference = variant
     ids = tiny.random_ids(NUM_TOKENS, seed=1)
     with torch.inference_mode():
         expected = reference(torch.tensor([ids])).logits[0]
-    assert_close(tiny.Bench(folder).logits(ids), expected)
+    assert_close(tiny.Bench(folder, native=native).logits(ids), expected)
 
 
+@tiny.each_backend
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 16, 33])
-def test_prefill_in_chunks_equals_whole(variant, chunk_tokens: int) -> None:
+def test_prefill_in_chunks_equals_whole(variant, chunk_tokens: int, native: bool) -> None:
     folder, _ = variant
     ids = tiny.random_ids(NUM_TOKENS, seed=2)
-    whole = tiny.Bench(folder).last_logits(ids)
-    assert_close(tiny.Bench(folder, chunk_tokens=chunk_tokens).last_logits(ids), whole)
+    whole = tiny.Bench(folder, native=native).last_logits(ids)
+    chunked = tiny.Bench(folder, chunk_tokens=chunk_tokens, native=native).last_logits(ids)
+    assert_close(chunked, whole)
 
 
+@tiny.each_backend
 @pytest.mark.parametrize("shared", [3, tiny.BLOCK_SIZE, 21, NUM_TOKENS - 1])
-def test_reused_prefix_equals_recomputed_prefix(variant, shared: int) -> None:
+def test_reused_prefix_equals_recomputed_prefix(variant, shared: int, native: bool) -> None:
     folder, _ = variant
     first = tiny.random_ids(NUM_TOKENS, seed=3)
     second = first[:shared] + tiny.random_ids(NUM_TOKENS - shared, seed=4)
-    bench = tiny.Bench(folder)
+    bench = tiny.Bench(folder, native=native)
     bench.last_logits(first)
-    assert_close(bench.last_logits(second), tiny.Bench(folder).last_logits(second))
+    whole = tiny.Bench(folder, native=native).last_logits(second)
+    assert_close(bench.last_logits(second), whole)
 
 
-def test_scattered_context_equals_contiguous_context(variant) -> None:
+@tiny.each_backend
+def test_scattered_context_equals_contiguous_context(variant, native: bool) -> None:
     folder, _ = variant
     ids = tiny.random_ids(NUM_TOKENS, seed=5)
-    bench = tiny.Bench(folder)
+    bench = tiny.Bench(folder, native=native)
     taken = [bench.allocator.allocate() for _ in range(bench.allocator.num_blocks)]
     bench.allocator.release(taken[::2])  # every second block is free: no two blocks are adjacent
     bench.held = [taken[1::2]]
-    assert_close(bench.last_logits(ids), tiny.Bench(folder).last_logits(ids))
+    contiguous = tiny.Bench(folder, native=native).last_logits(ids)
+    assert_close(bench.last_logits(ids), contiguous)
 
 
-def test_weights_are_views_of_the_file(tmp_path: Path) -> None:
+@tiny.each_backend
+def test_weights_are_views_of_the_file(tmp_path: Path, native: bool) -> None:
     tiny.make("llama", tmp_path)
-    loaded = build_engine(tmp_path, EngineConfig(device="cpu"))
+    loaded = build_engine(tmp_path, EngineConfig(device="cpu", kernels=native))
     mapped = loaded._checkpoint.map(tmp_path / "model.safetensors")
     start = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()
     layer = loaded.decoder.weights.layers[0]
     for weight in (loaded.decoder.weights.embed, layer.o, layer.gate_up, layer.down):
-        assert start <= tiny.plain_tensor(weight).data_ptr() < start + len(mapped)
+        (tensor,) = weight.tensors
+        assert start <= tensor.data_ptr() < start + len(mapped)
     assert resident_bytes(loaded.decoder.weights) == loaded.info.weights_bytes
 
 

@@ -134,13 +134,15 @@ def test_store_writes_only_its_slots(folder: Path, scheme: str) -> None:
     assert torch.equal(values[1].view(20, *new.shape[1:])[[17, 2, 9]], expected)
 
 
+@tiny.each_backend
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_logits_equal_those_of_rounded_keys_and_values(
-    variant: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+    variant: Path, scheme: str, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The native kernels may round an element that is between two values to the other one."""
     ids = tiny.random_ids(40, seed=1)
     plain = tiny.Bench(variant).last_logits(ids)
-    bench = tiny.Bench(variant, kv_dtype=scheme)
+    bench = tiny.Bench(variant, kv_dtype=scheme, native=native)
     found = bench.last_logits(ids)
     again = bench.last_logits(ids)  # from the cache
 
@@ -149,7 +151,8 @@ def test_logits_equal_those_of_rounded_keys_and_values(
         store(plan, layer, cache, rounded)
 
     monkeypatch.setattr(torch_ops, "store", store_rounded)
-    assert error(found, tiny.Bench(variant).last_logits(ids)) <= 1e-5
+    bound = LOGITS[scheme] / 10 if native else 1e-5
+    assert error(found, tiny.Bench(variant).last_logits(ids)) <= bound
     assert error(again, found) <= 1e-5
     # A small error may lead to other experts.
     if Model.open(variant).config.num_experts == 0:
