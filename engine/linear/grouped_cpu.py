@@ -116,9 +116,6 @@ class Int4Weight(LinearWeight):
     def owned_tensors(self) -> list[Tensor]:
         return self.tensors
 
-    def is_traceable(self, dtype: torch.dtype) -> bool:
-        return dtype == torch.bfloat16
-
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if _is_for_packed_operator(x):
             out = matmul_int4_cpu(x, self.packed, self.group_size, self.scale_and_zero)
@@ -219,9 +216,6 @@ class Int8GroupsWeight(LinearWeight):
     @property
     def owned_tensors(self) -> list[Tensor]:
         return self.tensors
-
-    def is_traceable(self, dtype: torch.dtype) -> bool:
-        return self.halves.is_traceable(dtype)
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if _is_for_packed_operator(x):

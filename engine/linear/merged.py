@@ -53,9 +53,6 @@ class MergedWeight(LinearWeight):
             start += num_rows
         return replace(self, parts=parts)
 
-    def is_traceable(self, dtype: torch.dtype) -> bool:
-        return all(part.is_traceable(dtype) for part in self.parts)
-
 
 def split_bias(bias: Tensor | None, matrices: Sequence[Matrix]) -> Sequence[Tensor | None]:
     """Return the bias of each matrix, aligned to 16 bytes as kernels require it."""

@@ -60,6 +60,3 @@ class PlainWeight(LinearWeight):
     def transposed(self, *, copy: bool) -> Self:
         view = self.tensor.t()
         return replace(self, tensor=view.contiguous() if copy else view)
-
-    def is_traceable(self, dtype: torch.dtype) -> bool:
-        return True

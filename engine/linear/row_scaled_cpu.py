@@ -77,9 +77,6 @@ class Int8Weight(RowScaledWeight):
         out = matmul_int8_cpu(x, self.values, self.scale.to(x.dtype))
         return out if bias is None else out + bias
 
-    def is_traceable(self, dtype: torch.dtype) -> bool:
-        return dtype == torch.bfloat16
-
 
 class Float8Weight(RowScaledWeight):
     """e4m3 numbers; `values` are their bits."""

@@ -6,8 +6,6 @@ newest version of that range, functions for GPUs with 2.11.0 on an H200;
 docstring names, and fails on a version that lacks it.
 """
 
-import warnings
-from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -92,31 +90,6 @@ def matmul_fp8_cuda(
         out_dtype=dtype,
         use_fast_accum=False,
     )
-
-
-def trace(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Callable[..., Tensor]:
-    """Trace `function` with `torch.jit.trace`, without a check run; return the traced function.
-
-    Public but deprecated and untyped. Checked with torch 2.6.0 and 2.13.0 up to Python 3.13.
-    Public equivalent: `function` itself.
-    """
-    with warnings.catch_warnings():
-        # The deprecation, and values that tracing takes for constants.
-        warnings.simplefilter("ignore")
-        traced: Callable[..., Tensor] = torch.jit.trace(  # type: ignore[no-untyped-call]
-            function, tuple(inputs), check_trace=False
-        )
-    return traced
-
-
-def run_traced(traced: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """Call a result of `trace` without torch's graph optimizer.
-
-    The optimizer takes a fifth of a second and finds nothing. `torch.jit.optimized_execution`
-    is undocumented. Checked with torch 2.6.0 and 2.13.0. Public equivalent: `traced(*inputs)`.
-    """
-    with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-        return traced(*inputs)
 
 
 def gloo_group(store: Any, rank: int, size: int, timeout_s: float, address: str) -> Any:

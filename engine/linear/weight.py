@@ -97,10 +97,6 @@ class LinearWeight(Protocol):
         """Return the matrix with rows and columns exchanged, contiguous if `copy`, else a view."""
         raise DeviceError(f"a {type(self).__name__} cannot be transposed")
 
-    def is_traceable(self, dtype: torch.dtype) -> bool:
-        """Return whether torch can trace `matmul` of one row in `dtype`: no loop over tiles."""
-        return False
-
 
 @dataclass(frozen=True)
 class WrappedWeight(LinearWeight):

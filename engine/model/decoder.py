@@ -1,6 +1,6 @@
 """The transformer decoder: one forward pass for every architecture, driven by `ModelConfig`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -164,7 +164,6 @@ class Decoder:
     """A model ready to run: configuration, weights, and the operations of its device.
 
     With several `ranks` or `stages`, configuration and weights are those of this rank's shard.
-    `compute_layers` is `forward_layers` or an equivalent (`engine.model.traced_layers`).
     """
 
     def __init__(
@@ -180,7 +179,6 @@ class Decoder:
         self.ops = ops
         self.ranks: Communicator = SingleRank() if ranks is None else ranks
         self.stages: Pipeline = SingleStage() if stages is None else stages
-        self.compute_layers: Callable[[Any, Tensor, KVCache], Tensor] = self.forward_layers
         # Models are trained with the scale in the dtype of their weights.
         scale = torch.tensor(config.embedding_scale, dtype=weights.dtype)
         self.embedding_scale = float(scale)
@@ -199,7 +197,7 @@ class Decoder:
             x = self.embed(plan)
         else:
             x = self.stages.receive(len(plan.ids), self.config.hidden_size)
-        normed = self.compute_layers(plan, x, cache)
+        normed = self.forward_layers(plan, x, cache)
         if self.stages.is_last:
             return self.logits(plan, normed)
         self.stages.send(x)

@@ -33,7 +33,6 @@ RETIRED_IDENTIFIERS = {
     "Stacked": "MergedWeight",
     "RoundedInputs": "W8A8Weight",
     "PackedWeight": "LinearWeight",
-    "RecordedLayers": "TracedLayers",
     "Kept": "QuantizedMatrix",
     "Keeping": "StoredTensor",
     "Share": "Shard",

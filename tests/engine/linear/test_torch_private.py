@@ -90,17 +90,6 @@ def test_fp8_gemm_on_a_gpu_equals_the_scaled_sums() -> None:
     assert_near(found, sums * scales * scale + bias, sizes)
 
 
-def test_a_traced_function_equals_the_function() -> None:
-    weight = torch.randn(3, 4)
-
-    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return (x @ weight.t()).relu_() + y
-
-    traced = torch_private.trace(function, (torch.randn(1, 4), torch.randn(3)))
-    x, y = torch.randn(1, 4), torch.randn(3)
-    assert torch.equal(torch_private.run_traced(traced, x, y), function(x, y))
-
-
 def test_gloo_group_gathers_tensors_of_all_ranks() -> None:
     store = torch.distributed.HashStore()
     tensors = torch.arange(12.0).reshape(2, 2, 3)
