@@ -298,7 +298,8 @@ int pool_run(Pool *pool, const Run *run, int num_phases, size_t scratch_bytes) {
         take_part(&pool->workers[0], &published);
     }
     uint64_t end = clock_ns(), stall_ns = longest_stall(pool);
-    if (!is_limited) thread_count_update(&pool->thread_count, end, end - start, num_chunks, stall_ns);
+    uint64_t work = num_chunks + 4096 * (uint64_t)run->num_tokens;
+    if (!is_limited) thread_count_update(&pool->thread_count, end, end - start, work, stall_ns);
     return 0;
 }
 
