@@ -145,12 +145,12 @@ class Recorder:
         rows = native.EmbedOp(scale=1.0, positions=positions)
         self.add_(x, self._append(rows, RowSet.TOKENS, out.width))
 
-    def scale_(self, x: Tensor, factor: float) -> None:
+    def scale_(self, x: Tensor, scale: float) -> None:
         last, out = self.ops[-1], self.activations(x)
         if isinstance(last, native.EmbedOp) and last.out == out.buffer:
-            last.scale *= factor
+            last.scale *= scale
         else:
-            self._add_scaled(out, out, alpha=factor, beta=0.0)
+            self._add_scaled(out, out, alpha=scale, beta=0.0)
 
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return self.activations(x)  # all activations are fp32

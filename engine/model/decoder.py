@@ -102,7 +102,7 @@ class Ops(Protocol):
     def add_positions_(self, plan: Any, x: Tensor, table: Tensor) -> None:
         """Add the rows of the table [num_positions, hidden_size] at the batch's positions to x."""
 
-    def scale_(self, x: Tensor, factor: float) -> None:
+    def scale_(self, x: Tensor, scale: float) -> None:
         """Multiply the stream in place."""
 
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:

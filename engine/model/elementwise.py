@@ -11,8 +11,8 @@ from swiftchat.engine.linear.weight import LinearWeight
 class Elementwise:
     """The part of `decoder.Ops` that `TorchOps` and `CudaOps` share."""
 
-    def scale_(self, x: Tensor, factor: float) -> None:
-        x *= factor
+    def scale_(self, x: Tensor, scale: float) -> None:
+        x *= scale
 
     def add_(self, x: Tensor, delta: Tensor) -> None:
         x += delta
