@@ -160,7 +160,7 @@ static void compute(const Op *op, const Run *run, int phase, int chunk, Scratch 
     const Chunk c = chunk_of(o, rows, split_of(o, rows, run->num_threads), chunk);
     const int first = c.first_element, end = first + c.num_elements, up_row = out_width(o);
     float *results = floats_at(scratch, layout.results) + SLACK, *up = floats_at(scratch, layout.up) + SLACK;
-    const LinearRows product = {o,  &inputs, c.first_row, c.num_rows, layout.stride,
+    const LinearRows product = {o, &inputs, rows, c.first_row, c.num_rows, layout.stride,
                                 scratch->memory + layout.panel};
     multiply_weight_rows(&product, first, end, results, is_gated(o) ? up_row + first : end);
     if (is_gated(o)) multiply_weight_rows(&product, up_row + first, up_row + end, up, end);

@@ -1,8 +1,6 @@
 /* Rows of the matrices of linear operations times input rows. */
 #include "linear_rows.h"
 
-#include "gemm.h"
-
 size_t all_weight_bytes(const LinearOp *op) {
     size_t nbytes = 0;
     for (int i = 0; i < op->num_parts; i++) {
@@ -41,19 +39,22 @@ static void multiply_part(const LinearRows *rows, const Matrix *m, int first, in
                           const uint8_t *next) {
     const Inputs *in = rows->inputs;
     const int first_tile = first / TILE_ROWS, tiles = (end + TILE_ROWS - 1) / TILE_ROWS - first_tile;
-    const float *x = in->floats ? in->floats : in->x;
+    const int n = rows->num_inputs, all = rows->all_inputs, stride = rows->stride;
+    const float *x = (in->floats ? in->floats : in->x) + (size_t)rows->first_input * m->cols;
     float *y_tile = y - first % TILE_ROWS;
-    x += (size_t)rows->first_input * m->cols;
     if (is_quantized(rows->op, m)) {
-        if (needs_gemm(rows->op, m, in->quantized.num_rows))
-            gemm_tiles(m, first_tile, tiles, &in->quantized, rows->first_input, rows->num_inputs, y_tile,
-                       rows->stride, rows->panel);
+        if (needs_gemm(rows->op, m, all))
+            gemm_tiles(m, first_tile, tiles, &in->quantized, rows->first_input, n, y_tile, stride,
+                       rows->panel);
         else
-            gemv_tiles(m, first_tile, tiles, &in->quantized, y_tile, rows->stride, next);
-    } else if (needs_gemm(rows->op, m, rows->num_inputs)) {
-        gemm_float(m, first_tile, tiles, x, rows->num_inputs, y_tile, rows->stride, rows->panel);
+            gemv_tiles(m, first_tile, tiles, &in->quantized, y_tile, stride, next);
+    } else if (is_bf16_gemm(rows->op, m, all)) {
+        const uint16_t *rounded = in->rounded + (size_t)rows->first_input * bf16_row_stride(m->cols);
+        gemm_bf16(m, first_tile, tiles, rounded, n, y_tile, stride, rows->panel);
+    } else if (needs_gemm(rows->op, m, all)) {
+        gemm_float(m, first_tile, tiles, x, n, y_tile, stride, rows->panel);
     } else {
-        gemv_float(m, first, end - first, x, rows->num_inputs, y, rows->stride, next);
+        gemv_float(m, first, end - first, x, n, y, stride, next);
     }
 }
 

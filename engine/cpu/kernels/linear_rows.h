@@ -2,11 +2,11 @@
 #pragma once
 #include "linear_inputs.h"
 
-/* Input rows first_input .. first_input + num_inputs, and where results go. */
+/* Input rows first_input .. first_input + num_inputs of all_inputs, and where results go. */
 typedef struct {
     const LinearOp *op;
     const Inputs *inputs;
-    int first_input, num_inputs;
+    int all_inputs, first_input, num_inputs;
     int stride;     /* floats from the results of an input row to those of the next */
     uint8_t *panel; /* panel_bytes */
 } LinearRows;

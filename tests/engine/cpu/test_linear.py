@@ -149,7 +149,7 @@ class Linear:
         """Bound the error of y.
 
         Quantization: half a step of a block's largest activation, 2^-16 of it; each sum is rounded
-        a few times per block or per element, with 2^-24.
+        a few times per block or per element, with 2^-24. A bf16 GEMM rounds activations to bf16.
         """
         x = self.normalized(x).abs()
         largest = x.max(1, keepdim=True).values
@@ -161,6 +161,8 @@ class Linear:
             bound = bound + (largest @ weights.sum(1, keepdim=True).T) * (self.cols / 16) * 2**-22
             if part.is_quantized and not self.exact:
                 bound = bound + (largest @ weights.sum(1, keepdim=True).T) * 2**-16
+            if part.matrix.format == Format.BF16 and not self.exact and len(x) > 8:
+                bound = bound + x @ weights.T * 2**-8
             bounds.append(bound.max())
         # Norms are exact to 2^-20.
         return float(torch.stack(bounds).max()) + float((x @ weights.T).max()) * 2**-20
