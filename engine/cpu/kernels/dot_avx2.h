@@ -15,7 +15,7 @@ typedef struct {
     __m256 first, second;
 } Floats16;
 
-INLINE void prefetch(const uint8_t *at) { _mm_prefetch((const char *)at, _MM_HINT_T1); }
+INLINE void prefetch(const uint8_t *at) { _mm_prefetch((const char *)at, _MM_HINT_T0); }
 
 INLINE Floats16 load_floats(const float *at) {
     return (Floats16){_mm256_loadu_ps(at), _mm256_loadu_ps(at + 8)};

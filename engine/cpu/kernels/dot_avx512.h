@@ -11,7 +11,7 @@ enum { VECTORS_PER_PASS = 8 };
 typedef __m512i Ints16;
 typedef __m512 Floats16;
 
-INLINE void prefetch(const uint8_t *at) { _mm_prefetch((const char *)at, _MM_HINT_T1); }
+INLINE void prefetch(const uint8_t *at) { _mm_prefetch((const char *)at, _MM_HINT_T0); }
 
 INLINE Floats16 load_floats(const float *at) { return _mm512_loadu_ps(at); }
 INLINE void store_floats(float *at, Floats16 v) { _mm512_storeu_ps(at, v); }

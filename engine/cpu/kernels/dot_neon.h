@@ -15,7 +15,7 @@ typedef struct {
     float32x4_t quarter[QUARTERS];
 } Floats16;
 
-INLINE void prefetch(const uint8_t *at) { __builtin_prefetch(at, 0, 2); }
+INLINE void prefetch(const uint8_t *at) { __builtin_prefetch(at, 0, 3); }
 
 INLINE Floats16 load_floats(const float *at) {
     Floats16 v;

@@ -15,7 +15,7 @@
 #else
 #include "dot_plain.h"
 #endif
-enum { PREFETCH_BYTES = 2048 };
+enum { PREFETCH_BYTES = 8192 };
 enum Half { FIRST_HALF, SECOND_HALF, WHOLE_BLOCK };
 
 /* Which code a matrix needs; a constant in every instance of `tile_pass`. */
