@@ -87,7 +87,7 @@ FLAGS = (
     "-fassociative-math",
     "-ffp-contract=off",
 )
-WARNINGS = ("-Wall", "-Wextra")
+WARNINGS = ("-Wall", "-Wextra", "-Wno-missing-field-initializers")
 SANITIZERS = ("address", "undefined", "thread")
 _GCC_CPUS = {
     "x86_64": ["-march=x86-64"],

@@ -162,8 +162,9 @@ static void compute(const Op *op, const Run *run, int phase, int chunk, Scratch 
     float *results = floats_at(scratch, layout.results) + SLACK, *up = floats_at(scratch, layout.up) + SLACK;
     const LinearRows product = {o, &inputs, rows, c.first_row, c.num_rows, layout.stride,
                                 scratch->memory + layout.panel};
-    multiply_weight_rows(&product, first, end, results, is_gated(o) ? up_row + first : end);
-    if (is_gated(o)) multiply_weight_rows(&product, up_row + first, up_row + end, up, end);
+    const uint8_t *next = scratch->next_read ? scratch->next_read : weights_at(o, end);
+    multiply_weight_rows(&product, first, end, results, is_gated(o) ? weights_at(o, up_row + first) : next);
+    if (is_gated(o)) multiply_weight_rows(&product, up_row + first, up_row + end, up, next);
     for (int row = 0; row < c.num_rows; row++) {
         float *out = run->buffers[o->out] + (size_t)(c.first_row + row) * width + first;
         const size_t at = (size_t)row * layout.stride;
@@ -183,4 +184,12 @@ static size_t scratch_bytes(const Op *op, const Buffer *buffers, int num_tokens,
     return layout_of(&op->linear, rows).nbytes;
 }
 
-const OpKernels linear_kernels = {num_phases, num_chunks, prepare, compute, workspace_bytes, scratch_bytes};
+static const uint8_t *first_read(const Op *op, const Run *run, int phase, int chunk) {
+    const LinearOp *o = &op->linear;
+    const int rows = rows_of(run, op->header.row_set);
+    if (is_preparation(op, run, phase)) return NULL;
+    return weights_at(o, chunk_of(o, rows, split_of(o, rows, run->num_threads), chunk).first_element);
+}
+
+const OpKernels linear_kernels = {num_phases,      num_chunks,    prepare,   compute,
+                                  workspace_bytes, scratch_bytes, first_read};

@@ -58,13 +58,13 @@ static void multiply_part(const LinearRows *rows, const Matrix *m, int first, in
     }
 }
 
-void multiply_weight_rows(const LinearRows *rows, int first, int end, float *y, int next_row) {
+void multiply_weight_rows(const LinearRows *rows, int first, int end, float *y, const uint8_t *next) {
     const LinearOp *op = rows->op;
     for (int i = 0, part_row = 0; i < op->num_parts; part_row += op->parts[i].rows, i++) {
         const Matrix *m = op->parts + i;
         int from = max_int(first - part_row, 0), to = min_int(end - part_row, m->rows);
         if (from >= to) continue;
-        const uint8_t *next = weights_at(op, part_row + to < end ? part_row + to : next_row);
-        multiply_part(rows, m, from, to, y + part_row + from - first, next);
+        const uint8_t *after = part_row + to < end ? weights_at(op, part_row + to) : next;
+        multiply_part(rows, m, from, to, y + part_row + from - first, after);
     }
 }

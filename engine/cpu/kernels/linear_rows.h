@@ -18,5 +18,5 @@ size_t panel_bytes(const LinearOp *op, int num_inputs);
 /* Where row `row` of all matrices, or its tile, begins; NULL after the last. */
 const uint8_t *weights_at(const LinearOp *op, int row);
 /* y[i * stride + r - first] = row r times input i, first <= r < end; up to 15 floats before and after
-   are overwritten too. `next_row` is the row that the thread will multiply next, for prefetching. */
-void multiply_weight_rows(const LinearRows *rows, int first, int end, float *y, int next_row);
+   are overwritten too. `next`: what the thread will read next, for prefetching; NULL: unknown. */
+void multiply_weight_rows(const LinearRows *rows, int first, int end, float *y, const uint8_t *next);

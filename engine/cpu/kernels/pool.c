@@ -24,6 +24,7 @@
 
 enum { CACHE_LINES = 128 }; /* bytes of two lines: processors fetch pairs */
 enum { RANGE_BITS = 20 };   /* of `claimed`: the chunks of one range */
+enum { PHASES_AHEAD = 4 };  /* that are searched for weights to prefetch */
 
 /* Longer waits are asleep. The steps of an answer follow each other faster, and so do phases, unless
    another program has the core of a thread with a chunk. To sleep at once would let the system move that
@@ -90,23 +91,40 @@ static int claim(_Atomic uint64_t *claimed, uint64_t sequence, uint64_t size) {
     }
 }
 
+/* Where a thread that computes alone, or as one of `threads`, begins to read after phase `index` of
+   num_phases: in the next phase that reads weights. NULL: in none of the next few. */
+static const uint8_t *next_read(Pool *pool, int index, int num_phases, int thread, int threads) {
+    int end = min_int(index + 1 + PHASES_AHEAD, num_phases);
+    for (const Phase *p = pool->phases + index + 1; p < pool->phases + end; p++) {
+        if (!p->kernels->first_read || !p->num_chunks) continue;
+        int chunk = (int)((int64_t)p->num_chunks * thread / threads);
+        const uint8_t *read = p->kernels->first_read(p->op, pool->run, p->phase, chunk);
+        if (read) return read;
+    }
+    return NULL;
+}
+
 /* Claim and compute chunks of one phase until all are claimed; return how many. */
-static uint64_t compute_phase(Worker *worker, int index, uint64_t sequence, uint64_t num_chunks,
-                              int active) {
+static uint64_t compute_phase(Worker *worker, int index, const Published *run, uint64_t num_chunks) {
     Pool *pool = worker->pool;
+    Scratch *scratch = &worker->scratch;
     const Phase *phase = &pool->phases[index];
+    const uint64_t sequence = run->sequence + (uint64_t)index;
+    const int active = run->active;
     uint64_t computed = 0, threads = (uint64_t)active;
     for (int i = 0; i < active; i++) {
-        uint64_t owner = ((uint64_t)worker->scratch.thread + (uint64_t)i) % threads;
+        uint64_t owner = ((uint64_t)scratch->thread + (uint64_t)i) % threads;
         uint64_t first = num_chunks * owner / threads, last = num_chunks * (owner + 1) / threads;
         if (first == last) continue;
         for (;;) {
             int chunk = claim(&pool->workers[owner].claimed, sequence, last - first);
             if (chunk < 0) break;
             if (!computed++ && phase->kernels->prepare)
-                phase->kernels->prepare(phase->op, pool->run, phase->phase, &worker->scratch);
-            phase->kernels->compute(phase->op, pool->run, phase->phase, (int)first + chunk,
-                                    &worker->scratch);
+                phase->kernels->prepare(phase->op, pool->run, phase->phase, scratch);
+            int is_last = i == 0 && first + (uint64_t)chunk + 1 == last;
+            scratch->next_read =
+                is_last ? next_read(pool, index, run->num_phases, scratch->thread, active) : NULL;
+            phase->kernels->compute(phase->op, pool->run, phase->phase, (int)first + chunk, scratch);
         }
     }
     return computed;
@@ -157,8 +175,7 @@ static void take_part(Worker *worker, const Published *run) {
         uint64_t target = atomic_load_explicit(&run->targets->values[i + 1], memory_order_acquire);
         if (atomic_load_explicit(&pool->number, memory_order_relaxed) != run->number) return;
         if (before == target) continue;
-        uint64_t computed = compute_phase(worker, i, run->sequence + (uint64_t)i, target - before,
-                                          run->active);
+        uint64_t computed = compute_phase(worker, i, run, target - before);
         if (computed && atomic_fetch_add(&pool->done, computed) + computed == target)
             wake_sleeping(pool);
         else if (worker->scratch.thread == 0 || i + 1 < run->num_phases)
@@ -254,8 +271,11 @@ static void compute_alone(Pool *pool, int num_phases) {
     for (const Phase *p = pool->phases; p < pool->phases + num_phases; p++) {
         Scratch *scratch = &pool->workers[0].scratch;
         if (p->num_chunks && p->kernels->prepare) p->kernels->prepare(p->op, pool->run, p->phase, scratch);
-        for (int chunk = 0; chunk < p->num_chunks; chunk++)
+        for (int chunk = 0; chunk < p->num_chunks; chunk++) {
+            int is_last = chunk == p->num_chunks - 1, index = (int)(p - pool->phases);
+            scratch->next_read = is_last ? next_read(pool, index, num_phases, 0, 1) : NULL;
             p->kernels->compute(p->op, pool->run, p->phase, chunk, scratch);
+        }
     }
 }
 
