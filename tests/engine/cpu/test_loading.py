@@ -35,7 +35,7 @@ UNIT = 2.0**-15
 
 
 def native() -> NativeWeights:
-    return NativeWeights(pool("avx2"))
+    return NativeWeights(pool("plain"))
 
 
 def loaded(

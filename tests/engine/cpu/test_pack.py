@@ -1,6 +1,7 @@
 """Matrices packed into tiles equal the matrices that they are packed from."""
 
 import contextlib
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import torch
 from swiftchat.engine.api.tile_layout import BLOCK_TYPES
 from swiftchat.engine.cpu.matrices import TiledMatrix
 from swiftchat.engine.cpu.pack import Packer
+from swiftchat.engine.load.large_pages import LargePages
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats import ggml_dequantize
 from swiftchat.weights.quantization.scheme import (
@@ -20,8 +22,10 @@ from swiftchat.weights.quantization.scheme import (
     slice_blocks,
     slice_matrix,
 )
+from tests.support.cpu_libraries import load
 from tests.support.ggml_blocks import random_blocks, set_scales
-from tests.support.native_ops import each_variant, load
+from tests.support.guarded import before_guard_page
+from tests.support.native_ops import each_variant
 
 Doubles = npt.NDArray[np.float64]
 
@@ -307,5 +311,37 @@ def test_reordered_scales_of_rows() -> None:
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_large_matrices_are_packed_by_several_threads(num_threads: int) -> None:
     blocks = random_blocks("Q8_0", 1500, 4096)
-    (matrix,) = packer("avx2", num_threads).pack_blocks([whole(blocks, "Q8_0")], exact=True)
+    (matrix,) = packer("plain", num_threads).pack_blocks([whole(blocks, "Q8_0")], exact=True)
     assert_close(unpack(matrix), dequantized(blocks, "Q8_0"), 0.0, 0.0)
+
+
+@each_variant
+@pytest.mark.parametrize("type_name", sorted(BLOCK_TYPES))
+def test_only_memory_of_the_blocks_and_tiles_is_used(
+    variant: str, type_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LargePages, "allocate", guarded_tiles)
+    blocks = random_blocks(type_name, 21, 512)
+    guarded = before_guard_page(torch.from_numpy(blocks)).numpy()
+    pack = packer(variant)
+    (matrix,) = pack.pack_blocks([whole(guarded, type_name)], exact=False)
+    moved = pack.reordered(matrix, torch.arange(21).flip(0))
+    assert np.array_equal(unpack(moved), unpack(matrix)[::-1])
+
+
+@each_variant
+@pytest.mark.parametrize("columns", [2, 66, 96])
+def test_only_memory_of_the_arrays_is_used(
+    variant: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LargePages, "allocate", guarded_tiles)
+    int4 = random_int4(21, columns, columns, "integers")
+    rng = np.random.default_rng(6)
+    int8 = Int8(rng.integers(-128, 128, (21, columns), dtype=np.int8), np.ones(21, np.float32))
+    for matrix in (int4, int8):
+        values = before_guard_page(torch.from_numpy(matrix.values)).numpy()
+        assert packer(variant).pack([replace(matrix, values=values)], exact=False)
+
+
+def guarded_tiles(pages: LargePages, nbytes: int) -> torch.Tensor:
+    return before_guard_page(torch.zeros(nbytes, dtype=torch.uint8))

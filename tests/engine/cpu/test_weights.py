@@ -161,7 +161,7 @@ def test_merged_weights_of_several_formats(variant: str) -> None:
 
 
 def test_a_weight_that_is_not_native_is_merged_by_torch() -> None:
-    weights = factory("avx2")
+    weights = factory("plain")
     weight, _ = block_weight(weights, "Q4_0", torch.float32)
     assert isinstance(weights.merged([weight, PlainWeight(torch.ones(2, COLUMNS))]), MergedWeight)
 
@@ -180,7 +180,7 @@ def test_reordered_rows_stay_in_their_matrix(variant: str) -> None:
 @pytest.mark.parametrize("scheme", ["int8", "fp8"])
 def test_w8a8_quantizes_the_activations(scheme: str) -> None:
     """The kernels round a quantized activation by 2^-16 of the largest of 32, bf16 the result."""
-    weight, matrix = block_weight(factory("avx2"), "Q8_0", torch.bfloat16)
+    weight, matrix = block_weight(factory("plain"), "Q8_0", torch.bfloat16)
     x = torch.randn(5, COLUMNS).bfloat16()
     activations = ActivationQuantization(scheme)
     out = weight.matmul_w8a8(x, activations)
@@ -191,11 +191,11 @@ def test_w8a8_quantizes_the_activations(scheme: str) -> None:
 def test_groups_that_do_not_fit_into_tiles_are_dequantized() -> None:
     ones = np.ones((16, 8), np.float32)
     matrix = Int4(np.zeros((16, 32), np.uint8), ones, ones)  # groups of 8 columns
-    assert factory("avx2").quantized([matrix], torch.bfloat16) is None
+    assert factory("plain").quantized([matrix], torch.bfloat16) is None
 
 
 def test_bytes_are_known_from_the_type() -> None:
-    weights = factory("avx2")
+    weights = factory("plain")
     for dtype in (torch.float32, torch.bfloat16):
         for type_name in BLOCK_TYPES:
             weight, _ = block_weight(weights, type_name, dtype)
@@ -209,6 +209,6 @@ def test_rows_of_float_matrices_may_be_apart() -> None:
     tensor = torch.randn(20, 96)[:, :64]
     matrix = FloatMatrix(tensor)
     assert matrix.struct.stride == 4 * 96
-    weight = factory("avx2").plain(tensor)
+    weight = factory("plain").plain(tensor)
     assert isinstance(weight, NativeWeight)
     assert_matmul(weight, tensor.double(), torch.float32)
