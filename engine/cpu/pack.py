@@ -96,12 +96,12 @@ class Packer:
             return self._packed([source.widened for source in sources], on_packed)
 
     def _packed(self, sources: Sequence[Source], on_packed: Callable[[], None]) -> TiledMatrix:
-        layout, factor = sources[0].layout, sources[0].factor
+        layout, multiplier = sources[0].layout, sources[0].multiplier
         num_rows = sum(source.rows for source in sources)
         scales = [source.row_scale for source in sources if source.row_scale is not None]
         row_scale = torch.from_numpy(np.concatenate(scales)) if scales else None
-        if factor != 1:
-            row_scale = torch.full((num_rows,), 1 / factor)
+        if multiplier != 1:
+            row_scale = torch.full((num_rows,), 1 / multiplier)
         packed = TiledMatrix(layout, num_rows, self._tiles(layout, num_rows), row_scale)
         first_row = 0
         for source in sources:
@@ -119,7 +119,7 @@ class Packer:
             for start, stop in source.spans:
                 error |= self._library.pack_tiles(
                     *(byref(source.struct), row, start, stop - start, byref(packed.struct)),
-                    *(first + first_tile, num_tiles, to_col, source.factor),
+                    *(first + first_tile, num_tiles, to_col, source.multiplier),
                 )
                 to_col += stop - start
             if error & _NOT_FINITE:
@@ -155,7 +155,7 @@ def _runs(sources: Sequence[Source]) -> list[list[Source]]:
     """Split into runs of one layout; each part of a run but the last has whole tiles."""
     runs = [[sources[0]]]
     for before, source in itertools.pairwise(sources):
-        is_same = source.layout == before.layout and source.factor == before.factor
+        is_same = source.layout == before.layout and source.multiplier == before.multiplier
         if is_same and before.rows % TILE_ROWS == 0:
             runs[-1].append(source)
         else:

@@ -58,14 +58,14 @@ class PackSource(ctypes.Structure):
 class Source:
     """The columns `spans` of a matrix, and the layout of its tiles.
 
-    Scales and minimums are multiplied by `factor`, a power of two, and `row_scale` of the tiles by
+    Scales and minimums are multiplied by `multiplier`, a power of two, and `row_scale` of the tiles by
     its reciprocal. `references` own the memory that `struct` points to.
     """
 
     struct: PackSource
     spans: Spans
     layout: TileLayout
-    factor: float = 1.0
+    multiplier: float = 1.0
     row_scale: Floats | None = None
     tensor_name: str = ""
     references: Sequence[object] = ()
@@ -77,12 +77,12 @@ class Source:
     @property
     def widened(self) -> "Source":
         """The same with fp32 scales and minimums."""
-        return replace(self, layout=replace(self.layout, wide_tables=True), factor=1.0)
+        return replace(self, layout=replace(self.layout, wide_tables=True), multiplier=1.0)
 
 
 # The scales and minimums of `PRODUCT_TYPES` times this are in the normal range of fp16, if they are
 # up to 63 and not 0: the smallest fp16 number is 2^-24.
-_PRODUCT_FACTOR = 2.0**10
+_PRODUCT_MULTIPLIER = 2.0**10
 
 
 def block_source(matrix: GgufBlocks, *, exact: bool) -> Source:
@@ -99,7 +99,7 @@ def block_source(matrix: GgufBlocks, *, exact: bool) -> Source:
         struct,
         matrix.spans,
         layout,
-        _PRODUCT_FACTOR if matrix.type_name in PRODUCT_TYPES and not exact else 1.0,
+        _PRODUCT_MULTIPLIER if matrix.type_name in PRODUCT_TYPES and not exact else 1.0,
         tensor_name=matrix.tensor_name,
         references=(matrix.blocks,),
     )
@@ -133,9 +133,9 @@ def array_source(matrix: Int4 | Int8 | Int8Groups, *, exact: bool) -> Source | N
     struct.group_cols, struct.table_stride = cols // num_groups, num_groups
     struct.scale = tables[0].ctypes.data
     struct.minimum = tables[1].ctypes.data if has_minimum else None
-    is_wide, factor = _table_width(tables, exact=exact)
+    is_wide, multiplier = _table_width(tables, exact=exact)
     layout = TileLayout(value_bits, cols, columns, has_minimum, is_wide)
-    return Source(struct, [(0, cols)], layout, factor, references=(values, *tables))
+    return Source(struct, [(0, cols)], layout, multiplier, references=(values, *tables))
 
 
 def _array_struct(kind: SourceKind, values: npt.NDArray[Any], cols: int) -> PackSource:

@@ -92,12 +92,12 @@ typedef struct {
     float scale[2][TILE_ROWS], minimum[2][TILE_ROWS];
 } BlockTables;
 
-/* Writes the 16 rows of one group of a table, times the factor. */
-INLINE int store_group(const float *values, float factor, int wide, int group, uint8_t *table) {
+/* Writes the 16 rows of one group of a table, times the multiplier. */
+INLINE int store_group(const float *values, float multiplier, int wide, int group, uint8_t *table) {
     float scaled[TILE_ROWS];
     uint16_t narrow[TILE_ROWS];
     int infinite = 0;
-    for (int r = 0; r < TILE_ROWS; r++) scaled[r] = values[r] * factor;
+    for (int r = 0; r < TILE_ROWS; r++) scaled[r] = values[r] * multiplier;
     if (wide) {
         memcpy(table + (size_t)group * sizeof(scaled), scaled, sizeof(scaled));
         return 0;
@@ -112,16 +112,16 @@ INLINE int store_group(const float *values, float factor, int wide, int group, u
 
 /* Writes the groups that begin in the block at column col of the tile. */
 INLINE int store_tables(const BlockTables *tables, const Matrix *to, uint8_t *tile, int col,
-                        float factor) {
+                        float multiplier) {
     int error = 0, wide = to->wide_tables;
     for (int half = 0; half < 2; half++) {
         int first = col + 16 * half;
         if (!to->group_cols || first % to->group_cols || first >= to->cols) continue;
         int group = first / to->group_cols;
-        error |= store_group(tables->scale[half], factor, wide, group, tile);
+        error |= store_group(tables->scale[half], multiplier, wide, group, tile);
         uint8_t *minimums = tile + table_bytes(to);
         if (to->has_minimum)
-            error |= store_group(tables->minimum[half], factor, wide, group, minimums);
+            error |= store_group(tables->minimum[half], multiplier, wide, group, minimums);
     }
     return error;
 }
@@ -130,7 +130,7 @@ typedef struct {
     const PackSource *source;
     const Matrix *to;
     int first_row, first_col, num_cols, first_tile, num_tiles, to_col;
-    float factor;
+    float multiplier;
 } PackJob;
 
 /* Packs 32 columns of the 16 rows from `row` on: values of `words` 4-byte words a row. */
@@ -157,7 +157,7 @@ INLINE int pack_block(ReadColumns read, const PackJob *job, int row, int offset,
             tables.minimum[half][r] = columns.minimum[half];
         }
     }
-    return error | store_tables(&tables, to, tile, col, job->factor);
+    return error | store_tables(&tables, to, tile, col, job->multiplier);
 }
 
 INLINE int pack_all(ReadColumns read, const PackJob *job) {
@@ -177,9 +177,9 @@ INLINE int pack_all(ReadColumns read, const PackJob *job) {
 }
 
 int pack_tiles(const PackSource *source, int first_row, int first_col, int num_cols,
-               const Matrix *to, int first_tile, int num_tiles, int to_col, float table_factor) {
+               const Matrix *to, int first_tile, int num_tiles, int to_col, float multiplier) {
     PackJob job = {source,     to,        first_row, first_col,   num_cols,
-                   first_tile, num_tiles, to_col,    table_factor};
+                   first_tile, num_tiles, to_col,    multiplier};
     FOR_KIND(source, pack_all, &job)
 }
 
