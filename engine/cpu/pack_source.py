@@ -58,7 +58,7 @@ class PackSource(ctypes.Structure):
 class Source:
     """The columns `spans` of a matrix, and the layout of its tiles.
 
-    Scales and minimums are multiplied by `multiplier`, a power of two, and `row_scale` of the tiles by
+    Scales and minimums are multiplied by `multiplier`, a power of two, and the rows of the tiles by
     its reciprocal. `references` own the memory that `struct` points to.
     """
 
