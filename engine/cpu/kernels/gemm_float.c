@@ -111,6 +111,17 @@ static void multiply_panel(const FloatPanel *p, Vectors to, int num_vectors) {
     }
 }
 
+/* Ask for the panel's columns of the rows of the next tiles. */
+static void prefetch_rows(const Matrix *m, int first_tile, int num_tiles, const FloatPanel *p) {
+    if (is_tiled(m)) return;
+    const int bytes = element_bytes[m->format];
+    const int last = min_int((first_tile + num_tiles) * TILE_ROWS, m->rows);
+    for (int r = first_tile * TILE_ROWS; r < last; r++) {
+        const uint8_t *from = m->data + r * m->stride + p->first_col * bytes;
+        for (int i = 0; i < p->num_cols * bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+    }
+}
+
 static void multiply_block(const Matrix *m, int first_tile, int num_tiles, Vectors to,
                            int num_vectors, FloatPanel *p) {
     const int element_cols = p->is_paired ? 2 : 1;
@@ -125,7 +136,9 @@ static void multiply_block(const Matrix *m, int first_tile, int num_tiles, Vecto
         p->is_first = c == 0;
         p->is_last = c == chunks - 1;
         for (int t = 0; t < num_tiles; t += PANEL_TILES) {
+            const int next = t + PANEL_TILES;
             fill_panel(m, first_tile + t, min_int(PANEL_TILES, num_tiles - t), p);
+            prefetch_rows(m, first_tile + next, min_int(PANEL_TILES, num_tiles - next), p);
             multiply_panel(p, vectors_from(to, 0, t * TILE_ROWS), num_vectors);
         }
     }

@@ -5,12 +5,23 @@
 #include "simd.h"
 #pragma clang fp reassociate(off)
 
+/* Whether values are bytes, for instructions that multiply four of them with bytes of activations.
+ */
+#if defined(__ARM_FEATURE_DOTPROD)
+enum { HAS_DOT = 1 };
+#else
+enum { HAS_DOT = 0 };
+#endif
+
 enum {
     PANEL_TILES = LANES == 16 ? 2 : 1,
     PANEL_ROWS = PANEL_TILES * TILE_ROWS,
     PANEL_VECTORS = PANEL_ROWS / LANES, /* registers for the rows of a panel, and of a tile */
     TILE_VECTORS = TILE_ROWS / LANES,
-    VALUE_BYTES = 2,
+    GROUP_VECTORS = LANES == 16 ? 8
+    : LANES == 8                ? 4
+                                : 2,
+    VALUE_BYTES = HAS_DOT ? 1 : 2,
     CHUNK_BLOCKS = LANES == 16 ? 9 : 16,    /* a panel of 20 KB */
     VECTOR_BLOCK = LANES == 16 ? 512 : 256, /* x of a chunk fits in the L2 cache */
     TILE_BLOCK = 16,                        /* and y of a block of vectors and tiles */
@@ -36,11 +47,6 @@ INLINE size_t unit_bytes(const Panel *p) { return unit_value_bytes(p) + 8 * PANE
 INLINE uint8_t *unit_values(Panel *p, int unit) { return p->units + unit * unit_bytes(p); }
 INLINE float *unit_scales(Panel *p, int unit) {
     return (float *)(unit_values(p, unit) + unit_value_bytes(p));
-}
-
-/* Where a vector's scales and sums of the panel's columns start, and its elements / 32. */
-INLINE size_t vector_block(const Panel *p, const QuantizedRows *x, int vector) {
-    return (size_t)vector * x->blocks + p->first_unit * p->unit_cols / BLOCK_COLS;
 }
 
 /* The sum of the activations of a unit, of the block at `block` of x. */

@@ -4,7 +4,11 @@
    while all vectors pass. For each group of vectors, registers hold the int32 sums of a block; the
    fp32 results so far are in registers too, between chunks in y. */
 #include "gemm.h"
+#if defined(__ARM_FEATURE_DOTPROD)
+#include "gemm_dot.h"
+#else
 #include "gemm_pairs.h"
+#endif
 #include "tile_table.h"
 
 _Static_assert(sizeof(Panel) <= GEMM_PANEL_BYTES, "the panel fits in its memory");
@@ -62,6 +66,75 @@ static void prefetch_tiles(const Matrix *m, int first_tile, int num_tiles, const
     }
 }
 
+/* Add the sums of a unit times the scales of vectors and weights to the results. */
+INLINE void add_scaled(const Panel *p, const uint8_t *unit, const float *x_scale, size_t distance,
+                       int n, int vectors, Ints sums[GROUP_VECTORS][PANEL_VECTORS],
+                       Floats results[GROUP_VECTORS][PANEL_VECTORS]) {
+    const float *scales = (const float *)(unit + unit_value_bytes(p));
+    for (int v = 0; v < n; v++) {
+        const Floats scale = broadcast_float(x_scale + v * distance);
+        for (int r = 0; r < vectors; r++)
+            results[v][r] = multiply_add(ints_to_floats(sums[v][r]) * scale,
+                                         load_floats(scales + r * LANES), results[v][r]);
+    }
+}
+
+/* Add the minimums of a unit times the sums of its activations to the results. */
+INLINE void add_minimums(const Panel *p, const uint8_t *unit, const QuantizedRows *x, size_t block,
+                         int unit_index, int n, int vectors,
+                         Floats results[GROUP_VECTORS][PANEL_VECTORS]) {
+    const float *minimums = (const float *)(unit + unit_value_bytes(p)) + PANEL_ROWS;
+    for (int v = 0; v < n; v++, block += x->blocks) {
+        const float sum = (float)unit_sum(p, x, block, unit_index) * x->scale[block];
+        for (int r = 0; r < vectors; r++)
+            results[v][r] = multiply_add(broadcast_float(&sum), load_floats(minimums + r * LANES),
+                                         results[v][r]);
+    }
+}
+
+/* n vectors times `vectors` registers of a panel's rows. n and vectors are constants. */
+INLINE void multiply(const Panel *p, int vectors, const QuantizedRows *x, int vector, int n,
+                     float *y, size_t y_stride) {
+    const int block_units = BLOCK_COLS / p->unit_cols;
+    const size_t first_block = (size_t)vector * x->blocks + p->first_unit / block_units;
+    Floats results[GROUP_VECTORS][PANEL_VECTORS];
+    for (int v = 0; v < n; v++)
+        for (int r = 0; r < vectors; r++)
+            results[v][r] = p->is_first ? (Floats){0} : load_floats(y + v * y_stride + r * LANES);
+    const uint8_t *unit = p->units;
+    const size_t bytes = unit_bytes(p);
+    size_t first = first_block * BLOCK_COLS;
+    for (int u = 0; u < p->num_units; u++, unit += bytes, first += p->unit_cols) {
+        Ints sums[GROUP_VECTORS][PANEL_VECTORS] = {{{0}}};
+        add_unit(p, unit, x, first, n, vectors, sums);
+        const size_t block = first / BLOCK_COLS;
+        add_scaled(p, unit, x->scale + block, x->blocks, n, vectors, sums, results);
+        if (p->has_minimum) add_minimums(p, unit, x, block, u, n, vectors, results);
+    }
+    for (int v = 0; v < n; v++)
+        for (int r = 0; r < vectors; r++) {
+            Floats result = results[v][r];
+            if (p->is_last) result *= load_floats(p->row_scale + r * LANES);
+            store_floats(y + v * y_stride + r * LANES, result);
+        }
+}
+
+/* Up to GROUP_VECTORS vectors times a panel of num_tiles tiles. The cases that there are no
+   registers for are dead code. */
+static void multiply_group(const Panel *p, int num_tiles, const QuantizedRows *x, int vector, int n,
+                           float *y, size_t y_stride) {
+#define CASE(count) \
+    case count: \
+        if (count > GROUP_VECTORS) break; \
+        if (num_tiles == PANEL_TILES) \
+            multiply(p, PANEL_VECTORS, x, vector, min_int(count, GROUP_VECTORS), y, y_stride); \
+        else \
+            multiply(p, TILE_VECTORS, x, vector, min_int(count, GROUP_VECTORS), y, y_stride); \
+        break;
+    switch (n) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) }
+#undef CASE
+}
+
 /* All vectors times a panel of num_tiles tiles, in groups as equal as possible. */
 static void multiply_panel(const Panel *p, int num_tiles, const QuantizedRows *x, int first_vector,
                            int num_vectors, float *y, int y_stride) {
@@ -69,7 +142,7 @@ static void multiply_panel(const Panel *p, int num_tiles, const QuantizedRows *x
     for (int g = 0; g < groups; g++) {
         int first = num_vectors * g / groups, last = num_vectors * (g + 1) / groups;
         multiply_group(p, num_tiles, x, first_vector + first, last - first,
-                       y + (size_t)first * y_stride, y_stride);
+                       y + first * (size_t)y_stride, y_stride);
     }
 }
 
@@ -86,10 +159,9 @@ static void multiply_block(const Matrix *m, int first_tile, int num_tiles, const
         p->is_first = c == 0;
         p->is_last = c == chunks - 1;
         for (int t = 0; t < num_tiles; t += PANEL_TILES) {
-            int tiles = min_int(PANEL_TILES, num_tiles - t);
+            int tiles = min_int(PANEL_TILES, num_tiles - t), next = t + PANEL_TILES;
             for (int i = 0; i < tiles; i++) unpack_tile(m, first_tile + t + i, p, i);
-            prefetch_tiles(m, first_tile + t + tiles, min_int(PANEL_TILES, num_tiles - t - tiles),
-                           p);
+            prefetch_tiles(m, first_tile + next, min_int(PANEL_TILES, num_tiles - next), p);
             multiply_panel(p, tiles, x, first_vector, num_vectors, y + t * TILE_ROWS, y_stride);
         }
     }
