@@ -29,6 +29,11 @@ UNITS = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-
 ROWS, COLUMNS = 53, 256
 
 
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
 def factory(variant: str) -> NativeWeights:
     return NativeWeights(pool(variant))
 
@@ -89,6 +94,12 @@ def test_plain_matrices_are_not_copied(variant: str, dtype: torch.dtype) -> None
         assert torch.equal(turned.rows(torch.arange(96)), tensor.t())
 
 
+def assert_rows(weight: NativeWeight, matrix: Tensor, dtype: torch.dtype) -> None:
+    ids = torch.tensor([0, len(matrix) - 1, 3, 3])
+    allowed = matrix[ids].abs() * max(UNITS[dtype], 2.0**-22) + 1e-30
+    assert ((weight.rows(ids).double() - matrix[ids]).abs() <= allowed).all()
+
+
 def random_fp8(rows: int, columns: int, seed: int) -> tuple[Float8, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(rows, columns, generator=generator).mul(40).to(torch.float8_e4m3fn)
@@ -105,6 +116,7 @@ def test_fp8_with_scales_of_rows(variant: str, dtype: torch.dtype) -> None:
     weight = factory(variant).quantized([first[0]], dtype)
     assert isinstance(weight, NativeWeight) and weight.is_quantized
     assert weight.native_matrices[0].data == first[0].values.ctypes.data
+    assert_rows(weight, first[1], dtype)
     assert_matmul(weight, first[1], dtype)
     joined = factory(variant).quantized([first[0], second[0]], dtype)
     assert isinstance(joined, NativeWeight)
@@ -121,6 +133,7 @@ def test_int8_with_scales_of_rows(variant: str) -> None:
         weight = factory(variant).quantized([Int8(values, scale / 127)], dtype)
         assert isinstance(weight, NativeWeight)
         assert_matmul(weight, matrix / 127, dtype)
+        assert_rows(weight, matrix / 127, dtype)
 
 
 @each_variant
@@ -179,13 +192,13 @@ def test_reordered_rows_stay_in_their_matrix(variant: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["int8", "fp8"])
 def test_w8a8_quantizes_the_activations(scheme: str) -> None:
-    """The kernels round a quantized activation by 2^-16 of the largest of 32, bf16 the result."""
+    """bf16 rounds the result twice, by 2^-9 each; the kernels' activations err much less."""
     weight, matrix = block_weight(factory("plain"), "Q8_0", torch.bfloat16)
     x = torch.randn(5, COLUMNS).bfloat16()
     activations = ActivationQuantization(scheme)
     out = weight.matmul_w8a8(x, activations)
     plain = PlainWeight(matrix.float()).matmul_w8a8(x.float(), activations)
-    assert (out - plain).abs().max() <= 2.0**-8 * plain.abs().max()
+    assert (out - plain).abs().max() <= 2.0**-7 * plain.abs().max()
 
 
 def test_groups_that_do_not_fit_into_tiles_are_dequantized() -> None:
