@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -128,11 +129,12 @@ def build(
     variants: Sequence[str] = (),
     sanitize: Sequence[str] = (),
     flags: Sequence[str] = (),
+    kernels: Path = KERNELS,
 ) -> list[Path]:
     """Compile `variants` (default: all) into `folder`; what did not change is not compiled again.
 
     Other processes that build into the folder at the same time wait. `flags` are added to the
-    compiler's. Raises BuildError.
+    compiler's, `kernels` is the folder of the sources. Raises BuildError.
     """
     chosen = [v for v in VARIANTS[target.architecture] if not variants or v.name in variants]
     unknown = set(variants) - {v.name for v in chosen}
@@ -140,72 +142,131 @@ def build(
         names = ", ".join(v.name for v in VARIANTS[target.architecture])
         raise BuildError(f"no variant {', '.join(sorted(unknown))} of {target.name}; {names}")
     compiler = _system_compiler() if _needs_system_compiler(sanitize) else _zig()
+    toolchain = _Toolchain(compiler, target, tuple(sanitize), tuple(flags), kernels)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / ".lock"):
-        return [_build(compiler, target, folder, v, sanitize, flags) for v in chosen]
+        outdated = [v for v in chosen if not _is_current(folder, toolchain, v)]
+        if outdated:
+            _build(folder, toolchain, outdated)
+    return [library_path(folder, target, variant.name) for variant in chosen]
 
 
-def _build(
-    compiler: tuple[str, ...],
-    target: Target,
-    folder: Path,
-    variant: Variant,
-    sanitize: Sequence[str],
-    flags: Sequence[str],
-) -> Path:
-    sources = sorted(KERNELS.glob("*.c"))
-    if not sources:
-        raise BuildError(f"no C files in {KERNELS}")
-    arguments = [*_arguments(target, variant, sanitize), *flags]
-    library = library_path(folder, target, variant.name)
-    digest_file = library.with_suffix(".digest")
-    digest = _digest([*compiler, *arguments])
-    if library.exists() and digest_file.exists() and digest_file.read_text() == digest:
-        return library
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as temporary:
-        made = Path(temporary) / library.name
-        # The compiler computes all files at once, on all cores.
-        command = [*compiler, *arguments, *map(str, sources), "-o", str(made)]
-        if target.system != "windows":
-            command.append("-lm")
-        if target.system == "linux":
-            command.append("-lpthread")
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-        sys.stderr.write(done.stderr)
-        if done.returncode != 0 or not made.exists():
-            lines = done.stderr.strip().splitlines()
-            error = next((line for line in lines if "error:" in line), lines[-1] if lines else "")
-            raise BuildError(f"{variant.name} for {target.name}: {error or done.returncode}")
-        digest_file.unlink(missing_ok=True)
-        made.replace(library)
-    digest_file.write_text(digest)
-    return library
+@dataclass(frozen=True)
+class _Toolchain:
+    """A compiler, its arguments as far as they do not depend on the variant, and the sources."""
 
+    compiler: tuple[str, ...]
+    target: Target
+    sanitize: tuple[str, ...]
+    flags: tuple[str, ...]
+    kernels: Path
 
-def _arguments(target: Target, variant: Variant, sanitize: Sequence[str]) -> list[str]:
-    arguments = ["-shared", "-fvisibility=hidden", *WARNINGS]
-    if target.system != "windows":
-        arguments.append("-fPIC")
-    if _needs_system_compiler(sanitize):
-        arguments += [*_GCC_CPUS[variant.cpu], "-std=c11", "-O1", "-ffp-contract=off"]
-    else:
-        arguments += [*FLAGS, "-target", target.triple, f"-mcpu={variant.cpu}"]
-    if sanitize:
-        # Errors of undefined behavior stop the process, as the other sanitizers' errors do.
-        if "undefined" in sanitize:
+    def compile(self, variant: Variant) -> list[str]:
+        """Return the command that compiles a file, without the file."""
+        arguments = [*self._target(variant.cpu), "-fvisibility=hidden", *WARNINGS]
+        if self.target.system != "windows":
+            arguments.append("-fPIC")
+        if _needs_system_compiler(self.sanitize):
+            arguments += ["-std=c11", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas"]
+        else:
+            arguments += FLAGS
+        arguments += ["-g", "-fno-omit-frame-pointer"] if self.sanitize else ["-g0"]
+        return [*self.compiler, "-c", *arguments, *self._sanitize(), *self.flags]
+
+    def link(self, objects: Sequence[str] = ()) -> list[str]:
+        """Return the command that links object files.
+
+        It names the same processor for all variants, so that zig compiles its runtime once.
+        """
+        cpu = VARIANTS[self.target.architecture][0].cpu
+        arguments = ["-shared", *self._target(cpu), *self._sanitize(), *objects]
+        if not self.sanitize:
+            arguments.append("-s")
+        if self.target.system != "windows":
+            arguments.append("-lm")
+        if self.target.system == "linux":
+            arguments.append("-lpthread")
+        return [*self.compiler, *arguments]
+
+    def digest(self, variant: Variant) -> str:
+        """Return a hash of compiler and arguments, and of all sources and headers."""
+        command = "\0".join([*self.compile(variant)[1:], *self.link()[1:]])
+        digest = hashlib.sha256(command.encode())
+        # The compiler's path differs in every isolated build environment; asking for its version
+        # takes a process.
+        digest.update(str(Path(self.compiler[0]).stat().st_size).encode())
+        for file in sorted(self.kernels.glob("*.[ch]")):
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+        return digest.hexdigest()
+
+    def _target(self, cpu: str) -> list[str]:
+        if _needs_system_compiler(self.sanitize):
+            return _GCC_CPUS[cpu]
+        return ["-target", self.target.triple, f"-mcpu={cpu}"]
+
+    def _sanitize(self) -> list[str]:
+        if not self.sanitize:
+            return []
+        arguments = [f"-fsanitize={','.join(self.sanitize)}"]
+        if "undefined" in self.sanitize:
+            # Undefined behavior stops the process, as the other sanitizers' errors do.
             arguments.append("-fno-sanitize-recover=undefined")
-        return [*arguments, "-g", "-fno-omit-frame-pointer", f"-fsanitize={','.join(sanitize)}"]
-    return [*arguments, "-g0", "-s"]
+        return arguments
 
 
-def _digest(command: Sequence[str]) -> str:
-    """Return a hash of the compiler and its arguments, and of all sources and headers."""
-    digest = hashlib.sha256("\0".join(command[1:]).encode())
-    # Its path would differ in every isolated build environment, its version costs a process.
-    digest.update(str(Path(command[0]).stat().st_size).encode())
-    for file in sorted(KERNELS.glob("*.[ch]")):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()
+def _is_current(folder: Path, toolchain: _Toolchain, variant: Variant) -> bool:
+    library = library_path(folder, toolchain.target, variant.name)
+    try:
+        return library.exists() and _digest_file(library).read_text() == toolchain.digest(variant)
+    except OSError:
+        return False
+
+
+def _digest_file(library: Path) -> Path:
+    return library.with_suffix(".digest")
+
+
+def _build(folder: Path, toolchain: _Toolchain, variants: Sequence[Variant]) -> None:
+    """Compile each file for each variant, on all cores, and link."""
+    sources = sorted(toolchain.kernels.glob("*.c"))
+    if not sources:
+        raise BuildError(f"no C files in {toolchain.kernels}")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as name:
+        temporary = Path(name)
+
+        def compile_file(job: tuple[Variant, Path]) -> Path:
+            variant, source = job
+            made = temporary / f"{variant.name}-{source.stem}.o"
+            command = [*toolchain.compile(variant), str(source), "-o", str(made)]
+            _run(command, f"{source.name} for {variant.name}, {toolchain.target.name}")
+            return made
+
+        jobs = [(variant, source) for variant in variants for source in sources]
+        with ThreadPoolExecutor(_num_cpus()) as pool:
+            objects = [str(path) for path in pool.map(compile_file, jobs)]
+        for i, variant in enumerate(variants):
+            library = library_path(folder, toolchain.target, variant.name)
+            made = temporary / library.name
+            own = objects[i * len(sources) : (i + 1) * len(sources)]
+            command = [*toolchain.link(own), "-o", str(made)]
+            _run(command, f"{variant.name} for {toolchain.target.name}")
+            _digest_file(library).unlink(missing_ok=True)
+            made.replace(library)
+            _digest_file(library).write_text(toolchain.digest(variant))
+
+
+def _run(command: Sequence[str], what: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    sys.stderr.write(done.stderr)
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise BuildError(f"{what}: {next((ln for ln in lines if 'error:' in ln), lines[-1])}")
+
+
+def _num_cpus() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _zig() -> tuple[str, ...]:

@@ -22,7 +22,9 @@ from swiftchat.engine.cpu.build import (
 from swiftchat.engine.cpu.features import REQUIRED, Feature
 from swiftchat.engine.cpu.library import load_library
 
-# Libraries compiled with sanitizers, see tests/engine/cpu/test_sanitizers.py.
+# An installed package has no sources.
+SOURCES = Path(__file__).parents[2] / "engine" / "cpu" / "kernels"
+# A folder of libraries compiled with sanitizers, see tests/engine/cpu/test_sanitizers.py.
 SANITIZED = "SWIFTCHAT_TEST_CPU_LIBRARIES"
 _TARGET = host_target()
 VARIANT_NAMES = [v.name for v in VARIANTS[_TARGET.architecture]] if _TARGET else []
@@ -40,6 +42,8 @@ def load(variant: str) -> ctypes.CDLL:
     assert _TARGET is not None
     folder = Path(os.environ.get(SANITIZED, LIBRARIES))
     compile_kernels(PLAINEST, variant)
+    if not library_path(folder, _TARGET, variant).exists() and SANITIZED in os.environ:
+        pytest.skip(f"{variant} is not compiled with sanitizers")
     plain = load_library(library_path(folder, _TARGET, PLAINEST))
     if missing := REQUIRED[variant] & ~Feature(plain.cpu_features()):
         pytest.skip(f"this processor has no {missing.words}")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from swiftchat.engine.cpu import build
 from swiftchat.engine.cpu.program import Pool
 from swiftchat.engine.cpu.structures import (
     ActAndMulOp,
@@ -21,11 +20,11 @@ from swiftchat.engine.cpu.structures import (
     RowSet,
     SoftcapOp,
 )
-from tests.support.cpu_libraries import load
+from tests.support.cpu_libraries import SOURCES, load
 from tests.support.native_ops import each_variant, norm, run_inputs, run_ops
 
 STRESS = Path(__file__).with_name("pool_stress.c")
-SOURCES = [str(build.KERNELS / name) for name in ("pool.c", "thread_count.c")]
+POOL_SOURCES = [str(SOURCES / name) for name in ("pool.c", "thread_count.c")]
 
 
 def compile_c(out: Path, *arguments: str) -> Path:
@@ -38,7 +37,7 @@ def compile_c(out: Path, *arguments: str) -> Path:
 def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("ziglang")
     out = tmp_path_factory.mktemp("pool") / "stress"
-    return compile_c(out, "-fno-sanitize=all", str(STRESS), *SOURCES, "-lpthread")
+    return compile_c(out, "-fno-sanitize=all", str(STRESS), *POOL_SOURCES, "-lpthread")
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 8])
