@@ -108,7 +108,6 @@ static const uint8_t *next_read(Pool *pool, int index, int num_phases, int threa
 static uint64_t compute_phase(Worker *worker, int index, const Published *run, uint64_t num_chunks) {
     Pool *pool = worker->pool;
     Scratch *scratch = &worker->scratch;
-    const Phase *phase = &pool->phases[index];
     const uint64_t sequence = run->sequence + (uint64_t)index;
     const int active = run->active;
     uint64_t computed = 0, threads = (uint64_t)active;
@@ -119,6 +118,8 @@ static uint64_t compute_phase(Worker *worker, int index, const Published *run, u
         for (;;) {
             int chunk = claim(&pool->workers[owner].claimed, sequence, last - first);
             if (chunk < 0) break;
+            /* Without a chunk of it a thread may be late, and the phases be those of another run. */
+            const Phase *phase = &pool->phases[index];
             if (!computed++ && phase->kernels->prepare)
                 phase->kernels->prepare(phase->op, pool->run, phase->phase, scratch);
             int is_last = i == 0 && first + (uint64_t)chunk + 1 == last;
