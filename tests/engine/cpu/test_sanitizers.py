@@ -65,8 +65,11 @@ def test_kernels(sanitizers: str, variant: str, folder: Path) -> None:
     build(TARGET, libraries, list(variants), sanitizers.split(","), kernels=SOURCES)
     done = python(
         *("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"),
-        *("tests/engine/cpu", "-k", variant, "--ignore=tests/engine/cpu/test_library.py"),
-        *("--ignore=tests/engine/cpu/test_build.py", "--ignore=tests/engine/cpu/test_sanitizers.py"),
+        *("tests/engine/cpu", "-k", variant),
+        *(
+            f"--ignore=tests/engine/cpu/test_{name}.py"
+            for name in ("build", "library", "sanitizers")
+        ),
         libraries=libraries,
         sanitizers=sanitizers,
     )
