@@ -51,8 +51,8 @@ static void copy_part(const Matrix *m, const uint8_t *from, int num_rows, int co
 /* The chunk's elements [n][16] of a row-major tile, 32 of every row at a time. */
 static void fill_float_tile(const Matrix *m, int first_row, int num_rows, FloatPanel *p,
                             float *to) {
-    const int part_cols = p->is_paired ? 2 * BLOCK_COLS : BLOCK_COLS,
-              bytes = element_bytes[m->format];
+    const int part_cols = p->is_paired ? 2 * BLOCK_COLS : BLOCK_COLS;
+    const int bytes = element_bytes[m->format];
     const uint8_t *from = m->data + first_row * m->stride + p->first_col * bytes;
     _Alignas(64) float rows[TILE_ROWS][BLOCK_COLS];
     for (int c = 0; c < p->num_cols; c += part_cols, from += part_cols * bytes) {
@@ -71,8 +71,8 @@ static void fill_float_tile(const Matrix *m, int first_row, int num_rows, FloatP
     }
 }
 
-/* 16 columns of a tile's block, which have one scale: integers in bytes `j` to j + 4 of a block of
-   INT8, or in the low (j = 0) or high halves of those of INT4. */
+/* Columns 16 * half to 16 * half + 15 of a tile's block, which have one scale per row. INT8: the
+   fifth to eighth 64 bytes are the second half. INT4: high halves of bytes are. */
 INLINE void dequantize(const Matrix *m, const uint8_t *block, int half, const float *scales,
                        const float *minimums, float *to) {
     for (int j = 0; j < 4; j++)
