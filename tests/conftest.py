@@ -1,6 +1,5 @@
 """Fixtures and options of all tests, and the number of skipped GPU tests."""
 
-import contextlib
 import hashlib
 import os
 import signal
@@ -23,16 +22,6 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
 # A background job of a shell ignores SIGINT, and programs that tests start and interrupt would
 # inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _cpu_kernels() -> None:
-    """Compile the CPU kernels if they changed: without them engines use torch's operators."""
-    from swiftchat.engine.cpu.build import BuildError
-    from tests.support.cpu_libraries import compile_kernels
-
-    with contextlib.suppress(BuildError):  # no compiler
-        compile_kernels()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
