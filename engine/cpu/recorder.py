@@ -20,6 +20,7 @@ from swiftchat.engine.cpu.structures import (
     OpHeader,
     RowSet,
 )
+from swiftchat.engine.cpu.weights import NativeWeight
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.linear.weight import LinearWeight
@@ -56,7 +57,7 @@ _EMPTY = Batch([], [], [], [], [], [])
 
 
 class CannotRecordError(Exception):
-    """The native kernels cannot compute a model; the message says what they lack."""
+    """The native kernels cannot compute a whole model; the message says why."""
 
 
 class Activations(Tensor):
@@ -79,7 +80,7 @@ class Activations(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> NoReturn:
-        raise CannotRecordError(f"torch's {getattr(func, '__name__', func)}")
+        raise CannotRecordError(f"no kernel computes torch's {getattr(func, '__name__', func)}")
 
 
 @dataclass
@@ -132,7 +133,7 @@ class Recorder:
     def embed(self, plan: None, table: LinearWeight) -> Tensor:
         matrices = native_matrices(table)
         if len(matrices) != 1 or table.shape[0] != self._config.vocab_size:
-            raise CannotRecordError("embeddings in several parts")
+            raise CannotRecordError("no kernel reads embeddings in several parts")
         op = native.EmbedOp(scale=1.0, table=matrices[0])
         return self._append(op, RowSet.TOKENS, table.shape[1])
 
@@ -182,7 +183,9 @@ class Recorder:
         source, matrices = self.activations(x), native_matrices(weight)
         rows, cols = weight.shape
         if cols != source.width:
-            raise CannotRecordError(f"a matrix with {cols} columns for {source.width} activations")
+            raise CannotRecordError(
+                f"{cols} columns are multiplied with {source.width} activations"
+            )
         parts = self._keep((Matrix * len(matrices))(*matrices))
         op = native.LinearOp(
             x=source.buffer,
@@ -279,7 +282,7 @@ class Recorder:
     def activations(self, x: Tensor | None) -> Activations:
         """Return x if an operation was recorded that writes it."""
         if not isinstance(x, Activations):
-            raise CannotRecordError("a tensor that no operation returned")
+            raise CannotRecordError("an operation has an input that none has returned")
         return x
 
     def _append(self, op: Any, row_set: RowSet, width: int) -> Activations:
@@ -345,7 +348,7 @@ class Recorder:
     def _expert(self, expert: Expert) -> native.Expert:
         pairs = [native_matrices(weight) for weight in (expert.gate_up, expert.down)]
         if any(len(matrices) != 1 for matrices in pairs):
-            raise CannotRecordError("an expert's matrix in several parts")
+            raise CannotRecordError("no kernel multiplies with an expert's matrix in several parts")
         biases = (self._floats(expert.gate_up_bias), self._floats(expert.down_bias))
         return native.Expert(*(matrices[0] for matrices in pairs), *biases)
 
@@ -367,10 +370,9 @@ def native_matrices(weight: LinearWeight) -> Sequence[Matrix]:
         return [matrix for part in weight.parts for matrix in native_matrices(part)]
     if isinstance(weight, PlainWeight) and weight.tensor.stride(1) == 1:
         return [float_matrix(weight.tensor)]
-    matrices: Sequence[Matrix] = getattr(weight, "native_matrices", ())
-    if not matrices:
-        raise CannotRecordError(f"a matmul with {type(weight).__name__}")
-    return matrices
+    if isinstance(weight, NativeWeight):
+        return weight.native_matrices
+    raise CannotRecordError(f"no kernel multiplies with {type(weight).__name__}")
 
 
 def float_matrix(tensor: Tensor) -> Matrix:

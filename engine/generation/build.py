@@ -273,7 +273,7 @@ def _build_decoder(
         try:
             return _native_decoder(setup, kernels, weights, plan, ranks, stages)
         except CannotRecordError as error:
-            computed_by = f"{kernels.variant} kernels for matmuls only: {error}"
+            computed_by = f"{kernels.variant} kernels for matmuls, torch for the rest: {error}"
     torch_ops = TorchOps(config, ctx_size_tokens, setup.device, shard)
     cache = setup.new_cache(plan, heads_first=False)
     return Decoder(config, weights, torch_ops, ranks, stages), cache, computed_by
@@ -288,7 +288,7 @@ def _native_decoder(
     stages: Pipeline,
 ) -> tuple[Decoder, KVCache, str]:
     if ranks.size * stages.size > 1:
-        raise CannotRecordError("several ranks")
+        raise CannotRecordError("there are several ranks")
     cache, config = setup.new_cache(plan, heads_first=True), setup.shard.local_config
     decoder = NativeDecoder(config, weights, cache, plan.ctx_size_tokens, kernels.pool)
     # The kernels' threads compute everything but sampling; torch's would take their cores.

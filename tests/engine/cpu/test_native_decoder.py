@@ -1,0 +1,142 @@
+"""Models computed by one native program: against torch, in every format, and when they cannot be.
+
+`tests/engine/model` has every architecture against transformers.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.cpu.native_decoder import NativeDecoder
+from swiftchat.engine.linear.w8a8 import W8A8Weight
+from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES
+from swiftchat.weights.quantization.quantize import QuantizationSpec
+from tests.support import gguf_directory, tiny
+from tests.support.quantized_models import FORMATS, quantized_model
+from tests.support.tiny_llama import tiny_llama
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+IDS = tiny.random_ids(40, seed=1)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def logits(folder: Path, dtype: torch.dtype, native: bool) -> Tensor:
+    """Return the logits after a prompt in chunks of 23 and 17 tokens, and after one token more."""
+    bench = tiny.Bench(folder, chunk_tokens=23, dtype=dtype, native=native)
+    prompt, end = bench.last_logits(IDS), bench.last_logits([*IDS, 7])
+    return torch.stack([prompt, end])
+
+
+def assert_equals_dequantized(folder: Path, plain: Path) -> None:
+    """In fp32 only the order of sums differs; else the error is at most that of torch in bf16.
+
+    Both have a cache in bf16, but the native activations have 16 bits or more.
+    """
+    expected = logits(plain, torch.float32, native=False)
+    assert relative_error(logits(folder, torch.float32, native=True), expected) <= 1e-4
+    native, by_torch = (logits(folder, torch.bfloat16, native=native) for native in (True, False))
+    allowed = relative_error(by_torch, expected)
+    assert 0 < relative_error(native, expected) <= allowed
+
+
+@pytest.mark.parametrize("type_name", sorted(KEPT_TYPES))
+def test_gguf_blocks(type_name: str, tmp_path: Path) -> None:
+    gguf_directory.write(tmp_path / "in", type_name)
+    convert(tmp_path / "in", tmp_path / "plain", dtype="float32")
+    assert_equals_dequantized(tmp_path / "in", tmp_path / "plain")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_other_quantization_formats(name: str, tmp_path: Path) -> None:
+    quantized_model(tmp_path / "in", *FORMATS[name])
+    convert(tmp_path / "in", tmp_path / "plain", dtype="float32")
+    assert_equals_dequantized(tmp_path / "in", tmp_path / "plain")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "plain"
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "tie_word_embeddings": True}
+    tiny_llama(**sizes).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def int4(folder: Path) -> Path:
+    path = folder.with_name("int4")
+    convert(folder, path, quantization=QuantizationSpec("int4"))
+    return path
+
+
+def test_batches_of_changing_sizes_equal_sequences_alone(int4: Path) -> None:
+    """A batch does not see what larger and smaller ones before it left in the buffers."""
+    prompts = [tiny.random_ids(length, seed=length) for length in (30, 1, 9, 2, 50)]
+    bench = tiny.Bench(int4, dtype=torch.bfloat16, chunk_tokens=16, native=True)
+    found: dict[int, Tensor] = {}
+    for batch in ((0, 1), (2, 3, 4)):
+        for i in batch:
+            bench.scheduler.add(Sequence(i, list(prompts[i]), SamplingParams()))
+        while not found.keys() >= set(batch):
+            found |= bench.step()
+            for sequence in [each for each in bench.scheduler.running if each.id in found]:
+                bench.scheduler.remove(sequence)
+    for i, prompt in enumerate(prompts):
+        alone = tiny.Bench(int4, dtype=torch.bfloat16, native=True).last_logits(prompt)
+        # Rounding to the cache's bf16 may differ by a step where sums have another order.
+        assert relative_error(found[i], alone) <= 2**-7
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_results_do_not_depend_on_the_number_of_threads(int4: Path, num_threads: int) -> None:
+    prompts = {i: tiny.random_ids(1 + 20 * i, seed=i) for i in range(3)}
+    params = replace(GREEDY, logprobs=1)
+    found = []
+    for threads in (2, num_threads):
+        engine = tiny.engine(int4, dtype="bfloat16", num_threads=threads)
+        assert isinstance(engine.decoder, NativeDecoder) and engine.info.num_threads == threads
+        tiny.run(engine, prompts, GREEDY)
+        found.append(tiny.logprobs(engine, IDS, params))
+    assert found[0] == found[1]
+
+
+def test_logits_are_not_changed_by_the_next_step(int4: Path) -> None:
+    bench = tiny.Bench(int4, native=True)
+    first = bench.last_logits(IDS)
+    copy = first.clone()
+    bench.last_logits(IDS[::-1])
+    assert torch.equal(first, copy)
+
+
+def test_a_model_with_quantized_activations_uses_the_kernels_for_matmuls(
+    folder: Path, tmp_path: Path
+) -> None:
+    convert(folder, tmp_path / "w8a8", quantization=QuantizationSpec("w8a8-int8"))
+    engine = tiny.engine(tmp_path / "w8a8", dtype="bfloat16")
+    assert not isinstance(engine.decoder, NativeDecoder)
+    assert isinstance(engine.decoder.weights.layers[0].down, W8A8Weight)
+    expected = "kernels for matmuls, torch for the rest: no kernel multiplies with W8A8Weight"
+    assert engine.info.device.endswith(expected)
+    ids, _ = tiny.run(engine, {1: IDS}, GREEDY)
+    assert len(ids[1]) == 8 or ids[1][-1] == 2
+
+
+def test_kernels_that_are_switched_off(int4: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = []
+    for name in ("auto", "off"):
+        monkeypatch.setenv("SWIFTCHAT_CPU_KERNELS", name)
+        engine = tiny.engine(int4)
+        assert isinstance(engine.decoder, NativeDecoder) == (name == "auto")
+        ids.append(tiny.run(engine, {1: IDS}, GREEDY)[0])
+    assert engine.info.device == "cpu, torch only: switched off by SWIFTCHAT_CPU_KERNELS=off"
+    assert type(engine.decoder) is Decoder
+    assert ids[0] == ids[1]
