@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from swiftchat.engine.cpu.library import choose_kernels
 from swiftchat.engine.cpu.program import Pool
+from swiftchat.engine.cpu.self_test import self_test
 from swiftchat.engine.cpu.weights import NativeWeights
 
 
@@ -18,7 +19,7 @@ class NativeKernels:
 
     @classmethod
     def open(cls, environ: Mapping[str, str], num_threads: int) -> "NativeKernels | str":
-        """Choose the variant and start its threads; return the reason if there are no kernels.
+        """Choose the variant, start its threads and test it; return the reason without kernels.
 
         Raises as `choose_kernels` does, and `MemoryError`.
         """
@@ -26,4 +27,7 @@ class NativeKernels:
         if choice.library is None or choice.variant is None:
             return choice.reason
         pool = Pool(choice.library, num_threads)
+        if fault := self_test(pool):
+            pool.close()
+            return f"the {choice.variant} kernels failed their test: {fault}"
         return cls(choice.variant, pool, NativeWeights(pool))

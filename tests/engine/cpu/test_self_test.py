@@ -1,0 +1,44 @@
+"""The self-test passes for every variant and finds wrong kernels."""
+
+import pytest
+import torch
+
+from swiftchat.engine.cpu import backend, self_test
+from swiftchat.engine.cpu.backend import NativeKernels
+from swiftchat.engine.cpu.library import VARIABLE
+from tests.support.cpu_libraries import VARIANT_NAMES
+from tests.support.native_ops import each_variant, pool
+
+
+@each_variant
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_kernels_pass(variant: str, num_threads: int) -> None:
+    assert self_test.self_test(pool(variant, num_threads)) is None
+
+
+@each_variant
+@pytest.mark.parametrize("name", ["residual", "int4 matmul", "attention"])
+@pytest.mark.parametrize("wrong", [1.1, torch.nan])
+def test_wrong_results_are_found(
+    variant: str, name: str, wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = self_test._Layer
+    run = layer.run
+
+    def run_wrongly(*arguments: object) -> dict[str, torch.Tensor]:
+        found = run(*arguments)  # type: ignore[arg-type]
+        found[name][-1].mul_(wrong)
+        return found
+
+    monkeypatch.setattr(layer, "run", run_wrongly)
+    fault = self_test.self_test(pool(variant))
+    assert fault is not None
+    assert fault.startswith(f"{name} of 1 rows errs by ")
+
+
+def test_torch_computes_if_the_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "self_test", lambda _: "attention of 1 rows errs by 2")
+    variant = VARIANT_NAMES[0]
+    opened = NativeKernels.open({VARIABLE: variant}, 1)
+    expected = f"the {variant} kernels failed their test: attention of 1 rows errs by 2"
+    assert opened == expected
