@@ -38,15 +38,16 @@ def logits(folder: Path, dtype: torch.dtype, native: bool) -> Tensor:
 
 
 def assert_equals_dequantized(folder: Path, plain: Path) -> None:
-    """In fp32 only the order of sums differs; else the error is at most that of torch in bf16.
+    """In fp32 only the order of sums differs; else the error is about that of torch in bf16, or less.
 
-    Both have a cache in bf16, but the native activations have 16 bits or more.
+    The native activations have 16 bits or more. Formats that are dequantized to bf16 when they are
+    loaded have the same error of the weights in both; half of it is left for the order of sums.
     """
     expected = logits(plain, torch.float32, native=False)
     assert relative_error(logits(folder, torch.float32, native=True), expected) <= 1e-4
     native, by_torch = (logits(folder, torch.bfloat16, native=native) for native in (True, False))
     allowed = relative_error(by_torch, expected)
-    assert 0 < relative_error(native, expected) <= allowed
+    assert 0 < relative_error(native, expected) <= 1.5 * allowed
 
 
 @pytest.mark.parametrize("type_name", sorted(KEPT_TYPES))
