@@ -38,7 +38,7 @@ def logits(folder: Path, dtype: torch.dtype, native: bool) -> Tensor:
 
 
 def assert_equals_dequantized(folder: Path, plain: Path) -> None:
-    """In fp32 only the order of sums differs; else the error is about that of torch in bf16, or less.
+    """In fp32 only the order of sums differs; else the error is about that of torch in bf16.
 
     The native activations have 16 bits or more. Formats that are dequantized to bf16 when they are
     loaded have the same error of the weights in both; half of it is left for the order of sums.
