@@ -27,6 +27,7 @@ def diagnose(facts: Facts) -> list[Check]:
     return [
         Check("swiftchat", "ok", program_text),
         _check_cpu(facts["cpu"]),
+        _check_cpu_kernels(facts["cpu_kernels"]),
         _check_torch(facts),
         _check_driver(facts),
         *_check_gpus(facts),
@@ -45,6 +46,18 @@ def _check_cpu(cpu: Facts) -> Check:
         parts.append(f"{cpu['threads']} threads used, {cpu['instructions']}")
     parts.append(_memory(cpu))
     return Check("CPU", "ok", ", ".join(parts))
+
+
+def _check_cpu_kernels(kernels: Facts) -> Check:
+    name, variant, reason = "CPU kernels", kernels["variant"], kernels["reason"]
+    if kernels["error"] is not None:
+        return Check(name, "problem", kernels["error"], kernels["hint"])
+    if variant is None:
+        hint = "torch's operators compute on the CPU instead: answers take several times as long"
+        return Check(name, "note", f"none: {reason}", hint)
+    count = kernels["threads"]
+    threads = f"{count} thread{'s' if count > 1 else ''} by default"
+    return Check(name, "ok", f"{variant}: {reason}; {threads}")
 
 
 def _check_torch(facts: Facts) -> Check:

@@ -5,6 +5,7 @@ diagnosis as one JSON object. Anything may be missing or broken, torch included:
 examined separately, and errors are facts as well.
 """
 
+import ctypes
 import os
 import platform
 import re
@@ -17,6 +18,8 @@ import psutil
 
 from swiftchat.cuda import nvrtc
 from swiftchat.cuda.cubin_cache import user_cache_folder
+from swiftchat.engine.cpu.library import choose_kernels
+from swiftchat.engine.cpu.threads import default_threads
 from swiftchat.engine.doctor import interconnect
 from swiftchat.engine.doctor.diagnosis import Facts, diagnose
 from swiftchat.errors import SwiftchatError
@@ -48,14 +51,16 @@ def report() -> Facts:
         facts["all_reduce"] = interconnect.measure(min(count, interconnect.MAX_GPUS))
     archs = [gpu["architecture"] for gpu in facts["gpus"] if gpu["has_kernels"]]
     facts["compile"] = _compile(archs[0] if archs else "sm_90a")
-    facts["cpu"] = _cpu(has_torch=facts["torch"]["error"] is None)
-    facts["can_chat"] = facts["torch"]["error"] is None
+    has_torch = facts["torch"]["error"] is None
+    facts["cpu"], facts["cpu_kernels"] = _cpu(has_torch), _cpu_kernels(has_torch)
     facts["usable_gpus"] = [
         gpu["index"]
         for gpu in facts["gpus"]
         # Without the bindings, torch operators are used and kernel errors do not matter.
         if gpu["error"] is None and (gpu["kernel_error"] is None or not nvrtc.has_bindings())
     ]
+    has_cpu = facts["cpu_kernels"]["error"] is None
+    facts["can_chat"] = has_torch and (has_cpu or bool(facts["usable_gpus"]))
     return {**facts, "checks": [asdict(check) for check in diagnose(facts)]}
 
 
@@ -86,6 +91,39 @@ def _cpu(has_torch: bool) -> Facts:
         facts["threads"] = torch.get_num_threads()
         facts["instructions"] = torch.backends.cpu.get_cpu_capability()
     return facts
+
+
+def _cpu_kernels(has_torch: bool) -> Facts:
+    """Choose the kernels as an engine does and test them; `error` is what an engine would raise."""
+    facts: Facts = {
+        "variant": None,
+        "reason": None,
+        "features": None,
+        "threads": default_threads(),
+        "error": None,
+        "hint": None,
+    }
+    try:
+        choice = choose_kernels(os.environ)
+    except SwiftchatError as error:
+        return {**facts, "error": error.message, "hint": error.hint}
+    if choice.features is not None:
+        facts["features"] = choice.features.words
+    facts["variant"], facts["reason"] = choice.variant, choice.reason
+    if choice.library is not None and has_torch:
+        facts |= _tested_kernels(choice.library, facts)
+    return facts
+
+
+def _tested_kernels(library: ctypes.CDLL, facts: Facts) -> Facts:
+    """Return what the test of the kernels changes in `facts`."""
+    from swiftchat.engine.cpu.program import Pool
+    from swiftchat.engine.cpu.self_test import self_test
+
+    fault = self_test(Pool(library, facts["threads"]))
+    if fault is None:
+        return {}
+    return {"variant": None, "reason": f"the {facts['variant']} kernels failed their test: {fault}"}
 
 
 def _torch() -> Facts:

@@ -39,6 +39,14 @@ HEALTHY: dict[str, Any] = {
         "memory_bytes": 10**11,
         "free_bytes": 10**11,
     },
+    "cpu_kernels": {
+        "variant": "avx2",
+        "reason": "the processor has AVX2",
+        "features": "AVX2",
+        "threads": 8,
+        "error": None,
+        "hint": None,
+    },
     "torch": {"version": "2.11.0+cu130", "cuda": "13.0", "error": None},
     "driver": {"cuda": "13.0", "number": "580.159.04", "has_bindings": True, "error": None},
     "compiler": {
@@ -100,6 +108,34 @@ def test_a_healthy_machine_passes_all_checks() -> None:
 @pytest.mark.parametrize(
     ("facts", "name", "state", "words", "hint"),
     [
+        (
+            machine("cpu_kernels"),
+            "CPU kernels",
+            "ok",
+            "avx2: the processor has AVX2; 8 threads by default",
+            "",
+        ),
+        (
+            machine("cpu_kernels", threads=1),
+            "CPU kernels",
+            "ok",
+            "AVX2; 1 thread by default",
+            "",
+        ),
+        (
+            machine("cpu_kernels", variant=None, reason="the processor lacks AVX2"),
+            "CPU kernels",
+            "note",
+            "none: the processor lacks AVX2",
+            "several times as long",
+        ),
+        (
+            machine("cpu_kernels", error="unknown value 'sse9'", hint="use one of auto, off"),
+            "CPU kernels",
+            "problem",
+            "unknown value 'sse9'",
+            "use one of auto, off",
+        ),
         (machine("torch", cuda=None), "torch", "problem", "without CUDA", "CUDA build"),
         (machine("torch", error="no libc"), "torch", "problem", "no libc", "pip install"),
         (machine("torch", cuda="14.1"), "torch", "problem", "the driver's 13.0", "newer"),
