@@ -111,7 +111,7 @@ class SimulatedThreads:
 def thread_count(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     pytest.importorskip("ziglang")
     out = tmp_path_factory.mktemp("pool") / "thread_count.so"
-    return ctypes.CDLL(str(compile_c(out, "-shared", "-fPIC", SOURCES[1])))
+    return ctypes.CDLL(str(compile_c(out, "-shared", "-fPIC", POOL_SOURCES[1])))
 
 
 def test_fewer_threads_while_a_core_is_busy(thread_count: ctypes.CDLL) -> None:
