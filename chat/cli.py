@@ -157,7 +157,7 @@ def _is_oneshot(config: "ChatConfig") -> bool:
     )
     if at_terminal and not has_oneshot_option:
         return False
-    if config.prompt is None and sys.stdin.isatty():
+    if config.prompt is None and not config.opening and sys.stdin.isatty():
         raise UsageError("no prompt was given", "give it with -p, or pipe it in")
     shows_logprobs = as_json or (sys.stdout.isatty() and not config.extract)
     if config.logprobs is not None and not shows_logprobs:
@@ -173,7 +173,7 @@ def _run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Aut
     from swiftchat.chat.terminal.echo import hide_typing
 
     text = prompt_text(config)
-    question = text if config.prompt in (None, "-") else config.prompt
+    question = config.opening if config.prompt in (None, "-") else config.prompt
     conversation.title = conversation.title or title_of(question or text)
     conversation.add("user", text)
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty()

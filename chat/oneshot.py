@@ -27,17 +27,18 @@ SCHEMA = 1
 
 
 def prompt_text(config: ChatConfig) -> str:
-    """Return files, stdin and `-p`, separated by blank lines; `UsageError` if there is no text.
+    """Return files, stdin, the role's prompt and `-p`, separated by blank lines.
 
-    stdin is read with `-p -` and when it is not a terminal.
+    stdin is read with `-p -` and when it is not a terminal. Raises `UsageError` if there is no
+    text.
     """
     parts = [files_text(config.file)]
-    reads_stdin = config.prompt in (None, "-")
+    reads_stdin = config.prompt == "-" or (config.prompt is None and not config.opening)
     if reads_stdin or not sys.stdin.isatty():
         piped = sys.stdin.buffer.read().decode("utf-8", "replace")
         parts.append(piped.rstrip("\n") if piped.strip() else "")
-    if not reads_stdin:
-        assert config.prompt is not None
+    parts.append(config.opening)
+    if config.prompt not in (None, "-"):
         parts.append(config.prompt)
     text = "\n\n".join(part for part in parts if part)
     if not text.strip():

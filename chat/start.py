@@ -62,10 +62,11 @@ def conversation_for(
         if source(name) in (_COMMAND_LINE, _ENVIRONMENT)
     }
     if options["role"] is not None:
-        from swiftchat.chat.options.roles import load_role
+        from swiftchat.chat.options.roles import load_role, parse_values
 
-        role = load_role(options["role"], known)
+        role = load_role(options["role"], known).filled(parse_values(options["variables"]))
         _apply(ctx, options, given, {**role.settings, "system": role.system or None})
+        options["opening"] = role.prompt
     if not (options["continue_"] or options["session"] is not None):
         return Conversation()
     from swiftchat.chat.history.store import load_session

@@ -10,6 +10,7 @@ from swiftchat.chat.commands.attach import ATTACH_COMMANDS
 from swiftchat.chat.commands.branches import BRANCH_COMMANDS
 from swiftchat.chat.commands.command import Command, Next
 from swiftchat.chat.commands.models import MODEL_COMMANDS
+from swiftchat.chat.commands.roles import ROLE_COMMANDS
 from swiftchat.chat.commands.sessions import SESSION_COMMANDS
 from swiftchat.chat.commands.settings import SETTINGS_COMMANDS
 from swiftchat.chat.commands.state import ChatState
@@ -69,6 +70,7 @@ COMMANDS: tuple[Command, ...] = (
     *SESSION_COMMANDS,
     *MODEL_COMMANDS,
     *ATTACH_COMMANDS,
+    *ROLE_COMMANDS,
 )
 BY_NAME = {name: command for command in COMMANDS for name in (command.name, *command.aliases)}
 

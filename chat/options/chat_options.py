@@ -1,5 +1,6 @@
 """The options of `swiftchat` and `swiftchat chat`, by the sections of `--help`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -10,7 +11,9 @@ from swiftchat.chat.options.completion import (
     complete_sessions,
     complete_shapes,
     complete_templates,
+    complete_variables,
 )
+from swiftchat.errors import UsageError
 
 
 class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
@@ -62,6 +65,16 @@ _INPUT = (
         metavar="NAME",
         shell_complete=complete_roles,
         help="System prompt and options from roles/NAME.md in the configuration folder.",
+    ),
+    _option(
+        "-v",
+        "--var",
+        "variables",
+        env=False,
+        multiple=True,
+        metavar="NAME=VALUE",
+        shell_complete=complete_variables,
+        help="Value of a variable of the role (repeatable).",
     ),
     _flag("--no-template", env=False, help="Complete the prompt as plain text."),
     _option(
@@ -197,6 +210,20 @@ SECTIONS: dict[str, tuple[click.Option, ...]] = {
 CHAT_OPTIONS = [option for options in SECTIONS.values() for option in options]
 # The options that the configuration file may set: those with an environment variable.
 CONFIG_NAMES = {option.name for option in CHAT_OPTIONS if option.name and option.envvar}
+
+
+def typed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of options in their types. Raises `UsageError` for an invalid value."""
+    options = {option.name: option for option in CHAT_OPTIONS if option.name in settings}
+    found = {}
+    for name, value in settings.items():
+        try:
+            found[name] = options[name].type.convert(value, options[name], None)
+        except click.BadParameter as error:
+            raise UsageError(f"{name}: {error.message}") from None
+    return found
+
+
 EVERYDAY = (
     "model",
     "prompt",

@@ -60,6 +60,21 @@ def complete_roles(
     return matching(((name, "") for name in role_names()), incomplete)
 
 
+def complete_variables(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete the variables of the role that was typed before."""
+    from swiftchat.chat.options.chat_options import CONFIG_NAMES
+    from swiftchat.chat.options.roles import load_role
+    from swiftchat.errors import SwiftchatError
+
+    try:
+        role = load_role(ctx.params.get("role") or "", CONFIG_NAMES)
+    except SwiftchatError:
+        return []
+    return matching(((f"{name}=", text or "") for name, text in role.defaults.items()), incomplete)
+
+
 def complete_templates(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:

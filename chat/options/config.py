@@ -9,10 +9,7 @@ from typing import Any
 from swiftchat.engine.api.params import EngineConfig, NumRanks, SamplingParams
 from swiftchat.errors import FileSystemError, UsageError
 
-# Options that are saved with a conversation.
-_SESSION_OPTIONS = (
-    "model",
-    "template",
+SAMPLING_OPTIONS = (
     "max_tokens",
     "temp",
     "top_k",
@@ -23,6 +20,8 @@ _SESSION_OPTIONS = (
     "frequency_penalty",
     "seed",
 )
+# Options that are saved with a conversation.
+_SESSION_OPTIONS = ("model", "template", *SAMPLING_OPTIONS)
 # The names of sampling parameters in generation_config.json.
 _GENERATION_NAMES = {
     "temperature": "temperature",
@@ -49,6 +48,8 @@ class ChatConfig:
     session: str | None = None
     no_save: bool = False
     role: str | None = None
+    variables: tuple[str, ...] = ()
+    opening: str = ""  # the prompt of the role
     no_template: bool = False
     template: str | None = None
     max_tokens: int | None = None
@@ -90,6 +91,8 @@ class ChatConfig:
         """Raise `UsageError` for impossible or contradictory options, before a model is loaded."""
         if "" in self.stop:
             raise UsageError("a --stop text is empty", "leave out the option, or give a text")
+        if self.variables and self.role is None:
+            raise UsageError("-v is for the variables of a role", "add --role NAME")
         if self.no_template and self.template is not None:
             raise UsageError("--template and --no-template were both given", "choose one")
         if self.continue_ and self.session is not None:
@@ -164,8 +167,8 @@ class ChatConfig:
 def sampling_changes(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the sampling parameters in the settings of a conversation, as `/set` names them."""
     names = {option: name for name, option in _OPTION_NAMES.items()}
-    sampling = {name for name in _SESSION_OPTIONS if name not in ("model", "template")}
-    return {names.get(name, name): settings[name] for name in settings if name in sampling}
+    sampling = [name for name in settings if name in SAMPLING_OPTIONS]
+    return {names.get(name, name): settings[name] for name in sampling}
 
 
 def _model_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:

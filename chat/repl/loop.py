@@ -31,7 +31,9 @@ def run_repl(config: ChatConfig, conversation: Conversation, autosave: Autosave)
     """Find the model, start to load it, and run the loop; return the exit code."""
     files = files_text(config.file)
     with chat_model_for(config) as chat_model:
-        return Repl(chat_model, config, conversation, files, autosave).run()
+        repl = Repl(chat_model, config, conversation, files, autosave)
+        repl.state.draft = config.opening
+        return repl.run()
 
 
 class Repl:

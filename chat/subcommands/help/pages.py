@@ -1,6 +1,6 @@
 """Pages of `swiftchat help TOPIC`: plain text with generated tables and values.
 
-A word in double braces, such as {{keys}}, is replaced by the result of its function in `_FILLED`.
+A word in double braces, such as {{keys}}, is replaced by the result of its function in `FILLED`.
 """
 
 from collections.abc import Callable, Iterable
@@ -71,6 +71,24 @@ If the file is named reviewer.md, use the role as follows:
   git diff | swiftchat --role reviewer -p "Review this:"
 
 A flag on the command line overrides the role.
+
+A role may also have a prompt, and variables, {{name}}, in both texts. A
+variable without a default must be given. \\{{name}} is plain text.
+
+  ---
+  prompt: "Review this {{lang}} code:"
+  variables:
+    lang: python
+    focus:
+  ---
+  You review {{lang}} code. You look for {{focus}}.
+
+  git diff | swiftchat --role review -v focus="memory leaks"
+  >>> /role review lang=c focus=races
+
+A value is plain text: it contains no variables and never becomes a control
+token. Without -p, the prompt is the message, or the beginning of the first
+message at the prompt. /role lists the roles, /role show review prints one.
 """
 
 _TEMPLATES = """\
@@ -207,7 +225,7 @@ EXIT_CODES = (
 def page(topic: str) -> str:
     """Return the text of a page; raise `KeyError` for an unknown topic."""
     text = PAGES[topic].text
-    for name, fill in _FILLED.items():
+    for name, fill in FILLED.items():
         mark = f"{{{{{name}}}}}"
         if mark in text:
             text = text.replace(mark, fill())
@@ -259,7 +277,7 @@ def _config_path() -> str:
     return str(config_path())
 
 
-_FILLED: dict[str, Callable[[], str]] = {
+FILLED: dict[str, Callable[[], str]] = {
     "commands": _commands,
     "keys": _keys,
     "exit_codes": _exit_codes,

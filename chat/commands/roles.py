@@ -1,0 +1,99 @@
+"""`/role`: list, show and use roles."""
+
+import shlex
+from collections.abc import Mapping
+
+from swiftchat.chat.commands.command import Command
+from swiftchat.chat.commands.state import ChatState
+from swiftchat.chat.options.chat_options import CONFIG_NAMES, typed
+from swiftchat.chat.options.config import SAMPLING_OPTIONS, read_text, sampling_changes
+from swiftchat.chat.options.roles import (
+    Role,
+    load_role,
+    parse_values,
+    role_file,
+    role_names,
+    roles_folder,
+)
+from swiftchat.chat.terminal.output import print_notice
+from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.errors import SwiftchatError, UsageError
+
+
+def role(state: ChatState, argument: str) -> None:
+    """List the roles, show one, or use one with values for its variables."""
+    try:
+        words = shlex.split(argument)
+    except ValueError as error:
+        raise UsageError(f"/role: {error}", "close the quotes") from None
+    match words:
+        case []:
+            _list_roles()
+        case ["show", name]:
+            print(sanitize(read_text(str(role_file(name)))).rstrip())
+        case [name, *values]:
+            found = load_role(name, CONFIG_NAMES).filled(parse_values(values), usage="")
+            _use(state, found)
+            print(sanitize(f"the conversation continues with the role {name}"))
+
+
+def _list_roles() -> None:
+    names = role_names()
+    if not names:
+        print(sanitize(f"no roles yet; write {roles_folder() / 'NAME.md'}"))
+        return
+    width = max(map(len, names))
+    for name in names:
+        try:
+            about = _about(load_role(name, CONFIG_NAMES))
+        except SwiftchatError as error:
+            about = f"cannot be used: {' '.join(error.message.split())}"
+        print(sanitize(f"{name:{width}}  {about}".rstrip()))
+
+
+def _about(role: Role) -> str:
+    """Return the variables of a role with their defaults, then the beginning of its text."""
+    variables = [
+        f"{name}=" if text is None else f"{name}={shlex.quote(text)}"
+        for name, text in role.defaults.items()
+    ]
+    first, *_ = (role.system or role.prompt or "options only").splitlines()
+    return " ".join([*variables, f"· {first}" if variables else first])
+
+
+def _use(state: ChatState, role: Role) -> None:
+    """Set the system prompt and the parameters of a role; its prompt becomes the draft."""
+    settings = typed(role.settings)
+    model, think = settings.pop("model", None), settings.pop("think", None)
+    before = state.chat_model.changes
+    try:
+        for name, value in sampling_changes(settings).items():
+            state.chat_model.set_parameter(name, value)
+    except UsageError:
+        state.chat_model.changes = before
+        raise
+    state.chat_model.think = think or state.chat_model.think
+    state.conversation.system = role.system or state.conversation.system
+    state.draft = role.prompt
+    if model not in (None, state.chat_model.settings["model"]):
+        print_notice(f"this role uses {model}; /model {model} switches to it")
+    if others := [name for name in settings if name not in SAMPLING_OPTIONS]:
+        print_notice(f"only --role sets {', '.join(others)}, when the program starts")
+
+
+def _complete(state: ChatState) -> Mapping[str, str]:
+    return {"show": "print the file of a role"} | dict.fromkeys(role_names(), "")
+
+
+ROLE_COMMANDS = (
+    Command(
+        "/role",
+        "[NAME [VAR=VALUE…]]",
+        "list the roles, or use one",
+        role,
+        completion=_complete,
+        details="/role NAME lang=python sets the system prompt and the parameters of a role from\n"
+        "now on; its prompt becomes the next message, which you can edit. /role show NAME\n"
+        "prints its file. Put a value with spaces between quotes.",
+    ),
+)
