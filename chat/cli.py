@@ -17,7 +17,7 @@ import click
 from swiftchat.chat.options.chat_options import CHAT_OPTIONS, CONFIG_NAMES
 from swiftchat.chat.options.completion import COMPLETE_VARIABLE
 from swiftchat.chat.options.help_layout import ChatCommand, write_everyday_options
-from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.error_report import print_error, print_lines
 from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
@@ -207,18 +207,18 @@ def main() -> None:
     except click.exceptions.Exit as done:
         code = done.exit_code
     except SwiftchatError as error:
-        code = _print_error(error.message, error.hint, error.exit_code, debug)
+        code = print_error(error, debug=debug)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "swiftchat"
-        code = _print_error(error.format_message(), f"{command} --help", 2, debug=False)
+        print_lines(error.format_message(), f"{command} --help")
+        code = UsageError.exit_code
     except (KeyboardInterrupt, click.exceptions.Abort):
         code = 130
     except BrokenPipeError:
         code = 141
     except Exception as error:  # noqa: BLE001  (the last resort: a message, not a traceback)
-        text = f"{type(error).__name__}: {error}"
-        code = _print_error(f"internal error: {text}", "--debug prints the traceback", 1, debug)
+        code = print_error(error, debug=debug)
     if code == 141:
         # At exit Python flushes stdout again and would complain about the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -257,17 +257,6 @@ def _prepare_streams() -> None:
 
 def _exit_on_signal(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
-
-
-def _print_error(message: str, hint: str, code: int, debug: bool) -> int:
-    if debug:
-        import traceback
-
-        traceback.print_exc()
-    with contextlib.suppress(OSError, ValueError):  # stderr may be closed
-        print(f"error: {sanitize(' '.join(message.split()))}", file=sys.stderr)
-        print(f"hint: {sanitize(' '.join(hint.split()))}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

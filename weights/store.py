@@ -11,6 +11,7 @@ import platformdirs
 
 from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound
 from swiftchat.weights.files.disk import Progress
+from swiftchat.weights.files.paths import user_path
 from swiftchat.weights.formats.weight_files import TORCH_FILES
 from swiftchat.weights.hub.aliases import known_names, nearest, repository_of
 
@@ -65,7 +66,7 @@ class Store:
         """
         if not name_or_path.strip():
             raise ModelNotFound("the model name is empty", _LIST_HINT)
-        path = Path(name_or_path).expanduser()
+        path = user_path(name_or_path)
         if path.suffix.lower() == ".gguf" or (path / "config.json").is_file():
             return path
         if path.is_absolute() or name_or_path.startswith((".", "~")):

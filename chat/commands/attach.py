@@ -16,6 +16,7 @@ from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.options.config import read_text
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
+from swiftchat.weights.files.paths import user_path
 
 _MAX_OUTPUT = 1 << 20  # characters
 _IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tiff", ".heic")
@@ -47,7 +48,7 @@ def _attach(state: ChatState, name: str, text: str) -> None:
 
 def _matching_files(word: str) -> Iterator[str]:
     """The file of that name, or else the files that match a pattern, sorted."""
-    name = str(Path(word).expanduser())
+    name = str(user_path(word))
     if Path(name).is_dir():
         raise UsageError(f"{word} is a folder", f"/read '{word.rstrip('/')}/*' reads its files")
     if Path(name).exists() or not glob.has_magic(name):

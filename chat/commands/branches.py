@@ -5,12 +5,11 @@ No message is ever lost: the path that a command leaves stays as a branch.
 
 from collections.abc import Iterable
 
-import click
-
 from swiftchat.chat.commands.command import Command, Next
 from swiftchat.chat.commands.sessions import show_end
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Conversation, Message
+from swiftchat.chat.terminal.editor import edit_text
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
@@ -48,7 +47,7 @@ def edit(state: ChatState, argument: str) -> None:
         state.draft = message.content
         print(_branch_notice(state.conversation, path[-1]))
         return
-    text = click.edit(message.content, extension=".md")
+    text = edit_text(message.content)
     if text is None or text.strip() == message.content.strip():
         print("nothing is changed")
         return

@@ -2,11 +2,11 @@
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 from swiftchat.chat.history.conversation import MESSAGE_FIELDS, Conversation, Message
 from swiftchat.errors import FileSystemError
+from swiftchat.weights.files.paths import user_path
 
 FORMAT = 1  # version of the exported JSON
 
@@ -62,7 +62,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 def write_new(file: str, text: str) -> None:
     """Write a new file. Raises `FileSystemError` if it exists or cannot be written."""
-    path = Path(file).expanduser()
+    path = user_path(file)
     try:
         with path.open("x", encoding="utf-8", errors="replace") as stream:
             stream.write(text)

@@ -6,6 +6,7 @@ from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.remote import RemoteEngine, connect_engine, read_token
 from swiftchat.errors import DeviceError
+from swiftchat.weights.files.paths import user_path
 
 
 class RemoteEngineFactory:
@@ -41,5 +42,5 @@ class RemoteEngineFactory:
         return EngineClient(config, path, engine).start()
 
     def _connect(self) -> RemoteEngine:
-        token_file = Path(self._token_file).expanduser() if self._token_file else None
+        token_file = user_path(self._token_file) if self._token_file else None
         return connect_engine(self._address, read_token(token_file, self._address))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swiftchat.errors import BadModelFile, FileSystemError, UsageError
+from swiftchat.weights.files.paths import user_path
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Tokenizer
@@ -49,7 +50,7 @@ def choose_template(
         return TemplateChoice(requested, tokenizer.templates[requested])
     if requested in BUILT_IN:
         return _built_in(requested, BUILT_IN[requested])
-    path = Path(requested).expanduser()
+    path = user_path(requested)
     if not path.exists() and path.name == requested and not path.suffix:
         known = _listed([*tokenizer.templates, *BUILT_IN])
         raise UsageError(f"unknown chat template {requested!r}", f"known: {known}; or give a file")

@@ -18,8 +18,9 @@ from swiftchat.chat.repl.message import message_of
 from swiftchat.chat.repl.plain_input import PlainPrompt
 from swiftchat.chat.repl.toolbar import toolbar
 from swiftchat.chat.repl.turn import InterruptTimer, TurnRunner
+from swiftchat.chat.terminal.error_report import print_error
 from swiftchat.chat.terminal.output import StatusLine, print_notice
-from swiftchat.errors import ContextOverflow, SwiftchatError
+from swiftchat.errors import ContextOverflow
 
 _OVERFLOW_HINT = (
     "/compact replaces old turns with a summary, /new starts a new conversation; "
@@ -96,7 +97,7 @@ class Repl:
         while True:
             try:
                 text = self._read()
-                if text.strip() and not self.handle(text):
+                if text.strip() and not self._handle_safely(text):
                     return 0
             except EOFError:
                 return 0
@@ -104,8 +105,17 @@ class Repl:
                 if self._interrupts.record():
                     return 130
                 print_notice("Ctrl-D or /bye leaves")
-            except SwiftchatError as error:
-                _report(error)
+
+    def _handle_safely(self, text: str) -> bool:
+        """Handle a line; an error is printed, and the conversation goes on."""
+        try:
+            return self.handle(text)
+        except BrokenPipeError:
+            raise  # nothing can be printed any more
+        except Exception as error:  # noqa: BLE001  (a fault must not end a conversation)
+            hint = _OVERFLOW_HINT if isinstance(error, ContextOverflow) else ""
+            print_error(error, debug=self.state.config.debug, hint=hint)
+            return True
 
     def _input_line(self) -> InputLine | PlainPrompt:
         if is_dumb(os.environ):
@@ -142,14 +152,6 @@ class Repl:
             case Next.CONTINUE:
                 self._turns.continue_answer()
         return True
-
-
-def _report(error: SwiftchatError) -> None:
-    """Print an error and its hint on stderr."""
-    hint = _OVERFLOW_HINT if isinstance(error, ContextOverflow) else error.hint
-    print_notice(f"error: {' '.join(error.message.split())}")
-    if hint:
-        print_notice(f"hint: {' '.join(hint.split())}")
 
 
 def _history_file() -> Path:

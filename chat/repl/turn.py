@@ -12,7 +12,7 @@ from swiftchat.chat.repl.hints import Hints
 from swiftchat.chat.terminal.echo import hide_typing
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.engine.api.protocol import Prefill
-from swiftchat.errors import SwiftchatError, UsageError
+from swiftchat.errors import UsageError
 
 _DOUBLE_INTERRUPT_S = 2.0
 
@@ -67,7 +67,7 @@ class TurnRunner:
         try:
             with hide_typing(self._pause):
                 self._answer(new_seed, prefix)
-        except (SwiftchatError, KeyboardInterrupt):
+        except (Exception, KeyboardInterrupt):
             if state.conversation.tip and state.conversation.tip.role == "user":
                 state.conversation.tip = old_tip
                 state.draft = draft
@@ -119,11 +119,12 @@ class TurnRunner:
                 raise
             self._interrupts.record()
             note = "⏹ stopped"
-        except SwiftchatError:
+        except Exception:
             self._state.status.clear()
-            view.close()
+            answer.interrupt()
             if answer.text or answer.reasoning:
                 saver.finish("error")
+            view.close()
             raise
         self._state.status.clear()
         view.close(note)

@@ -5,13 +5,13 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from swiftchat.chat.options.completion import complete_models
 from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.weights.files.paths import user_path
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Tokenizer
@@ -92,7 +92,7 @@ def _tokenizer(model: str | None, offline: bool) -> "Tokenizer":
     from swiftchat.chat.model.find import find_model
     from swiftchat.tokenizer import Tokenizer
 
-    path = Path(model or "").expanduser()
+    path = user_path(model or "")
     if not path.is_file() or path.suffix.lower() == ".gguf":
         path = find_model(model, offline=offline, quiet=False)
     return Tokenizer.load(path)

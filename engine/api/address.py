@@ -12,6 +12,7 @@ from typing import Self
 import platformdirs
 
 from swiftchat.errors import DeviceError, UsageError
+from swiftchat.weights.files.paths import user_path
 
 _HOST_AND_PORT = re.compile(r"(\[[^\]/]+\]|[^:/\[\]]+):(\d{1,5})")
 
@@ -31,7 +32,7 @@ class Address:
         Raises `UsageError` for other text.
         """
         if "/" in text:
-            return cls(path=Path(text).expanduser())
+            return cls(path=user_path(text))
         found = _HOST_AND_PORT.fullmatch(text)
         if found is None or int(found[2]) >= 1 << 16:
             hint = "write it as 127.0.0.1:4000 or ./engine.sock"

@@ -1,0 +1,74 @@
+"""Errors on stderr, and the report files of internal errors."""
+
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+
+from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.errors import SwiftchatError
+
+_MAX_REPORTS = 20  # older ones are removed
+
+
+def print_error(error: BaseException, *, debug: bool, hint: str = "") -> int:
+    """Print an exception as one line `error:` and one line `hint:`; return its exit code.
+
+    Any exception but `SwiftchatError` is an internal error and also written to a report file.
+    `hint` replaces the error's own hint. With `debug` the traceback is printed first.
+    """
+    if isinstance(error, SwiftchatError):
+        message, hint, code = error.message, hint or error.hint, error.exit_code
+    else:
+        message = f"internal error: {type(error).__name__}: {error}"
+        hint, code = _report_hint(error), SwiftchatError.exit_code
+    if debug:
+        import traceback
+
+        with contextlib.suppress(OSError, ValueError):
+            traceback.print_exception(error)
+    print_lines(message, hint)
+    return code
+
+
+def print_lines(message: str, hint: str) -> None:
+    """Print the lines `error:` and `hint:` on stderr, sanitized; a closed stderr is ignored."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"error: {sanitize(' '.join(message.split()))}", file=sys.stderr)
+        if hint:
+            print(f"hint: {sanitize(' '.join(hint.split()))}", file=sys.stderr, flush=True)
+
+
+def reports_folder() -> Path:
+    import platformdirs
+
+    return platformdirs.user_state_path("swiftchat") / "errors"
+
+
+def _report_hint(error: BaseException) -> str:
+    try:
+        return f"please report it with the file {write_report(error, reports_folder())}"
+    except OSError:
+        return "--debug prints the traceback"
+
+
+def write_report(error: BaseException, folder: Path) -> Path:
+    """Write versions and the traceback to a new file that only the user can read; return it.
+
+    The report has neither the command line nor values of variables: they may contain prompts.
+    Raises `OSError`.
+    """
+    import platform
+    import traceback
+    from importlib.metadata import version
+
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}-{time.time_ns() % 10**6}.txt"
+    head = f"swiftchat {version('swiftchat')}, Python {platform.python_version()}"
+    text = "".join(traceback.format_exception(error))
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+        file.write(f"{head}, {platform.platform()}\n\n{text}".encode("utf-8", "replace"))
+    for old in sorted(folder.glob("*.txt"))[:-_MAX_REPORTS]:
+        old.unlink(missing_ok=True)
+    return path

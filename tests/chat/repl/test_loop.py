@@ -1,0 +1,127 @@
+"""The prompt loop: errors of commands and answers never end a conversation."""
+
+import dataclasses
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from swiftchat.chat.commands.registry import BY_NAME
+from swiftchat.chat.terminal.error_report import reports_folder
+from tests.chat.commands.test_commands import Chat, chat
+
+__all__ = ["chat"]
+
+
+def type_lines(chat: Chat, monkeypatch: pytest.MonkeyPatch, *lines: str) -> tuple[str, int]:
+    """Run the loop with input lines and Ctrl-D; return its output and exit code.
+
+    Drafts are printed.
+    """
+    rest = iter(lines)
+
+    def prompt(default: str = "", pre_run: Callable[[], None] | None = None) -> str:
+        print(f"draft: {default!r}")
+        try:
+            return next(rest)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr(chat.repl._prompt, "prompt", prompt)
+    code = chat.repl.run()
+    return "".join(chat._capsys.readouterr()), code
+
+
+def raise_key_error(*args: object) -> None:
+    raise KeyError("unforeseen\x1b[2J")
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_an_unforeseen_error_of_a_command_keeps_the_conversation(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    broken = dataclasses.replace(BY_NAME[name], run=raise_key_error)
+    monkeypatch.setitem(BY_NAME, name, broken)
+    chat.engine.answers += [{"text": "A"}, {"text": "B"}]
+    output, code = type_lines(chat, monkeypatch, "one", f"{name} x", "two")
+    assert code == 0 and chat.path() == ["one", "A", "two", "B"]
+    assert output.count("error: internal error: KeyError") == 1 and "\x1b[2J" not in output
+    (report,) = reports_folder().iterdir()
+    assert str(report) in output and "Traceback" not in output
+    assert "raise_key_error" in report.read_text()
+    assert stat.S_IMODE(report.stat().st_mode) == 0o600
+
+
+def test_an_unforeseen_error_in_an_answer_restores_the_message(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swiftchat.chat.repl.turn.open_view", raise_key_error)
+    chat.engine.answers += [{"text": "A"}]
+    output, code = type_lines(chat, monkeypatch, "one")
+    assert code == 0 and "internal error" in output
+    assert chat.path() == [] and "draft: 'one'" in output
+
+
+def test_an_unforeseen_error_in_a_view_keeps_the_partial_answer(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat.engine.answers += [{"text": "Half\n\n" * 20}]
+    monkeypatch.setattr("swiftchat.chat.repl.turn.open_view", lambda *args: BrokenView())
+    output, code = type_lines(chat, monkeypatch, "one")
+    assert code == 0 and "internal error: RuntimeError: no view" in output
+    assert chat.path()[0] == "one" and "Half".startswith(chat.path()[1][:4])
+    assert chat.stored().messages[1].finish_reason == "error"
+
+
+class BrokenView:
+    def push(self, piece: str) -> None:
+        raise RuntimeError("no view")
+
+    def close(self, note: str = "") -> None: ...
+
+
+def test_debug_prints_the_traceback(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat.state.config = dataclasses.replace(chat.state.config, debug=True)
+    monkeypatch.setitem(
+        BY_NAME, "/stats", dataclasses.replace(BY_NAME["/stats"], run=raise_key_error)
+    )
+    output, _ = type_lines(chat, monkeypatch, "/stats")
+    assert "Traceback" in output and "raise_key_error" in output
+
+
+def test_an_unwritable_state_folder_is_no_second_error(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(
+        "swiftchat.chat.terminal.error_report.reports_folder", lambda: tmp_path / "file" / "errors"
+    )
+    monkeypatch.setitem(
+        BY_NAME, "/stats", dataclasses.replace(BY_NAME["/stats"], run=raise_key_error)
+    )
+    output, code = type_lines(chat, monkeypatch, "/stats")
+    assert code == 0 and "hint: --debug prints the traceback" in output
+
+
+@pytest.mark.parametrize("editor", ["false", "/no/such/editor", "sh -c 'exit 1'", 'vi "'])
+def test_a_failing_editor_changes_nothing(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, editor: str
+) -> None:
+    monkeypatch.setenv("VISUAL", editor)
+    chat.engine.answers += [{"text": "A"}]
+    output, code = type_lines(chat, monkeypatch, "one", "/edit 2")
+    assert code == 0 and chat.path() == ["one", "A"]
+    assert output.count("error: ") == 1 and "internal error" not in output
+    assert "is not changed" in output and "hint: set EDITOR" in output
+
+
+@pytest.mark.parametrize(
+    "line", ["/read ~nouser-x/x", "/export ~nouser-x.md", "/model ~nouser-x/m"]
+)
+def test_the_home_of_an_unknown_user_is_named(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    output, code = type_lines(chat, monkeypatch, line)
+    assert code == 0 and output.count("error: ") == 1 and "internal error" not in output
+    assert "no home folder ~nouser-x" in output and "hint: " in output
