@@ -70,9 +70,16 @@ def conversation_for(
     if not (options["continue_"] or options["session"] is not None):
         return Conversation()
     from swiftchat.chat.history.store import load_session
+    from swiftchat.chat.options.config import SESSION_OPTIONS
 
     conversation = load_session(options["session"])
-    _apply(ctx, options, given, {**conversation.settings, "system": conversation.system})
+    # An imported conversation may come from somebody else: no other option may be in it.
+    settings = {
+        name: value
+        for name, value in conversation.settings.items()
+        if name in (*SESSION_OPTIONS, "stop")
+    }
+    _apply(ctx, options, given, {**settings, "system": conversation.system})
     return conversation
 
 

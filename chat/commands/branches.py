@@ -42,6 +42,8 @@ def edit(state: ChatState, argument: str) -> None:
     """Edit message N of the path, counted from 1; by default the last user message."""
     path = state.conversation.messages
     message = _chosen_message(path, argument)
+    if message.role == "tool":
+        raise UsageError("the result of a tool cannot be edited", "edit your message, or an answer")
     if message.role == "user":
         state.conversation.tip = message.parent
         state.draft = message.content
@@ -89,15 +91,16 @@ def list_branches(state: ChatState, argument: str) -> None:
         # Another branch is shown by its first message outside the current path.
         fork = path[min(_num_common(current_path, path), len(path) - 1)]
         first = leaf if is_current else fork
-        preview = _preview(first.content)
+        preview = _preview(first)
         if first is not leaf:  # several branches may begin with the same message
-            preview += f" … {_preview(leaf.content)}"
+            preview += f" … {_preview(leaf)}"
         mark = "*" if is_current else " "
         print(sanitize(f"{mark}{number:3}  {len(path):3} messages  {first.role}: {preview}"))
 
 
-def _preview(text: str) -> str:
-    line = " ".join(text.split())
+def _preview(message: Message) -> str:
+    calls = ", ".join(call.text for call in message.tool_calls if message.role == "assistant")
+    line = " ".join((message.content or calls).split())
     return line if len(line) <= _PREVIEW else f"{line[:_PREVIEW]}…"
 
 

@@ -52,6 +52,7 @@ def _start_branch(conversation: Conversation, summary: str, kept: list[Message])
         content = f"{question}\n\n{message.content}" if is_first else message.content
         copied = conversation.add(message.role, content, message.finish_reason)
         copied.model, copied.params = message.model, message.params
+        copied.tool_calls = message.tool_calls
     conversation.last_turn = None
 
 

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.errors import ContextOverflow
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Prompt
 
 Ids = TypeVar("Ids", bound=Sized)
-Role = Literal["user", "assistant"]
+Role = Literal["user", "assistant", "tool"]
 
 SHORT_ID = 8  # characters of an id in lists
 # The fields of a message that are stored and exported, besides its id and its parent.
@@ -33,8 +34,10 @@ MESSAGE_FIELDS = (
     "completion_tokens",
     "created",
     "seconds",
+    "tool_calls",
 )
 _TITLE_CHARACTERS = 50
+_NO_RESULT = "(the call was not made)"
 _COMPLETE = ("stop", "length", "edit")  # finish reasons of answers that were not interrupted
 
 
@@ -49,7 +52,8 @@ class Message:
 
     `model` to `seconds` are set for answers. `params` are the sampling parameters;
     `finish_reason` is `stop`, `length`, `interrupt`, `error` or `edit` (written by the user), and
-    None while the answer is generated (and afterwards if the program was killed).
+    None while the answer is generated (and afterwards if the program was killed). `tool_calls` are
+    the calls at the end of an answer; a message of the role `tool` has the result of its only call.
     """
 
     role: Role
@@ -64,6 +68,12 @@ class Message:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     seconds: float | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    @property
+    def is_tool_round(self) -> bool:
+        """Whether this is a part of a turn before its last answer: calls of tools, or a result."""
+        return self.role == "tool" or bool(self.tool_calls)
 
     @property
     def interrupted(self) -> bool:
@@ -130,6 +140,11 @@ class Conversation:
         self.title = self.title or (title_of(content) if role == "user" else "")
         return message
 
+    def add_tool_result(self, call: ToolCall, text: str) -> Message:
+        """Append the result of a call to the tip and make it the tip."""
+        self.tip = self.insert(Message("tool", text, self.tip, tool_calls=[call]))
+        return self.tip
+
     def insert(self, message: Message) -> Message:
         """Insert a message into the tree without moving the tip."""
         self.tree.append(message)
@@ -147,10 +162,15 @@ class Conversation:
         return min(num_turns, len(starts))
 
     def pop_answer(self) -> bool:
-        """Move the tip before the last answer; return False if the tip is not an answer."""
-        if self.tip is None or self.tip.role != "assistant":
+        """Move the tip before the last answer and the calls of tools that led to it.
+
+        Return False if the tip is not an answer.
+        """
+        if self.tip is None or self.tip.role == "user":
             return False
         self.tip = self.tip.parent
+        while self.tip is not None and self.tip.is_tool_round:
+            self.tip = self.tip.parent
         return True
 
     def branches(self) -> list[Message]:
@@ -185,25 +205,42 @@ class Conversation:
                 return message
         return None
 
-    def template_messages(self, messages: Sequence[Message] | None = None) -> list[dict[str, str]]:
+    def template_messages(self, messages: Sequence[Message] | None = None) -> list[dict[str, Any]]:
         """Return the messages as input of a chat template, the system prompt first.
 
         Consecutive messages of one role (from imported conversations) are joined, because many
-        templates reject them. Reasoning is included; the template decides on its use.
+        templates reject them. Reasoning is included; the template decides on its use. Every call of
+        a tool is followed by a result, because templates expect that.
         """
-        found = [] if not self.system else [{"role": "system", "content": self.system}]
+        found: list[dict[str, Any]] = []
+        if self.system:
+            found.append({"role": "system", "content": self.system})
+        unanswered: dict[str, ToolCall] = {}
         for message in self.messages if messages is None else messages:
-            if found and found[-1]["role"] == message.role:
-                found[-1]["content"] += f"\n\n{message.content}"
+            if message.role == "tool":
+                found += (_tool_result(call, message.content) for call in message.tool_calls)
+                for call in message.tool_calls:
+                    unanswered.pop(call.id, None)
+                continue
+            found += (_tool_result(call, _NO_RESULT) for call in unanswered.values())
+            unanswered = {call.id: call for call in message.tool_calls}
+            last = found[-1] if found else {}
+            if last.get("role") == "tool" and message.role == "user":  # the program was killed
+                found.append({"role": "assistant", "content": ""})
+            if last.get("role") == message.role and "tool_calls" not in last:
+                last["content"] += f"\n\n{message.content}"
             else:
                 found.append({"role": message.role, "content": message.content})
             if message.reasoning is not None:
                 found[-1]["reasoning_content"] = message.reasoning
+            if message.tool_calls:
+                found[-1]["tool_calls"] = [_function_call(call) for call in message.tool_calls]
+        found += (_tool_result(call, _NO_RESULT) for call in unanswered.values())
         return found
 
     def fit_context(
         self,
-        encode: Callable[[list[dict[str, str]]], Ids],
+        encode: Callable[[list[dict[str, Any]]], Ids],
         ctx_size_tokens: int,
         overflow: str,
         room_tokens: int = 1,
@@ -234,6 +271,15 @@ class Conversation:
 
 def _later_turns(messages: Sequence[Message]) -> Iterator[int]:
     return (i for i, message in enumerate(messages) if i and message.role == "user")
+
+
+def _function_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _tool_result(call: ToolCall, text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
 
 
 def title_of(text: str) -> str:

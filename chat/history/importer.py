@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Never
 
 from swiftchat.chat.history.conversation import Conversation, Message, Role, title_of
+from swiftchat.chat.history.tool_call import ToolCall, parse_tool_calls
 from swiftchat.chat.history.transcript import FORMAT
 from swiftchat.errors import UsageError
 
@@ -72,8 +73,8 @@ def _from_export(value: dict[str, Any], name: str) -> Conversation:
     by_id: dict[object, Message] = {}
     for number, item in enumerate(_list(value, "messages", name)):
         place = f"{name}: messages[{number}]"
-        if not _is_message(item) or item["role"] not in ("user", "assistant"):
-            _reject(place, "not a message of a user or an assistant")
+        if not _is_message(item) or item["role"] not in ("user", "assistant", "tool"):
+            _reject(place, "not a message of a user, an assistant or a tool")
         parent = item.get("parent")
         if parent is not None and parent not in by_id:
             _reject(place, f"the parent {parent!r} is not an earlier message")
@@ -85,6 +86,7 @@ def _from_export(value: dict[str, Any], name: str) -> Conversation:
         message.seconds = _time(item, "seconds")
         message.prompt_tokens = _count(item, "prompt_tokens")
         message.completion_tokens = _count(item, "completion_tokens")
+        message.tool_calls = _tool_calls(item, place)
         by_id[_text(item.get("id")) or message.id] = conversation.insert(message)
     conversation.tip = by_id.get(_text(value.get("tip")))
     return _completed(conversation)
@@ -101,12 +103,30 @@ def _from_list(messages: list[Any], value: dict[str, Any], name: str) -> Convers
         content = _content(item["content"], place)
         if item["role"] in ("system", "developer"):
             conversation.system = conversation.system or content
-        elif item["role"] in _ROLES and content:
+        elif item["role"] == "tool":
+            _add_tool_result(conversation, item, content)
+        elif item["role"] in _ROLES and (content or item.get("tool_calls")):
             role = _ROLES[item["role"]]
-            conversation.tip = conversation.insert(
-                _new_message(role, content, conversation.tip, model)
-            )
+            message = _new_message(role, content, conversation.tip, model)
+            message.tool_calls = parse_tool_calls(item.get("tool_calls"))
+            conversation.tip = conversation.insert(message)
     return _completed(conversation)
+
+
+def _tool_calls(item: dict[str, Any], place: str) -> list[ToolCall]:
+    calls = parse_tool_calls(item.get("tool_calls"))
+    if item["role"] == "tool" and len(calls) != 1:
+        _reject(place, "the result of a tool without its call in `tool_calls`")
+    return calls if item["role"] != "user" else []
+
+
+def _add_tool_result(conversation: Conversation, item: dict[str, Any], content: str) -> None:
+    """Append the result of an earlier call; a result without a call is left out."""
+    calls = [call for message in conversation.messages for call in message.tool_calls]
+    for call in reversed(calls):
+        if call.id == item.get("tool_call_id"):
+            conversation.add_tool_result(call, content)
+            return
 
 
 def _from_chatgpt(value: dict[str, Any], name: str) -> Conversation:

@@ -3,8 +3,9 @@
 `sessions` has a row for each conversation: `name` is given by the user, `settings` are options as
 JSON, `tip` is the id of the message at the end of the current path. `messages` are the nodes of the
 trees, `parent` is NULL at a root; `params` are sampling parameters as JSON, `finish_reason` is NULL
-while an answer is generated. Times are seconds since 1970. `search` indexes the contents by
-trigrams, to find parts of words and words of languages without spaces.
+while an answer is generated, `tool_calls` is a JSON list or NULL. Times are seconds since 1970.
+`search` indexes the contents by trigrams, to find parts of words and words of languages without
+spaces.
 
 Every save is one transaction in a write-ahead log: a killed program loses only
 uncommitted changes, and readers never wait. Only the process that created a message writes it, so
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 
 from swiftchat.chat.history.conversation import MESSAGE_FIELDS, Conversation, Message
 from swiftchat.chat.history.search import Found, find_messages
+from swiftchat.chat.history.tool_call import parse_tool_calls
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import FileSystemError, UsageError
 
@@ -57,6 +59,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             INSERT INTO search (search, rowid, content) VALUES ('delete', old.number, old.content);
             INSERT INTO search (rowid, content) VALUES (new.number, new.content); END""",
     ),
+    ("ALTER TABLE messages ADD COLUMN tool_calls TEXT",),
 )
 
 # An interrupted save can be repeated: a message with a known id is updated, not doubled.
@@ -113,6 +116,7 @@ class SessionStore:
         for columns in rows:
             values = {name: columns[name] for name in MESSAGE_FIELDS}
             values["params"] = json.loads(values["params"])
+            values["tool_calls"] = parse_tool_calls(json.loads(values["tool_calls"] or "[]"))
             parent = messages.get(columns["parent"])
             messages[columns["id"]] = Message(**values, parent=parent, id=columns["id"])
         return Conversation(
@@ -374,7 +378,9 @@ def _message_row(conversation: Conversation, message: Message) -> dict[str, Any]
 
 
 def _value(value: Any) -> Any:
-    """Convert a value for SQLite: dicts to JSON, surrogates (undecodable bytes) to `?`."""
+    """Convert a value for SQLite: dicts and calls to JSON, surrogates (wrong bytes) to `?`."""
     if isinstance(value, dict):
         return json.dumps(value)
+    if isinstance(value, list):
+        return json.dumps([call.as_object() for call in value]) if value else None
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

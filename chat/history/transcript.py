@@ -18,7 +18,12 @@ def as_markdown(conversation: Conversation) -> str:
     if conversation.system:
         parts += ["## System", conversation.system]
     for message in conversation.messages:
-        parts += [f"## {_author(message)}", message.content]
+        if message.role == "tool":
+            names = ", ".join(call.name for call in message.tool_calls)
+            parts += [f"## Result of {names}", _indented(message.content)]
+            continue
+        parts += [f"## {_author(message)}", *filter(None, [message.content])]
+        parts += [f"Calls `{call.text}`" for call in message.tool_calls]
         if message.interrupted:
             parts.append("*(stopped here)*")
     return "\n\n".join(parts) + "\n"
@@ -29,6 +34,11 @@ def _author(message: Message) -> str:
         return "You"
     model = (message.model or "").rstrip("/")
     return model.rpartition("/")[2] or "Assistant"
+
+
+def _indented(text: str) -> str:
+    """Return a text as a Markdown code block, which no content can end."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 def as_json(conversation: Conversation) -> str:
@@ -56,7 +66,8 @@ def as_object(conversation: Conversation) -> dict[str, Any]:
 
 def _message(message: Message) -> dict[str, Any]:
     fields = {name: getattr(message, name) for name in MESSAGE_FIELDS}
-    known = {name: value for name, value in fields.items() if value not in (None, {})}
+    fields["tool_calls"] = [call.as_object() for call in message.tool_calls]
+    known = {name: value for name, value in fields.items() if value not in (None, {}, [])}
     return {"id": message.id, "parent": message.parent and message.parent.id, **known}
 
 

@@ -21,7 +21,7 @@ SAMPLING_OPTIONS = (
     "seed",
 )
 # Options that are saved with a conversation.
-_SESSION_OPTIONS = ("model", "template", *SAMPLING_OPTIONS)
+SESSION_OPTIONS = ("model", "template", *SAMPLING_OPTIONS)
 # The names of sampling parameters in generation_config.json.
 _GENERATION_NAMES = {
     "temperature": "temperature",
@@ -136,7 +136,7 @@ class ChatConfig:
         Paths of files become absolute.
         """
         changed = {_OPTION_NAMES.get(name, name): value for name, value in changes.items()}
-        options = {name: getattr(self, name) for name in _SESSION_OPTIONS}
+        options = {name: getattr(self, name) for name in SESSION_OPTIONS}
         options |= {name: value for name, value in changed.items() if name in options}
         for name in ("model", "template"):
             if options[name] and Path(options[name]).exists():

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation, Message
 from swiftchat.chat.history.store import SessionStore
+from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.errors import FileSystemError, UsageError
 
 
@@ -262,6 +263,18 @@ def test_an_older_schema_is_migrated(path: Path, monkeypatch: pytest.MonkeyPatch
         assert db.execute("SELECT pinned FROM sessions").fetchall() == [(None,)]
 
 
+def test_tool_calls_and_results_are_stored(path: Path) -> None:
+    call = ToolCall("read", {"path": "a\nb", "depth": [1, {"x": None}]})
+    with opened(path) as store:
+        conversation = saved(store, "q")
+        conversation.add("assistant", "").tool_calls = [call, ToolCall("list", {})]
+        conversation.add_tool_result(call, "content")
+        store.save(conversation)
+        loaded = store.load(conversation.id)
+        assert shape(loaded) == shape(conversation) and loaded.messages[-1].tool_calls == [call]
+        assert store.search("content")[0].role == "tool"
+
+
 def test_a_failing_autosave_warns_once_and_recovers(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     warnings = Warnings()
@@ -371,6 +384,7 @@ import os, random, signal, sqlite3, sys, time
 from pathlib import Path
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.store import SessionStore
+from swiftchat.chat.history.tool_call import ToolCall
 
 path, times = Path(sys.argv[1]), int(sys.argv[2])
 SessionStore(path, print).close()

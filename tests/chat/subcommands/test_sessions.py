@@ -8,9 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from swiftchat.chat import cli
+from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.importer import import_conversations
 from swiftchat.chat.history.store import SessionStore, sessions_path
-from swiftchat.chat.history.transcript import as_json
+from swiftchat.chat.history.tool_call import ToolCall
+from swiftchat.chat.history.transcript import as_json, as_markdown
 from swiftchat.chat.options.roles import parse_role
 from swiftchat.errors import UsageError
 from tests.chat.test_oneshot import Program, failure
@@ -172,6 +174,55 @@ def chatgpt_node(role: str, text: str, parent: str | None) -> dict[str, Any]:
             "metadata": {"model_slug": "gpt-x"},
         },
     }
+
+
+def test_tool_calls_round_trip_through_json() -> None:
+    conversation, call = Conversation(), ToolCall("add", {"a": 1})
+    conversation.add("user", "q")
+    conversation.add("assistant", "").tool_calls = [call]
+    conversation.add_tool_result(call, "2\n```\n3")
+    conversation.add("assistant", "So.")
+    [again] = import_conversations(as_json(conversation).encode(), "x")
+    assert [(m.role, m.content, m.tool_calls) for m in again.messages] == [
+        (m.role, m.content, m.tool_calls) for m in conversation.messages
+    ]
+    markdown = as_markdown(conversation)
+    assert 'Calls `add {"a": 1}`' in markdown
+    assert "## Result of add\n\n    2\n    ```\n    3\n" in markdown
+
+
+def test_tool_calls_of_openai_messages_are_imported() -> None:
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "function": function}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "2"},
+        {"role": "tool", "tool_call_id": "unknown", "content": "3"},
+        {"role": "assistant", "content": "So."},
+    ]
+    [found] = import_conversations(json.dumps(messages).encode(), "x")
+    call = ToolCall("add", {"a": 1}, "c1")
+    assert [(m.role, m.content, m.tool_calls) for m in found.messages] == [
+        ("user", "q", []),
+        ("assistant", "", [call]),
+        ("tool", "2", [call]),
+        ("assistant", "So.", []),
+    ]
+
+
+def test_an_imported_conversation_sets_no_option_that_is_not_saved(
+    program: Program, tmp_path: Path
+) -> None:
+    """A file of somebody else must not start programs, read files or connect to hosts."""
+    (tmp_path / "secret").write_text("a secret")
+    settings = {"system_file": str(tmp_path / "secret"), "connect": "example.org:1", "seed": 5}
+    value = {"swiftchat": 1, "settings": settings, "messages": [{"role": "user", "content": "q"}]}
+    (tmp_path / "x.json").write_text(json.dumps(value))
+    imported = run_sessions("import", str(tmp_path / "x.json"))
+    result = program.run("--session", imported.stdout.split()[0], "-p", "next")
+    assert (result.exit_code, result.stdout) == (0, "Answer 0.\n")
+    assert "a secret" not in program.engine.prompt_text()
+    assert program.engine.params[0].seed == 5
 
 
 def test_chatgpt_import_keeps_branches() -> None:
