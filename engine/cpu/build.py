@@ -50,7 +50,7 @@ class Target:
         return f"{self.system}-{self.architecture}"
 
 
-# `plain` runs on every processor of the architecture and tells what this one has (features.c).
+# `plain` runs on every processor of the architecture and tells what this one has (cpu_features.c).
 # From the plainest to the fastest.
 VARIANTS = {
     "x86_64": (
@@ -77,15 +77,13 @@ TARGETS = {
         Target("windows", "x86_64", "x86_64-windows-gnu", ".dll"),
     )
 }
-# No -ffast-math: the kernels keep NaNs and infinities, and operations are fused only where the
-# source says so.
+# No -ffast-math: the kernels keep NaNs and infinities, sums are added in the order of the source,
+# and operations are fused only where it says so.
 FLAGS = (
     "-std=c11",
     "-O3",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-fno-signed-zeros",
-    "-fassociative-math",
     "-ffp-contract=off",
 )
 WARNINGS = ("-Wall", "-Wextra", "-Wno-missing-field-initializers")

@@ -4,7 +4,7 @@ from enum import IntFlag
 
 
 class Feature(IntFlag):
-    """The bits of `cpu_features`, as kernels/features.h documents them."""
+    """The bits of `cpu_features`, as kernels/cpu_features.h documents them."""
 
     AVX2 = 1
     AVX512 = 2

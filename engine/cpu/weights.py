@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -109,6 +109,10 @@ class NativeWeights:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._packer = Packer(pool.library, pool.num_threads)
+
+    @property
+    def blocks(self) -> Self:
+        return self
 
     def plain(self, tensor: Tensor) -> LinearWeight:
         contiguous = tensor if tensor.stride(1) == 1 else tensor.contiguous()

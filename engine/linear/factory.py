@@ -39,7 +39,10 @@ class WeightFactory(Protocol):
     """Makes the weights of one device."""
 
     keeps_quantized: bool  # else quantized matrices are dequantized when they are loaded
-    block_types: Collection[str]  # types of ggml blocks that `from_blocks` takes
+
+    @property
+    def blocks(self) -> "BlockFactory | None":
+        """What makes weights of GGUF's own blocks, or None."""
 
     def plain(self, tensor: Tensor) -> LinearWeight: ...
     def quantized(
@@ -50,24 +53,31 @@ class WeightFactory(Protocol):
         None if they differ in scheme, or if no class computes with them.
         """
 
+    def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight: ...
+
+
+class BlockFactory(Protocol):
+    """Makes weights of ggml blocks as they are in a file."""
+
+    block_types: Collection[str]  # the types that `from_blocks` takes
+
     def from_blocks(
         self, parts: Sequence[GgufBlocks], dtype: torch.dtype, on_packed: Callable[[], None]
     ) -> LinearWeight:
-        """As `quantized`, for types in `block_types`.
+        """Return the parts one below the other as one weight for activations of `dtype`.
 
         Calls `on_packed` now and then, on any thread; blocks before may leave the memory. Raises
         `BadModelFile` if a scale is infinite or NaN.
         """
 
-    def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight: ...
-
 
 class TorchWeights:
     """Weights for torch's operators; on the CPU it may keep quantized ones."""
 
+    blocks = None
+
     def __init__(self, *, keeps_quantized: bool) -> None:
         self.keeps_quantized = keeps_quantized
-        self.block_types: Collection[str] = ()
 
     def plain(self, tensor: Tensor) -> LinearWeight:
         return PlainWeight(tensor)
@@ -80,11 +90,6 @@ class TorchWeights:
             return None
         return _CPU_WEIGHTS[scheme](parts, dtype)
 
-    def from_blocks(
-        self, parts: Sequence[GgufBlocks], dtype: torch.dtype, on_packed: Callable[[], None]
-    ) -> LinearWeight:
-        raise NotImplementedError
-
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
         return MergedWeight(parts)
 
@@ -93,7 +98,7 @@ class KernelWeights:
     """Weights for the project's kernels on a GPU."""
 
     keeps_quantized = True
-    block_types: Collection[str] = ()
+    blocks = None
 
     def __init__(self, kernels: LinearKernels) -> None:
         self._kernels = kernels
@@ -106,11 +111,6 @@ class KernelWeights:
     ) -> LinearWeight | None:
         matrix = packed_matrix(parts, dtype, self._kernels.gpu.device)
         return None if matrix is None else GpuQuantizedWeight(matrix, self._kernels)
-
-    def from_blocks(
-        self, parts: Sequence[GgufBlocks], dtype: torch.dtype, on_packed: Callable[[], None]
-    ) -> LinearWeight:
-        raise NotImplementedError
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
         return GpuMergedWeight(parts)

@@ -46,7 +46,7 @@ def resident_estimate(
     packed = checkpoint.quantized
     if device.type != "cpu":
         return gpu_weight_bytes(shard, packed_schemes(packed), dtype.itemsize)
-    if factory.block_types:
+    if factory.blocks is not None:
         return cpu_weight_bytes(shard, packed, dtype.itemsize)
     whole_bytes = {
         name: checkpoint.nbytes(name)
@@ -113,7 +113,8 @@ def _kind(checkpoint: Checkpoint, name: str, factory: WeightFactory) -> str | Sc
     tensor = checkpoint.quantized.get(name)
     if tensor is None:
         return None
-    if tensor.read_blocks is not None and tensor.format in factory.block_types:
+    types = () if factory.blocks is None else factory.blocks.block_types
+    if tensor.read_blocks is not None and tensor.format in types:
         return tensor.format
     return None if tensor.packed is None else tensor.packed.scheme
 
@@ -128,10 +129,10 @@ def _load_quantized(
     """Load the parts of one kind; None: they must be dequantized."""
     if not factory.keeps_quantized:
         return None
-    if isinstance(_kind(checkpoint, slices[0][0], factory), str):
+    if factory.blocks is not None and isinstance(_kind(checkpoint, slices[0][0], factory), str):
         blocks = _sliced_blocks(checkpoint, slices)
         if blocks is not None:
-            return factory.from_blocks(blocks, dtype, checkpoint.release_pages)
+            return factory.blocks.from_blocks(blocks, dtype, checkpoint.release_pages)
     parts: list[QuantizedMatrix] = []
     for name, part in slices:
         tensor = checkpoint.quantized.get(name)

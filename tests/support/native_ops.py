@@ -63,7 +63,10 @@ def run_inputs(
     logits_rows: Sequence[int] | None = None,
     spans: Sequence[SpanRows] = (),
 ) -> RunInputs:
-    """Return the inputs of a batch; what is not given is 0, 1, 2, …"""
+    """Return the inputs of a batch of `num_tokens` rows.
+
+    The default of ids, positions, slots and logits_rows is 0 .. num_tokens - 1.
+    """
 
     def tensor(values: Sequence[int] | None) -> Tensor:
         return torch.tensor(range(num_tokens) if values is None else values, dtype=torch.int32)

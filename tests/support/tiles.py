@@ -1,12 +1,39 @@
 """Random matrices in the tiled layout of kernels/matrix.h, packed by a plain program."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from swiftchat.engine.cpu.structures import BLOCK_COLS, TILE_ROWS, Format, Matrix
 from tests.support.native_ops import aligned
+
+
+class Layout(NamedTuple):
+    """How a tiled matrix is quantized; `group_cols` 0: with scales of rows only."""
+
+    format: Format
+    group_cols: int
+    has_minimum: bool = False
+    wide_tables: bool = False
+
+
+LAYOUTS = (
+    Layout(Format.INT4, 0),
+    Layout(Format.INT4, 32),
+    Layout(Format.INT4, 32, has_minimum=True),
+    Layout(Format.INT4, 128),
+    Layout(Format.INT4, 64, has_minimum=True, wide_tables=True),
+    Layout(Format.INT4, 16, wide_tables=True),
+    Layout(Format.INT4, 16, has_minimum=True),
+    Layout(Format.INT8, 0),
+    Layout(Format.INT8, 32),
+    Layout(Format.INT8, 16),
+    Layout(Format.INT8, 16, has_minimum=True, wide_tables=True),
+    Layout(Format.INT8, 64, has_minimum=True),
+    Layout(Format.INT8, 256, has_minimum=True),
+)
 
 
 @dataclass(frozen=True)
@@ -25,16 +52,9 @@ class Tiles:
     minimums: Tensor
 
 
-def random_tiles(
-    format: Format,
-    rows: int,
-    cols: int,
-    group_cols: int,
-    has_minimum: bool = False,
-    wide_tables: bool = False,
-    seed: int = 0,
-) -> Tiles:
-    """Return a random matrix; with `group_cols` 0 it has scales of rows only."""
+def random_tiles(layout: Layout, rows: int, cols: int, seed: int = 0) -> Tiles:
+    """Return a random matrix with row scales."""
+    format, group_cols, has_minimum, wide_tables = layout
     generator = torch.Generator().manual_seed(seed)
     low, high = (0, 16) if format == Format.INT4 else (-128, 128)
     values = torch.randint(low, high, (rows, cols), generator=generator)

@@ -11,6 +11,7 @@
    differs in the last bits from that in a decode step. */
 #pragma once
 #include "layer_cache.h"
+#include "vector_math.h"
 
 enum {
     MIN_PREFILL_ROWS = 8, /* rows of a span from which on the prefill kernel is faster */

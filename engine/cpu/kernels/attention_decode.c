@@ -40,7 +40,7 @@ INLINE void score_pass(const Unit *unit, int format, int num_queries, int first_
     const float *queries = unit->queries + first_query * unit->stride;
     for (int k = 0; k < count; k += KEYS) {
         const uint8_t *key[KEYS];
-        Vector sums[MAX_PASS_QUERIES][KEYS] = {0};
+        Floats sums[MAX_PASS_QUERIES][KEYS] = {0};
         if (first_query == 0) prefetch(next + k * row_bytes, KEYS * (int)row_bytes);
         for (int i = 0; i < KEYS; i++) {
             key[i] = keys + min_int(k + i, count - 1) * row_bytes;
@@ -48,22 +48,22 @@ INLINE void score_pass(const Unit *unit, int format, int num_queries, int first_
         int d = 0;
         for (; d + LANES <= head_dim; d += LANES) {
             for (int i = 0; i < KEYS; i++) {
-                Vector elements = load_elements(format, key[i] + d * bytes);
+                Floats elements = load_elements(format, key[i] + d * bytes);
                 for (int q = 0; q < num_queries; q++) {
-                    Vector query = load_vector(queries + q * unit->stride + d);
-                    sums[q][i] = multiply_add(elements, query, sums[q][i]);
+                    Floats query = load_floats(queries + q * unit->stride + d);
+                    sums[q][i] = add_product(sums[q][i], elements, query);
                 }
             }
         }
         for (int i = 0; d < head_dim && i < KEYS; i++) {
-            Vector elements = load_last_elements(format, key[i] + d * bytes, head_dim - d);
+            Floats elements = load_last_elements(format, key[i] + d * bytes, head_dim - d);
             for (int q = 0; q < num_queries; q++) {
-                Vector query = load_vector(queries + q * unit->stride + d);
-                sums[q][i] = multiply_add(elements, query, sums[q][i]);
+                Floats query = load_floats(queries + q * unit->stride + d);
+                sums[q][i] = add_product(sums[q][i], elements, query);
             }
         }
         for (int q = 0; q < num_queries; q++) {
-            Vector4 four = add_elements_of_four(sums[q][0], sums[q][1], sums[q][2], sums[q][3]);
+            Floats4 four = add_elements_of_four(sums[q][0], sums[q][1], sums[q][2], sums[q][3]);
             memcpy(scores + (first_query + q) * UNIT_STRIDE + k, &four, sizeof four);
         }
     }
@@ -76,31 +76,31 @@ INLINE void value_pass(const Unit *unit, int format, int num_queries, int num_ve
     const int bytes = element_bytes(format), row_bytes = unit->head_dim * bytes;
     const int remaining = unit->head_dim - d;
     float *partials = unit->partials + first_query * unit->partial_stride + d;
-    Vector sums[MAX_PASS_QUERIES][8];
+    Floats sums[MAX_PASS_QUERIES][8];
     for (int q = 0; q < num_queries; q++) {
         for (int v = 0; v < num_vectors; v++) {
-            sums[q][v] = load_vector(partials + q * unit->partial_stride + v * LANES);
+            sums[q][v] = load_floats(partials + q * unit->partial_stride + v * LANES);
         }
     }
     values += d * bytes;
     for (int t = 0; t < count; t++, values += row_bytes) {
         if (first_query == 0 && d == 0) prefetch(next + (int64_t)t * row_bytes, row_bytes);
-        Vector weight[MAX_PASS_QUERIES];
+        Floats weight[MAX_PASS_QUERIES];
         for (int q = 0; q < num_queries; q++) {
             weight[q] = broadcast(weights[(first_query + q) * UNIT_STRIDE + t]);
         }
         for (int v = 0; v < num_vectors; v++) {
-            Vector elements = remaining < LANES
+            Floats elements = remaining < LANES
                                   ? load_last_elements(format, values, remaining)
                                   : load_elements(format, values + v * LANES * bytes);
             for (int q = 0; q < num_queries; q++) {
-                sums[q][v] = multiply_add(elements, weight[q], sums[q][v]);
+                sums[q][v] = add_product(sums[q][v], elements, weight[q]);
             }
         }
     }
     for (int q = 0; q < num_queries; q++) {
         for (int v = 0; v < num_vectors; v++) {
-            store_vector(partials + q * unit->partial_stride + v * LANES, sums[q][v]);
+            store_floats(partials + q * unit->partial_stride + v * LANES, sums[q][v]);
         }
     }
 }
@@ -215,28 +215,28 @@ static void weigh(const AttentionOp *op, const Unit *unit, int query, int head, 
     const int padded = round_up_lanes(count), head_dim = padded_head_dim(op);
     float *scores = unit->scores + query * UNIT_STRIDE;
     float *partial = unit->partials + query * unit->partial_stride;
-    const Vector cap = broadcast(op->softcap);
-    const Vector slope = broadcast(op->slopes ? op->slopes[head] : 0);
-    Vector largest = broadcast(partial[head_dim]), sum = {0};
+    const Floats cap = broadcast(op->softcap);
+    const Floats slope = broadcast(op->slopes ? op->slopes[head] : 0);
+    Floats largest = broadcast(partial[head_dim]), sum = {0};
     for (int i = 0; i < padded; i += LANES) {
-        Vector score = load_vector(scores + i);
-        if (op->cache.scales) score *= load_vector(unit->key_scales + i);
-        if (op->softcap != 0) score = cap * tanh_vector(score / cap);
-        if (op->slopes) score = multiply_add(slope, lane_numbers(distance + i), score);
-        score = select_vector(lane_numbers(i) < (float)count, score, broadcast(-INFINITY));
-        store_vector(scores + i, score);
-        largest = max_vector(score, largest);
+        Floats score = load_floats(scores + i);
+        if (op->cache.scales) score *= load_floats(unit->key_scales + i);
+        if (op->softcap != 0) score = cap * tanh_floats(score / cap);
+        if (op->slopes) score = add_product(score, slope, lane_numbers(distance + i));
+        score = select_floats(lane_numbers(i) < (float)count, score, broadcast(-INFINITY));
+        store_floats(scores + i, score);
+        largest = max_floats(score, largest);
     }
-    const Vector max = broadcast(max_element(largest));
+    const Floats max = broadcast(max_element(largest));
     for (int i = 0; i < padded; i += LANES) {
-        Vector weight = exp_vector(load_vector(scores + i) - max);
+        Floats weight = exp_floats(load_floats(scores + i) - max);
         sum += weight;
-        if (op->cache.scales) weight *= load_vector(unit->value_scales + i);
-        store_vector(scores + i, weight);
+        if (op->cache.scales) weight *= load_floats(unit->value_scales + i);
+        store_floats(scores + i, weight);
     }
-    const float factor = exp_vector(broadcast(partial[head_dim]) - max)[0];
+    const float factor = exp_floats(broadcast(partial[head_dim]) - max)[0];
     for (int d = 0; d < head_dim; d += LANES) {
-        store_vector(partial + d, load_vector(partial + d) * factor);
+        store_floats(partial + d, load_floats(partial + d) * factor);
     }
     partial[head_dim] = max[0];
     partial[head_dim + 1] = partial[head_dim + 1] * factor + add_elements(sum);
@@ -296,11 +296,11 @@ void clear_partial(const AttentionOp *op, float *partial) {
 void add_partial(const AttentionOp *op, float *sum, const float *partial) {
     const int head_dim = padded_head_dim(op);
     const float max = sum[head_dim] > partial[head_dim] ? sum[head_dim] : partial[head_dim];
-    const Vector old = exp_vector(broadcast(sum[head_dim] - max));
-    const Vector new = exp_vector(broadcast(partial[head_dim] - max));
+    const Floats old = exp_floats(broadcast(sum[head_dim] - max));
+    const Floats new = exp_floats(broadcast(partial[head_dim] - max));
     for (int d = 0; d < head_dim; d += LANES) {
-        Vector scaled = load_vector(sum + d) * old;
-        store_vector(sum + d, multiply_add(load_vector(partial + d), new, scaled));
+        Floats scaled = load_floats(sum + d) * old;
+        store_floats(sum + d, add_product(scaled, load_floats(partial + d), new));
     }
     sum[head_dim] = max;
     sum[head_dim + 1] = sum[head_dim + 1] * old[0] + partial[head_dim + 1] * new[0];

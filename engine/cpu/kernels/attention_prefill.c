@@ -56,35 +56,29 @@ size_t prefill_memory_bytes(const AttentionOp *op) {
     return panels * round_up_64(sizeof(Panel)) + floats * sizeof(float);
 }
 
-INLINE IntVector load_ints(const int32_t *from) {
-    IntVector v;
-    memcpy(&v, from, sizeof v);
-    return v;
-}
-
 /* c[r][v] = factor * c[r][v] + sum over k of a(r, k) * b[k][v], for PRODUCT_ROWS rows and
    `num_vectors` vectors; a(r, k) is a[r * row_stride + k * depth_stride]. c [..][PANEL] is not read
    without `factor`. */
 INLINE void multiply_by(int num_vectors, const float *a, int row_stride, int depth_stride,
                         const float *b, int depth, float *c, const float *factor) {
-    Vector sums[PRODUCT_ROWS][PANEL_VECTORS] = {0};
+    Floats sums[PRODUCT_ROWS][PANEL_VECTORS] = {0};
     for (int r = 0; factor && r < PRODUCT_ROWS; r++) {
         for (int v = 0; v < num_vectors; v++) {
-            sums[r][v] = load_vector(c + r * PANEL + v * LANES) * load_vector(factor + v * LANES);
+            sums[r][v] = load_floats(c + r * PANEL + v * LANES) * load_floats(factor + v * LANES);
         }
     }
     for (int k = 0; k < depth; k++, a += depth_stride, b += PANEL) {
-        Vector vectors[PANEL_VECTORS];
-        for (int v = 0; v < num_vectors; v++) vectors[v] = load_vector(b + v * LANES);
+        Floats vectors[PANEL_VECTORS];
+        for (int v = 0; v < num_vectors; v++) vectors[v] = load_floats(b + v * LANES);
         for (int r = 0; r < PRODUCT_ROWS; r++) {
-            Vector element = broadcast(a[r * row_stride]);
+            Floats element = broadcast(a[r * row_stride]);
             for (int v = 0; v < num_vectors; v++) {
-                sums[r][v] = multiply_add(element, vectors[v], sums[r][v]);
+                sums[r][v] = add_product(sums[r][v], element, vectors[v]);
             }
         }
     }
     for (int r = 0; r < PRODUCT_ROWS; r++) {
-        for (int v = 0; v < num_vectors; v++) store_vector(c + r * PANEL + v * LANES, sums[r][v]);
+        for (int v = 0; v < num_vectors; v++) store_floats(c + r * PANEL + v * LANES, sums[r][v]);
     }
 }
 
@@ -104,18 +98,18 @@ MULTIPLY(multiply_one, 1)
 /* Apply the soft cap and ALiBi's bias to scores [num_keys][PANEL]. */
 INLINE void adjust_scores(const AttentionOp *op, const Panel *panel, int num_vectors,
                           int first_token, int num_keys, float *scores) {
-    const Vector cap = broadcast(op->softcap);
+    const Floats cap = broadcast(op->softcap);
     for (int k = 0; k < num_keys; k++) {
         for (int v = 0; v < num_vectors; v++) {
             float *place = scores + k * PANEL + v * LANES;
-            Vector score = load_vector(place);
-            if (op->softcap != 0) score = cap * tanh_vector(score / cap);
+            Floats score = load_floats(place);
+            if (op->softcap != 0) score = cap * tanh_floats(score / cap);
             if (op->slopes) {
-                IntVector distance = first_token + k - load_ints(panel->position + v * LANES);
-                Vector slope = load_vector(panel->slope + v * LANES);
-                score = multiply_add(slope, __builtin_convertvector(distance, Vector), score);
+                Ints distance = first_token + k - load_ints(panel->position + v * LANES);
+                Floats slope = load_floats(panel->slope + v * LANES);
+                score = add_product(score, slope, __builtin_convertvector(distance, Floats));
             }
-            store_vector(place, score);
+            store_floats(place, score);
         }
     }
 }
@@ -126,11 +120,11 @@ INLINE void mask_scores(const Panel *panel, int num_vectors, int first_token, in
     for (int k = 0; k < num_keys; k++) {
         for (int v = 0; v < num_vectors; v++) {
             float *place = scores + k * PANEL + v * LANES;
-            IntVector first = load_ints(panel->first + v * LANES) - (first_token + k);
-            IntVector end = load_ints(panel->end + v * LANES) - (first_token + k);
-            IntVector is_visible = (first <= 0) & (end > 0);
-            Vector score = select_vector(is_visible, load_vector(place), broadcast(-INFINITY));
-            store_vector(place, score);
+            Ints first = load_ints(panel->first + v * LANES) - (first_token + k);
+            Ints end = load_ints(panel->end + v * LANES) - (first_token + k);
+            Ints is_visible = (first <= 0) & (end > 0);
+            Floats score = select_floats(is_visible, load_floats(place), broadcast(-INFINITY));
+            store_floats(place, score);
         }
     }
 }
@@ -138,29 +132,29 @@ INLINE void mask_scores(const Panel *panel, int num_vectors, int first_token, in
 /* Turn scores [num_keys][PANEL] into exp(score - max), and update the maximums and denominators.
    `factor` [PANEL] becomes what earlier sums must be multiplied by. */
 INLINE void weigh(Panel *panel, int num_vectors, int num_keys, float *scores, float *factor) {
-    Vector max[PANEL_VECTORS], sum[PANEL_VECTORS];
-    for (int v = 0; v < num_vectors; v++) max[v] = load_vector(panel->max + v * LANES);
+    Floats max[PANEL_VECTORS], sum[PANEL_VECTORS];
+    for (int v = 0; v < num_vectors; v++) max[v] = load_floats(panel->max + v * LANES);
     for (int k = 0; k < num_keys; k++) {
         for (int v = 0; v < num_vectors; v++) {
-            max[v] = max_vector(load_vector(scores + k * PANEL + v * LANES), max[v]);
+            max[v] = max_floats(load_floats(scores + k * PANEL + v * LANES), max[v]);
         }
     }
     for (int v = 0; v < num_vectors; v++) {
-        Vector scale = exp_vector(load_vector(panel->max + v * LANES) - max[v]);
-        sum[v] = load_vector(panel->denominator + v * LANES) * scale;
-        store_vector(factor + v * LANES, scale);
-        store_vector(panel->max + v * LANES, max[v]);
+        Floats scale = exp_floats(load_floats(panel->max + v * LANES) - max[v]);
+        sum[v] = load_floats(panel->denominator + v * LANES) * scale;
+        store_floats(factor + v * LANES, scale);
+        store_floats(panel->max + v * LANES, max[v]);
     }
     for (int k = 0; k < num_keys; k++) {
         for (int v = 0; v < num_vectors; v++) {
             float *place = scores + k * PANEL + v * LANES;
-            Vector weight = exp_vector(load_vector(place) - max[v]);
+            Floats weight = exp_floats(load_floats(place) - max[v]);
             sum[v] += weight;
-            store_vector(place, weight);
+            store_floats(place, weight);
         }
     }
     for (int v = 0; v < num_vectors; v++) {
-        store_vector(panel->denominator + v * LANES, sum[v]);
+        store_floats(panel->denominator + v * LANES, sum[v]);
     }
 }
 
@@ -194,15 +188,15 @@ INLINE void convert_rows(const AttentionOp *op, int format, const uint8_t *from,
                          const float *scales, int num_rows, float *to, int stride) {
     const int bytes = element_bytes(format);
     for (int t = 0; t < num_rows; t++, from += op->head_dim * bytes, to += stride) {
-        const Vector scale = broadcast(scales ? row_scale(format, scales[t]) : 1.0f);
+        const Floats scale = broadcast(scales ? row_scale(format, scales[t]) : 1.0f);
         int d = 0;
         for (; d + LANES <= op->head_dim; d += LANES) {
-            Vector elements = load_elements(format, from + d * bytes);
-            store_vector(to + d, scales ? elements * scale : elements);
+            Floats elements = load_elements(format, from + d * bytes);
+            store_floats(to + d, scales ? elements * scale : elements);
         }
         if (d < op->head_dim) {
-            Vector elements = load_last_elements(format, from + d * bytes, op->head_dim - d);
-            store_vector(to + d, scales ? elements * scale : elements);
+            Floats elements = load_last_elements(format, from + d * bytes, op->head_dim - d);
+            store_floats(to + d, scales ? elements * scale : elements);
         }
     }
 }

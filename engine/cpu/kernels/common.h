@@ -14,17 +14,25 @@
 INLINE int min_int(int a, int b) { return a < b ? a : b; }
 INLINE int max_int(int a, int b) { return a > b ? a : b; }
 
-INLINE float bf16_to_float(uint16_t bits) {
-    uint32_t wide = (uint32_t)bits << 16;
+INLINE float float_of_bits(uint32_t bits) {
     float value;
-    memcpy(&value, &wide, 4);
+    memcpy(&value, &bits, 4);
     return value;
+}
+
+INLINE uint32_t bits_of_float(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+
+INLINE float bf16_to_float(uint16_t bits) {
+    return float_of_bits((uint32_t)bits << 16);
 }
 
 /* Round to the nearest, ties to even; a NaN stays a NaN. */
 INLINE uint16_t float_to_bf16(float value) {
-    uint32_t wide;
-    memcpy(&wide, &value, 4);
+    uint32_t wide = bits_of_float(value);
     uint32_t rounded = (wide + 0x7fff + (wide >> 16 & 1)) >> 16;
     return (uint16_t)((wide & 0x7fffffff) > 0x7f800000 ? (wide >> 16) | 0x40 : rounded);
 }
@@ -55,7 +63,6 @@ INLINE float fused_multiply_add(float a, float b, float c) {
 #if defined(__FMA__) || defined(__aarch64__)
     return __builtin_fmaf(a, b, c);
 #else
-#pragma clang fp reassociate(off)
     double product = (double)a * b, sum = product + c;
     double added = sum - product, error = (product - (sum - added)) + (c - added);
     int64_t bits;

@@ -4,13 +4,6 @@
 #pragma once
 #include "common.h"
 
-/* The first statement of a block whose sums must be computed as written. */
-#if defined(__clang__)
-#define KEEP_ORDER _Pragma("clang fp reassociate(off)")
-#else
-#define KEEP_ORDER
-#endif
-
 /* a * b + c, with one rounding where the instruction set has that. */
 INLINE float multiply_add_float(float a, float b, float c) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
@@ -20,22 +13,9 @@ INLINE float multiply_add_float(float a, float b, float c) {
 #endif
 }
 
-INLINE float float_of_bits(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
-INLINE uint32_t bits_of_float(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return bits;
-}
-
 /* e^x = 2^n * e^r with |r| <= ln(2) / 2 and e^r = 1 + r + r^2 q(r), q within 3e-9. 2^n is two
    factors, so that results may be subnormal. */
 INLINE float fast_exp(float x) {
-    KEEP_ORDER
     const float round = 0x1.8p23f; /* added: the integer part is in the low bits */
     x = x > 89.0f ? 89.0f : x;
     x = x < -104.0f ? -104.0f : x;
@@ -58,7 +38,6 @@ INLINE float fast_sigmoid(float x) { return 1.0f / (1.0f + fast_exp(-x)); }
 
 /* x + x^3 p(x^2), p within 7e-9, where the other formula would lose digits. */
 INLINE float fast_tanh(float x) {
-    KEEP_ORDER
     float size = float_of_bits(bits_of_float(x) & 0x7fffffff), y = x * x;
     float p = -0x1.6a5316p-8f;
     p = multiply_add_float(p, y, 0x1.4f9942p-6f);
@@ -73,7 +52,6 @@ INLINE float fast_tanh(float x) {
 
 /* erfc(x) for x >= 0: e^(-x^2) t p(t) with t = 1 / (1 + 0.35 x), p within 2e-8. */
 INLINE float fast_erfc(float x) {
-    KEEP_ORDER
     float t = 1.0f / multiply_add_float(x, 0.35f, 1.0f);
     float p = 0x1.6229acp-5f;
     p = multiply_add_float(p, t, -0x1.7bdffap-3f);

@@ -1,7 +1,7 @@
 /* Panels of gemm_float.c: weights of every format as fp32, or pairs of bf16. */
 #pragma once
 #include "matrix.h"
-#include "simd.h"
+#include "vector.h"
 #include "tile_table.h"
 #include "transpose.h"
 

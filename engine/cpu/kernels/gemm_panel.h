@@ -2,8 +2,7 @@
 #pragma once
 #include "matrix.h"
 #include "quantized_rows.h"
-#include "simd.h"
-#pragma clang fp reassociate(off)
+#include "vector.h"
 
 /* Whether values are bytes, for instructions that multiply four of them with bytes of activations.
  */

@@ -2,9 +2,8 @@
    neither on the number of vectors nor on the row. */
 #include "gemv.h"
 
-#include "simd.h"
+#include "vector.h"
 #include "weight_lanes.h"
-#pragma clang fp reassociate(off)
 
 enum {
     PREFETCH_BYTES = 2048,
@@ -23,15 +22,6 @@ INLINE void prefetch_ahead(Ahead ahead, const uint8_t *at, int nbytes) {
     at += PREFETCH_BYTES;
     at += at < ahead.end ? 0 : ahead.jump;
     for (int i = 0; i < nbytes; i += 64) __builtin_prefetch(at + i, 0, 2);
-}
-
-/* sum + a * b, with one rounding where that is one instruction. */
-INLINE Floats accumulate(Floats a, Floats b, Floats sum) {
-#if defined(__FMA__) || defined(__aarch64__)
-    return multiply_add(a, b, sum);
-#else
-    return a * b + sum;
-#endif
 }
 
 INLINE float add_lanes(Floats v) {
@@ -56,7 +46,7 @@ INLINE void multiply_row(int format, const uint8_t *row, int cols, const float *
             Floats weights = load_weights(format, row + col * (ptrdiff_t)bytes);
 #pragma GCC unroll 4
             for (int v = 0; v < n; v++)
-                sums[v][i] = accumulate(weights, load_floats(x + v * (ptrdiff_t)cols + col), sums[v][i]);
+                sums[v][i] = add_product(sums[v][i], weights, load_floats(x + v * (ptrdiff_t)cols + col));
         }
     }
     for (; c < cols; c += LANES) {
@@ -68,7 +58,7 @@ INLINE void multiply_row(int format, const uint8_t *row, int cols, const float *
         for (int v = 0; v < n; v++) {
             float last_x[LANES] = {0};
             memcpy(last_x, x + v * (ptrdiff_t)cols + c, (size_t)rest * 4);
-            sums[v][0] = accumulate(weights, load_floats(last_x), sums[v][0]);
+            sums[v][0] = add_product(sums[v][0], weights, load_floats(last_x));
         }
     }
 #pragma GCC unroll 4

@@ -1,9 +1,6 @@
 /* GEMV of tiled integer matrices. A pass takes a tile and up to VECTORS_PER_PASS vectors from block to
    block, with the fp32 sums of its 16 rows in registers. */
 
-/* The order of the sums is part of the interface. */
-#pragma clang fp reassociate(off)
-
 #include "gemv.h"
 
 #if defined(__AVX512VNNI__)

@@ -3,8 +3,6 @@
 #include "quantized_rows.h"
 
 #include "common.h"
-/* Every product and quotient is rounded as written. */
-#pragma clang fp reassociate(off)
 
 static size_t planes_bytes(size_t blocks) { return round_up_64(blocks * BLOCK_COLS); }
 static size_t numbers_bytes(size_t blocks) { return round_up_64(blocks * 4); }

@@ -1,49 +1,8 @@
 /* Transposition of the rows of a tile. */
 #pragma once
 #include <stddef.h>
-#include "simd.h"
 
-/* Of each 128 bits of two registers: elements 0 and 1, or 2 and 3, in turns. */
-INLINE Floats unpack_low(Floats a, Floats b) {
-#if defined(__AVX512VNNI__)
-    return _mm512_unpacklo_ps(a, b);
-#elif defined(__AVX2__)
-    return _mm256_unpacklo_ps(a, b);
-#else
-    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
-#endif
-}
-
-INLINE Floats unpack_high(Floats a, Floats b) {
-#if defined(__AVX512VNNI__)
-    return _mm512_unpackhi_ps(a, b);
-#elif defined(__AVX2__)
-    return _mm256_unpackhi_ps(a, b);
-#else
-    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
-#endif
-}
-
-/* Of each 128 bits of two registers: elements 0 and 1, or 2 and 3, of the one after the other. */
-INLINE Floats join_low(Floats a, Floats b) {
-#if defined(__AVX512VNNI__)
-    return _mm512_shuffle_ps(a, b, 0x44);
-#elif defined(__AVX2__)
-    return _mm256_shuffle_ps(a, b, 0x44);
-#else
-    return __builtin_shufflevector(a, b, 0, 1, 4, 5);
-#endif
-}
-
-INLINE Floats join_high(Floats a, Floats b) {
-#if defined(__AVX512VNNI__)
-    return _mm512_shuffle_ps(a, b, 0xee);
-#elif defined(__AVX2__)
-    return _mm256_shuffle_ps(a, b, 0xee);
-#else
-    return __builtin_shufflevector(a, b, 2, 3, 6, 7);
-#endif
-}
+#include "vector.h"
 
 /* Transpose 16 rows of four elements, `row_bytes` apart, to columns [4][16], `col_stride` floats
    apart. Each 128 bits of a register come from another row, so that parts of 4x4 are transposed at

@@ -189,13 +189,13 @@ CASES = {
     "prefix in two parts": Case(one(30, 90, 75)),
     "prefix, decode": Case(one(2, 10, 10)),
     **{
-        f"{name}, {option}": Case(spans, **{option: value})  # type: ignore[arg-type]
+        f"{name}, {option}": case
         for name, spans in {"decode": DECODE, "prefill": PREFILL, "mixed": MIXED}.items()
-        for option, value in {
-            "window": 100,
-            "softcap": 5.0,
-            "has_slopes": True,
-            "has_sinks": True,
+        for option, case in {
+            "window": Case(spans, window=100),
+            "softcap": Case(spans, softcap=5.0),
+            "has_slopes": Case(spans, has_slopes=True),
+            "has_sinks": Case(spans, has_sinks=True),
         }.items()
     },
     "window of 1": Case(MIXED, window=1),

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from swiftchat.engine.cpu.structures import EmbedOp, Format, Matrix, OpHeader, RowSet
+from swiftchat.engine.cpu.structures import EmbedOp, Matrix, OpHeader, RowSet
 from tests.support.native_ops import FORMATS, each_variant, float_matrix, run_inputs, run_ops
-from tests.support.tiles import random_tiles
+from tests.support.tiles import LAYOUTS, Layout, random_tiles
 
 
 def embed(variant: str, table: Matrix, ids: list[int], **fields: object) -> Tensor:
@@ -39,16 +39,9 @@ def test_scale_positions_and_ids_of_other_ranks(variant: str) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("format", [Format.INT4, Format.INT8])
-@pytest.mark.parametrize("group_cols", [0, 16, 32, 64])
-@pytest.mark.parametrize("has_minimum", [False, True])
-@pytest.mark.parametrize("wide_tables", [False, True])
-def test_tiled_tables(
-    variant: str, format: Format, group_cols: int, has_minimum: bool, wide_tables: bool
-) -> None:
-    tiles = random_tiles(
-        format, 37, 100, group_cols, has_minimum and group_cols > 0, wide_tables, seed=group_cols
-    )
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tiled_tables(variant: str, layout: Layout) -> None:
+    tiles = random_tiles(layout, 37, 100, seed=layout.group_cols)
     ids = [36, 0, 15, 16, 17, 31]
     found = embed(variant, tiles.matrix, ids, scale=1.0)
     # One rounding of the sum with the minimum, one of the row's scale.

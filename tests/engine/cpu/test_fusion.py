@@ -10,26 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from swiftchat.engine.cpu import structures as native
 from swiftchat.engine.cpu.fusion import fuse
 from swiftchat.engine.cpu.recorder import Recording, float_matrix
-from swiftchat.engine.cpu.structures import (
-    ActAndMulOp,
-    Activation,
-    AddScaledOp,
-    AnyOp,
-    AttentionOp,
-    EmbedOp,
-    Epilogue,
-    GatherOp,
-    LinearOp,
-    Matrix,
-    Norm,
-    NormKind,
-    NormOp,
-    OpHeader,
-    RowSet,
-    SoftcapOp,
-)
 from swiftchat.engine.schedule.batch import Batch
 from tests.support import recorded_ops, tiny
 from tests.support.recorded_ops import Interpreter
@@ -58,9 +41,9 @@ def layer_operations(recording: Recording) -> list[str]:
     names = []
     for op in recording.ops:
         name = type(op).__name__.removesuffix("Op")
-        if isinstance(op, LinearOp):
+        if isinstance(op, native.LinearOp):
             norm = "norm " if op.norm.kind else ""
-            name = f"{norm}{Epilogue(op.epilogue).name.lower()}"
+            name = f"{norm}{native.Epilogue(op.epilogue).name.lower()}"
         names.append(name)
     first, second = [i for i, name in enumerate(names) if name == "Attention"][:2]
     return names[first:second]
@@ -91,17 +74,17 @@ def test_operations_of_a_layer(name: str, expected: list[str], tmp_path: Path) -
 
 def test_after_the_last_attention_only_the_rows_of_the_logits_are_computed(tmp_path: Path) -> None:
     recording = fused("llama", tmp_path)
-    last = max(i for i, op in enumerate(recording.ops) if isinstance(op, AttentionOp))
+    last = max(i for i, op in enumerate(recording.ops) if isinstance(op, native.AttentionOp))
     rest = recording.ops[last + 1 :]
-    assert [type(op) for op in rest] == [GatherOp, GatherOp, *[LinearOp] * 4]
-    assert {op.header.row_set for op in recording.ops[: last + 1]} == {RowSet.TOKENS}
-    assert {op.header.row_set for op in rest} == {RowSet.LOGITS}
+    assert [type(op) for op in rest] == [native.GatherOp, native.GatherOp, *[native.LinearOp] * 4]
+    assert {op.header.row_set for op in recording.ops[: last + 1]} == {native.RowSet.TOKENS}
+    assert {op.header.row_set for op in rest} == {native.RowSet.LOGITS}
 
 
 def test_llama_needs_three_buffers_for_all_tokens(tmp_path: Path) -> None:
     """The stream, the output of the attention, and 80 elements of q k v, later of the MLP."""
     recording = fused("llama", tmp_path)
-    widths = [width for row_set, width in recording.buffers if row_set == RowSet.TOKENS]
+    widths = [width for row_set, width in recording.buffers if row_set == native.RowSet.TOKENS]
     assert sorted(widths) == [48, 48, 80]
 
 
@@ -110,7 +93,7 @@ def test_gates_that_share_a_tile_with_up_are_not_fused(tmp_path: Path) -> None:
     tiny.make("llama", tmp_path, intermediate_size=24)
     interpreter = recorded_ops.recorded(tiny.Bench(tmp_path))
     fuse(interpreter.recording)
-    assert sum(isinstance(op, ActAndMulOp) for op in interpreter.recording.ops) == 3
+    assert sum(isinstance(op, native.ActAndMulOp) for op in interpreter.recording.ops) == 3
 
 
 class RandomProgram:
@@ -122,7 +105,7 @@ class RandomProgram:
         self.recording = Recording([], [], 0, [])
         width = draw(st.sampled_from([32, 64]))
         table = float_matrix(self._random(NUM_IDS, width))
-        self._append(EmbedOp(scale=1.0, table=table), width)
+        self._append(native.EmbedOp(scale=1.0, table=table), width)
         for _ in range(draw(st.integers(1, 12))):
             kind = draw(
                 st.sampled_from(
@@ -131,7 +114,7 @@ class RandomProgram:
             )
             getattr(self, f"_{kind}")(self._any_buffer())
         x = self._any_buffer()
-        self._append(GatherOp(x=x), self._width(x), RowSet.LOGITS)
+        self._append(native.GatherOp(x=x), self._width(x), native.RowSet.LOGITS)
         if draw(st.booleans()):
             self._norm(self._last)
         self._linear(self._last)
@@ -139,7 +122,10 @@ class RandomProgram:
 
     def _norm(self, x: int) -> None:
         same = self._others(x)
-        op = NormOp(x=x, norm=Norm(NormKind.RMS, 1e-6, self._random(self._width(x)).data_ptr()))
+        op = native.NormOp(
+            x=x,
+            norm=native.Norm(native.NormKind.RMS, 1e-6, self._random(self._width(x)).data_ptr()),
+        )
         if same and self._draw(st.booleans()):
             op.accumulate = 1
             self._append_to(self._draw(st.sampled_from(same)), op)
@@ -149,25 +135,25 @@ class RandomProgram:
     def _linear(self, x: int) -> None:
         rows, cols = self._draw(st.sampled_from([32, 64])), self._width(x)
         part = pointer(float_matrix(self._random(rows, cols).mul_(cols**-0.5)))
-        parts = cast(part, POINTER(Matrix))
+        parts = cast(part, POINTER(native.Matrix))
         self.recording.references.append(part)
         bias = self._random(rows).data_ptr() if self._draw(st.booleans()) else None
-        self._append(LinearOp(x=x, num_parts=1, rows=rows, parts=parts, bias=bias), rows)
+        self._append(native.LinearOp(x=x, num_parts=1, rows=rows, parts=parts, bias=bias), rows)
 
     def _act(self, x: int) -> None:
-        self._append(ActAndMulOp(x=x, activation=Activation.GELU), self._width(x))
+        self._append(native.ActAndMulOp(x=x, activation=native.Activation.GELU), self._width(x))
 
     def _gate(self, x: int) -> None:
-        op = ActAndMulOp(x=x, activation=Activation.SILU, gated=1)
+        op = native.ActAndMulOp(x=x, activation=native.Activation.SILU, gated=1)
         self._append(op, self._width(x) // 2)
 
     def _cap(self, x: int) -> None:
-        self._append_to(x, SoftcapOp(x=x, cap=3.0))
+        self._append_to(x, native.SoftcapOp(x=x, cap=3.0))
 
     def _add(self, x: int) -> None:
         if same := self._others(x):
             alpha, beta = self._draw(st.sampled_from([(1, 1), (1, 1), (0, 1), (0.5, 2)]))
-            op = AddScaledOp(x=x, alpha=alpha, beta=beta)
+            op = native.AddScaledOp(x=x, alpha=alpha, beta=beta)
             self._append_to(self._draw(st.sampled_from(same)), op)
 
     @property
@@ -187,14 +173,14 @@ class RandomProgram:
     def _width(self, buffer: int) -> int:
         return self.recording.buffers[buffer][1]
 
-    def _append(self, op: Any, width: int, row_set: RowSet | None = None) -> None:
+    def _append(self, op: Any, width: int, row_set: native.RowSet | None = None) -> None:
         buffers = self.recording.buffers
-        buffers.append((row_set or (buffers[-1][0] if buffers else RowSet.TOKENS), width))
+        buffers.append((row_set or (buffers[-1][0] if buffers else native.RowSet.TOKENS), width))
         self._append_to(len(buffers) - 1, op)
 
     def _append_to(self, out: int, op: Any) -> None:
-        op.header = OpHeader(op.KIND, self.recording.buffers[out][0])
-        if not isinstance(op, SoftcapOp):
+        op.header = native.OpHeader(op.KIND, self.recording.buffers[out][0])
+        if not isinstance(op, native.SoftcapOp):
             op.out = out
         self.recording.ops.append(op)
 
@@ -204,7 +190,7 @@ class RandomProgram:
         return values
 
 
-def copied(op: AnyOp) -> AnyOp:
+def copied(op: native.AnyOp) -> native.AnyOp:
     copy = type(op)()
     memmove(pointer(copy), pointer(op), sizeof(op))
     return copy

@@ -30,7 +30,7 @@ from tests.support.native_ops import (
     run_inputs,
     run_ops,
 )
-from tests.support.tiles import random_tiles
+from tests.support.tiles import Layout, random_tiles
 
 
 @dataclass(frozen=True)
@@ -46,25 +46,23 @@ class Part:
         return self.matrix.format >= Format.INT4
 
 
-# A float dtype, or a format, its group size, and whether it has minimums.
-Kind = torch.dtype | tuple[Format, int, bool]
-INT4, INT4_MINIMUM = (Format.INT4, 32, False), (Format.INT4, 32, True)
-INT8, INT8_16 = (Format.INT8, 32, False), (Format.INT8, 16, False)
+Kind = torch.dtype | Layout
+INT4, INT4_MINIMUM = Layout(Format.INT4, 32), Layout(Format.INT4, 32, has_minimum=True)
+INT8, INT8_16 = Layout(Format.INT8, 32), Layout(Format.INT8, 16)
 KINDS: tuple[Kind, ...] = (
     INT4,
     INT4_MINIMUM,
     INT8,
     INT8_16,
-    (Format.INT8, 0, False),
+    Layout(Format.INT8, 0),
     torch.float32,
     torch.bfloat16,
 )
 
 
 def random_part(kind: Kind, rows: int, cols: int, seed: int = 0) -> Part:
-    if isinstance(kind, tuple):
-        format, group_cols, has_minimum = kind
-        tiles = random_tiles(format, rows, cols, group_cols, has_minimum, seed=seed)
+    if isinstance(kind, Layout):
+        tiles = random_tiles(kind, rows, cols, seed)
         return Part(tiles.matrix, tiles.dequantized, tiles.tensors)
     generator = torch.Generator().manual_seed(seed)
     weights = torch.randn(rows, cols, generator=generator).to(kind)
@@ -99,7 +97,7 @@ class Linear:
         matrices = (Matrix * len(self.parts))(*(part.matrix for part in self.parts))
         weight = self.norm_weight
         bias = weight if self.norm_kind == NormKind.LAYER else None
-        op = LinearOp(
+        return LinearOp(
             header=OpHeader(row_set=row_set),
             x=x,
             out=out,
@@ -112,8 +110,6 @@ class Linear:
             bias=None if self.bias is None else self.bias.data_ptr(),
             norm=Norm() if weight is None else norm(self.norm_kind, weight, bias),
         )
-        op.keep_alive = matrices  # type: ignore[attr-defined]
-        return op
 
     def run(self, variant: str, x: Tensor, out: Tensor, num_threads: int = 2) -> Tensor:
         """Return what the native operation makes of x [n, cols] and out [n, width]."""

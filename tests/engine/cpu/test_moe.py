@@ -19,7 +19,7 @@ from swiftchat.engine.cpu.structures import (
     RowSet,
 )
 from tests.support.native_ops import each_variant, float_matrix, run_inputs, run_ops
-from tests.support.tiles import random_tiles
+from tests.support.tiles import Layout, random_tiles
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Layer:
     def _matrix(self, format: Format, rows: int, cols: int) -> tuple[Tensor, Matrix]:
         """Return the fp64 values of a random matrix and its description."""
         if format in (Format.INT4, Format.INT8):
-            tiles = random_tiles(format, rows, cols, 32, True, seed=len(self._keep))
+            tiles = random_tiles(Layout(format, 32, True), rows, cols, len(self._keep))
             self._keep.append(tiles)
             return tiles.dequantized, tiles.matrix
         dtypes = {Format.F32: torch.float32, Format.F16: torch.float16, Format.BF16: torch.bfloat16}

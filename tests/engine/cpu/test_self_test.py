@@ -1,5 +1,7 @@
 """The self-test passes for every variant and finds wrong kernels."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -25,8 +27,8 @@ def test_wrong_results_are_found(
     layer = self_test._Layer
     run = layer.run
 
-    def run_wrongly(*arguments: object) -> dict[str, torch.Tensor]:
-        found = run(*arguments)  # type: ignore[arg-type]
+    def run_wrongly(*arguments: Any) -> dict[str, torch.Tensor]:
+        found = run(*arguments)
         found[name][-1].mul_(wrong)
         return found
 

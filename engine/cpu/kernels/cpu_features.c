@@ -1,5 +1,5 @@
 /* What this processor can run: CPUID and XGETBV on x86-64, the system's answers on aarch64. */
-#include "features.h"
+#include "cpu_features.h"
 
 #include "common.h"
 
