@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from swiftchat.chat.history.autosave import Autosave
     from swiftchat.chat.history.conversation import Conversation
     from swiftchat.chat.options.config import ChatConfig
+    from swiftchat.chat.terminal.keyboard import Keyboard
 
 # name → (module, attribute, short help); aliases have no help and are not listed.
 _COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -136,12 +137,18 @@ def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
         conversation.system = config.system_text()
         if _is_oneshot(config):
             return _run_once(config, conversation, autosave)
-        from swiftchat.chat.terminal.echo import hide_typing
-
-        with hide_typing():  # input typed during the imports must not be echoed twice
+        with _open_keyboard() as keyboard:
+            # Imported while the user may type already.
             from swiftchat.chat.repl.loop import run_repl
 
-        return run_repl(config, conversation, autosave)
+            return run_repl(config, conversation, autosave, keyboard)
+
+
+def _open_keyboard() -> "Keyboard":
+    from swiftchat.chat.render.style import is_dumb
+    from swiftchat.chat.terminal.keyboard import Keyboard
+
+    return Keyboard(is_dumb(os.environ))
 
 
 def _is_oneshot(config: "ChatConfig") -> bool:
@@ -177,19 +184,22 @@ def _run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Aut
     conversation.title = conversation.title or title_of(question or text)
     conversation.add("user", text)
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    with chat_model_for(config) as chat_model:
-        one_shot = OneShot(chat_model, config, autosave)
-        with hide_typing(one_shot.pause) if at_terminal else contextlib.nullcontext():
-            if not config.interactive:
-                try:
-                    return one_shot.run(conversation)
-                finally:
-                    autosave.finish(conversation)
+    if config.interactive:
+        with _open_keyboard() as keyboard, chat_model_for(config) as chat_model:
+            one_shot = OneShot(chat_model, config, autosave)
             # Imported while the engine loads, because it takes 0.1 s.
             from swiftchat.chat.repl.loop import Repl
 
-            one_shot.run(conversation)
-        return Repl(chat_model, config, conversation, "", autosave).run()
+            with keyboard.erasing(one_shot.pause):
+                one_shot.run(conversation)
+            return Repl(chat_model, config, conversation, "", autosave, keyboard).run()
+    with chat_model_for(config) as chat_model:
+        one_shot = OneShot(chat_model, config, autosave)
+        with hide_typing(one_shot.pause) if at_terminal else contextlib.nullcontext():
+            try:
+                return one_shot.run(conversation)
+            finally:
+                autosave.finish(conversation)
 
 
 def main() -> None:

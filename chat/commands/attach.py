@@ -75,6 +75,17 @@ def run_shell(state: ChatState, command: str) -> None:
     """Run a shell command, print its output as it arrives, and store it for `/attach`."""
     if not command:
         raise UsageError("! needs a command", "!ls")
+    with state.keyboard.lent():
+        output, size = _run(command)
+    if size > _MAX_OUTPUT:
+        print(f"only the first {_MAX_OUTPUT} of {size} characters are stored")
+    state.shell_output = f"$ {command}\n{output}" if output else ""
+    if output:
+        print("/attach sends this with the next message")
+
+
+def _run(command: str) -> tuple[str, int]:
+    """Run and print; return the beginning of the output and the number of its characters."""
     shell = os.environ.get("SHELL") or "/bin/sh"
     process = subprocess.Popen(
         [shell, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -96,11 +107,7 @@ def run_shell(state: ChatState, command: str) -> None:
         print()
     if code:
         print(f"exit status {code}")
-    if size > _MAX_OUTPUT:
-        print(f"only the first {_MAX_OUTPUT} of {size} characters are stored")
-    state.shell_output = f"$ {command}\n{output}" if output else ""
-    if output:
-        print("/attach sends this with the next message")
+    return output, size
 
 
 def _decoded(stream: IO[bytes]) -> Iterator[str]:

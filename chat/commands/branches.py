@@ -49,7 +49,8 @@ def edit(state: ChatState, argument: str) -> None:
         state.draft = message.content
         print(_branch_notice(state.conversation, path[-1]))
         return
-    text = edit_text(message.content)
+    with state.keyboard.lent():
+        text = edit_text(message.content)
     if text is None or text.strip() == message.content.strip():
         print("nothing is changed")
         return

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Conversation, Message
-from swiftchat.chat.terminal.echo import hide_typing
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
@@ -27,7 +26,7 @@ def compact(state: ChatState, argument: str) -> None:
             "there is nothing to summarize yet", f"the last {num_kept_turns} turns are kept as is"
         )
     first_kept = starts[-num_kept_turns] if num_kept_turns else len(path)
-    with hide_typing():
+    with state.keyboard.erasing(state.status.clear):
         summary = _summarize(state, path[:first_kept])
     print(sanitize(summary))
     _start_branch(state.conversation, summary, path[first_kept:])

@@ -8,6 +8,7 @@ from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.render.style import Style
+from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import StatusLine
 
 
@@ -16,7 +17,8 @@ class ChatState:
     """An interactive chat: its model, conversation and pending input.
 
     `attachments` are texts that precede the next message. `draft` is the initial text of the next
-    input line. `shell_output` is the output of the last `!CMD`, for `/attach`.
+    input line. `shell_output` is the output of the last `!CMD`, for `/attach`. `keyboard` is lent
+    to programs that use the terminal.
     """
 
     chat_model: ChatModel
@@ -29,6 +31,7 @@ class ChatState:
     draft: str = ""
     shell_output: str = ""
     last_answer: Answer | None = None
+    keyboard: Keyboard = field(default_factory=Keyboard)
 
     def open(self, conversation: Conversation) -> None:
         """Save the current conversation and replace it by another."""

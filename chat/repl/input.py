@@ -19,8 +19,10 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
 
+from swiftchat.chat.repl.keyboard_input import KeyboardInput, open_output
 from swiftchat.chat.repl.message import is_unfinished
 from swiftchat.chat.repl.pastes import Pastes
+from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.sanitize import sanitize
 
 PLACEHOLDER = "Send a message (/? for help)"
@@ -31,7 +33,7 @@ class InputLine:
 
     `complete_argument` maps a command to the words that Tab offers after it, with descriptions.
     Without a `toolbar` (for screen readers) there is no placeholder either, and the prompt has a
-    speaker label.
+    speaker label. Without a `keyboard` it reads the input of prompt_toolkit's session.
     """
 
     def __init__(
@@ -41,8 +43,11 @@ class InputLine:
         history_file: Path | None,
         toolbar: Callable[[], StyleAndTextTuples] | None,
         is_vi: bool = False,
+        keyboard: Keyboard | None = None,
     ) -> None:
         self._pastes = Pastes()
+        self._keyboard = keyboard
+        self._input = None if keyboard is None else KeyboardInput(keyboard)
         self._default = ""
         self.completer = _CommandCompleter(sorted(commands), complete_argument)
         self._session: PromptSession[str] = PromptSession(
@@ -62,16 +67,23 @@ class InputLine:
             bottom_toolbar=toolbar,
             input_processors=[_Sanitizer()],
             refresh_interval=0.5 if toolbar else 0,  # shows the loading progress
+            input=self._input,
+            output=None if keyboard is None else open_output(),
         )
 
     def prompt(self, default: str = "", pre_run: Callable[[], None] | None = None) -> str:
         """Return the next message; the line starts with `default`.
 
         Raises `EOFError` at Ctrl-D on an empty line, and `KeyboardInterrupt` at Ctrl-C if nothing
-        was typed; otherwise Ctrl-C clears the line.
+        was typed; otherwise Ctrl-C clears the line. What was typed before becomes part of the line.
         """
         self._default = self._pastes.fold(default)
-        typed = self._session.prompt(default=self._default, pre_run=pre_run)
+        if self._keyboard is None or self._input is None:
+            typed = self._session.prompt(default=self._default, pre_run=pre_run)
+        else:
+            with self._keyboard.prompting():
+                self._input.store_draft(after=self._default)
+                typed = self._session.prompt(default=self._default, pre_run=pre_run)
         return self._pastes.unfold(typed)
 
     def _has_typed_text(self) -> bool:

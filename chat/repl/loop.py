@@ -19,6 +19,7 @@ from swiftchat.chat.repl.plain_input import PlainPrompt
 from swiftchat.chat.repl.toolbar import toolbar
 from swiftchat.chat.repl.turn import InterruptTimer, TurnRunner
 from swiftchat.chat.terminal.error_report import print_error
+from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import StatusLine, print_notice
 from swiftchat.errors import ContextOverflow
 
@@ -28,11 +29,13 @@ _OVERFLOW_HINT = (
 )
 
 
-def run_repl(config: ChatConfig, conversation: Conversation, autosave: Autosave) -> int:
+def run_repl(
+    config: ChatConfig, conversation: Conversation, autosave: Autosave, keyboard: Keyboard
+) -> int:
     """Find the model, start to load it, and run the loop; return the exit code."""
     files = files_text(config.file)
     with chat_model_for(config) as chat_model:
-        repl = Repl(chat_model, config, conversation, files, autosave)
+        repl = Repl(chat_model, config, conversation, files, autosave, keyboard)
         repl.state.draft = config.opening
         return repl.run()
 
@@ -51,6 +54,7 @@ class Repl:
         conversation: Conversation,
         files: str = "",
         autosave: Autosave | None = None,
+        keyboard: Keyboard | None = None,
     ) -> None:
         self._is_accessible = is_accessible(config, os.environ)
         self.state = ChatState(
@@ -61,11 +65,12 @@ class Repl:
             choose_style(config, os.environ, at_terminal=True),
             StatusLine(not self._is_accessible),
             attachments=[files] if files else [],
+            keyboard=keyboard or Keyboard(),
         )
         self._hints = Hints(None if config.quiet else hints_file(), print_notice)
         self._interrupts = InterruptTimer()
         self._turns = TurnRunner(self.state, self._hints, self._interrupts)
-        self._prompt = self._input_line()
+        self._prompt = self._input_line(keyboard)
 
     def run(self) -> int:
         """Read and answer until the user leaves; save everything; return the exit code."""
@@ -117,15 +122,16 @@ class Repl:
             print_error(error, debug=self.state.config.debug, hint=hint)
             return True
 
-    def _input_line(self) -> InputLine | PlainPrompt:
+    def _input_line(self, keyboard: Keyboard | None) -> InputLine | PlainPrompt:
         if is_dumb(os.environ):
-            return PlainPrompt()
+            return PlainPrompt(self.state.keyboard)
         return InputLine(
             [name for name in BY_NAME if name.startswith("/")],
             lambda name: complete_argument(self.state, name),
             _history_file(),
             None if self._is_accessible else lambda: toolbar(self.state),
             self.state.config.editing_mode == "vi",
+            keyboard,
         )
 
     def _read(self) -> str:

@@ -1,6 +1,7 @@
 """Folding of long pasted texts to `[pasted 84 lines]` in the input line."""
 
 _MAX_LINES = 20
+_MAX_CHARS = 4000  # drawing a longer line at each key would be slow
 
 
 class Pastes:
@@ -11,13 +12,14 @@ class Pastes:
 
     def fold_paste(self, text: str) -> str:
         """Return a short text as is, and a placeholder for a long one."""
-        num_lines = len(text.split("\n"))
-        if num_lines <= _MAX_LINES:
+        num_lines = len(text.removesuffix("\n").split("\n"))
+        if num_lines <= _MAX_LINES and len(text) <= _MAX_CHARS:
             return text
-        placeholder, number = f"[pasted {num_lines} lines]", 1
+        size = f"{num_lines} lines" if num_lines > _MAX_LINES else f"{len(text)} characters"
+        placeholder, number = f"[pasted {size}]", 1
         while self._texts.get(placeholder, text) != text:
             number += 1
-            placeholder = f"[pasted {num_lines} lines, {number}]"
+            placeholder = f"[pasted {size}, {number}]"
         self._texts[placeholder] = text
         return placeholder
 

@@ -1,43 +1,67 @@
 """Input for terminals without cursor movement: the terminal edits the line."""
 
-import os
-import re
-import sys
 from collections.abc import Callable
 
 from swiftchat.chat.repl.message import is_unfinished
+from swiftchat.chat.terminal.input_scanner import InputEvent
+from swiftchat.chat.terminal.keyboard import END, Keyboard
 from swiftchat.chat.terminal.output import write
+from swiftchat.chat.terminal.sanitize import sanitize
 
-_LINE_END = re.compile(rb"\r\n|[\r\n]")  # Enter is \r if it was pressed during an answer
+_PROMPT = "You >>> "
 
 
 class PlainPrompt:
     """Reads messages with the interface of `InputLine`, without key bindings."""
 
-    def __init__(self) -> None:
-        self._buffer = b""  # read from stdin, but not yet returned
+    def __init__(self, keyboard: Keyboard) -> None:
+        self._keyboard = keyboard
 
     def prompt(self, default: str = "", pre_run: Callable[[], None] | None = None) -> str:
         """Return the next message; an empty line returns `default`, which is shown before.
 
+        What was typed before the prompt, and several pasted lines, are kept until Enter.
         Raises `EOFError` at Ctrl-D and `KeyboardInterrupt` at Ctrl-C.
         """
-        if default:
-            write(f"{default}\n(Enter sends it again)\n")
-        write("You >>> ")
-        if pre_run is not None:
-            pre_run()
-        text = self._read_line()
-        while is_unfinished(text):
-            write("... ")
-            text = f"{text.removesuffix(chr(92))}\n{self._read_line()}"
-        return text or default
+        text = self._typed_before()
+        with self._keyboard.line_mode():
+            if default:
+                write(f"{sanitize(default)}\n(Enter sends it again)\n")
+            if text:
+                write(f"{sanitize(text)}(Enter sends this; more lines are added to it)\n")
+            write(_PROMPT)
+            if pre_run is not None:
+                pre_run()
+            while True:
+                event = self._next_event()
+                if event == END and not text:
+                    raise EOFError
+                text += _text(event)
+                if event.is_paste:
+                    num_lines = text.count("\n")
+                    write(f"\n({num_lines} lines; Enter sends them)\n{_PROMPT}")
+                elif is_unfinished(text.removesuffix("\n")):
+                    text = text.removesuffix("\n").removesuffix("\\") + "\n"
+                    write("... ")
+                elif text.endswith("\n"):
+                    return text.strip("\n") or default
 
-    def _read_line(self) -> str:
-        while not (end := _LINE_END.search(self._buffer)):
-            data = os.read(sys.stdin.fileno(), 1 << 16)
-            if not data:
+    def _typed_before(self) -> str:
+        text = ""
+        while (event := self._keyboard.take()) is not None:
+            text += _text(event)
+        text = text.strip("\n")
+        return f"{text}\n" if text else ""
+
+    def _next_event(self) -> InputEvent:
+        while (event := self._keyboard.take()) is None:
+            if self._keyboard.is_closed:
                 raise EOFError
-            self._buffer += data
-        line, self._buffer = self._buffer[: end.start()], self._buffer[end.end() :]
-        return line.decode("utf-8", "replace")
+            self._keyboard.wait()
+        return event
+
+
+def _text(event: InputEvent) -> str:
+    if event == END:
+        return ""
+    return event.data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")

@@ -9,7 +9,6 @@ from swiftchat.chat.model.answer_saver import AnswerSaver
 from swiftchat.chat.render.stats import stats_line
 from swiftchat.chat.render.view import AnswerView, open_view, preload
 from swiftchat.chat.repl.hints import Hints
-from swiftchat.chat.terminal.echo import hide_typing
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.engine.api.protocol import Prefill
 from swiftchat.errors import UsageError
@@ -65,7 +64,7 @@ class TurnRunner:
     ) -> None:
         state = self._state
         try:
-            with hide_typing(self._pause):
+            with state.keyboard.erasing(self._pause):
                 self._answer(new_seed, prefix)
         except (Exception, KeyboardInterrupt):
             if state.conversation.tip and state.conversation.tip.role == "user":

@@ -187,7 +187,7 @@ def test_the_terminal_echoes_after_the_chat(program: Program) -> None:
     terminal.type("\x03")
     terminal.wait_for("code 130")
     assert termios.tcgetattr(terminal.process.child_fd)[3] & termios.ECHO
-    terminal.type("typed\r")
+    terminal.type_now("typed\r")
     terminal.wait_for("got:typed")
 
 
@@ -225,9 +225,11 @@ def test_input_during_an_answer_is_hidden_until_the_prompt(chat: Callable[..., T
     terminal = chat({"text": "0123456789" * 10, "delay_s": 0.01}, "Second.")
     terminal.type("go\r")
     terminal.wait_for("0123")
-    terminal.type("typed ahead\r")
-    text = terminal.wait_for("Second.")
-    assert "0123456789" * 8 in text and ">>> typed ahead" in text
+    terminal.type_now("typed ahead\r")
+    text = terminal.wait_for(">>> typed ahead")
+    assert "0123456789" * 8 in text and "Second." not in text
+    terminal.type("\r")
+    terminal.wait_for("Second.")
 
 
 def test_pasted_code_is_a_message(chat: Callable[..., Terminal]) -> None:

@@ -40,7 +40,9 @@ def test_a_short_chat_on_any_terminal(program: Program, columns: int, rows: int,
     terminal.wait_for("a new")
     terminal.type("more\r")
     terminal.wait_for("word3")
-    terminal.type("/new\rahead\r")
+    terminal.type_now("typed ahead\r")
+    terminal.wait_for(lambda text: "ahead" in text and "word6" in "".join(text.split()))
+    terminal.type("\r")
     terminal.wait_for("Typed ahead.")
     terminal.type("/bye\r")
     assert terminal.wait_end() == 0
@@ -87,7 +89,9 @@ def test_ctrl_z_and_fg_during_an_answer(program: Program) -> None:
     text = terminal.wait_for(lambda text: "last" in text and "Send a" in text)
     assert " ".join(text.partition("word0 ")[2].split()).startswith(WORDS.partition(" ")[2])
     assert text.count("word5 ") == 1
-    terminal.type("/new\rnext\r")
+    terminal.type("/new\r")
+    terminal.wait_for("a new conversation")
+    terminal.type("next\r")
     terminal.wait_for("Next.")
     terminal.process.close(force=True)
 
@@ -104,7 +108,7 @@ def test_the_editor_returns_its_text_to_the_line(
     terminal.wait_for(">>>")
     pasted = "".join(f"line {i}\n" for i in range(30))
     terminal.type(f"\x1b[200~{pasted}\x1b[201~")
-    terminal.wait_for("[pasted 31 lines]")
+    terminal.wait_for("[pasted 30 lines]")
     terminal.type("\x18\x05")
     text = terminal.wait_for(">>> read 30 lines")
     assert "Sent." not in text

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +36,18 @@ class Terminal:
         self.raw = b""
 
     def type(self, text: str) -> None:
+        """Type keys; if the last one is Enter, at a prompt: elsewhere Enter does not send."""
+        if text.endswith("\r"):
+            self.wait_for(lambda screen: self._is_at_prompt())
+        self.type_now(text)
+
+    def type_now(self, text: str) -> None:
+        """Type keys whatever the program does."""
         self.process.send(text)
+
+    def _is_at_prompt(self) -> bool:
+        line = self.screen.display[self.screen.cursor.y]
+        return re.match(r"(You )?>>> |\.\.\. |\$ |\(reverse-i-search\)", line) is not None
 
     def look(self) -> str:
         """Feed new output to the screen and return the screen's text."""
@@ -163,7 +175,9 @@ def test_newline_keys_do_not_send(chat: Callable[..., Terminal], keys: str) -> N
 
 def test_triple_quoted_block(chat: Callable[..., Terminal]) -> None:
     terminal = chat("Block read.")
-    terminal.type('"""\rinside\r')
+    terminal.type('"""\r')
+    terminal.wait_for("...")
+    terminal.type("inside\r")
     text = terminal.wait_for("inside")
     assert "Block read." not in text
     terminal.type('"""\r')

@@ -1,0 +1,155 @@
+"""Splitting of terminal input into typed keys and pasted text.
+
+A terminal with bracketed paste marks the beginning and the end of a paste. Pastes without marks
+come from terminals that have none, and from the time before the program could ask for them. They
+are recognized by their speed: an Enter with more text right behind it was not typed.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+PASTE_START, PASTE_END = b"\x1b[200~", b"\x1b[201~"
+
+# Input pauses at least this long between a paste without marks and the next key.
+PASTE_PAUSE_S = 0.1
+# A slow terminal may pause within a paste without marks. So long after it, only an Enter that
+# arrives alone counts as typed.
+_WARY_S = 1.0
+_MAX_TYPED_BYTES = 1024  # more at once was not typed
+
+_ENTER_BEFORE_TEXT = re.compile(rb"(?<!\x1b)[\r\n](?=[\t\r\n -~\x80-\xff])")
+_CURSOR_REPORT = rb"\x1b\[\d+;\d+R"
+# At most one key that may end the prompt, and cursor position reports apart from keys.
+_PIECE = re.compile(
+    _CURSOR_REPORT + rb"|(?:(?!" + _CURSOR_REPORT + rb")[^\r\n\x03\x04\x1a])*[\r\n\x03\x04\x1a]"
+    rb"|(?:(?!" + _CURSOR_REPORT + rb")[^\r\n\x03\x04\x1a])+"
+)
+# Answers of the terminal to questions: no program waits for them any more.
+_REPLIES = re.compile(rb"\x1b[\]P_^X][^\x07\x1b]*(?:\x07|\x1b\\)")
+_SEQUENCES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.)")
+_SIGNAL_KEYS = re.compile(rb"([\x03\x1a])")
+
+
+class InputEvent(NamedTuple):
+    """Pasted text, or typed keys: at most one of Enter, Ctrl-C, Ctrl-D, Ctrl-Z, as the last.
+
+    A tuple of built-in types, so that a deque compares events without releasing the GIL.
+    """
+
+    is_paste: bool
+    data: bytes
+
+
+class InputScanner:
+    """Turns chunks of input into events.
+
+    Call `feed` for each chunk, and `pause` when none has come for `PASTE_PAUSE_S` although
+    `is_waiting`. `clock` returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._held = b""  # may be the beginning of PASTE_START
+        self._paste: bytearray | None = None  # between the marks
+        self._unmarked: bytearray | None = None  # of a paste without marks
+        self._wary_until = float("-inf")
+        self._has_paused = True
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a pause in the input has a meaning."""
+        return bool(self._held) or self._unmarked is not None or self._paste is not None
+
+    @property
+    def is_pasting(self) -> bool:
+        """Whether a paste is incomplete, or a paste without marks may be."""
+        return self._paste is not None or self._clock() < self._wary_until
+
+    def expect_paste(self) -> None:
+        """Treat the next chunk as the rest of a paste whose beginning somebody else has read."""
+        if self._paste is None and self._unmarked is None:
+            self._unmarked = bytearray()
+
+    def feed(self, data: bytes) -> list[InputEvent]:
+        events: list[InputEvent] = []
+        # A paste whose end mark is lost must not swallow Ctrl-C.
+        if self._paste is not None and self._has_paused and data == b"\x03":
+            events += self._end_paste()
+        self._has_paused = False
+        data, self._held = self._held + data, b""
+        while data:
+            if self._paste is not None:
+                data = self._feed_paste(data, events)
+                continue
+            plain, mark, data = data.partition(PASTE_START)
+            if mark:
+                events += self._plain(plain) + self._end_unmarked()
+                self._paste = bytearray()
+            else:
+                num_held = _overlap(plain, PASTE_START)
+                self._held = plain[len(plain) - num_held :]
+                events += self._plain(plain[: len(plain) - num_held])
+        return events
+
+    def pause(self) -> list[InputEvent]:
+        """Return the events that only a pause completes."""
+        self._has_paused = True
+        held, self._held = self._held, b""
+        return [*self._plain(held), *self._end_unmarked()]
+
+    def finish(self) -> list[InputEvent]:
+        """Return what was read so far, also of an incomplete paste."""
+        return [*self._end_paste(), *self.pause()]
+
+    def _feed_paste(self, data: bytes, events: list[InputEvent]) -> bytes:
+        """Append to the paste; return what follows it."""
+        assert self._paste is not None
+        searched = max(0, len(self._paste) - len(PASTE_END))
+        self._paste += data
+        end = self._paste.find(PASTE_END, searched)
+        if end < 0:
+            return b""
+        rest = bytes(self._paste[end + len(PASTE_END) :])
+        del self._paste[end:]
+        events += self._end_paste()
+        return rest
+
+    def _end_paste(self) -> list[InputEvent]:
+        text, self._paste = self._paste, None
+        return [InputEvent(True, bytes(text))] if text else []
+
+    def _end_unmarked(self) -> list[InputEvent]:
+        text, self._unmarked = self._unmarked, None
+        if not text:
+            return []
+        self._wary_until = self._clock() + _WARY_S
+        return [InputEvent(True, bytes(text))]
+
+    def _plain(self, data: bytes) -> list[InputEvent]:
+        """Return the events of input without paste marks."""
+        data = _REPLIES.sub(b"", data.replace(PASTE_END, b""))
+        if not data:
+            return []
+        if self._unmarked is None and self._is_typed(data):
+            return [InputEvent(False, piece) for piece in _PIECE.findall(data)]
+        events: list[InputEvent] = []
+        for part in _SIGNAL_KEYS.split(data):
+            if _SIGNAL_KEYS.fullmatch(part):
+                events += [*self._end_unmarked(), InputEvent(False, part)]
+            elif part:
+                self._unmarked = (self._unmarked or bytearray()) + _SEQUENCES.sub(b"", part)
+                self._wary_until = self._clock() + _WARY_S
+        return events
+
+    def _is_typed(self, data: bytes) -> bool:
+        if len(data) > _MAX_TYPED_BYTES or _ENTER_BEFORE_TEXT.search(data):
+            return False
+        is_alone = len(data) == 1
+        return is_alone or self._clock() >= self._wary_until or not re.search(rb"[\r\n]", data)
+
+
+def _overlap(data: bytes, mark: bytes) -> int:
+    """Return the length of the longest end of `data` that begins `mark`."""
+    return next((n for n in range(len(mark) - 1, 0, -1) if data.endswith(mark[:n])), 0)

@@ -1,0 +1,312 @@
+"""The keyboard of an interactive chat: reads the terminal from the start to the end.
+
+A thread reads all input as it comes, so that the terminal's input queue is never full (Ctrl-C
+behind a large paste would wait in it) and no text is left for the shell. The terminal stays in raw
+mode with bracketed paste on. Without a prompt, Ctrl-C and Ctrl-Z become signals, and everything
+else waits for the next prompt.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Self
+
+from swiftchat.chat.terminal.input_scanner import PASTE_PAUSE_S, InputEvent, InputScanner
+
+INTERRUPT, SUSPEND, END = (InputEvent(False, key) for key in (b"\x03", b"\x1a", b"\x04"))
+
+_BRACKETED_PASTE_ON, _BRACKETED_PASTE_OFF = b"\x1b[?2004h", b"\x1b[?2004l"
+_CHUNK_BYTES = 1 << 16
+_ENTER_PAUSE_S = 0.02  # for the rest of a paste to arrive behind an Enter
+_MAX_DISCARD_S = 10.0
+_EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Attributes = list[Any]  # of termios
+
+
+class Keyboard:
+    """The terminal on stdin; a context manager. Before `with`, every method does nothing.
+
+    `is_dumb`: write no escape sequences. Only the main thread may call methods.
+    """
+
+    def __init__(self, is_dumb: bool = False) -> None:
+        self.is_closed = False  # the terminal has ended its input
+        self._is_dumb = is_dumb
+        self._is_open = False
+        self._is_prompting = False
+        self._is_line_mode = False
+        self._num_lent = 0
+        # Shared with the reader without a lock: a signal handler may interrupt the main thread at
+        # any point, and would wait for the lock forever.
+        self._events: deque[InputEvent] = deque()
+        self._scanner = InputScanner()
+        self._before_suspend: Callable[[], None] = _nothing
+
+    def __enter__(self) -> Self:
+        self._descriptor = sys.stdin.fileno()
+        self._attributes = termios.tcgetattr(self._descriptor)
+        # One byte per event, and per command to the reader: p(ause), c(ontinue), q(uit).
+        self._event_pipe = os.pipe()
+        self._command_pipe = os.pipe()
+        self._paused_pipe = os.pipe()
+        os.set_blocking(self._event_pipe[1], False)
+        os.set_blocking(self._event_pipe[0], False)
+        self._is_open = True
+        self._old_handlers = {
+            number: signal.getsignal(number) for number in (signal.SIGTSTP, signal.SIGCONT)
+        }
+        # A shell without job control ignores SIGTSTP and could not resume the program.
+        if self._old_handlers[signal.SIGTSTP] is not signal.SIG_IGN:
+            signal.signal(signal.SIGTSTP, self._suspend)
+        signal.signal(signal.SIGCONT, self._restore_mode)
+        self._expect_rest_of_paste()
+        self._enter_mode()
+        self._reader = threading.Thread(target=self._read, name="keyboard", daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _EXIT_SIGNALS)
+        try:
+            self._close()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _EXIT_SIGNALS)
+
+    def _close(self) -> None:
+        os.write(self._command_pipe[1], b"q")
+        self._reader.join()
+        self._is_open = False
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
+        with contextlib.suppress(termios.error, OSError):  # the terminal may be closed
+            self._discard_paste()
+            # Nothing that was typed for this program may run in the shell behind it.
+            termios.tcflush(self._descriptor, termios.TCIFLUSH)
+            self._leave_mode()
+        for pipe in (self._event_pipe, self._command_pipe, self._paused_pipe):
+            os.close(pipe[0])
+            os.close(pipe[1])
+
+    @contextlib.contextmanager
+    def prompting(self) -> Iterator[None]:
+        """Deliver Ctrl-C and Ctrl-Z as events while a prompt reads them."""
+        self._is_prompting = True
+        try:
+            yield
+        finally:
+            self._is_prompting = False
+            self._raise_signals()
+
+    @contextlib.contextmanager
+    def line_mode(self) -> Iterator[None]:
+        """As `prompting`; the terminal itself edits and echoes the line."""
+        with self.prompting():
+            self._is_line_mode = True
+            self._restore_mode()
+            try:
+                yield
+            finally:
+                self._is_line_mode = False
+                self._restore_mode()
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Leave the terminal to another program, in the mode in which this program found it."""
+        if not self._is_open:
+            yield
+            return
+        self._lend()
+        try:
+            yield
+        finally:
+            self._take_back()
+
+    @contextlib.contextmanager
+    def erasing(self, before_suspend: Callable[[], None]) -> Iterator[None]:
+        """Call a function, which should erase redrawn rows, before the program is suspended."""
+        self._before_suspend = before_suspend
+        try:
+            yield
+        finally:
+            self._before_suspend = _nothing
+
+    def take(self) -> InputEvent | None:
+        """Return the next event, None if there is none."""
+        return self._events.popleft() if self._events else None
+
+    def take_if(self, wanted: Callable[[InputEvent], bool]) -> InputEvent | None:
+        """Return the next event if it is wanted."""
+        return self._events.popleft() if self._events and wanted(self._events[0]) else None
+
+    def wait(self) -> None:
+        """Wait until an event may be there. Raises `KeyboardInterrupt` at Ctrl-C in line mode."""
+        while not (self._events or self.is_closed):
+            select.select([self.event_descriptor], [], [])
+            self.clear_wakeup()
+
+    @property
+    def event_descriptor(self) -> int:
+        """A descriptor that becomes readable when there is an event."""
+        return self._event_pipe[0]
+
+    def clear_wakeup(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._event_pipe[0], _CHUNK_BYTES)
+
+    def wake(self) -> None:
+        """Make the event descriptor readable if there are events or the input has ended."""
+        if self._events or self.is_closed:
+            with contextlib.suppress(BlockingIOError):  # full: it is readable
+                os.write(self._event_pipe[1], b"e")
+
+    # The terminal's mode
+
+    def _enter_mode(self) -> None:
+        if self._is_line_mode:
+            termios.tcsetattr(self._descriptor, termios.TCSANOW, self._attributes)
+            return
+        raw = termios.tcgetattr(self._descriptor)
+        raw[0] &= ~(termios.IXON | termios.IXOFF | termios.ICRNL | termios.INLCR | termios.IGNCR)
+        raw[3] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN | termios.ISIG)
+        raw[6][termios.VMIN], raw[6][termios.VTIME] = 1, 0
+        termios.tcsetattr(self._descriptor, termios.TCSANOW, raw)
+        if not self._is_dumb:
+            self._write(_BRACKETED_PASTE_ON)
+
+    def _leave_mode(self) -> None:
+        if not self._is_dumb:
+            self._write(_BRACKETED_PASTE_OFF)
+        termios.tcsetattr(self._descriptor, termios.TCSANOW, self._attributes)
+
+    def _write(self, sequence: bytes) -> None:
+        # A signal handler may not write to sys.stdout, which may be writing already.
+        os.write(sys.stdout.fileno(), sequence)
+
+    def _restore_mode(self, number: int = 0, frame: FrameType | None = None) -> None:
+        """Enter the mode again, which the shell may have changed, unless the terminal is lent."""
+        if self._is_open and not self._num_lent:
+            with contextlib.suppress(termios.error, OSError):
+                self._enter_mode()
+
+    def _lend(self) -> None:
+        self._num_lent += 1
+        if self._num_lent == 1:
+            if self._reader.is_alive():
+                os.write(self._command_pipe[1], b"p")
+                os.read(self._paused_pipe[0], 1)
+            with contextlib.suppress(termios.error):
+                self._leave_mode()
+
+    def _take_back(self) -> None:
+        self._num_lent -= 1
+        if not self._num_lent:
+            with contextlib.suppress(termios.error):
+                self._expect_rest_of_paste()
+                self._enter_mode()
+            os.write(self._command_pipe[1], b"c")
+
+    def _expect_rest_of_paste(self) -> None:
+        """Treat input that waits already as pasted: its beginning went to another program."""
+        if select.select([self._descriptor], [], [], 0)[0]:
+            self._scanner.expect_paste()
+
+    def _suspend(self, number: int, frame: FrameType | None) -> None:
+        """Suspend the process group as the terminal would do at Ctrl-Z; returns after `fg`."""
+        with contextlib.suppress(RuntimeError):  # the signal has interrupted a write to stdout
+            self._before_suspend()
+        with self.lent():
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            os.kill(0, signal.SIGTSTP)
+            signal.signal(signal.SIGTSTP, self._suspend)
+
+    def _discard_paste(self) -> None:
+        """Read the rest of an incomplete paste, which would otherwise run in the shell."""
+        deadline = time.monotonic() + _MAX_DISCARD_S
+        pauses = 0
+        while self._scanner.is_pasting and pauses < 5 and time.monotonic() < deadline:
+            if select.select([self._descriptor], [], [], PASTE_PAUSE_S)[0]:
+                pauses = 0
+                data = os.read(self._descriptor, _CHUNK_BYTES)
+                if not data:
+                    return
+                self._scanner.feed(data)
+            else:
+                pauses += 1
+
+    # The reader thread
+
+    def _read(self) -> None:
+        try:
+            is_paused = False
+            while True:
+                timeout_s = PASTE_PAUSE_S if self._scanner.is_waiting and not is_paused else None
+                sources = [self._command_pipe[0]] + ([] if is_paused else [self._descriptor])
+                ready = select.select(sources, [], [], timeout_s)[0]
+                if self._command_pipe[0] in ready:
+                    command = os.read(self._command_pipe[0], 1)
+                    if command == b"q":
+                        return
+                    is_paused = command == b"p"
+                    if is_paused:
+                        self._deliver(self._scanner.finish())
+                        os.write(self._paused_pipe[1], b"p")
+                elif ready:
+                    self._deliver(self._scanner.feed(self._read_chunk()))
+                else:
+                    self._deliver(self._scanner.pause())
+        except (OSError, EOFError, termios.error):
+            self.is_closed = True
+            self.wake()
+        finally:
+            os.write(self._paused_pipe[1], b"e")  # nobody has to wait for this thread any more
+
+    def _read_chunk(self) -> bytes:
+        """Read what is there, and what follows an Enter immediately."""
+        chunk = os.read(self._descriptor, _CHUNK_BYTES)
+        if not chunk:
+            if not self._is_line_mode:
+                raise EOFError
+            termios.tcgetattr(self._descriptor)  # raises if the terminal is closed
+            return END.data
+        while (
+            chunk.endswith((b"\r", b"\n"))
+            and len(chunk) < _CHUNK_BYTES
+            and select.select([self._descriptor], [], [], _ENTER_PAUSE_S)[0]
+            and (more := os.read(self._descriptor, _CHUNK_BYTES))
+        ):
+            chunk += more
+        return chunk
+
+    def _deliver(self, events: list[InputEvent]) -> None:
+        self._events.extend(events)
+        if self._is_prompting:
+            self.wake()
+        else:
+            self._raise_signals()
+
+    def _raise_signals(self) -> None:
+        """Turn Ctrl-C and Ctrl-Z into signals to the main thread."""
+        for event, number in ((INTERRUPT, signal.SIGINT), (SUSPEND, signal.SIGTSTP)):
+            with contextlib.suppress(ValueError):
+                while True:
+                    self._events.remove(event)
+                    signal.pthread_kill(_main_thread_id(), number)
+
+
+def _main_thread_id() -> int:
+    thread_id = threading.main_thread().ident
+    assert thread_id is not None
+    return thread_id
+
+
+def _nothing() -> None:
+    pass
