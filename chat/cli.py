@@ -36,6 +36,9 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "ls": ("subcommands.models", "list_models", ""),
     "show": ("subcommands.models", "show", "Show a model's properties and memory needs."),
     "rm": ("subcommands.models", "rm", "Remove a model."),
+    "serve": ("subcommands.serve", "serve", "Keep a model loaded, for chats that use it."),
+    "ps": ("subcommands.engines", "ps", "List the running engines."),
+    "stop": ("subcommands.engines", "stop", "End a running engine."),
     "sessions": ("subcommands.sessions", "sessions", "List, search, export, import conversations."),
     "tokens": ("subcommands.tokens", "tokens", "Count the tokens of a text."),
     "bench": ("subcommands.bench.command", "bench", "Measure a model's speed on this machine."),
@@ -209,7 +212,8 @@ def main() -> None:
     _prepare_streams()
     debug = "--debug" in sys.argv
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _exit_on_signal)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
+            signal.signal(number, _exit_on_signal)
     code = 1
     try:
         code = _run()
@@ -245,7 +249,7 @@ def _run() -> int:
         return shell_complete(swiftchat, {}, "swiftchat", COMPLETE_VARIABLE, instruction)
     is_help = {"--help", "-h", "--version"} & set(sys.argv)
     values = {} if is_help else load_config_file(CONFIG_NAMES)
-    default_map = {**values, "chat": values, "tokens": values}
+    default_map = {**values, "chat": values, "serve": values, "tokens": values}
     # click's own `main` would turn a closed pipe into exit status 1.
     with swiftchat.make_context("swiftchat", sys.argv[1:], default_map=default_map) as ctx:
         swiftchat.invoke(ctx)

@@ -18,25 +18,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swiftchat.engine.api import protocol
-from swiftchat.engine.api.params import EngineConfig
-from swiftchat.engine.api.protocol import Message
+from swiftchat.engine.api.address import Address
+from swiftchat.engine.api.params import EngineConfig, ServeConfig
+from swiftchat.engine.api.protocol import RESTART_HINT, Message
 from swiftchat.engine.ranks.auto_tp import require_gpus, resolve_tp
 from swiftchat.engine.ranks.spawn import start_ranks
 from swiftchat.engine.ranks.supervisor import RankSupervisor
 from swiftchat.engine.server.connection import TerminalConnection
+from swiftchat.engine.server.keep_alive import wait_until_unused
+from swiftchat.engine.server.listener import Listener
 from swiftchat.engine.server.serve import EngineServer
-from swiftchat.errors import SwiftchatError
+from swiftchat.errors import EngineStopped, SwiftchatError
 
 if TYPE_CHECKING:
     from swiftchat.engine.server.serve import AnyEngine
 
 
 class Worker:
-    """Serves one engine to one terminal."""
+    """Serves one engine to the terminal that started it and, if that wants, to others."""
 
     def __init__(self, terminal: TerminalConnection) -> None:
         self._terminal = terminal
-        self._server = EngineServer()
+        self._server = EngineServer(terminal)
+        self._listener: Listener | None = None
+        self._exit_lock = threading.Lock()
 
     def run(self) -> None:
         """Load the model that the first command names, then run the engine."""
@@ -47,9 +52,13 @@ class Worker:
         threading.Thread(target=self._serve, name="commands", daemon=True).start()
         if command["type"] != "load":
             raise ValueError(f"expected load, got {command['type']!r}")
+        serve_config = command["serve"] and ServeConfig.from_wire(command["serve"])
         try:
+            if serve_config:
+                self._listen(serve_config, Path(command["path"]))
             engine = self._load(command)
         except SwiftchatError as error:
+            self._close_listener()
             self._server.publish(protocol.error_message(error))
             return
         except RuntimeError as error:  # raised by torch for a full, busy or broken device
@@ -57,8 +66,13 @@ class Worker:
 
             traceback.print_exc()
             hint = "nvidia-smi shows other programs on the GPU; --device cpu uses the CPU"
+            self._close_listener()
             self._server.publish(protocol.error_message(device_error(error, hint)))
             return
+        if serve_config and serve_config.keep_alive_s is not None:
+            threading.Thread(
+                target=self._keep_alive, args=(serve_config.keep_alive_s,), daemon=True
+            ).start()
         try:
             self._server.run(engine)
         except SwiftchatError as error:
@@ -87,14 +101,37 @@ class Worker:
         self._server.publish(engine.info.to_wire())
         return engine
 
+    def _listen(self, config: ServeConfig, path: Path) -> None:
+        """Listen at the socket of the configuration; raises `DeviceError` if it is in use."""
+
+        def stop() -> None:
+            self._exit(EngineStopped("the engine was ended by swiftchat stop", RESTART_HINT))
+
+        address = Address(path=Path(config.socket))
+        self._listener = Listener(address, None, self._server, config.name, path, stop, config)
+        self._listener.open()
+
+    def _keep_alive(self, seconds: float) -> None:
+        assert self._listener is not None
+        wait_until_unused(seconds, self._server, self._listener)
+        message = f"the engine ended: nobody used it for {seconds:g} s"
+        self._exit(EngineStopped(message, RESTART_HINT))
+
     def _exit(self, error: SwiftchatError) -> None:
         """Send the error and exit, even if the main thread is blocked."""
+        self._exit_lock.acquire()  # only the first caller continues, and it does not return
+        self._close_listener()
         self._server.publish(protocol.error_message(error))
-        os._exit(1)
+        os._exit(0 if isinstance(error, EngineStopped) else 1)
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
 
     def _serve(self) -> None:
         self._server.serve(self._terminal)
-        os._exit(0)  # the terminal has disconnected: end the current step as well
+        # The terminal has disconnected: end the current step as well.
+        self._exit(EngineStopped("the engine was ended by its terminal", RESTART_HINT))
 
 
 def main() -> None:

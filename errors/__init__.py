@@ -8,6 +8,7 @@ __all__ = [
     "ContextOverflow",
     "DeviceError",
     "DownloadError",
+    "EngineStopped",
     "FileSystemError",
     "KernelCompileError",
     "ModelNotFound",
@@ -55,6 +56,10 @@ class DeviceError(SwiftchatError):
 
     exit_code = 4
     default_hint = "swiftchat doctor shows this machine, swiftchat show NAME what a model needs"
+
+
+class EngineStopped(DeviceError):
+    """The intended end of an engine: by a signal, by `swiftchat stop`, or after its idle time."""
 
 
 class OutOfMemory(DeviceError):

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -137,4 +138,7 @@ def _user_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     for name in ("DATA", "CONFIG", "CACHE", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / "xdg" / name.lower()))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub-home"))
-    yield
+    # Not in `tmp_path`: the path of a Unix socket may have 104 characters.
+    with tempfile.TemporaryDirectory(prefix="run-") as runtime:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        yield

@@ -12,10 +12,12 @@ from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.reasoning import ReasoningFormat, find_reasoning_format
 from swiftchat.chat.model.template_choice import TemplateChoice, choose_template
 from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.terminal.output import print_notice
+from swiftchat.engine.api.attach import attach
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Prefill, Progress
-from swiftchat.errors import SwiftchatError, UsageError
+from swiftchat.errors import FileSystemError, SwiftchatError, UsageError
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Prompt, Tokenizer
@@ -35,6 +37,16 @@ def start_engine(config: EngineConfig, path: Path) -> EngineClient:
     return EngineClient(config, path).start()
 
 
+def attach_or_start(config: EngineConfig, path: Path) -> EngineClient:
+    """Attach to the running engine with this model and these options, or start one."""
+    try:
+        client = attach(config, path)
+    except FileSystemError as error:
+        print_notice(f"warning: {error.message}")
+        client = None
+    return client or start_engine(config, path)
+
+
 def chat_model_for(config: ChatConfig) -> "ChatModel":
     """Return the model of the config (downloaded if it is missing), or that of `--connect`.
 
@@ -47,7 +59,8 @@ def chat_model_for(config: ChatConfig) -> "ChatModel":
         return ChatModel(engine.folder, replace(config, model=engine.name), engine.start)
     from swiftchat.chat.model.find import find_model
 
-    return ChatModel(find_model(config.model, offline=config.offline, quiet=config.quiet), config)
+    path = find_model(config.model, offline=config.offline, quiet=config.quiet)
+    return ChatModel(path, config, start_engine) if config.no_attach else ChatModel(path, config)
 
 
 class ChatModel:
@@ -59,7 +72,9 @@ class ChatModel:
     `auto` for the default of the chat template.
     """
 
-    def __init__(self, path: Path, config: ChatConfig, start: StartEngine = start_engine) -> None:
+    def __init__(
+        self, path: Path, config: ChatConfig, start: StartEngine = attach_or_start
+    ) -> None:
         self.path = path
         self.config = config
         self.changes: dict[str, Any] = {}

@@ -190,6 +190,7 @@ _MACHINE = (
         help="Use a running engine; see swiftchat help hosts.",
     ),
     _option("--token-file", type=click.Path(), help="File with the token of that engine."),
+    _flag("--no-attach", help="Load the model even if swiftchat serve has it."),
     _flag("--offline", help="Never use the network."),
     _option(
         "--dummy",

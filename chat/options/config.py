@@ -75,6 +75,7 @@ class ChatConfig:
     dummy: str | None = None
     connect: str | None = None
     token_file: str | None = None
+    no_attach: bool = False
     offline: bool = False
     json: bool = False
     stream_json: bool = False

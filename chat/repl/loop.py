@@ -91,6 +91,8 @@ class Repl:
         place = "".join(f" · --{name} {count}" for name, count in options.items() if count != 1)
         if config.connect:
             place = f" · at {config.connect}"
+        elif self.state.chat_model.engine.is_attached:
+            place += " · on a running engine"
         print_notice(
             f"swiftchat · {self.state.chat_model.name}{place} · /? for help, Ctrl-D to leave"
         )

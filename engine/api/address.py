@@ -1,10 +1,13 @@
 """Socket addresses of engines: HOST:PORT, or the path of a Unix socket."""
 
+import fcntl
 import ipaddress
 import os
 import re
 import socket
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -14,6 +17,7 @@ import platformdirs
 from swiftchat.errors import DeviceError, UsageError
 from swiftchat.weights.files.paths import user_path
 
+_PROBE_S = 1.0
 _HOST_AND_PORT = re.compile(r"(\[[^\]/]+\]|[^:/\[\]]+):(\d{1,5})")
 
 
@@ -59,10 +63,11 @@ class Address:
         connected.settimeout(None)
         return connected
 
-    def listen(self) -> socket.socket:
-        """Return a listening socket: TCP on loopback, or a Unix socket with mode 0600.
+    def listen(self, allow_remote: bool = False) -> socket.socket:
+        """Return a listening socket: TCP, or a Unix socket with mode 0600.
 
-        Raises `UsageError` for an address that is not loopback, `DeviceError` if it is in use.
+        Raises `UsageError` for an address that is not loopback, unless `allow_remote`, and
+        `DeviceError` if it is in use.
         """
         try:
             if self.path is not None:
@@ -70,7 +75,7 @@ class Address:
             family, _, _, _, resolved = socket.getaddrinfo(
                 self.host, self.port, type=socket.SOCK_STREAM
             )[0]
-            if not ipaddress.ip_address(resolved[0]).is_loopback:
+            if not (allow_remote or ipaddress.ip_address(resolved[0]).is_loopback):
                 raise UsageError(
                     f"{self} can be reached from other machines",
                     "listen at 127.0.0.1 and connect from other machines through ssh -L",
@@ -79,7 +84,7 @@ class Address:
         except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
             reason = getattr(error, "strerror", None) or error
             raise DeviceError(
-                f"cannot listen at {self}: {reason}", "choose another address with --listen"
+                f"cannot listen at {self}: {reason}", "choose another address"
             ) from error
 
     @property
@@ -99,24 +104,48 @@ def set_tcp_options(connected: socket.socket) -> None:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 4000)
 
 
+def remove_stale_socket(path: Path) -> bool:
+    """Remove a Unix socket at which nothing listens; return whether it was one."""
+    with _locked(path.parent):
+        if not path.is_socket() or _accepts_connections(path):
+            return False
+        path.unlink()
+    return True
+
+
 def _listen_at(path: Path) -> socket.socket:
-    if path.is_socket() and not _accepts_connections(path):
-        path.unlink()  # left behind by a killed engine
-    listening = socket.socket(socket.AF_UNIX)
-    old_umask = os.umask(0o177)
-    try:
-        listening.bind(str(path))
-    finally:
-        os.umask(old_umask)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    listening.listen()
+    with _locked(path.parent):
+        if path.is_socket() and not _accepts_connections(path):
+            path.unlink()  # left behind by a killed engine
+        listening = socket.socket(socket.AF_UNIX)
+        old_umask = os.umask(0o177)
+        try:
+            listening.bind(str(path))
+        finally:
+            os.umask(old_umask)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        listening.listen()
     return listening
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder, so that nobody removes a socket between `bind` and `listen` as stale."""
+    folder_fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(folder_fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder_fd)
 
 
 def _accepts_connections(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_PROBE_S)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             return False
+        except TimeoutError:  # it listens, but does not accept
+            return True
     return True

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.local import LocalEngine
-from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.api.params import EngineConfig, SamplingParams, ServeConfig
 from swiftchat.engine.api.protocol import EngineInfo, Event, Finished, Message, Progress
 from swiftchat.errors import DeviceError, SwiftchatError
 
@@ -84,17 +84,23 @@ class EngineConnection(Protocol):
 class EngineClient:
     """A connection to an engine with one model; a context manager.
 
-    `start` starts a worker process, unless `remote` is given. The model is loaded in the
-    background; `wait_ready` waits for it. When the engine ends or is stopped, the current
-    generations raise `DeviceError` with the exit reason, as does every later call.
+    `start` starts a worker process, unless `remote` is given; with `serve` it also serves other
+    terminals. The model is loaded in the background; `wait_ready` waits for it. When the engine
+    ends or is stopped, the current generations raise `DeviceError` with the exit reason, as does
+    every later call. `is_attached`: the engine belongs to another process.
     """
 
     def __init__(
-        self, config: EngineConfig, model_path: Path, remote: EngineConnection | None = None
+        self,
+        config: EngineConfig,
+        model_path: Path,
+        remote: EngineConnection | None = None,
+        serve: ServeConfig | None = None,
     ) -> None:
         self.config = config
         self.model_path = model_path
-        self._remote = remote
+        self.is_attached = remote is not None
+        self._remote, self._serve = remote, serve
         self._next_id = 1
         self._send_lock = threading.Lock()
         self._state = threading.Condition()
@@ -108,7 +114,7 @@ class EngineClient:
 
     def start(self) -> Self:
         """Start the worker process, unless the engine is remote, and the reader thread."""
-        self._engine = self._remote or LocalEngine(self.config, self.model_path)
+        self._engine = self._remote or LocalEngine(self.config, self.model_path, self._serve)
         self._connection = self._engine.connection
         self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
         self._reader.start()
@@ -152,6 +158,14 @@ class EngineClient:
                 return self._info
             if on_progress is not None and shown is not None:
                 on_progress(shown)
+
+    def wait_ended(self) -> SwiftchatError | None:
+        """Wait until the engine ends and return the reason, None after `close`."""
+        while self._reader.is_alive() and self._failure is None:
+            self._reader.join(_CHECK_INTERVAL_S)
+            if not self._closing:
+                self._check_engine()
+        return self._failure
 
     def generate(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
         """Start an answer to a prompt's token ids; may be called before the model is ready."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.child_process import exit_reason, stop_signal
-from swiftchat.engine.api.params import EngineConfig
+from swiftchat.engine.api.params import EngineConfig, ServeConfig
 from swiftchat.errors import DeviceError
 
 _EXIT_S = 1.0  # for a worker to exit before it is killed
@@ -22,10 +22,12 @@ _MAX_STOPPED_CHECKS = 3
 class LocalEngine:
     """A worker process that loads the model at `path`; an `EngineConnection`.
 
+    With `serve` it also listens for other terminals. It ends with this object in any case.
+
     To wake a thread that reads from `connection`, shut `socket` down: closing does not wake it.
     """
 
-    def __init__(self, config: EngineConfig, path: Path) -> None:
+    def __init__(self, config: EngineConfig, path: Path, serve: ServeConfig | None = None) -> None:
         self.socket, worker_socket = socket.socketpair()
         # Its stderr goes to a file: a pipe could block, and the last line is quoted after a crash.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
@@ -45,7 +47,12 @@ class LocalEngine:
         self.pid = self._process.pid
         self.connection = Connection(os.dup(self.socket.fileno()))
         self._stopped_checks = 0
-        load = {"type": "load", "path": str(path), "config": config.to_wire()}
+        load = {
+            "type": "load",
+            "path": str(path),
+            "config": config.to_wire(),
+            "serve": serve and serve.to_wire(),
+        }
         with contextlib.suppress(OSError):  # it has ended; the reader thread reports that
             protocol.send(self.connection, load)
 

@@ -6,11 +6,12 @@ one generation carries its `id`.
 Terminal to engine: `load generate cancel stats`.
 Engine to terminal: `progress ready prefill tokens finished stats error`.
 Remote engine: the terminal sends `hello` and receives `welcome`, fetches model files with `file`,
-and sends `begin` instead of `load`; the engine sends `alive` every second.
+and sends `begin` instead of `load`; the engine sends `alive` every second. Instead of `begin` it
+may send `status`, and at a Unix socket `stop`, which ends the engine.
 
-No message shuts the worker down: it exits when the connection closes, from any state. No message
-keeps, forks or drops a conversation: each request carries the ids of the whole prompt, and the
-prefix cache finds the KV blocks by content (`engine.schedule.blocks`).
+A worker exits when the connection to the terminal that started it closes, from any state. No
+message keeps, forks or drops a conversation: each request carries the ids of the whole prompt, and
+the prefix cache finds the KV blocks by content (`engine.schedule.blocks`).
 """
 
 from collections.abc import Callable
@@ -99,6 +100,34 @@ class EngineInfo:
     @classmethod
     def from_wire(cls, message: Message) -> Self:
         return cls(**message["info"])
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """A running engine as `swiftchat ps` shows it.
+
+    `memory_bytes` is the main memory of all its processes. `idle_s` is the time since it last
+    computed, 0 while it does. `device` is empty and `device_bytes` (weights and KV cache) 0 until
+    the model is loaded.
+    """
+
+    name: str
+    pid: int
+    memory_bytes: int
+    idle_s: float
+    num_terminals: int
+    device: str = ""
+    device_bytes: int = 0
+    ctx_size_tokens: int = 0
+    keep_alive_s: float | None = None
+    endpoint: str | None = None
+
+    def to_wire(self) -> Message:
+        return {"type": "status", "status": asdict(self)}
+
+    @classmethod
+    def from_wire(cls, message: Message) -> Self:
+        return cls(**message["status"])
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.model_files import TextFile, digest
-from swiftchat.engine.api.protocol import Message
+from swiftchat.engine.api.protocol import EngineStatus, Message
 from swiftchat.errors import BadModelFile, DeviceError, FileSystemError, UsageError
 
 _CONNECT_S, _ANSWER_S = 10.0, 30.0
@@ -26,15 +26,23 @@ _MAX_SILENT_CHECKS, _MAX_SILENT_CHECKS_LOADING = 5, 60
 class RemoteEngine:
     """A connection to the engine at `address`; an `EngineConnection`.
 
-    `name` and `files` describe the model. Raises `DeviceError` if no engine answers or it rejects
-    the token, and the error that the engine returns.
+    `name` and `files` describe the model. Raises `DeviceError` if no engine answers within
+    `answer_s` or it rejects the token, and the error that the engine returns. `restart_hint` is
+    the hint of errors about the engine's end.
     """
 
-    def __init__(self, address: Address, token: str | None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        token: str | None,
+        answer_s: float = _ANSWER_S,
+        restart_hint: str = protocol.REMOTE_RESTART_HINT,
+    ) -> None:
         self.address = address
+        self._answer_s, self._restart_hint = answer_s, restart_hint
         self._silent_checks = 0
         try:
-            self.socket = address.connect(_CONNECT_S)
+            self.socket = address.connect(min(_CONNECT_S, answer_s))
         except (OSError, UnicodeError) as error:
             raise DeviceError(
                 f"no engine answers at {address}: {getattr(error, 'strerror', None) or error}",
@@ -75,6 +83,26 @@ class RemoteEngine:
                 ) from error
         return folder
 
+    def status(self) -> EngineStatus:
+        """Return what `swiftchat ps` shows. Raises `DeviceError` if the engine does not answer."""
+        answer = self._request({"type": "status"})
+        try:
+            return EngineStatus.from_wire(answer)
+        except (KeyError, TypeError) as error:
+            raise DeviceError(f"{self.address} sent an invalid status") from error
+
+    def stop(self) -> None:
+        """Have the engine end, and wait until it has closed the connection.
+
+        Raises `DeviceError` if it does not.
+        """
+        with contextlib.suppress(OSError, EOFError):  # it has just ended
+            protocol.send(self.connection, {"type": "stop"})
+            if not self.connection.poll(self._answer_s):
+                raise DeviceError(f"the engine at {self.address} does not end")
+            while True:
+                protocol.receive(self.connection)
+
     def start_session(self) -> None:
         """Have the engine send its state and accept requests."""
         with contextlib.suppress(OSError):  # it has ended; the reader thread reports that
@@ -110,8 +138,8 @@ class RemoteEngine:
     def _request(self, message: Message) -> dict[str, Any]:
         try:
             protocol.send(self.connection, message)
-            if not self.connection.poll(_ANSWER_S):
-                raise DeviceError(f"no answer from {self.address} in {_ANSWER_S:.0f} s")
+            if not self.connection.poll(self._answer_s):
+                raise DeviceError(f"no answer from {self.address} in {self._answer_s:.0f} s")
             answer = protocol.receive(self.connection, protocol.MAX_MESSAGE_BYTES)
         except (EOFError, OSError) as error:
             raise DeviceError(
@@ -130,12 +158,12 @@ class RemoteEngine:
             return None
         return DeviceError(
             f"the engine at {self.address} has sent nothing for {self._silent_checks} s",
-            protocol.REMOTE_RESTART_HINT,
+            self._restart_hint,
         )
 
     def exit_reason(self) -> DeviceError:
         return DeviceError(
-            f"the connection to the engine at {self.address} was lost", protocol.REMOTE_RESTART_HINT
+            f"the connection to the engine at {self.address} was lost", self._restart_hint
         )
 
     def kill(self) -> None:

@@ -1,18 +1,22 @@
 """The listening socket of an engine: authenticates terminals and sends them the model's files."""
 
 import contextlib
+import os
 import secrets
 import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.address import Address, set_tcp_options
-from swiftchat.engine.api.model_files import TextFile, read_piece
-from swiftchat.engine.api.protocol import MAX_MESSAGE_BYTES, VERSION, Message
+from swiftchat.engine.api.model_files import read_piece, text_files
+from swiftchat.engine.api.params import ServeConfig
+from swiftchat.engine.api.protocol import MAX_MESSAGE_BYTES, VERSION, EngineStatus, Message
 from swiftchat.engine.server.connection import TerminalConnection
 from swiftchat.engine.server.serve import EngineServer
 from swiftchat.errors import DeviceError, FileSystemError, SwiftchatError, UsageError
@@ -30,7 +34,8 @@ class Listener:
 
     It listens from construction on. A TCP socket, on loopback, requires a token, which is
     written to `token_file`; a Unix socket has mode 0600 and requires none. A connection without
-    the right token is closed without an answer. Terminals may fetch the `files` of `directory`.
+    the right token is closed without an answer. Terminals may fetch the text files of `directory`.
+    `on_stop` is called when a terminal at a Unix socket asks the engine to end.
     """
 
     def __init__(
@@ -40,9 +45,12 @@ class Listener:
         server: EngineServer,
         name: str,
         directory: Path,
-        files: Sequence[TextFile],
+        on_stop: Callable[[], None] | None = None,
+        serve_config: ServeConfig | None = None,
     ) -> None:
-        self._server, self._directory = server, directory
+        self._server, self._directory, self._name = server, directory, name
+        self._on_stop, self._serve_config = on_stop, serve_config
+        files = text_files(directory)
         self._sizes = {file.name: file.size_bytes for file in files}
         self._welcome = {
             "type": "welcome",
@@ -60,6 +68,8 @@ class Listener:
             self.token_file = token_file or self.address.token_file
             _write_secret(self.token_file, self._token)
         self._handshakes = threading.Semaphore(_MAX_HANDSHAKES)
+        self._num_connected, self._connected_lock = 0, threading.Lock()
+        self._is_closed = False
 
     def open(self) -> None:
         """Start accepting terminals and sending heartbeats."""
@@ -75,6 +85,18 @@ class Listener:
             if path is not None:
                 with contextlib.suppress(OSError):  # already removed
                     path.unlink()
+
+    def close_if_unused(self) -> bool:
+        """Stop listening unless a terminal is connected; return whether that was done.
+
+        A terminal that connects at the same time is either counted or gets no `welcome`.
+        """
+        with self._connected_lock:
+            if self._num_connected:
+                return False
+            self._is_closed = True
+        self.close()
+        return True
 
     def _send_heartbeats(self) -> None:
         while True:
@@ -101,9 +123,21 @@ class Listener:
                 is_authenticated = self._authenticate(terminal)
             finally:
                 self._handshakes.release()
-            if is_authenticated:
-                self._serve(connected, terminal)
+            if is_authenticated and self._join():
+                try:
+                    self._serve(connected, terminal)
+                finally:
+                    self._leave()
             terminal.close()
+
+    def _join(self) -> bool:
+        with self._connected_lock:
+            self._num_connected += not self._is_closed
+            return not self._is_closed
+
+    def _leave(self) -> None:
+        with self._connected_lock:
+            self._num_connected -= 1
 
     def _authenticate(self, terminal: TerminalConnection) -> bool:
         """Receive the hello and check its token and version; return whether they are right."""
@@ -150,13 +184,33 @@ class Listener:
             if self.address.path is None:
                 set_tcp_options(connected)
             terminal.send(self._welcome)
-            # First requests for model files; "begin" starts the same session as a local one.
-            while (message := terminal.receive())["type"] == "file":
-                terminal.send(self._file_piece(message))
+            # First requests; "begin" starts the same session as a local one.
+            while (message := terminal.receive())["type"] in ("file", "status"):
+                is_file = message["type"] == "file"
+                terminal.send(self._file_piece(message) if is_file else self._status())
         except (EOFError, OSError):
             return
         if message["type"] == "begin":
             self._server.serve(terminal)
+        elif message["type"] == "stop" and self._token is None and self._on_stop is not None:
+            self._on_stop()
+
+    def _status(self) -> Message:
+        state = self._server.state or {}
+        info = state["info"] if state.get("type") == "ready" else {}
+        config = self._serve_config
+        return EngineStatus(
+            name=self._name,
+            pid=os.getpid(),
+            memory_bytes=_memory_bytes(),
+            idle_s=self._server.idle_s,
+            num_terminals=self._server.num_guests,
+            device=info.get("device", ""),
+            device_bytes=info.get("weights_bytes", 0) + info.get("cache_bytes", 0),
+            ctx_size_tokens=info.get("ctx_size_tokens", 0),
+            keep_alive_s=config.keep_alive_s if config else None,
+            endpoint=config.endpoint if config else None,
+        ).to_wire()
 
     def _file_piece(self, message: Message) -> Message:
         match message:
@@ -164,6 +218,15 @@ class Listener:
                 start = min(max(start, 0), self._sizes[name])
                 return {"type": "file", "data": read_piece(self._directory, name, start)}
         return protocol.error_message(UsageError("the model has no such file"))
+
+
+def _memory_bytes() -> int:
+    """Return the memory of this process and its children, the ranks."""
+    process, total = psutil.Process(), 0
+    for one in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            total += one.memory_info().rss
+    return total
 
 
 def _write_secret(path: Path, secret: str) -> None:

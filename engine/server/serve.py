@@ -1,6 +1,7 @@
 """The server of an engine: a queue of commands from terminals, and the engine's main loop."""
 
 import threading
+import time
 import traceback
 from itertools import count
 from queue import Empty, Queue
@@ -27,10 +28,11 @@ class EngineServer:
     """Serves one engine to any number of terminals, each with generation ids of its own.
 
     `serve` runs on one thread per terminal, `run` on the engine's thread; any thread may call
-    the other methods.
+    the other methods. `owner` is the terminal that started the engine, if one did.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: TerminalConnection | None = None) -> None:
+        self._owner = owner
         self._commands: Queue[tuple[TerminalConnection, Message]] = Queue(_MAX_QUEUED)
         self._terminals: list[TerminalConnection] = []
         self._terminals_lock = threading.Lock()
@@ -38,15 +40,32 @@ class EngineServer:
         self._ids = count(1)
         # By the engine's generation id: the terminal and the terminal's generation id.
         self._requests: dict[int, tuple[TerminalConnection, int]] = {}
+        self._last_use = time.monotonic()
 
     @property
     def num_terminals(self) -> int:
         return len(self._terminals)
 
+    @property
+    def num_guests(self) -> int:
+        """The number of terminals without the owner."""
+        with self._terminals_lock:
+            return sum(terminal is not self._owner for terminal in self._terminals)
+
+    @property
+    def state(self) -> Message | None:
+        """The message last published, None before."""
+        return self._state
+
+    @property
+    def idle_s(self) -> float:
+        """The time since the engine was loaded or last computed, 0 while it does."""
+        return 0.0 if self._requests else time.monotonic() - self._last_use
+
     def publish(self, state: Message) -> None:
         """Send the engine's state (progress, ready, error) to all present and later terminals."""
         with self._terminals_lock:
-            self._state = state
+            self._state, self._last_use = state, time.monotonic()
             for terminal in self._terminals:
                 terminal.send(state)
 
@@ -139,6 +158,7 @@ class EngineServer:
         for engine_id, event in outcomes:
             terminal, terminal_id = self._requests[engine_id]
             if isinstance(event, Finished | SwiftchatError):
+                self._last_use = time.monotonic()
                 del self._requests[engine_id]
             terminal.send(_event_message(terminal_id, event))
 

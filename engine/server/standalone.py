@@ -23,7 +23,6 @@ import psutil
 
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.address import Address
-from swiftchat.engine.api.model_files import text_files
 from swiftchat.engine.api.params import DTYPES, EngineConfig
 from swiftchat.engine.api.protocol import Message, OnProgress
 from swiftchat.engine.ranks.auto_tp import resolve_tp
@@ -32,7 +31,7 @@ from swiftchat.engine.ranks.main import RankMain
 from swiftchat.engine.ranks.supervisor import RankSupervisor
 from swiftchat.engine.server.listener import Listener
 from swiftchat.engine.server.serve import EngineServer
-from swiftchat.errors import BadModelFile, DeviceError, SwiftchatError, UsageError
+from swiftchat.errors import BadModelFile, EngineStopped, SwiftchatError, UsageError
 from swiftchat.weights.store import default_store
 
 if TYPE_CHECKING:
@@ -74,7 +73,6 @@ class _RankZero:
             self._server,
             options.model,
             self._path,
-            text_files(self._path),
         )
 
     def run(self) -> None:
@@ -124,7 +122,7 @@ class _RankZero:
 
     def _exit_by_signal(self, signal_name: str) -> NoReturn:
         message = f"the engine was ended by {signal_name}"
-        self._exit(DeviceError(message, protocol.REMOTE_RESTART_HINT), 0)
+        self._exit(EngineStopped(message, protocol.REMOTE_RESTART_HINT), 0)
 
     def _exit_by_error(self, error: SwiftchatError) -> NoReturn:
         self._exit(error, error.exit_code)
@@ -134,7 +132,10 @@ class _RankZero:
         self._exit_lock.acquire()  # only the first caller continues, and it does not return
         try:
             self._listener.close()
-            _log_error("engine", error)
+            if isinstance(error, EngineStopped):
+                _log(error.message)
+            else:
+                _log_error("engine", error)
             self._server.publish(protocol.error_message(error))
         finally:
             os._exit(status)

@@ -148,6 +148,8 @@ class FakeGeneration:
 class FakeEngine:
     """Returns the scripted answers in order and records prompts and parameters."""
 
+    is_attached = False
+
     def __init__(self, answers: list[Any], ctx_size_tokens: int = 256) -> None:
         self.answers = [a if isinstance(a, dict) else {"text": a} for a in answers]
         self.ctx_size_tokens = ctx_size_tokens

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.client import EngineClient
-from swiftchat.engine.api.model_files import text_files
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.remote import connect_engine, read_token
 from swiftchat.engine.server.listener import Listener
@@ -30,7 +29,7 @@ class ConnectedClient(EngineClient):
 def serving(folder: Path, at: str, token_file: Path | None = None) -> Iterator[Listener]:
     """Serve the tiny model in `folder` at an address, from this process."""
     server = EngineServer()
-    listener = Listener(Address.parse(at), token_file, server, "a/tiny", folder, text_files(folder))
+    listener = Listener(Address.parse(at), token_file, server, "a/tiny", folder)
     listener.open()
     engine = tiny.engine(folder)
     server.publish(engine.info.to_wire())
