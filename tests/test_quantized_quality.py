@@ -13,6 +13,7 @@ from swiftchat.engine.schedule.scheduler import Row, Sequence
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.quantization.quantize import QuantizationSpec
+from tests.support import gguf_directory
 
 TEXT = Path(__file__).parent / "data" / "pride_and_prejudice.txt"
 
@@ -76,5 +77,5 @@ def test_perplexity_of_gguf_blocks(
     smollm2_gguf: Path, tmp_path: Path, bf16_perplexity: float
 ) -> None:
     """GGUF blocks against the same weights dequantized: only scales are rounded differently."""
-    convert(smollm2_gguf, tmp_path / "packed", dtype="bfloat16", keep_gguf_blocks=True)
+    gguf_directory.of_file(smollm2_gguf, tmp_path / "packed")
     assert abs(perplexity(tmp_path / "packed") / bf16_perplexity - 1) <= 0.005

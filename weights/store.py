@@ -1,6 +1,7 @@
 """The models stored on this machine, found by name."""
 
 import builtins
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,6 +11,13 @@ from pathlib import Path
 import platformdirs
 
 from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound
+from swiftchat.weights.derived import (
+    DerivedFiles,
+    conversion_path,
+    derived_files,
+    gguf_directory,
+    snapshot_conversion,
+)
 from swiftchat.weights.files.disk import Progress
 from swiftchat.weights.files.paths import user_path
 from swiftchat.weights.formats.weight_files import TORCH_FILES
@@ -22,21 +30,25 @@ _LIST_HINT = "swiftchat list shows the installed models"
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A stored model; `modified` in seconds since 1970, `source` "local" or "hub"."""
+    """A stored model; `modified` in seconds since 1970, `source` "local", "hub" or "cache".
+
+    "cache" are files made from a model (`derived`); `origin` is its GGUF file, which may be gone.
+    """
 
     name: str
     path: Path
     size_bytes: int
     modified: float
     source: str
+    origin: Path | None = None
 
 
 @dataclass(frozen=True)
 class Store:
     """Models in `root`, as `name` or `owner/name`, and in huggingface_hub's cache.
 
-    Models converted on first use are in `cache`. `hub_cache` is the folder of huggingface_hub's
-    cache; None: its default.
+    Files made from models are in `cache`. `hub_cache` is the folder of huggingface_hub's cache;
+    None: its default.
     """
 
     root: Path
@@ -48,13 +60,14 @@ class Store:
     ) -> Path:
         """Return the directory of the model `name_or_path` (see `find`), ready to run.
 
-        A GGUF file, and a model in the hub cache with only .bin files, is converted on first use.
+        For a GGUF file a directory of small files is made on first use; the weights stay in the
+        file. A model in the hub cache with only .bin files is converted on first use.
         """
         path = self.find(name_or_path, offline)
-        if path.suffix.lower() == ".gguf":
-            return _converted(path, self.cache / _conversion_key_of_file(path), progress)
+        if _is_gguf(path):
+            return gguf_directory(self.cache, path)
         if _in_hub_cache(path) and not any(path.glob("*.safetensors")):
-            return _converted(path, self.cache / _conversion_key_of_snapshot(path), progress)
+            return snapshot_conversion(self.cache, path, progress)
         return path
 
     def find(self, name_or_path: str, offline: bool = False) -> Path:
@@ -67,7 +80,7 @@ class Store:
         if not name_or_path.strip():
             raise ModelNotFound("the model name is empty", _LIST_HINT)
         path = user_path(name_or_path)
-        if path.suffix.lower() == ".gguf" or (path / "config.json").is_file():
+        if _is_gguf(path) or (path / "config.json").is_file():
             return path
         if path.is_absolute() or name_or_path.startswith((".", "~")):
             raise _no_model_at(path)
@@ -95,18 +108,39 @@ class Store:
         ]
         return sorted({*(name for name, _ in self._local_folders()), *hub}, key=str.lower)
 
+    def derived(self) -> builtins.list[StoredModel]:
+        """Return the files made from models, sorted by name."""
+        found = [
+            dataclasses.replace(_stored(each.name, each.path, "cache"), origin=each.origin)
+            for each in derived_files(self.cache)
+        ]
+        return sorted(found, key=lambda model: model.name.lower())
+
+    def removable(self, name: str) -> StoredModel:
+        """Return what `remove` would delete; raises `ModelNotFound` if that is nothing."""
+        found = _find_exact(name, self.list()) or self._incomplete(name) or self._derived(name)
+        if found is not None:
+            return found
+        path = user_path(name)
+        if _is_gguf(path) and path.exists():
+            raise ModelNotFound(
+                f"nothing is stored for {name}", f"the file itself is yours to delete: rm {name}"
+            )
+        raise ModelNotFound(f"model {name!r} is not installed", _LIST_HINT)
+
     def remove(self, name: str) -> StoredModel:
         """Delete the model of this alias or full name; returns the deleted model.
 
-        Also deletes an interrupted download in the hub cache.
+        Also deletes an interrupted download in the hub cache, and of a GGUF file, given by its
+        name or path, the files made from it.
         """
-        found = _find_exact(name, self.list()) or self._incomplete(name)
-        if found is None:
-            raise ModelNotFound(f"model {name!r} is not installed", _LIST_HINT)
+        found = self.removable(name)
         try:
-            if found.source == "hub" and _in_hub_cache(found.path):
+            if found.source == "cache":
+                DerivedFiles(found.name, found.path).remove()
+            elif found.source == "hub" and _in_hub_cache(found.path):
                 _remove_from_hub_cache(found, self.hub_cache)
-                conversion = self.cache / _conversion_key_of_snapshot(found.path)
+                conversion = conversion_path(self.cache, found.path)
                 if conversion.is_dir():
                     shutil.rmtree(conversion)
             else:
@@ -141,6 +175,17 @@ class Store:
                 size_bytes = sum(file.stat().st_size for file in blobs)
                 return StoredModel(repo, folder, size_bytes, folder.stat().st_mtime, "hub")
         return None
+
+    def _derived(self, name: str) -> StoredModel | None:
+        """Return the files made from the model `name`, or from the GGUF file with that path."""
+        path = Path(os.path.abspath(user_path(name)))  # noqa: PTH100 - links are kept
+        models = self.derived()
+        found = [model for model in models if model.origin == path]
+        found = found or [model for model in models if model.name.lower() == name.lower()]
+        if len(found) > 1:
+            places = ", ".join(str(model.origin or model.path) for model in found)
+            raise ModelNotFound(f"{name!r} is ambiguous: {places}", "use the path of the file")
+        return found[0] if found else None
 
     def _local(self) -> Iterator[StoredModel]:
         for name, path in self._local_folders():
@@ -179,41 +224,9 @@ def _in_hub_cache(path: Path) -> bool:
     return path.parent.name == "snapshots"
 
 
-def _conversion_key_of_snapshot(path: Path) -> str:
-    # The path contains the commit, so its files never change.
-    return _keyed(path.parent.parent.name, str(path))
-
-
-def _conversion_key_of_file(path: Path) -> str:
-    try:
-        real = path.resolve(strict=True)
-        state = real.stat()
-    except FileNotFoundError as error:
-        raise ModelNotFound(f"no file {path}") from error
-    except OSError as error:
-        raise FileSystemError(f"cannot read {path}: {error.strerror}") from error
-    return _keyed(real.stem, f"{real}\0{state.st_size}\0{state.st_mtime_ns}\0packed")
-
-
-def _keyed(name: str, identity: str) -> str:
-    """Return a folder name that is unique to `identity`."""
-    import hashlib  # imported here: most models need no conversion
-
-    return f"{name}-{hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]}"
-
-
-def _converted(source: Path, destination: Path, progress: Progress | None) -> Path:
-    if not destination.is_dir():
-        # Imported here: looking up a name must not import numpy.
-        from swiftchat.weights.convert.convert import convert
-
-        try:
-            convert(source, destination, progress=progress, keep_gguf_blocks=True)
-        except FileSystemError:
-            # Another process may have finished the same conversion meanwhile.
-            if not destination.is_dir():
-                raise
-    return destination
+def _is_gguf(path: Path) -> bool:
+    # The model directory of a GGUF file has the name of the file.
+    return path.suffix.lower() == ".gguf" and not path.is_dir()
 
 
 def _no_model_at(path: Path) -> ModelNotFound | BadModelFile:

@@ -14,7 +14,7 @@ _PREVIEW = 40  # characters
 def change_model(state: ChatState, argument: str) -> None:
     """Replace the model; the conversation stays."""
     if not argument:
-        print(sanitize(f"{state.chat_model.settings['model']} ({state.chat_model.path})"))
+        print(sanitize(f"{state.chat_model.settings['model']} ({state.chat_model.model.location})"))
         return
     from swiftchat.tokenizer import Tokenizer
     from swiftchat.weights.model.directory import Model

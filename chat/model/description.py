@@ -30,7 +30,7 @@ def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> 
     model_type = architecture_of(config.architecture).model_type
     return {
         "name": _model_name(model.path),
-        "path": str(model.path),
+        "path": str(model.location),
         "family": config.family,
         "architecture": config.architecture,
         "parameters": model.num_parameters,

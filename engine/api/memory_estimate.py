@@ -86,6 +86,8 @@ def _tiles_bytes(
     tensor: StoredTensor, tensor_slice: TensorSlice, shape: tuple[int, ...], item_bytes: int
 ) -> int | None:
     """Return the bytes of a matrix in the layout of the CPU kernels; None: it is dequantized."""
+    if tensor.read_blocks is None and tensor.packed is None:
+        return None
     rows, cols = shape
     exact = item_bytes == 4
     if tensor.read_blocks is not None and tensor.format in BLOCK_TYPES:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.gguf.source import SOURCE_FILE
 
 MAX_FILE_BYTES = 1 << 28
 PIECE_BYTES = 1 << 20  # sent in one message
@@ -34,9 +35,8 @@ class TextFile:
         """
         match wire:
             case [str() as name, int() as size_bytes, str() as sha256]:
-                is_valid = _NAME.fullmatch(name) and Path(name).suffix in _SUFFIXES
                 if (
-                    is_valid
+                    _is_text_name(name)
                     and 0 <= size_bytes <= MAX_FILE_BYTES
                     and re.fullmatch(r"\w{64}", sha256)
                 ):
@@ -50,7 +50,7 @@ def text_files(directory: Path) -> list[TextFile]:
     return [
         TextFile(name, len(content), hashlib.sha256(content).hexdigest())
         for name, path in sorted((path.relative_to(directory).as_posix(), path) for path in found)
-        if _NAME.fullmatch(name) and _is_text(path)
+        if _is_text_name(name) and _is_text(path)
         for content in [path.read_bytes()]
     ][:_MAX_FILES]
 
@@ -61,9 +61,15 @@ def digest(files: list[TextFile]) -> str:
 
 
 def _is_text(path: Path) -> bool:
-    if path.suffix not in _SUFFIXES or path.name.endswith(".index.json") or not path.is_file():
+    if path.name.endswith(".index.json") or not path.is_file():
         return False
     return path.stat().st_size <= MAX_FILE_BYTES
+
+
+def _is_text_name(name: str) -> bool:
+    # The place of a GGUF file is of no use on another machine.
+    is_safe = _NAME.fullmatch(name) is not None and name != SOURCE_FILE
+    return is_safe and Path(name).suffix in _SUFFIXES
 
 
 def read_piece(directory: Path, name: str, start: int) -> bytes:

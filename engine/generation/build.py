@@ -127,7 +127,7 @@ class _Setup:
     def is_quantized(self) -> bool:
         if self.checkpoint is None:
             return self.dummy_scheme is not None
-        return bool(self.checkpoint.quantized)
+        return self.checkpoint.is_quantized
 
     @property
     def gpu(self) -> Gpu | None:

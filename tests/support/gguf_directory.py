@@ -1,4 +1,4 @@
-"""A tiny Llama directory whose matrices are random ggml blocks, as `convert` writes it."""
+"""Model directories with ggml blocks: of a GGUF file, and with blocks in their own weight files."""
 
 import json
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES
 from swiftchat.weights.formats.safetensors import create_safetensors
+from swiftchat.weights.gguf.model_files import write_model_files
 from tests.support.ggml_blocks import random_blocks
 
 # Two ranks have half a block of 256 columns of `o`, and of `down` a block and a half each.
@@ -31,10 +32,23 @@ _CONFIG = {
 }
 
 
+def of_file(gguf: Path, folder: Path, dtype: str | None = None) -> Path:
+    """Make the model directory of a GGUF file; `dtype` is that of the activations."""
+    folder.mkdir()
+    write_model_files(gguf, folder)
+    if dtype is not None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": dtype}))
+    return folder
+
+
 def write(
     folder: Path, type_name: str, mixed: Mapping[str, str] = MappingProxyType({})
 ) -> ModelConfig:
-    """Write matrices of `type_name`, those whose name contains a key of `mixed` of its type."""
+    """Write a tiny Llama with random matrices of `type_name` to a safetensors file.
+
+    Matrices whose name contains a key of `mixed` have its type.
+    """
     folder.mkdir()
     quantization = {"quantization_config": {"quant_method": "gguf"}}
     (folder / "config.json").write_text(json.dumps(_CONFIG | quantization))

@@ -1,16 +1,15 @@
 """Store: models found by name and path."""
 
+import multiprocessing
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 
 from swiftchat.errors import BadModelFile, ModelNotFound
-from swiftchat.weights.convert import convert as convert_module
 from swiftchat.weights.hub import aliases
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.store import Store, default_store
@@ -113,41 +112,89 @@ def test_relative_directory_without_a_model_does_not_hide_a_name(
     assert store.resolve("Small-1B") == store.root / "Small-1B"
 
 
-def tiny_file(path: Path) -> Path:
+def tiny_file(path: Path, **sizes: int) -> Path:
+    defaults = {"hidden_size": 32, "intermediate_size": 40, "max_position_embeddings": 64}
     config = transformers.LlamaConfig(
         vocab_size=len(tiny_gguf.TOKENS),
-        hidden_size=32,
-        intermediate_size=40,
         num_hidden_layers=1,
         num_attention_heads=2,
-        max_position_embeddings=64,
+        **{**defaults, **sizes},
     )
     tiny_gguf.write(path, transformers.LlamaForCausalLM(config))
     return path
 
 
-def test_gguf_is_converted_once_and_again_after_a_change(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def test_weights_of_a_gguf_file_are_not_copied(store: Store, tmp_path: Path) -> None:
+    path = tiny_file(tmp_path / "My Model.Q4.gguf", hidden_size=512)
+    found = store.resolve(str(path))
+    model = Model.open(found)
+    assert found.name == "My Model.Q4.gguf" and model.location == path
+    assert {info.file for info in model.checkpoint().tensors.values()} == {path}
+    assert path.stat().st_size > 1_000_000 > 20 * folder_bytes(store.cache)
+
+
+def test_small_files_of_a_gguf_file_are_renewed_after_a_change(
+    store: Store, tmp_path: Path
 ) -> None:
     path = tiny_file(tmp_path / "tiny.gguf")
-    labels: list[str] = []
-    first = store.resolve(str(path), progress=lambda label, *_: labels.append(label))
+    first = store.resolve(str(path))
+    written = (first / "gguf.json").stat().st_mtime_ns
+    assert store.resolve(str(path)) == first
+    assert (first / "gguf.json").stat().st_mtime_ns == written
+    tiny_file(path, intermediate_size=48)
+    assert store.resolve(str(path)) == first
+    assert Model.open(first).config.intermediate_size == 48
     Model.open(first).checkpoint()
-    assert first.parent == store.cache
-    assert labels
-    calls: list[Any] = []
-    convert = convert_module.convert
-    monkeypatch.setattr(
-        convert_module,
-        "convert",
-        lambda *args, **rest: calls.append(args) or convert(*args, **rest),
-    )
+    for damage in ("", "{}", '{"version": 0, "files": []}'):
+        (first / "gguf.json").write_text(damage)
+        Model.open(store.resolve(str(path))).checkpoint()
     (tmp_path / "link.gguf").symlink_to(path)
-    assert store.resolve(str(tmp_path / "link.gguf")) == first
-    assert calls == []
-    os.utime(path, (1, 1))
-    assert store.resolve(str(path)) != first
-    assert len(calls) == 1
+    assert store.resolve(str(tmp_path / "link.gguf")).name == "link.gguf"
+
+
+def test_files_made_of_gguf_files_are_listed_and_removed(store: Store, tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        tiny_file(tmp_path / folder / "same.gguf")
+        store.resolve(str(tmp_path / folder / "same.gguf"))
+    assert "same.gguf" not in [model.name for model in store.list()]
+    derived = store.derived()
+    assert [(each.name, each.source) for each in derived] == [("same.gguf", "cache")] * 2
+    assert {each.origin for each in derived} == {tmp_path / f / "same.gguf" for f in ("a", "b")}
+    assert sum(each.size_bytes for each in derived) == folder_bytes(store.cache)
+    with pytest.raises(ModelNotFound, match="ambiguous"):
+        store.removable("same.gguf")
+    removed = store.remove(str(tmp_path / "a" / "same.gguf"))
+    assert removed.origin == tmp_path / "a" / "same.gguf"
+    assert (tmp_path / "a" / "same.gguf").exists()
+    (tmp_path / "b" / "same.gguf").unlink()  # the small files remain
+    store.remove("same.gguf")
+    assert store.derived() == [] and folder_bytes(store.cache) == 0
+    with pytest.raises(ModelNotFound, match="nothing is stored") as caught:
+        store.remove(str(tmp_path / "a" / "same.gguf"))
+    assert "yours to delete" in caught.value.hint
+
+
+def test_two_processes_open_a_gguf_file_at_once(store: Store, tmp_path: Path) -> None:
+    path = tiny_file(tmp_path / "tiny.gguf")
+    context = multiprocessing.get_context("fork")
+    start, results = context.Barrier(2), context.Queue()
+
+    def open_it() -> None:
+        start.wait(20)
+        found = store.resolve(str(path))
+        results.put((str(found), len(Model.open(found).checkpoint().tensors)))
+
+    children = [context.Process(target=open_it) for _ in range(2)]
+    for child in children:
+        child.start()
+    assert len({results.get(timeout=60) for _ in children}) == 1
+    for child in children:
+        child.join(60)
 
 
 def snapshot_of_bin_files(store: Store, model: transformers.PreTrainedModel) -> Path:

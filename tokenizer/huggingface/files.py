@@ -37,7 +37,7 @@ def read_files(path: Path) -> dict[str, bytes]:
     `path` is a vocabulary file or a model directory. Raises `ModelNotFound` if there is no
     vocabulary, `BadModelFile` if a file cannot be read.
     """
-    if path.suffix == ".gguf":
+    if path.suffix == ".gguf" and not path.is_dir():
         raise BadModelFile(
             f"{path.name} is a whole model, not a tokenizer",
             f"swiftchat convert {path.name} makes a model directory of it",

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
 from swiftchat.weights.architectures.config import DTYPES
@@ -20,6 +19,7 @@ from swiftchat.weights.files.disk import (
     require_space,
 )
 from swiftchat.weights.files.lock import exclusive_lock
+from swiftchat.weights.files.reading import encode_json
 from swiftchat.weights.formats.safetensors import (
     create_safetensors,
     header_bytes,
@@ -29,7 +29,7 @@ from swiftchat.weights.formats.safetensors import (
 from swiftchat.weights.formats.weight_files import SAFETENSORS_INDEX
 from swiftchat.weights.quantization.quantize import QuantizationSpec
 from swiftchat.weights.sources.detect import plan_conversion
-from swiftchat.weights.sources.plan import Plan, encode_json
+from swiftchat.weights.sources.plan import Plan
 
 __all__ = ["ConversionEstimate", "convert", "estimate_conversion"]
 
@@ -63,16 +63,13 @@ def convert(
     tp: int = 1,
     quantization: QuantizationSpec | None = None,
     progress: Progress | None = None,
-    generation_defaults: Mapping[str, Any] | None = None,
-    keep_gguf_blocks: bool = False,
 ) -> None:
     """Write the model of `source` (see `plan_conversion`) as a new directory.
 
     `dtype` None keeps the source's own, or bfloat16 for quantized weights; rounding is to
     nearest, ties to even. `only` and `skip` are patterns of Hugging Face tensor names. `tp` ranks
     get one file each, which only this program reads. `quantization` applies to the matrices of
-    the layers. `generation_defaults` fill absent fields of `generation_config.json`.
-    `keep_gguf_blocks` keeps the quantized GGUF matrices that the engine can compute with.
+    the layers.
 
     The directory appears when it is complete and has been read back; a failure or interrupt
     leaves nothing. A second process converting the same source waits for the first.
@@ -82,10 +79,8 @@ def convert(
     """
     if destination.exists():
         raise FileSystemError(f"{destination} exists already", "choose another name or remove it")
-    plan = _plan(source, dtype, only, skip, quantization, keep_gguf_blocks)
+    plan = _plan(source, dtype, only, skip, quantization)
     destination = Path(os.path.abspath(destination))  # noqa: PTH100 - resolve() would follow links
-    if generation_defaults:
-        plan = plan.with_generation_defaults(generation_defaults)
     layout = _layout(plan, shard_size_bytes, tp)
     total_bytes = layout.tensors_bytes + sum(map(len, plan.files.values()))
 
@@ -145,13 +140,12 @@ def _plan(
     only: Sequence[str],
     skip: Sequence[str],
     quantization: QuantizationSpec | None,
-    keep_gguf_blocks: bool = False,
 ) -> Plan:
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"unknown dtype {dtype!r}", f"one of {', '.join(DTYPES)}")
     if not source.exists():
         raise ModelNotFound(f"no model at {source}")
-    plan = plan_conversion(source, dtype, keep_gguf_blocks=keep_gguf_blocks)
+    plan = plan_conversion(source, dtype)
     if only or skip:
         plan = plan.select(only, skip)
     return plan if quantization is None else plan.quantize(quantization)
@@ -168,9 +162,9 @@ def _small_files(plan: Plan, layout: Layout) -> Mapping[str, bytes]:
 def _fingerprint(plan: Plan, tp: int) -> str:
     """Return a hash of source, dtype, tensors and ranks, from sizes and both ends of the files."""
     digest = hashlib.sha256(plan.dtype.encode())
-    if plan.quantization is not None or plan.raw:
+    if plan.quantization is not None:
         digest.update(plan.files["config.json"])
-        if plan.quantization is not None and plan.quantization.is_calibrated:
+        if plan.quantization.is_calibrated:
             digest.update(b"calibrated")
     if tp != 1:
         digest.update(f"tp {tp}".encode())

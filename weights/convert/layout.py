@@ -11,12 +11,13 @@ import numpy.typing as npt
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import canonical_tensors, tensor_name
+from swiftchat.weights.files.reading import encode_json
 from swiftchat.weights.formats.safetensors import TensorSpec, spec_bytes
 from swiftchat.weights.formats.weight_files import SAFETENSORS_FILE
 from swiftchat.weights.parallel.rank_files import rank_file_name, rank_metadata
 from swiftchat.weights.parallel.tensor_parallel import TensorSlice, shard_of
 from swiftchat.weights.quantization.rounding import WIRE_NAMES
-from swiftchat.weights.sources.plan import Plan, encode_json
+from swiftchat.weights.sources.plan import Plan
 
 __all__ = ["Layout", "rank_layout", "sharded_layout"]
 

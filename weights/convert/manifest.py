@@ -6,8 +6,8 @@ from pathlib import Path
 
 from swiftchat.errors import FileSystemError
 from swiftchat.weights.files.disk import Progress
+from swiftchat.weights.files.reading import encode_json
 from swiftchat.weights.formats.safetensors import TensorSpec, read_header
-from swiftchat.weights.sources.plan import encode_json
 
 __all__ = ["MANIFEST", "encode_manifest", "verify_files"]
 

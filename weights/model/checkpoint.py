@@ -67,8 +67,8 @@ class Checkpoint:
 
     `open` reads only headers; `map` and `read` access the data. If the files store the shard of
     one rank, `shard` is that shard. `check` sets `unused`, the tensors that are not the model's;
-    `check_quantized` sets `quantized`, the model's quantized tensors, whose parts are in
-    `tensors`.
+    `check_quantized` sets `quantized`, the model's tensors that must be dequantized or stay
+    quantized, whose parts are in `tensors`.
     """
 
     def __init__(
@@ -80,6 +80,11 @@ class Checkpoint:
         self.quantized: Mapping[str, StoredTensor] = {}
         self.unused: list[str] = []
         self._maps: dict[Path, mmap.mmap] = {}
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether a tensor of the model is stored with fewer bits than a float dtype."""
+        return any(tensor.format not in _FLOATS for tensor in self.quantized.values())
 
     @classmethod
     def open(cls, path: Path, shard: Shard | None = None) -> Self:

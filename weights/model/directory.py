@@ -12,6 +12,7 @@ from swiftchat.weights.architectures.config import ModelConfig, token_ids
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.formats.tensor_info import ITEM_BYTES
+from swiftchat.weights.gguf.source import GgufSource, gguf_file_of
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.parallel.rank_files import stored_tp_size
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
@@ -70,14 +71,26 @@ class Model:
     def checkpoint(self, shard: Shard | None = None) -> Checkpoint:
         """Open the weights and check them against the config.
 
-        `shard` selects the rank of files per rank. Raises as `Checkpoint.open` and `check` do.
+        `shard` selects the rank of files per rank. Raises as `Checkpoint.open` and `check` do, and
+        as `gguf_file_of` for a GGUF file that has changed.
         """
+        if (gguf_file := gguf_file_of(self.path)) is not None:
+            # Imported here: most models need no code for GGUF.
+            from swiftchat.weights.model.gguf_checkpoint import GgufCheckpoint
+
+            return GgufCheckpoint.of_file(gguf_file, self.config)
         checkpoint = Checkpoint.open(self.path, shard)
         if self.quantization_config is None:
             checkpoint.check(self.config)
         else:
             checkpoint.check_quantized(self.config, self.quantization_config)
         return checkpoint
+
+    @property
+    def location(self) -> Path:
+        """The GGUF file that holds the weights, or the model directory."""
+        source = GgufSource.read(self.path)
+        return self.path if source is None else source.files[0]
 
     @cached_property
     def num_parameters(self) -> int:

@@ -35,6 +35,7 @@ __all__ = [
     "GROUP_SIZE",
     "KEPT_TYPES",
     "PACKABLE_TYPES",
+    "block_tensor",
     "has_finite_scales",
     "matrix_type_of",
     "tensors",
@@ -202,13 +203,14 @@ def tensors(settings: Settings, source: CheckedTensors) -> dict[str, StoredTenso
     """Return every `….TYPE` that is a matrix of such blocks, named without the type."""
     settings.reject_unknown({"quant_method"})
     return {
-        name: _tensor(source, name, type_name)
+        name: block_tensor(source, name, type_name)
         for type_name in sorted(KEPT_TYPES)
         for name in source.stems(f".{type_name}")
     }
 
 
-def _tensor(source: CheckedTensors, name: str, type_name: str) -> StoredTensor:
+def block_tensor(source: CheckedTensors, name: str, type_name: str) -> StoredTensor:
+    """Return the matrix `name`, stored as `name.TYPE`, uint8 [rows, row bytes]."""
     stored, kind = f"{name}.{type_name}", BLOCK_TYPES[type_name]
     count, row_bytes = source.shape(stored, ("U8",), 2)
     if row_bytes % kind.block_bytes:

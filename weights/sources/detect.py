@@ -2,22 +2,27 @@
 
 from pathlib import Path
 
+from swiftchat.weights.files.reading import read_json
+from swiftchat.weights.gguf.source import gguf_file_of
 from swiftchat.weights.sources import gguf, huggingface, llama_original, megatron, openai_gpt2
-from swiftchat.weights.sources.plan import Plan
+from swiftchat.weights.sources.plan import GENERATION_CONFIG, Plan
 
 __all__ = ["plan_conversion"]
 
 
-def plan_conversion(source: Path, dtype: str | None, *, keep_gguf_blocks: bool = False) -> Plan:
+def plan_conversion(source: Path, dtype: str | None) -> Plan:
     """Plan the conversion of `source` to `dtype`; None: the source's own dtype.
 
-    `source` is a GGUF file (the first, if it is split), a Hugging Face directory, Meta's
-    (`params.json`, `consolidated.*.pth`), Megatron-LM's (`mp_rank_*` below) or OpenAI's of GPT-2
-    (`hparams.json`, `model.ckpt.*`). `keep_gguf_blocks` is as for `convert`. Raises
+    `source` is a GGUF file (the first, if it is split), a Hugging Face directory, also one whose
+    weights are in a GGUF file, Meta's (`params.json`, `consolidated.*.pth`), Megatron-LM's
+    (`mp_rank_*` below) or OpenAI's of GPT-2 (`hparams.json`, `model.ckpt.*`). Raises
     `BadModelFile` if headers, configs or tensor tables are invalid.
     """
     if source.is_file():
-        return gguf.plan(source, dtype, keep_gguf_blocks)
+        return gguf.plan(source, dtype)
+    if (gguf_file := gguf_file_of(source)) is not None:
+        defaults = read_json(source / GENERATION_CONFIG)
+        return gguf.plan(gguf_file, dtype).with_generation_defaults(defaults)
     if not (source / "config.json").is_file():
         if llama_original.is_meta(source):
             return llama_original.plan(source, dtype)

@@ -6,7 +6,7 @@ from typing import Any
 
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
-from swiftchat.weights.files.reading import read_json
+from swiftchat.weights.files.reading import encode_json, read_json
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.quantization.methods import (
@@ -16,7 +16,7 @@ from swiftchat.weights.quantization.methods import (
     select_expected,
 )
 from swiftchat.weights.quantization.rounding import DTYPE_NAMES
-from swiftchat.weights.sources.plan import GENERATION_CONFIG, Floats, Plan, encode_json
+from swiftchat.weights.sources.plan import GENERATION_CONFIG, Floats, Plan
 from swiftchat.weights.sources.sharded import chunks_of_rows
 
 __all__ = ["plan"]

@@ -14,11 +14,11 @@ import numpy as np
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.files.reading import read_json
+from swiftchat.weights.files.reading import encode_json, read_json
 from swiftchat.weights.formats.torch_checkpoint import read_torch_checkpoint
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.quantization.rounding import DTYPE_NAMES
-from swiftchat.weights.sources.plan import GENERATION_CONFIG, Plan, encode_json, parse_config
+from swiftchat.weights.sources.plan import GENERATION_CONFIG, Plan, parse_config
 from swiftchat.weights.sources.sharded import (
     ShardedTensor,
     read_shard,

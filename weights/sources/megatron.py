@@ -15,13 +15,14 @@ import numpy.typing as npt
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
+from swiftchat.weights.files.reading import encode_json
 from swiftchat.weights.sources.megatron_checkpoint import (
     MegatronCheckpoint,
     is_megatron,
     open_checkpoint,
 )
 from swiftchat.weights.sources.megatron_config import make_config_json
-from swiftchat.weights.sources.plan import Plan, encode_json, parse_config
+from swiftchat.weights.sources.plan import Plan, parse_config
 from swiftchat.weights.sources.sharded import ShardedTensor, sharded_plan
 
 __all__ = ["is_megatron", "plan"]

@@ -4,7 +4,7 @@ import dataclasses
 import fnmatch
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,15 @@ import numpy.typing as npt
 from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import tensor_name
+from swiftchat.weights.files.reading import encode_json
 from swiftchat.weights.formats.safetensors import TensorSpec, spec_bytes
 from swiftchat.weights.quantization.quantize import QuantizationSpec
 from swiftchat.weights.quantization.rounding import WIRE_NAMES, Floats, convert_dtype
 from swiftchat.weights.quantization.smoothquant import apply_smoothquant
 
-__all__ = ["GENERATION_CONFIG", "Floats", "Plan", "RawTensor", "encode_json", "parse_config"]
+__all__ = ["GENERATION_CONFIG", "Floats", "Plan", "parse_config"]
 
 GENERATION_CONFIG = "generation_config.json"
-
-
-@dataclass(frozen=True)
-class RawTensor:
-    """A tensor that is copied in the packed layout of the source."""
-
-    spec: TensorSpec
-    read: Callable[[], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -37,8 +30,8 @@ class Plan:
 
     `shapes` is by Hugging Face name; `chunks(name)` yields a tensor's elements as float32, flat.
     `source_files` are all files of the source; `release_pages` frees the memory of their pages
-    read so far. The tensors in `quantized` are written with `quantization`, those in `raw`
-    are copied, and all others are converted to `dtype`.
+    read so far. The tensors in `quantized` are written with `quantization`, all others are
+    converted to `dtype`.
     """
 
     files: Mapping[str, bytes]
@@ -49,13 +42,10 @@ class Plan:
     release_pages: Callable[[], None]
     quantization: QuantizationSpec | None = None
     quantized: frozenset[str] = frozenset()
-    raw: Mapping[str, RawTensor] = field(default_factory=dict)
 
     def specs(self, name: str) -> list[TensorSpec]:
         """Return the tensors of the weight files that store the model's tensor `name`."""
         shape = self.shapes[name]
-        if name in self.raw:
-            return [self.raw[name].spec]
         if self.quantization is not None and name in self.quantized:
             return self.quantization.tensor_specs(name, shape, self.dtype)
         return [(name, WIRE_NAMES[self.dtype], shape)]
@@ -63,9 +53,7 @@ class Plan:
     def read(self, name: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """Yield the arrays of `specs(name)`, by name; raises the errors of `convert_dtype`."""
         shape = self.shapes[name]
-        if name in self.raw:
-            yield self.raw[name].spec[0], self.raw[name].read()
-        elif self.quantization is not None and name in self.quantized:
+        if self.quantization is not None and name in self.quantized:
             matrix = convert_dtype(name, shape, "float32", self.chunks(name))
             yield from self.quantization.quantize(name, matrix, self.dtype)
         else:
@@ -141,11 +129,6 @@ class Plan:
         own = json.loads(self.files.get(GENERATION_CONFIG, b"{}"))
         files = {**self.files, GENERATION_CONFIG: encode_json({**defaults, **own})}
         return dataclasses.replace(self, files=files)
-
-
-def encode_json(content: Mapping[str, Any]) -> bytes:
-    """Return the text of a JSON file."""
-    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def parse_config(config_json: Mapping[str, Any], place: str) -> ModelConfig:

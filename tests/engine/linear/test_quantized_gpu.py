@@ -25,7 +25,7 @@ from swiftchat.weights.parallel.tensor_parallel import shard_of
 from swiftchat.weights.quantization.gguf_blocks import to_matrix as gguf_matrix
 from swiftchat.weights.quantization.quantize import QuantizationSpec
 from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Int8Groups, QuantizedMatrix
-from tests.support import tiny, tiny_gguf
+from tests.support import gguf_directory, tiny, tiny_gguf
 from tests.support.kernel_case import Inputs, assert_close
 from tests.support.packed_matrices import PACKINGS, kernels_without_gpu, packed, parts
 from tests.support.tiny_llama import tiny_llama
@@ -135,7 +135,7 @@ def as_q4_k_m(path: Path) -> Path:
     tiny_gguf.write(
         path / "m.gguf", model, quantize=kinds.Q4_0, mixed=dict.fromkeys(wide, kinds.Q8_0)
     )
-    convert(path / "m.gguf", path / "out", keep_gguf_blocks=True, dtype="float32")
+    gguf_directory.of_file(path / "m.gguf", path / "out", "float32")
     return path / "out"
 
 
@@ -157,7 +157,7 @@ def test_estimated_weight_bytes_equal_loaded_bytes(
     elif scheme.startswith("Q"):
         kind = gguf.GGMLQuantizationType[scheme]
         tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(hidden_size=192), quantize=kind)
-        convert(tmp_path / "m.gguf", tmp_path / "out", keep_gguf_blocks=True)
+        gguf_directory.of_file(tmp_path / "m.gguf", tmp_path / "out")
     model = Model.open(quantized.get(scheme, tmp_path / "out"))
     shard = shard_of(model.config, tp, tp - 1)
     weights = stream_weights(
@@ -250,7 +250,7 @@ def test_gguf_blocks_on_a_gpu(tmp_path: Path, type_name: str) -> None:
     model = tiny_llama(hidden_size=192, intermediate_size=256)  # not a multiple of 128 columns
     kind = gguf.GGMLQuantizationType[type_name]
     tiny_gguf.write(tmp_path / "m.gguf", model, quantize=kind)
-    convert(tmp_path / "m.gguf", tmp_path / "out", keep_gguf_blocks=True, dtype="float32")
+    gguf_directory.of_file(tmp_path / "m.gguf", tmp_path / "out", "float32")
     prompt, params = tiny.random_ids(40), SamplingParams(temperature=0, max_tokens=1, logprobs=5)
     _, expected = tiny.logprobs(tiny.engine(tmp_path / "out"), prompt, params)
     engine = tiny.engine(tmp_path / "out", device="cuda")

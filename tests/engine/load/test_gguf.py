@@ -23,7 +23,8 @@ from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 from swiftchat.weights.quantization.gguf_blocks import PACKABLE_TYPES, to_matrix
 from swiftchat.weights.store import Store
-from tests.support import tiny, tiny_gguf
+from tests.support import gguf_directory, tiny, tiny_gguf
+from tests.support.gguf_models import made, write_case
 from tests.support.tiny_llama import tiny_llama
 
 pytestmark = pytest.mark.skipif(
@@ -88,7 +89,6 @@ def test_gguf_logits_equal_those_of_dequantized_weights(
     files: dict[str, Path], tmp_path: Path, type_name: str
 ) -> None:
     path = Store(tmp_path / "root", tmp_path / "cache").resolve(str(files[type_name]))
-    # The converted model has norms rounded to bfloat16 and the same matrices.
     convert(path, tmp_path / "plain", dtype="float32")
     bench, plain = (tiny.Bench(folder) for folder in (path, tmp_path / "plain"))
     weights = bench.decoder.weights
@@ -104,6 +104,22 @@ def test_gguf_logits_equal_those_of_dequantized_weights(
     assert len(tokens[1]) > 0
 
 
+@pytest.mark.parametrize("name", ["llama-biases", "gemma2", "gpt2", "mixtral"])
+def test_float_gguf_logits_equal_those_of_the_conversion(name: str, tmp_path: Path) -> None:
+    """Rows in another order, norms with an offset, transposed matrices, experts in one tensor."""
+    made(name, tmp_path / "theirs")
+    write_case(name, tmp_path / "m.gguf", tmp_path / "theirs")
+    convert(tmp_path / "m.gguf", tmp_path / "plain")
+    folder = gguf_directory.of_file(tmp_path / "m.gguf", tmp_path / "in-place")
+    ids, params = tiny.random_ids(20), SamplingParams(temperature=0, max_tokens=6)
+    found, expected = (tiny.Bench(f).last_logits(ids) for f in (folder, tmp_path / "plain"))
+    assert torch.equal(found, expected)
+    engines = [tiny.engine(f) for f in (folder, tmp_path / "plain")]
+    assert "dequantized" not in engines[0].info.device
+    answers = [tiny.run(engine, {1: ids}, params)[0] for engine in engines]
+    assert answers[0] == answers[1]
+
+
 def test_merged_gguf_matrices_of_several_schemes_stay_quantized(
     tmp_path: Path,
 ) -> None:
@@ -111,8 +127,8 @@ def test_merged_gguf_matrices_of_several_schemes_stay_quantized(
     kinds = gguf.GGMLQuantizationType
     mixed = {"blk.0.attn_v": kinds.Q8_0, "blk.1.ffn_gate": kinds.Q5_1, "blk.1.attn_k": kinds.F16}
     tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(), quantize=kinds.Q4_1, mixed=mixed)
-    convert(tmp_path / "m.gguf", tmp_path / "out", keep_gguf_blocks=True, dtype="float32")
-    convert(tmp_path / "out", tmp_path / "plain")
+    gguf_directory.of_file(tmp_path / "m.gguf", tmp_path / "out", "float32")
+    convert(tmp_path / "m.gguf", tmp_path / "plain", dtype="float32")
     bench = tiny.Bench(tmp_path / "out")
     first, second = bench.decoder.weights.layers
     stacks = (
@@ -128,10 +144,11 @@ def test_merged_gguf_matrices_of_several_schemes_stay_quantized(
     torch.testing.assert_close(bench.last_logits(ids), plain.last_logits(ids), rtol=1e-4, atol=1e-4)
 
 
-def test_converting_quantized_gguf_to_plain_weights(files: dict[str, Path], tmp_path: Path) -> None:
-    convert(files["Q5_1"], tmp_path / "packed", keep_gguf_blocks=True)
+def test_converting_the_directory_of_a_gguf_file(files: dict[str, Path], tmp_path: Path) -> None:
+    """The result is that of the file."""
+    gguf_directory.of_file(files["Q5_1"], tmp_path / "in-place")
     convert(files["Q5_1"], tmp_path / "direct")
-    convert(tmp_path / "packed", tmp_path / "again")
+    convert(tmp_path / "in-place", tmp_path / "again")
     assert "quantization_config" not in json.loads((tmp_path / "again/config.json").read_text())
     direct, again = (load_file(tmp_path / n / "model.safetensors") for n in ("direct", "again"))
     assert direct.keys() == again.keys()
@@ -142,7 +159,7 @@ def test_quantized_weights_are_dequantized_without_kernels(
     files: dict[str, Path], tmp_path: Path
 ) -> None:
     """As on a GPU without kernels, also for two ranks: the weights equal the plain model's."""
-    convert(files["Q4_1"], tmp_path / "packed", keep_gguf_blocks=True)
+    gguf_directory.of_file(files["Q4_1"], tmp_path / "packed")
     convert(files["Q4_1"], tmp_path / "plain")
     models = [Model.open(tmp_path / name) for name in ("packed", "plain")]
     config, seen = models[0].config, []
@@ -172,16 +189,25 @@ def test_quantized_weights_are_dequantized_without_kernels(
 def test_damaged_quantized_tensor_is_named_in_the_error(
     files: dict[str, Path], tmp_path: Path, type_name: str
 ) -> None:
-    """In the GGUF file by `convert`, in the converted model by the loader."""
+    """By `convert` and by the loader."""
     reader = gguf.GGUFReader(files[type_name])
     tensor = next(t for t in reader.tensors if t.name == "blk.1.ffn_down.weight")
     damaged = bytearray(files[type_name].read_bytes())
     damaged[tensor.data_offset + 1] = 0x7E  # makes the first scale a NaN
     (tmp_path / "damaged.gguf").write_bytes(damaged)
     with pytest.raises(BadModelFile, match=r"layers\.1\.mlp\.down_proj\.weight.*not finite"):
-        convert(tmp_path / "damaged.gguf", tmp_path / "out", keep_gguf_blocks=True)
+        convert(tmp_path / "damaged.gguf", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    convert(files[type_name], tmp_path / "out", keep_gguf_blocks=True)
+    gguf_directory.of_file(tmp_path / "damaged.gguf", tmp_path / "in-place")
+    with pytest.raises(BadModelFile, match=r"layers\.1\.mlp\.down_proj\.weight.*finite"):
+        tiny.Bench(tmp_path / "in-place")
+
+
+@pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0"])
+def test_damaged_blocks_of_a_directory_are_named_in_the_error(
+    tmp_path: Path, type_name: str
+) -> None:
+    gguf_directory.write(tmp_path / "out", type_name)
     name = f"model.layers.1.mlp.down_proj.weight.{type_name}"
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     tensors[name][0, 1] = 0x7E

@@ -35,7 +35,7 @@ from tests.engine.comm import test_pipeline as stages
 from tests.engine.comm.test_communicator import assert_ranks_equal_one
 from tests.engine.linear.test_quantized import matrices, quantized_weight, random_quantized
 from tests.engine.ranks.test_spmd import mock_gpus
-from tests.support import tiny, tiny_gguf
+from tests.support import gguf_directory, tiny, tiny_gguf
 from tests.support.quantized_models import FORMATS as SOURCES
 from tests.support.quantized_models import GPTQ, gptq, quantized_model
 from tests.support.thread_communicator import frequent_thread_switches
@@ -168,7 +168,7 @@ def test_gguf_blocks_on_two_ranks(tmp_path: Path, type_name: str) -> None:
     kind = gguf.GGMLQuantizationType[type_name]
     model = tiny_llama(tie_word_embeddings=True, hidden_size=128, intermediate_size=256)
     tiny_gguf.write(tmp_path / "m.gguf", model, quantize=kind)
-    convert(tmp_path / "m.gguf", tmp_path / "out", keep_gguf_blocks=True, dtype="float32")
+    gguf_directory.of_file(tmp_path / "m.gguf", tmp_path / "out", "float32")
     for bench in benches(tmp_path / "out", 2):
         weights = bench.decoder.weights
         assert is_packed(bench) and weights.embed.is_quantized

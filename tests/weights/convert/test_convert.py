@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
 from swiftchat.weights.convert.convert import convert, estimate_conversion
 from swiftchat.weights.formats.safetensors import read_header
+from swiftchat.weights.gguf.model_files import write_model_files
 from swiftchat.weights.model.directory import Model
 from tests.support import llama_layouts, tiny_gguf
 from tests.support.tiny_llama import entry_names, loaded, logits, tiny_llama
@@ -94,12 +95,15 @@ def test_all_chat_templates_are_kept(tmp_path: Path) -> None:
 def test_license_and_end_tokens_are_kept(tmp_path: Path) -> None:
     ids = {f"tokenizer.ggml.{name}_token_id": 100 + at for at, name in enumerate(("eos", "eot"))}
     tiny_gguf.write(tmp_path / "tiny.gguf", tiny_llama(), metadata=ids)
+    (tmp_path / "in-place").mkdir()
     defaults = {"temperature": 0.2, "eos_token_id": 5}
-    convert(tmp_path / "tiny.gguf", tmp_path / "out", generation_defaults=defaults)
-    model = Model.open(tmp_path / "out")
-    assert model.license == "apache-2.0"
-    assert model.config.eos_ids == (100, 101)
-    assert model.generation_config["temperature"] == 0.2
+    write_model_files(tmp_path / "tiny.gguf", tmp_path / "in-place", defaults)
+    convert(tmp_path / "in-place", tmp_path / "out")
+    for folder in ("in-place", "out"):
+        model = Model.open(tmp_path / folder)
+        assert model.license == "apache-2.0"
+        assert model.config.eos_ids == (100, 101)
+        assert model.generation_config["temperature"] == 0.2
 
 
 def test_unknown_source_and_dtype(tmp_path: Path, source: Path) -> None:

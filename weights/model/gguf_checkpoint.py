@@ -1,0 +1,147 @@
+"""The tensors of a GGUF file as a checkpoint, read from the mapped file."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.tensors import expected_tensors
+from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
+from swiftchat.weights.formats.gguf import GgufFile, open_gguf
+from swiftchat.weights.formats.tensor_info import TensorInfo
+from swiftchat.weights.gguf.architectures import gguf_architecture
+from swiftchat.weights.gguf.tensors import TensorSource, block_matrices, tensor_sources
+from swiftchat.weights.model.checkpoint import Checkpoint
+from swiftchat.weights.quantization.gguf_blocks import block_tensor
+from swiftchat.weights.quantization.stored_tensor import FLOATS, CheckedTensors, StoredTensor
+
+__all__ = ["GgufCheckpoint"]
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+class GgufCheckpoint(Checkpoint):
+    """The tensor table of a GGUF file, or of all files of a split model.
+
+    A float tensor that the file stores as Hugging Face does is in `tensors` under its name. All
+    others are in `quantized`: matrices of blocks, and tensors that have other rows, another offset
+    or the other orientation in the file; their parts are `NAME.TYPE`, uint8 [rows, row bytes].
+    """
+
+    def __init__(self, file: GgufFile, config: ModelConfig) -> None:
+        sources = tensor_sources(file, gguf_architecture(file)[0], config)
+        places = {name: _Place(file, source) for name, source in sources.items()}
+        plain = {name for name, place in places.items() if place.is_plain}
+        shapes = expected_tensors(config)
+        infos = [
+            place.info(name, shapes[name]) if name in plain else place.bytes_info(name)
+            for name, place in places.items()
+        ]
+        super().__init__(file.path, {info.name: info for info in infos})
+        self._orders = {
+            place.part_of(name): place.order
+            for name, place in places.items()
+            if place.order is not None
+        }
+        blocks, checked = block_matrices(config, sources), CheckedTensors(self.tensors, self.read)
+        self.quantized = {
+            name: block_tensor(checked, name, place.type_name)
+            if name in blocks
+            else self._converted(name, shapes[name], place)
+            for name, place in places.items()
+            if name not in plain
+        }
+
+    @classmethod
+    def of_file(cls, path: Path, config: ModelConfig) -> "GgufCheckpoint":
+        """Open the GGUF file `path`, with the other files if it is the first of several.
+
+        Raises as `open_gguf` and `tensor_sources` do.
+        """
+        return cls(open_gguf(path), config)
+
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """Return a tensor with its rows in Hugging Face's order; a copy if that differs."""
+        stored, order = super().read(name), self._orders.get(name)
+        return stored if order is None else stored[order]
+
+    def _converted(self, name: str, shape: tuple[int, ...], place: "_Place") -> StoredTensor:
+        """Return a tensor that is dequantized, reordered, shifted or transposed when it is read."""
+        part = place.part_of(name)
+
+        def dequantize_rows(start: int, stop: int) -> Floats:
+            found = place.dequantize(self.read(part), start, stop)
+            if not np.isfinite(found).all():
+                raise BadModelFile(f"{self.path}: tensor {name} has elements that are not finite")
+            return found
+
+        return StoredTensor(place.type_name, shape, {"data": part}, dequantize_rows)
+
+
+class _Place:
+    """Where and how a GGUF file stores the rows of a tensor.
+
+    `order` are the positions of the tensor's rows among the stored rows; None: they are the same.
+    """
+
+    def __init__(self, file: GgufFile, source: TensorSource) -> None:
+        tensor, rows = source.tensor, source.rows
+        self.source, self.type_name = source, tensor.type_name
+        if len(tensor.shape) == 1 and self.type_name not in FLOATS:
+            raise BadModelFile(
+                f"{file.path}: tensor {tensor.name}: expected one of {', '.join(FLOATS)}, "
+                f"found {self.type_name}"
+            )
+        self._file = file.paths[tensor.file_index]
+        self._row_bytes = tensor.nbytes // math.prod(tensor.shape[:-1] or tensor.shape)
+        self._num_rows = len(rows)
+        first = rows.start if isinstance(rows, range) else int(rows.min())
+        self.order = None if isinstance(rows, range) else rows - first
+        self._offset = tensor.offset + first * self._row_bytes
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the file has exactly the tensor's elements in its order."""
+        source = self.source
+        is_same = self.order is None and not source.offset and not source.transposed
+        return is_same and self.type_name in FLOATS
+
+    def part_of(self, name: str) -> str:
+        return f"{name}.{self.type_name}"
+
+    def info(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        """Return the place of a plain tensor."""
+        return TensorInfo(name, self._file, self.type_name, shape, self._offset, self._nbytes)
+
+    def bytes_info(self, name: str) -> TensorInfo:
+        """Return the place of any tensor as uint8 [rows, row bytes]."""
+        shape = (self._num_rows, self._row_bytes)
+        return TensorInfo(self.part_of(name), self._file, "U8", shape, self._offset, self._nbytes)
+
+    def dequantize(self, stored: Bytes, start: int, stop: int) -> Floats:
+        """Return a range of the tensor's first axis, given the ordered rows of `bytes_info`."""
+        source = self.source
+        if source.transposed:
+            return self._columns(stored, start, stop)
+        found = dequantize(stored[start:stop], self.type_name)
+        if len(source.tensor.shape) == 1:
+            found = found.reshape(-1)
+        return found - np.float32(source.offset) if source.offset else found
+
+    def _columns(self, stored: Bytes, start: int, stop: int) -> Floats:
+        """Return columns as rows; whole blocks are dequantized."""
+        kind = BLOCK_TYPES[self.type_name]
+        first, end = start // kind.block_elements, -(-stop // kind.block_elements)
+        part = stored[:, first * kind.block_bytes : end * kind.block_bytes]
+        found = dequantize(np.ascontiguousarray(part), self.type_name)
+        inside = start - first * kind.block_elements
+        return found[:, inside : inside + stop - start].T
+
+    @property
+    def _nbytes(self) -> int:
+        return self._num_rows * self._row_bytes
