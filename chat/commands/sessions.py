@@ -6,12 +6,14 @@ from swiftchat.chat.history.conversation import SHORT_ID, Conversation
 from swiftchat.chat.history.listing import format_time, print_found, print_table
 from swiftchat.chat.history.transcript import as_json, as_markdown, write_new
 from swiftchat.chat.options.config import sampling_changes
+from swiftchat.chat.terminal.output import write
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import SwiftchatError, UsageError
 
 _NUM_LISTED = 20
 _NUM_COMPLETED = 200
-_NUM_END_LINES = 12
+_MIN_END_ROWS = 12
+_OTHER_ROWS = 6  # greeting, title, input line and toolbar
 
 
 def clear(state: ChatState, argument: str) -> None:
@@ -100,23 +102,24 @@ def fork(state: ChatState, argument: str) -> None:
 
 
 def show_end(state: ChatState) -> None:
-    """Print the title and the end of the conversation.
+    """Print the title and the last turns of the conversation, as many as fit the screen.
 
     An unanswered last question becomes the draft of the input line.
     """
+    # Imported here: rich would delay the first prompt of a new conversation.
+    from swiftchat.chat.render.markdown_view import terminal_size
+    from swiftchat.chat.render.reprint import end_rows
+
     conversation = state.conversation
     if conversation.tip and conversation.tip.role == "user":
         state.draft = conversation.tip.content
         conversation.tip = conversation.tip.parent
     path = conversation.messages
-    title = conversation.name or conversation.title
-    print(sanitize(f"continuing: {title} ({len(path)} messages)"))
-    for message in path[-2:]:
-        lines = message.content.strip().splitlines()
-        if len(lines) > _NUM_END_LINES:
-            lines = ["…", *lines[-_NUM_END_LINES:]]
-        text = "\n".join(lines)
-        print(sanitize(f">>> {text}" if message.role == "user" else f"{text}\n"))
+    columns, lines = terminal_size()
+    rows, is_cut = end_rows(state.style, path, columns, max(_MIN_END_ROWS, lines - _OTHER_ROWS))
+    about = f"{len(path)} messages" + ("; /show all shows them" if is_cut else "")
+    print(sanitize(f"continuing: {conversation.name or conversation.title} ({about})"))
+    write("".join(f"{row}\n" for row in rows))
     if path and path[-1].interrupted:
         print("this answer was cut off; /continue extends it")
 

@@ -8,7 +8,7 @@ from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.model.description import describe, property_label, property_text
 from swiftchat.chat.render.logprobs import as_terminal_text
 from swiftchat.chat.render.stats import memory_line, stats_line
-from swiftchat.chat.terminal.output import write
+from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
@@ -25,6 +25,7 @@ _PARAMETERS: dict[str, Callable[[str], Any]] = {
     "logprobs": lambda text: None if text == "off" else int(text),
 }
 _OTHER_NAMES = {"temp": "temperature", "num_predict": "max_tokens"}
+_MAX_ROWS = 200  # of /show
 _SETTABLE = (*_PARAMETERS, "stop", "system")
 
 
@@ -106,10 +107,31 @@ _SHOW: dict[str, Callable[[ChatState], None]] = {
 
 
 def show(state: ChatState, argument: str) -> None:
-    topic = argument or "info"
-    if topic not in _SHOW:
-        raise UsageError(f"/show has no {topic!r}", f"it has {', '.join(_SHOW)}")
-    _SHOW[topic](state)
+    """Show a topic, or the conversation: its end, its last N turns, or all of it."""
+    if argument in _SHOW:
+        _SHOW[argument](state)
+    elif argument in ("", "all") or (argument.isdecimal() and int(argument)):
+        _show_conversation(state, argument)
+    else:
+        names = ", ".join(("all", *_SHOW))
+        raise UsageError(f"/show has no {argument!r}", f"it has {names}, or a number of turns")
+
+
+def _show_conversation(state: ChatState, argument: str) -> None:
+    from swiftchat.chat.render.markdown_view import terminal_size
+    from swiftchat.chat.render.reprint import conversation_rows, end_rows, last_turns
+
+    path, width = state.conversation.messages, terminal_size()[0]
+    if not path:
+        raise UsageError("there are no messages yet", "send a message first")
+    if argument:
+        shown = path if argument == "all" else last_turns(path, int(argument))
+        rows, is_cut = conversation_rows(state.style, shown, width), False
+    else:
+        rows, is_cut = end_rows(state.style, path, width, _MAX_ROWS)
+    write("".join(f"{row}\n" for row in rows))
+    if is_cut:
+        print_notice("this is the end of the conversation; /show all shows all of it")
 
 
 def show_stats(state: ChatState, argument: str) -> None:
@@ -137,11 +159,13 @@ SETTINGS_COMMANDS = (
     Command(
         "/show",
         "[TOPIC]",
-        "show info, system, template, parameters or alternatives",
+        "show the conversation again; or info, system, parameters, …",
         show,
-        completion=tuple(_SHOW),
-        details="info describes the model; alternatives shows the probability of each token of\n"
-        "the last answer, after /set logprobs N.",
+        completion=("all", *_SHOW),
+        details=f"/show shows the end of the conversation, at most {_MAX_ROWS} rows,\n"
+        "/show 3 the last three turns, /show all everything. info describes the model;\n"
+        "alternatives shows the probability of each token of the last answer, after /set\n"
+        "logprobs N; the other topics are system, template and parameters.",
     ),
     Command(
         "/stats", "", "show the speed of the last answer and the state of the cache", show_stats

@@ -22,14 +22,15 @@ def as_markdown(conversation: Conversation) -> str:
             names = ", ".join(call.name for call in message.tool_calls)
             parts += [f"## Result of {names}", _indented(message.content)]
             continue
-        parts += [f"## {_author(message)}", *filter(None, [message.content])]
+        parts += [f"## {author(message)}", *filter(None, [message.content])]
         parts += [f"Calls `{call.text}`" for call in message.tool_calls]
         if message.interrupted:
             parts.append("*(stopped here)*")
     return "\n\n".join(parts) + "\n"
 
 
-def _author(message: Message) -> str:
+def author(message: Message) -> str:
+    """Return the name of a message's author: You, or the model without its folders."""
     if message.role == "user":
         return "You"
     model = (message.model or "").rstrip("/")

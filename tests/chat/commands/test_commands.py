@@ -318,6 +318,33 @@ def test_commands_that_need_a_message_raise_an_error(chat: Chat, line: str) -> N
     assert not sessions_path().exists()
 
 
+def test_show_reprints_the_conversation_rendered(chat: Chat) -> None:
+    with pytest.raises(UsageError, match="no messages"):
+        chat.send("/show")
+    chat.send("one", "**A**")
+    chat.send("two", "\n\n".join(f"line {i}" for i in range(300)))
+    chat.send("three", "C")
+    shown = chat.send("/show all")
+    assert ">>> one\n" in shown and "\nC\n" in shown and "**" not in shown
+    assert shown.count("line ") == 300
+    shown = chat.send("/show")
+    assert shown.startswith(">>> three\nC\n") and "/show all" in shown
+    assert chat.send("/show 1") == ">>> three\nC\n\n"
+    assert chat.send("/show 2").startswith(">>> two\nline 0\n")
+    assert "top_k" in chat.send("/show parameters")
+    with pytest.raises(UsageError, match="'0'"):
+        chat.send("/show 0")
+
+
+def test_resume_shows_the_last_turns_rendered(chat: Chat) -> None:
+    chat.send("one", "- **A**")
+    chat.send("two", "```\nB\n```")
+    chat.send("/new")
+    shown = chat.send("/resume")
+    assert shown.startswith("continuing: one (4 messages)\n>>> one\n• ")
+    assert "**" not in shown and "```" not in shown and "\n>>> two\n" in shown
+
+
 def test_help_lists_all_commands_and_explains_one(chat: Chat) -> None:
     listing = chat.send("/help")
     assert all(command.usage in listing for command in COMMANDS) and "Ctrl-X Ctrl-E" in listing

@@ -1,0 +1,91 @@
+"""A saved conversation as terminal rows, as its messages were shown when they were written."""
+
+import itertools
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from swiftchat.chat.history.conversation import Message
+from swiftchat.chat.history.transcript import author
+from swiftchat.chat.render.blocks import BlockStream
+from swiftchat.chat.render.markdown_view import AnsiEncoder
+from swiftchat.chat.render.rows import MarkdownRows
+from swiftchat.chat.render.style import Style
+from swiftchat.chat.terminal.sanitize import sanitize
+
+_CONSOLE = Console(width=80)  # rich reads the tab size from it
+_MAX_QUESTION_ROWS = 6  # in a bounded reprint
+
+
+def conversation_rows(style: Style, messages: Sequence[Message], width: int) -> list[str]:
+    """Return the rows of messages; a blank row follows each answer."""
+    return list(itertools.chain.from_iterable(_rows(style, one, width) for one in messages))
+
+
+def end_rows(
+    style: Style, messages: Sequence[Message], width: int, max_rows: int
+) -> tuple[list[str], bool]:
+    """Return the rows of the last turns that fit `max_rows`, and whether something is left out.
+
+    If the last turn alone does not fit, these are the beginning of its question and the end of its
+    answer. `max_rows` is at least 10.
+    """
+    rows: list[str] = []
+    for turn in reversed(_turns(messages)):
+        earlier = conversation_rows(style, turn, width)
+        if len(rows) + len(earlier) <= max_rows:
+            rows = earlier + rows
+        elif rows:
+            return rows, True
+        else:
+            question = conversation_rows(style, turn[:1], width)[:_MAX_QUESTION_ROWS]
+            room = max_rows - len(question) - 1
+            return [*question, "…", *conversation_rows(style, turn[1:], width)[-room:]], True
+    return rows, False
+
+
+def last_turns(messages: Sequence[Message], num_turns: int) -> list[Message]:
+    """Return the messages of the last turns."""
+    return list(itertools.chain.from_iterable(_turns(messages)[-num_turns:]))
+
+
+def _turns(messages: Sequence[Message]) -> list[list[Message]]:
+    """Divide messages into turns: a question with the answers that follow it."""
+    turns: list[list[Message]] = []
+    for message in messages:
+        if message.role == "user" or not turns:
+            turns.append([])
+        turns[-1].append(message)
+    return turns
+
+
+def _rows(style: Style, message: Message, width: int) -> list[str]:
+    if message.role == "user":
+        return _question_rows(style, message.content, width)
+    label = [f"{sanitize(author(message))}:"] if style.mode == "accessible" else []
+    note = ["⏹ stopped"] if message.interrupted else []
+    if not style.is_rendered:
+        return [*sanitize(message.content).splitlines(), *note, ""]
+    encoder, rows, blocks = (
+        AnsiEncoder(style),
+        MarkdownRows(style.mode == "accessible"),
+        BlockStream(),
+    )
+    found = [Text("…done thinking", "dim"), Text()] if message.reasoning else []
+    for block in (*blocks.push(sanitize(message.content)), *blocks.finish()):
+        found += rows.render(block, width)
+    return [*label, *map(encoder.encode, found), *note, ""]
+
+
+def _question_rows(style: Style, text: str, width: int) -> list[str]:
+    """Return a message behind the prompts of the input line."""
+    first = "You >>> " if style.mode == "accessible" else ">>> "
+    rows = []
+    for line in sanitize(text).split("\n"):
+        prompt = "... " if rows else first
+        wrapped = Text(line).wrap(_CONSOLE, max(1, width - len(prompt)), overflow="fold") or [
+            Text()
+        ]
+        rows += [(" " * len(prompt) if i else prompt) + row.plain for i, row in enumerate(wrapped)]
+    return [row.rstrip() for row in rows]
