@@ -15,6 +15,7 @@ from swiftchat.chat.render.style import Style
 from swiftchat.chat.terminal.sanitize import sanitize
 
 _CONSOLE = Console(width=80)  # rich reads the tab size from it
+_MAX_RESULT_ROWS = 6  # of a tool
 _MAX_QUESTION_ROWS = 6  # in a bounded reprint
 
 
@@ -63,8 +64,11 @@ def _turns(messages: Sequence[Message]) -> list[list[Message]]:
 def _rows(style: Style, message: Message, width: int) -> list[str]:
     if message.role == "user":
         return _question_rows(style, message.content, width)
+    if message.role == "tool":
+        return _result_rows(message)
     label = [f"{sanitize(author(message))}:"] if style.mode == "accessible" else []
-    note = ["⏹ stopped"] if message.interrupted else []
+    note = [sanitize(f"calls {call.text}") for call in message.tool_calls]
+    note += ["⏹ stopped"] if message.interrupted else []
     if not style.is_rendered:
         return [*sanitize(message.content).splitlines(), *note, ""]
     encoder, rows, blocks = (
@@ -76,6 +80,14 @@ def _rows(style: Style, message: Message, width: int) -> list[str]:
     for block in (*blocks.push(sanitize(message.content)), *blocks.finish()):
         found += rows.render(block, width)
     return [*label, *map(encoder.encode, found), *note, ""]
+
+
+def _result_rows(message: Message) -> list[str]:
+    """Return the beginning of the result of a tool."""
+    names = ", ".join(call.name for call in message.tool_calls)
+    lines = message.content.splitlines()
+    shown = [*lines[:_MAX_RESULT_ROWS], *(["…"] if len(lines) > _MAX_RESULT_ROWS else [])]
+    return [sanitize(f"result of {names}:"), *map(sanitize, shown), ""]
 
 
 def _question_rows(style: Style, text: str, width: int) -> list[str]:

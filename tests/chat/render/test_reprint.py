@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftchat.chat.history.conversation import Conversation, Message
+from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.model.reasoning import ReasoningText
 from swiftchat.chat.render.markdown_view import MarkdownView
 from swiftchat.chat.render.reprint import conversation_rows, end_rows, last_turns
@@ -120,3 +121,15 @@ def test_the_last_turns() -> None:
     messages = conversation("a", "A", "b", "B", "c")
     assert [m.content for m in last_turns(messages, 2)] == ["b", "B", "c"]
     assert last_turns(messages, 9) == messages
+
+
+def test_tool_calls_and_the_beginning_of_their_results() -> None:
+    talk = Conversation()
+    talk.add("user", "q")
+    call = ToolCall("read", {"file": "\x9b"})
+    talk.add("assistant", "").tool_calls = [call]
+    talk.add_tool_result(call, "\n".join(["\x9b2J", *map(str, range(9))]))
+    talk.add("assistant", "A")
+    rows = conversation_rows(STYLES[1], talk.messages, 80)
+    assert rows[1].startswith("calls read {") and "\x9b" not in "".join(rows)
+    assert rows[3] == "result of read:" and rows[-4:] == ["…", "", "A", ""]
