@@ -93,7 +93,7 @@ def _result_rows(message: Message) -> list[str]:
 def _question_rows(style: Style, text: str, width: int) -> list[str]:
     """Return a message behind the prompts of the input line."""
     first = "You >>> " if style.mode == "accessible" else ">>> "
-    rows = []
+    rows: list[str] = []
     for line in sanitize(text).split("\n"):
         prompt = "... " if rows else first
         wrapped = Text(line).wrap(_CONSOLE, max(1, width - len(prompt)), overflow="fold") or [
