@@ -15,7 +15,7 @@ from swiftchat.cuda.ops.sampling import (
 )
 from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.decode.fused_decoder import FusedDecoder
-from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan
+from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan, DecodeRows
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.scheduler import Sequence
@@ -131,9 +131,7 @@ class GraphRunner:
             batch.tokens[:n],
             batch.positions[:n],
             batch.slot_mapping[:n],
-            batch.block_tables[:n],
-            batch.context_lens[:n],
-            num_decode=n,
+            DecodeRows(batch.block_tables[:n], batch.context_lens[:n]),
         )
         x = decoder.embed(plan) if decoder.stages.is_first else residual
         normed = decoder.forward_layers(plan, x, self._cache)

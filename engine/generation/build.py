@@ -29,6 +29,7 @@ from swiftchat.engine.device.device import (
     find_kernels,
 )
 from swiftchat.engine.generation.engine import Engine, EngineParts, GraphDecode
+from swiftchat.engine.generation.prefill_graphs import GRAPH_TOKENS, PrefillGraphs
 from swiftchat.engine.linear.factory import WeightFactory, weight_factory
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.load.dummy import dummy_weights
@@ -88,8 +89,14 @@ def build_engine(
     if isinstance(decoder, NativeDecoder) and config.chunk_tokens is None:
         scheduler.limit_duration()
     graph_decode: GraphDecode | None = None
+    prefill_graphs: PrefillGraphs | None = None
     if isinstance(decoder.ops, CudaOps):
         graph_decode = _warm_up(config, plan, decoder, decoder.ops, cache, scheduler, on_progress)
+        if PrefillGraphs.supports(decoder):
+            max_blocks = -(-plan.ctx_size_tokens // config.block_size)
+            prefill_graphs = PrefillGraphs(
+                decoder, decoder.ops, cache, setup.chunk_tokens, max_blocks
+            )
     return Engine(
         EngineParts(
             config=config,
@@ -100,6 +107,7 @@ def build_engine(
             cache=cache,
             scheduler=scheduler,
             graph_decode=graph_decode,
+            prefill_graphs=prefill_graphs,
             checkpoint=setup.checkpoint,
         )
     )
@@ -217,7 +225,8 @@ def _plan_cache(
         setup.config,
         setup.shard,
         setup.dtype,
-        setup.chunk_tokens if setup.gpu else None,
+        # Captured chunks have activations of their own.
+        setup.chunk_tokens + GRAPH_TOKENS[-1] if setup.gpu else None,
         setup.available_bytes,
         weights_bytes,
     )

@@ -27,30 +27,52 @@ from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.moe import Experts, moe, shared_expert
 from swiftchat.engine.model.norms import norm_heads_
 from swiftchat.engine.model.rope import cos_sin_table
-from swiftchat.engine.schedule.batch import Batch, padded_rows
+from swiftchat.engine.schedule.batch import Batch, Span, padded_rows
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.parallel.tensor_parallel import Shard
+
+
+@dataclass(frozen=True)
+class DecodeRows:
+    """Sequences with one token each: `block_tables` [n, max_blocks] and `context_lens` [n]."""
+
+    block_tables: Tensor
+    context_lens: Tensor
+
+
+@dataclass(frozen=True)
+class PrefillRows:
+    """Sequences with several tokens each.
+
+    `block_tables` [n, max_blocks] and `context_lens` [n]. The tokens of sequence i are
+    `query_starts[i] : query_starts[i + 1]` of all prefill tokens, at most `max_num_tokens`.
+    """
+
+    block_tables: Tensor
+    context_lens: Tensor
+    query_starts: Tensor
+    max_num_tokens: int
 
 
 @dataclass(frozen=True)
 class CudaPlan:
     """A batch on the device; all int32.
 
-    `ids`, `positions` and `slot_mapping` [n]; `block_tables` [num_seqs, max_blocks] and
-    `context_lens` [num_seqs]. The first `num_decode` sequences have one token each; the tokens of
-    the others begin at `query_starts` [num_seqs - num_decode + 1] of those that follow, at most
-    `max_num_tokens` per sequence. `logits_indices` None means all rows.
+    `ids`, `positions` and `slot_mapping` have an element for each token; a token with a slot below
+    0 is not stored. The tokens of the `decode` rows come first, then those of the `prefill` rows.
+    `logits_indices` None means all tokens.
     """
 
     ids: Tensor
     positions: Tensor
     slot_mapping: Tensor
-    block_tables: Tensor
-    context_lens: Tensor
-    num_decode: int
-    query_starts: Tensor | None = None
-    max_num_tokens: int = 1
+    decode: DecodeRows | None = None
+    prefill: PrefillRows | None = None
     logits_indices: Tensor | None = None
+
+    @property
+    def num_decode(self) -> int:
+        return 0 if self.decode is None else len(self.decode.context_lens)
 
 
 def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto") -> bool:
@@ -118,17 +140,17 @@ class CudaOps(Elementwise):
 
         The scheduler puts rows of one token first; one after a longer row is computed as prefill.
         """
-        spans = batch.spans
+        spans, size = batch.spans, cache.block_size
         num_decode = sum(1 for _ in takewhile(lambda span: span.num_tokens == 1, spans))
-        rest = spans[num_decode:]
-        used = [span.block_table[: -(-span.context_len // cache.block_size)] for span in spans]
-        width = max(len(table) for table in used)
+        rows, rest = spans[:num_decode], spans[num_decode:]
         parts: list[Sequence[int]] = [
             batch.ids,
             batch.positions,
             batch.slot_mapping,
-            [block for table in used for block in table + [0] * (width - len(table))],
-            [span.context_len for span in spans],
+            _block_tables(rows, size),
+            [span.context_len for span in rows],
+            _block_tables(rest, size),
+            [span.context_len for span in rest],
             list(accumulate((span.num_tokens for span in rest), initial=0)),
             batch.logits_indices,
         ]
@@ -136,20 +158,17 @@ class CudaOps(Elementwise):
         padded = [[*part, *([0] * (-len(part) % 4))] for part in parts]
         packed = torch.tensor([v for part in padded for v in part], dtype=torch.int32)
         on_device = torch.split(packed.to(self.gpu.device), [len(part) for part in padded])
-        ids, positions, slot_mapping, tables, context_lens, starts, indices = (
+        ids, positions, slot_mapping, tables, lens, rest_tables, rest_lens, starts, indices = (
             tensor[: len(part)] for tensor, part in zip(on_device, parts, strict=True)
         )
+        decode = DecodeRows(tables.view(len(rows), -1), lens) if rows else None
+        prefill: PrefillRows | None = None
+        if rest:
+            most = max(span.num_tokens for span in rest)
+            prefill = PrefillRows(rest_tables.view(len(rest), -1), rest_lens, starts, most)
         has_all_logits = len(batch.logits_indices) == len(batch.ids)
         return CudaPlan(
-            ids,
-            positions,
-            slot_mapping,
-            tables.view(len(spans), width),
-            context_lens,
-            num_decode,
-            starts,
-            max((span.num_tokens for span in rest), default=0),
-            None if has_all_logits else indices,
+            ids, positions, slot_mapping, decode, prefill, None if has_all_logits else indices
         )
 
     def embed(self, plan: CudaPlan, table: LinearWeight) -> Tensor:
@@ -230,13 +249,13 @@ class CudaOps(Elementwise):
         )
         q = heads[:, : config.num_heads]
         out, split = q.new_empty(q.shape), plan.num_decode
-        if split:
+        if plan.decode is not None:
             decode_attention(
                 self.gpu,
                 q[:split],
                 cache,
-                block_tables=plan.block_tables[:split],
-                context_lens=plan.context_lens[:split],
+                block_tables=plan.decode.block_tables,
+                context_lens=plan.decode.context_lens,
                 scale=self.scale,
                 out=out[:split],
                 workspace=self.attention_workspace,
@@ -245,37 +264,23 @@ class CudaOps(Elementwise):
                 alibi_slopes=self.alibi_slopes,
                 kv_scales=kv_scales,
             )
-        if split < len(plan.context_lens):
-            self._attend_prefill(plan, layer, q[split:], cache, kv_scales, out[split:])
+        if plan.prefill is not None:
+            prefill_attention(
+                self.gpu,
+                q[split:],
+                cache,
+                block_tables=plan.prefill.block_tables,
+                query_starts=plan.prefill.query_starts,
+                context_lens=plan.prefill.context_lens,
+                max_num_tokens=plan.prefill.max_num_tokens,
+                scale=self.scale,
+                out=out[split:],
+                window=self.window(layer),
+                softcap=self.softcap,
+                alibi_slopes=self.alibi_slopes,
+                kv_scales=kv_scales,
+            )
         return out.view(len(qkv), -1)
-
-    def _attend_prefill(
-        self,
-        plan: CudaPlan,
-        layer: int,
-        q: Tensor,
-        cache: Tensor,
-        kv_scales: KVScales | None,
-        out: Tensor,
-    ) -> None:
-        """Attend with the queries of all sequences after the decode rows."""
-        assert plan.query_starts is not None
-        # Copies: kernels require 16-byte alignment, which slices of int32 rows do not have.
-        prefill_attention(
-            self.gpu,
-            q,
-            cache,
-            block_tables=plan.block_tables[plan.num_decode :].clone(),
-            query_starts=plan.query_starts,
-            context_lens=plan.context_lens[plan.num_decode :].clone(),
-            max_num_tokens=plan.max_num_tokens,
-            scale=self.scale,
-            out=out,
-            window=self.window(layer),
-            softcap=self.softcap,
-            alibi_slopes=self.alibi_slopes,
-            kv_scales=kv_scales,
-        )
 
     def act_and_mul(self, gate_up: Tensor) -> Tensor:
         gated = self._config.gated
@@ -322,3 +327,10 @@ class CudaOps(Elementwise):
             pairs = torch.tensor(copies, dtype=torch.int32, device=self.gpu.device)
             for tensor in cache.tensors:
                 copy_blocks(self.gpu, tensor, pairs)
+
+
+def _block_tables(spans: Sequence[Span], block_size: int) -> list[int]:
+    """Return the used blocks of each sequence, padded to the same number."""
+    used = [span.block_table[: -(-span.context_len // block_size)] for span in spans]
+    width = max(map(len, used), default=0)
+    return [block for table in used for block in table + [0] * (width - len(table))]

@@ -118,6 +118,8 @@ class SpmdRank:
                 if call["digest"] != self.digest:
                     raise DeviceError("sampled other tokens than rank 0: the ranks have diverged")
                 return self._step()
+            case "prepare":
+                self.engine.prepare()
         return []
 
     def _step(self) -> list[Outcome]:
@@ -182,6 +184,14 @@ class SpmdEngine:
 
     def step(self) -> list[Outcome]:
         return self._execute({"type": "step", "digest": self._rank.digest})
+
+    @property
+    def can_prepare(self) -> bool:
+        return self._rank.engine.can_prepare
+
+    def prepare(self) -> None:
+        """As `Engine.prepare`, on all ranks."""
+        self._execute({"type": "prepare"})
 
     def abort_all(self, error: SwiftchatError) -> list[Outcome]:
         """Raise the error: after a failure on one rank the ranks have diverged."""

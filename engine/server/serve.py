@@ -108,6 +108,8 @@ class EngineServer:
     def _execute_commands(self, engine: "AnyEngine") -> None:
         """Execute the queued commands; wait for one if the engine is idle."""
         for _ in range(_MAX_QUEUED):
+            while not engine.has_work and self._commands.empty() and engine.can_prepare:
+                engine.prepare()
             try:
                 terminal, command = self._commands.get(block=not engine.has_work)
             except Empty:

@@ -1,0 +1,133 @@
+"""Short prefill chunks as CUDA graphs: captured while the engine is idle, replayed for prompts."""
+
+import torch
+from torch import Tensor
+
+from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan, PrefillRows
+from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.schedule.batch import Batch
+from swiftchat.errors import KernelCompileError, OutOfMemory
+
+# Numbers of tokens with a graph of their own; others are padded to the next one. Longer chunks
+# keep the GPU busy for longer than the host needs to launch their kernels.
+GRAPH_TOKENS = (16, 32, 64, 128, 256, 512)
+_ALIGNED = 4  # int32 elements: kernels read their inputs from multiples of 16 bytes
+
+
+class PrefillGraphs:
+    """Captures and replays the forward pass of one sequence's chunk, from its ids to the logits.
+
+    Launching the kernels of a short chunk one by one takes the host several times as long as the
+    GPU computes. Padding tokens have no slot and are no queries; nothing else mixes tokens, so
+    they change no result.
+    """
+
+    def __init__(
+        self, decoder: Decoder, ops: CudaOps, cache: KVCache, max_tokens: int, max_blocks: int
+    ) -> None:
+        """Prepare for chunks of at most `max_tokens` and contexts of at most `max_blocks`."""
+        self._decoder, self._ops, self._cache = decoder, ops, cache
+        self._sizes = [size for size in GRAPH_TOKENS if size <= max_tokens]
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        most = max(self._sizes, default=0)
+        max_blocks = -(-max_blocks // _ALIGNED) * _ALIGNED
+        # All inputs share one tensor, which one copy from pinned memory fills.
+        self._lengths = [most, most, most, _ALIGNED, _ALIGNED, _ALIGNED, max_blocks]
+        self._inputs = torch.zeros(sum(self._lengths), dtype=torch.int32, device=ops.gpu.device)
+        self._host_inputs = self._inputs.cpu().pin_memory()
+        self._pool = torch.cuda.graph_pool_handle()  # graphs never run at the same time
+        self._logits: dict[int, Tensor] = {}
+
+    @classmethod
+    def supports(cls, decoder: Decoder) -> bool:
+        """Return whether a decoder's prefill can be captured: the host routes experts' tokens."""
+        return decoder.stages.size == 1 and decoder.config.num_experts == 0
+
+    @property
+    def can_capture(self) -> bool:
+        return len(self._graphs) < len(self._sizes)
+
+    def capture_next(self) -> None:
+        """Capture the smallest size without a graph, on all ranks; no sequence may be running.
+
+        Without memory for it on some rank, this size and larger ones get none.
+        """
+        size = self._sizes[len(self._graphs)]
+        try:
+            graph = self._capture(size)
+        except (OutOfMemory, KernelCompileError, torch.OutOfMemoryError):
+            graph = None  # the chunk is computed without one, and reports the error if it fails too
+        # Ranks must compute the same number of tokens, padded or not.
+        if self._decoder.ranks.min_across_ranks(int(graph is not None)) and graph is not None:
+            self._graphs[size] = graph
+        else:
+            self._sizes = self._sizes[: len(self._graphs)]
+
+    def forward(self, batch: Batch) -> Tensor | None:
+        """As `Decoder.forward`, or return None for a batch without a captured graph.
+
+        The logits are valid until the next call.
+        """
+        num_tokens = len(batch.ids)
+        size = next((size for size in self._sizes if size >= num_tokens), None)
+        is_chunk = len(batch.spans) == 1 == len(batch.logits_indices) and num_tokens > 1
+        if not is_chunk or size not in self._graphs:
+            return None
+        self._load(batch, size)
+        self._graphs[size].replay()
+        return self._logits[size]
+
+    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
+        """Compile the kernels of a chunk, compute padding once to load them, and capture it."""
+        self._load(None, size)
+        plan = self._plan(size)
+        with self._ops.gpu.collecting() as specs:
+            self._compute(plan)
+        self._ops.gpu.compile(specs)
+        self._compute(plan)
+        torch.cuda.synchronize(self._ops.gpu.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._logits[size] = self._compute(plan)
+        return graph
+
+    def _compute(self, plan: CudaPlan) -> Tensor:
+        decoder = self._decoder
+        normed = decoder.forward_layers(plan, decoder.embed(plan), self._cache)
+        return decoder.logits(plan, normed)
+
+    def _plan(self, size: int) -> CudaPlan:
+        """Return the inputs as a batch of `size` tokens."""
+        parts = torch.split(self._inputs, self._lengths)
+        ids, positions, slot_mapping = (part[:size] for part in parts[:3])
+        query_starts, context_lens, logits_indices, block_table = parts[3:]
+        rows = PrefillRows(block_table.view(1, -1), context_lens[:1], query_starts[:2], size)
+        return CudaPlan(
+            ids, positions, slot_mapping, prefill=rows, logits_indices=logits_indices[:1]
+        )
+
+    def _load(self, batch: Batch | None, size: int) -> None:
+        """Copy a batch of one sequence to the device, or padding only.
+
+        The device must be idle, because this overwrites the host buffer of earlier copies.
+        """
+        host = torch.split(self._host_inputs, self._lengths)
+        ids, positions, slot_mapping, query_starts, context_lens, logits_indices, table = host
+        num_tokens = len(batch.ids) if batch else 0
+        for part, padding in ((ids, 0), (positions, 0), (slot_mapping, -1)):
+            part[num_tokens:size] = padding
+        query_starts[1] = num_tokens
+        context_lens[0] = logits_indices[0] = 0
+        if batch is not None:
+            (span,) = batch.spans
+            used = span.block_table[: -(-span.context_len // self._cache.block_size)]
+            context_lens[0], logits_indices[0] = span.context_len, num_tokens - 1
+            for part, values in (
+                (ids, batch.ids),
+                (positions, batch.positions),
+                (slot_mapping, batch.slot_mapping),
+                (table, used),
+            ):
+                part[: len(values)] = torch.tensor(values, dtype=torch.int32)
+        self._inputs.copy_(self._host_inputs, non_blocking=True)
