@@ -1,13 +1,15 @@
 """Attention of many queries over a paged cache: `kernels/attention/prefill_attention.cu`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.ops.combine_splits import MAX_SPLITS, combine_splits, new_partials
 from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales, cache_arguments, scheme_of
 
 _ARGUMENTS = (
@@ -21,6 +23,8 @@ _DIMS = {"fma": (32, 64, 128, 256), "mma": (32, 64, 80, 96, 128, 256), "wgmma": 
 _PATHS = {"fma": "0", "mma": "1", "wgmma": "2"}
 # Keys and values of the heads that run at the same time should fit the L2 of a large GPU.
 _L2_BYTES = 32 * 2**20
+# Fewer keys take less time than combining the results; as in the kernel.
+_MIN_SPLIT_KEYS = 256
 # With less shared memory a block, the `mma` path uses tiles of half the size.
 _LARGE_SHARED_BYTES = 160 * 1024
 
@@ -34,6 +38,7 @@ class Shape:
     biased: bool
     small: bool
     kv_scheme: str | None = None
+    split: bool = False
 
     @property
     def consumers(self) -> int:
@@ -71,33 +76,50 @@ class Shape:
             "DTYPE": DTYPE_NAMES[dtype],
             "DIM": str(self.dim),
             "BIASED": str(int(self.biased)),
+            "SPLIT": str(int(self.split)),
         }
         if self.path == "mma":
             defines["SMALL"] = str(int(self.small))
         if self.kv_scheme:
             arguments += ", pointer kv_scales"
             defines["KV_SCHEME"] = KV_SCHEMES[self.kv_scheme]
+        if self.split:
+            arguments += ", pointer partials, int group_size, int num_splits, int num_tokens"
         if self.path == "wgmma":
             defines["CONSUMERS"] = str(self.consumers)
         return KernelSpec("prefill_attention", arguments, defines)
 
 
-VARIANTS = [
-    Shape(path, dim, biased, small).spec(dtype)
-    for path, dims in _DIMS.items()
-    for dim in dims
-    for dtype in ((torch.float32,) if path == "fma" else (torch.bfloat16, torch.float16))
-    for biased in (False, True)
-    for small in ((False, True) if path == "mma" else (False,))
-] + [
-    Shape("mma", dim, biased, small, kv_scheme).spec(dtype)
-    for dim, biased, small, dtype, kv_scheme in (
-        (64, True, False, torch.bfloat16, "int8"),
-        (80, False, True, torch.float16, "int8"),
-        (128, False, False, torch.bfloat16, "fp8"),
-        (256, True, True, torch.float16, "fp8"),
-    )
-]
+VARIANTS = (
+    [
+        Shape(path, dim, biased, small).spec(dtype)
+        for path, dims in _DIMS.items()
+        for dim in dims
+        for dtype in ((torch.float32,) if path == "fma" else (torch.bfloat16, torch.float16))
+        for biased in (False, True)
+        for small in ((False, True) if path == "mma" else (False,))
+    ]
+    + [
+        Shape("mma", dim, biased, small, kv_scheme).spec(dtype)
+        for dim, biased, small, dtype, kv_scheme in (
+            (64, True, False, torch.bfloat16, "int8"),
+            (80, False, True, torch.float16, "int8"),
+            (128, False, False, torch.bfloat16, "fp8"),
+            (256, True, True, torch.float16, "fp8"),
+        )
+    ]
+    + [
+        Shape(path, dim, biased, small, kv_scheme, split=True).spec(dtype)
+        for path, dim, biased, small, kv_scheme, dtype in (
+            ("mma", 64, False, False, None, torch.bfloat16),
+            ("mma", 80, True, True, None, torch.float16),
+            ("mma", 256, False, True, None, torch.bfloat16),
+            ("mma", 128, False, False, "int8", torch.bfloat16),
+            *(("wgmma", dim, False, False, None, torch.bfloat16) for dim in _DIMS["wgmma"]),
+            ("wgmma", 128, True, False, None, torch.float16),
+        )
+    ]
+)
 
 
 def prefill_attention_shape(
@@ -144,6 +166,7 @@ def prefill_attention(
     alibi_slopes: Tensor | None = None,
     prefix_lens: Tensor | None = None,
     path: str = "auto",
+    max_splits: int = MAX_SPLITS,
     kv_scales: KVScales | None = None,
 ) -> None:
     """Write the attention of q over the cache to out [num_tokens, num_heads, head_dim].
@@ -165,15 +188,25 @@ def prefill_attention(
         raise ValueError(f"window {window}, softcap {softcap} and scale {scale} must be positive")
     biased = softcap > 0 or alibi_slopes is not None
     shape = prefill_attention_shape(gpu, dtype, out.shape[2], biased, path, scheme_of(kv_scales))
-    num_tiles = _num_tiles(shape, len(out), len(context_lens), max_num_tokens)
-    if num_tiles == 0:
+    tiles = _Tiles.of(gpu, shape, q, block_tables, cache, max_num_tokens, alibi_slopes is not None)
+    if tiles.num_tiles == 0:
         return
+    split_arguments: dict[str, Tensor | int] = {}
+    if tiles.num_splits > 1:
+        shape, partials = replace(shape, split=True), new_partials(gpu, tiles.num_splits, out)
+        split_arguments = {
+            "partials": partials,
+            "group_size": tiles.group_size,
+            "num_splits": tiles.num_splits,
+            "num_tokens": len(out),
+        }
     gpu.kernel(shape.spec(dtype))(
-        num_tiles * out.shape[1],
+        tiles.num_blocks,
         shape.num_threads,
         shared_bytes=shape.shared_bytes,
         num_bytes=2 * out.nbytes,
         **cache_arguments(cache, kv_scales),
+        **split_arguments,
         q=q,
         block_tables=block_tables,
         query_starts=query_starts,
@@ -183,11 +216,54 @@ def prefill_attention(
         out=out,
         **_sizes(q, block_tables),
         window=window,
-        num_tiles=num_tiles,
+        num_tiles=tiles.num_tiles,
         heads_together=_heads_together(cache, out.shape[1], max_num_tokens),
         scale=scale,
         softcap=softcap,
     )
+    if tiles.num_splits > 1:
+        combine_splits(gpu, partials, query_starts, tiles.num_splits, out)
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """How the queries and keys of a call are divided among thread blocks.
+
+    `num_tiles` is an upper bound of the tiles of queries, for each group of `group_size` heads.
+    `num_splits` blocks share the keys of a tile; with one, groups have a single head.
+    """
+
+    num_tiles: int
+    num_heads: int
+    group_size: int = 1
+    num_splits: int = 1
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_tiles * (self.num_heads // self.group_size) * self.num_splits
+
+    @classmethod
+    def of(
+        cls,
+        gpu: Gpu,
+        shape: Shape,
+        q: Tensor,
+        block_tables: Tensor,
+        cache: Tensor,
+        max_num_tokens: int,
+        has_alibi: bool,
+    ) -> Self:
+        """Split the keys if too few queries would leave half of the multiprocessors idle."""
+        num_tokens, num_heads, _ = q.shape
+        num_seqs, max_blocks = block_tables.shape
+        group_size = 1 if has_alibi else num_heads // (cache.shape[1] // 2)
+        grouped = _num_tiles(shape, num_tokens * group_size, num_seqs, max_num_tokens * group_size)
+        num_blocks = grouped * num_heads // group_size
+        most_splits = min(MAX_SPLITS, max_blocks * cache.shape[2] // _MIN_SPLIT_KEYS)
+        num_splits = min(most_splits, gpu.num_sms // num_blocks) if num_blocks else 0
+        if shape.path != "fma" and num_splits > 1:
+            return cls(grouped, num_heads, group_size, num_splits)
+        return cls(_num_tiles(shape, num_tokens, num_seqs, max_num_tokens), num_heads)
 
 
 def _sizes(q: Tensor, block_tables: Tensor) -> dict[str, int]:

@@ -10,6 +10,7 @@
 //   prefix_lens    int32 [num_seqs] or null: keys before it are visible to all queries
 //   alibi_slopes   fp32 [num_heads] or null: ALiBi
 //   out            T [num_tokens, num_heads, head_dim]
+//   group_size     with SPLIT: heads in one tile, 1 or those of a KV head; 1 with ALiBi
 //
 // out = softmax(cap · tanh(q · kᵀ · scale / cap) + slope · (key - position)) · v over the visible keys:
 // those up to the query's position or in the prefix, and with a window w > 0 of these only keys >
@@ -25,6 +26,9 @@
 //   warpgroups with 64 queries each use wgmma. They are not synchronized, so the softmax of one overlaps
 //   with the wgmma of another.
 //
+// SPLIT 1 (not PATH 0), for few queries: the heads of a KV head are rows of one tile, and several blocks share
+//   the keys of a tile (prefill_splits.cuh). They write `partials`, which combine_splits joins, and not `out`.
+//
 // Defines: DIM (head_dim rounded up; further columns are zeros), BIASED (1 allows softcap and ALiBi), SMALL
 // (PATH 1: 1 for GPUs with 99 KiB of shared memory), CONSUMERS (PATH 2: warpgroups with queries), KV_SCHEME
 // (PATH 1: quantized cache; head_dim is a multiple of 16).
@@ -39,6 +43,9 @@
 // roundings of weights and result each take less than half on average; 5e-6 (fp32).
 // Test: tests/cuda/kernels/test_prefill_attention.py
 #include "attention/prefill_tile.cuh"
+#if SPLIT
+#include "attention/prefill_splits.cuh"
+#endif
 
 #define FMA_PATH 0
 #define MMA_PATH 1
@@ -157,7 +164,7 @@ __device__ __forceinline__ void load_queries(const Arguments& a, const QueryTile
     for (int i = 0; i < COUNT * CHUNKS / COPIERS; i++) {
         int row = first + step_row(thread, i), chunk = step_chunk(thread, i);
         bool valid = row < w.num_rows && chunk * 8 < a.head_dim;
-        const T* from = w.q + (valid ? row * a.q_stride + chunk * 8 : 0);
+        const T* from = w.q + (valid ? w.query_offset(a, row) + chunk * 8 : 0);
         copy_chunk(to + step_offset<COUNT>(thread, i), from, valid);
     }
 }
@@ -169,7 +176,7 @@ __device__ __forceinline__ void softmax_weights(const Arguments& a, const QueryT
                                       float (&rescale)[2]) {
     int lane = threadIdx.x % WARP, own = row + lane / 4, column = key + lane % 4 * 2;
     if (BIASED) {
-        int position[2] = {w.position + own, w.position + own + 8};
+        int position[2] = {w.position + w.token(own), w.position + w.token(own + 8)};
         bias_scores(s, column, position, a.scale, a.softcap, w.slope);
     }
     if (!w.all_see(row, 16, key, 2 * N)) {
@@ -306,6 +313,9 @@ __device__ __forceinline__ void attend(const Arguments& a, const QueryTile& w, u
     int row = threadIdx.x / WARP * ROW_TILES * 16;
     int begin, end;
     w.span(0, ROWS, begin, end);
+#if SPLIT
+    take_split<KEYS>(a, w, begin, end);
+#endif
     int first = begin / KEYS * KEYS;
     float o[ROW_TILES][DIM / 2] = {}, row_max[ROW_TILES][2], sum[ROW_TILES][2] = {};
 #pragma unroll
@@ -345,11 +355,17 @@ __device__ __forceinline__ void attend(const Arguments& a, const QueryTile& w, u
             attend_tile(a, w, q, tile, row, key, o, row_max, sum, by);
     }
     wait_for_copies();
+#if SPLIT
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; m++)
+        store_split(a, w, o[m], row + m * 16, row_max[m], sum[m], BIASED ? 1.f : a.scale * LOG2_E);
+#else
     __syncthreads();  // each warp reuses its queries' memory for its output
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++) put_rows<ROWS>(shared, o[m], row + m * 16, sum[m]);
     __syncwarp();
     store_rows<ROWS>(a, w, shared, 0, row, ROW_TILES * 16, threadIdx.x % WARP, WARP);
+#endif
 }
 #elif PATH == WGMMA_PATH && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "attention/prefill_wgmma.cuh"
@@ -366,6 +382,9 @@ prefill_attention_kernel(const T* q, const Stored* cache, const int* block_table
 #ifdef KV_SCHEME
                          , const float* kv_scales
 #endif
+#if SPLIT
+                         , float* partials, int group_size, int num_splits, int num_tokens
+#endif
                          ) {
     extern __shared__ __align__(1024) u8 shared[];
     start_dependents();
@@ -375,7 +394,10 @@ prefill_attention_kernel(const T* q, const Stored* cache, const int* block_table
                    max_blocks, num_heads,    num_kv_heads, head_dim,     log2_block_size,
                    window,     num_tiles,        heads_together, scale,      softcap,
 #ifdef KV_SCHEME
-                   kv_scales
+                   kv_scales,
+#endif
+#if SPLIT
+                   partials,   group_size,   num_splits,   num_tokens,
 #endif
     };
     __shared__ QueryTile work;

@@ -21,31 +21,49 @@ struct Arguments {
 #ifdef KV_SCHEME
     const float* kv_scales;
 #endif
+#if SPLIT
+    float* partials;
+    int group_size, num_splits, num_tokens;
+#endif
 };
 
 // A block's queries and the keys that they see. In shared memory, because registers are scarce and most of it
-// is rarely used.
+// is rarely used. With SPLIT, the rows are the group_size heads of the first token, then those of the next.
 struct QueryTile {
-    const T* q;           // of the first row
+    const T* q;           // of the first row; with SPLIT of the sequence's first token and the first head
     const Stored* keys;   // of the cache's block 0
     const int* table;
-    T* out;
+    T* out;  // of the first row
     i64 values;         // from a key to its value, in elements
     int block_rows;     // rows of head_dim elements in a block of the cache
     int num_rows;       // remaining rows of the sequence; may exceed the tile
-    int position;       // of the first row
+    int position;       // of the first row; with SPLIT of the sequence's first token
     int context, prefix, window;
     float slope;
 #ifdef KV_SCHEME
     const float* scales;  // of the cache's block 0
     int value_rows;        // from a key's to its value's
 #endif
+#if SPLIT
+    int first, group_size, start, head;  // first row; first token's row of q; first head
+    int split;
+
+    __device__ __forceinline__ int token(int row) const { return (first + row) / group_size; }
+    __device__ __forceinline__ i64 query_offset(const Arguments& a, int row) const {
+        return token(row) * a.q_stride + (first + row) % group_size * a.head_dim;
+    }
+#else
+    __device__ __forceinline__ int token(int row) const { return row; }
+    __device__ __forceinline__ i64 query_offset(const Arguments& a, int row) const {
+        return row * a.q_stride;
+    }
+#endif
 
     __device__ __forceinline__ int key_end(int row) const {
-        return max(position + row + 1, prefix);
+        return max(position + token(row) + 1, prefix);
     }
     __device__ __forceinline__ int key_begin(int row) const {
-        return window > 0 ? max(position + row + 1 - window, 0) : 0;
+        return window > 0 ? max(position + token(row) + 1 - window, 0) : 0;
     }
     // The keys that the rows first … first + count - 1 may see: begin … end - 1.
     __device__ __forceinline__ void span(int first, int count, int& begin, int& end) const {
@@ -62,15 +80,22 @@ struct QueryTile {
 // warp searches, and one thread writes the result.
 template <int ROWS>
 __device__ __forceinline__ bool find_tile(const Arguments& a, QueryTile& w) {
+#if SPLIT
+    int columns = a.num_heads / a.group_size, column = blockIdx.x % columns;
+    int tile = blockIdx.x / columns % a.num_tiles, head = column * a.group_size;
+    int rows_per_token = a.group_size;
+#else
     int per_section = a.num_tiles * a.heads_together;
     int rest = blockIdx.x % per_section, tile = rest / a.heads_together;
     int head = blockIdx.x / per_section * a.heads_together + rest % a.heads_together;
+    constexpr int rows_per_token = 1;
+#endif
     int lane = threadIdx.x % WARP;
     for (int base = 0; base < a.num_seqs; base += WARP) {
         int seq = base + lane, start = 0, count = 0;
         if (seq < a.num_seqs) {
             start = a.query_starts[seq];
-            count = a.query_starts[seq + 1] - start;
+            count = (a.query_starts[seq + 1] - start) * rows_per_token;
         }
         int end = (count + ROWS - 1) / ROWS;
 #pragma unroll
@@ -91,15 +116,24 @@ __device__ __forceinline__ bool find_tile(const Arguments& a, QueryTile& w) {
         if (threadIdx.x == 0) {
             int kv_head = head / (a.num_heads / a.num_kv_heads);
             i64 head_rows = 1ll << a.log2_block_size;
+#if SPLIT
+            w.q = a.q + (i64)start * a.q_stride + (i64)head * a.head_dim;
+            w.first = first;
+            w.group_size = a.group_size;
+            w.start = start;
+            w.head = head;
+            w.split = blockIdx.x / (columns * a.num_tiles);
+#else
             w.q = a.q + (i64)(start + first) * a.q_stride + (i64)head * a.head_dim;
             w.out = a.out + ((i64)(start + first) * a.num_heads + head) * a.head_dim;
+#endif
             w.keys = a.cache + kv_head * head_rows * a.head_dim;
             w.values = a.num_kv_heads * head_rows * a.head_dim;
             w.block_rows = 2 * a.num_kv_heads << a.log2_block_size;
             w.table = a.block_tables + (i64)seq * a.max_blocks;
             w.num_rows = count - first;
             w.context = a.context_lens[seq];
-            w.position = w.context - count + first;
+            w.position = w.context - count / rows_per_token + (SPLIT ? 0 : first);
             w.prefix = a.prefix_lens ? min(a.prefix_lens[seq], w.context) : 0;
             w.window = a.window;
             w.slope = a.alibi_slopes ? a.alibi_slopes[head] : 0.f;

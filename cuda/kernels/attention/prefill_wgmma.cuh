@@ -118,11 +118,15 @@ __device__ __forceinline__ void consume(const Arguments& a, const QueryTile& w, 
         if (lane == 0) barrier_arrive(&ring.empty[VALUE][stage]);
         if (++stage == STAGES) stage = 0, parity ^= 1;
     }
+#if SPLIT
+    store_split(a, w, o, row, row_max, sum, BIASED ? 1.f : a.scale * LOG2_E);
+#else
     if (group_row >= w.num_rows) return;
     warpgroup_barrier(1 + group);  // the queries are no longer read: their memory takes the output
     put_rows<GROUP_ROWS>(queries, o, thread / WARP * 16, sum);
     warpgroup_barrier(1 + group);
     store_rows<GROUP_ROWS>(a, w, queries, group_row, 0, GROUP_ROWS, thread, 128);
+#endif
 }
 
 __device__ __forceinline__ void attend(const Arguments& a, const QueryTile& w, u8* shared) {
@@ -142,6 +146,9 @@ __device__ __forceinline__ void attend(const Arguments& a, const QueryTile& w, u
     }
     __syncthreads();
     w.span(0, ROWS, begin, end);
+#if SPLIT
+    take_split<KEYS>(a, w, begin, end);
+#endif
     if (threadIdx.x < COPIERS) {
         fewer_registers<CONSUMERS == 3 ? 32 : 40>();
         produce(a, w, ring, tiles, begin, end);

@@ -39,6 +39,8 @@ def entry_parameters(spec: KernelSpec) -> list[tuple[str, str]]:
     source = nvrtc.source(spec.name).read_text()
     if "KV_SCHEME" not in spec.defines:
         source = re.sub(r"#ifdef KV_SCHEME\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
+    if spec.defines.get("SPLIT") == "0":
+        source = re.sub(r"#if SPLIT\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
     source = re.sub(r"#\w+.*", "", source)
     found = re.search(rf"\b{spec.name}_kernel\((.*?)\)\s*{{", source, re.DOTALL)
     assert found, f"{spec.name}_kernel is not defined"

@@ -4,11 +4,14 @@ Tolerance: 16-bit results and attention weights are each rounded once; on averag
 half of its bound. fp32: exponentials and the order of sums.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.combine_splits import MAX_SPLITS
 from swiftchat.cuda.ops.prefill_attention import (
     prefill_attention,
     prefill_attention_shape,
@@ -22,32 +25,46 @@ GARBAGE = 2**30  # a block number outside every cache
 # Queries and histories of several sequences in one call.
 MIXED = [(1, 0), (2, 3), (17, 64), (64, 200), (65, 1000), (130, 5), (500, 64), (1, 1000), (200, 0)]
 FEW = [(70, 9), (1, 130), (200, 100)]
-PATHS = [("mma", torch.bfloat16), ("wgmma", torch.bfloat16), ("auto", torch.float32)]
+# "split": several blocks share the keys of a tile.
+PATHS = [
+    ("mma", torch.bfloat16),
+    ("mma split", torch.bfloat16),
+    ("wgmma", torch.bfloat16),
+    ("wgmma split", torch.bfloat16),
+    ("auto", torch.float32),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled(gpu: Gpu) -> None:
     """Compile all kernels of this file on all cores."""
-    gpu.compile(
-        prefill_attention_shape(gpu, dtype, dim, biased, path).spec(dtype)
-        for path, dtype in [*PATHS, ("mma", torch.float16), ("wgmma", torch.float16)]
+    shapes = [
+        (prefill_attention_shape(gpu, dtype, dim, biased, path), dtype)
+        for path in ("mma", "wgmma")
+        for dtype in (torch.bfloat16, torch.float16, torch.float32)
         for dim in (16, 64, 80, 96, 128, 256)
         for biased in ((False, True) if dim in (64, 128) else (False,))
         if path != "wgmma" or gpu.arch == "sm_90a"
-    )
-    gpu.compile(
-        prefill_attention_shape(gpu, dtype, dim, biased, kv_scheme=scheme).spec(dtype)
+    ]
+    shapes += [
+        (prefill_attention_shape(gpu, dtype, dim, biased, kv_scheme=scheme), dtype)
         for scheme in KV_SCHEMES
         for dtype in (torch.bfloat16, torch.float16)
         for dim in (16, 64, 80, 96, 128, 256)
         for biased in (False, True)
+    ]
+    gpu.compile(
+        replace(shape, split=split).spec(dtype)
+        for shape, dtype in shapes
+        for split in (False, True)
+        if not split or dtype != torch.float32
     )
 
 
-@pytest.fixture(params=PATHS, ids=["mma", "wgmma", "fp32"])
+@pytest.fixture(params=PATHS, ids=["mma", "mma split", "wgmma", "wgmma split", "fp32"])
 def path(request: pytest.FixtureRequest, gpu: Gpu) -> tuple[str, torch.dtype]:
     found: tuple[str, torch.dtype] = request.param
-    if found[0] == "wgmma" and gpu.arch != "sm_90a":
+    if found[0].startswith("wgmma") and gpu.arch != "sm_90a":
         pytest.skip("needs sm_90a")
     return found
 
@@ -119,7 +136,8 @@ class Case:
             out=self.out,
             alibi_slopes=self.slopes,
             prefix_lens=self.prefix_lens,
-            path=path,
+            path=path.removesuffix(" split"),
+            max_splits=MAX_SPLITS if path.endswith(" split") else 1,
             **self.options,
         )
         return self.out
@@ -238,6 +256,24 @@ def test_strided_queries(gpu: Gpu, path) -> None:
     assert torch.equal(case.run(gpu, path[0], q).clone(), case.run(gpu, path[0]))
 
 
+@pytest.mark.parametrize("num_tokens", [1, 16, 30, 100])
+def test_few_queries_after_a_long_history(gpu: Gpu, path, num_tokens: int) -> None:
+    """Groups of heads that do not divide a tile; the splits do not depend on timing."""
+    for heads, kv_heads in ((32, 8), (10, 2), (7, 1)):
+        case = Case(
+            [(num_tokens, 20_000)],
+            path[1],
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=128,
+            block_size=64,
+        )
+        case.check(gpu, path[0])
+        first = case.out.clone()
+        for _ in range(3):
+            assert torch.equal(case.run(gpu, path[0]), first)
+
+
 @pytest.mark.parametrize("name", ["mma", "wgmma"])
 def test_a_long_prompt_after_a_long_history(gpu: Gpu, name: str) -> None:
     if name == "wgmma" and gpu.arch != "sm_90a":
@@ -252,9 +288,10 @@ def test_a_long_prompt_after_a_long_history(gpu: Gpu, name: str) -> None:
 def test_kv_heads_run_one_after_the_other(gpu: Gpu, path) -> None:
     """A KV head is so large that only few run at the same time."""
     case = Case(FEW, path[1], heads=8, kv_heads=4)
-    expected = case.run(gpu, path[0]).clone()
+    name = path[0].removesuffix(" split")
+    expected = case.run(gpu, name).clone()
     case.max_num_tokens = 2**20
-    assert torch.equal(case.run(gpu, path[0]), expected)
+    assert torch.equal(case.run(gpu, name), expected)
 
 
 def test_graph_replay_reads_the_current_lengths(gpu: Gpu, path) -> None:
@@ -300,6 +337,7 @@ def test_wrong_input_raises(gpu: Gpu) -> None:
 def test_quantized_cache(gpu: Gpu, scheme: str, dtype, head_dim: int) -> None:
     case = Case(MIXED, dtype, heads=6, kv_heads=2, head_dim=head_dim, seed=head_dim)
     case.quantized(scheme).check(gpu)
+    case.check(gpu, "auto split")
 
 
 @pytest.mark.parametrize("scheme", KV_SCHEMES)
@@ -315,7 +353,9 @@ def test_quantized_cache(gpu: Gpu, scheme: str, dtype, head_dim: int) -> None:
     ids=str,
 )
 def test_quantized_cache_with_options(gpu: Gpu, scheme: str, options: dict) -> None:
-    Case(MIXED, torch.bfloat16, **options).quantized(scheme).check(gpu)
+    case = Case(MIXED, torch.bfloat16, **options).quantized(scheme)
+    case.check(gpu)
+    case.check(gpu, "auto split")
 
 
 @pytest.mark.parametrize("scheme", KV_SCHEMES)

@@ -58,7 +58,9 @@ def test_ids_and_cache_equal_those_without_graphs(folder: Path, cubins: Path) ->
     """First and second turns of odd sizes; the second reads blocks that the first wrote."""
     engine = prepared_engine(folder, cubins)
     plain = build_engine(
-        folder, EngineConfig(device="cuda", dtype="float32", block_size=tiny.BLOCK_SIZE), cubins
+        folder,
+        EngineConfig(device="cuda", dtype="float32", block_size=tiny.BLOCK_SIZE),
+        cubins=cubins,
     )
     replayed, expected_replays = recorded(engine), []
     for turn, num_tokens in enumerate((2, 15, 16, 17, 63, 100, 129)):

@@ -1,0 +1,67 @@
+"""Joins attention over parts of the keys: `kernels/attention/combine_splits.cu`."""
+
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.checks import check_tensor
+from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+
+MAX_SPLITS = 32  # a warp's lanes hold their statistics
+_ROWS_PER_BLOCK, _THREADS = 4, 128
+_ARGUMENTS = (
+    "pointer partials, pointer query_starts, pointer out, int num_seqs, int num_splits, "
+    "int num_tokens, int num_heads, int head_dim"
+)
+
+
+def _spec(dtype: torch.dtype) -> KernelSpec:
+    return KernelSpec("combine_splits", _ARGUMENTS, {"DTYPE": DTYPE_NAMES[dtype]})
+
+
+VARIANTS = [_spec(dtype) for dtype in (torch.bfloat16, torch.float16)]
+
+
+def new_partials(gpu: Gpu, num_splits: int, out: Tensor) -> Tensor:
+    """Return memory for the results of the splits of `out` [num_tokens, num_heads, head_dim].
+
+    fp32: sums [num_splits, *out.shape], then the greatest score (in units of log2) and the sum of
+    the weights, [num_splits, num_tokens, num_heads, 2].
+    """
+    num_tokens, num_heads, head_dim = out.shape
+    rows = num_splits * num_tokens * num_heads
+    return torch.empty(rows * (head_dim + 2), device=gpu.device)
+
+
+def combine_splits(
+    gpu: Gpu, partials: Tensor, query_starts: Tensor, num_splits: int, out: Tensor
+) -> None:
+    """Write the attention over all splits to out [num_tokens, num_heads, head_dim], bf16 or fp16.
+
+    `partials` is as `new_partials` returns it; values of a split with a sum of weights of 0 are not
+    read. `query_starts` int32 [num_seqs + 1]: only tokens below its last element are written.
+    """
+    num_tokens, num_heads, head_dim = out.shape
+    if not 1 <= num_splits <= MAX_SPLITS:
+        raise ValueError(f"{num_splits} splits are not between 1 and {MAX_SPLITS}")
+    if out.dtype not in (torch.bfloat16, torch.float16) or head_dim % 8:
+        raise ValueError(f"out must be bf16 or fp16 with head_dim % 8 == 0, not {out.dtype}")
+    size = num_splits * num_tokens * num_heads * (head_dim + 2)
+    check_tensor("partials", partials, (size,), "float32", gpu)
+    check_tensor("query_starts", query_starts, tuple(query_starts.shape), "int32", gpu)
+    check_tensor("out", out, (num_tokens, num_heads, head_dim), out.dtype, gpu)
+    rows = num_tokens * num_heads
+    if rows == 0:
+        return
+    gpu.kernel(_spec(out.dtype))(
+        -(-rows // _ROWS_PER_BLOCK),
+        _THREADS,
+        num_bytes=partials.nbytes + out.nbytes,
+        partials=partials,
+        query_starts=query_starts,
+        out=out,
+        num_seqs=len(query_starts) - 1,
+        num_splits=num_splits,
+        num_tokens=num_tokens,
+        num_heads=num_heads,
+        head_dim=head_dim,
+    )
