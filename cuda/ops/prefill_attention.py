@@ -178,7 +178,8 @@ def prefill_attention(
 
     A query sees the keys up to its own position, and those before prefix_lens[i]; with a `window`
     of these only keys > position - window. Scores are scaled, then capped by `softcap` (0: off),
-    then reduced by alibi_slopes [num_heads] (fp32) for each position of distance.
+    then reduced by alibi_slopes [num_heads] (fp32) for each position of distance. At most
+    `max_splits` thread blocks share the keys of the same queries.
     """
     dtype = cache.dtype if kv_scales is None else q.dtype
     _check_queries(gpu, q, out, dtype, alibi_slopes)
@@ -188,7 +189,11 @@ def prefill_attention(
         raise ValueError(f"window {window}, softcap {softcap} and scale {scale} must be positive")
     biased = softcap > 0 or alibi_slopes is not None
     shape = prefill_attention_shape(gpu, dtype, out.shape[2], biased, path, scheme_of(kv_scales))
-    tiles = _Tiles.of(gpu, shape, q, block_tables, cache, max_num_tokens, alibi_slopes is not None)
+    group_size = 1 if alibi_slopes is not None else 2 * out.shape[1] // cache.shape[1]
+    most_keys = block_tables.shape[1] * cache.shape[2]
+    max_splits = min(max_splits, MAX_SPLITS, most_keys // _MIN_SPLIT_KEYS)
+    counts = (len(out), len(context_lens), max_num_tokens)
+    tiles = _Tiles.of(gpu, shape, out.shape[1], group_size, counts, max_splits)
     if tiles.num_tiles == 0:
         return
     split_arguments: dict[str, Tensor | int] = {}
@@ -247,23 +252,22 @@ class _Tiles:
         cls,
         gpu: Gpu,
         shape: Shape,
-        q: Tensor,
-        block_tables: Tensor,
-        cache: Tensor,
-        max_num_tokens: int,
-        has_alibi: bool,
+        num_heads: int,
+        group_size: int,
+        counts: tuple[int, int, int],
+        max_splits: int,
     ) -> Self:
-        """Split the keys if too few queries would leave half of the multiprocessors idle."""
-        num_tokens, num_heads, _ = q.shape
-        num_seqs, max_blocks = block_tables.shape
-        group_size = 1 if has_alibi else num_heads // (cache.shape[1] // 2)
+        """Split the keys if too few queries would leave half of the multiprocessors idle.
+
+        `counts` are tokens, sequences, and the most tokens of a sequence.
+        """
+        num_tokens, num_seqs, max_num_tokens = counts
         grouped = _num_tiles(shape, num_tokens * group_size, num_seqs, max_num_tokens * group_size)
-        num_blocks = grouped * num_heads // group_size
-        most_splits = min(MAX_SPLITS, max_blocks * cache.shape[2] // _MIN_SPLIT_KEYS)
-        num_splits = min(most_splits, gpu.num_sms // num_blocks) if num_blocks else 0
+        num_blocks = grouped * (num_heads // group_size)
+        num_splits = min(max_splits, gpu.num_sms // num_blocks) if num_blocks else 0
         if shape.path != "fma" and num_splits > 1:
             return cls(grouped, num_heads, group_size, num_splits)
-        return cls(_num_tiles(shape, num_tokens, num_seqs, max_num_tokens), num_heads)
+        return cls(_num_tiles(shape, *counts), num_heads)
 
 
 def _sizes(q: Tensor, block_tables: Tensor) -> dict[str, int]:

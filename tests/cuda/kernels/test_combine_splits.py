@@ -8,8 +8,7 @@ from swiftchat.cuda.ops.combine_splits import combine_splits, new_partials
 from tests.support.kernel_case import Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
-# One rounding to T, on average half of its bound; fp32 sums.
-TOLERANCE = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
+TOLERANCE = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # one rounding to T
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
