@@ -52,18 +52,22 @@ class BuildWithKernels(build_py):
         compiled = Path(self.get_finalized_command("build").build_base) / "cpu-kernels"
         folder = Path(self.build_lib, "swiftchat", "engine", "cpu", "lib")
         shutil.rmtree(folder, ignore_errors=True)
-        libraries = _compile(compiled)
-        if libraries:
-            folder.mkdir(parents=True)
-        for library in libraries:
-            shutil.copy2(library, folder)
+        for file in _compile(compiled):
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, folder)
 
 
 def _compile(folder: Path) -> list[Path]:
-    """Compile all variants for this machine; without success print a warning and return []."""
+    """Compile all variants for this machine; return the files that belong into the package.
+
+    If that fails print a warning, and write the reason to a file, which is the only one: pip hides
+    the warning unless it fails itself, `swiftchat doctor` shows the reason.
+    """
     target = build.host_target()
     if target is None:
         return []
+    failure: Path = folder / build.FAILURE
+    failure.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as cache:
         os.environ["ZIG_GLOBAL_CACHE_DIR"] = cache  # otherwise 100 MB stay in the home folder
         try:
@@ -74,7 +78,9 @@ def _compile(folder: Path) -> list[Path]:
                 "them, but answers several times more slowly on a CPU.",
                 file=sys.stderr,
             )
-            return []
+            folder.mkdir(parents=True, exist_ok=True)
+            failure.write_text(f"{error}\n", encoding="utf-8")
+            return [failure]
         finally:
             del os.environ["ZIG_GLOBAL_CACHE_DIR"]
     return libraries

@@ -22,6 +22,8 @@ from pathlib import Path
 
 KERNELS = Path(__file__).parent / "kernels"
 LIBRARIES = Path(__file__).parent / "lib"
+# The file beside the libraries that says why a package was built without them.
+FAILURE = "not_compiled.txt"
 
 
 class BuildError(Exception):

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from swiftchat.engine.cpu.build import (
+    FAILURE,
     LIBRARIES,
     PLAINEST,
     VARIANTS,
@@ -77,7 +78,9 @@ class LibraryError(Exception):
 def load_library(path: Path) -> ctypes.CDLL:
     """Load a library, declare its functions and check that it fits to the Python side."""
     if not path.exists():
-        raise LibraryError("swiftchat was installed without compiled kernels")
+        failure = path.with_name(FAILURE)
+        why = f": {failure.read_text(encoding='utf-8').strip()}" if failure.exists() else ""
+        raise LibraryError(f"swiftchat was installed without compiled kernels{why}")
     try:
         library = ctypes.CDLL(str(path))
         library.cpu_features.restype = ctypes.c_ulonglong

@@ -19,6 +19,7 @@ ROOT = SOURCES.parents[2]
 TARGET = host_target()
 pytestmark = [
     pytest.mark.skipif(TARGET is None, reason="no CPU kernels for this kind of machine"),
+    pytest.mark.slow,
     pytest.mark.timeout(1200),
 ]
 needs_gcc = pytest.mark.skipif(

@@ -1,0 +1,97 @@
+"""Wheels of the checkout: one runs without a compiler, one was built without a working compiler."""
+
+import json
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from swiftchat.engine.cpu.build import FAILURE, VARIANTS, host_target, library_path
+from swiftchat.engine.cpu.library import choose_kernels
+from tests.support.clean_venv import CleanVenv, build_wheel
+from tests.support.cpu_libraries import compile_kernels
+from tests.support.remote_engine import chat_model_folder
+
+TARGET = host_target()
+pytestmark = [
+    pytest.mark.skipif(TARGET is None, reason="no CPU kernels for this kind of machine"),
+    pytest.mark.timeout(900),
+]
+PROMPT = ("-p", "Say something.", "--temp", "0", "--max-tokens", "8", "--device", "cpu")
+COST = "torch's operators compute on the CPU instead: answers take several times as long"
+
+
+def kernel_check(venv: CleanVenv) -> dict[str, str]:
+    """Return the row of `doctor` on the CPU kernels."""
+    done = venv.run("swiftchat", "doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    (check,) = (c for c in json.loads(done.stdout)["checks"] if c["name"] == "CPU kernels")
+    return {key: str(value) for key, value in check.items()}
+
+
+def answering_device(venv: CleanVenv, model: Path) -> str:
+    """Let a tiny model answer; return which device and kernels computed the answer."""
+    done = venv.run("swiftchat", "-m", str(model), *PROMPT, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["usage"]["completion_tokens"] > 0
+    return str(found["model"]["device"])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    chat_model_folder(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_wheel_runs_without_a_compiler(tmp_path: Path, model: Path) -> None:
+    assert TARGET is not None
+    wheel, _ = build_wheel(tmp_path)
+    libraries = Path("swiftchat/engine/cpu/lib")
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name for name in archive.namelist() if name.startswith(f"{libraries}/")}
+    variants = [variant.name for variant in VARIANTS[TARGET.architecture]]
+    assert files == {library_path(libraries, TARGET, name).as_posix() for name in variants}
+    venv = CleanVenv(tmp_path / "venv", wheel)
+    script = (
+        "import importlib.util, shutil, swiftchat.engine.cpu.library as library\n"
+        "assert importlib.util.find_spec('ziglang') is None\n"
+        "assert not any(map(shutil.which, ('cc', 'gcc', 'clang', 'zig')))\n"
+        "choice = library.choose_kernels({})\n"
+        "print(choice.variant, library.LIBRARIES)"
+    )
+    done = venv.run("python", "-c", script)
+    assert done.returncode == 0, done.stderr
+    compile_kernels()
+    expected = choose_kernels({})
+    assert done.stdout.split() == [str(expected.variant), str(venv.packages / libraries)]
+    check = kernel_check(venv)
+    assert check["text"].startswith(f"{expected.variant or 'none'}: {expected.reason}")
+    kernels = f"{expected.variant} kernels" if expected.variant else expected.reason
+    assert kernels in answering_device(venv, model)
+
+
+def test_without_a_working_compiler_torch_computes(tmp_path: Path, model: Path) -> None:
+    """The warning has the reason; `doctor` shows it later, and what it costs."""
+    compiler = tmp_path / "stub" / "ziglang"
+    compiler.mkdir(parents=True)
+    (compiler / "__init__.py").touch()
+    program = compiler / ("zig.exe" if sys.platform == "win32" else "zig")
+    program.write_text("#!/bin/sh\necho 'error: no space left on device' >&2\nexit 1\n")
+    program.chmod(0o755)
+    wheel, output = build_wheel(tmp_path, PYTHONPATH=str(compiler.parent))
+    assert "warning: the CPU kernels are not compiled (" in output
+    assert "error: no space left on device). swiftchat works without them" in output
+    with zipfile.ZipFile(wheel) as archive:
+        files = [name for name in archive.namelist() if "engine/cpu/lib/" in name]
+    assert files == [f"swiftchat/engine/cpu/lib/{FAILURE}"]
+    venv = CleanVenv(tmp_path / "venv", wheel)
+    check = kernel_check(venv)
+    assert check["state"] == "note"
+    assert check["text"].startswith("none: swiftchat was installed without compiled kernels: ")
+    assert check["text"].endswith("error: no space left on device")
+    assert check["hint"] == COST
+    assert "installed without compiled kernels" in answering_device(venv, model)
