@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swiftchat.chat.options.chat_options import CHAT_OPTIONS, CONFIG_NAMES
+from swiftchat.chat.options.chat_options import CHAT_OPTIONS, CONFIG_NAMES, compared_models
 from swiftchat.chat.options.completion import COMPLETE_VARIABLE
 from swiftchat.chat.options.help_layout import ChatCommand, write_everyday_options
 from swiftchat.chat.terminal.error_report import print_error, print_lines
@@ -131,6 +131,7 @@ def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
     from swiftchat.chat.options.config import ChatConfig
     from swiftchat.chat.start import autosave_for, check_connect, conversation_for
 
+    options["compared"] = compared_models(ctx)
     check_connect(ctx, options)
     ChatConfig(**options).check()
     with contextlib.closing(autosave_for(options)) as autosave:
@@ -166,6 +167,8 @@ def _is_oneshot(config: "ChatConfig") -> bool:
         config.prompt is not None or as_json or config.no_template or config.extract
     )
     if at_terminal and not has_oneshot_option:
+        if config.compared:
+            raise UsageError("two models answer one prompt", "give it with -p; or type /compare")
         return False
     if config.prompt is None and not config.opening and sys.stdin.isatty():
         raise UsageError("no prompt was given", "give it with -p, or pipe it in")
@@ -196,6 +199,13 @@ def _run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Aut
             with keyboard.erasing(one_shot.pause):
                 one_shot.run(conversation)
             return Repl(chat_model, config, conversation, "", autosave, keyboard).run()
+    if config.compared:
+        from swiftchat.chat.comparison import Comparison
+
+        try:
+            return Comparison(config, autosave).run(conversation)
+        finally:
+            autosave.finish(conversation)
     with chat_model_for(config) as chat_model:
         one_shot = OneShot(chat_model, config, autosave)
         with hide_typing(one_shot.pause) if at_terminal else contextlib.nullcontext():

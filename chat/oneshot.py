@@ -5,6 +5,7 @@ import os
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -50,12 +51,23 @@ class OneShot:
     """Answers one prompt on stdout, as text, JSON or code blocks.
 
     A pipe receives the exact text of the answer and a final newline, a terminal rendered Markdown.
+    `print_json` receives what --json and --stream-json print; `before_answer` is called before the
+    text of the answer is shown.
     """
 
-    def __init__(self, chat_model: ChatModel, config: ChatConfig, autosave: Autosave) -> None:
+    def __init__(
+        self,
+        chat_model: ChatModel,
+        config: ChatConfig,
+        autosave: Autosave,
+        print_json: Callable[[dict[str, Any]], None] | None = None,
+        before_answer: Callable[[], None] | None = None,
+    ) -> None:
         self.chat_model = chat_model
         self.config = config
         self.autosave = autosave
+        self._print_json = print_json or _print_json
+        self._before_answer = before_answer
         self.warnings: list[str] = []
         self._session_id: str | None = None
         self._view: AnswerView | None = None
@@ -75,6 +87,8 @@ class OneShot:
         answer = self.chat_model.answer(conversation, self._warn_dropped, self._show_prefill)
         saver = AnswerSaver(self.autosave, conversation, answer)
         if not (self.config.json or self.config.stream_json or self.config.extract):
+            if self._before_answer is not None:
+                self._before_answer()
             self._view = open_view(self._style, answer, self.chat_model.name)
         exit_code = 0
         try:
@@ -133,9 +147,6 @@ class OneShot:
         if self.config.stream_json:
             self._print_json(event)
 
-    def _print_json(self, value: dict[str, Any]) -> None:
-        write(json.dumps(value, ensure_ascii=False) + "\n")
-
     def _model(self, info: EngineInfo) -> dict[str, Any]:
         return {
             "id": self.chat_model.name,
@@ -185,3 +196,7 @@ class OneShot:
             "warnings": self.warnings,
         }
         return {"event": "end", **report} if self.config.stream_json else report
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    write(json.dumps(value, ensure_ascii=False) + "\n")

@@ -29,6 +29,31 @@ class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic befor
         return int(value)
 
 
+class ModelOption(click.Option):
+    """A model; given several times, the first value, and `compared_models` returns the others."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append")
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Any, args: list[str]
+    ) -> tuple[Any, list[str]]:
+        if given := opts.get(self.name):
+            first, *others = given
+            opts = {**opts, self.name: first}
+            ctx.meta[_COMPARED] = tuple(others)
+        return super().handle_parse_result(ctx, opts, args)
+
+
+_COMPARED = "swiftchat.compared"
+
+
+def compared_models(ctx: click.Context) -> tuple[str, ...]:
+    """Return the values of `-m` after the first one."""
+    found: tuple[str, ...] = ctx.meta.get(_COMPARED, ())
+    return found
+
+
 def _option(*names: str, env: bool = True, **settings: Any) -> click.Option:
     """An option, with a SWIFTCHAT_* variable and a place in the configuration file if `env`."""
     long_name = next(name for name in names if name.startswith("--"))
@@ -41,10 +66,10 @@ def _flag(*names: str, help: str, env: bool = True) -> click.Option:
 
 
 _INPUT = (
-    _option(
-        "-m",
-        "--model",
-        help="Name, OWNER/NAME, directory or .gguf file.",
+    ModelOption(
+        ("-m", "--model"),
+        envvar="SWIFTCHAT_MODEL",
+        help="Name, OWNER/NAME, directory or .gguf file; twice: both models answer -p.",
         shell_complete=complete_models,
     ),
     _option("-p", "--prompt", env=False, help="Answer this prompt and exit; - reads stdin."),

@@ -39,6 +39,7 @@ class ChatConfig:
     """The options of `swiftchat chat`; None leaves the choice to the model."""
 
     model: str | None = None
+    compared: tuple[str, ...] = ()  # models that answer after `model`
     prompt: str | None = None
     interactive: bool = False
     system: str | None = None
@@ -90,6 +91,10 @@ class ChatConfig:
 
     def check(self) -> None:
         """Raise `UsageError` for impossible or contradictory options, before a model is loaded."""
+        if self.compared and (self.interactive or self.extract or self.dummy or self.connect):
+            raise UsageError(
+                "two models answer one prompt", "leave out -i, -x, --dummy and --connect"
+            )
         if "" in self.stop:
             raise UsageError("a --stop text is empty", "leave out the option, or give a text")
         if self.variables and self.role is None:

@@ -317,6 +317,8 @@ def test_json_reports_a_failed_answer(program: Program) -> None:
 
 def test_missing_files_and_models(program: Program, tmp_path: Path) -> None:
     assert failure(program, "-f", str(tmp_path / "none"), "-p", "x").exit_code == 8
-    assert failure(program, "-m", str(tmp_path / "none.gguf"), "-p", "x").exit_code == 3
-    missing = failure(program, "-m", "no/such-model", "-p", "x", "--offline")
+    program.folder = tmp_path / "none.gguf"
+    assert failure(program, "-p", "x").exit_code == 3
+    program.folder = Path("no/such-model")
+    missing = failure(program, "-p", "x", "--offline")
     assert missing.exit_code == 3 and "swiftchat download" in missing.hint
