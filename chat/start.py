@@ -7,6 +7,7 @@ import click
 
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
+from swiftchat.chat.options.parameters import option_name
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import UsageError
 
@@ -74,10 +75,11 @@ def conversation_for(
 
     conversation = load_session(options["session"])
     # An imported conversation may come from somebody else: no other option may be in it.
+    # Conversations of older versions have other names.
     settings = {
-        name: value
+        option_name(name): value
         for name, value in conversation.settings.items()
-        if name in (*SESSION_OPTIONS, "stop")
+        if option_name(name) in (*SESSION_OPTIONS, "stop")
     }
     _apply(ctx, options, given, {**settings, "system": conversation.system})
     return conversation

@@ -14,34 +14,32 @@ from swiftchat.chat.commands.roles import ROLE_COMMANDS
 from swiftchat.chat.commands.sessions import SESSION_COMMANDS
 from swiftchat.chat.commands.settings import SETTINGS_COMMANDS
 from swiftchat.chat.commands.state import ChatState
+from swiftchat.chat.help.columns import two_columns
+from swiftchat.chat.help.pages import KEYS, PAGES, page
 from swiftchat.errors import SwiftchatError, UsageError
-
-KEYS = (
-    ("Enter", "send"),
-    ("Alt-Enter, Ctrl-J", "new line"),
-    ("\\ at the end of a line", 'continue on the next line; or """ around a block'),
-    ("Ctrl-C", "stop the answer; clear the line; twice: leave"),
-    ("Ctrl-D", "leave"),
-    ("Up, Down, Ctrl-R", "earlier messages, search"),
-    ("Ctrl-X Ctrl-E", "write in $EDITOR"),
-    ("Ctrl-L, Ctrl-Z", "clear the screen, suspend"),
-)
 
 
 def _help(state: ChatState, argument: str) -> None:
-    if argument:
+    if argument in PAGES:
+        print(page(argument, command_table()).rstrip())
+    elif argument:
         _help_about(argument)
-        return
-    rows = [command.help_row for command in COMMANDS]
-    width = max(len(left) for left, _ in (*rows, *KEYS))
-    for left, right in (*rows, ("", ""), *KEYS):
-        print(f"  {left:{width}}  {right}".rstrip())
+    else:
+        topics = ", ".join(PAGES)
+        print(f"{command_table()}\n\n{two_columns(KEYS)}\n\n/help TOPIC: {topics}")
+
+
+def command_table() -> str:
+    """Return the slash commands with their summaries."""
+    return two_columns(command.help_row for command in COMMANDS)
 
 
 def _help_about(name: str) -> None:
     command = BY_NAME.get(name) or BY_NAME.get(f"/{name}")
     if command is None:
-        raise _unknown(name)
+        near = difflib.get_close_matches(name, (*PAGES, *BY_NAME), n=1, cutoff=0.4)
+        hint = f"did you mean /help {near[0]}? " if near else ""
+        raise UsageError(f"no help on {name!r}", f"{hint}/help lists commands and topics")
     usage, summary = command.help_row
     print("\n".join(filter(None, (f"{usage}  {summary}", command.details))))
 
@@ -51,14 +49,15 @@ def _leave(state: ChatState, argument: str) -> Next:
 
 
 def _complete_names(state: ChatState) -> Mapping[str, str]:
-    return {command.name: command.summary for command in COMMANDS}
+    topics = {name: one.summary for name, one in PAGES.items()}
+    return {command.name: command.summary for command in COMMANDS} | topics
 
 
 COMMANDS: tuple[Command, ...] = (
     Command(
         "/help",
-        "[COMMAND]",
-        "list the commands, or explain one",
+        "[COMMAND|TOPIC]",
+        "list the commands, or explain one, or a topic",
         _help,
         aliases=("/?",),
         completion=_complete_names,

@@ -1,32 +1,24 @@
 """Commands about settings and statistics: `/system`, `/set`, `/show`, `/stats`."""
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+import difflib
+import json
+from collections.abc import Callable, Iterable
 
 from swiftchat.chat.commands.command import Command
 from swiftchat.chat.commands.state import ChatState
+from swiftchat.chat.help.columns import two_columns
 from swiftchat.chat.model.description import describe, property_label, property_text
+from swiftchat.chat.options.parameters import PARAMETERS, UNSET, Parameter, option_name
 from swiftchat.chat.render.logprobs import as_terminal_text
 from swiftchat.chat.render.stats import memory_line, stats_line
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
-_PARAMETERS: dict[str, Callable[[str], Any]] = {
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "min_p": float,
-    "repeat_penalty": float,
-    "presence_penalty": float,
-    "frequency_penalty": float,
-    "seed": int,
-    "max_tokens": int,
-    "logprobs": lambda text: None if text == "off" else int(text),
-}
-_OTHER_NAMES = {"temp": "temperature", "num_predict": "max_tokens"}
+_SETTABLE = (*PARAMETERS, "stop", "system")
+_NAMES_HINT = f"names: {', '.join(_SETTABLE)}"
 _MAX_ROWS = 200  # of /show
-_SETTABLE = (*_PARAMETERS, "stop", "system")
 
 
 def system(state: ChatState, argument: str) -> None:
@@ -38,31 +30,79 @@ def system(state: ChatState, argument: str) -> None:
 
 
 def set_parameter(state: ChatState, argument: str) -> None:
+    """Change a parameter; `off` or `default` unsets it, and without a value it is shown."""
     words = argument.removeprefix("parameter ").split(maxsplit=1)
-    names = f"names: {', '.join(_SETTABLE)}"
-    if len(words) != 2:
-        raise UsageError("/set needs a name and a value", names)
-    name, text = _OTHER_NAMES.get(words[0], words[0]), words[1]
-    if name == "system":
-        system(state, text)
+    if len(words) < 2:
+        _show_values(state, [_settable(name) for name in words] or _SETTABLE)
         return
-    if name == "stop":
-        state.chat_model.stops = [*state.chat_model.stops, text]
-    elif name in _PARAMETERS:
-        state.chat_model.set_parameter(name, _parsed(name, text))
+    name, text = _settable(words[0]), words[1].strip()
+    if name == "system":
+        state.conversation.system = None if text in UNSET else _unquoted(text)
+    elif name == "stop":
+        _set_stop(state, text)
     else:
-        raise UsageError(f"no parameter {name!r}", names)
-    print(f"{name} = {sanitize(text)}")
+        _set_number(state, PARAMETERS[name], text)
+    print(sanitize(f"{name} = {_value_text(_values(state)[name])}"))
 
 
-def _parsed(name: str, text: str) -> Any:
-    parse = _PARAMETERS[name]
+def _settable(name: str) -> str:
+    found = option_name(name)
+    if found in _SETTABLE:
+        return found
+    near = difflib.get_close_matches(found, _SETTABLE, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(f"no parameter {name!r}", f"{hint}{_NAMES_HINT}")
+
+
+def _set_number(state: ChatState, parameter: Parameter, text: str) -> None:
     try:
-        return parse(text)
-    except ValueError:
-        kind = "a number" if parse is float else "a whole number"
-        hint = f"as /set {name} {parse('1')}; /show parameters lists the current values"
-        raise UsageError(f"{name} must be {kind}, not {text!r}", hint) from None
+        value = parameter.parse(text)
+    except ValueError as error:
+        hint = f"/set {parameter.name} off unsets it"
+        raise UsageError(f"{parameter.name} {error}", hint) from None
+    if parameter.is_sampled:
+        state.chat_model.set_parameter(parameter.name, value)
+    else:
+        state.chat_model.set_engine_option(parameter.name, value)
+
+
+def _set_stop(state: ChatState, text: str) -> None:
+    stop = _unquoted(text)
+    if not stop:
+        raise UsageError("a stop text is empty", "/set stop off removes all stop texts")
+    state.chat_model.stops = [] if text in UNSET else [*state.chat_model.stops, stop]
+
+
+def _unquoted(text: str) -> str:
+    """Return the text between double quotes, in which \\n is a new line, else the text itself."""
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        with contextlib.suppress(ValueError):
+            return str(json.loads(text))
+    return text
+
+
+def _show_values(state: ChatState, names: Iterable[str]) -> None:
+    values = _values(state)
+    for name in names:
+        rule = f"  {PARAMETERS[name].rule}" if name in PARAMETERS else ""
+        print(sanitize(f"{name:18} {_value_text(values[name]):10}{rule}".rstrip()))
+
+
+def _value_text(value: object) -> str:
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _values(state: ChatState) -> dict[str, object]:
+    """Return the current value of each parameter, None for an unset one."""
+    chat_model, stops = state.chat_model, state.chat_model.stops
+    info = chat_model.engine.info
+    return {
+        **vars(chat_model.params),
+        "ctx_size": info.ctx_size_tokens if info else chat_model.config.ctx_size,
+        "threads": chat_model.config.threads,
+        "stop": " ".join(map(json.dumps, stops)) or None,
+        "system": state.conversation.system or None,
+    }
 
 
 def _show_info(state: ChatState) -> None:
@@ -81,11 +121,7 @@ def _show_template(state: ChatState) -> None:
 
 
 def _show_parameters(state: ChatState) -> None:
-    params = state.chat_model.params
-    for name in _PARAMETERS:
-        value = getattr(params, name)
-        print(f"{name:18} {'–' if value is None else value}")
-    print(f"{'stop':18} {sanitize(repr(state.chat_model.stops))}")
+    _show_values(state, _SETTABLE)
 
 
 def _show_alternatives(state: ChatState) -> None:
@@ -146,15 +182,24 @@ def show_stats(state: ChatState, argument: str) -> None:
             print(f"{name.replace('_', ' '):16} {value}")
 
 
+def _complete_parameters(state: ChatState) -> dict[str, str]:
+    return {name: one.help for name, one in PARAMETERS.items()} | {
+        "stop": "Stop before this text.",
+        "system": "System prompt.",
+    }
+
+
 SETTINGS_COMMANDS = (
     Command("/system", "[TEXT]", 'show or change the system prompt; "" removes it', system),
     Command(
         "/set",
-        "NAME VALUE",
-        "change a parameter: temperature, top_k, …",
+        "[NAME [VALUE]]",
+        "show or change a parameter: temperature, top_k, …",
         set_parameter,
-        completion=_SETTABLE,
-        details=f"Parameters: {', '.join(_SETTABLE[:5])},\n{', '.join(_SETTABLE[5:])}.",
+        completion=_complete_parameters,
+        details="/set NAME off returns to the model's value. Context and threads restart the\n"
+        "engine. A stop text may stand between quotes, with \\n for a new line.\n"
+        + two_columns((" ".join((p.name, *p.aliases)), p.help) for p in PARAMETERS.values()),
     ),
     Command(
         "/show",

@@ -154,6 +154,20 @@ class ChatModel:
         self.config.sampling(self.model.generation_config, (), changes)
         self.changes = changes
 
+    def set_engine_option(self, name: str, value: float | None) -> None:
+        """Change an option of the engine, which starts again if the value is another one.
+
+        Raises `UsageError` for a bad value and for the engine of `--connect`.
+        """
+        if self.config.connect is not None:
+            raise UsageError(f"the remote engine determines {name}", "choose it where it starts")
+        change: dict[str, Any] = {name: value}
+        config = replace(self.config, **change)
+        config.engine()  # checks the value
+        if config != self.config:
+            self.config = config
+            self._restart()
+
     def wait_ready(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
         """Wait for the engine; restart it if its process has ended.
 

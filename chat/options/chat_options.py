@@ -1,5 +1,7 @@
 """The options of `swiftchat` and `swiftchat chat`, by the sections of `--help`."""
 
+import copy
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +15,8 @@ from swiftchat.chat.options.completion import (
     complete_templates,
     complete_variables,
 )
+from swiftchat.chat.options.config import config_path
+from swiftchat.chat.options.parameters import PARAMETERS, Parameter
 from swiftchat.errors import UsageError
 
 
@@ -29,7 +33,43 @@ class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic befor
         return int(value)
 
 
-class ModelOption(click.Option):
+class Number(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    """A value of a parameter; `off` unsets it."""
+
+    def __init__(self, parameter: Parameter) -> None:
+        self.name = "n"  # the placeholder in help texts
+        self._parameter = parameter
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._parameter.parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class ChatOption(click.Option):
+    """An option whose errors name the place of the value: flag, variable or file.
+
+    Help texts show its short flag and one long flag, not the aliases of a parameter.
+    """
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        shown = copy.copy(self)
+        long = [flag for flag in self.opts if flag.startswith("--")]
+        shown.opts = [flag for flag in self.opts if flag not in long[1:]]
+        return click.Option.get_help_record(shown, ctx)
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        source = ctx and ctx.get_parameter_source(self.name or "")
+        if source is click.core.ParameterSource.ENVIRONMENT:
+            names = [self.envvar] if isinstance(self.envvar, str) else list(self.envvar or ())
+            return next(name for name in names if os.environ.get(name))
+        if source is click.core.ParameterSource.DEFAULT_MAP:
+            return f"{self.name} in {config_path()}"
+        return super().get_error_hint(ctx)
+
+
+class ModelOption(ChatOption):
     """A model; given several times, the first value, and `compared_models` returns the others."""
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
@@ -55,10 +95,18 @@ def compared_models(ctx: click.Context) -> tuple[str, ...]:
 
 
 def _option(*names: str, env: bool = True, **settings: Any) -> click.Option:
-    """An option, with a SWIFTCHAT_* variable and a place in the configuration file if `env`."""
-    long_name = next(name for name in names if name.startswith("--"))
-    variable = "SWIFTCHAT_" + long_name.removeprefix("--").replace("-", "_").upper()
-    return click.Option(names, envvar=variable if env else None, **settings)
+    """An option, with SWIFTCHAT_* variables and a place in the configuration file if `env`."""
+    flags = [name.removeprefix("--") for name in names if name.startswith("--")]
+    variables = ["SWIFTCHAT_" + flag.replace("-", "_").upper() for flag in flags]
+    return ChatOption(names, envvar=variables if env else None, **settings)
+
+
+def _parameter(name: str, *short: str, env: bool = True, **settings: Any) -> click.Option:
+    """The option of a parameter in the table."""
+    found = PARAMETERS[name]
+    return _option(
+        *short, *found.flags, name, env=env, type=Number(found), help=found.help, **settings
+    )
 
 
 def _flag(*names: str, help: str, env: bool = True) -> click.Option:
@@ -133,31 +181,17 @@ _CONVERSATIONS = (
     ),
 )
 _ANSWER = (
-    _option("-n", "--max-tokens", type=int, help="Maximum length of an answer in tokens."),
+    _parameter("max_tokens", "-n"),
     _option("--stop", env=False, multiple=True, help="Stop before this text (repeatable)."),
-    _option("--temp", type=float, help="Temperature; 0 is greedy."),
-    _option("--top-k", type=int, help="Sample from the k most probable tokens; 0 is off."),
-    _option("--top-p", type=float, help="Nucleus sampling with probability p; 1 is off."),
-    _option(
-        "--min-p",
-        type=float,
-        help="Minimum probability relative to the most probable token; 0 is off.",
-    ),
-    _option("--repeat-penalty", type=float, help="Penalize repeated tokens; 1 is off."),
-    _option(
-        "--presence-penalty", type=float, help="Subtracted from the logit of tokens that occurred."
-    ),
-    _option("--frequency-penalty", type=float, help="Subtracted from the logit per occurrence."),
-    _option("--seed", type=int, help="Seed; makes an answer repeatable."),
-    _option(
-        "--logprobs",
-        env=False,
-        type=int,
-        is_flag=False,
-        flag_value=5,
-        metavar="[K]",
-        help="Log probability of each token and of the K (5) most probable alternatives.",
-    ),
+    _parameter("temperature"),
+    _parameter("top_k"),
+    _parameter("top_p"),
+    _parameter("min_p"),
+    _parameter("repeat_penalty"),
+    _parameter("presence_penalty"),
+    _parameter("frequency_penalty"),
+    _parameter("seed"),
+    _parameter("logprobs", env=False, is_flag=False, flag_value=5, metavar="[N]"),
 )
 _OUTPUT = (
     _flag("--json", env=False, help="Print one JSON object instead of text."),
@@ -182,7 +216,7 @@ _OUTPUT = (
     _flag("--debug", help="Print tracebacks."),
 )
 _MACHINE = (
-    _option("--ctx-size", type=int, help="Context in tokens; default: the model's, if it fits."),
+    _parameter("ctx_size"),
     _option("--device", default="auto", help="auto, cpu, cuda or cuda:N."),
     _option(
         "--tp",
@@ -208,7 +242,7 @@ _MACHINE = (
         default="auto",
         help="KV cache type: 8 bits allow twice the context.",
     ),
-    _option("--threads", type=int, help="CPU threads."),
+    _parameter("threads"),
     _option(
         "--connect",
         metavar="HOST:PORT|PATH",
@@ -260,7 +294,7 @@ EVERYDAY = (
     "continue_",
     "session",
     "max_tokens",
-    "temp",
+    "temperature",
     "ctx_size",
     "json",
     "extract",

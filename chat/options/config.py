@@ -6,19 +6,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from swiftchat.chat.options.parameters import PARAMETERS, named_options, option_name
 from swiftchat.engine.api.params import EngineConfig, NumRanks, SamplingParams
 from swiftchat.errors import FileSystemError, UsageError
 
-SAMPLING_OPTIONS = (
-    "max_tokens",
-    "temp",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
+# Parameters of each answer, but `logprobs`, which is not saved.
+SAMPLING_OPTIONS = tuple(
+    name for name, one in PARAMETERS.items() if one.is_sampled and name != "logprobs"
 )
 # Options that are saved with a conversation.
 SESSION_OPTIONS = ("model", "template", *SAMPLING_OPTIONS)
@@ -30,8 +24,6 @@ _GENERATION_NAMES = {
     "min_p": "min_p",
     "repeat_penalty": "repetition_penalty",
 }
-# Options that have another name than the sampling parameter.
-_OPTION_NAMES = {"temperature": "temp"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +47,7 @@ class ChatConfig:
     template: str | None = None
     max_tokens: int | None = None
     ctx_size: int | None = None
-    temp: float | None = None
+    temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
@@ -119,31 +111,25 @@ class ChatConfig:
         stop_ids: tuple[int, ...],
         changes: dict[str, Any] | None = None,
     ) -> SamplingParams:
-        """Return sampling parameters: `changes` (from `/set`), else options, else the model's."""
+        """Return sampling parameters: `changes` (from `/set`), else options, else the model's.
+
+        None in `changes` unsets an option.
+        """
         values = _model_defaults(generation_config)
-        options = {
-            "temperature": self.temp,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "repeat_penalty": self.repeat_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "seed": self.seed,
-            "max_tokens": self.max_tokens,
-            "logprobs": self.logprobs,
-        }
-        values |= {name: value for name, value in options.items() if value is not None}
-        return SamplingParams(**{**values, **(changes or {}), "stop_ids": stop_ids})
+        changes = changes or {}
+        options = {name: getattr(self, name) for name in (*SAMPLING_OPTIONS, "logprobs")}
+        for name, value in {**options, **changes}.items():
+            if value is not None:
+                values[name] = value
+        return SamplingParams(**values, stop_ids=stop_ids)
 
     def settings(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Return the options to save with a conversation; `changes` (from `/set`) take precedence.
 
         Paths of files become absolute.
         """
-        changed = {_OPTION_NAMES.get(name, name): value for name, value in changes.items()}
         options = {name: getattr(self, name) for name in SESSION_OPTIONS}
-        options |= {name: value for name, value in changed.items() if name in options}
+        options |= {name: value for name, value in changes.items() if name in options}
         for name in ("model", "template"):
             if options[name] and Path(options[name]).exists():
                 options[name] = str(Path(options[name]).absolute())
@@ -171,10 +157,9 @@ class ChatConfig:
 
 
 def sampling_changes(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the sampling parameters in the settings of a conversation, as `/set` names them."""
-    names = {option: name for name, option in _OPTION_NAMES.items()}
-    sampling = [name for name in settings if name in SAMPLING_OPTIONS]
-    return {names.get(name, name): settings[name] for name in sampling}
+    """Return the sampling parameters in the settings of a conversation."""
+    found = {option_name(name): value for name, value in settings.items()}
+    return {name: value for name, value in found.items() if name in SAMPLING_OPTIONS}
 
 
 def _model_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:
@@ -211,7 +196,7 @@ def defaults(model: str | None) -> dict[str, tuple[Any, str]]:
         from_model = _model_defaults(Model.open(path).generation_config)
     values = {field.name: (field.default, "default") for field in fields(SamplingParams)}
     values |= {name: (value, "model") for name, value in from_model.items()}
-    return {_OPTION_NAMES.get(name, name): value for name, value in values.items()}
+    return values
 
 
 def read_text(name: str) -> str:
@@ -250,9 +235,9 @@ def load_config_file(known: set[str]) -> dict[str, Any]:
             f"{path}: {error}", "swiftchat config path prints the path of the file"
         ) from error
     for name in values:
-        if name not in known:
+        if option_name(name) not in known:
             raise unknown_option(str(path), name, known)
-    return values
+    return named_options(values, str(path))
 
 
 def unknown_option(file: str, name: str, known: Collection[str]) -> UsageError:

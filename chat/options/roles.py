@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from swiftchat.chat.options.config import config_path, read_text, unknown_option
+from swiftchat.chat.options.parameters import named_options, option_name
 from swiftchat.errors import UsageError
 
 _FENCE = "---"
 _MAX_CHARACTERS = 1 << 18
-# Names of parameters in other programs, besides `-` for `_`.
-_ALIASES = {"temperature": "temp"}
 _NULL = "tag:yaml.org,2002:null"
 _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
 # A variable, or one that a backslash makes plain text.
@@ -137,17 +136,16 @@ def _parse_header(header: str, file: str) -> dict[Any, Any]:
     try:
         values = yaml.safe_load(header)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{file}: {error}", "write the options as YAML, as `temp: 0.2`") from error
+        raise UsageError(f"{file}: {error}", "write the options as YAML, as `top_k: 40`") from error
     if not isinstance(values, dict | None):
-        raise UsageError(f"{file}: the options are not a mapping", "write them as `temp: 0.2`")
+        raise UsageError(f"{file}: the options are not a mapping", "write them as `top_k: 40`")
     return values or {}
 
 
 def _parse_settings(values: dict[Any, Any], known: Collection[str], file: str) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for key, value in values.items():
-        option = str(key).replace("-", "_")
-        option = _ALIASES.get(option, option)
+        option = option_name(str(key))
         if option not in known:
             raise unknown_option(file, str(key), known)
         if not isinstance(value, str | int | float):
@@ -155,8 +153,8 @@ def _parse_settings(values: dict[Any, Any], known: Collection[str], file: str) -
                 f"{file}: the value of {key} is neither a string nor a number",
                 "put a text with braces between quotes",
             )
-        settings[option] = value
-    return settings
+        settings[str(key)] = value
+    return named_options(settings, file)
 
 
 def _parse_defaults(header: str, file: str) -> dict[str, str | None]:

@@ -1,7 +1,7 @@
 """Parameters of an engine and of one generation."""
 
-from dataclasses import asdict, dataclass, fields
-from math import isfinite
+from dataclasses import asdict, dataclass
+from math import inf, isfinite
 from typing import Any, Literal, Self
 
 from swiftchat.errors import UsageError
@@ -99,6 +99,38 @@ class ServeConfig:
 
 
 @dataclass(frozen=True)
+class Range:
+    """Valid numbers; `text` describes them after "a number", as "between 0 and 1"."""
+
+    text: str
+    low: float
+    high: float = inf
+    excludes_low: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        is_above = value > self.low if self.excludes_low else value >= self.low
+        return isfinite(value) and is_above and value <= self.high
+
+    def __str__(self) -> str:
+        return self.text
+
+
+_PENALTY = Range("between -100 and 100", -100, 100)
+SAMPLING_RANGES = {
+    "temperature": Range("of at least 0", 0),
+    "top_k": Range("of at least 0", 0),
+    "top_p": Range("above 0 and at most 1", 0, 1, excludes_low=True),
+    "min_p": Range("between 0 and 1", 0, 1),
+    "repeat_penalty": Range("between 0.01 and 100", 0.01, 100),
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "seed": Range("between 0 and 2^64 - 1", 0, 2**64 - 1),
+    "max_tokens": Range("of at least 0", 0),
+    "logprobs": Range(f"between 0 and {MAX_LOGPROBS}", 0, MAX_LOGPROBS),
+}
+
+
+@dataclass(frozen=True)
 class SamplingParams:
     """Sampling of the next token, and the conditions that end a generation.
 
@@ -123,28 +155,11 @@ class SamplingParams:
     stop_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        def require(name: str, holds: bool, rule: str) -> None:
-            if not holds:
-                raise UsageError(f"{name} must be {rule}, not {getattr(self, name)}")
-
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float):
-                require(field.name, isfinite(value), "a finite number")
-        require("temperature", self.temperature >= 0, "0 or more")
-        require("top_k", self.top_k >= 0, "0 or more")
-        require("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
-        require("min_p", 0 <= self.min_p <= 1, "between 0 and 1")
-        require("repeat_penalty", 0.01 <= self.repeat_penalty <= 100, "between 0.01 and 100")
-        for name in ("presence_penalty", "frequency_penalty"):
-            require(name, abs(getattr(self, name)) <= 100, "between -100 and 100")
-        require("seed", self.seed is None or 0 <= self.seed < 2**64, "between 0 and 2^64 - 1")
-        require("max_tokens", self.max_tokens is None or self.max_tokens >= 0, "0 or more")
-        require(
-            "logprobs",
-            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
-            f"between 0 and {MAX_LOGPROBS}",
-        )
+        for name, valid in SAMPLING_RANGES.items():
+            value = getattr(self, name)
+            is_optional = type(self).__dataclass_fields__[name].default is None
+            if not (value is None and is_optional) and value not in valid:
+                raise UsageError(f"{name} must be a number {valid}, not {value}")
 
     def to_wire(self) -> dict[str, Any]:
         return asdict(self)

@@ -94,7 +94,7 @@ def answer_text(chat_model: ChatModel) -> str:
 def test_a_restarted_engine_is_reconnected(folder: Path, tmp_path: Path) -> None:
     """The engine must run the same model as before."""
     at = str(tmp_path / "engine.sock")
-    config = ChatConfig(connect=at, max_tokens=5, temp=0)
+    config = ChatConfig(connect=at, max_tokens=5, temperature=0)
     with serving(folder, at):
         chat_model = chat_model_for(config)
         text = answer_text(chat_model)

@@ -86,7 +86,7 @@ def test_config_show_prints_the_origin(tmp_path: Path) -> None:
     lines = run("config", "show", env={"SWIFTCHAT_TEMP": "0.25"}).stdout.decode().splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in lines}
     assert rows["top_k"] == ["11", "config", "file"]
-    assert rows["temp"] == ["0.25", "environment"]
+    assert rows["temperature"] == ["0.25", "environment"]
     assert rows["seed"] == ["–", "default"]
 
 

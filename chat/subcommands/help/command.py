@@ -6,8 +6,9 @@ import sys
 import click
 from click.shell_completion import CompletionItem
 
+from swiftchat.chat.help.columns import two_columns
+from swiftchat.chat.help.pages import PAGES, page
 from swiftchat.chat.options.completion import matching
-from swiftchat.chat.subcommands.help.pages import PAGES, page, two_columns
 from swiftchat.errors import UsageError
 
 
@@ -38,7 +39,9 @@ def help_command(ctx: click.Context, topic: str, man: bool) -> None:
 
         sys.stdout.write(man_page(root.command))
     elif topic in PAGES:
-        print(page(topic), end="")
+        from swiftchat.chat.commands.registry import command_table
+
+        print(page(topic, command_table()), end="")
     elif not topic:
         rows = [(f"swiftchat help {name}", found.summary) for name, found in PAGES.items()]
         print(f"{two_columns(rows)}\n\n  swiftchat COMMAND --help  shows the options of a command")

@@ -9,9 +9,10 @@ from importlib.metadata import version
 
 import click
 
+from swiftchat.chat.commands.registry import command_table
+from swiftchat.chat.help.pages import EXIT_CODES, page
 from swiftchat.chat.options.chat_options import SECTIONS
 from swiftchat.chat.options.help_layout import EXAMPLES
-from swiftchat.chat.subcommands.help.pages import EXIT_CODES, page
 
 _TOPICS = ("keys", "commands", "sessions", "roles", "templates", "sampling", "gpu", "config")
 
@@ -42,7 +43,7 @@ def _lines(root: click.Group) -> Iterator[str]:
         yield from _command(ctx, root.get_command(ctx, name), name)
     for topic in _TOPICS:
         yield f".SH {_escaped(topic.upper())}"
-        yield from _verbatim(page(topic))
+        yield from _verbatim(page(topic, command_table()))
     yield ".SH EXIT STATUS"
     for code, meaning in EXIT_CODES:
         yield from (".TP", f".B {code}", _escaped(meaning))

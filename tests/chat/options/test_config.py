@@ -11,11 +11,11 @@ from swiftchat.errors import UsageError
 
 def test_flags_take_precedence_over_the_models_defaults() -> None:
     model = {"temperature": 0.2, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
-    params = ChatConfig(temp=0.0, seed=3).sampling(model, (2,))
+    params = ChatConfig(temperature=0.0, seed=3).sampling(model, (2,))
     assert (params.temperature, params.top_k, params.top_p) == (0.0, 40, 0.9)
     assert (params.repeat_penalty, params.seed, params.stop_ids) == (1.1, 3, (2,))
     assert ChatConfig().sampling({"do_sample": False}, ()).temperature == 0
-    assert ChatConfig(temp=1.0).sampling(model, (), {"temperature": 0.5}).temperature == 0.5
+    assert ChatConfig(temperature=1.0).sampling(model, (), {"temperature": 0.5}).temperature == 0.5
 
 
 @pytest.mark.parametrize("nonsense", [{"temperature": "hot"}, {"top_p": 7.0}, {"top_k": True}])
@@ -26,13 +26,15 @@ def test_invalid_values_in_generation_config_are_ignored(nonsense: dict) -> None
 def test_the_configuration_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     monkeypatch.setattr("swiftchat.chat.options.config.config_path", lambda: file)
-    assert load_config_file({"temp"}) == {}
-    file.write_text("temp = 0.5\n")
-    assert load_config_file({"temp"}) == {"temp": 0.5}
-    file.write_text("tmep = 0.5\n")
-    with pytest.raises(UsageError, match="tmep") as caught:
-        load_config_file({"temp"})
-    assert "temp" in caught.value.hint
-    file.write_text("= nonsense")
-    with pytest.raises(UsageError):
-        load_config_file({"temp"})
+    assert load_config_file({"temperature"}) == {}
+    for name in ("temperature", "temp"):
+        file.write_text(f"{name} = 0.5\n")
+        assert load_config_file({"temperature"}) == {"temperature": 0.5}
+    file.write_text("temperture = 0.5\n")
+    with pytest.raises(UsageError, match="temperture") as caught:
+        load_config_file({"temperature"})
+    assert "temperature" in caught.value.hint
+    for nonsense in ("= nonsense", "temp = 1\ntemperature = 2\n"):
+        file.write_text(nonsense)
+        with pytest.raises(UsageError, match=r"config\.toml"):
+            load_config_file({"temperature"})

@@ -19,11 +19,11 @@ Write \\{{lang}} as it is.
 
 
 def test_variables_have_values_defaults_or_neither() -> None:
-    role = parse_role(REVIEW, ["temp"], "r.md")
+    role = parse_role(REVIEW, ["temperature"], "r.md")
     assert role.defaults == {"lang": "python", "version": "3.10", "focus": None}
     filled = role.filled({"lang": "c", "focus": "leaks"})
     assert filled.system == ("You review c 3.10 and look for leaks.\nWrite {{lang}} as it is.")
-    assert filled.prompt == "Review this c code:" and filled.settings == {"temp": 0.25}
+    assert filled.prompt == "Review this c code:" and filled.settings == {"temperature": 0.25}
     assert role.filled({"focus": "x"}).prompt == "Review this python code:"
 
 

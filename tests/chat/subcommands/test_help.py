@@ -14,13 +14,14 @@ from click.testing import CliRunner
 
 from swiftchat import errors
 from swiftchat.chat import cli
-from swiftchat.chat.commands.registry import BY_NAME
+from swiftchat.chat.commands.registry import BY_NAME, command_table
+from swiftchat.chat.help.pages import EXIT_CODES, FILLED, PAGES, page
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.store import SessionStore, list_names, sessions_path
 from swiftchat.chat.options.chat_options import SECTIONS
+from swiftchat.chat.options.parameters import PARAMETERS
 from swiftchat.chat.options.roles import roles_folder
 from swiftchat.chat.subcommands.help.man_page import man_page
-from swiftchat.chat.subcommands.help.pages import EXIT_CODES, FILLED, PAGES, page
 from swiftchat.errors import UsageError
 from swiftchat.weights.store import default_store
 from tests.support import fake_engine
@@ -39,7 +40,7 @@ def options_of(command: click.Command) -> set[str]:
 
 @pytest.mark.parametrize("topic", PAGES)
 def test_pages_name_only_existing_options_and_commands(topic: str) -> None:
-    text = page(topic)
+    text = page(topic, command_table())
     known = options_of(cli.swiftchat) | {"--help"}
     assert set(re.findall(r"(?<!\S)--?[a-z][a-z-]*\b", text)) - {"-m"} <= known
     commands = {name for name in BY_NAME if name.startswith("/")}
@@ -82,7 +83,10 @@ def test_help_is_short_and_every_option_has_a_section() -> None:
     assert sorted(shown) == sorted(param.name or "" for param in cli.chat.params)
     whole = CliRunner().invoke(cli.swiftchat, ["chat", "--help"]).stdout
     options = {option for param in cli.chat.params for option in param.opts}
-    assert all(option in whole for option in options)
+    aliases = {flag for parameter in PARAMETERS.values() for flag in parameter.flags[1:]}
+    assert all(option in whole for option in options - aliases)
+    sampling = page("sampling", "")
+    assert all(flag.removeprefix("--").replace("-", "_") in sampling for flag in aliases)
 
 
 def test_manual_page_is_valid_roff(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_exported_json_round_trips(program: Program) -> None:
                 numbers[message["id"]],
                 numbers.get(message["parent"]),
             )
-    assert first == second and first["settings"]["temp"] == 0.5
+    assert first == second and first["settings"]["temperature"] == 0.5
 
 
 def test_lists_of_messages_are_imported() -> None:

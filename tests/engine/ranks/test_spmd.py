@@ -277,7 +277,9 @@ def test_stats_show_the_number_of_ranks() -> None:
 
 def test_ranks_restart_with_a_message_and_end_with_the_worker(tmp_path: Path) -> None:
     model = fake_engine.make_folder(tmp_path / "model")
-    config = ChatConfig(dummy=str(model / "config.json"), device="cpu", tp=2, max_tokens=50, temp=0)
+    config = ChatConfig(
+        dummy=str(model / "config.json"), device="cpu", tp=2, max_tokens=50, temperature=0
+    )
     conversation = Conversation()
     conversation.add("user", "hello")
     with ChatModel(model, config) as chat_model:

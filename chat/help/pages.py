@@ -3,8 +3,11 @@
 A word in double braces, such as {{keys}}, is replaced by the result of its function in `FILLED`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
+
+from swiftchat.chat.help.columns import two_columns
+from swiftchat.chat.options.parameters import PARAMETERS
 
 
 class Page(NamedTuple):
@@ -61,7 +64,7 @@ A role is a Markdown file in {{roles_folder}}: options between two lines of
 
   ---
   model: qwen3:8b
-  temp: 0.2
+  temperature: 0.2
   ---
   You review Python code. Be brief.
 
@@ -107,22 +110,20 @@ that you type never becomes a control token.
 """
 
 _SAMPLING = """\
-Each token is chosen with these steps, in this order. At the prompt, /set
-changes the same parameters.
+Each token is chosen in this order: penalties, temperature, top_k, min_p,
+top_p. The parameters:
 
-  --repeat-penalty, --presence-penalty, --frequency-penalty
-                       make tokens that occurred before less probable
-  --temp 0.7           0 is greedy: the most probable token; above 1: more random
-  --top-k 40           keep only the 40 most probable tokens
-  --min-p 0.05         keep tokens at least 0.05 times as probable as the first
-  --top-p 0.95         keep the most probable tokens, up to 95 % in total
-  --seed 7             repeat the same answer on the same device
-  -n, --max-tokens     limit the answer's length
-  --stop TEXT          end the answer before this text
+{{parameters}}
 
-Parameters that you do not set come from the model's generation_config.json.
+A parameter is a flag (--top-k 40), a variable (SWIFTCHAT_TOP_K=40), a line of
+the configuration file or of a role (top_k = 40), or is set at the prompt:
 
-Print the probability of each token, before all steps above:
+  >>> /set top_k 40
+  >>> /set stop "\\n\\n"
+  >>> /set top_k off
+
+Parameters that you do not set come from the model's generation_config.json;
+off returns to them. Print the probability of each token, before all steps:
 
   swiftchat -p "Heads or tails?" --logprobs 3 --json
   >>> /set logprobs 5
@@ -180,10 +181,10 @@ _CONFIG = """\
 Set options in {{config_path}}:
 
   model = "qwen3:8b"
-  temp = 0.5
+  temperature = 0.5
   accessible = true
 
-or in a variable: SWIFTCHAT_TEMP=0.5 swiftchat. A flag overrides the variable,
+or in a variable: SWIFTCHAT_TEMPERATURE=0.5 swiftchat. A flag overrides the variable,
 the variable overrides a role, the role overrides the continued conversation,
 the conversation overrides the file, and the file overrides the model's own
 generation_config.json.
@@ -207,6 +208,16 @@ PAGES = {
     "exit-codes": Page("Exit codes for scripts", _EXIT_CODES),
     "config": Page("Configuration file and environment variables", _CONFIG),
 }
+KEYS = (
+    ("Enter", "send"),
+    ("Alt-Enter, Ctrl-J", "new line"),
+    ("\\ at the end of a line", 'continue on the next line; or """ around a block'),
+    ("Ctrl-C", "stop the answer; clear the line; twice: leave"),
+    ("Ctrl-D", "leave"),
+    ("Up, Down, Ctrl-R", "earlier messages, search"),
+    ("Ctrl-X Ctrl-E", "write in $EDITOR"),
+    ("Ctrl-L, Ctrl-Z", "clear the screen, suspend"),
+)
 EXIT_CODES = (
     (0, "done"),
     (1, "internal error"),
@@ -222,37 +233,29 @@ EXIT_CODES = (
 )
 
 
-def page(topic: str) -> str:
-    """Return the text of a page; raise `KeyError` for an unknown topic."""
+def page(topic: str, commands: str) -> str:
+    """Return the text of a page; raise `KeyError` for an unknown topic.
+
+    `commands` is the table of slash commands.
+    """
     text = PAGES[topic].text
-    for name, fill in FILLED.items():
+    for name, fill in {"commands": lambda: commands, **FILLED}.items():
         mark = f"{{{{{name}}}}}"
         if mark in text:
             text = text.replace(mark, fill())
     return text
 
 
-def two_columns(rows: Iterable[tuple[str, str]]) -> str:
-    """Format rows in two columns, indented by two; a long left cell gets its own line."""
-    rows = list(rows)
-    width = max(len(left) for left, _ in rows if len(left) <= 28)
-    lines = []
-    for left, right in rows:
-        lines += [f"  {left}"] if len(left) > width else []
-        lines.append(f"  {'' if len(left) > width else left:{width}}  {right}".rstrip())
-    return "\n".join(lines)
-
-
-def _commands() -> str:
-    from swiftchat.chat.commands.registry import COMMANDS
-
-    return two_columns(command.help_row for command in COMMANDS)
-
-
 def _keys() -> str:
-    from swiftchat.chat.commands.registry import KEYS
-
     return two_columns(KEYS)
+
+
+def _parameters() -> str:
+    rows = []
+    for one in PARAMETERS.values():
+        also = f" Also {', '.join(one.aliases)}." if one.aliases else ""
+        rows.append((one.name, f"{one.help}{also}"))
+    return two_columns(rows)
 
 
 def _exit_codes() -> str:
@@ -278,8 +281,8 @@ def _config_path() -> str:
 
 
 FILLED: dict[str, Callable[[], str]] = {
-    "commands": _commands,
     "keys": _keys,
+    "parameters": _parameters,
     "exit_codes": _exit_codes,
     "templates": _templates,
     "roles_folder": _roles_folder,

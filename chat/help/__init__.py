@@ -1,0 +1,1 @@
+"""Help pages and tables, for `swiftchat help` and `/help`."""
