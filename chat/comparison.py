@@ -85,7 +85,7 @@ class Comparison:
         self._num_shown += 1
         style = choose_style(self._config, os.environ, sys.stdout.isatty())
         if style.mode != "accessible":
-            show(style, f"## {heading}\n", heading)
+            show(replace(style, is_live=False), f"## {heading}\n", heading)
             write("\n")
 
     def _sink(self, number: int) -> Callable[[dict[str, Any]], None]:

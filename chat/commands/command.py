@@ -13,6 +13,7 @@ class Next(Enum):
     PROMPT = auto()
     REGENERATE = auto()  # answer the last message again
     CONTINUE = auto()  # extend the last answer
+    COMPARE = auto()  # answer it with `ChatState.compared`
     LEAVE = auto()
 
 

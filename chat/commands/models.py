@@ -2,11 +2,10 @@
 
 from swiftchat.chat.commands.command import Command
 from swiftchat.chat.commands.compact import compact
+from swiftchat.chat.commands.compare import compare, open_model
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.model.description import format_bytes
-from swiftchat.chat.model.find import find_model
 from swiftchat.chat.terminal.sanitize import sanitize
-from swiftchat.errors import UsageError
 
 _PREVIEW = 40  # characters
 
@@ -16,23 +15,10 @@ def change_model(state: ChatState, argument: str) -> None:
     if not argument:
         print(sanitize(f"{state.chat_model.settings['model']} ({state.chat_model.model.location})"))
         return
-    from swiftchat.tokenizer import Tokenizer
-    from swiftchat.weights.model.directory import Model
-
-    if state.config.connect is not None:
-        raise UsageError(
-            "the remote engine determines the model", "start without --connect to use another"
-        )
-    path = find_model(argument, offline=state.config.offline, quiet=state.config.quiet)
-    # A broken model must raise here, while the current one still runs.
-    Model.open(path)
-    Tokenizer.load(path)
-    old = state.chat_model
-    old.close()  # first: there may not be memory for both
-    state.chat_model = old.for_model(path, argument)
-    for name, value in old.changes.items():
-        state.chat_model.set_parameter(name, value)
-    state.chat_model.stops = old.stops
+    path, _ = open_model(state, argument)
+    state.close_compared()
+    state.chat_model.close()  # first: there may not be memory for both
+    state.chat_model = state.chat_model.for_model(path, argument)
     # The ids belong to the old vocabulary.
     state.conversation.last_turn = state.last_answer = None
     print(sanitize(f"the conversation continues with {state.chat_model.name}"))
@@ -84,6 +70,15 @@ MODEL_COMMANDS = (
         "show the model, or switch to another",
         change_model,
         completion=_complete_models,
+    ),
+    Command(
+        "/compare",
+        "MODEL",
+        "answer the last question with another model too",
+        compare,
+        completion=_complete_models,
+        details="The conversation keeps its model and its answer; the other answer is a branch.\n"
+        "The other model stays loaded for the next /compare if there is memory for both.",
     ),
     Command("/models", "", "list the models on this machine", list_models),
     Command("/tokens", "", "count the tokens of each message", show_tokens),

@@ -1,6 +1,8 @@
 """The state that the prompt loop shares with the slash commands."""
 
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
@@ -9,7 +11,7 @@ from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.render.style import Style
 from swiftchat.chat.terminal.keyboard import Keyboard
-from swiftchat.chat.terminal.output import StatusLine
+from swiftchat.chat.terminal.output import StatusLine, print_notice
 
 
 @dataclass
@@ -18,7 +20,7 @@ class ChatState:
 
     `attachments` are texts that precede the next message. `draft` is the initial text of the next
     input line. `shell_output` is the output of the last `!CMD`, for `/attach`. `keyboard` is lent
-    to programs that use the terminal.
+    to programs that use the terminal. `compared` is the other model of `/compare`.
     """
 
     chat_model: ChatModel
@@ -32,6 +34,7 @@ class ChatState:
     shell_output: str = ""
     last_answer: Answer | None = None
     keyboard: Keyboard = field(default_factory=Keyboard)
+    compared: ChatModel | None = None
 
     def open(self, conversation: Conversation) -> None:
         """Save the current conversation and replace it by another."""
@@ -39,6 +42,29 @@ class ChatState:
             self.autosave.save(self.conversation)
         self.conversation = conversation
         self.last_answer = None
+
+    @contextlib.contextmanager
+    def comparing(self, other: ChatModel) -> Iterator[None]:
+        """Answer with another model meanwhile.
+
+        Its messages become a branch of the conversation, which keeps its model and its tip.
+        """
+        kept = self.chat_model, self.conversation, self.autosave, self.last_answer
+        self.chat_model = other
+        # Shares the tree; saved only at the end, because saving stores the tip and the model.
+        self.conversation = replace(self.conversation, last_turn=None)
+        self.autosave = Autosave(None, print_notice)
+        try:
+            yield
+        finally:
+            self.chat_model, self.conversation, self.autosave, self.last_answer = kept
+            self.save()
+
+    def close_compared(self) -> None:
+        """Release the memory of the other model of `/compare`."""
+        if self.compared is not None:
+            self.compared.close()
+            self.compared = None
 
     def save(self) -> None:
         """Autosave the conversation; a failure is a warning."""

@@ -83,6 +83,7 @@ class ChatModel:
         self._start = start
         self._failure: Exception | None = None
         self._engine_failed = False
+        self.is_closed = False
         self._loading: threading.Thread | None = None
         self.engine = start(config.engine(), path)
 
@@ -94,10 +95,14 @@ class ChatModel:
 
     def close(self) -> None:
         self.engine.close()
+        self.is_closed = True
 
     def for_model(self, path: Path, name: str) -> "ChatModel":
-        """Return a ChatModel for another model with the same options; close this one first."""
-        return ChatModel(path, replace(self.config, model=name), self._start)
+        """Return a ChatModel for another model with the same options and changes."""
+        other = ChatModel(path, replace(self.config, model=name), self._start)
+        other.changes, other.stops = dict(self.changes), list(self.stops)
+        other.think = self.think
+        return other
 
     @property
     def name(self) -> str:
@@ -175,20 +180,22 @@ class ChatModel:
         """
         self._wait_loaded()
         if self._engine_failed:
-            self._restart()
+            self.restart()
         try:
             return self.engine.wait_ready(on_progress)
         except SwiftchatError:
             if self.engine.info is None:
                 self._engine_failed = True
                 raise
-        self._restart()
+        self.restart()
         return self.engine.wait_ready(on_progress)
 
-    def _restart(self) -> None:
-        self.engine.close()
+    def restart(self) -> None:
+        """Start the engine again, which loads in the background."""
+        if not self.is_closed:
+            self.engine.close()
         self.engine = self._start(self.config.engine(), self.path)
-        self._engine_failed = False
+        self._engine_failed = self.is_closed = False
 
     def answer(
         self,

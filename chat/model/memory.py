@@ -15,6 +15,7 @@ from swiftchat.engine.api.memory_estimate import (
     kv_bytes_per_token,
     packed_schemes,
 )
+from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of, tp_choices
 
 if TYPE_CHECKING:
@@ -97,6 +98,20 @@ def context_limits(
         }
         for device, weights_bytes in [(cpu, on_cpu), *((gpu, on_gpu) for gpu in gpus)]
     ]
+
+
+def fits_beside(model: "Model", loaded: EngineInfo, kv_dtype: str = "auto") -> bool:
+    """Return whether a model fits in the free memory, with a context as large as the loaded one.
+
+    False for an engine on several GPUs, because their memory is planned for one model.
+    """
+    if loaded.tp * loaded.pp > 1:
+        return False
+    cpu, *gpus = device_memory()
+    wanted = min(loaded.ctx_size_tokens, model.config.max_context_tokens)
+    on_cpu, *on_gpus = context_limits(model, cpu, gpus, kv_dtype)
+    rows = [on_cpu] if loaded.device.startswith("cpu") else on_gpus
+    return all(row["largest_context_tokens"] >= wanted for row in rows)
 
 
 def parallel_memory(

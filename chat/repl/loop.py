@@ -12,6 +12,7 @@ from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
 from swiftchat.chat.options.config import ChatConfig, files_text
 from swiftchat.chat.render.style import choose_style, is_accessible, is_dumb
+from swiftchat.chat.repl.comparison import compare
 from swiftchat.chat.repl.hints import Hints, hints_file
 from swiftchat.chat.repl.input import InputLine
 from swiftchat.chat.repl.message import message_of
@@ -83,6 +84,7 @@ class Repl:
             return self._loop()
         finally:
             state.autosave.finish(state.conversation)
+            state.close_compared()
             state.chat_model.close()  # /model may have replaced the one that the caller closes
 
     def _greet(self) -> None:
@@ -159,6 +161,8 @@ class Repl:
                 self._turns.regenerate()
             case Next.CONTINUE:
                 self._turns.continue_answer()
+            case Next.COMPARE:
+                compare(self.state, self._turns)
         return True
 
 

@@ -46,11 +46,11 @@ class TurnRunner:
         conversation.add("user", message)
         self._answer_or_restore(old_tip, typed)
 
-    def regenerate(self) -> None:
-        """Answer again with a new seed; the old answer stays in a branch."""
+    def regenerate(self, new_seed: bool = True) -> None:
+        """Answer again; the old answer stays in a branch."""
         old_tip = self._state.conversation.tip
         self._state.conversation.pop_answer()
-        self._answer_or_restore(old_tip, "", new_seed=True)
+        self._answer_or_restore(old_tip, "", new_seed=new_seed)
 
     def continue_answer(self) -> None:
         """Extend the last answer; the shorter one stays in a branch."""
