@@ -171,7 +171,7 @@ class ChatModel:
         config.engine()  # checks the value
         if config != self.config:
             self.config = config
-            self._restart()
+            self.restart()
 
     def wait_ready(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
         """Wait for the engine; restart it if its process has ended.
