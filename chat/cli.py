@@ -36,7 +36,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "ls": ("subcommands.models", "list_models", ""),
     "show": ("subcommands.models", "show", "Show a model's properties and memory needs."),
     "rm": ("subcommands.models", "rm", "Remove a model."),
-    "serve": ("subcommands.serve", "serve", "Keep a model loaded, for chats that use it."),
+    "serve": ("subcommands.serve", "serve", "Keep a model loaded for chats and HTTP clients."),
     "ps": ("subcommands.engines", "ps", "List the running engines."),
     "stop": ("subcommands.engines", "stop", "End a running engine."),
     "sessions": ("subcommands.sessions", "sessions", "List, search, export, import conversations."),
@@ -259,7 +259,9 @@ def _run() -> int:
         return shell_complete(swiftchat, {}, "swiftchat", COMPLETE_VARIABLE, instruction)
     is_help = {"--help", "-h", "--version"} & set(sys.argv)
     values = {} if is_help else load_config_file(CONFIG_NAMES)
-    default_map = {**values, "chat": values, "serve": values, "tokens": values}
+    # `token_file` is that of --connect; serve's option of this name is another.
+    serve = {name: value for name, value in values.items() if name != "token_file"}
+    default_map = {**values, "chat": values, "serve": serve, "tokens": values}
     # click's own `main` would turn a closed pipe into exit status 1.
     with swiftchat.make_context("swiftchat", sys.argv[1:], default_map=default_map) as ctx:
         swiftchat.invoke(ctx)

@@ -97,6 +97,10 @@ class Answer:
         """The reasoning before the answer, None if there is none."""
         return "".join(self._reasoning).strip("\n") or None
 
+    def cancel(self) -> None:
+        """Request the end of the generation; iterating yields what comes until then."""
+        self._generation.cancel()
+
     def interrupt(self) -> str:
         """Cancel without waiting for the engine; return buffered text of the answer."""
         self._generation.cancel()

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from swiftchat.engine.api.attach import attach
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Prefill, Progress
-from swiftchat.errors import FileSystemError, SwiftchatError, UsageError
+from swiftchat.errors import ContextOverflow, FileSystemError, SwiftchatError, UsageError
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Prompt, Tokenizer
@@ -127,11 +127,15 @@ class ChatModel:
 
     @property
     def params(self) -> SamplingParams:
+        return self.params_with(self.changes)
+
+    def params_with(self, changes: dict[str, Any]) -> SamplingParams:
+        """Return the sampling parameters with changes. Raises `UsageError` for a bad value."""
         control = self.tokenizer.special_tokens
         ends = [control[end] for end in self.template.ends if end in control]
         stop_ids = (*self.tokenizer.eos_ids, *self.model.config.eos_ids, *ends)
         stop_ids = tuple(dict.fromkeys(stop_ids))
-        return self.config.sampling(self.model.generation_config, stop_ids, self.changes)
+        return self.config.sampling(self.model.generation_config, stop_ids, changes)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -221,25 +225,64 @@ class ChatModel:
         )
         if num_dropped:
             on_dropped(num_dropped)
-        if not len(prompt):
-            raise UsageError("the prompt is empty", "type a message")
-        text_ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
-        stops = [*self.stops, *text_ends]
-        answer = Answer(
-            self.engine, self.tokenizer, prompt, params, stops, on_prefill, self._reasoning_format()
-        )
+        answer = self.start_answer(prompt, params, self.stops, on_prefill)
         conversation.last_turn = EncodedTurn(prompt, answer.ids)
         return answer
 
+    def start_answer(
+        self,
+        prompt: "Prompt",
+        params: SamplingParams,
+        stops: Sequence[str],
+        on_prefill: Callable[[Prefill], None] | None = None,
+    ) -> Answer:
+        """Start to answer a prompt. It ends before any of `stops` and of the template's ends."""
+        if not len(prompt):
+            raise UsageError("the prompt is empty", "type a message")
+        text_ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
+        return Answer(
+            *(self.engine, self.tokenizer, prompt, params, [*stops, *text_ends], on_prefill),
+            self._reasoning_format(),
+        )
+
+    def check_fits(self, prompt: "Prompt") -> None:
+        """Raise `ContextOverflow` for a prompt that the engine would refuse as too long."""
+        ctx_size = self.wait_ready().ctx_size_tokens
+        if len(prompt) >= ctx_size:
+            raise ContextOverflow(
+                f"the prompt has {len(prompt)} tokens, the context only {ctx_size}"
+            )
+
+    def complete(
+        self, text_or_ids: str | Sequence[int], params: SamplingParams, stops: Sequence[str]
+    ) -> Answer:
+        """Start to continue a text or its token ids, without the chat template."""
+        from swiftchat.tokenizer.prompt import Prompt, PromptSpan
+
+        if isinstance(text_or_ids, str):
+            prompt = self._encode_plain([{"content": text_or_ids}])
+        else:
+            prompt = Prompt((PromptSpan("", tuple(text_or_ids), False),))
+        if not len(prompt):
+            raise UsageError("the prompt is empty")
+        self.check_fits(prompt)
+        return Answer(self.engine, self.tokenizer, prompt, params, stops)
+
     def encoder(
-        self, last: EncodedTurn | None = None, prefix: str = ""
-    ) -> Callable[[list[dict[str, str]]], "Prompt"]:
-        """Return a function that renders and encodes messages, reusing the ids of the last turn."""
+        self,
+        last: EncodedTurn | None = None,
+        prefix: str = "",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Callable[[Sequence[Mapping[str, Any]]], "Prompt"]:
+        """Return a function that renders and encodes messages, reusing the ids of the last turn.
+
+        `tools` are descriptions of functions as JSON schemas, for templates that list tools.
+        """
         tokenizer, source = self.tokenizer, self.template.source
         earlier = None if last is None else tokenizer.continued(last.prompt, last.answer_ids)
-        variables = (
-            {} if self.think == "auto" else dict.fromkeys(_THINKING_VARIABLES, self.think == "on")
-        )
+        variables: dict[str, Any] = {} if tools is None else {"tools": list(tools)}
+        if self.think != "auto":
+            variables |= dict.fromkeys(_THINKING_VARIABLES, self.think == "on")
         return lambda messages: tokenizer.prompt(
             messages, earlier=earlier, template=source, answer_prefix=prefix, **variables
         )
@@ -258,7 +301,7 @@ class ChatModel:
     def _template_source(self) -> str:
         return self.template.source or self.tokenizer.template or ""
 
-    def _encode_plain(self, messages: list[dict[str, str]]) -> "Prompt":
+    def _encode_plain(self, messages: Sequence[Mapping[str, Any]]) -> "Prompt":
         from swiftchat.tokenizer.prompt import Prompt, PromptSpan
 
         tokenizer = self.tokenizer

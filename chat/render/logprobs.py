@@ -105,10 +105,15 @@ def _pairs(answer: "Answer") -> "Iterator[tuple[int, Logprob]]":
     return zip(answer.ids[used], answer.logprobs[used], strict=True)
 
 
-def _text(tokenizer: "Tokenizer", token_id: int) -> str:
+def token_bytes(tokenizer: "Tokenizer", token_id: int) -> bytes:
+    """Return the bytes of a token inside a text, which may be part of a character."""
     # Decode the token after another one: the first token of a text may lose its leading space.
     *_, piece = tokenizer.pieces((token_id, token_id))
-    return piece.decode("utf-8", "replace")
+    return piece
+
+
+def _text(tokenizer: "Tokenizer", token_id: int) -> str:
+    return token_bytes(tokenizer, token_id).decode("utf-8", "replace")
 
 
 def _quoted(tokenizer: "Tokenizer", token_id: int) -> str:

@@ -1,4 +1,4 @@
-"""`swiftchat serve`: keep a model loaded for other terminals."""
+"""`swiftchat serve`: keep a model loaded for other terminals and HTTP clients."""
 
 import contextlib
 import os
@@ -12,9 +12,10 @@ from swiftchat.chat.options.chat_options import CHAT_OPTIONS
 from swiftchat.chat.options.completion import complete_models
 from swiftchat.chat.options.duration import Duration, format_duration
 from swiftchat.chat.terminal.output import StatusLine, print_notice
-from swiftchat.errors import DeviceError, EngineStopped
+from swiftchat.errors import DeviceError, EngineStopped, UsageError
 
 if TYPE_CHECKING:
+    from swiftchat.chat.endpoint.server import EndpointServer
     from swiftchat.chat.model.chat_model import ChatModel
     from swiftchat.chat.options.config import ChatConfig
     from swiftchat.engine.api.params import ServeConfig
@@ -35,33 +36,71 @@ _MODEL = click.Argument(
     envvar="SWIFTCHAT_KEEP_ALIVE",
     help="End after nobody has used the engine for this time: 90s, 10m, 2h.",
 )
+@click.option("--openai", metavar="HOST:PORT", help="Also serve an OpenAI-compatible HTTP API.")
+@click.option(
+    "--token-file",
+    type=click.Path(),
+    help="File with the token that HTTP clients must send.",
+)
+@click.option("--allow-remote", is_flag=True, help="Allow --openai to listen for other machines.")
 def serve(
     model: str | None,
     keep_alive: float | None,
+    openai: str | None,
+    token_file: str | None,
+    allow_remote: bool,
     **options: Any,
 ) -> None:
-    """Keep MODEL loaded until Ctrl-C; chats with the same options use it instead of loading it."""
+    """Keep MODEL loaded until Ctrl-C; chats with the same options use it instead of loading it.
+
+    With --openai, HTTP clients of OpenAI's API can use the model too. They must send the token
+    that is printed at the start, or that of --token-file or SWIFTCHAT_API_TOKEN.
+    """
     from swiftchat.chat.model.find import find_model
     from swiftchat.chat.options.config import ChatConfig
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, a normal end
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
+    if openai is None and (token_file is not None or allow_remote):
+        raise UsageError("--token-file and --allow-remote belong to --openai", "add --openai")
     config = ChatConfig(model=model, **options)
     config.check()
     try:
         with contextlib.ExitStack() as stack:
+            endpoint = None
+            if openai is not None:
+                endpoint = _endpoint(openai, token_file, allow_remote)
+                stack.enter_context(endpoint)
             path = find_model(config.model, offline=config.offline, quiet=config.quiet)
-            serve_config = _serve_config(path, config, keep_alive)
+            serve_config = _serve_config(path, config, keep_alive, endpoint)
             chat_model = stack.enter_context(_started(path, config, serve_config))
-            _run(chat_model, serve_config)
+            _run(chat_model, endpoint, serve_config)
     except EngineStopped as error:
         print_notice(error.message)
     except KeyboardInterrupt:
         print_notice("the engine has ended")
 
 
-def _serve_config(path: Path, config: "ChatConfig", keep_alive: float | None) -> "ServeConfig":
+def _endpoint(address: str, token_file: str | None, allow_remote: bool) -> "EndpointServer":
+    """Return the HTTP server, listening; raises `UsageError` if its packages are missing."""
+    try:
+        from swiftchat.chat.endpoint.server import EndpointServer
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("swiftchat"):
+            raise
+        raise UsageError(
+            f"--openai needs the package {error.name}, which is not installed",
+            "pip install 'swiftchat[serve]'",
+        ) from error
+    from swiftchat.chat.endpoint.token import find_token
+
+    return EndpointServer(address, find_token(token_file, os.environ), allow_remote)
+
+
+def _serve_config(
+    path: Path, config: "ChatConfig", keep_alive: float | None, endpoint: "EndpointServer | None"
+) -> "ServeConfig":
     """Choose the socket; raises `DeviceError` if an engine with the same options has it."""
     from swiftchat.engine.api.attach import running_engines
     from swiftchat.engine.api.engine_key import engine_key
@@ -78,7 +117,8 @@ def _serve_config(path: Path, config: "ChatConfig", keep_alive: float | None) ->
                 f"an engine with this model and these options is already running{process}",
                 "swiftchat uses it by itself; swiftchat stop ends it, swiftchat ps lists all",
             )
-    return ServeConfig(str(socket), path.name, keep_alive)
+    url = endpoint.url if endpoint else None
+    return ServeConfig(str(socket), path.name, keep_alive, url)
 
 
 def _started(path: Path, config: "ChatConfig", serve_config: "ServeConfig") -> "ChatModel":
@@ -90,7 +130,9 @@ def _started(path: Path, config: "ChatConfig", serve_config: "ServeConfig") -> "
     )
 
 
-def _run(chat_model: "ChatModel", serve_config: "ServeConfig") -> None:
+def _run(
+    chat_model: "ChatModel", endpoint: "EndpointServer | None", serve_config: "ServeConfig"
+) -> None:
     """Run until the engine ends; raises the reason."""
     status = StatusLine(not chat_model.config.quiet)
     info = chat_model.wait_ready(lambda at: status.show(at.label, at.done, at.total))
@@ -101,6 +143,8 @@ def _run(chat_model: "ChatModel", serve_config: "ServeConfig") -> None:
             f"it ends when nobody uses it for {format_duration(serve_config.keep_alive_s)}"
         )
     print_notice("chats with the same model and options use it · Ctrl-C ends it")
+    if endpoint is not None:
+        endpoint.run(chat_model)
     reason = chat_model.engine.wait_ended()
     if reason is not None:
         raise reason

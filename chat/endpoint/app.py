@@ -1,0 +1,104 @@
+"""The ASGI application: routes, authentication, and errors in OpenAI's format."""
+
+import time
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from swiftchat.chat.endpoint.answers import Answers
+from swiftchat.chat.endpoint.body import read_body
+from swiftchat.chat.endpoint.chat_completions import ChatFormat, chat_answer
+from swiftchat.chat.endpoint.completions import CompletionFormat, completion_answer
+from swiftchat.chat.endpoint.errors import ApiError, api_error
+from swiftchat.chat.endpoint.generation import respond
+from swiftchat.chat.endpoint.requests import ChatCompletionRequest, CompletionRequest
+from swiftchat.chat.endpoint.token import RequireToken
+from swiftchat.chat.model.chat_model import ChatModel
+from swiftchat.chat.terminal.output import print_notice
+from swiftchat.errors import SwiftchatError
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Api:
+    """The handlers of the API for one model."""
+
+    def __init__(self, chat_model: ChatModel) -> None:
+        self._chat_model = chat_model
+        self._answers = Answers()
+        self._created = int(time.time())
+
+    def app(self, token: str) -> Starlette:
+        """Return the application, which requires the token in every request."""
+        routes = [
+            Route("/v1/models", _reporting_errors(self.models)),
+            Route("/v1/models/{name:path}", _reporting_errors(self.model)),
+            Route(
+                "/v1/chat/completions", _reporting_errors(self.chat_completion), methods=["POST"]
+            ),
+            Route("/v1/completions", _reporting_errors(self.completion), methods=["POST"]),
+            Route("/v1/embeddings", _reporting_errors(self.embeddings), methods=["POST"]),
+        ]
+        return Starlette(
+            routes=routes,
+            middleware=[Middleware(RequireToken, token=token)],
+            exception_handlers={HTTPException: _report_http_error},
+        )
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model_object()]})
+
+    async def model(self, request: Request) -> Response:
+        self._check_name(request.path_params["name"])
+        return JSONResponse(self._model_object())
+
+    async def chat_completion(self, request: Request) -> Response:
+        body = await read_body(request, ChatCompletionRequest)
+        self._check_name(body.model)
+        start, form = chat_answer(self._chat_model, body), ChatFormat(self._chat_model, body)
+        return await respond(request, self._answers, start, form, bool(body.stream))
+
+    async def completion(self, request: Request) -> Response:
+        body = await read_body(request, CompletionRequest)
+        self._check_name(body.model)
+        start = completion_answer(self._chat_model, body)
+        form = CompletionFormat(self._chat_model, body)
+        return await respond(request, self._answers, start, form, bool(body.stream))
+
+    async def embeddings(self, request: Request) -> Response:
+        raise ApiError(501, "the engine does not compute embeddings", "not_implemented")
+
+    def _check_name(self, name: str) -> None:
+        if name not in (self._chat_model.name, self._chat_model.config.model):
+            message = f"the model {name!r:.200} is not served, only {self._chat_model.name!r}"
+            raise ApiError(404, message, "model_not_found", "model")
+
+    def _model_object(self) -> dict[str, object]:
+        name = self._chat_model.name
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "swiftchat"}
+
+
+def _reporting_errors(handler: Handler) -> Handler:
+    async def handle(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ApiError as error:
+            return error.response()
+        except SwiftchatError as error:
+            return api_error(error).response()
+        except Exception as error:  # noqa: BLE001  (a failed request does not end the server)
+            print_notice(f"error: {request.url.path}: {type(error).__name__}: {error}")
+            return ApiError(500, "internal error", "internal_error").response()
+
+    return handle
+
+
+async def _report_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{error.detail}: {request.method} {request.url.path:.200}"
+    return ApiError(error.status_code, message).response()

@@ -1,0 +1,37 @@
+"""Bodies of requests: bounded in size, checked against a model of their fields."""
+
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from swiftchat.chat.endpoint.errors import ApiError
+
+MAX_BODY_BYTES = 1 << 23  # more than a prompt of a million tokens
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+async def read_body(request: Request, kind: type[Body]) -> Body:
+    """Read and check a JSON body; raises `ApiError`."""
+    content = bytearray()
+    _check_size(int(request.headers.get("content-length", 0)))
+    try:
+        async for part in request.stream():
+            content += part
+            _check_size(len(content))
+    except ClientDisconnect as error:
+        raise ApiError(400, "the client has disconnected") from error
+    try:
+        return kind.model_validate_json(bytes(content))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        if first["type"] == "json_invalid":
+            raise ApiError(400, f"the body is not valid JSON: {first['msg']}") from error
+        param = ".".join(map(str, first["loc"]))
+        raise ApiError(400, f"{param}: {first['msg']}", "invalid_value", param) from error
+
+
+def _check_size(num_bytes: int) -> None:
+    if num_bytes > MAX_BODY_BYTES:
+        raise ApiError(413, f"the body is longer than {MAX_BODY_BYTES} bytes", "body_too_large")

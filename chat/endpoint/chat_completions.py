@@ -1,0 +1,92 @@
+"""`POST /v1/chat/completions`."""
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from swiftchat.chat.endpoint.answers import Piece
+from swiftchat.chat.endpoint.generation import Format, usage
+from swiftchat.chat.endpoint.logprobs import chat_logprobs
+from swiftchat.chat.endpoint.messages import template_message
+from swiftchat.chat.endpoint.requests import ChatCompletionRequest
+from swiftchat.chat.model.answer import Answer
+from swiftchat.chat.model.chat_model import ChatModel
+
+
+def chat_answer(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable[[], Answer]:
+    """Check a request and return the function that starts its answer."""
+    params, stops = chat_model.params_with(body.sampling()), body.stops()
+    messages = list(map(template_message, body.messages))
+
+    def start() -> Answer:
+        prompt = chat_model.encoder(tools=body.offered_tools)(messages)
+        chat_model.check_fits(prompt)
+        return chat_model.start_answer(prompt, params, stops)
+
+    return start
+
+
+class ChatFormat(Format):
+    """The objects of a chat completion."""
+
+    def __init__(self, chat_model: ChatModel, body: ChatCompletionRequest) -> None:
+        self._chat_model, self._body = chat_model, body
+        self._common = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": chat_model.name,
+        }
+        self._num_reported = 0  # tokens with their logprobs
+
+    def response(self, answer: Answer) -> dict[str, Any]:
+        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.reasoning is not None:
+            message["reasoning_content"] = answer.reasoning
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": self._new_logprobs(answer, answer.num_tokens),
+            "finish_reason": answer.finish_reason,
+        }
+        return {
+            **self._common,
+            "object": "chat.completion",
+            "choices": [choice],
+            "usage": usage(answer),
+        }
+
+    def first_chunk(self) -> dict[str, Any]:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def chunk(self, answer: Answer, piece: Piece) -> dict[str, Any]:
+        name = "reasoning_content" if piece.is_reasoning else "content"
+        return self._chunk({name: piece.text}, self._new_logprobs(answer, piece.num_tokens))
+
+    def last_chunk(self, answer: Answer) -> dict[str, Any]:
+        logprobs = self._new_logprobs(answer, answer.num_tokens)
+        return self._chunk({}, logprobs, answer.finish_reason)
+
+    def usage_chunk(self, answer: Answer) -> dict[str, Any] | None:
+        if not self._body.includes_usage:
+            return None
+        return {
+            **self._common,
+            "object": "chat.completion.chunk",
+            "choices": [],
+            "usage": usage(answer),
+        }
+
+    def _chunk(
+        self,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        chunk = {**self._common, "object": "chat.completion.chunk", "choices": [choice]}
+        return {**chunk, "usage": None} if self._body.includes_usage else chunk
+
+    def _new_logprobs(self, answer: Answer, num_tokens: int) -> dict[str, Any] | None:
+        start, self._num_reported = self._num_reported, num_tokens
+        return chat_logprobs(answer, self._chat_model.tokenizer, start, num_tokens)

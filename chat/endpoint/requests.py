@@ -1,0 +1,195 @@
+"""The requests of the API: their fields, and the sampling parameters they ask for.
+
+Fields that OpenAI defines and that have no effect here, such as `user`, are ignored; those that
+would change the answer and are not supported are refused.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from swiftchat.chat.endpoint.errors import ApiError
+from swiftchat.chat.history.tool_call import is_shallow
+
+_MAX_STOPS = 16
+# By the name in a request: our name.
+_SAMPLING = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repeat_penalty": "repeat_penalty",
+    "repetition_penalty": "repeat_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "seed": "seed",
+    "max_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+}
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class StreamOptions(_Fields):
+    include_usage: bool | None = None
+
+
+class GenerationRequest(_Fields):
+    """The fields that chat completions and completions have in common."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    stop: str | list[str] | None = None
+    n: int | None = None
+    logit_bias: dict[str, float] | None = None
+
+    @property
+    def includes_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """The number of top logprobs to return, None for no logprobs."""
+        raise NotImplementedError
+
+    def stops(self) -> list[str]:
+        """Return the stop strings; raises `ApiError` for empty or too many ones."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stops) > _MAX_STOPS or "" in stops:
+            raise ApiError(
+                400, f"stop: at most {_MAX_STOPS} texts, none of them empty", None, "stop"
+            )
+        return stops
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the sampling parameters that are set, by our names."""
+        self.check()
+        values = {
+            ours: value
+            for theirs, ours in _SAMPLING.items()
+            if (value := getattr(self, theirs)) is not None
+        }
+        # JSON does not distinguish 1 from 1.0, the engine does.
+        values = {
+            name: value if name in ("seed", "top_k", "max_tokens") else float(value)
+            for name, value in values.items()
+        }
+        return {**values, "logprobs": self.num_logprobs}
+
+    def check(self) -> None:
+        """Raise `ApiError` for fields that would change the answer and are not supported."""
+        refuse(self.n not in (None, 1), "n", "only one answer for each request")
+        refuse(bool(self.logit_bias), "logit_bias", "logit_bias is not supported")
+
+
+class ContentPart(_Fields):
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(_Fields):
+    name: str
+    arguments: str
+
+
+class ToolCall(_Fields):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(_Fields):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class ResponseFormat(_Fields):
+    type: str
+
+
+class ChatCompletionRequest(GenerationRequest):
+    messages: list[ChatMessage] = Field(min_length=1)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """The tools for the chat template, None if there are none or they must not be called."""
+        return None if self.tool_choice == "none" else self.tools or None
+
+    def check(self) -> None:
+        super().check()
+        refuse(
+            self.response_format is not None and self.response_format.type != "text",
+            "response_format",
+            "only the response format text is supported; ask for JSON in the messages",
+        )
+        refuse(
+            self.tool_choice not in (None, "auto", "none"),
+            "tool_choice",
+            "only the tool choices auto and none are supported",
+        )
+        refuse(not is_shallow(self.tools or []), "tools", "the tools are nested too deeply")
+        has_top = self.top_logprobs is not None
+        refuse(has_top and not self.logprobs, "top_logprobs", "top_logprobs needs logprobs: true")
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: str | list[str] | list[int]
+    suffix: str | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def text_or_ids(self) -> str | list[int]:
+        """The prompt; raises `ApiError` for several ones."""
+        match self.prompt:
+            case str() as text:
+                return text
+            case [str() as text]:
+                return text
+            case [int(), *_]:
+                return [one for one in self.prompt if isinstance(one, int)]
+        raise ApiError(400, "prompt: one text, or the token ids of one", None, "prompt")
+
+    def check(self) -> None:
+        super().check()
+        refuse(bool(self.suffix), "suffix", "suffix is not supported")
+        refuse(bool(self.echo), "echo", "echo is not supported")
+        refuse(self.best_of not in (None, 1), "best_of", "best_of is not supported")
+
+
+def refuse(condition: bool, param: str, message: str) -> None:
+    """Raise `ApiError` about a field if the condition holds."""
+    if condition:
+        raise ApiError(400, message, "unsupported_value", param)

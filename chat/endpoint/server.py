@@ -1,0 +1,76 @@
+"""The HTTP server of the API."""
+
+import threading
+from typing import Self
+
+import uvicorn
+
+from swiftchat.chat.endpoint.app import Api
+from swiftchat.chat.endpoint.token import ApiToken
+from swiftchat.chat.model.chat_model import ChatModel
+from swiftchat.chat.terminal.output import print_notice
+from swiftchat.engine.api.address import Address
+from swiftchat.errors import UsageError
+
+_SHUTDOWN_S = 1  # for answers in progress, after Ctrl-C
+_MAX_CONNECTIONS = 256
+
+
+class EndpointServer:
+    """Listens from construction on, answers requests in `run`; a context manager.
+
+    Raises `UsageError` for an address that is not loopback, unless `allow_remote`, and
+    `DeviceError` if it is in use.
+    """
+
+    def __init__(self, address: str, token: ApiToken, allow_remote: bool) -> None:
+        wanted = Address.parse(address)
+        if wanted.path is not None:
+            raise UsageError(f"{address!r} is not HOST:PORT", "write it as 127.0.0.1:8080")
+        try:
+            self._socket = wanted.listen(allow_remote)
+        except UsageError as error:
+            raise UsageError(error.message, "add --allow-remote if that is intended") from error
+        self._token, self._is_remote = token, allow_remote
+        self.url = f"http://{Address(wanted.host, self._socket.getsockname()[1])}/v1"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._socket.close()
+
+    def run(self, chat_model: ChatModel) -> None:
+        """Answer requests until the model's engine ends; raises `KeyboardInterrupt` on a signal."""
+        chat_model.prepare()
+        self._print_access()
+        config = uvicorn.Config(
+            Api(chat_model).app(self._token.text),
+            log_level="critical",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            loop="asyncio",
+            http="h11",
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=_MAX_CONNECTIONS,
+            timeout_graceful_shutdown=_SHUTDOWN_S,
+        )
+        server = uvicorn.Server(config)
+
+        def end_with_engine() -> None:
+            chat_model.engine.wait_ended()
+            server.should_exit = True
+
+        threading.Thread(target=end_with_engine, daemon=True).start()
+        server.run(sockets=[self._socket])
+
+    def _print_access(self) -> None:
+        print_notice(f"OpenAI-compatible API: {self.url}")
+        if self._token.is_new:
+            print_notice(f"token: {self._token.text}")
+        if self._is_remote:
+            print_notice(
+                "warning: other machines may reach it, and the token crosses the network in clear"
+            )
