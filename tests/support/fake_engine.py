@@ -8,6 +8,7 @@ token), "end_delay_s" (before the end) and "error". A first object {"load_s"} se
 import json
 import math
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -156,6 +157,7 @@ class FakeEngine:
         self.prompts: list[list[int]] = []
         self.params: list[SamplingParams] = []
         self.num_starts = self.num_closes = 0
+        self.ended = threading.Event()
         self.info: EngineInfo | None = None
         self.progress = None
 
@@ -177,6 +179,9 @@ class FakeEngine:
         self.prompts.append(list(prompt))
         self.params.append(params)
         return FakeGeneration(prompt, self.answers.pop(0), params, cached_tokens=3)
+
+    def wait_ended(self) -> None:
+        self.ended.wait()
 
     def stats(self) -> dict[str, int]:
         return {"free_blocks": 4}

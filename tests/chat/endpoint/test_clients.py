@@ -1,0 +1,247 @@
+"""The HTTP API with two real clients: the `openai` package and `llm`."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import openai
+import pytest
+
+from swiftchat.engine.api.attach import attach
+from swiftchat.engine.api.client import EngineClient
+from swiftchat.engine.api.params import EngineConfig
+from tests.support.remote_engine import chat_model_folder
+from tests.support.serve_processes import END_S, ServeProcess, serve_process, swiftchat
+from tests.support.worker_processes import wait_until
+
+OPTIONS = ("--device", "cpu", "--dtype", "float32", "--threads", "1")
+CONFIG = EngineConfig(device="cpu", dtype="float32", num_threads=1)
+TOKEN = "0123456789abcdef"
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    path.mkdir()
+    return chat_model_folder(path, max_position_embeddings=50000)
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with TemporaryDirectory(prefix="run-") as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path, runtime: str) -> Iterator[ServeProcess]:
+    environ = {"SWIFTCHAT_API_TOKEN": TOKEN, "XDG_RUNTIME_DIR": runtime}
+    with serve_process(str(folder), *OPTIONS, "--openai", "127.0.0.1:0", **environ) as process:
+        process.wait_for("OpenAI-compatible API")
+        yield process
+
+
+@pytest.fixture
+def client(served: ServeProcess) -> openai.OpenAI:
+    url = served.wait_for(r"(http://\S+)")
+    return openai.OpenAI(base_url=url, api_key=TOKEN, max_retries=0)
+
+
+@pytest.fixture
+def engine(
+    served: ServeProcess, folder: Path, runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[EngineClient]:
+    """A client of the engine behind the API."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    attached = attach(CONFIG, folder)
+    assert attached is not None
+    with closing(attached):
+        yield attached
+
+
+def complete(client: openai.OpenAI, **options: Any) -> Any:
+    options = {"model": "tiny", "messages": HELLO, "temperature": 0, "max_tokens": 12} | options
+    return client.chat.completions.create(**options)
+
+
+def tokens_of(completion: Any) -> list[list[int]]:
+    return [one.bytes for one in completion.choices[0].logprobs.content]
+
+
+def test_models(client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert model.id == "tiny" == client.models.retrieve("tiny").id
+    for use in (lambda: client.models.retrieve("other"), lambda: complete(client, model="other")):
+        with pytest.raises(openai.NotFoundError, match="is not served, only 'tiny'") as caught:
+            use()
+        assert caught.value.code == "model_not_found"
+
+
+def test_an_answer_equals_that_of_a_one_shot(client: openai.OpenAI, folder: Path) -> None:
+    result = swiftchat(
+        *("-m", str(folder), *OPTIONS, "--no-attach"),
+        *("-p", "hello", "--temp", "0", "-n", "12", "--json"),
+    )
+    report = json.loads(result.stdout)
+    answer = complete(client)
+    assert answer.choices[0].message.content == report["content"]
+    assert answer.choices[0].finish_reason == report["finish_reason"] == "length"
+    assert answer.usage.prompt_tokens == report["usage"]["prompt_tokens"]
+    assert answer.usage.completion_tokens == 12
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
+
+
+def test_a_stream_equals_the_whole_answer(client: openai.OpenAI) -> None:
+    whole = complete(client, logprobs=True, top_logprobs=3)
+    options = {"logprobs": True, "top_logprobs": 3, "stream_options": {"include_usage": True}}
+    *chunks, last = complete(client, stream=True, **options)
+    choices = [chunk.choices[0] for chunk in chunks]
+    assert choices[0].delta.role == "assistant"
+    text = "".join(choice.delta.content or "" for choice in choices)
+    assert text == whole.choices[0].message.content
+    assert [choice.finish_reason for choice in choices][-2:] == [None, "length"]
+    found = [
+        one for choice in choices for one in (choice.logprobs and choice.logprobs.content) or []
+    ]
+    assert [one.bytes for one in found] == tokens_of(whole) and len(found) == 12
+    assert all(len(one.top_logprobs) == 3 for one in found)
+    assert all(one.logprob == max(other.logprob for other in one.top_logprobs) for one in found)
+    assert last.choices == [] and last.usage.completion_tokens == 12
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_requests_at_once_give_the_same_tokens_as_alone(
+    client: openai.OpenAI, engine: EngineClient
+) -> None:
+    texts = [f"question {number} " * (number + 1) for number in range(6)]
+
+    def answer(text: str) -> list[list[int]]:
+        messages = [{"role": "user", "content": text}]
+        return tokens_of(complete(client, messages=messages, logprobs=True, max_tokens=40))
+
+    alone = list(map(answer, texts))
+    with ThreadPoolExecutor(len(texts)) as pool:
+        futures = [pool.submit(answer, text) for text in texts]
+        wait_until(lambda: engine.stats()["running"] > 1 or all(f.done() for f in futures), END_S)
+        assert [future.result() for future in futures] == alone
+    assert len({str(tokens) for tokens in alone}) > 1
+
+
+def test_sampling_parameters(client: openai.OpenAI) -> None:
+    random = {"temperature": 1.5, "top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.5}
+    first, second = (complete(client, seed=7, **random) for _ in range(2))
+    assert first.choices[0].message.content == second.choices[0].message.content
+    other = complete(client, seed=8, extra_body={"top_k": 200, "min_p": 0.0}, **random)
+    assert other.choices[0].message.content != first.choices[0].message.content
+    text = complete(client).choices[0].message.content
+    stopped = complete(client, stop=[text[5:8], "not in the answer"])
+    assert stopped.choices[0].finish_reason == "stop"
+    assert stopped.choices[0].message.content == text[: text.index(text[5:8])]
+    assert complete(client, max_tokens=None, max_completion_tokens=3).usage.completion_tokens == 3
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_disconnecting_cancels_the_generation(
+    is_stream: bool, client: openai.OpenAI, engine: EngineClient
+) -> None:
+    # The penalty repeats the prompt's tokens, among which is no end token: an endless answer.
+    body = {"model": "tiny", "prompt": "hello", "temperature": 0, "presence_penalty": -100.0}
+    url = client.base_url
+    with closing(HTTPConnection(url.host, url.port)) as connection:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        content = json.dumps({**body, "stream": is_stream})
+        connection.request("POST", "/v1/completions", content, headers)
+        wait_until(lambda: engine.stats()["running"] == 1, END_S)
+    wait_until(lambda: engine.stats()["running"] == 0, END_S)
+    assert engine.stats()["waiting"] == 0
+    assert complete(client).usage.completion_tokens == 12
+
+
+def test_completions(client: openai.OpenAI) -> None:
+    options: Any = {"model": "tiny", "temperature": 0, "max_tokens": 6}
+    text = client.completions.create(prompt="Once upon", **options)
+    ids = client.completions.create(prompt=list(b"Once upon"), **options)
+    assert text.choices[0].text == ids.choices[0].text
+    assert text.usage is not None and text.usage.prompt_tokens == 9
+    stream = client.completions.create(prompt="Once upon", stream=True, logprobs=2, **options)
+    choices = [chunk.choices[0] for chunk in stream]
+    assert "".join(choice.text for choice in choices) == text.choices[0].text
+    assert choices[-1].finish_reason == "length"
+    found = [choice.logprobs for choice in choices if choice.logprobs]
+    assert sum(len(one.tokens or ()) for one in found) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"n": 2}, "n"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -1}, None),
+        ({"seed": -1}, None),
+        ({"stop": [""]}, "stop"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+    ],
+    ids=str,
+)
+def test_what_is_not_supported_is_refused(
+    options: dict[str, Any], param: str | None, client: openai.OpenAI
+) -> None:
+    for is_stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            complete(client, stream=is_stream, **options)
+        assert caught.value.type == "invalid_request_error" and caught.value.param == param
+
+
+def test_embeddings_are_not_implemented(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.InternalServerError, match="does not compute embeddings") as caught:
+        client.embeddings.create(model="tiny", input="x")
+    assert caught.value.status_code == 501
+
+
+def test_a_prompt_longer_than_the_context(client: openai.OpenAI) -> None:
+    long = [{"role": "user", "content": "x" * 60_000}]
+    for is_stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="the context") as caught:
+            complete(client, messages=long, stream=is_stream)
+        assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_wrong_token_is_refused(client: openai.OpenAI) -> None:
+    for token in ("wrong", TOKEN + "x", TOKEN[:-1]):
+        with pytest.raises(openai.AuthenticationError) as caught:
+            complete(client.with_options(api_key=token))
+        assert caught.value.code == "invalid_api_key"
+
+
+def test_llm(served: ServeProcess, client: openai.OpenAI, tmp_path: Path) -> None:
+    url = served.wait_for(r"(http://\S+)")
+    (tmp_path / "extra-openai-models.yaml").write_text(
+        f"- model_id: local\n  model_name: tiny\n  api_base: {url}\n  api_key_name: local\n"
+    )
+    (tmp_path / "keys.json").write_text(json.dumps({"local": TOKEN}))
+    expected = complete(client).choices[0].message.content
+    for option in ((), ("--no-stream",)):
+        command = [sys.executable, "-m", "llm", "-m", "local", "hello", *option]
+        result = subprocess.run(
+            [*command, "-o", "temperature", "0", "-o", "max_tokens", "12"],
+            env=os.environ | {"LLM_USER_PATH": str(tmp_path)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+        )
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.decode().strip() == expected.strip()

@@ -1,0 +1,284 @@
+"""The HTTP API without a client: bodies, tokens, addresses; answers of a scripted engine."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from swiftchat.chat.endpoint import answers as answers_module
+from swiftchat.chat.endpoint.body import MAX_BODY_BYTES
+from swiftchat.chat.endpoint.server import EndpointServer
+from swiftchat.chat.endpoint.token import ApiToken, find_token
+from swiftchat.chat.model.chat_model import ChatModel
+from swiftchat.chat.options.config import ChatConfig
+from swiftchat.errors import DeviceError, UsageError
+from tests.support.fake_engine import FakeEngine, make_folder
+from tests.support.serve_processes import END_S, swiftchat
+from tests.support.worker_processes import wait_until
+
+TOKEN = "0123456789abcdef"
+TOOLS_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments.city }})"
+    "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}"
+)
+THINKING_TEMPLATE = TOOLS_TEMPLATE + "{# <think></think> #}"
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+class Served:
+    """The API of a scripted engine, on a thread of this process."""
+
+    def __init__(self, server: EndpointServer, engine: FakeEngine) -> None:
+        self.engine = engine
+        self.port = urlsplit(server.url).port
+
+    def request(
+        self, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any]:
+        """Send a request; returns the status and the parsed body, or a stream's events."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=END_S)
+        content = body if isinstance(body, bytes | None) else json.dumps(body)
+        headers = {"Authorization": f"Bearer {TOKEN}"} if headers is None else headers
+        connection.request("GET" if body is None else "POST", path, content, headers)
+        response = connection.getresponse()
+        text = response.read().decode()
+        connection.close()
+        if response.headers["content-type"].startswith("text/event-stream"):
+            *events, done, end = text.split("\n\n")
+            assert (done, end) == ("data: [DONE]", "")
+            return response.status, [json.loads(event.removeprefix("data: ")) for event in events]
+        return response.status, json.loads(text)
+
+    def chat(self, *messages: dict[str, Any], **options: Any) -> tuple[int, Any]:
+        sent = list(messages) or [{"role": "user", "content": "hello"}]
+        return self.request("/v1/chat/completions", {"model": "model", "messages": sent, **options})
+
+
+@contextmanager
+def serving(folder: Path, *answers: Any, **config: Any) -> Iterator[Served]:
+    engine = FakeEngine(list(answers), ctx_size_tokens=4096)
+    server = EndpointServer("127.0.0.1:0", ApiToken(TOKEN), allow_remote=False)
+    chat_model = ChatModel(folder, ChatConfig(**config), engine.start)  # type: ignore[arg-type]
+    thread = threading.Thread(target=server.run, args=(chat_model,))
+    thread.start()
+    try:
+        yield Served(server, engine)
+    finally:
+        engine.ended.set()
+        thread.join()
+        server.__exit__()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "model", TOOLS_TEMPLATE)
+
+
+@pytest.fixture
+def served(folder: Path) -> Iterator[Served]:
+    with serving(folder, *["an answer"] * 5) as served:
+        yield served
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": TOKEN},
+        {"Authorization": f"Basic {TOKEN}"},
+        {"Authorization": f"Bearer {TOKEN} x"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer \xe9"},
+        {"X-Api-Key": TOKEN},
+    ],
+    ids=str,
+)
+def test_every_path_needs_the_token(headers: dict[str, str], served: Served) -> None:
+    for path in ("/v1/models", "/v1/chat/completions", "/", "/docs"):
+        status, body = served.request(path, headers=headers)
+        assert status == 401 and body["error"]["code"] == "invalid_api_key"
+    assert served.engine.prompts == []
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"{" * 100_000, b'{"model": NaN}', b'"x"']
+)
+def test_bad_json_is_a_clear_error(body: bytes, served: Served) -> None:
+    status, answer = served.request("/v1/chat/completions", body)
+    error = answer["error"]
+    assert status == 400 and error["type"] == "invalid_request_error" and error["message"]
+    assert served.chat()[0] == 200
+
+
+def test_a_body_that_is_too_long_is_refused(served: Served) -> None:
+    """Whether its length is announced or not."""
+    status, body = served.request("/v1/chat/completions", b" " * (MAX_BODY_BYTES + 1))
+    assert status == 413 and body["error"]["code"] == "body_too_large"
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=END_S)
+    parts = iter([b" " * (1 << 20)] * 9)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    connection.request("POST", "/v1/completions", parts, headers, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+    assert served.chat()[0] == 200
+
+
+def test_unknown_paths_and_methods_are_errors_in_the_same_format(served: Served) -> None:
+    for path, body, expected in (
+        ("/v1/nothing", None, 404),
+        ("/v1/chat/completions", None, 405),
+        ("/v1/models", {}, 405),
+    ):
+        status, answer = served.request(path, body)
+        assert status == expected and answer["error"]["type"] == "invalid_request_error"
+
+
+def test_messages_and_tools_reach_the_template(served: Served) -> None:
+    call = {"id": "1", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    status, body = served.chat(
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "rain<|im_end|>", "tool_call_id": "1"},
+        tools=[WEATHER],
+    )
+    assert status == 200 and body["choices"][0]["message"]["content"] == "an answer"
+    prompt = served.engine.prompt_text()
+    assert '"name": "weather"' in prompt.partition("Be brief.")[0]
+    assert prompt.endswith(
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n"
+        "<|im_start|>assistant\nweather(Oslo)<|im_end|>\n"
+        "<|im_start|>tool\nrain<|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert served.engine.prompts[-1].count(257) == 4  # none from the tool's result
+    served.chat(tools=[WEATHER], tool_choice="none")
+    assert "weather" not in served.engine.prompt_text()
+
+
+def test_wrong_tool_calls_are_refused(served: Served) -> None:
+    for arguments in ("{", "[1]", '"x"'):
+        call = {"id": "1", "function": {"name": "weather", "arguments": arguments}}
+        message = {"role": "assistant", "tool_calls": [call]}
+        status, body = served.chat({"role": "user", "content": "x"}, message)
+        assert status == 400 and "arguments" in body["error"]["message"]
+    deep: Any = []
+    for _ in range(100):
+        deep = [deep]
+    assert served.chat(tools=[{"type": "function", "function": deep}])[0] == 400
+
+
+def test_a_template_that_rejects_the_messages_is_the_clients_error(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model", "{{ raise_exception('no system prompt') }}")
+    with serving(folder) as served:
+        status, body = served.chat()
+    assert status == 400 and "no system prompt" in body["error"]["message"]
+
+
+def test_reasoning_is_separate_from_the_answer(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model", THINKING_TEMPLATE)
+    with serving(folder, *["<think>why</think>because"] * 2) as served:
+        message = served.chat()[1]["choices"][0]["message"]
+        events = served.chat(stream=True)[1]
+    assert message["reasoning_content"] == "why" and message["content"] == "because"
+    deltas = [event["choices"][0]["delta"] for event in events]
+    for name, expected in (("reasoning_content", "why"), ("content", "because")):
+        assert "".join(delta.get(name) or "" for delta in deltas) == expected
+
+
+def test_an_error_of_the_engine(folder: Path) -> None:
+    """A status if nothing was sent, otherwise an event of the stream."""
+    failing = {"text": "begin", "error": "the GPU is gone"}
+    with serving(folder, failing, failing, "fine") as served:
+        status, body = served.chat()
+        assert status == 503 and body["error"] == {
+            "message": "the GPU is gone",
+            "type": "server_error",
+            "param": None,
+            "code": "engine_error",
+        }
+        status, events = served.chat(stream=True)
+        assert status == 200 and events[-1]["error"]["message"] == "the GPU is gone"
+        assert served.chat()[0] == 200
+
+
+def test_an_unexpected_error_does_not_end_the_server(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serving(folder, "fine") as served:
+        served.engine.answers.insert(0, {"text": 5})
+        status, body = served.chat()
+        assert status == 500 and body["error"]["message"] == "internal error"
+        assert served.chat()[0] == 200
+    assert capfd.readouterr().err.count("error: /v1/chat/completions") == 1
+
+
+def test_too_many_requests_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers_module, "_MAX_ANSWERS", 1)
+    with serving(folder, {"text": "x" * 1000, "delay_s": 0.05}, "fine") as served:
+        connection = HTTPConnection("127.0.0.1", served.port, timeout=END_S)
+        body = {"model": "model", "messages": [{"role": "user", "content": "x"}], "stream": True}
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        connection.getresponse().read(10)
+        status, answer = served.chat()
+        assert status == 503 and answer["error"]["code"] == "busy"
+        connection.close()
+        wait_until(lambda: served.chat()[0] == 200, END_S)
+
+
+def test_the_token_comes_from_a_file_a_variable_or_is_new(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    environ = {"SWIFTCHAT_API_TOKEN": "from-the-variable"}
+    assert find_token(str(file), environ) == ApiToken(TOKEN)
+    assert find_token(None, environ) == ApiToken("from-the-variable")
+    first, second = find_token(None, {}), find_token(None, {})
+    assert first.is_new and len(first.text) >= 43 and first != second
+    for text in ("", "short", "two words of token", "é" * 20):
+        file.write_text(text)
+        with pytest.raises(UsageError, match="is not one word of at least 16"):
+            find_token(str(file), {})
+    with pytest.raises(UsageError, match="cannot read the token"):
+        find_token(str(tmp_path / "missing"), {})
+
+
+def test_other_machines_need_a_flag(capfd: pytest.CaptureFixture[str], folder: Path) -> None:
+    token = ApiToken(TOKEN)
+    with pytest.raises(UsageError, match="can be reached from other machines") as caught:
+        EndpointServer("0.0.0.0:0", token, allow_remote=False)
+    assert "--allow-remote" in caught.value.hint
+    for address in ("8080", "./socket", "127.0.0.1:99999"):
+        with pytest.raises(UsageError):
+            EndpointServer(address, token, allow_remote=False)
+    with EndpointServer("0.0.0.0:0", token, allow_remote=True) as server:
+        server._print_access()
+        with pytest.raises(DeviceError, match="in use"):
+            EndpointServer(urlsplit(server.url).netloc, token, allow_remote=True)
+    shown = capfd.readouterr().err
+    assert "warning: other machines may reach it" in shown and TOKEN not in shown
+    with EndpointServer("127.0.0.1:0", ApiToken(TOKEN, is_new=True), False) as server:
+        server._print_access()
+    assert capfd.readouterr().err == f"OpenAI-compatible API: {server.url}\ntoken: {TOKEN}\n"
+
+
+@pytest.mark.parametrize("args", [("--token-file", "x"), ("--allow-remote",)])
+def test_options_of_the_api_need_it(args: tuple[str, ...]) -> None:
+    result = swiftchat("serve", *args)
+    assert result.returncode == 2 and b"add --openai" in result.stderr
+
+
+def test_a_missing_package_is_one_error_line(tmp_path: Path) -> None:
+    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(name='uvicorn')")
+    result = swiftchat("serve", "--openai", "127.0.0.1:0", PYTHONPATH=str(tmp_path))
+    assert result.returncode == 2 and result.stderr.decode().splitlines() == [
+        "error: --openai needs the package uvicorn, which is not installed",
+        "hint: pip install 'swiftchat[serve]'",
+    ]
