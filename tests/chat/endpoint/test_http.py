@@ -158,7 +158,7 @@ def test_messages_and_tools_reach_the_template(served: Served) -> None:
         "<|im_start|>assistant\nweather(Oslo)<|im_end|>\n"
         "<|im_start|>tool\nrain<|im_end|><|im_end|>\n<|im_start|>assistant\n"
     )
-    assert served.engine.prompts[-1].count(257) == 4  # none from the tool's result
+    assert served.engine.prompts[-1].count(257) == 5  # none from the tool's result
     served.chat(tools=[WEATHER], tool_choice="none")
     assert "weather" not in served.engine.prompt_text()
 
