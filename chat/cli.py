@@ -198,7 +198,7 @@ def _run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Aut
 
             with keyboard.erasing(one_shot.pause):
                 one_shot.run(conversation)
-            return Repl(chat_model, config, conversation, "", autosave, keyboard).run()
+            return Repl(chat_model, config, conversation, (), autosave, keyboard).run()
     if config.compared:
         from swiftchat.chat.comparison import Comparison
 

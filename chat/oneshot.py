@@ -9,18 +9,19 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from swiftchat.chat.attachments.files import read_attachments
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.answer_saver import AnswerSaver
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.reasoning import ReasoningText
-from swiftchat.chat.options.config import ChatConfig, files_text
+from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.render.logprobs import as_json, as_terminal_text
 from swiftchat.chat.render.stats import rounded, speeds, stats_line
 from swiftchat.chat.render.style import choose_style
 from swiftchat.chat.render.view import AnswerView, open_view, preload
-from swiftchat.chat.terminal.output import write
+from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.engine.api.protocol import EngineInfo, Prefill
 from swiftchat.errors import SwiftchatError, UsageError
 
@@ -33,7 +34,10 @@ def prompt_text(config: ChatConfig) -> str:
     stdin is read with `-p -` and when it is not a terminal. Raises `UsageError` if there is no
     text.
     """
-    parts = [files_text(config.file)]
+    attachments = read_attachments(config.file, offline=config.offline)
+    for note in (note for attachment in attachments for note in attachment.notes):
+        print_notice(f"warning: {note}")
+    parts = [attachment.fenced for attachment in attachments]
     reads_stdin = config.prompt == "-" or (config.prompt is None and not config.opening)
     if reads_stdin or not sys.stdin.isatty():
         piped = sys.stdin.buffer.read().decode("utf-8", "replace")

@@ -1,74 +1,48 @@
-"""Attachments of the next message: files (`/read`) and shell output (`!CMD`, `/attach`)."""
+"""Attachments of the next message: files and pages (`/read`), shell output (`!CMD`, `/attach`)."""
 
 import codecs
-import glob
 import io
 import os
 import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO
 
+from swiftchat.chat.attachments.attachment import Attachment
+from swiftchat.chat.attachments.files import read_attachments
 from swiftchat.chat.commands.command import Command
 from swiftchat.chat.commands.state import ChatState
-from swiftchat.chat.options.config import read_text
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
-from swiftchat.weights.files.paths import user_path
 
 _MAX_OUTPUT = 1 << 20  # characters
-_IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tiff", ".heic")
-_TEXT_ONLY = "models read text files only"
 
 
 def read(state: ChatState, argument: str) -> None:
-    """Attach files and print the tokens of each; without an argument drop all attachments."""
+    """Attach files and pages, and print the tokens of each; without an argument drop all."""
     try:
         words = shlex.split(argument)
     except ValueError as error:
         raise UsageError(f"/read: {error}") from None
     if not words:
         if not state.attachments:
-            raise UsageError("/read needs a file", "/read FILE… or /read 'src/**/*.py'")
+            raise UsageError(
+                "/read needs a file", "/read FILE…, /read 'src/**/*.py' or /read https://HOST/PATH"
+            )
         state.attachments.clear()
         print("dropped all attachments of the next message")
         return
-    texts = [(name, _file_text(name)) for word in words for name in _matching_files(word)]
-    for name, text in texts:
-        _attach(state, name, f"{name}:\n{text}")
+    for attachment in read_attachments(words, offline=state.config.offline):
+        _attach(state, attachment)
 
 
-def _attach(state: ChatState, name: str, text: str) -> None:
-    state.attachments.append(text)
-    num_tokens = len(state.chat_model.tokenizer.encode(text))
-    print(sanitize(f"{num_tokens:7} tokens  {name} is attached to the next message"))
-
-
-def _matching_files(word: str) -> Iterator[str]:
-    """The file of that name, or else the files that match a pattern, sorted."""
-    name = str(user_path(word))
-    if Path(name).is_dir():
-        raise UsageError(f"{word} is a folder", f"/read '{word.rstrip('/')}/*' reads its files")
-    if Path(name).exists() or not glob.has_magic(name):
-        yield name
-        return
-    # Path.glob would need the pattern split into a root and a relative part.
-    found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207
-    files = [file for file in found if Path(file).is_file()]
-    if not files:
-        raise UsageError(f"no file matches {word}", "** also searches subfolders")
-    yield from files
-
-
-def _file_text(name: str) -> str:
-    if name.lower().endswith(_IMAGES):
-        raise UsageError(f"{name} is an image", _TEXT_ONLY)
-    text = read_text(name)
-    if "\0" in text:
-        raise UsageError(f"{name} is not a text file", _TEXT_ONLY)
-    return text
+def _attach(state: ChatState, attachment: Attachment) -> None:
+    state.attachments.append(attachment)
+    for note in attachment.notes:
+        print(sanitize(note))
+    num_tokens = len(state.chat_model.tokenizer.encode(attachment.fenced))
+    print(sanitize(f"{num_tokens:7} tokens  {attachment.name} is attached to the next message"))
 
 
 def run_shell(state: ChatState, command: str) -> None:
@@ -79,7 +53,7 @@ def run_shell(state: ChatState, command: str) -> None:
         output, size = _run(command)
     if size > _MAX_OUTPUT:
         print(f"only the first {_MAX_OUTPUT} of {size} characters are stored")
-    state.shell_output = f"$ {command}\n{output}" if output else ""
+    state.shell_output = Attachment(f"$ {command}", output) if output else None
     if output:
         print("/attach sends this with the next message")
 
@@ -129,20 +103,20 @@ def _wait(process: "subprocess.Popen[bytes]") -> int:
 
 
 def attach_output(state: ChatState, argument: str) -> None:
-    if not state.shell_output:
+    if state.shell_output is None:
         raise UsageError("there is no output to attach", "run a command first, as !ls")
-    _attach(state, state.shell_output.partition("\n")[0], state.shell_output)
-    state.shell_output = ""
+    _attach(state, state.shell_output)
+    state.shell_output = None
 
 
 ATTACH_COMMANDS = (
     Command(
         "/read",
-        "FILE…",
-        "attach files to the next message",
+        "FILE…|URL",
+        "attach files and pages to the next message",
         read,
-        details="Patterns such as 'src/**/*.py' work too. Without a file, all attachments are\n"
-        "dropped.",
+        details="Patterns such as 'src/**/*.py' and addresses (https://…) work too. Without a\n"
+        "file, all attachments are dropped.",
     ),
     Command("/attach", "", "attach the output of the last !CMD", attach_output),
     Command("!", "CMD", "run a command in the shell", run_shell),

@@ -53,7 +53,7 @@ def show_tokens(state: ChatState, argument: str) -> None:
         preview = text if len(text) <= _PREVIEW else f"{text[:_PREVIEW]}…"
         print(f"{len(encode(message.content)):7}  {message.role}: {preview}")
     for attachment in state.attachments:
-        print(f"{len(encode(attachment)):7}  attached to the next message")
+        print(f"{len(encode(attachment.fenced)):7}  attached: {sanitize(attachment.name)}")
     if conversation.messages:
         num_tokens = len(
             chat_model.encoder(conversation.last_turn)(conversation.template_messages())

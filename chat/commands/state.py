@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from swiftchat.chat.attachments.attachment import Attachment
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.answer import Answer
@@ -18,7 +19,7 @@ from swiftchat.chat.terminal.output import StatusLine, print_notice
 class ChatState:
     """An interactive chat: its model, conversation and pending input.
 
-    `attachments` are texts that precede the next message. `draft` is the initial text of the next
+    `attachments` precede the next message. `draft` is the initial text of the next
     input line. `shell_output` is the output of the last `!CMD`, for `/attach`. `keyboard` is lent
     to programs that use the terminal. `compared` is the other model of `/compare`.
     """
@@ -29,9 +30,9 @@ class ChatState:
     autosave: Autosave
     style: Style
     status: StatusLine
-    attachments: list[str] = field(default_factory=list)
+    attachments: list[Attachment] = field(default_factory=list)
     draft: str = ""
-    shell_output: str = ""
+    shell_output: Attachment | None = None
     last_answer: Answer | None = None
     keyboard: Keyboard = field(default_factory=Keyboard)
     compared: ChatModel | None = None

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from swiftchat.chat.options.completion import (
+    complete_files,
     complete_models,
     complete_roles,
     complete_sessions,
@@ -127,8 +128,9 @@ _INPUT = (
         "--file",
         env=False,
         multiple=True,
-        type=click.Path(),
-        help="Put a file before the prompt (repeatable).",
+        metavar="FILE|URL",
+        shell_complete=complete_files,
+        help="Put a file, pattern or page (https://…) before the prompt (repeatable).",
     ),
     _option("-s", "--system", help="System prompt."),
     _option("--system-file", type=click.Path(), help="Read the system prompt from a file."),

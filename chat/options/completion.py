@@ -24,6 +24,12 @@ def complete_models(
     return [*found, CompletionItem(incomplete, type="file")]
 
 
+def complete_files(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
+
+
 def complete_stored_models(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:

@@ -1,7 +1,7 @@
 """The options of a chat, from flags, environment and configuration file, in one frozen value."""
 
 import contextlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -205,11 +205,6 @@ def read_text(name: str) -> str:
         return Path(name).read_bytes().decode("utf-8", "replace")
     except OSError as error:
         raise FileSystemError(f"cannot read {name}: {error.strerror}") from error
-
-
-def files_text(names: Iterable[str]) -> str:
-    """Return the contents of files as part of a message, each below its name."""
-    return "\n\n".join(f"{name}:\n{read_text(name)}" for name in names)
 
 
 def config_path() -> Path:

@@ -1,8 +1,11 @@
 """The interactive loop: read a line, run a command or answer a message, repeat."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+from swiftchat.chat.attachments.attachment import Attachment, message_with
+from swiftchat.chat.attachments.files import read_attachments
 from swiftchat.chat.commands.command import Next
 from swiftchat.chat.commands.registry import BY_NAME, complete_argument, is_command, run
 from swiftchat.chat.commands.sessions import show_end
@@ -10,7 +13,7 @@ from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
-from swiftchat.chat.options.config import ChatConfig, files_text
+from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.render.style import choose_style, is_accessible, is_dumb
 from swiftchat.chat.repl.comparison import compare
 from swiftchat.chat.repl.hints import Hints, hints_file
@@ -34,9 +37,9 @@ def run_repl(
     config: ChatConfig, conversation: Conversation, autosave: Autosave, keyboard: Keyboard
 ) -> int:
     """Find the model, start to load it, and run the loop; return the exit code."""
-    files = files_text(config.file)
+    attachments = read_attachments(config.file, offline=config.offline)
     with chat_model_for(config) as chat_model:
-        repl = Repl(chat_model, config, conversation, files, autosave, keyboard)
+        repl = Repl(chat_model, config, conversation, attachments, autosave, keyboard)
         repl.state.draft = config.opening
         return repl.run()
 
@@ -44,8 +47,7 @@ def run_repl(
 class Repl:
     """The prompt of one chat.
 
-    `files` is the text of the `-f` files, which precedes the first message. An unanswered message
-    returns to the input line.
+    `attachments` precede the first message. An unanswered message returns to the input line.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class Repl:
         chat_model: ChatModel,
         config: ChatConfig,
         conversation: Conversation,
-        files: str = "",
+        attachments: Sequence[Attachment] = (),
         autosave: Autosave | None = None,
         keyboard: Keyboard | None = None,
     ) -> None:
@@ -65,7 +67,7 @@ class Repl:
             autosave or Autosave(None, print_notice),
             choose_style(config, os.environ, at_terminal=True),
             StatusLine(not self._is_accessible),
-            attachments=[files] if files else [],
+            attachments=list(attachments),
             keyboard=keyboard or Keyboard(),
         )
         self._hints = Hints(None if config.quiet else hints_file(), print_notice)
@@ -99,8 +101,10 @@ class Repl:
             f"swiftchat · {self.state.chat_model.name}{place} · /? for help, Ctrl-D to leave"
         )
         self._hints.show("start")
-        for name in config.file if self.state.attachments else ():
-            print_notice(f"{name} is attached to the first message")
+        for attachment in self.state.attachments:
+            for note in attachment.notes:
+                print_notice(note)
+            print_notice(f"{attachment.name} is attached to the first message")
 
     def _loop(self) -> int:
         while True:
@@ -149,7 +153,7 @@ class Repl:
         message = message_of(text)
         if text.startswith("//") and "\n" not in text:
             message = message[1:]
-        self._turns.send("\n\n".join((*self.state.attachments, message)), text)
+        self._turns.send(message_with(self.state.attachments, message), text)
         self.state.attachments = []
         return True
 

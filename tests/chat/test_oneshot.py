@@ -76,7 +76,26 @@ def test_stdin_and_prompt(
 def test_files_precede_the_prompt(program: Program, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("content of a")
     program.run("-f", str(tmp_path / "a.txt"), "-p", "Sum up")
-    assert f"{tmp_path}/a.txt:\ncontent of a\n\nSum up<|im_end|>" in program.engine.prompt_text()
+    fenced = f"{tmp_path}/a.txt:\n```\ncontent of a\n```\n(end of {tmp_path}/a.txt)"
+    assert f"{fenced}\n\nSum up<|im_end|>" in program.engine.prompt_text()
+
+
+def test_a_file_is_read_as_by_the_read_command(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b.txt"):
+        Path(name).write_text(f"content of {name}")
+    Path("c.txt").write_bytes("für alle, die es lesen".encode("latin-1"))
+    done = program.run("-f", "*.txt", "-p", "x")
+    assert done.exit_code == 0 and "c.txt is not valid UTF-8; bytes replaced: 1" in done.stderr
+    prompt = program.engine.prompt_text()
+    assert all(f"content of {name}\n```" in prompt for name in ("a.txt", "b.txt"))
+    (tmp_path / "picture").write_bytes(b"\x89PNG\0")
+    assert failure(program, "-f", f"{tmp_path}/picture", "-p", "x").exit_code == 2
+    assert failure(program, "-f", str(tmp_path), "-p", "x").exit_code == 2
+    offline = failure(program, "--offline", "-f", "https://x.test/", "-p", "x")
+    assert offline.exit_code == 2 and "network" in offline.message
 
 
 def test_the_system_prompt(program: Program, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from swiftchat.chat.attachments.attachment import Attachment
 from swiftchat.chat.commands.registry import BY_NAME, COMMANDS
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
@@ -27,7 +28,7 @@ class Chat:
         self.engine = fake_engine.FakeEngine([], ctx_size_tokens=4096)
         chat_model = ChatModel(folder, ChatConfig(model=str(folder)), self.engine.start)  # type: ignore[arg-type]
         autosave = Autosave(lambda: SessionStore(sessions_path(), print), print)
-        self.repl = Repl(chat_model, chat_model.config, Conversation(), "", autosave)
+        self.repl = Repl(chat_model, chat_model.config, Conversation(), (), autosave)
         self.state = self.repl.state
         self._capsys = capsys
 
@@ -266,11 +267,12 @@ def test_read_attaches_files_and_patterns(chat: Chat, tmp_path: Path) -> None:
         (tmp_path / name).write_text(f"content of {name}")
     shown = chat.send(f"/read '{tmp_path}/*.txt' {tmp_path}/c.md")
     counts = [int(line.split()[0]) for line in shown.splitlines()]
-    assert counts == [len(f"{tmp_path}/{n}:\ncontent of {n}") for n in ("a.txt", "b.txt", "c.md")]
+    names = ("a.txt", "b.txt", "c.md")
+    fenced = [Attachment(f"{tmp_path}/{n}", f"content of {n}").fenced for n in names]
+    assert counts == list(map(len, fenced))
     chat.send("sum up", "Done.")
     prompt = chat.engine.prompt_text()
-    assert f"{tmp_path}/a.txt:\ncontent of a.txt\n\n{tmp_path}/b.txt:" in prompt
-    assert "content of c.md\n\nsum up<|im_end|>" in prompt
+    assert "\n\n".join([*fenced, "sum up<|im_end|>"]) in prompt
     assert chat.state.conversation.title == "sum up"
     chat.send("next", "x")
     assert chat.engine.prompt_text().count("content of c.md") == 1
@@ -294,13 +296,15 @@ def test_shell_output_can_be_attached(chat: Chat) -> None:
     assert "a␛[31mb\nc\nexit status 3" in shown and "/attach" in shown
     chat.send("/attach")
     chat.send("why?", "x")
-    assert "b\nc\n\nwhy?<|im_end|>" in chat.engine.prompt_text()
+    prompt = chat.engine.prompt_text()
+    assert prompt.count("$ printf") == 2 and "b\nc\n```\n(end of $ printf" in prompt
     with pytest.raises(UsageError):
         chat.send("/attach")
     with pytest.raises(UsageError):
         chat.send("!")
     assert "1048576 of 3000000 characters" in chat.send("!head -c 3000000 /dev/zero | tr '\\0' x")
-    assert len(chat.state.shell_output) < 1_048_700
+    assert chat.state.shell_output is not None
+    assert len(chat.state.shell_output.text) < 1_048_700
 
 
 def test_a_failed_save_raises_an_error(chat: Chat) -> None:

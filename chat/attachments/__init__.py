@@ -1,0 +1,1 @@
+"""Files, pages and command output that precede a message."""

@@ -1,0 +1,130 @@
+"""Pages at http and https addresses as attachments."""
+
+import time
+from urllib.parse import urlsplit, urlunsplit
+
+import requests
+from bs4 import BeautifulSoup
+from markdownify import MarkdownConverter
+
+from swiftchat.chat.attachments.attachment import Attachment
+from swiftchat.chat.attachments.files import TEXT_ONLY, decode_text
+from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.errors import DownloadError, UsageError
+
+_MAX_BYTES = 4 * 1024 * 1024
+_MAX_REDIRECTS = 5
+_CONNECT_TIMEOUT_S, _STALL_S, _TOTAL_S = 10.0, 20.0, 60.0
+_CHUNK_BYTES = 1 << 16
+_HTML = ("text/html", "application/xhtml+xml")
+# Besides text/*; the parts after a + as in application/problem+json count too.
+_TEXT_TYPES = ("json", "xml", "yaml", "x-yaml", "toml", "javascript", "x-sh", "x-ndjson", "sql")
+_WITHOUT_TEXT = ["script", "style", "noscript", "template", "svg", "iframe", "head"]
+_HINT = "check the address and the network"
+
+
+def fetch_page(url: str, *, offline: bool = False) -> Attachment:
+    """Fetch a page; HTML becomes Markdown without links and images.
+
+    At most 4 MiB, five redirects and a minute. Control characters are replaced by visible glyphs.
+    Raises `UsageError` with `offline` and for a page that is not text, `DownloadError` if it
+    cannot be fetched.
+    """
+    name = _public_address(url)
+    if offline:
+        raise UsageError(f"{name} needs network access", "leave out --offline, or save the page")
+    try:
+        with requests.Session() as session:
+            session.max_redirects = _MAX_REDIRECTS
+            session.headers["User-Agent"] = "swiftchat"
+            timeout = (_CONNECT_TIMEOUT_S, _STALL_S)
+            with session.get(url, stream=True, timeout=timeout) as response:
+                if not response.ok:
+                    raise DownloadError(f"{name}: HTTP status {response.status_code}", _HINT)
+                kind, charset = _content_type(name, response)
+                content = _read(name, response)
+    except requests.TooManyRedirects as error:
+        raise DownloadError(f"{name}: more than {_MAX_REDIRECTS} redirects", _HINT) from error
+    except (requests.RequestException, ValueError) as error:
+        # The library's message may contain the user name and password of the address.
+        raise DownloadError(f"{name} cannot be fetched: {_cause(error)}", _HINT) from error
+    return _page(name, content, kind, charset)
+
+
+def _public_address(url: str) -> str:
+    """Return the address without user name, password and fragment."""
+    try:
+        parts = urlsplit(url)
+        if not parts.hostname:
+            raise ValueError
+    except ValueError:
+        raise UsageError(f"{url} is not an address", "https://HOST/PATH") from None
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
+
+
+def _content_type(name: str, response: requests.Response) -> tuple[str, str | None]:
+    """Return the type and the charset in the header; raises `UsageError` for other than text."""
+    kind, _, rest = response.headers.get("Content-Type", "text/plain").partition(";")
+    kind = kind.strip().lower()
+    main, _, sub = kind.partition("/")
+    if main != "text" and kind not in _HTML and sub.rpartition("+")[2] not in _TEXT_TYPES:
+        raise UsageError(f"{name} is of the type {kind}", TEXT_ONLY)
+    charset = requests.utils.get_encoding_from_headers(response.headers) if rest else None
+    return kind, charset
+
+
+def _read(name: str, response: requests.Response) -> bytes:
+    end, content = time.monotonic() + _TOTAL_S, bytearray()
+    for chunk in response.iter_content(_CHUNK_BYTES):
+        content += chunk
+        if len(content) > _MAX_BYTES:
+            raise UsageError(f"{name} is larger than {_MAX_BYTES >> 20} MiB", "save a part of it")
+        if time.monotonic() > end:
+            raise DownloadError(f"{name} took longer than {_TOTAL_S:.0f} s", "try again later")
+    return bytes(content)
+
+
+def _page(name: str, content: bytes, kind: str, charset: str | None) -> Attachment:
+    if kind in _HTML:
+        return Attachment(name, sanitize(_markdown(content, charset)))
+    if charset:
+        try:
+            content = content.decode(charset, "replace").encode()
+        except LookupError:
+            charset = None
+    decoded = decode_text(content)
+    if decoded is None:
+        raise UsageError(f"{name} is not a text", TEXT_ONLY)
+    text, num_invalid = decoded
+    notes = [f"{name} is not valid UTF-8; bytes replaced: {num_invalid}"] if num_invalid else []
+    return Attachment(name, sanitize(text), notes)
+
+
+def _markdown(content: bytes, charset: str | None) -> str:
+    soup = BeautifulSoup(content, "html.parser", from_encoding=charset)
+    title = " ".join(soup.title.get_text().split()) if soup.title else ""
+    for element in soup(_WITHOUT_TEXT):
+        element.decompose()
+    try:
+        converter = MarkdownConverter(heading_style="ATX", strip=["a", "img"])
+        text: str = converter.convert_soup(soup)
+    except RecursionError:  # thousands of nested elements
+        text = soup.get_text("\n", strip=True)
+    lines = [line.rstrip() for line in text.strip().splitlines()]
+    body = "\n".join(
+        line for i, line in enumerate(lines) if line or (i and lines[i - 1])
+    )  # one blank line at most
+    return f"{title}\n\n{body}\n" if title else f"{body}\n"
+
+
+def _cause(error: Exception) -> str:
+    match error:
+        case requests.ConnectTimeout() | requests.ReadTimeout():
+            return "no answer in time"
+        case requests.exceptions.SSLError():
+            return "the certificate is not valid"
+        case requests.ConnectionError():
+            return "no connection"
+        case requests.exceptions.InvalidURL() | requests.exceptions.InvalidSchema() | ValueError():
+            return "the address is not valid"
+    return type(error).__name__

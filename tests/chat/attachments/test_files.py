@@ -1,0 +1,95 @@
+"""Files as attachments: the fence, patterns, encodings, refusal of everything but text."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swiftchat.chat.attachments.attachment import Attachment, message_with
+from swiftchat.chat.attachments.files import decode_text, read_attachments
+from swiftchat.errors import FileSystemError, UsageError
+
+
+@given(st.text(alphabet="`a\n \x1b:()", max_size=60), st.text(alphabet="`a\n)", max_size=20))
+def test_a_text_cannot_close_its_fence(text: str, name: str) -> None:
+    lines = Attachment(name, text).fenced.split("\n")
+    fence = lines[-2]
+    assert set(fence) == {"`"} and len(fence) >= 3 and lines[1] == fence
+    assert "\n".join(lines[2:-2]) == text.removesuffix("\n")
+    assert not any(fence in line for line in [lines[0], *lines[2:-2], lines[-1]])
+
+
+def test_a_message_follows_its_attachments() -> None:
+    fenced = [Attachment("a.txt", "one"), Attachment("b\n\x1b.txt", "two\n")]
+    assert message_with(fenced, "sum up") == (
+        "a.txt:\n```\none\n```\n(end of a.txt)\n\n"
+        "b ␛.txt:\n```\ntwo\n```\n(end of b ␛.txt)\n\nsum up"
+    )
+    assert message_with([], "hello") == "hello"
+
+
+def test_patterns_match_text_files_and_report_others(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("b.py", "a.py", "sub/c.py"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "sub" / "d.py").write_bytes(b"\0\1\2")
+    found = read_attachments([f"{tmp_path}/*.py", f"{tmp_path}/sub/*.py"])
+    assert [each.text for each in found] == ["a.py", "b.py", "sub/c.py"]
+    assert [note for each in found for note in each.notes] == [
+        f"{tmp_path}/sub/d.py is left out: not a text file"
+    ]
+    assert len(read_attachments([f"{tmp_path}/**/*.py"])) == 3
+    (tmp_path / "[x].py").write_text("brackets")  # a name that is also a pattern
+    assert [each.text for each in read_attachments([f"{tmp_path}/[x].py"])] == ["brackets"]
+    for source in (f"{tmp_path}/sub/d*", f"{tmp_path}/*.none", f"{tmp_path}/sub"):
+        with pytest.raises(UsageError):
+            read_attachments([source])
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "num_invalid"),
+    [
+        ("käse\r\nzwei".encode(), "käse\nzwei", 0),
+        ("\ufeffkäse".encode(), "käse", 0),
+        ("käse".encode("utf-16"), "käse", 0),
+        (b"\xfe\xff" + "käse".encode("utf-16-be"), "käse", 0),
+        ("käse, lang genug".encode("latin-1"), "k\ufffdse, lang genug", 1),
+        ("a real \ufffd".encode(), "a real \ufffd", 0),
+        (b"\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m", 0),
+        (b"", "", 0),
+    ],
+)
+def test_encodings(content: bytes, text: str, num_invalid: int) -> None:
+    assert decode_text(content) == (text, num_invalid)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a\0b",
+        b"\1\2\3",
+        b"\x89PNG\r\n\x1a\n\0",
+        bytes(range(128, 256)),
+        b"%PDF-1.7\n",
+    ],
+)
+def test_only_text_is_read(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(UsageError, match="not a text file"):
+        read_attachments([str(tmp_path / "x")])
+
+
+def test_invalid_bytes_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes("für alle, die es lesen".encode("latin-1"))
+    (found,) = read_attachments([str(tmp_path / "x")])
+    assert found.notes == [f"{tmp_path}/x is not valid UTF-8; bytes replaced: 1"]
+
+
+def test_unreadable_and_endless_files(tmp_path: Path) -> None:
+    with pytest.raises(FileSystemError, match="No such file"):
+        read_attachments([str(tmp_path / "none")])
+    with pytest.raises(UsageError, match="larger than 32 MiB"):
+        read_attachments(["/dev/zero"])
+    with pytest.raises(FileSystemError, match="nouser-x"):
+        read_attachments(["~nouser-x/a"])
