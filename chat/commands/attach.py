@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO
 
 from swiftchat.chat.attachments.attachment import Attachment
@@ -20,29 +20,52 @@ _MAX_OUTPUT = 1 << 20  # characters
 
 
 def read(state: ChatState, argument: str) -> None:
-    """Attach files and pages, and print the tokens of each; without an argument drop all."""
+    """Attach files and pages, and print the tokens of each; without an argument list them."""
     try:
         words = shlex.split(argument)
     except ValueError as error:
         raise UsageError(f"/read: {error}") from None
     if not words:
-        if not state.attachments:
-            raise UsageError(
-                "/read needs a file", "/read FILE…, /read 'src/**/*.py' or /read https://HOST/PATH"
-            )
-        state.attachments.clear()
-        print("dropped all attachments of the next message")
+        _list(state)
         return
-    for attachment in read_attachments(words, offline=state.config.offline):
-        _attach(state, attachment)
+    _attach(state, read_attachments(words, offline=state.config.offline))
 
 
-def _attach(state: ChatState, attachment: Attachment) -> None:
-    state.attachments.append(attachment)
-    for note in attachment.notes:
-        print(sanitize(note))
-    num_tokens = len(state.chat_model.tokenizer.encode(attachment.fenced))
-    print(sanitize(f"{num_tokens:7} tokens  {attachment.name} is attached to the next message"))
+def _attach(state: ChatState, new: Sequence[Attachment]) -> None:
+    """Attach texts to the next message, all or none.
+
+    Raises `UsageError` if the context is too small for the attachments and an answer.
+    """
+    before = sum(_num_tokens(state, one) for one in state.attachments)
+    size = sum(_num_tokens(state, one) for one in new)
+    context = state.chat_model.context_tokens
+    if size + before >= context:
+        name = f"{new[0].name} has" if len(new) == 1 else f"these {len(new)} files have"
+        also = f", the other attachments {before}" if before else ""
+        drop = "/attach none drops the others, " if before else ""
+        raise UsageError(
+            f"{name} {size} tokens{also}, and the context {context}: not attached",
+            f"{drop}/set ctx_size N changes the context; or attach a part of the text",
+        )
+    state.attachments += new
+    for one in new:
+        for note in one.notes:
+            print(sanitize(note))
+        count = _num_tokens(state, one)
+        print(sanitize(f"{count:7} tokens  {one.name} is attached to the next message"))
+
+
+def _num_tokens(state: ChatState, attachment: Attachment) -> int:
+    return len(state.chat_model.tokenizer.encode(attachment.fenced))
+
+
+def _list(state: ChatState) -> None:
+    if not state.attachments:
+        print("nothing is attached; /read FILE… attaches files, !CMD and /attach its output")
+        return
+    for one in state.attachments:
+        print(sanitize(f"{_num_tokens(state, one):7} tokens  {one.name}"))
+    print("/attach none drops them")
 
 
 def run_shell(state: ChatState, command: str) -> None:
@@ -102,22 +125,41 @@ def _wait(process: "subprocess.Popen[bytes]") -> int:
         return process.wait()
 
 
-def attach_output(state: ChatState, argument: str) -> None:
-    if state.shell_output is None:
-        raise UsageError("there is no output to attach", "run a command first, as !ls")
-    _attach(state, state.shell_output)
-    state.shell_output = None
+def attach(state: ChatState, argument: str) -> None:
+    """Attach new shell output; without any, list the attachments; `none` drops them."""
+    if argument == "none":
+        print(f"dropped {_count(state)} of the next message")
+        state.attachments = []
+    elif argument:
+        raise UsageError(f"/attach cannot attach {argument!r}", "/read FILE… attaches files")
+    elif state.shell_output is not None:
+        _attach(state, [state.shell_output])
+        state.shell_output = None
+    else:
+        _list(state)
+
+
+def _count(state: ChatState) -> str:
+    count = len(state.attachments)
+    return f"{count or 'no'} attachment{'' if count == 1 else 's'}"
 
 
 ATTACH_COMMANDS = (
     Command(
         "/read",
-        "FILE…|URL",
+        "[FILE…|URL]",
         "attach files and pages to the next message",
         read,
         details="Patterns such as 'src/**/*.py' and addresses (https://…) work too. Without a\n"
-        "file, all attachments are dropped.",
+        "file, the attachments are listed; /attach none drops them.",
     ),
-    Command("/attach", "", "attach the output of the last !CMD", attach_output),
+    Command(
+        "/attach",
+        "[none]",
+        "attach the output of the last !CMD, or list the attachments",
+        attach,
+        completion=("none",),
+        details="/attach none drops the attachments of the next message.",
+    ),
     Command("!", "CMD", "run a command in the shell", run_shell),
 )

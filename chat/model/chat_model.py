@@ -126,6 +126,14 @@ class ChatModel:
         return self._tokenizer
 
     @property
+    def context_tokens(self) -> int:
+        """The context of the engine, or what it will probably be while the engine loads."""
+        if self.engine.info is not None:
+            return self.engine.info.ctx_size_tokens
+        longest = self.model.config.max_context_tokens
+        return min(self.config.ctx_size or longest, longest)
+
+    @property
     def params(self) -> SamplingParams:
         return self.params_with(self.changes)
 

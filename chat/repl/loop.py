@@ -28,9 +28,10 @@ from swiftchat.chat.terminal.output import StatusLine, print_notice
 from swiftchat.errors import ContextOverflow
 
 _OVERFLOW_HINT = (
-    "/compact replaces old turns with a summary, /new starts a new conversation; "
-    "--ctx-size and --overflow drop-oldest at the start help too"
+    "/compact replaces old turns with a summary, /new starts a new conversation, "
+    "/set ctx_size N changes the context; --overflow drop-oldest at the start helps"
 )
+_ATTACHED_HINT = "/attach none drops the attachments, /attach lists them; "
 
 
 def run_repl(
@@ -127,6 +128,8 @@ class Repl:
             raise  # nothing can be printed any more
         except Exception as error:  # noqa: BLE001  (a fault must not end a conversation)
             hint = _OVERFLOW_HINT if isinstance(error, ContextOverflow) else ""
+            if hint and self.state.attachments:
+                hint = _ATTACHED_HINT + hint
             print_error(error, debug=self.state.config.debug, hint=hint)
             return True
 

@@ -35,9 +35,20 @@ def print_error(error: BaseException, *, debug: bool, hint: str = "") -> int:
 def print_lines(message: str, hint: str) -> None:
     """Print the lines `error:` and `hint:` on stderr, sanitized; a closed stderr is ignored."""
     with contextlib.suppress(OSError, ValueError):
-        print(f"error: {sanitize(' '.join(message.split()))}", file=sys.stderr)
-        if hint:
-            print(f"hint: {sanitize(' '.join(hint.split()))}", file=sys.stderr, flush=True)
+        for text in [f"error: {message}", f"hint: {hint}" if hint else ""]:
+            if line := sanitize(" ".join(text.split())):
+                print(_wrapped(line), file=sys.stderr, flush=True)
+
+
+def _wrapped(line: str) -> str:
+    """Break a line between words for a terminal; a pipe gets one line."""
+    if not sys.stderr.isatty():
+        return line
+    import shutil
+    import textwrap
+
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
 
 
 def reports_folder() -> Path:

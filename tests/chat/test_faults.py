@@ -101,9 +101,9 @@ def test_a_full_context_names_the_options_and_restores_the_message(
     terminal = opened(program, "!")
     # The template needs 19 of the 256 tokens, the answer at least one.
     terminal.type("x" * 237 + "\r")
-    text = "".join(terminal.wait_for("help too").split())  # lines may break anywhere
-    assert "has256tokens,thecontext256" in text
-    assert "/compact" in text and "--ctx-size" in text and "--overflowdrop-oldest" in text
+    text = " ".join(terminal.wait_for("start helps").split())
+    assert "has 256 tokens, the context 256" in text
+    assert "/compact" in text and "/set ctx_size N" in text and "--overflow drop-oldest" in text
     terminal.wait_for(lambda text: "x" * 70 in text.partition("hint: ")[2])
     terminal.type("\x7f\r")
     terminal.wait_for("!")

@@ -48,7 +48,7 @@ class Chat:
 
 @pytest.fixture
 def chat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Chat]:
-    folder = fake_engine.make_folder(tmp_path / "model")
+    folder = fake_engine.make_folder(tmp_path / "model", max_position_embeddings=4096)
     with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
         chat = Chat(folder, capsys)
         yield chat
@@ -277,13 +277,36 @@ def test_read_attaches_files_and_patterns(chat: Chat, tmp_path: Path) -> None:
     chat.send("next", "x")
     assert chat.engine.prompt_text().count("content of c.md") == 1
     chat.send(f"/read {tmp_path}/a.txt")
-    assert "dropped all" in chat.send("/read") and not chat.state.attachments
+    for command in ("/read", "/attach"):
+        listed = chat.send(command)
+        assert f"{tmp_path}/a.txt" in listed and "/attach none" in listed
+    assert chat.send("/attach none") == "dropped 1 attachment of the next message\n"
+    assert not chat.state.attachments and "nothing is attached" in chat.send("/read")
+    chat.send("again", "x")
+    assert chat.engine.prompt_text().count("content of a.txt") == 1
+
+
+def test_an_attachment_larger_than_the_context_is_refused(chat: Chat, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("x" * 4096)
+    (tmp_path / "half.txt").write_text("y" * 2000)
+    chat.send("hello", "x")
+    size = len(Attachment(f"{tmp_path}/long.txt", "x" * 4096).fenced)
+    with pytest.raises(UsageError, match=f"long.txt has {size} tokens, and the context 4096"):
+        chat.send(f"/read {tmp_path}/long.txt")
+    chat.send(f"/read {tmp_path}/half.txt")
+    with pytest.raises(UsageError, match="other attachments 2") as caught:
+        chat.send(f"/read {tmp_path}/half.txt {tmp_path}/half.txt")
+    assert "/attach none" in caught.value.hint and len(chat.state.attachments) == 1
+    chat.send("!head -c 5000 /dev/zero | tr '\\0' x")
+    with pytest.raises(UsageError, match="tokens"):
+        chat.send("/attach")
+    assert chat.state.shell_output, "refused output can be attached after /attach none"
 
 
 def test_read_rejects_missing_and_binary_files(chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "photo.JPG").write_bytes(b"\xff\xd8")
     (tmp_path / "data").write_bytes(b"a\0b")
-    for name in ("photo.JPG", "data", "", "*.none", "'"):
+    for name in ("photo.JPG", "data", "*.none", "'"):
         with pytest.raises(UsageError):
             chat.send(f"/read {tmp_path}/{name}")
     with pytest.raises(FileSystemError):
@@ -298,10 +321,10 @@ def test_shell_output_can_be_attached(chat: Chat) -> None:
     chat.send("why?", "x")
     prompt = chat.engine.prompt_text()
     assert prompt.count("$ printf") == 2 and "b\nc\n```\n(end of $ printf" in prompt
-    with pytest.raises(UsageError):
-        chat.send("/attach")
-    with pytest.raises(UsageError):
-        chat.send("!")
+    assert "nothing is attached" in chat.send("/attach")
+    for wrong in ("!", "/attach x"):
+        with pytest.raises(UsageError):
+            chat.send(wrong)
     assert "1048576 of 3000000 characters" in chat.send("!head -c 3000000 /dev/zero | tr '\\0' x")
     assert chat.state.shell_output is not None
     assert len(chat.state.shell_output.text) < 1_048_700
