@@ -137,6 +137,7 @@ run on the CPU.
 
   pip install 'swiftchat[cuda]'       install compiler, headers and bindings
   swiftchat doctor                    check the installation
+  swiftchat doctor -m NAME            show what computes each part of a model
   swiftchat show NAME                 show the memory that a model needs
   swiftchat -m NAME --device cuda:1   use only this GPU
   swiftchat -m NAME --tp 2            use two GPUs; --tp auto: as few as needed

@@ -1,6 +1,7 @@
 """`swiftchat doctor`: check the requirements for running models on this machine."""
 
 import json as json_module
+import shlex
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from typing import Any
 
 import click
 
+from swiftchat.chat.options.completion import complete_models
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import DeviceError, UsageError
 
@@ -17,15 +19,29 @@ _TIMEOUT_S = 120  # the driver may hang
 
 @click.command()
 @click.option(
+    "-m",
+    "--model",
+    help="Load this model and show what computes each of its parts.",
+    shell_complete=complete_models,
+)
+@click.option(
     "--device", default="auto", help="Exit with code 4 if this device is not usable: cuda, cuda:N."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def doctor(ctx: click.Context, device: str, as_json: bool) -> None:
-    """Check whether models can run on this machine, on CPU and GPUs."""
+def doctor(ctx: click.Context, model: str | None, device: str, as_json: bool) -> None:
+    """Check whether models can run on this machine, on CPU and GPUs.
+
+    With --model show instead how that model runs: its memory, what computes each of its parts, and
+    why if that is not the fastest.
+    """
     kind, _, index = device.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and not (kind == "cuda" and index.isdigit())):
         raise UsageError(f"unknown device {device!r}", "one of auto, cpu, cuda, cuda:0 …")
+    if model is not None:
+        report = run_model_checks(model, device, as_json)
+        print(json_module.dumps(report, indent=2) if as_json else table(report["checks"]))
+        return
     report = run_checks()
     print(json_module.dumps(report, indent=2) if as_json else table(report["checks"]))
     usable = report["usable_gpus"]
@@ -39,17 +55,36 @@ def doctor(ctx: click.Context, device: str, as_json: bool) -> None:
 def run_checks() -> dict[str, Any]:
     """Return the report of `swiftchat.engine.doctor`.
 
-    It runs in a process of its own, which imports torch and may crash with the driver. Raises
-    `DeviceError` if that process fails or hangs.
+    Raises `DeviceError` if its process fails or hangs.
     """
-    command = [sys.executable, "-m", "swiftchat.engine.doctor"]
+    return _run("checking the GPU", _TIMEOUT_S)
+
+
+def run_model_checks(model: str, device: str, as_json: bool) -> dict[str, Any]:
+    """Return the checks of a model; raises the error why it cannot run."""
+    from swiftchat.chat.model.find import find_model
+    from swiftchat.engine.api.protocol import error_from
+
+    path = find_model(model, offline=False, quiet=as_json)
+    report = _run("loading the model", None, "--model", str(path), "--device", device)
+    if report.get("type") == "error":
+        raise error_from(report)
+    return report
+
+
+def _run(what: str, timeout_s: float | None, *arguments: str) -> dict[str, Any]:
+    """Run `swiftchat.engine.doctor` and return its JSON.
+
+    It has a process of its own, which imports torch and may crash with the driver.
+    """
+    command = [sys.executable, "-m", "swiftchat.engine.doctor", *arguments]
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s
         )
     except subprocess.TimeoutExpired:
         raise DeviceError(
-            f"checking the GPU took more than {_TIMEOUT_S} s",
+            f"{what} took more than {timeout_s} s",
             "the driver may hang: try nvidia-smi, then restart the machine",
         ) from None
     if done.returncode != 0:
@@ -59,7 +94,7 @@ def run_checks() -> dict[str, Any]:
         last_line = f": {stderr[-1]}" if stderr else ""
         raise DeviceError(
             f"the checks ended with {how}{last_line}",
-            f"for the whole output run: {' '.join(command)}",
+            f"for the whole output run: {shlex.join(command)}",
         )
     report: dict[str, Any] = json_module.loads(done.stdout)
     return report

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from swiftchat.engine.api.tile_layout import TileLayout
 from swiftchat.engine.cpu.structures import Format, Matrix
+from swiftchat.engine.linear.weight import dtype_name
 
 FLOAT_FORMATS = {
     torch.float32: Format.F32,
@@ -35,6 +36,11 @@ class TiledMatrix:
     @property
     def cols(self) -> int:
         return self.layout.cols
+
+    @property
+    def description(self) -> str:
+        group = f" in groups of {size}" if (size := self.layout.group_cols) else ""
+        return f"int{self.layout.value_bits}{group}"
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -74,6 +80,10 @@ class FloatMatrix:
     @property
     def cols(self) -> int:
         return self.tensor.shape[1]
+
+    @property
+    def description(self) -> str:
+        return "fp8" if self.tensor.dtype == torch.uint8 else dtype_name(self.tensor.dtype)
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -50,6 +50,11 @@ class NativeWeight(LinearWeight):
         return self.activation_dtype
 
     @property
+    def description(self) -> str:
+        formats = dict.fromkeys(matrix.description for matrix in self.matrices)
+        return f"{' + '.join(formats)}, native kernels"
+
+    @property
     def tensors(self) -> list[Tensor]:
         return [tensor for matrix in self.matrices for tensor in matrix.tensors]
 

@@ -9,6 +9,7 @@ from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.nvrtc import OLDEST_CAPABILITY, has_bindings
 from swiftchat.engine.api.params import EngineConfig
+from swiftchat.engine.linear.weight import dtype_name
 from swiftchat.engine.model.cuda_ops import kernels_cover
 from swiftchat.errors import DeviceError, OutOfMemory, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
@@ -78,17 +79,16 @@ def find_kernels(
     shape: ModelConfig,
     dtype: torch.dtype,
     cubins: Path | None,
-) -> Gpu | None:
-    """Return the GPU if the kernels can run this model there; None for torch's operators.
-
-    Without the bindings that launch kernels, torch's operators run the model too.
-    """
-    if device.type != "cuda" or not config.kernels or not has_bindings():
-        return None
+) -> Gpu | str:
+    """Return the GPU if the kernels can run this model there, or why torch's operators run it."""
+    if not config.kernels:
+        return "switched off"
+    if not has_bindings():
+        return "cuda-bindings is missing"
     if torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
-        return None
+        return "the kernels need compute capability {}.{}".format(*OLDEST_CAPABILITY)
     if not kernels_cover(shape, dtype, config.kv_dtype):
-        return None
+        return f"the kernels do not compute {shape.architecture} in {dtype_name(dtype)}"
     if config.block_size < 4 or config.block_size & (config.block_size - 1):
-        return None
+        return "the kernels need a block size that is a power of 2 and at least 4"
     return Gpu(device, CubinCache(cubins))

@@ -32,6 +32,7 @@ from swiftchat.engine.generation.engine import Engine, EngineParts, GraphDecode
 from swiftchat.engine.generation.prefill_graphs import GRAPH_TOKENS, PrefillGraphs
 from swiftchat.engine.linear.factory import WeightFactory, weight_factory
 from swiftchat.engine.linear.plain_gpu import LinearKernels
+from swiftchat.engine.linear.weight import dtype_name
 from swiftchat.engine.load.dummy import dummy_weights
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.load.quantized import resident_estimate
@@ -175,11 +176,13 @@ def _set_up(
     shard = shard_of(model_config, ranks.size, ranks.rank, stages.stage, stages.size)
     checkpoint = model.checkpoint(shard) if model else None
     dtype: torch.dtype = getattr(torch, config.dtype or shard.local_config.dtype)
-    kernels: LinearKernels | NativeKernels | str = ""
-    if gpu := find_kernels(device, config, shard.local_config, dtype, cubins):
-        kernels = LinearKernels(gpu, shard.local_config.hidden_size)
-    elif device.type == "cpu" and config.kernels:
-        kernels = NativeKernels.open(os.environ, torch.get_num_threads())
+    kernels: LinearKernels | NativeKernels | str
+    if device.type == "cpu":
+        kernels = _cpu_kernels(config)
+    else:
+        gpu = find_kernels(device, config, shard.local_config, dtype, cubins)
+        hidden_size = shard.local_config.hidden_size
+        kernels = gpu if isinstance(gpu, str) else LinearKernels(gpu, hidden_size)
     return _Setup(
         config=config,
         device=device,
@@ -191,6 +194,12 @@ def _set_up(
         available_bytes=available_bytes(device, ranks.placement.num_local_ranks),
         num_threads=torch.get_num_threads(),
     )
+
+
+def _cpu_kernels(config: EngineConfig) -> NativeKernels | str:
+    if not config.kernels:
+        return "switched off"
+    return NativeKernels.open(os.environ, torch.get_num_threads())
 
 
 def _set_up_device(config: EngineConfig, placement: RankPlacement) -> torch.device:
@@ -277,7 +286,7 @@ def _build_decoder(
             ranks.allocate_peer_buffers(kernels.gpu, shard.config)
         cache = setup.new_cache(plan, heads_first=True)
         return Decoder(config, weights, gpu_ops, ranks, stages), cache, ""
-    computed_by = f"torch only: {kernels}" if kernels else "torch only"
+    computed_by = f"torch only: {kernels}"
     if isinstance(kernels, NativeKernels):
         try:
             return _native_decoder(setup, kernels, weights, plan, ranks, stages)
@@ -362,7 +371,7 @@ def _engine_info(
 ) -> EngineInfo:
     """Describe the loaded model and its memory, summed over all stages."""
     config, weights, stages = setup.config, decoder.weights, decoder.stages
-    dtype = str(setup.dtype).removeprefix("torch.")
+    dtype = dtype_name(setup.dtype)
     is_dequantized = setup.is_quantized and not has_quantized(weights)
     return EngineInfo(
         device=describe_device(setup.device, computed_by, is_dequantized),

@@ -80,7 +80,7 @@ class Engine:
         self.prefill_graphs = parts.prefill_graphs
         self.ctx_size_tokens = parts.info.ctx_size_tokens
         self.vocab_size = parts.decoder.config.vocab_size
-        self._checkpoint = parts.checkpoint
+        self.checkpoint = parts.checkpoint
         ranks, stages = parts.decoder.ranks, parts.decoder.stages
         self._sampler = DistributedSampler(self.vocab_size, ranks, stages)
         self._generations: dict[int, _Generation] = {}

@@ -109,6 +109,10 @@ class Int4Weight(LinearWeight):
         return self.scale_and_zero.dtype
 
     @property
+    def description(self) -> str:
+        return f"int4 in groups of {self.group_size}, torch"
+
+    @property
     def tensors(self) -> list[Tensor]:
         return [self.packed, self.scale_and_zero]
 
@@ -208,6 +212,10 @@ class Int8GroupsWeight(LinearWeight):
     @property
     def dtype(self) -> torch.dtype:
         return self.halves.dtype
+
+    @property
+    def description(self) -> str:
+        return f"int8 in groups of {self.halves.group_size}, torch"
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -26,6 +26,10 @@ class MergedWeight(LinearWeight):
         return self.parts[0].dtype
 
     @property
+    def description(self) -> str:
+        return " + ".join(dict.fromkeys(part.description for part in self.parts))
+
+    @property
     def tensors(self) -> list[Tensor]:
         return [tensor for part in self.parts for tensor in part.tensors]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from swiftchat.cuda.packed_matrix import Matrix
 from swiftchat.engine.linear.half_gemm import linear
-from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.linear.weight import LinearWeight, dtype_name
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,10 @@ class PlainWeight(LinearWeight):
     @property
     def dtype(self) -> torch.dtype:
         return self.tensor.dtype
+
+    @property
+    def description(self) -> str:
+        return f"{dtype_name(self.dtype)}, torch"
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -12,7 +12,7 @@ from swiftchat.cuda.ops.linear_layout import linear_fits
 from swiftchat.engine.linear.activations import quantize_rows
 from swiftchat.engine.linear.merged import MergedWeight, split_bias
 from swiftchat.engine.linear.plain import PlainWeight
-from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.linear.weight import LinearWeight, dtype_name
 from swiftchat.weights.quantization.scheme import ActivationQuantization
 
 
@@ -32,6 +32,10 @@ class GpuPlainWeight(PlainWeight):
     """A float tensor [rows, columns] on a GPU."""
 
     kernels: LinearKernels
+
+    @property
+    def description(self) -> str:
+        return f"{dtype_name(self.dtype)}, CUDA kernels"
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         gpu = self.kernels.gpu

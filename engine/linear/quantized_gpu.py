@@ -56,6 +56,11 @@ class GpuQuantizedWeight(LinearWeight):
         return self.matrix.dtype
 
     @property
+    def description(self) -> str:
+        group = f" in groups of {size}" if (size := self.matrix.group_size) else ""
+        return f"{self.matrix.scheme.lower()}{group}, CUDA kernels"
+
+    @property
     def tensors(self) -> list[Tensor]:
         return self.matrix.tensors
 

@@ -6,7 +6,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -34,6 +34,8 @@ class RowScaledWeight(LinearWeight):
     scale: Tensor
     activation_dtype: torch.dtype
 
+    value_format: ClassVar[str]
+
     @classmethod
     def from_parts(cls, parts: Sequence[Int8 | Float8], dtype: torch.dtype) -> Self:
         """Stack the parts; `values` is a view of the file if there is one part."""
@@ -48,6 +50,10 @@ class RowScaledWeight(LinearWeight):
     @property
     def dtype(self) -> torch.dtype:
         return self.activation_dtype
+
+    @property
+    def description(self) -> str:
+        return f"{self.value_format} with row scales, torch"
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -67,6 +73,8 @@ class RowScaledWeight(LinearWeight):
 class Int8Weight(RowScaledWeight):
     """Integers from -128 to 127."""
 
+    value_format = "int8"
+
     def _numbers(self, values: Tensor) -> Tensor:
         return values
 
@@ -80,6 +88,8 @@ class Int8Weight(RowScaledWeight):
 
 class Float8Weight(RowScaledWeight):
     """e4m3 numbers; `values` are their bits."""
+
+    value_format = "fp8"
 
     def _numbers(self, values: Tensor) -> Tensor:
         return e4m3_to_bfloat16(values)

@@ -21,6 +21,10 @@ class W8A8Weight(WrappedWeight):
 
     scheme: ActivationQuantization
 
+    @property
+    def description(self) -> str:
+        return f"{self.weight.description}, activations in {self.scheme.dtype}"
+
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return self.weight.matmul_w8a8(x, self.scheme, bias)
 

@@ -18,10 +18,15 @@ from swiftchat.weights.quantization.scheme import ActivationQuantization
 _SHIFT = 256.0
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return `bfloat16` for `torch.bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
 class LinearWeight(Protocol):
     """A matrix [rows, columns], outputs by inputs, in any format on any device.
 
-    A new format is one class that implements `shape`, `dtype`, `tensors` and `matmul`, overrides
+    A new format is one class that implements the abstract methods, overrides
     the defaults that it can do better, and has an entry in `engine.linear.factory`.
     """
 
@@ -35,6 +40,11 @@ class LinearWeight(Protocol):
     @abstractmethod
     def dtype(self) -> torch.dtype:
         """The dtype of the activations that it was made for."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """What it is in memory and what multiplies with it: "bfloat16, torch"."""
 
     @property
     @abstractmethod
@@ -111,6 +121,10 @@ class WrappedWeight(LinearWeight):
     @property
     def dtype(self) -> torch.dtype:
         return self.weight.dtype
+
+    @property
+    def description(self) -> str:
+        return self.weight.description
 
     @property
     def tensors(self) -> list[Tensor]:
