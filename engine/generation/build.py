@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo, OnProgress
 from swiftchat.engine.comm.communicator import Communicator, RankPlacement, SingleRank
 from swiftchat.engine.comm.gpu_communicator import GpuCommunicator
@@ -18,18 +18,15 @@ from swiftchat.engine.cpu.backend import NativeKernels
 from swiftchat.engine.cpu.native_decoder import NativeDecoder
 from swiftchat.engine.cpu.recorder import CannotRecordError
 from swiftchat.engine.cpu.threads import default_threads
-from swiftchat.engine.decode.async_decode import AsyncDecode
-from swiftchat.engine.decode.decode_batch import DecodeBatch
-from swiftchat.engine.decode.graph_runner import GRAPH_SIZES, GraphRunner
-from swiftchat.engine.decode.pipeline_decode import PipelineDecode
 from swiftchat.engine.device.device import (
     available_bytes,
     describe_device,
     find_device,
     find_kernels,
 )
-from swiftchat.engine.generation.engine import Engine, EngineParts, GraphDecode
-from swiftchat.engine.generation.prefill_graphs import GRAPH_TOKENS, PrefillGraphs
+from swiftchat.engine.generation.engine import Engine, EngineParts
+from swiftchat.engine.generation.graphs import Graphs, build_graphs
+from swiftchat.engine.generation.prefill_graphs import GRAPH_TOKENS
 from swiftchat.engine.linear.factory import WeightFactory, weight_factory
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.weight import dtype_name
@@ -47,9 +44,8 @@ from swiftchat.engine.model.decoder import (
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import CachePlan, plan_shard_cache
 from swiftchat.engine.model.torch_ops import TorchOps
-from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.blocks import BlockAllocator
-from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence
+from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.model.directory import Model
@@ -89,15 +85,9 @@ def build_engine(
     scheduler = Scheduler(allocator, setup.chunk_tokens, config.max_num_seqs)
     if isinstance(decoder, NativeDecoder) and config.chunk_tokens is None:
         scheduler.limit_duration()
-    graph_decode: GraphDecode | None = None
-    prefill_graphs: PrefillGraphs | None = None
+    graphs = Graphs()
     if isinstance(decoder.ops, CudaOps):
-        graph_decode = _warm_up(config, plan, decoder, decoder.ops, cache, scheduler, on_progress)
-        if PrefillGraphs.supports(decoder):
-            max_blocks = -(-plan.ctx_size_tokens // config.block_size)
-            prefill_graphs = PrefillGraphs(
-                decoder, decoder.ops, cache, setup.chunk_tokens, max_blocks
-            )
+        graphs = build_graphs(decoder, decoder.ops, cache, scheduler, plan, on_progress)
     return Engine(
         EngineParts(
             config=config,
@@ -107,8 +97,8 @@ def build_engine(
             decoder=decoder,
             cache=cache,
             scheduler=scheduler,
-            graph_decode=graph_decode,
-            prefill_graphs=prefill_graphs,
+            graph_decode=graphs.decode,
+            prefill_graphs=graphs.prefill,
             checkpoint=setup.checkpoint,
         )
     )
@@ -312,53 +302,6 @@ def _native_decoder(
     # The kernels' threads compute everything but sampling; torch's would take their cores.
     torch.set_num_threads(1)
     return decoder, cache, f"{kernels.variant} kernels"
-
-
-@torch.inference_mode()
-def _warm_up(
-    config: EngineConfig,
-    plan: CachePlan,
-    decoder: Decoder,
-    ops: CudaOps,
-    cache: KVCache,
-    scheduler: Scheduler,
-    on_progress: OnProgress,
-) -> GraphDecode | None:
-    """Compile the kernels of a single conversation on all cores and capture its decode step.
-
-    Return None for a MoE model whose experts the kernels cannot select: the host must route each
-    step, so the model decodes without a graph.
-    """
-    ranks, stages, block_size = decoder.ranks, decoder.stages, config.block_size
-    runner: GraphRunner | None = None
-    max_rows = ops.max_graph_rows(decoder.weights.layers)
-    max_rows = min(config.max_num_seqs, GRAPH_SIZES[-1] if max_rows is None else max_rows)
-    max_rows = _min_across_ranks(max_rows, ranks, stages)
-    if max_rows:
-        max_blocks = -(-plan.ctx_size_tokens // block_size)
-        vocab_size = decoder.config.vocab_size
-        batch = DecodeBatch(ops.gpu, max_rows, max_blocks, block_size, vocab_size)
-        runner = GraphRunner(decoder, ops, cache, batch)
-    with ops.gpu.collecting() as specs:
-        if runner is None:
-            decoder.forward(_warm_up_batch(1, block_size), cache)
-        else:
-            runner.launch_kernels(1)
-        decoder.forward(_warm_up_batch(32, block_size), cache)
-    ops.gpu.compile(specs, lambda done, total: on_progress("compiling kernels", done, total))
-    if runner is None:
-        return None
-    runner.graph(1)
-    if stages.size > 1:
-        return PipelineDecode(runner, stages)
-    return AsyncDecode(runner, scheduler, plan.ctx_size_tokens)
-
-
-def _warm_up_batch(num_tokens: int, block_size: int) -> Batch:
-    """Return a prompt in the first blocks of the cache, which no sequence uses yet."""
-    prompt = Sequence(0, [0] * num_tokens, SamplingParams())
-    prompt.block_table = [0] * -(-num_tokens // block_size)
-    return Batch.pack([Row(prompt, num_tokens)], block_size)
 
 
 def _engine_info(

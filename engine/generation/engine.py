@@ -11,9 +11,8 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Event, Finished, Logprob, Prefill, Tokens
-from swiftchat.engine.decode.async_decode import AsyncDecode
-from swiftchat.engine.decode.pipeline_decode import PipelineDecode
 from swiftchat.engine.device.bandwidth import bandwidth_ceiling_bytes_per_s
+from swiftchat.engine.generation.graphs import GraphDecode
 from swiftchat.engine.generation.prefill_graphs import PrefillGraphs
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
@@ -26,7 +25,6 @@ from swiftchat.weights.architectures.prefix_lm import CAUSAL
 from swiftchat.weights.model.checkpoint import Checkpoint
 
 Outcome = tuple[int, Event | SwiftchatError]
-GraphDecode = AsyncDecode | PipelineDecode
 
 
 @dataclass(frozen=True)
@@ -195,9 +193,10 @@ class Engine:
         outcomes: list[Outcome] = []
         self.decoder.ops.copy_blocks(self.cache, step.copies)
         batch, started = Batch.pack(step.rows, self.config.block_size), time.perf_counter()
-        local_logits = None if self.prefill_graphs is None else self.prefill_graphs.forward(batch)
-        if local_logits is None:
+        if self.prefill_graphs is None:
             local_logits = self.decoder.forward(batch, self.cache)
+        else:
+            local_logits = self.prefill_graphs.forward(batch)
         self.scheduler.measured(len(batch.ids), time.perf_counter() - started)
         self._num_computed += len(batch.ids)
         for row in step.rows:

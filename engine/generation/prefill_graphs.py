@@ -19,8 +19,9 @@ class PrefillGraphs:
     """Captures and replays the forward pass of one sequence's chunk, from its ids to the logits.
 
     Launching the kernels of a short chunk one by one takes the host several times as long as the
-    GPU computes. Padding tokens have no slot and are no queries; nothing else mixes tokens, so
-    they change no result.
+    GPU computes. Padding tokens have no slot and are no queries; nothing else mixes tokens. Chunks
+    are padded without a graph as well: a GEMM of another size may round differently, and an answer
+    must not depend on what has been captured.
     """
 
     def __init__(
@@ -29,6 +30,8 @@ class PrefillGraphs:
         """Prepare for chunks of at most `max_tokens` and contexts of at most `max_blocks`."""
         self._decoder, self._ops, self._cache = decoder, ops, cache
         self._sizes = [size for size in GRAPH_TOKENS if size <= max_tokens]
+        # Stages exchange the residual stream outside graphs.
+        self._to_capture = list(self._sizes) if decoder.stages.size == 1 else []
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         most = max(self._sizes, default=0)
         max_blocks = -(-max_blocks // _ALIGNED) * _ALIGNED
@@ -41,41 +44,42 @@ class PrefillGraphs:
 
     @classmethod
     def supports(cls, decoder: Decoder) -> bool:
-        """Return whether a decoder's prefill can be captured: the host routes experts' tokens."""
-        return decoder.stages.size == 1 and decoder.config.num_experts == 0
+        """Return whether a decoder's chunks can be padded; experts would compute the padding."""
+        return decoder.config.num_experts == 0
 
     @property
     def can_capture(self) -> bool:
-        return len(self._graphs) < len(self._sizes)
+        return bool(self._to_capture)
 
     def capture_next(self) -> None:
         """Capture the smallest size without a graph, on all ranks; no sequence may be running.
 
         Without memory for it on some rank, this size and larger ones get none.
         """
-        size = self._sizes[len(self._graphs)]
+        size = self._to_capture.pop(0)
+        graph: torch.cuda.CUDAGraph | None
         try:
             graph = self._capture(size)
         except (OutOfMemory, KernelCompileError, torch.OutOfMemoryError):
-            graph = None  # the chunk is computed without one, and reports the error if it fails too
-        # Ranks must compute the same number of tokens, padded or not.
+            graph = None  # without it, the chunk reports the error if that happens there as well
+        # Ranks launch the same collective operations, all from graphs or none.
         if self._decoder.ranks.min_across_ranks(int(graph is not None)) and graph is not None:
             self._graphs[size] = graph
         else:
-            self._sizes = self._sizes[: len(self._graphs)]
+            self._to_capture = []
 
     def forward(self, batch: Batch) -> Tensor | None:
-        """As `Decoder.forward`, or return None for a batch without a captured graph.
-
-        The logits are valid until the next call.
-        """
+        """As `Decoder.forward`; from a graph, logits are valid until the next call."""
         num_tokens = len(batch.ids)
         size = next((size for size in self._sizes if size >= num_tokens), None)
         is_chunk = len(batch.spans) == 1 == len(batch.logits_indices) and num_tokens > 1
-        if not is_chunk or size not in self._graphs:
-            return None
+        if not is_chunk or size is None:
+            return self._decoder.forward(batch, self._cache)
         self._load(batch, size)
-        self._graphs[size].replay()
+        graph = self._graphs.get(size)
+        if graph is None:
+            return self._decoder.forward_plan(self._plan(size), self._cache)
+        graph.replay()
         return self._logits[size]
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
@@ -83,19 +87,16 @@ class PrefillGraphs:
         self._load(None, size)
         plan = self._plan(size)
         with self._ops.gpu.collecting() as specs:
-            self._compute(plan)
+            self._decoder.forward_plan(plan, self._cache)
         self._ops.gpu.compile(specs)
-        self._compute(plan)
+        self._decoder.forward_plan(plan, self._cache)
         torch.cuda.synchronize(self._ops.gpu.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            self._logits[size] = self._compute(plan)
+            logits = self._decoder.forward_plan(plan, self._cache)
+        assert logits is not None  # there is one stage
+        self._logits[size] = logits
         return graph
-
-    def _compute(self, plan: CudaPlan) -> Tensor:
-        decoder = self._decoder
-        normed = decoder.forward_layers(plan, decoder.embed(plan), self._cache)
-        return decoder.logits(plan, normed)
 
     def _plan(self, size: int) -> CudaPlan:
         """Return the inputs as a batch of `size` tokens."""

@@ -190,7 +190,10 @@ class Decoder:
         several ranks, only this rank's columns, for `Communicator.all_gather`. With several
         stages, all but the last return None.
         """
-        plan = self.ops.plan(batch, cache)
+        return self.forward_plan(self.ops.plan(batch, cache), cache)
+
+    def forward_plan(self, plan: Any, cache: KVCache) -> Tensor | None:
+        """As `forward`, for a batch that is on the device."""
         # The residual stream stays in fp32: channels of small models reach 25,000, where bf16 has
         # steps of 128.
         if self.stages.is_first:

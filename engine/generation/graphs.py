@@ -1,0 +1,88 @@
+"""The CUDA graphs of an engine: compile its kernels and capture its decode step."""
+
+from dataclasses import dataclass
+
+import torch
+
+from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.api.protocol import OnProgress
+from swiftchat.engine.decode.async_decode import AsyncDecode
+from swiftchat.engine.decode.decode_batch import DecodeBatch
+from swiftchat.engine.decode.graph_runner import GRAPH_SIZES, GraphRunner
+from swiftchat.engine.decode.pipeline_decode import PipelineDecode
+from swiftchat.engine.generation.prefill_graphs import PrefillGraphs
+from swiftchat.engine.model.cuda_ops import CudaOps
+from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.model.memory import CachePlan
+from swiftchat.engine.schedule.batch import Batch
+from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence
+
+GraphDecode = AsyncDecode | PipelineDecode
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """What replays captured steps; None: these steps are never captured.
+
+    A MoE model whose experts the kernels cannot select has none: the host must route each step.
+    """
+
+    decode: GraphDecode | None = None
+    prefill: PrefillGraphs | None = None
+
+
+@torch.inference_mode()
+def build_graphs(
+    decoder: Decoder,
+    ops: CudaOps,
+    cache: KVCache,
+    scheduler: Scheduler,
+    plan: CachePlan,
+    on_progress: OnProgress,
+) -> Graphs:
+    """Compile the kernels of a single conversation on all cores and capture its decode step.
+
+    The cache must not be in use yet.
+    """
+    max_blocks = -(-plan.ctx_size_tokens // cache.block_size)
+    runner = _graph_runner(decoder, ops, cache, scheduler.max_num_seqs, max_blocks)
+    prefill: PrefillGraphs | None = None
+    if PrefillGraphs.supports(decoder):
+        prefill = PrefillGraphs(decoder, ops, cache, scheduler.chunk_tokens, max_blocks)
+    with ops.gpu.collecting() as specs:
+        if runner is None:
+            decoder.forward(_prompt(1, cache.block_size), cache)
+        else:
+            runner.launch_kernels(1)
+        decoder.forward(_prompt(32, cache.block_size), cache)
+        if prefill is not None:
+            prefill.forward(_prompt(32, cache.block_size))
+    ops.gpu.compile(specs, lambda done, total: on_progress("compiling kernels", done, total))
+    if runner is None:
+        return Graphs(None, prefill)
+    runner.graph(1)
+    if decoder.stages.size > 1:
+        return Graphs(PipelineDecode(runner, decoder.stages), prefill)
+    return Graphs(AsyncDecode(runner, scheduler, plan.ctx_size_tokens), prefill)
+
+
+def _graph_runner(
+    decoder: Decoder, ops: CudaOps, cache: KVCache, max_num_seqs: int, max_blocks: int
+) -> GraphRunner | None:
+    """Return the runner of decode steps, None if they cannot be captured on some rank."""
+    max_rows = ops.max_graph_rows(decoder.weights.layers)
+    max_rows = min(max_num_seqs, GRAPH_SIZES[-1] if max_rows is None else max_rows)
+    max_rows = min(decoder.stages.gather_from_stages(decoder.ranks.min_across_ranks(max_rows)))
+    if max_rows == 0:
+        return None
+    vocab_size = decoder.config.vocab_size
+    batch = DecodeBatch(ops.gpu, max_rows, max_blocks, cache.block_size, vocab_size)
+    return GraphRunner(decoder, ops, cache, batch)
+
+
+def _prompt(num_tokens: int, block_size: int) -> Batch:
+    """Return a prompt in the first blocks of the cache, which no sequence uses yet."""
+    prompt = Sequence(0, [0] * num_tokens, SamplingParams())
+    prompt.block_table = [0] * -(-num_tokens // block_size)
+    return Batch.pack([Row(prompt, num_tokens)], block_size)
