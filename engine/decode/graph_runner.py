@@ -15,6 +15,7 @@ from swiftchat.cuda.ops.sampling import (
 )
 from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.decode.fused_decoder import FusedDecoder
+from swiftchat.engine.device.capture import capture
 from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan, DecodeRows
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
@@ -107,10 +108,7 @@ class GraphRunner:
         for tensor, before in zip(state, saved, strict=True):
             tensor.copy_(before)
         torch.cuda.synchronize(self._ops.gpu.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.launch_kernels(n)
-        return graph
+        return capture(lambda: self.launch_kernels(n))[0]
 
     def launch_kernels(self, n: int) -> None:
         """Launch the kernels of a step of n rows one by one."""

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from swiftchat.engine.device.capture import capture
 from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan, PrefillRows
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
@@ -91,9 +92,7 @@ class PrefillGraphs:
         self._ops.gpu.compile(specs)
         self._decoder.forward_plan(plan, self._cache)
         torch.cuda.synchronize(self._ops.gpu.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._decoder.forward_plan(plan, self._cache)
+        graph, logits = capture(lambda: self._decoder.forward_plan(plan, self._cache), self._pool)
         assert logits is not None  # there is one stage
         self._logits[size] = logits
         return graph

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS
 from tests.support import tiny
@@ -60,6 +62,21 @@ def gpu_engine(folder: Path, cubins: Path, *, graphs: bool = True, **config: Any
     if not graphs:
         engine.graph_decode = None
     return engine
+
+
+def recorded_logits(engine: Engine) -> list[Tensor]:
+    """Return a list that receives the logits of every forward pass that is not replayed."""
+    found: list[Tensor] = []
+    forward = engine.decoder.forward_plan
+
+    def record(plan: Any, cache: KVCache) -> Tensor | None:
+        logits = forward(plan, cache)
+        assert logits is not None
+        found.append(logits)
+        return logits
+
+    engine.decoder.forward_plan = record  # type: ignore[method-assign]
+    return found
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -133,10 +150,9 @@ def test_half_precision_is_close_to_fp32(folder: Path, cubins: Path, dtype: str,
     logits = []
     for name in ("float32", dtype):
         engine = gpu_engine(folder, cubins, dtype=name, **PATHS[path])
-        forward = engine.decoder.forward
-        engine.decoder.forward = lambda *args, f=forward: logits.append(f(*args)) or logits[-1]  # type: ignore[method-assign]
+        logits.append(recorded_logits(engine))
         tiny.run(engine, {1: ids}, SamplingParams(temperature=0, max_tokens=1))
-    exact, rounded = (value[0].double() for value in logits)
+    exact, rounded = (found[0][0].double() for found in logits)
     assert torch.linalg.norm(rounded - exact) <= 0.06 * torch.linalg.norm(exact)
 
 
@@ -154,9 +170,8 @@ def test_a_quantized_kv_cache_is_close_to_fp32(
         {"dtype": "bfloat16", "chunk_tokens": 1},
     ):
         engine = gpu_engine(tmp_path, cubins, kv_dtype=kv_dtype, **config)
-        forward, found = engine.decoder.forward, []
-        engine.decoder.forward = lambda *args, f=forward, to=found: to.append(f(*args)) or to[-1]  # type: ignore[method-assign]
-        # Rows with logprobs are not replayed from a graph, which would bypass `forward`.
+        found = recorded_logits(engine)
+        # Rows with logprobs are not replayed from a graph, which would bypass `forward_plan`.
         tiny.run(engine, {1: ids}, SamplingParams(temperature=0, max_tokens=1, logprobs=1))
         logits.append(next(rows for rows in reversed(found) if len(rows))[0].double())
         # In a graph, from the cached prefix.
