@@ -18,12 +18,14 @@ from swiftchat.chat.options.chat_options import CHAT_OPTIONS, CONFIG_NAMES, comp
 from swiftchat.chat.options.completion import COMPLETE_VARIABLE
 from swiftchat.chat.options.help_layout import ChatCommand, write_everyday_options
 from swiftchat.chat.terminal.error_report import print_error, print_lines
+from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
     from swiftchat.chat.history.autosave import Autosave
     from swiftchat.chat.history.conversation import Conversation
     from swiftchat.chat.options.config import ChatConfig
+    from swiftchat.chat.options.project import Project
     from swiftchat.chat.terminal.keyboard import Keyboard
 
 # name → (module, attribute, short help); aliases have no help and are not listed.
@@ -139,13 +141,24 @@ def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
         config = ChatConfig(**options)
         config.check()
         conversation.system = config.system_text()
-        if _is_oneshot(config):
+        is_oneshot = _is_oneshot(config)
+        if ctx.obj is not None and not config.quiet:
+            _print_project(ctx.obj, is_oneshot)
+        if is_oneshot:
             return _run_once(config, conversation, autosave)
         with _open_keyboard() as keyboard:
             # Imported while the user may type already.
             from swiftchat.chat.repl.loop import run_repl
 
             return run_repl(config, conversation, autosave, keyboard)
+
+
+def _print_project(project: "Project", is_oneshot: bool) -> None:
+    """Print what the project file sets, if the chat is interactive, and what is left out of it."""
+    for notice in project.notices:
+        print_notice(f"warning: {notice}")
+    if project.values and not is_oneshot:
+        print_notice(f"{project.path} sets {', '.join(project.values)}")
 
 
 def _open_keyboard() -> "Keyboard":
@@ -252,18 +265,24 @@ def main() -> None:
 
 def _run() -> int:
     from swiftchat.chat.options.config import load_config_file
+    from swiftchat.chat.options.project import current_project
 
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         from click.shell_completion import shell_complete
 
         return shell_complete(swiftchat, {}, "swiftchat", COMPLETE_VARIABLE, instruction)
     is_help = {"--help", "-h", "--version"} & set(sys.argv)
-    values = {} if is_help else load_config_file(CONFIG_NAMES)
+    values, project = {}, None
+    if not is_help:
+        values, project = load_config_file(CONFIG_NAMES), current_project()
+        values |= project.values if project else {}
     # `token_file` is that of --connect; serve's option of this name is another.
     serve = {name: value for name, value in values.items() if name != "token_file"}
     default_map = {**values, "chat": values, "serve": serve, "tokens": values}
     # click's own `main` would turn a closed pipe into exit status 1.
-    with swiftchat.make_context("swiftchat", sys.argv[1:], default_map=default_map) as ctx:
+    with swiftchat.make_context(
+        "swiftchat", sys.argv[1:], default_map=default_map, obj=project
+    ) as ctx:
         swiftchat.invoke(ctx)
     return 0
 

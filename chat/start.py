@@ -52,8 +52,8 @@ def conversation_for(
 ) -> Conversation:
     """Return a new conversation or the one to continue; update the options it or a role sets.
 
-    Precedence: flags and environment variables, the role, the conversation, the configuration
-    file. `known` are the options that a role may set.
+    Precedence: flags and environment variables, the role, the conversation, the project file and
+    its role, the configuration file. `known` are the options that a role may set.
     """
     sources = [context.get_parameter_source for context in (ctx, ctx.find_root())]
     given = {
@@ -62,14 +62,27 @@ def conversation_for(
         for source in sources
         if source(name) in (_COMMAND_LINE, _ENVIRONMENT)
     }
+    is_new = not (options["continue_"] or options["session"] is not None)
+    role = None
     if options["role"] is not None:
         from swiftchat.chat.options.roles import load_role, parse_values
 
         role = load_role(options["role"], known).filled(parse_values(options["variables"]))
+    if role is not None and "role" in given:
         _apply(ctx, options, given, {**role.settings, "system": role.system or None})
         options["opening"] = role.prompt
-    if not (options["continue_"] or options["session"] is not None):
-        return Conversation()
+    conversation = Conversation() if is_new else _continued(ctx, options, given)
+    if role is not None and "role" not in given:
+        given |= ctx.obj.values.keys()
+        # A conversation that is continued keeps its system prompt, also if it has none.
+        system = role.system if is_new else ""
+        _apply(ctx, options, given, {**role.settings, "system": system or None})
+        options["opening"] = role.prompt if is_new else ""
+    return conversation
+
+
+def _continued(ctx: click.Context, options: dict[str, Any], given: set[str]) -> Conversation:
+    """Return the conversation to continue; set the options that are saved with it."""
     from swiftchat.chat.history.store import load_session
     from swiftchat.chat.options.config import SESSION_OPTIONS
 

@@ -185,10 +185,15 @@ Set options in {{config_path}}:
   temperature = 0.5
   accessible = true
 
-or in a variable: SWIFTCHAT_TEMPERATURE=0.5 swiftchat. A flag overrides the variable,
-the variable overrides a role, the role overrides the continued conversation,
-the conversation overrides the file, and the file overrides the model's own
-generation_config.json.
+or in a variable: SWIFTCHAT_TEMPERATURE=0.5 swiftchat. A flag overrides the
+variable, the variable a role, the role overrides the continued conversation,
+the conversation overrides the project file, that overrides this file, and
+this file overrides the model's own generation_config.json.
+
+A project file is .swiftchat.toml in the working folder, or the nearest one
+above it up to your home folder. It sets only model (a name, or a path inside
+the project), role and sampling parameters. Other keys, and the file of another
+user, are ignored with a warning.
 
   swiftchat config show               print every setting and its origin
   swiftchat config path               print the path of the file

@@ -1,8 +1,14 @@
 """`swiftchat config`: settings and their origin."""
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
+from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
+
+if TYPE_CHECKING:
+    from swiftchat.chat.options.project import Project
 
 
 @click.group(invoke_without_command=True)
@@ -29,15 +35,37 @@ def config_show(ctx: click.Context) -> None:
     from swiftchat.chat.options.config import defaults
 
     root = ctx.find_root()
+    project: Project | None = root.obj
+    from_role = _role_values(root)
+    below_role = {"config file", "default"}
+    if root.get_parameter_source("role") is click.core.ParameterSource.COMMANDLINE:
+        below_role.add("project file")
     default_values = defaults(root.params["model"])
     origins: dict[click.core.ParameterSource | None, str] = {
         click.core.ParameterSource.COMMANDLINE: "flag",
         click.core.ParameterSource.ENVIRONMENT: "environment",
         click.core.ParameterSource.DEFAULT_MAP: "config file",
     }
-    for name in sorted(CONFIG_NAMES):
+    for name in sorted(CONFIG_NAMES | {"role"}):
         source = root.get_parameter_source(name)
         value, origin = root.params[name], origins.get(source, "default")
+        if origin == "config file" and project is not None and name in project.values:
+            origin = "project file"
+        if name in from_role and origin in below_role:
+            value, origin = from_role[name], f"role {root.params['role']}"
         if value is None:
             value, origin = default_values.get(name, (None, "default"))
-        print(f"{name:18} {sanitize('–' if value is None else str(value)):24} {origin}")
+        print(f"{name:18} {sanitize('–' if value is None else str(value)):24} {sanitize(origin)}")
+    if project is not None:
+        print(sanitize(f"project file: {project.path}"))
+        for notice in project.notices:
+            print_notice(f"warning: {notice}")
+
+
+def _role_values(root: click.Context) -> dict[str, Any]:
+    """Return the options of the role that is chosen."""
+    from swiftchat.chat.options.chat_options import CONFIG_NAMES, typed
+    from swiftchat.chat.options.roles import load_role
+
+    name = root.params["role"]
+    return {} if name is None else typed(load_role(name, CONFIG_NAMES).settings)

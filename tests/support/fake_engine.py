@@ -1,6 +1,7 @@
 """A scripted engine with the interface of `EngineClient`, and a model folder for it.
 
-`fake_engine.py FOLDER SCRIPT [OPTION…]` runs swiftchat with this engine. SCRIPT is a JSON list of
+`fake_engine.py FOLDER SCRIPT [OPTION…]` runs swiftchat with this engine; FOLDER `-` leaves the
+choice of the model to the options. SCRIPT is a JSON list of
 answers, each a string or an object with "text" or "ids", and optionally "delay_s" (before each
 token), "end_delay_s" (before the end) and "error". A first object {"load_s"} sets the load time.
 """
@@ -202,7 +203,7 @@ def main() -> None:
     folder, script, *options = sys.argv[1:]
     engine = FakeEngine(json.loads(script))
     chat_model.ChatModel.__init__.__defaults__ = (engine.start,)  # replaces the real `start`
-    sys.argv = ["swiftchat", "-m", folder, *options]
+    sys.argv = ["swiftchat", *(["-m", folder] if folder != "-" else []), *options]
     try:
         cli.main()
     finally:
