@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.weights.architectures.config import ModelConfig, token_ids
@@ -13,11 +13,14 @@ from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.formats.tensor_info import ITEM_BYTES
 from swiftchat.weights.gguf.source import GgufSource, gguf_file_of
-from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.parallel.rank_files import stored_tp_size
-from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
-from swiftchat.weights.quantization.methods import CONFIG_FIELDS, read_settings
-from swiftchat.weights.quantization.stored_tensor import StoredTensor
+from swiftchat.weights.quantization.settings_files import CONFIG_FIELDS, read_settings
+
+# The modules that read weights are imported where they are used: they need numpy, which takes
+# 0.1 s, and a chat with a running engine opens no weights.
+if TYPE_CHECKING:
+    from swiftchat.weights.model.checkpoint import Checkpoint
+    from swiftchat.weights.parallel.tensor_parallel import Shard
+    from swiftchat.weights.quantization.stored_tensor import StoredTensor
 
 __all__ = ["Model"]
 
@@ -68,12 +71,14 @@ class Model:
         tokenizer = _read_optional(path / "tokenizer_config.json")
         return cls(path, config, generation, tokenizer, quantization_config)
 
-    def checkpoint(self, shard: Shard | None = None) -> Checkpoint:
+    def checkpoint(self, shard: "Shard | None" = None) -> "Checkpoint":
         """Open the weights and check them against the config.
 
         `shard` selects the rank of files per rank. Raises as `Checkpoint.open` and `check` do, and
         as `gguf_file_of` for a GGUF file that has changed.
         """
+        from swiftchat.weights.model.checkpoint import Checkpoint
+
         if (gguf_file := gguf_file_of(self.path)) is not None:
             # Imported here: most models need no code for GGUF.
             from swiftchat.weights.model.gguf_checkpoint import GgufCheckpoint
@@ -105,6 +110,9 @@ class Model:
     @cached_property
     def stored_tensors(self) -> Mapping[str, tuple[str, int]]:
         """Dtype or quantized format, and bytes, of every whole tensor by name."""
+        from swiftchat.weights.parallel.rank_files import stored_tp_size
+        from swiftchat.weights.parallel.tensor_parallel import shard_of
+
         size = stored_tp_size(self.path)
         # Every rank has a slice of every tensor.
         checkpoint = self.checkpoint(shard_of(self.config, size, 0) if size else None)
@@ -119,7 +127,7 @@ class Model:
         return {name: stored(name, s) for name, s in expected_tensors(self.config).items()}
 
     @cached_property
-    def quantized_tensors(self) -> Mapping[str, StoredTensor]:
+    def quantized_tensors(self) -> "Mapping[str, StoredTensor]":
         """The quantized tensors by name."""
         return {} if self.quantization_config is None else self.checkpoint().quantized
 

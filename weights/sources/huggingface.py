@@ -9,13 +9,9 @@ from swiftchat.weights.architectures.tensors import expected_tensors, tensor_nam
 from swiftchat.weights.files.reading import encode_json, read_json
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.model.directory import Model
-from swiftchat.weights.quantization.methods import (
-    CONFIG_FIELDS,
-    model_tensors,
-    read_settings,
-    select_expected,
-)
+from swiftchat.weights.quantization.methods import model_tensors, select_expected
 from swiftchat.weights.quantization.rounding import DTYPE_NAMES
+from swiftchat.weights.quantization.settings_files import CONFIG_FIELDS, read_settings
 from swiftchat.weights.sources.plan import GENERATION_CONFIG, Floats, Plan
 from swiftchat.weights.sources.sharded import chunks_of_rows
 

@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -73,6 +75,23 @@ def test_chats_with_the_same_options_attach(served: ServeProcess, folder: Path) 
         assert client.stats()["computed_tokens"] == attached
         assert num_attached() == 1
     wait_until(lambda: num_attached() == 0, END_S)
+
+
+def test_an_attached_chat_imports_nothing_that_reads_weights(
+    served: ServeProcess, folder: Path
+) -> None:
+    """numpy and torch take longer to import than the answer begins to come."""
+    args = ["swiftchat", "-m", str(folder), *OPTIONS, "-p", "hello", "-n", "2"]
+    script = (
+        f"import sys; sys.argv = {args!r}\n"
+        "from swiftchat.chat.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "heavy = {'torch', 'numpy', 'rich', 'prompt_toolkit', 'requests'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], stdin=subprocess.DEVNULL)
+    assert result.returncode == 0
 
 
 def test_an_option_of_the_environment_or_the_file_attaches_too(folder: Path) -> None:
