@@ -114,7 +114,7 @@ class Worker:
     def _keep_alive(self, seconds: float) -> None:
         assert self._listener is not None
         wait_until_unused(seconds, self._server, self._listener)
-        message = f"the engine ended: nobody used it for {seconds:g} s"
+        message = f"the engine ended: it was not used for {seconds:g} s"
         self._exit(EngineStopped(message, RESTART_HINT))
 
     def _exit(self, error: SwiftchatError) -> None:

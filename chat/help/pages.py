@@ -169,6 +169,27 @@ The engine determines the model, tokenizer, device and context. Conversations
 are saved on your machine. An engine serves up to 16 terminals at once.
 """
 
+_SERVE = """\
+swiftchat serve keeps a model loaded. Chats and one-shots with the same model
+and the same engine options use it instead of loading the model.
+
+  swiftchat serve qwen3:8b            keep it loaded until Ctrl-C
+  swiftchat serve --keep-alive 10m    end after 10 minutes without use
+  swiftchat -m qwen3:8b -p "Hi"       answers at once
+  swiftchat --no-attach               load the model in any case
+  swiftchat ps                        list running engines
+  swiftchat stop qwen3:8b             end one; --all: end all
+
+Clients of OpenAI's HTTP API can use the model too:
+
+  pip install 'swiftchat[serve]'
+  swiftchat serve --openai 127.0.0.1:8080
+
+They must send the token that is printed at the start, or that of --token-file
+or SWIFTCHAT_API_TOKEN. Other machines can connect only with --allow-remote.
+docs/serving.md lists what the API can do.
+"""
+
 _EXIT_CODES = """\
 {{exit_codes}}
 
@@ -210,6 +231,7 @@ PAGES = {
     "templates": Page("Chat templates", _TEMPLATES),
     "sampling": Page("Temperature and other sampling options, logprobs", _SAMPLING),
     "gpu": Page("Running models on GPUs", _GPU),
+    "serve": Page("Keeping a model loaded, and the HTTP API", _SERVE),
     "hosts": Page("Remote engines, and engines on several hosts", _HOSTS),
     "exit-codes": Page("Exit codes for scripts", _EXIT_CODES),
     "config": Page("Configuration file and environment variables", _CONFIG),

@@ -34,7 +34,7 @@ _MODEL = click.Argument(
     "--keep-alive",
     type=Duration(),
     envvar="SWIFTCHAT_KEEP_ALIVE",
-    help="End after nobody has used the engine for this time: 90s, 10m, 2h.",
+    help="End an engine that is not used for this time: 90s, 10m, 2h.",
 )
 @click.option("--openai", metavar="HOST:PORT", help="Also serve an OpenAI-compatible HTTP API.")
 @click.option(
@@ -140,7 +140,7 @@ def _run(
     print_notice(f"{chat_model.name} is ready · {info.device} · {info.ctx_size_tokens} tokens")
     if serve_config.keep_alive_s is not None:
         print_notice(
-            f"it ends when nobody uses it for {format_duration(serve_config.keep_alive_s)}"
+            f"it ends when it is not used for {format_duration(serve_config.keep_alive_s)}"
         )
     print_notice("chats with the same model and options use it · Ctrl-C ends it")
     if endpoint is not None:

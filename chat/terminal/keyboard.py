@@ -267,7 +267,7 @@ class Keyboard:
             self.is_closed = True
             self.wake()
         finally:
-            os.write(self._paused_pipe[1], b"e")  # nobody has to wait for this thread any more
+            os.write(self._paused_pipe[1], b"e")  # no caller has to wait for this thread any more
 
     def _read_chunk(self) -> bytes:
         """Read what is there, and what follows an Enter immediately."""

@@ -130,7 +130,7 @@ def _listen_at(path: Path) -> socket.socket:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, so that nobody removes a socket between `bind` and `listen` as stale."""
+    """Lock a folder, so that no process removes a socket between `bind` and `listen` as stale."""
     folder_fd = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(folder_fd, fcntl.LOCK_EX)

@@ -224,9 +224,9 @@ def test_a_chat_starts_its_own_engine_if_the_running_one_does_not_answer(
 
 def test_keep_alive_ends_an_unused_engine(folder: Path) -> None:
     with serve_process(str(folder), *OPTIONS, "--keep-alive", "2s", ready=False) as process:
-        process.wait_for("nobody uses it for 2 s")
+        process.wait_for("it is not used for 2 s")
         assert process.process.wait(END_S) == 0
-    assert process.log.endswith("the engine ended: nobody used it for 2 s\n")
+    assert process.log.endswith("the engine ended: it was not used for 2 s\n")
     assert listed() == []
 
 
