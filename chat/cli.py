@@ -194,15 +194,24 @@ def _is_oneshot(config: "ChatConfig") -> bool:
 def _run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Autosave") -> int:
     """Answer one prompt, then start the interactive chat with -i; return the exit code."""
     from swiftchat.chat.history.conversation import title_of
-    from swiftchat.chat.model.chat_model import chat_model_for
-    from swiftchat.chat.oneshot import OneShot, prompt_text
-    from swiftchat.chat.terminal.echo import hide_typing
+    from swiftchat.chat.oneshot import prompt_text
 
     text = prompt_text(config)
     question = config.opening if config.prompt in (None, "-") else config.prompt
     conversation.title = conversation.title or title_of(question or text)
     conversation.add("user", text)
-    at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    try:
+        return _answer_once(config, conversation, autosave)
+    finally:
+        conversation.forget_unanswered()
+        autosave.finish(conversation)
+
+
+def _answer_once(config: "ChatConfig", conversation: "Conversation", autosave: "Autosave") -> int:
+    from swiftchat.chat.model.chat_model import chat_model_for
+    from swiftchat.chat.oneshot import OneShot
+    from swiftchat.chat.terminal.echo import hide_typing
+
     if config.interactive:
         with _open_keyboard() as keyboard, chat_model_for(config) as chat_model:
             one_shot = OneShot(chat_model, config, autosave)
@@ -211,21 +220,17 @@ def _run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Aut
 
             with keyboard.erasing(one_shot.pause):
                 one_shot.run(conversation)
-            return Repl(chat_model, config, conversation, (), autosave, keyboard).run()
+            repl = Repl(chat_model, config, conversation, (), autosave, keyboard)
+            return repl.run(shows_end=False)
     if config.compared:
         from swiftchat.chat.comparison import Comparison
 
-        try:
-            return Comparison(config, autosave).run(conversation)
-        finally:
-            autosave.finish(conversation)
+        return Comparison(config, autosave).run(conversation)
+    at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with chat_model_for(config) as chat_model:
         one_shot = OneShot(chat_model, config, autosave)
         with hide_typing(one_shot.pause) if at_terminal else contextlib.nullcontext():
-            try:
-                return one_shot.run(conversation)
-            finally:
-                autosave.finish(conversation)
+            return one_shot.run(conversation)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from swiftchat.chat.render.style import choose_style
 from swiftchat.chat.render.view import AnswerView, open_view, preload
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.engine.api.protocol import EngineInfo, Prefill
-from swiftchat.errors import SwiftchatError, UsageError
+from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
 
 SCHEMA = 1
 
@@ -81,8 +81,7 @@ class OneShot:
         started = time.perf_counter()
         self.chat_model.prepare()
         conversation.settings = self.chat_model.settings
-        self.autosave.save(conversation)
-        self._session_id = conversation.id if self.autosave.is_saving else None
+        self.autosave.open()  # while the engine loads
         self._style = choose_style(self.config, os.environ, sys.stdout.isatty())
         preload(self._style)  # while the engine loads
         info = self.chat_model.wait_ready()
@@ -102,10 +101,11 @@ class OneShot:
             self._show(answer.interrupt())
             exit_code = 130
         except SwiftchatError as error:
-            saver.finish("error")
+            self._save(conversation, answer, saver, "error")
             self._end(answer, info, load_s, "error")
             raise error
-        saver.finish(answer.finish_reason)
+        self._save(conversation, answer, saver, answer.finish_reason)
+        exit_code = exit_code or self._warn_limit(answer, info)
         self._end(answer, info, load_s, answer.finish_reason or "interrupt")
         if self.config.stats:
             print(stats_line(answer, info.load_s), file=sys.stderr)
@@ -115,6 +115,25 @@ class OneShot:
         """Erase temporary output before the program is suspended."""
         if self._view is not None:
             self._view.pause()
+
+    def _save(
+        self, conversation: Conversation, answer: Answer, saver: AnswerSaver, reason: str | None
+    ) -> None:
+        """Save the answer, unless it has failed or was interrupted before its first text."""
+        if reason in ("stop", "length") or answer.text or answer.reasoning:
+            saver.finish(reason)
+            self._session_id = conversation.id if self.autosave.is_saving else None
+
+    def _warn_limit(self, answer: Answer, info: EngineInfo) -> int:
+        """Print a warning if the answer was cut; return the exit code."""
+        if answer.limit is None:
+            return 0
+        if answer.limit == "max_tokens":
+            self._warn(f"answer ended at its token limit (-n {answer.params.max_tokens})")
+            return 0
+        size = info.ctx_size_tokens
+        self._warn(f"answer ended at the context limit of {size} tokens; --ctx-size N changes it")
+        return ContextOverflow.exit_code
 
     def _show(self, piece: str) -> None:
         if self._view is not None:
@@ -143,7 +162,9 @@ class OneShot:
         self._print_event({"event": "prefill", "done": progress.done, "total": progress.total})
 
     def _warn_dropped(self, num_messages: int) -> None:
-        text = f"the context is full: the oldest {num_messages} messages were left out"
+        self._warn(f"the context is full: the oldest {num_messages} messages were left out")
+
+    def _warn(self, text: str) -> None:
         self.warnings.append(text)
         print(f"warning: {text}", file=sys.stderr)
 

@@ -56,6 +56,7 @@ def edit(state: ChatState, argument: str) -> None:
         return
     state.conversation.tip = message.parent
     state.conversation.add("assistant", text.rstrip("\n"), "edit")
+    state.count_context()
     state.save()
     print(_branch_notice(state.conversation, path[-1]))
 

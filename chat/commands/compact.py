@@ -31,6 +31,7 @@ def compact(state: ChatState, argument: str) -> None:
     print(sanitize(summary))
     _start_branch(state.conversation, summary, path[first_kept:])
     state.last_answer = None
+    state.count_context()
     state.save()
     branch = state.conversation.branches().index(path[-1]) + 1 if path else 0
     print(f"summarized {first_kept} messages; /switch {branch} goes back to them")

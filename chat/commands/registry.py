@@ -3,6 +3,8 @@
 import contextlib
 import difflib
 import os
+import shutil
+import textwrap
 from collections.abc import Mapping
 
 from swiftchat.chat.commands.answer import ANSWER_COMMANDS
@@ -25,13 +27,14 @@ def _help(state: ChatState, argument: str) -> None:
     elif argument:
         _help_about(argument)
     else:
-        topics = ", ".join(PAGES)
-        print(f"{command_table()}\n\n{two_columns(KEYS)}\n\n/help TOPIC: {topics}")
+        width = shutil.get_terminal_size().columns
+        topics = textwrap.fill(f"/help TOPIC: {', '.join(PAGES)}", width, break_on_hyphens=False)
+        print(f"{command_table(width)}\n\n{two_columns(KEYS, width)}\n\n{topics}")
 
 
-def command_table() -> str:
-    """Return the slash commands with their summaries."""
-    return two_columns(command.help_row for command in COMMANDS)
+def command_table(width: int = 80) -> str:
+    """Return the slash commands with their summaries, for a terminal of `width` columns."""
+    return two_columns((command.help_row for command in COMMANDS), width)
 
 
 def _help_about(name: str) -> None:

@@ -67,6 +67,14 @@ class ChatState:
             self.compared.close()
             self.compared = None
 
+    def count_context(self) -> None:
+        """Set the token counts of the tip, which no model has written, for the context bar."""
+        conversation = self.conversation
+        if conversation.tip is not None:
+            encode = self.chat_model.encoder(conversation.last_turn)
+            conversation.tip.prompt_tokens = len(encode(conversation.template_messages()))
+            conversation.tip.completion_tokens = 0
+
     def save(self) -> None:
         """Autosave the conversation; a failure is a warning."""
         self.autosave.save(self.conversation)

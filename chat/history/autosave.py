@@ -33,12 +33,19 @@ class Autosave:
             self._store = self._open_store()
         return self._store
 
+    def open(self) -> None:
+        """Open the store before the first save; a failure is a warning."""
+        if self._open_store is not None:
+            self._try(lambda: self.store)
+
     def save(self, conversation: Conversation) -> None:
         """Save unsaved messages; a failure is a warning, and the next turn tries again."""
-        if self._open_store is None or not conversation.tree:
-            return
+        if self._open_store is not None and conversation.tree:
+            self._try(lambda: self.store.save(conversation))
+
+    def _try(self, work: Callable[[], object]) -> None:
         try:
-            self.store.save(conversation)
+            work()
             self.failed = False
         except SwiftchatError as error:
             if not self.failed:

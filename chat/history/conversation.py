@@ -120,6 +120,15 @@ class Conversation:
             message = message.parent
         return path[::-1]
 
+    @property
+    def context_used(self) -> int | None:
+        """The tokens of the last turn's prompt and answer; None if they were not counted."""
+        path = self.messages
+        for message in reversed(path):
+            if message.prompt_tokens is not None:
+                return message.prompt_tokens + (message.completion_tokens or 0)
+        return None if path else 0
+
     def add(
         self,
         role: Role,
@@ -144,6 +153,11 @@ class Conversation:
         """Append the result of a call to the tip and make it the tip."""
         self.tip = self.insert(Message("tool", text, self.tip, tool_calls=[call]))
         return self.tip
+
+    def forget_unanswered(self) -> None:
+        """Do not save a new question at the tip: its answer failed before the first text."""
+        if self.tip is not None and self.tip.role == "user":
+            self.unsaved.pop(self.tip, None)
 
     def insert(self, message: Message) -> Message:
         """Insert a message into the tree without moving the tip."""
@@ -283,8 +297,12 @@ def _tool_result(call: ToolCall, text: str) -> dict[str, Any]:
 
 
 def title_of(text: str) -> str:
-    """Return a title for a conversation: the first line that is not blank, shortened."""
-    line = next((" ".join(line.split()) for line in text.splitlines() if line.strip()), "")
+    """Return a title for a conversation: the first line with a word, shortened.
+
+    A line of quotes or of other signs only is a title if there is no better one.
+    """
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    line = next((line for line in lines if any(map(str.isalnum, line))), "".join(lines[:1]))
     if len(line) <= _TITLE_CHARACTERS:
         return line
     whole_words = line[: _TITLE_CHARACTERS + 1].rpartition(" ")[0]

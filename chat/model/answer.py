@@ -85,6 +85,14 @@ class Answer:
                 self.finish_reason = "stop"
 
     @property
+    def limit(self) -> str | None:
+        """What ended the answer early: `max_tokens`, `context`, or None."""
+        if self.finish_reason != "length":
+            return None
+        limit = self.params.max_tokens
+        return "max_tokens" if limit is not None and self.num_tokens >= limit else "context"
+
+    @property
     def tokens_per_s(self) -> float | None:
         """Decode speed after the first token, None for fewer than two tokens."""
         if self._first_token is None or self._last_token in (None, self._first_token):

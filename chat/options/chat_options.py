@@ -139,7 +139,7 @@ _INPUT = (
         env=False,
         metavar="NAME",
         shell_complete=complete_roles,
-        help="System prompt and options from roles/NAME.md in the configuration folder.",
+        help="System prompt and options of a role; see swiftchat help roles.",
     ),
     _option(
         "-v",

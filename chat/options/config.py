@@ -100,6 +100,11 @@ class ChatConfig:
                 "--no-template completes one text and continues no conversation",
                 "leave out --no-template, or --continue and --session",
             )
+        if self.json and self.stream_json:
+            raise UsageError("--json and --stream-json were both given", "choose one")
+        if self.device == "cpu" and (self.tp != 1 or self.pp != 1):
+            option = "--tp" if self.tp != 1 else "--pp"
+            raise UsageError(f"{option} needs GPUs, but --device is cpu", f"leave out {option}")
         if self.extract and (self.json or self.stream_json or self.raw or self.interactive):
             raise UsageError("-x prints only code", "leave out --json, --stream-json, --raw and -i")
         self.engine()

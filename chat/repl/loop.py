@@ -76,12 +76,15 @@ class Repl:
         self._turns = TurnRunner(self.state, self._hints, self._interrupts)
         self._prompt = self._input_line(keyboard)
 
-    def run(self) -> int:
-        """Read and answer until the user leaves; save everything; return the exit code."""
+    def run(self, *, shows_end: bool = True) -> int:
+        """Read and answer until the user leaves; save everything; return the exit code.
+
+        First the end of the conversation is shown, unless it is on the screen already.
+        """
         state = self.state
         if not state.config.quiet:
             self._greet()
-        if state.conversation.tree:
+        if state.conversation.tree and shows_end:
             show_end(state)
         try:
             return self._loop()

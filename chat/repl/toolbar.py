@@ -16,14 +16,15 @@ def toolbar(state: ChatState) -> StyleAndTextTuples:
         percent = 100 * progress.done // max(1, progress.total)
         return [("", f" {name} · {sanitize(progress.label)} {percent} %")]
     size, answer = engine.info.ctx_size_tokens, state.last_answer
-    used = 0 if answer is None else answer.num_prompt_tokens + answer.num_tokens
-    percent = 100 * used // size
+    used = state.conversation.context_used
+    percent = 0 if used is None else 100 * used // size
+    context = "?" if used is None else _thousands(used)
     style = "fg:ansired" if percent >= 95 else "fg:ansiyellow" if percent >= 80 else ""
     speed = answer and answer.tokens_per_s
     title = state.conversation.name or state.conversation.title
     return [
         ("", f" {name} · "),
-        (style, f"ctx {_thousands(used)}/{_thousands(size)} ({percent} %)"),
+        (style, f"ctx {context}/{_thousands(size)} ({percent} %)"),
         ("", f" · {speed:.0f} tok/s" if speed else ""),
         ("", f" · {sanitize(title)}" if title else ""),
     ]

@@ -9,6 +9,7 @@ from swiftchat.chat.model.answer_saver import AnswerSaver
 from swiftchat.chat.render.stats import stats_line
 from swiftchat.chat.render.view import AnswerView, open_view, preload
 from swiftchat.chat.repl.hints import Hints
+from swiftchat.chat.repl.message import message_of
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.engine.api.protocol import Prefill
 from swiftchat.errors import UsageError
@@ -42,7 +43,7 @@ class TurnRunner:
         """Add a message and answer it; without an answer `typed` becomes the draft."""
         conversation = self._state.conversation
         old_tip = conversation.tip
-        conversation.title = conversation.title or title_of(typed)
+        conversation.title = conversation.title or title_of(message_of(typed))
         conversation.add("user", message)
         self._answer_or_restore(old_tip, typed)
 
@@ -95,10 +96,22 @@ class TurnRunner:
             self._hints.show("stopped")
         elif "```" in answer.text:
             self._hints.show("code")
-        if answer.finish_reason == "length":
-            print_notice("the answer has reached its token limit (/continue, /set max_tokens)")
+        self._show_limit(answer)
         if state.config.stats and chat_model.engine.info:
             print_notice(stats_line(answer, chat_model.engine.info.load_s))
+
+    def _show_limit(self, answer: Answer) -> None:
+        """Print what has ended the answer early, and what continues it."""
+        if answer.limit == "max_tokens":
+            print_notice(
+                f"the answer ended at max_tokens = {answer.params.max_tokens}: /continue extends "
+                "it, /set max_tokens off removes the limit"
+            )
+        elif answer.limit == "context":
+            print_notice(
+                f"the answer ended at the context limit of {self._state.chat_model.context_tokens} "
+                "tokens: /compact makes room, /set ctx_size N changes the limit"
+            )
 
     def _stream(self, answer: Answer, saver: AnswerSaver, view: AnswerView) -> bool:
         """Show an answer as it arrives; return whether Ctrl-C stopped it.

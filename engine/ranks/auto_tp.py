@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_schemes
 from swiftchat.engine.api.params import EngineConfig
-from swiftchat.errors import DeviceError, OutOfMemory
+from swiftchat.errors import DeviceError, OutOfMemory, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import dummy_config, dummy_schemes, parse_dummy_name
@@ -42,7 +42,10 @@ def resolve_tp(config: EngineConfig, path: Path) -> int:
 
 
 def require_gpus(config: EngineConfig) -> None:
-    """Raise `DeviceError` if there are fewer GPUs than ranks."""
+    """Raise `DeviceError` if there are fewer GPUs than ranks, `UsageError` if there is none.
+
+    The device `cpu` can have any number of ranks, for tests.
+    """
     import torch
 
     from swiftchat.engine.device.device import find_device
@@ -50,6 +53,12 @@ def require_gpus(config: EngineConfig) -> None:
     first = find_device(config.device)
     assert config.tp != "auto"  # `resolve_tp` has replaced it
     needed, available = config.tp * config.pp, _num_gpus(first) if first.type == "cuda" else 0
+    if first.type == "cpu" and needed > 1 and config.device == "auto":
+        option = "--tp" if config.tp > 1 else "--pp"
+        raise UsageError(
+            f"{option} needs GPUs, and none was found on this machine",
+            f"leave out {option}; swiftchat doctor checks the requirements for GPUs",
+        )
     if first.type == "cuda" and needed > available:
         stages = f" --pp {config.pp}" if config.pp > 1 else ""
         found = f"{torch.cuda.device_count()} found"

@@ -341,3 +341,32 @@ def test_missing_files_and_models(program: Program, tmp_path: Path) -> None:
     program.folder = Path("no/such-model")
     missing = failure(program, "-p", "x", "--offline")
     assert missing.exit_code == 3 and "swiftchat download" in missing.hint
+
+
+def test_the_end_at_a_limit_is_told(program: Program) -> None:
+    program.engine.answers = [{"text": "abcdef"}]
+    result = program.run("-p", "x", "-n", "3")
+    assert (result.exit_code, result.stdout) == (0, "abc\n")
+    assert result.stderr == "warning: answer ended at its token limit (-n 3)\n"
+    program.engine.answers = [{"text": "abcdef", "limit": 4}]
+    result = program.run("-p", "x", "-n", "100", "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 5 and report["finish_reason"] == "length"
+    warning = "answer ended at the context limit of 256 tokens; --ctx-size N changes it"
+    assert report["warnings"] == [warning] and f"warning: {warning}" in result.stderr
+    program.engine.answers = [{"text": "abc"}]
+    assert program.run("-p", "x", "-n", "100").stderr == ""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--json", "--stream-json"),
+        ("--device", "cpu", "--tp", "2"),
+        ("--device", "cpu", "--tp", "auto"),
+        ("--device", "cpu", "--pp", "2"),
+    ],
+)
+def test_contradictory_options_are_usage_errors(program: Program, options: tuple[str, ...]) -> None:
+    error = failure(program, "-p", "x", *options)
+    assert error.exit_code == 2 and options[-2] in error.message and error.hint

@@ -3,7 +3,8 @@
 `fake_engine.py FOLDER SCRIPT [OPTION…]` runs swiftchat with this engine; FOLDER `-` leaves the
 choice of the model to the options. SCRIPT is a JSON list of
 answers, each a string or an object with "text" or "ids", and optionally "delay_s" (before each
-token), "end_delay_s" (before the end) and "error". A first object {"load_s"} sets the load time.
+token), "end_delay_s" (before the end), "limit" (of tokens, as of a full context) and "error". A
+first object {"load_s"} sets the load time.
 """
 
 import json
@@ -125,7 +126,7 @@ class FakeGeneration:
             if self.canceled:
                 reason = "interrupt"
                 break
-            if num_tokens == self.params.max_tokens:
+            if num_tokens in (self.params.max_tokens, self.answer.get("limit")):
                 reason = "length"
                 break
             time.sleep(self.answer.get("delay_s", 0))

@@ -12,11 +12,12 @@ from prompt_toolkit.output import DummyOutput
 from swiftchat.chat.attachments.attachment import Attachment
 from swiftchat.chat.commands.registry import BY_NAME, COMMANDS
 from swiftchat.chat.history.autosave import Autosave
-from swiftchat.chat.history.conversation import Conversation
+from swiftchat.chat.history.conversation import Conversation, title_of
 from swiftchat.chat.history.store import SessionStore, sessions_path
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.repl.loop import Repl
+from swiftchat.chat.repl.toolbar import toolbar
 from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
 from tests.support import fake_engine
 
@@ -388,3 +389,33 @@ def test_help_lists_all_commands_and_explains_one(chat: Chat) -> None:
 def test_command_names_are_unique() -> None:
     assert len(BY_NAME) == sum(1 + len(command.aliases) for command in COMMANDS)
     assert all(command.summary for command in COMMANDS)
+
+
+def context_bar(chat: Chat) -> str:
+    return "".join(text for _, text, *_ in toolbar(chat.state))
+
+
+def test_the_context_bar_follows_the_conversation(chat: Chat) -> None:
+    chat.send("one", "A")
+    first = len(chat.engine.prompts[-1]) + 1
+    chat.send("two", "BB")
+    second = len(chat.engine.prompts[-1]) + 2
+    assert f"ctx {second}/4.1k" in context_bar(chat)
+    chat.send("/undo")
+    assert f"ctx {first}/4.1k" in context_bar(chat)
+    old = chat.state.conversation.id
+    chat.send("/clear")
+    assert "ctx 0/4.1k" in context_bar(chat)
+    chat.send(f"/resume {old}")
+    assert f"ctx {first}/4.1k" in context_bar(chat)
+    chat.send("/switch 1")
+    assert f"ctx {second}/4.1k" in context_bar(chat)
+    chat.state.open(chat.stored())  # as with -c
+    assert f"ctx {second}/4.1k" in context_bar(chat)
+
+
+def test_a_block_of_quotes_is_no_title(chat: Chat) -> None:
+    chat.send('"""\nfirst line\nsecond\n"""', "A")
+    assert chat.state.conversation.title == "first line"
+    assert title_of('"""\n\ntext') == "text" and title_of("```python\nx") == "```python"
+    assert title_of("???") == "???" and title_of("  \n") == ""

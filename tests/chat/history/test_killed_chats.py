@@ -113,6 +113,6 @@ def test_sessions_on_dumb_and_small_terminals(chat: Open, settings: dict[str, ob
     terminal.type("/sessions\r")
     terminal.wait_for("MESSAGES" if "TERM" in settings else "ID")
     terminal.type("/help\r")
-    terminal.wait_for("Ctrl-X")
+    terminal.wait_for("/help TOPIC")
     terminal.type("\x04")
     assert terminal.wait_end() == 0

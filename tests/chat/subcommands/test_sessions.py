@@ -334,3 +334,19 @@ def test_role_values_are_validated_like_flags(program: Program) -> None:
     (roles_folder() / "hot.md").write_text("---\ntemp: hot\n---\n")
     result = program.run("--role", "hot", "-p", "x")
     assert result.exit_code == 2 and "hot" in result.stderr
+
+
+def test_failed_one_shots_are_no_conversations(program: Program) -> None:
+    program.engine.answers = [{"text": "", "error": "gone"}]
+    failure(program, "-p", "lost")
+    failure(program, "-p", "x" * 5000)  # longer than the context
+    assert rows() == []
+    program.engine.answers = [{"text": "A"}, {"text": "", "error": "gone"}, {"text": "B"}]
+    program.run("-p", "first")
+    failure(program, "-c", "-p", "lost")
+    assert [row["num_messages"] for row in rows()] == [2]
+    program.run("-c", "-p", "second")
+    assert [row["num_messages"] for row in rows()] == [4]
+    program.engine.answers = [{"text": "Half", "error": "gone"}]
+    failure(program, "-p", "kept")
+    assert rows()[0]["title"] == "kept" and rows()[0]["num_messages"] == 2
