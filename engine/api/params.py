@@ -116,42 +116,76 @@ class Range:
 
 
 _PENALTY = Range("between -100 and 100", -100, 100)
+_COUNT = Range("of at least 0", 0)
+_FRACTION = Range("above 0 and at most 1", 0, 1, excludes_low=True)
 SAMPLING_RANGES = {
-    "temperature": Range("of at least 0", 0),
-    "top_k": Range("of at least 0", 0),
-    "top_p": Range("above 0 and at most 1", 0, 1, excludes_low=True),
+    "temperature": _COUNT,
+    "top_k": _COUNT,
+    "top_p": _FRACTION,
+    "top_p_decay": _FRACTION,
+    "top_p_min": Range("between 0 and 1", 0, 1),
     "min_p": Range("between 0 and 1", 0, 1),
+    "typical_p": _FRACTION,
     "repeat_penalty": Range("between 0.01 and 100", 0.01, 100),
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
+    "repeat_last_n": Range("of at least -1", -1),
+    "dry_multiplier": Range("between 0 and 100", 0, 100),
+    "dry_base": Range("between 1 and 10", 1, 10),
+    "dry_allowed_length": Range("of at least 1", 1),
+    "no_repeat_ngram": _COUNT,
     "seed": Range("between 0 and 2^64 - 1", 0, 2**64 - 1),
-    "max_tokens": Range("of at least 0", 0),
+    "min_tokens": _COUNT,
+    "max_tokens": _COUNT,
     "logprobs": Range(f"between 0 and {MAX_LOGPROBS}", 0, MAX_LOGPROBS),
+    "prompt_logprobs": Range(f"between 0 and {MAX_LOGPROBS}", 0, MAX_LOGPROBS),
 }
+LOGIT_BIAS_RANGE = _PENALTY
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """Sampling of the next token, and the conditions that end a generation.
 
-    Order: penalties → temperature → top-k → min-p → top-p. `temperature` 0 is greedy;
-    `top_k` 0, `top_p` 1, `min_p` 0 and a penalty of 1 (repeat) or 0 (others) are off.
-    `seed` None is a random one; the engine reports the seed it used. `max_tokens` None means up
-    to the end of the context. Generation ends after any of `stop_ids`, which is not returned.
+    The order of the controls, and what each does: docs/decoding.md. `temperature` 0 is greedy;
+    `top_k` 0, `top_p` 1, `min_p` 0, `typical_p` 1, `top_p_decay` 1, `dry_multiplier` 0,
+    `no_repeat_ngram` 0 and a penalty of 1 (repeat) or 0 (others) are off.
+    `repeat_last_n`: the penalties count only the last n tokens; -1 is all.
+    `logit_bias`: pairs (id, number added to its logit), each id once.
+    `bad_words`: sequences of ids that are never completed.
+    `dry_breaker_ids` end the repetitions that DRY counts, `top_p_reset_ids` reset the decay.
+    `seed` None is a random one; the engine reports the seed it used. Generation ends after any of
+    `stop_ids`, which is not returned, and not before `min_tokens`. `max_tokens` None means up to
+    the end of the context.
     `logprobs` requests each token's logprob and the given number of top logprobs (at most
-    MAX_LOGPROBS; None is off); it does not change the sampled tokens.
+    MAX_LOGPROBS; None is off), `prompt_logprobs` the same for the prompt's tokens but the first.
+    They do not change the sampled tokens.
     """
 
     temperature: float = 0.7
     top_k: int = 0
     top_p: float = 0.95
+    top_p_decay: float = 1.0
+    top_p_min: float = 0.0
+    top_p_reset_ids: tuple[int, ...] = ()
     min_p: float = 0.0
+    typical_p: float = 1.0
     repeat_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repeat_last_n: int = -1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_breaker_ids: tuple[int, ...] = ()
+    no_repeat_ngram: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     seed: int | None = None
+    min_tokens: int = 0
     max_tokens: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stop_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -160,10 +194,69 @@ class SamplingParams:
             is_optional = type(self).__dataclass_fields__[name].default is None
             if not (value is None and is_optional) and value not in valid:
                 raise UsageError(f"{name} must be a number {valid}, not {value}")
+        if self.max_tokens is not None and 0 < self.max_tokens < self.min_tokens:
+            raise _contradiction(self, "min_tokens", "max_tokens")
+        if self.top_p_decay < 1 and self.top_p_min > self.top_p:
+            raise _contradiction(self, "top_p_min", "top_p")
+        if len(dict(self.logit_bias)) < len(self.logit_bias):
+            raise UsageError("logit_bias has a token twice", "give each token one value")
+        for _, value in self.logit_bias:
+            if value not in LOGIT_BIAS_RANGE:
+                raise UsageError(f"logit_bias must be a number {LOGIT_BIAS_RANGE}, not {value}")
+        if () in self.bad_words:
+            raise UsageError("bad_words has an empty sequence", "leave it out")
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether a penalty that counts the ids of the sequence is on."""
+        is_on = self.repeat_penalty != 1 or self.presence_penalty or self.frequency_penalty
+        return bool(is_on) and self.repeat_last_n != 0
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether anything changes the logits before the temperature does."""
+        return bool(
+            self.has_penalties
+            or self.dry_multiplier
+            or self.no_repeat_ngram
+            or self.logit_bias
+            or self.bad_words
+            or self.min_tokens
+        )
+
+    @property
+    def host_controls(self) -> tuple[str, ...]:
+        """The controls in use that the kernels of a captured decode step do not have.
+
+        With any of them, the host samples, and decode steps are not replayed.
+        """
+        in_use = {
+            "logprobs": self.logprobs is not None,
+            "repeat_last_n": self.repeat_last_n > 0 and self.has_penalties,
+            "dry_multiplier": self.dry_multiplier > 0,
+            "no_repeat_ngram": self.no_repeat_ngram > 0,
+            "logit_bias": bool(self.logit_bias),
+            "bad_words": bool(self.bad_words),
+            "min_tokens": self.min_tokens > 0,
+            "typical_p": self.typical_p < 1 and self.temperature > 0,
+            "top_p_decay": self.top_p_decay < 1 and self.temperature > 0,
+        }
+        return tuple(name for name, is_used in in_use.items() if is_used)
 
     def to_wire(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> Self:
-        return cls(**{**wire, "stop_ids": tuple(wire["stop_ids"])})
+        return cls(**{name: _as_tuples(value) for name, value in wire.items()})
+
+
+def _contradiction(params: SamplingParams, smaller: str, larger: str) -> UsageError:
+    """Return the error for a value that is larger than the one that bounds it."""
+    values = f"{getattr(params, smaller)} is above {larger} {getattr(params, larger)}"
+    return UsageError(f"{smaller} {values}", "change one of them")
+
+
+def _as_tuples(value: Any) -> Any:
+    """Return a value with its lists as tuples: msgpack has lists only."""
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value

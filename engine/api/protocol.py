@@ -4,7 +4,7 @@ A `multiprocessing` connection frames the messages. Each is a map with a `type`;
 one generation carries its `id`.
 
 Terminal to engine: `load generate cancel stats`.
-Engine to terminal: `progress ready prefill tokens finished stats error`.
+Engine to terminal: `progress ready prefill prompt_logprobs tokens finished stats error`.
 Remote engine: the terminal sends `hello` and receives `welcome`, fetches model files with `file`,
 and sends `begin` instead of `load`; the engine sends `alive` every second. Instead of `begin` it
 may send `status`, and at a Unix socket `stop`, which ends the engine.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 OnProgress = Callable[[str, int, int], None]  # label, done, total
 
-VERSION = 1  # of the protocol between a terminal and a remote engine
+VERSION = 2  # of the protocol between a terminal and a remote engine
 MAX_MESSAGE_BYTES = 1 << 23  # more than a prompt of a million tokens
 RESTART_HINT = "the conversation is kept; send the message again to restart the engine"
 REMOTE_RESTART_HINT = (
@@ -173,7 +173,21 @@ class Tokens:
             "type": "tokens",
             "id": generation_id,
             "ids": self.ids,
-            "likelihoods": [{"logprob": one.logprob, "top": one.top} for one in self.logprobs],
+            "likelihoods": _logprobs_to_wire(self.logprobs),
+        }
+
+
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """The logprobs of the prompt's next tokens, in order from its second token on."""
+
+    logprobs: list[Logprob]
+
+    def to_wire(self, generation_id: int) -> Message:
+        return {
+            "type": "prompt_logprobs",
+            "id": generation_id,
+            "likelihoods": _logprobs_to_wire(self.logprobs),
         }
 
 
@@ -198,7 +212,7 @@ class Finished:
         return {"type": "finished", "id": generation_id, "result": asdict(self)}
 
 
-Event = Prefill | Tokens | Finished
+Event = Prefill | PromptLogprobs | Tokens | Finished
 
 
 def event_from(message: Message) -> Event | SwiftchatError:
@@ -207,13 +221,19 @@ def event_from(message: Message) -> Event | SwiftchatError:
         case "prefill":
             return Prefill(message["done"], message["total"])
         case "tokens":
-            logprobs = [
-                Logprob(one["logprob"], [(i, logprob) for i, logprob in one["top"]])
-                for one in message["likelihoods"]
-            ]
-            return Tokens(message["ids"], logprobs)
+            return Tokens(message["ids"], _logprobs_from_wire(message["likelihoods"]))
+        case "prompt_logprobs":
+            return PromptLogprobs(_logprobs_from_wire(message["likelihoods"]))
         case "finished":
             return Finished(**message["result"])
         case "error":
             return error_from(message)
     raise ValueError(f"not a message about a generation: {message['type']!r}")
+
+
+def _logprobs_to_wire(logprobs: list[Logprob]) -> list[Message]:
+    return [{"logprob": one.logprob, "top": one.top} for one in logprobs]
+
+
+def _logprobs_from_wire(wire: list[Message]) -> list[Logprob]:
+    return [Logprob(one["logprob"], [(i, logprob) for i, logprob in one["top"]]) for one in wire]

@@ -100,7 +100,7 @@ class DecodeBatch:
             floats[self._index[name], row] = getattr(sequence.params, name)
         self._num_blocks[row] = 0
         self.update_block_table(row, sequence)
-        if _has_penalty(sequence):
+        if sequence.params.has_penalties:
             self._load_counts(row, sequence)
 
     def update_block_table(self, row: int, sequence: Sequence) -> None:
@@ -119,8 +119,3 @@ class DecodeBatch:
         if generated:
             counts[list(generated)] += torch.tensor(list(generated.values()), dtype=torch.int32)
         self.counts[row].copy_(counts)
-
-
-def _has_penalty(sequence: Sequence) -> bool:
-    params = sequence.params
-    return params.repeat_penalty != 1 or bool(params.presence_penalty or params.frequency_penalty)

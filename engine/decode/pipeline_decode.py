@@ -57,7 +57,7 @@ class PipelineDecode:
         return True
 
     def collect(self) -> list[tuple[Sequence, int]]:
-        """Return the tokens that the last stage sampled; -1 marks logits that are not finite."""
+        """Return the tokens that the last stage sampled, or NOT_FINITE."""
         sequences, self._in_flight = self._in_flight, []
         sampled = self._stages.broadcast_from_last(self.runner.sampled[: len(sequences)].long())
         return list(zip(sequences, sampled.tolist(), strict=True))

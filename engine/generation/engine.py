@@ -3,6 +3,7 @@
 import secrets
 import time
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -10,14 +11,22 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.api.protocol import EngineInfo, Event, Finished, Logprob, Prefill, Tokens
+from swiftchat.engine.api.protocol import (
+    EngineInfo,
+    Event,
+    Finished,
+    Logprob,
+    Prefill,
+    PromptLogprobs,
+    Tokens,
+)
 from swiftchat.engine.device.bandwidth import bandwidth_ceiling_bytes_per_s
 from swiftchat.engine.generation.graphs import GraphDecode
 from swiftchat.engine.generation.prefill_graphs import PrefillGraphs
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.sampling.distributed import DistributedSampler
-from swiftchat.engine.sampling.sampler import not_finite_error
+from swiftchat.engine.sampling.sampler import sampling_error
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
 from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
@@ -92,23 +101,25 @@ class Engine:
 
     def add(self, generation_id: int, prompt: list[int], params: SamplingParams) -> None:
         """Queue a prompt; raise as `check` does, without queuing it."""
-        self.check(prompt)
+        self.check(prompt, params)
         seed = secrets.randbits(32) if params.seed is None else params.seed
         prefix_lm = self.decoder.config.prefix_lm
         bidirectional_prefix = CAUSAL if prefix_lm is None else prefix_lm.prefix_of(prompt)
         sequence = Sequence(generation_id, list(prompt), params, bidirectional_prefix)
         generation = _Generation(sequence, seed, time.perf_counter())
         self._generations[generation_id] = generation
-        if params.max_tokens == 0:
+        if params.max_tokens == 0 and not sequence.num_to_score:
             self._pending.append((generation_id, self._finish(generation, "length")))
         else:
             self.scheduler.add(sequence)
 
-    def check(self, prompt: list[int]) -> None:
+    def check(self, prompt: list[int], params: SamplingParams) -> None:
         """Raise `UsageError` or `ContextOverflow` for a prompt that cannot be answered."""
         if not prompt:
             raise UsageError("the prompt is empty")
-        bad = next((i for i in prompt if not 0 <= i < self.vocab_size), None)
+        words = chain.from_iterable(params.bad_words)
+        ids = chain(prompt, (token for token, _ in params.logit_bias), words)
+        bad = next((i for i in ids if not 0 <= i < self.vocab_size), None)
         if bad is not None:
             raise UsageError(f"token id {bad} is outside the vocabulary of {self.vocab_size}")
         if len(prompt) >= self.ctx_size_tokens:
@@ -206,10 +217,23 @@ class Engine:
                 progress = Prefill(sequence.num_computed, len(sequence.tokens))
                 outcomes.append((sequence.id, progress))
         seeds = self._seeds(batch.sampled_rows)
-        tokens, logits = self._sampler.sample_rows(batch.sampled_rows, seeds, local_logits)
-        for i, (row, token) in enumerate(zip(batch.sampled_rows, tokens, strict=True)):
-            row_logits = None if logits is None else logits[i]
+        tokens, logits = self._sampler.sample_batch(batch, seeds, local_logits)
+        outcomes += self._prompt_logprobs(batch, logits)
+        for i, row, token in zip(batch.sampled_logits, batch.sampled_rows, tokens, strict=True):
+            row_logits = None if logits is None else logits[i : i + 1]
             outcomes += self._process_sample(self._generations[row.sequence.id], token, row_logits)
+        return outcomes
+
+    def _prompt_logprobs(self, batch: Batch, logits: Tensor | None) -> list[Outcome]:
+        """Return the requested logprobs of prompt tokens that the batch computed."""
+        outcomes: list[Outcome] = []
+        for scored in batch.scored:
+            sequence, end = scored.row.sequence, scored.start + len(scored.targets)
+            num_top = sequence.params.prompt_logprobs
+            assert num_top is not None
+            rows = None if logits is None else logits[scored.start : end]
+            logprobs = self._sampler.logprobs(rows, scored.targets, num_top)
+            outcomes.append((sequence.id, PromptLogprobs(logprobs)))
         return outcomes
 
     def _seeds(self, rows: list[Row]) -> list[int]:
@@ -232,14 +256,21 @@ class Engine:
     def _process_sample(
         self, generation: _Generation, token: int, logits: Tensor | None = None
     ) -> list[Outcome]:
-        """Append a sampled token, with its logprob if requested; end with an error if it is -1."""
+        """Append a sampled token, with its logprob if requested.
+
+        End the generation with an error if the token is negative, and without the token if none
+        was requested. `logits` is fp32 [1, vocab_size].
+        """
         if token < 0:
-            return [self._fail(generation, not_finite_error())]
+            return [self._fail(generation, sampling_error(token))]
+        if generation.sequence.params.max_tokens == 0:  # only the prompt's logprobs were requested
+            self.scheduler.remove(generation.sequence)
+            return [(generation.sequence.id, self._finish(generation, "length"))]
         num_top = generation.sequence.params.logprobs
         if num_top is None:
             return self._append_token(generation, token, [])
         return self._append_token(
-            generation, token, [self._sampler.logprob(logits, token, num_top)]
+            generation, token, self._sampler.logprobs(logits, [token], num_top)
         )
 
     def _append_token(

@@ -186,9 +186,8 @@ class Decoder:
     def forward(self, batch: Batch, cache: KVCache) -> Tensor | None:
         """Compute the batch, write its keys and values to the cache, and return the logits.
 
-        fp32 [len(batch.sampled_rows), vocab_size], for the tokens of `batch.logits_indices`. With
-        several ranks, only this rank's columns, for `Communicator.all_gather`. With several
-        stages, all but the last return None.
+        fp32 [len(batch.logits_indices), vocab_size]. With several ranks, only this rank's columns,
+        for `Communicator.all_gather`. With several stages, all but the last return None.
         """
         return self.forward_plan(self.ops.plan(batch, cache), cache)
 

@@ -172,7 +172,7 @@ class SpmdEngine:
 
     def add(self, generation_id: int, prompt: list[int], params: SamplingParams) -> None:
         """Add a generation on all ranks; a seed of None is replaced by one for all ranks."""
-        self._rank.engine.check(prompt)
+        self._rank.engine.check(prompt, params)
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(32))
         self._execute(

@@ -9,9 +9,10 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Logprob
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.comm.pipeline import Pipeline
-from swiftchat.engine.sampling.sampler import sample, token_logprob
+from swiftchat.engine.sampling.logprobs import pack_logprobs, unpack_logprobs
+from swiftchat.engine.sampling.sampler import NOT_FINITE, sample
+from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.scheduler import Row
-from swiftchat.errors import BadModelFile
 
 
 class DistributedSampler:
@@ -23,52 +24,55 @@ class DistributedSampler:
     def __init__(self, vocab_size: int, ranks: Communicator, stages: Pipeline) -> None:
         self._vocab_size, self._ranks, self._stages = vocab_size, ranks, stages
 
-    def sample_rows(
-        self, rows: Sequence[Row], seeds: Sequence[int], local_logits: Tensor | None
+    def sample_batch(
+        self, batch: Batch, seeds: Sequence[int], local_logits: Tensor | None
     ) -> tuple[list[int], Tensor | None]:
-        """Return the next token of each row, and all columns of the logits if they were gathered.
+        """Return the next token of each sampled row, and all logits if they were gathered.
 
-        A token of -1 marks logits that are not finite. `local_logits` fp32 [len(rows), columns of
-        this rank] is None except on the last stage. Greedy rows exchange only each rank's maximum.
+        Negative tokens are for `sampling_error`. `local_logits` fp32 [len(batch.logits_indices),
+        columns of this rank] is None except on the last stage. Greedy rows exchange only each
+        rank's maximum.
         """
-        if not rows:
+        rows = batch.sampled_rows
+        if not batch.logits_indices:
             return [], None
-        tokens, logits = [-1] * len(rows), None
-        is_greedy = all(is_plain_greedy(row.sequence.params) for row in rows)
+        tokens, logits = [NOT_FINITE] * len(rows), None
+        is_greedy = all(is_plain_greedy(row.sequence.params) for row in rows) and not batch.scored
         if local_logits is not None and self._ranks.size > 1 and is_greedy:
             tokens = distributed_argmax(local_logits, self._vocab_size, self._ranks)
         elif local_logits is not None:
             logits = self._ranks.all_gather(local_logits, self._vocab_size)
-            tokens = list(map(self._sample_row, rows, seeds, logits))
+            sampled = [logits[index] for index in batch.sampled_logits]
+            tokens = list(map(self._sample_row, rows, seeds, sampled))
+        if not tokens:
+            return [], logits
         agreed: list[int] = self._stages.broadcast_from_last(torch.tensor(tokens)).tolist()
         return agreed, logits
 
-    def logprob(self, logits: Tensor | None, token: int, num_top: int) -> Logprob:
-        """Return a token's logprob from one row of logits, which only the last stage has."""
-        row = self._stages.broadcast_from_last(
-            torch.empty(self._vocab_size) if logits is None else logits
-        )
-        return token_logprob(row, token, num_top)
+    def logprobs(self, logits: Tensor | None, tokens: list[int], num_top: int) -> list[Logprob]:
+        """Return the logprobs of tokens from their logits, which only the last stage has.
+
+        `logits` is fp32 [len(tokens), vocab_size].
+        """
+        if logits is None:
+            num_top = min(num_top, self._vocab_size)
+            packed = torch.empty(len(tokens), 1 + 2 * num_top, dtype=torch.float64)
+        else:
+            packed = pack_logprobs(logits, tokens, num_top)
+        return unpack_logprobs(self._stages.broadcast_from_last(packed))
 
     def _sample_row(self, row: Row, seed: int, logits: Tensor) -> int:
         sequence = row.sequence
-        try:
-            token = sample(logits, sequence.tokens, sequence.num_prompt, sequence.params, seed)
-        except BadModelFile:
-            return -1
+        token = sample(logits, sequence.tokens, sequence.num_prompt, sequence.params, seed)
+        if token == NOT_FINITE:
+            return token
         # Rank 0's token counts: some torch operators differ in the last bits between GPUs.
         return self._ranks.broadcast_from_first(token)
 
 
 def is_plain_greedy(params: SamplingParams) -> bool:
     """Return whether the token is the argmax of unmodified logits, without logprobs."""
-    return (
-        params.temperature == 0
-        and params.repeat_penalty == 1
-        and not params.presence_penalty
-        and not params.frequency_penalty
-        and params.logprobs is None
-    )
+    return params.temperature == 0 and not params.changes_logits and params.logprobs is None
 
 
 def distributed_argmax(local_logits: Tensor, vocab_size: int, ranks: Communicator) -> list[int]:

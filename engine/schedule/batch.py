@@ -1,7 +1,7 @@
 """The input of one forward pass: the tokens of all its rows, packed one after the other."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from swiftchat.engine.schedule.scheduler import Row
@@ -24,11 +24,21 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Scored:
+    """The logits `start : start + len(targets)` of a batch, whose next tokens are `targets`."""
+
+    row: Row
+    start: int
+    targets: list[int]
+
+
+@dataclass(frozen=True)
 class Batch:
     """`ids`, `positions` and `slot_mapping` of all packed tokens, and the `spans` of the rows.
 
     Slot s is offset `s % block_size` in block `s // block_size`. `logits_indices` are the packed
-    tokens whose logits are computed, and `sampled_rows` the rows they belong to.
+    tokens whose logits are computed. Of these logits, `sampled_logits` are the indices for the
+    next tokens of the `sampled_rows`, and the rest are for the `scored` rows.
     """
 
     ids: list[int]
@@ -37,6 +47,8 @@ class Batch:
     logits_indices: list[int]
     spans: list[Span]
     sampled_rows: list[Row]
+    sampled_logits: list[int] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
 
     def position_pairs(self) -> list[tuple[int, int]]:
         """Return both positions of every token, for models with two-dimensional positions."""
@@ -53,6 +65,8 @@ class Batch:
         positions: list[int] = []
         slot_mapping: list[int] = []
         logits_indices: list[int] = []
+        sampled_logits: list[int] = []
+        scored: list[Scored] = []
         spans: list[Span] = []
         for row in rows:
             sequence, table = row.sequence, row.sequence.block_table
@@ -63,10 +77,25 @@ class Batch:
             slot_mapping += (
                 table[p // block_size] * block_size + p % block_size for p in range(first, end)
             )
+            if row.scored_positions:
+                start = spans[-1].start - first
+                targets = [sequence.tokens[p + 1] for p in row.scored_positions]
+                scored.append(Scored(row, len(logits_indices), targets))
+                logits_indices += (start + p for p in row.scored_positions)
             if row.reaches_end:
+                sampled_logits.append(len(logits_indices))
                 logits_indices.append(len(ids) - 1)
         sampled_rows = [row for row in rows if row.reaches_end]
-        return cls(ids, positions, slot_mapping, logits_indices, spans, sampled_rows)
+        return cls(
+            ids,
+            positions,
+            slot_mapping,
+            logits_indices,
+            spans,
+            sampled_rows,
+            sampled_logits,
+            scored,
+        )
 
 
 def padded_rows(num_rows: int) -> int:

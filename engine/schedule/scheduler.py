@@ -12,6 +12,8 @@ from swiftchat.weights.architectures.prefix_lm import CAUSAL, BidirectionalPrefi
 # one has some more. Fewer would read the weights too often.
 _MAX_STEP_S = 0.5
 _MIN_CHUNK_TOKENS, _FIRST_CHUNK_TOKENS = 32, 64
+# The most tokens of a row whose logprobs are requested: it needs memory for all their logits.
+_SCORED_TOKENS = 128
 
 
 @dataclass(eq=False)
@@ -22,6 +24,7 @@ class Sequence:
     token is computed in the next step, so `num_computed < len(tokens)` while running. The first
     `num_published` blocks are full and registered in the prefix cache; `parent` is the serial of
     the last of them, or `root`. `num_cached` is the length of the prefix found in the cache.
+    `num_scored` prompt tokens have had the logprob of the token after them reported.
     """
 
     id: int
@@ -33,6 +36,7 @@ class Sequence:
     num_cached: int = 0
     block_table: list[int] = field(default_factory=list)
     num_published: int = 0
+    num_scored: int = 0
     parent: Parent = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,6 +52,12 @@ class Sequence:
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt
 
+    @property
+    def num_to_score(self) -> int:
+        """The number of prompt tokens whose next token needs a logprob."""
+        is_scored = self.params.prompt_logprobs is not None
+        return self.num_prompt - 1 - self.num_scored if is_scored else 0
+
 
 @dataclass(frozen=True)
 class Row:
@@ -60,6 +70,15 @@ class Row:
     def reaches_end(self) -> bool:
         """Whether the next token is sampled from the logits of the row's last token."""
         return self.sequence.num_computed + self.num_tokens == len(self.sequence.tokens)
+
+    @property
+    def scored_positions(self) -> range:
+        """The positions of the row whose next token is a prompt token that needs a logprob."""
+        first = self.sequence.num_computed
+        if not self.sequence.num_to_score:
+            return range(first, first)
+        end = min(first + self.num_tokens, self.sequence.num_prompt - 1)
+        return range(max(first, self.sequence.num_scored), end)
 
 
 @dataclass(frozen=True)
@@ -131,6 +150,7 @@ class Scheduler:
     def advance(self, row: Row) -> None:
         """Count a row's tokens as computed and publish the blocks it filled."""
         sequence, size = row.sequence, self.allocator.block_size
+        sequence.num_scored += len(row.scored_positions)
         sequence.num_computed += row.num_tokens
         while (end := (sequence.num_published + 1) * size) <= sequence.num_computed:
             sequence.parent = self.allocator.publish(
@@ -171,6 +191,7 @@ class Scheduler:
             return 0
         # A bidirectional prefix of any length must be computed in a single step.
         minimum = sequence.bidirectional_prefix.length - sequence.num_computed
+        budget = min(budget, _SCORED_TOKENS) if sequence.num_to_score else budget
         num_tokens = min(max(budget, minimum), len(sequence.tokens) - sequence.num_computed)
         while not self.reserve(sequence, sequence.num_computed + num_tokens):
             victim = self.running[-1]
@@ -182,8 +203,10 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, copies: list[tuple[int, int]]) -> bool:
         """Assign the cached prefix of a waiting sequence; return False if blocks are missing."""
-        # The last token is always computed, because the next one is sampled from its logits.
-        prefix = self.allocator.find_prefix(sequence.tokens[:-1], sequence.root)
+        # The last token is always computed, because the next one is sampled from its logits, and
+        # so is every token whose logits give a logprob.
+        num_reusable = sequence.num_scored if sequence.num_to_score else len(sequence.tokens) - 1
+        prefix = self.allocator.find_prefix(sequence.tokens[:num_reusable], sequence.root)
         size = self.allocator.block_size
         needed = -(-len(sequence.tokens) // size) - len(prefix.blocks)
         reusable = sum(self.allocator.is_cached(block) for block in prefix.blocks)

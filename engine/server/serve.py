@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.api.protocol import Finished, Message, Prefill, Tokens
+from swiftchat.engine.api.protocol import Event, Finished, Message, Prefill
 from swiftchat.engine.server.connection import TerminalConnection
 from swiftchat.engine.server.validate import validate_command
 from swiftchat.errors import KernelCompileError, OutOfMemory, SwiftchatError, UsageError
@@ -165,11 +165,11 @@ class EngineServer:
             terminal.send(_event_message(terminal_id, event))
 
 
-def _event_message(id_: int, event: Prefill | Tokens | Finished | SwiftchatError) -> Message:
+def _event_message(id_: int, event: Event | SwiftchatError) -> Message:
     match event:
         case Prefill(done, total):
             return {"type": "prefill", "id": id_, "done": done, "total": total}
         case SwiftchatError():
             return protocol.error_message(event, id_)
-        case tokens_or_finished:
-            return tokens_or_finished.to_wire(id_)
+        case other:
+            return other.to_wire(id_)

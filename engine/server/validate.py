@@ -1,6 +1,6 @@
 """Validation of the commands that terminals send."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -8,7 +8,7 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Message
 from swiftchat.errors import UsageError
 
-_MAX_STOP_IDS = 4096
+_MAX_IDS = 1 << 16  # in one parameter
 _MAX_INT = 2**31 - 1  # GPU kernels use 32-bit integers
 
 
@@ -35,9 +35,8 @@ def _validate_params(params: Mapping[str, Any]) -> None:
     known = {field.name: field for field in fields(SamplingParams)}
     _require(params.keys() == known.keys(), "set of sampling parameters")
     for name, value in params.items():
-        if name == "stop_ids":
-            is_valid = isinstance(value, list) and len(value) <= _MAX_STOP_IDS
-            is_valid = is_valid and all(map(_is_count, value))
+        if isinstance(known[name].default, tuple):
+            is_valid = _is_list_of(_IS_ELEMENT.get(name, _is_count), value)
         elif value is None:
             is_valid = known[name].default is None
         elif type(value) is float:
@@ -46,6 +45,23 @@ def _validate_params(params: Mapping[str, Any]) -> None:
             is_valid = type(value) is int and (name == "seed" or abs(value) <= _MAX_INT)
         _require(is_valid, f"sampling parameter {name}")
     SamplingParams.from_wire(dict(params))
+
+
+def _is_bias(value: object) -> bool:
+    is_pair = isinstance(value, list) and [type(one) for one in value] == [int, float]
+    return is_pair and _is_count(value[0])
+
+
+def _is_word(value: object) -> bool:
+    return _is_list_of(_is_count, value)
+
+
+def _is_list_of(is_element: Callable[[object], bool], value: object) -> bool:
+    return isinstance(value, list) and len(value) <= _MAX_IDS and all(map(is_element, value))
+
+
+# Parameters that are lists of anything but ids.
+_IS_ELEMENT = {"logit_bias": _is_bias, "bad_words": _is_word}
 
 
 def _require(condition: bool, what: str) -> None:

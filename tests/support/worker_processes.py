@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,29 @@ from tests.support import tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
 ENDLESS = SamplingParams(temperature=0)
+# Every control that changes what is sampled.
+CONTROLS = SamplingParams(
+    temperature=0.9,
+    top_k=40,
+    top_p=0.95,
+    top_p_decay=0.9,
+    top_p_min=0.3,
+    top_p_reset_ids=(3, 4, 5),
+    min_p=0.01,
+    typical_p=0.9,
+    repeat_penalty=1.2,
+    frequency_penalty=0.1,
+    repeat_last_n=16,
+    dry_multiplier=0.8,
+    dry_allowed_length=1,
+    dry_breaker_ids=(6, 7),
+    no_repeat_ngram=3,
+    logit_bias=((8, 2.0), (9, -3.0)),
+    bad_words=((10,), (11, 12)),
+    stop_ids=(13, 14),
+    min_tokens=4,
+    seed=7,
+)
 # Overrides of a tiny model's config: divisible by four, with rows that fit peer buffers.
 WIDE = {"num_attention_heads": 8, "n_head": 8, "hidden_size": 64, "n_embd": 64, "vocab_size": 128}
 
@@ -58,6 +82,7 @@ def assert_equals_single_rank(client: EngineClient, folder: Path, num_tokens: in
     for params in (
         SamplingParams(temperature=0, max_tokens=num_tokens),
         SamplingParams(temperature=0.9, top_p=0.9, max_tokens=num_tokens, seed=7),
+        replace(CONTROLS, max_tokens=num_tokens),
     ):
         expected, _ = tiny.run(single, dict(enumerate(prompts)), params)
         assert generate_concurrently(client, prompts, params) == list(expected.values())

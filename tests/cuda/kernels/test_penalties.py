@@ -7,7 +7,7 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.sampling import penalties
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.sampling.sampler import apply_penalties
+from swiftchat.engine.sampling.penalties import apply_penalties
 from tests.support.kernel_case import Inputs
 
 pytestmark = pytest.mark.gpu

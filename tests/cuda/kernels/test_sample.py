@@ -17,7 +17,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.sampling import argmax, argmax_workspace, sample, sample_workspace
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.sampling import sampler
-from swiftchat.engine.sampling.sampler import uniform
+from swiftchat.engine.sampling.philox import uniform
 from tests.support.kernel_case import Inputs, poisoned
 
 pytestmark = pytest.mark.gpu

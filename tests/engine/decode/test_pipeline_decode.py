@@ -23,7 +23,7 @@ from swiftchat.engine.load.dummy import dummy_weights
 from swiftchat.engine.model.cuda_ops import CudaOps
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.sampling.sampler import not_finite_error, sample
+from swiftchat.engine.sampling.sampler import NOT_FINITE, sample, sampling_error
 from swiftchat.engine.schedule.batch import Batch, Span
 from swiftchat.engine.schedule.scheduler import Row, Sequence, Step
 from swiftchat.errors import BadModelFile, OutOfMemory
@@ -312,4 +312,4 @@ def test_non_finite_logits_of_the_last_stage_fail_on_all_stages(tmp_path: Path) 
         return ends[-1]
 
     for end in run_stages(tmp_path, 2, run):
-        assert isinstance(end, BadModelFile) and end.message == not_finite_error().message
+        assert isinstance(end, BadModelFile) and end.message == sampling_error(NOT_FINITE).message

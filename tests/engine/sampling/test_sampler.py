@@ -9,14 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.sampling.sampler import (
-    apply_penalties,
-    philox4x32,
-    sample,
-    token_logprob,
-    uniform,
-)
-from swiftchat.errors import BadModelFile, UsageError
+from swiftchat.engine.sampling.logprobs import token_logprob
+from swiftchat.engine.sampling.penalties import apply_penalties
+from swiftchat.engine.sampling.philox import philox4x32, uniform
+from swiftchat.engine.sampling.sampler import NOT_FINITE, sample
+from swiftchat.errors import UsageError
 
 
 def sample_list(logits: list[float], params: SamplingParams) -> int:
@@ -78,9 +75,9 @@ def test_greedy_ignores_every_filter() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_non_finite_logits_raise(bad: float, temperature: float) -> None:
-    with pytest.raises(BadModelFile):
-        sample_list([0.0, bad, 1.0], SamplingParams(temperature=temperature))
+def test_logits_that_are_not_finite_give_no_token(bad: float, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature)
+    assert sample_list([0.0, bad, 1.0], params) == NOT_FINITE
 
 
 @given(

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from swiftchat.engine.api import protocol
 from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.model_files import TextFile
 from swiftchat.engine.api.params import SamplingParams
@@ -114,7 +115,7 @@ def test_token_file_and_socket_are_private(tcp: Listener, unix: Listener) -> Non
 
 @pytest.mark.parametrize("token", ["", "guess", "é" * 20, None, 7, b"\xff"])
 def test_wrong_token_closes_the_connection_without_answer(token: Any, tcp: Listener) -> None:
-    hello = {"type": "hello", "version": 1, "token": token}
+    hello = {"type": "hello", "version": protocol.VERSION, "token": token}
     assert response_to(tcp, framed(msgpack.packb(hello))) == b""
     with pytest.raises(DeviceError, match="closed the connection") as caught:
         connect_engine(str(tcp.address), token)
@@ -139,7 +140,7 @@ def test_refusal_of_another_version_and_of_too_many_terminals(
         client.wait_ready()
         with pytest.raises(DeviceError, match="the engine already has 1 terminals"):
             connected_client(tcp)
-    monkeypatch.setattr(listener_module, "VERSION", 2)
+    monkeypatch.setattr(listener_module, "VERSION", protocol.VERSION + 1)
     with pytest.raises(UsageError, match="another version"):
         connected_client(tcp)
 
@@ -151,7 +152,7 @@ def test_terminal_that_does_not_read_is_disconnected(
     wait_until(lambda: unix._server.num_terminals == 0)
     params = GREEDY.to_wire() | {"max_tokens": 100, "logprobs": 50}
     generate = {"type": "generate", "id": 1, "prompt": PROMPT, "params": params}
-    hello = {"type": "hello", "version": 1, "token": None}
+    hello = {"type": "hello", "version": protocol.VERSION, "token": None}
     with connected(unix) as stuck:
         for message in (hello, {"type": "begin"}, *[generate] * 6):
             stuck.sendall(framed(msgpack.packb(message)))
@@ -192,7 +193,7 @@ _VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner),
     max_leaves=6,
 )
-_VALID_PARAMS = GREEDY.to_wire() | {"max_tokens": 2, "stop_ids": []}
+_VALID_PARAMS = msgpack.unpackb(msgpack.packb(GREEDY.to_wire())) | {"max_tokens": 2}
 _PARAMS = st.builds(
     lambda changes: _VALID_PARAMS | changes,
     st.dictionaries(st.sampled_from(sorted(_VALID_PARAMS)), _VALUES),
@@ -242,7 +243,7 @@ def test_invalid_bytes_before_authentication_get_no_answer(
 def test_invalid_bytes_of_a_terminal_close_only_its_connection(
     unix: Listener, messages: list[bytes], begins: bool
 ) -> None:
-    hello = {"type": "hello", "version": 1, "token": None}
+    hello = {"type": "hello", "version": protocol.VERSION, "token": None}
     first = [hello, {"type": "begin"}] if begins else [hello]
     response_to(unix, b"".join([*(framed(msgpack.packb(m)) for m in first), *messages]))
     with connected_client(unix) as client:
@@ -263,6 +264,13 @@ def test_invalid_bytes_of_a_terminal_close_only_its_connection(
         ({"params": _VALID_PARAMS | {"top_k": 1.0}}, "top_k"),
         ({"params": _VALID_PARAMS | {"stop_ids": [-1]}}, "stop_ids"),
         ({"params": _VALID_PARAMS | {"seed": 2**64}}, "seed"),
+        ({"params": _VALID_PARAMS | {"logit_bias": [[1, 2]]}}, "logit_bias"),
+        ({"params": _VALID_PARAMS | {"logit_bias": [[-1, 2.0]]}}, "logit_bias"),
+        ({"params": _VALID_PARAMS | {"logit_bias": [[1, 1e9]]}}, "logit_bias"),
+        ({"params": _VALID_PARAMS | {"bad_words": [[]]}}, "bad_words"),
+        ({"params": _VALID_PARAMS | {"bad_words": [["a"]]}}, "bad_words"),
+        ({"params": _VALID_PARAMS | {"bad_words": [[1]] * (2**16 + 1)}}, "bad_words"),
+        ({"params": _VALID_PARAMS | {"dry_breaker_ids": None}}, "dry_breaker_ids"),
     ],
 )
 def test_invalid_commands_raise(change: dict[str, Any], what: str) -> None:
@@ -273,9 +281,12 @@ def test_invalid_commands_raise(change: dict[str, Any], what: str) -> None:
 
 
 def test_valid_sampling_params_pass() -> None:
-    for params in (SamplingParams(), SamplingParams(seed=2**64 - 1, logprobs=3, stop_ids=(1, 2))):
+    controls = SamplingParams(logit_bias=((3, -1.5), (0, 2.0)), bad_words=((1, 2), (3,)))
+    limits = SamplingParams(seed=2**64 - 1, logprobs=3, stop_ids=(1, 2))
+    for params in (SamplingParams(), limits, controls):
         wire = msgpack.unpackb(msgpack.packb(params.to_wire()))
         validate_command({"type": "generate", "id": 1, "prompt": [1], "params": wire})
+        assert SamplingParams.from_wire(wire) == params
 
 
 def test_terminal_fetches_only_the_models_text_files(
