@@ -73,7 +73,8 @@ class PrefillGraphs:
         """As `Decoder.forward`; from a graph, logits are valid until the next call."""
         num_tokens = len(batch.ids)
         size = next((size for size in self._sizes if size >= num_tokens), None)
-        is_chunk = len(batch.spans) == 1 == len(batch.logits_indices) and num_tokens > 1
+        has_last_logits = batch.logits_indices == [num_tokens - 1]
+        is_chunk = len(batch.spans) == 1 and has_last_logits and num_tokens > 1
         if not is_chunk or size is None:
             return self._decoder.forward(batch, self._cache)
         self._load(batch, size)
