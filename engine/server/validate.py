@@ -48,8 +48,9 @@ def _validate_params(params: Mapping[str, Any]) -> None:
 
 
 def _is_bias(value: object) -> bool:
-    is_pair = isinstance(value, list) and [type(one) for one in value] == [int, float]
-    return is_pair and _is_count(value[0])
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    return _is_count(value[0]) and type(value[1]) is float
 
 
 def _is_word(value: object) -> bool:
