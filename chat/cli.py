@@ -306,6 +306,8 @@ def _prepare_streams() -> None:
 
 
 def _exit_on_signal(number: int, frame: object) -> None:
+    # A Ctrl-C that arrives meanwhile must not replace this exit.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     raise SystemExit(128 + number)
 
 

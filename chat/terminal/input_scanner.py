@@ -71,6 +71,7 @@ class InputScanner:
         """Treat the next chunk as the rest of a paste whose beginning somebody else has read."""
         if self._paste is None and self._unmarked is None:
             self._unmarked = bytearray()
+            self._wary_until = self._clock() + _WARY_S
 
     def feed(self, data: bytes) -> list[InputEvent]:
         events: list[InputEvent] = []

@@ -23,6 +23,7 @@ from swiftchat.chat.terminal.input_scanner import PASTE_PAUSE_S, InputEvent, Inp
 
 INTERRUPT, SUSPEND, END = (InputEvent(False, key) for key in (b"\x03", b"\x1a", b"\x04"))
 
+_ERASE_LINE = b"\r\x1b[K"
 _BRACKETED_PASTE_ON, _BRACKETED_PASTE_OFF = b"\x1b[?2004h", b"\x1b[?2004l"
 _CHUNK_BYTES = 1 << 16
 _ENTER_PAUSE_S = 0.02  # for the rest of a paste to arrive behind an Enter
@@ -68,18 +69,18 @@ class Keyboard:
         if self._old_handlers[signal.SIGTSTP] is not signal.SIG_IGN:
             signal.signal(signal.SIGTSTP, self._suspend)
         signal.signal(signal.SIGCONT, self._restore_mode)
-        self._expect_rest_of_paste()
         self._enter_mode()
+        self._expect_rest_of_paste()
         self._reader = threading.Thread(target=self._read, name="keyboard", daemon=True)
         self._reader.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _EXIT_SIGNALS)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _EXIT_SIGNALS)
         try:
             self._close()
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _EXIT_SIGNALS)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _close(self) -> None:
         os.write(self._command_pipe[1], b"q")
@@ -210,14 +211,19 @@ class Keyboard:
         self._num_lent -= 1
         if not self._num_lent:
             with contextlib.suppress(termios.error):
-                self._expect_rest_of_paste()
                 self._enter_mode()
+                self._expect_rest_of_paste()
             os.write(self._command_pipe[1], b"c")
 
     def _expect_rest_of_paste(self) -> None:
-        """Treat input that waits already as pasted: its beginning went to another program."""
+        """Treat input that waits already as pasted: its beginning went to another program.
+
+        Call it in raw mode, in which incomplete lines can be read too.
+        """
         if select.select([self._descriptor], [], [], 0)[0]:
             self._scanner.expect_paste()
+            if not self._is_dumb:
+                self._write(_ERASE_LINE)  # the terminal has echoed it; the prompt will show it
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
         """Suspend the process group as the terminal would do at Ctrl-Z; returns after `fg`."""

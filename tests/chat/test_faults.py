@@ -33,9 +33,9 @@ from pathlib import Path
 import pytest
 
 from swiftchat.chat.history.store import sessions_path
-from tests.chat.terminal.test_terminal import Terminal
 from tests.chat.test_process import Program
 from tests.support import fake_engine
+from tests.support.terminal import Terminal
 
 EVIL = "e\x1b]52;c;eA==\x07\x9bJ\u202e"
 

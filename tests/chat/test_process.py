@@ -20,8 +20,8 @@ from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.errors import DeviceError
-from tests.chat.terminal.test_terminal import Terminal
 from tests.support import fake_engine
+from tests.support.terminal import Terminal
 
 SLOW = {"text": "A slow answer that goes on. " * 40, "delay_s": 0.01}
 

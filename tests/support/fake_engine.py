@@ -4,7 +4,7 @@
 choice of the model to the options. SCRIPT is a JSON list of
 answers, each a string or an object with "text" or "ids", and optionally "delay_s" (before each
 token), "end_delay_s" (before the end), "limit" (of tokens, as of a full context) and "error". A
-first object {"load_s"} sets the load time.
+first object {"load_s"} sets the load time, and its "stats_s" the time that /stats takes.
 """
 
 import json
@@ -162,6 +162,7 @@ class FakeEngine:
         self.ended = threading.Event()
         self.info: EngineInfo | None = None
         self.progress = None
+        self.stats_s = 0.0
 
     def start(self, config: EngineConfig, path: Path) -> "FakeEngine":
         self.config = config
@@ -170,8 +171,9 @@ class FakeEngine:
 
     def wait_ready(self, on_progress: Any = None) -> EngineInfo:
         if self.answers and "load_s" in self.answers[0]:
-            time.sleep(self.answers[0]["load_s"])
-            del self.answers[0]
+            first = self.answers.pop(0)
+            time.sleep(first["load_s"])
+            self.stats_s = first.get("stats_s", 0)
         self.info = EngineInfo(
             "fake", "float32", 1000, 4000, 512, 8000, self.ctx_size_tokens, 1, 0.125
         )
@@ -186,6 +188,7 @@ class FakeEngine:
         self.ended.wait()
 
     def stats(self) -> dict[str, int]:
+        time.sleep(self.stats_s)
         return {"free_blocks": 4}
 
     def close(self) -> None:

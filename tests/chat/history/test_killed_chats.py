@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from swiftchat.chat.history.store import SessionStore, sessions_path
-from tests.chat.terminal.test_terminal import Terminal
 from tests.chat.test_process import SLOW
 from tests.chat.test_process import chat as chat
 from tests.chat.test_process import program as program
+from tests.support.terminal import Terminal
 
 Open = Callable[..., Terminal]
 

@@ -11,8 +11,8 @@ import pyte
 import pytest
 
 from tests.chat.render.test_markdown import SHOWCASE, Screen
-from tests.chat.terminal.test_terminal import Terminal
 from tests.support import fake_engine
+from tests.support.terminal import Terminal
 
 THINKS = fake_engine.TEMPLATE + "{# </think> #}"
 Chat = Callable[..., Terminal]

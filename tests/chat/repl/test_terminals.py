@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from swiftchat.chat.history.store import sessions_path
-from tests.chat.terminal.test_terminal import Terminal
 from tests.chat.test_process import Program
 from tests.support import fake_engine
+from tests.support.terminal import Terminal
 
 SIZES = [(80, 24), (20, 10), (200, 60)]
 WORDS = " ".join(f"word{i}" for i in range(60))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from swiftchat.chat.subcommands.tokens import colored, marked, separated
-from tests.chat.terminal.test_terminal import Terminal
 from tests.support import fake_engine
+from tests.support.terminal import Terminal
 
 SWIFTCHAT = [sys.executable, "-m", "swiftchat.chat"]
 
