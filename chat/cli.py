@@ -18,6 +18,7 @@ from swiftchat.chat.options.chat_options import CHAT_OPTIONS, CONFIG_NAMES, comp
 from swiftchat.chat.options.completion import COMPLETE_VARIABLE
 from swiftchat.chat.options.help_layout import ChatCommand, write_everyday_options
 from swiftchat.chat.terminal.error_report import print_error, print_lines
+from swiftchat.chat.terminal.ignored_signals import retry_ignored_signals
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import SwiftchatError, UsageError
 
@@ -242,6 +243,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
             signal.signal(number, _exit_on_signal)
+    retry_ignored_signals()
     code = 1
     try:
         code = _run()

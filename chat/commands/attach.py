@@ -89,6 +89,7 @@ def _run(command: str) -> tuple[str, int]:
     )
     assert process.stdout is not None
     output, size = "", 0
+    is_interrupted = False
     try:
         for text in _decoded(process.stdout):
             print(sanitize(text), end="", flush=True)
@@ -97,12 +98,17 @@ def _run(command: str) -> tuple[str, int]:
     except KeyboardInterrupt:
         # The terminal has sent SIGINT to the process group; this reaches a process outside of it.
         process.send_signal(signal.SIGINT)
+        is_interrupted = True
     finally:
         process.stdout.close()
         code = _wait(process)
-    if output and not output.endswith("\n"):
+    if is_interrupted:
+        print("\ninterrupted")  # below the ^C that the terminal has shown
+    elif output and not output.endswith("\n"):
         print()
-    if code:
+    if code < 0 and not is_interrupted:
+        print(f"ended by {signal.Signals(-code).name}")
+    elif code > 0:
         print(f"exit status {code}")
     return output, size
 

@@ -25,9 +25,9 @@ line, end a line with a backslash, or use a block:
   ... two
   ... lines\"\"\"
 
-Pasted text is never sent by itself. Text typed during an answer is kept for
-the next message. A line that begins with / is a command; begin it with // for
-a literal slash.
+Pasted text is never sent by itself. Text that is typed while the model
+answers or a command runs waits in the input line; Enter sends it there. A line
+that begins with / is a command; begin it with // for a literal slash.
 """
 
 _COMMANDS = """\

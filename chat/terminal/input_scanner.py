@@ -28,7 +28,7 @@ _PIECE = re.compile(
 )
 # Answers of the terminal to questions: no program waits for them any more.
 _REPLIES = re.compile(rb"\x1b[\]P_^X][^\x07\x1b]*(?:\x07|\x1b\\)")
-_SEQUENCES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.)")
+_NOT_TEXT = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _SIGNAL_KEYS = re.compile(rb"([\x03\x1a])")
 
 
@@ -140,7 +140,7 @@ class InputScanner:
             if _SIGNAL_KEYS.fullmatch(part):
                 events += [*self._end_unmarked(), InputEvent(False, part)]
             elif part:
-                self._unmarked = (self._unmarked or bytearray()) + _SEQUENCES.sub(b"", part)
+                self._unmarked = (self._unmarked or bytearray()) + _NOT_TEXT.sub(b"", part)
                 self._wary_until = self._clock() + _WARY_S
         return events
 

@@ -28,6 +28,7 @@ _BRACKETED_PASTE_ON, _BRACKETED_PASTE_OFF = b"\x1b[?2004h", b"\x1b[?2004l"
 _CHUNK_BYTES = 1 << 16
 _ENTER_PAUSE_S = 0.02  # for the rest of a paste to arrive behind an Enter
 _MAX_DISCARD_S = 10.0
+_MAX_PAUSES = 5  # within a paste that the terminal still sends
 _EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Attributes = list[Any]  # of termios
@@ -89,9 +90,7 @@ class Keyboard:
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
         with contextlib.suppress(termios.error, OSError):  # the terminal may be closed
-            self._discard_paste()
-            # Nothing that was typed for this program may run in the shell behind it.
-            termios.tcflush(self._descriptor, termios.TCIFLUSH)
+            self._discard_input()
             self._leave_mode()
         for pipe in (self._event_pipe, self._command_pipe, self._paused_pipe):
             os.close(pipe[0])
@@ -234,19 +233,25 @@ class Keyboard:
             os.kill(0, signal.SIGTSTP)
             signal.signal(signal.SIGTSTP, self._suspend)
 
-    def _discard_paste(self) -> None:
-        """Read the rest of an incomplete paste, which would otherwise run in the shell."""
+    def _discard_input(self) -> None:
+        """Read what is left, and the rest of a paste, which would otherwise run in the shell.
+
+        Unlike `tcflush`, this cannot take the beginning of a paste and leave the rest.
+        """
         deadline = time.monotonic() + _MAX_DISCARD_S
-        pauses = 0
-        while self._scanner.is_pasting and pauses < 5 and time.monotonic() < deadline:
-            if select.select([self._descriptor], [], [], PASTE_PAUSE_S)[0]:
-                pauses = 0
+        num_pauses = 0
+        while num_pauses <= _MAX_PAUSES and time.monotonic() < deadline:
+            pause_s = PASTE_PAUSE_S if self._scanner.is_pasting else 0
+            if select.select([self._descriptor], [], [], pause_s)[0]:
+                num_pauses = 0
                 data = os.read(self._descriptor, _CHUNK_BYTES)
                 if not data:
                     return
                 self._scanner.feed(data)
+            elif self._scanner.is_pasting:
+                num_pauses += 1
             else:
-                pauses += 1
+                return
 
     # The reader thread
 
