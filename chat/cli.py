@@ -277,6 +277,9 @@ def _run() -> int:
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         from click.shell_completion import shell_complete
 
+        from swiftchat.chat.options.shells import register_shells
+
+        register_shells()
         return shell_complete(swiftchat, {}, "swiftchat", COMPLETE_VARIABLE, instruction)
     is_help = {"--help", "-h", "--version"} & set(sys.argv)
     values, project = {}, None

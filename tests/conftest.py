@@ -78,6 +78,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons = ("no GPU", "GPUs needed")
     num_gpu = sum(any(reason in str(report.longrepr) for reason in reasons) for report in skipped)
     terminalreporter.write_line(f"GPU tests that did not run: {num_gpu}")
+    num_shells = sum("is not installed" in str(report.longrepr) for report in skipped)
+    if num_shells:
+        terminalreporter.write_line(
+            f"Shells whose completion was not tested: {num_shells} (install bash, zsh and fish)"
+        )
 
 
 @pytest.fixture(scope="session")

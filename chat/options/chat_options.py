@@ -130,7 +130,7 @@ _INPUT = (
         multiple=True,
         metavar="FILE|URL",
         shell_complete=complete_files,
-        help="Put a file, pattern or page (https://…) before the prompt (repeatable).",
+        help="Put a file or page before the prompt (repeatable).",
     ),
     _option("-s", "--system", help="System prompt."),
     _option("--system-file", type=click.Path(), help="Read the system prompt from a file."),

@@ -18,24 +18,30 @@ def complete_models(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Complete models on this machine, and files."""
-    from swiftchat.weights.store import default_store
-
-    found = matching(((name, "") for name in default_store().names()), incomplete)
-    return [*found, CompletionItem(incomplete, type="file")]
+    return [*complete_stored_models(ctx, param, incomplete), _files(incomplete)]
 
 
 def complete_files(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    return [CompletionItem(incomplete, type="file")]
+    return [_files(incomplete)]
 
 
 def complete_stored_models(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
+    """Complete models on this machine, as `-m` finds them: by the name or its last part."""
     from swiftchat.weights.store import default_store
 
-    return matching(((name, "") for name in default_store().names()), incomplete)
+    names = default_store().names()
+    found = [name for name in names if name.lower().startswith(incomplete.lower())]
+    if not found:
+        by_last_part = [
+            name for name in names if name.lower().rpartition("/")[2].startswith(incomplete.lower())
+        ]
+        # A shell replaces what is typed by the common beginning, so there must be one.
+        found = by_last_part if len({name.partition("/")[0] for name in by_last_part}) == 1 else []
+    return matching(((name, "") for name in found), "")
 
 
 def complete_downloads(
@@ -88,7 +94,7 @@ def complete_templates(
     from swiftchat.tokenizer.template.builtin import BUILT_IN
 
     found = matching(((name, "") for name in BUILT_IN), incomplete)
-    return [*found, CompletionItem(incomplete, type="file")]
+    return [*found, _files(incomplete)]
 
 
 def complete_shapes(
@@ -97,7 +103,12 @@ def complete_shapes(
     from swiftchat.weights.model.dummy import DUMMY_CONFIGS
 
     found = matching(((name, "") for name in DUMMY_CONFIGS), incomplete)
-    return [*found, CompletionItem(incomplete, type="file")]
+    return [*found, _files(incomplete)]
+
+
+def _files(incomplete: str) -> CompletionItem:
+    """Return the item that stands for all files that begin with `incomplete`."""
+    return CompletionItem(incomplete, type="file")
 
 
 def matching(names: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:

@@ -4,6 +4,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from swiftchat.chat.options.completion import COMPLETE_VARIABLE
+from swiftchat.chat.options.shells import register_shells
 
 
 @click.command()
@@ -19,6 +20,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
     Tab completes options, commands, models, conversations, roles, templates and topics.
     """
+    register_shells()
     kind = get_completion_class(shell)
     assert kind is not None
     print(kind(ctx.find_root().command, {}, "swiftchat", COMPLETE_VARIABLE).source())

@@ -153,9 +153,7 @@ def test_completion_imports_no_slow_modules(words: str) -> None:
     """Run it as a shell does. Checks imports instead of time, which depends on the load."""
     script = (
         "import os, sys\n"
-        f"words = {words!r}.split(' ')\n"
-        "os.environ.update(_SWIFTCHAT_COMPLETE='bash_complete', COMP_WORDS=' '.join(words),\n"
-        "                  COMP_CWORD=str(len(words) - 1))\n"
+        f"os.environ.update(_SWIFTCHAT_COMPLETE='bash_complete', COMP_LINE={words!r})\n"
         "from swiftchat.chat.cli import main\n"
         "sys.argv = ['swiftchat']\n"
         "try: main()\n"
