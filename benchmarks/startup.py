@@ -4,8 +4,9 @@
 
 The prompt is timed in a pty, from the start of the process to the byte that completes `>>>`. "not
 engine" is the time of `swiftchat -p` without the engine's: starting the worker until it is ready,
-generating, and closing. Prints median and minimum of each; on a busy machine the minimum is the
-better estimate.
+generating, and closing. "first byte" is the time of `swiftchat -p` until its answer begins:
+"cold" loads the model, "attached" uses the engine of a `swiftchat serve`. Prints median and minimum
+of each; on a busy machine the minimum is the better estimate.
 """
 
 import os
@@ -13,7 +14,10 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pexpect
 
@@ -91,18 +95,53 @@ def one_shot_s(model: Path) -> tuple[float, float]:
     return taken_s, taken_s - float(done.stderr.split()[-1])
 
 
+@contextmanager
+def serving(model: Path) -> Iterator[dict[str, str]]:
+    """Run `swiftchat serve`; yields the environment of programs that attach to it."""
+    with TemporaryDirectory() as runtime:
+        environment = {**os.environ, "XDG_RUNTIME_DIR": runtime}
+        command = [*SWIFTCHAT, "serve", str(model)]
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stderr is not None
+        while "is ready" not in process.stderr.readline():
+            assert process.poll() is None
+        yield environment
+        process.terminate()
+        process.wait()
+
+
+def first_byte_s(model: Path, environment: dict[str, str], *options: str) -> float:
+    args = ["-m", str(model), "-p", "What is the capital of France?", "-n", "8", "--temp", "0"]
+    start = time.perf_counter()
+    with subprocess.Popen(
+        [*SWIFTCHAT, *args, "--no-save", *options],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None and process.stdout.read(1)
+        return time.perf_counter() - start
+
+
 def main() -> None:
     model = default_store().find(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_MODEL, offline=True)
     num_runs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
     times: dict[str, list[float]] = {"--help": [], "prompt": [], "one shot": [], "not engine": []}
+    first_bytes: dict[str, list[float]] = {"first byte, cold": [], "first byte, attached": []}
     print(f"load average {os.getloadavg()[0]:.2f}, {os.cpu_count()} CPUs")
     for _ in range(num_runs):
         times["--help"].append(help_s())
         times["prompt"].append(prompt_s(model))
         for name, taken_s in zip(("one shot", "not engine"), one_shot_s(model), strict=True):
             times[name].append(taken_s)
-    for name, values in times.items():
-        print(f"{name:11} median {statistics.median(values):.3f} s  least {min(values):.3f} s")
+    with serving(model) as environment:
+        for _ in range(num_runs):
+            for (_, values), option in zip(first_bytes.items(), (["--no-attach"], []), strict=True):
+                values.append(first_byte_s(model, environment, *option))
+    for name, values in (times | first_bytes).items():
+        print(f"{name:20} median {statistics.median(values):.3f} s  least {min(values):.3f} s")
     print(f"load average {os.getloadavg()[0]:.2f}")
 
 

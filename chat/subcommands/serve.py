@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,8 @@ def serve(
     except EngineStopped as error:
         print_notice(error.message)
     except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            print_notice("")  # the terminal shows ^C at the beginning of the line
         print_notice("the engine has ended")
 
 

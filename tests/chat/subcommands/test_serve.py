@@ -14,13 +14,15 @@ from typing import Any
 import psutil
 import pytest
 
+from swiftchat.chat.model import chat_model as chat_model_module
 from swiftchat.engine.api import attach as attach_module
 from swiftchat.engine.api.attach import attach
 from swiftchat.engine.api.client import EngineClient
+from swiftchat.engine.api.engine_key import engine_key
 from swiftchat.engine.api.params import EngineConfig, ServeConfig
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.api.runtime_folder import RuntimeFolder
-from swiftchat.errors import EngineStopped, FileSystemError
+from swiftchat.errors import EngineStopped
 from tests.support.remote_engine import chat_model_folder
 from tests.support.serve_processes import END_S, ServeProcess, serve_process, swiftchat
 from tests.support.worker_processes import ENDLESS, GREEDY, collect, has_ended, wait_until
@@ -270,21 +272,20 @@ def test_a_folder_that_others_can_enter_is_refused(folder: Path) -> None:
         assert result.returncode == 8 and b"its mode is 755, not 700" in result.stderr
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
-def test_a_chat_does_not_attach_to_a_socket_of_another_user(folder: Path) -> None:
-    from swiftchat.engine.api.engine_key import engine_key
-
+def test_a_chat_does_not_attach_to_a_socket_of_another_user(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It warns and starts an engine of its own."""
     runtime = RuntimeFolder()
     runtime.create()
     path = runtime.socket(engine_key(folder, CONFIG, os.environ))
+    monkeypatch.setattr(chat_model_module, "start_engine", lambda config, path: "its own")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
-        os.chown(path, 12345, 12345)
-        with pytest.raises(FileSystemError, match="not a socket of this user"):
-            attach(CONFIG, folder)
-        result = swiftchat("-m", str(folder), *OPTIONS, "-p", "hello", "-n", "2")
-    assert result.returncode == 0 and b"warning" in result.stderr and result.stdout
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        assert chat_model_module.attach_or_start(CONFIG, folder) == "its own"
+    assert "not a folder of this user" in capsys.readouterr().err
 
 
 def test_loading_errors_end_serve_with_their_code(folder: Path) -> None:

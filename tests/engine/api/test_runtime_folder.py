@@ -37,26 +37,42 @@ def test_a_link_and_a_file_are_refused(tmp_path: Path) -> None:
             RuntimeFolder(tmp_path / name).create()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
-@pytest.mark.parametrize("name", ["run", "."])
-def test_folders_of_another_user_are_refused(name: str, tmp_path: Path) -> None:
-    """The folder itself, and the folder around it."""
+def test_a_folder_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = RuntimeFolder(tmp_path / "run")
     folder.create()
-    os.chown(tmp_path / name, 12345, 12345)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(FileSystemError, match=r"run cannot hold .* not a folder of this user"):
+        folder.check()
+
+
+def test_a_folder_inside_a_folder_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other user could rename it and put another folder in its place."""
+    folder = RuntimeFolder(tmp_path / "run")
+    folder.create()
+    real = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        found = list(real(path))
+        found[stat.ST_UID] = 12345 if path == tmp_path else os.getuid()
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
     with pytest.raises(FileSystemError, match="not a folder of this user"):
         folder.check()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
-def test_a_socket_of_another_user_is_refused() -> None:
+def test_a_socket_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RuntimeFolder()
     folder.create()
     path = folder.socket("key")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         check_socket(path)
-        os.chown(path, 12345, 12345)
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
         with pytest.raises(FileSystemError, match="not a socket of this user"):
             check_socket(path)
 
