@@ -219,6 +219,13 @@ user, are ignored with a warning.
   swiftchat config show               print every setting and its origin
   swiftchat config path               print the path of the file
 
+Colors: theme is auto, dark, light or none; auto asks the terminal for its
+background, or uses COLORFGBG. colors changes parts of a theme:
+
+  colors = "code=bright_blue,keyword=bold red"
+
+The parts are {{colors}}.
+
 Other variables: HF_TOKEN (downloads), NO_COLOR, FORCE_COLOR, ACCESSIBLE,
 EDITOR.
 """
@@ -308,6 +315,16 @@ def _config_path() -> str:
     return str(config_path())
 
 
+def _colors() -> str:
+    import textwrap
+    from dataclasses import fields
+
+    from swiftchat.chat.render.theme import Theme
+
+    names = "The parts are " + ", ".join(field.name for field in fields(Theme))
+    return textwrap.fill(names, 78).removeprefix("The parts are ")
+
+
 FILLED: dict[str, Callable[[], str]] = {
     "keys": _keys,
     "parameters": _parameters,
@@ -315,4 +332,5 @@ FILLED: dict[str, Callable[[], str]] = {
     "templates": _templates,
     "roles_folder": _roles_folder,
     "config_path": _config_path,
+    "colors": _colors,
 }

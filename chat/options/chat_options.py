@@ -48,6 +48,23 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # not generic before c
             self.fail(str(error), param, ctx)
 
 
+class Colors(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    """Colors as `NAME=STYLE,…`, in a configuration file also as a table."""
+
+    name = "name=style,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from swiftchat.chat.render.theme import parse_colors
+
+        if isinstance(value, dict):
+            value = ",".join(f"{name}={style}" for name, style in value.items())
+        try:
+            parse_colors(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
 class ChatOption(click.Option):
     """An option whose errors name the place of the value: flag, variable or file.
 
@@ -118,7 +135,7 @@ _INPUT = (
     ModelOption(
         ("-m", "--model"),
         envvar="SWIFTCHAT_MODEL",
-        help="Name, OWNER/NAME, directory or .gguf file; twice: both models answer -p.",
+        help="Name, directory or .gguf file; twice: both answer.",
         shell_complete=complete_models,
     ),
     _option("-p", "--prompt", env=False, help="Answer this prompt and exit; - reads stdin."),
@@ -205,6 +222,17 @@ _OUTPUT = (
         type=click.Choice(["auto", "always", "never"]),
         default="auto",
         help="always renders and colors even into a pipe.",
+    ),
+    _option(
+        "--theme",
+        type=click.Choice(["auto", "dark", "light", "none"]),
+        default="auto",
+        help="Colors for this background; auto asks the terminal.",
+    ),
+    _option(
+        "--colors",
+        type=Colors(),
+        help="Colors of parts of an answer, as code=blue,keyword=bold red.",
     ),
     _flag("--accessible", help="For screen readers: no redrawing, speaker labels."),
     _option(

@@ -75,6 +75,8 @@ class ChatConfig:
     raw: bool = False
     extract: bool = False
     color: str = "auto"
+    theme: str = "auto"
+    colors: str | None = None
     accessible: bool = False
     editing_mode: str = "emacs"
     stats: bool = False

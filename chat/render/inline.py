@@ -9,8 +9,8 @@ from swiftchat.chat.terminal.sanitize import sanitize
 # The parser takes quadratic time in the number of brackets; longer texts are not parsed.
 _MAX_BRACKETS = 200
 _MAX_CHARS = 8192
-_STYLES = {"em": "italic", "strong": "bold", "s": "strike", "link": "underline"}
-_CODE_STYLE = "cyan"
+_STYLES = {"em": "italic", "strong": "bold", "s": "strike"}
+_CODE_STYLE, _LINK_STYLE = "swiftchat.code", "swiftchat.link"  # of the theme
 
 
 def styled(content: str, marks: bool = False) -> Text:
@@ -36,7 +36,8 @@ def styled(content: str, marks: bool = False) -> Text:
             open_styles.append(_STYLES[name]) if token.nesting == 1 else open_styles.pop()
         elif token.type == "code_inline":
             code = f"`{token.content}`" if marks else token.content
-            text.append(_clean(code), f"{style} {_CODE_STYLE}".strip())
+            text.append(_clean(code), style)
+            text.stylize(_CODE_STYLE, len(text) - len(code))
         elif token.type in ("softbreak", "hardbreak"):
             text.append("\n")
         elif token.type == "image":
@@ -49,6 +50,7 @@ def styled(content: str, marks: bool = False) -> Text:
 
 def _add_address(text: Text, address: str, start: int) -> None:
     label = text.plain[start:]
+    text.stylize(_LINK_STYLE, start)
     if address not in (label, f"mailto:{label}", f"http://{label}"):
         text.append(f" ({address})", "dim")
 

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from swiftchat.engine.api.protocol import Logprob
     from swiftchat.tokenizer import Tokenizer
 
-# (lowest probability, color); the colors are readable on light and dark backgrounds.
-_BANDS = ((0.9, "green"), (0.5, "cyan"), (0.1, "yellow"), (0.0, "red"))
+# (lowest probability, style of the theme).
+_BANDS = (
+    (0.9, "swiftchat.probable"),
+    (0.5, "swiftchat.likely"),
+    (0.1, "swiftchat.unlikely"),
+    (0.0, "swiftchat.improbable"),
+)
 _MAX_LISTED_PROBABILITY = _BANDS[0][0]  # tokens at or above it are counted but not listed
 _MAX_COLUMNS = 100
 
@@ -53,6 +58,7 @@ def as_terminal_text(answer: "Answer", tokenizer: "Tokenizer", style: Style) -> 
     # Imported here because rich would delay the first prompt.
     from rich.console import Console
     from rich.text import Text
+    from rich.theme import Theme as RichTheme
 
     out = io.StringIO()
     console = Console(
@@ -61,6 +67,7 @@ def as_terminal_text(answer: "Answer", tokenizer: "Tokenizer", style: Style) -> 
         force_terminal=style.is_colored,
         highlight=False,
         color_system="standard" if style.is_colored else None,
+        theme=RichTheme(style.theme.styles()),
     )
     if style.is_colored:
         console.print(_colored(answer, tokenizer))

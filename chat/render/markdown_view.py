@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.text import Text
+from rich.theme import Theme as RichTheme
 
 from swiftchat.chat.model.reasoning import ReasoningText
 from swiftchat.chat.render.blocks import BlockStream
@@ -149,7 +150,8 @@ class AnsiEncoder:
     def __init__(self, style: Style) -> None:
         self._is_plain = style.mode == "accessible" and not style.is_colored
         self._is_colored = style.is_colored
-        self._console = Console(width=80)  # rich looks styles up in it
+        # rich looks styles up in it.
+        self._console = Console(width=80, theme=RichTheme(style.theme.styles()))
         self.dim = "" if self._is_plain else "\x1b[2m"
 
     def encode(self, row: Text) -> str:

@@ -80,6 +80,7 @@ class MarkdownRows:
                 marks = f"{'#' * int(block.info)} " if self._marks else ""
                 text = Text(marks) + styled(block.content, self._marks)
                 text.stylize(_HEADINGS.get(block.info, "bold italic"))
+                text.stylize("swiftchat.heading")
                 return self._wrapped(text, width)
             case "rule":
                 line = "-" * 3 if self._marks else "─" * min(width, _MAX_RULE_COLUMNS)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from swiftchat.chat.render.theme import Theme, choose_theme, parse_colors
+
 if TYPE_CHECKING:
     from swiftchat.chat.options.config import ChatConfig
 
@@ -19,6 +21,8 @@ _REWRAPPING = (
     "WEZTERM_PANE",
 )
 
+_ANY_BACKGROUND = Theme()
+
 
 @dataclass(frozen=True)
 class Style:
@@ -29,13 +33,14 @@ class Style:
     - `markdown`: rendered Markdown; with `is_live` the unfinished tail is redrawn.
     - `accessible`: rendered for screen readers; nothing is redrawn.
 
-    `rewraps`: the terminal rewraps lines when it becomes narrower.
+    `rewraps`: the terminal rewraps lines when it becomes narrower. `theme` has the colors.
     """
 
     mode: Literal["exact", "raw", "markdown", "accessible"]
     is_colored: bool = False
     is_live: bool = False
     rewraps: bool = False
+    theme: Theme = _ANY_BACKGROUND
 
     @property
     def is_rendered(self) -> bool:
@@ -43,7 +48,7 @@ class Style:
 
 
 def choose_style(config: "ChatConfig", env: Mapping[str, str], at_terminal: bool) -> Style:
-    """Choose the style from `--raw`, `--accessible`, `--color` and their environment variables.
+    """Choose the style from `--raw`, `--accessible`, `--color`, `--theme` and their variables.
 
     Flags override NO_COLOR, which overrides FORCE_COLOR. FORCE_COLOR does not affect pipes.
     """
@@ -53,9 +58,18 @@ def choose_style(config: "ChatConfig", env: Mapping[str, str], at_terminal: bool
     forced = env.get("FORCE_COLOR", "") not in ("", "0")
     auto_colored = not env.get("NO_COLOR") and (forced or not accessible)
     colored = config.color == "always" or (config.color == "auto" and auto_colored)
+    colored = colored and config.theme != "none"
+    theme = choose_theme(config.theme, parse_colors(config.colors or ""), env)
     if accessible:
-        return Style("accessible", colored)
-    return Style("markdown", colored, at_terminal, any(env.get(name) for name in _REWRAPPING))
+        return Style("accessible", colored, theme=theme)
+    rewraps = any(env.get(name) for name in _REWRAPPING)
+    return Style("markdown", colored, at_terminal, rewraps, theme)
+
+
+def can_ask_background(config: "ChatConfig", style: Style, env: Mapping[str, str]) -> bool:
+    """Return whether the theme depends on the background, and the terminal can tell its color."""
+    # The Linux console has no such question and may print it.
+    return config.theme == "auto" and style.is_colored and env.get("TERM") != "linux"
 
 
 def is_accessible(config: "ChatConfig", env: Mapping[str, str]) -> bool:

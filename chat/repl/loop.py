@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from swiftchat.chat.attachments.attachment import Attachment, message_with
@@ -14,7 +15,8 @@ from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
 from swiftchat.chat.options.config import ChatConfig
-from swiftchat.chat.render.style import choose_style, is_accessible, is_dumb
+from swiftchat.chat.render.style import can_ask_background, choose_style, is_accessible, is_dumb
+from swiftchat.chat.render.theme import choose_theme, parse_colors
 from swiftchat.chat.repl.comparison import compare
 from swiftchat.chat.repl.hints import Hints, hints_file
 from swiftchat.chat.repl.input import InputLine
@@ -27,6 +29,7 @@ from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import StatusLine, print_notice
 from swiftchat.errors import ContextOverflow
 
+_ANSWER_WAIT_S = 0.15  # from the question for the background color to the first rendered text
 _OVERFLOW_HINT = (
     "/compact replaces old turns with a summary, /new starts a new conversation, "
     "/set ctx_size N changes the context; --overflow drop-oldest at the start helps"
@@ -75,6 +78,7 @@ class Repl:
         self._interrupts = InterruptTimer()
         self._turns = TurnRunner(self.state, self._hints, self._interrupts)
         self._prompt = self._input_line(keyboard)
+        self._asks_background = False
 
     def run(self, *, shows_end: bool = True) -> int:
         """Read and answer until the user leaves; save everything; return the exit code.
@@ -84,7 +88,11 @@ class Repl:
         state = self.state
         if not state.config.quiet:
             self._greet()
+        self._asks_background = can_ask_background(state.config, state.style, os.environ)
+        if self._asks_background:
+            state.keyboard.ask_background()
         if state.conversation.tree and shows_end:
+            self._adapt_theme(_ANSWER_WAIT_S)
             show_end(state)
         try:
             return self._loop()
@@ -109,6 +117,17 @@ class Repl:
             for note in attachment.notes:
                 print_notice(note)
             print_notice(f"{attachment.name} is attached to the first message")
+
+    def _adapt_theme(self, wait_s: float = 0.0) -> None:
+        """Choose the theme for the background of the terminal, once it is known."""
+        state = self.state
+        if not self._asks_background:
+            return
+        if (answer := state.keyboard.background(wait_s)) is not None:
+            self._asks_background = False
+            colors = parse_colors(state.config.colors or "")
+            theme = choose_theme("auto", colors, os.environ, answer)
+            state.style = replace(state.style, theme=theme)
 
     def _loop(self) -> int:
         while True:
@@ -154,6 +173,7 @@ class Repl:
 
     def handle(self, text: str) -> bool:
         """Run a command or answer a message; return False to leave."""
+        self._adapt_theme()
         if is_command(text):
             return self._run_command(text)
         message = message_of(text)

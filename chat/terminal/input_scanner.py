@@ -3,6 +3,8 @@
 A terminal with bracketed paste marks the beginning and the end of a paste. Pastes without marks
 come from terminals that have none, and from the time before the program could ask for them. They
 are recognized by their speed: an Enter with more text right behind it was not typed.
+
+Answers of the terminal are taken out; that to the question for its background color is kept.
 """
 
 import re
@@ -10,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+ASK_BACKGROUND = b"\x1b]11;?\x1b\\"
 PASTE_START, PASTE_END = b"\x1b[200~", b"\x1b[201~"
 
 # Input pauses at least this long between a paste without marks and the next key.
@@ -29,6 +32,9 @@ _PIECE = re.compile(
 # Answers of the terminal to questions: no program waits for them any more.
 _REPLIES = re.compile(rb"\x1b[\]P_^X][^\x07\x1b]*(?:\x07|\x1b\\)")
 _NOT_TEXT = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_BACKGROUND = b"\x1b]11;"  # begins the answer to ASK_BACKGROUND
+_BACKGROUND_START = re.compile(rb"\x1b(?:\](?:1(?:1(?:;[ -~]{0,64}\x1b?)?)?)?)?\Z")
+_MAX_PAUSES = 10  # within the answer of the terminal
 _SIGNAL_KEYS = re.compile(rb"([\x03\x1a])")
 
 
@@ -50,7 +56,9 @@ class InputScanner:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.background: bytes | None = None  # the terminal's background color, once it has told
         self._clock = clock
+        self._num_pauses = 0  # in the held beginning of an answer
         self._held = b""  # may be the beginning of PASTE_START
         self._paste: bytearray | None = None  # between the marks
         self._unmarked: bytearray | None = None  # of a paste without marks
@@ -89,7 +97,8 @@ class InputScanner:
                 events += self._plain(plain) + self._end_unmarked()
                 self._paste = bytearray()
             else:
-                num_held = _overlap(plain, PASTE_START)
+                answer = _BACKGROUND_START.search(plain)
+                num_held = len(answer[0]) if answer else _overlap(plain, PASTE_START)
                 self._held = plain[len(plain) - num_held :]
                 events += self._plain(plain[: len(plain) - num_held])
         return events
@@ -97,7 +106,11 @@ class InputScanner:
     def pause(self) -> list[InputEvent]:
         """Return the events that only a pause completes."""
         self._has_paused = True
+        if self._held.startswith(_BACKGROUND) and self._num_pauses < _MAX_PAUSES:
+            self._num_pauses += 1
+            return self._end_unmarked()
         held, self._held = self._held, b""
+        held = b"" if held.startswith(_BACKGROUND) else held
         return [*self._plain(held), *self._end_unmarked()]
 
     def finish(self) -> list[InputEvent]:
@@ -130,7 +143,7 @@ class InputScanner:
 
     def _plain(self, data: bytes) -> list[InputEvent]:
         """Return the events of input without paste marks."""
-        data = _REPLIES.sub(b"", data.replace(PASTE_END, b""))
+        data = _REPLIES.sub(self._take_reply, data.replace(PASTE_END, b""))
         if not data:
             return []
         if self._unmarked is None and self._is_typed(data):
@@ -143,6 +156,11 @@ class InputScanner:
                 self._unmarked = (self._unmarked or bytearray()) + _NOT_TEXT.sub(b"", part)
                 self._wary_until = self._clock() + _WARY_S
         return events
+
+    def _take_reply(self, reply: re.Match[bytes]) -> bytes:
+        if reply[0].startswith(_BACKGROUND):
+            self.background = reply[0].removeprefix(_BACKGROUND)
+        return b""
 
     def _is_typed(self, data: bytes) -> bool:
         if len(data) > _MAX_TYPED_BYTES or _ENTER_BEFORE_TEXT.search(data):

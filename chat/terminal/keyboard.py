@@ -19,7 +19,12 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Self
 
-from swiftchat.chat.terminal.input_scanner import PASTE_PAUSE_S, InputEvent, InputScanner
+from swiftchat.chat.terminal.input_scanner import (
+    ASK_BACKGROUND,
+    PASTE_PAUSE_S,
+    InputEvent,
+    InputScanner,
+)
 
 INTERRUPT, SUSPEND, END = (InputEvent(False, key) for key in (b"\x03", b"\x1a", b"\x04"))
 
@@ -29,6 +34,8 @@ _CHUNK_BYTES = 1 << 16
 _ENTER_PAUSE_S = 0.02  # for the rest of a paste to arrive behind an Enter
 _MAX_DISCARD_S = 10.0
 _MAX_PAUSES = 5  # within a paste that the terminal still sends
+_MAX_ANSWER_S = 0.5  # from a question to the terminal's answer
+_POLL_S = 0.005
 _EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Attributes = list[Any]  # of termios
@@ -47,6 +54,7 @@ class Keyboard:
         self._is_prompting = False
         self._is_line_mode = False
         self._num_lent = 0
+        self._asked_s = float("-inf")  # the time of the question for the background color
         # Shared with the reader without a lock: a signal handler may interrupt the main thread at
         # any point, and would wait for the lock forever.
         self._events: deque[InputEvent] = deque()
@@ -84,6 +92,7 @@ class Keyboard:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _close(self) -> None:
+        self.background(_MAX_ANSWER_S)  # a later answer would be typed into the shell
         os.write(self._command_pipe[1], b"q")
         self._reader.join()
         self._is_open = False
@@ -138,6 +147,18 @@ class Keyboard:
             yield
         finally:
             self._before_suspend = _nothing
+
+    def ask_background(self) -> None:
+        """Ask the terminal for its background color, which `background` returns."""
+        if self._is_open and not self._is_dumb:
+            self._asked_s = time.monotonic()
+            self._write(ASK_BACKGROUND)
+
+    def background(self, wait_s: float = 0.0) -> bytes | None:
+        """Return the answer of the terminal, None if there is none `wait_s` after the question."""
+        while self._scanner.background is None and time.monotonic() < self._asked_s + wait_s:
+            time.sleep(_POLL_S)
+        return self._scanner.background
 
     def take(self) -> InputEvent | None:
         """Return the next event, None if there is none."""
