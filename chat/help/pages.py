@@ -319,7 +319,7 @@ def _colors() -> str:
     import textwrap
     from dataclasses import fields
 
-    from swiftchat.chat.render.theme import Theme
+    from swiftchat.chat.terminal.theme import Theme
 
     names = "The parts are " + ", ".join(field.name for field in fields(Theme))
     return textwrap.fill(names, 78).removeprefix("The parts are ")

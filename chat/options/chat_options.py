@@ -54,7 +54,7 @@ class Colors(click.ParamType):  # type: ignore[type-arg]  # not generic before c
     name = "name=style,…"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from swiftchat.chat.render.theme import parse_colors
+        from swiftchat.chat.terminal.theme import parse_colors
 
         if isinstance(value, dict):
             value = ",".join(f"{name}={style}" for name, style in value.items())

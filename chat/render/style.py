@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from swiftchat.chat.render.theme import Theme, choose_theme, parse_colors
+from swiftchat.chat.terminal.theme import Theme, choose_theme, parse_colors
 
 if TYPE_CHECKING:
     from swiftchat.chat.options.config import ChatConfig

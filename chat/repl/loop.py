@@ -16,7 +16,6 @@ from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.render.style import can_ask_background, choose_style, is_accessible, is_dumb
-from swiftchat.chat.render.theme import choose_theme, parse_colors
 from swiftchat.chat.repl.comparison import compare
 from swiftchat.chat.repl.hints import Hints, hints_file
 from swiftchat.chat.repl.input import InputLine
@@ -27,6 +26,7 @@ from swiftchat.chat.repl.turn import InterruptTimer, TurnRunner
 from swiftchat.chat.terminal.error_report import print_error
 from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import StatusLine, print_notice
+from swiftchat.chat.terminal.theme import choose_theme, parse_colors
 from swiftchat.errors import ContextOverflow
 
 _ANSWER_WAIT_S = 0.15  # from the question for the background color to the first rendered text

@@ -6,7 +6,7 @@ from swiftchat.chat.history.conversation import Message
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.render.reprint import conversation_rows
 from swiftchat.chat.render.style import choose_style
-from swiftchat.chat.render.theme import Theme, choose_theme, parse_colors
+from swiftchat.chat.terminal.theme import Theme, choose_theme, parse_colors
 
 DARK, LIGHT = choose_theme("dark", {}, {}), choose_theme("light", {}, {})
 ANY = Theme()
