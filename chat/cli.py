@@ -8,6 +8,7 @@ import gc
 import importlib
 import io
 import os
+import shlex
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "sessions": ("subcommands.sessions", "sessions", "List, search, export, import conversations."),
     "tokens": ("subcommands.tokens", "tokens", "Count the tokens of a text."),
     "bench": ("subcommands.bench.command", "bench", "Measure a model's speed on this machine."),
-    "doctor": ("subcommands.doctor", "doctor", "Check the requirements for GPUs."),
+    "doctor": ("subcommands.doctor", "doctor", "Check what models can run on: CPU, GPUs."),
     "config": ("subcommands.config", "config", "Show the configuration and its file."),
     "completion": ("subcommands.completion", "completion", "Print a shell completion script."),
     "help": ("subcommands.help.command", "help_command", "Show help on a topic or a command."),
@@ -80,7 +81,7 @@ class Commands(click.Group):
             import difflib
 
             near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
-            prompt_hint = f'swiftchat -p "{args[0]} …" sends it to a model'
+            prompt_hint = f"swiftchat -p {shlex.quote(args[0])} sends it to a model"
             raise UsageError(
                 f"unknown command {args[0]!r}", f"swiftchat {near[0]}" if near else prompt_hint
             )

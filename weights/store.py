@@ -3,6 +3,7 @@
 import builtins
 import dataclasses
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -231,9 +232,10 @@ def _is_gguf(path: Path) -> bool:
 
 def _no_model_at(path: Path) -> ModelNotFound | BadModelFile:
     if path.is_dir():
+        convert = f"swiftchat convert {shlex.quote(str(path))} DESTINATION"
         return BadModelFile(
             f"{path} is not a model directory: config.json is missing",
-            f"files of Meta, Megatron-LM or OpenAI: swiftchat convert {path} DESTINATION",
+            f"files of Meta, Megatron-LM or OpenAI: {convert}",
         )
     return ModelNotFound(f"no model at {path}")
 

@@ -1,6 +1,7 @@
 """Files as attachments: patterns, the encoding, refusal of everything but text."""
 
 import glob
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def _attachments(source: str, offline: bool) -> Iterator[Attachment]:
         return
     name = str(user_path(source))
     if Path(name).is_dir():
-        raise UsageError(f"{source} is a folder", f"'{source.rstrip('/')}/*' means its files")
+        pattern = shlex.quote(f"{source.rstrip('/')}/*")
+        raise UsageError(f"{source} is a folder", f"{pattern} means its files")
     if Path(name).exists() or not glob.has_magic(name):
         attachment = _file(name)
         if attachment is None:

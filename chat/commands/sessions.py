@@ -1,10 +1,12 @@
 """Commands about saved conversations: `/clear`, `/sessions`, `/resume`, `/save`, `/fork`, …"""
 
+import shlex
+
 from swiftchat.chat.commands.command import Command
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import SHORT_ID, Conversation
 from swiftchat.chat.history.listing import format_time, print_found, print_table
-from swiftchat.chat.history.transcript import as_json, as_markdown, write_new
+from swiftchat.chat.history.transcript import as_json, as_markdown, write_file
 from swiftchat.chat.options.config import sampling_changes
 from swiftchat.chat.terminal.output import write
 from swiftchat.chat.terminal.sanitize import sanitize
@@ -25,14 +27,18 @@ def clear(state: ChatState, argument: str) -> None:
 def list_sessions(state: ChatState, argument: str) -> None:
     store = state.autosave.store
     if argument:
-        for found in store.search(argument, _NUM_LISTED):
+        matches = store.search(argument, _NUM_LISTED)
+        for found in matches:
             print_found(found)
+        if not matches:
+            print("no conversation contains these words; /sessions lists all")
         return
     print_table(
-        ("ID", "USED", "MESSAGES", "TITLE"),
+        ("", "ID", "USED", "MESSAGES", "TITLE"),
         (
             (
-                ("*" if row["id"] == state.conversation.id else "") + row["id"][:SHORT_ID],
+                "*" if row["id"] == state.conversation.id else "",
+                row["id"][:SHORT_ID],
                 format_time(row["updated"]),
                 str(row["num_messages"]),
                 row["name"] or row["title"],
@@ -79,15 +85,17 @@ def save(state: ChatState, argument: str) -> None:
         conversation.name = old_name
         raise
     name = conversation.name or conversation.id[:SHORT_ID]
-    print(sanitize(f"saved; swiftchat --session {name} continues it"))
+    print(sanitize(f"saved; swiftchat --session {shlex.quote(name)} continues it"))
 
 
 def export(state: ChatState, argument: str) -> None:
+    is_forced = argument.startswith("--force ")
+    argument = argument.removeprefix("--force ").strip()
     formats = {".md": as_markdown, ".json": as_json}
     to_text = next((formats[suffix] for suffix in formats if argument.endswith(suffix)), None)
     if to_text is None:
         raise UsageError("/export needs a file that ends in .md or .json", "/export talk.md")
-    write_new(argument, to_text(state.conversation))
+    write_file(argument, to_text(state.conversation), force=is_forced)
     print(sanitize(f"written to {argument}"))
 
 
@@ -143,5 +151,11 @@ SESSION_COMMANDS = (
         details="Every conversation is saved automatically; a name makes it easier to find.",
     ),
     Command("/fork", "", "continue in a copy of this conversation", fork),
-    Command("/export", "FILE", "write this conversation to FILE.md or FILE.json", export),
+    Command(
+        "/export",
+        "[--force] FILE",
+        "write this conversation to FILE.md or FILE.json",
+        export,
+        details="FILE.md has the current branch, FILE.json all branches. --force replaces a file.",
+    ),
 )

@@ -151,19 +151,22 @@ all GPUs of several hosts. It keeps running while terminals connect and leave.
 
 On the machine with the GPUs:
 
-  python -m swiftchat.engine.worker NAME
+  python -m swiftchat.engine.worker NAME --listen 127.0.0.1:4000
   torchrun ... -m swiftchat.engine.worker NAME     (docs/several-gpus.md)
 
-It prints its address and the path of its token file. At your terminal:
+It prints its address and the path of its token file. On the same machine:
 
   swiftchat --connect 127.0.0.1:4000
-  swiftchat --connect 127.0.0.1:4000 --token-file FILE
-  swiftchat --connect ./engine.sock
 
 From another machine, copy the token file once and forward the port:
 
-  ssh -N -L 4000:127.0.0.1:4000 HOST
   scp HOST:.local/state/swiftchat/engine-4000.token FILE
+  ssh -f -N -L 4000:127.0.0.1:4000 HOST
+  swiftchat --connect 127.0.0.1:4000 --token-file FILE
+
+With --listen ./engine.sock the engine needs no port and no token:
+
+  swiftchat --connect ./engine.sock
 
 The engine determines the model, tokenizer, device and context. Conversations
 are saved on your machine. An engine serves up to 16 terminals at once.

@@ -11,7 +11,7 @@ from swiftchat.chat.terminal.sanitize import sanitize
 if TYPE_CHECKING:  # SQLite is not needed before the first list
     from swiftchat.chat.history.search import Found
 
-_WIDTHS = {"ID": SHORT_ID, "USED": 16, "MESSAGES": 8}
+_WIDTHS = {"": 1, "ID": SHORT_ID, "USED": 16, "MESSAGES": 8}
 
 
 def format_time(seconds: float) -> str:

@@ -11,7 +11,9 @@ _CONTEXT = 40  # characters of an excerpt before and after the match
 
 @dataclass(frozen=True)
 class Found:
-    """A message that contains the words; `excerpt` is one line around the first match.
+    """A message or a name that contains the words; `excerpt` is one line around the first match.
+
+    `role` is that of the message, or `name`.
 
     The match is `excerpt[start:end]`.
     """
@@ -23,6 +25,18 @@ class Found:
     excerpt: str
     start: int
     end: int
+
+
+def find_names(db: sqlite3.Connection, text: str, limit: int) -> list[Found]:
+    """Return the conversations whose name contains every word of `text`, in any case."""
+    words = text.split()
+    where = " AND ".join(["instr(lower(name), lower(?))"] * len(words))
+    rows = db.execute(
+        f"""SELECT name, title, name AS content, 'name' AS role, updated AS created,
+            id AS session_id FROM sessions WHERE {where or "0"} ORDER BY updated DESC LIMIT ?""",
+        [*words, limit],
+    ).fetchall()
+    return [_found(row, words) for row in rows]
 
 
 def find_messages(db: sqlite3.Connection, text: str, limit: int) -> list[Found]:
@@ -37,7 +51,7 @@ def find_messages(db: sqlite3.Connection, text: str, limit: int) -> list[Found]:
     where += ["instr(lower(m.content), lower(?))"] * len(short)
     quoted = " ".join('"' + word.replace('"', '""') + '"' for word in long)
     rows = db.execute(
-        f"""SELECT m.content, m.role, m.created, s.id AS session_id, s.title
+        f"""SELECT m.content, m.role, m.created, s.id AS session_id, s.name, s.title
         FROM search JOIN messages m ON m.number = search.rowid JOIN sessions s ON s.id = m.session
         WHERE {" AND ".join(where) or "0"} ORDER BY s.updated DESC, m.number DESC LIMIT ?""",
         [*([quoted] if long else []), *short, limit],
@@ -57,7 +71,7 @@ def _found(row: Any, words: list[str]) -> Found:
     after = content[end : end + _CONTEXT] + ("…" if len(content) > end + _CONTEXT else "")
     return Found(
         row["session_id"],
-        row["title"],
+        row["name"] or row["title"],
         row["role"],
         row["created"],
         before + word + _one_line(after),

@@ -18,12 +18,12 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from swiftchat.chat.history.conversation import MESSAGE_FIELDS, Conversation, Message
-from swiftchat.chat.history.search import Found, find_messages
+from swiftchat.chat.history.search import Found, find_messages, find_names
 from swiftchat.chat.history.tool_call import parse_tool_calls
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import FileSystemError, UsageError
@@ -131,10 +131,15 @@ class SessionStore:
         )
 
     def recent(self, limit: int = -1) -> list[dict[str, Any]]:
-        """Return conversations, the last used first: id, name, title, model, times, messages."""
+        """Return conversations, the last used first.
+
+        Keys: id, name, title, model, created, updated, num_messages, num_questions.
+        """
         rows = self._rows(
             """SELECT id, name, title, settings, created, updated,
-                (SELECT count(*) FROM messages WHERE session = sessions.id) AS num_messages
+                (SELECT count(*) FROM messages WHERE session = sessions.id) AS num_messages,
+                (SELECT count(*) FROM messages WHERE session = sessions.id AND role = 'user')
+                    AS num_questions
             FROM sessions ORDER BY updated DESC, id LIMIT ?""",
             limit,
         )
@@ -167,12 +172,18 @@ class SessionStore:
         )
 
     def search(self, text: str, limit: int = 50) -> list[Found]:
-        """Return the messages that contain all words, the last used conversations first."""
-        return self._with_recovery(lambda: find_messages(self._db, text, limit))
+        """Return the names, then the messages that contain all words.
 
-    def remove(self, session_id: str) -> None:
-        """Remove a conversation and overwrite its text in the file."""
-        self._with_recovery(lambda: self._remove(session_id))
+        The last used conversations are first.
+        """
+
+        names = self._with_recovery(lambda: find_names(self._db, text, limit))
+        count = limit - len(names)
+        return names + self._with_recovery(lambda: find_messages(self._db, text, count))
+
+    def remove(self, *session_ids: str) -> None:
+        """Remove conversations and overwrite their text in the file."""
+        self._with_recovery(lambda: self._remove(session_ids))
 
     def _rows(self, query: str, *values: object) -> list[Any]:
         return self._with_recovery(lambda: self._db.execute(query, values).fetchall())
@@ -189,10 +200,12 @@ class SessionStore:
             self._db = self._replace_damaged()
             return work()
 
-    def _remove(self, session_id: str) -> None:
+    def _remove(self, session_ids: Sequence[str]) -> None:
         self._db.execute("PRAGMA secure_delete = ON")
         with _transaction(self._db):
-            self._db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+            self._db.executemany(
+                "DELETE FROM sessions WHERE id = ?", [(one,) for one in session_ids]
+            )
             self._db.execute("INSERT INTO search (search) VALUES ('optimize')")
         self._db.execute("PRAGMA wal_checkpoint (TRUNCATE)")
 

@@ -72,13 +72,15 @@ def _message(message: Message) -> dict[str, Any]:
     return {"id": message.id, "parent": message.parent and message.parent.id, **known}
 
 
-def write_new(file: str, text: str) -> None:
-    """Write a new file. Raises `FileSystemError` if it exists or cannot be written."""
+def write_file(file: str, text: str, *, force: bool = False) -> None:
+    """Write a file. Raises `FileSystemError` if that fails or, without `force`, if it exists."""
     path = user_path(file)
     try:
-        with path.open("x", encoding="utf-8", errors="replace") as stream:
+        with path.open("w" if force else "x", encoding="utf-8", errors="replace") as stream:
             stream.write(text)
     except FileExistsError:
-        raise FileSystemError(f"{file} exists already", "choose another name") from None
+        raise FileSystemError(
+            f"{file} exists already", "choose another name, or add --force"
+        ) from None
     except OSError as error:
         raise FileSystemError(f"cannot write {file}: {error.strerror}") from error

@@ -31,14 +31,14 @@ PLACEHOLDER = "Send a message (/? for help)"
 class InputLine:
     """Reads messages.
 
-    `complete_argument` maps a command to the words that Tab offers after it, with descriptions.
+    `commands` maps each command to its description. `complete_argument` maps a command to the words that Tab offers after it, with descriptions.
     Without a `toolbar` (for screen readers) there is no placeholder either, and the prompt has a
     speaker label. Without a `keyboard` it reads the input of prompt_toolkit's session.
     """
 
     def __init__(
         self,
-        commands: Iterable[str],
+        commands: Mapping[str, str],
         complete_argument: Callable[[str], Mapping[str, str]],
         history_file: Path | None,
         toolbar: Callable[[], StyleAndTextTuples] | None,
@@ -49,7 +49,7 @@ class InputLine:
         self._keyboard = keyboard
         self._input = None if keyboard is None else KeyboardInput(keyboard)
         self._default = ""
-        self.completer = _CommandCompleter(sorted(commands), complete_argument)
+        self.completer = _CommandCompleter(commands, complete_argument)
         self._session: PromptSession[str] = PromptSession(
             ">>> " if toolbar else "You >>> ",
             multiline=True,
@@ -180,9 +180,9 @@ class _CommandCompleter(Completer):
     """Completes commands, their arguments, and paths."""
 
     def __init__(
-        self, commands: list[str], complete_argument: Callable[[str], Mapping[str, str]]
+        self, commands: Mapping[str, str], complete_argument: Callable[[str], Mapping[str, str]]
     ) -> None:
-        self._commands = commands
+        self._commands = dict(sorted(commands.items()))
         self._complete_argument = complete_argument
         self._paths = PathCompleter(expanduser=True)
 
@@ -196,7 +196,7 @@ class _CommandCompleter(Completer):
             if has_more:
                 offered = self._complete_argument(name)
             else:
-                offered = dict.fromkeys(self._commands, "")
+                offered = self._commands
         for typed in dict.fromkeys((rest or word, word)):  # names may contain spaces
             matches = [text for text in offered if text.startswith(typed)]
             for text in matches:

@@ -159,7 +159,7 @@ class Repl:
         if is_dumb(os.environ):
             return PlainPrompt(self.state.keyboard)
         return InputLine(
-            [name for name in BY_NAME if name.startswith("/")],
+            {name: one.summary for name, one in BY_NAME.items() if name.startswith("/")},
             lambda name: complete_argument(self.state, name),
             _history_file(),
             None if self._is_accessible else lambda: toolbar(self.state),

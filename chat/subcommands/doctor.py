@@ -43,12 +43,13 @@ def doctor(ctx: click.Context, model: str | None, device: str, as_json: bool) ->
         print(json_module.dumps(report, indent=2) if as_json else table(report["checks"]))
         return
     report = run_checks()
-    print(json_module.dumps(report, indent=2) if as_json else table(report["checks"]))
     usable = report["usable_gpus"]
     is_usable = int(index) in usable if index else bool(usable)
     can_run = report["can_chat"] and (kind != "cuda" or is_usable)
-    if not as_json:
-        print(verdict(report, device, can_run))
+    if as_json:
+        print(json_module.dumps(report, indent=2))
+    else:
+        print(f"{verdict(report, device, can_run)}\n\n{table(report['checks'])}")
     ctx.exit(0 if can_run else DeviceError.exit_code)
 
 
@@ -114,9 +115,9 @@ def table(checks: list[dict[str, str]]) -> str:
 
 
 def verdict(report: dict[str, Any], device: str, can_run: bool) -> str:
-    """Return the last line of the output: the devices that a chat can use."""
+    """Return the first line of the output: the devices that a chat can use."""
     if not report["can_chat"]:
         return "No device can run a chat."
     places = [f"cuda:{i}" for i in report["usable_gpus"]] + ["cpu"]
     refusal = "" if can_run else f"{device} is not usable. "
-    return f"{refusal}Usable devices: {', '.join(places)}"
+    return f"{refusal}A chat can run on: {', '.join(places)}"

@@ -2,7 +2,9 @@
 
 import json
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,8 +12,9 @@ from swiftchat.chat.history.conversation import SHORT_ID
 from swiftchat.chat.history.listing import format_time, print_found, print_table
 from swiftchat.chat.history.store import open_store
 from swiftchat.chat.history.transcript import as_json as as_json_text
-from swiftchat.chat.history.transcript import as_markdown, write_new
+from swiftchat.chat.history.transcript import as_markdown, write_file
 from swiftchat.chat.options.completion import complete_sessions
+from swiftchat.chat.options.duration import Duration
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import FileSystemError, UsageError
 
@@ -42,19 +45,23 @@ def list_sessions(most: int, as_json: bool) -> None:
     elif not rows:
         print(_NO_SESSIONS, file=sys.stderr)
     else:
-        print_table(
-            ("ID", "USED", "MESSAGES", "MODEL", "TITLE"),
+        _print_rows(rows)
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    print_table(
+        ("ID", "USED", "MESSAGES", "MODEL", "TITLE"),
+        (
             (
-                (
-                    row["id"][:SHORT_ID],
-                    format_time(row["updated"]),
-                    str(row["num_messages"]),
-                    Path(row["model"] or "–").name,
-                    row["name"] or row["title"],
-                )
-                for row in rows
-            ),
-        )
+                row["id"][:SHORT_ID],
+                format_time(row["updated"]),
+                str(row["num_messages"]),
+                Path(row["model"] or "–").name,
+                row["name"] or row["title"],
+            )
+            for row in rows
+        ),
+    )
 
 
 @sessions.command()
@@ -94,7 +101,8 @@ def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
     type=click.Choice(["md", "json"]),
     help="Format; default: from the name of FILE.",
 )
-def export(id_or_name: str, file: str, file_format: str | None) -> None:
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+def export(id_or_name: str, file: str, file_format: str | None, force: bool) -> None:
     """Write a conversation to FILE.md, FILE.json or stdout; JSON includes all branches."""
     file_format = file_format or ("json" if file.endswith(".json") else "md")
     with open_store() as store:
@@ -103,7 +111,7 @@ def export(id_or_name: str, file: str, file_format: str | None) -> None:
     if file == "-":
         print(sanitize(text) if sys.stdout.isatty() else text, end="")
     else:
-        write_new(file, text)
+        write_file(file, text, force=force)
 
 
 @sessions.command(name="import")
@@ -135,14 +143,54 @@ def rm(id_or_name: tuple[str, ...], yes: bool) -> None:
     with open_store() as store:
         ids = list(dict.fromkeys(store.find(one) for one in id_or_name))
         titles = {row["id"]: row["name"] or row["title"] for row in store.recent()}
-        if not yes:
-            if not sys.stdin.isatty():
-                raise UsageError("rm asks for confirmation, but stdin is not a terminal", "use -y")
-            names = ", ".join(repr(titles[one]) for one in ids)
-            click.confirm(f"remove {sanitize(names)}?", abort=True, err=True)
-        for one in ids:
-            store.remove(one)
-            print(f"removed {one[:SHORT_ID]} {sanitize(titles[one])}", file=sys.stderr)
+        _confirm("rm", f"remove {', '.join(repr(titles[one]) for one in ids)}?", yes)
+        store.remove(*ids)
+    for one in ids:
+        print(f"removed {one[:SHORT_ID]} {sanitize(titles[one])}", file=sys.stderr)
+
+
+@sessions.command()
+@click.option(
+    "--older-than",
+    type=Duration(),
+    help="Conversations that were not used for this time: 12h, 90d.",
+)
+@click.option(
+    "--one-shots", is_flag=True, help="Conversations with one question at most and no name."
+)
+@click.option("--dry-run", is_flag=True, help="List the conversations, and delete none.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+def prune(older_than: float | None, one_shots: bool, dry_run: bool, yes: bool) -> None:
+    """Delete old conversations permanently; with both options those that match both."""
+    if older_than is None and not one_shots:
+        raise UsageError("prune needs --older-than or --one-shots", "prune --older-than 90d")
+    with open_store() as store:
+        rows = [
+            row
+            for row in store.recent()
+            if (older_than is None or row["updated"] < time.time() - older_than)
+            and (not one_shots or (row["num_questions"] <= 1 and not row["name"]))
+        ]
+        if not rows:
+            print("no conversation matches", file=sys.stderr)
+            return
+        if dry_run or not yes:
+            _print_rows(rows)
+        if dry_run:
+            return
+        count = f"{len(rows)} conversation{'' if len(rows) == 1 else 's'}"
+        _confirm("prune", f"remove {'these ' if len(rows) > 1 else 'this '}{count}?", yes)
+        store.remove(*(row["id"] for row in rows))
+    print(f"removed {count}", file=sys.stderr)
+
+
+def _confirm(command: str, question: str, yes: bool) -> None:
+    """Ask unless `yes`; end the program at no. Raises `UsageError` without a terminal."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"{command} asks for confirmation, but stdin is not a terminal", "use -y")
+    click.confirm(sanitize(question), abort=True, err=True)
 
 
 def _print_json(value: object) -> None:

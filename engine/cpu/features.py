@@ -39,3 +39,25 @@ REQUIRED = {
     "neon": Feature.DOTPROD,
     "i8mm": Feature.DOTPROD | Feature.I8MM,
 }
+
+# What each instruction set makes faster, for `swiftchat doctor`.
+_SPEEDS = {
+    Feature.AVX2: "all models; the native kernels need it",
+    Feature.AVX512: "wider vectors, for all models",
+    Feature.AVX512VNNI: "quantized weights",
+    Feature.AVX512BF16: "long prompts with bfloat16 weights",
+}
+_SPEEDS_ON_ARM = {
+    Feature.DOTPROD: "quantized weights; the native kernels need it",
+    Feature.I8MM: "long prompts with quantized weights",
+}
+
+
+def instruction_sets(features: Feature) -> list[dict[str, str | bool]]:
+    """Return the instruction sets that kernels can use: name, what they speed up, if found."""
+    is_arm = bool(features & (Feature.DOTPROD | Feature.I8MM))
+    speeds = _SPEEDS_ON_ARM if is_arm else _SPEEDS
+    return [
+        {"name": _WORDS[one], "speeds_up": what, "found": bool(one & features)}
+        for one, what in speeds.items()
+    ]

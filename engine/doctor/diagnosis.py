@@ -28,6 +28,7 @@ def diagnose(facts: Facts) -> list[Check]:
         Check("swiftchat", "ok", program_text),
         _check_cpu(facts["cpu"]),
         _check_cpu_kernels(facts["cpu_kernels"]),
+        *_check_instruction_sets(facts["cpu_kernels"]["instruction_sets"]),
         _check_torch(facts),
         _check_driver(facts),
         *_check_gpus(facts),
@@ -60,6 +61,23 @@ def _check_cpu_kernels(kernels: Facts) -> Check:
     return Check(name, "ok", f"{variant}: {reason}; {threads}")
 
 
+def _check_instruction_sets(found: list[Facts]) -> list[Check]:
+    """Return what each instruction set speeds up, and whether the processor has it."""
+    if not found:
+        return []
+    width = max(len(one["name"]) for one in found)
+    rows = [
+        f"{'yes' if one['found'] else 'no':3}  {one['name']:{width}}  {one['speeds_up']}"
+        for one in found
+    ]
+    return [Check("instructions", "ok", "\n".join(rows))]
+
+
+def _has_no_driver(driver: Facts) -> bool:
+    """Whether nothing of NVIDIA was found, as on a machine without a GPU."""
+    return driver["cuda"] is None and driver["number"] is None and bool(driver["has_bindings"])
+
+
 def _check_torch(facts: Facts) -> Check:
     torch, driver = facts["torch"], facts["driver"]
     if torch["error"] is not None:
@@ -86,6 +104,9 @@ def _check_driver(facts: Facts) -> Check:
             return Check("driver", "problem", f"{found}cuda-bindings is missing", _INSTALL_CUDA)
         why = f" ({driver['error']})" if driver["error"] else ""
         text = f"found {number}, but it does not respond{why}" if number else f"not found{why}"
+        if _has_no_driver(driver):
+            hint = "for an NVIDIA GPU install driver 580 or newer; a CPU needs none"
+            return Check("driver", "note", text, hint)
         hint = "install NVIDIA driver 580 or newer, or use --device cpu"
         return Check("driver", "problem", text, hint)
     text = f"CUDA {driver['cuda']}" + (f", NVIDIA {number}" if number else "")
@@ -97,8 +118,9 @@ def _check_driver(facts: Facts) -> Check:
 
 def _check_gpus(facts: Facts) -> list[Check]:
     if not facts["gpus"]:
+        state = "note" if _has_no_driver(facts["driver"]) else "problem"
         hint = "see the torch and driver checks, or use --device cpu"
-        return [Check("GPU", "problem", "torch finds no GPU", hint)]
+        return [Check("GPU", state, "torch finds no GPU", hint)]
     return [_check_gpu(gpu, facts["compiler"]["architectures"]) for gpu in facts["gpus"]]
 
 

@@ -18,6 +18,7 @@ import psutil
 
 from swiftchat.cuda import nvrtc
 from swiftchat.cuda.cubin_cache import user_cache_folder
+from swiftchat.engine.cpu.features import instruction_sets
 from swiftchat.engine.cpu.library import choose_kernels
 from swiftchat.engine.cpu.threads import default_threads
 from swiftchat.engine.doctor import interconnect
@@ -99,6 +100,7 @@ def _cpu_kernels(has_torch: bool) -> Facts:
         "variant": None,
         "reason": None,
         "features": None,
+        "instruction_sets": [],
         "threads": default_threads(),
         "error": None,
         "hint": None,
@@ -109,6 +111,7 @@ def _cpu_kernels(has_torch: bool) -> Facts:
         return {**facts, "error": error.message, "hint": error.hint}
     if choice.features is not None:
         facts["features"] = choice.features.words
+        facts["instruction_sets"] = instruction_sets(choice.features)
     facts["variant"], facts["reason"] = choice.variant, choice.reason
     if choice.library is not None and has_torch:
         facts |= _tested_kernels(choice.library, facts)

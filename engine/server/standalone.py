@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import hashlib
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -79,7 +80,7 @@ class _RankZero:
         """Load the model and run the engine until a signal or a failure."""
         _on_signal(self._exit_by_signal)
         self._listener.open()
-        _log(f"connect with: swiftchat --connect {self._listener.address}")
+        _log(f"connect with: swiftchat --connect {shlex.quote(str(self._listener.address))}")
         if self._listener.token_file is not None:
             _log(f"token file: {self._listener.token_file}")
         self._server.progress("starting the engine", 0, 1)

@@ -1,6 +1,7 @@
 """Slash commands: their output, the conversation afterwards, and the prompts of the model."""
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from prompt_toolkit.output import DummyOutput
 from swiftchat.chat.attachments.attachment import Attachment
 from swiftchat.chat.commands.registry import BY_NAME, COMMANDS
 from swiftchat.chat.history.autosave import Autosave
-from swiftchat.chat.history.conversation import Conversation, title_of
+from swiftchat.chat.history.conversation import SHORT_ID, Conversation, title_of
 from swiftchat.chat.history.store import SessionStore, sessions_path
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
@@ -419,3 +420,24 @@ def test_a_block_of_quotes_is_no_title(chat: Chat) -> None:
     assert chat.state.conversation.title == "first line"
     assert title_of('"""\n\ntext') == "text" and title_of("```python\nx") == "```python"
     assert title_of("???") == "???" and title_of("  \n") == ""
+
+
+def test_printed_commands_can_be_copied(chat: Chat, tmp_path: Path) -> None:
+    chat.send("one", "A")
+    printed = chat.send("/save it's a trip; rm -rf").removeprefix("saved; ")
+    words = shlex.split(printed.partition(" continues it")[0])
+    assert words == ["swiftchat", "--session", "it's a trip; rm -rf"]
+    for row in chat.send("/sessions").splitlines():
+        assert len(row.split("\t")[1]) == SHORT_ID, "the id has no mark"
+    assert "it's a trip" in chat.send("/sessions TRIP")
+    assert "no conversation" in chat.send("/sessions nothing-of-this")
+    file = tmp_path / "talk.md"
+    chat.send(f"/export {file}")
+    with pytest.raises(FileSystemError) as caught:
+        chat.send(f"/export {file}")
+    assert "--force" in caught.value.hint
+    chat.send(f"/export --force {file}")
+    (tmp_path / "a folder").mkdir()
+    with pytest.raises(UsageError) as caught_usage:
+        chat.send(f"/read '{tmp_path}/a folder'")
+    assert shlex.split(caught_usage.value.hint)[0] == f"{tmp_path}/a folder/*"

@@ -16,6 +16,7 @@ from swiftchat.chat.repl.message import is_unfinished, message_of
 from swiftchat.chat.repl.pastes import Pastes
 
 Read = Callable[..., str]
+SUMMARIES = {name: command.summary for name, command in BY_NAME.items()}
 
 
 def words(name: str) -> dict[str, str]:
@@ -31,7 +32,7 @@ def pipe() -> Iterator[PipeInput]:
 
 @pytest.fixture
 def read(pipe: PipeInput, tmp_path: Path) -> Read:
-    session = InputLine(BY_NAME, words, tmp_path / "state" / "history", lambda: [])
+    session = InputLine(SUMMARIES, words, tmp_path / "state" / "history", lambda: [])
 
     def read(keys: str) -> str:
         pipe.send_text(keys)
@@ -66,7 +67,7 @@ PASTED = "".join(f"line {i}\n" for i in range(30))
 
 def test_long_pastes_are_folded_until_sent(pipe: PipeInput, tmp_path: Path) -> None:
     file, other = tmp_path / "history", PASTED.replace("9", "x")
-    line = InputLine(BY_NAME, words, file, lambda: [])
+    line = InputLine(SUMMARIES, words, file, lambda: [])
 
     def read(keys: str, default: str = "") -> str:
         pipe.send_text(keys)
@@ -83,7 +84,7 @@ def test_long_pastes_are_folded_until_sent(pipe: PipeInput, tmp_path: Path) -> N
 
 
 def test_vi_keys(pipe: PipeInput) -> None:
-    line = InputLine(BY_NAME, words, None, lambda: [], is_vi=True)
+    line = InputLine(SUMMARIES, words, None, lambda: [], is_vi=True)
     pipe.send_text("wrong words\x1bbcwtext\x1b0x\r")
     assert line.prompt() == "rong text"
 
@@ -121,7 +122,7 @@ def test_an_unwritable_history_prints_a_warning(
 
 
 def completions(pipe: PipeInput, text: str) -> list[str]:
-    completer = InputLine(BY_NAME, words, None, lambda: []).completer
+    completer = InputLine(SUMMARIES, words, None, lambda: []).completer
     found = completer.get_completions(Document(text), CompleteEvent(completion_requested=True))
     return [completion.text for completion in found]
 
@@ -140,6 +141,16 @@ def test_tab_completes_commands_arguments_and_paths(pipe: PipeInput, tmp_path: P
     assert completions(pipe, "plain words") == []
 
 
+def test_tab_describes_each_command(pipe: PipeInput) -> None:
+    completer = InputLine(SUMMARIES, words, None, lambda: []).completer
+    event = CompleteEvent(completion_requested=True)
+    for typed in ("/", "/set ", "/help "):
+        found = list(completer.get_completions(Document(typed), event))
+        assert len(found) > 5 and all(one.display_meta_text for one in found), typed
+    (about,) = completer.get_completions(Document("/und"), event)
+    assert about.display_meta_text == BY_NAME["/undo"].summary
+
+
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
@@ -151,6 +162,16 @@ def test_tab_completes_commands_arguments_and_paths(pipe: PipeInput, tmp_path: P
 def test_quotes_and_backslashes_inside_pastes_are_text(typed: str, message: str) -> None:
     assert not is_unfinished(typed)
     assert message_of(typed) == message
+
+
+def test_tab_describes_each_command(pipe: PipeInput) -> None:
+    completer = InputLine(SUMMARIES, words, None, lambda: []).completer
+    event = CompleteEvent(completion_requested=True)
+    for typed in ("/", "/set ", "/help "):
+        found = list(completer.get_completions(Document(typed), event))
+        assert len(found) > 5 and all(one.display_meta_text for one in found), typed
+    (about,) = completer.get_completions(Document("/und"), event)
+    assert about.display_meta_text == BY_NAME["/undo"].summary
 
 
 @pytest.mark.parametrize(

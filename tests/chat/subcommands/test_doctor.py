@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from swiftchat.chat.subcommands import doctor as command
 from swiftchat.cuda import nvrtc
+from swiftchat.engine.cpu.features import Feature, instruction_sets
 from swiftchat.engine.doctor import diagnosis, interconnect
 from swiftchat.engine.doctor import report as doctor
 from swiftchat.errors import DeviceError, UsageError
@@ -43,6 +44,7 @@ HEALTHY: dict[str, Any] = {
         "variant": "avx2",
         "reason": "the processor has AVX2",
         "features": "AVX2",
+        "instruction_sets": instruction_sets(Feature.AVX2),
         "threads": 8,
         "error": None,
         "hint": None,
@@ -157,9 +159,9 @@ def test_a_healthy_machine_passes_all_checks() -> None:
         (
             machine("driver", cuda=None, number=None, error="no libcuda"),
             "driver",
-            "problem",
+            "note",
             "not found (no libcuda)",
-            "--device cpu",
+            "a CPU needs none",
         ),
         (
             machine("driver", cuda=None, error="busy"),
@@ -222,6 +224,14 @@ def test_each_problem_has_a_hint(
     check = check_named(facts, name)
     assert check.state == state and words in check.text and hint in check.hint
     assert bool(check.hint) == (state != "ok")
+
+
+def test_instruction_sets_tell_what_they_speed_up() -> None:
+    rows = check_named(HEALTHY, "instructions").text.split("\n")
+    assert rows[0].split()[:2] == ["yes", "AVX2"] and rows[2].split()[:2] == ["no", "AVX512-VNNI"]
+    assert "quantized weights" in rows[2]
+    (row, _) = instruction_sets(Feature.DOTPROD)
+    assert row["found"] and row["name"] == "dot products"
 
 
 def test_peer_access_matrix() -> None:
@@ -299,13 +309,15 @@ def test_exit_codes(monkeypatch, args: tuple[str, ...], usable: list[int], code:
     assert run(monkeypatch, machine(usable_gpus=usable), *args).exit_code == code
 
 
-def test_the_last_line_lists_the_usable_devices(monkeypatch) -> None:
-    last = run(monkeypatch, HEALTHY).stdout.splitlines()[-1]
-    assert last == "Usable devices: cuda:0, cpu"
-    last = run(monkeypatch, HEALTHY, "--device", "cuda:3").stdout.splitlines()[-1]
-    assert last == "cuda:3 is not usable. Usable devices: cuda:0, cpu"
+def test_the_first_line_lists_the_usable_devices(monkeypatch) -> None:
+    first = run(monkeypatch, HEALTHY).stdout.splitlines()[0]
+    assert first == "A chat can run on: cuda:0, cpu"
+    first = run(monkeypatch, HEALTHY, "--device", "cuda:3").stdout.splitlines()[0]
+    assert first == "cuda:3 is not usable. A chat can run on: cuda:0, cpu"
+    first = run(monkeypatch, machine(usable_gpus=[])).stdout.splitlines()[0]
+    assert first == "A chat can run on: cpu"
     result = run(monkeypatch, machine(can_chat=False, usable_gpus=[]))
-    assert result.exit_code == 4 and result.stdout.splitlines()[-1] == "No device can run a chat."
+    assert result.exit_code == 4 and result.stdout.startswith("No device can run a chat.\n")
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "cpu:1", "cuda:-1"])
@@ -319,7 +331,7 @@ def test_marks_and_names_are_aligned(monkeypatch) -> None:
     (row,) = [i for i, line in enumerate(lines) if "no headers" in line]
     assert lines[row].startswith("!!  compiler ") and "\x1b" not in lines[row]
     assert lines[row + 1].index("hint: ") == lines[row].index("NVRTC 13.0")
-    assert all(line[:4] in ("ok  ", "!!  ", "--  ", "    ") for line in lines[:-1])
+    assert all(line[:4] in ("ok  ", "!!  ", "--  ", "    ") for line in lines[2:])
 
 
 def test_report_without_cuda_python(monkeypatch, fresh_compiler) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from swiftchat.chat.options.chat_options import SECTIONS
 from swiftchat.chat.options.parameters import PARAMETERS
 from swiftchat.chat.options.roles import roles_folder
 from swiftchat.chat.subcommands.help.man_page import man_page
+from swiftchat.engine.server.standalone import _parser
 from swiftchat.errors import UsageError
 from swiftchat.weights.store import default_store
 from tests.support import fake_engine
@@ -163,3 +165,16 @@ def test_completion_imports_no_slow_modules(words: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True)
     assert done.returncode == 0 and done.stderr == b"", done.stderr
+
+
+def test_the_lines_of_the_page_on_hosts_can_be_run() -> None:
+    lines = [shlex.split(line) for line in page("hosts", "").splitlines() if line[:2] == "  "]
+    workers = [
+        line[3:] for line in lines if line[:3] == ["python", "-m", "swiftchat.engine.worker"]
+    ]
+    assert [_parser().parse_args(args).listen for args in workers] == ["127.0.0.1:4000"]
+    chats = [line[1:] for line in lines if line[0] == "swiftchat"]
+    connections = [
+        cli.swiftchat.make_context("swiftchat", args).params["connect"] for args in chats
+    ]
+    assert connections == ["127.0.0.1:4000", "127.0.0.1:4000", "./engine.sock"]

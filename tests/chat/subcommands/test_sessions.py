@@ -1,6 +1,7 @@
 """`swiftchat sessions`, `-c`, `--session`, `--no-save` and `--role`, with the fake engine."""
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from swiftchat.chat.history.store import SessionStore, sessions_path
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.history.transcript import as_json, as_markdown
 from swiftchat.chat.options.roles import parse_role
-from swiftchat.errors import UsageError
+from swiftchat.errors import FileSystemError, UsageError
 from tests.chat.test_oneshot import Program, failure
 from tests.support import fake_engine
 
@@ -350,3 +351,67 @@ def test_failed_one_shots_are_no_conversations(program: Program) -> None:
     program.engine.answers = [{"text": "Half", "error": "gone"}]
     failure(program, "-p", "kept")
     assert rows()[0]["title"] == "kept" and rows()[0]["num_messages"] == 2
+
+
+def test_search_finds_names(program: Program) -> None:
+    program.run("-p", "Why?")
+    with SessionStore(sessions_path(), print) as store:
+        conversation = store.load(rows()[0]["id"])
+        conversation.name = "Trip to Rome"
+        store.save(conversation)
+    (found,) = json.loads(run_sessions("search", "rome", "trip", "--json").stdout)
+    assert found["session_id"] == conversation.id and found["role"] == "name"
+    assert "Trip to Rome" in run_sessions("search", "ROME").stdout
+    assert json.loads(run_sessions("search", "rome", "-n", "1", "--json").stdout)
+    assert "no matches" in run_sessions("search", "trip", "paris").stderr
+
+
+def test_prune_removes_old_conversations_and_one_shots(program: Program) -> None:
+    for text in ("old one-shot", "old talk", "new one-shot", "named"):
+        program.run("-p", text)
+    with SessionStore(sessions_path(), print) as store:
+        by_title = {row["title"]: row["id"] for row in store.recent()}
+        named = store.load(by_title["named"])
+        named.name = "keep"
+        store.save(named)
+        talk = store.load(by_title["old talk"])
+        talk.add("user", "more")
+        talk.add("assistant", "B")
+        store.save(talk)
+    with sqlite3.connect(sessions_path()) as db:
+        db.execute("UPDATE sessions SET updated = updated - 100 * 86400 WHERE title LIKE 'old %'")
+    db.close()
+
+    def titles() -> set[str]:
+        return {row["name"] or row["title"] for row in rows()}
+
+    everything = {"old one-shot", "old talk", "new one-shot", "keep"}
+    shown = run_sessions("prune", "--older-than", "90d", "--dry-run").stdout
+    assert "old one-shot" in shown and "old talk" in shown and "new" not in shown
+    asks = CliRunner().invoke(
+        cli.swiftchat, ["sessions", "prune", "--one-shots"], standalone_mode=False
+    )
+    assert isinstance(asks.exception, UsageError) and titles() == everything
+    run_sessions("prune", "--older-than", "90d", "--one-shots", "-y")
+    assert titles() == everything - {"old one-shot"}
+    run_sessions("prune", "--one-shots", "-y")
+    assert titles() == {"old talk", "keep"}
+    run_sessions("prune", "--older-than", "90d", "-y")
+    assert titles() == {"keep"}
+    assert "no conversation matches" in run_sessions("prune", "--older-than", "1h", "-y").stderr
+    for wrong in ((), ("--older-than", "90"), ("--older-than", "soon")):
+        result = CliRunner().invoke(cli.swiftchat, ["sessions", "prune", *wrong])
+        assert result.exit_code != 0, wrong
+
+
+def test_export_replaces_a_file_only_with_force(program: Program, tmp_path: Path) -> None:
+    program.run("-p", "x")
+    file = tmp_path / "talk.md"
+    file.write_text("other")
+    result = CliRunner().invoke(
+        cli.swiftchat, ["sessions", "export", rows()[0]["id"], str(file)], standalone_mode=False
+    )
+    assert isinstance(result.exception, FileSystemError) and "--force" in result.exception.hint
+    assert file.read_text() == "other"
+    run_sessions("export", "--force", rows()[0]["id"], str(file))
+    assert "## You" in file.read_text()
