@@ -31,9 +31,10 @@ PLACEHOLDER = "Send a message (/? for help)"
 class InputLine:
     """Reads messages.
 
-    `commands` maps each command to its description. `complete_argument` maps a command to the words that Tab offers after it, with descriptions.
-    Without a `toolbar` (for screen readers) there is no placeholder either, and the prompt has a
-    speaker label. Without a `keyboard` it reads the input of prompt_toolkit's session.
+    `commands` maps each command to its description, `complete_argument` a command to the words
+    that Tab offers after it, with descriptions. Without a `toolbar` (for screen readers) there is
+    no placeholder either, and the prompt has a speaker label. Without a `keyboard` it reads the
+    input of prompt_toolkit's session.
     """
 
     def __init__(
@@ -193,10 +194,7 @@ class _CommandCompleter(Completer):
         word = rest.rpartition(" ")[2] if has_more else name
         offered: Mapping[str, str] = {}
         if name.startswith("/"):
-            if has_more:
-                offered = self._complete_argument(name)
-            else:
-                offered = self._commands
+            offered = self._complete_argument(name) if has_more else self._commands
         for typed in dict.fromkeys((rest or word, word)):  # names may contain spaces
             matches = [text for text in offered if text.startswith(typed)]
             for text in matches:

@@ -164,16 +164,6 @@ def test_quotes_and_backslashes_inside_pastes_are_text(typed: str, message: str)
     assert message_of(typed) == message
 
 
-def test_tab_describes_each_command(pipe: PipeInput) -> None:
-    completer = InputLine(SUMMARIES, words, None, lambda: []).completer
-    event = CompleteEvent(completion_requested=True)
-    for typed in ("/", "/set ", "/help "):
-        found = list(completer.get_completions(Document(typed), event))
-        assert len(found) > 5 and all(one.display_meta_text for one in found), typed
-    (about,) = completer.get_completions(Document("/und"), event)
-    assert about.display_meta_text == BY_NAME["/undo"].summary
-
-
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
