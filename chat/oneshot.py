@@ -19,9 +19,10 @@ from swiftchat.chat.model.reasoning import ReasoningText
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.render.logprobs import as_json, as_terminal_text
 from swiftchat.chat.render.stats import rounded, speeds, stats_line
-from swiftchat.chat.render.style import choose_style
+from swiftchat.chat.render.style import choose_style, is_accessible
 from swiftchat.chat.render.view import AnswerView, open_view, preload
 from swiftchat.chat.terminal.output import print_notice, write
+from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.engine.api.protocol import EngineInfo, Prefill
 from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
 
@@ -75,6 +76,7 @@ class OneShot:
         self.warnings: list[str] = []
         self._session_id: str | None = None
         self._view: AnswerView | None = None
+        self._status = StatusLine(not is_accessible(config, os.environ), config.quiet)
 
     def run(self, conversation: Conversation) -> int:
         """Answer the last message, add the answer to the conversation, return the exit code."""
@@ -84,16 +86,21 @@ class OneShot:
         self.autosave.open()  # while the engine loads
         self._style = choose_style(self.config, os.environ, sys.stdout.isatty())
         preload(self._style)  # while the engine loads
-        info = self.chat_model.wait_ready()
+        with self._status.waiting("loading the model"):
+            info = self.chat_model.wait_ready(
+                lambda one: self._status.show(one.label, one.done, one.total)
+            )
         load_s = time.perf_counter() - started
         self._print_event({"event": "start", "model": self._model(info)})
-        answer = self.chat_model.answer(conversation, self._warn_dropped, self._show_prefill)
+        with self._status.waiting("encoding the prompt"):
+            answer = self.chat_model.answer(conversation, self._warn_dropped, self._show_prefill)
         saver = AnswerSaver(self.autosave, conversation, answer)
         if not (self.config.json or self.config.stream_json or self.config.extract):
             if self._before_answer is not None:
                 self._before_answer()
             self._view = open_view(self._style, answer, self.chat_model.name)
         exit_code = 0
+        self._status.show("waiting for the engine")
         try:
             for piece in saver:
                 self._show(piece)
@@ -101,9 +108,12 @@ class OneShot:
             self._show(answer.interrupt())
             exit_code = 130
         except SwiftchatError as error:
+            self._status.clear()
             self._save(conversation, answer, saver, "error")
             self._end(answer, info, load_s, "error")
             raise error
+        finally:
+            self._status.clear()
         self._save(conversation, answer, saver, answer.finish_reason)
         exit_code = exit_code or self._warn_limit(answer, info)
         self._end(answer, info, load_s, answer.finish_reason or "interrupt")
@@ -113,6 +123,7 @@ class OneShot:
 
     def pause(self) -> None:
         """Erase temporary output before the program is suspended."""
+        self._status.clear()
         if self._view is not None:
             self._view.pause()
 
@@ -136,6 +147,7 @@ class OneShot:
         return ContextOverflow.exit_code
 
     def _show(self, piece: str) -> None:
+        self._status.clear()
         if self._view is not None:
             self._view.push(piece)
         elif piece:
@@ -159,6 +171,8 @@ class OneShot:
                 print(text, end="", file=sys.stderr)
 
     def _show_prefill(self, progress: Prefill) -> None:
+        if not self.config.stream_json:
+            self._status.show("computing the prompt", progress.done, progress.total)
         self._print_event({"event": "prefill", "done": progress.done, "total": progress.total})
 
     def _warn_dropped(self, num_messages: int) -> None:
@@ -166,10 +180,12 @@ class OneShot:
 
     def _warn(self, text: str) -> None:
         self.warnings.append(text)
+        self._status.clear()
         print(f"warning: {text}", file=sys.stderr)
 
     def _print_event(self, event: dict[str, Any]) -> None:
         if self.config.stream_json:
+            self._status.clear()
             self._print_json(event)
 
     def _model(self, info: EngineInfo) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def compact(state: ChatState, argument: str) -> None:
             "there is nothing to summarize yet", f"the last {num_kept_turns} turns are kept as is"
         )
     first_kept = starts[-num_kept_turns] if num_kept_turns else len(path)
-    with state.keyboard.erasing(state.status.clear):
+    with state.keyboard.erasing(state.status.clear), state.status.waiting("summarizing"):
         summary = _summarize(state, path[:first_kept])
     print(sanitize(summary))
     _start_branch(state.conversation, summary, path[first_kept:])

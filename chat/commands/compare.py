@@ -56,8 +56,6 @@ def _fits(state: ChatState, model: "Model") -> bool:
     from swiftchat.chat.model.memory import fits_beside
 
     status = state.status
-    try:
+    with status.waiting("loading the model"):
         info = state.chat_model.wait_ready(lambda one: status.show(one.label, one.done, one.total))
-    finally:
-        status.clear()
     return fits_beside(model, info, state.config.kv_dtype)

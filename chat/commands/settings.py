@@ -178,7 +178,10 @@ def show_stats(state: ChatState, argument: str) -> None:
         print("no answer yet")
     if engine.info is not None:
         print(sanitize(memory_line(engine.info)))
-        for name, value in engine.stats().items():
+        # The engine answers after its current step.
+        with state.status.waiting("waiting for the engine"):
+            counters = engine.stats()
+        for name, value in counters.items():
             print(f"{name.replace('_', ' '):16} {value}")
 
 

@@ -12,7 +12,8 @@ from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.render.style import Style
 from swiftchat.chat.terminal.keyboard import Keyboard
-from swiftchat.chat.terminal.output import StatusLine, print_notice
+from swiftchat.chat.terminal.output import print_notice
+from swiftchat.chat.terminal.status_line import StatusLine
 
 
 @dataclass

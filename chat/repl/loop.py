@@ -25,7 +25,8 @@ from swiftchat.chat.repl.toolbar import toolbar
 from swiftchat.chat.repl.turn import InterruptTimer, TurnRunner
 from swiftchat.chat.terminal.error_report import print_error
 from swiftchat.chat.terminal.keyboard import Keyboard
-from swiftchat.chat.terminal.output import StatusLine, print_notice
+from swiftchat.chat.terminal.output import print_notice
+from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.chat.terminal.theme import choose_theme, parse_colors
 from swiftchat.errors import ContextOverflow
 

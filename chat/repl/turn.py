@@ -81,9 +81,10 @@ class TurnRunner:
         state.save()
         preload(state.style)  # while the engine loads
         self._wait_ready()
-        answer = chat_model.answer(
-            state.conversation, _warn_dropped, self._show_prefill, new_seed, prefix
-        )
+        with state.status.waiting("encoding the prompt"):
+            answer = chat_model.answer(
+                state.conversation, self._warn_dropped, self._show_prefill, new_seed, prefix
+            )
         state.last_answer = answer
         saver = AnswerSaver(state.autosave, state.conversation, answer, prefix)
         self._view = open_view(state.style, answer, chat_model.name)
@@ -119,6 +120,7 @@ class TurnRunner:
         Raises `KeyboardInterrupt` if it was stopped before its first text.
         """
         note = ""
+        self._state.status.show("waiting for the engine")
         try:
             for piece in saver:
                 self._state.status.clear()
@@ -152,12 +154,10 @@ class TurnRunner:
         chat_model, status = self._state.chat_model, self._state.status
         engine = chat_model.engine
         was_ready = engine.info is not None
-        try:
+        with status.waiting("loading the model"):
             chat_model.wait_ready(
                 lambda progress: status.show(progress.label, progress.done, progress.total)
             )
-        finally:
-            status.clear()
         if was_ready and chat_model.engine is not engine:
             if self._state.config.connect:
                 print_notice("the engine connection was lost and restored")
@@ -165,9 +165,10 @@ class TurnRunner:
                 print_notice("the engine process had ended and was restarted")
 
     def _show_prefill(self, progress: Prefill) -> None:
-        if progress.done < progress.total:
-            self._state.status.show("prefill", progress.done, progress.total)
+        self._state.status.show("computing the prompt", progress.done, progress.total)
 
-
-def _warn_dropped(num_messages: int) -> None:
-    print_notice(f"warning: the context is full: the oldest {num_messages} messages were left out")
+    def _warn_dropped(self, num_messages: int) -> None:
+        self._state.status.clear()
+        print_notice(
+            f"warning: the context is full: the oldest {num_messages} messages were left out"
+        )

@@ -12,7 +12,8 @@ import click
 from swiftchat.chat.options.chat_options import CHAT_OPTIONS
 from swiftchat.chat.options.completion import complete_models
 from swiftchat.chat.options.duration import Duration, format_duration
-from swiftchat.chat.terminal.output import StatusLine, print_notice
+from swiftchat.chat.terminal.output import print_notice
+from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.errors import DeviceError, EngineStopped, UsageError
 
 if TYPE_CHECKING:
@@ -137,9 +138,9 @@ def _run(
     chat_model: "ChatModel", endpoint: "EndpointServer | None", serve_config: "ServeConfig"
 ) -> None:
     """Run until the engine ends; raises the reason."""
-    status = StatusLine(not chat_model.config.quiet)
-    info = chat_model.wait_ready(lambda at: status.show(at.label, at.done, at.total))
-    status.clear()
+    status = StatusLine(may_erase=True, is_quiet=chat_model.config.quiet)
+    with status.waiting("starting the engine"):
+        info = chat_model.wait_ready(lambda at: status.show(at.label, at.done, at.total))
     print_notice(f"{chat_model.name} is ready · {info.device} · {info.ctx_size_tokens} tokens")
     if serve_config.keep_alive_s is not None:
         print_notice(

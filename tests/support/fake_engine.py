@@ -3,8 +3,9 @@
 `fake_engine.py FOLDER SCRIPT [OPTION…]` runs swiftchat with this engine; FOLDER `-` leaves the
 choice of the model to the options. SCRIPT is a JSON list of
 answers, each a string or an object with "text" or "ids", and optionally "delay_s" (before each
-token), "end_delay_s" (before the end), "limit" (of tokens, as of a full context) and "error". A
-first object {"load_s"} sets the load time, and its "stats_s" the time that /stats takes.
+token), "end_delay_s" (before the end), "limit" (of tokens, as of a full context),
+"prefill_s" and "error". A first object {"load_s"} sets the load time, and its "stats_s" the time
+that /stats takes.
 """
 
 import json
@@ -120,6 +121,10 @@ class FakeGeneration:
         self.canceled = False
 
     def __iter__(self) -> Iterator[Event]:
+        if "prefill_s" in self.answer:
+            for tenth in range(10):
+                yield Prefill(len(self.prompt) * tenth // 10, len(self.prompt))
+                time.sleep(self.answer["prefill_s"] / 10)
         yield Prefill(len(self.prompt), len(self.prompt))
         num_tokens, reason = 0, "stop"
         for token in self.answer.get("ids") or self.answer["text"].encode():

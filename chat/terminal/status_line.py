@@ -1,0 +1,89 @@
+"""The status line: what the program waits for, as long as it waits."""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from swiftchat.chat.terminal.sanitize import sanitize
+
+_FRAMES = "|/-\\"
+_FIRST_S, _INTERVAL_S = 0.3, 0.15  # a short wait shows nothing
+_FIRST_LINE_S, _LINE_INTERVAL_S = 2.0, 5.0
+
+
+class StatusLine:
+    """One line on stderr that a thread redraws while the main thread waits.
+
+    It shows nothing if stderr is not a terminal. Unless `may_erase`, for screen readers, it prints
+    a line every few seconds instead.
+    """
+
+    def __init__(self, may_erase: bool, is_quiet: bool = False) -> None:
+        self._is_enabled = sys.stderr.isatty() and not is_quiet
+        self._may_erase = may_erase
+        self._text = ""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def show(self, label: str, done: int = 0, total: int = 0) -> None:
+        """Show a label, and a percentage if there is a total, until `clear`."""
+        self._text = sanitize(f"{label} {100 * done // total} %" if total else label)
+        if self._is_enabled and self._thread is None:
+            self._stop = threading.Event()
+            draw = self._redraw if self._may_erase else self._print_lines
+            self._thread = threading.Thread(
+                target=draw, args=(self._stop,), name="status", daemon=True
+            )
+            self._thread.start()
+
+    def clear(self) -> None:
+        """Erase the line. Call it before other output."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._stop.set()
+            if thread.is_alive():
+                thread.join()
+
+    @contextlib.contextmanager
+    def waiting(self, label: str) -> Iterator[None]:
+        """Show a label during a block that prints nothing."""
+        self.show(label)
+        try:
+            yield
+        finally:
+            self.clear()
+
+    def _redraw(self, stop: threading.Event) -> None:
+        if stop.wait(_FIRST_S):
+            return
+        number = 0
+        while True:
+            text = self._text[: _columns() - 3]
+            _write(f"\r\x1b[K{_FRAMES[number % len(_FRAMES)]} {text}")
+            number += 1
+            if stop.wait(_INTERVAL_S):
+                _write("\r\x1b[K")
+                return
+
+    def _print_lines(self, stop: threading.Event) -> None:
+        started = time.monotonic()
+        wait_s = _FIRST_LINE_S
+        while not stop.wait(wait_s):
+            _write(f"{self._text}, {time.monotonic() - started:.0f} s\n")
+            wait_s = _LINE_INTERVAL_S
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except OSError:
+        return 80
+
+
+def _write(text: str) -> None:
+    # Unbuffered: a signal handler may stop this thread while the main thread uses sys.stderr.
+    with contextlib.suppress(OSError):  # the terminal may be closed
+        os.write(sys.stderr.fileno(), text.encode(sys.stderr.encoding, "replace"))

@@ -1,0 +1,69 @@
+"""What the program waits for is shown from the first second."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chat.test_process import Program
+from tests.support import fake_engine
+from tests.support.terminal import Terminal
+
+SLOW_PREFILL = {"text": "Answered.", "prefill_s": 6}
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+    program = Program(fake_engine.make_folder(tmp_path / "model"))
+    opened: list[Terminal] = []
+
+    def open_chat(*answers: object, options: tuple[str, ...] = ()) -> Terminal:
+        executable, *args = program.command(*answers, options=options)
+        opened.append(Terminal(executable, args))
+        return opened[-1]
+
+    yield open_chat
+    for terminal in opened:
+        terminal.process.close(force=True)
+
+
+def test_loading_and_prefill_are_shown_and_erased(chat: Callable[..., Terminal]) -> None:
+    terminal = chat({"load_s": 2}, SLOW_PREFILL)
+    terminal.type("hello\r")
+    terminal.wait_for("loading the model")
+    terminal.wait_for("computing the prompt 50 %")
+    text = terminal.wait_for("Answered.")
+    assert "computing" not in text and "waiting" not in text
+
+
+def test_ctrl_c_during_prefill_and_a_busy_engine(chat: Callable[..., Terminal]) -> None:
+    terminal = chat({"load_s": 0, "stats_s": 3}, SLOW_PREFILL, "Next.")
+    terminal.type("hello\r")
+    terminal.wait_for("computing the prompt")
+    terminal.type_now("\x03")
+    terminal.wait_for(lambda text: text.count(">>> hello") == 2)
+    assert "computing" not in terminal.look()
+    terminal.type_now("\x15")  # Ctrl-U
+    terminal.type("/stats\r")
+    terminal.wait_for("waiting for the engine")
+    terminal.wait_for("free blocks")
+    assert "waiting" not in terminal.look()
+
+
+def test_screen_readers_get_a_line_every_few_seconds(chat: Callable[..., Terminal]) -> None:
+    terminal = chat(SLOW_PREFILL, options=("--accessible",))
+    terminal.type("hello\r")
+    terminal.wait_for(
+        lambda text: re.search(r"computing the prompt \d+ %, \d+ s", text) is not None
+    )
+    terminal.wait_for("Answered.")
+    assert "computing the prompt" in terminal.look(), "lines are not erased"
+
+
+def test_one_prompt_on_a_terminal(chat: Callable[..., Terminal]) -> None:
+    terminal = chat(SLOW_PREFILL, options=("-p", "hello"))
+    terminal.wait_for("computing the prompt 50 %")
+    text = terminal.wait_for("Answered.")
+    assert "computing" not in text
+    assert terminal.wait_end() == 0
