@@ -166,6 +166,11 @@ class Store:
 
         return Path(constants.HF_HUB_CACHE)
 
+    def free_bytes(self) -> int:
+        """Return the free disk space for models."""
+        existing = next(path for path in (self.root, *self.root.parents) if path.exists())
+        return shutil.disk_usage(existing).free
+
     def _incomplete(self, name: str) -> StoredModel | None:
         """Return the hub cache folder of an incomplete download of `name`."""
         repo = repository_of(name) or name

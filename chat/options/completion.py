@@ -44,6 +44,17 @@ def complete_stored_models(
     return matching(((name, "") for name in found), "")
 
 
+def complete_removable(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete models on this machine, and GGUF files of which something is cached."""
+    from swiftchat.weights.store import default_store
+
+    files = {model.name for model in default_store().derived()}
+    found = complete_stored_models(ctx, param, incomplete)
+    return [*found, *matching(((name, "") for name in sorted(files)), incomplete)]
+
+
 def complete_downloads(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:

@@ -22,6 +22,7 @@ from prompt_toolkit.layout.processors import Processor, Transformation, Transfor
 from swiftchat.chat.repl.keyboard_input import KeyboardInput, open_output
 from swiftchat.chat.repl.message import is_unfinished
 from swiftchat.chat.repl.pastes import Pastes
+from swiftchat.chat.repl.shell_paths import ShellPathCompleter
 from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.sanitize import sanitize
 
@@ -186,6 +187,7 @@ class _CommandCompleter(Completer):
         self._commands = dict(sorted(commands.items()))
         self._complete_argument = complete_argument
         self._paths = PathCompleter(expanduser=True)
+        self._shell_paths = ShellPathCompleter()
 
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
@@ -201,5 +203,7 @@ class _CommandCompleter(Completer):
                 yield Completion(text, -len(typed), display_meta=sanitize(offered[text]))
             if matches:
                 return
-        if name == "/read" or "/" in word or word.startswith("~"):
+        if has_more and (name == "/read" or name.startswith("!")):
+            yield from self._shell_paths.get_completions(Document(rest), complete_event)
+        elif "/" in word or word.startswith("~"):
             yield from self._paths.get_completions(Document(word), complete_event)

@@ -12,14 +12,17 @@ from swiftchat.chat.model.find import hub_token
 from swiftchat.chat.options.completion import (
     complete_downloads,
     complete_models,
-    complete_stored_models,
+    complete_removable,
 )
 from swiftchat.chat.terminal.progress import progress_display
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from swiftchat.weights.download import DownloadPlan
+    from swiftchat.weights.store import StoredModel
 
 
 @click.command()
@@ -76,38 +79,68 @@ def _offered(name: str, found: "DownloadPlan") -> str:
 
 
 @click.command(name="list")
+@click.option("-a", "--all", "with_cache", is_flag=True, help="Also list files made from models.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_models(as_json: bool) -> None:
-    """List the installed models; SHORT is a short name for NAME."""
-    from swiftchat.weights.hub.aliases import alias_of
+def list_models(with_cache: bool, as_json: bool) -> None:
+    """List the installed models and their disk use; SHORT is a short name for NAME.
+
+    Files made from models are the tokenizers of GGUF files and converted models. They are in the
+    cache folder, and `swiftchat rm NAME` deletes them.
+    """
     from swiftchat.weights.store import default_store
 
-    models = default_store().list()
+    store = default_store()
+    models, derived = store.list(), store.derived()
+    shown = [*models, *(derived if with_cache else [])]
     if as_json:
-        rows = [
-            {
-                "name": m.name,
-                "alias": alias_of(m.name),
-                "path": str(m.path),
-                "size_bytes": m.size_bytes,
-                "modified": m.modified,
-                "source": m.source,
-            }
-            for m in models
-        ]
-        print(json_module.dumps(rows, indent=2))
+        print(json_module.dumps(list(map(_as_json, shown)), indent=2))
         return
     if not models:
         print("no models are installed; try: swiftchat download", file=sys.stderr)
-        return
+    if shown:
+        _print_table(shown)
+    if models or derived:
+        print(_disk_use(models, derived, store.free_bytes()))
+
+
+def _as_json(model: "StoredModel") -> dict[str, object]:
+    from swiftchat.weights.hub.aliases import alias_of
+
+    return {
+        "name": model.name,
+        "alias": None if model.source == "cache" else alias_of(model.name),
+        "path": str(model.path),
+        "size_bytes": model.size_bytes,
+        "modified": model.modified,
+        "source": model.source,
+        "origin": None if model.origin is None else str(model.origin),
+    }
+
+
+def _print_table(models: "Sequence[StoredModel]") -> None:
+    from swiftchat.weights.hub.aliases import alias_of
+
     width = max(len(model.name) for model in models)
     print(f"{'NAME':{width}}  {'SIZE':>9}  {'MODIFIED':16}  SOURCE  SHORT")
     for model in models:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.modified))
+        about = alias_of(model.name) or "–"
+        if model.source == "cache":
+            about = "converted" if model.origin is None else f"of {model.origin}"
+            about += "" if model.origin is None or model.origin.exists() else " (missing)"
         print(
             f"{sanitize(model.name):{width}}  {format_bytes(model.size_bytes):>9}  {when:16}  "
-            f"{model.source:6}  {alias_of(model.name) or '–'}"
+            f"{model.source:6}  {sanitize(about)}"
         )
+
+
+def _disk_use(
+    models: "Sequence[StoredModel]", derived: "Sequence[StoredModel]", free_bytes: int
+) -> str:
+    """Return one line on the disk space that is used and free."""
+    used, made = (sum(each.size_bytes for each in some) for some in (models, derived))
+    cached = f", {format_bytes(made)} made from models (list --all)" if derived else ""
+    return f"{format_bytes(used)} in models{cached}; {format_bytes(free_bytes)} free"
 
 
 @click.command()
@@ -158,16 +191,21 @@ def show(name: str, tp: int | None, pp: int, kv_dtype: str, as_json: bool) -> No
 
 
 @click.command()
-@click.argument("name", shell_complete=complete_stored_models)
+@click.argument("name", shell_complete=complete_removable)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def rm(name: str, yes: bool) -> None:
-    """Delete an installed model."""
+    """Delete an installed model, or the files made from a GGUF file."""
     from swiftchat.weights.store import default_store
 
     store = default_store()
+    found = store.removable(name)
+    what = f"the files made from {found.name}" if found.source == "cache" else found.name
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("rm asks for confirmation, but stdin is not a terminal", "use -y")
-        click.confirm(f"remove {sanitize(name)}?", abort=True, err=True)
+        question = f"remove {what} ({format_bytes(found.size_bytes)})?"
+        click.confirm(sanitize(question), abort=True, err=True)
     removed = store.remove(name)
-    print(f"removed {sanitize(removed.name)} ({format_bytes(removed.size_bytes)})", file=sys.stderr)
+    print(f"removed {sanitize(what)} ({format_bytes(removed.size_bytes)})", file=sys.stderr)
+    if found.origin is not None and found.origin.exists():
+        print(sanitize(f"{found.origin} itself stays"), file=sys.stderr)

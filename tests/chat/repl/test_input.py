@@ -1,5 +1,6 @@
 """Keys, history and completion of the input line, with prompt_toolkit reading from a pipe."""
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -149,6 +150,27 @@ def test_tab_describes_each_command(pipe: PipeInput) -> None:
         assert len(found) > 5 and all(one.display_meta_text for one in found), typed
     (about,) = completer.get_completions(Document("/und"), event)
     assert about.display_meta_text == BY_NAME["/undo"].summary
+
+
+def test_tab_completes_paths_as_shell_words(
+    pipe: PipeInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `!` and `/read`, which split their line at blanks unless they are quoted."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my folder").mkdir()
+    (tmp_path / "my folder" / "it's $1.txt").write_text("text")
+    assert completions(pipe, "!cat my") == [r"\ folder/"]
+    assert completions(pipe, "!cat x | sort 'my f") == ["older/"]
+    assert completions(pipe, "/read other.txt my") == [r"\ folder/"]
+    for start, quoted in (
+        (r"my\ folder/it", r"\'s\ \$1.txt"),
+        ('"my folder/it', r"'s \$1.txt"),
+        ("'my folder/it", r"'\''s $1.txt"),
+    ):
+        assert completions(pipe, f"/read {start}") == completions(pipe, f"!cat {start}") == [quoted]
+        word = start + quoted + (start[0] if start[0] in "'\"" else "")
+        assert subprocess.check_output(["sh", "-c", f"cat {word}"]) == b"text"
+    assert completions(pipe, "!") == completions(pipe, "!my") == []
 
 
 @pytest.mark.parametrize(
