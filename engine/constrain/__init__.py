@@ -1,0 +1,1 @@
+"""Constrained decoding: only tokens that a grammar allows are sampled."""
