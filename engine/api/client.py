@@ -12,6 +12,7 @@ from swiftchat.engine.api import protocol
 from swiftchat.engine.api.local import LocalEngine
 from swiftchat.engine.api.params import EngineConfig, SamplingParams, ServeConfig
 from swiftchat.engine.api.protocol import EngineInfo, Event, Finished, Message, Progress
+from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.errors import DeviceError, SwiftchatError
 
 if TYPE_CHECKING:
@@ -167,7 +168,12 @@ class EngineClient:
                 self._check_engine()
         return self._failure
 
-    def generate(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
+    def generate(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        constraint: ConstraintSpec | None = None,
+    ) -> Generation:
         """Start an answer to a prompt's token ids; may be called before the model is ready."""
         with self._state:
             if self._failure is not None:
@@ -181,6 +187,7 @@ class EngineClient:
                 "id": generation_id,
                 "prompt": list(prompt),
                 "params": params.to_wire(),
+                **({} if constraint is None else {"constraint": constraint.to_wire()}),
             }
         )
         return Generation(generation_id, lambda: self._next(events), self._cancel)

@@ -22,14 +22,14 @@ class _InFlight:
 def can_replay(step: Step, max_rows: int) -> bool:
     """Return whether a scheduled step only decodes one token for each of at most `max_rows` rows.
 
-    False if a row uses a control that the sampler on the device does not have.
+    False if a row has a grammar or uses a control that the sampler on the device does not have.
     """
     rows = step.rows
     return (
         not step.copies
         and 0 < len(rows) <= max_rows
         and all(row.num_tokens == 1 and row.reaches_end for row in rows)
-        and not any(row.sequence.params.host_controls for row in rows)
+        and not any(row.sequence.params.host_controls or row.sequence.constraint for row in rows)
     )
 
 

@@ -20,11 +20,13 @@ from swiftchat.engine.api.protocol import (
     PromptLogprobs,
     Tokens,
 )
+from swiftchat.engine.api.vocabulary import ConstraintSpec, Vocabulary
 from swiftchat.engine.device.bandwidth import bandwidth_ceiling_bytes_per_s
 from swiftchat.engine.generation.graphs import GraphDecode
 from swiftchat.engine.generation.prefill_graphs import PrefillGraphs
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.sampling.constraint import Constraint
 from swiftchat.engine.sampling.distributed import DistributedSampler
 from swiftchat.engine.sampling.sampler import sampling_error
 from swiftchat.engine.schedule.batch import Batch
@@ -91,6 +93,7 @@ class Engine:
         ranks, stages = parts.decoder.ranks, parts.decoder.stages
         self._sampler = DistributedSampler(self.vocab_size, ranks, stages)
         self._generations: dict[int, _Generation] = {}
+        self._vocabulary: Vocabulary | None = None  # of the last constrained answer
         self._pending: list[Outcome] = []  # reported by the next step
         self._num_computed = self._num_reused = self._num_replayed = 0
         self._bandwidth_ceiling: float | None = None
@@ -99,13 +102,19 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._pending) or self.scheduler.has_work
 
-    def add(self, generation_id: int, prompt: list[int], params: SamplingParams) -> None:
-        """Queue a prompt; raise as `check` does, without queuing it."""
-        self.check(prompt, params)
+    def add(
+        self,
+        generation_id: int,
+        prompt: list[int],
+        params: SamplingParams,
+        spec: ConstraintSpec | None = None,
+    ) -> None:
+        """Queue a prompt whose answer matches `spec`; raise as `check` does, without queuing it."""
+        constraint = self.check(prompt, params, spec)
         seed = secrets.randbits(32) if params.seed is None else params.seed
         prefix_lm = self.decoder.config.prefix_lm
         bidirectional_prefix = CAUSAL if prefix_lm is None else prefix_lm.prefix_of(prompt)
-        sequence = Sequence(generation_id, list(prompt), params, bidirectional_prefix)
+        sequence = Sequence(generation_id, list(prompt), params, bidirectional_prefix, constraint)
         generation = _Generation(sequence, seed, time.perf_counter())
         self._generations[generation_id] = generation
         if params.max_tokens == 0 and not sequence.num_to_score:
@@ -113,8 +122,13 @@ class Engine:
         else:
             self.scheduler.add(sequence)
 
-    def check(self, prompt: list[int], params: SamplingParams) -> None:
-        """Raise `UsageError` or `ContextOverflow` for a prompt that cannot be answered."""
+    def check(
+        self, prompt: list[int], params: SamplingParams, spec: ConstraintSpec | None = None
+    ) -> Constraint | None:
+        """Raise `UsageError` or `ContextOverflow` for a prompt that cannot be answered.
+
+        Returns the constraint of the answer. Also raises `UsageError` for an invalid grammar.
+        """
         if not prompt:
             raise UsageError("the prompt is empty")
         words = chain.from_iterable(params.bad_words)
@@ -128,6 +142,12 @@ class Engine:
                 "and an answer needs at least one",
                 "shorten it, or choose a larger --ctx-size if the model has one",
             )
+        if spec is None:
+            return None
+        # llguidance's tables for a vocabulary take some tenths of a second: keep the last ones.
+        if spec.vocabulary != self._vocabulary:
+            self._vocabulary = spec.vocabulary
+        return Constraint(self._vocabulary, spec.grammar, self.vocab_size)
 
     def cancel(self, generation_id: int) -> None:
         """End a generation; the next step reports it. Do nothing if it has already ended."""
@@ -283,6 +303,11 @@ class Engine:
         if token in params.stop_ids:
             self.scheduler.remove(sequence)
             return [(sequence.id, self._finish(generation, "stop"))]
+        if sequence.constraint is not None:
+            try:
+                sequence.constraint.accept(token)
+            except UsageError as error:
+                return [self._fail(generation, error)]
         sequence.tokens.append(token)
         outcomes: list[Outcome] = [(sequence.id, Tokens([token], logprobs))]
         is_full = len(sequence.tokens) >= self.ctx_size_tokens

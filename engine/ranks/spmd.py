@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Message, OnProgress, Tokens
+from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.engine.comm.communicator import (
     Communicator,
     GlooCommunicator,
@@ -111,7 +112,9 @@ class SpmdRank:
         match call["type"]:
             case "add":
                 params = SamplingParams.from_wire(call["params"])
-                self.engine.add(call["id"], call["prompt"], params)
+                wire = call["constraint"]
+                constraint = None if wire is None else ConstraintSpec.from_wire(wire)
+                self.engine.add(call["id"], call["prompt"], params, constraint)
             case "cancel":
                 self.engine.cancel(call["id"])
             case "step":
@@ -170,13 +173,25 @@ class SpmdEngine:
     def has_work(self) -> bool:
         return self._rank.engine.has_work
 
-    def add(self, generation_id: int, prompt: list[int], params: SamplingParams) -> None:
+    def add(
+        self,
+        generation_id: int,
+        prompt: list[int],
+        params: SamplingParams,
+        constraint: ConstraintSpec | None = None,
+    ) -> None:
         """Add a generation on all ranks; a seed of None is replaced by one for all ranks."""
-        self._rank.engine.check(prompt, params)
+        self._rank.engine.check(prompt, params, constraint)
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(32))
         self._execute(
-            {"type": "add", "id": generation_id, "prompt": prompt, "params": params.to_wire()}
+            {
+                "type": "add",
+                "id": generation_id,
+                "prompt": prompt,
+                "params": params.to_wire(),
+                "constraint": None if constraint is None else constraint.to_wire(),
+            }
         )
 
     def cancel(self, generation_id: int) -> None:

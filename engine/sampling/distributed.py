@@ -1,18 +1,17 @@
 """Sample the next token of each row, with the same result on every rank."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 
 import torch
 from torch import Tensor
 
-from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Logprob
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.comm.pipeline import Pipeline
 from swiftchat.engine.sampling.logprobs import pack_logprobs, unpack_logprobs
 from swiftchat.engine.sampling.sampler import NOT_FINITE, sample
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row
+from swiftchat.engine.schedule.scheduler import Row, Sequence
 
 
 class DistributedSampler:
@@ -25,7 +24,7 @@ class DistributedSampler:
         self._vocab_size, self._ranks, self._stages = vocab_size, ranks, stages
 
     def sample_batch(
-        self, batch: Batch, seeds: Sequence[int], local_logits: Tensor | None
+        self, batch: Batch, seeds: Seq[int], local_logits: Tensor | None
     ) -> tuple[list[int], Tensor | None]:
         """Return the next token of each sampled row, and all logits if they were gathered.
 
@@ -37,7 +36,7 @@ class DistributedSampler:
         if not batch.logits_indices:
             return [], None
         tokens, logits = [NOT_FINITE] * len(rows), None
-        is_greedy = all(is_plain_greedy(row.sequence.params) for row in rows) and not batch.scored
+        is_greedy = all(is_plain_greedy(row.sequence) for row in rows) and not batch.scored
         if local_logits is not None and self._ranks.size > 1 and is_greedy:
             tokens = distributed_argmax(local_logits, self._vocab_size, self._ranks)
         elif local_logits is not None:
@@ -63,16 +62,19 @@ class DistributedSampler:
 
     def _sample_row(self, row: Row, seed: int, logits: Tensor) -> int:
         sequence = row.sequence
-        token = sample(logits, sequence.tokens, sequence.num_prompt, sequence.params, seed)
+        allowed = None if sequence.constraint is None else sequence.constraint.allowed
+        token = sample(logits, sequence.tokens, sequence.num_prompt, sequence.params, seed, allowed)
         if token == NOT_FINITE:
             return token
         # Rank 0's token counts: some torch operators differ in the last bits between GPUs.
         return self._ranks.broadcast_from_first(token)
 
 
-def is_plain_greedy(params: SamplingParams) -> bool:
+def is_plain_greedy(sequence: Sequence) -> bool:
     """Return whether the token is the argmax of unmodified logits, without logprobs."""
-    return params.temperature == 0 and not params.changes_logits and params.logprobs is None
+    params = sequence.params
+    changes_logits = params.changes_logits or sequence.constraint is not None
+    return params.temperature == 0 and not changes_logits and params.logprobs is None
 
 
 def distributed_argmax(local_logits: Tensor, vocab_size: int, ranks: Communicator) -> list[int]:

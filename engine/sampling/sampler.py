@@ -18,17 +18,25 @@ NOT_FINITE, ALL_BANNED = -1, -2
 
 
 def sample(
-    logits: Tensor, tokens: Sequence[int], num_prompt: int, params: SamplingParams, seed: int
+    logits: Tensor,
+    tokens: Sequence[int],
+    num_prompt: int,
+    params: SamplingParams,
+    seed: int,
+    allowed: Tensor | None = None,
 ) -> int:
     """Return the id that follows `tokens`: a prompt of `num_prompt` ids and the generated ones.
 
     `logits` is fp32 [vocab_size] and is not modified. Greedy ties go to the lowest id. The random
-    number depends only on the seed and the number of tokens. Returns NOT_FINITE when a logit is
+    number depends only on the seed and the number of tokens. `allowed` are the ids that a grammar
+    allows, bool [vocab_size] on the CPU. Returns NOT_FINITE when a logit is
     NaN or infinite, ALL_BANNED when no id is left; `sampling_error` is their error.
     """
     if not math.isfinite(logits.sum()) and not torch.isfinite(logits).all():
         return NOT_FINITE
     logits = process_logits(logits, tokens, num_prompt, params)
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed.to(logits.device), -torch.inf)
     if params.temperature == 0:
         token = _first_maximum(logits)
         return token if math.isfinite(logits[token]) else ALL_BANNED
@@ -71,8 +79,8 @@ def sampling_error(token: int) -> SwiftchatError:
     """Return the error for NOT_FINITE or ALL_BANNED."""
     if token == ALL_BANNED:
         return UsageError(
-            "every token of the vocabulary is banned",
-            "use fewer of --ban, --no-repeat-ngram and --min-tokens",
+            "every token that may come next is banned",
+            "use fewer of --ban, --no-repeat-ngram and --min-tokens, or another grammar",
         )
     return BadModelFile(
         "the model computed logits that are not finite numbers",

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.sampling.constraint import Constraint
 from swiftchat.engine.schedule.blocks import ROOT, BlockAllocator, NoFreeBlock, Parent
 from swiftchat.weights.architectures.prefix_lm import CAUSAL, BidirectionalPrefix
 
@@ -24,13 +25,15 @@ class Sequence:
     token is computed in the next step, so `num_computed < len(tokens)` while running. The first
     `num_published` blocks are full and registered in the prefix cache; `parent` is the serial of
     the last of them, or `root`. `num_cached` is the length of the prefix found in the cache.
-    `num_scored` prompt tokens have had the logprob of the token after them reported.
+    `num_scored` prompt tokens have had the logprob of the token after them reported. `constraint`
+    follows the generated tokens.
     """
 
     id: int
     tokens: list[int]
     params: SamplingParams
     bidirectional_prefix: BidirectionalPrefix = CAUSAL
+    constraint: Constraint | None = None
     num_prompt: int = field(init=False)
     num_computed: int = 0
     num_cached: int = 0

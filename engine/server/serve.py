@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Event, Finished, Message, Prefill
+from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.engine.server.connection import TerminalConnection
 from swiftchat.engine.server.validate import validate_command
 from swiftchat.errors import KernelCompileError, OutOfMemory, SwiftchatError, UsageError
@@ -130,7 +131,9 @@ class EngineServer:
         params, engine_id = SamplingParams.from_wire(command["params"]), next(self._ids)
         self._requests[engine_id] = terminal, command["id"]
         try:
-            engine.add(engine_id, command["prompt"], params)
+            spec = command.get("constraint")
+            constraint = None if spec is None else ConstraintSpec.from_wire(spec)
+            engine.add(engine_id, command["prompt"], params, constraint)
         except SwiftchatError as error:
             del self._requests[engine_id]
             terminal.send(protocol.error_message(error, command["id"]))

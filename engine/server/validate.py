@@ -9,6 +9,7 @@ from swiftchat.engine.api.protocol import Message
 from swiftchat.errors import UsageError
 
 _MAX_IDS = 1 << 16  # in one parameter
+_MAX_GRAMMAR = 1 << 20  # characters
 _MAX_INT = 2**31 - 1  # GPU kernels use 32-bit integers
 
 
@@ -22,6 +23,8 @@ def validate_command(message: Message) -> Message:
             _require(_is_count(id_), "generation id")
             _require(all(map(_is_count, ids)), "prompt")
             _validate_params(params)
+            if (constraint := message.get("constraint")) is not None:
+                _validate_constraint(constraint)
         case {"type": "cancel", "id": id_}:
             _require(_is_count(id_), "generation id")
         case {"type": "stats", "measure": bool()}:
@@ -45,6 +48,21 @@ def _validate_params(params: Mapping[str, Any]) -> None:
             is_valid = type(value) is int and (name == "seed" or abs(value) <= _MAX_INT)
         _require(is_valid, f"sampling parameter {name}")
     SamplingParams.from_wire(dict(params))
+
+
+def _validate_constraint(constraint: object) -> None:
+    match constraint:
+        case {
+            "grammar": str() as grammar,
+            "pieces": list() as pieces,
+            "special": list() as special,
+            "stop_ids": list() as stop_ids,
+        }:
+            _require(len(grammar) <= _MAX_GRAMMAR, "grammar")
+            _require(all(type(piece) is bytes for piece in pieces), "vocabulary")
+            _require(all(map(_is_count, [*special, *stop_ids])), "vocabulary")
+        case _:
+            _require(False, "constraint")
 
 
 def _is_bias(value: object) -> bool:

@@ -1,9 +1,9 @@
-"""The bytes of all tokens, as llguidance needs them."""
+"""The grammar of an answer, with the bytes of all tokens, as llguidance needs them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from swiftchat.errors import UsageError
 
@@ -50,6 +50,29 @@ class Vocabulary:
                 ids.append(self._ids[data[start:end]])
             start = start + 1 if end is None else end
         return ids
+
+
+@dataclass(frozen=True)
+class ConstraintSpec:
+    """What an answer must match: a `grammar` in llguidance's JSON format."""
+
+    grammar: str
+    vocabulary: Vocabulary
+
+    def to_wire(self) -> dict[str, Any]:
+        vocabulary = self.vocabulary
+        return {
+            "grammar": self.grammar,
+            "pieces": vocabulary.pieces,
+            "special": vocabulary.special,
+            "stop_ids": vocabulary.stop_ids,
+        }
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> Self:
+        """Raises `UsageError` as `Vocabulary` does."""
+        parts = (tuple(wire[name]) for name in ("pieces", "special", "stop_ids"))
+        return cls(wire["grammar"], Vocabulary(*parts))
 
 
 class _Tokens:

@@ -8,8 +8,8 @@ import pytest
 from llguidance import LLMatcher
 from torch import Tensor
 
-from swiftchat.engine.constrain.constraint import Constraint
-from swiftchat.engine.constrain.vocabulary import Vocabulary
+from swiftchat.engine.api.vocabulary import Vocabulary
+from swiftchat.engine.sampling.constraint import Constraint
 from swiftchat.errors import UsageError
 
 STOP = 0

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.engine.constrain.vocabulary import Vocabulary
+from swiftchat.engine.api.vocabulary import Vocabulary
 from swiftchat.errors import UsageError
 
 

@@ -1,1 +1,0 @@
-"""Constrained decoding: only tokens that a grammar allows are sampled."""

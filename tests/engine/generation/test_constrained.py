@@ -1,0 +1,88 @@
+"""Constrained answers of a tiny random model, through a client of real processes."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from llguidance import LLMatcher
+
+from swiftchat.engine.api.client import EngineClient
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.api.vocabulary import ConstraintSpec, Vocabulary
+from swiftchat.errors import UsageError
+from tests.support import tiny
+from tests.support.worker_processes import WIDE, collect
+
+STOP = 0
+# As many as the model has ids, less one: the last id has no piece.
+PIECES = (b"<stop>", *(bytes([i]) for i in range(1, 127)))
+VOCABULARY = Vocabulary(PIECES, special=(STOP,), stop_ids=(STOP,))
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "n": {"enum": [1, 22, 333]}},
+    "required": ["ok", "n"],
+    "additionalProperties": False,
+}
+COMPACT = {"whitespace_flexible": False}
+JSON = ConstraintSpec(LLMatcher.grammar_from_json_schema(SCHEMA, overrides=COMPACT), VOCABULARY)
+DIGITS = ConstraintSpec(LLMatcher.grammar_from_regex("[0-9]{4,9}"), VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    tiny.make("llama", path, **WIDE)
+    return path
+
+
+def params(seed: int) -> SamplingParams:
+    return SamplingParams(temperature=1.5, top_p=1, seed=seed, stop_ids=(STOP,), max_tokens=150)
+
+
+def text(ids: list[int]) -> str:
+    return b"".join(PIECES[i] for i in ids).decode()
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_answers_match_alone_and_together(folder: Path, tp: int) -> None:
+    """Beside an answer without a grammar, whose ids stay those it has alone."""
+    config = EngineConfig(device="cpu", dtype="float32", block_size=tiny.BLOCK_SIZE, tp=tp)
+    prompt = tiny.random_ids(9)
+    free = SamplingParams(temperature=0, max_tokens=30)
+    with EngineClient(config, folder) as client:
+        alone, _ = collect(client.generate(prompt, free))
+        plain = client.generate(prompt, free)
+        texts = [client.generate(prompt, params(seed), JSON) for seed in range(4)]
+        numbers = [client.generate(prompt, params(seed), DIGITS) for seed in range(4)]
+        assert collect(plain)[0] == alone
+        for generation in texts:
+            ids, end = collect(generation)
+            found = json.loads(text(ids))
+            assert end.reason == "stop" and found.keys() == {"ok", "n"}
+            assert isinstance(found["ok"], bool) and found["n"] in (1, 22, 333)
+        answers = [collect(generation)[0] for generation in numbers]
+        assert all(re.fullmatch("[0-9]{4,9}", text(ids)) for ids in answers)
+        again = [collect(client.generate(prompt, params(seed), DIGITS))[0] for seed in range(4)]
+        assert again == answers
+
+
+def test_greedy_and_controls_within_a_grammar(folder: Path) -> None:
+    config = EngineConfig(device="cpu", dtype="float32", block_size=tiny.BLOCK_SIZE)
+    greedy = SamplingParams(temperature=0, stop_ids=(STOP,))
+    banned = SamplingParams(temperature=0, stop_ids=(STOP,), bad_words=((ord("{"),),))
+    with EngineClient(config, folder) as client:
+        ids, _ = collect(client.generate([1, 2, 3], greedy, JSON))
+        assert json.loads(text(ids)).keys() == {"ok", "n"}
+        with pytest.raises(UsageError, match="banned"):
+            collect(client.generate([1, 2, 3], banned, JSON))
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_an_invalid_grammar_ends_only_its_answer(folder: Path, tp: int) -> None:
+    config = EngineConfig(device="cpu", dtype="float32", block_size=tiny.BLOCK_SIZE, tp=tp)
+    with EngineClient(config, folder) as client:
+        for grammar in ("start: missing", "", "x" * (2 << 20)):
+            with pytest.raises(UsageError, match="grammar"):
+                collect(client.generate([1], params(1), ConstraintSpec(grammar, VOCABULARY)))
+        assert json.loads(text(collect(client.generate([1], params(1), JSON))[0]))
