@@ -26,10 +26,10 @@ from swiftchat.engine.generation.graphs import GraphDecode
 from swiftchat.engine.generation.prefill_graphs import PrefillGraphs
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.sampling.constraint import Constraint
 from swiftchat.engine.sampling.distributed import DistributedSampler
 from swiftchat.engine.sampling.sampler import sampling_error
 from swiftchat.engine.schedule.batch import Batch
+from swiftchat.engine.schedule.constraint import Constraint
 from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
 from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
 from swiftchat.weights.architectures.prefix_lm import CAUSAL

@@ -5,8 +5,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.sampling.constraint import Constraint
 from swiftchat.engine.schedule.blocks import ROOT, BlockAllocator, NoFreeBlock, Parent
+from swiftchat.engine.schedule.constraint import Constraint
 from swiftchat.weights.architectures.prefix_lm import CAUSAL, BidirectionalPrefix
 
 # A step of limited duration takes about so long at most, and has at least so many tokens; the first

@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 from torch import Tensor
 
 from swiftchat.engine.api.vocabulary import Vocabulary
-from swiftchat.engine.sampling.constraint import Constraint
+from swiftchat.engine.schedule.constraint import Constraint
 from swiftchat.errors import UsageError
 
 STOP = 0
