@@ -1,8 +1,10 @@
 """A client of an engine: sends requests to a local worker process or a remote engine."""
 
 import contextlib
+import math
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import Empty, Queue
@@ -112,6 +114,7 @@ class EngineClient:
         self._stats: Queue[Message | SwiftchatError] = Queue()
         self._closing = False
         self._received = False  # a message since the last check
+        self._last_check = -math.inf
 
     def start(self) -> Self:
         """Start the worker process, unless the engine is remote, and the reader thread."""
@@ -220,6 +223,11 @@ class EngineClient:
             self._check_engine()
 
     def _check_engine(self) -> None:
+        # Each waiting thread calls this, but the engine counts checks as seconds.
+        now = time.monotonic()
+        if now - self._last_check < 0.9 * _CHECK_INTERVAL_S:
+            return
+        self._last_check = now
         received, self._received = self._received, False
         error = self._engine.check(self._info is not None, received)
         if error is not None:

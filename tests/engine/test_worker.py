@@ -157,7 +157,7 @@ def test_openmp_threads_spin_briefly(folder: Path) -> None:
     )
     worker_socket.close()
     with own_socket, Connection(os.dup(own_socket.fileno())) as connection:
-        load = {"type": "load", "path": str(folder), "config": CONFIG.to_wire()}
+        load = {"type": "load", "path": str(folder), "config": CONFIG.to_wire(), "serve": None}
         protocol.send(connection, load)
         while protocol.receive(connection)["type"] != "ready":
             pass
