@@ -22,6 +22,7 @@ from swiftchat.chat.render.stats import rounded, speeds, stats_line
 from swiftchat.chat.render.style import choose_style, is_accessible
 from swiftchat.chat.render.view import AnswerView, open_view, preload
 from swiftchat.chat.terminal.output import print_notice, write
+from swiftchat.chat.terminal.process_age import process_age_s
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.engine.api.protocol import EngineInfo, Prefill
 from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
@@ -75,12 +76,13 @@ class OneShot:
         self._before_answer = before_answer
         self.warnings: list[str] = []
         self._session_id: str | None = None
+        self._age_s = 0.0  # of the process when it requested the answer
         self._view: AnswerView | None = None
         self._status = StatusLine(not is_accessible(config, os.environ), config.quiet)
 
     def run(self, conversation: Conversation) -> int:
         """Answer the last message, add the answer to the conversation, return the exit code."""
-        started = time.perf_counter()
+        started, age_s = time.perf_counter(), process_age_s()
         self.chat_model.prepare()
         conversation.settings = self.chat_model.settings
         self.autosave.open()  # while the engine loads
@@ -94,6 +96,7 @@ class OneShot:
         self._print_event({"event": "start", "model": self._model(info)})
         with self._status.waiting("encoding the prompt"):
             answer = self.chat_model.answer(conversation, self._warn_dropped, self._show_prefill)
+        self._age_s = age_s + time.perf_counter() - started
         saver = AnswerSaver(self.autosave, conversation, answer)
         if not (self.config.json or self.config.stream_json or self.config.extract):
             if self._before_answer is not None:
@@ -118,7 +121,7 @@ class OneShot:
         exit_code = exit_code or self._warn_limit(answer, info)
         self._end(answer, info, load_s, answer.finish_reason or "interrupt")
         if self.config.stats:
-            print(stats_line(answer, info.load_s), file=sys.stderr)
+            print(stats_line(answer, load_s, self._age_s), file=sys.stderr)
         return exit_code
 
     def pause(self) -> None:
@@ -225,6 +228,7 @@ class OneShot:
             "timings": {
                 "load_s": round(load_s, 4),
                 "ttft_s": rounded(answer.ttft_s),
+                "first_token_s": rounded(answer.ttft_s and self._age_s + answer.ttft_s),
                 **speeds(answer),
             },
             "params": {

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import json
+import shutil
 from collections.abc import Callable, Iterable
 
 from swiftchat.chat.commands.command import Command
@@ -11,7 +12,7 @@ from swiftchat.chat.help.columns import two_columns
 from swiftchat.chat.model.description import describe, property_label, property_text
 from swiftchat.chat.options.parameters import PARAMETERS, UNSET, Parameter, option_name
 from swiftchat.chat.render.logprobs import as_terminal_text
-from swiftchat.chat.render.stats import memory_line, stats_line
+from swiftchat.chat.render.stats import answer_rows, memory_line
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
@@ -171,18 +172,22 @@ def _show_conversation(state: ChatState, argument: str) -> None:
 
 
 def show_stats(state: ChatState, argument: str) -> None:
-    engine = state.chat_model.engine
-    if state.last_answer is not None and engine.info is not None:
-        print(stats_line(state.last_answer, engine.info.load_s))
-    else:
-        print("no answer yet")
-    if engine.info is not None:
-        print(sanitize(memory_line(engine.info)))
+    """Show the last answer, the context and the memory; with `all` the engine's counters too."""
+    if argument not in ("", "all"):
+        raise UsageError(f"/stats has no {argument!r}", "/stats or /stats all")
+    info = state.chat_model.engine.info
+    rows = answer_rows(state.last_answer) if state.last_answer else {"answer": "none yet"}
+    size, used = state.chat_model.context_tokens, state.conversation.context_used
+    known = "not counted" if used is None else f"{used} of {size} tokens ({100 * used // size} %)"
+    rows["context"] = known
+    rows["memory"] = memory_line(info) if info else "the model is loading"
+    if argument == "all" and info:
+        rows["loaded in"] = f"{info.load_s:.2f} s"
         # The engine answers after its current step.
         with state.status.waiting("waiting for the engine"):
-            counters = engine.stats()
-        for name, value in counters.items():
-            print(f"{name.replace('_', ' '):16} {value}")
+            counters = state.chat_model.engine.stats()
+        rows |= {name.replace("_", " "): str(value) for name, value in counters.items()}
+    print(sanitize(two_columns(rows.items(), shutil.get_terminal_size().columns)))
 
 
 def _complete_parameters(state: ChatState) -> dict[str, str]:
@@ -216,6 +221,12 @@ SETTINGS_COMMANDS = (
         "logprobs N; the other topics are system, template and parameters.",
     ),
     Command(
-        "/stats", "", "show the speed of the last answer and the state of the cache", show_stats
+        "/stats",
+        "[all]",
+        "show the speed of the last answer, the context and the memory",
+        show_stats,
+        completion=("all",),
+        details="/stats all also shows the engine's counters: blocks of the KV cache, requests,\n"
+        "computed and reused tokens.",
     ),
 )

@@ -15,20 +15,43 @@ def speeds(answer: Answer) -> dict[str, float | None]:
     return {"prompt_tps": rounded(prompt_tps), "completion_tps": rounded(answer.tokens_per_s)}
 
 
-def stats_line(answer: Answer, load_s: float) -> str:
-    """Return one line on loading time, prompt, speed and finish reason."""
-    rates = speeds(answer)
-    cached = answer.result.cached_tokens if answer.result else 0
+def stats_line(answer: Answer, load_s: float, age_at_start_s: float | None = None) -> str:
+    """Return one line on loading time, prompt, speed and finish reason.
 
-    def per_s(value: float | None) -> str:
-        return "–" if value is None else f"{value:.1f} tok/s"
-
+    With the age of the process at the start of the answer, the first token counts from the start
+    of the command.
+    """
+    rates, ttft_s = speeds(answer), answer.ttft_s or 0.0
+    first = f"first token {ttft_s:.2f} s"
+    if age_at_start_s is not None:
+        first = f"first token {age_at_start_s + ttft_s:.2f} s after the start of the command"
     return (
-        f"load {load_s:.2f} s · prompt {answer.num_prompt_tokens} tokens ({cached} cached) · "
-        f"first token {answer.ttft_s or 0:.2f} s, {per_s(rates['prompt_tps'])} · "
-        f"answer {answer.num_tokens} tokens, {per_s(rates['completion_tps'])} · "
+        f"{first} · load {load_s:.2f} s · prompt {answer.num_prompt_tokens} tokens "
+        f"({_num_cached(answer)} cached), {_per_s(rates['prompt_tps'])} · "
+        f"answer {answer.num_tokens} tokens, {_per_s(rates['completion_tps'])} · "
         f"{answer.finish_reason}"
     )
+
+
+def answer_rows(answer: Answer) -> dict[str, str]:
+    """Return what `/stats` shows about the last answer, by label."""
+    rates, prompt = speeds(answer), answer.num_prompt_tokens
+    cached = _num_cached(answer)
+    percent = 100 * cached // max(1, prompt)
+    return {
+        "answer": f"{answer.num_tokens} tokens, {_per_s(rates['completion_tps'])}",
+        "prompt": f"{prompt} tokens, first token after {answer.ttft_s or 0:.2f} s, "
+        f"{_per_s(rates['prompt_tps'])}",
+        "cache hits": f"{cached} of {prompt} prompt tokens ({percent} %) were computed before",
+    }
+
+
+def _num_cached(answer: Answer) -> int:
+    return answer.result.cached_tokens if answer.result else 0
+
+
+def _per_s(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} tok/s"
 
 
 def memory_line(info: EngineInfo) -> str:

@@ -1,6 +1,9 @@
 """One-shot answers: flags, stdin, stdout, stderr, exit codes."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -293,6 +296,22 @@ def test_stats_go_to_stderr(program: Program) -> None:
     result = program.run("-p", "x", "--stats")
     assert result.stdout == "An answer.\n"
     assert "answer 10 tokens" in result.stderr and "3 cached" in result.stderr
+    assert "after the start of the command" in result.stderr
+
+
+def test_stats_count_from_the_start_of_the_command(tmp_path: Path) -> None:
+    folder = fake_engine.make_folder(tmp_path / "model")
+    run_later = "import runpy, sys, time; time.sleep(0.7); del sys.argv[0];"
+    run_later += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-c", run_later, fake_engine.__file__, str(folder), '["A"]']
+    began = time.monotonic()
+    done = subprocess.run(
+        [*command, "-p", "x", "--json"], capture_output=True, stdin=subprocess.DEVNULL, check=True
+    )
+    took_s = time.monotonic() - began
+    timings = json.loads(done.stdout)["timings"]
+    assert 0.65 < timings["first_token_s"] < took_s
+    assert timings["first_token_s"] > timings["ttft_s"]
 
 
 def failure(program: Program, *args: str, stdin: str = "") -> SwiftchatError:

@@ -43,7 +43,7 @@ def options_of(command: click.Command) -> set[str]:
 @pytest.mark.parametrize("topic", PAGES)
 def test_pages_name_only_existing_options_and_commands(topic: str) -> None:
     text = page(topic, command_table())
-    known = options_of(cli.swiftchat) | {"--help"}
+    known = options_of(cli.swiftchat) | {"--help", "--listen"}  # of the engine's worker
     assert set(re.findall(r"(?<!\S)--?[a-z][a-z-]*\b", text)) - {"-m"} <= known
     commands = {name for name in BY_NAME if name.startswith("/")}
     assert set(re.findall(r"(?<!\S)/[a-z]+\b(?!/)", text)) <= commands

@@ -143,7 +143,9 @@ def test_known_and_unknown_commands(chat: Callable[..., Terminal]) -> None:
     terminal.type("/regen\r")
     terminal.wait_for("Hello again.")
     terminal.type("/stats\r")
-    terminal.wait_for("cache for")
+    text = terminal.wait_for("cache for")
+    assert "cache hits" in text and "context" in text and "blocks" not in text
+    terminal.type("/stats all\r")
     terminal.wait_for("free blocks")
     terminal.type("/undo\r")
     terminal.wait_for("0 left")
