@@ -122,7 +122,8 @@ async def _events(answer: Answer, form: Format) -> AsyncGenerator[str]:
         if first := form.first_chunk():
             yield _event(first)
         async for piece in pieces(answer):
-            yield _event(form.chunk(answer, piece))
+            if piece.text:
+                yield _event(form.chunk(answer, piece))
         yield _event(form.last_chunk(answer))
         if last := form.usage_chunk(answer):
             yield _event(last)

@@ -2,15 +2,17 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from http.client import HTTPConnection
+from contextlib import closing, contextmanager, suppress
+from http.client import HTTPConnection, IncompleteRead
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -26,6 +28,8 @@ OPTIONS = ("--device", "cpu", "--dtype", "float32", "--threads", "1")
 CONFIG = EngineConfig(device="cpu", dtype="float32", num_threads=1)
 TOKEN = "0123456789abcdef"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+# The penalty repeats the prompt's tokens, among which is no end token.
+ENDLESS: Any = {"model": "tiny", "prompt": "hello", "temperature": 0, "presence_penalty": -100.0}
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -149,21 +153,44 @@ def test_sampling_parameters(client: openai.OpenAI) -> None:
     assert complete(client, max_tokens=None, max_completion_tokens=3).usage.completion_tokens == 3
 
 
+@contextmanager
+def endless_request(url: str, token: str, is_stream: bool) -> Iterator[HTTPConnection]:
+    """Send a request for an endless answer, over a connection that is closed in the end."""
+    address = urlsplit(url)
+    with closing(HTTPConnection(address.hostname or "", address.port, END_S)) as connection:
+        body = json.dumps({**ENDLESS, "stream": is_stream})
+        headers = {"Authorization": f"Bearer {token}"}
+        connection.request("POST", f"{address.path}/completions", body, headers)
+        yield connection
+
+
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_disconnecting_cancels_the_generation(
     is_stream: bool, client: openai.OpenAI, engine: EngineClient
 ) -> None:
-    # The penalty repeats the prompt's tokens, among which is no end token: an endless answer.
-    body = {"model": "tiny", "prompt": "hello", "temperature": 0, "presence_penalty": -100.0}
-    url = client.base_url
-    with closing(HTTPConnection(url.host, url.port)) as connection:
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        content = json.dumps({**body, "stream": is_stream})
-        connection.request("POST", "/v1/completions", content, headers)
+    with endless_request(str(client.base_url).rstrip("/"), TOKEN, is_stream):
         wait_until(lambda: engine.stats()["running"] == 1, END_S)
     wait_until(lambda: engine.stats()["running"] == 0, END_S)
     assert engine.stats()["waiting"] == 0
     assert complete(client).usage.completion_tokens == 12
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda n: n.name)
+def test_the_end_of_the_engine_ends_a_stream(number: signal.Signals, folder: Path) -> None:
+    """Ctrl-C in `serve` is a normal end, a killed engine an error."""
+    with serve_process(str(folder), *OPTIONS, "--openai", "127.0.0.1:0") as process:
+        token, url = process.wait_for(r"token: (\S+)"), process.wait_for(r"(http://\S+)")
+        assert process.log.count(token) == 1
+        (engine,) = json.loads(swiftchat("ps", "--json").stdout)
+        assert engine["endpoint"] == url
+        with endless_request(url, token, is_stream=True) as connection:
+            response = connection.getresponse()
+            assert response.read(6) == b"data: "
+            os.kill(process.process.pid if number == signal.SIGINT else engine["pid"], number)
+            with suppress(IncompleteRead, ConnectionError):
+                assert b'"finish_reason": "stop"' not in response.read()
+        assert process.process.wait(END_S) == (0 if number == signal.SIGINT else 4)
+        assert "Traceback" not in process.log
 
 
 def test_completions(client: openai.OpenAI) -> None:
